@@ -1,0 +1,68 @@
+# Everything here works in .venv, which is made when needed; pip runs again only when the requirements changed.
+# PYTHON chooses the interpreter (make test PYTHON=python3.12), ARGS are handed on (make test ARGS="-k cases -x").
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+REQUIREMENTS := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help bench test lint readme lint-ruff lint-format lint-types lint-imports clean distclean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+bench: $(VENV)/.installed-bench ## Time SwiGLU here: llama7b on a GPU, the smoke shape on a CPU
+	$(BIN)/swiglu-bench forward $(ARGS)
+
+test: $(VENV)/.installed-test ## Run the tests; those that need a GPU say so where there is none
+	$(BIN)/pytest $(ARGS)
+
+lint: lint-ruff lint-format lint-types lint-imports ## Check style, format, types and who imports whom (-k: all of them)
+
+lint-ruff: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+
+lint-format: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+
+lint-types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+lint-imports: $(VENV)/.installed-dev
+	$(BIN)/lint-imports
+
+readme: $(VENV)/.installed-bench ## Make the tables of README.md again from results/
+	$(BIN)/python -m swiglu_bench.writers.markdown README.md
+
+clean: ## Remove caches and build products
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find swiglu_bench kernels tests -type d -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean ## Remove .venv as well
+	rm -rf $(VENV)
+
+$(VENV)/.installed-bench: EXTRAS :=
+$(VENV)/.installed-test: EXTRAS := [test]
+$(VENV)/.installed-dev: EXTRAS := [dev]
+$(VENV)/.installed-%: $(VENV)/.made $(REQUIREMENTS)
+	@echo "Installing swiglu-bench$(EXTRAS) into $(VENV) (PyTorch is large: the first time takes minutes)"
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e ".$(EXTRAS)"
+	@touch $@
+
+# A .venv that works is kept as it is; a broken one (its Python is gone, or it was cut short) is made anew.
+$(VENV)/.made:
+	@fail() { echo >&2 "Error: $$*"; exit 1; }; \
+	newer="install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3.11"; \
+	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+		command -v "$(PYTHON)" >/dev/null || fail "there is no '$(PYTHON)'; $$newer"; \
+		"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+			fail "'$(PYTHON)' is $$("$(PYTHON)" --version 2>&1); $$newer"; \
+		"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || \
+			fail "'$(PYTHON)' lacks the venv module; install it (Debian, Ubuntu: apt install python3-venv)"; \
+		clear=; if [ -e $(VENV)/pyvenv.cfg ]; then clear=--clear; fi; \
+		"$(PYTHON)" -m venv $$clear $(VENV); \
+	fi
+	@touch $@

@@ -1,0 +1,25 @@
+"""SwiGLU for training and inference: Triton kernels with a plain PyTorch reference beside them.
+
+silu_mul(gate, up)                    elementwise, one rounding, gradients in new buffers
+swiglu_glu(x, w_gate, w_up)           both products and the gate in one launch
+unsloth_silu_mul(gate, up)            Unsloth-style elementwise kernels, with autograd
+swiglu_fg_kernel, swiglu_DWf_DW_dfg_kernel    the same kernels under the names that Unsloth documents
+reference                             the definitions, in PyTorch
+backend_for(tensor)                   where a kernel would run: "triton", "interpreter" or "torch"
+"""
+
+from swiglu_kernels import reference
+from swiglu_kernels.backend import backend_for
+from swiglu_kernels.glu import swiglu_glu
+from swiglu_kernels.silu_mul import silu_mul
+from swiglu_kernels.unsloth import swiglu_DWf_DW_dfg_kernel, swiglu_fg_kernel, unsloth_silu_mul
+
+__all__ = [
+    "backend_for",
+    "reference",
+    "silu_mul",
+    "swiglu_DWf_DW_dfg_kernel",
+    "swiglu_fg_kernel",
+    "swiglu_glu",
+    "unsloth_silu_mul",
+]

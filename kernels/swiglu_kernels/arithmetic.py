@@ -1,0 +1,79 @@
+"""The arithmetic that the kernels share, each piece written once: gate, derivative, rounding, one dot, tile order.
+
+With `s = sigmoid(gate)` and `f = gate * s` (SiLU), `z = f * up`, and for the upstream gradient `dz`:
+
+    d_up   = dz * f
+    d_gate = dz * up * df/dgate,   df/dgate = s * (1 + gate * (1 - s))
+"""
+
+from swiglu_kernels import backend
+from swiglu_kernels.backend import tl, triton
+
+# A kernel may read a global only if it is a constexpr.
+INTERPRETING = tl.constexpr(backend.INTERPRETING) if backend.TRITON_AVAILABLE else False
+
+
+@triton.jit
+def gated(gate, up):
+    """Return silu(gate) * up for fp32 tiles."""
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
+def gated_gradients(dz, gate, up):
+    """Return (d_gate, d_up) for fp32 tiles; zeros in give zeros out, which masked loads rely on."""
+    s = tl.sigmoid(gate)
+    d_f = dz * s
+    return d_f * up * (1.0 + gate * (1.0 - s)), d_f * gate
+
+
+@triton.jit
+def round_to(value, dtype: tl.constexpr):
+    """Round an fp32 tile to dtype, to nearest even."""
+    if INTERPRETING and dtype == tl.bfloat16:
+        # The interpreter truncates to bfloat16 instead of rounding: round the bit pattern first, NaN excepted.
+        bits = value.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        value = tl.where(value == value, bits.to(tl.float32, bitcast=True), value)
+    return value.to(dtype)
+
+
+@triton.jit
+def dot(a, b, accumulator, PRECISION: tl.constexpr):
+    """Return accumulator + a b with products and sums in fp32; PRECISION ("ieee", "tf32") matters for fp32 operands."""
+    if INTERPRETING:  # it would multiply the bit patterns of bfloat16 operands
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, accumulator, input_precision=PRECISION)
+
+
+@triton.jit
+def grouped_tile(rows, columns, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, GROUP: tl.constexpr):
+    """Return (row tile, column tile) of this program: GROUP row tiles are swept together over all column tiles.
+
+    Programs that run at the same time then share the row operand's GROUP tiles and few column tiles in the L2 cache.
+    """
+    program = tl.program_id(0)
+    row_tiles = tl.cdiv(rows, BLOCK_ROWS)
+    per_group = GROUP * tl.cdiv(columns, BLOCK_COLUMNS)
+    first_row_tile = (program // per_group) * GROUP
+    group_rows = tl.minimum(row_tiles - first_row_tile, GROUP)
+    within = program % per_group
+    return first_row_tile + within % group_rows, within // group_rows
+
+
+@triton.jit
+def output_tile(
+    tile_row, tile_column, rows, columns, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, WIDE: tl.constexpr
+):
+    """Return (64-bit position, offsets within the tile, mask) of one tile of a contiguous [rows, columns] matrix.
+
+    Kept apart because the offsets then fit 32 bits: a tile of 64-bit offsets costs registers that the epilogue lacks.
+    """
+    row = tl.arange(0, BLOCK_ROWS)
+    column = tl.arange(0, BLOCK_COLUMNS)
+    inside = (tile_row * BLOCK_ROWS + row < rows)[:, None] & (tile_column * BLOCK_COLUMNS + column < columns)[None, :]
+    if WIDE:
+        row = row.to(tl.int64)
+    position = tile_row.to(tl.int64) * BLOCK_ROWS * columns + tile_column * BLOCK_COLUMNS
+    return position, row[:, None] * columns + column[None, :], inside

@@ -1,0 +1,186 @@
+"""z = silu(x w_gate^T) * (x w_up^T): both products and the gate in one launch.
+
+M tokens, N intermediate, K hidden. A program owns one M x N tile: each x tile that it loads feeds two products, with
+the tiles of w_gate and w_up, into two fp32 accumulators; the gate is applied to these, and z is rounded once.
+
+Two kernels share that main loop. The forward stores z, and with STORE_PREACT gate and up too, for the backward. The
+recomputation is for a backward that saved x alone: its epilogue turns dZ into d_gate and d_up.
+"""
+
+import torch
+
+from swiglu_kernels.arithmetic import dot, gated, gated_gradients, grouped_tile, output_tile, round_to
+from swiglu_kernels.backend import capability_of, tl, triton
+from swiglu_kernels.launch import Launch, tile_needs_int64, vectorises
+from swiglu_kernels.precision import float32_dot_precision
+from swiglu_kernels.tiles import Capability, Tile, forward_tile
+
+
+@triton.jit
+def _two_products(
+    x_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_n, M, N, K, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return the fp32 tiles (x w_gate^T, x w_up^T)."""
+    m = tl.arange(0, BLOCK_M)
+    n = tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    m_inside = (tile_m * BLOCK_M + m < M)[:, None]
+    n_inside = (tile_n * BLOCK_N + n < N)[None, :]
+    first_m = tile_m.to(tl.int64) * BLOCK_M
+    first_n = tile_n.to(tl.int64) * BLOCK_N
+    if WIDE:
+        m = m.to(tl.int64)
+        n = n.to(tl.int64)
+        k = k.to(tl.int64)
+    # Scalar 64-bit positions move, 32-bit offsets within the tile stay: fewer registers than tiles of moving pointers.
+    x_ptr += first_m * x_m
+    w_gate_ptr += first_n * w_gate_n
+    w_up_ptr += first_n * w_up_n
+    x_offsets = m[:, None] * x_m + k[None, :] * x_k
+    w_gate_offsets = k[:, None] * w_gate_k + n[None, :] * w_gate_n
+    w_up_offsets = k[:, None] * w_up_k + n[None, :] * w_up_n
+    step = tl.full([], BLOCK_K, tl.int64)
+
+    gate = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for first_k in range(0, K, BLOCK_K):
+        if EVEN_K:
+            x = tl.load(x_ptr + x_offsets, mask=m_inside, other=0.0)
+            w_gate = tl.load(w_gate_ptr + w_gate_offsets, mask=n_inside, other=0.0)
+            w_up = tl.load(w_up_ptr + w_up_offsets, mask=n_inside, other=0.0)
+        else:
+            k_inside = first_k + tl.arange(0, BLOCK_K) < K
+            x = tl.load(x_ptr + x_offsets, mask=m_inside & k_inside[None, :], other=0.0)
+            w_gate = tl.load(w_gate_ptr + w_gate_offsets, mask=k_inside[:, None] & n_inside, other=0.0)
+            w_up = tl.load(w_up_ptr + w_up_offsets, mask=k_inside[:, None] & n_inside, other=0.0)
+        gate = dot(x, w_gate, gate, PRECISION)
+        up = dot(x, w_up, up, PRECISION)
+        x_ptr += step * x_k
+        w_gate_ptr += step * w_gate_k
+        w_up_ptr += step * w_up_k
+    return gate, up
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr, w_gate_ptr, w_up_ptr, z_ptr, gate_ptr, up_ptr, M, N, K, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, STORE_PREACT: tl.constexpr,
+):  # fmt: skip
+    tile_m, tile_n = grouped_tile(M, N, BLOCK_M, BLOCK_N, GROUP)
+    gate, up = _two_products(
+        x_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_n, M, N, K, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
+        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
+    )  # fmt: skip
+    position, offsets, inside = output_tile(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, WIDE)
+    tl.store(z_ptr + position + offsets, round_to(gated(gate, up), z_ptr.dtype.element_ty), mask=inside)
+    if STORE_PREACT:
+        tl.store(gate_ptr + position + offsets, round_to(gate, gate_ptr.dtype.element_ty), mask=inside)
+        tl.store(up_ptr + position + offsets, round_to(up, up_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _recompute_kernel(
+    x_ptr, w_gate_ptr, w_up_ptr, dz_ptr, d_gate_ptr, d_up_ptr, M, N, K,
+    x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k, dz_m, dz_n,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    tile_m, tile_n = grouped_tile(M, N, BLOCK_M, BLOCK_N, GROUP)
+    gate, up = _two_products(
+        x_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_n, M, N, K, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
+        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
+    )  # fmt: skip
+    position, offsets, inside = output_tile(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, WIDE)
+    m = tl.arange(0, BLOCK_M)
+    n = tl.arange(0, BLOCK_N)
+    if WIDE:
+        m = m.to(tl.int64)
+        n = n.to(tl.int64)
+    dz_ptr += tile_m.to(tl.int64) * BLOCK_M * dz_m + tile_n.to(tl.int64) * BLOCK_N * dz_n
+    dz = tl.load(dz_ptr + (m[:, None] * dz_m + n[None, :] * dz_n), mask=inside, other=0.0).to(tl.float32)
+    d_gate, d_up = gated_gradients(dz, gate, up)
+    tl.store(d_gate_ptr + position + offsets, round_to(d_gate, d_gate_ptr.dtype.element_ty), mask=inside)
+    tl.store(d_up_ptr + position + offsets, round_to(d_up, d_up_ptr.dtype.element_ty), mask=inside)
+
+
+def forward_launch(
+    x: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    z: torch.Tensor,
+    preactivations: tuple[torch.Tensor, torch.Tensor] | None,
+    capability: Capability | None = None,
+) -> Launch:
+    """Describe the forward launch.
+
+    Args:
+        x: [M, K], any strides.
+        w_gate: [N, K], any strides.
+        w_up: [N, K], any strides.
+        z: [M, N], contiguous, written.
+        preactivations: gate and up, [M, N] and contiguous, written; None stores z alone.
+        capability: of the GPU to choose the tile for; None for that of x's device.
+    """
+    gate, up = preactivations or (z, z)  # never touched without STORE_PREACT
+    aligned = vectorises(x, w_gate, w_up, z)
+    tile = forward_tile(x.shape[0], x.dtype, capability or capability_of(x.device), aligned)
+    return Launch(
+        kernel=_forward_kernel,
+        grid=(triton.cdiv(x.shape[0], tile.rows) * triton.cdiv(w_gate.shape[0], tile.columns),),
+        arguments={"x_ptr": x, "w_gate_ptr": w_gate, "w_up_ptr": w_up, "z_ptr": z, "gate_ptr": gate, "up_ptr": up}
+        | _shared_arguments(x, w_gate, w_up, [z], tile)
+        | {"STORE_PREACT": preactivations is not None},
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+
+
+def recompute_launch(
+    dz: torch.Tensor,
+    x: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    d_gate: torch.Tensor,
+    d_up: torch.Tensor,
+    capability: Capability | None = None,
+) -> Launch:
+    """Describe the launch that makes d_gate and d_up [M, N] (contiguous, written) from dz, x and the weights."""
+    aligned = vectorises(x, w_gate, w_up, dz, d_gate)
+    tile = forward_tile(x.shape[0], x.dtype, capability or capability_of(x.device), aligned)
+    return Launch(
+        kernel=_recompute_kernel,
+        grid=(triton.cdiv(x.shape[0], tile.rows) * triton.cdiv(w_gate.shape[0], tile.columns),),
+        arguments={
+            "x_ptr": x, "w_gate_ptr": w_gate, "w_up_ptr": w_up, "dz_ptr": dz, "d_gate_ptr": d_gate, "d_up_ptr": d_up,
+            "dz_m": dz.stride(0), "dz_n": dz.stride(1),
+        }
+        | _shared_arguments(x, w_gate, w_up, [dz, d_gate], tile),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def _shared_arguments(
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, epilogue: list[torch.Tensor], tile: Tile
+) -> dict[str, int | bool | str]:
+    """Sizes, strides and choices of both kernels; `epilogue` are the [M, N] tensors that are read or written there."""
+    (M, K), N = x.shape, w_gate.shape[0]
+    weight_blocks = (tile.columns, tile.depth)
+    return {
+        "M": M, "N": N, "K": K,
+        "x_m": x.stride(0), "x_k": x.stride(1),
+        "w_gate_n": w_gate.stride(0), "w_gate_k": w_gate.stride(1),
+        "w_up_n": w_up.stride(0), "w_up_k": w_up.stride(1),
+        "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_K": tile.depth, "GROUP": tile.group,
+        "EVEN_K": K % tile.depth == 0,
+        "WIDE": tile_needs_int64(
+            (x.stride(), (tile.rows, tile.depth)),
+            (w_gate.stride(), weight_blocks),
+            (w_up.stride(), weight_blocks),
+            *((tensor.stride(), (tile.rows, tile.columns)) for tensor in epilogue),
+        ),
+        "PRECISION": float32_dot_precision(),
+    }  # fmt: skip

@@ -1,0 +1,69 @@
+"""One kernel launch as data, and the decision how wide its offsets must be.
+
+Describing a launch before running it lets the same description be compiled without a GPU (see `compiled.py`), so that
+what is inspected is what runs.
+"""
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A jit kernel with everything it is called with.
+
+    `arguments` maps the kernel's parameter names to tensors, integers, and constexpr values.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    num_warps: int
+    num_stages: int
+
+    def run(self) -> None:
+        """Launch on the device of the tensors; an empty grid launches nothing."""
+        if 0 in self.grid:
+            return
+        device = next(value.device for value in self.arguments.values() if isinstance(value, torch.Tensor))
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            self.kernel[self.grid](**self.arguments, num_warps=self.num_warps, num_stages=self.num_stages)
+
+
+def flat_needs_int64(count: int, block: int) -> bool:
+    """Tell whether indices 0, 1, ... over `count` elements in whole blocks leave the 32-bit range.
+
+    The last block is counted in full: a masked lane whose index wrapped to a negative number would pass its mask.
+    """
+    return -(-count // block) * block - 1 > INT32_MAX
+
+
+def tile_needs_int64(*operands: tuple[tuple[int, ...], tuple[int, ...]]) -> bool:
+    """Tell whether an offset inside one tile of any operand leaves the 32-bit range.
+
+    Kernels add 32-bit offsets within a tile to a 64-bit position of the tile, so only enormous strides matter, never
+    the size of the tensor. Each operand is given as (its strides, its block sizes).
+    """
+    return any(
+        sum(stride * (block - 1) for stride, block in zip(strides, blocks, strict=True)) > INT32_MAX
+        for strides, blocks in operands
+    )
+
+
+def vectorises(*matrices: torch.Tensor) -> bool:
+    """Tell whether all matrices can be accessed 16 bytes at a time.
+
+    That is where one stride is 1, the other a multiple of 16 (elements: the multiple that Triton specialises integer
+    arguments for), and the first element lies on a 16-byte boundary.
+    """
+    return all(
+        1 in matrix.stride()
+        and all(stride == 1 or (stride > 0 and stride % 16 == 0) for stride in matrix.stride())
+        and matrix.data_ptr() % 16 == 0
+        for matrix in matrices
+    )

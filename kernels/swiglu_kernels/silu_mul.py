@@ -1,0 +1,167 @@
+"""silu_mul: h = silu(gate) * up, elementwise, one pass over memory in each direction.
+
+All arithmetic is fp32 with one rounding at the store (eager PyTorch rounds silu(gate) to the input dtype in between).
+The backward reads dh, gate and up and writes d_gate and d_up into new buffers; the saved inputs stay as they were, so a
+second backward is right. Formulas: `arithmetic.py`.
+"""
+
+import torch
+
+from swiglu_kernels import reference
+from swiglu_kernels.arithmetic import gated, gated_gradients, round_to
+from swiglu_kernels.backend import backend_for, tl, triton
+from swiglu_kernels.checks import check_gate_up
+from swiglu_kernels.double_backward import refuse_double_backward
+from swiglu_kernels.launch import INT32_MAX, Launch, flat_needs_int64
+
+BLOCK = 1024  # 8 elements per thread: one 16-byte access each for 16-bit types
+
+
+@triton.jit
+def _element(columns, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    """Return (row, columns of this program in that row, mask); programs walk through rows block by block."""
+    blocks = tl.cdiv(columns, BLOCK)
+    row = tl.program_id(0) // blocks
+    block = tl.program_id(0) % blocks
+    if WIDE:
+        block = block.to(tl.int64)
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    return row.to(tl.int64), column, column < columns
+
+
+@triton.jit
+def _forward_kernel(gate_ptr, up_ptr, h_ptr, columns, gate_row, up_row, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    row, column, mask = _element(columns, BLOCK, WIDE)
+    gate = tl.load(gate_ptr + row * gate_row + column, mask=mask).to(tl.float32)
+    up = tl.load(up_ptr + row * up_row + column, mask=mask).to(tl.float32)
+    tl.store(h_ptr + row * columns + column, round_to(gated(gate, up), h_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _backward_kernel(
+    dh_ptr, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, columns, dh_row, gate_row, up_row,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    row, column, mask = _element(columns, BLOCK, WIDE)
+    dh = tl.load(dh_ptr + row * dh_row + column, mask=mask).to(tl.float32)
+    gate = tl.load(gate_ptr + row * gate_row + column, mask=mask).to(tl.float32)
+    up = tl.load(up_ptr + row * up_row + column, mask=mask).to(tl.float32)
+    d_gate, d_up = gated_gradients(dh, gate, up)
+    tl.store(d_gate_ptr + row * columns + column, round_to(d_gate, d_gate_ptr.dtype.element_ty), mask=mask)
+    tl.store(d_up_ptr + row * columns + column, round_to(d_up, d_up_ptr.dtype.element_ty), mask=mask)
+
+
+def _as_rows(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """View equally shaped tensors as [rows, columns] with unit column stride; contiguous ones as a single row.
+
+    A tensor whose last stride is not 1, or whose leading dimensions do not collapse into one, is copied.
+    """
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return [tensor.reshape(1, -1) for tensor in tensors]
+    columns = tensors[0].shape[-1]
+    rows = [tensor.reshape(-1, columns) for tensor in tensors]
+    if rows[0].shape[0] * -(-columns // BLOCK) > INT32_MAX:  # more programs than one grid axis has
+        return [tensor.contiguous().reshape(1, -1) for tensor in tensors]
+    return [row if row.stride(1) == 1 else row.contiguous() for row in rows]
+
+
+def forward_launch(gate: torch.Tensor, up: torch.Tensor, h: torch.Tensor) -> Launch:
+    """Describe the launch of h = silu(gate) * up; h is contiguous and not empty."""
+    gate, up = _as_rows(gate, up)
+    return _launch(_forward_kernel, gate, {"gate": gate, "up": up}, {"gate_ptr": gate, "up_ptr": up, "h_ptr": h})
+
+
+def backward_launch(
+    dh: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, d_gate: torch.Tensor, d_up: torch.Tensor
+) -> Launch:
+    """Describe the launch that turns dh into d_gate and d_up, which are contiguous and not empty."""
+    dh, gate, up = _as_rows(dh, gate, up)
+    pointers = {"dh_ptr": dh, "gate_ptr": gate, "up_ptr": up, "d_gate_ptr": d_gate, "d_up_ptr": d_up}
+    return _launch(_backward_kernel, gate, {"dh": dh, "gate": gate, "up": up}, pointers)
+
+
+def _launch(
+    kernel: object, like: torch.Tensor, strided: dict[str, torch.Tensor], pointers: dict[str, torch.Tensor]
+) -> Launch:
+    rows, columns = like.shape
+    block = min(BLOCK, max(128, triton.next_power_of_2(columns)))
+    row_strides = {f"{name}_row": tensor.stride(0) for name, tensor in strided.items()}
+    return Launch(
+        kernel=kernel,
+        grid=(rows * triton.cdiv(columns, block),),
+        arguments=pointers
+        | {"columns": columns}
+        | row_strides
+        | {"BLOCK": block, "WIDE": flat_needs_int64(columns, block)},
+        num_warps=4,
+        num_stages=1,
+    )
+
+
+@torch.library.custom_op("swiglu_kernels::silu_mul", mutates_args=())
+def _silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    h = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    if h.numel() > 0:
+        forward_launch(gate, up, h).run()
+    return h
+
+
+@torch.library.custom_op("swiglu_kernels::silu_mul_backward", mutates_args=())
+def silu_mul_backward(dh: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (d_gate, d_up) for the upstream gradient dh, in new contiguous buffers."""
+    d_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    d_up = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    if d_gate.numel() > 0:
+        backward_launch(dh, gate, up, d_gate, d_up).run()
+    return d_gate, d_up
+
+
+@_silu_mul.register_fake
+def _(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+
+
+@silu_mul_backward.register_fake
+def _(dh: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty(gate.shape, dtype=gate.dtype, device=gate.device), torch.empty(
+        gate.shape, dtype=gate.dtype, device=gate.device
+    )
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx, dh):
+    return silu_mul_backward(dh, *ctx.saved_tensors)
+
+
+_silu_mul.register_autograd(_backward, setup_context=_setup_context)
+refuse_double_backward(silu_mul_backward)
+
+
+def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Return `silu(gate) * up`, computed in fp32 and rounded once.
+
+    Source: the gate of SwiGLU, Shazeer 2020, "GLU Variants Improve Transformer" (arXiv:2002.05202); Liger-Kernel has
+    an elementwise operation of the same meaning.
+
+    Args:
+        gate: any shape with at least one dimension; float32, float16 or bfloat16. A tensor whose last stride is 1 and
+            whose leading dimensions collapse into one (such as either half of a packed [tokens, 2 * intermediate]
+            matrix) is read as it is, any other layout is copied first.
+        up: as gate, same shape, dtype and device.
+
+    Returns:
+        A contiguous tensor of gate's shape and dtype. Differentiable once; gradients go to new buffers.
+
+    Raises:
+        TypeError: an argument is not a tensor, or of another dtype than expected.
+        ValueError: shapes or devices differ, or gate is a scalar.
+
+    Where no kernel can run (`backend_for(gate) == "torch"`), this is `reference.silu_mul`.
+    """
+    gate, up = check_gate_up(gate, up)
+    if backend_for(gate) == "torch":
+        return reference.silu_mul(gate, up)
+    return _silu_mul(gate, up)

@@ -1,0 +1,117 @@
+"""Which tile each matrix kernel works in: one table per kernel, chosen by tokens, dtype and GPU.
+
+`rows` and `columns` are the output tile, `depth` the step along the axis that is summed over. Most kernels keep two
+fp32 accumulators of rows x columns (gate and up): 128 x 128 with eight warps takes 128 registers per thread for them.
+
+`aligned` says that 16-byte accesses are possible (`launch.vectorises`). Two families: "hopper" (9.0, 10.x) may use
+227 KB of shared memory per program; "ampere" (8.x, 12.x) stays under the 99 KB that 8.6, 8.9 and 12.x have, which two
+programs share comfortably on 8.0. `compiled.py` measures registers, spills and shared memory of every entry without a
+GPU. `group` is the number of row tiles that are swept together for the L2 cache: on an H200 at 4096 x 11008 and 8192
+tokens, 8 or 4 were 1-4% slower than 16.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Capability = tuple[int, int]
+Family = Literal["hopper", "ampere"]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Tile sizes and launch options of one matrix kernel."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    group: int = 16
+
+
+# (most rows, tile), first fit. Few tokens: the time is that of reading the weights once, so many programs with small
+# tiles and deep steps. 512 tokens: 128 x 128 tiles would leave a third of an H200's 132 SMs idle at 11008 columns.
+_FORWARD: dict[Family, list[tuple[float, Tile]]] = {
+    "hopper": [
+        (16, Tile(16, 32, 128, warps=4, stages=3)),
+        (64, Tile(64, 64, 64, warps=4, stages=4)),
+        (512, Tile(128, 64, 64, warps=4, stages=3)),
+        (float("inf"), Tile(128, 128, 64, warps=8, stages=4)),
+    ],
+    "ampere": [
+        (16, Tile(16, 32, 128, warps=4, stages=3)),
+        (64, Tile(64, 64, 64, warps=4, stages=3)),
+        (float("inf"), Tile(128, 64, 32, warps=4, stages=4)),
+    ],
+}
+# On the fly: five tensors are loaded, two accumulators. Read: two loops of one plain product, one accumulator.
+_INPUT_GRAD_ON_THE_FLY: dict[Family, list[tuple[float, Tile]]] = {
+    "hopper": [
+        (16, Tile(16, 32, 64, warps=4, stages=3)),
+        (float("inf"), Tile(128, 128, 64, warps=8, stages=3)),
+    ],
+    "ampere": [
+        (16, Tile(16, 32, 64, warps=4, stages=3)),
+        (float("inf"), Tile(128, 64, 32, warps=8, stages=3)),
+    ],
+}
+_INPUT_GRAD_READ: dict[Family, list[tuple[float, Tile]]] = {
+    "hopper": [
+        (16, Tile(16, 32, 128, warps=4, stages=3)),
+        (128, Tile(128, 64, 64, warps=4, stages=4)),
+        (float("inf"), Tile(128, 256, 64, warps=8, stages=3)),
+    ],
+    "ampere": [
+        (16, Tile(16, 32, 128, warps=4, stages=3)),
+        (float("inf"), Tile(128, 128, 32, warps=8, stages=4)),
+    ],
+}
+_WEIGHT_GRAD: dict[Family, list[tuple[float, Tile]]] = {
+    "hopper": [(float("inf"), Tile(128, 128, 64, warps=8, stages=3))],
+    "ampere": [(float("inf"), Tile(128, 64, 32, warps=8, stages=3))],
+}
+# float32, without tensor cores ("ieee") or with them ("tf32"): one table for every kernel and GPU.
+_FLOAT32: list[tuple[float, Tile]] = [
+    (16, Tile(16, 32, 32, warps=4, stages=3)),
+    (float("inf"), Tile(64, 64, 16, warps=8, stages=3)),
+]
+# Strides that rule out 16-byte accesses: every element is loaded on its own through registers, larger tiles spill them.
+_UNALIGNED: list[tuple[float, Tile]] = [
+    (16, Tile(16, 32, 64, warps=4, stages=2)),
+    (float("inf"), Tile(64, 64, 32, warps=8, stages=2)),
+]
+
+
+def family_of(capability: Capability | None) -> Family:
+    """Name the tile table for a compute capability; None (the interpreter) reads the Hopper table."""
+    return "hopper" if capability is None or capability[0] in (9, 10) else "ampere"
+
+
+def _first_fit(rows: int, table: list[tuple[float, Tile]]) -> Tile:
+    return next(tile for most_rows, tile in table if rows <= most_rows)
+
+
+def forward_tile(tokens: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
+    """Tile of the forward and of the recomputation: rows are tokens, columns intermediate, depth hidden."""
+    return _first_fit(tokens, _special(dtype, aligned) or _FORWARD[family_of(capability)])
+
+
+def input_grad_tile(
+    tokens: int, dtype: torch.dtype, capability: Capability | None, aligned: bool, on_the_fly: bool
+) -> Tile:
+    """Tile of the dX kernel: rows are tokens, columns hidden, depth intermediate."""
+    table = _INPUT_GRAD_ON_THE_FLY if on_the_fly else _INPUT_GRAD_READ
+    return _first_fit(tokens, _special(dtype, aligned) or table[family_of(capability)])
+
+
+def weight_grad_tile(intermediate: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
+    """Tile of the dW kernel: rows are intermediate, columns hidden, depth tokens."""
+    return _first_fit(intermediate, _special(dtype, aligned) or _WEIGHT_GRAD[family_of(capability)])
+
+
+def _special(dtype: torch.dtype, aligned: bool) -> list[tuple[float, Tile]] | None:
+    if dtype == torch.float32:
+        return _FLOAT32
+    return None if aligned else _UNALIGNED

@@ -1,0 +1,434 @@
+"""The command line: options in, a sweep run, rows out. The only place that ties the rooms together.
+
+Nothing heavy is imported at the top, so that `--help` and shell completion are instant.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from swiglu_bench import __version__
+from swiglu_bench.cases import BadInput, Case, Mode, Scope, did_you_mean, expand, parse_dtypes, parse_tokens
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+
+    from swiglu_bench.machine import Machine
+    from swiglu_bench.registry import Implementation
+    from swiglu_bench.writers import Writer
+
+app = typer.Typer(
+    help="Benchmark and validate implementations of SwiGLU, silu(x Wg) * (x Wu).",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+MEASURE, LOOK = "Measure and check", "Look"
+WHAT, HOW, OUTPUT = "What to run", "How to measure", "Where results go"
+
+
+def _complete_shapes(incomplete: str) -> list[str]:
+    from swiglu_bench.shapes import config_names
+
+    return _complete_last(incomplete, config_names())
+
+
+def _complete_implementations(incomplete: str) -> list[str]:
+    from swiglu_bench.implementations import CATALOGUE
+
+    return _complete_last(incomplete, [implementation.name for implementation in CATALOGUE])
+
+
+def _complete_last(incomplete: str, names: Sequence[str]) -> list[str]:
+    """Complete the part after the last comma."""
+    head, comma, last = incomplete.rpartition(",")
+    return [head + comma + name for name in names if name.startswith(last)]
+
+
+Shapes = Annotated[
+    str | None,
+    typer.Option(
+        help="Shape or sweep names, YAML paths, or HIDDENxINTERMEDIATE, comma-separated. "
+        "[default: llama7b on a GPU, smoke on a CPU]",
+        rich_help_panel=WHAT, show_default=False, autocompletion=_complete_shapes,
+    ),
+]  # fmt: skip
+Tokens = Annotated[
+    str | None,
+    typer.Option(
+        help="Token counts, as 1,128,1k,8k. [default: the shape's own]", rich_help_panel=WHAT, show_default=False
+    ),
+]  # fmt: skip
+DtypeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", help="bf16, fp16, fp32, comma-separated. [default: bf16 on a GPU, fp32 on a CPU; verify: all]",
+        rich_help_panel=WHAT, show_default=False,
+    ),
+]  # fmt: skip
+ScopeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--scope", help="activation, glu, mlp, comma-separated: the fusion boundary. [default: glu; verify: all]",
+        rich_help_panel=WHAT, show_default=False,
+    ),
+]  # fmt: skip
+Impl = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--impl", help="Only these implementations: names, globs, or path/to/file.py:name (which runs that file's "
+        "code); comma-separated or repeated.",
+        rich_help_panel=WHAT, show_default=False, autocompletion=_complete_implementations,
+    ),
+]  # fmt: skip
+SkipImpl = Annotated[
+    list[str] | None,
+    typer.Option("--skip-impl", help="All but these; names or globs.", rich_help_panel=WHAT, show_default=False,
+                 autocompletion=_complete_implementations),
+]  # fmt: skip
+Seed = Annotated[int, typer.Option(help="Seed of inputs and of the order of rounds.", min=0, rich_help_panel=WHAT)]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        help="cpu, cuda or cuda:INDEX. [default: the first GPU, else the CPU]", rich_help_panel=HOW, show_default=False
+    ),
+]  # fmt: skip
+Baseline = Annotated[
+    str,
+    typer.Option(
+        help="The implementation that ratios are to.", rich_help_panel=HOW, autocompletion=_complete_implementations
+    ),
+]  # fmt: skip
+Budget = Annotated[
+    float,
+    typer.Option(help="Seconds of timing per case; cases that cannot fit are skipped.", min=0.01, rich_help_panel=HOW),
+]  # fmt: skip
+L2 = Annotated[str, typer.Option("--l2", help="cold (flushed before each sample) or hot.", rich_help_panel=HOW)]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of files. [default: results/GPU/DATE/TIME-COMMAND]", rich_help_panel=OUTPUT, show_default=False
+    ),
+]  # fmt: skip
+Csv = Annotated[
+    bool, typer.Option("--csv/--no-csv", help="Write records.csv, samples.csv and run.json.", rich_help_panel=OUTPUT)
+]
+LogWandb = Annotated[bool, typer.Option("--log-wandb", help="Log to Weights & Biases.", rich_help_panel=OUTPUT)]
+WandbProject = Annotated[str, typer.Option(help="W&B project.", rich_help_panel=OUTPUT)]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the cases and the memory they need, and stop.", rich_help_panel=HOW)
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"swiglu-bench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print it.", callback=_version, is_eager=True)] = False,
+) -> None:
+    del version
+
+
+def _timing_command(mode: Mode, summary: str, example: str) -> None:
+    """Add the command that times a mode."""
+
+    def command(
+        shapes: Shapes = None, tokens: Tokens = None, dtype: DtypeOption = None, scope: ScopeOption = None,
+        impl: Impl = None, skip_impl: SkipImpl = None, seed: Seed = 0, device: Device = None,
+        baseline: Baseline = "eager", budget: Budget = 20.0, l2: L2 = "cold", out: Out = None, csv: Csv = True,
+        log_wandb: LogWandb = False, wandb_project: WandbProject = "swiglu-bench", dry_run: DryRun = False,
+    ) -> None:  # fmt: skip
+        _sweep(mode.value, "time", mode, locals())
+
+    app.command(mode.value, rich_help_panel=MEASURE, help=f"{summary}\n\nExample: {example}")(command)
+
+
+def _checking_command(name: str, summary: str, example: str) -> None:
+    """Add a command that runs each contender forward and backward once, untimed."""
+
+    def command(
+        shapes: Shapes = None, tokens: Tokens = None, dtype: DtypeOption = None, scope: ScopeOption = None,
+        impl: Impl = None, skip_impl: SkipImpl = None, seed: Seed = 0, device: Device = None,
+        out: Out = None, csv: Csv = True, log_wandb: LogWandb = False,
+        wandb_project: WandbProject = "swiglu-bench", dry_run: DryRun = False,
+    ) -> None:  # fmt: skip
+        _sweep(name, name, Mode.STEP, locals())
+
+    app.command(name, rich_help_panel=MEASURE, help=f"{summary}\n\nExample: {example}")(command)
+
+
+_timing_command(
+    Mode.FORWARD,
+    "Time the forward pass (inference: nothing is kept for backward).",
+    "swiglu-bench forward --shapes llama7b --tokens 1,128,8k",
+)
+_timing_command(
+    Mode.BACKWARD,
+    "Time the backward pass, each sample after a fresh forward that is not timed.",
+    "swiglu-bench backward --shapes llama3-8b --scope mlp",
+)
+_timing_command(
+    Mode.STEP,
+    "Time forward and backward together: what a training step pays.",
+    "swiglu-bench step --shapes llama7b --baseline compile",
+)
+_checking_command(
+    "memory",
+    "Measure what is saved for backward, the peak and the workspace, beside what arithmetic predicts.",
+    "swiglu-bench memory --shapes llama7b --log-wandb",
+)
+_checking_command(
+    "verify",
+    "Check the output and every gradient against fp64, judged by what eager loses. Exits 1 on any failure. "
+    "On a CPU the Triton kernels run through Triton's interpreter, on small shapes.",
+    "swiglu-bench verify --impl 'fused*'",
+)
+
+
+@app.command("list", rich_help_panel=LOOK)
+def list_(device: Device = None) -> None:
+    """Show implementations with their availability, shapes and sweeps, and this machine.
+
+    Example: swiglu-bench list
+    """
+    from swiglu_bench import listing, machine, shapes
+
+    chosen = machine.find_device(device)
+    console = _console()
+    console.print(*listing.implementations(_catalogue(), chosen.type))
+    console.print(*listing.shapes(shapes.all_configs()))
+    console.print(listing.machine(machine.describe(chosen).as_dict()))
+
+
+def _sweep(command: str, task: str, mode: Mode, options: dict[str, Any]) -> None:
+    """From option strings to an exit status; every check of the input comes before any work."""
+    from swiglu_bench import listing, machine
+
+    given = sys.argv[1:] if Path(sys.argv[0]).name.startswith("swiglu-bench") else [command]
+    console = _console()
+    device = _device(options["device"], interpret=task == "verify")
+    interpreter = task == "verify" and device.type == "cpu"
+    cases = _cases(command, device, mode, options)
+    chosen = _implementations(options)
+    if options["dry_run"]:
+        console.print(*listing.dry_run(cases, chosen, machine.free_memory_bytes(device)))
+        return
+
+    from swiglu_bench.measure.rounds import Rule
+    from swiglu_bench.runner import Settings, Task
+
+    settings = Settings(
+        task=Task(task),
+        device=device,
+        command=shlex.join(["swiglu-bench", *given]),
+        run_id=f"{machine.now().replace(':', '').replace('-', '')}-{os.getpid()}",
+        baseline=options.get("baseline", ""),
+        rule=Rule(budget_s=options.get("budget", 0.0)),
+        cold_l2=_choice("--l2", options.get("l2", "cold"), ("cold", "hot")) == "cold",
+        interpreter=interpreter,
+    )
+    this = machine.describe(device)
+    raise typer.Exit(_run(command, cases, chosen, settings, this, options, console))
+
+
+def _run(
+    command: str,
+    cases: list[Case],
+    chosen: list[Implementation],
+    settings: Any,
+    this: Machine,
+    options: dict[str, Any],
+    console: Console,
+) -> int:
+    from swiglu_bench import runner
+    from swiglu_bench.record import Status
+    from swiglu_bench.writers import tables
+    from swiglu_bench.writers.console import ConsoleWriter
+
+    def warn(text: str) -> None:
+        console.print(f"Warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    style = {"memory": tables.memory_tables, "verify": tables.verify_tables}.get(command, tables.time_tables)
+    shown = ConsoleWriter(console, style, len(cases))
+    interrupted = False
+    with ExitStack() as stack:
+        writers, places = _writers(stack, command, settings, this, options, warn)
+        try:
+            with shown:
+
+                def listen(progress: runner.Progress) -> None:
+                    case = progress.case
+                    number = f"case {progress.case_number + 1}/{progress.case_count}"
+                    doing = f"{number}: {case.shape.name}, {case.tokens} tokens, {progress.doing}"
+                    shown.advance(progress.case_number + progress.fraction, doing)
+
+                for record in runner.run(cases, chosen, settings, this, listen):
+                    for writer in (shown, *writers):
+                        writer.write(record)
+        except KeyboardInterrupt:
+            interrupted = True
+        shown.close()
+    for place in filter(None, (tell() for tell in places)):
+        console.print(place, markup=False, highlight=False, soft_wrap=True)
+    if interrupted:
+        console.print(f"Interrupted: {len(shown.records)} rows were kept.", style="yellow")
+        return 130
+    return int(any(record.status in {Status.INCORRECT, Status.ERROR} for record in shown.records))
+
+
+def _writers(
+    stack: ExitStack,
+    command: str,
+    settings: Any,
+    this: Machine,
+    options: dict[str, Any],
+    warn: Callable[[str], None],
+) -> tuple[list[Writer], list[Callable[[], str]]]:
+    """The writers that the options ask for, opened; and for each a function that says where its results are."""
+    from swiglu_bench.writers import csv_file
+
+    writers: list[Writer] = []
+    places: list[Callable[[], str]] = []
+    about = {"command": settings.command, "run_id": settings.run_id, "seed": options["seed"], "machine": this.as_dict()}
+    folder: Path | None = None
+    if options["csv"]:
+        folder = options["out"] or _default_folder(this, command, settings.run_id)
+        csv_file.create_folder(folder)
+        csv_file.write_run_file(folder, about)
+        rows = csv_file.CsvFile(folder, warn=warn)
+        stack.callback(rows.close)
+        writers.append(rows)
+        places.append(lambda: f"Rows, samples and machine: {folder}")
+    elif options["out"]:
+        raise BadInput("--out was given together with --no-csv; leave one of them out.")
+    if options["log_wandb"]:
+        from swiglu_bench.writers.wandb_run import WandbRun
+
+        run = WandbRun(
+            project=options["wandb_project"],
+            config=about,
+            name=f"{command} {this.slug}",
+            tags=[command, this.slug],
+            folder=folder,
+            warn=warn,
+        )
+        stack.callback(run.close)
+        writers.append(run)
+        places.append(lambda: run.url_or_path and f"W&B: {run.url_or_path}")
+    return writers, places
+
+
+def _default_folder(this: Machine, command: str, run_id: str) -> Path:
+    date, clock = run_id[:8], run_id[9:15]
+    return Path("results") / this.slug / f"{date[:4]}-{date[4:6]}-{date[6:]}" / f"{clock}-{command}"
+
+
+def _device(text: str | None, interpret: bool) -> torch.device:
+    """The device to use; where Triton's interpreter will be needed, it is switched on before Triton is imported."""
+    from swiglu_bench.machine import find_device
+
+    device = find_device(text)
+    if interpret and device.type == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+    return device
+
+
+VERIFY_TOKENS = {"cpu": (33,), "cuda": (1, 127, 1024)}
+"""Token counts of `verify` unless told otherwise: an odd number, and on a GPU one token and whole tiles too."""
+
+
+def _cases(command: str, device: torch.device, mode: Mode, options: dict[str, Any]) -> list[Case]:
+    from swiglu_bench.shapes import load_shapes
+
+    on_gpu, verifying = device.type == "cuda", command == "verify"
+    default_shapes = "smoke,odd" + (",llama7b" if on_gpu else "") if verifying else "llama7b" if on_gpu else "smoke"
+    default_dtype = "fp32,fp16,bf16" if verifying else "bf16" if on_gpu else "fp32"
+    default_scopes = "activation,glu,mlp" if verifying else "glu"
+    default_tokens = VERIFY_TOKENS[device.type] if verifying else None
+    return expand(
+        load_shapes(options["shapes"] if options["shapes"] is not None else default_shapes),
+        scopes=_scopes(options["scope"] if options["scope"] is not None else default_scopes),
+        modes=[mode],
+        dtypes=parse_dtypes(options["dtype"] if options["dtype"] is not None else default_dtype),
+        tokens=parse_tokens(options["tokens"]) if options["tokens"] is not None else default_tokens,
+        seed=options["seed"],
+    )
+
+
+def _scopes(text: str) -> list[Scope]:
+    return [Scope(_choice("--scope", part.strip(), [scope.value for scope in Scope])) for part in text.split(",")]
+
+
+T = TypeVar("T", bound=str)
+
+
+def _choice(option: str, value: T, known: Sequence[str]) -> T:
+    if value not in known:
+        raise BadInput(f"{option}: {value!r} is not one of {', '.join(known)}; {did_you_mean(value, known)}")
+    return value
+
+
+def _catalogue() -> list[Implementation]:
+    from swiglu_bench.implementations import CATALOGUE
+    from swiglu_bench.registry import from_entry_points
+
+    return [*CATALOGUE, *from_entry_points()]
+
+
+def _implementations(options: dict[str, Any]) -> list[Implementation]:
+    """The chosen implementations; a baseline that was not chosen is measured along with them."""
+    from swiglu_bench.registry import select
+
+    def split(values: list[str] | None) -> list[str]:
+        return [part for value in values or [] for part in re.split(r"\s*,\s*", value.strip()) if part]
+
+    wanted, unwanted = split(options["impl"]), split(options["skip_impl"])
+    catalogue = _catalogue()
+    chosen = select(catalogue, wanted, unwanted)
+    baseline = options.get("baseline")
+    if baseline is None or baseline in {implementation.name for implementation in chosen}:
+        return chosen
+    names = [implementation.name for implementation in catalogue]
+    if baseline not in names:
+        raise BadInput(f"--baseline: no implementation is called {baseline!r}; {did_you_mean(baseline, names)}")
+    if any(fnmatch.fnmatch(baseline, pattern) for pattern in unwanted):
+        return chosen
+    return select(catalogue, [baseline]) + chosen
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console()
+
+
+def main() -> None:
+    """The `swiglu-bench` command: bad input becomes one sentence and exit status 2."""
+    try:
+        app()
+    except BadInput as error:
+        typer.echo(f"Error: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""The built-in implementations, in the order in which tables show them. One file per family, imported without torch."""
+
+from swiglu_bench.implementations import fused, liger, pytorch, unsloth
+from swiglu_bench.registry import Implementation
+
+CATALOGUE: tuple[Implementation, ...] = (
+    pytorch.eager,
+    pytorch.eager_packed,
+    pytorch.compiled,
+    pytorch.compiled_packed,
+    liger.liger,
+    unsloth.unsloth,
+    fused.fused,
+    fused.fused_dw_torch,
+    fused.fused_dw_triton,
+    fused.fused_preact,
+    fused.fused_dw_torch_preact,
+    fused.fused_dw_triton_preact,
+)

@@ -1,0 +1,81 @@
+"""What `list` and `--dry-run` print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from swiglu_bench.cases import VARIANTS, Case, Scope
+from swiglu_bench.costs import needed_bytes
+from swiglu_bench.registry import Implementation
+from swiglu_bench.shapes import Config, ShapeFile
+from swiglu_bench.writers.tables import Notes
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def implementations(catalogue: Sequence[Implementation], device_type: str) -> Iterator[RenderableType]:
+    """Every implementation with what it can do and whether it runs here; reasons against it under the table."""
+    table = _table("Implementations", "name", "scopes", "gradients", "weights", "here", "what it is")
+    for column in table.columns[:5]:
+        column.no_wrap = True
+    notes = Notes()
+    for one in catalogue:
+        reason = one.unavailable(device_type)
+        here = Text("yes", "green") if reason is None else Text(f"no {notes.mark(reason)}", "yellow")
+        trains = {"everything": "all", "inputs": "inputs", "nothing": "none"}[one.trains]
+        scopes = "all" if len(one.scopes) == len(Scope) else " ".join(sorted(one.scopes))
+        table.add_row(Text(one.name, "bold"), scopes, trains, one.weight_layout, here, one.description)
+    yield table
+    yield from notes.lines()
+
+
+def shapes(configs: Sequence[Config]) -> Iterator[RenderableType]:
+    """Every shape, then every sweep."""
+    sizes = _table("Shapes", "name", "hidden", "intermediate", "tokens", "source")
+    sweeps = _table("Sweeps", "name", "shapes", "tokens", "source")
+    for config in configs:
+        content = config.content
+        tokens = ", ".join(map(str, content.tokens)) if content.tokens else "the shapes' own"
+        name = Text(config.name, "bold")
+        if isinstance(content, ShapeFile):
+            sizes.add_row(name, str(content.hidden), str(content.intermediate), tokens, content.source)
+        else:
+            sweeps.add_row(name, ", ".join(content.shapes), tokens, content.source)
+    for table in (sizes, sweeps):
+        table.columns[0].no_wrap = True
+    yield sizes
+    yield sweeps
+
+
+def machine(about: Mapping[str, Any]) -> Table:
+    """The machine, a line per fact."""
+    table = _table("Machine", "what", "value")
+    for name, value in about.items():
+        text = f"{value / 2**30:.1f} GiB" if name == "memory_bytes" else "-" if value in (None, "") else str(value)
+        table.add_row(name.replace("_", " "), text)
+    return table
+
+
+def dry_run(cases: Sequence[Case], chosen: Sequence[Implementation], free_bytes: int) -> Iterator[RenderableType]:
+    """The cases of a sweep and the memory each needs."""
+    table = _table("Cases", "shape", "scope", "mode", "dtype", "tokens", "memory needed", "")
+    for case in cases:
+        need = needed_bytes(case, VARIANTS)
+        verdict = (
+            "" if need <= free_bytes else Text(f"skipped: the device has {free_bytes / 2**30:.1f} GiB free", "yellow")
+        )
+        size = f"{need / 2**20:,.1f} MiB"
+        table.add_row(case.shape.name, case.scope, case.mode, case.dtype, str(case.tokens), size, verdict)
+    yield table
+    yield Text(f"{len(cases)} cases x {len(chosen)} implementations: {', '.join(one.name for one in chosen)}")

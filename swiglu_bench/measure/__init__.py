@@ -1,0 +1,1 @@
+"""From a callable to samples and figures. Knows nothing of SwiGLU."""

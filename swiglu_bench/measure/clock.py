@@ -1,0 +1,108 @@
+"""One timed sample, on a GPU or on a CPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One timed call."""
+
+    ms: float
+    """GPU: between two events with the queue filled before the first; CPU: wall clock."""
+    host_us: float
+    """Until the call returned to the host."""
+    queue_filled: bool
+    """The GPU reached the first event only after the host had queued everything, so no launch gap is in `ms`."""
+    result: Any
+
+
+class Clock(Protocol):
+    """Times one call."""
+
+    cache: str
+
+    def sample(self, call: Callable[[], Any], lead_us: float) -> Sample:
+        """Run `call` once and time it; the host needs about `lead_us` to queue it."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until everything queued has run."""
+        ...
+
+
+class CpuClock:
+    """Wall clock; a CPU call has ended when it returns."""
+
+    cache = "cpu"
+
+    def sample(self, call: Callable[[], Any], lead_us: float) -> Sample:
+        """Run `call` once and time it; nothing is queued, so `lead_us` has no meaning."""
+        start = time.perf_counter()
+        result = call()
+        seconds = time.perf_counter() - start
+        return Sample(seconds * 1e3, seconds * 1e6, True, result)
+
+    def synchronize(self) -> None:
+        """Nothing is ever queued on a CPU."""
+
+
+class CudaClock:
+    """CUDA events behind a filled queue, with the L2 cache flushed before each sample.
+
+    A short spin holds the GPU while the host queues event, work, event; launch gaps of the host then never count.
+    Whether that succeeded is asked of the first event once everything is queued, and told in the sample.
+    """
+
+    MARGIN_US = 50.0
+    SPIN_LIMIT_US = 50_000.0
+    L2_FACTOR = 2
+
+    def __init__(self, device: torch.device, cold_l2: bool = True) -> None:
+        properties = torch.cuda.get_device_properties(device)
+        self.device = device
+        self.cache = "cold" if cold_l2 else "hot"
+        flush_bytes = self.L2_FACTOR * properties.L2_cache_size
+        self._flush = torch.empty(flush_bytes // 4, dtype=torch.int32, device=device) if cold_l2 else None
+        self._cycles_per_us = self._calibrate()
+
+    def _calibrate(self) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        cycles = 2_000_000
+        for _ in range(2):
+            start.record()
+            torch.cuda._sleep(cycles)
+            end.record()
+            end.synchronize()
+        return cycles / (start.elapsed_time(end) * 1e3)
+
+    def synchronize(self) -> None:
+        """Wait until everything queued on the device has run."""
+        torch.cuda.synchronize(self.device)
+
+    def sample(self, call: Callable[[], Any], lead_us: float) -> Sample:
+        """Run `call` once behind a spin that outlasts the `lead_us` in which the host queues it."""
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        if self._flush is not None:
+            self._flush.zero_()
+        spin_us = min(lead_us + self.MARGIN_US, self.SPIN_LIMIT_US)
+        torch.cuda._sleep(int(spin_us * self._cycles_per_us))
+        start.record()
+        before = time.perf_counter()
+        result = call()
+        host_us = (time.perf_counter() - before) * 1e6
+        end.record()
+        filled = not start.query()
+        end.synchronize()
+        return Sample(start.elapsed_time(end), host_us, filled, result)
+
+
+def make_clock(device: torch.device, cold_l2: bool = True) -> Clock:
+    """The clock of a device."""
+    return CudaClock(device, cold_l2) if device.type == "cuda" else CpuClock()

@@ -1,0 +1,150 @@
+"""One flat row per case and implementation: what was asked, what came out, how sure it is. No torch in here.
+
+The CSV's columns are exactly these fields, in this order; results/README.md describes them to a reader of the file.
+A change of meaning or of order raises SCHEMA_VERSION.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+
+class Status(enum.StrEnum):
+    """How a row ended. Only `ok` rows carry times."""
+
+    OK = "ok"
+    SKIPPED = "skipped"
+    INCORRECT = "incorrect"
+    ERROR = "error"
+
+
+@dataclass(slots=True)
+class Record:
+    """One implementation at one case. None means: not measured, or does not apply."""
+
+    run_id: str
+    command: str
+    shape: str
+    hidden: int
+    intermediate: int
+    tokens: int
+    dtype: str
+    scope: str
+    mode: str
+    seed: int
+    implementation: str
+    weight_layout: str
+    gradients: str
+    """Space-separated names of the tensors whose gradients this implementation yields."""
+    status: Status
+    reason: str = ""
+    """Why a row is skipped, incorrect or an error: one sentence."""
+
+    # time
+    time_ms: float | None = None
+    """Median over rounds of the time between two GPU events (CPU: wall clock) around the timed work."""
+    time_p10_ms: float | None = None
+    time_p90_ms: float | None = None
+    rounds: int | None = None
+    stopped_by: str = ""
+    """precision | budget | rounds: which rule ended the measurement."""
+    host_us: float | None = None
+    """Median time until the call returned to the host."""
+    queue_filled: float | None = None
+    """Share of samples in which the GPU started only after the host had queued everything (1.0 is right)."""
+    first_call_ms: float | None = None
+    """Build, compile and first call together, measured once."""
+    l2: str = ""
+    """cold | hot | cpu"""
+
+    # comparison
+    baseline: str = ""
+    ratio: float | None = None
+    """Median over rounds of time / the baseline's time in the same round; below 1 is faster than the baseline."""
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    comparable: bool = True
+    """False where this row yields fewer gradients than the baseline, so no ratio is formed."""
+
+    # work and limit
+    flops: int | None = None
+    """Floating-point operations that the case needs at its fusion boundary, recomputation not counted."""
+    min_bytes: int | None = None
+    """Fewest bytes to move: every input read once, every output written once."""
+    tflops: float | None = None
+    gbps: float | None = None
+    limit_ms: float | None = None
+    """Time of the case's bare products in the same rounds, or of min_bytes at the measured copy bandwidth."""
+    limit_kind: str = ""
+    """matmul | bandwidth: which of the two binds, by operations and bytes at the measured ceilings."""
+    limit_pct: float | None = None
+    copy_gbps: float | None = None
+    matmul_tflops: float | None = None
+
+    # memory
+    saved_bytes: int | None = None
+    """Held between forward and backward beyond inputs, weights and output."""
+    peak_bytes: int | None = None
+    """Highest use during the timed work, above inputs and weights."""
+    workspace_bytes: int | None = None
+    """What the implementation keeps between calls."""
+    predicted_saved_bytes: int | None = None
+    predicted_peak_bytes: int | None = None
+    predicted_workspace_bytes: int | None = None
+
+    # correctness: relative error ||out - truth|| / ||truth|| of the worst tensor, and every tensor in detail
+    error: float | None = None
+    eager_error: float | None = None
+    error_ratio: float | None = None
+    """Largest over tensors of error / what is allowed; above 1 is incorrect."""
+    errors: str = ""
+    """`tensor=error/eager's error` for the output and every gradient, space-separated."""
+    interpreted: bool = False
+    """True where Triton's interpreter ran the kernel on a CPU: the result counts, time does not exist."""
+
+    # machine
+    device: str = ""
+    driver: str = ""
+    cuda: str = ""
+    torch: str = ""
+    triton: str = ""
+    version: str = ""
+    """swiglu-bench's own version and, from a checkout, its commit."""
+    timestamp: str = ""
+    """UTC, ISO 8601"""
+    schema: int = SCHEMA_VERSION
+
+    samples_ms: tuple[float, ...] = field(default=(), repr=False)
+    """Every timed sample in order of rounds; kept in samples.csv beside the rows, not in the row itself."""
+    tensor_checks: tuple[TensorCheck, ...] = field(default=(), repr=False)
+    """The verdict per tensor; what `verify` shows."""
+
+    def row(self) -> dict[str, Any]:
+        """The CSV row: every column, in order."""
+        return {name: getattr(self, name) for name in COLUMNS}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCheck:
+    """The verdict on one tensor: `output` or the gradient of one input."""
+
+    tensor: str
+    ok: bool
+    error: float
+    """||value - truth|| / ||truth||"""
+    eager_error: float
+    allowed: float
+    max_error: float
+    """Largest element error over the root mean square of the truth."""
+    eager_max_error: float
+    max_allowed: float
+    reason: str = ""
+    """Why it failed: one phrase; empty where it passed."""
+
+
+COLUMNS = tuple(f.name for f in dataclasses.fields(Record) if f.name not in {"samples_ms", "tensor_checks"})

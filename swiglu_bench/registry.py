@@ -1,0 +1,234 @@
+"""What an implementation is, and how a command finds the ones it was asked for. No torch is imported here.
+
+An implementation is data plus one function, `build(problem) -> Step`. Writing one:
+
+    from swiglu_bench.registry import Step, implementation
+
+    @implementation("mine", scopes=("glu",), description="my kernel", backend="triton")
+    def mine(problem):
+        from my_package import my_swiglu
+        return Step(lambda x: my_swiglu(x, problem.weights["w_gate"], problem.weights["w_up"]))
+
+Run it with `--impl path/to/file.py:mine`, or publish it from a package through the entry-point group
+`swiglu_bench.implementations`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from swiglu_bench.cases import ACTIVATIONS, BadInput, Scope, did_you_mean, tensors
+from swiglu_bench.costs import Footprint
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from swiglu_bench.problem import Problem
+
+ENTRY_POINT_GROUP = "swiglu_bench.implementations"
+
+WeightLayout = Literal["separate", "packed", "interleaved", "none"]
+Backend = Literal["torch", "inductor", "triton"]
+Trains = Literal["everything", "inputs", "nothing"]
+
+
+@dataclass
+class Step:
+    """An implementation made ready for one problem.
+
+    `forward` takes the problem's activations (`x`, or `gate, up`) and returns the output; gradients come from autograd.
+    An implementation with its own weight layout names its own leaf tensors in `parameters` and says in `to_canonical`
+    how their gradients map to `w_gate`, `w_up` (and `w_down`); by default they are the problem's own weights.
+    """
+
+    forward: Callable[..., Tensor]
+    parameters: Mapping[str, Tensor] | None = None
+    to_canonical: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One contender: a name, what it can do, and how to build it."""
+
+    name: str
+    description: str
+    scopes: frozenset[Scope]
+    build: Callable[[Problem], Step] = field(repr=False)
+    weight_layout: WeightLayout = "separate"
+    backend: Backend = "torch"
+    """What runs it: decides where it is available. `triton` needs a GPU, or Triton's interpreter for `verify`."""
+    package: str = ""
+    """The module that must be importable, where it needs more than torch."""
+    trains: Trains = "everything"
+    """Whose gradients it yields: inputs and weights, inputs only (frozen weights), or none (forward only)."""
+    interpretable: str = "yes"
+    """`yes`, or why Triton's CPU interpreter cannot run it."""
+    footprints: Mapping[Scope, Footprint] = field(default_factory=dict, hash=False)
+    """The memory it should take at each scope by arithmetic; a scope left out has no prediction."""
+    source: str = "swiglu_bench"
+
+    def gradients(self, scope: Scope) -> tuple[str, ...]:
+        """Names of the tensors whose gradients it yields at a scope."""
+        match self.trains:
+            case "everything":
+                return tensors(scope)
+            case "inputs":
+                return ACTIVATIONS[scope]
+            case _:
+                return ()
+
+    def unavailable(self, device_type: str, interpreter: bool = False) -> str | None:
+        """Why it cannot run on this machine and device (one sentence), or None if it can."""
+        if self.backend == "triton":
+            if not _installed("triton"):
+                return f"Triton is not installed (it has no package for {platform.system()})."
+            if device_type == "cpu" and not interpreter:
+                return "Triton kernels need a GPU; `swiglu-bench verify` checks them here through the interpreter."
+            if device_type == "cpu" and self.interpretable != "yes":
+                return self.interpretable
+        if self.package and not _installed(self.package):
+            return f"The package {self.package} is not installed."
+        if self.backend == "inductor":
+            if device_type == "cpu" and not _cpp_compiler():
+                return "torch.compile on a CPU needs a C++ compiler; none was found (set CXX, or install g++ or clang)."
+            if device_type == "cuda" and not _installed("triton"):
+                return "torch.compile on a GPU needs Triton, which is not installed."
+        return None
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # the parent of a dotted name is missing, or no proper module
+        return False
+
+
+def _cpp_compiler() -> str | None:
+    candidates = [os.environ.get("CXX", ""), "g++", "clang++", "c++", "cl"]
+    return next((path for name in candidates if name and (path := shutil.which(name))), None)
+
+
+def implementation(
+    name: str,
+    *,
+    scopes: Iterable[str | Scope],
+    description: str,
+    weight_layout: WeightLayout = "separate",
+    backend: Backend = "torch",
+    package: str = "",
+    trains: Trains = "everything",
+    interpretable: str = "yes",
+    footprints: Mapping[Scope, Footprint] | None = None,
+) -> Callable[[Callable[[Problem], Step]], Implementation]:
+    """Turn a build function into an Implementation; the arguments are the fields of that class."""
+
+    def wrap(build: Callable[[Problem], Step]) -> Implementation:
+        return Implementation(
+            name=name,
+            description=description,
+            scopes=frozenset(Scope(scope) for scope in scopes),
+            build=build,
+            weight_layout=weight_layout,
+            backend=backend,
+            package=package,
+            trains=trains,
+            interpretable=interpretable,
+            footprints=footprints or {},
+            source=getattr(build, "__module__", "swiglu_bench"),
+        )
+
+    return wrap
+
+
+def from_entry_points() -> list[Implementation]:
+    """Implementations that installed packages publish under `swiglu_bench.implementations`."""
+    found = []
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            thing = entry.load()
+        except Exception as error:
+            raise BadInput(
+                f"The entry point {entry.name} = {entry.value} failed to import: {_one_line(error)}; "
+                "repair or uninstall its package."
+            ) from error
+        if not isinstance(thing, Implementation):
+            raise BadInput(
+                f"The entry point {entry.name} = {entry.value} is a {type(thing).__name__}, not an Implementation; "
+                "decorate its build function with swiglu_bench.registry.implementation."
+            )
+        found.append(thing)
+    return found
+
+
+def from_file(spec: str) -> Implementation:
+    """The Implementation that `path/to/file.py:name` names. This runs the file's code."""
+    path_text, _, name = spec.rpartition(":")
+    path = Path(path_text)
+    if not path.is_file():
+        raise BadInput(f"--impl {spec}: there is no file {path_text!r}; give path/to/file.py:name.")
+    module_spec = importlib.util.spec_from_file_location(f"swiglu_bench_user_{path.stem}", path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        raise BadInput(f"--impl {spec}: {path} failed to import: {_one_line(error)}.") from error
+    offered = {thing.name: thing for thing in vars(module).values() if isinstance(thing, Implementation)}
+    chosen = offered.get(name) or getattr(module, name, None)
+    if not isinstance(chosen, Implementation):
+        names = ", ".join(offered) or "none (decorate a build function with swiglu_bench.registry.implementation)"
+        raise BadInput(f"--impl {spec}: {path} has no implementation {name!r}; it offers: {names}.")
+    return chosen
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")
+
+
+def select(
+    catalogue: Sequence[Implementation], wanted: Sequence[str] = (), unwanted: Sequence[str] = ()
+) -> list[Implementation]:
+    """The implementations that names and globs choose, in the catalogue's order, files after them.
+
+    `wanted` empty means all. Raises BadInput for a pattern that matches nothing, offering near matches.
+    """
+    names = [candidate.name for candidate in catalogue]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        sources = " and ".join(candidate.source for candidate in catalogue if candidate.name == twice)
+        raise BadInput(f"Two implementations are called {twice!r}, from {sources}; rename or uninstall one of them.")
+
+    def matches(patterns: Sequence[str], option: str) -> list[str]:
+        chosen: list[str] = []
+        for pattern in patterns:
+            hits = fnmatch.filter(names, pattern)
+            if not hits:
+                raise BadInput(f"{option}: no implementation is called {pattern!r}; {did_you_mean(pattern, names)}")
+            chosen += hits
+        return chosen
+
+    files = [spec for spec in wanted if ".py:" in spec]
+    patterns = [spec for spec in wanted if spec not in files]
+    keep = set(matches(patterns, "--impl")) if wanted else set(names)
+    drop = set(matches(unwanted, "--skip-impl"))
+    chosen = [candidate for candidate in catalogue if candidate.name in keep - drop]
+    for extra in map(from_file, files):
+        if extra.name in names:
+            raise BadInput(f"--impl: the name {extra.name!r} is taken by another implementation; choose another.")
+        names.append(extra.name)
+        chosen.append(extra)
+    if not chosen:
+        raise BadInput("--skip-impl left no implementation to run; skip fewer.")
+    return chosen

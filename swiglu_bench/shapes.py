@@ -1,0 +1,200 @@
+"""Shapes and sweeps from YAML: found by name, checked by pydantic, wrong ones named by file and line. No torch."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
+import yaml
+from pydantic import ConfigDict, Field
+
+from swiglu_bench.cases import BadInput, Shape, did_you_mean
+
+DEFAULT_TOKENS = (1, 16, 128, 1024, 2048, 4096, 8192)
+
+Size = Annotated[int, Field(gt=0, le=2**24)]
+Tokens = Annotated[list[Annotated[int, Field(gt=0, le=2**24)]], Field(min_length=1)]
+
+
+class ShapeFile(pydantic.BaseModel):
+    """One shape, as a YAML file states it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    hidden: Size
+    intermediate: Size
+    source: Annotated[str, Field(min_length=1)]
+    tokens: Tokens = list(DEFAULT_TOKENS)
+
+
+class SweepFile(pydantic.BaseModel):
+    """A named sweep: shapes, and token counts that replace the shapes' own."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    shapes: Annotated[list[str], Field(min_length=1)]
+    tokens: Tokens | None = None
+    source: Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Config:
+    """A parsed file of configs/: what `list` shows."""
+
+    name: str
+    path: Path
+    content: ShapeFile | SweepFile
+    node: yaml.Node = field(repr=False, compare=False)
+
+    def line(self, *location: int | str) -> int:
+        """The line of the file that states a key, or an entry of its list."""
+        return _line(self.node, location)
+
+
+def configs_folder() -> Path:
+    """The folder with the shapes: inside the installed package, or the checkout's own configs/."""
+    package = Path(__file__).parent
+    installed, checkout = package / "configs", package.parent / "configs"
+    return installed if installed.is_dir() else checkout
+
+
+def config_names() -> list[str]:
+    """Names of every shape and sweep that `--shapes` accepts."""
+    return sorted(path.stem for path in configs_folder().glob("*.yaml"))
+
+
+def all_configs() -> list[Config]:
+    """Every shape and sweep of configs/, read and checked."""
+    return [_read(configs_folder() / f"{name}.yaml") for name in config_names()]
+
+
+def load_shapes(text: str) -> list[Shape]:
+    """Shapes for `--shapes`: names of shapes or sweeps, YAML paths, or HIDDENxINTERMEDIATE, separated by commas.
+
+    Raises BadInput for a name that does not exist (offering near ones), sizes that are not positive, a file that is
+    missing or malformed (naming file and line), and two shapes of one name.
+    """
+    shapes: dict[str, Shape] = {}
+    for word in (part.strip() for part in text.split(",")):
+        found = _find(word)
+        for shape in [found] if isinstance(found, Shape) else _expand(found):
+            other = shapes.setdefault(shape.name, shape)
+            if (other.hidden, other.intermediate) != (shape.hidden, shape.intermediate):
+                raise BadInput(f"--shapes: two different shapes are called {shape.name!r}; rename one of them.")
+            shapes[shape.name] = shape
+    return list(shapes.values())
+
+
+def _find(word: str) -> Shape | Config:
+    """What one word of `--shapes`, or of a sweep's list, names."""
+    sizes = re.fullmatch(r"(-?\d{1,20})[xX](-?\d{1,20})", word)
+    if sizes:
+        hidden, intermediate = int(sizes[1]), int(sizes[2])
+        if not (0 < hidden <= 2**24 and 0 < intermediate <= 2**24):
+            raise BadInput(f"--shapes: {word!r} has a size outside 1 to 2^24; give HIDDENxINTERMEDIATE, as 4096x11008.")
+        return Shape(f"{hidden}x{intermediate}", hidden, intermediate, "given on the command line", DEFAULT_TOKENS)
+    if word.endswith((".yaml", ".yml")) or "/" in word:
+        if not os.path.isfile(word):  # Path.is_file would raise for a folder that may not be entered
+            raise BadInput(f"--shapes: there is no file {word!r}; give a YAML file with hidden and intermediate.")
+        return _read(Path(word))
+    known = config_names()
+    if word not in known:
+        raise BadInput(f"--shapes: there is no shape or sweep {word!r}; {did_you_mean(word, known)}")
+    return _read(configs_folder() / f"{word}.yaml")
+
+
+def _expand(config: Config) -> list[Shape]:
+    content = config.content
+    if isinstance(content, ShapeFile):
+        return [Shape(config.name, content.hidden, content.intermediate, content.source, tuple(content.tokens))]
+    members = []
+    for index, word in enumerate(content.shapes):
+        place = f"{config.path}:{config.line('shapes', index)}"
+        try:
+            found = _find(word)
+        except BadInput as error:
+            raise BadInput(f"{place}: shapes: {str(error).removeprefix('--shapes: ')}") from None
+        if isinstance(found, Shape):
+            members.append(found)
+        elif isinstance(found.content, ShapeFile):
+            members += _expand(found)
+        else:
+            raise BadInput(f"{place}: the sweep names the sweep {word!r}; a sweep may only name shapes.")
+    if content.tokens is None:
+        return members
+    return [
+        Shape(shape.name, shape.hidden, shape.intermediate, shape.source, tuple(content.tokens)) for shape in members
+    ]
+
+
+def _read(path: Path) -> Config:
+    """Parse one file; every complaint names the file and the line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}.") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        parts = [getattr(error, "context", None), getattr(error, "problem", None)]
+        what = ", ".join(part for part in parts if part) or str(error)
+        raise BadInput(f"{path}{line}: not valid YAML: {_one_line(what)}.") from error
+    except Exception as error:  # not UTF-8, nesting without end; PyYAML raises all sorts for values such as `!!int x`
+        raise BadInput(f"{path}: not valid YAML: {type(error).__name__}: {_one_line(str(error))}.") from error
+    if not isinstance(node, yaml.MappingNode) or not isinstance(data, dict):
+        raise BadInput(f"{path}:1: expected keys such as hidden, intermediate and source; found {_kind(data)}.")
+    keys: set[str] = set()
+    for key, _ in node.value:
+        if key.value in keys:
+            raise BadInput(f"{path}:{key.start_mark.line + 1}: {key.value}: the key is given twice.")
+        keys.add(key.value)
+    model: type[ShapeFile | SweepFile] = SweepFile if "shapes" in data else ShapeFile
+    try:
+        return Config(path.stem, path, model.model_validate(data), node)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        found = "" if first["type"] == "missing" else f" (found {_found(first['input'])})"
+        raise BadInput(f"{path}:{_line(node, first['loc'])}: {where}: {first['msg']}{found}.") from error
+
+
+def _line(node: yaml.Node | None, location: tuple[int | str, ...]) -> int:
+    """Line of the YAML node that a pydantic location names, or of its nearest parent that exists."""
+    line = 1
+    for part in location:
+        if isinstance(node, yaml.MappingNode):
+            pair = next((pair for pair in node.value if pair[0].value == str(part)), None)
+            if pair is None:
+                break
+            line, node = pair[0].start_mark.line + 1, pair[1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return line
+
+
+def _found(value: Any) -> str:
+    """What a file holds in a wrong place, in a few words: through aliases a few lines can hold an endless value."""
+    if isinstance(value, dict | list | set | tuple):
+        return _kind(value)
+    if isinstance(value, int) and value.bit_length() > 64:
+        return "an integer of more than 64 bits"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _kind(data: Any) -> str:
+    if data is None:
+        return "an empty file"
+    kinds = {dict: "a mapping", list: "a list", str: "text", int: "a number", float: "a number", bool: "a truth value"}
+    return kinds.get(type(data), f"a {type(data).__name__}")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).rstrip(".")

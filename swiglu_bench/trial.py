@@ -1,0 +1,130 @@
+"""One implementation on one problem: built, then run the ways that validation and measuring need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from swiglu_bench.cases import ACTIVATIONS, Mode
+from swiglu_bench.measure.memory import MemoryUse, measure_memory
+from swiglu_bench.problem import Problem
+from swiglu_bench.registry import Implementation
+
+Produced = dict[str, Tensor | None]
+"""What a run yields: `output` and, after a backward, the gradient of each input by its name."""
+
+
+class Trial:
+    """An implementation built for a problem.
+
+    Backward always starts from a fresh forward on fresh copies of the activations and the upstream gradient: several
+    implementations overwrite what they saved or were given, and replaying their graph computes on garbage.
+    """
+
+    def __init__(self, implementation: Implementation, problem: Problem) -> None:
+        self.implementation = implementation
+        self.gradients = implementation.gradients(problem.case.scope)
+        self.problem = problem.with_leaves(requires_grad=implementation.trains == "everything")
+        self.step = implementation.build(self.problem)
+        self.parameters = dict(self.problem.weights if self.step.parameters is None else self.step.parameters)
+
+    def infer(self, variant: int) -> Produced:
+        """Forward without autograd."""
+        with torch.no_grad():
+            return {"output": self.step.forward(*self.problem.activations[variant])}
+
+    def train(self, variant: int) -> Produced:
+        """Forward and backward; the output and every promised gradient in the canonical layout."""
+        return self._backward(variant)[1]() if self.gradients else self._with_graph(variant)
+
+    def prepare(self, mode: Mode, variant: int) -> Callable[[], Callable[[], Produced]]:
+        """Do what stays outside the timed region; the returned call does the timed work and hands out its results.
+
+        The results are only collected when asked for, so that collecting them costs the timed region nothing.
+        """
+        match mode:
+            case Mode.FORWARD:
+                return self._forward_call(variant)
+            case Mode.BACKWARD:
+                run, collect = self._backward(variant, run_now=False)
+                return lambda: (run(), collect)[1]
+            case Mode.STEP:
+                return self._step_call(variant)
+
+    def memory(self) -> MemoryUse:
+        """Bytes of one forward and backward (forward alone where it yields no gradients)."""
+        leaves, upstream = self._fresh(0)
+
+        def backward(output: Tensor) -> Produced:
+            torch.autograd.backward(output, upstream)
+            taken = self._collect(leaves)
+            self._drop_gradients()
+            for leaf in leaves:
+                leaf.grad = None
+            return taken
+
+        try:
+            return measure_memory(
+                self.problem.device, lambda: self.step.forward(*leaves), backward if self.gradients else None
+            )
+        finally:
+            self._drop_gradients()
+
+    def _forward_call(self, variant: int) -> Callable[[], Callable[[], Produced]]:
+        activations, forward = self.problem.activations[variant], self.step.forward
+
+        def call() -> Callable[[], Produced]:
+            with torch.no_grad():
+                output = forward(*activations)
+            return lambda: {"output": output}
+
+        return call
+
+    def _step_call(self, variant: int) -> Callable[[], Callable[[], Produced]]:
+        leaves, upstream = self._fresh(variant)
+
+        def call() -> Callable[[], Produced]:
+            output = self.step.forward(*leaves)
+            torch.autograd.backward(output, upstream)
+            return lambda: {"output": output.detach(), **self._collect(leaves)}
+
+        return call
+
+    def _backward(self, variant: int, run_now: bool = True) -> tuple[Callable[[], None], Callable[[], Produced]]:
+        leaves, upstream = self._fresh(variant)
+        output = self.step.forward(*leaves)
+        kept = output.detach()
+
+        def run() -> None:
+            torch.autograd.backward(output, upstream)
+
+        if run_now:
+            run()
+        return run, lambda: {"output": kept, **self._collect(leaves)}
+
+    def _with_graph(self, variant: int) -> Produced:
+        leaves, _ = self._fresh(variant)
+        return {"output": self.step.forward(*leaves).detach()}
+
+    def _fresh(self, variant: int) -> tuple[list[Tensor], Tensor]:
+        self._drop_gradients()
+        wants_grad = bool(self.gradients)
+        leaves = [value.clone().requires_grad_(wants_grad) for value in self.problem.activations[variant]]
+        return leaves, self.problem.upstream[variant].clone()
+
+    def _drop_gradients(self) -> None:
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def _collect(self, leaves: list[Tensor]) -> Produced:
+        names = ACTIVATIONS[self.problem.case.scope]
+        found: dict[str, Tensor] = {
+            name: value.grad
+            for name, value in (*zip(names, leaves, strict=True), *self.parameters.items())
+            if value.grad is not None
+        }
+        if self.step.to_canonical is not None and all(name in found for name in self.parameters):
+            found = self.step.to_canonical(found)
+        return {name: found.get(name) for name in self.gradients}

@@ -1,0 +1,70 @@
+"""What a person sees: a progress bar while it runs and tables at the end; plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
+
+from swiglu_bench.record import Record, Status
+from swiglu_bench.writers.tables import time_line
+
+Tables = Callable[[Sequence[Record], int], Iterator[RenderableType]]
+
+
+class ConsoleWriter:
+    """Collects rows and shows them; `tables` says which tables a command ends with."""
+
+    def __init__(self, console: Console, tables: Tables, case_count: int) -> None:
+        self.console = console
+        self.records: list[Record] = []
+        self._tables = tables
+        self._skips_told: set[tuple[str, str]] = set()
+        self._progress = Progress(
+            SpinnerColumn(),
+            BarColumn(bar_width=20),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TextColumn("elapsed,"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            TextColumn("left "),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+            console=console,
+            transient=True,
+            expand=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("starting", total=case_count)
+
+    def __enter__(self) -> ConsoleWriter:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def advance(self, completed: float, doing: str) -> None:
+        """Move the bar: cases done so far, fractions of one included, and what is happening."""
+        self._progress.update(self._task, completed=completed, description=doing)
+
+    def write(self, record: Record) -> None:
+        """Take a row; without a terminal it is printed at once as one line, the same skip only once."""
+        self.records.append(record)
+        if self.console.is_terminal:
+            return
+        skip = (record.implementation, record.reason)
+        if record.status is not Status.SKIPPED or skip not in self._skips_told:
+            self.console.print(time_line(record), markup=False, highlight=False, soft_wrap=True)
+        if record.status is Status.SKIPPED:
+            self._skips_told.add(skip)
+
+    def close(self) -> None:
+        """Print the tables; without a terminal the lines are already out."""
+        if self.console.is_terminal:
+            for table in self._tables(self.records, self.console.width):
+                self.console.print(table)

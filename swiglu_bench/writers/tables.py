@@ -1,0 +1,279 @@
+"""Records as tables for a terminal: one per shape, with every mark explained under it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from swiglu_bench.record import Record, Status, TensorCheck
+
+STYLES = {Status.OK: "green", Status.SKIPPED: "dim", Status.INCORRECT: "bold red", Status.ERROR: "bold red"}
+CELL_WIDTH = 19
+NAME_WIDTH = 26
+
+
+class Notes:
+    """Numbers the reasons of a table; the same reason has the same number."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, int] = {}
+
+    def mark(self, reason: str) -> str:
+        """The number of a reason, in brackets."""
+        return f"[{self._reasons.setdefault(reason, len(self._reasons) + 1)}]"
+
+    def lines(self) -> list[Text]:
+        """One line per reason, in order."""
+        return [Text(f"[{number}] {reason}", style="dim") for reason, number in self._reasons.items()]
+
+
+def milliseconds(value: float) -> str:
+    """A time with four significant figures, in the unit that reads best."""
+    if value < 1:
+        return f"{value * 1e3:.4g} us"
+    return f"{value:.4g} ms" if value < 1e4 else f"{value / 1e3:.4g} s"
+
+
+def mebibytes(value: int | None) -> str:
+    """Bytes as MiB; a dash for None."""
+    if value is None:
+        return "-"
+    mib = value / 2**20
+    return f"{mib:.3f}" if mib < 1 else f"{mib:.1f}"
+
+
+def rate(record: Record) -> str:
+    """TFLOP/s where products set the limit, GB/s where bytes do."""
+    value, unit = (record.tflops, "TFLOP/s") if record.limit_kind == "matmul" else (record.gbps, "GB/s")
+    assert value is not None
+    if value < 1 and unit == "TFLOP/s":
+        value, unit = value * 1e3, "GFLOP/s"
+    return f"{value:.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"
+
+
+def ratio(record: Record) -> str:
+    """The ratio to the baseline with half its interval, or why there is none."""
+    if record.implementation == record.baseline:
+        return "baseline"
+    if not record.comparable:
+        return "fewer gradients"
+    if record.ratio is None or record.ratio_low is None or record.ratio_high is None:
+        return "no baseline"
+    return f"x{record.ratio:.3f} ±{(record.ratio_high - record.ratio_low) / 2:.3f}"
+
+
+def time_line(record: Record) -> str:
+    """One row as one plain line, for a log."""
+    head = (
+        f"{record.shape} {record.scope} {record.mode} {record.dtype} tokens={record.tokens} "
+        f"{record.implementation}: {record.status}"
+    )
+    if record.status is not Status.OK:
+        return f"{head}: {record.reason}"
+    if record.time_ms is not None:
+        return (
+            f"{head}, {milliseconds(record.time_ms)}, {ratio(record)}, {rate(record)}, {record.limit_pct:.1f}% of limit"
+        )
+    if record.peak_bytes is not None:
+        return (
+            f"{head}, saved {mebibytes(record.saved_bytes)} MiB, peak {mebibytes(record.peak_bytes)} MiB, "
+            f"workspace {mebibytes(record.workspace_bytes)} MiB"
+        )
+    return f"{head}, worst error {record.error:.2e} (eager {record.eager_error:.2e})"
+
+
+def _by(records: Iterable[Record], *fields: str) -> Iterator[list[Record]]:
+    def key(record: Record) -> tuple[object, ...]:
+        return tuple(getattr(record, field) for field in fields)
+
+    ordered = {key(record): index for index, record in reversed(list(enumerate(records)))}
+    for _, group in groupby(sorted(records, key=lambda record: ordered[key(record)]), key=key):
+        yield list(group)
+
+
+def _title(record: Record, *extra: str) -> Text:
+    sizes = f"hidden {record.hidden}, intermediate {record.intermediate}"
+    what = [record.scope, record.mode, record.dtype, *extra]
+    return Text.assemble((record.shape, "bold"), f"  ({sizes})  ", " ".join(what))
+
+
+def _absent(records: list[Record]) -> tuple[list[Record], list[Text]]:
+    """Rows worth a place in the table, and a line for each implementation skipped everywhere for one reason."""
+    lines, kept = [], []
+    for group in _by(records, "implementation"):
+        reasons = {record.reason for record in group}
+        if all(record.status is Status.SKIPPED for record in group) and len(reasons) == 1:
+            lines.append((reasons.pop(), group[0].implementation))
+        else:
+            kept += group
+    merged: dict[str, list[str]] = {}
+    for reason, name in lines:
+        merged.setdefault(reason, []).append(name)
+    return kept, [Text(f"skipped: {', '.join(names)}: {reason}", style="dim") for reason, names in merged.items()]
+
+
+def time_tables(records: Sequence[Record], width: int) -> Iterator[RenderableType]:
+    """A table per shape, scope, mode and dtype: implementations down, token counts across; wide ones in parts."""
+    for group in _by(records, "shape", "scope", "mode", "dtype"):
+        kept, lines = _absent(group)
+        notes = Notes()
+        parts: list[RenderableType] = [_title(group[0])]
+        tokens = sorted({record.tokens for record in kept})
+        at_once = max(1, (width - NAME_WIDTH) // (CELL_WIDTH + 3))
+        for start in range(0, len(tokens), at_once):
+            parts.append(_time_table(kept, tokens[start : start + at_once], notes))
+        timed = [record for record in kept if record.time_ms is not None]
+        if timed:
+            parts.append(_legend(timed))
+        yield Group(*parts, *notes.lines(), *lines, Text(""))
+
+
+def _time_table(records: list[Record], tokens: list[int], notes: Notes) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_lines=False, pad_edge=False, padding=(0, 1))
+    table.add_column("tokens", no_wrap=True)
+    for count in tokens:
+        table.add_column(str(count), justify="right", no_wrap=True)
+    cells = {(record.implementation, record.tokens): record for record in records}
+    fastest = {count: _fastest(records, count) for count in tokens}
+    for group in _by(records, "implementation"):
+        name = group[0].implementation
+        row = [
+            _time_cell(cells.get((name, count)), notes, fastest=cells.get((name, count)) is fastest[count])
+            for count in tokens
+        ]
+        table.add_row(Text(name, style="bold"), *row)
+    return table
+
+
+def _fastest(records: list[Record], tokens: int) -> Record | None:
+    """The fastest row of those that do the same work as the baseline."""
+    timed = [r for r in records if r.tokens == tokens and r.time_ms is not None and r.comparable]
+    return min(timed, key=lambda r: r.time_ms or 0.0) if len(timed) > 1 else None
+
+
+def _time_cell(record: Record | None, notes: Notes, fastest: bool) -> Text:
+    if record is None:
+        return Text("")
+    if record.status is not Status.OK:
+        return Text(f"{record.status} {notes.mark(record.reason)}\n", style=STYLES[record.status])
+    assert record.time_ms is not None
+    style = "bold green" if fastest else ""
+    return Text.assemble(
+        (milliseconds(record.time_ms) + (" *" if fastest else ""), style),
+        f"\n{ratio(record)}\n",
+        (f"{rate(record)} {record.limit_pct:.0f}%\n", "dim"),
+    )
+
+
+def _legend(timed: list[Record]) -> Text:
+    first = timed[0]
+    rounds = sorted({record.rounds or 0 for record in timed})
+    spread = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+    text = f"median time of {spread} interleaved rounds (* fastest)"
+    if first.baseline:
+        text += f"; x: time / {first.baseline}'s time in the same round, ± half its 95% interval"
+    text += "; rate; % of limit"
+    if first.copy_gbps is not None and first.matmul_tflops is not None:
+        text += f". Measured limits: copy {first.copy_gbps:.0f} GB/s, {first.dtype} product "
+        text += f"{first.matmul_tflops:.3g} TFLOP/s; each case's own bare products are timed in its rounds"
+    text += f". L2 {first.l2}." if first.l2 in {"cold", "hot"} else "."
+    if any(not record.comparable for record in timed):
+        text += " 'fewer gradients' rows do less work (frozen weights) and are not ranked."
+    return Text(text, style="dim")
+
+
+def memory_tables(records: Sequence[Record], width: int) -> Iterator[RenderableType]:
+    """A table per shape, scope and dtype: measured bytes and what arithmetic predicts."""
+    del width
+    for group in _by(records, "shape", "scope", "dtype"):
+        kept, lines = _absent(group)
+        notes = Notes()
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("tokens", justify="right")
+        table.add_column("implementation", no_wrap=True)
+        for header in ("saved", "predicted", "peak", "predicted", "workspace", "predicted"):
+            table.add_column(header, justify="right", style="dim" if header == "predicted" else "")
+        for same_tokens in _by(sorted(kept, key=lambda record: record.tokens), "tokens"):
+            for index, record in enumerate(same_tokens):
+                head = (str(record.tokens) if index == 0 else "", record.implementation)
+                if record.status is not Status.OK:
+                    table.add_row(*head, Text(f"{record.status} {notes.mark(record.reason)}", STYLES[record.status]))
+                    continue
+                figures = (
+                    record.saved_bytes, record.predicted_saved_bytes,
+                    record.peak_bytes, record.predicted_peak_bytes,
+                    record.workspace_bytes, record.predicted_workspace_bytes,
+                )  # fmt: skip
+                table.add_row(*head, *map(mebibytes, figures))
+            table.add_section()
+        legend = Text(
+            "MiB. saved: held between forward and backward beyond inputs, weights and output; peak: highest above "
+            "inputs and weights, output and gradients included; workspace: kept between calls.",
+            style="dim",
+        )
+        parts = [_title(group[0], "memory"), table, legend] if kept else [_title(group[0], "memory")]
+        yield Group(*parts, *notes.lines(), *lines, Text(""))
+
+
+def verify_tables(records: Sequence[Record], width: int) -> Iterator[RenderableType]:
+    """A table per shape, scope and dtype: error from fp64, eager's error, their ratio and the verdict per tensor."""
+    del width
+    for group in _by(records, "shape", "scope", "dtype"):
+        kept, lines = _absent(group)
+        notes = Notes()
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("implementation", no_wrap=True)
+        table.add_column("tensor", no_wrap=True)
+        for header in ("error", "eager's", "ratio", "allowed", "max error", "allowed"):
+            table.add_column(header, justify="right")
+        table.add_column("verdict", no_wrap=True)
+        for same in _by(kept, "implementation"):
+            _verify_rows(table, same, notes)
+            table.add_section()
+        legend = Text(
+            "error: ||value - fp64 truth|| / ||truth||; max error: largest element's, over the truth's rms; the worst "
+            "over token counts is shown.",
+            style="dim",
+        )
+        tokens = ", ".join(str(count) for count in sorted({record.tokens for record in group}))
+        title = _title(group[0], f"verify, {tokens} tokens")
+        parts: list[RenderableType] = [title, table, legend] if kept else [title]
+        if any(record.interpreted for record in kept):
+            names = ", ".join(dict.fromkeys(record.implementation for record in kept if record.interpreted))
+            lines.append(Text(f"run by Triton's interpreter on the CPU: {names}", style="dim"))
+        yield Group(*parts, *notes.lines(), *lines, Text(""))
+
+
+def _verify_rows(table: Table, records: list[Record], notes: Notes) -> None:
+    """The worst check per tensor over the token counts of one implementation."""
+    name = records[0].implementation + (" (interpreted)" if records[0].interpreted else "")
+    for record in records:
+        if record.status in {Status.SKIPPED, Status.ERROR}:
+            text = f"{record.status} {notes.mark(f'{record.tokens} tokens: {record.reason}')}"
+            table.add_row(name, *[""] * 7, Text(text, STYLES[record.status]))
+            name = ""
+    checks: dict[str, list[tuple[float, int, TensorCheck]]] = {}
+    for record in records:
+        for check in record.tensor_checks:
+            badness = max(check.error / check.allowed, check.max_error / check.max_allowed)
+            checks.setdefault(check.tensor, []).append((badness, record.tokens, check))
+    for tensor, found in checks.items():
+        _, tokens, check = max(found, key=lambda entry: entry[0])
+        verdict = Text("pass", "green")
+        if not check.ok:
+            verdict = Text(f"FAIL {notes.mark(f'{tokens} tokens, {tensor}: {check.reason}')}", "bold red")
+        table.add_row(name, tensor, *_check_figures(check), verdict)
+        name = ""
+
+
+def _check_figures(check: TensorCheck) -> list[str]:
+    relative = f"{check.error / check.eager_error:.2f}" if check.eager_error else "-"
+    return [
+        f"{check.error:.2e}", f"{check.eager_error:.2e}", relative, f"{check.allowed:.2e}",
+        f"{check.max_error:.2e}", f"{check.max_allowed:.2e}",
+    ]  # fmt: skip

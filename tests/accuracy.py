@@ -1,0 +1,111 @@
+"""How kernel tests judge: error from fp64 against eager's error in the same dtype, on outputs poisoned with NaN."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@contextlib.contextmanager
+def poisoned_outputs() -> Iterator[None]:
+    """Fill whatever torch.empty and torch.empty_like return with NaN, so that an element left unwritten shows."""
+
+    def poison(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def allocate_nan(*args: object, **kwargs: object) -> torch.Tensor:
+            tensor = allocate(*args, **kwargs)
+            return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+        return allocate_nan
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", poison(torch.empty))
+        patch.setattr(torch, "empty_like", poison(torch.empty_like))
+        yield
+
+
+def assert_as_accurate_as_eager(
+    name: str, got: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, slack: float = 1.5
+) -> None:
+    """Ask that the error from fp64 stays within `slack` times eager's, plus two roundings of the largest value."""
+    assert got.dtype == eager.dtype, f"{name}: {got.dtype}, eager {eager.dtype}"
+    assert got.shape == truth.shape, f"{name}: {tuple(got.shape)}, truth {tuple(truth.shape)}"
+    if got.numel() == 0:
+        return
+    rounding = 2 * torch.finfo(got.dtype).eps
+    for measure in (_largest, _mean_square):
+        error, eager_error = measure(got.double() - truth), measure(eager.double() - truth)
+        bound = slack * eager_error + rounding * measure(truth)
+        assert error <= bound, f"{name} ({measure.__name__}): error {error:.3g}, bound {bound:.3g}, eager {eager_error:.3g}"
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return tensor.abs().max().item()
+
+
+def _mean_square(tensor: torch.Tensor) -> float:
+    return tensor.square().mean().sqrt().item()
+
+
+def check_against_reference(
+    names: str,
+    function: Callable[..., torch.Tensor],
+    reference: Callable[..., torch.Tensor],
+    inputs: list[torch.Tensor],
+    wanted: list[int] | None = None,
+) -> None:
+    """Compare output and gradients of `function` with `reference` in fp64, and with eager in the inputs' dtype.
+
+    `names` names the inputs, space-separated; `wanted` are the positions whose gradients exist (None: all).
+    """
+    wanted = list(range(len(inputs))) if wanted is None else wanted
+
+    def output_and_gradients(
+        call: Callable[..., torch.Tensor], dtype: torch.dtype, upstream: torch.Tensor | None, positions: list[int]
+    ) -> list[torch.Tensor]:
+        # `to` a wider dtype keeps the strides of a dense tensor, `detach` keeps any
+        leaves = [tensor.detach().to(dtype).requires_grad_() for tensor in inputs]
+        output = call(*leaves)
+        upstream = random_like(output) if upstream is None else upstream.to(dtype)
+        gradients = torch.autograd.grad(output, [leaves[position] for position in positions], upstream)
+        return [output.detach(), *gradients, upstream]
+
+    with poisoned_outputs():
+        *got, upstream = output_and_gradients(function, inputs[0].dtype, None, wanted)
+    *eager, _ = output_and_gradients(reference, inputs[0].dtype, upstream, wanted)
+    *truth, _ = output_and_gradients(reference, torch.float64, upstream, wanted)
+    labels = ["output", *(f"gradient of {names.split()[position]}" for position in wanted)]
+    for label, one_got, one_eager, one_truth in zip(labels, got, eager, truth, strict=True):
+        assert_as_accurate_as_eager(label, one_got, one_eager, one_truth)
+
+
+def random_like(tensor: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(tensor.numel())
+    return torch.randn(tensor.shape, generator=generator).to(tensor.dtype).to(tensor.device)
+
+
+def random_tensor(
+    *shape: int, dtype: torch.dtype, layout: str = "contiguous", scale: float = 1.0, seed: int = 0
+) -> torch.Tensor:
+    """Draw a seeded tensor on DEVICE in one of LAYOUTS."""
+    generator = torch.Generator().manual_seed(seed + 1000 * sum(shape))
+    if layout == "contiguous" or len(shape) < 2:
+        values = torch.randn(shape, generator=generator)
+        return (values * scale).to(dtype).to(DEVICE)
+    *lead, rows, columns = shape
+    if layout == "transposed":
+        values = torch.randn((*lead, columns, rows), generator=generator).transpose(-1, -2)
+    elif layout == "half":  # the second half of a packed matrix
+        values = torch.randn((*lead, rows, 2 * columns), generator=generator)
+        return (values * scale).to(dtype).to(DEVICE)[..., columns:]
+    else:
+        assert layout == "strided", layout
+        values = torch.randn((*lead, rows, 2 * columns), generator=generator)
+        return (values * scale).to(dtype).to(DEVICE)[..., ::2]
+    return (values * scale).to(dtype).to(DEVICE)
+
+
+LAYOUTS = ["contiguous", "transposed", "half", "strided"]

@@ -1,0 +1,35 @@
+import math
+
+import torch
+import torch.nn.functional as F
+
+from swiglu_kernels import reference
+
+
+def test_silu_mul_by_hand():
+    gate, up = [0.5, -2.0, 0.0], [3.0, -1.0, 7.0]
+    expected = [g / (1 + math.exp(-g)) * u for g, u in zip(gate, up, strict=True)]
+    got = reference.silu_mul(torch.tensor(gate, dtype=torch.float64), torch.tensor(up, dtype=torch.float64))
+    torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_glu_and_mlp_are_the_linear_layers_that_models_have():
+    torch.manual_seed(0)
+    gate_proj, up_proj = torch.nn.Linear(6, 5, bias=False), torch.nn.Linear(6, 5, bias=False)
+    down_proj = torch.nn.Linear(5, 6, bias=False)
+    x = torch.randn(2, 3, 6)
+    z = F.silu(gate_proj(x)) * up_proj(x)
+    assert torch.equal(reference.swiglu_glu(x, gate_proj.weight, up_proj.weight), z)
+    assert torch.equal(reference.swiglu_mlp(x, gate_proj.weight, up_proj.weight, down_proj.weight), down_proj(z))
+
+
+def test_differentiable_in_fp64():
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in [(3, 4), (5, 4), (5, 4), (4, 5)]]
+    assert torch.autograd.gradcheck(reference.swiglu_mlp, inputs)
+
+
+def test_dtype_is_that_of_the_inputs():
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        x, w = torch.ones(2, 4, dtype=dtype), torch.ones(3, 4, dtype=dtype)
+        assert reference.swiglu_glu(x, w, w).dtype == dtype
