@@ -15,11 +15,11 @@ class SteadyClock(CpuClock):
     """Every call takes half a millisecond."""
 
     def __init__(self) -> None:
-        self.samples = 0
+        self.results: list[torch.Tensor] = []
 
     def sample(self, call: Callable[[], Any], lead_us: float) -> Sample:
-        self.samples += 1
-        return Sample(0.5, 10.0, True, call())
+        self.results.append(call())
+        return Sample(0.5, 10.0, True, None)
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +32,11 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rates_follow_from_sizes_and_times(dtype: torch.dtype) -> None:
     clock = SteadyClock()
     found = measure_ceilings(CPU, dtype, clock)
-    assert found.copy_gbps == pytest.approx(2 * 2**16 / 0.5e-3 / 1e9), "bytes read plus bytes written"
+    copied, product = clock.results[0], clock.results[-1]
+    assert found.copy_gbps == pytest.approx(2 * copied.nbytes / 0.5e-3 / 1e9), "bytes read plus bytes written"
     assert found.matmul_tflops == pytest.approx(2 * 32**3 / 0.5e-3 / 1e12)
-    assert clock.samples >= 6
+    assert (product.shape, product.dtype) == ((32, 32), dtype)
+    assert len(clock.results) >= 6
 
 
 def test_a_slow_sample_does_not_lower_them() -> None:
@@ -43,7 +45,7 @@ def test_a_slow_sample_does_not_lower_them() -> None:
     class Interrupted(SteadyClock):
         def sample(self, call: Callable[[], Any], lead_us: float) -> Sample:
             sample = super().sample(call, lead_us)
-            return Sample(500.0, 10.0, True, None) if self.samples % 5 == 0 else sample
+            return Sample(500.0, 10.0, True, None) if len(self.results) % 5 == 0 else sample
 
     assert measure_ceilings(CPU, torch.float32, Interrupted()) == measure_ceilings(CPU, torch.float32, SteadyClock())
 

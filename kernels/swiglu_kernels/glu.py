@@ -131,6 +131,7 @@ def _setup_context(ctx, inputs, output) -> None:
     weight_grad, save, _ = ctx.options
     _, gate, up = output
     ctx.mark_non_differentiable(gate, up)
+    ctx.set_materialize_grads(False)  # or autograd fills two [M, N] tensors of zeros for gate and up
     ctx.save_for_backward(None if (weight_grad, save) == ("none", "preact") else x, w_gate, w_up, gate, up)
 
 

@@ -61,7 +61,7 @@ class WandbRun:
         self._warned = False
         self._run: Any = None
         try:
-            self._run = _start(project=project, config=config, name=name, tags=tags, group=group, dir=folder)
+            self._run = _start(project=project, config=config, name=name, tags=tags, group=group, dir=folder and str(folder))
             self._upload = f"wandb sync {Path(self._run.dir).parent}"
             self.url_or_path = self._where()
             for figure in FIGURES:
