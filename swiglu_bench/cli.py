@@ -6,6 +6,7 @@ Nothing heavy is imported at the top, so that `--help` and shell completion are 
 from __future__ import annotations
 
 import fnmatch
+import dataclasses
 import os
 import re
 import shlex
@@ -227,6 +228,7 @@ def _sweep(command: str, task: str, mode: Mode, options: dict[str, Any]) -> None
     interpreter = task == "verify" and device.type == "cpu"
     cases = _cases(command, device, mode, options)
     chosen = _implementations(options)
+    cold_l2 = _choice("--l2", options.get("l2", "cold"), ("cold", "hot")) == "cold"
     if options["dry_run"]:
         console.print(*listing.dry_run(cases, chosen, machine.free_memory_bytes(device)))
         return
@@ -241,7 +243,7 @@ def _sweep(command: str, task: str, mode: Mode, options: dict[str, Any]) -> None
         run_id=f"{machine.now().replace(':', '').replace('-', '')}-{os.getpid()}",
         baseline=options.get("baseline", ""),
         rule=Rule(budget_s=options.get("budget", 0.0)),
-        cold_l2=_choice("--l2", options.get("l2", "cold"), ("cold", "hot")) == "cold",
+        cold_l2=cold_l2,
         interpreter=interpreter,
     )
     this = machine.describe(device)
@@ -306,7 +308,17 @@ def _writers(
 
     writers: list[Writer] = []
     places: list[Callable[[], str]] = []
-    about = {"command": settings.command, "run_id": settings.run_id, "seed": options["seed"], "machine": this.as_dict()}
+    about = {
+        "command": settings.command,
+        "run_id": settings.run_id,
+        "settings": {
+            "seed": options["seed"],
+            "baseline": settings.baseline,
+            "l2": "cold" if settings.cold_l2 else "hot",
+            **dataclasses.asdict(settings.rule),
+        },
+        "machine": this.as_dict(),
+    }
     folder: Path | None = None
     if options["csv"]:
         folder = options["out"] or _default_folder(this, command, settings.run_id)

@@ -27,8 +27,9 @@ def _table(title: str, *columns: str) -> Table:
 def implementations(catalogue: Sequence[Implementation], device_type: str) -> Iterator[RenderableType]:
     """Every implementation with what it can do and whether it runs here; reasons against it under the table."""
     table = _table("Implementations", "name", "scopes", "gradients", "weights", "here", "what it is")
-    for column in table.columns[:5]:
-        column.no_wrap = True
+    for column in table.columns:
+        column.overflow = "fold"
+        column.no_wrap = column.header in {"name", "here"}
     notes = Notes()
     for one in catalogue:
         reason = one.unavailable(device_type)

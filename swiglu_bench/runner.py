@@ -337,7 +337,10 @@ class _Session:
                 f"Measured {record.tflops:.0f} TFLOP/s and {record.gbps:.0f} GB/s, above the datasheet's "
                 f"{rate:.0f} and {sheet.gbps:.0f}: the timing is wrong."
             )
-            record.time_ms = record.ratio = record.tflops = record.gbps = record.limit_pct = None
+            record.time_ms = record.time_p10_ms = record.time_p90_ms = record.host_us = None
+            record.ratio = record.ratio_low = record.ratio_high = None
+            record.tflops = record.gbps = record.limit_pct = None
+            record.samples_ms = ()
             _end(record, Status.ERROR, reason)
 
 

@@ -20,7 +20,7 @@ BLOCK = 1024  # 8 elements per thread: one 16-byte access each for 16-bit types
 @triton.jit
 def _element(columns, BLOCK: tl.constexpr, WIDE: tl.constexpr):
     """Return (row, columns of this program in that row, mask); programs walk through rows block by block."""
-    blocks = tl.cdiv(columns, BLOCK)
+    blocks = (columns - 1) // BLOCK + 1  # cdiv adds BLOCK first, which wraps just below 2^31 columns
     row = tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
     if WIDE:

@@ -2,8 +2,10 @@
 
 A document holds a marked block; `python -m swiglu_bench.writers.markdown README.md` (`make readme`) fills it again:
 
-    <!-- table: results/nvidia-h200/2026-11-21/forward/records.csv -->
+    <!-- table: results/nvidia-h200/2026-11-21/forward/records.csv eager compile liger -->
     <!-- end -->
+
+Names after the path choose the rows; without any, all are shown.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import pandas as pd
 
 from swiglu_bench.writers.csv_file import read_records
 
-BLOCK = re.compile(r"(<!-- table: (?P<path>\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- table: (?P<path>\S+)(?P<names>[^>]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def time_table(frame: pd.DataFrame) -> str:
@@ -49,7 +51,9 @@ def fill(document: Path) -> str:
 
     def replace(match: re.Match[str]) -> str:
         frame = read_records(document.parent / match["path"])
-        return f"{match[1]}{time_table(frame)}\n{match[3]}"
+        names = match["names"].split()
+        chosen = frame[frame["implementation"].isin(names)] if names else frame
+        return f"{match[1]}{time_table(chosen)}\n{match[4]}"
 
     return BLOCK.sub(replace, document.read_text(encoding="utf-8"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
@@ -15,6 +16,12 @@ from swiglu_bench.record import Record, Status, TensorCheck
 STYLES = {Status.OK: "green", Status.SKIPPED: "dim", Status.INCORRECT: "bold red", Status.ERROR: "bold red"}
 CELL_WIDTH = 19
 NAME_WIDTH = 26
+VERDICT_WIDTH = 12
+FIGURE_WIDTH = 11
+BESIDE_WIDTH = 110
+"""From this width on, `memory` shows predictions in columns of their own."""
+VERIFY_FIGURES = ("error", "ratio", "eager's", "allowed", "max error", "max allowed")
+"""Columns of `verify`, what matters most first."""
 
 
 class Notes:
@@ -188,32 +195,38 @@ def _legend(timed: list[Record]) -> Text:
 
 
 def memory_tables(records: Sequence[Record], width: int) -> Iterator[RenderableType]:
-    """A table per shape, scope and dtype: measured bytes and what arithmetic predicts."""
-    del width
+    """A table per shape, scope and dtype: measured bytes, and what arithmetic predicts beside or, if narrow, below."""
+    beside = width >= BESIDE_WIDTH
     for group in _by(records, "shape", "scope", "dtype"):
         kept, lines = _absent(group)
         notes = Notes()
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("tokens", justify="right")
-        table.add_column("implementation", no_wrap=True)
-        for header in ("saved", "predicted", "peak", "predicted", "workspace", "predicted"):
-            table.add_column(header, justify="right", style="dim" if header == "predicted" else "")
+        table.add_column("tokens", justify="right", no_wrap=True)
+        table.add_column("implementation", overflow="fold")
+        for header in ("saved", "peak", "workspace"):
+            table.add_column(header, justify="right", no_wrap=True)
+            if beside:
+                table.add_column("predicted", justify="right", no_wrap=True, style="dim")
         for same_tokens in _by(sorted(kept, key=lambda record: record.tokens), "tokens"):
             for index, record in enumerate(same_tokens):
                 head = (str(record.tokens) if index == 0 else "", record.implementation)
                 if record.status is not Status.OK:
                     table.add_row(*head, Text(f"{record.status} {notes.mark(record.reason)}", STYLES[record.status]))
                     continue
-                figures = (
-                    record.saved_bytes, record.predicted_saved_bytes,
-                    record.peak_bytes, record.predicted_peak_bytes,
-                    record.workspace_bytes, record.predicted_workspace_bytes,
-                )  # fmt: skip
-                table.add_row(*head, *map(mebibytes, figures))
+                pairs = (
+                    (record.saved_bytes, record.predicted_saved_bytes),
+                    (record.peak_bytes, record.predicted_peak_bytes),
+                    (record.workspace_bytes, record.predicted_workspace_bytes),
+                )
+                if beside:
+                    table.add_row(*head, *(mebibytes(value) for pair in pairs for value in pair))
+                else:
+                    table.add_row(*head, *(Text.assemble(mebibytes(m), (f"\n{mebibytes(p)}", "dim")) for m, p in pairs))
             table.add_section()
         legend = Text(
             "MiB. saved: held between forward and backward beyond inputs, weights and output; peak: highest above "
-            "inputs and weights, output and gradients included; workspace: kept between calls.",
+            "inputs and weights, output and gradients included; workspace: kept between calls"
+            + ("." if beside else "; below each, what arithmetic predicts."),
             style="dim",
         )
         parts = [_title(group[0], "memory"), table, legend] if kept else [_title(group[0], "memory")]
@@ -221,42 +234,43 @@ def memory_tables(records: Sequence[Record], width: int) -> Iterator[RenderableT
 
 
 def verify_tables(records: Sequence[Record], width: int) -> Iterator[RenderableType]:
-    """A table per shape, scope and dtype: error from fp64, eager's error, their ratio and the verdict per tensor."""
-    del width
+    """A table per shape, scope and dtype: error from fp64, eager's error, their ratio and the verdict per tensor.
+
+    Where the width does not suffice for all figures, those that matter least are left out, and the legend says so.
+    """
+    figures = max(1, min(len(VERIFY_FIGURES), (width - NAME_WIDTH - VERDICT_WIDTH) // FIGURE_WIDTH))
     for group in _by(records, "shape", "scope", "dtype"):
         kept, lines = _absent(group)
         notes = Notes()
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("implementation", no_wrap=True)
-        table.add_column("tensor", no_wrap=True)
-        for header in ("error", "eager's", "ratio", "allowed", "max error", "allowed"):
-            table.add_column(header, justify="right")
+        table.add_column("implementation, tensor", no_wrap=True)
+        for header in VERIFY_FIGURES[:figures]:
+            table.add_column(header, justify="right", no_wrap=True)
         table.add_column("verdict", no_wrap=True)
         for same in _by(kept, "implementation"):
-            _verify_rows(table, same, notes)
+            _verify_rows(table, same, notes, figures)
             table.add_section()
-        legend = Text(
-            "error: ||value - fp64 truth|| / ||truth||; max error: largest element's, over the truth's rms; the worst "
-            "over token counts is shown.",
-            style="dim",
-        )
+        text = "error: ||value - fp64 truth|| / ||truth||; ratio: to eager's; the worst over token counts is shown."
+        if figures < len(VERIFY_FIGURES):
+            text += f" Not shown in {width} columns: {', '.join(VERIFY_FIGURES[figures:])}."
+        else:
+            text += " max error: the largest element's, over the truth's rms."
         tokens = ", ".join(str(count) for count in sorted({record.tokens for record in group}))
         title = _title(group[0], f"verify, {tokens} tokens")
-        parts: list[RenderableType] = [title, table, legend] if kept else [title]
+        parts: list[RenderableType] = [title, table, Text(text, style="dim")] if kept else [title]
         if any(record.interpreted for record in kept):
             names = ", ".join(dict.fromkeys(record.implementation for record in kept if record.interpreted))
             lines.append(Text(f"run by Triton's interpreter on the CPU: {names}", style="dim"))
         yield Group(*parts, *notes.lines(), *lines, Text(""))
 
 
-def _verify_rows(table: Table, records: list[Record], notes: Notes) -> None:
+def _verify_rows(table: Table, records: list[Record], notes: Notes, figures: int) -> None:
     """The worst check per tensor over the token counts of one implementation."""
-    name = records[0].implementation + (" (interpreted)" if records[0].interpreted else "")
+    table.add_row(Text(records[0].implementation, "bold"))
     for record in records:
         if record.status in {Status.SKIPPED, Status.ERROR}:
             text = f"{record.status} {notes.mark(f'{record.tokens} tokens: {record.reason}')}"
-            table.add_row(name, *[""] * 7, Text(text, STYLES[record.status]))
-            name = ""
+            table.add_row(*[""] * (1 + figures), Text(text, STYLES[record.status]))
     checks: dict[str, list[tuple[float, int, TensorCheck]]] = {}
     for record in records:
         for check in record.tensor_checks:
@@ -267,13 +281,14 @@ def _verify_rows(table: Table, records: list[Record], notes: Notes) -> None:
         verdict = Text("pass", "green")
         if not check.ok:
             verdict = Text(f"FAIL {notes.mark(f'{tokens} tokens, {tensor}: {check.reason}')}", "bold red")
-        table.add_row(name, tensor, *_check_figures(check), verdict)
-        name = ""
+        table.add_row(f"  {tensor}", *_check_figures(check)[:figures], verdict)
 
 
 def _check_figures(check: TensorCheck) -> list[str]:
-    relative = f"{check.error / check.eager_error:.2f}" if check.eager_error else "-"
+    """In the order of VERIFY_FIGURES."""
+    relative = check.error / check.eager_error if check.eager_error else math.nan
     return [
-        f"{check.error:.2e}", f"{check.eager_error:.2e}", relative, f"{check.allowed:.2e}",
+        f"{check.error:.2e}", "-" if math.isnan(relative) else f"{relative:.2f}" if relative < 100 else f"{relative:.2g}",
+        f"{check.eager_error:.2e}", f"{check.allowed:.2e}",
         f"{check.max_error:.2e}", f"{check.max_allowed:.2e}",
     ]  # fmt: skip

@@ -61,7 +61,7 @@ class WandbRun:
         self._warned = False
         self._run: Any = None
         try:
-            self._run = _start(project=project, config=config, name=name, tags=tags, group=group, dir=folder and str(folder))
+            self._run = _start(folder, project=project, config=config, name=name, tags=tags, group=group)
             self._upload = f"wandb sync {Path(self._run.dir).parent}"
             self.url_or_path = self._where()
             for figure in FIGURES:
@@ -126,7 +126,7 @@ def summarize(records: Sequence[Record]) -> dict[str, float]:
     return summary
 
 
-def _start(**about: Any) -> Any:
+def _start(folder: Path | None, **about: Any) -> Any:
     import wandb
 
     wanted = {
@@ -139,7 +139,7 @@ def _start(**about: Any) -> Any:
     known = {name: value for name, value in wanted.items() if name in wandb.Settings.model_fields}
     with _no_terminal():
         wandb.setup(settings=wandb.Settings(silent=True))  # silent in `init` comes too late for the login's messages
-        return wandb.init(**about, settings=wandb.Settings(silent=True, **known))
+        return wandb.init(**about, dir=folder and str(folder), settings=wandb.Settings(silent=True, **known))
 
 
 @contextlib.contextmanager

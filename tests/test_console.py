@@ -1,0 +1,139 @@
+import io
+from collections.abc import Iterator, Sequence
+
+import pytest
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from specimens import a_record, without_time
+from swiglu_bench.record import Record, Status
+from swiglu_bench.writers import Writer
+from swiglu_bench.writers.console import ConsoleWriter
+from swiglu_bench.writers.tables import time_tables
+
+
+def a_console(terminal: bool, width: int = 100) -> tuple[Console, io.StringIO]:
+    output = io.StringIO()
+    return Console(file=output, force_terminal=terminal, width=width, color_system=None), output
+
+
+ROWS = [
+    a_record(implementation="eager", ratio=1.0),
+    a_record(),
+    without_time(Status.INCORRECT, "output: [bold]wrong[/bold].", implementation="wrong"),
+    without_time(Status.SKIPPED, "It needs about 900.0 GiB and the device has 3.0 GiB free.", implementation="big"),
+]
+
+
+def play(terminal: bool, width: int = 100, rows: Sequence[Record] = ROWS) -> str:
+    console, output = a_console(terminal, width)
+    writer = ConsoleWriter(console, time_tables, case_count=2)
+    with writer:
+        for position, row in enumerate(rows):
+            writer.advance(position / len(rows), f"checking {row.implementation}")
+            writer.write(row)
+    writer.close()
+    return output.getvalue()
+
+
+def test_it_is_a_writer() -> None:
+    writer: Writer = ConsoleWriter(a_console(True)[0], time_tables, 1)
+    assert hasattr(writer, "write")
+
+
+def test_without_a_terminal_rows_are_plain_lines() -> None:
+    lines = play(terminal=False, width=60).splitlines()
+    assert lines == [
+        "small glu forward float32 tokens=7 eager: ok, 500 us, baseline, 2 TFLOP/s, 50.0% of limit",
+        "small glu forward float32 tokens=7 mine: ok, 500 us, x0.800 ±0.010, 2 TFLOP/s, 50.0% of limit",
+        "small glu forward float32 tokens=7 wrong: incorrect: output: [bold]wrong[/bold].",
+        "small glu forward float32 tokens=7 big: skipped: It needs about 900.0 GiB and the device has 3.0 GiB free.",
+    ]
+
+
+def test_plain_means_no_control_characters() -> None:
+    assert all(character.isprintable() or character == "\n" for character in play(terminal=False))
+
+
+def test_a_line_is_out_as_soon_as_its_row_is_there() -> None:
+    console, output = a_console(terminal=False)
+    writer = ConsoleWriter(console, time_tables, 1)
+    with writer:
+        writer.write(ROWS[0])
+        assert output.getvalue().endswith("of limit\n")
+
+
+def test_the_same_skip_is_told_once() -> None:
+    """A sweep of fifteen token counts need not say fifteen times that there is no GPU."""
+    skips = [without_time(Status.SKIPPED, "Triton kernels need a GPU.", tokens=n) for n in (1, 2, 3)]
+    other = [without_time(Status.SKIPPED, "Too large.", tokens=n, implementation=name) for n, name in ((4, "mine"), (4, "big"))]
+    failures = [without_time(Status.ERROR, "broken", tokens=n) for n in (1, 2)]
+    lines = play(False, rows=[*skips, *other, *failures]).splitlines()
+    assert [line.split("tokens=")[1] for line in lines] == [
+        "1 mine: skipped: Triton kernels need a GPU.", "4 mine: skipped: Too large.", "4 big: skipped: Too large.",
+        "1 mine: error: broken", "2 mine: error: broken",
+    ]  # fmt: skip
+
+
+def test_every_row_is_kept_in_order_even_if_it_is_not_printed() -> None:
+    console, _ = a_console(terminal=False)
+    writer = ConsoleWriter(console, time_tables, 1)
+    rows = [without_time(Status.SKIPPED, "Triton kernels need a GPU.", tokens=n) for n in (3, 1, 2)]
+    for row in rows:
+        writer.write(row)
+    assert writer.records == rows
+
+
+@pytest.mark.parametrize("width", [60, 100, 200])
+def test_a_terminal_gets_tables_at_the_end(width: int) -> None:
+    text = play(terminal=True, width=width)
+    tail = text[text.rindex("small  (hidden 24") :]
+    assert "incorrect [1]" in tail
+    assert "[1] output: [bold]wrong[/bold]." in tail
+    assert "skipped: big: It needs about 900.0 GiB" in " ".join(tail.split())
+    assert "tokens=7" not in text, "lines are for logs"
+
+
+def test_a_terminal_gets_a_progress_bar_with_what_runs() -> None:
+    console, output = a_console(terminal=True)
+    writer = ConsoleWriter(console, time_tables, case_count=4)
+    with writer:
+        writer.advance(1.5, "case 2/4: smoke, 16 tokens, checking eager")
+        writer._progress.refresh()
+    (line,) = {part.strip() for part in output.getvalue().splitlines() if "checking eager" in part}
+    assert "case 2/4: smoke, 16 tokens, checking eager" in line
+    assert "elapsed, " in line
+    assert " left" in line
+
+
+def test_tables_are_given_the_rows_and_the_width() -> None:
+    given: list[tuple[int, int]] = []
+
+    def spy(records: Sequence[Record], width: int) -> Iterator[RenderableType]:
+        given.append((len(records), width))
+        yield Text("the table")
+
+    console, output = a_console(True, 77)
+    writer = ConsoleWriter(console, spy, 1)
+    with writer:
+        writer.write(ROWS[0])
+    assert not given
+    writer.close()
+    assert given == [(1, 77)]
+    assert output.getvalue().rstrip().endswith("the table")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_an_interruption_leaves_the_terminal_as_it_was(terminal: bool) -> None:
+    console, output = a_console(terminal)
+    writer = ConsoleWriter(console, time_tables, 1)
+    with pytest.raises(KeyboardInterrupt), writer:
+        writer.write(ROWS[0])
+        raise KeyboardInterrupt
+    writer.close()
+    assert output.getvalue().count("\x1b[?25h") == output.getvalue().count("\x1b[?25l"), "the cursor is shown again"
+    assert "eager" in output.getvalue()
+
+
+def test_no_rows_print_nothing() -> None:
+    assert play(terminal=False, rows=[]) == ""
