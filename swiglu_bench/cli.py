@@ -5,8 +5,8 @@ Nothing heavy is imported at the top, so that `--help` and shell completion are 
 
 from __future__ import annotations
 
-import fnmatch
 import dataclasses
+import fnmatch
 import os
 import re
 import shlex
@@ -20,6 +20,26 @@ import typer
 
 from swiglu_bench import __version__
 from swiglu_bench.cases import BadInput, Case, Mode, Scope, did_you_mean, expand, parse_dtypes, parse_tokens
+from swiglu_bench.options import (
+    L2,
+    WHAT,
+    Baseline,
+    Budget,
+    Csv,
+    Device,
+    DryRun,
+    DtypeOption,
+    Impl,
+    LogWandb,
+    Out,
+    ScopeOption,
+    Seed,
+    Shapes,
+    SkipImpl,
+    Tokens,
+    WandbProject,
+    complete_shapes,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +48,7 @@ if TYPE_CHECKING:
     from swiglu_bench.machine import Machine
     from swiglu_bench.registry import Implementation
     from swiglu_bench.writers import Writer
+    from swiglu_kernels.compiled import Report
 
 app = typer.Typer(
     help="Benchmark and validate implementations of SwiGLU, silu(x Wg) * (x Wu).",
@@ -38,100 +59,6 @@ app = typer.Typer(
 )
 
 MEASURE, LOOK = "Measure and check", "Look"
-WHAT, HOW, OUTPUT = "What to run", "How to measure", "Where results go"
-
-
-def _complete_shapes(incomplete: str) -> list[str]:
-    from swiglu_bench.shapes import config_names
-
-    return _complete_last(incomplete, config_names())
-
-
-def _complete_implementations(incomplete: str) -> list[str]:
-    from swiglu_bench.implementations import CATALOGUE
-
-    return _complete_last(incomplete, [implementation.name for implementation in CATALOGUE])
-
-
-def _complete_last(incomplete: str, names: Sequence[str]) -> list[str]:
-    """Complete the part after the last comma."""
-    head, comma, last = incomplete.rpartition(",")
-    return [head + comma + name for name in names if name.startswith(last)]
-
-
-Shapes = Annotated[
-    str | None,
-    typer.Option(
-        help="Shape or sweep names, YAML paths, or HIDDENxINTERMEDIATE, comma-separated. "
-        "[default: llama7b on a GPU, smoke on a CPU]",
-        rich_help_panel=WHAT, show_default=False, autocompletion=_complete_shapes,
-    ),
-]  # fmt: skip
-Tokens = Annotated[
-    str | None,
-    typer.Option(
-        help="Token counts, as 1,128,1k,8k. [default: the shape's own]", rich_help_panel=WHAT, show_default=False
-    ),
-]  # fmt: skip
-DtypeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--dtype", help="bf16, fp16, fp32, comma-separated. [default: bf16 on a GPU, fp32 on a CPU; verify: all]",
-        rich_help_panel=WHAT, show_default=False,
-    ),
-]  # fmt: skip
-ScopeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--scope", help="activation, glu, mlp, comma-separated: the fusion boundary. [default: glu; verify: all]",
-        rich_help_panel=WHAT, show_default=False,
-    ),
-]  # fmt: skip
-Impl = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--impl", help="Only these implementations: names, globs, or path/to/file.py:name (which runs that file's "
-        "code); comma-separated or repeated.",
-        rich_help_panel=WHAT, show_default=False, autocompletion=_complete_implementations,
-    ),
-]  # fmt: skip
-SkipImpl = Annotated[
-    list[str] | None,
-    typer.Option("--skip-impl", help="All but these; names or globs.", rich_help_panel=WHAT, show_default=False,
-                 autocompletion=_complete_implementations),
-]  # fmt: skip
-Seed = Annotated[int, typer.Option(help="Seed of inputs and of the order of rounds.", min=0, rich_help_panel=WHAT)]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        help="cpu, cuda or cuda:INDEX. [default: the first GPU, else the CPU]", rich_help_panel=HOW, show_default=False
-    ),
-]  # fmt: skip
-Baseline = Annotated[
-    str,
-    typer.Option(
-        help="The implementation that ratios are to.", rich_help_panel=HOW, autocompletion=_complete_implementations
-    ),
-]  # fmt: skip
-Budget = Annotated[
-    float,
-    typer.Option(help="Seconds of timing per case; cases that cannot fit are skipped.", min=0.01, rich_help_panel=HOW),
-]  # fmt: skip
-L2 = Annotated[str, typer.Option("--l2", help="cold (flushed before each sample) or hot.", rich_help_panel=HOW)]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder of files. [default: results/GPU/DATE/TIME-COMMAND]", rich_help_panel=OUTPUT, show_default=False
-    ),
-]  # fmt: skip
-Csv = Annotated[
-    bool, typer.Option("--csv/--no-csv", help="Write records.csv, samples.csv and run.json.", rich_help_panel=OUTPUT)
-]
-LogWandb = Annotated[bool, typer.Option("--log-wandb", help="Log to Weights & Biases.", rich_help_panel=OUTPUT)]
-WandbProject = Annotated[str, typer.Option(help="W&B project.", rich_help_panel=OUTPUT)]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the cases and the memory they need, and stop.", rich_help_panel=HOW)
-]
 
 
 def _version(wanted: bool) -> None:
@@ -216,6 +143,61 @@ def list_(device: Device = None) -> None:
     console.print(*listing.implementations(_catalogue(), chosen.type))
     console.print(*listing.shapes(shapes.all_configs()))
     console.print(listing.machine(machine.describe(chosen).as_dict()))
+
+
+@app.command(rich_help_panel=LOOK)
+def inspect(
+    target: Annotated[
+        str, typer.Option(help="Compute capabilities, as sm_80,sm_90,sm_100.", rich_help_panel=WHAT)
+    ] = "sm_80,sm_90,sm_100",
+    shapes: Annotated[
+        str, typer.Option(help="Shapes to specialise for.", rich_help_panel=WHAT, autocompletion=complete_shapes)
+    ] = "llama7b",
+    tokens: Annotated[str, typer.Option(help="Token counts, which choose the tiles.", rich_help_panel=WHAT)] = "8k",
+    dtype: Annotated[str, typer.Option(help="bf16, fp16, fp32, comma-separated.", rich_help_panel=WHAT)] = "bf16",
+) -> None:
+    """Compile every kernel for GPUs that need not be here: registers, spills, shared memory, wgmma and TMA counts.
+
+    Exits 1 if a kernel spills registers.
+
+    Example: swiglu-bench inspect --target sm_90 --tokens 1,128,8k
+    """
+    from swiglu_bench import listing
+    from swiglu_bench.shapes import load_shapes
+
+    matches = [re.fullmatch(r"(?:sm_)?(\d+)(\d)a?", part.strip()) for part in target.split(",")]
+    if not all(matches):
+        raise BadInput(f"--target: {target!r} is not a list of compute capabilities; give sm_80, sm_90 or sm_100.")
+    capabilities = [(int(match[1]), int(match[2])) for match in matches if match]
+    cases = expand(
+        load_shapes(shapes),
+        scopes=[Scope.GLU],
+        modes=[Mode.STEP],
+        dtypes=parse_dtypes(dtype),
+        tokens=parse_tokens(tokens),
+    )
+    reports = _compile(cases, capabilities)
+    _console().print(*listing.kernels(reports))
+    raise typer.Exit(int(any(report.stack_bytes for report in reports)))
+
+
+def _compile(cases: list[Case], capabilities: list[tuple[int, int]]) -> list[Report]:
+    import importlib.util
+
+    if importlib.util.find_spec("triton") is None:
+        raise BadInput("inspect needs Triton, which is not installed; it exists for Linux.")
+    os.environ.pop("TRITON_INTERPRET", None)  # interpreted kernels are never compiled
+    import torch
+
+    from swiglu_kernels import compiled
+
+    return [
+        compiled.report(name, *sizes, getattr(torch, case.dtype.value), capability)
+        for capability in capabilities
+        for case in cases
+        for sizes in [(case.tokens, case.shape.hidden, case.shape.intermediate)]
+        for name in compiled.launches(*sizes, getattr(torch, case.dtype.value), capability)
+    ]
 
 
 def _sweep(command: str, task: str, mode: Mode, options: dict[str, Any]) -> None:

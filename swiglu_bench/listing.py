@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import RenderableType
@@ -15,6 +15,9 @@ from swiglu_bench.costs import needed_bytes
 from swiglu_bench.registry import Implementation
 from swiglu_bench.shapes import Config, ShapeFile
 from swiglu_bench.writers.tables import Notes
+
+if TYPE_CHECKING:
+    from swiglu_kernels.compiled import Report
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -80,3 +83,23 @@ def dry_run(cases: Sequence[Case], chosen: Sequence[Implementation], free_bytes:
         table.add_row(case.shape.name, case.scope, case.mode, case.dtype, str(case.tokens), size, verdict)
     yield table
     yield Text(f"{len(cases)} cases x {len(chosen)} implementations: {', '.join(one.name for one in chosen)}")
+
+
+def kernels(reports: Iterable[Report]) -> Iterator[RenderableType]:
+    """What the compiler made of each kernel of swiglu_kernels; spills in red."""
+    figures = ("tokens", "registers", "spills", "shared", "wgmma", "tcgen05", "mma.sync", "TMA")
+    table = _table("Compiled kernels", "target", "dtype", "kernel", *figures)
+    for column in table.columns[3:]:
+        column.justify = "right"
+    for one in reports:
+        spills = Text(f"{one.stack_bytes} B", "bold red") if one.stack_bytes else Text("none", "green")
+        counts = (str(count) if count else "-" for count in (one.wgmma, one.tcgen05, one.mma, one.tma))
+        target = f"sm_{one.capability.replace('.', '')}"
+        shared = f"{one.shared_bytes / 1024:.0f} KiB"
+        table.add_row(target, one.dtype, one.kernel, str(one.tokens), str(one.registers), spills, shared, *counts)
+    yield table
+    yield Text(
+        "registers and spills (stack) per thread, shared memory per program, instructions in the PTX; compiled here "
+        "for each target, no GPU needed.",
+        style="dim",
+    )

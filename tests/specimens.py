@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from swiglu_bench.cases import Case, Dtype, Mode, Scope, Shape
+from swiglu_bench.cases import BadInput, Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.record import Record, Status, TensorCheck
 
 SMALL = Shape("small", 24, 40, "made up", (3, 7))
+
+
+T = TypeVar("T")
+
+
+def result_or_complaint(call: Callable[[], T]) -> T | BadInput:
+    """What a call returns or, where it refuses its input, why; any other exception comes through."""
+    try:
+        return call()
+    except BadInput as error:
+        return error
 
 
 def small_case(
@@ -27,8 +39,8 @@ def small_case(
 def a_record(**changes: Any) -> Record:
     """An `ok` row of a timing run with every figure that such a row has."""
     row = Record(
-        run_id="20250102T030405Z-1", command="swiglu-bench forward", shape="small", hidden=24, intermediate=40, tokens=7,
-        dtype="float32", scope="glu", mode="forward", seed=0, implementation="mine", weight_layout="separate",
+        run_id="20250102T030405Z-1", command="swiglu-bench forward", shape="small", hidden=24, intermediate=40,
+        tokens=7, dtype="float32", scope="glu", mode="forward", seed=0, implementation="mine", weight_layout="separate",
         gradients="x w_gate w_up", status=Status.OK, time_ms=0.5, time_p10_ms=0.4, time_p90_ms=0.6, rounds=12,
         stopped_by="precision", host_us=3.0, queue_filled=1.0, first_call_ms=5.0, l2="cold", baseline="eager",
         ratio=0.8, ratio_low=0.79, ratio_high=0.81, flops=10**9, min_bytes=10**6, tflops=2.0, gbps=2.0, limit_ms=0.25,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specimens import SMALL, small_case
+from specimens import SMALL, result_or_complaint, small_case
 from swiglu_bench.cases import (
     ACTIVATIONS,
     DTYPE_ALIASES,
@@ -65,9 +65,7 @@ def test_expand_goes_shape_by_shape_with_tokens_ascending() -> None:
 
 
 def test_expand_takes_given_tokens_instead_and_the_seed() -> None:
-    cases = expand(
-        [SMALL], scopes=[Scope.GLU], modes=[Mode.STEP], dtypes=[Dtype.BFLOAT16], tokens=[9, 2, 9], seed=5
-    )
+    cases = expand([SMALL], scopes=[Scope.GLU], modes=[Mode.STEP], dtypes=[Dtype.BFLOAT16], tokens=[9, 2, 9], seed=5)
     assert [(case.tokens, case.seed, case.dtype) for case in cases] == [
         (2, 5, Dtype.BFLOAT16),
         (9, 5, Dtype.BFLOAT16),
@@ -121,9 +119,8 @@ def test_an_unknown_dtype_is_refused_and_the_known_ones_are_named(text: str) -> 
 
 @given(st.text())
 def test_any_text_is_token_counts_or_bad_input(text: str) -> None:
-    try:
-        counts = parse_tokens(text)
-    except BadInput:
+    counts = result_or_complaint(lambda: parse_tokens(text))
+    if isinstance(counts, BadInput):
         return
     assert counts
     assert all(count >= 1 for count in counts)
@@ -136,9 +133,8 @@ def test_token_counts_survive_the_way_through_text(counts: list[int]) -> None:
 
 @given(st.one_of(st.text(), st.lists(st.sampled_from(["bf16", "fp32", "half", "x"])).map(",".join)))
 def test_any_text_is_dtypes_or_bad_input(text: str) -> None:
-    try:
-        dtypes = parse_dtypes(text)
-    except BadInput:
+    dtypes = result_or_complaint(lambda: parse_dtypes(text))
+    if isinstance(dtypes, BadInput):
         return
     assert dtypes
     assert set(dtypes) <= set(Dtype)

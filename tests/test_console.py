@@ -66,7 +66,10 @@ def test_a_line_is_out_as_soon_as_its_row_is_there() -> None:
 def test_the_same_skip_is_told_once() -> None:
     """A sweep of fifteen token counts need not say fifteen times that there is no GPU."""
     skips = [without_time(Status.SKIPPED, "Triton kernels need a GPU.", tokens=n) for n in (1, 2, 3)]
-    other = [without_time(Status.SKIPPED, "Too large.", tokens=n, implementation=name) for n, name in ((4, "mine"), (4, "big"))]
+    other = [
+        without_time(Status.SKIPPED, "Too large.", tokens=n, implementation=name)
+        for n, name in ((4, "mine"), (4, "big"))
+    ]
     failures = [without_time(Status.ERROR, "broken", tokens=n) for n in (1, 2)]
     lines = play(False, rows=[*skips, *other, *failures]).splitlines()
     assert [line.split("tokens=")[1] for line in lines] == [
@@ -95,7 +98,7 @@ def test_a_terminal_gets_tables_at_the_end(width: int) -> None:
 
 
 def test_a_terminal_gets_a_progress_bar_with_what_runs() -> None:
-    console, output = a_console(terminal=True)
+    console, output = a_console(terminal=True, width=160)
     writer = ConsoleWriter(console, time_tables, case_count=4)
     with writer:
         writer.advance(1.5, "case 2/4: smoke, 16 tokens, checking eager")
@@ -127,9 +130,9 @@ def test_tables_are_given_the_rows_and_the_width() -> None:
 def test_an_interruption_leaves_the_terminal_as_it_was(terminal: bool) -> None:
     console, output = a_console(terminal)
     writer = ConsoleWriter(console, time_tables, 1)
-    with pytest.raises(KeyboardInterrupt), writer:
-        writer.write(ROWS[0])
-        raise KeyboardInterrupt
+    writer.__enter__()
+    writer.write(ROWS[0])
+    writer.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     writer.close()
     assert output.getvalue().count("\x1b[?25h") == output.getvalue().count("\x1b[?25l"), "the cursor is shown again"
     assert "eager" in output.getvalue()

@@ -45,8 +45,12 @@ def test_what_an_implementation_can_do() -> None:
 
     some = [
         implementation("all-round", scopes=["activation", "glu", "mlp"], description="does all")(build),
-        implementation("packed", scopes=["mlp", "glu"], description="d", weight_layout="packed", trains="inputs")(build),
-        implementation("server", scopes=["glu"], description="d", trains="nothing", package="surely_not_installed")(build),
+        implementation("packed", scopes=["mlp", "glu"], description="d", weight_layout="packed", trains="inputs")(
+            build
+        ),
+        implementation("server", scopes=["glu"], description="d", trains="nothing", package="surely_not_installed")(
+            build
+        ),
     ]
     text = shown(listing.implementations(some, "cpu"))
     assert re.search(r"all-round +all +all +separate +yes +does all", text)

@@ -64,7 +64,7 @@ def test_what_a_product_saves_was_there_before(device: torch.device) -> None:
 
 
 def test_an_intermediate_is_saved(device: torch.device) -> None:
-    """silu(x) * y keeps silu(x). Its backward holds that, the output, d_silu and dy, then dx in place of what is free."""
+    """silu(x) * y keeps silu(x). Its backward holds that, the output, d_silu and dy; dx comes where one was freed."""
     x, y = leaf(device), leaf(device)
     use = measured(device, lambda: torch.nn.functional.silu(x) * y, [x, y])
     assert use.saved_bytes == UNIT

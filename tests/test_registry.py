@@ -114,7 +114,9 @@ def test_skipping() -> None:
     assert names(select(CATALOGUE, [], ["fused*"])) == names(list(CATALOGUE))[:6]
 
 
-@pytest.mark.parametrize(("word", "near"), [("eagr", "eager"), ("Liger", "liger"), ("fused_dw_torch", "fused-dw-torch")])
+@pytest.mark.parametrize(
+    ("word", "near"), [("eagr", "eager"), ("Liger", "liger"), ("fused_dw_torch", "fused-dw-torch")]
+)
 def test_unknown_names_get_near_matches(word: str, near: str) -> None:
     for option, message in [
         ("--impl", complaint(CATALOGUE, [word])),

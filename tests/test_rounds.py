@@ -158,9 +158,7 @@ def test_results_are_not_kept_with_the_samples(clock: FakeClock) -> None:
 def test_inspect_sees_the_last_rounds_only(clock: FakeClock, inspected: int) -> None:
     log, seen = Log(), []
     contenders = [log.contender("a", lambda n: 10.0 + n), log.contender("b", lambda n: 20.0 + n)]
-    run_rounds(
-        contenders, clock, exactly(9), inspect=lambda *found: seen.append(found), inspected_rounds=inspected
-    )
+    run_rounds(contenders, clock, exactly(9), inspect=lambda *found: seen.append(found), inspected_rounds=inspected)
     last = range(9 - inspected, 9)
     assert sorted(seen) == sorted((name, n, base + n) for n in last for name, base in (("a", 10.0), ("b", 20.0)))
 
@@ -258,9 +256,7 @@ def test_a_failed_baseline_ends_nothing_else(clock: FakeClock) -> None:
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
-def test_an_interruption_is_not_a_failure_of_a_contender(
-    clock: FakeClock, interruption: type[BaseException]
-) -> None:
+def test_an_interruption_is_not_a_failure_of_a_contender(clock: FakeClock, interruption: type[BaseException]) -> None:
     def prepare(number: int) -> Callable[[], float]:
         raise interruption
 

@@ -330,9 +330,7 @@ def test_a_forward_is_a_forward_whatever_is_trained() -> None:
 
 @pytest.mark.parametrize("baseline", ["nobody", "swapped", "unbuilt", "liger", ""])
 def test_without_a_sound_baseline_there_is_no_ratio(baseline: str) -> None:
-    found = rows(
-        small_case(), [pytorch.eager, mine.swapped, mine.unbuilt, liger.liger], settings(baseline=baseline)
-    )
+    found = rows(small_case(), [pytorch.eager, mine.swapped, mine.unbuilt, liger.liger], settings(baseline=baseline))
     assert (found["eager"].status, found["eager"].baseline, found["eager"].ratio) == (Status.OK, "", None)
 
 
@@ -466,7 +464,9 @@ def test_verify_marks_what_the_interpreter_ran() -> None:
 
 def test_rows_come_as_soon_as_they_are_known() -> None:
     told: list[Progress] = []
-    stream: Iterator[Record] = run([small_case(tokens=n) for n in (1, 2, 3)], [pytorch.eager], settings(), THIS, told.append)
+    stream: Iterator[Record] = run(
+        [small_case(tokens=n) for n in (1, 2, 3)], [pytorch.eager], settings(), THIS, told.append
+    )
     assert not told, "nothing is done before a row is asked for"
     assert next(stream).tokens == 1
     assert {progress.case_number for progress in told} == {0}
@@ -481,8 +481,7 @@ def test_an_interruption_ends_the_run_after_the_rows_so_far() -> None:
 
     stream, kept = run([small_case(tokens=n) for n in (1, 2, 3)], [pytorch.eager], settings(), THIS, interrupt), []
     with pytest.raises(KeyboardInterrupt):
-        for record in stream:
-            kept.append(record.tokens)  # noqa: PERF402 -- list(stream) would keep nothing
+        kept.extend(record.tokens for record in stream)
     assert kept == [1]
 
 

@@ -66,7 +66,8 @@ def test_times(value: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(None, "-"), (0, "0.000"), (1024, "0.001"), (2**20, "1.0"), (3 * 2**19, "1.5"), (10**10, "9536.7")]
+    ("value", "text"),
+    [(None, "-"), (0, "0.000"), (1024, "0.001"), (2**20, "1.0"), (3 * 2**19, "1.5"), (10**10, "9536.7")],
 )
 def test_bytes(value: int | None, text: str) -> None:
     assert mebibytes(value) == text
@@ -274,7 +275,12 @@ def some_verdicts() -> list[Record]:
         without_time(Status.OK, "", implementation="eager", tokens=1, tensor_checks=tuple(good)),
         without_time(Status.OK, "", implementation="eager", tokens=33, tensor_checks=tuple(good)),
         without_time(
-            Status.OK, "", implementation="fused-dw-triton-preact", tokens=1, tensor_checks=tuple(good), interpreted=True
+            Status.OK,
+            "",
+            implementation="fused-dw-triton-preact",
+            tokens=1,
+            tensor_checks=tuple(good),
+            interpreted=True,
         ),
         without_time(Status.OK, "", implementation="wrong", tokens=1, tensor_checks=tuple(good)),
         without_time(Status.INCORRECT, "x: wrong.", implementation="wrong", tokens=33, tensor_checks=tuple(bad)),

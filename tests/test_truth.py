@@ -1,6 +1,6 @@
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from specimens import small_case
 from swiglu_bench import truth

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from specimens import small_case
 from swiglu_bench.cases import ACTIVATIONS, Dtype, Mode, Scope, Shape, tensors

@@ -40,6 +40,7 @@ class Report:
     wgmma: int
     tcgen05: int
     mma: int
+    tma: int
 
 
 def launches(
@@ -126,6 +127,7 @@ def report(
         wgmma=ptx.count("wgmma.mma_async"),
         tcgen05=ptx.count("tcgen05.mma"),
         mma=len(re.findall(r"\bmma\.sync", ptx)),
+        tma=ptx.count("cp.async.bulk.tensor"),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
@@ -286,9 +285,11 @@ def _verify_rows(table: Table, records: list[Record], notes: Notes, figures: int
 
 def _check_figures(check: TensorCheck) -> list[str]:
     """In the order of VERIFY_FIGURES."""
-    relative = check.error / check.eager_error if check.eager_error else math.nan
+    relative = "-"
+    if check.eager_error:
+        times = check.error / check.eager_error
+        relative = f"{times:.2f}" if times < 100 else f"{times:.2g}"
     return [
-        f"{check.error:.2e}", "-" if math.isnan(relative) else f"{relative:.2f}" if relative < 100 else f"{relative:.2g}",
-        f"{check.eager_error:.2e}", f"{check.allowed:.2e}",
+        f"{check.error:.2e}", relative, f"{check.eager_error:.2e}", f"{check.allowed:.2e}",
         f"{check.max_error:.2e}", f"{check.max_allowed:.2e}",
     ]  # fmt: skip

@@ -1,0 +1,107 @@
+"""The options that commands share: names, help texts and completions. No torch in here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+WHAT, HOW, OUTPUT = "What to run", "How to measure", "Where results go"
+
+
+def complete_shapes(incomplete: str) -> list[str]:
+    """Names of shapes and sweeps that go on from what was typed."""
+    from swiglu_bench.shapes import config_names
+
+    return _complete_last(incomplete, config_names())
+
+
+def complete_implementations(incomplete: str) -> list[str]:
+    """Names of implementations that go on from what was typed."""
+    from swiglu_bench.implementations import CATALOGUE
+
+    return _complete_last(incomplete, [implementation.name for implementation in CATALOGUE])
+
+
+def _complete_last(incomplete: str, names: Sequence[str]) -> list[str]:
+    """Complete the part after the last comma."""
+    head, comma, last = incomplete.rpartition(",")
+    return [head + comma + name for name in names if name.startswith(last)]
+
+
+Shapes = Annotated[
+    str | None,
+    typer.Option(
+        help="Shape or sweep names, YAML paths, or HIDDENxINTERMEDIATE, comma-separated. "
+        "\\[default: llama7b on a GPU, smoke on a CPU]",
+        rich_help_panel=WHAT, show_default=False, autocompletion=complete_shapes,
+    ),
+]  # fmt: skip
+Tokens = Annotated[
+    str | None,
+    typer.Option(
+        help="Token counts, as 1,128,1k,8k. \\[default: the shape's own]", rich_help_panel=WHAT, show_default=False
+    ),
+]  # fmt: skip
+DtypeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", help="bf16, fp16, fp32, comma-separated. \\[default: bf16 on a GPU, fp32 on a CPU; verify: all]",
+        rich_help_panel=WHAT, show_default=False,
+    ),
+]  # fmt: skip
+ScopeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--scope", help="activation, glu, mlp, comma-separated: the fusion boundary. \\[default: glu; verify: all]",
+        rich_help_panel=WHAT, show_default=False,
+    ),
+]  # fmt: skip
+Impl = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--impl", help="Only these implementations: names, globs, or path/to/file.py:name (which runs that file's "
+        "code); comma-separated or repeated.",
+        rich_help_panel=WHAT, show_default=False, autocompletion=complete_implementations,
+    ),
+]  # fmt: skip
+SkipImpl = Annotated[
+    list[str] | None,
+    typer.Option("--skip-impl", help="All but these; names or globs.", rich_help_panel=WHAT, show_default=False,
+                 autocompletion=complete_implementations),
+]  # fmt: skip
+Seed = Annotated[int, typer.Option(help="Seed of inputs and of the order of rounds.", min=0, rich_help_panel=WHAT)]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        help="cpu, cuda or cuda:INDEX. \\[default: the first GPU, else the CPU]",
+        rich_help_panel=HOW, show_default=False,
+    ),
+]  # fmt: skip
+Baseline = Annotated[
+    str,
+    typer.Option(
+        help="The implementation that ratios are to.", rich_help_panel=HOW, autocompletion=complete_implementations
+    ),
+]  # fmt: skip
+Budget = Annotated[
+    float,
+    typer.Option(help="Seconds of timing per case; cases that cannot fit are skipped.", min=0.01, rich_help_panel=HOW),
+]  # fmt: skip
+L2 = Annotated[str, typer.Option("--l2", help="cold (flushed before each sample) or hot.", rich_help_panel=HOW)]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of files. \\[default: results/GPU/DATE/TIME-COMMAND]", rich_help_panel=OUTPUT, show_default=False
+    ),
+]  # fmt: skip
+Csv = Annotated[
+    bool, typer.Option("--csv/--no-csv", help="Write records.csv, samples.csv and run.json.", rich_help_panel=OUTPUT)
+]
+LogWandb = Annotated[bool, typer.Option("--log-wandb", help="Log to Weights & Biases.", rich_help_panel=OUTPUT)]
+WandbProject = Annotated[str, typer.Option(help="W&B project.", rich_help_panel=OUTPUT)]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the cases and the memory they need, and stop.", rich_help_panel=HOW)
+]
