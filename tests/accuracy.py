@@ -42,7 +42,9 @@ def assert_as_accurate_as_eager(
     for measure in (_largest, _mean_square):
         error, eager_error = measure(got.double() - truth), measure(eager.double() - truth)
         bound = slack * eager_error + rounding * measure(truth)
-        assert error <= bound, f"{name} ({measure.__name__}): error {error:.3g}, bound {bound:.3g}, eager {eager_error:.3g}"
+        assert error <= bound, (
+            f"{name} ({measure.__name__}): error {error:.3g}, bound {bound:.3g}, eager {eager_error:.3g}"
+        )
 
 
 def _largest(tensor: torch.Tensor) -> float:

@@ -81,7 +81,9 @@ def test_every_variant_where_nothing_needs_a_mask(options):
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", VARIANTS, ids=variant_name)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 4096, 1408), (16, 1024, 1408), (200, 1024, 1408), (1000, 2880, 2880), (777, 509, 1031)])
+@pytest.mark.parametrize(
+    "shape", [(1, 4096, 1408), (16, 1024, 1408), (200, 1024, 1408), (1000, 2880, 2880), (777, 509, 1031)]
+)
 def test_every_variant_at_model_sizes(shape, options, dtype):
     check(problem(*shape, dtype), options)
 
@@ -199,8 +201,15 @@ def test_double_backward_is_refused():
 def test_operator_registration(options):
     x, w_gate, w_up = leaves(5, 9, 7)
     opcheck(torch.ops.swiglu_kernels.glu.default, (x, w_gate, w_up, *options.values()))
-    preactivation = torch.zeros(5, 7, device=DEVICE) if options["save"] == "preact" else torch.zeros(0, 0, device=DEVICE)
-    arguments = (torch.ones(5, 7, device=DEVICE), *(t.detach() for t in (x, w_gate, w_up)), preactivation, preactivation)
+    preactivation = (
+        torch.zeros(5, 7, device=DEVICE) if options["save"] == "preact" else torch.zeros(0, 0, device=DEVICE)
+    )
+    arguments = (
+        torch.ones(5, 7, device=DEVICE),
+        *(t.detach() for t in (x, w_gate, w_up)),
+        preactivation,
+        preactivation,
+    )
     opcheck(torch.ops.swiglu_kernels.glu_backward.default, (*arguments, *options.values(), True))
 
 
@@ -263,13 +272,17 @@ def test_above_two_to_the_31_elements(options):
         assert_as_accurate_as_eager("d_w_gate", d_w_gate[columns], eager[2], truth[2])
 
 
-def test_tf32_only_where_torch_allows_it(monkeypatch):
+@pytest.mark.parametrize("setting", ["ieee", "tf32"])
+def test_tf32_only_where_torch_allows_it(setting):
     from swiglu_kernels.glu_forward import forward_launch
 
     x, w_gate, w_up = problem(5, 9, 7)
-    for setting, precision in (("ieee", "ieee"), ("tf32", "tf32")):
-        monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", setting)
-        assert forward_launch(x, w_gate, w_up, x, None).arguments["PRECISION"] == precision
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        torch.backends.cuda.matmul.fp32_precision = setting
+        assert forward_launch(x, w_gate, w_up, x, None).arguments["PRECISION"] == setting
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 @pytest.mark.parametrize(
@@ -280,9 +293,17 @@ def test_tf32_only_where_torch_allows_it(monkeypatch):
         ({"x": torch.ones(())}, ValueError, r"x: expected at least one dimension"),
         ({"w_gate": torch.ones(3, 4).half()}, TypeError, r"w_gate: expected torch.float32 as x has, got torch.float16"),
         ({"w_up": torch.ones(3, 4, device="meta")}, ValueError, r"w_up: expected device cpu as x has, got meta"),
-        ({"w_gate": torch.ones(4)}, ValueError, r"w_gate: expected two dimensions, \[intermediate, hidden\], got \(4,\)"),
+        (
+            {"w_gate": torch.ones(4)},
+            ValueError,
+            r"w_gate: expected two dimensions, \[intermediate, hidden\], got \(4,\)",
+        ),
         ({"w_gate": torch.ones(3, 5)}, ValueError, r"w_gate: expected \[intermediate, 4\] .* got \(3, 5\)"),
-        ({"w_up": torch.ones(2, 4)}, ValueError, r"w_up: expected shape \(3, 4\) \(the shape of w_gate\), got \(2, 4\)"),
+        (
+            {"w_up": torch.ones(2, 4)},
+            ValueError,
+            r"w_up: expected shape \(3, 4\) \(the shape of w_gate\), got \(2, 4\)",
+        ),
         ({"weight_grad": "both"}, ValueError, r"weight_grad: expected one of 'triton', 'torch', 'none', got 'both'"),
         ({"save": None}, ValueError, r"save: expected one of 'preact', 'input', got None"),
         ({"input_grad": "slow"}, ValueError, r"input_grad: expected one of 'fused', 'two_step', got 'slow'"),

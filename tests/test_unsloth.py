@@ -96,7 +96,9 @@ def test_overwrite_keeps_the_upstream_gradient():
     upstream = random_tensor(4, 9, dtype=torch.float32, seed=2)
     before = upstream.clone()
     other = torch.zeros(4, 9, device=DEVICE, requires_grad=True)
-    d_other, _ = torch.autograd.grad(unsloth_silu_mul(gate * 1, up * 1, overwrite=True) + other, (other, gate), upstream)
+    d_other, _ = torch.autograd.grad(
+        unsloth_silu_mul(gate * 1, up * 1, overwrite=True) + other, (other, gate), upstream
+    )
     assert torch.equal(upstream, before)
     assert torch.equal(d_other, before)
 
@@ -202,7 +204,11 @@ def test_above_two_to_the_31_elements(elements):
     ("call", "error", "message"),
     [
         (lambda: swiglu_fg_kernel(torch.ones(2, 3), torch.ones(2, 3)), ValueError, r"e: expected three dimensions"),
-        (lambda: swiglu_fg_kernel(torch.ones(1, 2, 3), torch.ones(1, 2, 4)), ValueError, r"g: expected shape \(1, 2, 3\)"),
+        (
+            lambda: swiglu_fg_kernel(torch.ones(1, 2, 3), torch.ones(1, 2, 4)),
+            ValueError,
+            r"g: expected shape \(1, 2, 3\)",
+        ),
         (lambda: swiglu_fg_kernel(torch.ones(1, 2, 3), 1), TypeError, r"g: expected a torch.Tensor, got int"),
         (
             lambda: swiglu_DWf_DW_dfg_kernel(torch.ones(2, 3), torch.ones(2, 3).half(), torch.ones(2, 3)),

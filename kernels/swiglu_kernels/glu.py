@@ -136,9 +136,17 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _backward(ctx, dz, _d_gate, _d_up):
-    dx, d_w_gate, d_w_up = _glu_backward(dz, *ctx.saved_tensors, *ctx.options, ctx.needs_input_grad[0])
-    wanted = ctx.needs_input_grad
-    return dx if wanted[0] else None, d_w_gate if wanted[1] else None, d_w_up if wanted[2] else None, None, None, None
+    needs_x, needs_w_gate, needs_w_up = ctx.needs_input_grad[:3]
+    dx, d_w_gate, d_w_up = _glu_backward(dz, *ctx.saved_tensors, *ctx.options, needs_x)
+    frozen = ctx.options[0] == "none"
+    return (
+        dx if needs_x else None,
+        d_w_gate if needs_w_gate and not frozen else None,
+        d_w_up if needs_w_up and not frozen else None,
+        None,
+        None,
+        None,
+    )
 
 
 _glu.register_autograd(_backward, setup_context=_setup_context)
