@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specimens import a_record, result_or_complaint
-from swiglu_bench import cli, machine, options, runner
+from swiglu_bench import cli, machine, runner
 from swiglu_bench.cases import BadInput, Scope
 from swiglu_bench.implementations import CATALOGUE
 from swiglu_bench.measure import ceilings

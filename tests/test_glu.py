@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 import torch
-from accuracy import DEVICE, DTYPES, LAYOUTS, assert_as_accurate_as_eager, check_against_reference, random_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.library import opcheck
 
+from accuracy import DEVICE, DTYPES, LAYOUTS, assert_as_accurate_as_eager, check_against_reference, random_tensor
 from swiglu_kernels import backend_for, reference, swiglu_glu
 from swiglu_kernels.glu import INPUT_GRADS, SAVES, WEIGHT_GRADS
 

@@ -1,10 +1,10 @@
 import pytest
 import torch
-from accuracy import DEVICE, DTYPES, LAYOUTS, assert_as_accurate_as_eager, check_against_reference, random_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.library import opcheck
 
+from accuracy import DEVICE, DTYPES, LAYOUTS, assert_as_accurate_as_eager, check_against_reference, random_tensor
 from swiglu_kernels import backend_for, reference, silu_mul
 from swiglu_kernels.silu_mul import BLOCK, forward_launch
 

@@ -3,11 +3,11 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from accuracy import DEVICE, DTYPES, LAYOUTS, assert_as_accurate_as_eager, check_against_reference, random_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.library import opcheck
 
+from accuracy import DEVICE, DTYPES, LAYOUTS, assert_as_accurate_as_eager, check_against_reference, random_tensor
 from swiglu_kernels import (
     backend_for,
     reference,
