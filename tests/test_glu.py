@@ -54,7 +54,7 @@ def check(inputs: list[torch.Tensor], options: dict[str, str]) -> None:
     )
 
 
-@settings(derandomize=True, deadline=None, max_examples=80)
+@settings(derandomize=True, deadline=None, max_examples=60)
 @given(
     tokens=st.sampled_from([0, 1, 2, 3, 17, 65, 130]),
     hidden=st.sampled_from([0, 1, 3, 16, 33, 70, 128]),
@@ -75,7 +75,7 @@ def test_every_variant_in_every_dtype(options, dtype):
 
 @pytest.mark.parametrize("options", VARIANTS, ids=variant_name)
 def test_every_variant_where_nothing_needs_a_mask(options):
-    check(problem(256, 128, 256, torch.bfloat16), options)
+    check(problem(256, 128, 128, torch.bfloat16), options)
 
 
 @pytest.mark.gpu
@@ -273,16 +273,18 @@ def test_above_two_to_the_31_elements(options):
 
 
 @pytest.mark.parametrize("setting", ["ieee", "tf32"])
-def test_tf32_only_where_torch_allows_it(setting):
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_tf32_only_where_torch_allows_it(precision):
     from swiglu_kernels.glu_forward import forward_launch
 
     x, w_gate, w_up = problem(5, 9, 7)
-    before = torch.backends.cuda.matmul.fp32_precision
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
     try:
-        torch.backends.cuda.matmul.fp32_precision = setting
-        assert forward_launch(x, w_gate, w_up, x, None).arguments["PRECISION"] == setting
+        matmul.fp32_precision = precision
+        assert forward_launch(x, w_gate, w_up, x, None).arguments["PRECISION"] == precision
     finally:
-        torch.backends.cuda.matmul.fp32_precision = before
+        matmul.fp32_precision = before
 
 
 @pytest.mark.parametrize(
