@@ -5,14 +5,12 @@ Nothing heavy is imported at the top, so that `--help` and shell completion are 
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -45,9 +43,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from swiglu_bench.machine import Machine
     from swiglu_bench.registry import Implementation
-    from swiglu_bench.writers import Writer
     from swiglu_kernels.compiled import Report
 
 app = typer.Typer(
@@ -217,6 +213,7 @@ def _sweep(command: str, task: str, mode: Mode, options: dict[str, Any]) -> None
 
     from swiglu_bench.measure.rounds import Rule
     from swiglu_bench.runner import Settings, Task
+    from swiglu_bench.sweep import Output, sweep
 
     settings = Settings(
         task=Task(task),
@@ -228,110 +225,12 @@ def _sweep(command: str, task: str, mode: Mode, options: dict[str, Any]) -> None
         cold_l2=cold_l2,
         interpreter=interpreter,
     )
-    this = machine.describe(device)
-    raise typer.Exit(_run(command, cases, chosen, settings, this, options, console))
-
-
-def _run(
-    command: str,
-    cases: list[Case],
-    chosen: list[Implementation],
-    settings: Any,
-    this: Machine,
-    options: dict[str, Any],
-    console: Console,
-) -> int:
-    from swiglu_bench import runner
-    from swiglu_bench.record import Status
-    from swiglu_bench.writers import tables
-    from swiglu_bench.writers.console import ConsoleWriter
-
-    def warn(text: str) -> None:
-        console.print(f"Warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-
-    style = {"memory": tables.memory_tables, "verify": tables.verify_tables}.get(command, tables.time_tables)
-    shown = ConsoleWriter(console, style, len(cases))
-    interrupted = False
-    with ExitStack() as stack:
-        writers, places = _writers(stack, command, settings, this, options, warn)
-        try:
-            with shown:
-
-                def listen(progress: runner.Progress) -> None:
-                    case = progress.case
-                    number = f"case {progress.case_number + 1}/{progress.case_count}"
-                    doing = f"{number}: {case.shape.name}, {case.tokens} tokens, {progress.doing}"
-                    shown.advance(progress.case_number + progress.fraction, doing)
-
-                for record in runner.run(cases, chosen, settings, this, listen):
-                    for writer in (shown, *writers):
-                        writer.write(record)
-        except KeyboardInterrupt:
-            interrupted = True
-        shown.close()
-    for place in filter(None, (tell() for tell in places)):
-        console.print(place, markup=False, highlight=False, soft_wrap=True)
-    if interrupted:
-        console.print(f"Interrupted: {len(shown.records)} rows were kept.", style="yellow")
-        return 130
-    return int(any(record.status in {Status.INCORRECT, Status.ERROR} for record in shown.records))
-
-
-def _writers(
-    stack: ExitStack,
-    command: str,
-    settings: Any,
-    this: Machine,
-    options: dict[str, Any],
-    warn: Callable[[str], None],
-) -> tuple[list[Writer], list[Callable[[], str]]]:
-    """The writers that the options ask for, opened; and for each a function that says where its results are."""
-    from swiglu_bench.writers import csv_file
-
-    writers: list[Writer] = []
-    places: list[Callable[[], str]] = []
-    about = {
-        "command": settings.command,
-        "run_id": settings.run_id,
-        "settings": {
-            "seed": options["seed"],
-            "baseline": settings.baseline,
-            "l2": "cold" if settings.cold_l2 else "hot",
-            **dataclasses.asdict(settings.rule),
-        },
-        "machine": this.as_dict(),
-    }
-    folder: Path | None = None
-    if options["csv"]:
-        folder = options["out"] or _default_folder(this, command, settings.run_id)
-        csv_file.create_folder(folder)
-        csv_file.write_run_file(folder, about)
-        rows = csv_file.CsvFile(folder, warn=warn)
-        stack.callback(rows.close)
-        writers.append(rows)
-        places.append(lambda: f"Rows, samples and machine: {folder}")
-    elif options["out"]:
-        raise BadInput("--out was given together with --no-csv; leave one of them out.")
-    if options["log_wandb"]:
-        from swiglu_bench.writers.wandb_run import WandbRun
-
-        run = WandbRun(
-            project=options["wandb_project"],
-            config=about,
-            name=f"{command} {this.slug}",
-            tags=[command, this.slug],
-            folder=folder,
-            warn=warn,
-        )
-        stack.callback(run.close)
-        writers.append(run)
-        places.append(lambda: run.url_or_path and f"W&B: {run.url_or_path}")
-    return writers, places
-
-
-def _default_folder(this: Machine, command: str, run_id: str) -> Path:
-    date, clock = run_id[:8], run_id[9:15]
-    return Path("results") / this.slug / f"{date[:4]}-{date[4:6]}-{date[6:]}" / f"{clock}-{command}"
+    output = Output(
+        csv=options["csv"],
+        folder=options["out"],
+        wandb_project=options["wandb_project"] if options["log_wandb"] else None,
+    )
+    raise typer.Exit(sweep(command, cases, chosen, settings, machine.describe(device), output, console))
 
 
 def _device(text: str | None, interpret: bool) -> torch.device:

@@ -107,6 +107,7 @@ def test_a_terminal_gets_a_progress_bar_with_what_runs() -> None:
     assert "case 2/4: smoke, 16 tokens, checking eager" in line
     assert "elapsed, " in line
     assert " left" in line
+    assert output.getvalue().rstrip().endswith("\x1b[2K"), "the bar makes room for the tables"
 
 
 def test_tables_are_given_the_rows_and_the_width() -> None:

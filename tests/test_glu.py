@@ -190,6 +190,22 @@ def test_a_second_backward_is_right(options):
         assert torch.equal(one, other)
 
 
+class NoGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, z):
+        return z.clone()
+
+    @staticmethod
+    def backward(ctx, dz):
+        return None
+
+
+def test_an_undefined_upstream_gradient_gives_none():
+    inputs = leaves(5, 9, 7)
+    NoGradient.apply(swiglu_glu(*inputs)).sum().backward()
+    assert all(tensor.grad is None for tensor in inputs)
+
+
 def test_double_backward_is_refused():
     x, w_gate, w_up = leaves(5, 9, 7)
     (dx,) = torch.autograd.grad(swiglu_glu(x, w_gate, w_up).sum(), x, create_graph=True)
@@ -272,7 +288,6 @@ def test_above_two_to_the_31_elements(options):
         assert_as_accurate_as_eager("d_w_gate", d_w_gate[columns], eager[2], truth[2])
 
 
-@pytest.mark.parametrize("setting", ["ieee", "tf32"])
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
 def test_tf32_only_where_torch_allows_it(precision):
     from swiglu_kernels.glu_forward import forward_launch

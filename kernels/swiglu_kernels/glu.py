@@ -136,6 +136,8 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _backward(ctx, dz, _d_gate, _d_up):
+    if dz is None:  # undefined, since gradients are not materialised
+        return None, None, None, None, None, None
     needs_x, needs_w_gate, needs_w_up = ctx.needs_input_grad[:3]
     dx, d_w_gate, d_w_up = _glu_backward(dz, *ctx.saved_tensors, *ctx.options, needs_x)
     frozen = ctx.options[0] == "none"
