@@ -19,8 +19,8 @@ Produced = dict[str, Tensor | None]
 class Trial:
     """An implementation built for a problem.
 
-    Backward always starts from a fresh forward on fresh copies of the activations and the upstream gradient: several
-    implementations overwrite what they saved or were given, and replaying their graph computes on garbage.
+    Every run starts on fresh copies of the activations and the upstream gradient, and a backward from a fresh forward:
+    several implementations overwrite what they saved or were given, and replaying their graph computes on garbage.
     """
 
     def __init__(self, implementation: Implementation, problem: Problem) -> None:
@@ -32,8 +32,7 @@ class Trial:
 
     def infer(self, variant: int) -> Produced:
         """Forward without autograd."""
-        with torch.no_grad():
-            return {"output": self.step.forward(*self.problem.activations[variant])}
+        return self._forward_call(variant)()()
 
     def train(self, variant: int) -> Produced:
         """Forward and backward; the output and every promised gradient in the canonical layout."""
@@ -73,7 +72,8 @@ class Trial:
             self._drop_gradients()
 
     def _forward_call(self, variant: int) -> Callable[[], Callable[[], Produced]]:
-        activations, forward = self.problem.activations[variant], self.step.forward
+        activations = [value.clone() for value in self.problem.activations[variant]]
+        forward = self.step.forward
 
         def call() -> Callable[[], Produced]:
             with torch.no_grad():

@@ -8,6 +8,10 @@ if importlib.util.find_spec("triton") is not None and not torch.cuda.is_availabl
     # Before anything imports triton: a kernel is bound to the interpreter when it is decorated.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# The products here are tiny. Where other programs keep the cores busy, threads that wait for each other made the tests
+# take six times as long.
+torch.set_num_threads(1)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():

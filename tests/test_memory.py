@@ -1,4 +1,5 @@
 import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -124,15 +125,21 @@ def test_an_output_that_is_a_view_counts_its_storage(device: torch.device) -> No
 
 def test_garbage_of_before_is_not_counted(device: torch.device) -> None:
     x = leaf(device)
-    cycle: list[object] = [torch.empty(8 * ELEMENTS, device=device)]
+    leftovers = torch.empty(8 * ELEMENTS, device=device)
+    cycle: list[object] = [leftovers]
     cycle.append(cycle)
-    del cycle
+    gone = weakref.ref(leftovers)
+    del cycle, leftovers
 
     def forward() -> Tensor:
-        gc.collect()
+        assert gone() is None, "what it frees now would make its own memory look smaller"
         return x.detach().clone()
 
-    assert measure_memory(device, forward, None) == MemoryUse(0, UNIT, 0)
+    gc.disable()  # or Python may collect it by itself just before
+    try:
+        assert measure_memory(device, forward, None) == MemoryUse(0, UNIT, 0)
+    finally:
+        gc.enable()
 
 
 def test_errors_come_through_and_the_next_measurement_works(device: torch.device) -> None:

@@ -152,6 +152,46 @@ def test_an_implementation_that_overwrites_leaves_the_problem_alone() -> None:
     assert all(torch.equal(one, other) for one, other in zip(before, snapshot(problem), strict=True))
 
 
+def test_a_forward_that_overwrites_its_input_leaves_the_problem_alone() -> None:
+    """Or every contender after it would be called incorrect."""
+
+    def build(problem: Problem) -> Step:
+        def forward(x: Tensor) -> Tensor:
+            output = glu(x, problem.weights)
+            if not torch.is_grad_enabled():
+                x.zero_()
+            return output
+
+        return Step(forward)
+
+    problem = make_problem(small_case(), "cpu")
+    before, trial = snapshot(problem), Trial(declared(build), problem)
+    run_every_way(trial)
+    assert all(torch.equal(one, other) for one, other in zip(before, snapshot(problem), strict=True))
+    assert is_right(trial.infer(0), problem, 0)
+    assert is_right(trial.prepare(Mode.FORWARD, 0)()(), problem, 0)
+
+
+def test_copies_are_made_outside_what_is_timed() -> None:
+    given: list[int] = []
+
+    def build(problem: Problem) -> Step:
+        def forward(x: Tensor) -> Tensor:
+            given.append(x.data_ptr())
+            return glu(x, problem.weights)
+
+        return Step(forward)
+
+    trial = Trial(declared(build), make_problem(small_case(), "cpu"))
+    for mode in (Mode.FORWARD, Mode.STEP):
+        call = trial.prepare(mode, 0)
+        given.clear()
+        call()
+        call()
+        assert len(given) == 2
+        assert given[0] == given[1], "the call itself copies nothing"
+
+
 @pytest.mark.parametrize("scope", list(Scope))
 def test_nothing_is_left_on_the_problem(scope: Scope) -> None:
     problem = make_problem(small_case(scope=scope), "cpu")

@@ -4,6 +4,9 @@ silu_mul(gate, up)                    elementwise, one rounding, gradients in ne
 swiglu_glu(x, w_gate, w_up)           both products and the gate in one launch
 unsloth_silu_mul(gate, up)            Unsloth-style elementwise kernels, with autograd
 swiglu_fg_kernel, swiglu_DWf_DW_dfg_kernel    the same kernels under the names that Unsloth documents
+FusedSwiGLU                           a module in place of two Linears and the gate
+FusedSwiGLUMLP, FusedSwiGLUPackedMLP  modules with the state_dict of a Llama, Qwen or Mistral MLP, and of Phi-3's
+patch_model(model), unpatch(model)    put them into a Hugging Face model, and take them out again
 reference                             the definitions, in PyTorch
 backend_for(tensor)                   where a kernel would run: "triton", "interpreter" or "torch"
 """
@@ -11,15 +14,23 @@ backend_for(tensor)                   where a kernel would run: "triton", "inter
 from swiglu_kernels import reference
 from swiglu_kernels.backend import backend_for
 from swiglu_kernels.glu import swiglu_glu
+from swiglu_kernels.modules import FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP
+from swiglu_kernels.patch import PatchReport, patch_model, unpatch
 from swiglu_kernels.silu_mul import silu_mul
 from swiglu_kernels.unsloth import swiglu_DWf_DW_dfg_kernel, swiglu_fg_kernel, unsloth_silu_mul
 
 __all__ = [
+    "FusedSwiGLU",
+    "FusedSwiGLUMLP",
+    "FusedSwiGLUPackedMLP",
+    "PatchReport",
     "backend_for",
+    "patch_model",
     "reference",
     "silu_mul",
     "swiglu_DWf_DW_dfg_kernel",
     "swiglu_fg_kernel",
     "swiglu_glu",
+    "unpatch",
     "unsloth_silu_mul",
 ]

@@ -1,0 +1,392 @@
+"""Drop-in modules: SwiGLU and SwiGLU MLPs whose parameters lie where stock PyTorch modules have them.
+
+    FusedSwiGLU            gate_proj, up_proj                x -> z = silu(gate_proj(x)) * up_proj(x)
+    FusedSwiGLUMLP         gate_proj, up_proj, down_proj     x -> down_proj(z): Llama, Qwen, Mistral
+    FusedSwiGLUPackedMLP   gate_up_proj, down_proj           the same with gate above up in one matrix: Phi-3
+
+The projections are ordinary `torch.nn.Linear` submodules, so state_dict keys, initialisation, optimisers and sharding
+are those of the stock module. Only their parameters are read: the fused op takes the place of their `forward`. What
+needs that forward (an adapter, a hook, a quantised weight) is refused with a TypeError, never passed over.
+
+All of them work under autocast, activation checkpointing, torch.compile(fullgraph=True), CUDA graphs, DDP and FSDP2
+(`fully_shard` on the module or around it, not on its projections). Of torch.func, `functional_call` and `vmap` work,
+gradients by backward() included; `grad`, `vjp` and `jvp` raise, as custom operators take no part in them. Derivatives
+are first order.
+"""
+
+import dataclasses
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd import forward_ad
+
+from swiglu_kernels.backend import Backend, backend_for
+from swiglu_kernels.checks import check_like, check_option, check_tensor
+from swiglu_kernels.glu import INPUT_GRADS, SAVES, WEIGHT_GRADS, swiglu_glu
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How gradients are made; `swiglu_glu` says what each value means."""
+
+    weight_grad: str = "triton"
+    save: str = "preact"
+    input_grad: str = "fused"
+
+    def __post_init__(self) -> None:
+        check_option("weight_grad", self.weight_grad, WEIGHT_GRADS)
+        check_option("save", self.save, SAVES)
+        check_option("input_grad", self.input_grad, INPUT_GRADS)
+
+
+def check_bias(name: str, bias: object) -> None:
+    """Raise if a gate or up projection has a bias: the fused op adds none."""
+    if bias is not None and bias is not False:
+        raise ValueError(f"{name}: expected no bias on the gate and up projections, got one")
+
+
+def _swiglu_glu(
+    x: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    bias_gate: torch.Tensor | None,
+    bias_up: torch.Tensor | None,
+    *,
+    options: Options,
+) -> torch.Tensor:
+    check_bias("bias_gate", bias_gate)
+    check_bias("bias_up", bias_up)
+    return swiglu_glu(
+        x, w_gate, w_up, weight_grad=options.weight_grad, save=options.save, input_grad=options.input_grad
+    )
+
+
+def _swiglu_mlp(
+    x: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    w_down: torch.Tensor,
+    bias_gate: torch.Tensor | None,
+    bias_up: torch.Tensor | None,
+    bias_down: torch.Tensor | None,
+    *,
+    options: Options,
+) -> torch.Tensor:
+    return F.linear(_swiglu_glu(x, w_gate, w_up, bias_gate, bias_up, options=options), w_down, bias_down)
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def why_not_bare(module: nn.Module) -> str | None:
+    """Say why calling a module does more than its class's forward does; None if it does not."""
+    if "forward" in module.__dict__:
+        return "its forward was replaced"
+    if any(getattr(module, kind) for kind in _HOOKS):
+        return "its hooks would no longer run"
+    return None
+
+
+def why_not_plain(linear: nn.Module) -> str | None:
+    """Say why calling a module does more than `torch.nn.functional.linear` with its parameters; None if it does not."""
+    # A subclass that keeps Linear's forward is as good: a parametrised one computes its weight when that is read.
+    if getattr(type(linear), "forward", None) is not nn.Linear.forward:
+        return f"{type(linear).__name__} is not a plain torch.nn.Linear"
+    return why_not_bare(linear)
+
+
+def _plain(owner: nn.Module, name: str) -> nn.Linear:
+    linear = getattr(owner, name)
+    reason = why_not_plain(linear)
+    if reason is not None:
+        raise TypeError(
+            f"{name}: expected a torch.nn.Linear whose parameters are all there is to it, but {reason}; "
+            f"put hooks, adapters and sharding on the whole {type(owner).__name__}, or unpatch the model"
+        )
+    assert isinstance(linear, nn.Linear)
+    return linear
+
+
+def _autocast_dtype(x: object) -> torch.dtype | None:
+    """Return the dtype that autocast gives to the operands of a linear layer, None where it is off."""
+    if not isinstance(x, torch.Tensor) or not torch.amp.is_autocast_available(x.device.type):
+        return None
+    return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Cast a tensor as autocast does, which leaves float64 alone; gradients arrive in the dtype from before."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64:
+        return value.to(dtype)
+    return value
+
+
+def _refuse_tangents(operands: list[torch.Tensor]) -> None:
+    """Raise under forward-mode differentiation: a custom operator would drop the tangents and say nothing."""
+    if any(forward_ad.unpack_dual(operand).tangent is not None for operand in operands):
+        raise RuntimeError(
+            "forward-mode differentiation (torch.func.jvp, jacfwd) is not available: the kernels compute reverse-mode "
+            "derivatives only; use the functions of swiglu_kernels.reference where it is needed"
+        )
+
+
+class FusedModule(nn.Module):
+    """What the modules of this file share: their options, the backend, the way from projections to operands."""
+
+    options: Options
+
+    @property
+    def backend(self) -> Backend:
+        """What runs where the parameters are: "triton", "interpreter", or "torch" (the reference, no kernel at all)."""
+        return backend_for(next(self.parameters()).device)
+
+    def extra_repr(self) -> str:
+        """Return the options and the backend."""
+        options = ", ".join(f"{name}={value!r}" for name, value in dataclasses.asdict(self.options).items())
+        return f"{options}, backend={self.backend!r}"
+
+    def _operands(self, x: object, *names: str) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor | None]]:
+        """Return x, and weights and biases of the named projections; cast where autocast is on, then checked."""
+        linears = [_plain(self, name) for name in names]
+        weights: list[torch.Tensor] = [linear.weight for linear in linears]
+        biases: list[torch.Tensor | None] = [linear.bias for linear in linears]
+        dtype = _autocast_dtype(x)
+        if dtype is not None:
+            x = _cast(x, dtype)
+            weights = [_cast(weight, dtype) for weight in weights]
+            biases = [_cast(bias, dtype) for bias in biases]
+        first = f"{names[0]}.weight"
+        tensor = check_like("x", x, first, check_tensor(first, weights[0]))
+        for name, weight in zip(names[1:], weights[1:], strict=True):
+            check_like(f"{name}.weight", weight, first, weights[0])
+        in_features = linears[0].in_features
+        if tensor.dim() == 0 or tensor.shape[-1] != in_features:
+            raise ValueError(
+                f"x: expected [..., {in_features}], the in_features of {names[0]}, got {tuple(tensor.shape)}"
+            )
+        if backend_for(tensor) != "torch":
+            _refuse_tangents([tensor, *weights])
+        return tensor, weights, biases
+
+
+def _check_linear(name: str, linear: object, in_features: int | None, out_features: int | None) -> None:
+    """Check a linear layer that is to become a projection; None stands for any size."""
+    if not isinstance(linear, nn.Linear):
+        raise TypeError(f"{name}: expected a torch.nn.Linear, got {type(linear).__name__}")
+    for size_name, expected in (("in_features", in_features), ("out_features", out_features)):
+        size = getattr(linear, size_name)
+        if expected is not None and size != expected:
+            raise ValueError(f"{name}: expected {expected} {size_name}, got {size}")
+
+
+class FusedSwiGLU(FusedModule):
+    """silu(gate_proj(x)) * up_proj(x), both products and the gate in one launch.
+
+    It takes the place of two `torch.nn.Linear` and the gate between them. state_dict: `gate_proj.weight` and
+    `up_proj.weight`, each [hidden_features, in_features].
+
+    Args:
+        in_features: size of the last dimension of x.
+        hidden_features: size of the last dimension of the result.
+        bias: give both projections a bias, [hidden_features].
+        weight_grad: "triton", "torch" or "none"; see `swiglu_glu`. "none" treats the weights as frozen.
+        save: "preact" (keep gate and up for the backward) or "input" (recompute them).
+        input_grad: "fused" or "two_step".
+        device: of the parameters.
+        dtype: of the parameters; float32, float16 or bfloat16.
+
+    Raises:
+        ValueError: an option has an unknown value.
+
+    x: [..., in_features] in the parameters' dtype (any under autocast) and on their device -> [..., hidden_features].
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        *,
+        bias: bool = False,
+        weight_grad: str = "triton",
+        save: str = "preact",
+        input_grad: str = "fused",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_bias("bias", bias)
+        self.options = Options(weight_grad, save, input_grad)
+        self.gate_proj = nn.Linear(in_features, hidden_features, bias=bias, device=device, dtype=dtype)
+        self.up_proj = nn.Linear(in_features, hidden_features, bias=bias, device=device, dtype=dtype)
+
+    @classmethod
+    def from_linears(cls, gate_proj: nn.Linear, up_proj: nn.Linear, **options: Any) -> Self:
+        """Build the module around existing layers, which it shares: nothing is copied.
+
+        Args:
+            gate_proj: in_features -> hidden_features.
+            up_proj: of the same size.
+            options: `weight_grad`, `save`, `input_grad`.
+
+        Raises:
+            TypeError: one of the layers is not a torch.nn.Linear.
+            ValueError: sizes do not fit together, or an option has an unknown value.
+        """
+        _check_linear("gate_proj", gate_proj, None, None)
+        _check_linear("up_proj", up_proj, gate_proj.in_features, gate_proj.out_features)
+        check_bias("gate_proj", gate_proj.bias)
+        check_bias("up_proj", up_proj.bias)
+        module = cls(gate_proj.in_features, gate_proj.out_features, device="meta", **options)
+        module.gate_proj, module.up_proj = gate_proj, up_proj
+        return module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return silu(gate_proj(x)) * up_proj(x): [..., in_features] -> [..., hidden_features].
+
+        Raises:
+            TypeError: x is not a tensor of the parameters' dtype, or a projection is no longer a plain Linear.
+            ValueError: x is on another device or its last dimension is not in_features.
+        """
+        x, weights, biases = self._operands(x, "gate_proj", "up_proj")
+        return _swiglu_glu(x, *weights, *biases, options=self.options)
+
+
+class FusedSwiGLUMLP(FusedModule):
+    """down_proj(silu(gate_proj(x)) * up_proj(x)), with the state_dict of a Llama, Qwen or Mistral MLP.
+
+    state_dict: `gate_proj.weight` and `up_proj.weight`, [intermediate_size, hidden_size], and `down_proj.weight`,
+    [hidden_size, intermediate_size].
+
+    Args:
+        hidden_size: size of the last dimension of x and of the result.
+        intermediate_size: size of the last dimension of what the gate yields.
+        bias: give all three projections a bias.
+        weight_grad: "triton", "torch" or "none"; see `swiglu_glu`. "none" treats gate_proj and up_proj as frozen.
+        save: "preact" (keep gate and up for the backward) or "input" (recompute them).
+        input_grad: "fused" or "two_step".
+        device: of the parameters.
+        dtype: of the parameters; float32, float16 or bfloat16.
+
+    Raises:
+        ValueError: an option has an unknown value.
+
+    x: [..., hidden_size] in the parameters' dtype (any under autocast) and on their device -> [..., hidden_size].
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        bias: bool = False,
+        weight_grad: str = "triton",
+        save: str = "preact",
+        input_grad: str = "fused",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_bias("bias", bias)
+        self.options = Options(weight_grad, save, input_grad)
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias, device=device, dtype=dtype)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias, device=device, dtype=dtype)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias, device=device, dtype=dtype)
+
+    @classmethod
+    def from_linears(cls, gate_proj: nn.Linear, up_proj: nn.Linear, down_proj: nn.Linear, **options: Any) -> Self:
+        """Build the module around existing layers, which it shares: nothing is copied.
+
+        Args:
+            gate_proj: hidden -> intermediate.
+            up_proj: of the same size.
+            down_proj: intermediate -> any size.
+            options: `weight_grad`, `save`, `input_grad`.
+
+        Raises:
+            TypeError: one of the layers is not a torch.nn.Linear.
+            ValueError: sizes do not fit together, or an option has an unknown value.
+        """
+        _check_linear("gate_proj", gate_proj, None, None)
+        _check_linear("up_proj", up_proj, gate_proj.in_features, gate_proj.out_features)
+        _check_linear("down_proj", down_proj, gate_proj.out_features, None)
+        check_bias("gate_proj", gate_proj.bias)
+        check_bias("up_proj", up_proj.bias)
+        module = cls(gate_proj.in_features, gate_proj.out_features, device="meta", **options)
+        module.gate_proj, module.up_proj, module.down_proj = gate_proj, up_proj, down_proj
+        return module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return down_proj(silu(gate_proj(x)) * up_proj(x)): [..., hidden_size] -> [..., hidden_size].
+
+        Raises:
+            TypeError: x is not a tensor of the parameters' dtype, or a projection is no longer a plain Linear.
+            ValueError: x is on another device or its last dimension is not hidden_size.
+        """
+        x, weights, biases = self._operands(x, "gate_proj", "up_proj", "down_proj")
+        return _swiglu_mlp(x, *weights, *biases, options=self.options)
+
+
+class FusedSwiGLUPackedMLP(FusedModule):
+    """down_proj(silu(gate) * up) with [gate, up] = gate_up_proj(x), with the state_dict of a Phi-3 MLP.
+
+    state_dict: `gate_up_proj.weight`, [2 * intermediate_size, hidden_size] with the gate's rows first, and
+    `down_proj.weight`, [hidden_size, intermediate_size]. The forward reads the two halves where they lie; the backward
+    joins their two gradients, which costs one copy of the packed gradient.
+
+    Args, errors and shapes: as for `FusedSwiGLUMLP`.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        bias: bool = False,
+        weight_grad: str = "triton",
+        save: str = "preact",
+        input_grad: str = "fused",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_bias("bias", bias)
+        self.options = Options(weight_grad, save, input_grad)
+        self.gate_up_proj = nn.Linear(hidden_size, 2 * intermediate_size, bias=bias, device=device, dtype=dtype)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias, device=device, dtype=dtype)
+
+    @classmethod
+    def from_linears(cls, gate_up_proj: nn.Linear, down_proj: nn.Linear, **options: Any) -> Self:
+        """Build the module around existing layers, which it shares: nothing is copied.
+
+        Args:
+            gate_up_proj: hidden -> 2 * intermediate, the gate's rows first.
+            down_proj: intermediate -> any size.
+            options: `weight_grad`, `save`, `input_grad`.
+
+        Raises:
+            TypeError: one of the layers is not a torch.nn.Linear.
+            ValueError: sizes do not fit together, or an option has an unknown value.
+        """
+        _check_linear("gate_up_proj", gate_up_proj, None, None)
+        if gate_up_proj.out_features % 2:
+            raise ValueError(f"gate_up_proj: expected an even number of out_features, got {gate_up_proj.out_features}")
+        intermediate_size = gate_up_proj.out_features // 2
+        _check_linear("down_proj", down_proj, intermediate_size, None)
+        check_bias("gate_up_proj", gate_up_proj.bias)
+        module = cls(gate_up_proj.in_features, intermediate_size, device="meta", **options)
+        module.gate_up_proj, module.down_proj = gate_up_proj, down_proj
+        return module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return down_proj(silu(gate) * up): [..., hidden_size] -> [..., hidden_size].
+
+        Raises:
+            TypeError: x is not a tensor of the parameters' dtype, or a projection is no longer a plain Linear.
+            ValueError: x is on another device or its last dimension is not hidden_size.
+        """
+        x, (packed, w_down), (packed_bias, bias_down) = self._operands(x, "gate_up_proj", "down_proj")
+        w_gate, w_up = packed.chunk(2)
+        bias_gate, bias_up = (None, None) if packed_bias is None else packed_bias.chunk(2)
+        return _swiglu_mlp(x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down, options=self.options)
