@@ -11,7 +11,6 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -200,7 +199,6 @@ def _sweep(command: str, task: str, mode: Mode, options: dict[str, Any]) -> None
     """From option strings to an exit status; every check of the input comes before any work."""
     from swiglu_bench import listing, machine
 
-    given = sys.argv[1:] if Path(sys.argv[0]).name.startswith("swiglu-bench") else [command]
     console = _console()
     device = _device(options["device"], interpret=task == "verify")
     interpreter = task == "verify" and device.type == "cpu"
@@ -218,7 +216,7 @@ def _sweep(command: str, task: str, mode: Mode, options: dict[str, Any]) -> None
     settings = Settings(
         task=Task(task),
         device=device,
-        command=shlex.join(["swiglu-bench", *given]),
+        command=shlex.join(["swiglu-bench", *sys.argv[1:]]),
         run_id=f"{machine.now().replace(':', '').replace('-', '')}-{os.getpid()}",
         baseline=options.get("baseline", ""),
         rule=Rule(budget_s=options.get("budget", 0.0)),
@@ -314,13 +312,20 @@ def _console() -> Console:
 
 def main() -> None:
     """The `swiglu-bench` command: bad input becomes one sentence and exit status 2."""
+    if len(sys.argv) == 1:
+        sys.argv.append("--help")
     try:
-        app()
-    except BadInput as error:
-        typer.echo(f"Error: {error}", err=True)
-        sys.exit(2)
+        sys.exit(app(standalone_mode=False))
     except KeyboardInterrupt:
         sys.exit(130)
+    except BadInput as error:
+        message = str(error)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # what Typer's own parser complains about has it
+            raise
+        message = error.format_message()
+    typer.echo(f"Error: {message}", err=True)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

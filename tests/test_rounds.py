@@ -321,8 +321,10 @@ def test_at_least_the_fewest_rounds_whatever_the_budget(clock: FakeClock) -> Non
     assert (result.stopped_by, len(result.timings["a"].samples)) == ("budget", Rule().min_rounds)
 
 
-def test_without_a_baseline_precision_ends_nothing(clock: FakeClock) -> None:
+def test_without_a_baseline_the_times_themselves_have_to_be_known(clock: FakeClock) -> None:
     result = run_rounds([Log().contender("a")], clock, Rule(budget_s=1e9, max_rounds=33))
+    assert result.stopped_by == "precision"
+    result = run_rounds([Log().contender("a")], clock, Rule(budget_s=1e9, max_rounds=33, precision=-1.0))
     assert (result.stopped_by, len(result.timings["a"].samples)) == ("rounds", 33)
 
 

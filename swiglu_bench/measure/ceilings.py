@@ -12,7 +12,7 @@ from torch import Tensor
 from swiglu_bench.measure.clock import Clock
 
 COPY_BYTES = {"cuda": 2**31, "cpu": 2**28}
-PRODUCT_SIDE = {"cuda": 8192, "cpu": 1024}
+PRODUCT_SIDE = {"cuda": 8192, "cpu": 512}
 
 
 @dataclass(frozen=True)

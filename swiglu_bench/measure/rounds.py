@@ -135,13 +135,13 @@ def _stop(timings: dict[str, Timing], rule: Rule, baseline: str | None, number: 
         return "rounds"
     if spent_s * last / number >= rule.budget_s:
         return "budget"
-    if baseline is None or number % 5:
+    if number % 5:
         return ""
-    base = timings[baseline]
-    intervals = [
-        ratio_interval(timing.ms, base.ms)
-        for name, timing in timings.items()
-        if name != baseline and not timing.failure and not base.failure
-    ]
+    working = {name: timing.ms for name, timing in timings.items() if not timing.failure}
+    base = working.get(baseline or "")
+    if base is None or len(working) == 1:  # no ratios: the times themselves have to be known
+        intervals = [ratio_interval(ms, [1.0] * len(ms)) for ms in working.values()]
+    else:
+        intervals = [ratio_interval(ms, base) for name, ms in working.items() if name != baseline]
     precise = all(interval.half_width <= rule.precision * interval.median for interval in intervals)
     return "precision" if precise else ""
