@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from accuracy import DEVICE, DTYPES, assert_as_accurate_as_eager, check_against_reference, random_tensor
@@ -97,6 +98,28 @@ def test_options_change_the_way_not_the_result(cls, options):
     x = hidden_states(4)
     for got, expected in zip(gradients(built(cls, **options), x), gradients(built(cls), x), strict=True):
         torch.testing.assert_close(got, expected)
+
+
+class OptionsSeen(TorchDispatchMode):
+    """The strings that reach the custom operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: set[str] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "swiglu_kernels":
+            self.values |= {value for value in args if isinstance(value, str)}
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("options", [("triton", "preact", "two_step"), ("torch", "input", "fused")], ids=str)
+def test_options_reach_the_operator(cls, options):
+    module = built(cls, **dict(zip(("weight_grad", "save", "input_grad"), options, strict=True)))
+    with OptionsSeen() as seen:
+        module(hidden_states(3))
+    assert seen.values == set(options)
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -209,6 +232,8 @@ def test_autocast_takes_any_mix_that_linear_takes():
         assert module(hidden_states(3, dtype=torch.float16)).dtype == torch.bfloat16
         with torch.autocast(DEVICE.type, enabled=False), pytest.raises(TypeError, match=r"expected torch\.float32"):
             module(hidden_states(3, dtype=torch.float16))
+        with pytest.raises(TypeError, match=r"x: expected .*, got torch\.float64"):  # which autocast leaves alone
+            module(hidden_states(3, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -216,8 +241,9 @@ def test_autocast_takes_any_mix_that_linear_takes():
 def test_compiles_without_a_graph_break(cls, dynamic):
     module, x = built(cls), hidden_states(2, 3)
     compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=dynamic)
-    assert torch.equal(compiled(x), module(x))
-    assert_equal(gradients(module, x, compiled), gradients(module, x))
+    torch.testing.assert_close(compiled(x), module(x))
+    for got, expected in zip(gradients(module, x, compiled), gradients(module, x), strict=True):
+        torch.testing.assert_close(got, expected)
 
 
 def test_compiles_under_autocast():
@@ -436,4 +462,5 @@ def test_cuda_graph_with_changed_inputs(cls):
             for parameter in module.parameters():
                 parameter.copy_(torch.randn_like(parameter) / 16)
         graph.replay()
-        assert_equal(captured, step())
+        for got, expected in zip(captured, step(), strict=True):  # results of other inputs would be off by 1.4
+            assert (got - expected).float().norm() <= 0.01 * expected.float().norm()

@@ -273,7 +273,7 @@ def with_gelu(model: nn.Module) -> None:
     first_mlp(model).act_fn = nn.GELU()
 
 
-def with_silu_function(model: nn.Module) -> None:
+def with_gelu_function(model: nn.Module) -> None:
     del first_mlp(model).act_fn
     first_mlp(model).act_fn = F.gelu
 
@@ -310,7 +310,7 @@ def with_another_class(model: nn.Module) -> None:
         (with_another_forward_of_a_projection, "down_proj: its forward was replaced"),
         (with_dropout, "it has more than the projections and the activation: dropout"),
         (with_gelu, "act_fn: its activation is GELU, not SiLU"),
-        (with_silu_function, "act_fn: its activation is gelu, not SiLU"),
+        (with_gelu_function, "act_fn: its activation is gelu, not SiLU"),
         (with_half, "its projections differ in dtype or device"),
         (with_double, "gate_proj: its weight is torch.float64, the kernels compute in float32, float16 and bfloat16"),
         (with_slices, "config.pretraining_tp is above 1"),
@@ -345,6 +345,16 @@ def test_look_alikes_of_other_families_are_left_alone():
     assert report.changed == ()
     assert all("its forward is unknown" in one.reason for one in report.left_alone)
     assert len(report.left_alone) == 2
+
+
+@pytest.mark.parametrize(
+    "activation", [F.silu, nn.SiLU(), nn.SiLU(inplace=True)], ids=["function", "module", "in place"]
+)
+def test_silu_by_any_name(activation):
+    model = stock_model("Llama")
+    del first_mlp(model).act_fn
+    first_mlp(model).act_fn = activation
+    assert len(patch_model(model).changed) == 2
 
 
 def test_a_model_without_candidates():

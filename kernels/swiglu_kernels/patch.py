@@ -187,7 +187,8 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, Layout]]:
 def _why_not(module: nn.Module, layout: Layout, classes: Collection[str]) -> str | None:
     """Return the first reason to leave a module alone."""
     if isinstance(module, FusedModule):
-        return f"fused already ({module.extra_repr()})" + ("; unpatch first to change options" * _is_patched(module))
+        advice = "; unpatch first to change options" if _STOCK_CLASS in module.__dict__ else ""
+        return f"fused already ({module.extra_repr()}){advice}"
     if "forward" in module.__dict__:
         return "its forward was replaced"
     return (
@@ -195,10 +196,6 @@ def _why_not(module: nn.Module, layout: Layout, classes: Collection[str]) -> str
         or _why_not_class(module, layout, classes)
         or _why_not_activation(module, layout)
     )
-
-
-def _is_patched(module: nn.Module) -> bool:
-    return _STOCK_CLASS in module.__dict__
 
 
 def _why_not_projections(module: nn.Module, layout: Layout) -> str | None:
