@@ -62,8 +62,8 @@ def _inside_sigmoid(gate, alpha, FORMULA: tl.constexpr):
     """Return v and dv/dgate of the activation gate * sigmoid(v)."""
     if FORMULA == "gelu_tanh":
         square = gate * gate
-        v = gate * (1.5957691216057308 + 0.07135481282553704 * square)  # 2 sqrt(2/pi) (gate + 0.044715 gate^3)
-        dv = 1.5957691216057308 + 0.21406443847661112 * square
+        v = gate * (1.5957691216057308 + 0.07135481627260025 * square)  # 2 sqrt(2/pi) (gate + 0.044715 gate^3)
+        dv = 1.5957691216057308 + 0.21406444881780076 * square
     else:
         v = gate * alpha
         dv = alpha

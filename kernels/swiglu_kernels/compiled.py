@@ -71,12 +71,18 @@ def compile_launch(launch: Launch, capability: Capability) -> Any:
     from triton import compile as triton_compile
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}
+    arguments = launch.arguments | {"num_warps": launch.num_warps}  # a Gluon kernel may ask for its number of warps
     for index, parameter in enumerate(launch.kernel.params):
-        value = launch.arguments[parameter.name]
+        value = arguments[parameter.name]
+        if hasattr(value, "block_shape"):
+            block = ",".join(map(str, value.block_shape))
+            signature[parameter.name] = f"tensordesc<{_POINTERS[value.base.dtype][1:]}[{block}],{value.layout!r}>"
+            continue
         if parameter.is_constexpr or (isinstance(value, int) and value == 1):
             signature[parameter.name] = "constexpr"
             constants[parameter.name] = value
@@ -87,7 +93,8 @@ def compile_launch(launch: Launch, capability: Capability) -> Any:
             signature[parameter.name] = "i32" if value <= INT32_MAX else "i64"
         if isinstance(value, torch.Tensor) or value % 16 == 0:
             attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(launch.kernel, signature, constants, attributes)
+    source_type = GluonASTSource if isinstance(launch.kernel, GluonJITFunction) else ASTSource
+    source = source_type(launch.kernel, signature, constants, attributes)
     target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
     return triton_compile(
         source, target=target, options={"num_warps": launch.num_warps, "num_stages": launch.num_stages}

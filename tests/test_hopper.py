@@ -1,0 +1,90 @@
+"""The hand-scheduled forward: who may take it (on any machine), and that it is right (on a Hopper GPU)."""
+
+import pytest
+import torch
+
+from accuracy import assert_as_accurate_as_eager
+from swiglu_kernels import hopper, reference, swiglu_glu
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+needs_hopper = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a GPU of compute capability 9.0")]
+
+
+def matrices(tokens: int = 512, hidden: int = 64, intermediate: int = 128, dtype: torch.dtype = torch.bfloat16):
+    return [
+        torch.empty(shape, dtype=dtype) for shape in ((tokens, hidden), (intermediate, hidden), (intermediate, hidden))
+    ]
+
+
+class TestWhoMayTakeIt:
+    @pytest.fixture(autouse=True)
+    def gluon_is_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(hopper, "GLUON_MISSING", None)
+
+    def test_aligned_16_bit_matrices_on_hopper(self) -> None:
+        assert hopper.why_not(*matrices(), (9, 0)) is None
+        assert hopper.why_not(*matrices(dtype=torch.float16), (9, 0)) is None
+
+    def test_the_halves_of_a_packed_weight(self) -> None:
+        x, *_ = matrices()
+        w_gate, w_up = torch.empty(256, 64, dtype=torch.bfloat16).chunk(2)
+        assert hopper.why_not(x, w_gate, w_up, (9, 0)) is None
+
+    @pytest.mark.parametrize("capability", [None, (8, 0), (8, 9), (10, 0), (12, 0)])
+    def test_other_gpus(self, capability: tuple[int, int] | None) -> None:
+        assert "9.0" in str(hopper.why_not(*matrices(), capability))
+
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            ({"dtype": torch.float32}, "16-bit"),
+            ({"tokens": hopper.LEAST_TOKENS - 1}, "tokens"),
+            ({"intermediate": 0}, "empty"),
+            ({"hidden": 0}, "empty"),
+            ({"intermediate": 132}, "16 bytes"),
+            ({"hidden": 60}, "TMA"),
+        ],
+    )
+    def test_reasons(self, change: dict[str, object], reason: str) -> None:
+        assert reason in str(hopper.why_not(*matrices(**change), (9, 0)))  # type: ignore[arg-type]
+
+    def test_layouts_that_tma_cannot_read(self) -> None:
+        x, w_gate, w_up = matrices()
+        assert "TMA" in str(hopper.why_not(x.T.contiguous().T, w_gate, w_up, (9, 0)))
+        shifted = torch.empty(512 * 64 + 1, dtype=torch.bfloat16)[1:].view(512, 64)
+        assert "TMA" in str(hopper.why_not(shifted, w_gate, w_up, (9, 0)))
+        assert "TMA" in str(hopper.why_not(x[:1].expand(512, 64), w_gate, w_up, (9, 0)))
+
+
+def test_without_gluon_the_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hopper, "GLUON_MISSING", "there is no Gluon")
+    assert hopper.why_not(*matrices(), (9, 0)) == "there is no Gluon"
+
+
+class TestOnHopper:
+    pytestmark = needs_hopper
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("store", [False, True], ids=["z", "z, gate, up"])
+    @pytest.mark.parametrize("shape", [(512, 64, 128), (777, 520, 1000), (4096, 2880, 2880), (1500, 3584, 18944)])
+    def test_against_fp64(self, shape: tuple[int, int, int], store: bool, dtype: torch.dtype) -> None:
+        tokens, hidden, intermediate = shape
+        x = torch.randn(tokens, hidden, device="cuda").to(dtype)
+        weights = [(torch.randn(intermediate, hidden, device="cuda") * hidden**-0.5).to(dtype) for _ in range(2)]
+        z, gate, up = (x.new_full((tokens, intermediate), float("nan")) for _ in range(3))
+        assert hopper.why_not(x, *weights, torch.cuda.get_device_capability()) is None
+        hopper.forward_launch(x, *weights, z, (gate, up) if store else None).run()
+        exact = [x.double() @ weight.double().T for weight in weights]
+        eager = [x @ weight.T for weight in weights]
+        assert_as_accurate_as_eager("z", z, reference.silu_mul(*eager), reference.silu_mul(*exact), terms=hidden)
+        if store:
+            for got, one_eager, one_exact in zip((gate, up), eager, exact, strict=True):
+                assert_as_accurate_as_eager("gate or up", got, one_eager, one_exact, terms=hidden)
+
+    def test_more_tiles_than_programs_many_times_over(self) -> None:
+        """The ring goes round often; the same inputs give the same bits each time."""
+        x = torch.randn(8192, 256, device="cuda").bfloat16()
+        w_gate, w_up = (torch.randn(8192, 256, device="cuda").bfloat16() / 16 for _ in range(2))
+        first = swiglu_glu(x, w_gate, w_up)
+        for _ in range(20):
+            assert torch.equal(swiglu_glu(x, w_gate, w_up), first)
