@@ -9,6 +9,7 @@ recomputation is for a backward that saved x alone: its epilogue turns dZ into d
 
 import torch
 
+from swiglu_kernels import hopper
 from swiglu_kernels.arithmetic import dot, gated, gated_gradients, grouped_tile, output_tile, round_to
 from swiglu_kernels.backend import capability_of, tl, triton
 from swiglu_kernels.launch import Launch, tile_needs_int64, vectorises
@@ -114,7 +115,7 @@ def forward_launch(
     preactivations: tuple[torch.Tensor, torch.Tensor] | None,
     capability: Capability | None = None,
 ) -> Launch:
-    """Describe the forward launch.
+    """Describe the forward launch: `hopper.py`'s kernel where it can take these tensors, else the one of this file.
 
     Args:
         x: [M, K], any strides.
@@ -124,9 +125,12 @@ def forward_launch(
         preactivations: gate and up, [M, N] and contiguous, written; None stores z alone.
         capability: of the GPU to choose the tile for; None for that of x's device.
     """
+    capability = capability or capability_of(x.device)
+    if hopper.why_not(x, w_gate, w_up, capability) is None:
+        return hopper.forward_launch(x, w_gate, w_up, z, preactivations)
     gate, up = preactivations or (z, z)  # never touched without STORE_PREACT
     aligned = vectorises(x, w_gate, w_up, z)
-    tile = forward_tile(x.shape[0], x.dtype, capability or capability_of(x.device), aligned)
+    tile = forward_tile(x.shape[0], x.dtype, capability, aligned)
     return Launch(
         kernel=_forward_kernel,
         grid=(triton.cdiv(x.shape[0], tile.rows) * triton.cdiv(w_gate.shape[0], tile.columns),),

@@ -17,7 +17,7 @@ INT32_MAX = 2**31 - 1
 class Launch:
     """A jit kernel with everything it is called with.
 
-    `arguments` maps the kernel's parameter names to tensors, integers, and constexpr values.
+    `arguments` maps the kernel's parameter names to tensors, TMA descriptors, integers, and constexpr values.
     """
 
     kernel: Any
@@ -30,7 +30,8 @@ class Launch:
         """Launch on the device of the tensors; an empty grid launches nothing."""
         if 0 in self.grid:
             return
-        device = next(value.device for value in self.arguments.values() if isinstance(value, torch.Tensor))
+        tensors = (getattr(value, "base", value) for value in self.arguments.values())  # a TMA descriptor has a base
+        device = next(value.device for value in tensors if isinstance(value, torch.Tensor))
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             self.kernel[self.grid](**self.arguments, num_warps=self.num_warps, num_stages=self.num_stages)
 
