@@ -4,8 +4,6 @@ With `s = sigmoid(gate)` and `f = gate * s` (SiLU), `z = f * up`, and for the up
 
     d_up   = dz * f
     d_gate = dz * up * df/dgate,   df/dgate = s * (1 + gate * (1 - s))
-
-The variants of the gate that `formula.py` defines replace the argument of the sigmoid and bound gate and up.
 """
 
 from swiglu_kernels import backend
@@ -16,58 +14,17 @@ INTERPRETING = tl.constexpr(backend.INTERPRETING) if backend.TRITON_AVAILABLE el
 
 
 @triton.jit
-def gated(gate, up, multiplier=None, alpha=None, limit=None, up_offset=None, FORMULA: tl.constexpr = "silu"):
-    """Return silu(gate) * up for fp32 tiles, or what FORMULA says; the numbers are read by other formulas only."""
-    if FORMULA == "silu":
-        z = gate / (1.0 + tl.exp(-gate)) * up
-    else:
-        gate, up = _bounded(gate * multiplier, up, limit)
-        v, _ = _inside_sigmoid(gate, alpha, FORMULA)
-        z = gate / (1.0 + tl.exp(-v)) * (up + up_offset)
-    return z
+def gated(gate, up):
+    """Return silu(gate) * up for fp32 tiles."""
+    return gate / (1.0 + tl.exp(-gate)) * up
 
 
 @triton.jit
-def gated_gradients(
-    dz, gate, up, multiplier=None, alpha=None, limit=None, up_offset=None, FORMULA: tl.constexpr = "silu"
-):
+def gated_gradients(dz, gate, up):
     """Return (d_gate, d_up) for fp32 tiles; zeros in give zeros out, which masked loads rely on."""
-    if FORMULA == "silu":
-        s = tl.sigmoid(gate)
-        d_f = dz * s
-        d_gate = d_f * up * (1.0 + gate * (1.0 - s))
-        d_up = d_f * gate
-    else:
-        scaled = gate * multiplier
-        g, u = _bounded(scaled, up, limit)
-        v, dv = _inside_sigmoid(g, alpha, FORMULA)
-        s = tl.sigmoid(v)
-        d_f = dz * s
-        # A value on the bound still passes its gradient, as with torch.clamp.
-        d_gate = tl.where(scaled <= limit, d_f * (u + up_offset) * (1.0 + g * dv * (1.0 - s)) * multiplier, 0.0)
-        d_up = tl.where((up <= limit) & (up >= -limit), d_f * g, 0.0)
-    return d_gate, d_up
-
-
-@triton.jit
-def _bounded(gate, up, limit):
-    """Return (min(gate, limit), clamp(up, -limit, limit)); NaN stays NaN."""
-    gate = tl.where(gate > limit, limit, gate)
-    up = tl.where(up > limit, limit, up)
-    return gate, tl.where(up < -limit, -limit, up)
-
-
-@triton.jit
-def _inside_sigmoid(gate, alpha, FORMULA: tl.constexpr):
-    """Return v and dv/dgate of the activation gate * sigmoid(v)."""
-    if FORMULA == "gelu_tanh":
-        square = gate * gate
-        v = gate * (1.5957691216057308 + 0.07135481627260025 * square)  # 2 sqrt(2/pi) (gate + 0.044715 gate^3)
-        dv = 1.5957691216057308 + 0.21406444881780076 * square
-    else:
-        v = gate * alpha
-        dv = alpha
-    return v, dv
+    s = tl.sigmoid(gate)
+    d_f = dz * s
+    return d_f * up * (1.0 + gate * (1.0 - s)), d_f * gate
 
 
 @triton.jit
