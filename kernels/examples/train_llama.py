@@ -30,7 +30,7 @@ def corpus(length: int) -> Tensor:
         text += path.read_bytes()
         if len(text) >= length:
             break
-    return torch.frombuffer(bytes(text[:length]), dtype=torch.uint8).long()
+    return torch.frombuffer(text[:length], dtype=torch.uint8).long()
 
 
 def model_of(seed: int, device: torch.device) -> LlamaForCausalLM:
@@ -123,12 +123,12 @@ def draw(curves: dict[str, list[float]], path: Path) -> None:
         print("matplotlib is not installed: no picture")
         return
     figure, (above, below) = pyplot.subplots(2, 1, sharex=True, figsize=(8, 7), height_ratios=(3, 2))
-    for name, losses in curves.items():
-        seeds = "seed" in name
-        above.plot(losses, label=name, linewidth=1, alpha=0.5 if seeds else 1, linestyle=":" if seeds else "-")
+    for number, (name, losses) in enumerate(curves.items()):
+        style = {"color": f"C{number}", "linewidth": 1, "linestyle": ":" if "seed" in name else "-"}
+        above.plot(losses, label=name, **style)
         if name != "stock":
             differences = [abs(one - other) for one, other in zip(losses, curves["stock"], strict=True)]
-            below.semilogy(differences, label=name, linewidth=1, linestyle=":" if seeds else "-")
+            below.semilogy(differences, **style)
     above.set_ylabel("loss (nats per byte)")
     above.legend()
     below.set_ylabel("|loss - stock's|")

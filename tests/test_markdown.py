@@ -1,0 +1,58 @@
+from pathlib import Path
+
+import pytest
+
+from swiglu_bench.record import Record, Status
+from swiglu_bench.writers import markdown
+from swiglu_bench.writers.csv_file import CsvFile, read_records
+
+ROOT = Path(__file__).parent.parent
+
+
+def row(implementation: str, tokens: int, **figures: object) -> Record:
+    record = Record(
+        run_id="r", command="c", shape="s", hidden=2, intermediate=3, tokens=tokens, dtype="float32", scope="glu",
+        mode="step", seed=0, implementation=implementation, weight_layout="separate", gradients="x", status=Status.OK,
+    )  # fmt: skip
+    for name, value in figures.items():
+        setattr(record, name, value)
+    return record
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = CsvFile(tmp_path)
+    timed = {"baseline": "a", "ratio_low": 0.49, "ratio_high": 0.51}
+    rows.write(row("a", 1, time_ms=2.0, baseline="a", ratio=1.0, ratio_low=1.0, ratio_high=1.0))
+    rows.write(row("b", 1, time_ms=1.0, ratio=0.5, **timed))
+    rows.write(row("frozen", 1, time_ms=0.1, comparable=False))
+    rows.write(row("b", 1024, status=Status.ERROR, reason="broke"))
+    rows.close()
+    return tmp_path
+
+
+def test_a_table(folder: Path) -> None:
+    assert markdown.time_table(read_records(folder)).splitlines() == [
+        "| tokens | 1 |",
+        "| --- | ---: |",
+        "| `a` | 2.000 ms (baseline) |",
+        "| `b` | **1.000 ms (0.500 ± 0.010)** |",
+        "| `frozen` | 0.100 ms (dX only) |",
+    ]
+
+
+def test_a_document_is_filled_and_filled_again(folder: Path) -> None:
+    document = folder / "page.md"
+    document.write_text("before\n<!-- table: records.csv b -->\nold\n<!-- end -->\nafter\n", encoding="utf-8")
+    text = markdown.fill(document)
+    assert "| `b` |" in text
+    assert "old" not in text
+    assert "| `a` |" not in text
+    assert (text.startswith("before\n<!-- table"), text.endswith("<!-- end -->\nafter\n")) == (True, True)
+    document.write_text(text, encoding="utf-8")
+    assert markdown.fill(document) == text
+
+
+@pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="not in a checkout")
+def test_the_readme_says_what_its_csv_says() -> None:
+    assert markdown.fill(ROOT / "README.md") == (ROOT / "README.md").read_text(encoding="utf-8")
