@@ -13,6 +13,10 @@ pytestmark = pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is 
 
 SHARED_BYTES = {"8.0": 163 * 1024, "8.6": 99 * 1024, "9.0": 227 * 1024, "10.0": 227 * 1024}
 
+# recompute: 32 bytes; the accumulators lie in tensor memory, so the main loop has registers to spare. The forward with
+# biases, clamp, and gate and up stored: 48 bytes; the same main loop has none to spill without them.
+SPILLS_IN_THE_EPILOGUE = [("recompute", "10.0"), ("forward, biases and clamp, interleaved", "9.0")]
+
 
 def compile_kernels(*arguments: str) -> list[dict]:
     """Compile in a process without the interpreter, whose kernels cannot be compiled."""
@@ -44,11 +48,10 @@ def test_kernels_compile_without_spills(reports, capability):
     if reason is not None:
         pytest.skip(reason)
     chosen = [report for report in reports if report["capability"] == capability]
-    assert len(chosen) == 7
+    assert len(chosen) == 12
     for report in chosen:
         assert report["shared_bytes"] <= SHARED_BYTES[capability], report
-        if (report["kernel"], capability) == ("recompute", "10.0"):
-            # 32 bytes in the epilogue; the accumulators lie in tensor memory, so the main loop has registers to spare
+        if (report["kernel"], capability) in SPILLS_IN_THE_EPILOGUE:
             assert report["stack_bytes"] <= 64, report
         else:
             assert report["stack_bytes"] == 0, report

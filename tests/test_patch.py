@@ -290,10 +290,6 @@ def with_slices(model: nn.Module) -> None:
     first_mlp(model).config = transformers.LlamaConfig(**SIZES, pretraining_tp=2)
 
 
-def with_a_gate_bias(model: nn.Module) -> None:
-    first_mlp(model).gate_proj.bias = nn.Parameter(torch.zeros(SIZES["intermediate_size"], device=DEVICE))
-
-
 def with_another_class(model: nn.Module) -> None:
     first_mlp(model).__class__ = type("SlicedMLP", (type(first_mlp(model)),), {})
 
@@ -314,7 +310,6 @@ def with_another_class(model: nn.Module) -> None:
         (with_half, "its projections differ in dtype or device"),
         (with_double, "gate_proj: its weight is torch.float64, the kernels compute in float32, float16 and bfloat16"),
         (with_slices, "config.pretraining_tp is above 1"),
-        (with_a_gate_bias, "gate_proj: it has a bias"),
         (with_another_class, "its forward is unknown (known: LlamaMLP, MistralMLP, Qwen2MLP, Qwen3MLP; add its name"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
@@ -333,7 +328,7 @@ def test_left_alone_with_the_reason(change, reason):
     assert vars(mlp) == attributes
 
 
-@pytest.mark.parametrize("changes", [{"hidden_act": "gelu"}, {"mlp_bias": True}], ids=str)
+@pytest.mark.parametrize("changes", [{"hidden_act": "gelu"}], ids=str)
 def test_llama_configurations_that_are_left_alone(changes):
     report = patch_model(stock_model("Llama", **changes))
     assert report.changed == ()

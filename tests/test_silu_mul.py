@@ -127,3 +127,9 @@ def test_compiles_without_a_graph_break():
 def test_bad_input_names_the_argument(gate, up, error, message):
     with pytest.raises(error, match=message):
         silu_mul(gate, up)
+
+
+def test_forward_mode_differentiation_is_refused():
+    gate, up = (random_tensor(5, 33, dtype=torch.float32, seed=seed) for seed in (0, 1))
+    with pytest.raises(RuntimeError, match="forward-mode"):
+        torch.func.jvp(silu_mul, (gate, up), (gate, up))

@@ -3,7 +3,14 @@ import itertools
 import pytest
 import torch
 
-from swiglu_kernels.tiles import Tile, forward_tile, input_grad_tile, weight_grad_tile
+from swiglu_kernels.tiles import (
+    Tile,
+    down_backward_tile,
+    down_weight_grad_tile,
+    forward_tile,
+    input_grad_tile,
+    weight_grad_tile,
+)
 
 CAPABILITIES = [None, (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
 SIZES = [0, 1, 16, 17, 64, 65, 128, 512, 513, 2**31 - 1024]
@@ -18,6 +25,9 @@ def tiles(
         (input_grad_tile(size, dtype, capability, aligned, True), 3, 2),
         (input_grad_tile(size, dtype, capability, aligned, False), 1, 1),
         (weight_grad_tile(size, dtype, capability, aligned), 3, 1),
+        (down_backward_tile(size, dtype, capability, aligned, True), 1, 2),
+        (down_backward_tile(size, dtype, capability, aligned, False), 1, 1),
+        (down_weight_grad_tile(size, dtype, capability, aligned), 1, 1),
     ]
 
 

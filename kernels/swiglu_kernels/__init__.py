@@ -1,7 +1,9 @@
 """SwiGLU for training and inference: Triton kernels with a plain PyTorch reference beside them.
 
 silu_mul(gate, up)                    elementwise, one rounding, gradients in new buffers
-swiglu_glu(x, w_gate, w_up)           both products and the gate in one launch
+swiglu_glu(x, w_gate, w_up)           both products and the gate in one launch; biases, GeGLU, gpt-oss's gate
+swiglu_glu_packed(x, w_gate_up)       the same with both projections in one matrix, three layouts
+swiglu_mlp(x, w_gate, w_up, w_down)   the whole block, forward and backward
 unsloth_silu_mul(gate, up)            Unsloth-style elementwise kernels, with autograd
 swiglu_fg_kernel, swiglu_DWf_DW_dfg_kernel    the same kernels under the names that Unsloth documents
 FusedSwiGLU                           a module in place of two Linears and the gate
@@ -14,6 +16,8 @@ backend_for(tensor)                   where a kernel would run: "triton", "inter
 from swiglu_kernels import reference
 from swiglu_kernels.backend import backend_for
 from swiglu_kernels.glu import swiglu_glu
+from swiglu_kernels.glu_packed import swiglu_glu_packed
+from swiglu_kernels.mlp import swiglu_mlp
 from swiglu_kernels.modules import FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP
 from swiglu_kernels.patch import PatchReport, patch_model, unpatch
 from swiglu_kernels.silu_mul import silu_mul
@@ -31,6 +35,8 @@ __all__ = [
     "swiglu_DWf_DW_dfg_kernel",
     "swiglu_fg_kernel",
     "swiglu_glu",
+    "swiglu_glu_packed",
+    "swiglu_mlp",
     "unpatch",
     "unsloth_silu_mul",
 ]

@@ -4,6 +4,8 @@ With `s = sigmoid(gate)` and `f = gate * s` (SiLU), `z = f * up`, and for the up
 
     d_up   = dz * f
     d_gate = dz * up * df/dgate,   df/dgate = s * (1 + gate * (1 - s))
+
+The variants of the gate that `formula.py` defines replace the argument of the sigmoid and bound gate and up.
 """
 
 from swiglu_kernels import backend
@@ -14,17 +16,58 @@ INTERPRETING = tl.constexpr(backend.INTERPRETING) if backend.TRITON_AVAILABLE el
 
 
 @triton.jit
-def gated(gate, up):
-    """Return silu(gate) * up for fp32 tiles."""
-    return gate / (1.0 + tl.exp(-gate)) * up
+def gated(gate, up, multiplier=None, alpha=None, limit=None, up_offset=None, FORMULA: tl.constexpr = "silu"):
+    """Return silu(gate) * up for fp32 tiles, or what FORMULA says; the numbers are read by other formulas only."""
+    if FORMULA == "silu":
+        z = gate / (1.0 + tl.exp(-gate)) * up
+    else:
+        gate, up = _bounded(gate * multiplier, up, limit)
+        v, _ = _inside_sigmoid(gate, alpha, FORMULA)
+        z = gate / (1.0 + tl.exp(-v)) * (up + up_offset)
+    return z
 
 
 @triton.jit
-def gated_gradients(dz, gate, up):
+def gated_gradients(
+    dz, gate, up, multiplier=None, alpha=None, limit=None, up_offset=None, FORMULA: tl.constexpr = "silu"
+):
     """Return (d_gate, d_up) for fp32 tiles; zeros in give zeros out, which masked loads rely on."""
-    s = tl.sigmoid(gate)
-    d_f = dz * s
-    return d_f * up * (1.0 + gate * (1.0 - s)), d_f * gate
+    if FORMULA == "silu":
+        s = tl.sigmoid(gate)
+        d_f = dz * s
+        d_gate = d_f * up * (1.0 + gate * (1.0 - s))
+        d_up = d_f * gate
+    else:
+        scaled = gate * multiplier
+        g, u = _bounded(scaled, up, limit)
+        v, dv = _inside_sigmoid(g, alpha, FORMULA)
+        s = tl.sigmoid(v)
+        d_f = dz * s
+        # A value on the bound still passes its gradient, as with torch.clamp.
+        d_gate = tl.where(scaled <= limit, d_f * (u + up_offset) * (1.0 + g * dv * (1.0 - s)) * multiplier, 0.0)
+        d_up = tl.where((up <= limit) & (up >= -limit), d_f * g, 0.0)
+    return d_gate, d_up
+
+
+@triton.jit
+def _bounded(gate, up, limit):
+    """Return (min(gate, limit), clamp(up, -limit, limit)); NaN stays NaN."""
+    gate = tl.where(gate > limit, limit, gate)
+    up = tl.where(up > limit, limit, up)
+    return gate, tl.where(up < -limit, -limit, up)
+
+
+@triton.jit
+def _inside_sigmoid(gate, alpha, FORMULA: tl.constexpr):
+    """Return v and dv/dgate of the activation gate * sigmoid(v)."""
+    if FORMULA == "gelu_tanh":
+        square = gate * gate
+        v = gate * (1.5957691216057308 + 0.07135481627260025 * square)  # 2 sqrt(2/pi) (gate + 0.044715 gate^3)
+        dv = 1.5957691216057308 + 0.21406444881780076 * square
+    else:
+        v = gate * alpha
+        dv = alpha
+    return v, dv
 
 
 @triton.jit
@@ -77,3 +120,29 @@ def output_tile(
         row = row.to(tl.int64)
     position = tile_row.to(tl.int64) * BLOCK_ROWS * columns + tile_column * BLOCK_COLUMNS
     return position, row[:, None] * columns + column[None, :], inside
+
+
+@triton.jit
+def strided_tile(
+    tile_row, tile_column, rows, columns, row_stride, column_stride,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Return what `output_tile` returns, for a [rows, columns] matrix of any strides."""
+    row = tl.arange(0, BLOCK_ROWS)
+    column = tl.arange(0, BLOCK_COLUMNS)
+    inside = (tile_row * BLOCK_ROWS + row < rows)[:, None] & (tile_column * BLOCK_COLUMNS + column < columns)[None, :]
+    if WIDE:
+        row = row.to(tl.int64)
+        column = column.to(tl.int64)
+    position = (
+        tile_row.to(tl.int64) * BLOCK_ROWS * row_stride + tile_column.to(tl.int64) * BLOCK_COLUMNS * column_stride
+    )
+    return position, row[:, None] * row_stride + column[None, :] * column_stride, inside
+
+
+@triton.jit
+def store_sum(ptrs, value, inside, ACCUMULATE: tl.constexpr):
+    """Store an fp32 tile, rounded to the type of the pointers; ACCUMULATE adds what is there first."""
+    if ACCUMULATE:
+        value += tl.load(ptrs, mask=inside, other=0.0).to(tl.float32)
+    tl.store(ptrs, round_to(value, ptrs.dtype.element_ty), mask=inside)

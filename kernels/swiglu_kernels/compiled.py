@@ -18,9 +18,11 @@ from typing import Any
 import torch
 
 from swiglu_kernels.backend import INTERPRETING, TRITON_AVAILABLE
+from swiglu_kernels.formula import Formula
 from swiglu_kernels.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.glu_forward import forward_launch, recompute_launch
 from swiglu_kernels.launch import INT32_MAX, Launch
+from swiglu_kernels.mlp_backward import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.tiles import Capability
 
 _POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
@@ -46,13 +48,16 @@ class Report:
 def launches(
     tokens: int, hidden: int, intermediate: int, dtype: torch.dtype, capability: Capability
 ) -> dict[str, Callable[[], Launch]]:
-    """Name the launches of swiglu_glu and its gradients at one shape; each is described when called."""
+    """Name the launches of swiglu_glu, swiglu_mlp and their gradients at one shape; each is described when called."""
 
     def tensor(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     x, z = tensor(tokens, hidden), tensor(tokens, intermediate)
-    weight = tensor(intermediate, hidden)
+    weight, w_down = tensor(intermediate, hidden), tensor(hidden, intermediate)
+    biases = tensor(intermediate), tensor(intermediate)
+    clamped = Formula(alpha=1.702, limit=7.0, up_offset=1.0)
+    interleaved = tensor(2 * intermediate, hidden)[::2]
     return {
         "forward": lambda: forward_launch(x, weight, weight, z, None, capability),
         "forward, gate and up stored": lambda: forward_launch(x, weight, weight, z, (z, z), capability),
@@ -61,6 +66,15 @@ def launches(
         "dX read": lambda: input_grad_launch(None, z, z, weight, weight, x, capability),
         "dW on the fly": lambda: weight_grad_launch(z, z, z, x, weight, weight, capability),
         "dW read": lambda: weight_grad_launch(None, z, z, x, weight, weight, capability),
+        "forward, biases and clamp, interleaved": lambda: forward_launch(
+            x, interleaved, interleaved, z, (z, z), capability, biases, clamped
+        ),
+        "dW read, interleaved": lambda: weight_grad_launch(None, z, z, x, interleaved, interleaved, capability),
+        "mlp d_gate, d_up, h": lambda: down_backward_launch(x, w_down, (z, z), None, z, z, z, capability),
+        "mlp d_gate, d_up, h recomputed": lambda: down_backward_launch(
+            x, w_down, None, (x, weight, weight), z, z, z, capability
+        ),
+        "mlp dW_down": lambda: down_weight_grad_launch(x, z, w_down, capability),
     }
 
 
@@ -83,12 +97,15 @@ def compile_launch(launch: Launch, capability: Capability) -> Any:
             block = ",".join(map(str, value.block_shape))
             signature[parameter.name] = f"tensordesc<{_POINTERS[value.base.dtype][1:]}[{block}],{value.layout!r}>"
             continue
-        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
             signature[parameter.name] = "constexpr"
             constants[parameter.name] = value
             continue
         if isinstance(value, torch.Tensor):
             signature[parameter.name] = _POINTERS[value.dtype]
+        elif isinstance(value, float):
+            signature[parameter.name] = "fp32"
+            continue
         else:
             signature[parameter.name] = "i32" if value <= INT32_MAX else "i64"
         if isinstance(value, torch.Tensor) or value % 16 == 0:

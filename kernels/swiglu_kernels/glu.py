@@ -1,71 +1,166 @@
-"""swiglu_glu: z = silu(x w_gate^T) * (x w_up^T), one launch forward, and the ways to its gradients.
+"""swiglu_glu: z = silu(x w_gate^T + bias_gate) * (x w_up^T + bias_up), one launch forward, and ways to its gradients.
 
-Kernels: `glu_forward.py`, `glu_backward.py`. This file holds the operation: what is saved, which kernels make which
-gradient, the custom ops and the public function. The choices, each by name:
+Kernels: `glu_forward.py`, `glu_backward.py`; the gate and its variants: `formula.py`. This file holds the operation:
+what is saved, which kernels make which gradient, the custom ops and the public function. The choices, each by name
+(`choices.py` says what "auto" picks):
 
     save         "preact"    the forward also stores gate and up from the same launch (2 x tokens x intermediate)
                  "input"     nothing but the inputs; the backward recomputes the products and emits d_gate and d_up
     input_grad   "fused"     dX in one launch from dZ, gate and up; with save="input" it reads the d_gate and d_up that
                              the recomputation has made
                  "two_step"  an elementwise kernel makes d_gate and d_up, then dX in one launch
+                 "torch"     the same, but PyTorch does the two products, the second added to the first
     weight_grad  "triton"    both weight gradients in one launch; forms d_gate and d_up on the fly, or reads them
                  "torch"     d_gate and d_up are made, PyTorch does the products
-                 "none"      the weights are frozen
+                 "none"      weights and biases are frozen
+
+A bias gradient is the sum of d_gate or d_up over the tokens, so these are made whenever one is wanted; the sum is fp32,
+in one fixed order.
 """
 
 import torch
 
 from swiglu_kernels import reference
 from swiglu_kernels.backend import backend_for
-from swiglu_kernels.checks import check_glu, check_option
+from swiglu_kernels.checks import check_formula, check_glu, check_option, check_vector
+from swiglu_kernels.choices import INPUT_GRADS as INPUT_GRADS
+from swiglu_kernels.choices import SAVES as SAVES
+from swiglu_kernels.choices import WEIGHT_GRADS as WEIGHT_GRADS
+from swiglu_kernels.choices import resolve
 from swiglu_kernels.double_backward import refuse_double_backward
+from swiglu_kernels.formula import Formula
 from swiglu_kernels.glu_backward import input_grad_launch, weight_grad_launch
-from swiglu_kernels.glu_forward import forward_launch, recompute_launch
-from swiglu_kernels.silu_mul import silu_mul_backward
-
-WEIGHT_GRADS = ("triton", "torch", "none")
-SAVES = ("preact", "input")
-INPUT_GRADS = ("fused", "two_step")
+from swiglu_kernels.glu_forward import Biases, forward_launch, recompute_launch
+from swiglu_kernels.silu_mul import gate_gradients
 
 
-def _new(like: torch.Tensor, *shape: int) -> torch.Tensor:
+def new(like: torch.Tensor, *shape: int) -> torch.Tensor:
+    """Allocate an output of the dtype and on the device of another tensor."""
     return torch.empty(shape, dtype=like.dtype, device=like.device)
 
 
-def _forward_outputs(
-    x: torch.Tensor, w_gate: torch.Tensor, save: str
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def forward_outputs(x: torch.Tensor, intermediate: int, save: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Allocate z, gate and up; gate and up are empty unless they are saved."""
-    shape = (x.shape[0], w_gate.shape[0])
+    shape = (x.shape[0], intermediate)
     saved_shape = shape if save == "preact" else (0, 0)
-    return _new(x, *shape), _new(x, *saved_shape), _new(x, *saved_shape)
+    return new(x, *shape), new(x, *saved_shape), new(x, *saved_shape)
+
+
+def run_forward(
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, biases: Biases, formula: Formula, save: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return z, and gate and up if they are saved."""
+    z, gate, up = forward_outputs(x, w_gate.shape[0], save)
+    forward_launch(x, w_gate, w_up, z, (gate, up) if save == "preact" else None, None, biases, formula).run()
+    return z, gate, up
+
+
+def sum_over_tokens(gradient: torch.Tensor, out: torch.Tensor) -> None:
+    """Write the fp32 sum of a [tokens, features] gradient to a bias gradient."""
+    out.copy_(gradient.sum(0, dtype=torch.float32))
+
+
+def write_input_grad(
+    d_gate: torch.Tensor,
+    d_up: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    dx: torch.Tensor,
+    input_grad: str,
+) -> None:
+    """Write d_gate w_gate + d_up w_up to dx."""
+    if input_grad == "torch":
+        torch.mm(d_gate, w_gate, out=dx)
+        dx.addmm_(d_up, w_up)
+    else:
+        input_grad_launch(None, d_gate, d_up, w_gate, w_up, dx).run()
+
+
+def run_backward(
+    dz: torch.Tensor,
+    x: torch.Tensor | None,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    biases: Biases,
+    formula: Formula,
+    options: tuple[str, str, str],
+    dx: torch.Tensor | None,
+    d_weights: tuple[torch.Tensor, torch.Tensor] | None,
+    d_biases: tuple[torch.Tensor, torch.Tensor] | None,
+) -> None:
+    """Write those of dX, the weight gradients and the bias gradients that are given; x may be None if not read."""
+    weight_grad, save, input_grad = options
+    d_gate = d_up = None
+    if save == "input":
+        assert x is not None, "the recomputation starts from x"
+        d_gate, d_up = new(dz, *dz.shape), new(dz, *dz.shape)
+        recompute_launch(dz, x, w_gate, w_up, d_gate, d_up, None, biases, formula).run()
+    elif weight_grad == "torch" or input_grad in ("two_step", "torch") or d_biases is not None:
+        d_gate, d_up = gate_gradients(dz, gate, up, formula)
+
+    if dx is not None:
+        if d_gate is None or d_up is None or (save == "preact" and input_grad == "fused"):
+            input_grad_launch(dz, gate, up, w_gate, w_up, dx, None, formula).run()
+        else:
+            write_input_grad(d_gate, d_up, w_gate, w_up, dx, input_grad)
+
+    if d_biases is not None:
+        assert d_gate is not None
+        assert d_up is not None
+        sum_over_tokens(d_gate, d_biases[0])
+        sum_over_tokens(d_up, d_biases[1])
+
+    if d_weights is None:
+        return
+    assert x is not None, "weight gradients are products with x"
+    if d_gate is None or d_up is None:
+        weight_grad_launch(dz, gate, up, x, *d_weights, None, formula).run()
+    elif weight_grad == "triton":
+        weight_grad_launch(None, d_gate, d_up, x, *d_weights).run()
+    else:
+        torch.mm(d_gate.t(), x, out=d_weights[0])
+        torch.mm(d_up.t(), x, out=d_weights[1])
 
 
 def _backward_outputs(
-    dz: torch.Tensor, w_gate: torch.Tensor, weight_grad: str, needs_dx: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Allocate dX and the weight gradients; those that are not wanted are empty."""
+    dz: torch.Tensor, w_gate: torch.Tensor, weight_grad: str, needs_dx: bool, needs_bias: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Allocate dX and the gradients of weights and biases; those that are not wanted are empty."""
     N, K = w_gate.shape
     dx_shape = (dz.shape[0], K) if needs_dx else (0, 0)
     weight_shape = (N, K) if weight_grad != "none" else (0, 0)
-    return _new(dz, *dx_shape), _new(dz, *weight_shape), _new(dz, *weight_shape)
+    bias_size = N if needs_bias else 0
+    return new(dz, *dx_shape), new(dz, *weight_shape), new(dz, *weight_shape), new(dz, bias_size), new(dz, bias_size)
 
 
 @torch.library.custom_op("swiglu_kernels::glu", mutates_args=())
 def _glu(
-    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, weight_grad: str, save: str, input_grad: str
+    x: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    weight_grad: str,
+    save: str,
+    input_grad: str,
+    bias_gate: torch.Tensor | None,
+    bias_up: torch.Tensor | None,
+    activation: str,
+    gate_multiplier: float,
+    alpha: float,
+    limit: float | None,
+    up_offset: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return z, and gate and up if they are saved."""
-    z, gate, up = _forward_outputs(x, w_gate, save)
-    forward_launch(x, w_gate, w_up, z, (gate, up) if save == "preact" else None).run()
-    return z, gate, up
+    formula = Formula(activation, gate_multiplier, alpha, limit, up_offset)
+    return run_forward(x, w_gate, w_up, (bias_gate, bias_up), formula, save)
 
 
 @_glu.register_fake
 def _(
-    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, weight_grad: str, save: str, input_grad: str
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, weight_grad: str, save: str, input_grad: str, *_: object
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _forward_outputs(x, w_gate, save)
+    return forward_outputs(x, w_gate.shape[0], save)
 
 
 @torch.library.custom_op("swiglu_kernels::glu_backward", mutates_args=())
@@ -80,34 +175,26 @@ def _glu_backward(
     save: str,
     input_grad: str,
     needs_dx: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return dX and the two weight gradients, empty where they are not wanted; x may be None where it is not read."""
-    dx, d_w_gate, d_w_up = _backward_outputs(dz, w_gate, weight_grad, needs_dx)
-    d_gate = d_up = None
-    if save == "input":
-        assert x is not None, "the recomputation starts from x"
-        d_gate, d_up = _new(dz, *dz.shape), _new(dz, *dz.shape)
-        recompute_launch(dz, x, w_gate, w_up, d_gate, d_up).run()
-    elif weight_grad == "torch" or input_grad == "two_step":
-        d_gate, d_up = silu_mul_backward(dz, gate, up)
-
-    if needs_dx:
-        if d_gate is None or d_up is None or (save == "preact" and input_grad == "fused"):
-            input_grad_launch(dz, gate, up, w_gate, w_up, dx).run()
-        else:
-            input_grad_launch(None, d_gate, d_up, w_gate, w_up, dx).run()
-
-    if weight_grad == "none":
-        return dx, d_w_gate, d_w_up
-    assert x is not None, "weight gradients are products with x"
-    if d_gate is None or d_up is None:
-        weight_grad_launch(dz, gate, up, x, d_w_gate, d_w_up).run()
-    elif weight_grad == "triton":
-        weight_grad_launch(None, d_gate, d_up, x, d_w_gate, d_w_up).run()
-    else:
-        torch.mm(d_gate.t(), x, out=d_w_gate)
-        torch.mm(d_up.t(), x, out=d_w_up)
-    return dx, d_w_gate, d_w_up
+    needs_bias: bool,
+    bias_gate: torch.Tensor | None,
+    bias_up: torch.Tensor | None,
+    activation: str,
+    gate_multiplier: float,
+    alpha: float,
+    limit: float | None,
+    up_offset: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return dX and the gradients of weights and biases, empty where not wanted; x may be None where it is not read."""
+    outputs = _backward_outputs(dz, w_gate, weight_grad, needs_dx, needs_bias)
+    dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = outputs
+    run_backward(
+        dz, x, w_gate, w_up, gate, up, (bias_gate, bias_up),
+        Formula(activation, gate_multiplier, alpha, limit, up_offset), (weight_grad, save, input_grad),
+        dx if needs_dx else None,
+        (d_w_gate, d_w_up) if weight_grad != "none" else None,
+        (d_bias_gate, d_bias_up) if needs_bias else None,
+    )  # fmt: skip
+    return outputs
 
 
 @_glu_backward.register_fake
@@ -122,32 +209,42 @@ def _(
     save: str,
     input_grad: str,
     needs_dx: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _backward_outputs(dz, w_gate, weight_grad, needs_dx)
+    needs_bias: bool,
+    *_: object,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _backward_outputs(dz, w_gate, weight_grad, needs_dx, needs_bias)
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    x, w_gate, w_up, *ctx.options = inputs
-    weight_grad, save, _ = ctx.options
+    x, w_gate, w_up, weight_grad, save, input_grad, bias_gate, bias_up, *ctx.formula = inputs
     _, gate, up = output
+    ctx.options = weight_grad, save, input_grad
     ctx.mark_non_differentiable(gate, up)
     ctx.set_materialize_grads(False)  # or autograd fills two [M, N] tensors of zeros for gate and up
-    ctx.save_for_backward(None if (weight_grad, save) == ("none", "preact") else x, w_gate, w_up, gate, up)
+    saved_x = None if (weight_grad, save) == ("none", "preact") else x
+    biases = (bias_gate, bias_up) if save == "input" else (None, None)
+    ctx.save_for_backward(saved_x, w_gate, w_up, gate, up, *biases)
 
 
 def _backward(ctx, dz, _d_gate, _d_up):
     if dz is None:  # undefined, since gradients are not materialised
-        return None, None, None, None, None, None
+        return (None,) * 13
     needs_x, needs_w_gate, needs_w_up = ctx.needs_input_grad[:3]
-    dx, d_w_gate, d_w_up = _glu_backward(dz, *ctx.saved_tensors, *ctx.options, needs_x)
+    needs_bias_gate, needs_bias_up = ctx.needs_input_grad[6:8]
+    *tensors, bias_gate, bias_up = ctx.saved_tensors
+    needs_bias = needs_bias_gate or needs_bias_up
+    dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = _glu_backward(
+        dz, *tensors, *ctx.options, needs_x, needs_bias, bias_gate, bias_up, *ctx.formula
+    )
     frozen = ctx.options[0] == "none"
     return (
         dx if needs_x else None,
         d_w_gate if needs_w_gate and not frozen else None,
         d_w_up if needs_w_up and not frozen else None,
-        None,
-        None,
-        None,
+        *(None, None, None),
+        d_bias_gate if needs_bias_gate else None,
+        d_bias_up if needs_bias_up else None,
+        *(None, None, None, None, None),
     )
 
 
@@ -155,16 +252,33 @@ _glu.register_autograd(_backward, setup_context=_setup_context)
 refuse_double_backward(_glu_backward)
 
 
+def as_matrix(x: torch.Tensor) -> torch.Tensor:
+    """View x [..., hidden] as [tokens, hidden], or copy it where its leading dimensions do not collapse."""
+    return x.flatten(0, -2) if x.dim() > 1 else x[None]
+
+
+def like_leading(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Give [tokens, features] the leading dimensions of x."""
+    return out.unflatten(0, x.shape[:-1]) if x.dim() > 1 else out[0]
+
+
 def swiglu_glu(
     x: torch.Tensor,
     w_gate: torch.Tensor,
     w_up: torch.Tensor,
+    bias_gate: torch.Tensor | None = None,
+    bias_up: torch.Tensor | None = None,
     *,
+    activation: str = "silu",
+    gate_multiplier: float = 1.0,
+    alpha: float = 1.0,
+    limit: float | None = None,
+    up_offset: float = 0.0,
     weight_grad: str = "triton",
     save: str = "preact",
     input_grad: str = "fused",
 ) -> torch.Tensor:
-    """Return `silu(x w_gate^T) * (x w_up^T)`: both products and the gate in one launch.
+    """Return `silu(x w_gate^T + bias_gate) * (x w_up^T + bias_up)`: both products and the gate in one launch.
 
     Source: Shazeer 2020, "GLU Variants Improve Transformer" (arXiv:2002.05202).
 
@@ -173,38 +287,62 @@ def swiglu_glu(
             collapse into one; otherwise x is copied.
         w_gate: [intermediate, hidden], any strides, dtype and device of x.
         w_up: as w_gate.
+        bias_gate: [intermediate], any stride, dtype and device of x; None: no bias.
+        bias_up: as bias_gate.
+        activation: "silu" (SwiGLU) or "gelu_tanh" (GeGLU with the tanh approximation).
+        gate_multiplier: the gate's pre-activation, bias included, is multiplied by it (Falcon-H1).
+        alpha: SiLU becomes gate * sigmoid(alpha * gate) (gpt-oss: 1.702); 1.0 with any other activation.
+        limit: gate is bounded from above by it and up to [-limit, limit], after the multiplication (gpt-oss: 7); None:
+            unbounded. Beyond a bound the gradient is zero, on it it passes, as with torch.clamp.
+        up_offset: added to up, after the bound (gpt-oss: 1).
         weight_grad: "triton" (one deterministic launch for both weight gradients), "torch" (d_gate and d_up are stored,
-            PyTorch does the products) or "none" (weights are frozen, their gradients are None).
-        save: "preact" (keep gate and up, 2 x tokens x intermediate elements, for the backward) or "input" (keep x only
-            and recompute).
-        input_grad: "fused" (dX in one launch that forms d_gate and d_up on the way) or "two_step" (an elementwise
-            launch makes them first). With save="input" both read what the recomputation made.
+            PyTorch does the products), "none" (weights and biases are frozen, their gradients are None) or "auto".
+        save: "preact" (keep gate and up, 2 x tokens x intermediate elements, for the backward), "input" (keep x only
+            and recompute) or "auto".
+        input_grad: "fused" (dX in one launch that forms d_gate and d_up on the way), "two_step" (an elementwise launch
+            makes them first), "torch" (the same, then two PyTorch products into one output) or "auto". With
+            save="input" all of them read what the recomputation made. `choices.py` says what "auto" picks.
+
+    The numbers (gate_multiplier to up_offset) are run-time arguments of the kernels: a new value compiles nothing anew.
 
     Returns:
         z, [..., intermediate], contiguous, in x's dtype. Sums and the gate are fp32, z is rounded once. Without a
         gradient to compute, nothing but z is written, whatever `save` says. float32 products use TensorFloat-32 only
         where `torch.backends.cuda.matmul` allows it. Differentiable once; a second backward of a retained graph is
-        right.
+        right. Bias gradients are fp32 sums over the tokens in a fixed order.
 
     Raises:
-        TypeError: an argument is not a tensor, or of another dtype than expected.
-        ValueError: shapes or devices do not fit together, an option has an unknown value, or one dimension (not the
-            number of elements) exceeds 2^31 - 1024.
+        TypeError: an argument is not a tensor, or of another dtype than expected; a number is not one.
+        ValueError: shapes or devices do not fit together, an option has an unknown value, a number is not finite, or
+            one dimension (not the number of elements) exceeds 2^31 - 1024.
 
-    Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_glu`; of the options,
-    weight_grad="none" keeps its meaning.
+    Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_glu`; of the options that choose
+    how gradients are made, weight_grad="none" keeps its meaning.
     """
     check_option("weight_grad", weight_grad, WEIGHT_GRADS)
     check_option("save", save, SAVES)
     check_option("input_grad", input_grad, INPUT_GRADS)
+    formula = check_formula(activation, gate_multiplier, alpha, limit, up_offset)
     x, w_gate, w_up = check_glu(x, w_gate, w_up)
+    intermediate = w_gate.shape[0]
+    bias_gate = check_vector("bias_gate", bias_gate, intermediate, "the first dimension of w_gate", "x", x)
+    bias_up = check_vector("bias_up", bias_up, intermediate, "the first dimension of w_gate", "x", x)
     if weight_grad == "none":
         w_gate, w_up = w_gate.detach(), w_up.detach()
+        bias_gate = None if bias_gate is None else bias_gate.detach()
+        bias_up = None if bias_up is None else bias_up.detach()
     if backend_for(x) == "torch":
-        return reference.swiglu_glu(x, w_gate, w_up)
+        return reference.swiglu_glu(x, w_gate, w_up, bias_gate, bias_up, **formula)
+    rows = as_matrix(x)
+    weight_grad, save, input_grad = resolve(weight_grad, save, input_grad, rows.shape[0], x.device)
     if not (w_gate.requires_grad or w_up.requires_grad):
         weight_grad = "none"
-    if not (torch.is_grad_enabled() and (x.requires_grad or weight_grad != "none")):
+    if not needs_backward(x, w_gate, w_up, bias_gate, bias_up):
         save = "input"
-    z, _, _ = _glu(x.flatten(0, -2) if x.dim() > 1 else x[None], w_gate, w_up, weight_grad, save, input_grad)
-    return z.unflatten(0, x.shape[:-1]) if x.dim() > 1 else z[0]
+    z, _, _ = _glu(rows, w_gate, w_up, weight_grad, save, input_grad, bias_gate, bias_up, **formula)
+    return like_leading(z, x)
+
+
+def needs_backward(*tensors: torch.Tensor | None) -> bool:
+    """Tell whether autograd will ask for the gradient of any of these."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)

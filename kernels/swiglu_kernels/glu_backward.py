@@ -12,21 +12,35 @@ they never exist in memory. Otherwise it reads d_gate and d_up that another kern
 
 import torch
 
-from swiglu_kernels.arithmetic import dot, gated_gradients, grouped_tile, output_tile, round_to
+from swiglu_kernels.arithmetic import (
+    dot,
+    gated_gradients,
+    grouped_tile,
+    output_tile,
+    round_to,
+    store_sum,
+    strided_tile,
+)
 from swiglu_kernels.backend import capability_of, tl, triton
+from swiglu_kernels.formula import PLAIN, Formula
 from swiglu_kernels.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.precision import float32_dot_precision
 from swiglu_kernels.tiles import Capability, input_grad_tile, weight_grad_tile
 
 
 @triton.jit
-def _load_gradients(dz_ptrs, gate_ptrs, up_ptrs, inside, ON_THE_FLY: tl.constexpr):
+def _load_gradients(
+    dz_ptrs, gate_ptrs, up_ptrs, inside, multiplier, alpha, limit, up_offset,
+    ON_THE_FLY: tl.constexpr, FORMULA: tl.constexpr,
+):  # fmt: skip
     """Return tiles (d_gate, d_up): formed from dZ, gate and up, or read from where gate_ptrs and up_ptrs point."""
     gate = tl.load(gate_ptrs, mask=inside, other=0.0)
     up = tl.load(up_ptrs, mask=inside, other=0.0)
     if ON_THE_FLY:
         dz = tl.load(dz_ptrs, mask=inside, other=0.0)
-        d_gate, d_up = gated_gradients(dz.to(tl.float32), gate.to(tl.float32), up.to(tl.float32))
+        d_gate, d_up = gated_gradients(
+            dz.to(tl.float32), gate.to(tl.float32), up.to(tl.float32), multiplier, alpha, limit, up_offset, FORMULA
+        )
         gate = round_to(d_gate, gate.dtype)
         up = round_to(d_up, up.dtype)
     return gate, up
@@ -68,9 +82,9 @@ def _product(
 @triton.jit
 def _two_products_on_the_fly(
     dz_ptr, gate_ptr, up_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_k, M, N, K,
-    dz_m, dz_n, w_gate_n, w_gate_k, w_up_n, w_up_k,
+    dz_m, dz_n, w_gate_n, w_gate_k, w_up_n, w_up_k, multiplier, alpha, limit, up_offset,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
-    EVEN_N: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN_N: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     """Return d_gate w_gate + d_up w_up with d_gate and d_up formed tile by tile."""
     m = tl.arange(0, BLOCK_M)
@@ -97,12 +111,17 @@ def _two_products_on_the_fly(
     from_up = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
     for first_n in range(0, N, BLOCK_N):
         if EVEN_N:
-            d_gate, d_up = _load_gradients(dz_ptrs, gate_ptrs, up_ptrs, m_inside, True)
+            d_gate, d_up = _load_gradients(
+                dz_ptrs, gate_ptrs, up_ptrs, m_inside, multiplier, alpha, limit, up_offset, True, FORMULA
+            )
             w_gate = tl.load(w_gate_ptrs, mask=k_inside, other=0.0)
             w_up = tl.load(w_up_ptrs, mask=k_inside, other=0.0)
         else:
             n_inside = first_n + tl.arange(0, BLOCK_N) < N
-            d_gate, d_up = _load_gradients(dz_ptrs, gate_ptrs, up_ptrs, m_inside & n_inside[None, :], True)
+            inside = m_inside & n_inside[None, :]
+            d_gate, d_up = _load_gradients(
+                dz_ptrs, gate_ptrs, up_ptrs, inside, multiplier, alpha, limit, up_offset, True, FORMULA
+            )
             w_gate = tl.load(w_gate_ptrs, mask=n_inside[:, None] & k_inside, other=0.0)
             w_up = tl.load(w_up_ptrs, mask=n_inside[:, None] & k_inside, other=0.0)
         from_gate = dot(d_gate, w_gate, from_gate, PRECISION)
@@ -118,14 +137,17 @@ def _two_products_on_the_fly(
 @triton.jit
 def _input_grad_kernel(
     dz_ptr, gate_ptr, up_ptr, w_gate_ptr, w_up_ptr, dx_ptr, M, N, K, dz_m, dz_n, w_gate_n, w_gate_k, w_up_n, w_up_k,
+    multiplier, alpha, limit, up_offset,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
     EVEN_N: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, ON_THE_FLY: tl.constexpr,
+    FORMULA: tl.constexpr,
 ):  # fmt: skip
     tile_m, tile_k = grouped_tile(M, K, BLOCK_M, BLOCK_K, GROUP)
     if ON_THE_FLY:
         dx = _two_products_on_the_fly(
             dz_ptr, gate_ptr, up_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_k, M, N, K,
-            dz_m, dz_n, w_gate_n, w_gate_k, w_up_n, w_up_k, BLOCK_M, BLOCK_K, BLOCK_N, EVEN_N, WIDE, PRECISION,
+            dz_m, dz_n, w_gate_n, w_gate_k, w_up_n, w_up_k, multiplier, alpha, limit, up_offset,
+            BLOCK_M, BLOCK_K, BLOCK_N, EVEN_N, WIDE, PRECISION, FORMULA,
         )  # fmt: skip
     else:
         dx = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
@@ -144,8 +166,10 @@ def _input_grad_kernel(
 @triton.jit
 def _weight_grad_kernel(
     dz_ptr, gate_ptr, up_ptr, x_ptr, d_w_gate_ptr, d_w_up_ptr, M, N, K, dz_m, dz_n, x_m, x_k,
+    d_w_n, d_w_k, multiplier, alpha, limit, up_offset,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr, GROUP: tl.constexpr,
     EVEN_M: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, ON_THE_FLY: tl.constexpr,
+    FORMULA: tl.constexpr, ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
     tile_n, tile_k = grouped_tile(N, K, BLOCK_N, BLOCK_K, GROUP)
     m = tl.arange(0, BLOCK_M)
@@ -172,11 +196,16 @@ def _weight_grad_kernel(
     d_w_up = tl.zeros((BLOCK_K, BLOCK_N), dtype=tl.float32)
     for first_m in range(0, M, BLOCK_M):
         if EVEN_M:
-            d_gate, d_up = _load_gradients(dz_ptrs, gate_ptrs, up_ptrs, n_inside, ON_THE_FLY)
+            d_gate, d_up = _load_gradients(
+                dz_ptrs, gate_ptrs, up_ptrs, n_inside, multiplier, alpha, limit, up_offset, ON_THE_FLY, FORMULA
+            )
             x = tl.load(x_ptrs, mask=k_inside, other=0.0)
         else:
             m_inside = (first_m + tl.arange(0, BLOCK_M) < M)[:, None]
-            d_gate, d_up = _load_gradients(dz_ptrs, gate_ptrs, up_ptrs, m_inside & n_inside, ON_THE_FLY)
+            d_gate, d_up = _load_gradients(
+                dz_ptrs, gate_ptrs, up_ptrs, m_inside & n_inside, multiplier, alpha, limit, up_offset,
+                ON_THE_FLY, FORMULA,
+            )  # fmt: skip
             x = tl.load(x_ptrs, mask=m_inside & k_inside, other=0.0)
         d_w_gate = dot(tl.trans(x), d_gate, d_w_gate, PRECISION)
         d_w_up = dot(tl.trans(x), d_up, d_w_up, PRECISION)
@@ -185,11 +214,12 @@ def _weight_grad_kernel(
         up_ptrs += step * N
         x_ptrs += step * x_m
 
-    position, offsets, inside = output_tile(tile_n, tile_k, N, K, BLOCK_N, BLOCK_K, WIDE)
-    tl.store(
-        d_w_gate_ptr + position + offsets, round_to(tl.trans(d_w_gate), d_w_gate_ptr.dtype.element_ty), mask=inside
-    )
-    tl.store(d_w_up_ptr + position + offsets, round_to(tl.trans(d_w_up), d_w_up_ptr.dtype.element_ty), mask=inside)
+    if d_w_n is None:
+        position, offsets, inside = output_tile(tile_n, tile_k, N, K, BLOCK_N, BLOCK_K, WIDE)
+    else:
+        position, offsets, inside = strided_tile(tile_n, tile_k, N, K, d_w_n, d_w_k, BLOCK_N, BLOCK_K, WIDE)
+    store_sum(d_w_gate_ptr + position + offsets, tl.trans(d_w_gate), inside, ACCUMULATE)
+    store_sum(d_w_up_ptr + position + offsets, tl.trans(d_w_up), inside, ACCUMULATE)
 
 
 def input_grad_launch(
@@ -200,6 +230,7 @@ def input_grad_launch(
     w_up: torch.Tensor,
     dx: torch.Tensor,
     capability: Capability | None = None,
+    formula: Formula = PLAIN,
 ) -> Launch:
     """Describe the launch that writes dX.
 
@@ -211,6 +242,7 @@ def input_grad_launch(
         w_up: [N, K], any strides.
         dx: [M, K], contiguous, written.
         capability: of the GPU to choose the tile for; None for that of dx's device.
+        formula: the gate; read on the fly only.
     """
     (M, N), K = gate.shape, dx.shape[1]
     on_the_fly = dz is not None
@@ -235,7 +267,8 @@ def input_grad_launch(
             ),
             "PRECISION": float32_dot_precision(),
             "ON_THE_FLY": on_the_fly,
-        },
+        }
+        | (formula if on_the_fly else PLAIN).arguments(),
         num_warps=tile.warps,
         num_stages=tile.stages,
     )  # fmt: skip
@@ -249,6 +282,8 @@ def weight_grad_launch(
     d_w_gate: torch.Tensor,
     d_w_up: torch.Tensor,
     capability: Capability | None = None,
+    formula: Formula = PLAIN,
+    accumulate: bool = False,
 ) -> Launch:
     """Describe the launch that writes both weight gradients.
 
@@ -257,10 +292,13 @@ def weight_grad_launch(
         gate: [M, N], contiguous.
         up: [M, N], contiguous.
         x: [M, K], any strides.
-        d_w_gate: [N, K], contiguous, written.
-        d_w_up: [N, K], contiguous, written.
+        d_w_gate: [N, K], any strides, written; its dtype is that of the tensors, or float32.
+        d_w_up: [N, K], strides and dtype of d_w_gate, written.
         capability: of the GPU to choose the tile for; None for that of x's device.
+        formula: the gate; read on the fly only.
+        accumulate: add to what d_w_gate and d_w_up hold.
     """
+    assert d_w_gate.stride() == d_w_up.stride(), "one pair of strides serves both"
     (M, K), N = x.shape, gate.shape[1]
     on_the_fly = dz is not None
     dz = gate if dz is None else dz  # never touched unless on the fly
@@ -275,14 +313,17 @@ def weight_grad_launch(
             "M": M, "N": N, "K": K,
             "dz_m": dz.stride(0), "dz_n": dz.stride(1),
             "x_m": x.stride(0), "x_k": x.stride(1),
+            "d_w_n": None if d_w_gate.is_contiguous() else d_w_gate.stride(0),
+            "d_w_k": None if d_w_gate.is_contiguous() else d_w_gate.stride(1),
             "BLOCK_N": tile.rows, "BLOCK_K": tile.columns, "BLOCK_M": tile.depth, "GROUP": tile.group,
             "EVEN_M": M % tile.depth == 0,
             "WIDE": tile_needs_int64(
                 (dz.stride(), left), ((N, 1), left), (x.stride(), right), (d_w_gate.stride(), (tile.rows, tile.columns))
             ),
             "PRECISION": float32_dot_precision(),
-            "ON_THE_FLY": on_the_fly,
-        },
+            "ON_THE_FLY": on_the_fly, "ACCUMULATE": accumulate,
+        }
+        | (formula if on_the_fly else PLAIN).arguments(),
         num_warps=tile.warps,
         num_stages=tile.stages,
     )  # fmt: skip

@@ -1,7 +1,8 @@
-"""z = silu(x w_gate^T) * (x w_up^T): both products and the gate in one launch.
+"""z = silu(x w_gate^T + bias_gate) * (x w_up^T + bias_up): both products and the gate in one launch.
 
 M tokens, N intermediate, K hidden. A program owns one M x N tile: each x tile that it loads feeds two products, with
-the tiles of w_gate and w_up, into two fp32 accumulators; the gate is applied to these, and z is rounded once.
+the tiles of w_gate and w_up, into two fp32 accumulators; the biases, if any, are added, the gate (any of `formula.py`)
+is applied, and z is rounded once.
 
 Two kernels share that main loop. The forward stores z, and with STORE_PREACT gate and up too, for the backward. The
 recomputation is for a backward that saved x alone: its epilogue turns dZ into d_gate and d_up.
@@ -12,13 +13,17 @@ import torch
 from swiglu_kernels import hopper
 from swiglu_kernels.arithmetic import dot, gated, gated_gradients, grouped_tile, output_tile, round_to
 from swiglu_kernels.backend import capability_of, tl, triton
+from swiglu_kernels.formula import PLAIN, Formula
 from swiglu_kernels.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.precision import float32_dot_precision
 from swiglu_kernels.tiles import Capability, Tile, forward_tile
 
+Biases = tuple[torch.Tensor | None, torch.Tensor | None]
+NO_BIASES: Biases = (None, None)
+
 
 @triton.jit
-def _two_products(
+def two_products(
     x_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_n, M, N, K, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
@@ -65,18 +70,35 @@ def _two_products(
 
 
 @triton.jit
+def biased(gate, up, bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, tile_n, N, BLOCK_N: tl.constexpr):
+    """Return (gate + bias_gate, up + bias_up) for fp32 tiles; a bias that is None costs nothing."""
+    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    if bias_gate_ptr is not None:
+        bias = tl.load(bias_gate_ptr + n.to(tl.int64) * bias_gate_n, mask=n < N, other=0.0)
+        gate += bias.to(tl.float32)[None, :]
+    if bias_up_ptr is not None:
+        bias = tl.load(bias_up_ptr + n.to(tl.int64) * bias_up_n, mask=n < N, other=0.0)
+        up += bias.to(tl.float32)[None, :]
+    return gate, up
+
+
+@triton.jit
 def _forward_kernel(
     x_ptr, w_gate_ptr, w_up_ptr, z_ptr, gate_ptr, up_ptr, M, N, K, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
+    bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, STORE_PREACT: tl.constexpr,
+    FORMULA: tl.constexpr,
 ):  # fmt: skip
     tile_m, tile_n = grouped_tile(M, N, BLOCK_M, BLOCK_N, GROUP)
-    gate, up = _two_products(
+    gate, up = two_products(
         x_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_n, M, N, K, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
         BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
+    gate, up = biased(gate, up, bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, tile_n, N, BLOCK_N)
     position, offsets, inside = output_tile(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, WIDE)
-    tl.store(z_ptr + position + offsets, round_to(gated(gate, up), z_ptr.dtype.element_ty), mask=inside)
+    z = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    tl.store(z_ptr + position + offsets, round_to(z, z_ptr.dtype.element_ty), mask=inside)
     if STORE_PREACT:
         tl.store(gate_ptr + position + offsets, round_to(gate, gate_ptr.dtype.element_ty), mask=inside)
         tl.store(up_ptr + position + offsets, round_to(up, up_ptr.dtype.element_ty), mask=inside)
@@ -86,14 +108,16 @@ def _forward_kernel(
 def _recompute_kernel(
     x_ptr, w_gate_ptr, w_up_ptr, dz_ptr, d_gate_ptr, d_up_ptr, M, N, K,
     x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k, dz_m, dz_n,
+    bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-    EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     tile_m, tile_n = grouped_tile(M, N, BLOCK_M, BLOCK_N, GROUP)
-    gate, up = _two_products(
+    gate, up = two_products(
         x_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_n, M, N, K, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
         BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
+    gate, up = biased(gate, up, bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, tile_n, N, BLOCK_N)
     position, offsets, inside = output_tile(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, WIDE)
     m = tl.arange(0, BLOCK_M)
     n = tl.arange(0, BLOCK_N)
@@ -102,7 +126,7 @@ def _recompute_kernel(
         n = n.to(tl.int64)
     dz_ptr += tile_m.to(tl.int64) * BLOCK_M * dz_m + tile_n.to(tl.int64) * BLOCK_N * dz_n
     dz = tl.load(dz_ptr + (m[:, None] * dz_m + n[None, :] * dz_n), mask=inside, other=0.0).to(tl.float32)
-    d_gate, d_up = gated_gradients(dz, gate, up)
+    d_gate, d_up = gated_gradients(dz, gate, up, multiplier, alpha, limit, up_offset, FORMULA)
     tl.store(d_gate_ptr + position + offsets, round_to(d_gate, d_gate_ptr.dtype.element_ty), mask=inside)
     tl.store(d_up_ptr + position + offsets, round_to(d_up, d_up_ptr.dtype.element_ty), mask=inside)
 
@@ -114,6 +138,8 @@ def forward_launch(
     z: torch.Tensor,
     preactivations: tuple[torch.Tensor, torch.Tensor] | None,
     capability: Capability | None = None,
+    biases: Biases = NO_BIASES,
+    formula: Formula = PLAIN,
 ) -> Launch:
     """Describe the forward launch: `hopper.py`'s kernel where it can take these tensors, else the one of this file.
 
@@ -124,9 +150,12 @@ def forward_launch(
         z: [M, N], contiguous, written.
         preactivations: gate and up, [M, N] and contiguous, written; None stores z alone.
         capability: of the GPU to choose the tile for; None for that of x's device.
+        biases: of gate and up, [N] with any stride, or None; what is stored as gate and up includes them.
+        formula: the gate.
     """
     capability = capability or capability_of(x.device)
-    if hopper.why_not(x, w_gate, w_up, capability) is None:
+    plain = formula == PLAIN and biases[0] is None and biases[1] is None
+    if plain and hopper.why_not(x, w_gate, w_up, capability) is None:
         return hopper.forward_launch(x, w_gate, w_up, z, preactivations)
     gate, up = preactivations or (z, z)  # never touched without STORE_PREACT
     aligned = vectorises(x, w_gate, w_up, z)
@@ -135,7 +164,9 @@ def forward_launch(
         kernel=_forward_kernel,
         grid=(triton.cdiv(x.shape[0], tile.rows) * triton.cdiv(w_gate.shape[0], tile.columns),),
         arguments={"x_ptr": x, "w_gate_ptr": w_gate, "w_up_ptr": w_up, "z_ptr": z, "gate_ptr": gate, "up_ptr": up}
-        | _shared_arguments(x, w_gate, w_up, [z], tile)
+        | product_arguments(x, w_gate, w_up, [z], tile)
+        | bias_arguments(biases)
+        | formula.arguments()
         | {"STORE_PREACT": preactivations is not None},
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -150,8 +181,10 @@ def recompute_launch(
     d_gate: torch.Tensor,
     d_up: torch.Tensor,
     capability: Capability | None = None,
+    biases: Biases = NO_BIASES,
+    formula: Formula = PLAIN,
 ) -> Launch:
-    """Describe the launch that makes d_gate and d_up [M, N] (contiguous, written) from dz, x and the weights."""
+    """Describe the launch that makes d_gate and d_up [M, N] (contiguous, written) from dz, x, weights and biases."""
     aligned = vectorises(x, w_gate, w_up, dz, d_gate)
     tile = forward_tile(x.shape[0], x.dtype, capability or capability_of(x.device), aligned)
     return Launch(
@@ -161,16 +194,27 @@ def recompute_launch(
             "x_ptr": x, "w_gate_ptr": w_gate, "w_up_ptr": w_up, "dz_ptr": dz, "d_gate_ptr": d_gate, "d_up_ptr": d_up,
             "dz_m": dz.stride(0), "dz_n": dz.stride(1),
         }
-        | _shared_arguments(x, w_gate, w_up, [dz, d_gate], tile),
+        | product_arguments(x, w_gate, w_up, [dz, d_gate], tile)
+        | bias_arguments(biases)
+        | formula.arguments(),
         num_warps=tile.warps,
         num_stages=tile.stages,
     )  # fmt: skip
 
 
-def _shared_arguments(
+def bias_arguments(biases: Biases) -> dict[str, torch.Tensor | int | None]:
+    """Return pointers and strides of the two biases, None for a bias that does not exist."""
+    gate, up = biases
+    return {
+        "bias_gate_ptr": gate, "bias_gate_n": None if gate is None else gate.stride(0),
+        "bias_up_ptr": up, "bias_up_n": None if up is None else up.stride(0),
+    }  # fmt: skip
+
+
+def product_arguments(
     x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, epilogue: list[torch.Tensor], tile: Tile
 ) -> dict[str, int | bool | str]:
-    """Sizes, strides and choices of both kernels; `epilogue` are the [M, N] tensors that are read or written there."""
+    """Sizes, strides and choices of `two_products`; `epilogue` are the [M, N] tensors read or written after it."""
     (M, K), N = x.shape, w_gate.shape[0]
     weight_blocks = (tile.columns, tile.depth)
     return {

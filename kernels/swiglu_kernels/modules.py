@@ -20,11 +20,11 @@ from typing import Any, Self
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd import forward_ad
 
 from swiglu_kernels.backend import Backend, backend_for
 from swiglu_kernels.checks import check_like, check_option, check_tensor
-from swiglu_kernels.glu import INPUT_GRADS, SAVES, WEIGHT_GRADS, swiglu_glu
+from swiglu_kernels.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS
+from swiglu_kernels.glu import swiglu_glu
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +41,6 @@ class Options:
         check_option("input_grad", self.input_grad, INPUT_GRADS)
 
 
-def check_bias(name: str, bias: object) -> None:
-    """Raise if a gate or up projection has a bias: the fused op adds none."""
-    if bias is not None and bias is not False:
-        raise ValueError(f"{name}: expected no bias on the gate and up projections, got one")
-
-
 def _swiglu_glu(
     x: torch.Tensor,
     w_gate: torch.Tensor,
@@ -56,11 +50,7 @@ def _swiglu_glu(
     *,
     options: Options,
 ) -> torch.Tensor:
-    check_bias("bias_gate", bias_gate)
-    check_bias("bias_up", bias_up)
-    return swiglu_glu(
-        x, w_gate, w_up, weight_grad=options.weight_grad, save=options.save, input_grad=options.input_grad
-    )
+    return swiglu_glu(x, w_gate, w_up, bias_gate, bias_up, **dataclasses.asdict(options))
 
 
 def _swiglu_mlp(
@@ -123,15 +113,6 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
-def _refuse_tangents(operands: list[torch.Tensor]) -> None:
-    """Raise under forward-mode differentiation: a custom operator would drop the tangents and say nothing."""
-    if any(forward_ad.unpack_dual(operand).tangent is not None for operand in operands):
-        raise RuntimeError(
-            "forward-mode differentiation (torch.func.jvp, jacfwd) is not available: the kernels compute reverse-mode "
-            "derivatives only; use the functions of swiglu_kernels.reference where it is needed"
-        )
-
-
 class FusedModule(nn.Module):
     """What the modules of this file share: their options, the backend, the way from projections to operands."""
 
@@ -166,8 +147,6 @@ class FusedModule(nn.Module):
             raise ValueError(
                 f"x: expected [..., {in_features}], the in_features of {names[0]}, got {tuple(tensor.shape)}"
             )
-        if backend_for(tensor) != "torch":
-            _refuse_tangents([tensor, *weights])
         return tensor, weights, biases
 
 
@@ -191,9 +170,9 @@ class FusedSwiGLU(FusedModule):
         in_features: size of the last dimension of x.
         hidden_features: size of the last dimension of the result.
         bias: give both projections a bias, [hidden_features].
-        weight_grad: "triton", "torch" or "none"; see `swiglu_glu`. "none" treats the weights as frozen.
-        save: "preact" (keep gate and up for the backward) or "input" (recompute them).
-        input_grad: "fused" or "two_step".
+        weight_grad: "triton", "torch", "none" or "auto"; see `swiglu_glu`. "none" treats the weights as frozen.
+        save: "preact" (keep gate and up for the backward), "input" (recompute them) or "auto".
+        input_grad: "fused", "two_step", "torch" or "auto".
         device: of the parameters.
         dtype: of the parameters; float32, float16 or bfloat16.
 
@@ -216,7 +195,6 @@ class FusedSwiGLU(FusedModule):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_bias("bias", bias)
         self.options = Options(weight_grad, save, input_grad)
         self.gate_proj = nn.Linear(in_features, hidden_features, bias=bias, device=device, dtype=dtype)
         self.up_proj = nn.Linear(in_features, hidden_features, bias=bias, device=device, dtype=dtype)
@@ -236,8 +214,6 @@ class FusedSwiGLU(FusedModule):
         """
         _check_linear("gate_proj", gate_proj, None, None)
         _check_linear("up_proj", up_proj, gate_proj.in_features, gate_proj.out_features)
-        check_bias("gate_proj", gate_proj.bias)
-        check_bias("up_proj", up_proj.bias)
         module = cls(gate_proj.in_features, gate_proj.out_features, device="meta", **options)
         module.gate_proj, module.up_proj = gate_proj, up_proj
         return module
@@ -263,9 +239,9 @@ class FusedSwiGLUMLP(FusedModule):
         hidden_size: size of the last dimension of x and of the result.
         intermediate_size: size of the last dimension of what the gate yields.
         bias: give all three projections a bias.
-        weight_grad: "triton", "torch" or "none"; see `swiglu_glu`. "none" treats gate_proj and up_proj as frozen.
-        save: "preact" (keep gate and up for the backward) or "input" (recompute them).
-        input_grad: "fused" or "two_step".
+        weight_grad: "triton", "torch", "none" (gate_proj and up_proj are frozen) or "auto"; see `swiglu_glu`.
+        save: "preact" (keep gate and up for the backward), "input" (recompute them) or "auto".
+        input_grad: "fused", "two_step", "torch" or "auto".
         device: of the parameters.
         dtype: of the parameters; float32, float16 or bfloat16.
 
@@ -288,7 +264,6 @@ class FusedSwiGLUMLP(FusedModule):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_bias("bias", bias)
         self.options = Options(weight_grad, save, input_grad)
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias, device=device, dtype=dtype)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias, device=device, dtype=dtype)
@@ -311,8 +286,6 @@ class FusedSwiGLUMLP(FusedModule):
         _check_linear("gate_proj", gate_proj, None, None)
         _check_linear("up_proj", up_proj, gate_proj.in_features, gate_proj.out_features)
         _check_linear("down_proj", down_proj, gate_proj.out_features, None)
-        check_bias("gate_proj", gate_proj.bias)
-        check_bias("up_proj", up_proj.bias)
         module = cls(gate_proj.in_features, gate_proj.out_features, device="meta", **options)
         module.gate_proj, module.up_proj, module.down_proj = gate_proj, up_proj, down_proj
         return module
@@ -351,7 +324,6 @@ class FusedSwiGLUPackedMLP(FusedModule):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_bias("bias", bias)
         self.options = Options(weight_grad, save, input_grad)
         self.gate_up_proj = nn.Linear(hidden_size, 2 * intermediate_size, bias=bias, device=device, dtype=dtype)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias, device=device, dtype=dtype)
@@ -374,7 +346,6 @@ class FusedSwiGLUPackedMLP(FusedModule):
             raise ValueError(f"gate_up_proj: expected an even number of out_features, got {gate_up_proj.out_features}")
         intermediate_size = gate_up_proj.out_features // 2
         _check_linear("down_proj", down_proj, intermediate_size, None)
-        check_bias("gate_up_proj", gate_up_proj.bias)
         module = cls(gate_up_proj.in_features, intermediate_size, device="meta", **options)
         module.gate_up_proj, module.down_proj = gate_up_proj, down_proj
         return module

@@ -209,9 +209,6 @@ def _why_not_projections(module: nn.Module, layout: Layout) -> str | None:
             return f"{name}: its weight is a {type(linear.weight).__name__}, not a plain torch.nn.Parameter"
         if linear.weight.dtype not in KERNEL_DTYPES:
             return f"{name}: its weight is {linear.weight.dtype}, the kernels compute in float32, float16 and bfloat16"
-    for name in layout.gated:
-        if linears[name].bias is not None:
-            return f"{name}: it has a bias"
     if len({(linear.weight.dtype, linear.weight.device) for linear in linears.values()}) > 1:
         return "its projections differ in dtype or device"
     return None

@@ -5,6 +5,9 @@ The backward reads dh, gate and up and writes d_gate and d_up into new buffers; 
 second backward is right. Formulas: `arithmetic.py`.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from swiglu_kernels import reference
@@ -12,6 +15,7 @@ from swiglu_kernels.arithmetic import gated, gated_gradients, round_to
 from swiglu_kernels.backend import backend_for, tl, triton
 from swiglu_kernels.checks import check_gate_up
 from swiglu_kernels.double_backward import refuse_double_backward
+from swiglu_kernels.formula import PLAIN, Formula
 from swiglu_kernels.launch import INT32_MAX, Launch, flat_needs_int64
 
 BLOCK = 1024  # 8 elements per thread: one 16-byte access each for 16-bit types
@@ -40,13 +44,13 @@ def _forward_kernel(gate_ptr, up_ptr, h_ptr, columns, gate_row, up_row, BLOCK: t
 @triton.jit
 def _backward_kernel(
     dh_ptr, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, columns, dh_row, gate_row, up_row,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    multiplier, alpha, limit, up_offset, BLOCK: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     row, column, mask = _element(columns, BLOCK, WIDE)
     dh = tl.load(dh_ptr + row * dh_row + column, mask=mask).to(tl.float32)
     gate = tl.load(gate_ptr + row * gate_row + column, mask=mask).to(tl.float32)
     up = tl.load(up_ptr + row * up_row + column, mask=mask).to(tl.float32)
-    d_gate, d_up = gated_gradients(dh, gate, up)
+    d_gate, d_up = gated_gradients(dh, gate, up, multiplier, alpha, limit, up_offset, FORMULA)
     tl.store(d_gate_ptr + row * columns + column, round_to(d_gate, d_gate_ptr.dtype.element_ty), mask=mask)
     tl.store(d_up_ptr + row * columns + column, round_to(d_up, d_up_ptr.dtype.element_ty), mask=mask)
 
@@ -72,16 +76,22 @@ def forward_launch(gate: torch.Tensor, up: torch.Tensor, h: torch.Tensor) -> Lau
 
 
 def backward_launch(
-    dh: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, d_gate: torch.Tensor, d_up: torch.Tensor
+    dh: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    d_gate: torch.Tensor,
+    d_up: torch.Tensor,
+    formula: Formula = PLAIN,
 ) -> Launch:
     """Describe the launch that turns dh into d_gate and d_up, which are contiguous and not empty."""
     dh, gate, up = _as_rows(dh, gate, up)
     pointers = {"dh_ptr": dh, "gate_ptr": gate, "up_ptr": up, "d_gate_ptr": d_gate, "d_up_ptr": d_up}
-    return _launch(_backward_kernel, gate, {"dh": dh, "gate": gate, "up": up}, pointers)
+    strided = {"dh": dh, "gate": gate, "up": up}
+    return _launch(_backward_kernel, gate, strided, pointers | formula.arguments())
 
 
 def _launch(
-    kernel: object, like: torch.Tensor, strided: dict[str, torch.Tensor], pointers: dict[str, torch.Tensor]
+    kernel: object, like: torch.Tensor, strided: dict[str, torch.Tensor], arguments: Mapping[str, Any]
 ) -> Launch:
     rows, columns = like.shape
     block = min(BLOCK, max(128, triton.next_power_of_2(columns)))
@@ -89,13 +99,22 @@ def _launch(
     return Launch(
         kernel=kernel,
         grid=(rows * triton.cdiv(columns, block),),
-        arguments=pointers
-        | {"columns": columns}
-        | row_strides
+        arguments={**arguments, **row_strides, "columns": columns}
         | {"BLOCK": block, "WIDE": flat_needs_int64(columns, block)},
         num_warps=4,
         num_stages=1,
     )
+
+
+def gate_gradients(
+    dh: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, formula: Formula = PLAIN
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (d_gate, d_up) for any formula, in new contiguous buffers; only for the inside of custom ops."""
+    d_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    d_up = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    if d_gate.numel() > 0:
+        backward_launch(dh, gate, up, d_gate, d_up, formula).run()
+    return d_gate, d_up
 
 
 @torch.library.custom_op("swiglu_kernels::silu_mul", mutates_args=())
@@ -109,11 +128,7 @@ def _silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 @torch.library.custom_op("swiglu_kernels::silu_mul_backward", mutates_args=())
 def silu_mul_backward(dh: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (d_gate, d_up) for the upstream gradient dh, in new contiguous buffers."""
-    d_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    d_up = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    if d_gate.numel() > 0:
-        backward_launch(dh, gate, up, d_gate, d_up).run()
-    return d_gate, d_up
+    return gate_gradients(dh, gate, up)
 
 
 @_silu_mul.register_fake

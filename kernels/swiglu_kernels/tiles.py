@@ -72,6 +72,33 @@ _WEIGHT_GRAD: dict[Family, list[tuple[float, Tile]]] = {
     "hopper": [(float("inf"), Tile(128, 128, 64, warps=8, stages=3))],
     "ampere": [(float("inf"), Tile(128, 64, 32, warps=8, stages=3))],
 }
+# The MLP's d_h product. Read: one accumulator, and an epilogue that loads two tiles and stores three. Recompute: three
+# accumulators.
+_DOWN_BACKWARD_READ: dict[Family, list[tuple[float, Tile]]] = {
+    "hopper": [
+        (16, Tile(16, 32, 128, warps=4, stages=3)),
+        (512, Tile(128, 64, 64, warps=4, stages=4)),
+        (float("inf"), Tile(128, 128, 64, warps=8, stages=4)),
+    ],
+    "ampere": [
+        (16, Tile(16, 32, 128, warps=4, stages=3)),
+        (float("inf"), Tile(128, 128, 32, warps=8, stages=4)),
+    ],
+}
+_DOWN_BACKWARD_RECOMPUTE: dict[Family, list[tuple[float, Tile]]] = {
+    "hopper": [
+        (16, Tile(16, 32, 64, warps=4, stages=3)),
+        (float("inf"), Tile(128, 64, 64, warps=8, stages=3)),
+    ],
+    "ampere": [
+        (16, Tile(16, 32, 64, warps=4, stages=3)),
+        (float("inf"), Tile(128, 64, 32, warps=8, stages=3)),
+    ],
+}
+_DOWN_WEIGHT_GRAD: dict[Family, list[tuple[float, Tile]]] = {
+    "hopper": [(float("inf"), Tile(128, 128, 64, warps=8, stages=4))],
+    "ampere": [(float("inf"), Tile(128, 128, 32, warps=8, stages=4))],
+}
 # float32, without tensor cores ("ieee") or with them ("tf32"): one table for every kernel and GPU.
 _FLOAT32: list[tuple[float, Tile]] = [
     (16, Tile(16, 32, 32, warps=4, stages=3)),
@@ -109,6 +136,19 @@ def input_grad_tile(
 def weight_grad_tile(intermediate: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
     """Tile of the dW kernel: rows are intermediate, columns hidden, depth tokens."""
     return _first_fit(intermediate, _special(dtype, aligned) or _WEIGHT_GRAD[family_of(capability)])
+
+
+def down_backward_tile(
+    tokens: int, dtype: torch.dtype, capability: Capability | None, aligned: bool, recompute: bool
+) -> Tile:
+    """Tile of the MLP's d_h product: rows are tokens, columns intermediate, depth hidden."""
+    table = _DOWN_BACKWARD_RECOMPUTE if recompute else _DOWN_BACKWARD_READ
+    return _first_fit(tokens, _special(dtype, aligned) or table[family_of(capability)])
+
+
+def down_weight_grad_tile(hidden: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
+    """Tile of the kernel for w_down's gradient: rows are hidden, columns intermediate, depth tokens."""
+    return _first_fit(hidden, _special(dtype, aligned) or _DOWN_WEIGHT_GRAD[family_of(capability)])
 
 
 def _special(dtype: torch.dtype, aligned: bool) -> list[tuple[float, Tile]] | None:

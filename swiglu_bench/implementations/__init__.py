@@ -16,4 +16,10 @@ CATALOGUE: tuple[Implementation, ...] = (
     fused.fused_preact,
     fused.fused_dw_torch_preact,
     fused.fused_dw_triton_preact,
+    fused.fused_on_the_fly,
+    fused.fused_auto,
+    fused.fused_mlp,
+    fused.fused_mlp_recompute,
+    fused.fused_mlp_chunked,
+    fused.fused_mlp_auto,
 )

@@ -7,7 +7,7 @@ Rows differ in what backward does: whether weights get gradients, who computes t
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from swiglu_bench.cases import Scope
 from swiglu_bench.costs import Footprint
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from swiglu_bench.problem import Problem
 
 
-def _build(problem: Problem, *, weight_grad: str, save: str, input_grad: str = "two_step") -> Step:
+def _build(problem: Problem, **choices: Any) -> Step:
+    """x -> z by swiglu_glu, and torch's product with w_down behind it in the mlp scope."""
     from torch.nn.functional import linear
 
     from swiglu_kernels import swiglu_glu
@@ -27,19 +28,25 @@ def _build(problem: Problem, *, weight_grad: str, save: str, input_grad: str = "
     weights = problem.weights
 
     def glu(x: Tensor) -> Tensor:
-        return swiglu_glu(
-            x, weights["w_gate"], weights["w_up"], weight_grad=weight_grad, save=save, input_grad=input_grad
-        )
+        return swiglu_glu(x, weights["w_gate"], weights["w_up"], **choices)
 
     return Step(glu if problem.case.scope is Scope.GLU else lambda x: linear(glu(x), weights["w_down"]))
+
+
+def _build_mlp(problem: Problem, **choices: Any) -> Step:
+    """The whole block by swiglu_mlp."""
+    from swiglu_kernels import swiglu_mlp
+
+    return Step(lambda x: swiglu_mlp(x, *problem.weights.values(), **choices))
 
 
 def _row(
     name: str,
     description: str,
     *,
-    weight_grad: Literal["none", "torch", "triton"],
-    save: Literal["input", "preact"],
+    weight_grad: Literal["none", "torch", "triton", "auto"],
+    save: Literal["input", "preact", "auto"],
+    input_grad: Literal["fused", "two_step", "auto"] = "two_step",
     glu: Footprint,
     mlp: Footprint,
 ) -> Implementation:
@@ -52,7 +59,18 @@ def _row(
         trains=trains,
         footprints={Scope.GLU: glu, Scope.MLP: mlp},
     )
-    return declare(partial(_build, weight_grad=weight_grad, save=save))
+    return declare(partial(_build, weight_grad=weight_grad, save=save, input_grad=input_grad))
+
+
+def _mlp_row(name: str, description: str, footprint: Footprint | None = None, **choices: Any) -> Implementation:
+    declare = implementation(
+        name,
+        scopes=(Scope.MLP,),
+        description=description,
+        backend="triton",
+        footprints={Scope.MLP: footprint} if footprint else {},
+    )
+    return declare(partial(_build_mlp, **choices))
 
 
 fused = _row(
@@ -102,4 +120,54 @@ fused_dw_triton_preact = _row(
     save="preact",
     glu=Footprint(saved=2, phases=((5, 1, 2),)),
     mlp=Footprint(saved=3, phases=((5, 2, 3),)),
+)
+fused_on_the_fly = _row(
+    "fused-on-the-fly",
+    "fused-preact, with dX and weight gradients by one launch each that form d_gate and d_up in the main loop",
+    weight_grad="triton",
+    save="preact",
+    input_grad="fused",
+    glu=Footprint(saved=2, phases=((3, 1, 2),)),
+    mlp=Footprint(saved=3, phases=((3, 2, 3), (4, 1, 1))),
+)
+fused_auto = _row(
+    "fused-auto",
+    "swiglu_glu with every choice left to it",
+    weight_grad="auto",
+    save="auto",
+    input_grad="auto",
+    glu=Footprint(saved=2, phases=((5, 1, 2),)),
+    mlp=Footprint(saved=3, phases=((5, 2, 3),)),
+)
+fused_mlp = _mlp_row(
+    "fused-mlp",
+    "swiglu_mlp: the product dOut x W_down yields d_gate, d_up and h in its epilogue; gate and up kept",
+    Footprint(saved=2, phases=((5, 1, 1), (4, 2, 3))),
+    weight_grad="torch",
+    save="preact",
+    input_grad="torch",
+)
+fused_mlp_recompute = _mlp_row(
+    "fused-mlp-recompute",
+    "swiglu_mlp keeping x only: the same launch computes gate and up again",
+    Footprint(saved=0, phases=((3, 1, 1), (2, 2, 3))),
+    weight_grad="torch",
+    save="input",
+    input_grad="torch",
+)
+fused_mlp_chunked = _mlp_row(
+    "fused-mlp-chunked",
+    "swiglu_mlp keeping x only, 1024 tokens at a time, weight gradients summed in fp32",
+    weight_grad="triton",
+    save="input",
+    input_grad="torch",
+    chunk_tokens=1024,
+)
+fused_mlp_auto = _mlp_row(
+    "fused-mlp-auto",
+    "swiglu_mlp with every choice left to it",
+    Footprint(saved=2, phases=((5, 1, 1), (4, 2, 3))),
+    weight_grad="auto",
+    save="auto",
+    input_grad="auto",
 )

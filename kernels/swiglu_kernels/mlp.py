@@ -1,0 +1,375 @@
+"""swiglu_mlp: out = h w_down^T + bias_down with h = silu(x w_gate^T + bias_gate) * (x w_up^T + bias_up).
+
+Kernels: `glu_forward.py` on the way to h, `mlp_backward.py` on the way back through w_down, then those of
+`glu_backward.py`. In tensors of tokens x intermediate (T), tokens x hidden (X) and intermediate x hidden (W), all in
+the dtype of x; x, out's gradient and the weights themselves are not counted:
+
+                                      alive from forward to backward   peak forward   peak backward
+    save="preact"                     2 T (gate, up)                   3 T + X        5 T + W, then 4 T + X + 3 W
+    save="input"                      nothing                          1 T + X        3 T + W, then 2 T + X + 3 W
+    save="input", chunk_tokens=c      nothing                          c/tokens T + X
+                                                    backward: 3 c/tokens T + X + 6 W, then X + 7 W, see below
+
+Backward, one chunk or all tokens:
+
+    1. one launch: d_h = d_out w_down, never stored; its epilogue makes d_gate, d_up and, if w_down wants a gradient, h.
+       save="preact" reads the gate and up that the forward kept (they stay intact: a second backward is right);
+       save="input" computes the products of the forward again in the same launch, and holds them in registers.
+    2. d_w_down = d_out^T h, after which h is given back
+    3. dX = d_gate w_gate + d_up w_up: one launch ("fused" and "two_step" are the same here, since d_gate and d_up
+       exist), or two PyTorch products into one output ("torch")
+    4. d_w_gate = d_gate^T x, d_w_up = d_up^T x: one Triton launch, or PyTorch products
+
+Over several chunks the gradients of weights and biases are summed in fp32 buffers (2 W each where x has 16 bits) and
+rounded once at the end, one after the other. Chunks thus pay where the weights are frozen, or where tokens exceed about
+2.5 times hidden; before that the fp32 sums outweigh what is saved. With weight_grad="triton" a chunk's fp32 accumulator
+is added to the buffer inside the kernel; with "torch" a chunk's product is rounded to the dtype of x and then added in
+fp32 (which takes one more W while it is).
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from swiglu_kernels import reference
+from swiglu_kernels.backend import backend_for
+from swiglu_kernels.checks import (
+    check_chunk,
+    check_down,
+    check_formula,
+    check_glu,
+    check_option,
+    check_vector,
+)
+from swiglu_kernels.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve
+from swiglu_kernels.double_backward import refuse_double_backward
+from swiglu_kernels.formula import Formula
+from swiglu_kernels.glu import as_matrix, like_leading, needs_backward, new, write_input_grad
+from swiglu_kernels.glu_backward import weight_grad_launch
+from swiglu_kernels.glu_forward import forward_launch
+from swiglu_kernels.mlp_backward import down_backward_launch, down_weight_grad_launch
+
+# Positions in a list of needs or gradients: those of the tensors in the op's arguments.
+X, W_GATE, W_UP, W_DOWN, BIAS_GATE, BIAS_UP, BIAS_DOWN = range(7)
+
+
+def _chunks(tokens: int, chunk_tokens: int) -> Iterator[slice]:
+    """Cut the tokens into slices of chunk_tokens, 0 for one slice; no tokens are one empty slice."""
+    step = chunk_tokens or max(tokens, 1)
+    return (slice(first, min(first + step, tokens)) for first in range(0, max(tokens, 1), step))
+
+
+def _forward_outputs(
+    x: torch.Tensor, w_gate: torch.Tensor, w_down: torch.Tensor, save: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Allocate out, gate and up; gate and up are empty unless they are saved."""
+    saved_shape = (x.shape[0], w_gate.shape[0]) if save == "preact" else (0, 0)
+    return new(x, x.shape[0], w_down.shape[0]), new(x, *saved_shape), new(x, *saved_shape)
+
+
+def _gradient_shapes(
+    d_out: torch.Tensor, w_gate: torch.Tensor, needs: Sequence[bool], weight_grad: str
+) -> list[tuple[int, ...]]:
+    """Return the shapes of the seven gradients; those that are not wanted are empty."""
+    (M, H), (N, K) = d_out.shape, w_gate.shape
+    frozen = weight_grad == "none"
+    # One kernel makes both halves: where one is wanted, both are made.
+    gate_up = not frozen and (needs[W_GATE] or needs[W_UP])
+    bias = needs[BIAS_GATE] or needs[BIAS_UP]
+    wanted = (needs[X], gate_up, gate_up, not frozen and needs[W_DOWN], bias, bias, needs[BIAS_DOWN])
+    shapes: list[tuple[int, ...]] = [(M, K), (N, K), (N, K), (H, N), (N,), (N,), (H,)]
+    return [shape if want else (0,) * len(shape) for want, shape in zip(wanted, shapes, strict=True)]
+
+
+@torch.library.custom_op("swiglu_kernels::mlp", mutates_args=())
+def _mlp(
+    x: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    w_down: torch.Tensor,
+    bias_gate: torch.Tensor | None,
+    bias_up: torch.Tensor | None,
+    bias_down: torch.Tensor | None,
+    weight_grad: str,
+    save: str,
+    input_grad: str,
+    chunk_tokens: int,
+    activation: str,
+    gate_multiplier: float,
+    alpha: float,
+    limit: float | None,
+    up_offset: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return out, and gate and up if they are saved."""
+    formula = Formula(activation, gate_multiplier, alpha, limit, up_offset)
+    out, gate, up = _forward_outputs(x, w_gate, w_down, save)
+    for rows in _chunks(x.shape[0], chunk_tokens):
+        h = new(x, rows.stop - rows.start, w_gate.shape[0])
+        preactivations = (gate, up) if save == "preact" else None
+        forward_launch(x[rows], w_gate, w_up, h, preactivations, None, (bias_gate, bias_up), formula).run()
+        if bias_down is None:
+            torch.mm(h, w_down.t(), out=out[rows])
+        else:
+            torch.addmm(bias_down, h, w_down.t(), out=out[rows])
+    return out, gate, up
+
+
+@_mlp.register_fake
+def _(
+    x: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    w_down: torch.Tensor,
+    bias_gate: torch.Tensor | None,
+    bias_up: torch.Tensor | None,
+    bias_down: torch.Tensor | None,
+    weight_grad: str,
+    save: str,
+    *_: object,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _forward_outputs(x, w_gate, w_down, save)
+
+
+class _Sums:
+    """The gradients that are summed over tokens: written at once for one chunk, through fp32 buffers for several."""
+
+    def __init__(self, like: torch.Tensor, shapes: Sequence[tuple[int, ...]], several: bool) -> None:
+        self.like = like
+        self.several = several
+        self.buffers = [
+            torch.zeros(shape, dtype=torch.float32, device=like.device) if several else new(like, *shape)
+            for shape in shapes
+        ]
+
+    def add_product(self, position: int, left: torch.Tensor, right: torch.Tensor) -> None:
+        """Add left^T right by PyTorch."""
+        buffer = self.buffers[position]
+        if not self.several:
+            torch.mm(left.t(), right, out=buffer)
+        elif left.dtype == torch.float32:
+            buffer.addmm_(left.t(), right)
+        else:
+            buffer += torch.mm(left.t(), right)
+
+    def add_tokens(self, position: int, gradient: torch.Tensor) -> None:
+        """Add the sum over the tokens."""
+        total = gradient.sum(0, dtype=torch.float32)
+        if self.several:
+            self.buffers[position] += total
+        else:
+            self.buffers[position].copy_(total)
+
+    def rounded(self) -> list[torch.Tensor]:
+        """Return the gradients in the dtype of the tensors; each buffer is given back before the next is rounded."""
+        if self.several:
+            for position, buffer in enumerate(self.buffers):
+                self.buffers[position] = new(self.like, *buffer.shape)
+                self.buffers[position].copy_(buffer)
+                del buffer
+        return self.buffers
+
+
+@torch.library.custom_op("swiglu_kernels::mlp_backward", mutates_args=())
+def _mlp_backward(
+    d_out: torch.Tensor,
+    x: torch.Tensor | None,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    w_down: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    bias_gate: torch.Tensor | None,
+    bias_up: torch.Tensor | None,
+    needs: Sequence[bool],
+    weight_grad: str,
+    save: str,
+    input_grad: str,
+    chunk_tokens: int,
+    activation: str,
+    gate_multiplier: float,
+    alpha: float,
+    limit: float | None,
+    up_offset: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of the seven tensors, empty where not wanted; x may be None where it is not read."""
+    formula = Formula(activation, gate_multiplier, alpha, limit, up_offset)
+    dx_shape, *sum_shapes = _gradient_shapes(d_out, w_gate, needs, weight_grad)
+    dx = new(d_out, *dx_shape)
+    (M, _), N = d_out.shape, w_gate.shape[0]
+    frozen = weight_grad == "none"
+    sums = _Sums(d_out, sum_shapes, several=0 < chunk_tokens < M)
+    for rows in _chunks(M, chunk_tokens):
+        d_out_rows = d_out[rows]
+        tokens = d_out_rows.shape[0]
+        x_rows = None if x is None else x[rows]
+        if save == "preact":
+            preactivations, inputs = (gate, up), None
+        else:
+            assert x_rows is not None, "the recomputation starts from x"
+            preactivations, inputs = None, (x_rows, w_gate, w_up)
+        wants_down = not frozen and needs[W_DOWN]
+        d_gate, d_up, h = new(d_out, tokens, N), new(d_out, tokens, N), new(d_out, tokens, N) if wants_down else None
+        down_backward_launch(
+            d_out_rows, w_down, preactivations, inputs, d_gate, d_up, h, None, (bias_gate, bias_up), formula
+        ).run()
+        if h is not None:
+            if weight_grad == "triton":
+                buffer = sums.buffers[W_DOWN - 1]
+                down_weight_grad_launch(d_out_rows, h, buffer, accumulate=sums.several).run()
+            else:
+                sums.add_product(W_DOWN - 1, d_out_rows, h)
+            del h
+        if needs[X]:
+            write_input_grad(d_gate, d_up, w_gate, w_up, dx[rows], input_grad)
+        if not frozen and (needs[W_GATE] or needs[W_UP]):
+            assert x_rows is not None, "weight gradients are products with x"
+            if weight_grad == "triton":
+                buffers = sums.buffers[W_GATE - 1], sums.buffers[W_UP - 1]
+                weight_grad_launch(None, d_gate, d_up, x_rows, *buffers, accumulate=sums.several).run()
+            else:
+                sums.add_product(W_GATE - 1, d_gate, x_rows)
+                sums.add_product(W_UP - 1, d_up, x_rows)
+        if needs[BIAS_GATE] or needs[BIAS_UP]:
+            sums.add_tokens(BIAS_GATE - 1, d_gate)
+            sums.add_tokens(BIAS_UP - 1, d_up)
+        if needs[BIAS_DOWN]:
+            sums.add_tokens(BIAS_DOWN - 1, d_out_rows)
+        del d_gate, d_up  # before the next chunk allocates its own
+    return dx, *sums.rounded()  # type: ignore[return-value]
+
+
+@_mlp_backward.register_fake
+def _(
+    d_out: torch.Tensor,
+    x: torch.Tensor | None,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    w_down: torch.Tensor,
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    bias_gate: torch.Tensor | None,
+    bias_up: torch.Tensor | None,
+    needs: Sequence[bool],
+    weight_grad: str,
+    *_: object,
+) -> tuple[torch.Tensor, ...]:
+    return tuple(new(d_out, *shape) for shape in _gradient_shapes(d_out, w_gate, needs, weight_grad))
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    x, w_gate, w_up, w_down, bias_gate, bias_up, _, *ctx.options = inputs
+    weight_grad, save, *_ = ctx.options
+    _, gate, up = output
+    ctx.mark_non_differentiable(gate, up)
+    ctx.set_materialize_grads(False)
+    saved_x = None if (weight_grad, save) == ("none", "preact") else x
+    biases = (bias_gate, bias_up) if save == "input" else (None, None)
+    ctx.save_for_backward(saved_x, w_gate, w_up, w_down, gate, up, *biases)
+
+
+def _backward(ctx, d_out, _d_gate, _d_up):
+    if d_out is None:  # undefined, since gradients are not materialised
+        return (None,) * 16
+    needs = list(ctx.needs_input_grad[:7])
+    if ctx.options[0] == "none":
+        needs[W_GATE] = needs[W_UP] = needs[W_DOWN] = False
+    gradients = _mlp_backward(d_out, *ctx.saved_tensors, needs, *ctx.options)
+    return (*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), *(None,) * 9)
+
+
+_mlp.register_autograd(_backward, setup_context=_setup_context)
+refuse_double_backward(_mlp_backward)
+
+
+def swiglu_mlp(
+    x: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    w_down: torch.Tensor,
+    bias_gate: torch.Tensor | None = None,
+    bias_up: torch.Tensor | None = None,
+    bias_down: torch.Tensor | None = None,
+    *,
+    activation: str = "silu",
+    gate_multiplier: float = 1.0,
+    alpha: float = 1.0,
+    limit: float | None = None,
+    up_offset: float = 0.0,
+    weight_grad: str = "triton",
+    save: str = "preact",
+    input_grad: str = "fused",
+    chunk_tokens: int | None = None,
+) -> torch.Tensor:
+    """Return `swiglu_glu(x, w_gate, w_up, bias_gate, bias_up, ...) w_down^T + bias_down`.
+
+    Source: Shazeer 2020, "GLU Variants Improve Transformer" (arXiv:2002.05202).
+
+    Args:
+        x: [..., hidden]; as for `swiglu_glu`.
+        w_gate: [intermediate, hidden], any strides, dtype and device of x.
+        w_up: as w_gate.
+        w_down: [hidden_out, intermediate], any strides, dtype and device of x.
+        bias_gate: [intermediate] or None.
+        bias_up: [intermediate] or None.
+        bias_down: [hidden_out] or None.
+        activation, gate_multiplier, alpha, limit, up_offset: the gate, as for `swiglu_glu`.
+        weight_grad: "triton" (two deterministic launches for the three weight gradients), "torch" (PyTorch products),
+            "none" (weights and biases are frozen) or "auto".
+        save: what stays alive for the backward, in elements. "preact": gate and up, 2 x tokens x intermediate; h is
+            made again from them. "input": nothing but x; three products run again. "auto": "preact", or "input" with
+            chunk_tokens.
+        input_grad: "fused", "two_step" (the same here: one launch for dX) or "torch" (two PyTorch products) or "auto".
+        chunk_tokens: work through chunks of this many tokens, forward and backward, so that the peak has chunk_tokens x
+            intermediate instead of tokens x intermediate; weight gradients are summed over the chunks in fp32. Needs
+            save="input" or "auto". None: all tokens at once.
+
+    Peak memory, next to x, out's gradient and the weights, in tensors T = tokens x intermediate, X = tokens x hidden,
+    W = intermediate x hidden: forward 3 T + X ("preact") or 1 T + X ("input"); backward the larger of 5 T + W and
+    4 T + X + 3 W ("preact"), of 3 T + W and 2 T + X + 3 W ("input"). With chunk_tokens "input" has chunk_tokens in the
+    place of tokens in T, and 7 W in the place of 3 W: the sums are fp32. Chunks pay where weights are frozen or tokens
+    exceed about 2.5 times hidden.
+
+    Returns:
+        out, [..., hidden_out], contiguous, in x's dtype. h is rounded once before the product with w_down. Without a
+        gradient to compute, only h and out are written. Differentiable once; a second backward of a retained graph is
+        right: nothing that was saved is overwritten.
+
+    Raises:
+        TypeError: an argument is not a tensor, or of another dtype than expected; a number is not one.
+        ValueError: shapes or devices do not fit together, an option has an unknown value, a number is not finite,
+            chunk_tokens is given with save="preact", or one dimension exceeds 2^31 - 1024.
+
+    Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_mlp`, all tokens at once; of the
+    options that choose how gradients are made, weight_grad="none" keeps its meaning.
+    """
+    check_option("weight_grad", weight_grad, WEIGHT_GRADS)
+    check_option("save", save, SAVES)
+    check_option("input_grad", input_grad, INPUT_GRADS)
+    chunk = check_chunk(chunk_tokens)
+    if chunk and save == "preact":
+        raise ValueError(f"save: expected 'input' or 'auto' with chunk_tokens={chunk_tokens}, got {save!r}")
+    formula = check_formula(activation, gate_multiplier, alpha, limit, up_offset)
+    x, w_gate, w_up = check_glu(x, w_gate, w_up)
+    w_down = check_down(w_down, w_gate, x)
+    weights = [w_gate, w_up, w_down]
+    intermediate, hidden_out = w_gate.shape[0], w_down.shape[0]
+    biases = [
+        check_vector("bias_gate", bias_gate, intermediate, "the first dimension of w_gate", "x", x),
+        check_vector("bias_up", bias_up, intermediate, "the first dimension of w_gate", "x", x),
+        check_vector("bias_down", bias_down, hidden_out, "the first dimension of w_down", "x", x),
+    ]
+    if weight_grad == "none":
+        weights = [weight.detach() for weight in weights]
+        biases = [None if bias is None else bias.detach() for bias in biases]
+    if backend_for(x) == "torch":
+        return reference.swiglu_mlp(x, *weights, *biases, **formula)
+    rows = as_matrix(x)
+    weight_grad, save, input_grad = resolve(
+        weight_grad, save, input_grad, chunk or rows.shape[0], x.device, save_memory=chunk > 0
+    )
+    if not any(weight.requires_grad for weight in weights):
+        weight_grad = "none"
+    if not needs_backward(x, *weights, *biases):
+        save = "input"
+    out, _, _ = _mlp(rows, *weights, *biases, weight_grad, save, input_grad, chunk, **formula)
+    return like_leading(out, x)
