@@ -38,10 +38,10 @@ def assert_as_accurate_as_eager(
     assert got.shape == truth.shape, f"{name}: {tuple(got.shape)}, truth {tuple(truth.shape)}"
     if got.numel() == 0:
         return
-    rounding = 2 * torch.finfo(got.dtype).eps + terms**0.5 * 2**-24
-    for measure in (_largest, _mean_square):
+    rounding, summation = 2 * torch.finfo(got.dtype).eps, terms**0.5 * 2**-24
+    for measure, deviations in ((_largest, 6), (_mean_square, 1)):  # the largest of millions lies 5 to 6 out
         error, eager_error = measure(got.double() - truth), measure(eager.double() - truth)
-        bound = slack * eager_error + rounding * measure(truth)
+        bound = slack * eager_error + (rounding + deviations * summation) * measure(truth)
         assert error <= bound, (
             f"{name} ({measure.__name__}): error {error:.3g}, bound {bound:.3g}, eager {eager_error:.3g}"
         )

@@ -16,7 +16,7 @@ INTERPRETING = tl.constexpr(backend.INTERPRETING) if backend.TRITON_AVAILABLE el
 
 
 @triton.jit
-def gated(gate, up, multiplier=None, alpha=None, limit=None, up_offset=None, FORMULA: tl.constexpr = "silu"):
+def gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA: tl.constexpr):
     """Return silu(gate) * up for fp32 tiles, or what FORMULA says; the numbers are read by other formulas only."""
     if FORMULA == "silu":
         z = gate / (1.0 + tl.exp(-gate)) * up
@@ -28,9 +28,7 @@ def gated(gate, up, multiplier=None, alpha=None, limit=None, up_offset=None, FOR
 
 
 @triton.jit
-def gated_gradients(
-    dz, gate, up, multiplier=None, alpha=None, limit=None, up_offset=None, FORMULA: tl.constexpr = "silu"
-):
+def gated_gradients(dz, gate, up, multiplier, alpha, limit, up_offset, FORMULA: tl.constexpr):
     """Return (d_gate, d_up) for fp32 tiles; zeros in give zeros out, which masked loads rely on."""
     if FORMULA == "silu":
         s = tl.sigmoid(gate)

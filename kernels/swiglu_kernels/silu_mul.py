@@ -38,7 +38,8 @@ def _forward_kernel(gate_ptr, up_ptr, h_ptr, columns, gate_row, up_row, BLOCK: t
     row, column, mask = _element(columns, BLOCK, WIDE)
     gate = tl.load(gate_ptr + row * gate_row + column, mask=mask).to(tl.float32)
     up = tl.load(up_ptr + row * up_row + column, mask=mask).to(tl.float32)
-    tl.store(h_ptr + row * columns + column, round_to(gated(gate, up), h_ptr.dtype.element_ty), mask=mask)
+    h = gated(gate, up, None, None, None, None, "silu")
+    tl.store(h_ptr + row * columns + column, round_to(h, h_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
