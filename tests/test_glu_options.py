@@ -97,7 +97,9 @@ def test_every_gate_in_every_dtype(gate, options, dtype):
 @pytest.mark.parametrize("options", [{}, {"weight_grad": "torch", "input_grad": "torch"}, {"save": "input"}], ids=str)
 @pytest.mark.parametrize("shape", [(1, 2880, 2880), (1000, 2880, 2880), (777, 509, 1031)])
 def test_every_gate_at_model_sizes(shape, options, dtype, gate):
-    check(problem(*shape, dtype), gate, options)
+    # Hundreds of values meet a bound of 6, and none of the millions lies within fp32's rounding of it: there the
+    # gradient jumps, and which side a value falls on is a matter of the order of its sum.
+    check(problem(*shape, dtype), gate | ({"limit": 6.0} if "limit" in gate else {}), options)
 
 
 @pytest.mark.parametrize("present", ["bias_gate", "bias_up"])
