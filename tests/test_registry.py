@@ -58,7 +58,9 @@ def test_the_four_families_are_there() -> None:
 def test_entries_are_complete(one: Implementation) -> None:
     assert one.description
     assert one.scopes
-    assert set(one.footprints) == one.scopes, "every scope has a prediction of its memory"
+    # The peak of a chunked one is no fixed number of tensors of the case's sizes: none is predicted.
+    predicted = set() if one.name == "fused-mlp-chunked" else one.scopes
+    assert set(one.footprints) == predicted, "every scope has a prediction of its memory"
     assert "," not in one.name, "a comma separates names on the command line"
 
 
