@@ -5,10 +5,13 @@ Kernels: `glu_forward.py` on the way to h, `mlp_backward.py` on the way back thr
 the dtype of x; x, out's gradient and the weights themselves are not counted:
 
                                       alive from forward to backward   peak forward   peak backward
-    save="preact"                     2 T (gate, up)                   3 T + X        5 T + W, then 4 T + X + 3 W
-    save="input"                      nothing                          1 T + X        3 T + W, then 2 T + X + 3 W
+    save="preact"                     2 T (gate, up)                   3 T + X        5 T + X + 3 W
+    save="input"                      nothing                          1 T + X        3 T + X + 3 W
     save="input", chunk_tokens=c      nothing                          c/tokens T + X
-                                                    backward: 3 c/tokens T + X + 6 W, then X + 7 W, see below
+                                                    backward: 3 c/tokens T + X + 6 W, then X + 9 W, see below
+
+Measured on an H200, llama7b, 8192 tokens: 5 T + X + 3 W and 3 T + X + 3 W as above, and X + 9 W in chunks of 1024.
+The gradients are allocated before the first launch; allocating each when its product runs would save up to 2 W.
 
 Backward, one chunk or all tokens:
 
@@ -324,10 +327,10 @@ def swiglu_mlp(
             save="input" or "auto". None: all tokens at once.
 
     Peak memory, next to x, out's gradient and the weights, in tensors T = tokens x intermediate, X = tokens x hidden,
-    W = intermediate x hidden: forward 3 T + X ("preact") or 1 T + X ("input"); backward the larger of 5 T + W and
-    4 T + X + 3 W ("preact"), of 3 T + W and 2 T + X + 3 W ("input"). With chunk_tokens "input" has chunk_tokens in the
-    place of tokens in T, and 7 W in the place of 3 W: the sums are fp32. Chunks pay where weights are frozen or tokens
-    exceed about 2.5 times hidden.
+    W = intermediate x hidden: forward 3 T + X ("preact") or 1 T + X ("input"); backward 5 T + X + 3 W ("preact") or
+    3 T + X + 3 W ("input"). With chunk_tokens "input" has chunk_tokens in the place of tokens in T, and 9 W in the
+    place of 3 W: the sums are fp32, rounded at the end. Chunks pay where weights are frozen or tokens exceed about 2.5
+    times hidden.
 
     Returns:
         out, [..., hidden_out], contiguous, in x's dtype. h is rounded once before the product with w_down. Without a

@@ -142,7 +142,7 @@ fused_auto = _row(
 fused_mlp = _mlp_row(
     "fused-mlp",
     "swiglu_mlp: the product dOut x W_down yields d_gate, d_up and h in its epilogue; gate and up kept",
-    Footprint(saved=2, phases=((5, 1, 1), (4, 2, 3))),
+    Footprint(saved=2, phases=((5, 2, 3),)),
     weight_grad="torch",
     save="preact",
     input_grad="torch",
@@ -150,7 +150,7 @@ fused_mlp = _mlp_row(
 fused_mlp_recompute = _mlp_row(
     "fused-mlp-recompute",
     "swiglu_mlp keeping x only: the same launch computes gate and up again",
-    Footprint(saved=0, phases=((3, 1, 1), (2, 2, 3))),
+    Footprint(saved=0, phases=((3, 2, 3),)),
     weight_grad="torch",
     save="input",
     input_grad="torch",
@@ -166,7 +166,7 @@ fused_mlp_chunked = _mlp_row(
 fused_mlp_auto = _mlp_row(
     "fused-mlp-auto",
     "swiglu_mlp with every choice left to it",
-    Footprint(saved=2, phases=((5, 1, 1), (4, 2, 3))),
+    Footprint(saved=2, phases=((5, 2, 3),)),
     weight_grad="auto",
     save="auto",
     input_grad="auto",
