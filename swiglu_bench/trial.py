@@ -36,7 +36,7 @@ class Trial:
 
     def train(self, variant: int) -> Produced:
         """Forward and backward; the output and every promised gradient in the canonical layout."""
-        return self._backward(variant)[1]() if self.gradients else self._with_graph(variant)
+        return self._backward_call(variant)()() if self.gradients else self._with_graph(variant)
 
     def prepare(self, mode: Mode, variant: int) -> Callable[[], Callable[[], Produced]]:
         """Do what stays outside the timed region; the returned call does the timed work and hands out its results.
@@ -47,8 +47,7 @@ class Trial:
             case Mode.FORWARD:
                 return self._forward_call(variant)
             case Mode.BACKWARD:
-                run, collect = self._backward(variant, run_now=False)
-                return lambda: (run(), collect)[1]
+                return self._backward_call(variant)
             case Mode.STEP:
                 return self._step_call(variant)
 
@@ -92,17 +91,16 @@ class Trial:
 
         return call
 
-    def _backward(self, variant: int, run_now: bool = True) -> tuple[Callable[[], None], Callable[[], Produced]]:
+    def _backward_call(self, variant: int) -> Callable[[], Callable[[], Produced]]:
         leaves, upstream = self._fresh(variant)
         output = self.step.forward(*leaves)
         kept = output.detach()
 
-        def run() -> None:
+        def call() -> Callable[[], Produced]:
             torch.autograd.backward(output, upstream)
+            return lambda: {"output": kept, **self._collect(leaves)}
 
-        if run_now:
-            run()
-        return run, lambda: {"output": kept, **self._collect(leaves)}
+        return call
 
     def _with_graph(self, variant: int) -> Produced:
         leaves, _ = self._fresh(variant)

@@ -50,7 +50,16 @@ def _swiglu_glu(
     *,
     options: Options,
 ) -> torch.Tensor:
-    return swiglu_glu(x, w_gate, w_up, bias_gate, bias_up, **dataclasses.asdict(options))
+    return swiglu_glu(
+        x,
+        w_gate,
+        w_up,
+        bias_gate,
+        bias_up,
+        weight_grad=options.weight_grad,
+        save=options.save,
+        input_grad=options.input_grad,
+    )
 
 
 def _swiglu_mlp(
