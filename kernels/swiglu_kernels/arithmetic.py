@@ -80,6 +80,13 @@ def round_to(value, dtype: tl.constexpr):
 
 
 @triton.jit
+def halves(tile):
+    """Return the left and the right half of a tile's columns."""
+    split: tl.constexpr = (tile.shape[0], 2, tile.shape[1] // 2)
+    return tl.split(tl.permute(tl.reshape(tile, split), (0, 2, 1)))
+
+
+@triton.jit
 def dot(a, b, accumulator, PRECISION: tl.constexpr):
     """Return accumulator + a b with products and sums in fp32; PRECISION ("ieee", "tf32") matters for fp32 operands."""
     if INTERPRETING:  # it would multiply the bit patterns of bfloat16 operands

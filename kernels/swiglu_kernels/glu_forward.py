@@ -11,7 +11,7 @@ recomputation is for a backward that saved x alone: its epilogue turns dZ into d
 import torch
 
 from swiglu_kernels import hopper
-from swiglu_kernels.arithmetic import dot, gated, gated_gradients, grouped_tile, output_tile, round_to
+from swiglu_kernels.arithmetic import dot, gated, gated_gradients, grouped_tile, halves, output_tile, round_to
 from swiglu_kernels.backend import capability_of, tl, triton
 from swiglu_kernels.formula import PLAIN, Formula
 from swiglu_kernels.launch import Launch, tile_needs_int64, vectorises
@@ -83,6 +83,22 @@ def biased(gate, up, bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, tile_n,
 
 
 @triton.jit
+def _store_gated(
+    gate, up, z_ptr, gate_ptr, up_ptr, tile_n, tile_m, M, N,
+    bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, STORE_PREACT: tl.constexpr, FORMULA: tl.constexpr,
+):  # fmt: skip
+    """Turn fp32 tiles of the two products into z, and store it; with STORE_PREACT gate and up as well."""
+    gate, up = biased(gate, up, bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, tile_n, N, BLOCK_N)
+    position, offsets, inside = output_tile(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, WIDE)
+    z = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    tl.store(z_ptr + position + offsets, round_to(z, z_ptr.dtype.element_ty), mask=inside)
+    if STORE_PREACT:
+        tl.store(gate_ptr + position + offsets, round_to(gate, gate_ptr.dtype.element_ty), mask=inside)
+        tl.store(up_ptr + position + offsets, round_to(up, up_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _forward_kernel(
     x_ptr, w_gate_ptr, w_up_ptr, z_ptr, gate_ptr, up_ptr, M, N, K, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
     bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
@@ -95,13 +111,46 @@ def _forward_kernel(
         x_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_n, M, N, K, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
         BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
+    if BLOCK_N >= 64:  # in halves, one after the other: whole tiles spill registers
+        gate_left, gate_right = halves(gate)
+        up_left, up_right = halves(up)
+        _store_gated(
+            gate_left, up_left, z_ptr, gate_ptr, up_ptr, 2 * tile_n, tile_m, M, N,
+            bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
+            BLOCK_M, BLOCK_N // 2, WIDE, STORE_PREACT, FORMULA,
+        )  # fmt: skip
+        _store_gated(
+            gate_right, up_right, z_ptr, gate_ptr, up_ptr, 2 * tile_n + 1, tile_m, M, N,
+            bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
+            BLOCK_M, BLOCK_N // 2, WIDE, STORE_PREACT, FORMULA,
+        )  # fmt: skip
+    else:
+        _store_gated(
+            gate, up, z_ptr, gate_ptr, up_ptr, tile_n, tile_m, M, N,
+            bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
+            BLOCK_M, BLOCK_N, WIDE, STORE_PREACT, FORMULA,
+        )  # fmt: skip
+
+
+@triton.jit
+def _store_gradients(
+    gate, up, dz_ptr, d_gate_ptr, d_up_ptr, tile_n, tile_m, M, N, dz_m, dz_n,
+    bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
+):  # fmt: skip
+    """Turn fp32 tiles of the two products and the tile of dz into d_gate and d_up, and store them."""
     gate, up = biased(gate, up, bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, tile_n, N, BLOCK_N)
     position, offsets, inside = output_tile(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, WIDE)
-    z = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
-    tl.store(z_ptr + position + offsets, round_to(z, z_ptr.dtype.element_ty), mask=inside)
-    if STORE_PREACT:
-        tl.store(gate_ptr + position + offsets, round_to(gate, gate_ptr.dtype.element_ty), mask=inside)
-        tl.store(up_ptr + position + offsets, round_to(up, up_ptr.dtype.element_ty), mask=inside)
+    m = tl.arange(0, BLOCK_M)
+    n = tl.arange(0, BLOCK_N)
+    if WIDE:
+        m = m.to(tl.int64)
+        n = n.to(tl.int64)
+    dz_ptr += tile_m.to(tl.int64) * BLOCK_M * dz_m + tile_n.to(tl.int64) * BLOCK_N * dz_n
+    dz = tl.load(dz_ptr + (m[:, None] * dz_m + n[None, :] * dz_n), mask=inside, other=0.0).to(tl.float32)
+    d_gate, d_up = gated_gradients(dz, gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    tl.store(d_gate_ptr + position + offsets, round_to(d_gate, d_gate_ptr.dtype.element_ty), mask=inside)
+    tl.store(d_up_ptr + position + offsets, round_to(d_up, d_up_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -117,18 +166,25 @@ def _recompute_kernel(
         x_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_n, M, N, K, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
         BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
-    gate, up = biased(gate, up, bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, tile_n, N, BLOCK_N)
-    position, offsets, inside = output_tile(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, WIDE)
-    m = tl.arange(0, BLOCK_M)
-    n = tl.arange(0, BLOCK_N)
-    if WIDE:
-        m = m.to(tl.int64)
-        n = n.to(tl.int64)
-    dz_ptr += tile_m.to(tl.int64) * BLOCK_M * dz_m + tile_n.to(tl.int64) * BLOCK_N * dz_n
-    dz = tl.load(dz_ptr + (m[:, None] * dz_m + n[None, :] * dz_n), mask=inside, other=0.0).to(tl.float32)
-    d_gate, d_up = gated_gradients(dz, gate, up, multiplier, alpha, limit, up_offset, FORMULA)
-    tl.store(d_gate_ptr + position + offsets, round_to(d_gate, d_gate_ptr.dtype.element_ty), mask=inside)
-    tl.store(d_up_ptr + position + offsets, round_to(d_up, d_up_ptr.dtype.element_ty), mask=inside)
+    if BLOCK_N >= 64:  # in halves, one after the other: whole tiles spill registers
+        gate_left, gate_right = halves(gate)
+        up_left, up_right = halves(up)
+        _store_gradients(
+            gate_left, up_left, dz_ptr, d_gate_ptr, d_up_ptr, 2 * tile_n, tile_m, M, N, dz_m, dz_n,
+            bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
+            BLOCK_M, BLOCK_N // 2, WIDE, FORMULA,
+        )  # fmt: skip
+        _store_gradients(
+            gate_right, up_right, dz_ptr, d_gate_ptr, d_up_ptr, 2 * tile_n + 1, tile_m, M, N, dz_m, dz_n,
+            bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
+            BLOCK_M, BLOCK_N // 2, WIDE, FORMULA,
+        )  # fmt: skip
+    else:
+        _store_gradients(
+            gate, up, dz_ptr, d_gate_ptr, d_up_ptr, tile_n, tile_m, M, N, dz_m, dz_n,
+            bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
+            BLOCK_M, BLOCK_N, WIDE, FORMULA,
+        )  # fmt: skip
 
 
 def forward_launch(

@@ -17,6 +17,7 @@ from swiglu_kernels.arithmetic import (
     gated,
     gated_gradients,
     grouped_tile,
+    halves,
     output_tile,
     round_to,
     store_sum,
@@ -111,9 +112,8 @@ def _down_backward_kernel(
         if STORE_H:
             h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
             tl.store(h_ptr + position + offsets, round_to(h, h_ptr.dtype.element_ty), mask=inside)
-    elif BLOCK_N >= 128:
-        # In two halves, one after the other: five whole tiles at once spill registers.
-        left, right = tl.split(tl.permute(tl.reshape(d_h, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
+    elif BLOCK_N >= 64:  # in halves, one after the other: five whole tiles at once spill registers
+        left, right = halves(d_h)
         _store_gradients(
             left, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, 2 * tile_n, M, N,
             multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, STORE_H, FORMULA,
