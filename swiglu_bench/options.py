@@ -105,3 +105,30 @@ WandbProject = Annotated[str, typer.Option(help="W&B project.", rich_help_panel=
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the cases and the memory they need, and stop.", rich_help_panel=HOW)
 ]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume", help="Go on in the folder of --out: keep finished cases, unless their code, versions, machine or "
+        "settings have changed.",
+        rich_help_panel=OUTPUT,
+    ),
+]  # fmt: skip
+Timeout = Annotated[
+    float,
+    typer.Option(
+        help="Seconds for one implementation at one case: to import, build, compile and check it; or for one call.",
+        min=0.1, rich_help_panel=HOW,
+    ),
+]  # fmt: skip
+InProcess = Annotated[
+    bool,
+    typer.Option(
+        "--in-process", help="No child processes, for debugging: a crash or a hang then ends the sweep.",
+        rich_help_panel=HOW,
+    ),
+]  # fmt: skip
+Wait = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Wait for a GPU on which another sweep runs.", rich_help_panel=HOW)
+]
+TIMEOUT_S = 600.0
+"""Minutes, as torch.compile with max-autotune needs them."""

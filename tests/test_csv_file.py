@@ -332,7 +332,7 @@ class TestReading:
             b"\xff\xfe\x00\n",
             b"\0\0\0\n",
             b'"' + b"x" * 200_000 + b"\n",
-            ",".join(COLUMNS[:-2] + COLUMNS[-1:]).encode() + b"\n",
+            ",".join(COLUMNS[:-4] + COLUMNS[-3:]).encode() + b"\n",
         ],
     )
     def test_foreign(self, tmp_path, content):
@@ -351,7 +351,8 @@ class TestReading:
         row = [str(SCHEMA_VERSION + 1) if name == "schema" else "1" for name in columns]
         (tmp_path / "records.csv").write_text(",".join(columns) + "\n" + ",".join(row) + "\n")
         with pytest.raises(
-            BadInput, match=r"was written by a newer swiglu-bench \(schema 2; this one reads up to 1\)\."
+            BadInput,
+            match=rf"was written by a newer swiglu-bench \(schema {SCHEMA_VERSION + 1}; this one reads up to {SCHEMA_VERSION}\)\.",
         ):
             read_records(tmp_path)
 

@@ -13,9 +13,11 @@ from rich.console import Console
 from specimens import a_record, small_case, without_time
 from swiglu_bench import machine, runner
 from swiglu_bench.cases import BadInput
+from swiglu_bench.output import Output, _default_folder
 from swiglu_bench.record import Record, Status
+from swiglu_bench.registry import Step, implementation
 from swiglu_bench.runner import Progress, Settings, Task
-from swiglu_bench.sweep import INTERRUPTED, Output, _default_folder, sweep
+from swiglu_bench.sweep import INTERRUPTED, sweep
 from swiglu_bench.writers import csv_file
 
 CPU = torch.device("cpu")
@@ -23,6 +25,7 @@ THIS = machine.describe(CPU)
 SETTINGS = Settings(Task.TIME, CPU, "swiglu-bench forward", "20250102T030405Z-77")
 
 SCREEN_ONLY = Output(csv=False, folder=None, wandb_project=None)
+MINE = implementation("mine", scopes=["glu"], description="d")(lambda problem: Step(lambda x: x))
 OK, SKIPPED = a_record(), without_time(Status.SKIPPED, "It has no backward.")
 INCORRECT, ERROR = without_time(Status.INCORRECT, "output: wrong."), without_time(Status.ERROR, "broken")
 
@@ -70,7 +73,7 @@ def play(
     monkeypatch.setattr(runner, "run", run)
     text = io.StringIO()
     console = Console(file=text, width=100, color_system=None)
-    return sweep("forward", [small_case()], [], SETTINGS, THIS, output, console), text.getvalue()
+    return sweep("forward", [small_case()], [MINE], SETTINGS, THIS, output, console), text.getvalue()
 
 
 def into(folder: Path, wandb_project: str | None = None) -> Output:
@@ -103,7 +106,7 @@ def test_a_row_is_on_the_disk_before_the_next_is_asked_for(monkeypatch: pytest.M
 
     monkeypatch.setattr(runner, "run", run)
     console = Console(file=io.StringIO(), color_system=None)
-    sweep("forward", [small_case()], [], SETTINGS, THIS, into(tmp_path / "run"), console)
+    sweep("forward", [small_case()], [MINE], SETTINGS, THIS, into(tmp_path / "run"), console)
     assert seen == [1, 2, 3]
 
 
@@ -193,7 +196,7 @@ def test_progress_reaches_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         yield OK
 
     monkeypatch.setattr(runner, "run", run)
-    assert sweep("forward", [small_case()], [], SETTINGS, THIS, SCREEN_ONLY, console) == 0
+    assert sweep("forward", [small_case()], [MINE], SETTINGS, THIS, SCREEN_ONLY, console) == 0
     assert "case 1/1: small, 7 tokens, timing, round 3" in text.getvalue()
 
 
@@ -203,7 +206,7 @@ def test_progress_reaches_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_task_has_its_tables(monkeypatch: pytest.MonkeyPatch, task: Task, words: str) -> None:
     text = io.StringIO()
     console = Console(file=text, width=100, force_terminal=True, color_system=None)
-    monkeypatch.setattr(runner, "run", lambda *_: iter([SKIPPED]))
+    monkeypatch.setattr(runner, "run", lambda *_: (row for row in [SKIPPED]))
     how = Settings(task, CPU, "c", SETTINGS.run_id)
-    sweep("c", [small_case()], [], how, THIS, SCREEN_ONLY, console)
+    sweep("c", [small_case()], [MINE], how, THIS, SCREEN_ONLY, console)
     assert words in text.getvalue()
