@@ -72,7 +72,10 @@ SkipImpl = Annotated[
     typer.Option("--skip-impl", help="All but these; names or globs.", rich_help_panel=WHAT, show_default=False,
                  autocompletion=complete_implementations),
 ]  # fmt: skip
-Seed = Annotated[int, typer.Option(help="Seed of inputs and of the order of rounds.", min=0, rich_help_panel=WHAT)]
+Seed = Annotated[
+    int,
+    typer.Option(help="Seed of inputs and of the order of rounds.", min=0, max=2**63 - 1, rich_help_panel=WHAT),
+]
 Device = Annotated[
     str | None,
     typer.Option(

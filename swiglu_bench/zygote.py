@@ -41,9 +41,9 @@ def fork(target: Callable[..., object], *arguments: object) -> Any:
 def _alone() -> Iterator[None]:
     """Processes started meanwhile do not import this program's main module again, and leave no message when killed.
 
-    What a killed process shared is cleaned up by multiprocessing's tracker, which would warn that it was leaked. Packages
-    are to come from where they come from here. And torch is to ask NVML whether there is a GPU: asking CUDA would make it
-    unusable in every fork.
+    What a killed process shared is cleaned up by multiprocessing's tracker, which would warn that it was leaked.
+    Packages are to come from where they come from here. And torch is to ask NVML whether there is a GPU: asking CUDA
+    would make it unusable in every fork.
     """
     wanted = {
         "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",

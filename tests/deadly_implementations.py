@@ -20,6 +20,15 @@ def spin():
         time.sleep(0.01)
 
 
+def device_assert():
+    torch.zeros(4, device="cuda")[torch.full((1,), 10**9, device="cuda")]
+
+
+def keep_the_gpu_busy():
+    torch.cuda._sleep(10**14)
+    torch.cuda.synchronize()
+
+
 def out_of_memory():
     raise MemoryError("no room at all")
 
@@ -51,6 +60,9 @@ hangs = deadly("hangs", spin)
 full = deadly("full", out_of_memory)
 exits_late = deadly("exits-late", lambda: os._exit(5), TIMED)
 hangs_late = deadly("hangs-late", spin, TIMED)
+asserts = deadly("asserts", device_assert)
+asserts_late = deadly("asserts-late", device_assert, TIMED)
+busy = deadly("busy", keep_the_gpu_busy)
 escapes = deadly("../../escapes", lambda: os._exit(6))
 
 

@@ -54,9 +54,8 @@ def test_the_same_rows_as_in_one_process(tmp_path: Path) -> None:
     case = small_case()
     apart = {record.implementation: record for record in run(tmp_path, everyone, [case])}
     how = Settings(Task.TIME, CPU, "c", "r", rule=RULE)
-    together = runner.run(
-        [case], [pytorch.eager, pytorch.eager_packed, mine.swapped, mine.stale, liger.liger], how, THIS
-    )
+    same = [pytorch.eager, pytorch.eager_packed, mine.swapped, mine.stale, liger.liger]
+    together = runner.run([case], same, how, THIS)
     for record in together:
         other = apart[record.implementation]
         assert (other.status, other.baseline) == (record.status, record.baseline)
@@ -97,11 +96,7 @@ def test_a_death_while_checked_costs_one_row_and_names_its_reason(tmp_path: Path
         assert "in out_of_memory" in log.read_text(encoding="utf-8")
         assert (of_case["eager"].status, of_case["eager"].ratio) == (Status.OK, 1.0)
     assert {path.name for path in tmp_path.iterdir()} == {"logs"}, "a name with ../ stays inside"
-    assert {path.name for path in (tmp_path / "logs").iterdir()} >= {
-        "full.log",
-        "aborts.log",
-        log_name("../../escapes"),
-    }
+    assert {path.name for path in (tmp_path / "logs").iterdir()} >= {"full.log", log_name("../../escapes")}
 
 
 def test_a_hang_costs_one_row(tmp_path: Path) -> None:
@@ -197,6 +192,24 @@ def _log_of(pid: str) -> str:
         return os.readlink(f"/proc/{pid}/fd/2")
     except OSError:
         return ""
+
+
+# On a GPU a broken context, too, dies with its process
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("culprit", [deadly.asserts, deadly.asserts_late, deadly.busy], ids=lambda one: one.name)
+def test_what_breaks_the_gpu_for_its_process_costs_one_row(tmp_path: Path, culprit: Implementation) -> None:
+    device = torch.device("cuda", 0)
+    how = Settings(Task.TIME, device, "c", "r", rule=RULE)
+    cases = [small_case(mode=Mode.FORWARD, tokens=tokens) for tokens in (3, 7)]
+    this, everyone = machine.describe(device), [from_file(culprit), pytorch.eager, pytorch.eager_packed]
+    found = list(isolation.run(cases, everyone, how, this, lambda told: None, timeout_s=30.0, logs=tmp_path))
+    assert len(found) == 6
+    for record in found:
+        assert record.status is (Status.ERROR if record.implementation == culprit.name else Status.OK), record.reason
+        if record.implementation == culprit.name:
+            assert ("--timeout" if culprit is deadly.busy else "it broke the GPU for its process") in record.reason
 
 
 # What other packages and files declare

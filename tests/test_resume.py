@@ -58,9 +58,7 @@ def test_what_is_finished_is_kept() -> None:
     assert plan.todo == []
     assert [row["implementation"] for row in plan.kept] == ["eager", "eager-packed"] * 2
     assert plan_for(rows_of(CASES[:1])).todo == CASES[1:]
-    assert plan_for(rows_of(CASES), chosen=[pytorch.eager_packed]).todo == [], (
-        "fewer contenders: each row has its ratio"
-    )
+    assert plan_for(rows_of(CASES), chosen=[pytorch.eager_packed]).todo == [], "each row has its ratio already"
 
 
 def test_a_case_that_lacks_a_row_is_done_again() -> None:
@@ -147,13 +145,10 @@ def test_the_source_of_a_user_s_file_changes_it(tmp_path: Path) -> None:
 
 def test_the_suite_s_and_the_kernels_sources_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
     case, before = key_of_case(CASES[0]), Fingerprints(BOTH, SETTINGS, THIS)
+    real = resume._sources
     for package in resume.PACKAGES:
-        real = resume._sources
-        monkeypatch.setattr(
-            resume, "_sources", lambda name, package=package, real=real: real(name) + (name == package) * "x"
-        )
+        monkeypatch.setattr(resume, "_sources", lambda name, changed=package: real(name) + "x" * (name == changed))
         assert Fingerprints(BOTH, SETTINGS, THIS).of(case, "eager") != before.of(case, "eager")
-        monkeypatch.setattr(resume, "_sources", real)
 
 
 def test_the_version_of_the_package_that_is_measured_changes_it(monkeypatch: pytest.MonkeyPatch) -> None:
