@@ -30,6 +30,10 @@ class Died(Exception):
         """The place, in the job, of the implementation whose code ran; worker.NOBODY where none did."""
 
 
+class DoesNotEnd(RuntimeError):
+    """A killed process is still there, as a driver that hangs keeps it; what it holds cannot be measured on."""
+
+
 class Child:
     """One process that does jobs; what it prints is added to `log`. Raises Died where there can be no such file."""
 
@@ -50,6 +54,13 @@ class Child:
     def ended(self) -> bool:
         """Whether `end` was called, by the owner or over a death."""
         return self._pipe.closed
+
+    @property
+    def printed(self) -> bool:
+        """Whether there is anything in the log."""
+        with contextlib.suppress(OSError):
+            return self.log.stat().st_size > self._begin_of_log
+        return False
 
     def ask(self, job: worker.Job, limit_s: float, tell: Tell = lambda doing, fraction: None) -> Iterator[Any]:
         """Yield the answers to a job as they come.
@@ -97,9 +108,7 @@ class Child:
         self._process.join(END_TIMEOUT_S)
         self._pipe.close()
         if self._process.is_alive():
-            raise RuntimeError(
-                f"Process {self._process.pid} does not end although it was killed; what it holds cannot be measured on."
-            )
+            raise DoesNotEnd(f"Process {self._process.pid} was killed and does not end; what it holds is not free.")
         self._process.close()
 
     def _died(self, how: str = "") -> Died:

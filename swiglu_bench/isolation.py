@@ -176,8 +176,8 @@ class _Crew:
         return end(self._session.blank(case, implementation), status, reason)
 
     def _with_log(self, record: Record, child: Child) -> Record:
-        if record.status is Status.ERROR:
-            record.reason += f" (traceback in {child.log})"
+        if record.status is Status.ERROR and child.printed:
+            record.reason += f" (log: {child.log})"
         return record
 
 

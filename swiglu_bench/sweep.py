@@ -12,6 +12,7 @@ from rich.console import Console
 
 from swiglu_bench import isolation, locks, runner
 from swiglu_bench.cases import Case
+from swiglu_bench.child import DoesNotEnd
 from swiglu_bench.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.output import Output, logs, opened
@@ -103,6 +104,9 @@ def sweep(
         except DeviceLost as error:
             failed = True
             warn(f"The GPU is lost to this process ({error}), and the sweep with it; without --in-process it goes on.")
+        except DoesNotEnd as error:
+            failed = True
+            warn(f"{error} The sweep ends here.")
         shown.close()
     for place in filter(None, (tell() for tell in into.places)):
         say(place)

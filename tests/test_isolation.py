@@ -92,7 +92,7 @@ def test_a_death_while_checked_costs_one_row_and_names_its_reason(tmp_path: Path
             assert of_case[name].status is Status.ERROR
             assert of_case[name].reason.startswith(expected)
         log = tmp_path / "logs" / "full.log"
-        assert of_case["full"].reason == f"MemoryError: no room at all (traceback in {log})"
+        assert of_case["full"].reason == f"MemoryError: no room at all (log: {log})"
         assert "in out_of_memory" in log.read_text(encoding="utf-8")
         assert (of_case["eager"].status, of_case["eager"].ratio) == (Status.OK, 1.0)
     assert {path.name for path in tmp_path.iterdir()} == {"logs"}, "a name with ../ stays inside"

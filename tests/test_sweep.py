@@ -16,6 +16,7 @@ from rich.console import Console
 from specimens import a_record, small_case, without_time
 from swiglu_bench import isolation, locks, machine, runner
 from swiglu_bench.cases import BadInput, Mode
+from swiglu_bench.child import DoesNotEnd
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.output import Output, _default_folder
 from swiglu_bench.record import Record, Status
@@ -347,6 +348,14 @@ def test_a_gpu_is_locked_and_a_cpu_is_not(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(runner, "run", lambda *_: (row for row in [OK]))
     sweep("c", [small_case()], [MINE], how, THIS, SCREEN_ONLY, Console(file=io.StringIO()), Process(wait=False))
     assert held == [("GPU-1-2", "swiglu-bench forward", False)]
+
+
+def test_a_process_that_does_not_end_ends_the_sweep_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, text = play(
+        monkeypatch, OK, DoesNotEnd("Process 7 was killed and does not end; what it holds is not free.")
+    )
+    assert status == 1
+    assert "Warning: Process 7 was killed and does not end; what it holds stays. The sweep ends here." in text
 
 
 @pytest.mark.parametrize("ends", [OK, ERROR])
