@@ -351,11 +351,9 @@ def test_a_gpu_is_locked_and_a_cpu_is_not(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_process_that_does_not_end_ends_the_sweep_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    status, text = play(
-        monkeypatch, OK, DoesNotEnd("Process 7 was killed and does not end; what it holds is not free.")
-    )
+    status, text = play(monkeypatch, OK, DoesNotEnd("Process 7 was killed and does not end."))
     assert status == 1
-    assert "Warning: Process 7 was killed and does not end; what it holds stays. The sweep ends here." in text
+    assert "Warning: Process 7 was killed and does not end. The sweep ends here." in text
 
 
 @pytest.mark.parametrize("ends", [OK, ERROR])
