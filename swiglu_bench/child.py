@@ -35,7 +35,7 @@ class DoesNotEnd(RuntimeError):
 
 
 class Child:
-    """One process that does jobs; what it prints is added to `log`. Raises Died where there can be no such file."""
+    """One process that does jobs; what it prints is added to `log`. Raises Died where it cannot be started."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -47,7 +47,10 @@ class Child:
         self._pipe, theirs = zygote.CONTEXT.Pipe()
         self._mark: Any = zygote.CONTEXT.RawArray("q", [worker.NOBODY, 0])
         setting = worker.Setting.of_this_process(log)
-        self._process = zygote.fork(worker.serve, theirs, self._mark, setting)
+        try:
+            self._process = zygote.fork(worker.serve, theirs, self._mark, setting)
+        except (OSError, EOFError) as error:
+            raise Died(f"its process could not be started ({error})", worker.NOBODY) from None
         theirs.close()
 
     @property

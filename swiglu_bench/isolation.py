@@ -162,6 +162,10 @@ class _Crew:
                     reason = f"While it was measured beside the others, {death}."
                     yield self._row(case, implementation, Status.ERROR, reason)
                 contenders = [implementation for implementation in left.values() if implementation not in blamed]
+            except BadInput as error:
+                for implementation in left.values():
+                    yield self._row(case, implementation, Status.ERROR, str(error))
+                return
 
     def _child(self, name: str | None) -> Child:
         """The process of an implementation, or the measuring one; a new one where it has ended."""

@@ -145,6 +145,26 @@ def test_a_log_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert reason == f"While it was checked, its log {tmp_path / 'eager.log'} cannot be written: Is a directory."
 
 
+def test_a_process_that_cannot_be_started_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork(*_: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("swiglu_bench.zygote.fork", fork)
+    reason = rows(tmp_path, [pytorch.eager], task=Task.VERIFY)["eager"].reason
+    assert reason.startswith("While it was checked, its process could not be started (")
+    assert "Resource temporarily unavailable" in reason
+
+
+def test_a_file_that_changes_during_the_sweep_costs_its_own_row(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(Path(mine.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    declared = declare(f"{file}:mine", 60.0)
+    file.write_text("mine = 3", encoding="utf-8")
+    found = rows(tmp_path / "logs", [pytorch.eager, declared], task=Task.VERIFY)
+    assert "has no implementation 'mine'" in found["mine"].reason
+    assert found["eager"].status is Status.OK
+
+
 def test_what_cannot_run_here_needs_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation, "Child", lambda log: pytest.fail("a process was started"))
     assert rows(tmp_path, [liger.liger])["liger"].status is Status.SKIPPED
