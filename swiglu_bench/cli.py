@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -19,6 +19,7 @@ from swiglu_bench import __version__
 from swiglu_bench.cases import BadInput, Case, Mode, Scope, did_you_mean, expand, parse_dtypes, parse_tokens
 from swiglu_bench.options import (
     L2,
+    TIMEOUT_S,
     WHAT,
     Baseline,
     Budget,
@@ -27,13 +28,17 @@ from swiglu_bench.options import (
     DryRun,
     DtypeOption,
     Impl,
+    InProcess,
     LogWandb,
     Out,
+    Resume,
     ScopeOption,
     Seed,
     Shapes,
     SkipImpl,
+    Timeout,
     Tokens,
+    Wait,
     WandbProject,
     complete_shapes,
 )
@@ -75,8 +80,10 @@ def _timing_command(mode: Mode, summary: str, example: str) -> None:
     def command(
         shapes: Shapes = None, tokens: Tokens = None, dtype: DtypeOption = None, scope: ScopeOption = None,
         impl: Impl = None, skip_impl: SkipImpl = None, seed: Seed = 0, device: Device = None,
-        baseline: Baseline = "eager", budget: Budget = 20.0, l2: L2 = "cold", out: Out = None, csv: Csv = True,
-        log_wandb: LogWandb = False, wandb_project: WandbProject = "swiglu-bench", dry_run: DryRun = False,
+        baseline: Baseline = "eager", budget: Budget = 20.0, l2: L2 = "cold", timeout: Timeout = TIMEOUT_S,
+        in_process: InProcess = False, wait: Wait = True, dry_run: DryRun = False,
+        out: Out = None, resume: Resume = False, csv: Csv = True,
+        log_wandb: LogWandb = False, wandb_project: WandbProject = "swiglu-bench",
     ) -> None:  # fmt: skip
         _sweep(mode.value, "time", mode, locals())
 
@@ -89,8 +96,9 @@ def _checking_command(name: str, summary: str, example: str) -> None:
     def command(
         shapes: Shapes = None, tokens: Tokens = None, dtype: DtypeOption = None, scope: ScopeOption = None,
         impl: Impl = None, skip_impl: SkipImpl = None, seed: Seed = 0, device: Device = None,
-        out: Out = None, csv: Csv = True, log_wandb: LogWandb = False,
-        wandb_project: WandbProject = "swiglu-bench", dry_run: DryRun = False,
+        timeout: Timeout = TIMEOUT_S, in_process: InProcess = False, wait: Wait = True, dry_run: DryRun = False,
+        out: Out = None, resume: Resume = False, csv: Csv = True,
+        log_wandb: LogWandb = False, wandb_project: WandbProject = "swiglu-bench",
     ) -> None:  # fmt: skip
         _sweep(name, name, Mode.STEP, locals())
 
@@ -135,7 +143,7 @@ def list_(device: Device = None) -> None:
 
     chosen = machine.find_device(device)
     console = _console()
-    console.print(*listing.implementations(_catalogue(), chosen.type))
+    console.print(*listing.implementations(_catalogue(_loader(TIMEOUT_S)), chosen.type))
     console.print(*listing.shapes(shapes.all_configs()))
     console.print(listing.machine(machine.describe(chosen).as_dict()))
 
@@ -204,14 +212,21 @@ def _sweep(command: str, task: str, mode: Mode, options: dict[str, Any]) -> None
     interpreter = task == "verify" and device.type == "cpu"
     cases = _cases(command, device, mode, options)
     chosen = _implementations(options)
+    for path in dict.fromkeys(one.file for one in chosen if ".py:" in one.address):
+        console.print(f"Note: --impl runs the code of {path}.", markup=False, highlight=False, soft_wrap=True)
     cold_l2 = _choice("--l2", options.get("l2", "cold"), ("cold", "hot")) == "cold"
     if options["dry_run"]:
         console.print(*listing.dry_run(cases, chosen, machine.free_memory_bytes(device)))
         return
 
+    if not options["in_process"]:
+        from swiglu_bench import zygote
+
+        zygote.start()
     from swiglu_bench.measure.rounds import Rule
+    from swiglu_bench.output import Output
     from swiglu_bench.runner import Settings, Task
-    from swiglu_bench.sweep import Output, sweep
+    from swiglu_bench.sweep import Process, sweep
 
     settings = Settings(
         task=Task(task),
@@ -227,8 +242,10 @@ def _sweep(command: str, task: str, mode: Mode, options: dict[str, Any]) -> None
         csv=options["csv"],
         folder=options["out"],
         wandb_project=options["wandb_project"] if options["log_wandb"] else None,
+        resume=options["resume"],
     )
-    raise typer.Exit(sweep(command, cases, chosen, settings, machine.describe(device), output, console))
+    process = Process(None if options["in_process"] else options["timeout"], options["wait"])
+    raise typer.Exit(sweep(command, cases, chosen, settings, machine.describe(device), output, console, process))
 
 
 def _device(text: str | None, interpret: bool) -> torch.device:
@@ -276,11 +293,29 @@ def _choice(option: str, value: T, known: Sequence[str]) -> T:
     return value
 
 
-def _catalogue() -> list[Implementation]:
-    from swiglu_bench.implementations import CATALOGUE
-    from swiglu_bench.registry import from_entry_points
+Load = Callable[[str], "Implementation"]
 
-    return [*CATALOGUE, *from_entry_points()]
+
+def _loader(timeout_s: float | None) -> Load:
+    """What brings implementations that are not the suite's own, by their address: without their code, unless None."""
+    if timeout_s is None:
+        from swiglu_bench.registry import load
+
+        return load
+
+    def declare(address: str) -> Implementation:
+        from swiglu_bench import isolation  # takes a while; most commands name no such implementation
+
+        return isolation.declare(address, timeout_s)
+
+    return declare
+
+
+def _catalogue(load: Load) -> list[Implementation]:
+    from swiglu_bench.implementations import CATALOGUE
+    from swiglu_bench.registry import entry_point_addresses
+
+    return [*CATALOGUE, *map(load, entry_point_addresses())]
 
 
 def _implementations(options: dict[str, Any]) -> list[Implementation]:
@@ -291,8 +326,9 @@ def _implementations(options: dict[str, Any]) -> list[Implementation]:
         return [part for value in values or [] for part in re.split(r"\s*,\s*", value.strip()) if part]
 
     wanted, unwanted = split(options["impl"]), split(options["skip_impl"])
-    catalogue = _catalogue()
-    chosen = select(catalogue, wanted, unwanted)
+    load = _loader(None if options["in_process"] else options["timeout"])
+    catalogue = _catalogue(load)
+    chosen = select(catalogue, wanted, unwanted, load)
     baseline = options.get("baseline")
     if baseline is None or baseline in {implementation.name for implementation in chosen}:
         return chosen

@@ -11,7 +11,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Status(enum.StrEnum):
@@ -117,6 +117,8 @@ class Record:
     """swiglu-bench's own version and, from a checkout, its commit."""
     timestamp: str = ""
     """UTC, ISO 8601"""
+    fingerprint: str = field(default="", metadata={"since": 2})
+    """Hash of sources, versions, machine, settings and case: `--resume` keeps a row that would be made the same."""
     schema: int = SCHEMA_VERSION
 
     samples_ms: tuple[float, ...] = field(default=(), repr=False)
@@ -147,4 +149,13 @@ class TensorCheck:
     """Why it failed: one phrase; empty where it passed."""
 
 
-COLUMNS = tuple(f.name for f in dataclasses.fields(Record) if f.name not in {"samples_ms", "tensor_checks"})
+def columns(schema: int = SCHEMA_VERSION) -> tuple[str, ...]:
+    """The CSV's columns at a schema version: a field says in its metadata since which one it is there."""
+    return tuple(
+        one.name
+        for one in dataclasses.fields(Record)
+        if one.name not in {"samples_ms", "tensor_checks"} and one.metadata.get("since", 1) <= schema
+    )
+
+
+COLUMNS = columns()

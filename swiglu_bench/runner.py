@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import torch
 from swiglu_bench import costs, machine
 from swiglu_bench.cases import VARIANTS, WEIGHTS, Case, Mode
 from swiglu_bench.measure.ceilings import Ceilings, bare_products, measure_ceilings
-from swiglu_bench.measure.clock import Clock, make_clock
+from swiglu_bench.measure.clock import Clock, DeviceLost, answers, make_clock
 from swiglu_bench.measure.rounds import Contender, Rounds, Rule, run_rounds
 from swiglu_bench.measure.statistics import percentile
 from swiglu_bench.problem import Problem, make_problem, torch_dtype
@@ -23,11 +24,15 @@ from swiglu_bench.registry import Implementation
 from swiglu_bench.trial import Produced, Trial
 from swiglu_bench.yardstick import Yardstick, make_yardstick
 
+log = logging.getLogger(__name__)
+
 
 class Task(StrEnum):
     """What a run wants of each contender."""
 
     TIME = "time"
+    CHECK = "check"
+    """Only what `time` asks for before it times: build, first call, verdict."""
     MEMORY = "memory"
     VERIFY = "verify"
 
@@ -68,19 +73,20 @@ def run(
     this_machine: machine.Machine,
     listen: Listener = lambda progress: None,
 ) -> Iterator[Record]:
-    """Work through the cases and yield every row as soon as it is known."""
-    session = _Session(implementations, settings, this_machine)
+    """Work through the cases in this process and yield every row as soon as it is known."""
+    session = Session(settings, this_machine)
     for number, case in enumerate(cases):
-
-        def tell(doing: str, fraction: float, number: int = number, case: Case = case) -> None:
-            listen(Progress(number, len(cases), case, doing, fraction))
-
+        tell = teller(listen, number, cases)
         tell("preparing", 0.0)
-        yield from session.run_case(case, tell)
-        _tidy(settings.device)
+        yield from session.run_case(case, implementations, tell)
 
 
 Tell = Callable[[str, float], None]
+
+
+def teller(listen: Listener, number: int, cases: Sequence[Case]) -> Tell:
+    """What tells a listener about one of the cases."""
+    return lambda doing, fraction: listen(Progress(number, len(cases), cases[number], doing, fraction))
 
 
 @dataclass
@@ -91,41 +97,51 @@ class _Entry:
     record: Record
 
 
-class _Session:
-    """What lasts from case to case: the clock and the ceilings, measured when first needed."""
+class Session:
+    """What lasts from case to case: the clock and the ceilings, measured when first needed.
+
+    `mark` is called with the name of the implementation whose code runs next, and with "" once none does.
+    """
 
     def __init__(
-        self, implementations: Sequence[Implementation], settings: Settings, this_machine: machine.Machine
+        self, settings: Settings, this_machine: machine.Machine, mark: Callable[[str], None] = lambda name: None
     ) -> None:
-        self.implementations = implementations
         self.settings = settings
         self.machine = this_machine
+        self.mark = mark
         self._clock: Clock | None = None
         self._ceilings: dict[torch.dtype, Ceilings] = {}
 
     @property
     def clock(self) -> Clock:
+        """The device's clock."""
         if self._clock is None:
             self._clock = make_clock(self.settings.device, self.settings.cold_l2)
         return self._clock
 
     def ceilings(self, dtype: torch.dtype) -> Ceilings:
+        """The device's best rates for a dtype."""
         if dtype not in self._ceilings:
             self._ceilings[dtype] = measure_ceilings(self.settings.device, dtype, self.clock)
         return self._ceilings[dtype]
 
-    def run_case(self, case: Case, tell: Tell) -> Iterator[Record]:
+    def run_case(self, case: Case, implementations: Sequence[Implementation], tell: Tell) -> Iterator[Record]:
+        """One case with all its contenders; nothing of it is left on the device afterwards."""
+        yield from self._run_case(case, implementations, tell)
+        _tidy(self.settings.device)
+
+    def _run_case(self, case: Case, implementations: Sequence[Implementation], tell: Tell) -> Iterator[Record]:
         able: list[tuple[Implementation, Record]] = []
-        for implementation in self.implementations:
-            record = self._blank(case, implementation)
-            reason = self._inapplicable(case, implementation)
+        for implementation in implementations:
+            record = self.blank(case, implementation)
+            reason = self.inapplicable(case, implementation)
             if reason:
-                yield _end(record, Status.SKIPPED, reason)
+                yield end(record, Status.SKIPPED, reason)
             else:
                 able.append((implementation, record))
-        reason = self._unaffordable(case, len(able)) if able else None
+        reason = self.unaffordable(case, len(able)) if able else None
         if reason:
-            yield from (_end(record, Status.SKIPPED, reason) for _, record in able)
+            yield from (end(record, Status.SKIPPED, reason) for _, record in able)
             return
         if not able:
             return
@@ -136,7 +152,7 @@ class _Session:
             if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
                 raise  # a CPU without memory raises a plain RuntimeError
             reason = f"The device ran out of memory for the inputs and their fp64 truth: {_one_line(error)}"
-            yield from (_end(record, Status.SKIPPED, reason) for _, record in able)
+            yield from (end(record, Status.SKIPPED, reason) for _, record in able)
             return
         entries: list[_Entry] = []
         for index, (implementation, record) in enumerate(able):
@@ -149,7 +165,8 @@ class _Session:
         if entries:
             yield from self._time(case, problem, entries, yardsticks, tell)
 
-    def _blank(self, case: Case, implementation: Implementation) -> Record:
+    def blank(self, case: Case, implementation: Implementation) -> Record:
+        """The row of one implementation at one case before anything has run."""
         this = self.machine
         return Record(
             run_id=self.settings.run_id,
@@ -176,7 +193,8 @@ class _Session:
             timestamp=machine.now(),
         )
 
-    def _inapplicable(self, case: Case, implementation: Implementation) -> str | None:
+    def inapplicable(self, case: Case, implementation: Implementation) -> str | None:
+        """Why the implementation does not take part in the case, or None."""
         if case.scope not in implementation.scopes:
             scopes = ", ".join(sorted(implementation.scopes))
             return f"It has no {case.scope} scope; it has {scopes}."
@@ -184,7 +202,7 @@ class _Session:
             return "It has no backward."
         return implementation.unavailable(self.settings.device.type, self.settings.interpreter)
 
-    def _unaffordable(self, case: Case, contenders: int) -> str | None:
+    def unaffordable(self, case: Case, contenders: int) -> str | None:
         """Why the case is too large for the device's memory or, when timing, for the budget."""
         need, free = costs.needed_bytes(case, VARIANTS), machine.free_memory_bytes(self.settings.device)
         if need > free:
@@ -213,6 +231,7 @@ class _Session:
         """Build and check one contender; its record ends here unless it is returned for timing."""
         task, mode = self.settings.task, problem.case.mode
         yardstick.poison()
+        self.mark(implementation.name)
         try:
             began = time.perf_counter()
             trial = Trial(implementation, problem)
@@ -226,7 +245,11 @@ class _Session:
             if record.status is Status.OK and task is Task.MEMORY:
                 self._note_memory(record, trial)
         except Exception as error:  # a contender may raise anything; it costs its row only
-            _end(record, Status.ERROR, _one_line(error))
+            log.info("%s, while it was checked:", implementation.name, exc_info=error)
+            end(record, Status.ERROR, _one_line(error))
+            if not answers(self.clock):
+                raise DeviceLost(_one_line(error)) from error
+        self.mark("")  # not where the device is lost or the process ends: then the mark tells whose doing it was
         if task is not Task.TIME or record.status is not Status.OK:
             return None
         return _Entry(trial, record)
@@ -280,7 +303,9 @@ class _Session:
             inspect=inspect,
             inspected_rounds=VARIANTS,  # each variant once: a remembered answer is right for one of them
             on_round=on_round,
+            on_turn=lambda name: self.mark(name if name in by_name else ""),
         )
+        self.mark("")
         if baseline and (rounds.timings[baseline].failure or by_name[baseline].record.status is not Status.OK):
             baseline = None  # the time of a wrong answer is no yardstick
         for entry in entries:
@@ -298,7 +323,8 @@ class _Session:
     ) -> None:
         timing = rounds.timings[record.implementation]
         if timing.failure:
-            _end(record, Status.ERROR, f"In the timed loop: {_one_line(timing.failure)}")
+            log.info("%s, in the timed loop:", record.implementation, exc_info=timing.failure)
+            end(record, Status.ERROR, f"In the timed loop: {_one_line(timing.failure)}")
         if record.status is not Status.OK:
             return
         record.samples_ms = tuple(timing.ms)
@@ -344,7 +370,7 @@ class _Session:
             record.ratio = record.ratio_low = record.ratio_high = None
             record.tflops = record.gbps = record.limit_pct = None
             record.samples_ms = ()
-            _end(record, Status.ERROR, reason)
+            end(record, Status.ERROR, reason)
 
 
 def _prepare(trial: Trial, mode: Mode, number: int) -> Callable[[], Callable[[], Produced]]:
@@ -357,7 +383,8 @@ def _same_call(make: Callable[[], Callable[[], object]], number: int) -> Callabl
     return make()
 
 
-def _end(record: Record, status: Status, reason: str) -> Record:
+def end(record: Record, status: Status, reason: str) -> Record:
+    """Close a row that carries no figures, and why."""
     record.status, record.reason = status, reason
     return record
 
@@ -371,7 +398,7 @@ def _note_checks(record: Record, checks: tuple[TensorCheck, ...], when: str = ""
     record.error_ratio = max(worst.error / worst.allowed, worst.max_error / worst.max_allowed)
     failed = [f"{c.tensor}: {c.reason}" for c in checks if not c.ok]
     if failed:
-        _end(record, Status.INCORRECT, "; ".join(failed) + when + ".")
+        end(record, Status.INCORRECT, "; ".join(failed) + when + ".")
 
 
 def _one_line(error: BaseException) -> str:

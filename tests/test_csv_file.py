@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from swiglu_bench.cases import BadInput
-from swiglu_bench.record import COLUMNS, SCHEMA_VERSION, Record, Status
+from swiglu_bench.record import COLUMNS, SCHEMA_VERSION, Record, Status, columns
 from swiglu_bench.writers import csv_file
 from swiglu_bench.writers.csv_file import SAMPLE_COLUMNS, CsvFile, create_folder, read_records, write_run_file
 
@@ -170,6 +170,38 @@ class TestAppending:
         seeds = list(read_records(tmp_path)["seed"])
         assert seeds[: len(told)] == told
         assert len(seeds) <= len(told) + 1
+
+
+class TestRemoving:
+    def test_rows_and_their_samples_go_and_the_rest_stays_as_it_is(self, tmp_path):
+        write_all(tmp_path, *(make_record(run_id=run, reason=f"é, {run}", samples_ms=(1.0, 2.0)) for run in "abc"))
+        before = {path.name: path.read_bytes().splitlines(keepends=True) for path in tmp_path.iterdir()}
+        writer = CsvFile(tmp_path, warn=pytest.fail)
+        assert [row["reason"] for row in writer.rows()] == ["é, a", "é, b", "é, c"]
+        writer.drop(lambda row: row["run_id"] == "b")
+        after = {path.name: path.read_bytes().splitlines(keepends=True) for path in tmp_path.iterdir()}
+        assert after["records.csv"] == [before["records.csv"][number] for number in (0, 1, 3)]
+        assert after["samples.csv"] == [before["samples.csv"][number] for number in (0, 1, 2, 5, 6)]
+        assert set(after) == {"records.csv", "samples.csv"}
+        writer.write(make_record(run_id="d"))
+        assert [row["run_id"] for row in writer.rows()] == ["a", "c", "d"]
+
+    def test_samples_of_a_row_that_a_kill_prevented_go_too(self, tmp_path):
+        write_all(tmp_path, make_record(samples_ms=(1.0,)))
+        (tmp_path / "records.csv").write_text(",".join(COLUMNS) + "\n")
+        writer = CsvFile(tmp_path, warn=pytest.fail)
+        writer.drop(lambda row: False)
+        assert lines(tmp_path / "samples.csv") == [list(SAMPLE_COLUMNS)]
+
+    def test_what_cannot_be_removed_is_told_and_stays(self, tmp_path, monkeypatch):
+        write_all(tmp_path, make_record())
+        told: list[str] = []
+        writer = CsvFile(tmp_path, warn=told.append)
+        monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        writer.drop(lambda row: True)
+        assert told == [f"{tmp_path / 'records.csv'} still has outdated rows: No space left on device."]
+        assert {path.name for path in tmp_path.iterdir()} == {"records.csv", "samples.csv"}
+        assert len(read_records(tmp_path)) == 1
 
 
 class TestFullDisk:
@@ -332,7 +364,7 @@ class TestReading:
             b"\xff\xfe\x00\n",
             b"\0\0\0\n",
             b'"' + b"x" * 200_000 + b"\n",
-            ",".join(COLUMNS[:-2] + COLUMNS[-1:]).encode() + b"\n",
+            ",".join(COLUMNS[:-4] + COLUMNS[-3:]).encode() + b"\n",
         ],
     )
     def test_foreign(self, tmp_path, content):
@@ -351,9 +383,24 @@ class TestReading:
         row = [str(SCHEMA_VERSION + 1) if name == "schema" else "1" for name in columns]
         (tmp_path / "records.csv").write_text(",".join(columns) + "\n" + ",".join(row) + "\n")
         with pytest.raises(
-            BadInput, match=r"was written by a newer swiglu-bench \(schema 2; this one reads up to 1\)\."
+            BadInput,
+            match=rf"a newer swiglu-bench \(schema {SCHEMA_VERSION + 1}; this one reads up to {SCHEMA_VERSION}\)\.",
         ):
             read_records(tmp_path)
+
+    def test_an_older_schema_reads_with_empty_columns(self, tmp_path):
+        write_all(tmp_path, make_record(time_ms=1.5))
+        (header, row), old = lines(tmp_path / "records.csv"), columns(1)
+        cells = dict(zip(header, row, strict=True)) | {"schema": "1"}
+        text = "\n".join([",".join(old), ",".join(cells[name] for name in old), ""])
+        (tmp_path / "records.csv").write_text(text, encoding="utf-8")
+        frame = read_records(tmp_path)
+        assert tuple(frame.columns) == COLUMNS
+        assert (frame["time_ms"][0], frame["fingerprint"][0], frame["schema"][0]) == (1.5, "", 1)
+
+    @pytest.mark.parametrize("file", sorted(Path(__file__).parent.parent.glob("results/**/records.csv")), ids=str)
+    def test_the_committed_results_read(self, file):
+        assert len(read_records(file)) > 0
 
     def test_the_writer_does_not_need_pandas(self):
         code = f"import sys, {csv_file.__name__}; assert not {{'pandas', 'torch', 'wandb'}} & set(sys.modules)"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from swiglu_bench.measure import rounds as rounds_module
-from swiglu_bench.measure.clock import Sample
+from swiglu_bench.measure.clock import DeviceLost, Sample
 from swiglu_bench.measure.rounds import RETRIES, Contender, Rounds, Rule, Timing, run_rounds
 
 
@@ -236,6 +236,23 @@ def test_a_failure_costs_one_contender_and_leaves_the_others(clock: FakeClock, w
     assert result.ratio("good", "good") is not None
     if where != "inspect":
         assert all(number <= 4 for name, number in log.called[4:] if name == "bad"), "it takes no further part"
+
+
+def test_a_lost_device_ends_the_measurement_and_the_mark_names_whose_turn_it_was(clock: FakeClock) -> None:
+    turns: list[str] = []
+
+    def prepare(number: int) -> Callable[[], float]:
+        def dead() -> None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        clock.synchronize = dead  # type: ignore[method-assign]
+        raise RuntimeError("CUDA error")
+
+    contenders = [Log().contender("a"), Contender("bad", prepare), Log().contender("b")]
+    with pytest.raises(DeviceLost, match="RuntimeError: CUDA error"):
+        run_rounds(contenders, clock, exactly(10), on_turn=turns.append)
+    assert turns[-1] == "bad"
+    assert turns.count("bad") == 1
 
 
 def test_when_everyone_fails_it_ends(clock: FakeClock) -> None:

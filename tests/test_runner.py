@@ -13,7 +13,7 @@ from swiglu_bench import machine, runner
 from swiglu_bench.cases import Case, Dtype, Mode, Scope, Shape, tensors
 from swiglu_bench.implementations import fused, liger, pytorch
 from swiglu_bench.measure.ceilings import Ceilings
-from swiglu_bench.measure.clock import CpuClock, Sample
+from swiglu_bench.measure.clock import CpuClock, DeviceLost, Sample
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.record import Record, Status
 from swiglu_bench.registry import Implementation
@@ -233,6 +233,29 @@ def test_results_of_one_contender_do_not_pass_for_another_s() -> None:
         patch.setattr(runner, "make_yardstick", lambda *given: Watched(**vars(make(*given))))
         rows(small_case(), [pytorch.eager, mine.mine], settings(Task.VERIFY))
     assert told == ["poison", "judge", "judge"] * 2
+
+
+def test_a_lost_device_ends_the_run_and_the_mark_names_the_culprit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No later row of this process could be believed; `isolation.py` ends the process."""
+
+    def dead(self: CpuClock) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    marks: list[str] = []
+    session = runner.Session(settings(), THIS, marks.append)
+    monkeypatch.setattr(CpuClock, "synchronize", dead)
+    with pytest.raises(DeviceLost, match="illegal memory access"):
+        list(session.run_case(small_case(), [mine.mine, pytorch.eager], lambda doing, fraction: None))
+    assert marks == ["mine"]
+
+
+def test_the_mark_follows_whose_code_runs() -> None:
+    marks: list[str] = []
+    session = runner.Session(settings(), THIS, marks.append)
+    list(session.run_case(small_case(), [mine.unbuilt, pytorch.eager, mine.mine], lambda doing, fraction: None))
+    assert marks[:6] == ["unbuilt", "", "eager", "", "mine", ""]
+    assert {*marks[6:-1]} == {"eager", "mine", ""}, "the bare products are the suite's own"
+    assert marks[-1] == ""
 
 
 # Skipped, with the reason

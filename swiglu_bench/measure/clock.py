@@ -37,6 +37,19 @@ class Clock(Protocol):
         ...
 
 
+class DeviceLost(RuntimeError):
+    """A contender broke the device for this process: after an illegal memory access, every call on a GPU fails."""
+
+
+def answers(clock: Clock) -> bool:
+    """Whether the device still works for this process."""
+    try:
+        clock.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
 class CpuClock:
     """Wall clock; a CPU call has ended when it returns."""
 

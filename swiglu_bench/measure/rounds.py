@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swiglu_bench.measure.clock import Clock, Sample
+from swiglu_bench.measure.clock import Clock, DeviceLost, Sample, answers
 from swiglu_bench.measure.statistics import Interval, ratio_interval
 
 RETRIES = 3
@@ -77,11 +77,14 @@ def run_rounds(
     inspect: Callable[[str, int, Any], None] | None = None,
     inspected_rounds: int = 1,
     on_round: Callable[[int], None] | None = None,
+    on_turn: Callable[[str], None] = lambda name: None,
 ) -> Rounds:
     """Time all contenders in interleaved rounds.
 
     `inspect(name, round, result)` sees what the calls of the last `inspected_rounds` rounds returned, each before the
-    next call; which rounds are the last is not known to any contender. `on_round` is called after each round.
+    next call; which rounds are the last is not known to any contender. `on_round` is called after each round,
+    `on_turn` with a contender's name before each of its turns. Raises DeviceLost where a contender broke the device for
+    all: what the others would be timed on then is no device.
     """
     shuffle = random.Random(seed)
     timings = {contender.name: Timing() for contender in contenders}
@@ -92,11 +95,14 @@ def run_rounds(
             timing = timings[contender.name]
             if timing.failure:
                 continue
+            on_turn(contender.name)
             try:
                 sample = _take(contender, clock, number, lead_us)
                 if look and inspect:
                     inspect(contender.name, number, sample.result)
             except Exception as error:  # a contender may raise anything; the others go on
+                if not answers(clock):
+                    raise DeviceLost(f"{type(error).__name__}: {error}") from error
                 timing.failure = error
                 continue
             if keep:
