@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import io
+import itertools
 import json
 import os
 import tempfile
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.cases import BadInput
-from swiglu_bench.record import COLUMNS, SCHEMA_VERSION, Record
+from swiglu_bench.record import COLUMNS, SCHEMA_VERSION, Record, columns
 
 if TYPE_CHECKING:
     import pandas
@@ -28,8 +30,12 @@ RECORDS = "records.csv"
 SAMPLES = "samples.csv"
 RUN = "run.json"
 
-SAMPLE_COLUMNS = ("run_id", "shape", "tokens", "dtype", "scope", "mode", "implementation", "round", "time_ms")
-"""samples.csv is long: one line per sample. All but the last two name the record that it belongs to."""
+SAMPLE_KEY = ("run_id", "shape", "tokens", "dtype", "scope", "mode", "implementation")
+"""What names the record that a sample belongs to."""
+SAMPLE_COLUMNS = (
+    *SAMPLE_KEY, "round", "time_ms", "twin_ms", "sm_mhz", "power_w", "temperature_c", "throttle",
+)  # fmt: skip
+"""samples.csv is long: one line per sample, with the state of the GPU after its round."""
 
 _DTYPES = {int: "int64", int | None: "Int64", float | None: "float64", bool: "bool"}
 
@@ -50,8 +56,7 @@ class CsvFile:
 
     def write(self, record: Record) -> None:
         """Append the record: its samples first, so that every row of records.csv has its samples."""
-        key = [getattr(record, name) for name in SAMPLE_COLUMNS[:-2]]
-        samples = [[*key, number, time_ms] for number, time_ms in enumerate(record.samples_ms)]
+        samples = _samples(record)
         for table, rows in ((self._samples, samples), (self._records, [record.row().values()])):
             try:
                 table.append(rows)
@@ -140,8 +145,8 @@ def write_run_file(folder: Path, run: dict[str, Any]) -> None:
 def read_records(path: Path) -> pandas.DataFrame:
     """Read a records.csv, given as the file or its folder, with a type per column as Record has it.
 
-    Missing figures are NaN or NA, missing texts empty. Raises BadInput for a file that is missing, not a records.csv,
-    or of a newer schema.
+    Missing figures are NaN or NA, missing texts empty, and so are columns that an older version did not have. Raises
+    BadInput for a file that is missing, not a records.csv, or of a newer schema.
     """
     import pandas
 
@@ -168,16 +173,33 @@ def read_records(path: Path) -> pandas.DataFrame:
         raise BadInput(
             f"{file} was written by a newer swiglu-bench (schema {newest}; this one reads up to {SCHEMA_VERSION})."
         )
-    if names != COLUMNS:
+    if names not in {columns(schema) for schema in range(1, SCHEMA_VERSION + 1)}:
         raise foreign
 
     hints = typing.get_type_hints(Record)
     dtypes = {name: _DTYPES.get(hints[name], "str") for name in COLUMNS}
     missing = {name: ["", "nan"] for name, dtype in dtypes.items() if dtype != "str"}
     try:
-        return pandas.read_csv(io.StringIO(text), dtype=dtypes, keep_default_na=False, na_values=missing)
+        frame = pandas.read_csv(
+            io.StringIO(text),
+            dtype={name: dtypes[name] for name in names},
+            keep_default_na=False,
+            na_values={name: values for name, values in missing.items() if name in names},
+        )
     except ValueError:
         raise foreign from None
+    for name in set(COLUMNS) - set(names):
+        frame[name] = pandas.Series(["" if dtypes[name] == "str" else None] * len(frame), dtype=dtypes[name])
+    return frame[list(COLUMNS)]
+
+
+def _samples(record: Record) -> list[list[Any]]:
+    key = [getattr(record, name) for name in SAMPLE_KEY]
+    beside = itertools.zip_longest(record.samples_ms, record.twin_ms, record.states)
+    return [
+        [*key, number, time_ms, twin_ms, *(dataclasses.astuple(state) if state else [None] * 4)]
+        for number, (time_ms, twin_ms, state) in enumerate(beside)
+    ]
 
 
 def _lines(rows: Iterable[Iterable[Any]]) -> bytes:
