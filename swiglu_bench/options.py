@@ -91,6 +91,17 @@ Budget = Annotated[
     typer.Option(help="Seconds of timing per case; cases that cannot fit are skipped.", min=0.01, rich_help_panel=HOW),
 ]  # fmt: skip
 L2 = Annotated[str, typer.Option("--l2", help="cold (flushed before each sample) or hot.", rich_help_panel=HOW)]
+Regime = Annotated[
+    str,
+    typer.Option(
+        help="steady (no rest between samples, as in training) or rested (a pause before each: the card cools).",
+        rich_help_panel=HOW,
+    ),
+]  # fmt: skip
+Energy = Annotated[
+    bool,
+    typer.Option("--energy/--no-energy", help="On a GPU, 0.5 s for each row's joules per call.", rich_help_panel=HOW),
+]
 Out = Annotated[
     Path | None,
     typer.Option(
