@@ -36,6 +36,7 @@ from swiglu_bench.options import (
     Shapes,
     SkipImpl,
     Tokens,
+    Verbose,
     WandbProject,
     complete_shapes,
 )
@@ -78,7 +79,7 @@ def _timing_command(mode: Mode, summary: str, example: str) -> None:
         shapes: Shapes = None, tokens: Tokens = None, dtype: DtypeOption = None, scope: ScopeOption = None,
         impl: Impl = None, skip_impl: SkipImpl = None, seed: Seed = 0, device: Device = None,
         baseline: Baseline = "eager", budget: Budget = 20.0, l2: L2 = "cold", regime: Regime = "steady",
-        energy: Energy = True, out: Out = None, csv: Csv = True,
+        energy: Energy = True, verbose: Verbose = False, out: Out = None, csv: Csv = True,
         log_wandb: LogWandb = False, wandb_project: WandbProject = "swiglu-bench", dry_run: DryRun = False,
     ) -> None:  # fmt: skip
         _sweep(mode.value, "time", mode, locals())
@@ -230,6 +231,7 @@ def _sweep(command: str, task: str, mode: Mode, options: dict[str, Any]) -> None
         rule=Rule(budget_s=options.get("budget", 0.0), rest_s=REST_S if rested else 0.0),
         cold_l2=cold_l2,
         energy=options.get("energy", False),
+        detail=options.get("verbose", False),
         interpreter=interpreter,
     )
     output = Output(

@@ -102,6 +102,13 @@ Energy = Annotated[
     bool,
     typer.Option("--energy/--no-energy", help="On a GPU, 0.5 s for each row's joules per call.", rich_help_panel=HOW),
 ]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", "-v", help="Show host time, latency, graph time and energy at all token counts, not only to 256.",
+        rich_help_panel=OUTPUT,
+    ),
+]  # fmt: skip
 Out = Annotated[
     Path | None,
     typer.Option(

@@ -44,6 +44,9 @@ class Settings:
     rule: Rule = field(default_factory=Rule)
     cold_l2: bool = True
     energy: bool = True
+    """On a GPU, measure joules per call."""
+    detail: bool = False
+    """Show what is measured beside the rounds at every token count, not only at few."""
     interpreter: bool = False
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -15,14 +16,11 @@ from swiglu_bench.cases import BadInput, Case
 from swiglu_bench.machine import Machine
 from swiglu_bench.record import Status
 from swiglu_bench.registry import Implementation
-from swiglu_bench.writers import Writer, csv_file, tables
+from swiglu_bench.writers import Writer, csv_file
 from swiglu_bench.writers.console import ConsoleWriter
+from swiglu_bench.writers.tables import memory_tables, time_tables, verify_tables
 
-TABLES = {
-    runner.Task.TIME: tables.time_tables,
-    runner.Task.MEMORY: tables.memory_tables,
-    runner.Task.VERIFY: tables.verify_tables,
-}
+TABLES = {runner.Task.MEMORY: memory_tables, runner.Task.VERIFY: verify_tables}
 INTERRUPTED = 130
 
 
@@ -51,7 +49,10 @@ def sweep(
     def warn(text: str) -> None:
         console.print(f"Warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
-    shown = ConsoleWriter(console, TABLES[settings.task], len(cases))
+    tables = (
+        partial(time_tables, detail=settings.detail) if settings.task is runner.Task.TIME else TABLES[settings.task]
+    )
+    shown = ConsoleWriter(console, tables, len(cases))
 
     def listen(progress: runner.Progress) -> None:
         case = progress.case

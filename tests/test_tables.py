@@ -199,6 +199,77 @@ def test_the_legend_says_what_the_figures_are() -> None:
     assert "L2 cold." in text
 
 
+def noisy(**changes: Any) -> Record:
+    return a_record(**{"aa_ratio": 1.0002, "aa_low": 0.9991, "aa_high": 1.0013, "regime": "steady"} | changes)
+
+
+@WIDTHS
+def test_verdicts_and_the_a_a_pair_are_in_the_table(width: int) -> None:
+    records = [
+        noisy(implementation=name, verdict=verdict, tokens=tokens)
+        for tokens in (1, 8192)
+        for name, verdict in (("eager", ""), ("mine", "faster"), ("liger", "slower"), ("compile", "tie"))
+    ]
+    text = shown(time_tables(records, width), width)
+    assert_fits(text, width)
+    for verdict in ("faster", "slower", "tie"):
+        assert len(re.findall(rf"us (?:\* )?{verdict}\b", text)) == 2
+    assert len(re.findall(r"1\.0002", text)) == len(re.findall(r"\[0\.9991, 1\.0013\]", text)) == 2
+    assert "A/A: eager against itself in the same rounds: what is no further from 1 is a tie" in unwrapped(text)
+
+
+def test_without_a_pair_there_is_no_a_a_row() -> None:
+    assert "A/A" not in shown(time_tables([a_record()], 100), 100)
+
+
+def test_the_datasheet_stands_beside_the_measured_limit() -> None:
+    text = unwrapped(shown(time_tables([noisy(datasheet_gbps=4800.0, datasheet_tflops=989.0)], 100), 100))
+    assert "copy 4000 GB/s (datasheet 4800), float32 product 700 TFLOP/s (datasheet 989)" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"stopped_by": "budget"}, "The budget was spent before every ratio was known to within 0.5%: 7 tokens."),
+        (
+            {"throttle": "software-power-cap", "throttled_share": 0.83},
+            "Clocks were held down by software-power-cap, in up to 83% of the rounds: 7 tokens.",
+        ),
+        ({"other_processes": 2}, "Another process used the GPU: 7 tokens."),
+        ({"gpu_note": "NVML does not answer: Driver Not Loaded."}, "NVML does not answer: Driver Not Loaded."),
+    ],
+)
+def test_the_caption_says_what_spoils_the_figures(changes: dict[str, Any], sentence: str) -> None:
+    assert sentence in unwrapped(shown(time_tables([noisy(**changes)], 100), 100))
+    calm = {"stopped_by": "precision", "throttle": "", "other_processes": 0, "gpu_note": ""}
+    assert sentence not in unwrapped(shown(time_tables([noisy(**calm)], 100), 100))
+
+
+@WIDTHS
+def test_what_a_caller_feels_is_shown_for_few_tokens_or_when_asked(width: int) -> None:
+    felt = {"latency_us": 80.25, "graph_us": 61.5, "uj_per_token": 12345.0}
+    records = [
+        noisy(tokens=256, **felt),
+        noisy(tokens=257, **felt | {"latency_us": 91.0}),
+        noisy(
+            tokens=1, implementation="liger", **felt | {"graph_us": None, "graph_reason": "It cannot be recorded: x"}
+        ),
+    ]
+    few, all_of_them = (shown(time_tables(records, width, detail), width) for detail in (False, True))
+    for text in (few, all_of_them):
+        assert_fits(text, width)
+        assert "3 / 80.25 / 61.5" in text
+        assert "3 / 80.25 / -" in text
+        assert "12.3 mJ a token" in text
+        assert "no graph time: liger: It cannot be: x" in unwrapped(text)
+    assert "91 /" not in few
+    assert "3 / 91 / 61.5" in all_of_them
+
+
+def test_a_cpu_s_rows_have_no_second_table() -> None:
+    assert "latency" not in shown(time_tables([noisy()], 100, True), 100)
+
+
 def test_nothing_is_said_of_what_is_not_there() -> None:
     text = unwrapped(shown(time_tables([a_record(baseline="", ratio=None, l2="cpu")], 100), 100))
     assert "no baseline" in text

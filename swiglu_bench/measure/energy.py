@@ -11,15 +11,10 @@ STUCK_S = 2.0
 """A counter that stands still for this long, with the device at work, does not count."""
 
 
-def joules_per_call(
-    call: Callable[[], object],
-    read_j: Callable[[], float],
-    synchronize: Callable[[], None],
-    loop_s: float = LOOP_S,
-) -> float:
+def joules_per_call(call: Callable[[], object], read_j: Callable[[], float], synchronize: Callable[[], None]) -> float:
     """Energy of the device during calls back to back, divided by their number; what the host delays is part of it.
 
-    The loop runs between two steps of the counter, at least `loop_s` apart, so that the width of a step does not
+    The loop runs between two steps of the counter, at least 0.4 s apart, so that the width of a step does not
     matter; calls are counted in batches of about 4 ms, which bounds the error to about 1%. Raises RuntimeError if the
     counter does not move.
     """
@@ -46,7 +41,7 @@ def joules_per_call(
 
     _, first = run_to_step()
     start, calls, last = time.perf_counter(), 0, first
-    while time.perf_counter() - start < loop_s:
+    while time.perf_counter() - start < LOOP_S:
         more, last = run_to_step()
         calls += more
     return (last - first) / calls
