@@ -201,7 +201,7 @@ class _Session:
             costs.min_bytes(case, names) / ceilings.copy_gbps / 1e9,
         )
         rule = self.settings.rule
-        seconds = once * (contenders + 1) * (rule.min_rounds + rule.warmup_rounds)
+        seconds = once * (contenders + 2) * (rule.min_rounds + rule.warmup_rounds)
         if seconds > rule.budget_s:
             return f"Its fewest rounds would take about {seconds:.0f} s, more than the budget of {rule.budget_s:g} s."
         return None

@@ -99,6 +99,17 @@ def test_a_verdict_and_the_noise_stand_in_the_lines() -> None:
     assert "x0.800 ±0.010 faster, " in mine
 
 
+def test_what_spoils_the_figures_ends_the_lines() -> None:
+    rows = [
+        a_record(implementation="eager", stopped_by="budget"),
+        a_record(throttle="power-brake", throttled_share=1.0),
+    ]
+    assert play(False, rows=rows).splitlines()[2:] == [
+        "small glu forward float32: The budget was spent before every ratio was known to within 0.5%: 7 tokens.",
+        "small glu forward float32: Clocks were held down by power-brake, in up to 100% of the rounds: 7 tokens.",
+    ]
+
+
 @pytest.mark.parametrize("no_color", [True, False])
 def test_colours_only_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch, no_color: bool) -> None:
     monkeypatch.setenv("NO_COLOR", "1") if no_color else monkeypatch.delenv("NO_COLOR", raising=False)

@@ -261,7 +261,7 @@ def test_what_a_caller_feels_is_shown_for_few_tokens_or_when_asked(width: int) -
         assert "3 / 80.25 / 61.5" in text
         assert "3 / 80.25 / -" in text
         assert "12.3 mJ a token" in text
-        assert "no graph time: liger: It cannot be: x" in unwrapped(text)
+        assert "no graph time: liger: It cannot be recorded: x" in unwrapped(text)
     assert "91 /" not in few
     assert "3 / 91 / 61.5" in all_of_them
 

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Column
 
 from swiglu_bench.record import Record, Status
-from swiglu_bench.writers.tables import time_line
+from swiglu_bench.writers.tables import caption_lines, time_line
 
 Tables = Callable[[Sequence[Record], int], Iterator[RenderableType]]
 
@@ -67,11 +67,14 @@ class ConsoleWriter:
         self._line(time_line(record))
 
     def close(self) -> None:
-        """Print the tables; without a terminal the lines are already out, but for skips that came last."""
+        """Print the tables; without a terminal the lines are out, but for skips that came last and the captions."""
         if self.console.is_terminal:
             for table in self._tables(self.records, self.console.width):
                 self.console.print(table)
+            return
         self._tell_skips()
+        for line in caption_lines(self.records):
+            self._line(line)
 
     def _tell_skips(self) -> None:
         """One line for each reason with all that it holds for; what was said of the same before is not said again."""

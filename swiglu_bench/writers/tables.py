@@ -273,26 +273,33 @@ def _of(datasheet: float | None) -> str:
 
 def caption(timed: Sequence[Record]) -> Iterator[Text]:
     """What a reader has to know before believing the figures: spent budgets, throttling, others on the GPU."""
-    cases = {record.tokens: record for record in sorted(timed, key=lambda record: record.tokens)}
-    short = [record for record in cases.values() if record.stopped_by == "budget"]
+    short = [record for record in timed if record.stopped_by == "budget"]
     if short:
         where = _tokens(short)
         yield Text(f"The budget was spent before every ratio was known to within 0.5%: {where}.", style="yellow")
-    throttled = [record for record in cases.values() if record.throttle]
+    throttled = [record for record in timed if record.throttle]
     if throttled:
         what = ", ".join(dict.fromkeys(" ".join(record.throttle for record in throttled).split()))
         most = max(record.throttled_share or 0 for record in throttled)
         where = _tokens(throttled)
         yield Text(f"Clocks were held down by {what}, in up to {most:.0%} of the rounds: {where}.", style="yellow")
-    crowded = [record for record in cases.values() if record.other_processes]
+    crowded = [record for record in timed if record.other_processes]
     if crowded:
         yield Text(f"Another process used the GPU: {_tokens(crowded)}.", style="bold red")
     for note in dict.fromkeys(record.gpu_note for record in timed if record.gpu_note):
         yield Text(note, style="yellow")
 
 
+def caption_lines(records: Sequence[Record]) -> Iterator[str]:
+    """The captions of all tables as plain lines, for a log."""
+    for group in _by(records, "shape", "scope", "mode", "dtype"):
+        first = group[0]
+        for text in caption([record for record in group if record.time_ms is not None]):
+            yield f"{first.shape} {first.scope} {first.mode} {first.dtype}: {text.plain}"
+
+
 def _tokens(records: Sequence[Record]) -> str:
-    counts = ", ".join(str(record.tokens) for record in records)
+    counts = ", ".join(map(str, sorted({record.tokens for record in records})))
     return f"{counts} tokens"
 
 
