@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,7 +26,7 @@ NEAR_TOP = 0.97
 """A clock of at least this share of the highest counts as the highest: it moves in steps of 15 MHz."""
 FREE_SHARE = 0.9
 FREE_DISK_BYTES = 2**30
-LOAD_MS = 400
+LOAD_MS = 600
 
 
 class Severity(StrEnum):
@@ -91,8 +92,9 @@ def gpu_findings(device: torch.device) -> Iterator[Finding]:
 
 
 def _spin(milliseconds: int) -> None:
-    """Keep the GPU busy without heating it: clocks rise to where they may, and the questions are asked meanwhile."""
+    """Keep the GPU busy without heating it, and come back half-way: clocks have risen to where they may by then."""
     torch.cuda._sleep(2_000_000 * milliseconds)
+    time.sleep(milliseconds / 2e3)
 
 
 def _finding(check: str, ask: Callable[[], Verdict]) -> Finding:

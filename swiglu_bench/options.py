@@ -88,7 +88,7 @@ Baseline = Annotated[
 ]  # fmt: skip
 Budget = Annotated[
     float,
-    typer.Option(help="Seconds of timing per case; cases that cannot fit are skipped.", min=0.01, rich_help_panel=HOW),
+    typer.Option(help="Seconds for a case's rounds; cases that cannot fit are skipped.", min=0.01, rich_help_panel=HOW),
 ]  # fmt: skip
 L2 = Annotated[str, typer.Option("--l2", help="cold (flushed before each sample) or hot.", rich_help_panel=HOW)]
 Regime = Annotated[

@@ -88,9 +88,10 @@ class Trial:
                 leaf.grad = None
             output = self.step.forward(*leaves)
             torch.autograd.backward(output, upstream)
-            # Held here, because the parameters' own are dropped before anything else runs on them.
-            found = self._found(leaves)
-            return lambda: {"output": output.detach(), **self._canonical(found)}
+            # Held here, because the parameters' own are dropped before anything else runs on them; without the graph of
+            # autograd, whose nodes would bind the parameters to the stream of a recording.
+            kept, found = output.detach(), self._found(leaves)
+            return lambda: {"output": kept, **self._canonical(found)}
 
         return Fixed(load, forward if mode is Mode.FORWARD else step)
 
