@@ -8,7 +8,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
@@ -110,8 +110,12 @@ def noise(
     device: Device = None,
     budget: Annotated[float, typer.Option(help="Seconds for each pair.", min=0.01, rich_help_panel=HOW)] = 10.0,
     out: Annotated[
-        Path, typer.Option(help="CSV file, one line a pair.", rich_help_panel=OUTPUT)
-    ] = Path("noise.csv"),
+        Path | None,
+        typer.Option(
+            help="New CSV file, one line a pair. \\[default: results/GPU/DATE/TIME-noise.csv]",
+            rich_help_panel=OUTPUT, show_default=False,
+        ),
+    ] = None,
 ) -> None:  # fmt: skip
     """Time the same work under two names, many times: how often a difference is seen where there is none.
 
@@ -121,6 +125,7 @@ def noise(
     Example: swiglu-bench noise --pairs 100
     """
     import torch
+    from rich.progress import track
 
     from swiglu_bench import machine
     from swiglu_bench.measure.ceilings import bare_products
@@ -136,19 +141,16 @@ def noise(
     dtype = torch.bfloat16 if on_gpu else torch.float32
     call = bare_products([(rows, shape.intermediate, shape.hidden)] * 2, chosen, dtype)
     clock, console, found = make_clock(chosen), _console(), []
-    console.print(
-        f"{pairs} A/A pairs of the two products of {shape.name} at {rows} tokens on {machine.describe(chosen).device}",
-        markup=False, highlight=False,
-    )  # fmt: skip
-    try:
-        file = out.open("w", newline="", encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"--out: {out} cannot be written: {error.strerror}; give a file that can.") from None
-    with file:
+    this = machine.describe(chosen)
+    what = f"{pairs} A/A pairs of the two products of {shape.name} at {rows} tokens on {this.device}"
+    console.print(what, markup=False, highlight=False, soft_wrap=True)
+    date, _, time = machine.now().rstrip("Z").partition("T")
+    path = out or Path("results") / this.slug / date / f"{time.replace(':', '')}-noise.csv"
+    with _new_file(path) as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(NOISE_COLUMNS)
         try:
-            for number in range(pairs):
+            for number in track(range(pairs), "timing pairs", console=console, transient=True):
                 found.append(measure_pair(call, clock, Rule(budget_s=budget), number))
                 lines.writerow(_noise_row(number, found[-1]))
                 file.flush()
@@ -158,10 +160,20 @@ def noise(
         raise typer.Exit(130)
     summary = summarise(found)
     console.print(_noise_table(summary, found))
-    console.print(f"Every pair: {out}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Every pair: {path}", markup=False, highlight=False, soft_wrap=True)
     if len(found) < pairs:
         raise typer.Exit(130)
     raise typer.Exit(int(summary.false_positives > 0.05 * summary.pairs))
+
+
+def _new_file(path: Path) -> TextIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("x", newline="", encoding="utf-8")
+    except FileExistsError:
+        raise BadInput(f"--out: {path} is already there; give a new file.") from None
+    except OSError as error:
+        raise BadInput(f"--out: {path} cannot be written: {error.strerror}; give a file that can.") from None
 
 
 def _noise_row(number: int, pair: Pair) -> list[object]:

@@ -103,9 +103,27 @@ def test_an_interruption_keeps_the_pairs_so_far(monkeypatch: pytest.MonkeyPatch,
     assert len((tmp_path / "n.csv").read_text().splitlines()) == 3
 
 
-def test_a_file_that_cannot_be_written_is_bad_input(tmp_path: Path) -> None:
-    result = invoke("noise", "--device", "cpu", "--tokens", "1", "--out", str(tmp_path))
+def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "n.csv"
+    path.write_text("earlier pairs")
+    result = invoke("noise", "--device", "cpu", "--tokens", "1", "--out", str(path))
     assert isinstance(result.exception, BadInput)
+    assert str(result.exception) == f"--out: {path} is already there; give a new file."
+    assert path.read_text() == "earlier pairs"
+
+
+def test_a_file_that_cannot_be_written_is_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = invoke("noise", "--device", "cpu", "--tokens", "1", "--out", str(tmp_path / "file" / "n.csv"))
+    assert isinstance(result.exception, BadInput)
+
+
+def test_each_run_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    pairs_of(monkeypatch, 1.0, 1.0)
+    assert invoke("noise", "--pairs", "2", "--device", "cpu", "--tokens", "1").exit_code == 0
+    (path,) = tmp_path.rglob("*-noise.csv")
+    assert path.parts[-4:-2] == ("results", "cpu")
 
 
 def test_noise_on_this_machine(tmp_path: Path) -> None:
