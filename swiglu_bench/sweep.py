@@ -18,7 +18,8 @@ from swiglu_bench.record import Status
 from swiglu_bench.registry import Implementation
 from swiglu_bench.writers import Writer, csv_file
 from swiglu_bench.writers.console import ConsoleWriter
-from swiglu_bench.writers.tables import memory_tables, time_tables, verify_tables
+from swiglu_bench.writers.tables import memory_tables, verify_tables
+from swiglu_bench.writers.time_tables import time_tables
 
 TABLES = {runner.Task.MEMORY: memory_tables, runner.Task.VERIFY: verify_tables}
 INTERRUPTED = 130

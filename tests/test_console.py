@@ -9,7 +9,7 @@ from specimens import a_record, without_time
 from swiglu_bench.record import Record, Status
 from swiglu_bench.writers import Writer
 from swiglu_bench.writers.console import ConsoleWriter
-from swiglu_bench.writers.tables import time_tables
+from swiglu_bench.writers.time_tables import time_tables
 
 
 def a_console(terminal: bool, width: int = 100) -> tuple[Console, io.StringIO]:
