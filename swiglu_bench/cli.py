@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from swiglu_bench import __version__
+from swiglu_bench import __version__, machine_commands
 from swiglu_bench.cases import BadInput, Case, Mode, Scope, did_you_mean, expand, parse_dtypes, parse_tokens
 from swiglu_bench.options import (
     L2,
@@ -27,10 +27,12 @@ from swiglu_bench.options import (
     Device,
     DryRun,
     DtypeOption,
+    Energy,
     Impl,
     InProcess,
     LogWandb,
     Out,
+    Regime,
     Resume,
     ScopeOption,
     Seed,
@@ -38,6 +40,7 @@ from swiglu_bench.options import (
     SkipImpl,
     Timeout,
     Tokens,
+    Verbose,
     Wait,
     WandbProject,
     complete_shapes,
@@ -58,7 +61,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-MEASURE, LOOK = "Measure and check", "Look"
+MEASURE, LOOK, MACHINE = "Measure and check", "Look", "This machine"
 
 
 def _version(wanted: bool) -> None:
@@ -80,9 +83,9 @@ def _timing_command(mode: Mode, summary: str, example: str) -> None:
     def command(
         shapes: Shapes = None, tokens: Tokens = None, dtype: DtypeOption = None, scope: ScopeOption = None,
         impl: Impl = None, skip_impl: SkipImpl = None, seed: Seed = 0, device: Device = None,
-        baseline: Baseline = "eager", budget: Budget = 20.0, l2: L2 = "cold", timeout: Timeout = TIMEOUT_S,
-        in_process: InProcess = False, wait: Wait = True, dry_run: DryRun = False,
-        out: Out = None, resume: Resume = False, csv: Csv = True,
+        baseline: Baseline = "eager", budget: Budget = 20.0, l2: L2 = "cold", regime: Regime = "steady",
+        energy: Energy = True, timeout: Timeout = TIMEOUT_S, in_process: InProcess = False, wait: Wait = True,
+        dry_run: DryRun = False, verbose: Verbose = False, out: Out = None, resume: Resume = False, csv: Csv = True,
         log_wandb: LogWandb = False, wandb_project: WandbProject = "swiglu-bench",
     ) -> None:  # fmt: skip
         _sweep(mode.value, "time", mode, locals())
@@ -184,6 +187,10 @@ def inspect(
     raise typer.Exit(int(any(report.stack_bytes for report in reports)))
 
 
+for _command in (machine_commands.ceilings, machine_commands.noise, machine_commands.doctor):
+    app.command(rich_help_panel=MACHINE)(_command)
+
+
 def _compile(cases: list[Case], capabilities: list[tuple[int, int]]) -> list[Report]:
     import importlib.util
 
@@ -215,6 +222,7 @@ def _sweep(command: str, task: str, mode: Mode, options: dict[str, Any]) -> None
     for path in dict.fromkeys(one.file for one in chosen if ".py:" in one.address):
         console.print(f"Note: --impl runs the code of {path}.", markup=False, highlight=False, soft_wrap=True)
     cold_l2 = _choice("--l2", options.get("l2", "cold"), ("cold", "hot")) == "cold"
+    rested = _choice("--regime", options.get("regime", "steady"), ("steady", "rested")) == "rested"
     if options["dry_run"]:
         console.print(*listing.dry_run(cases, chosen, machine.free_memory_bytes(device)))
         return
@@ -234,8 +242,10 @@ def _sweep(command: str, task: str, mode: Mode, options: dict[str, Any]) -> None
         command=shlex.join(["swiglu-bench", *sys.argv[1:]]),
         run_id=f"{machine.now().replace(':', '').replace('-', '')}-{os.getpid()}",
         baseline=options.get("baseline", ""),
-        rule=Rule(budget_s=options.get("budget", 0.0)),
+        rule=Rule(budget_s=options.get("budget", 0.0), rest_s=REST_S if rested else 0.0),
         cold_l2=cold_l2,
+        energy=options.get("energy", False),
+        detail=options.get("verbose", False),
         interpreter=interpreter,
     )
     output = Output(
@@ -258,6 +268,8 @@ def _device(text: str | None, interpret: bool) -> torch.device:
     return device
 
 
+REST_S = 0.05
+"""The pause of `--regime rested`: some twenty times a large kernel, so that power and clocks recover."""
 VERIFY_TOKENS = {"cpu": (33,), "cuda": (1, 127, 1024)}
 """Token counts of `verify` unless told otherwise: an odd number, and on a GPU one token and whole tiles too."""
 

@@ -19,9 +19,11 @@ from swiglu_bench import runner
 from swiglu_bench.cases import BadInput, Case
 from swiglu_bench.child import Child, Died
 from swiglu_bench.machine import Machine
+from swiglu_bench.outcome import end
 from swiglu_bench.record import Record, Status
 from swiglu_bench.registry import Implementation
-from swiglu_bench.runner import Listener, Settings, Task, Tell, end, teller
+from swiglu_bench.runner import Listener, Settings, Task, teller
+from swiglu_bench.timing import Tell
 from swiglu_bench.worker import Afford, Begin, Load, Run
 
 MEASURING = None

@@ -8,11 +8,21 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import torch
 from filelock import FileLock, Timeout
 
 from swiglu_bench.cases import BadInput
 
 POLL_S = 0.5
+
+
+def device(
+    one: torch.device, command: str, wait: bool, tell: Callable[[str], object]
+) -> contextlib.AbstractContextManager[None]:
+    """Hold a device as `gpu` does, so that nothing else measures on it meanwhile; a CPU has no lock."""
+    if one.type != "cuda":
+        return contextlib.nullcontext()
+    return gpu(f"GPU-{torch.cuda.get_device_properties(one).uuid}", command, wait, tell)
 
 
 @contextlib.contextmanager

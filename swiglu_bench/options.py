@@ -91,9 +91,27 @@ Baseline = Annotated[
 ]  # fmt: skip
 Budget = Annotated[
     float,
-    typer.Option(help="Seconds of timing per case; cases that cannot fit are skipped.", min=0.01, rich_help_panel=HOW),
+    typer.Option(help="Seconds for a case's rounds; cases that cannot fit are skipped.", min=0.01, rich_help_panel=HOW),
 ]  # fmt: skip
 L2 = Annotated[str, typer.Option("--l2", help="cold (flushed before each sample) or hot.", rich_help_panel=HOW)]
+Regime = Annotated[
+    str,
+    typer.Option(
+        help="steady (no rest between samples, as in training) or rested (a pause before each: the card cools).",
+        rich_help_panel=HOW,
+    ),
+]  # fmt: skip
+Energy = Annotated[
+    bool,
+    typer.Option("--energy/--no-energy", help="On a GPU, 0.5 s for each row's joules per call.", rich_help_panel=HOW),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", "-v", help="Show host time, latency, graph time and energy at all token counts, not only to 256.",
+        rich_help_panel=OUTPUT,
+    ),
+]  # fmt: skip
 Out = Annotated[
     Path | None,
     typer.Option(

@@ -56,6 +56,7 @@ def opened(
         "settings": {
             "baseline": settings.baseline,
             "l2": "cold" if settings.cold_l2 else "hot",
+            "energy": settings.energy,
             **dataclasses.asdict(settings.rule),
         },
         "machine": this.as_dict(),

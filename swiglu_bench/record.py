@@ -14,6 +14,11 @@ from typing import Any
 SCHEMA_VERSION = 2
 
 
+def _since(schema: int, default: Any = None) -> Any:
+    """A column that files of older schemas do not have."""
+    return field(default=default, metadata={"since": schema})
+
+
 class Status(enum.StrEnum):
     """How a row ended. Only `ok` rows carry times."""
 
@@ -61,6 +66,16 @@ class Record:
     """Build, compile and first call together, measured once."""
     l2: str = ""
     """cold | hot | cpu"""
+    regime: str = _since(2, "")
+    """steady: no rest between samples; rested: a pause before each."""
+    latency_us: float | None = _since(2)
+    """Median of: the GPU idle, the call, the GPU idle again, by the host's clock."""
+    graph_us: float | None = _since(2)
+    """Median time of a replay of the same work recorded as a CUDA graph."""
+    graph_reason: str = _since(2, "")
+    """Why there is no graph time, on a GPU."""
+    cycles: float | None = _since(2)
+    """Clock cycles of the multiprocessors in time_ms, at sm_mhz."""
 
     # comparison
     baseline: str = ""
@@ -68,6 +83,12 @@ class Record:
     """Median over rounds of time / the baseline's time in the same round; below 1 is faster than the baseline."""
     ratio_low: float | None = None
     ratio_high: float | None = None
+    verdict: str = _since(2, "")
+    """faster | slower | tie; a tie too where the ratio is no further from 1 than the A/A pair's interval reaches."""
+    aa_ratio: float | None = _since(2)
+    """The same ratio of the baseline to itself under another name, in the same rounds: this machine's noise."""
+    aa_low: float | None = _since(2)
+    aa_high: float | None = _since(2)
     comparable: bool = True
     """False where this row yields fewer gradients than the baseline, so no ratio is formed."""
 
@@ -85,6 +106,29 @@ class Record:
     limit_pct: float | None = None
     copy_gbps: float | None = None
     matmul_tflops: float | None = None
+    ceilings_at: str = _since(2, "")
+    """UTC, when the older of the two was measured."""
+    datasheet_gbps: float | None = _since(2)
+    datasheet_tflops: float | None = _since(2)
+
+    # state of the GPU, read once a round
+    sm_mhz: float | None = _since(2)
+    """Median over rounds."""
+    power_w: float | None = _since(2)
+    """Median over rounds."""
+    temperature_c: float | None = _since(2)
+    """At the last round."""
+    throttle: str = _since(2, "")
+    """What held the clocks down in any round, space-separated."""
+    throttled_share: float | None = _since(2)
+    """Share of the rounds in which anything did."""
+    other_processes: int | None = _since(2)
+    """Processes that were on the GPU before or after the rounds and are not of this run."""
+    gpu_note: str = _since(2, "")
+    """Why figures of this chapter are missing."""
+    energy_j: float | None = _since(2)
+    """Energy of the GPU per call, calls back to back."""
+    uj_per_token: float | None = _since(2)
 
     # memory
     saved_bytes: int | None = None
@@ -117,18 +161,33 @@ class Record:
     """swiglu-bench's own version and, from a checkout, its commit."""
     timestamp: str = ""
     """UTC, ISO 8601"""
-    fingerprint: str = field(default="", metadata={"since": 2})
+    fingerprint: str = _since(2, "")
     """Hash of sources, versions, machine, settings and case: `--resume` keeps a row that would be made the same."""
     schema: int = SCHEMA_VERSION
 
     samples_ms: tuple[float, ...] = field(default=(), repr=False)
     """Every timed sample in order of rounds; kept in samples.csv beside the rows, not in the row itself."""
+    twin_ms: tuple[float, ...] = field(default=(), repr=False)
+    """On the baseline's row: the samples of its twin, the other half of the A/A pair."""
+    states: tuple[GpuState, ...] = field(default=(), repr=False)
+    """The GPU after each round, in order; empty without a GPU."""
     tensor_checks: tuple[TensorCheck, ...] = field(default=(), repr=False)
     """The verdict per tensor; what `verify` shows."""
 
     def row(self) -> dict[str, Any]:
         """The CSV row: every column, in order."""
         return {name: getattr(self, name) for name in COLUMNS}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """A GPU at one moment. None: its driver does not say."""
+
+    sm_mhz: float | None
+    power_w: float | None
+    temperature_c: float | None
+    throttle: str | None
+    """What holds the clocks down, space-separated; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +208,16 @@ class TensorCheck:
     """Why it failed: one phrase; empty where it passed."""
 
 
+BESIDE = frozenset({"samples_ms", "twin_ms", "states", "tensor_checks"})
+"""Fields that are lists: kept beside the row, not in it."""
+
+
 def columns(schema: int = SCHEMA_VERSION) -> tuple[str, ...]:
     """The CSV's columns at a schema version: a field says in its metadata since which one it is there."""
     return tuple(
         one.name
         for one in dataclasses.fields(Record)
-        if one.name not in {"samples_ms", "tensor_checks"} and one.metadata.get("since", 1) <= schema
+        if one.name not in BESIDE and one.metadata.get("since", 1) <= schema
     )
 
 

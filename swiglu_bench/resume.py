@@ -55,6 +55,7 @@ class Fingerprints:
                 "baseline": settings.baseline,
                 "rule": dataclasses.asdict(settings.rule),
                 "cold_l2": settings.cold_l2,
+                "energy": settings.energy,
                 "interpreter": settings.interpreter,
             },
         }

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
-import torch
 from rich.console import Console
 
 from swiglu_bench import isolation, locks, runner
@@ -19,14 +19,11 @@ from swiglu_bench.output import Output, logs, opened
 from swiglu_bench.record import Record, Status
 from swiglu_bench.registry import Implementation
 from swiglu_bench.resume import Fingerprints, Plan
-from swiglu_bench.writers import tables
 from swiglu_bench.writers.console import ConsoleWriter
+from swiglu_bench.writers.tables import memory_tables, verify_tables
+from swiglu_bench.writers.time_tables import time_tables
 
-TABLES = {
-    runner.Task.TIME: tables.time_tables,
-    runner.Task.MEMORY: tables.memory_tables,
-    runner.Task.VERIFY: tables.verify_tables,
-}
+TABLES = {runner.Task.MEMORY: memory_tables, runner.Task.VERIFY: verify_tables}
 INTERRUPTED = 130
 
 
@@ -64,6 +61,9 @@ def sweep(
     def warn(text: str) -> None:
         say(f"Warning: {text}", style="yellow")
 
+    tables = (
+        partial(time_tables, detail=settings.detail) if settings.task is runner.Task.TIME else TABLES[settings.task]
+    )
     fingerprints = Fingerprints(chosen, settings, this)
     interrupted = failed = False
     with opened(command, settings, this, output, warn) as into, ExitStack() as stack:
@@ -71,7 +71,7 @@ def sweep(
         if len(plan.todo) < len(cases):
             done = len(cases) - len(plan.todo)
             say(f"{done} of {len(cases)} cases are finished in {into.folder} and are kept.")
-        shown = ConsoleWriter(console, TABLES[settings.task], len(plan.todo))
+        shown = ConsoleWriter(console, tables, len(plan.todo))
 
         def listen(progress: runner.Progress) -> None:
             case = progress.case
@@ -90,7 +90,7 @@ def sweep(
 
         try:
             if plan.todo:
-                stack.enter_context(_gpu(settings, process, say))
+                stack.enter_context(locks.device(settings.device, settings.command, process.wait, say))
             with shown, contextlib.closing(run()) as rows:
                 for record in rows:
                     plan.stamp(record)
@@ -116,13 +116,3 @@ def sweep(
     failed |= into.files is not None and into.files.lost
     statuses = {row["status"] for row in plan.kept} | {record.status for record in shown.records}
     return int(failed or bool(statuses & {Status.INCORRECT, Status.ERROR}))
-
-
-def _gpu(
-    settings: runner.Settings, process: Process, say: Callable[[str], None]
-) -> contextlib.AbstractContextManager[None]:
-    """The lock of the GPU, so that nothing else measures on it meanwhile; a CPU has none."""
-    if settings.device.type != "cuda":
-        return contextlib.nullcontext()
-    uuid = torch.cuda.get_device_properties(settings.device).uuid
-    return locks.gpu(f"GPU-{uuid}", settings.command, process.wait, say)

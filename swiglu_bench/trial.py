@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,6 +15,15 @@ from swiglu_bench.registry import Implementation
 
 Produced = dict[str, Tensor | None]
 """What a run yields: `output` and, after a backward, the gradient of each input by its name."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A call on tensors that stay where they are."""
+
+    load: Callable[[int], None]
+    """Puts a variant of the inputs into them."""
+    call: Callable[[], Callable[[], Produced]]
 
 
 class Trial:
@@ -50,6 +60,40 @@ class Trial:
                 return self._backward_call(variant)
             case Mode.STEP:
                 return self._step_call(variant)
+
+    def fixed(self, mode: Mode) -> Fixed:
+        """The same work on tensors that stay where they are, as a CUDA graph needs it; forward or step.
+
+        Every call begins with a forward, so that what an implementation overwrites is made anew.
+        """
+        assert mode is not Mode.BACKWARD
+        wants_grad = mode is Mode.STEP and bool(self.gradients)
+        leaves = [value.clone().requires_grad_(wants_grad) for value in self.problem.activations[0]]
+        upstream = self.problem.upstream[0].clone()
+
+        def load(variant: int) -> None:
+            with torch.no_grad():
+                for leaf, value in zip(leaves, self.problem.activations[variant], strict=True):
+                    leaf.copy_(value)
+                upstream.copy_(self.problem.upstream[variant])
+
+        def forward() -> Callable[[], Produced]:
+            with torch.no_grad():
+                output = self.step.forward(*leaves)
+            return lambda: {"output": output}
+
+        def step() -> Callable[[], Produced]:
+            self._drop_gradients()
+            for leaf in leaves:
+                leaf.grad = None
+            output = self.step.forward(*leaves)
+            torch.autograd.backward(output, upstream)
+            # Held here, because the parameters' own are dropped before anything else runs on them; without the graph of
+            # autograd, whose nodes would bind the parameters to the stream of a recording.
+            kept, found = output.detach(), self._found(leaves)
+            return lambda: {"output": kept, **self._canonical(found)}
+
+        return Fixed(load, forward if mode is Mode.FORWARD else step)
 
     def memory(self) -> MemoryUse:
         """Bytes of one forward and backward (forward alone where it yields no gradients)."""
@@ -117,12 +161,17 @@ class Trial:
             parameter.grad = None
 
     def _collect(self, leaves: list[Tensor]) -> Produced:
+        return self._canonical(self._found(leaves))
+
+    def _found(self, leaves: list[Tensor]) -> dict[str, Tensor]:
         names = ACTIVATIONS[self.problem.case.scope]
-        found: dict[str, Tensor] = {
+        return {
             name: value.grad
             for name, value in (*zip(names, leaves, strict=True), *self.parameters.items())
             if value.grad is not None
         }
+
+    def _canonical(self, found: dict[str, Tensor]) -> Produced:
         if self.step.to_canonical is not None and all(name in found for name in self.parameters):
             found = self.step.to_canonical(found)
         return {name: found.get(name) for name in self.gradients}

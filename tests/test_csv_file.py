@@ -12,9 +12,16 @@ from typing import Any
 import pytest
 
 from swiglu_bench.cases import BadInput
-from swiglu_bench.record import COLUMNS, SCHEMA_VERSION, Record, Status, columns
+from swiglu_bench.record import COLUMNS, SCHEMA_VERSION, GpuState, Record, Status, columns
 from swiglu_bench.writers import csv_file
-from swiglu_bench.writers.csv_file import SAMPLE_COLUMNS, CsvFile, create_folder, read_records, write_run_file
+from swiglu_bench.writers.csv_file import (
+    SAMPLE_COLUMNS,
+    SAMPLE_KEY,
+    CsvFile,
+    create_folder,
+    read_records,
+    write_run_file,
+)
 
 
 def make_record(**changes: Any) -> Record:
@@ -24,6 +31,9 @@ def make_record(**changes: Any) -> Record:
         "weight_layout": "separate", "gradients": "x w_gate w_up", "status": Status.OK,
     }  # fmt: skip
     return Record(**{**values, **changes})
+
+
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def lines(path: Path) -> list[list[str]]:
@@ -73,10 +83,20 @@ class TestWriting:
             make_record(samples_ms=(1.5, 1.25)),
             make_record(implementation="fused", samples_ms=(0.123456789,)),
         )
-        assert lines(tmp_path / "samples.csv")[1:] == [
+        key = len(SAMPLE_KEY)
+        assert [row[: key + 2] for row in lines(tmp_path / "samples.csv")[1:]] == [
             ["run1", "llama7b", "128", "bfloat16", "glu", "forward", "eager", "0", "1.5"],
             ["run1", "llama7b", "128", "bfloat16", "glu", "forward", "eager", "1", "1.25"],
             ["run1", "llama7b", "128", "bfloat16", "glu", "forward", "fused", "0", "0.123456789"],
+        ]
+
+    def test_the_state_of_the_gpu_and_the_twin_stand_beside_a_sample(self, tmp_path):
+        states = (GpuState(1980, 650.5, 61, "software-power-cap"), GpuState(1755, None, None, None))
+        write_all(tmp_path, make_record(samples_ms=(1.5, 1.25), twin_ms=(1.4, 1.3), states=states))
+        found = [row[len(SAMPLE_KEY) :] for row in lines(tmp_path / "samples.csv")[1:]]
+        assert found == [
+            ["0", "1.5", "1.4", "1980", "650.5", "61", "software-power-cap"],
+            ["1", "1.25", "1.3", "1755", "", "", ""],
         ]
 
     def test_text_that_is_not_unicode_does_not_end_the_run(self, tmp_path):
@@ -377,6 +397,22 @@ class TestReading:
         write_all(tmp_path, make_record(tokens="many"))
         with pytest.raises(BadInput, match=r"is not a records\.csv"):
             read_records(tmp_path)
+
+    @pytest.mark.parametrize("folder", sorted({path.parent for path in RESULTS.rglob("records.csv")}), ids=str)
+    def test_every_committed_run_can_be_read(self, folder):
+        frame = read_records(folder)
+        assert tuple(frame.columns) == COLUMNS
+        assert len(frame) > 0
+
+    def test_what_an_older_version_did_not_measure_is_missing(self, tmp_path):
+        old = columns(1)
+        assert len(old) < len(COLUMNS)
+        row = dict.fromkeys(old, "1") | {"comparable": "true", "interpreted": "false", "status": "ok"}
+        (tmp_path / "records.csv").write_text(",".join(old) + "\n" + ",".join(row.values()) + "\n")
+        frame = read_records(tmp_path)
+        assert frame["graph_us"].isna().all()
+        assert list(frame["verdict"]) == [""]
+        assert frame["other_processes"].isna().all()
 
     @pytest.mark.parametrize("columns", [COLUMNS, (*COLUMNS[:-1], "new_column", "schema")])
     def test_newer(self, tmp_path, columns):

@@ -5,8 +5,10 @@ import tempfile
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from swiglu_bench import locks
 from swiglu_bench.cases import BadInput
@@ -53,6 +55,18 @@ def test_a_gpu_has_one_sweep_and_the_next_waits_and_says_for_whom() -> None:
     waiting.join(10)
     assert got.is_set()
     assert told == [f"The GPU is in use by process {os.getpid()}: swiglu-bench step; waiting for it to end."]
+
+
+def test_a_cpu_has_no_lock(tmp_path: Path) -> None:
+    with locks.device(torch.device("cpu"), "first", False, pytest.fail):
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gpu_is_held_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(uuid=UUID.removeprefix("GPU-"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    with locks.gpu(UUID, "first", True, pytest.fail), pytest.raises(BadInput, match="in use by process"):
+        ExitStack().enter_context(locks.device(torch.device("cuda", 0), "second", False, pytest.fail))
 
 
 def test_a_gpu_in_use_can_be_refused() -> None:

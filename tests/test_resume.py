@@ -102,6 +102,8 @@ Changes: dict[str, Callable[[Settings], Settings]] = {
     "baseline": lambda how: dataclasses.replace(how, baseline="compile"),
     "cold_l2": lambda how: dataclasses.replace(how, cold_l2=False),
     "rule": lambda how: dataclasses.replace(how, rule=Rule(budget_s=3.0)),
+    "regime": lambda how: dataclasses.replace(how, rule=Rule(rest_s=0.05)),
+    "energy": lambda how: dataclasses.replace(how, energy=False),
     "interpreter": lambda how: dataclasses.replace(how, interpreter=True),
 }
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import io
+import itertools
 import json
 import os
 import tempfile
@@ -29,8 +31,12 @@ RECORDS = "records.csv"
 SAMPLES = "samples.csv"
 RUN = "run.json"
 
-SAMPLE_COLUMNS = ("run_id", "shape", "tokens", "dtype", "scope", "mode", "implementation", "round", "time_ms")
-"""samples.csv is long: one line per sample. All but the last two name the record that it belongs to."""
+SAMPLE_KEY = ("run_id", "shape", "tokens", "dtype", "scope", "mode", "implementation")
+"""What names the record that a sample belongs to."""
+SAMPLE_COLUMNS = (
+    *SAMPLE_KEY, "round", "time_ms", "twin_ms", "sm_mhz", "power_w", "temperature_c", "throttle",
+)  # fmt: skip
+"""samples.csv is long: one line per sample, with the state of the GPU after its round."""
 
 _DTYPES = {int: "int64", int | None: "Int64", float | None: "float64", bool: "bool"}
 
@@ -51,8 +57,7 @@ class CsvFile:
 
     def write(self, record: Record) -> None:
         """Append the record: its samples first, so that every row of records.csv has its samples."""
-        key = [getattr(record, name) for name in SAMPLE_COLUMNS[:-2]]
-        samples = [[*key, number, time_ms] for number, time_ms in enumerate(record.samples_ms)]
+        samples = _samples(record)
         for table, rows in ((self._samples, samples), (self._records, [record.row().values()])):
             try:
                 table.append(rows)
@@ -161,7 +166,7 @@ class _Table:
 
 def _owner(row: dict[str, str]) -> tuple[str, ...]:
     """What a sample and the row it belongs to have in common."""
-    return tuple(row[name] for name in SAMPLE_COLUMNS[:-2])
+    return tuple(row[name] for name in SAMPLE_KEY)
 
 
 def create_folder(folder: Path) -> None:
@@ -239,6 +244,15 @@ def read_records(path: Path) -> pandas.DataFrame:
     for name in set(COLUMNS) - set(names):
         frame[name] = pandas.Series(["" if dtypes[name] == "str" else None] * len(frame), dtype=dtypes[name])
     return frame[list(COLUMNS)]
+
+
+def _samples(record: Record) -> list[list[Any]]:
+    key = [getattr(record, name) for name in SAMPLE_KEY]
+    beside = itertools.zip_longest(record.samples_ms, record.twin_ms, record.states)
+    return [
+        [*key, number, time_ms, twin_ms, *(dataclasses.astuple(state) if state else [None] * 4)]
+        for number, (time_ms, twin_ms, state) in enumerate(beside)
+    ]
 
 
 def _lines(rows: Iterable[Iterable[Any]]) -> bytes:
