@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,9 +12,11 @@ from functools import cache, partial
 import torch
 
 from swiglu_bench import costs, machine
+from swiglu_bench.admission import admit
 from swiglu_bench.cases import VARIANTS, WEIGHTS, Case, Mode
 from swiglu_bench.measure.ceilings import Ceilings, bare_products, measure_ceilings
 from swiglu_bench.measure.clock import Clock, make_clock
+from swiglu_bench.measure.originals import put_back
 from swiglu_bench.measure.rounds import Contender, Rounds, Rule, run_rounds
 from swiglu_bench.measure.statistics import percentile
 from swiglu_bench.problem import Problem, make_problem, torch_dtype
@@ -131,7 +133,7 @@ class _Session:
             return
         try:
             problem = make_problem(case, self.settings.device)
-            yardsticks = self._yardsticks(problem)
+            yardsticks = tuple(make_yardstick(problem, variant) for variant in range(VARIANTS))
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
                 raise  # a CPU without memory raises a plain RuntimeError
@@ -141,7 +143,7 @@ class _Session:
         entries: list[_Entry] = []
         for index, (implementation, record) in enumerate(able):
             tell(f"checking {implementation.name}", 0.5 * index / len(able))
-            entry = self._admit(implementation, record, problem, yardsticks[0])
+            entry = self._admit(implementation, record, problem, yardsticks)
             if entry and self.settings.task is Task.TIME:
                 entries.append(entry)
             else:
@@ -203,33 +205,23 @@ class _Session:
             return f"Its fewest rounds would take about {seconds:.0f} s, more than the budget of {rule.budget_s:g} s."
         return None
 
-    def _yardsticks(self, problem: Problem) -> tuple[Yardstick, ...]:
-        variants = VARIANTS if self.settings.task is Task.TIME else 1
-        return tuple(make_yardstick(problem, variant) for variant in range(variants))
-
     def _admit(
-        self, implementation: Implementation, record: Record, problem: Problem, yardstick: Yardstick
+        self, implementation: Implementation, record: Record, problem: Problem, yardsticks: tuple[Yardstick, ...]
     ) -> _Entry | None:
         """Build and check one contender; its record ends here unless it is returned for timing."""
-        task, mode = self.settings.task, problem.case.mode
-        yardstick.poison()
+        task = self.settings.task
+        verify = task is Task.VERIFY
         try:
-            began = time.perf_counter()
-            trial = Trial(implementation, problem)
-            first = trial.infer(0) if mode is Mode.FORWARD else trial.train(0)
-            self.clock.synchronize()
-            record.first_call_ms = (time.perf_counter() - began) * 1e3
-            checks = yardstick.judge(first)
-            if task is Task.VERIFY:
-                checks = (*yardstick.judge(trial.infer(0), "{} (inference)"), *checks)
-            _note_checks(record, checks)
+            admission = admit(implementation, problem, yardsticks, thorough=verify, distribution=verify)
+            record.first_call_ms = admission.first_call_ms
+            _note_checks(record, admission.checks)
             if record.status is Status.OK and task is Task.MEMORY:
-                self._note_memory(record, trial)
+                self._note_memory(record, admission.trial)
         except Exception as error:  # a contender may raise anything; it costs its row only
             _end(record, Status.ERROR, _one_line(error))
         if task is not Task.TIME or record.status is not Status.OK:
             return None
-        return _Entry(trial, record)
+        return _Entry(admission.trial, record)
 
     def _note_memory(self, record: Record, trial: Trial) -> None:
         use = trial.memory()
@@ -264,7 +256,8 @@ class _Session:
 
         def inspect(name: str, number: int, result: Callable[[], Produced]) -> None:
             if name in by_name and by_name[name].record.status is Status.OK:
-                checks = yardsticks[number % VARIANTS].judge(result())
+                found = yardsticks[number % VARIANTS].judge(result())
+                checks = tuple(one if one.ok else dataclasses.replace(one, check="timed loop") for one in found)
                 _note_checks(by_name[name].record, checks, when=" in the timed loop")
 
         def on_round(number: int) -> None:
@@ -277,10 +270,16 @@ class _Session:
             self.settings.rule,
             baseline=baseline,
             seed=case.seed,
+            before_inspection=lambda number: yardsticks[number % VARIANTS].poison(),
             inspect=inspect,
             inspected_rounds=VARIANTS,  # each variant once: a remembered answer is right for one of them
             on_round=on_round,
         )
+        replaced = put_back()
+        if replaced:  # whoever did it: no time of this case is one
+            reason = f"While the case was timed, somebody replaced {', '.join(replaced)}."
+            yield from (_end(entry.record, Status.ERROR, reason) for entry in entries)
+            return
         if baseline and (rounds.timings[baseline].failure or by_name[baseline].record.status is not Status.OK):
             baseline = None  # the time of a wrong answer is no yardstick
         for entry in entries:
@@ -365,10 +364,10 @@ def _end(record: Record, status: Status, reason: str) -> Record:
 def _note_checks(record: Record, checks: tuple[TensorCheck, ...], when: str = "") -> None:
     """Enter the verdict; a tensor that fails makes the row incorrect and names itself."""
     record.tensor_checks = checks
-    record.errors = " ".join(f"{c.tensor.replace(' ', '_')}={c.error:.3e}/{c.eager_error:.3e}" for c in checks)
-    worst = max(checks, key=lambda c: max(c.error / c.allowed, c.max_error / c.max_allowed))
-    record.error, record.eager_error = worst.error, worst.eager_error
-    record.error_ratio = max(worst.error / worst.allowed, worst.max_error / worst.max_allowed)
+    judged = [c for c in checks if c.tensor != "conduct"]
+    record.errors = " ".join(f"{c.tensor.replace(' ', '_')}={c.error:.3e}/{c.eager_error:.3e}" for c in judged)
+    worst = max(judged, key=lambda c: c.used)
+    record.error, record.eager_error, record.error_ratio = worst.error, worst.eager_error, worst.used
     failed = [f"{c.tensor}: {c.reason}" for c in checks if not c.ok]
     if failed:
         _end(record, Status.INCORRECT, "; ".join(failed) + when + ".")

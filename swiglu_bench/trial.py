@@ -19,16 +19,20 @@ Produced = dict[str, Tensor | None]
 class Trial:
     """An implementation built for a problem.
 
-    Every run starts on fresh copies of the activations and the upstream gradient, and a backward from a fresh forward:
-    several implementations overwrite what they saved or were given, and replaying their graph computes on garbage.
+    Every run starts on the activations and the upstream gradient laid out anew at the same addresses, and a backward
+    from a fresh forward: several implementations overwrite what they saved or were given, and replaying their graph
+    computes on garbage.
     """
 
     def __init__(self, implementation: Implementation, problem: Problem) -> None:
         self.implementation = implementation
+        trains_weights = implementation.trains == "everything"
         self.gradients = implementation.gradients(problem.case.scope)
-        self.problem = problem.with_leaves(requires_grad=implementation.trains == "everything")
-        self.step = implementation.build(self.problem)
-        self.parameters = dict(self.problem.weights if self.step.parameters is None else self.step.parameters)
+        if trains_weights:
+            self.gradients += tuple(problem.biases)
+        self.problem = problem.with_leaves(requires_grad=trains_weights)
+        self.step = implementation.build(self.problem.for_building())
+        self.parameters = dict(self.problem.parameters if self.step.parameters is None else self.step.parameters)
 
     def infer(self, variant: int) -> Produced:
         """Forward without autograd."""
@@ -71,7 +75,7 @@ class Trial:
             self._drop_gradients()
 
     def _forward_call(self, variant: int) -> Callable[[], Callable[[], Produced]]:
-        activations = [value.clone() for value in self.problem.activations[variant]]
+        activations, _ = self.problem.lay_out(variant)
         forward = self.step.forward
 
         def call() -> Callable[[], Produced]:
@@ -108,9 +112,8 @@ class Trial:
 
     def _fresh(self, variant: int) -> tuple[list[Tensor], Tensor]:
         self._drop_gradients()
-        wants_grad = bool(self.gradients)
-        leaves = [value.clone().requires_grad_(wants_grad) for value in self.problem.activations[variant]]
-        return leaves, self.problem.upstream[variant].clone()
+        activations, upstream = self.problem.lay_out(variant)
+        return [value.requires_grad_(bool(self.gradients)) for value in activations], upstream
 
     def _drop_gradients(self) -> None:
         for parameter in self.parameters.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
@@ -273,8 +274,7 @@ def _verify_rows(table: Table, records: list[Record], notes: Notes, figures: int
     checks: dict[str, list[tuple[float, int, TensorCheck]]] = {}
     for record in records:
         for check in record.tensor_checks:
-            badness = max(check.error / check.allowed, check.max_error / check.max_allowed)
-            checks.setdefault(check.tensor, []).append((badness, record.tokens, check))
+            checks.setdefault(check.tensor, []).append((math.inf if not check.ok else check.used, record.tokens, check))
     for tensor, found in checks.items():
         _, tokens, check = max(found, key=lambda entry: entry[0])
         verdict = Text("pass", "green")
