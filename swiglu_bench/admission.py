@@ -1,4 +1,4 @@
-"""What an implementation has to pass before it gets a time: built, run on every variant, its results and conduct judged.
+"""What an implementation has to pass before it gets a time: built, run on every variant, and judged.
 
 The variants are laid out at the same addresses, and all but the first are drawn from a seed that nobody knew, so that
 what is remembered, by address or by value, is wrong. Memory is poisoned before each run, and the GPU is kept busy while
@@ -28,6 +28,7 @@ from swiglu_bench.yardstick import Yardstick
 
 HOLD_CYCLES = 10_000_000
 """How long the GPU is kept from its queue: some 5 ms, more than the host needs to queue a run."""
+VALUES = ("relative error", "largest element")
 TARDY_MS = 0.2
 """By which work may outlast the current stream's last event, besides half its time: what a synchronisation takes."""
 
@@ -104,16 +105,14 @@ class _Watch:
             self._note_changed_inputs(variant, infers)
             others = self._must_not_share(infers)
             checks = self.yardsticks[variant].judge(produced, label, others, self.distribution)
-            late = {name for name, mark in _marks(produced).items() if not torch.equal(mark, marks[name])}
-            overwritten = {name for name, mark in _marks(earlier[0]).items() if not torch.equal(mark, earlier[1][name])}
+            late = _changed(produced, marks)
+            overwritten = {name for name in _changed(*earlier) if not self._lies_on_desk(earlier[0][name])}
             for name, check in zip(produced, checks, strict=True):
                 if name in late:
                     check = _failed(check, "complete on return", "was not complete when the call's stream was")
-                elif name in overwritten and check.ok and not self._lies_on_desk(earlier[0][name]):
+                elif name in overwritten and check.ok:
                     check = _failed(check, "kept", "was changed by the next call")
-                elif (
-                    not check.ok and variant and worst[name].ok and check.check in {"relative error", "largest element"}
-                ):
+                elif check.check in VALUES and variant and worst[name].ok:
                     where = f"on new inputs at the same addresses (seed {self.problem.unannounced}), {check.reason}"
                     check = _failed(check, "new inputs", where)
                 if name not in worst or (worst[name].ok and (not check.ok or check.used > worst[name].used)):
@@ -124,9 +123,8 @@ class _Watch:
     def conduct(self) -> tuple[TensorCheck, ...]:
         """Failures that no result shows: changed inputs and weights, replaced clocks, work behind the clock's back."""
         found = dict(self._changed)
-        torn = [
-            name for name, mark in self._before.items() if not torch.equal(mark, fingerprint(self._constants[name]))
-        ]
+        after = {name: fingerprint(value) for name, value in self._constants.items()}
+        torn = [name for name, mark in self._before.items() if not torch.equal(mark, after[name])]
         if torn:
             found.setdefault("inputs unchanged", f"changed its parameters {', '.join(torn)}")
             self.problem.restore_parameters()
@@ -242,6 +240,11 @@ def failure(check: str, reason: str) -> TensorCheck:
 
 def _failed(check: TensorCheck, name: str, reason: str) -> TensorCheck:
     return dataclasses.replace(check, ok=False, check=name, reason=reason)
+
+
+def _changed(produced: Produced, marks: dict[str, Tensor]) -> set[str]:
+    """Names of the tensors that are not what they were when they were marked."""
+    return {name for name, mark in _marks(produced).items() if not torch.equal(mark, marks[name])}
 
 
 def _marks(produced: Produced) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -41,6 +41,26 @@ class Trial:
     def train(self, variant: int) -> Produced:
         """Forward and backward; the output and every promised gradient in the canonical layout."""
         return self._backward_call(variant)()() if self.gradients else self._with_graph(variant)
+
+    def run_on(self, activations: Sequence[Tensor], upstream: Tensor) -> Produced:
+        """Forward and backward on tensors of one's own: other strides, sizes or values than the problem's."""
+        self._drop_gradients()
+        leaves = [value.detach().requires_grad_(bool(self.gradients)) for value in activations]
+        output = self.step.forward(*leaves)
+        if self.gradients:
+            torch.autograd.backward(output, upstream)
+        return {"output": output.detach(), **self._collect(leaves)}
+
+    def train_twice(self, variant: int) -> Produced:
+        """One forward and, with its graph retained, two backwards: the output and the gradients of the second."""
+        leaves, upstream = self._fresh(variant)
+        output = self.step.forward(*leaves)
+        torch.autograd.backward(output, upstream, retain_graph=True)
+        self._drop_gradients()
+        for leaf in leaves:
+            leaf.grad = None
+        torch.autograd.backward(output, upstream)
+        return {"output": output.detach(), **self._collect(leaves)}
 
     def prepare(self, mode: Mode, variant: int) -> Callable[[], Callable[[], Produced]]:
         """Do what stays outside the timed region; the returned call does the timed work and hands out its results.

@@ -2,8 +2,9 @@
 
 The derivation, for gate g = x Wg^T, up u = x Wu^T, s = sigmoid(g), h = g s u and upstream gradient dh:
 d_up = dh g s, d_gate = dh u s (1 + g (1 - s)), dWg = d_gate^T x, dWu = d_up^T x, dx = d_gate Wg + d_up Wu.
-With a bias b the projection is x Wg^T + b, whose gradient is the sum of d_gate over tokens; with a limit, gate and up are
-bounded before the product and their gradients are zero beyond the bound. It uses no autograd and no code of any contender, and works through tokens in chunks to bound its memory.
+With a bias b the projection is x Wg^T + b, and the bias's gradient the sum of d_gate over tokens; with a limit, gate
+and up are bounded before the product and their gradients are zero beyond the bound. It uses no autograd and no code of
+any contender, and works through tokens in chunks to bound its memory.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Yardstick:
 def make_yardstick(problem: Problem, variant: int) -> Yardstick:
     """Compute the truth and run the reference once; nothing of either is left in the open."""
     truth = compute_truth(problem, variant)
-    trial = Trial(_reference, problem)
+    trial = Trial(REFERENCE, problem)
     produced = trial.infer(variant) if problem.case.mode is Mode.FORWARD else trial.train(variant)
     errors = {name: validate.tensor_error(value, truth[name]) for name, value in produced.items() if value is not None}
     sealed = {name: Sealed(value) for name, value in truth.items()}
@@ -96,3 +96,7 @@ def _reference(problem: Problem) -> Step:
     }
     define, limit = definitions[problem.case.scope], problem.extras.limit
     return Step(lambda *activations: define(*activations, *problem.parameters.values(), limit=limit))
+
+
+REFERENCE = _reference
+"""The definition as an implementation: eager PyTorch in the dtype of the case."""

@@ -31,9 +31,7 @@ _ORIGINALS: dict[str, Callable[..., Any] | None] = {name: getattr(owner, key, No
 
 def put_back() -> list[str]:
     """Names of the functions that somebody has replaced since this module was imported; they are put back."""
-    replaced = [
-        (name, owner, key) for name, owner, key in _WATCHED if getattr(owner, key, None) is not _ORIGINALS[name]
-    ]
+    replaced = [watched for watched in _WATCHED if getattr(watched[1], watched[2], None) is not _ORIGINALS[watched[0]]]
     for name, owner, key in replaced:
         setattr(owner, key, _ORIGINALS[name])
     return [name for name, _, _ in replaced]
