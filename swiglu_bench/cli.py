@@ -23,6 +23,7 @@ from swiglu_bench.options import (
     Baseline,
     Budget,
     Csv,
+    Detail,
     Device,
     DryRun,
     DtypeOption,
@@ -90,7 +91,7 @@ def _checking_command(name: str, summary: str, example: str) -> None:
         shapes: Shapes = None, tokens: Tokens = None, dtype: DtypeOption = None, scope: ScopeOption = None,
         impl: Impl = None, skip_impl: SkipImpl = None, seed: Seed = 0, device: Device = None,
         out: Out = None, csv: Csv = True, log_wandb: LogWandb = False,
-        wandb_project: WandbProject = "swiglu-bench", dry_run: DryRun = False,
+        wandb_project: WandbProject = "swiglu-bench", dry_run: DryRun = False, detail: Detail = False,
     ) -> None:  # fmt: skip
         _sweep(name, name, Mode.STEP, locals())
 
@@ -123,6 +124,60 @@ _checking_command(
     "On a CPU the Triton kernels run through Triton's interpreter, on small shapes.",
     "swiglu-bench verify --impl 'fused*'",
 )
+
+
+@app.command(rich_help_panel=MEASURE)
+def audit(
+    impl: Impl = None, skip_impl: SkipImpl = None, scope: ScopeOption = None, dtype: DtypeOption = None,
+    device: Device = None, out: Out = None, csv: Csv = True,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if any cell is a fail.")] = False,
+) -> None:  # fmt: skip
+    """Ask every implementation for everything a user may want of it: the contract matrix.
+
+    Sizes, strides, NaN, biases, autocast, compilation, graphs, huge tensors and more; each cell is pass, fail,
+    unsupported or not run, with its reason. It states facts: the exit status is 0 unless --strict.
+
+    Example: swiglu-bench audit --impl 'eager,liger,fused*' --scope glu
+    """
+    from swiglu_bench import machine
+    from swiglu_bench.audit.report import run_audit
+
+    chosen_device = _device(device, interpret=True)
+    dtypes = parse_dtypes(dtype) if dtype is not None else [None]
+    if len(dtypes) > 1:
+        raise BadInput("--dtype: audit takes one, for the checks that have none of their own; give bf16, fp16 or fp32.")
+    chosen = _implementations({"impl": impl, "skip_impl": skip_impl, "in_process": True, "timeout": None})
+    scopes = _scopes(scope if scope is not None else "activation,glu,mlp")
+    if out and not csv:
+        raise BadInput("--out was given together with --no-csv; leave one of them out.")
+    about = {"command": shlex.join(["swiglu-bench", *sys.argv[1:]]), "machine": machine.describe(chosen_device)}
+    raise typer.Exit(run_audit(chosen, scopes, chosen_device, dtypes[0], about, out, csv, strict, _console()))
+
+
+@app.command(rich_help_panel=MEASURE)
+def selftest(
+    impl: Impl = None, skip_impl: SkipImpl = None, device: Device = None, seed: Seed = 0,
+    false_alarms: Annotated[
+        int | None,
+        typer.Option(
+            help="Random cases at which all must pass; 0: none. \\[default: 200 on a GPU, 20 on a CPU]",
+            min=0, show_default=False,
+        ),
+    ] = None,
+    zoo: Annotated[bool, typer.Option("--zoo/--no-zoo", help="Send the wrong implementations through.")] = True,
+) -> None:  # fmt: skip
+    """Test the suite itself: dozens of wrong or cheating implementations must be caught, and no right one.
+
+    Prints which check caught which. Exits 1 if one gets through, or if an implementation fails at a random case.
+
+    Example: swiglu-bench selftest --false-alarms 50 --skip-impl 'compile*'
+    """
+    from swiglu_bench.selftest.report import run_selftest
+
+    chosen_device = _device(device, interpret=True)
+    chosen = _implementations({"impl": impl, "skip_impl": skip_impl, "in_process": True, "timeout": None})
+    count = false_alarms if false_alarms is not None else 200 if chosen_device.type == "cuda" else 20
+    raise typer.Exit(run_selftest(chosen, chosen_device, seed, count, zoo, _console()))
 
 
 @app.command("list", rich_help_panel=LOOK)
@@ -222,6 +277,7 @@ def _sweep(command: str, task: str, mode: Mode, options: dict[str, Any]) -> None
         rule=Rule(budget_s=options.get("budget", 0.0)),
         cold_l2=cold_l2,
         interpreter=interpreter,
+        detail=task == "verify" and options["detail"],
     )
     output = Output(
         csv=options["csv"],

@@ -102,6 +102,13 @@ Csv = Annotated[
 ]
 LogWandb = Annotated[bool, typer.Option("--log-wandb", help="Log to Weights & Biases.", rich_help_panel=OUTPUT)]
 WandbProject = Annotated[str, typer.Option(help="W&B project.", rich_help_panel=OUTPUT)]
+Detail = Annotated[
+    bool,
+    typer.Option(
+        "--detail", "-v", help="Show of each tensor how its errors are distributed and where the worst is.",
+        rich_help_panel=OUTPUT,
+    ),
+]  # fmt: skip
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the cases and the memory they need, and stop.", rich_help_panel=HOW)
 ]

@@ -46,6 +46,8 @@ class Settings:
     rule: Rule = field(default_factory=Rule)
     cold_l2: bool = True
     interpreter: bool = False
+    detail: bool = False
+    """Show of each tensor that was verified how its elements' errors are distributed."""
 
 
 @dataclass(frozen=True)

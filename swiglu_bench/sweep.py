@@ -51,7 +51,8 @@ def sweep(
     def warn(text: str) -> None:
         console.print(f"Warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
-    shown = ConsoleWriter(console, TABLES[settings.task], len(cases))
+    show = tables.verify_detail_tables if settings.detail else TABLES[settings.task]
+    shown = ConsoleWriter(console, show, len(cases), tables_anyway=settings.detail)
 
     def listen(progress: runner.Progress) -> None:
         case = progress.case

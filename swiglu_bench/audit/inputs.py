@@ -159,11 +159,11 @@ def clamp(subject: Subject) -> Outcome:
     if why:
         return unsupported(why)
     plain = subject.problem()
-    limit = _clear_limit(plain)
+    limit = clear_limit(plain)
     return subject.values(subject.problem(extras=Extras(limit=limit), unannounced=plain.unannounced))
 
 
-def _clear_limit(problem: Problem) -> float:
+def clear_limit(problem: Problem) -> float | None:
     """The middle of the widest gap between the sizes of gate and up, among those that bound some and not most."""
     sizes: list[Tensor] = []
     for variant in problem.activations:
@@ -171,6 +171,8 @@ def _clear_limit(problem: Problem) -> float:
         sizes += [value.double().abs().flatten() for value in pair]
     ordered = torch.cat(sizes).sort().values
     ordered = ordered[(ordered > 1.0) & (ordered < 2.8)]
+    if ordered.numel() < 2:
+        return None
     widest = int(ordered.diff().argmax())
     return float(ordered[widest] + ordered[widest + 1]) / 2
 

@@ -69,7 +69,7 @@ def opcheck(subject: Subject) -> Outcome:
     except RuntimeError as error:
         if "dispatch mode" not in str(error):
             raise
-        return unsupported("torch.compile does not let its operators be watched; what it compiles is checked elsewhere")
+        return unsupported("torch.compile does not let its operators be watched")
     if not calls.found:
         return unsupported("it calls no custom operator")
     for operator, (given, named) in calls.found.items():

@@ -104,7 +104,7 @@ class _Small(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, dz: Tensor) -> tuple[None, Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, dz: Tensor) -> tuple[None, Tensor, Tensor]:
         return (None, *gate_gradients(dz, *ctx.saved_tensors))
 
 

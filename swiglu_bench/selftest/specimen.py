@@ -85,7 +85,7 @@ class _Glu(torch.autograd.Function):
         return forward(x, w_gate, w_up)
 
     @staticmethod
-    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
         return (None, None, *ctx.differentiate(dz, *ctx.saved_tensors))
 
 

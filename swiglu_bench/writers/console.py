@@ -16,12 +16,13 @@ Tables = Callable[[Sequence[Record], int], Iterator[RenderableType]]
 
 
 class ConsoleWriter:
-    """Collects rows and shows them; `tables` says which tables a command ends with."""
+    """Collects rows and shows them; `tables` says which tables a command ends with (`tables_anyway`: on no terminal too)."""
 
-    def __init__(self, console: Console, tables: Tables, case_count: int) -> None:
+    def __init__(self, console: Console, tables: Tables, case_count: int, tables_anyway: bool = False) -> None:
         self.console = console
         self.records: list[Record] = []
         self._tables = tables
+        self._shows_tables = console.is_terminal or tables_anyway
         self._skips_told: set[tuple[str, str]] = set()
         self._progress = Progress(
             SpinnerColumn(),
@@ -64,7 +65,7 @@ class ConsoleWriter:
             self._skips_told.add(skip)
 
     def close(self) -> None:
-        """Print the tables; without a terminal the lines are already out."""
-        if self.console.is_terminal:
+        """Print the tables; without a terminal the lines are already out, and tables come only where asked for."""
+        if self._shows_tables:
             for table in self._tables(self.records, self.console.width):
                 self.console.print(table)

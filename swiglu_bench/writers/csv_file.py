@@ -1,4 +1,4 @@
-"""A run's folder: records.csv, samples.csv and run.json, written so that neither a kill nor a full disk loses a row.
+"""A run's folder, its CSV files and run.json, written so that neither a kill nor a full disk loses a row.
 
 Every line of the CSV files is one row: line breaks inside a text become spaces. A last line without its end is a row
 that a kill cut short; readers skip it and the next run that appends removes it.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import io
 import json
 import os
@@ -19,23 +20,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.cases import BadInput
-from swiglu_bench.record import COLUMNS, SCHEMA_VERSION, Record
+from swiglu_bench.record import COLUMNS, SCHEMA_VERSION, Record, TensorCheck
 
 if TYPE_CHECKING:
     import pandas
 
 RECORDS = "records.csv"
 SAMPLES = "samples.csv"
+CHECKS = "checks.csv"
 RUN = "run.json"
 
 SAMPLE_COLUMNS = ("run_id", "shape", "tokens", "dtype", "scope", "mode", "implementation", "round", "time_ms")
 """samples.csv is long: one line per sample. All but the last two name the record that it belongs to."""
 
+CHECK_COLUMNS = (*SAMPLE_COLUMNS[:-2], *(one.name for one in dataclasses.fields(TensorCheck)))
+"""checks.csv is long: one line per tensor that was checked, with the distribution of its error where `verify` asked."""
+
 _DTYPES = {int: "int64", int | None: "Int64", float | None: "float64", bool: "bool"}
 
 
 class CsvFile:
-    """Appends each record to records.csv and its samples to samples.csv, on the disk when `write` returns.
+    """Appends each record to records.csv, samples.csv and checks.csv, on the disk when `write` returns.
 
     `warn` hears of the first failed write, such as on a full disk. The rows it could not write are kept in memory and
     tried again with every further record and at the end, so that a disk with room again loses nothing.
@@ -43,16 +48,19 @@ class CsvFile:
 
     def __init__(self, folder: Path, warn: Callable[[str], object] = warnings.warn) -> None:
         """Begin the files in `folder`, or go on with those there; raises BadInput if they are not this version's."""
-        self._samples = _Table(folder / SAMPLES, SAMPLE_COLUMNS)
-        self._records = _Table(folder / RECORDS, COLUMNS)
+        self._samples = Table(folder / SAMPLES, SAMPLE_COLUMNS)
+        self._checks = Table(folder / CHECKS, CHECK_COLUMNS)
+        self._records = Table(folder / RECORDS, COLUMNS)
         self._warn = warn
         self._warned = False
 
     def write(self, record: Record) -> None:
-        """Append the record: its samples first, so that every row of records.csv has its samples."""
+        """Append the record: samples and checks first, so that every row of records.csv has them."""
         key = [getattr(record, name) for name in SAMPLE_COLUMNS[:-2]]
         samples = [[*key, number, time_ms] for number, time_ms in enumerate(record.samples_ms)]
-        for table, rows in ((self._samples, samples), (self._records, [record.row().values()])):
+        names = CHECK_COLUMNS[len(key) :]
+        checks = [[*key, *(getattr(check, name) for name in names)] for check in record.tensor_checks]
+        for table, rows in ((self._samples, samples), (self._checks, checks), (self._records, [record.row().values()])):
             try:
                 table.append(rows)
             except OSError as error:
@@ -62,7 +70,7 @@ class CsvFile:
 
     def close(self) -> None:
         """Try the rows that could not be written a last time, and say how many are lost."""
-        for table in (self._samples, self._records):
+        for table in (self._samples, self._checks, self._records):
             try:
                 if table.unwritten:
                     table.append([])
@@ -70,7 +78,7 @@ class CsvFile:
                 self._warn(f"{table.path} lacks its last {table.unwritten} lines: {_reason(error)}.")
 
 
-class _Table:
+class Table:
     """A CSV file that only grows, by whole lines in one write."""
 
     def __init__(self, path: Path, columns: Iterable[str]) -> None:
