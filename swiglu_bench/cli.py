@@ -140,9 +140,10 @@ def audit(
     Example: swiglu-bench audit --impl 'eager,liger,fused*' --scope glu
     """
     from swiglu_bench import machine
-    from swiglu_bench.audit.report import run_audit
 
     chosen_device = _device(device, interpret=True)
+    from swiglu_bench.audit.report import run_audit  # after Triton was told to interpret
+
     dtypes = parse_dtypes(dtype) if dtype is not None else [None]
     if len(dtypes) > 1:
         raise BadInput("--dtype: audit takes one, for the checks that have none of their own; give bf16, fp16 or fp32.")
@@ -172,9 +173,9 @@ def selftest(
 
     Example: swiglu-bench selftest --false-alarms 50 --skip-impl 'compile*'
     """
-    from swiglu_bench.selftest.report import run_selftest
-
     chosen_device = _device(device, interpret=True)
+    from swiglu_bench.selftest.report import run_selftest  # after Triton was told to interpret
+
     chosen = _implementations({"impl": impl, "skip_impl": skip_impl, "in_process": True, "timeout": None})
     count = false_alarms if false_alarms is not None else 200 if chosen_device.type == "cuda" else 20
     raise typer.Exit(run_selftest(chosen, chosen_device, seed, count, zoo, _console()))

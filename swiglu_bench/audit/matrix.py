@@ -12,6 +12,7 @@ from swiglu_bench.audit.subject import Outcome, Subject, not_run, unsupported
 from swiglu_bench.cases import Dtype, Scope
 from swiglu_bench.cells import Cell, Verdict
 from swiglu_bench.registry import Implementation
+from swiglu_kernels import backend_for
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def audit(
     dtype = dtype or (Dtype.BFLOAT16 if device.type == "cuda" else Dtype.FLOAT32)
     lost = ""
     for implementation in implementations:
-        why = implementation.unavailable(device.type, interpreter=True)
+        why = implementation.unavailable(device.type, interpreter=backend_for(device) == "interpreter")
         for scope in scopes:
             if scope not in implementation.scopes:
                 continue

@@ -14,6 +14,7 @@ from swiglu_bench.cases import PLAIN, VARIANTS, Case, Dtype, Extras, Mode, Scope
 from swiglu_bench.problem import Problem, make_problem
 from swiglu_bench.registry import Implementation
 from swiglu_bench.yardstick import Yardstick, make_yardstick
+from swiglu_kernels import backend_for
 
 LARGEST = {"cpu": (200, 300, 130), "cuda": (2048, 4096, 2048)}
 """Hidden, intermediate and tokens that are drawn at most."""
@@ -57,7 +58,7 @@ def run_alarms(
         for implementation in implementations:
             if case.scope not in implementation.scopes or not wanted <= implementation.offers:
                 continue
-            if implementation.unavailable(device.type, interpreter=True):
+            if implementation.unavailable(device.type, interpreter=backend_for(device) == "interpreter"):
                 continue
             yield Trialled(implementation.name, case, extras, _alarm(implementation, problem, yardsticks))
         torch.compiler.reset()

@@ -16,7 +16,7 @@ Tables = Callable[[Sequence[Record], int], Iterator[RenderableType]]
 
 
 class ConsoleWriter:
-    """Collects rows and shows them; `tables` says which tables a command ends with (`tables_anyway`: on no terminal too)."""
+    """Collects rows and shows them; `tables` says which tables a command ends with."""
 
     def __init__(self, console: Console, tables: Tables, case_count: int, tables_anyway: bool = False) -> None:
         self.console = console
@@ -65,7 +65,7 @@ class ConsoleWriter:
             self._skips_told.add(skip)
 
     def close(self) -> None:
-        """Print the tables; without a terminal the lines are already out, and tables come only where asked for."""
+        """Print the tables; without a terminal, where the lines are already out, only with `tables_anyway`."""
         if self._shows_tables:
             for table in self._tables(self.records, self.console.width):
                 self.console.print(table)

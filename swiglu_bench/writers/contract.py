@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -39,8 +39,8 @@ def contract_tables(cells: Sequence[Cell], about: Mapping[str, str]) -> Iterator
     """A matrix per scope, what its columns mean, and every reason; `about` says what each check asks."""
     checks = list(dict.fromkeys(cell.check for cell in cells))
     for scope in dict.fromkeys(cell.scope for cell in cells):
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1), title=scope, title_justify="left")
-        table.add_column("")
+        table = Table(box=None, padding=(0, 1, 0, 0), title=scope, title_justify="left")
+        table.add_column("", no_wrap=True)
         for letter, _ in zip(LETTERS, checks, strict=False):
             table.add_column(letter, no_wrap=True)
         rows: dict[str, dict[str, Cell]] = {}
@@ -65,13 +65,18 @@ def _symbol(cell: Cell | None) -> Text:
     return Text(*SYMBOLS[cell.verdict]) if cell else Text("")
 
 
-def _reasons(cells: Iterable[Cell]) -> Iterator[RenderableType]:
-    """Every reason once, with all that have it: failures first."""
-    merged: dict[tuple[Verdict, str, str], dict[str, list[str]]] = {}
+def _reasons(cells: Sequence[Cell]) -> Iterator[RenderableType]:
+    """Every reason once, with all that have it: failures first, and one line for those that could not run at all."""
+    whole: dict[tuple[str, Verdict, str], int] = Counter(
+        (cell.implementation, cell.verdict, cell.reason) for cell in cells
+    )
+    count = Counter(cell.implementation for cell in cells)
+    merged: dict[tuple[Verdict, str, str], dict[str, dict[str, None]]] = {}
     for cell in cells:
         if cell.reason:
-            named = merged.setdefault((cell.verdict, cell.check, cell.reason), {})
-            named.setdefault(cell.implementation, []).append(cell.scope)
+            always = whole[cell.implementation, cell.verdict, cell.reason] == count[cell.implementation] > 1
+            named = merged.setdefault((cell.verdict, "every check" if always else cell.check, cell.reason), {})
+            named.setdefault(cell.implementation, {})[cell.scope] = None
     for verdict in (Verdict.FAIL, Verdict.UNSUPPORTED, Verdict.NOT_RUN, Verdict.PASS):
         for (one, check, reason), named in merged.items():
             if one is verdict:

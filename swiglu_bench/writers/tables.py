@@ -301,8 +301,8 @@ def verify_detail_tables(records: Sequence[Record], width: int) -> Iterator[Rend
     for group in _by(records, "shape", "scope", "dtype", "tokens"):
         kept, lines = _absent(group)
         notes = Notes()
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("implementation, tensor", no_wrap=True)
+        table = Table(box=None, padding=(0, 1, 0, 0))
+        table.add_column("", no_wrap=True)
         for header in ("error", "median", "99.9%", "max", "allowed", "worst at", "verdict"):
             table.add_column(header, justify="left" if header == "verdict" else "right", no_wrap=True)
         for record in kept:
@@ -311,9 +311,9 @@ def verify_detail_tables(records: Sequence[Record], width: int) -> Iterator[Rend
             for check in record.tensor_checks:
                 verdict = Text("pass", "green") if check.ok else Text(f"FAIL {notes.mark(check.reason)}", "bold red")
                 spread = (check.median_error, check.p999_error, check.max_error, check.max_allowed)
-                figures = ["-" if value is None else f"{value:.1e}" for value in spread]
+                figures = ["-" if value is None else _short(value) for value in spread]
                 place = ",".join(map(str, check.worst_index)) or "-"
-                table.add_row(f"  {check.tensor}", f"{check.error:.1e}", *figures, place, verdict)
+                table.add_row(f"  {check.tensor}", _short(check.error), *figures, place, verdict)
         legend = Text(
             "error: ||value - fp64 truth|| / ||truth||. The others are of single elements, over the truth's rms: their "
             "median, the value that 99.9% of them do not exceed, the largest, what is allowed for it, and where it is.",
@@ -323,3 +323,8 @@ def verify_detail_tables(records: Sequence[Record], width: int) -> Iterator[Rend
         if kept:
             parts += [table, legend]
         yield Group(*parts, *notes.lines(), *lines, Text(""))
+
+
+def _short(value: float) -> str:
+    """Two figures in six places: 3.6e-3."""
+    return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e+")
