@@ -220,7 +220,10 @@ def test_more_memory_than_there_is_is_skipped_and_the_sweep_goes_on(swiglu_bench
 def test_a_timing_run_leaves_its_files(swiglu_bench: Cli, tmp_path: Path, command: str) -> None:
     ran = swiglu_bench(command, *QUICK, "--scope", "glu,mlp", "--out", tmp_path / "run")
     assert (ran.code, ran.err) == (0, "")
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"records.csv", "samples.csv", "run.json"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        "records.csv", "samples.csv", "checks.csv", "run.json",
+    }  # fmt: skip
+
     rows = records(tmp_path / "run")
     keys = [(row["scope"], row["tokens"], row["implementation"]) for row in rows]
     assert keys == [

@@ -253,27 +253,27 @@ def patched_norm(problem: Problem) -> Step:
     return glu(problem, lambda x, w_gate, w_up: right_forward(x, w_up, w_gate))
 
 
-def _found(shape: tuple[int, ...], candidates: Iterator[object]) -> Tensor | None:
-    """Another's answer: a tensor of the output's shape in fp64, as only a truth is."""
-    right = (one for one in candidates if type(one) is Tensor and one.dtype is torch.float64 and one.shape == shape)
-    return next(right, None)
-
-
 @specimen("thief-by-gc", "finds the fp64 truth among all objects", "relative error", mode=Mode.FORWARD)
 def thief_by_gc(problem: Problem) -> Step:
     """gc.get_objects() lists every tensor of the process."""
-    return glu(problem, lambda x, w_gate, w_up: _steal(x, len(w_gate), iter(gc.get_objects())))
+    return glu(problem, lambda x, w_gate, w_up: _steal(x, w_gate, w_up, iter(gc.get_objects())))
 
 
 @specimen("thief-by-frame", "finds the fp64 truth in its callers' variables", "relative error", mode=Mode.FORWARD)
 def thief_by_frame(problem: Problem) -> Step:
     """sys._getframe() leads to the judge."""
-    return glu(problem, lambda x, w_gate, w_up: _steal(x, len(w_gate), _reachable()))
+    return glu(problem, lambda x, w_gate, w_up: _steal(x, w_gate, w_up, _reachable()))
 
 
-def _steal(x: Tensor, features: int, candidates: Iterator[object]) -> Tensor:
-    found = _found((x.shape[0], features), candidates)
-    return x.new_zeros(x.shape[0], features) if found is None else found.to(x.dtype)
+def _steal(x: Tensor, w_gate: Tensor, w_up: Tensor, candidates: Iterator[object]) -> Tensor:
+    """Another's answer: the fp64 tensor of the output's shape that has the right first element, which is soon known."""
+    out = x.new_zeros(x.shape[0], w_gate.shape[0])
+    first = right_forward(x[:1], w_gate[:1], w_up[:1]).item()
+    for one in candidates:
+        if type(one) is Tensor and one.dtype is torch.float64 and one.shape == out.shape:
+            if abs(one[0, 0].item() - first) < 1e-3 * abs(first):
+                return one.to(x.dtype)
+    return out
 
 
 def _reachable(depth: int = 5) -> Iterator[object]:

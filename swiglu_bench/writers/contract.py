@@ -67,9 +67,7 @@ def _symbol(cell: Cell | None) -> Text:
 
 def _reasons(cells: Sequence[Cell]) -> Iterator[RenderableType]:
     """Every reason once, with all that have it: failures first, and one line for those that could not run at all."""
-    whole: dict[tuple[str, Verdict, str], int] = Counter(
-        (cell.implementation, cell.verdict, cell.reason) for cell in cells
-    )
+    whole = Counter((cell.implementation, cell.verdict, cell.reason) for cell in cells)
     count = Counter(cell.implementation for cell in cells)
     merged: dict[tuple[Verdict, str, str], dict[str, dict[str, None]]] = {}
     for cell in cells:
