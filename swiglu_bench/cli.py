@@ -255,6 +255,8 @@ def _sweep(command: str, task: str, mode: Mode, options: dict[str, Any]) -> None
     """From option strings to an exit status; every check of the input comes before any work."""
     from swiglu_bench import listing, machine
 
+    if options.get("detail") and task != "verify":
+        raise BadInput(f"--detail shows the errors of tensors, which {command} does not; give it to verify.")
     console = _console()
     device = _device(options["device"], interpret=task == "verify")
     interpreter = task == "verify" and device.type == "cpu"

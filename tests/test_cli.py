@@ -573,3 +573,36 @@ def test_any_text_is_implementations_or_bad_input(wanted: list[str], unwanted: l
     else:
         assert chosen
         assert len({one.name for one in chosen}) == len(chosen)
+
+
+def test_an_audit_leaves_its_cells_and_says_what_it_counted(swiglu_bench: Cli, tmp_path: Path) -> None:
+    ran = swiglu_bench("audit", "--impl", "eager", "--scope", "activation", "--out", tmp_path / "audit")
+    assert (ran.code, ran.err) == (0, "")
+    assert {path.name for path in (tmp_path / "audit").iterdir()} == {"audit.csv", "run.json"}
+    assert " pass, 0 fail, " in ran.out
+    assert ran.out.rstrip().endswith(f"Cells and machine: {tmp_path / 'audit'}")
+
+
+def test_a_self_test_counts_its_cases(swiglu_bench: Cli) -> None:
+    ran = swiglu_bench("selftest", "--no-zoo", "--false-alarms", "2", "--impl", "eager")
+    assert (ran.code, ran.err) == (0, "")
+    assert "0 false alarms in " in ran.out
+    assert "at 2 random cases (seed 0)" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["memory", "--detail"], "--detail shows the errors of tensors, which memory does not; give it to verify."),
+        (["audit", "--dtype", "bf16,fp16"], "--dtype: audit takes one"),
+        (["audit", "--out", "x", "--no-csv"], "--out was given together with --no-csv"),
+        (["audit", "--scope", "glo"], "did you mean glu"),
+        (["selftest", "--impl", "nobody"], "no implementation is called 'nobody'"),
+    ],
+)
+def test_what_an_audit_or_self_test_cannot_do_is_one_sentence(
+    swiglu_bench: Cli, arguments: list[str], words: str
+) -> None:
+    ran = swiglu_bench(*arguments)
+    assert ran.code == 2
+    assert words in ran.err

@@ -1,6 +1,7 @@
 """The zoo is caught, and would not be if the checks were weaker; right implementations raise no alarm."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from rich.console import Console
 
 from swiglu_bench import machine, yardstick
+from swiglu_bench.audit import matrix
 from swiglu_bench.cases import Scope
 from swiglu_bench.implementations import pytorch
 from swiglu_bench.problem import Problem
@@ -110,3 +112,9 @@ def test_an_alarm_is_told_and_fails(capsys: Any) -> None:
     out = capsys.readouterr().out
     assert "wrong at " in out
     assert "seed" in out
+
+
+def test_the_methodology_counts_them_right() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "methodology.md").read_text(encoding="utf-8")
+    assert f"sends {len(SPECIMENS)} wrong or cheating" in text
+    assert f"for {len(matrix.CHECKS)} things" in text

@@ -80,4 +80,4 @@ def _reasons(cells: Sequence[Cell]) -> Iterator[RenderableType]:
             if one is verdict:
                 who = "; ".join(f"{name} ({', '.join(scopes)})" for name, scopes in named.items())
                 symbol, style = SYMBOLS[verdict]
-                yield Text.assemble((f"{symbol} {check}", style), f": {reason} ", (who, "dim"))
+                yield Text.assemble((f"{symbol} {check}", style), f": {reason} ", (f"[{who}]", "dim"))
