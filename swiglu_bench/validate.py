@@ -70,9 +70,11 @@ def tensor_error(value: Tensor, truth: Tensor, distribution: bool = False) -> Te
     maximum = errors.max().item() / scale
     if not distribution:
         return TensorError(relative, maximum, True)
-    ranks = (1 + (errors.numel() - 1) // 2, math.ceil(0.999 * errors.numel()))
-    median, p999 = (errors.kthvalue(rank).values.item() / scale for rank in ranks)
-    return TensorError(relative, maximum, True, median, p999, _index(int(errors.argmax()), truth.shape))
+    place = _index(int(errors.argmax()), truth.shape)
+    ordered = (errors / scale).float().sort().values
+    ranks = ((ordered.numel() - 1) // 2, math.ceil(0.999 * ordered.numel()) - 1)
+    median, p999 = (ordered[rank].item() for rank in ranks)
+    return TensorError(relative, maximum, True, median, p999, place)
 
 
 def _index(flat: int, shape: Sequence[int]) -> tuple[int, ...]:

@@ -1,3 +1,4 @@
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -6,6 +7,7 @@ import torch
 from torch import Tensor
 
 from specimens import small_case
+from swiglu_bench import admission
 from swiglu_bench.admission import admit
 from swiglu_bench.cases import PLAIN, VARIANTS, Dtype, Extras, Mode, Scope
 from swiglu_bench.implementations import pytorch
@@ -13,6 +15,7 @@ from swiglu_bench.problem import Problem, make_problem
 from swiglu_bench.record import FAULTS
 from swiglu_bench.registry import Implementation, Step, implementation
 from swiglu_bench.selftest.specimen import glu
+from swiglu_bench.trial import Trial
 from swiglu_bench.yardstick import make_yardstick
 
 
@@ -108,3 +111,83 @@ def test_a_build_cannot_know_the_inputs() -> None:
 
 def test_the_names_of_checks_are_all_explained() -> None:
     assert all(name == name.lower() and text for name, text in FAULTS.items())
+
+
+# What exists on a GPU only, with stand-ins for CUDA's part
+
+
+class FakeGraph:
+    """Runs the call again at each replay, and leaves what it yields where the recorded call's result is."""
+
+    def __init__(self, call: Callable[[], Tensor]) -> None:
+        self.recording = True
+        self.result = call()
+        self.recording = False
+        self._call = call
+
+    def replay(self) -> None:
+        self.result.copy_(self._call())
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[FakeGraph]:
+    made: list[FakeGraph] = []
+
+    def capture(call: Callable[[], Tensor], device: torch.device) -> FakeGraph:
+        made.append(FakeGraph(call))
+        return made[-1]
+
+    monkeypatch.setattr(admission, "capture", capture)
+    monkeypatch.setattr(admission, "_cuda_synchronize", lambda device: None)
+    return made
+
+
+def test_a_graph_is_replayed_on_other_inputs(graphs: list[FakeGraph]) -> None:
+    problem = make_problem(small_case(), "cpu")
+    yardsticks = [make_yardstick(problem, variant) for variant in range(VARIANTS)]
+    assert admission.replayed(Trial(pytorch.eager, problem), yardsticks) == []
+    assert len(graphs) == 1
+
+
+def test_a_graph_without_the_work_is_found(graphs: list[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make_problem(small_case(), "cpu")
+    yardsticks = [make_yardstick(problem, variant) for variant in range(VARIANTS)]
+    for replay, reason in ((lambda graph: None, "NaN"), (lambda graph: graph.result.fill_(1.0), "relative error")):
+        monkeypatch.setattr(FakeGraph, "replay", replay)
+        failed = admission.replayed(Trial(pytorch.eager, problem), yardsticks)
+        assert len(failed) == VARIANTS
+        assert all(check.tensor == "output (CUDA graph)" and reason in check.reason for check in failed)
+
+
+class FakeEvent:
+    """Notes the wall clock; the device needs `late_s` more until it has reached it."""
+
+    late_s = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        self.at = time.perf_counter()
+
+    def synchronize(self) -> None:
+        time.sleep(self.late_s)
+
+
+@pytest.mark.parametrize(
+    ("late_s", "after_s", "words"),
+    [(0.0, 0.0, ""), (0.0, 0.02, "the device worked on for 2"), (0.02, 0.0, "the wall clock saw 2")],
+)
+def test_work_behind_the_clock_s_back_is_found(
+    late_s: float, after_s: float, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeEvent, "late_s", late_s)
+    monkeypatch.setattr(admission, "_cuda_event", FakeEvent)
+    monkeypatch.setattr(admission, "_elapsed_ms", lambda start, end: (end.at - start.at) * 1e3)
+    monkeypatch.setattr(admission, "_cuda_synchronize", lambda device: time.sleep(after_s))
+    problem = make_problem(small_case(), "cpu")
+    yardsticks = [make_yardstick(problem, variant) for variant in range(VARIANTS)]
+    watch = admission._Watch(Trial(pytorch.eager, problem), yardsticks, distribution=False)
+    watch._on_gpu = True
+    told = watch._tardiness()
+    assert told.startswith(words) if words else not told
