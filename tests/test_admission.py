@@ -176,7 +176,7 @@ class FakeEvent:
 
 @pytest.mark.parametrize(
     ("late_s", "after_s", "words"),
-    [(0.0, 0.0, ""), (0.0, 0.02, "the device worked on for 2"), (0.02, 0.0, "the wall clock saw 2")],
+    [(0.0, 0.0, ""), (0.0, 0.02, "the device worked on for 2"), (0.025, 0.0, "the wall clock saw 2")],
 )
 def test_work_behind_the_clock_s_back_is_found(
     late_s: float, after_s: float, words: str, monkeypatch: pytest.MonkeyPatch
