@@ -6,14 +6,20 @@ inputs, plus a rounding floor: one rounding to the dtype, and what an fp32 sum o
 
 * the relative error ||value - truth|| / ||truth||, which sees a systematic loss and a wrong row or column, and
 * the largest element error over the truth's root mean square, which sees a single wrong element.
+
+Eager's loss on few elements is chance: on three it may be a tenth of what it is on three thousand. A tensor of fewer
+than about 140 elements has a larger factor than MARGIN: the one that the ratio of two errors of one size exceeds once in
+a million (F distribution), at most FEW_MARGIN.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import scipy.stats
 import torch
 from torch import Tensor
 
@@ -23,6 +29,18 @@ MARGIN = 1.5
 """Allowed relative error in units of eager's."""
 MAX_MARGIN = 3.0
 """Allowed largest element error in units of eager's; an extreme of many elements scatters more than their norm."""
+
+
+FEW_MARGIN = 20.0
+"""The most that either factor grows to for tensors of few elements."""
+
+
+@functools.cache
+def scatter(elements: int) -> float:
+    """What the ratio of two root mean squares, of as many normal errors of the same size, exceeds once in a million."""
+    if elements >= 1000:
+        return 1.0
+    return min(FEW_MARGIN, math.sqrt(scipy.stats.f.isf(1e-6, elements, elements))) if elements else 1.0
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
@@ -159,8 +177,10 @@ def check(
     roundoff = unit_roundoff(dtype)
     summation = math.sqrt(longest_sum) * unit_roundoff(torch.float32)
     peak = truth.abs().max().item() / (truth.norm().item() / math.sqrt(truth.numel()) or 1.0) if truth.numel() else 0.0
-    allowed = MARGIN * eager.relative + roundoff / 2 + summation
-    max_allowed = MAX_MARGIN * eager.maximum + (roundoff + summation) * peak
+    chance = scatter(truth.numel())
+    few = max(1.0, chance / MARGIN)
+    allowed = max(MARGIN, chance) * eager.relative + few * (roundoff / 2 + summation)
+    max_allowed = max(MAX_MARGIN, chance) * eager.maximum + few * (roundoff + summation) * peak
     error = TensorError(math.inf, math.inf, False)
     fault = form_fault(value, truth.shape, dtype, truth.device, others)
     if not fault:

@@ -162,17 +162,17 @@ FINE = TensorError(0.01, 0.1, True)
     ("value", "reason"),
     [
         (None, "missing: no gradient came back"),
-        (torch.zeros(4, 5), "has shape (4, 5), expected (4, 4)"),
-        (torch.zeros(16), "has shape (16,), expected (4, 4)"),
-        (torch.zeros(1, 4, 4), "has shape (1, 4, 4), expected (4, 4)"),
-        (torch.zeros(4, 4, dtype=torch.float64), "has dtype torch.float64, expected torch.float32"),
-        (torch.zeros(4, 4, dtype=torch.bfloat16), "has dtype torch.bfloat16, expected torch.float32"),
-        (torch.full((4, 4), math.nan), "NaN or Inf in 16 of 16 elements"),
-        (torch.zeros(4, 4), "relative error 1.00e+00 exceeds 1.50e-02 (eager loses 1.00e-02)"),
+        (torch.zeros(40, 50), "has shape (40, 50), expected (40, 40)"),
+        (torch.zeros(1600), "has shape (1600,), expected (40, 40)"),
+        (torch.zeros(1, 40, 40), "has shape (1, 40, 40), expected (40, 40)"),
+        (torch.zeros(40, 40, dtype=torch.float64), "has dtype torch.float64, expected torch.float32"),
+        (torch.zeros(40, 40, dtype=torch.bfloat16), "has dtype torch.bfloat16, expected torch.float32"),
+        (torch.full((40, 40), math.nan), "NaN or Inf in 1600 of 1600 elements"),
+        (torch.zeros(40, 40), "relative error 1.00e+00 exceeds 1.50e-02 (eager loses 1.00e-02)"),
     ],
 )
 def test_every_failure_says_why(value: torch.Tensor | None, reason: str) -> None:
-    verdict = check("w_gate", value, normal(4, 4), FINE, torch.float32)
+    verdict = check("w_gate", value, normal(40, 40), FINE, torch.float32)
     assert not verdict.ok
     assert verdict.tensor == "w_gate"
     assert verdict.reason == reason
@@ -304,3 +304,24 @@ def test_nan_has_a_fingerprint_like_any_other_bits() -> None:
     assert torch.equal(validate.fingerprint(value), validate.fingerprint(value.clone()))
     assert validate.same_bits(value, value.clone())
     assert not validate.same_bits(value, torch.tensor([[1.0, math.nan]]))
+
+
+def test_few_elements_are_judged_by_what_chance_can_do() -> None:
+    assert [validate.scatter(count) for count in (0, 1000, 10**9)] == [1.0, 1.0, 1.0]
+    assert validate.scatter(1) == validate.scatter(3) == validate.FEW_MARGIN
+    assert validate.scatter(150) < MARGIN < validate.scatter(130)
+    factors = [validate.scatter(count) for count in range(1, 1001)]
+    assert factors == sorted(factors, reverse=True)
+
+
+def test_an_unlucky_error_on_three_elements_passes_and_a_wrong_one_does_not() -> None:
+    truth = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    lucky = TensorError(1e-4, 1e-4, True)
+    assert check("bias", truth * (1 + 1e-3), truth, lucky, torch.float64).ok
+    assert not check("bias", truth * (1 + 1e-2), truth, lucky, torch.float64).ok
+
+
+def test_the_scatter_is_that_of_random_errors() -> None:
+    generator = torch.Generator().manual_seed(0)
+    errors = torch.randn(2, 100_000, 20, generator=generator).square().mean(-1).sqrt()
+    assert (errors[0] / errors[1]).max().item() < validate.scatter(20) < 2 * (errors[0] / errors[1]).max().item()
