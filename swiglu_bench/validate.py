@@ -8,8 +8,8 @@ inputs, plus a rounding floor: one rounding to the dtype, and what an fp32 sum o
 * the largest element error over the truth's root mean square, which sees a single wrong element.
 
 Eager's loss on few elements is chance: on three it may be a tenth of what it is on three thousand. A tensor of fewer
-than about 140 elements has a larger factor than MARGIN: the one that the ratio of two errors of one size exceeds once in
-a million (F distribution), at most FEW_MARGIN.
+than about 140 elements has a larger factor than MARGIN: the one that the ratio of two errors of one size exceeds once
+in a million (F distribution), at most FEW_MARGIN.
 """
 
 from __future__ import annotations

@@ -66,7 +66,10 @@ class TestOnHopper:
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     @pytest.mark.parametrize("store", [False, True], ids=["z", "z, gate, up"])
-    @pytest.mark.parametrize("shape", [(65, 64, 96), (128, 4096, 11008), (512, 64, 128), (777, 520, 1000), (4096, 2880, 2880), (1500, 3584, 18944)])
+    @pytest.mark.parametrize(
+        "shape",
+        [(65, 64, 96), (128, 4096, 11008), (512, 64, 128), (777, 520, 1000), (4096, 2880, 2880), (1500, 3584, 18944)],
+    )
     def test_against_fp64(self, shape: tuple[int, int, int], store: bool, dtype: torch.dtype) -> None:
         tokens, hidden, intermediate = shape
         x = torch.randn(tokens, hidden, device="cuda").to(dtype)
