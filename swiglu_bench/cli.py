@@ -24,6 +24,7 @@ from swiglu_bench.options import (
     Baseline,
     Budget,
     Csv,
+    Detail,
     Device,
     DryRun,
     DtypeOption,
@@ -38,9 +39,9 @@ from swiglu_bench.options import (
     Seed,
     Shapes,
     SkipImpl,
+    TimeDetail,
     Timeout,
     Tokens,
-    Verbose,
     Wait,
     WandbProject,
     complete_shapes,
@@ -85,7 +86,7 @@ def _timing_command(mode: Mode, summary: str, example: str) -> None:
         impl: Impl = None, skip_impl: SkipImpl = None, seed: Seed = 0, device: Device = None,
         baseline: Baseline = "eager", budget: Budget = 20.0, l2: L2 = "cold", regime: Regime = "steady",
         energy: Energy = True, timeout: Timeout = TIMEOUT_S, in_process: InProcess = False, wait: Wait = True,
-        dry_run: DryRun = False, verbose: Verbose = False, out: Out = None, resume: Resume = False, csv: Csv = True,
+        dry_run: DryRun = False, detail: TimeDetail = False, out: Out = None, resume: Resume = False, csv: Csv = True,
         log_wandb: LogWandb = False, wandb_project: WandbProject = "swiglu-bench",
     ) -> None:  # fmt: skip
         _sweep(mode.value, "time", mode, locals())
@@ -100,7 +101,7 @@ def _checking_command(name: str, summary: str, example: str) -> None:
         shapes: Shapes = None, tokens: Tokens = None, dtype: DtypeOption = None, scope: ScopeOption = None,
         impl: Impl = None, skip_impl: SkipImpl = None, seed: Seed = 0, device: Device = None,
         timeout: Timeout = TIMEOUT_S, in_process: InProcess = False, wait: Wait = True, dry_run: DryRun = False,
-        out: Out = None, resume: Resume = False, csv: Csv = True,
+        detail: Detail = False, out: Out = None, resume: Resume = False, csv: Csv = True,
         log_wandb: LogWandb = False, wandb_project: WandbProject = "swiglu-bench",
     ) -> None:  # fmt: skip
         _sweep(name, name, Mode.STEP, locals())
@@ -134,6 +135,61 @@ _checking_command(
     "On a CPU the Triton kernels run through Triton's interpreter, on small shapes.",
     "swiglu-bench verify --impl 'fused*'",
 )
+
+
+@app.command(rich_help_panel=MEASURE)
+def audit(
+    impl: Impl = None, skip_impl: SkipImpl = None, scope: ScopeOption = None, dtype: DtypeOption = None,
+    device: Device = None, out: Out = None, csv: Csv = True,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if any cell is a fail.")] = False,
+) -> None:  # fmt: skip
+    """Ask every implementation for everything a user may want of it: the contract matrix.
+
+    Sizes, strides, NaN, biases, autocast, compilation, graphs, huge tensors and more; each cell is pass, fail,
+    unsupported or not run, with its reason. It states facts: the exit status is 0 unless --strict.
+
+    Example: swiglu-bench audit --impl 'eager,liger,fused*' --scope glu
+    """
+    from swiglu_bench import machine
+
+    chosen_device = _device(device, interpret=True)
+    from swiglu_bench.audit.report import run_audit  # after Triton was told to interpret
+
+    dtypes = parse_dtypes(dtype) if dtype is not None else [None]
+    if len(dtypes) > 1:
+        raise BadInput("--dtype: audit takes one, for the checks that have none of their own; give bf16, fp16 or fp32.")
+    chosen = _implementations({"impl": impl, "skip_impl": skip_impl, "in_process": True, "timeout": None})
+    scopes = _scopes(scope if scope is not None else "activation,glu,mlp")
+    if out and not csv:
+        raise BadInput("--out was given together with --no-csv; leave one of them out.")
+    about = {"command": shlex.join(["swiglu-bench", *sys.argv[1:]]), "machine": machine.describe(chosen_device)}
+    raise typer.Exit(run_audit(chosen, scopes, chosen_device, dtypes[0], about, out, csv, strict, _console()))
+
+
+@app.command(rich_help_panel=MEASURE)
+def selftest(
+    impl: Impl = None, skip_impl: SkipImpl = None, device: Device = None, seed: Seed = 0,
+    false_alarms: Annotated[
+        int | None,
+        typer.Option(
+            help="Random cases at which all must pass; 0: none. \\[default: 200 on a GPU, 20 on a CPU]",
+            min=0, show_default=False,
+        ),
+    ] = None,
+    zoo: Annotated[bool, typer.Option("--zoo/--no-zoo", help="Send the wrong implementations through.")] = True,
+) -> None:  # fmt: skip
+    """Test the suite itself: dozens of wrong or cheating implementations must be caught, and no right one.
+
+    Prints which check caught which. Exits 1 if one gets through, or if an implementation fails at a random case.
+
+    Example: swiglu-bench selftest --false-alarms 50 --skip-impl 'compile*'
+    """
+    chosen_device = _device(device, interpret=True)
+    from swiglu_bench.selftest.report import run_selftest  # after Triton was told to interpret
+
+    chosen = _implementations({"impl": impl, "skip_impl": skip_impl, "in_process": True, "timeout": None})
+    count = false_alarms if false_alarms is not None else 200 if chosen_device.type == "cuda" else 20
+    raise typer.Exit(run_selftest(chosen, chosen_device, seed, count, zoo, _console()))
 
 
 @app.command("list", rich_help_panel=LOOK)
@@ -214,6 +270,8 @@ def _sweep(command: str, task: str, mode: Mode, options: dict[str, Any]) -> None
     """From option strings to an exit status; every check of the input comes before any work."""
     from swiglu_bench import listing, machine
 
+    if options["detail"] and task == "memory":
+        raise BadInput(f"--detail shows the errors of tensors, which {command} does not; give it to verify.")
     console = _console()
     device = _device(options["device"], interpret=task == "verify")
     interpreter = task == "verify" and device.type == "cpu"
@@ -245,7 +303,7 @@ def _sweep(command: str, task: str, mode: Mode, options: dict[str, Any]) -> None
         rule=Rule(budget_s=options.get("budget", 0.0), rest_s=REST_S if rested else 0.0),
         cold_l2=cold_l2,
         energy=options.get("energy", False),
-        detail=options.get("verbose", False),
+        detail=options["detail"],
         interpreter=interpreter,
     )
     output = Output(

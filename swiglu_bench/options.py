@@ -105,10 +105,10 @@ Energy = Annotated[
     bool,
     typer.Option("--energy/--no-energy", help="On a GPU, 0.5 s for each row's joules per call.", rich_help_panel=HOW),
 ]
-Verbose = Annotated[
+TimeDetail = Annotated[
     bool,
     typer.Option(
-        "--verbose", "-v", help="Show host time, latency, graph time and energy at all token counts, not only to 256.",
+        "--detail", "-v", help="Show host time, latency, graph time and energy at all token counts, not only to 256.",
         rich_help_panel=OUTPUT,
     ),
 ]  # fmt: skip
@@ -123,6 +123,13 @@ Csv = Annotated[
 ]
 LogWandb = Annotated[bool, typer.Option("--log-wandb", help="Log to Weights & Biases.", rich_help_panel=OUTPUT)]
 WandbProject = Annotated[str, typer.Option(help="W&B project.", rich_help_panel=OUTPUT)]
+Detail = Annotated[
+    bool,
+    typer.Option(
+        "--detail", "-v", help="Show of each tensor how its errors are distributed and where the worst is.",
+        rich_help_panel=OUTPUT,
+    ),
+]  # fmt: skip
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the cases and the memory they need, and stop.", rich_help_panel=HOW)
 ]

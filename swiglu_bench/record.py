@@ -19,6 +19,26 @@ def _since(schema: int, default: Any = None) -> Any:
     return field(default=default, metadata={"since": schema})
 
 
+FAULTS = {
+    "missing": "no gradient came back",
+    "form": "another shape, dtype, device or layout than asked for",
+    "plain tensor": "not an ordinary tensor with memory of its own, such as one that computes when it is looked at",
+    "aliasing": "it shares memory with an input or a weight",
+    "finite": "NaN or Inf, such as memory that was never written",
+    "relative error": "||value - truth|| / ||truth|| beyond the budget",
+    "largest element": "one element's error beyond the budget",
+    "new inputs": "right for the first inputs, wrong for new ones at the same addresses",
+    "complete on return": "it still changed after the stream had reached the end of the call",
+    "kept": "a later call changed the result of an earlier one",
+    "inputs unchanged": "it changed its inputs, or weights",
+    "own clock": "it replaced functions that time is taken with",
+    "wall clock": "the GPU's events and the wall clock disagree, or work went on after the last event",
+    "graph replay": "a CUDA graph of it computes something else when its inputs change",
+    "timed loop": "right before, wrong while it was timed",
+}
+"""The checks that every implementation has to pass before it gets a time, by name, and what fails each."""
+
+
 class Status(enum.StrEnum):
     """How a row ended. Only `ok` rows carry times."""
 
@@ -192,7 +212,7 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True)
 class TensorCheck:
-    """The verdict on one tensor: `output` or the gradient of one input."""
+    """The verdict on one tensor: `output` or the gradient of one input. Errors of elements are over the truth's rms."""
 
     tensor: str
     ok: bool
@@ -206,6 +226,19 @@ class TensorCheck:
     max_allowed: float
     reason: str = ""
     """Why it failed: one phrase; empty where it passed."""
+    check: str = ""
+    """Which check failed it: one of `FAULTS`; empty where it passed."""
+    median_error: float | None = None
+    p999_error: float | None = None
+    """99.9% of the elements have no larger error."""
+    worst_index: tuple[int, ...] = ()
+    """Where in the tensor the largest error is."""
+
+    @property
+    def used(self) -> float:
+        """The share of what is allowed that was used, of both errors the larger; above 1 fails."""
+        pairs = ((self.error, self.allowed), (self.max_error, self.max_allowed))
+        return max(error / allowed if error else 0.0 for error, allowed in pairs if allowed or not error)
 
 
 BESIDE = frozenset({"samples_ms", "twin_ms", "states", "tensor_checks"})

@@ -43,6 +43,7 @@ ENTRY_POINT_GROUP = "swiglu_bench.implementations"
 WeightLayout = Literal["separate", "packed", "interleaved", "none"]
 Backend = Literal["torch", "inductor", "triton"]
 Trains = Literal["everything", "inputs", "nothing"]
+Offer = Literal["bias", "limit", "packed"]
 
 
 @dataclass
@@ -76,6 +77,10 @@ class Implementation:
     """Whose gradients it yields: inputs and weights, inputs only (frozen weights), or none (forward only)."""
     interpretable: str = "yes"
     """`yes`, or why Triton's CPU interpreter cannot run it."""
+    offers: frozenset[Offer] = frozenset()
+    """Which of `problem.extras` its build honours; it is never asked for another."""
+    overwrites: frozenset[str] = frozenset()
+    """Activations that its backward overwrites by contract, where the scope hands them to it; any other is a fault."""
     footprints: Mapping[Scope, Footprint] = field(default_factory=dict, hash=False)
     """The memory it should take at each scope by arithmetic; a scope left out has no prediction."""
     source: str = "swiglu_bench"
@@ -144,6 +149,8 @@ def implementation(
     package: str = "",
     trains: Trains = "everything",
     interpretable: str = "yes",
+    offers: Iterable[Offer] = (),
+    overwrites: Iterable[str] = (),
     footprints: Mapping[Scope, Footprint] | None = None,
 ) -> Callable[[Callable[[Problem], Step]], Implementation]:
     """Turn a build function into an Implementation; the arguments are the fields of that class."""
@@ -162,6 +169,8 @@ def implementation(
             package=package,
             trains=trains,
             interpretable=interpretable,
+            offers=frozenset(offers),
+            overwrites=frozenset(overwrites),
             footprints=footprints or {},
             source=getattr(function, "__module__", "swiglu_bench"),
             file=function.__code__.co_filename if isinstance(function, types.FunctionType) else "",

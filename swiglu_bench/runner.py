@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,6 +11,7 @@ from enum import StrEnum
 import torch
 
 from swiglu_bench import costs, limits, machine
+from swiglu_bench.admission import admit
 from swiglu_bench.cases import VARIANTS, WEIGHTS, Case, Mode
 from swiglu_bench.limits import Ceilings
 from swiglu_bench.measure.clock import Clock, DeviceLost, answers, make_clock
@@ -51,7 +51,8 @@ class Settings:
     energy: bool = True
     """On a GPU, measure joules per call."""
     detail: bool = False
-    """Show what is measured beside the rounds at every token count, not only at few."""
+    """Show more: of times, what is measured beside the rounds at every token count, not only at few; of tensors, how
+    the errors of their elements are distributed."""
     interpreter: bool = False
 
 
@@ -148,7 +149,7 @@ class Session:
             return
         try:
             problem = make_problem(case, self.settings.device)
-            yardsticks = self._yardsticks(problem)
+            yardsticks = tuple(make_yardstick(problem, variant) for variant in range(VARIANTS))
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
                 raise  # a CPU without memory raises a plain RuntimeError
@@ -158,7 +159,7 @@ class Session:
         entries: list[Entry] = []
         for index, (implementation, record) in enumerate(able):
             tell(f"checking {implementation.name}", 0.5 * index / len(able))
-            entry = self._admit(implementation, record, problem, yardsticks[0])
+            entry = self._admit(implementation, record, problem, yardsticks)
             if entry and self.settings.task is Task.TIME:
                 entries.append(entry)
             else:
@@ -222,29 +223,19 @@ class Session:
             return f"Its fewest rounds would take about {seconds:.0f} s, more than the budget of {rule.budget_s:g} s."
         return None
 
-    def _yardsticks(self, problem: Problem) -> tuple[Yardstick, ...]:
-        variants = VARIANTS if self.settings.task is Task.TIME else 1
-        return tuple(make_yardstick(problem, variant) for variant in range(variants))
-
     def _admit(
-        self, implementation: Implementation, record: Record, problem: Problem, yardstick: Yardstick
+        self, implementation: Implementation, record: Record, problem: Problem, yardsticks: tuple[Yardstick, ...]
     ) -> Entry | None:
         """Build and check one contender; its record ends here unless it is returned for timing."""
-        task, mode = self.settings.task, problem.case.mode
-        yardstick.poison()
+        task = self.settings.task
+        verify = task is Task.VERIFY
         self.mark(implementation.name)
         try:
-            began = time.perf_counter()
-            trial = Trial(implementation, problem)
-            first = trial.infer(0) if mode is Mode.FORWARD else trial.train(0)
-            self.clock.synchronize()
-            record.first_call_ms = (time.perf_counter() - began) * 1e3
-            checks = yardstick.judge(first)
-            if task is Task.VERIFY:
-                checks = (*yardstick.judge(trial.infer(0), "{} (inference)"), *checks)
-            note_checks(record, checks)
+            admission = admit(implementation, problem, yardsticks, thorough=verify, distribution=verify)
+            record.first_call_ms = admission.first_call_ms
+            note_checks(record, admission.checks)
             if record.status is Status.OK and task is Task.MEMORY:
-                self._note_memory(record, trial)
+                self._note_memory(record, admission.trial)
         except Exception as error:  # a contender may raise anything; it costs its row only
             log.info("%s, while it was checked:", implementation.name, exc_info=error)
             end(record, Status.ERROR, one_line(error))
@@ -253,7 +244,7 @@ class Session:
         self.mark("")  # not where the device is lost or the process ends: then the mark tells whose doing it was
         if task is not Task.TIME or record.status is not Status.OK:
             return None
-        return Entry(trial, record)
+        return Entry(admission.trial, record)
 
     def _note_memory(self, record: Record, trial: Trial) -> None:
         use = trial.memory()

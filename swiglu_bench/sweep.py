@@ -19,11 +19,10 @@ from swiglu_bench.output import Output, logs, opened
 from swiglu_bench.record import Record, Status
 from swiglu_bench.registry import Implementation
 from swiglu_bench.resume import Fingerprints, Plan
-from swiglu_bench.writers.console import ConsoleWriter
-from swiglu_bench.writers.tables import memory_tables, verify_tables
+from swiglu_bench.writers.console import ConsoleWriter, Tables
+from swiglu_bench.writers.tables import memory_tables, verify_detail_tables, verify_tables
 from swiglu_bench.writers.time_tables import time_tables
 
-TABLES = {runner.Task.MEMORY: memory_tables, runner.Task.VERIFY: verify_tables}
 INTERRUPTED = 130
 
 
@@ -61,9 +60,6 @@ def sweep(
     def warn(text: str) -> None:
         say(f"Warning: {text}", style="yellow")
 
-    tables = (
-        partial(time_tables, detail=settings.detail) if settings.task is runner.Task.TIME else TABLES[settings.task]
-    )
     fingerprints = Fingerprints(chosen, settings, this)
     interrupted = failed = False
     with opened(command, settings, this, output, warn) as into, ExitStack() as stack:
@@ -71,7 +67,8 @@ def sweep(
         if len(plan.todo) < len(cases):
             done = len(cases) - len(plan.todo)
             say(f"{done} of {len(cases)} cases are finished in {into.folder} and are kept.")
-        shown = ConsoleWriter(console, tables, len(plan.todo))
+        in_detail = settings.detail and settings.task is runner.Task.VERIFY
+        shown = ConsoleWriter(console, _tables(settings), len(plan.todo), tables_anyway=in_detail)
 
         def listen(progress: runner.Progress) -> None:
             case = progress.case
@@ -116,3 +113,14 @@ def sweep(
     failed |= into.files is not None and into.files.lost
     statuses = {row["status"] for row in plan.kept} | {record.status for record in shown.records}
     return int(failed or bool(statuses & {Status.INCORRECT, Status.ERROR}))
+
+
+def _tables(settings: runner.Settings) -> Tables:
+    """What a command ends with."""
+    match settings.task:
+        case runner.Task.MEMORY:
+            return memory_tables
+        case runner.Task.VERIFY:
+            return verify_detail_tables if settings.detail else verify_tables
+        case _:
+            return partial(time_tables, detail=settings.detail)

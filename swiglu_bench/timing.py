@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from swiglu_bench.cases import VARIANTS, Case, Mode
 from swiglu_bench.limits import Ceilings
 from swiglu_bench.measure.ceilings import bare_products
 from swiglu_bench.measure.clock import Clock
+from swiglu_bench.measure.originals import put_back
 from swiglu_bench.measure.rounds import Contender, Rounds, run_rounds
 from swiglu_bench.measure.statistics import Interval, percentile, verdict
 from swiglu_bench.nvml import Gpu, NoAnswer
@@ -106,7 +108,8 @@ class Timer:
 
         def inspect(name: str, number: int, result: Callable[[], Produced]) -> None:
             if name in by_name and by_name[name].record.status is Status.OK:
-                checks = yardsticks[number % VARIANTS].judge(result())
+                found = yardsticks[number % VARIANTS].judge(result())
+                checks = tuple(one if one.ok else dataclasses.replace(one, check="timed loop") for one in found)
                 note_checks(by_name[name].record, checks, when=" in the timed loop")
 
         def on_round(number: int) -> None:
@@ -120,6 +123,7 @@ class Timer:
             rule,
             baseline=baseline,
             seed=case.seed,
+            before_inspection=lambda number: yardsticks[number % VARIANTS].poison(),
             inspect=inspect,
             inspected_rounds=VARIANTS,  # each variant once: a remembered answer is right for one of them
             on_round=on_round,
@@ -127,6 +131,11 @@ class Timer:
         )
         self.mark("")
         watch.look_round()
+        replaced = put_back()
+        if replaced:  # whoever did it: no time of this case is one
+            reason = f"While the case was timed, somebody replaced {', '.join(replaced)}."
+            yield from (end(entry.record, Status.ERROR, reason) for entry in entries)
+            return
         for entry in entries:
             failure = rounds.timings[entry.record.implementation].failure
             if failure:

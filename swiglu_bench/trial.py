@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,16 +29,20 @@ class Fixed:
 class Trial:
     """An implementation built for a problem.
 
-    Every run starts on fresh copies of the activations and the upstream gradient, and a backward from a fresh forward:
-    several implementations overwrite what they saved or were given, and replaying their graph computes on garbage.
+    Every run starts on the activations and the upstream gradient laid out anew at the same addresses, and a backward
+    from a fresh forward: several implementations overwrite what they saved or were given, and replaying their graph
+    computes on garbage.
     """
 
     def __init__(self, implementation: Implementation, problem: Problem) -> None:
         self.implementation = implementation
+        trains_weights = implementation.trains == "everything"
         self.gradients = implementation.gradients(problem.case.scope)
-        self.problem = problem.with_leaves(requires_grad=implementation.trains == "everything")
-        self.step = implementation.build(self.problem)
-        self.parameters = dict(self.problem.weights if self.step.parameters is None else self.step.parameters)
+        if trains_weights:
+            self.gradients += tuple(problem.biases)
+        self.problem = problem.with_leaves(requires_grad=trains_weights)
+        self.step = implementation.build(self.problem.for_building())
+        self.parameters = dict(self.problem.parameters if self.step.parameters is None else self.step.parameters)
 
     def infer(self, variant: int) -> Produced:
         """Forward without autograd."""
@@ -47,6 +51,26 @@ class Trial:
     def train(self, variant: int) -> Produced:
         """Forward and backward; the output and every promised gradient in the canonical layout."""
         return self._backward_call(variant)()() if self.gradients else self._with_graph(variant)
+
+    def run_on(self, activations: Sequence[Tensor], upstream: Tensor) -> Produced:
+        """Forward and backward on tensors of one's own: other strides, sizes or values than the problem's."""
+        self._drop_gradients()
+        leaves = [value.detach().requires_grad_(bool(self.gradients)) for value in activations]
+        output = self.step.forward(*leaves)
+        if self.gradients:
+            torch.autograd.backward(output, upstream)
+        return {"output": output.detach(), **self._collect(leaves)}
+
+    def train_twice(self, variant: int) -> Produced:
+        """One forward and, with its graph retained, two backwards: the output and the gradients of the second."""
+        leaves, upstream = self._fresh(variant)
+        output = self.step.forward(*leaves)
+        torch.autograd.backward(output, upstream, retain_graph=True)
+        self._drop_gradients()
+        for leaf in leaves:
+            leaf.grad = None
+        torch.autograd.backward(output, upstream)
+        return {"output": output.detach(), **self._collect(leaves)}
 
     def prepare(self, mode: Mode, variant: int) -> Callable[[], Callable[[], Produced]]:
         """Do what stays outside the timed region; the returned call does the timed work and hands out its results.
@@ -115,7 +139,7 @@ class Trial:
             self._drop_gradients()
 
     def _forward_call(self, variant: int) -> Callable[[], Callable[[], Produced]]:
-        activations = [value.clone() for value in self.problem.activations[variant]]
+        activations, _ = self.problem.lay_out(variant)
         forward = self.step.forward
 
         def call() -> Callable[[], Produced]:
@@ -152,9 +176,8 @@ class Trial:
 
     def _fresh(self, variant: int) -> tuple[list[Tensor], Tensor]:
         self._drop_gradients()
-        wants_grad = bool(self.gradients)
-        leaves = [value.clone().requires_grad_(wants_grad) for value in self.problem.activations[variant]]
-        return leaves, self.problem.upstream[variant].clone()
+        activations, upstream = self.problem.lay_out(variant)
+        return [value.requires_grad_(bool(self.gradients)) for value in activations], upstream
 
     def _drop_gradients(self) -> None:
         for parameter in self.parameters.values():

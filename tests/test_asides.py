@@ -1,6 +1,7 @@
 """Latency, graphs and energy on a CPU that is dressed up as a GPU: the device's own part has tests marked gpu."""
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -173,6 +174,24 @@ def test_who_breaks_the_device_is_named_and_no_figure_stands(monkeypatch: pytest
     with pytest.raises(DeviceLost, match="RuntimeError: it broke"):
         measured([pytorch.eager], gpu=FakeGpu(), clock=clock, mark=told.append)
     assert told[-1] == "eager"
+
+
+def test_a_replaced_clock_takes_these_figures_away() -> None:
+    def build(problem: Problem) -> Step:
+        step, original = pytorch.eager.build(problem), time.perf_counter
+
+        def forward(*activations: Tensor) -> Tensor:
+            time.perf_counter = lambda: original() / 2
+            return step.forward(*activations)
+
+        return Step(forward, step.parameters)
+
+    before = time.perf_counter
+    cheat = dataclasses.replace(pytorch.eager, name="cheat", build=build)
+    for record in measured([cheat, pytorch.eager], gpu=FakeGpu()).values():
+        assert record.latency_us is record.graph_us is record.energy_j is record.uj_per_token is None
+        assert record.graph_reason == "Meanwhile somebody replaced time.perf_counter."
+    assert time.perf_counter is before
 
 
 def test_energy_only_when_it_is_wanted() -> None:

@@ -28,6 +28,7 @@ from swiglu_bench.shapes import config_names
 from swiglu_bench.writers import csv_file
 
 SMALL = ("--shapes", "24x40", "--tokens", "3,7", "--device", "cpu")
+FILES = {"records.csv", "samples.csv", "checks.csv", "run.json"}
 QUICK = (*SMALL, "--budget", "0.3", "--impl", "eager,eager-packed")
 
 
@@ -225,7 +226,8 @@ def test_more_memory_than_there_is_is_skipped_and_the_sweep_goes_on(swiglu_bench
 def test_a_timing_run_leaves_its_files(swiglu_bench: Cli, tmp_path: Path, command: str) -> None:
     ran = swiglu_bench(command, *QUICK, "--scope", "glu,mlp", "--out", tmp_path / "run")
     assert (ran.code, ran.err) == (0, "")
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"records.csv", "samples.csv", "run.json"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == FILES
+
     rows = records(tmp_path / "run")
     keys = [(row["scope"], row["tokens"], row["implementation"]) for row in rows]
     assert keys == [
@@ -566,7 +568,7 @@ def test_a_kill_loses_the_running_case_only_and_resume_makes_it_good(tmp_path: P
     assert [(row["implementation"], row["tokens"]) for row in rows] == expected
     assert {row["run_id"] for row in rows[:2]} == {first[0]["run_id"]}
     assert rows[:2] == first or str(rows[:2]) == str(first), "what was finished is as it was"
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"records.csv", "samples.csv", "run.json", "logs"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {*FILES, "logs"}
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for another process")
@@ -624,3 +626,36 @@ def test_any_text_is_implementations_or_bad_input(wanted: list[str], unwanted: l
     else:
         assert chosen
         assert len({one.name for one in chosen}) == len(chosen)
+
+
+def test_an_audit_leaves_its_cells_and_says_what_it_counted(swiglu_bench: Cli, tmp_path: Path) -> None:
+    ran = swiglu_bench("audit", "--impl", "eager", "--scope", "activation", "--out", tmp_path / "audit")
+    assert (ran.code, ran.err) == (0, "")
+    assert {path.name for path in (tmp_path / "audit").iterdir()} == {"audit.csv", "run.json"}
+    assert " pass, 0 fail, " in ran.out
+    assert ran.out.rstrip().endswith(f"Cells and machine: {tmp_path / 'audit'}")
+
+
+def test_a_self_test_counts_its_cases(swiglu_bench: Cli) -> None:
+    ran = swiglu_bench("selftest", "--no-zoo", "--false-alarms", "2", "--impl", "eager")
+    assert (ran.code, ran.err) == (0, "")
+    assert "0 false alarms in " in ran.out
+    assert "at 2 random cases (seed 0)" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["memory", "--detail"], "--detail shows the errors of tensors, which memory does not; give it to verify."),
+        (["audit", "--dtype", "bf16,fp16"], "--dtype: audit takes one"),
+        (["audit", "--out", "x", "--no-csv"], "--out was given together with --no-csv"),
+        (["audit", "--scope", "glo"], "did you mean glu"),
+        (["selftest", "--impl", "nobody"], "no implementation is called 'nobody'"),
+    ],
+)
+def test_what_an_audit_or_self_test_cannot_do_is_one_sentence(
+    swiglu_bench: Cli, arguments: list[str], words: str
+) -> None:
+    ran = swiglu_bench(*arguments)
+    assert ran.code == 2
+    assert words in ran.err

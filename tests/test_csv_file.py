@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from specimens import a_check
 from swiglu_bench.cases import BadInput
 from swiglu_bench.record import COLUMNS, SCHEMA_VERSION, GpuState, Record, Status, columns
 from swiglu_bench.writers import csv_file
@@ -192,9 +193,13 @@ class TestAppending:
         assert len(seeds) <= len(told) + 1
 
 
+def a_run(run: str) -> Record:
+    return make_record(run_id=run, reason=f"é, {run}", samples_ms=(1.0, 2.0), tensor_checks=(a_check(),))
+
+
 class TestRemoving:
     def test_rows_and_their_samples_go_and_the_rest_stays_as_it_is(self, tmp_path):
-        write_all(tmp_path, *(make_record(run_id=run, reason=f"é, {run}", samples_ms=(1.0, 2.0)) for run in "abc"))
+        write_all(tmp_path, *(a_run(run) for run in "abc"))
         before = {path.name: path.read_bytes().splitlines(keepends=True) for path in tmp_path.iterdir()}
         writer = CsvFile(tmp_path, warn=pytest.fail)
         assert [row["reason"] for row in writer.rows()] == ["é, a", "é, b", "é, c"]
@@ -202,7 +207,8 @@ class TestRemoving:
         after = {path.name: path.read_bytes().splitlines(keepends=True) for path in tmp_path.iterdir()}
         assert after["records.csv"] == [before["records.csv"][number] for number in (0, 1, 3)]
         assert after["samples.csv"] == [before["samples.csv"][number] for number in (0, 1, 2, 5, 6)]
-        assert set(after) == {"records.csv", "samples.csv"}
+        assert after["checks.csv"] == [before["checks.csv"][number] for number in (0, 1, 3)]
+        assert set(after) == {"records.csv", "samples.csv", "checks.csv"}
         writer.write(make_record(run_id="d"))
         assert [row["run_id"] for row in writer.rows()] == ["a", "c", "d"]
 
@@ -220,7 +226,7 @@ class TestRemoving:
         monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         writer.drop(lambda row: True)
         assert told == [f"{tmp_path / 'records.csv'} still has outdated rows: No space left on device."]
-        assert {path.name for path in tmp_path.iterdir()} == {"records.csv", "samples.csv"}
+        assert {path.name for path in tmp_path.iterdir()} == {"records.csv", "samples.csv", "checks.csv"}
         assert len(read_records(tmp_path)) == 1
 
 

@@ -49,6 +49,11 @@ def rows(*arguments: Any, **options: Any) -> dict[str, Record]:
     return {record.implementation: record for record in run(*arguments, **options)}
 
 
+def tensors(record: Record) -> list[str]:
+    """Their errors are on unannounced inputs, and so never the same twice."""
+    return re.findall(r"(\w+)=", record.errors)
+
+
 def test_the_same_rows_as_in_one_process(tmp_path: Path) -> None:
     everyone = [pytorch.eager, pytorch.eager_packed, from_file(mine.swapped), from_file(mine.stale), liger.liger]
     case = small_case()
@@ -60,7 +65,7 @@ def test_the_same_rows_as_in_one_process(tmp_path: Path) -> None:
         other = apart[record.implementation]
         assert (other.status, other.baseline) == (record.status, record.baseline)
         assert other.reason.split(" (")[0] == record.reason.split(" (")[0]
-        assert other.errors == record.errors or record.status is not Status.OK
+        assert tensors(other) == tensors(record) or record.status is not Status.OK
         assert (other.time_ms is None) == (record.time_ms is None)
         assert (other.ratio is None) == (record.ratio is None)
         assert (other.first_call_ms is None) == (record.first_call_ms is None)

@@ -3,8 +3,9 @@ import re
 import typing
 from pathlib import Path
 
-from swiglu_bench.record import BESIDE, COLUMNS, Record, Status
-from swiglu_bench.writers.csv_file import SAMPLE_COLUMNS
+from swiglu_bench.cells import CELL_COLUMNS
+from swiglu_bench.record import BESIDE, COLUMNS, Record, Status, TensorCheck
+from swiglu_bench.writers.csv_file import CHECK_COLUMNS, SAMPLE_COLUMNS
 
 README = Path(__file__).parents[1] / "results" / "README.md"
 
@@ -26,6 +27,18 @@ def test_every_column_of_records_csv_is_described_in_order():
 
 def test_every_column_of_samples_csv_is_described_in_order():
     assert tuple(name.strip("`") for name, _, _ in table("samples.csv")) == SAMPLE_COLUMNS
+
+
+def test_every_column_of_checks_csv_and_audit_csv_is_described_in_order():
+    assert tuple(name.strip("`") for name, _, _ in table("checks.csv")) == CHECK_COLUMNS
+    assert tuple(name.strip("`") for name, _, _ in table("audit.csv")) == CELL_COLUMNS
+
+
+def test_what_was_used_of_the_budget():
+    check = TensorCheck("output", True, 1.0, 1.0, 2.0, 3.0, 1.0, 4.0)
+    assert check.used == 0.75
+    assert dataclasses.replace(check, max_error=0.0, max_allowed=0.0).used == 0.5
+    assert dataclasses.replace(check, error=float("inf")).used == float("inf")
 
 
 def test_the_described_unit_is_the_one_in_the_name():

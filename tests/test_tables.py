@@ -3,10 +3,10 @@ import re
 import pytest
 
 from rendered import WIDTHS, assert_every_mark_has_its_reason, assert_fits, shown, unwrapped
-from specimens import a_check, without_time
+from specimens import a_check, a_record, without_time
 from swiglu_bench.record import Record, Status
 from swiglu_bench.writers import tables
-from swiglu_bench.writers.tables import Notes, mebibytes, memory_tables, verify_tables
+from swiglu_bench.writers.tables import Notes, mebibytes, memory_tables, verify_detail_tables, verify_tables
 
 # Figures
 
@@ -136,3 +136,21 @@ def test_a_ratio_far_off_stays_short() -> None:
     check = a_check(ok=False, reason="r", error=0.5, eager_error=1e-7)
     text = shown(verify_tables([without_time(Status.INCORRECT, "r.", tensor_checks=(check,))], 60), 60)
     assert re.search(r"5\.00e-01 +5e\+06 +FAIL", text)
+
+
+def test_the_detail_of_each_tensor_and_where_its_worst_element_is() -> None:
+    checks = (
+        a_check(median_error=3.6e-8, p999_error=2e-7, worst_index=(7, 274)),
+        a_check(
+            tensor="w_gate", ok=False, reason="NaN or Inf in 1 of 9 elements", check="finite", max_error=float("inf")
+        ),
+    )
+    rows = [
+        a_record(command="verify", tensor_checks=checks),
+        without_time(Status.ERROR, "it broke", implementation="bad"),
+    ]
+    text = shown(verify_detail_tables(rows, 80), 80)
+    assert_fits(text, 80)
+    assert "1.0e-7 3.6e-8 2.0e-7 1.0e-6 4.0e-6 7,274 pass" in unwrapped(text)
+    assert "FAIL" in text
+    assert_every_mark_has_its_reason(text, ["NaN or Inf in 1 of 9 elements", "it broke"])

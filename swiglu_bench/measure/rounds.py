@@ -84,6 +84,7 @@ def run_rounds(
     *,
     baseline: str | None = None,
     seed: int = 0,
+    before_inspection: Callable[[int], None] = lambda number: None,
     inspect: Callable[[str, int, Any], None] | None = None,
     inspected_rounds: int = 1,
     on_round: Callable[[int], None] | None = None,
@@ -92,9 +93,10 @@ def run_rounds(
     """Time all contenders in interleaved rounds.
 
     `inspect(name, round, result)` sees what the calls of the last `inspected_rounds` rounds returned, each before the
-    next call; which rounds are the last is not known to any contender. `on_round` is called after each round,
-    `on_turn` with a contender's name before each of its turns. Raises DeviceLost where a contender broke the device for
-    all: what the others would be timed on then is no device.
+    next call; which rounds are the last is not known to any contender. `before_inspection(round)` is called before each
+    call that will be inspected is prepared, `on_round` after each round, `on_turn` with a contender's name before each
+    of its turns. Raises DeviceLost where a contender broke the device for all: what the others would be timed on then
+    is no device.
     """
     shuffle = random.Random(seed)
     timings = {contender.name: Timing() for contender in contenders}
@@ -107,6 +109,8 @@ def run_rounds(
                 continue
             if rule.rest_s:
                 time.sleep(rule.rest_s)
+            if look:
+                before_inspection(number)
             on_turn(contender.name)
             try:
                 sample = _take(contender, clock, number, lead_us)
@@ -119,6 +123,7 @@ def run_rounds(
                 continue
             if keep:
                 timing.samples.append(dataclasses.replace(sample, result=None))
+            del sample  # or the next contender could find this one's answer to the same question
 
     for number in range(rule.warmup_rounds):
         play(number, keep=False, look=False)

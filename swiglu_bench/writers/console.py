@@ -18,11 +18,12 @@ Tables = Callable[[Sequence[Record], int], Iterator[RenderableType]]
 class ConsoleWriter:
     """Collects rows and shows them; `tables` says which tables a command ends with."""
 
-    def __init__(self, console: Console, tables: Tables, case_count: int) -> None:
+    def __init__(self, console: Console, tables: Tables, case_count: int, tables_anyway: bool = False) -> None:
         self.console = console
         self.records: list[Record] = []
         self._tables = tables
         self._skipped: list[Record] = []
+        self._shows_tables = console.is_terminal or tables_anyway
         self._skips_told: set[tuple[str, str]] = set()
         self._progress = Progress(
             SpinnerColumn(),
@@ -67,12 +68,15 @@ class ConsoleWriter:
         self._line(time_line(record))
 
     def close(self) -> None:
-        """Print the tables; without a terminal the lines are out, but for skips that came last and the captions."""
-        if self.console.is_terminal:
+        """Print the tables; without a terminal the lines are out, but for skips that came last and the captions.
+
+        With `tables_anyway` there are tables without a terminal, too.
+        """
+        self._tell_skips()
+        if self._shows_tables:
             for table in self._tables(self.records, self.console.width):
                 self.console.print(table)
             return
-        self._tell_skips()
         for line in caption_lines(self.records):
             self._line(line)
 

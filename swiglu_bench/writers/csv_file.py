@@ -1,4 +1,4 @@
-"""A run's folder: records.csv, samples.csv and run.json, written so that neither a kill nor a full disk loses a row.
+"""A run's folder, its CSV files and run.json, written so that neither a kill nor a full disk loses a row.
 
 Every line of the CSV files is one row: line breaks inside a text become spaces. A last line without its end is a row
 that a kill cut short; readers skip it and the next run that appends removes it. Whole rows are removed by writing the
@@ -22,27 +22,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.cases import BadInput
-from swiglu_bench.record import COLUMNS, SCHEMA_VERSION, Record, columns
+from swiglu_bench.record import COLUMNS, SCHEMA_VERSION, Record, TensorCheck, columns
 
 if TYPE_CHECKING:
     import pandas
 
 RECORDS = "records.csv"
 SAMPLES = "samples.csv"
+CHECKS = "checks.csv"
 RUN = "run.json"
 
 SAMPLE_KEY = ("run_id", "shape", "tokens", "dtype", "scope", "mode", "implementation")
-"""What names the record that a sample belongs to."""
+"""What names the record that a sample or a check belongs to."""
 SAMPLE_COLUMNS = (
     *SAMPLE_KEY, "round", "time_ms", "twin_ms", "sm_mhz", "power_w", "temperature_c", "throttle",
 )  # fmt: skip
 """samples.csv is long: one line per sample, with the state of the GPU after its round."""
 
+CHECK_FIELDS = tuple(one.name for one in dataclasses.fields(TensorCheck))
+CHECK_COLUMNS = (*SAMPLE_KEY, *CHECK_FIELDS)
+"""checks.csv is long: one line per tensor that was checked, with the distribution of its error where `verify` asked."""
+
 _DTYPES = {int: "int64", int | None: "Int64", float | None: "float64", bool: "bool"}
 
 
 class CsvFile:
-    """Appends each record to records.csv and its samples to samples.csv, on the disk when `write` returns.
+    """Appends each record to records.csv, samples.csv and checks.csv, on the disk when `write` returns.
 
     `warn` hears of the first failed write, such as on a full disk. The rows it could not write are kept in memory and
     tried again with every further record and at the end, so that a disk with room again loses nothing.
@@ -50,15 +55,16 @@ class CsvFile:
 
     def __init__(self, folder: Path, warn: Callable[[str], object] = warnings.warn) -> None:
         """Begin the files in `folder`, or go on with those there; raises BadInput if they are not this version's."""
-        self._samples = _Table(folder / SAMPLES, SAMPLE_COLUMNS)
-        self._records = _Table(folder / RECORDS, COLUMNS)
+        self._samples = Table(folder / SAMPLES, SAMPLE_COLUMNS)
+        self._checks = Table(folder / CHECKS, CHECK_COLUMNS)
+        self._records = Table(folder / RECORDS, COLUMNS)
         self._warn = warn
         self._warned = False
 
     def write(self, record: Record) -> None:
-        """Append the record: its samples first, so that every row of records.csv has its samples."""
-        samples = _samples(record)
-        for table, rows in ((self._samples, samples), (self._records, [record.row().values()])):
+        """Append the record: samples and checks first, so that every row of records.csv has them."""
+        samples, checks = _samples(record), _checks(record)
+        for table, rows in ((self._samples, samples), (self._checks, checks), (self._records, [record.row().values()])):
             try:
                 table.append(rows)
             except OSError as error:
@@ -71,22 +77,23 @@ class CsvFile:
         return self._records.rows()
 
     def drop(self, unwanted: Callable[[dict[str, str]], bool]) -> None:
-        """Remove rows, and with them all samples that have no row."""
+        """Remove rows, and with them all samples and checks that have no row."""
         try:
             self._records.keep(lambda row: not unwanted(row))
             owners = {_owner(row) for row in self._records.rows()}
-            self._samples.keep(lambda row: _owner(row) in owners)
+            for table in (self._samples, self._checks):
+                table.keep(lambda row: _owner(row) in owners)
         except OSError as error:
             self._warn(f"{self._records.path} still has outdated rows: {_reason(error)}.")
 
     @property
     def lost(self) -> bool:
         """Whether rows are not on the disk."""
-        return bool(self._samples.unwritten or self._records.unwritten)
+        return any(table.unwritten for table in (self._samples, self._checks, self._records))
 
     def close(self) -> None:
         """Try the rows that could not be written a last time, and say how many are lost."""
-        for table in (self._samples, self._records):
+        for table in (self._samples, self._checks, self._records):
             try:
                 if table.unwritten:
                     table.append([])
@@ -94,7 +101,7 @@ class CsvFile:
                 self._warn(f"{table.path} lacks its last {table.unwritten} lines: {_reason(error)}.")
 
 
-class _Table:
+class Table:
     """A CSV file that only grows, by whole lines in one write."""
 
     def __init__(self, path: Path, columns: Iterable[str]) -> None:
@@ -165,7 +172,7 @@ class _Table:
 
 
 def _owner(row: dict[str, str]) -> tuple[str, ...]:
-    """What a sample and the row it belongs to have in common."""
+    """What a sample or a check and the row it belongs to have in common."""
     return tuple(row[name] for name in SAMPLE_KEY)
 
 
@@ -253,6 +260,11 @@ def _samples(record: Record) -> list[list[Any]]:
         [*key, number, time_ms, twin_ms, *(dataclasses.astuple(state) if state else [None] * 4)]
         for number, (time_ms, twin_ms, state) in enumerate(beside)
     ]
+
+
+def _checks(record: Record) -> list[list[Any]]:
+    key = [getattr(record, name) for name in SAMPLE_KEY]
+    return [[*key, *(getattr(check, name) for name in CHECK_FIELDS)] for check in record.tensor_checks]
 
 
 def _lines(rows: Iterable[Iterable[Any]]) -> bytes:

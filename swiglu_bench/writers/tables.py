@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
@@ -158,8 +159,7 @@ def _verify_rows(table: Table, records: list[Record], notes: Notes, figures: int
     checks: dict[str, list[tuple[float, int, TensorCheck]]] = {}
     for record in records:
         for check in record.tensor_checks:
-            badness = max(check.error / check.allowed, check.max_error / check.max_allowed)
-            checks.setdefault(check.tensor, []).append((badness, record.tokens, check))
+            checks.setdefault(check.tensor, []).append((math.inf if not check.ok else check.used, record.tokens, check))
     for tensor, found in checks.items():
         _, tokens, check = max(found, key=lambda entry: entry[0])
         verdict = Text("pass", "green")
@@ -178,3 +178,38 @@ def _check_figures(check: TensorCheck) -> list[str]:
         f"{check.error:.2e}", relative, f"{check.eager_error:.2e}", f"{check.allowed:.2e}",
         f"{check.max_error:.2e}", f"{check.max_allowed:.2e}",
     ]  # fmt: skip
+
+
+def verify_detail_tables(records: Sequence[Record], width: int) -> Iterator[RenderableType]:
+    """A table per shape, scope, dtype and token count: how the errors of each tensor's elements are distributed."""
+    del width
+    for group in by(records, "shape", "scope", "dtype", "tokens"):
+        kept, lines = absent(group)
+        notes = Notes()
+        table = Table(box=None, padding=(0, 1, 0, 0))
+        table.add_column("", no_wrap=True)
+        for header in ("error", "median", "99.9%", "max", "allowed", "worst at", "verdict"):
+            table.add_column(header, justify="left" if header == "verdict" else "right", no_wrap=True)
+        for record in kept:
+            status = "" if record.tensor_checks else f"{record.status} {notes.mark(record.reason)}"
+            table.add_row(Text(record.implementation, "bold"), *[""] * 6, Text(status, STYLES[record.status]))
+            for check in record.tensor_checks:
+                verdict = Text("pass", "green") if check.ok else Text(f"FAIL {notes.mark(check.reason)}", "bold red")
+                spread = (check.median_error, check.p999_error, check.max_error, check.max_allowed)
+                figures = ["-" if value is None else _short(value) for value in spread]
+                place = ",".join(map(str, check.worst_index)) or "-"
+                table.add_row(f"  {check.tensor}", _short(check.error), *figures, place, verdict)
+        legend = Text(
+            "error: ||value - fp64 truth|| / ||truth||. The others are of single elements, over the truth's rms: their "
+            "median, the value that 99.9% of them do not exceed, the largest, what is allowed for it, and where it is.",
+            style="dim",
+        )
+        parts: list[RenderableType] = [title(group[0], f"verify, {group[0].tokens} tokens")]
+        if kept:
+            parts += [table, legend]
+        yield Group(*parts, *notes.lines(), *lines, Text(""))
+
+
+def _short(value: float) -> str:
+    """Two figures in six places: 3.6e-3."""
+    return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e+")
