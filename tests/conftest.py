@@ -30,3 +30,5 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
     """What is kept from run to run is kept from no test to another, nor taken from the user's own folder."""
     folder = tmp_path_factory.getbasetemp() / f"cache-{next(NUMBERS)}"
     monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: folder)
+    # Child processes do not see that. Theirs is one for all tests: measuring the limits again takes half a second.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))

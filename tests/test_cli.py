@@ -406,7 +406,7 @@ def test_a_dry_run_prints_the_cases_and_writes_nothing(swiglu_bench: Cli, tmp_pa
 
 @pytest.mark.usefixtures("nothing_runs")
 def test_defaults_on_a_cpu(swiglu_bench: Cli) -> None:
-    forward = swiglu_bench("forward", "--device", "cpu", "--dry-run").out
+    forward = swiglu_bench("forward", "--device", "cpu", "--dry-run", "--detail").out
     assert re.search(r"smoke +glu +forward +float32 +512", forward)
     assert "llama7b" not in forward
     verify = swiglu_bench("verify", "--device", "cpu", "--dry-run").out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,10 +17,18 @@ PRODUCT_SIDE = {"cuda": 8192, "cpu": 512}
 """Of the square product that counts as the machine's rate."""
 
 
-def _median_ms(clock: Clock, call: Callable[[], object], warmups: int = 3, repeats: int = 9) -> float:
-    for _ in range(warmups):
+WARMUPS, LEAST_SAMPLES, LEAST_S = 3, 9, 0.1
+"""A figure is kept for a day: what disturbs the machine for some milliseconds must not decide on it."""
+
+
+def _median_ms(clock: Clock, call: Callable[[], object]) -> float:
+    for _ in range(WARMUPS):
         call()
-    return statistics.median(clock.sample(call, 100.0).ms for _ in range(repeats))
+    samples_ms: list[float] = []
+    began = time.perf_counter()
+    while len(samples_ms) < LEAST_SAMPLES or time.perf_counter() - began < LEAST_S:
+        samples_ms.append(clock.sample(call, 100.0).ms)
+    return statistics.median(samples_ms)
 
 
 def copy_gbps(device: torch.device, clock: Clock, size_bytes: int) -> float:
