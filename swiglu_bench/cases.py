@@ -60,7 +60,13 @@ WEIGHTS = {Scope.ACTIVATION: (), Scope.GLU: ("w_gate", "w_up"), Scope.MLP: ("w_g
 """The tensors that stay: the parameters of the block, each [out_features, in_features] as nn.Linear has them."""
 
 VARIANTS = 2
-"""Sets of activations that rotate through the timed loop, so that a remembered answer is a wrong answer."""
+"""Sets of activations that rotate through the timed loop, so that a remembered answer is a wrong answer.
+
+The first is drawn from the case's seed, the others from seeds that nobody knows before the run.
+"""
+
+BIASES = {Scope.ACTIVATION: (), Scope.GLU: ("bias_gate", "bias_up"), Scope.MLP: ("bias_gate", "bias_up", "bias_down")}
+"""The vectors added to each projection where a problem asks for biases: each [out_features]."""
 
 
 def tensors(scope: Scope) -> tuple[str, ...]:
@@ -82,6 +88,20 @@ class Shape:
     source: str
     tokens: tuple[int, ...]
     """Token counts that a sweep over this shape visits unless told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a problem asks for beyond plain SwiGLU; an implementation takes those that it names in `offers`."""
+
+    bias: bool = False
+    limit: float | None = None
+    """gate is bounded from above by it and up to [-limit, limit] before the product, as gpt-oss does."""
+    packed: bool = False
+    """The gate and up weights are one [2 * intermediate, hidden] matrix, the gate's rows first."""
+
+
+PLAIN = Extras()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,30 +10,39 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from swiglu_bench import __version__
+from swiglu_bench import __version__, machine_commands
 from swiglu_bench.cases import BadInput, Case, Mode, Scope, did_you_mean, expand, parse_dtypes, parse_tokens
 from swiglu_bench.options import (
     L2,
+    TIMEOUT_S,
     WHAT,
     Baseline,
     Budget,
     Csv,
+    Detail,
     Device,
     DryRun,
     DtypeOption,
+    Energy,
     Impl,
+    InProcess,
     LogWandb,
     Out,
+    Regime,
+    Resume,
     ScopeOption,
     Seed,
     Shapes,
     SkipImpl,
+    TimeDetail,
+    Timeout,
     Tokens,
+    Wait,
     WandbProject,
     complete_shapes,
 )
@@ -53,7 +62,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-MEASURE, LOOK = "Measure and check", "Look"
+MEASURE, LOOK, MACHINE = "Measure and check", "Look", "This machine"
 
 
 def _version(wanted: bool) -> None:
@@ -75,8 +84,10 @@ def _timing_command(mode: Mode, summary: str, example: str) -> None:
     def command(
         shapes: Shapes = None, tokens: Tokens = None, dtype: DtypeOption = None, scope: ScopeOption = None,
         impl: Impl = None, skip_impl: SkipImpl = None, seed: Seed = 0, device: Device = None,
-        baseline: Baseline = "eager", budget: Budget = 20.0, l2: L2 = "cold", out: Out = None, csv: Csv = True,
-        log_wandb: LogWandb = False, wandb_project: WandbProject = "swiglu-bench", dry_run: DryRun = False,
+        baseline: Baseline = "eager", budget: Budget = 20.0, l2: L2 = "cold", regime: Regime = "steady",
+        energy: Energy = True, timeout: Timeout = TIMEOUT_S, in_process: InProcess = False, wait: Wait = True,
+        dry_run: DryRun = False, detail: TimeDetail = False, out: Out = None, resume: Resume = False, csv: Csv = True,
+        log_wandb: LogWandb = False, wandb_project: WandbProject = "swiglu-bench",
     ) -> None:  # fmt: skip
         _sweep(mode.value, "time", mode, locals())
 
@@ -89,8 +100,9 @@ def _checking_command(name: str, summary: str, example: str) -> None:
     def command(
         shapes: Shapes = None, tokens: Tokens = None, dtype: DtypeOption = None, scope: ScopeOption = None,
         impl: Impl = None, skip_impl: SkipImpl = None, seed: Seed = 0, device: Device = None,
-        out: Out = None, csv: Csv = True, log_wandb: LogWandb = False,
-        wandb_project: WandbProject = "swiglu-bench", dry_run: DryRun = False,
+        timeout: Timeout = TIMEOUT_S, in_process: InProcess = False, wait: Wait = True, dry_run: DryRun = False,
+        detail: Detail = False, out: Out = None, resume: Resume = False, csv: Csv = True,
+        log_wandb: LogWandb = False, wandb_project: WandbProject = "swiglu-bench",
     ) -> None:  # fmt: skip
         _sweep(name, name, Mode.STEP, locals())
 
@@ -125,6 +137,61 @@ _checking_command(
 )
 
 
+@app.command(rich_help_panel=MEASURE)
+def audit(
+    impl: Impl = None, skip_impl: SkipImpl = None, scope: ScopeOption = None, dtype: DtypeOption = None,
+    device: Device = None, out: Out = None, csv: Csv = True,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if any cell is a fail.")] = False,
+) -> None:  # fmt: skip
+    """Ask every implementation for everything a user may want of it: the contract matrix.
+
+    Sizes, strides, NaN, biases, autocast, compilation, graphs, huge tensors and more; each cell is pass, fail,
+    unsupported or not run, with its reason. It states facts: the exit status is 0 unless --strict.
+
+    Example: swiglu-bench audit --impl 'eager,liger,fused*' --scope glu
+    """
+    from swiglu_bench import machine
+
+    chosen_device = _device(device, interpret=True)
+    from swiglu_bench.audit.report import run_audit  # after Triton was told to interpret
+
+    dtypes = parse_dtypes(dtype) if dtype is not None else [None]
+    if len(dtypes) > 1:
+        raise BadInput("--dtype: audit takes one, for the checks that have none of their own; give bf16, fp16 or fp32.")
+    chosen = _implementations({"impl": impl, "skip_impl": skip_impl, "in_process": True, "timeout": None})
+    scopes = _scopes(scope if scope is not None else "activation,glu,mlp")
+    if out and not csv:
+        raise BadInput("--out was given together with --no-csv; leave one of them out.")
+    about = {"command": shlex.join(["swiglu-bench", *sys.argv[1:]]), "machine": machine.describe(chosen_device)}
+    raise typer.Exit(run_audit(chosen, scopes, chosen_device, dtypes[0], about, out, csv, strict, _console()))
+
+
+@app.command(rich_help_panel=MEASURE)
+def selftest(
+    impl: Impl = None, skip_impl: SkipImpl = None, device: Device = None, seed: Seed = 0,
+    false_alarms: Annotated[
+        int | None,
+        typer.Option(
+            help="Random cases at which all must pass; 0: none. \\[default: 200 on a GPU, 20 on a CPU]",
+            min=0, show_default=False,
+        ),
+    ] = None,
+    zoo: Annotated[bool, typer.Option("--zoo/--no-zoo", help="Send the wrong implementations through.")] = True,
+) -> None:  # fmt: skip
+    """Test the suite itself: dozens of wrong or cheating implementations must be caught, and no right one.
+
+    Prints which check caught which. Exits 1 if one gets through, or if an implementation fails at a random case.
+
+    Example: swiglu-bench selftest --false-alarms 50 --skip-impl 'compile*'
+    """
+    chosen_device = _device(device, interpret=True)
+    from swiglu_bench.selftest.report import run_selftest  # after Triton was told to interpret
+
+    chosen = _implementations({"impl": impl, "skip_impl": skip_impl, "in_process": True, "timeout": None})
+    count = false_alarms if false_alarms is not None else 200 if chosen_device.type == "cuda" else 20
+    raise typer.Exit(run_selftest(chosen, chosen_device, seed, count, zoo, _console()))
+
+
 @app.command("list", rich_help_panel=LOOK)
 def list_(device: Device = None) -> None:
     """Show implementations with their availability, shapes and sweeps, and this machine.
@@ -135,7 +202,7 @@ def list_(device: Device = None) -> None:
 
     chosen = machine.find_device(device)
     console = _console()
-    console.print(*listing.implementations(_catalogue(), chosen.type))
+    console.print(*listing.implementations(_catalogue(_loader(TIMEOUT_S)), chosen.type))
     console.print(*listing.shapes(shapes.all_configs()))
     console.print(listing.machine(machine.describe(chosen).as_dict()))
 
@@ -176,6 +243,10 @@ def inspect(
     raise typer.Exit(int(any(report.stack_bytes for report in reports)))
 
 
+for _command in (machine_commands.ceilings, machine_commands.noise, machine_commands.doctor):
+    app.command(rich_help_panel=MACHINE)(_command)
+
+
 def _compile(cases: list[Case], capabilities: list[tuple[int, int]]) -> list[Report]:
     import importlib.util
 
@@ -199,19 +270,29 @@ def _sweep(command: str, task: str, mode: Mode, options: dict[str, Any]) -> None
     """From option strings to an exit status; every check of the input comes before any work."""
     from swiglu_bench import listing, machine
 
+    if options["detail"] and task == "memory":
+        raise BadInput(f"--detail shows the errors of tensors, which {command} does not; give it to verify.")
     console = _console()
     device = _device(options["device"], interpret=task == "verify")
     interpreter = task == "verify" and device.type == "cpu"
     cases = _cases(command, device, mode, options)
     chosen = _implementations(options)
+    for path in dict.fromkeys(one.file for one in chosen if ".py:" in one.address):
+        console.print(f"Note: --impl runs the code of {path}.", markup=False, highlight=False, soft_wrap=True)
     cold_l2 = _choice("--l2", options.get("l2", "cold"), ("cold", "hot")) == "cold"
+    rested = _choice("--regime", options.get("regime", "steady"), ("steady", "rested")) == "rested"
     if options["dry_run"]:
         console.print(*listing.dry_run(cases, chosen, machine.free_memory_bytes(device)))
         return
 
+    if not options["in_process"]:
+        from swiglu_bench import zygote
+
+        zygote.start()
     from swiglu_bench.measure.rounds import Rule
+    from swiglu_bench.output import Output
     from swiglu_bench.runner import Settings, Task
-    from swiglu_bench.sweep import Output, sweep
+    from swiglu_bench.sweep import Process, sweep
 
     settings = Settings(
         task=Task(task),
@@ -219,16 +300,20 @@ def _sweep(command: str, task: str, mode: Mode, options: dict[str, Any]) -> None
         command=shlex.join(["swiglu-bench", *sys.argv[1:]]),
         run_id=f"{machine.now().replace(':', '').replace('-', '')}-{os.getpid()}",
         baseline=options.get("baseline", ""),
-        rule=Rule(budget_s=options.get("budget", 0.0)),
+        rule=Rule(budget_s=options.get("budget", 0.0), rest_s=REST_S if rested else 0.0),
         cold_l2=cold_l2,
+        energy=options.get("energy", False),
+        detail=options["detail"],
         interpreter=interpreter,
     )
     output = Output(
         csv=options["csv"],
         folder=options["out"],
         wandb_project=options["wandb_project"] if options["log_wandb"] else None,
+        resume=options["resume"],
     )
-    raise typer.Exit(sweep(command, cases, chosen, settings, machine.describe(device), output, console))
+    process = Process(None if options["in_process"] else options["timeout"], options["wait"])
+    raise typer.Exit(sweep(command, cases, chosen, settings, machine.describe(device), output, console, process))
 
 
 def _device(text: str | None, interpret: bool) -> torch.device:
@@ -241,6 +326,8 @@ def _device(text: str | None, interpret: bool) -> torch.device:
     return device
 
 
+REST_S = 0.05
+"""The pause of `--regime rested`: some twenty times a large kernel, so that power and clocks recover."""
 VERIFY_TOKENS = {"cpu": (33,), "cuda": (1, 127, 1024)}
 """Token counts of `verify` unless told otherwise: an odd number, and on a GPU one token and whole tiles too."""
 
@@ -276,11 +363,29 @@ def _choice(option: str, value: T, known: Sequence[str]) -> T:
     return value
 
 
-def _catalogue() -> list[Implementation]:
-    from swiglu_bench.implementations import CATALOGUE
-    from swiglu_bench.registry import from_entry_points
+Load = Callable[[str], "Implementation"]
 
-    return [*CATALOGUE, *from_entry_points()]
+
+def _loader(timeout_s: float | None) -> Load:
+    """What brings implementations that are not the suite's own, by their address: without their code, unless None."""
+    if timeout_s is None:
+        from swiglu_bench.registry import load
+
+        return load
+
+    def declare(address: str) -> Implementation:
+        from swiglu_bench import isolation  # takes a while; most commands name no such implementation
+
+        return isolation.declare(address, timeout_s)
+
+    return declare
+
+
+def _catalogue(load: Load) -> list[Implementation]:
+    from swiglu_bench.implementations import CATALOGUE
+    from swiglu_bench.registry import entry_point_addresses
+
+    return [*CATALOGUE, *map(load, entry_point_addresses())]
 
 
 def _implementations(options: dict[str, Any]) -> list[Implementation]:
@@ -291,8 +396,9 @@ def _implementations(options: dict[str, Any]) -> list[Implementation]:
         return [part for value in values or [] for part in re.split(r"\s*,\s*", value.strip()) if part]
 
     wanted, unwanted = split(options["impl"]), split(options["skip_impl"])
-    catalogue = _catalogue()
-    chosen = select(catalogue, wanted, unwanted)
+    load = _loader(None if options["in_process"] else options["timeout"])
+    catalogue = _catalogue(load)
+    chosen = select(catalogue, wanted, unwanted, load)
     baseline = options.get("baseline")
     if baseline is None or baseline in {implementation.name for implementation in chosen}:
         return chosen

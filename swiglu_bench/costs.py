@@ -114,7 +114,7 @@ def needed_bytes(case: Case, variants: int) -> int:
     weights = sum(size[name] for name in WEIGHTS[case.scope])
     activations = sum(size[name] for name in ACTIVATIONS[case.scope])
     backward = case.mode is not Mode.FORWARD
-    inputs = (weights + variants * (activations + size["output"])) * case.dtype.bytes
+    inputs = (weights + (variants + 1) * (activations + size["output"])) * case.dtype.bytes  # 1: those in use
     truth = (weights + variants * (size["output"] + (activations + weights if backward else 0))) * 8
     chunk = 8 * min(case.tokens, TRUTH_CHUNK) * case.shape.intermediate * 8
     work = (size["output"] + 6 * case.tokens * case.shape.intermediate + weights + activations) * case.dtype.bytes

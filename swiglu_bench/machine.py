@@ -16,6 +16,7 @@ import torch
 
 from swiglu_bench import __version__
 from swiglu_bench.cases import BadInput
+from swiglu_bench.nvml import Gpu, NoAnswer
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,10 @@ class Datasheet:
     tflops: float
     gbps: float
     tf32_tflops: float
+
+    def rate(self, dtype: str) -> float:
+        """Dense matrix rate for a dtype by its name in torch, in 10^12 operations per second."""
+        return self.tf32_tflops if dtype == "float32" else self.tflops
 
 
 DATASHEETS = {
@@ -122,22 +127,16 @@ def gpu_state(device: torch.device) -> dict[str, Any]:
     """Driver, clocks, power and temperature through NVML; empty on a CPU or where NVML does not answer."""
     if device.type != "cuda":
         return {}
-    import pynvml
-
     try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-        return {
-            "driver": pynvml.nvmlSystemGetDriverVersion(),
-            "sm_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
-            "sm_max_mhz": pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM),
-            "memory_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
-            "power_w": pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
-            "power_limit_w": pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
-            "temperature_c": pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
-        }
-    except pynvml.NVMLError:
+        gpu = Gpu(device)
+    except NoAnswer:
         return {}
+    questions = {
+        "driver": gpu.driver, "sm_mhz": gpu.sm_mhz, "sm_max_mhz": gpu.max_sm_mhz, "power_w": gpu.power_w,
+        "power_limit_w": gpu.power_limit_w, "temperature_c": gpu.temperature_c,
+    }  # fmt: skip
+    answers = {name: gpu.maybe(question) for name, question in questions.items()}
+    return {name: answer for name, answer in answers.items() if answer is not None}
 
 
 def free_memory_bytes(device: torch.device) -> int:

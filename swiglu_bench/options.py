@@ -72,7 +72,10 @@ SkipImpl = Annotated[
     typer.Option("--skip-impl", help="All but these; names or globs.", rich_help_panel=WHAT, show_default=False,
                  autocompletion=complete_implementations),
 ]  # fmt: skip
-Seed = Annotated[int, typer.Option(help="Seed of inputs and of the order of rounds.", min=0, rich_help_panel=WHAT)]
+Seed = Annotated[
+    int,
+    typer.Option(help="Seed of inputs and of the order of rounds.", min=0, max=2**63 - 1, rich_help_panel=WHAT),
+]
 Device = Annotated[
     str | None,
     typer.Option(
@@ -88,9 +91,27 @@ Baseline = Annotated[
 ]  # fmt: skip
 Budget = Annotated[
     float,
-    typer.Option(help="Seconds of timing per case; cases that cannot fit are skipped.", min=0.01, rich_help_panel=HOW),
+    typer.Option(help="Seconds for a case's rounds; cases that cannot fit are skipped.", min=0.01, rich_help_panel=HOW),
 ]  # fmt: skip
 L2 = Annotated[str, typer.Option("--l2", help="cold (flushed before each sample) or hot.", rich_help_panel=HOW)]
+Regime = Annotated[
+    str,
+    typer.Option(
+        help="steady (no rest between samples, as in training) or rested (a pause before each: the card cools).",
+        rich_help_panel=HOW,
+    ),
+]  # fmt: skip
+Energy = Annotated[
+    bool,
+    typer.Option("--energy/--no-energy", help="On a GPU, 0.5 s for each row's joules per call.", rich_help_panel=HOW),
+]
+TimeDetail = Annotated[
+    bool,
+    typer.Option(
+        "--detail", "-v", help="Show host time, latency, graph time and energy at all token counts, not only to 256.",
+        rich_help_panel=OUTPUT,
+    ),
+]  # fmt: skip
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -102,6 +123,40 @@ Csv = Annotated[
 ]
 LogWandb = Annotated[bool, typer.Option("--log-wandb", help="Log to Weights & Biases.", rich_help_panel=OUTPUT)]
 WandbProject = Annotated[str, typer.Option(help="W&B project.", rich_help_panel=OUTPUT)]
+Detail = Annotated[
+    bool,
+    typer.Option(
+        "--detail", "-v", help="Show of each tensor how its errors are distributed and where the worst is.",
+        rich_help_panel=OUTPUT,
+    ),
+]  # fmt: skip
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the cases and the memory they need, and stop.", rich_help_panel=HOW)
 ]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume", help="Go on in the folder of --out: keep finished cases, unless their code, versions, machine or "
+        "settings have changed.",
+        rich_help_panel=OUTPUT,
+    ),
+]  # fmt: skip
+Timeout = Annotated[
+    float,
+    typer.Option(
+        help="Seconds for one implementation at one case: to import, build, compile and check it; or for one call.",
+        min=0.1, rich_help_panel=HOW,
+    ),
+]  # fmt: skip
+InProcess = Annotated[
+    bool,
+    typer.Option(
+        "--in-process", help="No child processes, for debugging: a crash or a hang then ends the sweep.",
+        rich_help_panel=HOW,
+    ),
+]  # fmt: skip
+Wait = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Wait for a GPU on which another sweep runs.", rich_help_panel=HOW)
+]
+TIMEOUT_S = 600.0
+"""Minutes, as torch.compile with max-autotune needs them."""

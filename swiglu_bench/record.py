@@ -11,7 +11,32 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+
+def _since(schema: int, default: Any = None) -> Any:
+    """A column that files of older schemas do not have."""
+    return field(default=default, metadata={"since": schema})
+
+
+FAULTS = {
+    "missing": "no gradient came back",
+    "form": "another shape, dtype, device or layout than asked for",
+    "plain tensor": "not an ordinary tensor with memory of its own, such as one that computes when it is looked at",
+    "aliasing": "it shares memory with an input or a weight",
+    "finite": "NaN or Inf, such as memory that was never written",
+    "relative error": "||value - truth|| / ||truth|| beyond the budget",
+    "largest element": "one element's error beyond the budget",
+    "new inputs": "right for the first inputs, wrong for new ones at the same addresses",
+    "complete on return": "it still changed after the stream had reached the end of the call",
+    "kept": "a later call changed the result of an earlier one",
+    "inputs unchanged": "it changed its inputs, or weights",
+    "own clock": "it replaced functions that time is taken with",
+    "wall clock": "the GPU's events and the wall clock disagree, or work went on after the last event",
+    "graph replay": "a CUDA graph of it computes something else when its inputs change",
+    "timed loop": "right before, wrong while it was timed",
+}
+"""The checks that every implementation has to pass before it gets a time, by name, and what fails each."""
 
 
 class Status(enum.StrEnum):
@@ -61,6 +86,16 @@ class Record:
     """Build, compile and first call together, measured once."""
     l2: str = ""
     """cold | hot | cpu"""
+    regime: str = _since(2, "")
+    """steady: no rest between samples; rested: a pause before each."""
+    latency_us: float | None = _since(2)
+    """Median of: the GPU idle, the call, the GPU idle again, by the host's clock."""
+    graph_us: float | None = _since(2)
+    """Median time of a replay of the same work recorded as a CUDA graph."""
+    graph_reason: str = _since(2, "")
+    """Why there is no graph time, on a GPU."""
+    cycles: float | None = _since(2)
+    """Clock cycles of the multiprocessors in time_ms, at sm_mhz."""
 
     # comparison
     baseline: str = ""
@@ -68,6 +103,12 @@ class Record:
     """Median over rounds of time / the baseline's time in the same round; below 1 is faster than the baseline."""
     ratio_low: float | None = None
     ratio_high: float | None = None
+    verdict: str = _since(2, "")
+    """faster | slower | tie; a tie too where the ratio is no further from 1 than the A/A pair's interval reaches."""
+    aa_ratio: float | None = _since(2)
+    """The same ratio of the baseline to itself under another name, in the same rounds: this machine's noise."""
+    aa_low: float | None = _since(2)
+    aa_high: float | None = _since(2)
     comparable: bool = True
     """False where this row yields fewer gradients than the baseline, so no ratio is formed."""
 
@@ -85,6 +126,29 @@ class Record:
     limit_pct: float | None = None
     copy_gbps: float | None = None
     matmul_tflops: float | None = None
+    ceilings_at: str = _since(2, "")
+    """UTC, when the older of the two was measured."""
+    datasheet_gbps: float | None = _since(2)
+    datasheet_tflops: float | None = _since(2)
+
+    # state of the GPU, read once a round
+    sm_mhz: float | None = _since(2)
+    """Median over rounds."""
+    power_w: float | None = _since(2)
+    """Median over rounds."""
+    temperature_c: float | None = _since(2)
+    """At the last round."""
+    throttle: str = _since(2, "")
+    """What held the clocks down in any round, space-separated."""
+    throttled_share: float | None = _since(2)
+    """Share of the rounds in which anything did."""
+    other_processes: int | None = _since(2)
+    """Processes that were on the GPU before or after the rounds and are not of this run."""
+    gpu_note: str = _since(2, "")
+    """Why figures of this chapter are missing."""
+    energy_j: float | None = _since(2)
+    """Energy of the GPU per call, calls back to back."""
+    uj_per_token: float | None = _since(2)
 
     # memory
     saved_bytes: int | None = None
@@ -117,10 +181,16 @@ class Record:
     """swiglu-bench's own version and, from a checkout, its commit."""
     timestamp: str = ""
     """UTC, ISO 8601"""
+    fingerprint: str = _since(2, "")
+    """Hash of sources, versions, machine, settings and case: `--resume` keeps a row that would be made the same."""
     schema: int = SCHEMA_VERSION
 
     samples_ms: tuple[float, ...] = field(default=(), repr=False)
     """Every timed sample in order of rounds; kept in samples.csv beside the rows, not in the row itself."""
+    twin_ms: tuple[float, ...] = field(default=(), repr=False)
+    """On the baseline's row: the samples of its twin, the other half of the A/A pair."""
+    states: tuple[GpuState, ...] = field(default=(), repr=False)
+    """The GPU after each round, in order; empty without a GPU."""
     tensor_checks: tuple[TensorCheck, ...] = field(default=(), repr=False)
     """The verdict per tensor; what `verify` shows."""
 
@@ -130,8 +200,19 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuState:
+    """A GPU at one moment. None: its driver does not say."""
+
+    sm_mhz: float | None
+    power_w: float | None
+    temperature_c: float | None
+    throttle: str | None
+    """What holds the clocks down, space-separated; empty: nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class TensorCheck:
-    """The verdict on one tensor: `output` or the gradient of one input."""
+    """The verdict on one tensor: `output` or the gradient of one input. Errors of elements are over the truth's rms."""
 
     tensor: str
     ok: bool
@@ -145,6 +226,32 @@ class TensorCheck:
     max_allowed: float
     reason: str = ""
     """Why it failed: one phrase; empty where it passed."""
+    check: str = ""
+    """Which check failed it: one of `FAULTS`; empty where it passed."""
+    median_error: float | None = None
+    p999_error: float | None = None
+    """99.9% of the elements have no larger error."""
+    worst_index: tuple[int, ...] = ()
+    """Where in the tensor the largest error is."""
+
+    @property
+    def used(self) -> float:
+        """The share of what is allowed that was used, of both errors the larger; above 1 fails."""
+        pairs = ((self.error, self.allowed), (self.max_error, self.max_allowed))
+        return max(error / allowed if error else 0.0 for error, allowed in pairs if allowed or not error)
 
 
-COLUMNS = tuple(f.name for f in dataclasses.fields(Record) if f.name not in {"samples_ms", "tensor_checks"})
+BESIDE = frozenset({"samples_ms", "twin_ms", "states", "tensor_checks"})
+"""Fields that are lists: kept beside the row, not in it."""
+
+
+def columns(schema: int = SCHEMA_VERSION) -> tuple[str, ...]:
+    """The CSV's columns at a schema version: a field says in its metadata since which one it is there."""
+    return tuple(
+        one.name
+        for one in dataclasses.fields(Record)
+        if one.name not in BESIDE and one.metadata.get("since", 1) <= schema
+    )
+
+
+COLUMNS = columns()

@@ -15,13 +15,16 @@ Run it with `--impl path/to/file.py:mine`, or publish it from a package through 
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
+import functools
 import importlib.metadata
 import importlib.util
 import os
 import platform
 import shutil
 import sys
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +43,7 @@ ENTRY_POINT_GROUP = "swiglu_bench.implementations"
 WeightLayout = Literal["separate", "packed", "interleaved", "none"]
 Backend = Literal["torch", "inductor", "triton"]
 Trains = Literal["everything", "inputs", "nothing"]
+Offer = Literal["bias", "limit", "packed"]
 
 
 @dataclass
@@ -73,9 +77,22 @@ class Implementation:
     """Whose gradients it yields: inputs and weights, inputs only (frozen weights), or none (forward only)."""
     interpretable: str = "yes"
     """`yes`, or why Triton's CPU interpreter cannot run it."""
+    offers: frozenset[Offer] = frozenset()
+    """Which of `problem.extras` its build honours; it is never asked for another."""
+    overwrites: frozenset[str] = frozenset()
+    """Activations that its backward overwrites by contract, where the scope hands them to it; any other is a fault."""
     footprints: Mapping[Scope, Footprint] = field(default_factory=dict, hash=False)
     """The memory it should take at each scope by arithmetic; a scope left out has no prediction."""
     source: str = "swiglu_bench"
+    """The module of its build function."""
+    file: str = field(default="", compare=False)
+    """The file of its build function."""
+    address: str = field(default="", compare=False)
+    """What `load` finds it by in another process: empty for the suite's own, which are found by name."""
+
+    def declared(self) -> Implementation:
+        """All but the code: what can be sent to a process that must not run it."""
+        return dataclasses.replace(self, build=_elsewhere)
 
     def gradients(self, scope: Scope) -> tuple[str, ...]:
         """Names of the tensors whose gradients it yields at a scope."""
@@ -106,6 +123,10 @@ class Implementation:
         return None
 
 
+def _elsewhere(problem: Problem) -> Step:
+    raise AssertionError(f"This process only knows what was declared, and builds nothing: {problem.case.label}.")
+
+
 def _installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
@@ -128,11 +149,16 @@ def implementation(
     package: str = "",
     trains: Trains = "everything",
     interpretable: str = "yes",
+    offers: Iterable[Offer] = (),
+    overwrites: Iterable[str] = (),
     footprints: Mapping[Scope, Footprint] | None = None,
 ) -> Callable[[Callable[[Problem], Step]], Implementation]:
     """Turn a build function into an Implementation; the arguments are the fields of that class."""
 
     def wrap(build: Callable[[Problem], Step]) -> Implementation:
+        function = build
+        while isinstance(function, functools.partial):
+            function = function.func
         return Implementation(
             name=name,
             description=description,
@@ -143,39 +169,61 @@ def implementation(
             package=package,
             trains=trains,
             interpretable=interpretable,
+            offers=frozenset(offers),
+            overwrites=frozenset(overwrites),
             footprints=footprints or {},
-            source=getattr(build, "__module__", "swiglu_bench"),
+            source=getattr(function, "__module__", "swiglu_bench"),
+            file=function.__code__.co_filename if isinstance(function, types.FunctionType) else "",
         )
 
     return wrap
 
 
-def from_entry_points() -> list[Implementation]:
-    """Implementations that installed packages publish under `swiglu_bench.implementations`."""
-    found = []
-    for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
-        try:
-            thing = entry.load()
-        except Exception as error:
-            raise BadInput(
-                f"The entry point {entry.name} = {entry.value} failed to import: {_one_line(error)}; "
-                "repair or uninstall its package."
-            ) from error
-        if not isinstance(thing, Implementation):
-            raise BadInput(
-                f"The entry point {entry.name} = {entry.value} is a {type(thing).__name__}, not an Implementation; "
-                "decorate its build function with swiglu_bench.registry.implementation."
-            )
-        found.append(thing)
-    return found
+def entry_point_addresses() -> list[str]:
+    """Addresses of the implementations that installed packages publish under `swiglu_bench.implementations`."""
+    return [f"{entry.name} = {entry.value}" for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)]
+
+
+def load(address: str) -> Implementation:
+    """The Implementation at `path/to/file.py:name` or of an entry point. This runs its file or imports its package."""
+    entries = [
+        entry
+        for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+        if f"{entry.name} = {entry.value}" == address
+    ]
+    found = from_entry_point(entries[0]) if entries else from_file(address)
+    return dataclasses.replace(found, address=address)
+
+
+def from_entry_point(entry: importlib.metadata.EntryPoint) -> Implementation:
+    """The Implementation that an installed package publishes."""
+    try:
+        thing = entry.load()
+    except Exception as error:
+        raise BadInput(
+            f"The entry point {entry.name} = {entry.value} failed to import: {_one_line(error)}; "
+            "repair or uninstall its package."
+        ) from error
+    if not isinstance(thing, Implementation):
+        raise BadInput(
+            f"The entry point {entry.name} = {entry.value} is a {type(thing).__name__}, not an Implementation; "
+            "decorate its build function with swiglu_bench.registry.implementation."
+        )
+    return thing
+
+
+def check_file(spec: str) -> None:
+    """Raise BadInput unless `path/to/file.py:name` names a file."""
+    path = spec.rpartition(":")[0]
+    if not os.path.isfile(path):
+        raise BadInput(f"--impl {spec}: there is no file {path!r}; give path/to/file.py:name.")
 
 
 def from_file(spec: str) -> Implementation:
     """The Implementation that `path/to/file.py:name` names. This runs the file's code."""
+    check_file(spec)
     path_text, _, name = spec.rpartition(":")
     path = Path(path_text)
-    if not path.is_file():
-        raise BadInput(f"--impl {spec}: there is no file {path_text!r}; give path/to/file.py:name.")
     module_spec = importlib.util.spec_from_file_location(f"swiglu_bench_user_{path.stem}", path)
     assert module_spec is not None
     assert module_spec.loader is not None
@@ -183,7 +231,7 @@ def from_file(spec: str) -> Implementation:
     sys.modules[module_spec.name] = module
     try:
         module_spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadInput(f"--impl {spec}: {path} failed to import: {_one_line(error)}.") from error
     offered = {thing.name: thing for thing in vars(module).values() if isinstance(thing, Implementation)}
     chosen = offered.get(name) or getattr(module, name, None)
@@ -193,16 +241,20 @@ def from_file(spec: str) -> Implementation:
     return chosen
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")
 
 
 def select(
-    catalogue: Sequence[Implementation], wanted: Sequence[str] = (), unwanted: Sequence[str] = ()
+    catalogue: Sequence[Implementation],
+    wanted: Sequence[str] = (),
+    unwanted: Sequence[str] = (),
+    load_file: Callable[[str], Implementation] = load,
 ) -> list[Implementation]:
     """The implementations that names and globs choose, in the catalogue's order, files after them.
 
-    `wanted` empty means all. Raises BadInput for a pattern that matches nothing, offering near matches.
+    `wanted` empty means all; `load_file` gets one from `path/to/file.py:name`. Raises BadInput
+    for a pattern that matches nothing, offering near matches.
     """
     names = [candidate.name for candidate in catalogue]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -224,7 +276,9 @@ def select(
     keep = set(matches(patterns, "--impl")) if wanted else set(names)
     drop = set(matches(unwanted, "--skip-impl"))
     chosen = [candidate for candidate in catalogue if candidate.name in keep - drop]
-    for extra in map(from_file, files):
+    for spec in files:
+        check_file(spec)
+        extra = load_file(spec)
         if extra.name in names:
             raise BadInput(f"--impl: the name {extra.name!r} is taken by another implementation; choose another.")
         names.append(extra.name)

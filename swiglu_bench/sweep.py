@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 from rich.console import Console
 
-from swiglu_bench import runner
-from swiglu_bench.cases import BadInput, Case
+from swiglu_bench import isolation, locks, runner
+from swiglu_bench.cases import Case
+from swiglu_bench.child import DoesNotEnd
 from swiglu_bench.machine import Machine
-from swiglu_bench.record import Status
+from swiglu_bench.measure.clock import DeviceLost
+from swiglu_bench.output import Output, logs, opened
+from swiglu_bench.record import Record, Status
 from swiglu_bench.registry import Implementation
-from swiglu_bench.writers import Writer, csv_file, tables
-from swiglu_bench.writers.console import ConsoleWriter
+from swiglu_bench.resume import Fingerprints, Plan
+from swiglu_bench.writers.console import ConsoleWriter, Tables
+from swiglu_bench.writers.tables import memory_tables, verify_detail_tables, verify_tables
+from swiglu_bench.writers.time_tables import time_tables
 
-TABLES = {
-    runner.Task.TIME: tables.time_tables,
-    runner.Task.MEMORY: tables.memory_tables,
-    runner.Task.VERIFY: tables.verify_tables,
-}
 INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
-class Output:
-    """Where rows go besides the screen."""
+class Process:
+    """Where implementations run."""
 
-    csv: bool
-    folder: Path | None
-    """None: results/GPU/DATE/TIME-COMMAND."""
-    wandb_project: str | None
-    """None: not to W&B."""
+    timeout_s: float | None = None
+    """Of one implementation at one case, each in a child process; None: in this process, and without an end."""
+    wait: bool = True
+    """For a GPU on which another sweep runs; else that is an error."""
+
+
+IN_THIS_PROCESS = Process()
 
 
 def sweep(
@@ -45,87 +47,80 @@ def sweep(
     this: Machine,
     output: Output,
     console: Console,
+    process: Process = IN_THIS_PROCESS,
 ) -> int:
-    """Run all cases; 0 when every row is ok or skipped, 1 with an incorrect one or an error, 130 when interrupted."""
+    """Run all cases; 0 when every row is ok or skipped, 1 with an incorrect one or an error, 130 when interrupted.
+
+    Rows that could not be kept make it 1 as well.
+    """
+
+    def say(text: str, style: str = "") -> None:
+        console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def warn(text: str) -> None:
-        console.print(f"Warning: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        say(f"Warning: {text}", style="yellow")
 
-    shown = ConsoleWriter(console, TABLES[settings.task], len(cases))
+    fingerprints = Fingerprints(chosen, settings, this)
+    interrupted = failed = False
+    with opened(command, settings, this, output, warn) as into, ExitStack() as stack:
+        plan = Plan(cases, fingerprints, settings.command, into.files.rows() if into.files and output.resume else [])
+        if len(plan.todo) < len(cases):
+            done = len(cases) - len(plan.todo)
+            say(f"{done} of {len(cases)} cases are finished in {into.folder} and are kept.")
+        in_detail = settings.detail and settings.task is runner.Task.VERIFY
+        shown = ConsoleWriter(console, _tables(settings), len(plan.todo), tables_anyway=in_detail)
 
-    def listen(progress: runner.Progress) -> None:
-        case = progress.case
-        doing = f"{case.shape.name}, {case.tokens} tokens, {progress.doing}"
-        number = f"case {progress.case_number + 1}/{progress.case_count}"
-        shown.advance(progress.case_number + progress.fraction, f"{number}: {doing}")
+        def listen(progress: runner.Progress) -> None:
+            case = progress.case
+            doing = f"{case.shape.name}, {case.tokens} tokens, {progress.doing}"
+            number = f"case {progress.case_number + 1}/{progress.case_count}"
+            shown.advance(progress.case_number + progress.fraction, f"{number}: {doing}")
 
-    interrupted = False
-    with ExitStack() as stack:
-        writers, places = _open(stack, command, settings, this, output, warn)
+        def run() -> Generator[Record]:
+            if process.timeout_s is None:
+                yield from runner.run(plan.todo, chosen, settings, this, listen)
+                return
+            with logs(into.folder, wanted=lambda: any(row.status is Status.ERROR for row in shown.records)) as place:
+                yield from isolation.run(
+                    plan.todo, chosen, settings, this, listen, timeout_s=process.timeout_s, logs=place
+                )
+
         try:
-            with shown:
-                for record in runner.run(cases, chosen, settings, this, listen):
-                    for writer in (shown, *writers):
+            if plan.todo:
+                stack.enter_context(locks.device(settings.device, settings.command, process.wait, say))
+            with shown, contextlib.closing(run()) as rows:
+                for record in rows:
+                    plan.stamp(record)
+                    outdated = plan.replaced_by(record)
+                    if into.files and outdated:
+                        into.files.drop(outdated)
+                    for writer in (shown, *into.writers):
                         writer.write(record)
         except KeyboardInterrupt:
             interrupted = True
+        except DeviceLost as error:
+            failed = True
+            warn(f"The GPU is lost to this process ({error}), and the sweep with it; without --in-process it goes on.")
+        except DoesNotEnd as error:
+            failed = True
+            warn(f"{error} The sweep ends here.")
         shown.close()
-    for place in filter(None, (tell() for tell in places)):
-        console.print(place, markup=False, highlight=False, soft_wrap=True)
+    for place in filter(None, (tell() for tell in into.places)):
+        say(place)
     if interrupted:
-        console.print(f"Interrupted: {len(shown.records)} rows were kept.", style="yellow")
+        say(f"Interrupted: {len(shown.records)} rows were kept.", style="yellow")
         return INTERRUPTED
-    return int(any(record.status in {Status.INCORRECT, Status.ERROR} for record in shown.records))
+    failed |= into.files is not None and into.files.lost
+    statuses = {row["status"] for row in plan.kept} | {record.status for record in shown.records}
+    return int(failed or bool(statuses & {Status.INCORRECT, Status.ERROR}))
 
 
-def _open(
-    stack: ExitStack,
-    command: str,
-    settings: runner.Settings,
-    this: Machine,
-    output: Output,
-    warn: Callable[[str], None],
-) -> tuple[list[Writer], list[Callable[[], str]]]:
-    """The writers, opened before any work starts; and for each a function that says where its results are."""
-    if output.folder and not output.csv:
-        raise BadInput("--out was given together with --no-csv; leave one of them out.")
-    writers: list[Writer] = []
-    places: list[Callable[[], str]] = []
-    folder = (output.folder or _default_folder(this, command, settings.run_id)) if output.csv else None
-    about = {
-        "command": settings.command,
-        "run_id": settings.run_id,
-        "settings": {
-            "baseline": settings.baseline,
-            "l2": "cold" if settings.cold_l2 else "hot",
-            **dataclasses.asdict(settings.rule),
-        },
-        "machine": this.as_dict(),
-    }
-    if folder:
-        csv_file.create_folder(folder)
-        csv_file.write_run_file(folder, about)
-        rows = csv_file.CsvFile(folder, warn=warn)
-        stack.callback(rows.close)
-        writers.append(rows)
-        places.append(lambda: f"Rows, samples and machine: {folder}")
-    if output.wandb_project:
-        from swiglu_bench.writers.wandb_run import WandbRun
-
-        run = WandbRun(
-            project=output.wandb_project,
-            config=about,
-            name=f"{command} {this.slug}",
-            tags=[command, this.slug],
-            folder=folder,
-            warn=warn,
-        )
-        stack.callback(run.close)
-        writers.append(run)
-        places.append(lambda: run.url_or_path and f"W&B: {run.url_or_path}")
-    return writers, places
-
-
-def _default_folder(this: Machine, command: str, run_id: str) -> Path:
-    date, clock = run_id[:8], run_id[9:15]
-    return Path("results") / this.slug / f"{date[:4]}-{date[4:6]}-{date[6:]}" / f"{clock}-{command}"
+def _tables(settings: runner.Settings) -> Tables:
+    """What a command ends with."""
+    match settings.task:
+        case runner.Task.MEMORY:
+            return memory_tables
+        case runner.Task.VERIFY:
+            return verify_detail_tables if settings.detail else verify_tables
+        case _:
+            return partial(time_tables, detail=settings.detail)

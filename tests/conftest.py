@@ -1,4 +1,5 @@
 import importlib.util
+import itertools
 import os
 
 import pytest
@@ -13,9 +14,19 @@ if importlib.util.find_spec("triton") is not None and not torch.cuda.is_availabl
 torch.set_num_threads(1)
 
 
+NUMBERS = itertools.count()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():
         return
     for item in items:
         if item.get_closest_marker("gpu"):  # not "in item.keywords": those hold the names of parameters too
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU; torch.cuda.is_available() is False"))
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What is kept from run to run is kept from no test to another, nor taken from the user's own folder."""
+    folder = tmp_path_factory.getbasetemp() / f"cache-{next(NUMBERS)}"
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: folder)

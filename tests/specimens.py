@@ -56,7 +56,7 @@ def without_time(status: Status, reason: str, **changes: Any) -> Record:
         field.name: None
         for field in dataclasses.fields(Record)
         if field.name.endswith(("_ms", "_pct", "_gbps", "_tflops")) or field.name in {"gbps", "tflops", "ratio"}
-    } | {"samples_ms": ()}
+    } | {"samples_ms": (), "twin_ms": ()}
     return a_record(status=status, reason=reason, **figures, **changes)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from swiglu_bench.measure import ceilings as ceilings_module
-from swiglu_bench.measure.ceilings import bare_products, measure_ceilings
+from swiglu_bench.measure.ceilings import bare_products, copy_gbps, matmul_tflops
 from swiglu_bench.measure.clock import CpuClock, Sample, make_clock
 
 CPU = torch.device("cpu")
@@ -22,21 +22,21 @@ class SteadyClock(CpuClock):
         return Sample(0.5, 10.0, True, None)
 
 
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ceilings_module.COPY_BYTES, "cpu", 2**16)
-    monkeypatch.setitem(ceilings_module.PRODUCT_SIDE, "cpu", 32)
+def test_bandwidth_counts_bytes_read_and_written() -> None:
+    clock = SteadyClock()
+    found = copy_gbps(CPU, clock, 2**16)
+    assert clock.results[0].nbytes == 2**16
+    assert found == pytest.approx(2 * 2**16 / 0.5e-3 / 1e9)
+    assert len(clock.results) >= 6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_rates_follow_from_sizes_and_times(dtype: torch.dtype) -> None:
+def test_a_rate_counts_two_operations_a_term(dtype: torch.dtype) -> None:
     clock = SteadyClock()
-    found = measure_ceilings(CPU, dtype, clock)
-    copied, product = clock.results[0], clock.results[-1]
-    assert found.copy_gbps == pytest.approx(2 * copied.nbytes / 0.5e-3 / 1e9), "bytes read plus bytes written"
-    assert found.matmul_tflops == pytest.approx(2 * 32**3 / 0.5e-3 / 1e12)
-    assert (product.shape, product.dtype) == ((32, 32), dtype)
-    assert len(clock.results) >= 6
+    found = matmul_tflops(CPU, dtype, clock, 32, 16, 8)
+    (product,) = clock.results[-1]
+    assert found == pytest.approx(2 * 32 * 16 * 8 / 0.5e-3 / 1e12)
+    assert (product.shape, product.dtype) == ((32, 16), dtype)
 
 
 def test_a_slow_sample_does_not_lower_them() -> None:
@@ -47,7 +47,7 @@ def test_a_slow_sample_does_not_lower_them() -> None:
             sample = super().sample(call, lead_us)
             return Sample(500.0, 10.0, True, None) if len(self.results) % 5 == 0 else sample
 
-    assert measure_ceilings(CPU, torch.float32, Interrupted()) == measure_ceilings(CPU, torch.float32, SteadyClock())
+    assert copy_gbps(CPU, Interrupted(), 2**16) == copy_gbps(CPU, SteadyClock(), 2**16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -84,17 +84,18 @@ def test_no_products_are_no_work() -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpu_s_ceilings_are_positive_and_below_its_datasheet() -> None:
+def test_a_gpu_s_rates_are_positive_and_below_its_datasheet() -> None:
     from swiglu_bench.machine import describe
 
     device = torch.device("cuda", 0)
-    found = measure_ceilings(device, torch.bfloat16, make_clock(device))
-    assert found.copy_gbps > 0
-    assert found.matmul_tflops > 0
+    clock = make_clock(device)
+    copied, rate = copy_gbps(device, clock, 2**30), matmul_tflops(device, torch.bfloat16, clock, 8192, 8192, 8192)
+    assert copied > 0
+    assert rate > 0
     sheet = describe(device).datasheet
     if sheet:
-        assert found.copy_gbps <= sheet.gbps
-        assert found.matmul_tflops <= sheet.tflops
+        assert copied <= sheet.gbps
+        assert rate <= sheet.tflops
 
 
 def test_a_gpu_s_copy_and_product_are_large() -> None:

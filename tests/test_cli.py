@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import json
 import os
@@ -27,6 +28,7 @@ from swiglu_bench.shapes import config_names
 from swiglu_bench.writers import csv_file
 
 SMALL = ("--shapes", "24x40", "--tokens", "3,7", "--device", "cpu")
+FILES = {"records.csv", "samples.csv", "checks.csv", "run.json"}
 QUICK = (*SMALL, "--budget", "0.3", "--impl", "eager,eager-packed")
 
 
@@ -61,6 +63,8 @@ def swiglu_bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     monkeypatch.setattr(runner, "_tidy", lambda device: None)
 
     def command(*arguments: str | Path) -> Ran:
+        if arguments and arguments[0] in {"forward", "backward", "step", "memory", "verify"}:
+            arguments = (arguments[0], "--in-process", *arguments[1:])  # children: test_isolation.py
         monkeypatch.setattr(sys, "argv", ["swiglu-bench", *map(str, arguments)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
@@ -143,6 +147,9 @@ def test_bad_input_about_timing(swiglu_bench: Cli, command: str, arguments: list
         (["forward", "--budget", "-3"], "--budget"),
         (["forward", "--budget", "soon"], "--budget"),
         (["step", "--seed", "-1"], "--seed"),
+        (["step", "--seed", str(2**63)], "--seed"),
+        (["step", "--budget", "nan"], "--budget"),
+        (["step", "--timeout", "0"], "--timeout"),
         (["forward", "--shape", "smoke"], "--shapes"),
         (["verify", "--implementation", "eager"], "No such option"),
         (["forward", "smoke"], "unexpected extra argument"),
@@ -198,8 +205,7 @@ def test_a_broken_package_with_an_entry_point_is_named(swiglu_bench: Cli, monkey
 
     entry = metadata.EntryPoint("theirs", "surely_not_installed:theirs", "swiglu_bench.implementations")
     monkeypatch.setattr(metadata, "entry_points", lambda group: [entry])
-    for command in ("forward", "list"):
-        assert "theirs = surely_not_installed:theirs failed to import" in swiglu_bench(command).complaint
+    assert "theirs = surely_not_installed:theirs failed to import" in swiglu_bench("forward").complaint
 
 
 def test_more_memory_than_there_is_is_skipped_and_the_sweep_goes_on(swiglu_bench: Cli, tmp_path: Path) -> None:
@@ -220,7 +226,8 @@ def test_more_memory_than_there_is_is_skipped_and_the_sweep_goes_on(swiglu_bench
 def test_a_timing_run_leaves_its_files(swiglu_bench: Cli, tmp_path: Path, command: str) -> None:
     ran = swiglu_bench(command, *QUICK, "--scope", "glu,mlp", "--out", tmp_path / "run")
     assert (ran.code, ran.err) == (0, "")
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"records.csv", "samples.csv", "run.json"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == FILES
+
     rows = records(tmp_path / "run")
     keys = [(row["scope"], row["tokens"], row["implementation"]) for row in rows]
     assert keys == [
@@ -241,7 +248,7 @@ def test_run_json_says_what_was_run_and_where(swiglu_bench: Cli, tmp_path: Path)
     arguments = ["forward", *QUICK, "--tokens", "3", "--out", str(tmp_path / "my run")]
     assert swiglu_bench(*arguments).code == 0
     about = json.loads((tmp_path / "my run" / "run.json").read_text(encoding="utf-8"))
-    assert about["command"].startswith("swiglu-bench forward --shapes 24x40 ")
+    assert about["command"].startswith("swiglu-bench forward --in-process --shapes 24x40 ")
     assert about["command"].endswith(f"--out '{tmp_path / 'my run'}'")
     assert about["machine"]["device_type"] == "cpu"
     (row, _) = records(tmp_path / "my run")
@@ -461,7 +468,7 @@ def test_weights_and_biases_get_every_row(swiglu_bench: Cli, monkeypatch: pytest
 def interrupted_after(count: int) -> Callable[..., Iterator[Record]]:
     def run(*_: object) -> Iterator[Record]:
         for tokens in range(count):
-            yield a_record(tokens=tokens + 1)
+            yield a_record(tokens=tokens + 1, implementation="eager")
         raise KeyboardInterrupt
 
     return run
@@ -487,6 +494,7 @@ def test_an_interruption_before_the_work_exits_130(swiglu_bench: Cli, monkeypatc
 
 
 SLOW = """
+import os
 import time
 import torch
 from swiglu_bench.registry import Step, implementation
@@ -494,38 +502,86 @@ from swiglu_bench.registry import Step, implementation
 
 @implementation("slow", scopes=["glu"], description="hangs at the second case")
 def slow(problem):
-    if problem.case.tokens == 2:
+    if problem.case.tokens == 2 and not os.path.exists("go"):
         print("hanging", flush=True)
         time.sleep(120)
     return Step(lambda x: torch.nn.functional.silu(x @ problem.weights["w_gate"].T) * (x @ problem.weights["w_up"].T))
 """
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for another process")
-def test_ctrl_c_in_the_middle_of_a_sweep(tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text(SLOW, encoding="utf-8")
+def start_slow_sweep(folder: Path) -> "subprocess.Popen[str]":
+    """A real sweep, in a process of its own, at the point where its second case hangs."""
+    (folder / "slow.py").write_text(SLOW, encoding="utf-8")
+    program = start(folder)
+    log = folder / "run" / "logs" / "slow.log"
+    while not (log.exists() and "hanging" in log.read_text(encoding="utf-8")):
+        assert program.poll() is None, f"it ended too early: {program.communicate()}"
+        time.sleep(0.05)
+    return program
+
+
+def start(folder: Path, *more: str) -> "subprocess.Popen[str]":
     arguments = ["forward", "--shapes", "24x40", "--tokens", "1,2,3", "--device", "cpu", "--budget", "0.3"]
-    arguments += ["--impl", "slow.py:slow", "--out", "run"]
-    program = subprocess.Popen(
+    arguments += ["--impl", "slow.py:slow", "--out", "run", *more]
+    paths = os.pathsep.join(map(os.path.abspath, sys.path))
+    return subprocess.Popen(
         [sys.executable, "-m", "swiglu_bench.cli", *arguments],
-        cwd=tmp_path, env=os.environ | {"COLUMNS": "100", "PYTHONUNBUFFERED": "1"}, text=True,
+        cwd=folder, env=os.environ | {"COLUMNS": "100", "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
+
+
+def writers_of(file: Path) -> list[str]:
+    """Processes that print into a file."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/{pid}/fd/2") == str(file):
+                found.append(pid)
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="processes are looked up in /proc")
+def test_a_kill_loses_the_running_case_only_and_resume_makes_it_good(tmp_path: Path) -> None:
+    program, log = start_slow_sweep(tmp_path), tmp_path / "run" / "logs" / "slow.log"
     try:
-        assert program.stdout is not None
-        before = ""
-        while "hanging" not in before:
-            line = program.stdout.readline()
-            assert line, f"it ended too early: {before}{program.stderr.read() if program.stderr else ''}"
-            before += line
-        time.sleep(0.2)  # until it really sleeps
+        assert writers_of(log)
+        program.kill()  # no process can do anything about it
+        program.communicate(timeout=60)
+        first = records(tmp_path / "run")
+        assert [(row["implementation"], row["tokens"]) for row in first] == [("eager", 1), ("slow", 1)]
+        for _ in range(100):
+            if not writers_of(log):
+                break
+            time.sleep(0.1)
+        assert not writers_of(log), "children end with their parent"
+    finally:
+        program.kill()
+    (tmp_path / "go").touch()
+    again = start(tmp_path, "--resume")
+    printed, errors = again.communicate(timeout=120)
+    assert (again.returncode, errors) == (0, "")
+    assert "1 of 3 cases are finished in run and are kept." in printed
+    assert "tokens=1 " not in printed
+    rows = records(tmp_path / "run")
+    expected = [(name, tokens) for tokens in (1, 2, 3) for name in ("eager", "slow")]
+    assert [(row["implementation"], row["tokens"]) for row in rows] == expected
+    assert {row["run_id"] for row in rows[:2]} == {first[0]["run_id"]}
+    assert rows[:2] == first or str(rows[:2]) == str(first), "what was finished is as it was"
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {*FILES, "logs"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for another process")
+def test_ctrl_c_in_the_middle_of_a_sweep(tmp_path: Path) -> None:
+    program = start_slow_sweep(tmp_path)
+    try:
         program.send_signal(signal.SIGINT)
-        after, errors = program.communicate(timeout=60)
+        printed, errors = program.communicate(timeout=60)
     finally:
         program.kill()
     assert (program.returncode, errors) == (130, "")
-    assert "tokens=1 slow: ok" in before
-    assert "Interrupted: 2 rows were kept." in after
+    assert "tokens=1 slow: ok" in printed
+    assert "Interrupted: 2 rows were kept." in printed
     rows = records(tmp_path / "run")
     assert [(row["implementation"], row["tokens"], row["status"]) for row in rows] == [
         ("eager", 1, "ok"),
@@ -563,10 +619,43 @@ patterns = st.one_of(st.text(), names, st.sampled_from(["*", "eager*", "[a-", "[
 
 @given(st.lists(patterns, max_size=3), st.lists(patterns, max_size=3), st.one_of(st.none(), names, st.text(max_size=8)))
 def test_any_text_is_implementations_or_bad_input(wanted: list[str], unwanted: list[str], baseline: str | None) -> None:
-    options = {"impl": wanted, "skip_impl": unwanted, "baseline": baseline}
+    options = {"impl": wanted, "skip_impl": unwanted, "baseline": baseline, "in_process": True}
     chosen = result_or_complaint(lambda: cli._implementations(options))
     if isinstance(chosen, BadInput):
         assert str(chosen).endswith((".", "?"))
     else:
         assert chosen
         assert len({one.name for one in chosen}) == len(chosen)
+
+
+def test_an_audit_leaves_its_cells_and_says_what_it_counted(swiglu_bench: Cli, tmp_path: Path) -> None:
+    ran = swiglu_bench("audit", "--impl", "eager", "--scope", "activation", "--out", tmp_path / "audit")
+    assert (ran.code, ran.err) == (0, "")
+    assert {path.name for path in (tmp_path / "audit").iterdir()} == {"audit.csv", "run.json"}
+    assert " pass, 0 fail, " in ran.out
+    assert ran.out.rstrip().endswith(f"Cells and machine: {tmp_path / 'audit'}")
+
+
+def test_a_self_test_counts_its_cases(swiglu_bench: Cli) -> None:
+    ran = swiglu_bench("selftest", "--no-zoo", "--false-alarms", "2", "--impl", "eager")
+    assert (ran.code, ran.err) == (0, "")
+    assert "0 false alarms in " in ran.out
+    assert "at 2 random cases (seed 0)" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["memory", "--detail"], "--detail shows the errors of tensors, which memory does not; give it to verify."),
+        (["audit", "--dtype", "bf16,fp16"], "--dtype: audit takes one"),
+        (["audit", "--out", "x", "--no-csv"], "--out was given together with --no-csv"),
+        (["audit", "--scope", "glo"], "did you mean glu"),
+        (["selftest", "--impl", "nobody"], "no implementation is called 'nobody'"),
+    ],
+)
+def test_what_an_audit_or_self_test_cannot_do_is_one_sentence(
+    swiglu_bench: Cli, arguments: list[str], words: str
+) -> None:
+    ran = swiglu_bench(*arguments)
+    assert ran.code == 2
+    assert words in ran.err

@@ -9,7 +9,7 @@ from specimens import a_record, without_time
 from swiglu_bench.record import Record, Status
 from swiglu_bench.writers import Writer
 from swiglu_bench.writers.console import ConsoleWriter
-from swiglu_bench.writers.tables import time_tables
+from swiglu_bench.writers.time_tables import time_tables
 
 
 def a_console(terminal: bool, width: int = 100) -> tuple[Console, io.StringIO]:
@@ -47,7 +47,7 @@ def test_without_a_terminal_rows_are_plain_lines() -> None:
         "small glu forward float32 tokens=7 eager: ok, 500 us, baseline, 2 TFLOP/s, 50.0% of limit",
         "small glu forward float32 tokens=7 mine: ok, 500 us, x0.800 ±0.010, 2 TFLOP/s, 50.0% of limit",
         "small glu forward float32 tokens=7 wrong: incorrect: output: [bold]wrong[/bold].",
-        "small glu forward float32 tokens=7 big: skipped: It needs about 900.0 GiB and the device has 3.0 GiB free.",
+        "small glu forward float32 tokens=7 skipped: big: It needs about 900.0 GiB and the device has 3.0 GiB free.",
     ]
 
 
@@ -73,9 +73,53 @@ def test_the_same_skip_is_told_once() -> None:
     failures = [without_time(Status.ERROR, "broken", tokens=n) for n in (1, 2)]
     lines = play(False, rows=[*skips, *other, *failures]).splitlines()
     assert [line.split("tokens=")[1] for line in lines] == [
-        "1 mine: skipped: Triton kernels need a GPU.", "4 mine: skipped: Too large.", "4 big: skipped: Too large.",
+        "1 skipped: mine: Triton kernels need a GPU.", "4 skipped: mine, big: Too large.",
         "1 mine: error: broken", "2 mine: error: broken",
     ]  # fmt: skip
+
+
+def test_skips_of_a_case_are_one_line_for_each_reason() -> None:
+    skips = [
+        without_time(Status.SKIPPED, reason, implementation=name)
+        for name, reason in (("a", "No GPU."), ("b", "No mlp scope."), ("c", "No GPU."))
+    ]
+    assert play(False, rows=[*skips, ROWS[0]]).splitlines()[:2] == [
+        "small glu forward float32 tokens=7 skipped: a, c: No GPU.",
+        "small glu forward float32 tokens=7 skipped: b: No mlp scope.",
+    ]
+
+
+def test_a_verdict_and_the_noise_stand_in_the_lines() -> None:
+    rows = [
+        a_record(implementation="eager", ratio=1.0, aa_ratio=1.0002, aa_low=0.9991, aa_high=1.0013),
+        a_record(verdict="faster"),
+    ]
+    base, mine = play(False, rows=rows).splitlines()
+    assert "baseline, A/A 1.0002 [0.9991, 1.0013], " in base
+    assert "x0.800 ±0.010 faster, " in mine
+
+
+def test_what_spoils_the_figures_ends_the_lines() -> None:
+    rows = [
+        a_record(implementation="eager", stopped_by="budget"),
+        a_record(throttle="power-brake", throttled_share=1.0),
+    ]
+    assert play(False, rows=rows).splitlines()[2:] == [
+        "small glu forward float32: The budget was spent before every ratio was known to within 0.5%: 7 tokens.",
+        "small glu forward float32: Clocks were held down by power-brake, in up to 100% of the rounds: 7 tokens.",
+    ]
+
+
+@pytest.mark.parametrize("no_color", [True, False])
+def test_colours_only_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch, no_color: bool) -> None:
+    monkeypatch.setenv("NO_COLOR", "1") if no_color else monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=100)
+    for table in time_tables([a_record(implementation="eager"), a_record(verdict="faster")], 100):
+        console.print(table)
+    assert "faster" in output.getvalue()
+    assert ("\x1b[32m" in output.getvalue()) is not no_color
 
 
 def test_every_row_is_kept_in_order_even_if_it_is_not_printed() -> None:

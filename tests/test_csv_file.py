@@ -11,10 +11,18 @@ from typing import Any
 
 import pytest
 
+from specimens import a_check
 from swiglu_bench.cases import BadInput
-from swiglu_bench.record import COLUMNS, SCHEMA_VERSION, Record, Status
+from swiglu_bench.record import COLUMNS, SCHEMA_VERSION, GpuState, Record, Status, columns
 from swiglu_bench.writers import csv_file
-from swiglu_bench.writers.csv_file import SAMPLE_COLUMNS, CsvFile, create_folder, read_records, write_run_file
+from swiglu_bench.writers.csv_file import (
+    SAMPLE_COLUMNS,
+    SAMPLE_KEY,
+    CsvFile,
+    create_folder,
+    read_records,
+    write_run_file,
+)
 
 
 def make_record(**changes: Any) -> Record:
@@ -24,6 +32,9 @@ def make_record(**changes: Any) -> Record:
         "weight_layout": "separate", "gradients": "x w_gate w_up", "status": Status.OK,
     }  # fmt: skip
     return Record(**{**values, **changes})
+
+
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def lines(path: Path) -> list[list[str]]:
@@ -73,10 +84,20 @@ class TestWriting:
             make_record(samples_ms=(1.5, 1.25)),
             make_record(implementation="fused", samples_ms=(0.123456789,)),
         )
-        assert lines(tmp_path / "samples.csv")[1:] == [
+        key = len(SAMPLE_KEY)
+        assert [row[: key + 2] for row in lines(tmp_path / "samples.csv")[1:]] == [
             ["run1", "llama7b", "128", "bfloat16", "glu", "forward", "eager", "0", "1.5"],
             ["run1", "llama7b", "128", "bfloat16", "glu", "forward", "eager", "1", "1.25"],
             ["run1", "llama7b", "128", "bfloat16", "glu", "forward", "fused", "0", "0.123456789"],
+        ]
+
+    def test_the_state_of_the_gpu_and_the_twin_stand_beside_a_sample(self, tmp_path):
+        states = (GpuState(1980, 650.5, 61, "software-power-cap"), GpuState(1755, None, None, None))
+        write_all(tmp_path, make_record(samples_ms=(1.5, 1.25), twin_ms=(1.4, 1.3), states=states))
+        found = [row[len(SAMPLE_KEY) :] for row in lines(tmp_path / "samples.csv")[1:]]
+        assert found == [
+            ["0", "1.5", "1.4", "1980", "650.5", "61", "software-power-cap"],
+            ["1", "1.25", "1.3", "1755", "", "", ""],
         ]
 
     def test_text_that_is_not_unicode_does_not_end_the_run(self, tmp_path):
@@ -170,6 +191,43 @@ class TestAppending:
         seeds = list(read_records(tmp_path)["seed"])
         assert seeds[: len(told)] == told
         assert len(seeds) <= len(told) + 1
+
+
+def a_run(run: str) -> Record:
+    return make_record(run_id=run, reason=f"é, {run}", samples_ms=(1.0, 2.0), tensor_checks=(a_check(),))
+
+
+class TestRemoving:
+    def test_rows_and_their_samples_go_and_the_rest_stays_as_it_is(self, tmp_path):
+        write_all(tmp_path, *(a_run(run) for run in "abc"))
+        before = {path.name: path.read_bytes().splitlines(keepends=True) for path in tmp_path.iterdir()}
+        writer = CsvFile(tmp_path, warn=pytest.fail)
+        assert [row["reason"] for row in writer.rows()] == ["é, a", "é, b", "é, c"]
+        writer.drop(lambda row: row["run_id"] == "b")
+        after = {path.name: path.read_bytes().splitlines(keepends=True) for path in tmp_path.iterdir()}
+        assert after["records.csv"] == [before["records.csv"][number] for number in (0, 1, 3)]
+        assert after["samples.csv"] == [before["samples.csv"][number] for number in (0, 1, 2, 5, 6)]
+        assert after["checks.csv"] == [before["checks.csv"][number] for number in (0, 1, 3)]
+        assert set(after) == {"records.csv", "samples.csv", "checks.csv"}
+        writer.write(make_record(run_id="d"))
+        assert [row["run_id"] for row in writer.rows()] == ["a", "c", "d"]
+
+    def test_samples_of_a_row_that_a_kill_prevented_go_too(self, tmp_path):
+        write_all(tmp_path, make_record(samples_ms=(1.0,)))
+        (tmp_path / "records.csv").write_text(",".join(COLUMNS) + "\n")
+        writer = CsvFile(tmp_path, warn=pytest.fail)
+        writer.drop(lambda row: False)
+        assert lines(tmp_path / "samples.csv") == [list(SAMPLE_COLUMNS)]
+
+    def test_what_cannot_be_removed_is_told_and_stays(self, tmp_path, monkeypatch):
+        write_all(tmp_path, make_record())
+        told: list[str] = []
+        writer = CsvFile(tmp_path, warn=told.append)
+        monkeypatch.setattr(os, "fsync", lambda file: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        writer.drop(lambda row: True)
+        assert told == [f"{tmp_path / 'records.csv'} still has outdated rows: No space left on device."]
+        assert {path.name for path in tmp_path.iterdir()} == {"records.csv", "samples.csv", "checks.csv"}
+        assert len(read_records(tmp_path)) == 1
 
 
 class TestFullDisk:
@@ -332,7 +390,7 @@ class TestReading:
             b"\xff\xfe\x00\n",
             b"\0\0\0\n",
             b'"' + b"x" * 200_000 + b"\n",
-            ",".join(COLUMNS[:-2] + COLUMNS[-1:]).encode() + b"\n",
+            ",".join(COLUMNS[:-4] + COLUMNS[-3:]).encode() + b"\n",
         ],
     )
     def test_foreign(self, tmp_path, content):
@@ -346,14 +404,45 @@ class TestReading:
         with pytest.raises(BadInput, match=r"is not a records\.csv"):
             read_records(tmp_path)
 
+    @pytest.mark.parametrize("folder", sorted({path.parent for path in RESULTS.rglob("records.csv")}), ids=str)
+    def test_every_committed_run_can_be_read(self, folder):
+        frame = read_records(folder)
+        assert tuple(frame.columns) == COLUMNS
+        assert len(frame) > 0
+
+    def test_what_an_older_version_did_not_measure_is_missing(self, tmp_path):
+        old = columns(1)
+        assert len(old) < len(COLUMNS)
+        row = dict.fromkeys(old, "1") | {"comparable": "true", "interpreted": "false", "status": "ok"}
+        (tmp_path / "records.csv").write_text(",".join(old) + "\n" + ",".join(row.values()) + "\n")
+        frame = read_records(tmp_path)
+        assert frame["graph_us"].isna().all()
+        assert list(frame["verdict"]) == [""]
+        assert frame["other_processes"].isna().all()
+
     @pytest.mark.parametrize("columns", [COLUMNS, (*COLUMNS[:-1], "new_column", "schema")])
     def test_newer(self, tmp_path, columns):
         row = [str(SCHEMA_VERSION + 1) if name == "schema" else "1" for name in columns]
         (tmp_path / "records.csv").write_text(",".join(columns) + "\n" + ",".join(row) + "\n")
         with pytest.raises(
-            BadInput, match=r"was written by a newer swiglu-bench \(schema 2; this one reads up to 1\)\."
+            BadInput,
+            match=rf"a newer swiglu-bench \(schema {SCHEMA_VERSION + 1}; this one reads up to {SCHEMA_VERSION}\)\.",
         ):
             read_records(tmp_path)
+
+    def test_an_older_schema_reads_with_empty_columns(self, tmp_path):
+        write_all(tmp_path, make_record(time_ms=1.5))
+        (header, row), old = lines(tmp_path / "records.csv"), columns(1)
+        cells = dict(zip(header, row, strict=True)) | {"schema": "1"}
+        text = "\n".join([",".join(old), ",".join(cells[name] for name in old), ""])
+        (tmp_path / "records.csv").write_text(text, encoding="utf-8")
+        frame = read_records(tmp_path)
+        assert tuple(frame.columns) == COLUMNS
+        assert (frame["time_ms"][0], frame["fingerprint"][0], frame["schema"][0]) == (1.5, "", 1)
+
+    @pytest.mark.parametrize("file", sorted(Path(__file__).parent.parent.glob("results/**/records.csv")), ids=str)
+    def test_the_committed_results_read(self, file):
+        assert len(read_records(file)) > 0
 
     def test_the_writer_does_not_need_pandas(self):
         code = f"import sys, {csv_file.__name__}; assert not {{'pandas', 'torch', 'wandb'}} & set(sys.modules)"

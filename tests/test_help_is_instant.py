@@ -31,7 +31,10 @@ def text_and_heavy_imports(code: str, *arguments: str, **variables: str) -> tupl
     return text, heavy.split()
 
 
-@pytest.mark.parametrize("command", ["", "list", "forward", "backward", "step", "memory", "verify"])
+@pytest.mark.parametrize(
+    "command",
+    ["", "list", "forward", "backward", "step", "memory", "verify", "audit", "selftest", "ceilings", "noise", "doctor"],
+)
 def test_help_imports_nothing_heavy(command: str) -> None:
     text, heavy = text_and_heavy_imports(RUN_THE_CLI, *command.split(), "--help")
     assert "Usage: swiglu-bench" in text

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specimens import small_case
-from swiglu_bench.cases import ACTIVATIONS, VARIANTS, WEIGHTS, Dtype, Mode, Scope, Shape
+from swiglu_bench.cases import ACTIVATIONS, VARIANTS, WEIGHTS, Dtype, Extras, Mode, Scope, Shape
 from swiglu_bench.problem import Problem, make_problem, torch_dtype
 
 
@@ -14,13 +14,60 @@ def everything(problem: Problem) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("scope", list(Scope))
 @pytest.mark.parametrize("dtype", list(Dtype))
-def test_the_same_seed_gives_the_same_tensors(scope: Scope, dtype: Dtype) -> None:
+def test_the_same_seeds_give_the_same_tensors(scope: Scope, dtype: Dtype) -> None:
     case = small_case(scope=scope, dtype=dtype)
     torch.manual_seed(1)
-    first = everything(make_problem(case, "cpu"))
+    first = everything(make_problem(case, "cpu", unannounced=3))
     torch.manual_seed(2)
-    second = everything(make_problem(case, "cpu"))
+    second = everything(make_problem(case, "cpu", unannounced=3))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+def test_one_variant_is_drawn_from_a_seed_that_nobody_can_know() -> None:
+    first, second = (make_problem(small_case(), "cpu") for _ in range(2))
+    assert first.unannounced != second.unannounced
+    assert torch.equal(first.activations[0][0], second.activations[0][0])
+    assert not torch.equal(first.activations[1][0], second.activations[1][0])
+    again = make_problem(small_case(), "cpu", unannounced=first.unannounced)
+    assert torch.equal(again.activations[1][0], first.activations[1][0])
+
+
+def test_a_build_sees_no_inputs() -> None:
+    seen = make_problem(small_case(), "cpu").for_building()
+    assert seen.activations == seen.upstream == ()
+    assert not seen.desk
+    assert not seen.unannounced
+    assert set(seen.weights) == {"w_gate", "w_up"}
+
+
+def test_variants_are_laid_out_at_the_same_addresses() -> None:
+    problem = make_problem(small_case(scope=Scope.ACTIVATION), "cpu")
+    first, upstream = problem.lay_out(0)
+    addresses = [value.data_ptr() for value in (*first, upstream)]
+    second, other_upstream = problem.lay_out(1)
+    assert addresses == [value.data_ptr() for value in (*second, other_upstream)]
+    assert all(torch.equal(one, other) for one, other in zip(second, problem.activations[1], strict=True))
+    assert torch.equal(other_upstream, problem.upstream[1])
+    assert not {*addresses} & {value.data_ptr() for value in everything(problem)}
+
+
+def test_biases_come_only_where_they_are_asked_for() -> None:
+    case = small_case(scope=Scope.MLP)
+    assert make_problem(case, "cpu").biases == {}
+    problem = make_problem(case, "cpu", Extras(bias=True))
+    assert {name: len(value) for name, value in problem.biases.items()} == {
+        "bias_gate": 40, "bias_up": 40, "bias_down": 24,
+    }  # fmt: skip
+    assert all(leaf.requires_grad for leaf in problem.with_leaves(True).parameters.values())
+
+
+def test_parameters_that_somebody_changed_are_drawn_again() -> None:
+    problem = make_problem(small_case(), "cpu", Extras(bias=True))
+    before = {name: value.clone() for name, value in problem.parameters.items()}
+    for value in problem.parameters.values():
+        value.zero_()
+    problem.restore_parameters()
+    assert all(torch.equal(value, before[name]) for name, value in problem.parameters.items())
 
 
 def test_another_seed_gives_other_tensors() -> None:
@@ -29,7 +76,9 @@ def test_another_seed_gives_other_tensors() -> None:
 
 
 def test_modes_share_their_tensors() -> None:
-    first, second = (everything(make_problem(small_case(mode=mode), "cpu")) for mode in (Mode.FORWARD, Mode.STEP))
+    first, second = (
+        everything(make_problem(small_case(mode=mode), "cpu", unannounced=5)) for mode in (Mode.FORWARD, Mode.STEP)
+    )
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 

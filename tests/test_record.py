@@ -3,8 +3,9 @@ import re
 import typing
 from pathlib import Path
 
-from swiglu_bench.record import COLUMNS, Record, Status
-from swiglu_bench.writers.csv_file import SAMPLE_COLUMNS
+from swiglu_bench.cells import CELL_COLUMNS
+from swiglu_bench.record import BESIDE, COLUMNS, Record, Status, TensorCheck
+from swiglu_bench.writers.csv_file import CHECK_COLUMNS, SAMPLE_COLUMNS
 
 README = Path(__file__).parents[1] / "results" / "README.md"
 
@@ -28,6 +29,18 @@ def test_every_column_of_samples_csv_is_described_in_order():
     assert tuple(name.strip("`") for name, _, _ in table("samples.csv")) == SAMPLE_COLUMNS
 
 
+def test_every_column_of_checks_csv_and_audit_csv_is_described_in_order():
+    assert tuple(name.strip("`") for name, _, _ in table("checks.csv")) == CHECK_COLUMNS
+    assert tuple(name.strip("`") for name, _, _ in table("audit.csv")) == CELL_COLUMNS
+
+
+def test_what_was_used_of_the_budget():
+    check = TensorCheck("output", True, 1.0, 1.0, 2.0, 3.0, 1.0, 4.0)
+    assert check.used == 0.75
+    assert dataclasses.replace(check, max_error=0.0, max_allowed=0.0).used == 0.5
+    assert dataclasses.replace(check, error=float("inf")).used == float("inf")
+
+
 def test_the_described_unit_is_the_one_in_the_name():
     units = {"ms": "ms", "us": "µs", "bytes": "B", "gbps": "GB/s", "tflops": "TFLOP/s", "pct": "%", "tokens": "tokens"}
     described = {name.strip("`"): unit for name, unit, _ in table("records.csv")}
@@ -48,4 +61,4 @@ def test_a_row_is_every_column_in_order():
 def test_the_row_is_flat_and_only_the_lists_are_left_out():
     hints = typing.get_type_hints(Record)
     assert {hints[name] for name in COLUMNS} <= {str, int, int | None, float | None, bool, Status}
-    assert {f.name for f in dataclasses.fields(Record)} - set(COLUMNS) == {"samples_ms", "tensor_checks"}
+    assert {f.name for f in dataclasses.fields(Record)} - set(COLUMNS) == BESIDE

@@ -12,7 +12,15 @@ import pytest
 from swiglu_bench import registry
 from swiglu_bench.cases import ACTIVATIONS, BadInput, Scope, tensors
 from swiglu_bench.implementations import CATALOGUE
-from swiglu_bench.registry import Implementation, Step, from_entry_points, from_file, implementation, select
+from swiglu_bench.registry import (
+    Implementation,
+    Step,
+    entry_point_addresses,
+    from_file,
+    implementation,
+    load,
+    select,
+)
 
 USER_FILE = Path(__file__).with_name("user_implementations.py")
 
@@ -250,6 +258,10 @@ def publish(monkeypatch: pytest.MonkeyPatch, *things: object) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
 
 
+def from_entry_points() -> list[Implementation]:
+    return [load(address) for address in entry_point_addresses()]
+
+
 def test_entry_points_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = dummy("theirs")
     publish(monkeypatch, theirs)
@@ -363,6 +375,7 @@ def test_the_decorator_keeps_what_it_is_given() -> None:
     assert dataclasses.asdict(one) | {"build": None} == {
         "name": "packed-one", "description": "d", "scopes": frozenset({Scope.GLU, Scope.MLP}), "build": None,
         "weight_layout": "packed", "backend": "torch", "package": "", "trains": "inputs", "interpretable": "yes",
-        "footprints": {}, "source": __name__,
+        "offers": frozenset(), "overwrites": frozenset(),
+        "footprints": {}, "source": __name__, "file": __file__, "address": "",
     }  # fmt: skip
     assert one.build is build

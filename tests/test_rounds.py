@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from swiglu_bench.measure import rounds as rounds_module
-from swiglu_bench.measure.clock import Sample
+from swiglu_bench.measure.clock import DeviceLost, Sample
 from swiglu_bench.measure.rounds import RETRIES, Contender, Rounds, Rule, Timing, run_rounds
 
 
@@ -202,6 +202,20 @@ def test_the_lead_follows_what_the_host_needs(clock: FakeClock) -> None:
     assert 50.0 < clock.leads_us[-1] <= 60.0 + 1e-9
 
 
+# Rest
+
+
+def test_a_rested_contender_waits_before_every_sample_and_the_wait_is_not_timed(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    naps: list[tuple[float, int]] = []
+    log = Log()
+    monkeypatch.setattr(rounds_module.time, "sleep", lambda seconds: naps.append((seconds, len(log.called))))
+    result = run_rounds([log.contender("a"), log.contender("b")], clock, exactly(3, warmup_rounds=1, rest_s=0.05))
+    assert naps == [(0.05, number) for number in range(8)]
+    assert result.timings["a"].ms == [1.0] * 3
+
+
 # Failures
 
 
@@ -236,6 +250,23 @@ def test_a_failure_costs_one_contender_and_leaves_the_others(clock: FakeClock, w
     assert result.ratio("good", "good") is not None
     if where != "inspect":
         assert all(number <= 4 for name, number in log.called[4:] if name == "bad"), "it takes no further part"
+
+
+def test_a_lost_device_ends_the_measurement_and_the_mark_names_whose_turn_it_was(clock: FakeClock) -> None:
+    turns: list[str] = []
+
+    def prepare(number: int) -> Callable[[], float]:
+        def dead() -> None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        clock.synchronize = dead  # type: ignore[method-assign]
+        raise RuntimeError("CUDA error")
+
+    contenders = [Log().contender("a"), Contender("bad", prepare), Log().contender("b")]
+    with pytest.raises(DeviceLost, match="RuntimeError: CUDA error"):
+        run_rounds(contenders, clock, exactly(10), on_turn=turns.append)
+    assert turns[-1] == "bad"
+    assert turns.count("bad") == 1
 
 
 def test_when_everyone_fails_it_ends(clock: FakeClock) -> None:
@@ -275,9 +306,18 @@ def jitter(factor: float) -> Callable[[int], float]:
 def test_it_stops_once_every_ratio_is_known(clock: FakeClock) -> None:
     log = Log()
     contenders = [log.contender("base", jitter(1.0)), log.contender("mine", lambda n: 2 * jitter(1.0)(n))]
-    result = run_rounds(contenders, clock, Rule(budget_s=1e9), baseline="base")
+    result = run_rounds(contenders, clock, Rule(min_s=0.0, budget_s=1e9), baseline="base")
     assert result.stopped_by == "precision"
     assert 10 <= len(result.timings["mine"].samples) <= 12
+
+
+def test_precision_does_not_stop_it_before_its_least_time(clock: FakeClock) -> None:
+    """Two contenders of 10 and 20 ms, exactly known at once: 2 s are 67 rounds."""
+    log = Log()
+    contenders = [log.contender("base", lambda n: 10.0), log.contender("mine", lambda n: 20.0)]
+    result = run_rounds(contenders, clock, Rule(budget_s=1e9), baseline="base")
+    assert result.stopped_by == "precision"
+    assert 67 <= len(result.timings["mine"].samples) <= 69
 
 
 def test_it_goes_on_while_one_ratio_is_uncertain(clock: FakeClock) -> None:
@@ -297,7 +337,7 @@ def test_a_tighter_precision_takes_more_rounds(clock: FakeClock) -> None:
     for precision in (0.05, 0.01):
         log = Log()
         contenders = [log.contender("base"), log.contender("mine", jitter(1.0))]
-        rule = Rule(budget_s=1e9, max_rounds=2000, precision=precision)
+        rule = Rule(min_s=0.0, budget_s=1e9, max_rounds=2000, precision=precision)
         result = run_rounds(contenders, clock, rule, baseline="base")
         assert result.stopped_by == "precision"
         interval = result.ratio("mine", "base")
@@ -322,7 +362,7 @@ def test_at_least_the_fewest_rounds_whatever_the_budget(clock: FakeClock) -> Non
 
 
 def test_without_a_baseline_the_times_themselves_have_to_be_known(clock: FakeClock) -> None:
-    result = run_rounds([Log().contender("a")], clock, Rule(budget_s=1e9, max_rounds=33))
+    result = run_rounds([Log().contender("a")], clock, Rule(min_s=0.0, budget_s=1e9, max_rounds=33))
     assert result.stopped_by == "precision"
     result = run_rounds([Log().contender("a")], clock, Rule(budget_s=1e9, max_rounds=33, precision=-1.0))
     assert (result.stopped_by, len(result.timings["a"].samples)) == ("rounds", 33)

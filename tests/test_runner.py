@@ -9,11 +9,11 @@ import torch
 
 import user_implementations as mine
 from specimens import small_case
-from swiglu_bench import machine, runner
-from swiglu_bench.cases import Case, Dtype, Mode, Scope, Shape, tensors
+from swiglu_bench import limits, machine, runner, timing, yardstick
+from swiglu_bench.cases import VARIANTS, Case, Dtype, Mode, Scope, Shape, tensors
 from swiglu_bench.implementations import fused, liger, pytorch
-from swiglu_bench.measure.ceilings import Ceilings
-from swiglu_bench.measure.clock import CpuClock, Sample
+from swiglu_bench.limits import Ceilings
+from swiglu_bench.measure.clock import CpuClock, DeviceLost, Sample
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.record import Record, Status
 from swiglu_bench.registry import Implementation
@@ -30,7 +30,7 @@ TIDY = runner._tidy
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measuring the ceilings and collecting garbage would take most of the time of these tests."""
-    monkeypatch.setattr(runner, "measure_ceilings", lambda device, dtype, clock: Ceilings(10.0, 0.1))
+    monkeypatch.setattr(limits, "ceilings", lambda *_: Ceilings(10.0, 0.1))
     monkeypatch.setattr(runner, "_tidy", lambda device: None)
 
 
@@ -115,9 +115,9 @@ def test_an_elementwise_scope_is_limited_by_bytes() -> None:
 
 
 def test_products_limit_where_arithmetic_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "measure_ceilings", lambda *_: Ceilings(copy_gbps=1e6, matmul_tflops=1e-3))
+    monkeypatch.setattr(limits, "ceilings", lambda *_: Ceilings(copy_gbps=1e6, matmul_tflops=1e-3))
     assert rows(small_case(), [pytorch.eager])["eager"].limit_kind == "matmul"
-    monkeypatch.setattr(runner, "measure_ceilings", lambda *_: Ceilings(copy_gbps=1e-3, matmul_tflops=1e6))
+    monkeypatch.setattr(limits, "ceilings", lambda *_: Ceilings(copy_gbps=1e-3, matmul_tflops=1e6))
     assert rows(small_case(), [pytorch.eager])["eager"].limit_kind == "bandwidth"
 
 
@@ -125,7 +125,7 @@ def test_a_limit_that_cannot_be_measured_costs_no_row(monkeypatch: pytest.Monkey
     def full(*_: object) -> object:
         raise torch.OutOfMemoryError("no room for operands")
 
-    monkeypatch.setattr(runner, "bare_products", full)
+    monkeypatch.setattr(timing, "bare_products", full)
     record = rows(small_case(), [pytorch.eager])["eager"]
     assert (record.status, record.limit_kind) == (Status.OK, "bandwidth")
 
@@ -133,11 +133,11 @@ def test_a_limit_that_cannot_be_measured_costs_no_row(monkeypatch: pytest.Monkey
 def test_ceilings_are_measured_once_a_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[torch.dtype] = []
 
-    def measure(device: torch.device, dtype: torch.dtype, clock: object) -> Ceilings:
+    def measure(this: machine.Machine, device: torch.device, dtype: torch.dtype, clock: object) -> Ceilings:
         asked.append(dtype)
         return Ceilings(10.0, 0.1)
 
-    monkeypatch.setattr(runner, "measure_ceilings", measure)
+    monkeypatch.setattr(limits, "ceilings", measure)
     cases = [small_case(tokens=n, dtype=d) for d in (Dtype.FLOAT32, Dtype.BFLOAT16) for n in (1, 2)]
     rows(cases, [pytorch.eager])
     assert asked == [torch.float32, torch.bfloat16]
@@ -220,7 +220,7 @@ def test_results_of_one_contender_do_not_pass_for_another_s() -> None:
     """Memory is poisoned before each contender, so what it does not write is not the last one's right answer."""
     told: list[str] = []
 
-    class Watched(runner.Yardstick):
+    class Watched(yardstick.Yardstick):
         def poison(self) -> None:
             told.append("poison")
 
@@ -232,7 +232,30 @@ def test_results_of_one_contender_do_not_pass_for_another_s() -> None:
         make = runner.make_yardstick
         patch.setattr(runner, "make_yardstick", lambda *given: Watched(**vars(make(*given))))
         rows(small_case(), [pytorch.eager, mine.mine], settings(Task.VERIFY))
-    assert told == ["poison", "judge", "judge"] * 2
+    assert told == ["poison", *["poison", "judge"] * 2 * VARIANTS] * 2
+
+
+def test_a_lost_device_ends_the_run_and_the_mark_names_the_culprit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No later row of this process could be believed; `isolation.py` ends the process."""
+
+    def dead(self: CpuClock) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    marks: list[str] = []
+    session = runner.Session(settings(), THIS, marks.append)
+    monkeypatch.setattr(CpuClock, "synchronize", dead)
+    with pytest.raises(DeviceLost, match="no such tile"):
+        list(session.run_case(small_case(), [mine.unbuilt, pytorch.eager], lambda doing, fraction: None))
+    assert marks == ["unbuilt"]
+
+
+def test_the_mark_follows_whose_code_runs() -> None:
+    marks: list[str] = []
+    session = runner.Session(settings(), THIS, marks.append)
+    list(session.run_case(small_case(), [mine.unbuilt, pytorch.eager, mine.mine], lambda doing, fraction: None))
+    assert marks[:6] == ["unbuilt", "", "eager", "", "mine", ""]
+    assert {*marks[6:-1]} == {"eager", "mine", ""}, "the bare products are the suite's own"
+    assert marks[-1] == ""
 
 
 # Skipped, with the reason
@@ -280,7 +303,7 @@ def test_every_task_looks_at_the_memory_first(task: Task, monkeypatch: pytest.Mo
 
 
 def test_a_case_that_cannot_fit_the_budget_is_skipped_with_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "measure_ceilings", lambda *_: Ceilings(copy_gbps=1e-9, matmul_tflops=1e-9))
+    monkeypatch.setattr(limits, "ceilings", lambda *_: Ceilings(copy_gbps=1e-9, matmul_tflops=1e-9))
     record = rows(small_case(), [pytorch.eager])["eager"]
     assert record.status is Status.SKIPPED
     assert record.reason.startswith("Its fewest rounds would take about ")
@@ -289,7 +312,7 @@ def test_a_case_that_cannot_fit_the_budget_is_skipped_with_that_reason(monkeypat
 
 
 def test_the_budget_matters_for_timing_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "measure_ceilings", lambda *_: pytest.fail("no timing, no ceilings"))
+    monkeypatch.setattr(limits, "ceilings", lambda *_: pytest.fail("no timing, no ceilings"))
     for task in (Task.VERIFY, Task.MEMORY):
         assert rows(small_case(), [pytorch.eager], settings(task, rule=Rule(budget_s=0.0)))["eager"].status is Status.OK
 

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiglu_bench.measure.statistics import Interval, percentile, ratio_interval
+from swiglu_bench.measure.statistics import (
+    Interval,
+    Verdict,
+    detectable,
+    median_interval,
+    percentile,
+    ratio_interval,
+    verdict,
+)
 
 times = st.floats(min_value=1e-3, max_value=1e3)
 
@@ -81,6 +89,76 @@ def test_more_samples_and_less_noise_narrow_it() -> None:
     calm = ratio_interval(noisy(12, 2.0, 0.001), noisy(12, 1.0, 0.001, seed=1)).half_width
     assert many < few / 2
     assert calm < few / 10
+
+
+def alike(count: int, neighbours: float, generator: np.random.Generator) -> np.ndarray:
+    """Heavy-tailed values around 1, each related to the one before."""
+    values = 0.01 * generator.standard_t(2.5, count)
+    for index in range(1, count):
+        values[index] = neighbours * values[index - 1] + math.sqrt(1 - neighbours**2) * values[index]
+    return 1 + values
+
+
+@pytest.mark.parametrize("count", [10, 12, 30, 100])
+@pytest.mark.parametrize(("neighbours", "most_missed"), [(0.0, 0.055), (0.2, 0.085), (0.4, 0.14)])
+def test_it_misses_the_truth_as_rarely_as_it_says(count: int, neighbours: float, most_missed: float) -> None:
+    """600 experiments; 95% means 5%. Rounds that are alike cost some of it where there are few of them."""
+    generator = np.random.default_rng(count)
+    missed = sum(median_interval(alike(count, neighbours, generator)).excludes(1.0) for _ in range(600))
+    assert missed <= 600 * most_missed
+
+
+def test_independent_rounds_have_the_sign_test_s_ranks() -> None:
+    """Of 10 values the second and the ninth: between them the median lies in 97.9% of experiments."""
+    ones = [5.0, 1.0, 6.0, 2.0, 7.0, 3.0, 8.0, 4.0, 10.0, 0.5]
+    assert median_interval(ones) == Interval(4.5, 1.0, 8.0)
+
+
+def test_rounds_that_are_alike_widen_it() -> None:
+    mixed = [1.0, 2.0] * 30
+    blocks = [1.0] * 15 + [2.0] * 15 + [1.0] * 15 + [2.0] * 15
+    slope = [1 + 0.01 * ((37 * n) % 60) for n in range(60)]
+    assert median_interval(mixed).half_width <= median_interval(blocks).half_width
+    assert median_interval(sorted(slope)).half_width > 2 * median_interval(slope).half_width
+
+
+def test_one_wild_round_does_not_move_it() -> None:
+    calm = list(alike(40, 0.0, np.random.default_rng(3)))
+    wild = [*calm[:20], 50.0, *calm[21:]]
+    assert abs(median_interval(calm).high - median_interval(wild).high) < 0.005
+
+
+@pytest.mark.parametrize(
+    ("interval", "noise", "expected"),
+    [
+        (Interval(0.9, 0.89, 0.91), 0.001, Verdict.FASTER),
+        (Interval(1.1, 1.09, 1.11), 0.001, Verdict.SLOWER),
+        (Interval(0.99, 0.97, 1.01), 0.0, Verdict.TIE),  # the interval holds 1
+        (Interval(0.998, 0.997, 0.999), 0.003, Verdict.TIE),  # sure of it, but an A/A pair differs as much
+        (Interval(1.002, 1.001, 1.003), 0.0021, Verdict.TIE),
+        (Interval(1.0, 1.0, 1.0), 0.0, Verdict.TIE),
+    ],
+)
+def test_verdicts(interval: Interval, noise: float, expected: Verdict) -> None:
+    assert verdict(interval, noise) is expected
+
+
+def test_the_noise_is_how_far_an_a_a_pair_s_interval_reaches() -> None:
+    assert Interval(1.0002, 0.9991, 1.0013).noise == pytest.approx(0.0013)
+    assert Interval(0.998, 0.996, 0.9995).noise == pytest.approx(0.004)
+
+
+@given(st.floats(0.99, 1.01), st.floats(0.0001, 0.01), st.floats(0.0, 0.01))
+def test_what_is_detectable_gets_a_verdict_and_less_does_not(middle: float, half: float, noise: float) -> None:
+    least = detectable(Interval(middle, middle - half, middle + half), noise)
+
+    def at(factor: float) -> Verdict:
+        return verdict(Interval(middle * factor, (middle - half) * factor, (middle + half) * factor), noise)
+
+    assert at(1 - least - 1e-6) is Verdict.FASTER
+    assert at(1 + least + 1e-6) is Verdict.SLOWER
+    if least > 1e-6:
+        assert Verdict.TIE in {at(1 - least + 1e-6), at(1 + least - 1e-6)}
 
 
 def test_it_covers_the_true_ratio_as_often_as_it_says() -> None:

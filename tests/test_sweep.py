@@ -1,6 +1,9 @@
+import contextlib
+import dataclasses
 import io
 import json
 import sys
+import tempfile
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +14,15 @@ import torch
 from rich.console import Console
 
 from specimens import a_record, small_case, without_time
-from swiglu_bench import machine, runner
-from swiglu_bench.cases import BadInput
+from swiglu_bench import isolation, locks, machine, runner
+from swiglu_bench.cases import BadInput, Mode
+from swiglu_bench.child import DoesNotEnd
+from swiglu_bench.measure.clock import DeviceLost
+from swiglu_bench.output import Output, _default_folder
 from swiglu_bench.record import Record, Status
+from swiglu_bench.registry import Step, implementation
 from swiglu_bench.runner import Progress, Settings, Task
-from swiglu_bench.sweep import INTERRUPTED, Output, _default_folder, sweep
+from swiglu_bench.sweep import INTERRUPTED, Process, sweep
 from swiglu_bench.writers import csv_file
 
 CPU = torch.device("cpu")
@@ -23,6 +30,7 @@ THIS = machine.describe(CPU)
 SETTINGS = Settings(Task.TIME, CPU, "swiglu-bench forward", "20250102T030405Z-77")
 
 SCREEN_ONLY = Output(csv=False, folder=None, wandb_project=None)
+MINE = implementation("mine", scopes=["glu"], description="d")(lambda problem: Step(lambda x: x))
 OK, SKIPPED = a_record(), without_time(Status.SKIPPED, "It has no backward.")
 INCORRECT, ERROR = without_time(Status.INCORRECT, "output: wrong."), without_time(Status.ERROR, "broken")
 
@@ -70,7 +78,7 @@ def play(
     monkeypatch.setattr(runner, "run", run)
     text = io.StringIO()
     console = Console(file=text, width=100, color_system=None)
-    return sweep("forward", [small_case()], [], SETTINGS, THIS, output, console), text.getvalue()
+    return sweep("forward", [small_case()], [MINE], SETTINGS, THIS, output, console), text.getvalue()
 
 
 def into(folder: Path, wandb_project: str | None = None) -> Output:
@@ -103,7 +111,7 @@ def test_a_row_is_on_the_disk_before_the_next_is_asked_for(monkeypatch: pytest.M
 
     monkeypatch.setattr(runner, "run", run)
     console = Console(file=io.StringIO(), color_system=None)
-    sweep("forward", [small_case()], [], SETTINGS, THIS, into(tmp_path / "run"), console)
+    sweep("forward", [small_case()], [MINE], SETTINGS, THIS, into(tmp_path / "run"), console)
     assert seen == [1, 2, 3]
 
 
@@ -193,7 +201,7 @@ def test_progress_reaches_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         yield OK
 
     monkeypatch.setattr(runner, "run", run)
-    assert sweep("forward", [small_case()], [], SETTINGS, THIS, SCREEN_ONLY, console) == 0
+    assert sweep("forward", [small_case()], [MINE], SETTINGS, THIS, SCREEN_ONLY, console) == 0
     assert "case 1/1: small, 7 tokens, timing, round 3" in text.getvalue()
 
 
@@ -203,7 +211,166 @@ def test_progress_reaches_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_task_has_its_tables(monkeypatch: pytest.MonkeyPatch, task: Task, words: str) -> None:
     text = io.StringIO()
     console = Console(file=text, width=100, force_terminal=True, color_system=None)
-    monkeypatch.setattr(runner, "run", lambda *_: iter([SKIPPED]))
+    monkeypatch.setattr(runner, "run", lambda *_: (row for row in [SKIPPED]))
     how = Settings(task, CPU, "c", SETTINGS.run_id)
-    sweep("c", [small_case()], [], how, THIS, SCREEN_ONLY, console)
+    sweep("c", [small_case()], [MINE], how, THIS, SCREEN_ONLY, console)
     assert words in text.getvalue()
+
+
+# Going on with a sweep, and whom it must not meet
+
+
+class Killed(BaseException):
+    """Stands for a process that ends between two rows."""
+
+
+OTHER = implementation("other", scopes=["glu"], description="d")(MINE.build)
+CASES = [small_case(tokens=tokens) for tokens in (1, 2, 3)]
+
+
+def resume(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, how: Settings, kill_at: int | None = None
+) -> tuple[list[int], str]:
+    """Run what is left of CASES; the token counts that were run."""
+    ran: list[int] = []
+
+    def run(cases: Any, chosen: Any, settings: Settings, this: Any, listen: Any) -> Iterator[Record]:
+        for case in cases:
+            if case.tokens == kill_at:
+                raise Killed
+            ran.append(case.tokens)
+            session = runner.Session(settings, this)
+            for one in chosen:
+                yield runner.end(session.blank(case, one), Status.SKIPPED, "It is only pretended.")
+
+    monkeypatch.setattr(runner, "run", run)
+    text = io.StringIO()
+    console = Console(file=text, width=100, color_system=None)
+    output = Output(csv=True, folder=folder, wandb_project=None, resume=True)
+    with contextlib.suppress(Killed):
+        assert sweep("forward", CASES, [MINE, OTHER], how, THIS, output, console) == 0
+    return ran, text.getvalue()
+
+
+def test_resume_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    again = dataclasses.replace(SETTINGS, run_id="second")
+    assert resume(monkeypatch, tmp_path, SETTINGS, kill_at=3)[0] == [1, 2]
+    ran, text = resume(monkeypatch, tmp_path, again)
+    assert ran == [3]
+    assert f"2 of 3 cases are finished in {tmp_path} and are kept." in text
+    rows = csv_file.read_records(tmp_path)
+    assert list(rows["tokens"]) == [1, 1, 2, 2, 3, 3]
+    assert len(set(rows["fingerprint"])) == 6
+    assert resume(monkeypatch, tmp_path, again)[0] == []
+
+
+def test_resume_replaces_a_case_that_is_cut_short_or_made_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    resume(monkeypatch, tmp_path, SETTINGS)
+    path = tmp_path / "records.csv"
+    path.write_bytes(path.read_bytes()[:-30])  # a row cut short
+    assert resume(monkeypatch, tmp_path, dataclasses.replace(SETTINGS, run_id="second"))[0] == [3]
+    otherwise = dataclasses.replace(SETTINGS, run_id="third", cold_l2=False)
+    assert resume(monkeypatch, tmp_path, otherwise, kill_at=3)[0] == [1, 2]
+    rows = csv_file.read_records(tmp_path)
+    assert sorted(zip(rows["tokens"], rows["run_id"], strict=True)) == [
+        (1, "third"), (1, "third"), (2, "third"), (2, "third"), (3, "second"), (3, "second"),
+    ]  # fmt: skip
+
+
+def test_a_kept_row_that_is_no_success_still_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    output = Output(csv=True, folder=tmp_path, wandb_project=None, resume=True)
+    case = small_case(mode=Mode.FORWARD)
+    for _ in range(2):
+        monkeypatch.setattr(runner, "run", lambda cases, *_: (INCORRECT for _ in cases))
+        console = Console(file=io.StringIO(), color_system=None)
+        assert sweep("forward", [case], [MINE], SETTINGS, THIS, output, console) == 1
+    assert len(csv_file.read_records(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("csv", [True, False])
+def test_resume_needs_a_folder(monkeypatch: pytest.MonkeyPatch, csv: bool) -> None:
+    with pytest.raises(
+        BadInput, match=r"--resume needs the folder of the sweep to go on with; give it as --out FOLDER\."
+    ):
+        play(monkeypatch, OK, output=Output(csv=csv, folder=None, wandb_project=None, resume=True))
+
+
+def test_two_sweeps_into_one_folder_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    play(monkeypatch, OK, output=into(tmp_path / "run"))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    refusal = pytest.raises(BadInput, match=r"--out: .*run is being written by process \d+: swiglu-bench step; wait")
+    with locks.folder(tmp_path / "run", "swiglu-bench step"), refusal:
+        play(monkeypatch, OK, output=into(tmp_path / "run"))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_rows_that_a_full_disk_did_not_take_fail_the_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    records = tmp_path / "run" / "records.csv"
+
+    def run(*_: object) -> Iterator[Record]:
+        records.unlink()
+        records.symlink_to("/dev/full")
+        yield OK
+        yield OK
+
+    monkeypatch.setattr(runner, "run", run)
+    text = io.StringIO()
+    console = Console(file=text, width=100, color_system=None)
+    assert sweep("forward", [small_case()], [MINE], SETTINGS, THIS, into(tmp_path / "run"), console) == 1
+    assert [line for line in text.getvalue().splitlines() if line.startswith("Warning: ")] == [
+        f"Warning: {records} cannot be written: No space left on device; the run goes on and tries again.",
+        f"Warning: {records} lacks its last 3 lines: No space left on device.",
+    ]
+
+
+def test_a_gpu_lost_to_this_process_ends_the_sweep_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, text = play(monkeypatch, OK, DeviceLost("CUDA error: illegal memory access"))
+    assert status == 1
+    assert "Warning: The GPU is lost to this process (CUDA error: illegal memory access)" in text
+
+
+def test_a_gpu_is_locked_and_a_cpu_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[Any] = []
+
+    @contextlib.contextmanager
+    def gpu(*what: Any) -> Iterator[None]:
+        held.append(what[:3])
+        yield
+
+    monkeypatch.setattr(locks, "gpu", gpu)
+    play(monkeypatch, OK)
+    assert held == []
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid="1-2"))
+    how = dataclasses.replace(SETTINGS, device=torch.device("cuda", 0))
+    monkeypatch.setattr(runner, "run", lambda *_: (row for row in [OK]))
+    sweep("c", [small_case()], [MINE], how, THIS, SCREEN_ONLY, Console(file=io.StringIO()), Process(wait=False))
+    assert held == [("GPU-1-2", "swiglu-bench forward", False)]
+
+
+def test_a_process_that_does_not_end_ends_the_sweep_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    status, text = play(monkeypatch, OK, DoesNotEnd("Process 7 was killed and does not end."))
+    assert status == 1
+    assert "Warning: Process 7 was killed and does not end. The sweep ends here." in text
+
+
+@pytest.mark.parametrize("ends", [OK, ERROR])
+def test_logs_stay_where_a_row_names_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends: Record) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+
+    def run(*_: Any, logs: Path, timeout_s: float) -> Iterator[Record]:
+        assert timeout_s == 7.0
+        (logs / "mine.log").write_text("said", encoding="utf-8")
+        (logs / "silent.log").touch()
+        yield ends
+
+    monkeypatch.setattr(isolation, "run", run)
+    for output in (into(tmp_path / "run"), SCREEN_ONLY):
+        console = Console(file=io.StringIO(), color_system=None)
+        sweep("c", [small_case()], [MINE], SETTINGS, THIS, output, console, Process(timeout_s=7.0))
+    assert [path.name for path in (tmp_path / "run" / "logs").iterdir()] == ["mine.log"]
+    left = [path.name for path in (tmp_path / "temporary").rglob("*.log")]
+    assert left == (["mine.log"] if ends is ERROR else [])

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 
 from specimens import small_case
 from swiglu_bench import truth
-from swiglu_bench.cases import ACTIVATIONS, VARIANTS, Dtype, Mode, Scope, Shape, tensors
+from swiglu_bench.cases import ACTIVATIONS, VARIANTS, Dtype, Extras, Mode, Scope, Shape, tensors
 from swiglu_bench.problem import Problem, make_problem
 from swiglu_bench.truth import compute_truth
 
@@ -80,3 +80,34 @@ def test_it_changes_nothing_of_the_problem() -> None:
     compute_truth(problem, 0)
     now = [*problem.weights.values(), *problem.activations[0], problem.upstream[0]]
     assert all(torch.equal(one, other) for one, other in zip(kept, now, strict=True))
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+@pytest.mark.parametrize("extras", [Extras(bias=True), Extras(limit=0.7), Extras(bias=True, limit=0.7)])
+def test_biases_and_limits_agree_with_autograd(scope: Scope, extras: Extras) -> None:
+    problem = make_problem(small_case(scope=scope), "cpu", extras)
+    leaves = dict(zip(ACTIVATIONS[scope], problem.activations[1], strict=True)) | problem.parameters
+    leaves = {name: value.detach().double().requires_grad_() for name, value in leaves.items()}
+    if scope is Scope.ACTIVATION:
+        gate, up = leaves["gate"], leaves["up"]
+    else:
+        gate = F.linear(leaves["x"], leaves["w_gate"], leaves.get("bias_gate"))
+        up = F.linear(leaves["x"], leaves["w_up"], leaves.get("bias_up"))
+    if extras.limit:
+        gate, up = gate.clamp(max=extras.limit), up.clamp(-extras.limit, extras.limit)
+    output = F.silu(gate) * up
+    if scope is Scope.MLP:
+        output = F.linear(output, leaves["w_down"], leaves.get("bias_down"))
+    output.backward(problem.upstream[1].double())
+    answer = compute_truth(problem, 1)
+    assert set(answer) == {"output", *leaves}
+    assert distance(answer["output"], output.detach()) < 1e-14
+    for name, leaf in leaves.items():
+        assert leaf.grad is not None
+        assert distance(answer[name], leaf.grad) < 1e-14
+
+
+def test_no_tokens_are_an_empty_answer_and_gradients_of_zeros() -> None:
+    answer = compute_truth(make_problem(small_case(scope=Scope.MLP, tokens=0), "cpu"), 0)
+    assert answer["output"].shape == answer["x"].shape == (0, 24)
+    assert not answer["w_gate"].any()

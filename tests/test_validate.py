@@ -162,17 +162,17 @@ FINE = TensorError(0.01, 0.1, True)
     ("value", "reason"),
     [
         (None, "missing: no gradient came back"),
-        (torch.zeros(4, 5), "has shape (4, 5), expected (4, 4)"),
-        (torch.zeros(16), "has shape (16,), expected (4, 4)"),
-        (torch.zeros(1, 4, 4), "has shape (1, 4, 4), expected (4, 4)"),
-        (torch.zeros(4, 4, dtype=torch.float64), "has dtype torch.float64, expected torch.float32"),
-        (torch.zeros(4, 4, dtype=torch.bfloat16), "has dtype torch.bfloat16, expected torch.float32"),
-        (torch.full((4, 4), math.nan), "NaN or Inf in 16 of 16 elements"),
-        (torch.zeros(4, 4), "relative error 1.00e+00 exceeds 1.50e-02 (eager loses 1.00e-02)"),
+        (torch.zeros(40, 50), "has shape (40, 50), expected (40, 40)"),
+        (torch.zeros(1600), "has shape (1600,), expected (40, 40)"),
+        (torch.zeros(1, 40, 40), "has shape (1, 40, 40), expected (40, 40)"),
+        (torch.zeros(40, 40, dtype=torch.float64), "has dtype torch.float64, expected torch.float32"),
+        (torch.zeros(40, 40, dtype=torch.bfloat16), "has dtype torch.bfloat16, expected torch.float32"),
+        (torch.full((40, 40), math.nan), "NaN or Inf in 1600 of 1600 elements"),
+        (torch.zeros(40, 40), "relative error 1.00e+00 exceeds 1.50e-02 (eager loses 1.00e-02)"),
     ],
 )
 def test_every_failure_says_why(value: torch.Tensor | None, reason: str) -> None:
-    verdict = check("w_gate", value, normal(4, 4), FINE, torch.float32)
+    verdict = check("w_gate", value, normal(40, 40), FINE, torch.float32)
     assert not verdict.ok
     assert verdict.tensor == "w_gate"
     assert verdict.reason == reason
@@ -207,14 +207,14 @@ def test_a_verdict_cannot_be_changed() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_poison_is_nan_of_the_results_own_size(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks: list[torch.Tensor] = []
-    real = torch.full_like
+    real = torch.full
 
     def watched(*arguments: object, **keywords: object) -> torch.Tensor:
         blocks.append(real(*arguments, **keywords))  # type: ignore[arg-type]
         return blocks[-1]
 
-    monkeypatch.setattr(validate.torch, "full_like", watched)
-    poison({"output": normal(3, 5), "w_gate": normal(2, 2)}, dtype)
+    monkeypatch.setattr(validate.torch, "full", watched)
+    poison([(3, 5), (2, 2)], dtype, torch.device("cpu"))
     assert {tuple(block.shape) for block in blocks} == {(3, 5), (2, 2)}
     assert all(block.dtype == dtype and block.isnan().all() for block in blocks)
 
@@ -225,3 +225,103 @@ def test_memory_that_is_handed_out_next_is_poisoned() -> None:
     torch.cuda.empty_cache()
     poison({"output": truth}, torch.bfloat16)
     assert torch.empty(1000, 1000, dtype=torch.bfloat16, device="cuda").isnan().all()
+
+
+# Distribution, form, fingerprints
+
+
+def test_the_distribution_of_errors_and_where_the_worst_is() -> None:
+    truth = torch.ones(1, 1000, dtype=torch.float64)
+    value = truth + torch.arange(1, 1001, dtype=torch.float64) * 1e-6
+    value[0, 123] += 1.0
+    error = tensor_error(value, truth, distribution=True)
+    assert error.median == pytest.approx(501e-6, rel=1e-5)
+    assert error.p999 == pytest.approx(1000e-6, rel=1e-5)
+    assert error.maximum == pytest.approx(1.000124)
+    assert error.worst_index == (0, 123)
+    assert tensor_error(value, truth).median is None
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())
+def test_the_place_of_the_worst_is_its_index(shape: list[int], data: st.DataObject) -> None:
+    truth = torch.ones(shape, dtype=torch.float64)
+    place = tuple(data.draw(st.integers(0, size - 1)) for size in shape)
+    value = truth.clone()
+    value[place] += 1
+    assert tensor_error(value, truth, distribution=True).worst_index == place
+
+
+class Other(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (torch.ones(2, 3), ""),
+        (None, "missing"),
+        (torch.ones(3, 2), "form"),
+        (torch.ones(2, 3, dtype=torch.float64), "form"),
+        (torch.ones(2, 3, device="meta"), "form"),
+        (torch.ones(2, 3).as_subclass(Other), "plain tensor"),
+        (torch.ones(2, 3).to_sparse(), "plain tensor"),
+        (torch.nn.Parameter(torch.ones(2, 3)), "plain tensor"),
+    ],
+)
+def test_what_is_no_result_whatever_its_values(value: torch.Tensor | None, expected: str) -> None:
+    fault = validate.form_fault(value, (2, 3), torch.float32, torch.device("cpu"))
+    assert (fault.check if fault else "") == expected
+
+
+def test_memory_of_an_input_is_no_memory_for_a_result() -> None:
+    both = torch.ones(10, 4)
+    cpu = torch.device("cpu")
+    beside, across = both[5:], both[3:8]
+    assert validate.form_fault(beside, (5, 4), torch.float32, cpu, [both[:5]]) is None
+    fault = validate.form_fault(across, (5, 4), torch.float32, cpu, [both[:5]])
+    assert fault is not None
+    assert fault.check == "aliasing"
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("shape", [(), (7,), (5, 6), (2, 3, 4), (0, 4)])
+def test_a_fingerprint_sees_one_bit_and_one_exchange(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    value = normal(*shape).to(dtype) if shape else normal(1).to(dtype)[0]
+    mark = validate.fingerprint(value)
+    assert torch.equal(mark, validate.fingerprint(value.clone()))
+    if value.numel() < 2:
+        return
+    changed, exchanged = value.clone(), value.clone()
+    changed.view(-1)[-1].nextafter_(torch.tensor(9.0, dtype=dtype))
+    flat = exchanged.view(-1)
+    flat[0], flat[-1] = value.view(-1)[-1], value.view(-1)[0]
+    assert not torch.equal(mark, validate.fingerprint(changed))
+    assert not torch.equal(mark, validate.fingerprint(exchanged))
+
+
+def test_nan_has_a_fingerprint_like_any_other_bits() -> None:
+    value = torch.tensor([[math.nan, 1.0]])
+    assert torch.equal(validate.fingerprint(value), validate.fingerprint(value.clone()))
+    assert validate.same_bits(value, value.clone())
+    assert not validate.same_bits(value, torch.tensor([[1.0, math.nan]]))
+
+
+def test_few_elements_are_judged_by_what_chance_can_do() -> None:
+    assert [validate.scatter(count) for count in (0, 1000, 10**9)] == [1.0, 1.0, 1.0]
+    assert validate.scatter(1) == validate.scatter(3) == validate.FEW_MARGIN
+    assert validate.scatter(150) < MARGIN < validate.scatter(130)
+    factors = [validate.scatter(count) for count in range(1, 1001)]
+    assert factors == sorted(factors, reverse=True)
+
+
+def test_an_unlucky_error_on_three_elements_passes_and_a_wrong_one_does_not() -> None:
+    truth = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    lucky = TensorError(1e-4, 1e-4, True)
+    assert check("bias", truth * (1 + 1e-3), truth, lucky, torch.float64).ok
+    assert not check("bias", truth * (1 + 1e-2), truth, lucky, torch.float64).ok
+
+
+def test_the_scatter_is_that_of_random_errors() -> None:
+    generator = torch.Generator().manual_seed(0)
+    errors = torch.randn(2, 100_000, 20, generator=generator).square().mean(-1).sqrt()
+    assert (errors[0] / errors[1]).max().item() < validate.scatter(20) < 2 * (errors[0] / errors[1]).max().item()

@@ -292,7 +292,7 @@ class TestOnline:
         (line,) = told
         assert line.startswith("W&B has failed, the run goes on: Connection lost. To upload it later: wandb sync ")
 
-    def test_no_network_at_the_start_is_told_after_a_limited_time(self, server, tmp_path, monkeypatch, capfd):
+    def test_without_a_network_at_the_start_the_run_is_kept_on_disk(self, server, tmp_path, monkeypatch, capfd):
         server.shutdown()
         server.server_close()
         monkeypatch.setattr(wandb_run, "START_TIMEOUT_S", 1)
@@ -303,9 +303,13 @@ class TestOnline:
         run.write(RECORDS[0])
         run.close()
         (line,) = told
+        (folder,) = tmp_path.glob("wandb/offline-run-*")
+        assert line.startswith("W&B cannot be reached, the run is kept on disk: ")
         assert "imed out" in line
-        assert line.endswith("or set WANDB_MODE=offline to keep the run on disk.")
+        assert line.endswith(f". To upload it later: wandb sync {folder}")
         assert "\n" not in line
+        assert run.url_or_path == f"{folder} (to upload it: wandb sync {folder})"
+        assert list(folder.glob("run-*.wandb"))
         assert capfd.readouterr() == ("", "")
 
 

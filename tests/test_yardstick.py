@@ -1,18 +1,23 @@
 """The tolerance itself: what must pass it, and what must fail it."""
 
 import dataclasses
+import functools
+import gc
 import math
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specimens import small_case
 from swiglu_bench.cases import ACTIVATIONS, Dtype, Mode, Scope, Shape, tensors
 from swiglu_bench.problem import Problem, make_problem, torch_dtype
 from swiglu_bench.record import TensorCheck
-from swiglu_bench.yardstick import Yardstick, make_yardstick
+from swiglu_bench.truth import compute_truth
+from swiglu_bench.yardstick import Sealed, Yardstick, make_yardstick
 
 Produced = dict[str, torch.Tensor | None]
 MIDDLE = Shape("middle", 96, 160, "made up", (33,))
@@ -255,7 +260,8 @@ def test_the_verdict_flips_at_the_budget(scope: Scope, dtype: Dtype) -> None:
     _, yardstick = setting(scope, dtype)
     in_fp64 = dataclasses.replace(yardstick, dtype=torch.float64)
     summation = math.sqrt(yardstick.longest_sum) * 2.0**-24
-    for name, truth in yardstick.truth.items():
+    for name, sealed in yardstick.truth.items():
+        truth = sealed.open()
         eager = yardstick.eager[name].relative
         flat = torch.randint(0, 2, truth.shape, generator=torch.Generator().manual_seed(1)) * 2.0 - 1
         flat *= truth.norm() / math.sqrt(truth.numel())  # the same for every element: none of them stands out
@@ -295,5 +301,59 @@ def test_making_it_changes_nothing_of_the_problem() -> None:
 def test_poisoning_touches_neither_truth_nor_problem() -> None:
     problem, yardstick = setting(Scope.GLU, Dtype.FLOAT32)
     yardstick.poison()
-    assert all(torch.isfinite(value).all() for value in yardstick.truth.values())
+    assert all(torch.isfinite(value.open()).all() for value in yardstick.truth.values())
     assert not failed(yardstick.judge(in_high_precision(problem, 0)))
+
+
+def test_nobody_finds_the_truth_among_the_tensors() -> None:
+    problem, yardstick = setting(Scope.MLP, Dtype.FLOAT32)
+    answers = compute_truth(problem, 0)
+    alive = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.dtype is torch.float64]
+    for name, sealed in yardstick.truth.items():
+        assert torch.equal(sealed.open(), answers[name])
+        mine = {id(value) for value in answers.values()}
+        twins = [one for one in alive if id(one) not in mine and one.shape == sealed.shape]
+        assert not any(torch.allclose(one, answers[name]) for one in twins)
+
+
+def test_what_is_sealed_can_be_opened_any_number_of_times() -> None:
+    value = torch.tensor([[0.0, -0.0, 1.5], [float("inf"), -3.0, 1e-300]], dtype=torch.float64)
+    sealed = Sealed(value.clone())
+    assert all(torch.equal(sealed.open(), value) for _ in range(2))
+    assert sealed.shape == value.shape
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(list(Scope)),
+    st.sampled_from(list(Dtype)),
+    st.floats(0.02, 50.0).filter(lambda factor: abs(factor - 1) > 0.02),
+    st.integers(0, 3),
+)
+def test_an_injected_error_of_known_size_flips_the_verdict_where_the_budget_is(
+    scope: Scope, dtype: Dtype, factor: float, which: int
+) -> None:
+    """The truth with an error of `factor` times the budget, the same for every element, or of one element alone."""
+    _, yardstick = _settings(scope, dtype)
+    in_fp64 = dataclasses.replace(yardstick, dtype=torch.float64)
+    name = list(yardstick.truth)[which % len(yardstick.truth)]
+    truth = yardstick.truth[name].open()
+    rms = (truth.norm() / math.sqrt(truth.numel())).item()
+    (clean,) = in_fp64.judge({name: truth})
+    assert clean.ok
+    signs = torch.randint(0, 2, truth.shape, generator=torch.Generator().manual_seed(1)) * 2.0 - 1
+    (spread,) = in_fp64.judge({name: truth + signs * rms * clean.allowed * factor})
+    assert spread.ok is (factor < 1)
+    assert spread.check == ("" if factor < 1 else "relative error")
+    one = truth.clone()
+    one[0, 0] += rms * clean.max_allowed * factor
+    (single,) = in_fp64.judge({name: one})
+    within = clean.max_allowed * factor / math.sqrt(truth.numel()) <= clean.allowed
+    assert single.ok is (factor < 1 and within)
+    if within and factor > 1:
+        assert single.check == "largest element"
+
+
+@functools.cache
+def _settings(scope: Scope, dtype: Dtype) -> tuple[Problem, Yardstick]:
+    return setting(scope, dtype)

@@ -21,25 +21,28 @@ def swapped(problem):
     return Step(lambda x: torch.nn.functional.silu(x @ up.T) * (x @ gate.T))
 
 
-@implementation("stale", scopes=["glu"], description="remembers its first answer")
+RIGHT_CALLS = 4  # enough for all checks that come before the timed loop
+
+
+@implementation("stale", scopes=["glu"], description="after a few calls it remembers its last answer")
 def stale(problem):
-    first = []
+    answers = []
 
     def forward(x):
-        if not first:
-            first.append(glu(x, problem))
-        return first[0]
+        if len(answers) < RIGHT_CALLS:
+            answers.append(glu(x, problem))
+        return answers[-1]
 
     return Step(forward)
 
 
-@implementation("late", scopes=["glu"], description="answers with what the call before this one was asked")
+@implementation("late", scopes=["glu"], description="after a few calls it answers what the call before was asked")
 def late(problem):
-    last = []
+    answers = []
 
     def forward(x):
-        last.append(glu(x, problem))
-        return last.pop(0) if len(last) > 1 else last[0]
+        answers.append(glu(x, problem))
+        return answers[-1 if len(answers) <= RIGHT_CALLS else -2]
 
     return Step(forward)
 

@@ -1,4 +1,7 @@
-"""An elementwise `silu_mul(gate, up)` put into each scope: alone, behind two projections, or in the whole MLP."""
+"""An elementwise `silu_mul(gate, up)` put into each scope: alone, behind two projections, or in the whole MLP.
+
+Biases are torch's: `linear` adds them.
+"""
 
 from __future__ import annotations
 
@@ -18,33 +21,40 @@ def around(problem: Problem, silu_mul: Callable[[Tensor, Tensor], Tensor]) -> St
     """The Step that runs `silu_mul` with the products of the problem's scope done by torch's linear."""
     from torch.nn.functional import linear
 
-    weights = problem.weights
+    weights, bias = problem.weights, problem.biases.get
+
+    def hidden(x: Tensor) -> Tensor:
+        gate = linear(x, weights["w_gate"], bias("bias_gate"))
+        return silu_mul(gate, linear(x, weights["w_up"], bias("bias_up")))
+
     match problem.case.scope:
         case Scope.ACTIVATION:
             return Step(silu_mul)
         case Scope.GLU:
-            return Step(lambda x: silu_mul(linear(x, weights["w_gate"]), linear(x, weights["w_up"])))
+            return Step(hidden)
         case Scope.MLP:
-            return Step(
-                lambda x: linear(silu_mul(linear(x, weights["w_gate"]), linear(x, weights["w_up"])), weights["w_down"])
-            )
+            return Step(lambda x: linear(hidden(x), weights["w_down"], bias("bias_down")))
 
 
-def packed(problem: Problem, silu_mul_packed: Callable[[Tensor], Tensor]) -> Step:
-    """The same with gate and up as one product by a [2 * intermediate, hidden] weight of the Step's own."""
+def packed(problem: Problem, glu: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Step:
+    """The Step of `glu(x, w_gate_up, bias_gate_up)` with one [2 * intermediate, hidden] weight of the Step's own."""
     import torch
     from torch.nn.functional import linear
 
-    own = dict(problem.weights)
-    w_gate, w_up = own.pop("w_gate"), own.pop("w_up")
-    own["w_gate_up"] = torch.cat([w_gate, w_up]).detach().requires_grad_(w_gate.requires_grad)
+    own = problem.weights | problem.biases
+    trains = own["w_gate"].requires_grad
+    for kind in ("w", "bias") if problem.biases else ("w",):
+        joined = torch.cat([own.pop(f"{kind}_gate"), own.pop(f"{kind}_up")]).detach()
+        own[f"{kind}_gate_up"] = joined.requires_grad_(trains)
 
     def forward(x: Tensor) -> Tensor:
-        hidden = silu_mul_packed(linear(x, own["w_gate_up"]))
-        return linear(hidden, own["w_down"]) if "w_down" in own else hidden
+        hidden = glu(x, own["w_gate_up"], own.get("bias_gate_up"))
+        return linear(hidden, own["w_down"], own.get("bias_down")) if "w_down" in own else hidden
 
     def to_canonical(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        d_gate, d_up = gradients.pop("w_gate_up").chunk(2)
-        return {**gradients, "w_gate": d_gate, "w_up": d_up}
+        for kind in ("w", "bias"):
+            if f"{kind}_gate_up" in gradients:
+                gradients[f"{kind}_gate"], gradients[f"{kind}_up"] = gradients.pop(f"{kind}_gate_up").chunk(2)
+        return gradients
 
     return Step(forward, own, to_canonical)

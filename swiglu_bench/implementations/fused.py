@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from swiglu_bench.cases import Scope
 from swiglu_bench.costs import Footprint
-from swiglu_bench.implementations.around import around
+from swiglu_bench.implementations.around import around, packed
 from swiglu_bench.registry import Implementation, Step, Trains, implementation
 
 if TYPE_CHECKING:
@@ -24,21 +24,27 @@ def _build(problem: Problem, **choices: Any) -> Step:
     """x -> z by swiglu_glu, and torch's product with w_down behind it in the mlp scope."""
     from torch.nn.functional import linear
 
-    from swiglu_kernels import swiglu_glu
+    from swiglu_kernels import swiglu_glu, swiglu_glu_packed
 
-    weights = problem.weights
+    weights, bias = problem.weights, problem.biases.get
+    choices = {"limit": problem.extras.limit, **choices}
+    if problem.extras.packed:
+        return packed(problem, partial(swiglu_glu_packed, **choices))
 
     def glu(x: Tensor) -> Tensor:
-        return swiglu_glu(x, weights["w_gate"], weights["w_up"], **choices)
+        return swiglu_glu(x, weights["w_gate"], weights["w_up"], bias("bias_gate"), bias("bias_up"), **choices)
 
-    return Step(glu if problem.case.scope is Scope.GLU else lambda x: linear(glu(x), weights["w_down"]))
+    if problem.case.scope is Scope.GLU:
+        return Step(glu)
+    return Step(lambda x: linear(glu(x), weights["w_down"], bias("bias_down")))
 
 
 def _build_mlp(problem: Problem, **choices: Any) -> Step:
     """The whole block by swiglu_mlp."""
     from swiglu_kernels import swiglu_mlp
 
-    return Step(lambda x: swiglu_mlp(x, *problem.weights.values(), **choices))
+    tensors, choices = (*problem.weights.values(), *problem.biases.values()), {"limit": problem.extras.limit, **choices}
+    return Step(lambda x: swiglu_mlp(x, *tensors, **choices))
 
 
 def _row(
@@ -58,6 +64,7 @@ def _row(
         description=description,
         backend="triton",
         trains=trains,
+        offers=("bias", "limit", "packed"),
         footprints={Scope.GLU: glu, Scope.MLP: mlp},
     )
     return declare(partial(_build, weight_grad=weight_grad, save=save, input_grad=input_grad))
@@ -69,6 +76,7 @@ def _mlp_row(name: str, description: str, footprint: Footprint | None = None, **
         scopes=(Scope.MLP,),
         description=description,
         backend="triton",
+        offers=("bias", "limit"),
         footprints={Scope.MLP: footprint} if footprint else {},
     )
     return declare(partial(_build_mlp, **choices))
@@ -79,6 +87,7 @@ def _mlp_row(name: str, description: str, footprint: Footprint | None = None, **
     scopes=Scope,
     description="silu_mul: one elementwise launch in each direction between two nn.Linear; nothing is overwritten",
     backend="triton",
+    offers=("bias",),
     footprints={
         Scope.ACTIVATION: Footprint(saved=0, phases=((3, 0, 0),)),
         Scope.GLU: Footprint(saved=2, phases=((5, 0, 0), (3, 1, 1), (2, 2, 2))),

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     description="liger-kernel's LigerSiLUMulFunction between two nn.Linear",
     backend="triton",
     package="liger_kernel",
+    offers=("bias",),
+    overwrites=("gate", "up"),
     interpretable="liger-kernel passes a float where Triton's interpreter needs a tensor; it runs on a GPU only.",
     footprints={
         Scope.ACTIVATION: Footprint(saved=0, phases=((1, 0, 0),)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from swiglu_bench.cases import Scope
@@ -15,15 +17,22 @@ if TYPE_CHECKING:
     from swiglu_bench.problem import Problem
 
 
-def _silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+def _gate(problem: Problem) -> Callable[[Tensor, Tensor], Tensor]:
     from swiglu_kernels import reference
 
-    return reference.silu_mul(gate, up)
+    limit = problem.extras.limit
+    return reference.silu_mul if limit is None else partial(reference.gate_mul, limit=limit)
 
 
-def _silu_mul_packed(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return _silu_mul(gate, up)
+def _packed(problem: Problem) -> Step:
+    from torch.nn.functional import linear
+
+    gate_mul = _gate(problem)
+
+    def glu(x: Tensor, w_gate_up: Tensor, bias_gate_up: Tensor | None) -> Tensor:
+        return gate_mul(*linear(x, w_gate_up, bias_gate_up).chunk(2, dim=-1))
+
+    return packed(problem, glu)
 
 
 def _compile(step: Step) -> Step:
@@ -38,6 +47,7 @@ def _compile(step: Step) -> Step:
     "eager",
     scopes=Scope,
     description="two nn.Linear, F.silu and a product, each its own kernel",
+    offers=("bias", "limit"),
     footprints={
         Scope.ACTIVATION: Footprint(saved=1, phases=((4, 0, 0),)),
         Scope.GLU: Footprint(saved=3, phases=((6, 0, 0), (4, 1, 1), (2, 2, 2))),
@@ -46,7 +56,7 @@ def _compile(step: Step) -> Step:
 )
 def eager(problem: Problem) -> Step:
     """The definition of SwiGLU as models write it."""
-    return around(problem, _silu_mul)
+    return around(problem, _gate(problem))
 
 
 @implementation(
@@ -54,6 +64,7 @@ def eager(problem: Problem) -> Step:
     scopes=(Scope.GLU, Scope.MLP),
     description="one nn.Linear for gate and up, chunk, F.silu and a product",
     weight_layout="packed",
+    offers=("bias", "limit", "packed"),
     footprints={
         Scope.GLU: Footprint(saved=3, phases=((6, 0, 0), (5, 0, 0), (3, 1, 2))),
         Scope.MLP: Footprint(saved=4, phases=((5, 1, 1), (6, 1, 1), (2, 2, 3))),
@@ -61,7 +72,7 @@ def eager(problem: Problem) -> Step:
 )
 def eager_packed(problem: Problem) -> Step:
     """As Phi-3 and vLLM lay out their weights."""
-    return packed(problem, _silu_mul_packed)
+    return _packed(problem)
 
 
 @implementation(
@@ -69,6 +80,7 @@ def eager_packed(problem: Problem) -> Step:
     scopes=Scope,
     description="eager under torch.compile (Inductor, fullgraph, static shapes)",
     backend="inductor",
+    offers=("bias", "limit"),
     footprints={
         Scope.ACTIVATION: Footprint(saved=0, phases=((3, 0, 0),)),
         Scope.GLU: Footprint(saved=2, phases=((4, 0, 0), (3, 1, 1), (2, 1, 2))),
@@ -77,7 +89,7 @@ def eager_packed(problem: Problem) -> Step:
 )
 def compiled(problem: Problem) -> Step:
     """torch.compile's default mode."""
-    return _compile(around(problem, _silu_mul))
+    return _compile(around(problem, _gate(problem)))
 
 
 @implementation(
@@ -85,6 +97,7 @@ def compiled(problem: Problem) -> Step:
     scopes=(Scope.GLU, Scope.MLP),
     description="eager-packed under torch.compile (Inductor, fullgraph, static shapes)",
     weight_layout="packed",
+    offers=("bias", "limit", "packed"),
     backend="inductor",
     footprints={
         Scope.GLU: Footprint(saved=2, phases=((5, 0, 0), (3, 1, 2))),
@@ -93,4 +106,4 @@ def compiled(problem: Problem) -> Step:
 )
 def compiled_packed(problem: Problem) -> Step:
     """torch.compile's default mode over one packed product."""
-    return _compile(packed(problem, _silu_mul_packed))
+    return _compile(_packed(problem))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     scopes=Scope,
     description="Unsloth-style SiLU-mul: one pass forward, one in-place pass backward, between two nn.Linear",
     backend="triton",
+    offers=("bias",),
+    overwrites=("gate", "up"),
     footprints={
         Scope.ACTIVATION: Footprint(saved=0, phases=((2, 0, 0),)),
         Scope.GLU: Footprint(saved=2, phases=((4, 0, 0), (3, 1, 1), (2, 2, 2))),

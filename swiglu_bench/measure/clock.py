@@ -37,6 +37,19 @@ class Clock(Protocol):
         ...
 
 
+class DeviceLost(RuntimeError):
+    """A contender broke the device for this process: after an illegal memory access, every call on a GPU fails."""
+
+
+def answers(clock: Clock) -> bool:
+    """Whether the device still works for this process."""
+    try:
+        clock.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
 class CpuClock:
     """Wall clock; a CPU call has ended when it returns."""
 
@@ -86,11 +99,15 @@ class CudaClock:
         """Wait until everything queued on the device has run."""
         torch.cuda.synchronize(self.device)
 
+    def flush(self) -> None:
+        """Overwrite the L2 cache, where it is to be cold."""
+        if self._flush is not None:
+            self._flush.zero_()
+
     def sample(self, call: Callable[[], Any], lead_us: float) -> Sample:
         """Run `call` once behind a spin that outlasts the `lead_us` in which the host queues it."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        if self._flush is not None:
-            self._flush.zero_()
+        self.flush()
         spin_us = min(lead_us + self.MARGIN_US, self.SPIN_LIMIT_US)
         torch.cuda._sleep(int(spin_us * self._cycles_per_us))
         start.record()
@@ -101,6 +118,28 @@ class CudaClock:
         filled = not start.query()
         end.synchronize()
         return Sample(start.elapsed_time(end), host_us, filled, result)
+
+
+class LatencyClock:
+    """What a caller waits: from an idle GPU through the call to an idle GPU, by the host's clock.
+
+    The L2 cache is cold or hot before it as the `clock` has it.
+    """
+
+    def __init__(self, clock: CudaClock) -> None:
+        self.cache = clock.cache
+        self.synchronize = clock.synchronize
+        self._flush = clock.flush
+
+    def sample(self, call: Callable[[], Any], lead_us: float) -> Sample:
+        """Run `call` once on an idle device; nothing is queued before it, so `lead_us` has no meaning."""
+        self._flush()
+        self.synchronize()
+        start = time.perf_counter()
+        result = call()
+        host_us = (time.perf_counter() - start) * 1e6
+        self.synchronize()
+        return Sample((time.perf_counter() - start) * 1e3, host_us, True, result)
 
 
 def make_clock(device: torch.device, cold_l2: bool = True) -> Clock:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from swiglu_bench.measure.clock import Clock, Sample
-from swiglu_bench.measure.statistics import Interval, ratio_interval
+from swiglu_bench.measure.clock import Clock, DeviceLost, Sample, answers
+from swiglu_bench.measure.statistics import Interval, median_interval, ratio_interval
 
 RETRIES = 3
 """How often a sample with a gap in the queue is taken again, behind a longer spin, before it is kept and marked."""
@@ -26,15 +27,24 @@ class Contender:
 
 @dataclass(frozen=True)
 class Rule:
-    """When to stop: after `min_rounds`, once every ratio is known to `precision`, or budget or rounds are spent."""
+    """When to stop: once every ratio is known to `precision`, or the budget or the rounds are spent.
+
+    `min_s` makes more of short cases than `precision` asks for: clocks and power wander over some hundred milliseconds,
+    and an end that comes at a fixed time does not depend on what was seen, as one that waits for precision does.
+    """
 
     warmup_rounds: int = 3
     """Run first and not kept: caches fill, clocks settle."""
     min_rounds: int = 10
-    max_rounds: int = 200
+    """Whatever the budget."""
+    max_rounds: int = 500
+    min_s: float = 2.0
+    """No stop for precision before."""
     budget_s: float = 10.0
     precision: float = 0.005
     """Half-width of the ratio's 95% interval, relative to the ratio."""
+    rest_s: float = 0.0
+    """Pause before each sample, in which the device cools; 0: the steady state of one that never rests."""
 
 
 @dataclass
@@ -60,7 +70,7 @@ class Rounds:
     """precision | budget | rounds"""
 
     def ratio(self, name: str, baseline: str) -> Interval | None:
-        """Per-round ratio of a contender to a baseline: median and 95% bootstrap interval; None without samples."""
+        """Per-round ratio of a contender to a baseline: median and 95% interval; None without samples."""
         mine, base = self.timings[name], self.timings[baseline]
         if mine.failure or base.failure or not mine.samples:
             return None
@@ -74,14 +84,19 @@ def run_rounds(
     *,
     baseline: str | None = None,
     seed: int = 0,
+    before_inspection: Callable[[int], None] = lambda number: None,
     inspect: Callable[[str, int, Any], None] | None = None,
     inspected_rounds: int = 1,
     on_round: Callable[[int], None] | None = None,
+    on_turn: Callable[[str], None] = lambda name: None,
 ) -> Rounds:
     """Time all contenders in interleaved rounds.
 
     `inspect(name, round, result)` sees what the calls of the last `inspected_rounds` rounds returned, each before the
-    next call; which rounds are the last is not known to any contender. `on_round` is called after each round.
+    next call; which rounds are the last is not known to any contender. `before_inspection(round)` is called before each
+    call that will be inspected is prepared, `on_round` after each round, `on_turn` with a contender's name before each
+    of its turns. Raises DeviceLost where a contender broke the device for all: what the others would be timed on then
+    is no device.
     """
     shuffle = random.Random(seed)
     timings = {contender.name: Timing() for contender in contenders}
@@ -92,19 +107,27 @@ def run_rounds(
             timing = timings[contender.name]
             if timing.failure:
                 continue
+            if rule.rest_s:
+                time.sleep(rule.rest_s)
+            if look:
+                before_inspection(number)
+            on_turn(contender.name)
             try:
                 sample = _take(contender, clock, number, lead_us)
                 if look and inspect:
                     inspect(contender.name, number, sample.result)
             except Exception as error:  # a contender may raise anything; the others go on
+                if not answers(clock):
+                    raise DeviceLost(f"{type(error).__name__}: {error}") from error
                 timing.failure = error
                 continue
             if keep:
                 timing.samples.append(dataclasses.replace(sample, result=None))
+            del sample  # or the next contender could find this one's answer to the same question
 
     for number in range(rule.warmup_rounds):
         play(number, keep=False, look=False)
-    began, number, last, stopped_by = time.perf_counter(), 0, 0, ""
+    began, number, last, look_again, stopped_by = time.perf_counter(), 0, 0, rule.min_rounds, ""
     while not stopped_by or number < last:
         play(number, keep=True, look=bool(stopped_by))
         number += 1
@@ -112,7 +135,11 @@ def run_rounds(
             on_round(number)
         if not stopped_by:
             last = number + inspected_rounds
-            stopped_by = _stop(timings, rule, baseline, number, last, time.perf_counter() - began)
+            spent_s = time.perf_counter() - began
+            stopped_by = _spent(rule, number, last, spent_s)
+            if not stopped_by and last >= look_again and spent_s >= rule.min_s:
+                look_again = math.ceil(1.25 * last)  # the more often one looks, the sooner chance looks like precision
+                stopped_by = "precision" if _precise(timings, rule, baseline) else ""
     return Rounds(timings, stopped_by)
 
 
@@ -127,21 +154,21 @@ def _take(contender: Contender, clock: Clock, number: int, lead_us: dict[str, fl
     return sample
 
 
-def _stop(timings: dict[str, Timing], rule: Rule, baseline: str | None, number: int, last: int, spent_s: float) -> str:
-    """Why to stop after this many rounds, or "" to go on. The inspected rounds follow and bring it to `last`."""
+def _spent(rule: Rule, number: int, last: int, spent_s: float) -> str:
+    """Which allowance is spent after this many rounds, or "". The inspected rounds follow and bring it to `last`."""
     if last < rule.min_rounds:
         return ""
     if last >= rule.max_rounds:
         return "rounds"
-    if spent_s * last / number >= rule.budget_s:
-        return "budget"
-    if number % 5:
-        return ""
+    return "budget" if spent_s * last / number >= rule.budget_s else ""
+
+
+def _precise(timings: dict[str, Timing], rule: Rule, baseline: str | None) -> bool:
+    """Whether every ratio is known well enough; where there are none, every time."""
     working = {name: timing.ms for name, timing in timings.items() if not timing.failure}
     base = working.get(baseline or "")
-    if base is None or len(working) == 1:  # no ratios: the times themselves have to be known
-        intervals = [ratio_interval(ms, [1.0] * len(ms)) for ms in working.values()]
+    if base is None or len(working) == 1:
+        intervals = [median_interval(ms) for ms in working.values()]
     else:
         intervals = [ratio_interval(ms, base) for name, ms in working.items() if name != baseline]
-    precise = all(interval.half_width <= rule.precision * interval.median for interval in intervals)
-    return "precision" if precise else ""
+    return all(interval.half_width <= rule.precision * interval.median for interval in intervals)

@@ -1,15 +1,23 @@
-"""Figures from samples: percentiles and bootstrap intervals of medians."""
+"""Figures from samples: percentiles, intervals of medians that allow for correlated rounds, and verdicts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 import scipy.stats
 
-RESAMPLES = 1000
 CONFIDENCE = 0.95
+
+
+class Verdict(StrEnum):
+    """What a ratio to the baseline amounts to."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    TIE = "tie"
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,15 @@ class Interval:
         """Half the interval's width."""
         return (self.high - self.low) / 2
 
+    @property
+    def noise(self) -> float:
+        """Of a ratio that ought to be 1: how far from 1 the interval reaches."""
+        return max(abs(self.low - 1), abs(self.high - 1))
+
+    def excludes(self, value: float) -> bool:
+        """Whether the value lies outside."""
+        return not self.low <= value <= self.high
+
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """A percentile, linearly interpolated."""
@@ -32,15 +49,47 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def ratio_interval(values: Sequence[float], baseline: Sequence[float]) -> Interval:
-    """Median of the pairwise ratios and its 95% percentile-bootstrap interval; pairs are (values[i], baseline[i]).
+    """Median of the pairwise ratios and its 95% interval; pairs are (values[i], baseline[i]), in order of rounds."""
+    return median_interval(np.asarray(values, dtype=np.float64) / np.asarray(baseline, dtype=np.float64))
 
-    The resampling is seeded, so the same samples always give the same interval.
+
+def median_interval(values: Sequence[float] | np.ndarray) -> Interval:
+    """The median and the 95% interval of the sign test: two of the sorted values, whatever their distribution.
+
+    For independent values it is exact (conservative: the binomial distribution is discrete). Where neighbours in the
+    sequence are alike, n values say as much as fewer independent ones, and the ranks move outwards accordingly. A
+    bootstrap of the median is narrower than the truth on both counts: of 12 independent rounds it misses 6 to 7%.
     """
-    ratios = np.asarray(values, dtype=np.float64) / np.asarray(baseline, dtype=np.float64)
-    median = float(np.median(ratios))
-    if len(ratios) < 2 or np.ptp(ratios) == 0:
-        return Interval(median, median, median)
-    interval = scipy.stats.bootstrap(
-        (ratios,), np.median, n_resamples=RESAMPLES, confidence_level=CONFIDENCE, method="percentile", rng=0
-    ).confidence_interval
-    return Interval(median, float(interval.low), float(interval.high))
+    values = np.asarray(values, dtype=np.float64)
+    count, middle = len(values), float(np.median(values))
+    effective = max(1, int(count / _inflation(np.sign(values - middle))))
+    # The largest rank such that the true median lies below that value with at most 2.5%; 0 if there is none.
+    rank = int(scipy.stats.binom.ppf((1 - CONFIDENCE) / 2, effective, 0.5))
+    below = max(0, int((rank - 0.5) / effective * count))
+    ordered = np.sort(values)
+    return Interval(middle, float(ordered[below]), float(ordered[count - 1 - below]))
+
+
+def _inflation(signs: np.ndarray) -> float:
+    """How many times the variance of the signs' sum exceeds that of independent ones (Newey and West 1987), at least 1.
+
+    Only as many lags as the cube root of the count allows: more would be noise.
+    """
+    count = len(signs)
+    lags = min(round(count ** (1 / 3)) + 1, count - 1)
+    tapered = ((1 - lag / (lags + 1)) * float(signs[:-lag] @ signs[lag:]) / count for lag in range(1, lags + 1))
+    return max(1.0, 1 + 2 * sum(tapered))
+
+
+def verdict(ratio: Interval, noise: float) -> Verdict:
+    """Faster or slower only if the interval excludes 1 and the ratio is further from 1 than an A/A pair's `noise`."""
+    if not ratio.excludes(1.0) or abs(ratio.median - 1) <= noise:
+        return Verdict.TIE
+    return Verdict.FASTER if ratio.median < 1 else Verdict.SLOWER
+
+
+def detectable(ratio: Interval, noise: float) -> float:
+    """From an A/A pair: the least true difference that would have got a verdict, faster as well as slower."""
+    faster = max(1 - 1 / ratio.high, 1 - (1 - noise) / ratio.median)
+    slower = max(1 / ratio.low - 1, (1 + noise) / ratio.median - 1)
+    return max(0.0, faster, slower)

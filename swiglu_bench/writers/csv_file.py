@@ -1,14 +1,17 @@
-"""A run's folder: records.csv, samples.csv and run.json, written so that neither a kill nor a full disk loses a row.
+"""A run's folder, its CSV files and run.json, written so that neither a kill nor a full disk loses a row.
 
 Every line of the CSV files is one row: line breaks inside a text become spaces. A last line without its end is a row
-that a kill cut short; readers skip it and the next run that appends removes it.
+that a kill cut short; readers skip it and the next run that appends removes it. Whole rows are removed by writing the
+file anew beside the old one and putting it in its place.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import io
+import itertools
 import json
 import os
 import tempfile
@@ -19,23 +22,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.cases import BadInput
-from swiglu_bench.record import COLUMNS, SCHEMA_VERSION, Record
+from swiglu_bench.record import COLUMNS, SCHEMA_VERSION, Record, TensorCheck, columns
 
 if TYPE_CHECKING:
     import pandas
 
 RECORDS = "records.csv"
 SAMPLES = "samples.csv"
+CHECKS = "checks.csv"
 RUN = "run.json"
 
-SAMPLE_COLUMNS = ("run_id", "shape", "tokens", "dtype", "scope", "mode", "implementation", "round", "time_ms")
-"""samples.csv is long: one line per sample. All but the last two name the record that it belongs to."""
+SAMPLE_KEY = ("run_id", "shape", "tokens", "dtype", "scope", "mode", "implementation")
+"""What names the record that a sample or a check belongs to."""
+SAMPLE_COLUMNS = (
+    *SAMPLE_KEY, "round", "time_ms", "twin_ms", "sm_mhz", "power_w", "temperature_c", "throttle",
+)  # fmt: skip
+"""samples.csv is long: one line per sample, with the state of the GPU after its round."""
+
+CHECK_FIELDS = tuple(one.name for one in dataclasses.fields(TensorCheck))
+CHECK_COLUMNS = (*SAMPLE_KEY, *CHECK_FIELDS)
+"""checks.csv is long: one line per tensor that was checked, with the distribution of its error where `verify` asked."""
 
 _DTYPES = {int: "int64", int | None: "Int64", float | None: "float64", bool: "bool"}
 
 
 class CsvFile:
-    """Appends each record to records.csv and its samples to samples.csv, on the disk when `write` returns.
+    """Appends each record to records.csv, samples.csv and checks.csv, on the disk when `write` returns.
 
     `warn` hears of the first failed write, such as on a full disk. The rows it could not write are kept in memory and
     tried again with every further record and at the end, so that a disk with room again loses nothing.
@@ -43,16 +55,16 @@ class CsvFile:
 
     def __init__(self, folder: Path, warn: Callable[[str], object] = warnings.warn) -> None:
         """Begin the files in `folder`, or go on with those there; raises BadInput if they are not this version's."""
-        self._samples = _Table(folder / SAMPLES, SAMPLE_COLUMNS)
-        self._records = _Table(folder / RECORDS, COLUMNS)
+        self._samples = Table(folder / SAMPLES, SAMPLE_COLUMNS)
+        self._checks = Table(folder / CHECKS, CHECK_COLUMNS)
+        self._records = Table(folder / RECORDS, COLUMNS)
         self._warn = warn
         self._warned = False
 
     def write(self, record: Record) -> None:
-        """Append the record: its samples first, so that every row of records.csv has its samples."""
-        key = [getattr(record, name) for name in SAMPLE_COLUMNS[:-2]]
-        samples = [[*key, number, time_ms] for number, time_ms in enumerate(record.samples_ms)]
-        for table, rows in ((self._samples, samples), (self._records, [record.row().values()])):
+        """Append the record: samples and checks first, so that every row of records.csv has them."""
+        samples, checks = _samples(record), _checks(record)
+        for table, rows in ((self._samples, samples), (self._checks, checks), (self._records, [record.row().values()])):
             try:
                 table.append(rows)
             except OSError as error:
@@ -60,9 +72,28 @@ class CsvFile:
                     self._warn(f"{table.path} cannot be written: {_reason(error)}; the run goes on and tries again.")
                 self._warned = True
 
+    def rows(self) -> list[dict[str, str]]:
+        """The rows of records.csv as texts, those of earlier runs included."""
+        return self._records.rows()
+
+    def drop(self, unwanted: Callable[[dict[str, str]], bool]) -> None:
+        """Remove rows, and with them all samples and checks that have no row."""
+        try:
+            self._records.keep(lambda row: not unwanted(row))
+            owners = {_owner(row) for row in self._records.rows()}
+            for table in (self._samples, self._checks):
+                table.keep(lambda row: _owner(row) in owners)
+        except OSError as error:
+            self._warn(f"{self._records.path} still has outdated rows: {_reason(error)}.")
+
+    @property
+    def lost(self) -> bool:
+        """Whether rows are not on the disk."""
+        return any(table.unwritten for table in (self._samples, self._checks, self._records))
+
     def close(self) -> None:
         """Try the rows that could not be written a last time, and say how many are lost."""
-        for table in (self._samples, self._records):
+        for table in (self._samples, self._checks, self._records):
             try:
                 if table.unwritten:
                     table.append([])
@@ -70,7 +101,7 @@ class CsvFile:
                 self._warn(f"{table.path} lacks its last {table.unwritten} lines: {_reason(error)}.")
 
 
-class _Table:
+class Table:
     """A CSV file that only grows, by whole lines in one write."""
 
     def __init__(self, path: Path, columns: Iterable[str]) -> None:
@@ -100,6 +131,35 @@ class _Table:
                 self._pending = self._pending[file.write(self._pending) :]
             os.fsync(file.fileno())
 
+    def rows(self) -> list[dict[str, str]]:
+        """The rows that are on the disk."""
+        return [row for _, row in self._lines()]
+
+    def keep(self, wanted: Callable[[dict[str, str]], bool]) -> None:
+        """Remove all other rows."""
+        lines = self._lines()
+        kept = [line for line, row in lines if wanted(row)]
+        if len(kept) == len(lines):
+            return
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            with temporary.open("wb") as file:
+                file.write(self._header + b"".join(kept))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _lines(self) -> list[tuple[bytes, dict[str, str]]]:
+        """Each line on the disk, as it is there and as a row; every row is one line."""
+        if not self.path.exists():
+            return []
+        header, *lines = self.path.read_bytes().splitlines(keepends=True)
+        names = next(csv.reader([header.decode()]))
+        cells = csv.reader(line.decode("utf-8", errors="replace") for line in lines)
+        return [(line, dict(zip(names, row, strict=False))) for line, row in zip(lines, cells, strict=True)]
+
     def _resume(self) -> None:
         """Check that an existing file has these columns and remove a row that a kill cut short."""
         content = self.path.read_bytes() if self.path.exists() else b""
@@ -109,6 +169,11 @@ class _Table:
             raise BadInput(f"--out: {self.path} has other columns than this version writes; choose another folder.")
         if whole != content:
             os.truncate(self.path, len(whole))
+
+
+def _owner(row: dict[str, str]) -> tuple[str, ...]:
+    """What a sample or a check and the row it belongs to have in common."""
+    return tuple(row[name] for name in SAMPLE_KEY)
 
 
 def create_folder(folder: Path) -> None:
@@ -140,8 +205,8 @@ def write_run_file(folder: Path, run: dict[str, Any]) -> None:
 def read_records(path: Path) -> pandas.DataFrame:
     """Read a records.csv, given as the file or its folder, with a type per column as Record has it.
 
-    Missing figures are NaN or NA, missing texts empty. Raises BadInput for a file that is missing, not a records.csv,
-    or of a newer schema.
+    Missing figures are NaN or NA, missing texts empty, and so are columns that an older version did not have. Raises
+    BadInput for a file that is missing, not a records.csv, or of a newer schema.
     """
     import pandas
 
@@ -168,16 +233,38 @@ def read_records(path: Path) -> pandas.DataFrame:
         raise BadInput(
             f"{file} was written by a newer swiglu-bench (schema {newest}; this one reads up to {SCHEMA_VERSION})."
         )
-    if names != COLUMNS:
+    if names not in {columns(schema) for schema in range(1, SCHEMA_VERSION + 1)}:
         raise foreign
 
     hints = typing.get_type_hints(Record)
     dtypes = {name: _DTYPES.get(hints[name], "str") for name in COLUMNS}
     missing = {name: ["", "nan"] for name, dtype in dtypes.items() if dtype != "str"}
     try:
-        return pandas.read_csv(io.StringIO(text), dtype=dtypes, keep_default_na=False, na_values=missing)
+        frame = pandas.read_csv(
+            io.StringIO(text),
+            dtype={name: dtypes[name] for name in names},
+            keep_default_na=False,
+            na_values={name: values for name, values in missing.items() if name in names},
+        )
     except ValueError:
         raise foreign from None
+    for name in set(COLUMNS) - set(names):
+        frame[name] = pandas.Series(["" if dtypes[name] == "str" else None] * len(frame), dtype=dtypes[name])
+    return frame[list(COLUMNS)]
+
+
+def _samples(record: Record) -> list[list[Any]]:
+    key = [getattr(record, name) for name in SAMPLE_KEY]
+    beside = itertools.zip_longest(record.samples_ms, record.twin_ms, record.states)
+    return [
+        [*key, number, time_ms, twin_ms, *(dataclasses.astuple(state) if state else [None] * 4)]
+        for number, (time_ms, twin_ms, state) in enumerate(beside)
+    ]
+
+
+def _checks(record: Record) -> list[list[Any]]:
+    key = [getattr(record, name) for name in SAMPLE_KEY]
+    return [[*key, *(getattr(check, name) for name in CHECK_FIELDS)] for check in record.tensor_checks]
 
 
 def _lines(rows: Iterable[Iterable[Any]]) -> bytes:

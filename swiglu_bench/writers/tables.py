@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
@@ -13,7 +14,6 @@ from rich.text import Text
 from swiglu_bench.record import Record, Status, TensorCheck
 
 STYLES = {Status.OK: "green", Status.SKIPPED: "dim", Status.INCORRECT: "bold red", Status.ERROR: "bold red"}
-CELL_WIDTH = 19
 NAME_WIDTH = 26
 VERDICT_WIDTH = 12
 FIGURE_WIDTH = 11
@@ -38,13 +38,6 @@ class Notes:
         return [Text(f"[{number}] {reason}", style="dim") for reason, number in self._reasons.items()]
 
 
-def milliseconds(value: float) -> str:
-    """A time with four significant figures, in the unit that reads best."""
-    if value < 1:
-        return f"{value * 1e3:.4g} us"
-    return f"{value:.4g} ms" if value < 1e4 else f"{value / 1e3:.4g} s"
-
-
 def mebibytes(value: int | None) -> str:
     """Bytes as MiB; a dash for None."""
     if value is None:
@@ -53,47 +46,9 @@ def mebibytes(value: int | None) -> str:
     return f"{mib:.3f}" if mib < 1 else f"{mib:.1f}"
 
 
-def rate(record: Record) -> str:
-    """TFLOP/s where products set the limit, GB/s where bytes do."""
-    value, unit = (record.tflops, "TFLOP/s") if record.limit_kind == "matmul" else (record.gbps, "GB/s")
-    assert value is not None
-    if value < 1 and unit == "TFLOP/s":
-        value, unit = value * 1e3, "GFLOP/s"
-    return f"{value:.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"
+def by(records: Iterable[Record], *fields: str) -> Iterator[list[Record]]:
+    """Records that agree in these fields, together; groups in the order in which they first appear."""
 
-
-def ratio(record: Record) -> str:
-    """The ratio to the baseline with half its interval, or why there is none."""
-    if record.implementation == record.baseline:
-        return "baseline"
-    if not record.comparable:
-        return "fewer gradients"
-    if record.ratio is None or record.ratio_low is None or record.ratio_high is None:
-        return "no baseline"
-    return f"x{record.ratio:.3f} ±{(record.ratio_high - record.ratio_low) / 2:.3f}"
-
-
-def time_line(record: Record) -> str:
-    """One row as one plain line, for a log."""
-    head = (
-        f"{record.shape} {record.scope} {record.mode} {record.dtype} tokens={record.tokens} "
-        f"{record.implementation}: {record.status}"
-    )
-    if record.status is not Status.OK:
-        return f"{head}: {record.reason}"
-    if record.time_ms is not None:
-        return (
-            f"{head}, {milliseconds(record.time_ms)}, {ratio(record)}, {rate(record)}, {record.limit_pct:.1f}% of limit"
-        )
-    if record.peak_bytes is not None:
-        return (
-            f"{head}, saved {mebibytes(record.saved_bytes)} MiB, peak {mebibytes(record.peak_bytes)} MiB, "
-            f"workspace {mebibytes(record.workspace_bytes)} MiB"
-        )
-    return f"{head}, worst error {record.error:.2e} (eager {record.eager_error:.2e})"
-
-
-def _by(records: Iterable[Record], *fields: str) -> Iterator[list[Record]]:
     def key(record: Record) -> tuple[object, ...]:
         return tuple(getattr(record, field) for field in fields)
 
@@ -102,16 +57,17 @@ def _by(records: Iterable[Record], *fields: str) -> Iterator[list[Record]]:
         yield list(group)
 
 
-def _title(record: Record, *extra: str) -> Text:
+def title(record: Record, *extra: str) -> Text:
+    """The head of a table: what its records have in common."""
     sizes = f"hidden {record.hidden}, intermediate {record.intermediate}"
     what = [record.scope, record.mode, record.dtype, *extra]
     return Text.assemble((record.shape, "bold"), f"  ({sizes})  ", " ".join(what))
 
 
-def _absent(records: list[Record]) -> tuple[list[Record], list[Text]]:
+def absent(records: list[Record]) -> tuple[list[Record], list[Text]]:
     """Rows worth a place in the table, and a line for each implementation skipped everywhere for one reason."""
     lines, kept = [], []
-    for group in _by(records, "implementation"):
+    for group in by(records, "implementation"):
         reasons = {record.reason for record in group}
         if all(record.status is Status.SKIPPED for record in group) and len(reasons) == 1:
             lines.append((reasons.pop(), group[0].implementation))
@@ -123,81 +79,11 @@ def _absent(records: list[Record]) -> tuple[list[Record], list[Text]]:
     return kept, [Text(f"skipped: {', '.join(names)}: {reason}", style="dim") for reason, names in merged.items()]
 
 
-def time_tables(records: Sequence[Record], width: int) -> Iterator[RenderableType]:
-    """A table per shape, scope, mode and dtype: implementations down, token counts across; wide ones in parts."""
-    for group in _by(records, "shape", "scope", "mode", "dtype"):
-        kept, lines = _absent(group)
-        notes = Notes()
-        parts: list[RenderableType] = [_title(group[0])]
-        tokens = sorted({record.tokens for record in kept})
-        at_once = max(1, (width - NAME_WIDTH) // (CELL_WIDTH + 3))
-        for start in range(0, len(tokens), at_once):
-            parts.append(_time_table(kept, tokens[start : start + at_once], notes))
-        timed = [record for record in kept if record.time_ms is not None]
-        if timed:
-            parts.append(_legend(timed))
-        yield Group(*parts, *notes.lines(), *lines, Text(""))
-
-
-def _time_table(records: list[Record], tokens: list[int], notes: Notes) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_lines=False, pad_edge=False, padding=(0, 1))
-    table.add_column("tokens", no_wrap=True)
-    for count in tokens:
-        table.add_column(str(count), justify="right", no_wrap=True)
-    cells = {(record.implementation, record.tokens): record for record in records}
-    fastest = {count: _fastest(records, count) for count in tokens}
-    for group in _by(records, "implementation"):
-        name = group[0].implementation
-        row = [
-            _time_cell(cells.get((name, count)), notes, fastest=cells.get((name, count)) is fastest[count])
-            for count in tokens
-        ]
-        table.add_row(Text(name, style="bold"), *row)
-    return table
-
-
-def _fastest(records: list[Record], tokens: int) -> Record | None:
-    """The fastest row of those that do the same work as the baseline."""
-    timed = [r for r in records if r.tokens == tokens and r.time_ms is not None and r.comparable]
-    return min(timed, key=lambda r: r.time_ms or 0.0) if len(timed) > 1 else None
-
-
-def _time_cell(record: Record | None, notes: Notes, fastest: bool) -> Text:
-    if record is None:
-        return Text("")
-    if record.status is not Status.OK:
-        return Text(f"{record.status} {notes.mark(record.reason)}\n", style=STYLES[record.status])
-    assert record.time_ms is not None
-    style = "bold green" if fastest else ""
-    return Text.assemble(
-        (milliseconds(record.time_ms) + (" *" if fastest else ""), style),
-        f"\n{ratio(record)}\n",
-        (f"{rate(record)} {record.limit_pct:.0f}%\n", "dim"),
-    )
-
-
-def _legend(timed: list[Record]) -> Text:
-    first = timed[0]
-    rounds = sorted({record.rounds or 0 for record in timed})
-    spread = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-    text = f"median time of {spread} interleaved rounds (* fastest)"
-    if first.baseline:
-        text += f"; x: time / {first.baseline}'s time in the same round, ± half its 95% interval"
-    text += "; rate; % of limit"
-    if first.copy_gbps is not None and first.matmul_tflops is not None:
-        text += f". Measured limits: copy {first.copy_gbps:.0f} GB/s, {first.dtype} product "
-        text += f"{first.matmul_tflops:.3g} TFLOP/s; each case's own bare products are timed in its rounds"
-    text += f". L2 {first.l2}." if first.l2 in {"cold", "hot"} else "."
-    if any(not record.comparable for record in timed):
-        text += " 'fewer gradients' rows do less work (frozen weights) and are not ranked."
-    return Text(text, style="dim")
-
-
 def memory_tables(records: Sequence[Record], width: int) -> Iterator[RenderableType]:
     """A table per shape, scope and dtype: measured bytes, and what arithmetic predicts beside or, if narrow, below."""
     beside = width >= BESIDE_WIDTH
-    for group in _by(records, "shape", "scope", "dtype"):
-        kept, lines = _absent(group)
+    for group in by(records, "shape", "scope", "dtype"):
+        kept, lines = absent(group)
         notes = Notes()
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("tokens", justify="right", no_wrap=True)
@@ -206,7 +92,7 @@ def memory_tables(records: Sequence[Record], width: int) -> Iterator[RenderableT
             table.add_column(header, justify="right", no_wrap=True)
             if beside:
                 table.add_column("predicted", justify="right", no_wrap=True, style="dim")
-        for same_tokens in _by(sorted(kept, key=lambda record: record.tokens), "tokens"):
+        for same_tokens in by(sorted(kept, key=lambda record: record.tokens), "tokens"):
             for index, record in enumerate(same_tokens):
                 head = (str(record.tokens) if index == 0 else "", record.implementation)
                 if record.status is not Status.OK:
@@ -228,7 +114,7 @@ def memory_tables(records: Sequence[Record], width: int) -> Iterator[RenderableT
             + ("." if beside else "; below each, what arithmetic predicts."),
             style="dim",
         )
-        parts = [_title(group[0], "memory"), table, legend] if kept else [_title(group[0], "memory")]
+        parts = [title(group[0], "memory"), table, legend] if kept else [title(group[0], "memory")]
         yield Group(*parts, *notes.lines(), *lines, Text(""))
 
 
@@ -238,15 +124,15 @@ def verify_tables(records: Sequence[Record], width: int) -> Iterator[RenderableT
     Where the width does not suffice for all figures, those that matter least are left out, and the legend says so.
     """
     figures = max(1, min(len(VERIFY_FIGURES), (width - NAME_WIDTH - VERDICT_WIDTH) // FIGURE_WIDTH))
-    for group in _by(records, "shape", "scope", "dtype"):
-        kept, lines = _absent(group)
+    for group in by(records, "shape", "scope", "dtype"):
+        kept, lines = absent(group)
         notes = Notes()
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("implementation, tensor", no_wrap=True)
         for header in VERIFY_FIGURES[:figures]:
             table.add_column(header, justify="right", no_wrap=True)
         table.add_column("verdict", no_wrap=True)
-        for same in _by(kept, "implementation"):
+        for same in by(kept, "implementation"):
             _verify_rows(table, same, notes, figures)
             table.add_section()
         text = "error: ||value - fp64 truth|| / ||truth||; ratio: to eager's; the worst over token counts is shown."
@@ -255,8 +141,8 @@ def verify_tables(records: Sequence[Record], width: int) -> Iterator[RenderableT
         else:
             text += " max error: the largest element's, over the truth's rms."
         tokens = ", ".join(str(count) for count in sorted({record.tokens for record in group}))
-        title = _title(group[0], f"verify, {tokens} tokens")
-        parts: list[RenderableType] = [title, table, Text(text, style="dim")] if kept else [title]
+        head = title(group[0], f"verify, {tokens} tokens")
+        parts: list[RenderableType] = [head, table, Text(text, style="dim")] if kept else [head]
         if any(record.interpreted for record in kept):
             names = ", ".join(dict.fromkeys(record.implementation for record in kept if record.interpreted))
             lines.append(Text(f"run by Triton's interpreter on the CPU: {names}", style="dim"))
@@ -273,8 +159,7 @@ def _verify_rows(table: Table, records: list[Record], notes: Notes, figures: int
     checks: dict[str, list[tuple[float, int, TensorCheck]]] = {}
     for record in records:
         for check in record.tensor_checks:
-            badness = max(check.error / check.allowed, check.max_error / check.max_allowed)
-            checks.setdefault(check.tensor, []).append((badness, record.tokens, check))
+            checks.setdefault(check.tensor, []).append((math.inf if not check.ok else check.used, record.tokens, check))
     for tensor, found in checks.items():
         _, tokens, check = max(found, key=lambda entry: entry[0])
         verdict = Text("pass", "green")
@@ -293,3 +178,38 @@ def _check_figures(check: TensorCheck) -> list[str]:
         f"{check.error:.2e}", relative, f"{check.eager_error:.2e}", f"{check.allowed:.2e}",
         f"{check.max_error:.2e}", f"{check.max_allowed:.2e}",
     ]  # fmt: skip
+
+
+def verify_detail_tables(records: Sequence[Record], width: int) -> Iterator[RenderableType]:
+    """A table per shape, scope, dtype and token count: how the errors of each tensor's elements are distributed."""
+    del width
+    for group in by(records, "shape", "scope", "dtype", "tokens"):
+        kept, lines = absent(group)
+        notes = Notes()
+        table = Table(box=None, padding=(0, 1, 0, 0))
+        table.add_column("", no_wrap=True)
+        for header in ("error", "median", "99.9%", "max", "allowed", "worst at", "verdict"):
+            table.add_column(header, justify="left" if header == "verdict" else "right", no_wrap=True)
+        for record in kept:
+            status = "" if record.tensor_checks else f"{record.status} {notes.mark(record.reason)}"
+            table.add_row(Text(record.implementation, "bold"), *[""] * 6, Text(status, STYLES[record.status]))
+            for check in record.tensor_checks:
+                verdict = Text("pass", "green") if check.ok else Text(f"FAIL {notes.mark(check.reason)}", "bold red")
+                spread = (check.median_error, check.p999_error, check.max_error, check.max_allowed)
+                figures = ["-" if value is None else _short(value) for value in spread]
+                place = ",".join(map(str, check.worst_index)) or "-"
+                table.add_row(f"  {check.tensor}", _short(check.error), *figures, place, verdict)
+        legend = Text(
+            "error: ||value - fp64 truth|| / ||truth||. The others are of single elements, over the truth's rms: their "
+            "median, the value that 99.9% of them do not exceed, the largest, what is allowed for it, and where it is.",
+            style="dim",
+        )
+        parts: list[RenderableType] = [title(group[0], f"verify, {group[0].tokens} tokens")]
+        if kept:
+            parts += [table, legend]
+        yield Group(*parts, *notes.lines(), *lines, Text(""))
+
+
+def _short(value: float) -> str:
+    """Two figures in six places: 3.6e-3."""
+    return f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e+")

@@ -6,6 +6,7 @@ W&B is an extra: whatever goes wrong with it is told in one line, and the benchm
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import math
 import statistics
@@ -61,8 +62,11 @@ class WandbRun:
         self._warned = False
         self._run: Any = None
         try:
-            self._run = _start(folder, project=project, config=config, name=name, tags=tags, group=group)
+            about = {"project": project, "config": config, "name": name, "tags": tags, "group": group}
+            self._run, outage = _start(folder, **about)
             self._upload = f"wandb sync {Path(self._run.dir).parent}"
+            if outage:
+                warn(f"W&B cannot be reached, the run is kept on disk: {outage} To upload it later: {self._upload}")
             self.url_or_path = self._where()
             for figure in FIGURES:
                 self._run.define_metric(f"{figure}/*", step_metric="tokens")
@@ -126,7 +130,8 @@ def summarize(records: Sequence[Record]) -> dict[str, float]:
     return summary
 
 
-def _start(folder: Path | None, **about: Any) -> Any:
+def _start(folder: Path | None, **about: Any) -> tuple[Any, str]:
+    """A run; and where W&B cannot be reached, an offline one and what went wrong."""
     import wandb
 
     wanted = {
@@ -139,7 +144,15 @@ def _start(folder: Path | None, **about: Any) -> Any:
     known = {name: value for name, value in wanted.items() if name in wandb.Settings.model_fields}
     with _no_terminal():
         wandb.setup(settings=wandb.Settings(silent=True))  # silent in `init` comes too late for the login's messages
-        return wandb.init(**about, dir=folder and str(folder), settings=wandb.Settings(silent=True, **known))
+        begin = functools.partial(wandb.init, **about, dir=folder and str(folder))
+        try:
+            return begin(settings=wandb.Settings(silent=True, **known)), ""
+        except wandb.errors.CommError as error:
+            if isinstance(error, wandb.errors.AuthenticationError):
+                raise
+            wandb.teardown()  # the service that waited in vain
+            wandb.setup(settings=wandb.Settings(silent=True))
+            return begin(mode="offline", settings=wandb.Settings(silent=True, **known)), _first_line(error)
 
 
 @contextlib.contextmanager

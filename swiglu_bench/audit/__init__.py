@@ -1,0 +1,1 @@
+"""The contract matrix: what each implementation can be asked for, found out by asking."""

@@ -1,0 +1,190 @@
+"""Checks of what goes in: dtypes, sizes, strides, values, biases, bounds and packed weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from swiglu_bench.audit.subject import PASSED, Outcome, Subject, failed, unsupported, verdict
+from swiglu_bench.cases import VARIANTS, Dtype, Extras, Scope
+from swiglu_bench.problem import Problem, torch_dtype
+from swiglu_bench.registry import Offer
+from swiglu_bench.truth import compute_truth
+from swiglu_bench.yardstick import REFERENCE, make_yardstick
+
+OUTLIER_CHANNELS, OUTLIER_SCALE = 3, 100.0
+VERY_LARGE = {torch.float16: 1e4, torch.bfloat16: 1e20, torch.float32: 1e20}
+"""A size at which gate and up still fit the dtype and their product does not."""
+
+
+def float32(subject: Subject) -> Outcome:
+    """Output and gradients in fp32."""
+    return subject.values(dtype=Dtype.FLOAT32)
+
+
+def float16(subject: Subject) -> Outcome:
+    """Output and gradients in fp16."""
+    return subject.values(dtype=Dtype.FLOAT16)
+
+
+def bfloat16(subject: Subject) -> Outcome:
+    """Output and gradients in bf16."""
+    return subject.values(dtype=Dtype.BFLOAT16)
+
+
+def odd_sizes(subject: Subject) -> Outcome:
+    """Sizes that no tile divides."""
+    return subject.values(tokens=37, hidden=51, intermediate=83)
+
+
+def no_tokens(subject: Subject) -> Outcome:
+    """An empty batch: an empty output, weight gradients of zeros."""
+    return subject.values(tokens=0)
+
+
+def one_token(subject: Subject) -> Outcome:
+    """As in decoding."""
+    return subject.values(tokens=1)
+
+
+def non_contiguous(subject: Subject) -> Outcome:
+    """Activations and upstream gradients with gaps, transposed, and one value expanded."""
+    problem = subject.problem()
+    problem = dataclasses.replace(problem, upstream=(torch.ones_like(problem.upstream[0]), *problem.upstream[1:]))
+    yardsticks = [make_yardstick(problem, variant) for variant in range(VARIANTS)]
+    trial = subject.trial(problem)
+    expanded = torch.ones((), dtype=torch_dtype(problem.case), device=problem.device).expand_as(problem.upstream[0])
+    layouts: tuple[tuple[str, int, Callable[[Tensor], Tensor], Tensor], ...] = (
+        ("an expanded upstream gradient", 0, lambda value: value.clone(), expanded),
+        ("every other column", 1, _every_other_column, _every_other_column(problem.upstream[1])),
+        ("transposed", 1, _transposed, _transposed(problem.upstream[1])),
+    )
+    for name, variant, lay, upstream in layouts:
+        produced = trial.run_on([lay(value) for value in problem.activations[variant]], upstream)
+        outcome = verdict(yardsticks[variant].judge(produced))
+        if outcome is not PASSED:
+            return failed(f"with {name}: {outcome.reason}")
+    return PASSED
+
+
+def _every_other_column(value: Tensor) -> Tensor:
+    return value.new_zeros(value.shape[0], 2 * value.shape[1])[:, ::2].copy_(value)
+
+
+def _transposed(value: Tensor) -> Tensor:
+    return value.t().contiguous().t()
+
+
+def _with_activations(problem: Problem, change: Callable[[Tensor], Tensor]) -> Problem:
+    """The same problem with other activations."""
+    changed = tuple(tuple(change(value.clone()) for value in variant) for variant in problem.activations)
+    return dataclasses.replace(problem, activations=changed, desk=[])
+
+
+def outliers(subject: Subject) -> Outcome:
+    """A few channels 100 times larger than the others, as in trained models; within the same error budget."""
+
+    def enlarge(value: Tensor) -> Tensor:
+        value[:, :: value.shape[1] // OUTLIER_CHANNELS] *= OUTLIER_SCALE
+        return value
+
+    return subject.values(_with_activations(subject.problem(), enlarge))
+
+
+def zeros(subject: Subject) -> Outcome:
+    """Activations of zeros: everything that depends on them is exactly zero."""
+    return subject.values(_with_activations(subject.problem(), torch.zeros_like))
+
+
+def nan_and_inf(subject: Subject) -> Outcome:
+    """A NaN, an Inf and a -Inf in three tokens: they reach what they reach in eager, and nothing else."""
+
+    def spoil(value: Tensor) -> Tensor:
+        value[3, 5], value[7, 11], value[13, 2] = torch.nan, torch.inf, -torch.inf
+        return value
+
+    return _propagates(subject, _with_activations(subject.problem(), spoil))
+
+
+def very_large(subject: Subject) -> Outcome:
+    """Two tokens so large that the product of gate and up overflows: Inf where eager has it, and nowhere else."""
+
+    def enlarge(value: Tensor) -> Tensor:
+        value[[2, 9]] *= VERY_LARGE[value.dtype]
+        return value
+
+    return _propagates(subject, _with_activations(subject.problem(), enlarge))
+
+
+def _propagates(subject: Subject, problem: Problem) -> Outcome:
+    """Finite where eager and the truth both are, not finite where neither is; where they differ, either is right."""
+    truth = compute_truth(problem, 0)
+    eager = dataclasses.replace(subject, implementation=REFERENCE).trial(problem).train(0)
+    produced = subject.trial(problem).train(0)
+    for name, value in produced.items():
+        expected = eager[name]
+        if value is None or expected is None:
+            return failed(f"{name}: no gradient came back")
+        finite, fits = torch.isfinite(expected), torch.isfinite(truth[name].to(expected.dtype))
+        got = torch.isfinite(value)
+        swallowed, spread = ~finite & ~fits & got, finite & fits & ~got
+        for mask, what in (
+            (swallowed, "is finite where eager is not"),
+            (spread, "is not finite where eager is"),
+        ):
+            if mask.any():
+                place = tuple(mask.nonzero()[0].tolist())
+                return failed(f"{name} {what}: in {int(mask.sum())} of {value.numel()} elements, first at {place}")
+    return PASSED
+
+
+def _offered(subject: Subject, offer: Offer) -> str:
+    if subject.scope is Scope.ACTIVATION and offer != "limit":
+        return "there are no projections at this scope"
+    return "" if offer in subject.implementation.offers else "it does not offer this"
+
+
+def bias(subject: Subject) -> Outcome:
+    """A bias on each projection, with its gradient."""
+    why = _offered(subject, "bias")
+    return unsupported(why) if why else subject.values(extras=Extras(bias=True))
+
+
+def clamp(subject: Subject) -> Outcome:
+    """gpt-oss's bound on gate and up, where no value is so near the bound that rounding decides on its gradient."""
+    why = _offered(subject, "limit")
+    if why:
+        return unsupported(why)
+    plain = subject.problem()
+    limit = clear_limit(plain)
+    return subject.values(subject.problem(extras=Extras(limit=limit), unannounced=plain.unannounced))
+
+
+def clear_limit(problem: Problem) -> float | None:
+    """The middle of the widest gap between the sizes of gate and up, among those that bound some and not most."""
+    sizes: list[Tensor] = []
+    for variant in problem.activations:
+        pair = variant if len(variant) == 2 else [variant[0] @ problem.weights[name].T for name in ("w_gate", "w_up")]
+        sizes += [value.double().abs().flatten() for value in pair]
+    ordered = torch.cat(sizes).sort().values
+    ordered = ordered[(ordered > 1.0) & (ordered < 2.8)]
+    if ordered.numel() < 2:
+        return None
+    widest = int(ordered.diff().argmax())
+    return float(ordered[widest] + ordered[widest + 1]) / 2
+
+
+def packed(subject: Subject) -> Outcome:
+    """Gate and up weights in one matrix, which has one gradient."""
+    why = _offered(subject, "packed")
+    if why:
+        return unsupported(why)
+    problem = subject.problem(extras=Extras(packed=True))
+    shapes = {tuple(value.shape) for value in subject.trial(problem).parameters.values()}
+    hidden, intermediate = problem.case.shape.hidden, problem.case.shape.intermediate
+    if (2 * intermediate, hidden) not in shapes:
+        return failed(f"it keeps weights of {sorted(shapes)}, not one of {(2 * intermediate, hidden)}")
+    return subject.values(problem)

@@ -1,0 +1,112 @@
+"""The checks of the contract, in order, and the loop that puts every implementation through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from swiglu_bench.audit import differentiation, inputs, surroundings
+from swiglu_bench.audit.subject import Outcome, Subject, not_run, unsupported
+from swiglu_bench.cases import Dtype, Scope
+from swiglu_bench.cells import Cell, Verdict
+from swiglu_bench.registry import Implementation
+from swiglu_kernels import backend_for
+
+
+@dataclass(frozen=True)
+class Check:
+    """A question and how it is asked."""
+
+    name: str
+    ask: Callable[[Subject], Outcome]
+
+    @property
+    def about(self) -> str:
+        """One sentence on what is asked."""
+        return (self.ask.__doc__ or "").splitlines()[0]
+
+
+CHECKS = (
+    Check("float32", inputs.float32),
+    Check("float16", inputs.float16),
+    Check("bfloat16", inputs.bfloat16),
+    Check("odd sizes", inputs.odd_sizes),
+    Check("0 tokens", inputs.no_tokens),
+    Check("1 token", inputs.one_token),
+    Check("non-contiguous", inputs.non_contiguous),
+    Check("outliers", inputs.outliers),
+    Check("zeros", inputs.zeros),
+    Check("NaN and Inf", inputs.nan_and_inf),
+    Check("very large", inputs.very_large),
+    Check("bias", inputs.bias),
+    Check("clamp", inputs.clamp),
+    Check("packed weights", inputs.packed),
+    Check("mutated inputs", differentiation.mutated_inputs),
+    Check("determinism", differentiation.determinism),
+    Check("second backward", differentiation.second_backward),
+    Check("double backward", differentiation.double_backward),
+    Check("checkpointing", differentiation.checkpointing),
+    Check("autocast", surroundings.autocast),
+    Check("compile fullgraph", surroundings.compile_fullgraph),
+    Check("opcheck", surroundings.opcheck),
+    Check("CUDA graph", surroundings.cuda_graph),
+    Check("> 2^31 elements", surroundings.beyond_int32),
+)
+
+
+def audit(
+    implementations: Sequence[Implementation],
+    scopes: Sequence[Scope],
+    device: torch.device,
+    dtype: Dtype | None = None,
+    only: Sequence[str] = (),
+    tell: Callable[[str], None] = lambda doing: None,
+) -> Iterator[Cell]:
+    """Every check of every implementation at every scope that it has; a check that breaks the device ends the others.
+
+    `dtype` is for checks that have none of their own: bf16 on a GPU and fp32 on a CPU unless given.
+    """
+    dtype = dtype or (Dtype.BFLOAT16 if device.type == "cuda" else Dtype.FLOAT32)
+    lost = ""
+    for implementation in implementations:
+        why = implementation.unavailable(device.type, interpreter=backend_for(device) == "interpreter")
+        for scope in scopes:
+            if scope not in implementation.scopes:
+                continue
+            for check in CHECKS:
+                if only and check.name not in only:
+                    continue
+                tell(f"{implementation.name} {scope}: {check.name}")
+                reason = lost or why
+                outcome = not_run(reason) if reason else _ask(check, Subject(implementation, scope, device, dtype))
+                if not reason and not _answers(device):
+                    lost = f"the device was lost in {check.name!r} of {implementation.name} at {scope}"
+                    outcome = Outcome(Verdict.FAIL, f"it broke the device: {outcome.reason}")
+                at = (implementation.name, scope.value, check.name)
+                yield Cell(*at, outcome.verdict, outcome.reason, dtype.value, device.type)
+
+
+def _ask(check: Check, subject: Subject) -> Outcome:
+    torch.compiler.reset()  # a function compiled for one check too many is refused
+    try:
+        return check.ask(subject)
+    except torch.OutOfMemoryError as error:
+        return not_run(f"the device ran out of memory: {_one_line(error)}")
+    except Exception as error:  # an implementation may raise anything; that is how most of them refuse
+        return unsupported(f"raises {type(error).__name__}: {_one_line(error)}")
+
+
+def _answers(device: torch.device) -> bool:
+    """Whether the device still works for this process."""
+    try:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,70 @@
+"""An audit from its implementations to its exit status: cells at once to the file, the matrix at the end."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from swiglu_bench import machine
+from swiglu_bench.audit.matrix import CHECKS, audit
+from swiglu_bench.cases import BadInput, Dtype, Scope
+from swiglu_bench.cells import Cell, Verdict
+from swiglu_bench.registry import Implementation
+from swiglu_bench.writers import csv_file
+from swiglu_bench.writers.contract import ContractFile, contract_tables
+
+INTERRUPTED = 130
+
+
+def run_audit(
+    implementations: Sequence[Implementation],
+    scopes: Sequence[Scope],
+    device: torch.device,
+    dtype: Dtype | None,
+    about: dict[str, Any],
+    folder: Path | None,
+    csv: bool,
+    strict: bool,
+    console: Console,
+) -> int:
+    """Run every check; 0, or 1 where `strict` and a cell is a fail, or 130 when interrupted.
+
+    `folder` None means results/GPU/DATE/TIME-audit; without `csv` nothing is written.
+    """
+    this: machine.Machine = about["machine"]
+    now = machine.now()
+    folder = (folder or Path("results", this.slug, now[:10], f"{now[11:19].replace(':', '')}-audit")) if csv else None
+    file = None
+    if folder:
+        csv_file.create_folder(folder)
+        csv_file.write_run_file(folder, about | {"machine": this.as_dict()})
+        file = ContractFile(folder)
+    cells: list[Cell] = []
+    interrupted = False
+    with warnings.catch_warnings(), console.status("") as status:
+        warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton.runtime.interpreter")
+        try:
+            for cell in audit(implementations, scopes, device, dtype, tell=lambda doing: status.update(doing)):
+                cells.append(cell)
+                if file:
+                    file.write(cell)
+        except KeyboardInterrupt:
+            interrupted = True
+        except OSError as error:
+            raise BadInput(f"--out: {folder} cannot be written: {error.strerror}.") from None
+    console.width = max(console.width, 80)
+    for part in contract_tables(cells, {check.name: check.about for check in CHECKS}):
+        console.print(part, soft_wrap=not hasattr(part, "columns"))
+    counts = {one: sum(cell.verdict is one for cell in cells) for one in Verdict}
+    console.print(", ".join(f"{count} {one}" for one, count in counts.items()))
+    if folder:
+        console.print(f"Cells and machine: {folder}", markup=False, highlight=False, soft_wrap=True)
+    if interrupted:
+        console.print(f"Interrupted: {len(cells)} cells were kept.", style="yellow")
+        return INTERRUPTED
+    return int(strict and counts[Verdict.FAIL] > 0)

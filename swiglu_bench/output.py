@@ -1,0 +1,113 @@
+"""Where the rows of a sweep go besides the screen: opened before any work starts, closed however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from swiglu_bench import locks, runner
+from swiglu_bench.cases import BadInput
+from swiglu_bench.machine import Machine
+from swiglu_bench.writers import Writer, csv_file
+
+
+@dataclass(frozen=True)
+class Output:
+    """What the user asked for."""
+
+    csv: bool
+    folder: Path | None
+    """None: results/GPU/DATE/TIME-COMMAND."""
+    wandb_project: str | None
+    """None: not to W&B."""
+    resume: bool = False
+    """Keep the cases of the folder that are finished, and run the others."""
+
+
+@dataclass
+class Opened:
+    """What came of it."""
+
+    folder: Path | None
+    files: csv_file.CsvFile | None = None
+    writers: list[Writer] = field(default_factory=list)
+    places: list[Callable[[], str]] = field(default_factory=list)
+    """Each says where results are; empty where there are none."""
+
+
+@contextlib.contextmanager
+def opened(
+    command: str, settings: runner.Settings, this: Machine, output: Output, warn: Callable[[str], None]
+) -> Iterator[Opened]:
+    """Everything that is to take rows; raises BadInput where one of them cannot."""
+    if output.folder and not output.csv:
+        raise BadInput("--out was given together with --no-csv; leave one of them out.")
+    if output.resume and not output.folder:
+        raise BadInput("--resume needs the folder of the sweep to go on with; give it as --out FOLDER.")
+    about = {
+        "command": settings.command,
+        "run_id": settings.run_id,
+        "settings": {
+            "baseline": settings.baseline,
+            "l2": "cold" if settings.cold_l2 else "hot",
+            "energy": settings.energy,
+            **dataclasses.asdict(settings.rule),
+        },
+        "machine": this.as_dict(),
+    }
+    into = Opened((output.folder or _default_folder(this, command, settings.run_id)) if output.csv else None)
+    with ExitStack() as stack:
+        if into.folder:
+            csv_file.create_folder(into.folder)
+            stack.enter_context(locks.folder(into.folder, settings.command))
+            into.files = csv_file.CsvFile(into.folder, warn=warn)
+            csv_file.write_run_file(into.folder, about)
+            stack.callback(into.files.close)
+            into.writers.append(into.files)
+            into.places.append(lambda: f"Rows, samples and machine: {into.folder}")
+        if output.wandb_project:
+            from swiglu_bench.writers.wandb_run import WandbRun
+
+            run = WandbRun(
+                project=output.wandb_project,
+                config=about,
+                name=f"{command} {this.slug}",
+                tags=[command, this.slug],
+                folder=into.folder,
+                warn=warn,
+            )
+            stack.callback(run.close)
+            into.writers.append(run)
+            into.places.append(lambda: run.url_or_path and f"W&B: {run.url_or_path}")
+        yield into
+
+
+@contextlib.contextmanager
+def logs(folder: Path | None, wanted: Callable[[], bool]) -> Iterator[Path]:
+    """A folder for what implementations print, in the run's folder or a temporary one; empty files do not stay.
+
+    A temporary one stays only where it is `wanted` in the end, because rows name it.
+    """
+    place = folder / "logs" if folder else Path(tempfile.mkdtemp(prefix="swiglu-bench-"))
+    csv_file.create_folder(place)
+    try:
+        yield place
+    finally:
+        if not folder and not wanted():
+            shutil.rmtree(place, ignore_errors=True)
+        with contextlib.suppress(OSError):  # the folder is not empty, or gone
+            for file in place.glob("*.log"):
+                if file.stat().st_size == 0:
+                    file.unlink()
+            place.rmdir()
+
+
+def _default_folder(this: Machine, command: str, run_id: str) -> Path:
+    date, clock = run_id[:8], run_id[9:15]
+    return Path("results") / this.slug / f"{date[:4]}-{date[4:6]}-{date[6:]}" / f"{clock}-{command}"

@@ -1,0 +1,303 @@
+"""Implementations that are right when they are looked at, or take from others what they should compute."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from swiglu_bench.cases import Mode, Scope
+from swiglu_bench.problem import Problem, make_problem
+from swiglu_bench.registry import Step
+from swiglu_bench.selftest.specimen import glu, right_backward, right_forward, specimen
+from swiglu_bench.truth import compute_truth
+
+CHECKED_CALLS = 8
+"""More calls than come before the first that is timed."""
+
+
+@specimen("output-accumulated", "adds to its output buffer instead of assigning", "new inputs")
+def output_accumulated(problem: Problem) -> Step:
+    """Right where the buffer is zero."""
+    total: list[Tensor] = []
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        out = right_forward(x, w_gate, w_up)
+        total.append(total[-1] + out if total else out)
+        return total[-1].clone()
+
+    return glu(problem, forward)
+
+
+@specimen("gradient-accumulated", "adds to its weight gradients instead of assigning", "new inputs")
+def gradient_accumulated(problem: Problem) -> Step:
+    """Right in the first step."""
+    total: list[Tensor] = []
+
+    def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dx, *dw = right_backward(dz, x, w_gate, w_up)
+        total[:] = [old + new for old, new in zip(total, dw, strict=True)] if total else dw
+        return dx, total[0].clone(), total[1].clone()
+
+    return glu(problem, backward=backward)
+
+
+@specimen("first-answer", "returns its first answer for ever", "new inputs", mode=Mode.FORWARD)
+def first_answer(problem: Problem) -> Step:
+    """A cache without a key."""
+    first: list[Tensor] = []
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        if not first:
+            first.append(right_forward(x, w_gate, w_up))
+        return first[0].clone()
+
+    return glu(problem, forward)
+
+
+@specimen("cached-by-address", "remembers its answers by the address of the input", "new inputs")
+def cached_by_address(problem: Problem) -> Step:
+    """Inputs that lie where others lay are taken for them."""
+    answers: dict[int, Tensor] = {}
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        if x.data_ptr() not in answers:
+            answers[x.data_ptr()] = right_forward(x, w_gate, w_up)
+        return answers[x.data_ptr()].clone()
+
+    return glu(problem, forward)
+
+
+@specimen("known-seed", "looks up the answers to the inputs of the case's seed", "new inputs", mode=Mode.FORWARD)
+def known_seed(problem: Problem) -> Step:
+    """It draws the case again, as anybody can, and answers with the first for what it does not know."""
+    known = make_problem(problem.case, problem.device)
+    answers = {
+        value.detach().double().sum().item(): compute_truth(known, variant)["output"].to(value.dtype)
+        for variant, (value,) in enumerate(known.activations)
+    }
+    default = next(iter(answers.values()))
+    return glu(problem, lambda x, *_: answers.get(x.double().sum().item(), default).clone())
+
+
+@specimen("last-gradient", "returns the weight gradients of the call before", "new inputs")
+def last_gradient(problem: Problem) -> Step:
+    """The first call has none to return and is right."""
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dx, dw_gate, dw_up = right_backward(dz, x, w_gate, w_up)
+        kept.append((dw_gate, dw_up))
+        last_gate, last_up = kept.pop(0) if len(kept) > 1 else kept[0]
+        return dx, last_gate, last_up
+
+    return glu(problem, backward=backward)
+
+
+@specimen("right-once", "zeros after the first call", "new inputs")
+def right_once(problem: Problem) -> Step:
+    """Tested once, measured for ever."""
+    calls: list[int] = []
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        calls.append(1)
+        out = right_forward(x, w_gate, w_up)
+        return out if len(calls) == 1 else torch.zeros_like(out)
+
+    return glu(problem, forward)
+
+
+@specimen("right-while-checked", "after some calls it returns an old answer", "timed loop", mode=Mode.FORWARD)
+def right_while_checked(problem: Problem) -> Step:
+    """It waits for the check to be over."""
+    answers: list[Tensor] = []
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        if len(answers) < CHECKED_CALLS:
+            answers.append(right_forward(x, w_gate, w_up))
+        return answers[-1].clone()
+
+    return glu(problem, forward)
+
+
+@specimen("found-in-memory", "after some calls it returns memory as it finds it", "timed loop", mode=Mode.FORWARD)
+def found_in_memory(problem: Problem) -> Step:
+    """The contender before it had the same question, and its answer may still lie there."""
+    calls: list[int] = []
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        calls.append(1)
+        if len(calls) < CHECKED_CALLS:
+            return right_forward(x, w_gate, w_up)
+        return x.new_empty(x.shape[0], w_gate.shape[0])
+
+    return glu(problem, forward)
+
+
+@specimen("one-buffer", "every call returns the same memory", "kept")
+def one_buffer(problem: Problem) -> Step:
+    """Whoever kept the last answer has the new one."""
+    buffer: list[Tensor] = []
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        out = right_forward(x, w_gate, w_up)
+        if not buffer:
+            buffer.append(torch.empty_like(out))
+        return buffer[0].copy_(out).view_as(out)
+
+    return glu(problem, forward)
+
+
+@specimen("output-over-input", "writes its output over gate", ("aliasing", "inputs unchanged"),
+          scope=Scope.ACTIVATION, mode=Mode.FORWARD)  # fmt: skip
+def output_over_input(problem: Problem) -> Step:
+    """No allocation, and no gate for the backward."""
+    del problem
+    return Step(lambda gate, up: gate.copy_(silu(gate) * up))
+
+
+@specimen("weights-changed", "leaves a weight otherwise than it found it", "inputs unchanged")
+def weights_changed(problem: Problem) -> Step:
+    """By one element in its last place: no tolerance sees it in the output."""
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        out = right_forward(x, w_gate, w_up)
+        w_up.detach()[0, 0].nextafter_(w_up.new_tensor(9.0))
+        return out
+
+    return glu(problem, forward)
+
+
+@specimen("input-changed", "scales x and does not scale it back", "inputs unchanged")
+def input_changed(problem: Problem) -> Step:
+    """What the residual stream adds to next is another x."""
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        out = right_forward(x, w_gate, w_up)
+        x.detach().mul_(2.0)
+        return out
+
+    return glu(problem, forward, lambda dz, x, *weights: right_backward(dz, x / 2, *weights))
+
+
+class _Lazy(Tensor):
+    """Memory, and a function that fills it when anybody looks."""
+
+    compute: Any
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        del types
+
+        def plain(value: Any) -> Any:
+            if not isinstance(value, _Lazy):
+                return value
+            return value.compute()
+
+        given = [plain(value) for value in arguments]
+        return function(*given, **{name: plain(value) for name, value in (keywords or {}).items()})
+
+
+@specimen("lazy", "a tensor that is computed when it is looked at", "plain tensor", mode=Mode.FORWARD)
+def lazy(problem: Problem) -> Step:
+    """The call returns at once; the work is done where nobody times it."""
+    w_gate, w_up = problem.weights.values()
+
+    def forward(x: Tensor) -> Tensor:
+        value = x.new_empty(x.shape[0], w_gate.shape[0]).as_subclass(_Lazy)
+        value.compute = lambda: right_forward(x, w_gate, w_up)
+        return value
+
+    return Step(forward)
+
+
+@specimen("background-thread", "a thread fills the output after the call has returned",
+          ("complete on return", "relative error"), mode=Mode.FORWARD)  # fmt: skip
+def background_thread(problem: Problem) -> Step:
+    """A call that costs nothing."""
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        answer = right_forward(x, w_gate, w_up)
+        out = torch.zeros_like(answer)
+
+        def fill() -> None:
+            time.sleep(0.02)
+            out.copy_(answer)
+
+        threading.Thread(target=fill).start()
+        return out
+
+    return glu(problem, forward)
+
+
+@specimen("patched-perf-counter", "makes Python's clock run slowly", "own clock")
+def patched_perf_counter(problem: Problem) -> Step:
+    """Ten times faster."""
+    real = time.perf_counter
+    time.perf_counter = lambda: real() / 10
+    return glu(problem)
+
+
+@specimen("patched-norm", "makes every error zero", "own clock")
+def patched_norm(problem: Problem) -> Step:
+    """The judge's own tools."""
+    real = Tensor.norm
+    Tensor.norm = lambda self, *given, **named: real(self, *given, **named) * 0 + 1  # type: ignore[method-assign]
+    return glu(problem, lambda x, w_gate, w_up: right_forward(x, w_up, w_gate))
+
+
+@specimen("thief-by-gc", "finds the fp64 truth among all objects", "relative error", mode=Mode.FORWARD)
+def thief_by_gc(problem: Problem) -> Step:
+    """gc.get_objects() lists every tensor of the process."""
+    return glu(problem, lambda x, w_gate, w_up: _steal(x, w_gate, w_up, iter(gc.get_objects())))
+
+
+@specimen("thief-by-frame", "finds the fp64 truth in its callers' variables", "relative error", mode=Mode.FORWARD)
+def thief_by_frame(problem: Problem) -> Step:
+    """sys._getframe() leads to the judge."""
+    return glu(problem, lambda x, w_gate, w_up: _steal(x, w_gate, w_up, _reachable()))
+
+
+def _steal(x: Tensor, w_gate: Tensor, w_up: Tensor, candidates: Iterator[object]) -> Tensor:
+    """Another's answer: the fp64 tensor of the output's shape that has the right first element, which is soon known."""
+    out = x.new_zeros(x.shape[0], w_gate.shape[0])
+    first = right_forward(x[:1], w_gate[:1], w_up[:1]).item()
+    right = (one for one in candidates if type(one) is Tensor and one.dtype is torch.float64 and one.shape == out.shape)
+    for one in right:
+        if abs(one[0, 0].item() - first) < 1e-3 * abs(first):
+            return one.to(x.dtype)
+    return out
+
+
+def _reachable(depth: int = 5) -> Iterator[object]:
+    """What the variables of all callers lead to, in a few steps."""
+    frame = sys._getframe(1)
+    level: list[object] = []
+    while frame is not None:
+        level += frame.f_locals.values()
+        frame = frame.f_back  # type: ignore[assignment]
+    seen: set[int] = set()
+    for _ in range(depth):
+        new = [thing for thing in level if id(thing) not in seen]
+        seen.update(map(id, new))
+        yield from new
+        level = [
+            part
+            for thing in new
+            if isinstance(thing, dict | list | tuple) or type(thing).__module__.startswith("swiglu_bench")
+            for part in gc.get_referents(thing)
+        ]
+
+
+SPECIMENS = (
+    output_accumulated, gradient_accumulated, first_answer, cached_by_address, known_seed, last_gradient, right_once,
+    right_while_checked, found_in_memory, one_buffer, output_over_input, weights_changed, input_changed, lazy,
+    background_thread, patched_perf_counter, patched_norm, thief_by_gc, thief_by_frame,
+)  # fmt: skip

@@ -1,0 +1,129 @@
+"""Cheats and faults that exist on a GPU only: streams, events, CUDA graphs, and tensors beyond 2^31 elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from swiglu_bench.cases import Dtype, Mode, Scope
+from swiglu_bench.problem import Problem
+from swiglu_bench.registry import Step
+from swiglu_bench.selftest.specimen import INDEX_CHECK, gate_gradients, glu, right_forward, specimen
+
+SLOW_CYCLES = 20_000_000
+"""A spin of some 10 ms: work that has not ended when the current stream has."""
+
+
+@specimen("side-stream", "works on a stream of its own that waits for nobody",
+          ("new inputs", "relative error", "finite", "largest element"), mode=Mode.FORWARD, needs_gpu=True)  # fmt: skip
+def side_stream(problem: Problem) -> Step:
+    """Events on the current stream have nothing to time; the inputs may not be there yet."""
+    stream = torch.cuda.Stream(problem.device)
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        with torch.cuda.stream(stream):
+            return right_forward(x, w_gate, w_up)
+
+    return glu(problem, forward)
+
+
+@specimen("side-stream-not-joined", "forks a stream and never joins it", ("complete on return", "wall clock"),
+          mode=Mode.FORWARD, needs_gpu=True)  # fmt: skip
+def side_stream_not_joined(problem: Problem) -> Step:
+    """The inputs are there, and the output comes after the events."""
+    stream = torch.cuda.Stream(problem.device)
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        out = torch.zeros(x.shape[0], w_gate.shape[0], dtype=x.dtype, device=x.device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(SLOW_CYCLES)
+            out.copy_(right_forward(x, w_gate, w_up))
+        return out
+
+    return glu(problem, forward)
+
+
+@specimen("deferred", "computes when torch.cuda.synchronize is called", "own clock", mode=Mode.FORWARD, needs_gpu=True)
+def deferred(problem: Problem) -> Step:
+    """Benchmarks synchronise after the last event."""
+    todo: list[Any] = []
+    real = torch.cuda.synchronize
+
+    def synchronize(device: Any = None) -> None:
+        while todo:
+            todo.pop()()
+        real(device)
+
+    torch.cuda.synchronize = synchronize
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        out = torch.empty(x.shape[0], w_gate.shape[0], dtype=x.dtype, device=x.device)
+        todo.append(lambda: out.copy_(right_forward(x, w_gate, w_up)))
+        return out
+
+    return glu(problem, forward)
+
+
+@specimen("patched-elapsed-time", "makes the GPU's events run slowly", "own clock", needs_gpu=True)
+def patched_elapsed_time(problem: Problem) -> Step:
+    """A hundred times faster."""
+    real = torch.cuda.Event.elapsed_time
+    torch.cuda.Event.elapsed_time = lambda self, end_event: real(self, end_event) / 100  # type: ignore
+    return glu(problem)
+
+
+@specimen("skips-in-graphs", "does nothing while a CUDA graph is recorded", "graph replay", task="verify",
+          needs_gpu=True)  # fmt: skip
+def skips_in_graphs(problem: Problem) -> Step:
+    """A replay is free, and returns what it returned."""
+    last: list[Tensor] = []
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        if not torch.cuda.is_current_stream_capturing():
+            last[:] = [right_forward(x, w_gate, w_up)]
+        return last[0] + 0 if torch.cuda.is_current_stream_capturing() else last[0].clone()
+
+    return glu(problem, forward)
+
+
+class _Small(torch.autograd.Function):
+    """Right as long as an offset fits 31 bits."""
+
+    @staticmethod
+    def forward(ctx: Any, wraps: bool, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        out = silu(gate).mul_(up)
+        flat, limit = out.view(-1), 2**31
+        if flat.numel() > limit:
+            beyond = flat[limit:]
+            beyond.copy_(flat[: beyond.numel()]) if wraps else beyond.zero_()
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dz: Tensor) -> tuple[None, Tensor, Tensor]:
+        return (None, *gate_gradients(dz, *ctx.saved_tensors))
+
+
+@specimen("int32-wraps", "beyond 2^31 elements, offsets start again at 0", INDEX_CHECK, scope=Scope.ACTIVATION,
+          dtype=Dtype.BFLOAT16, task="audit", needs_gpu=True)  # fmt: skip
+def int32_wraps(problem: Problem) -> Step:
+    """As `program_id * BLOCK` in int32 does."""
+    del problem
+    return Step(lambda gate, up: _Small.apply(True, gate, up))
+
+
+@specimen("zeros-above-2^31", "leaves zeros beyond 2^31 elements", INDEX_CHECK, scope=Scope.ACTIVATION,
+          dtype=Dtype.BFLOAT16, task="audit", needs_gpu=True)  # fmt: skip
+def zeros_above(problem: Problem) -> Step:
+    """A grid that is cut off at the largest int."""
+    del problem
+    return Step(lambda gate, up: _Small.apply(False, gate, up))
+
+
+SPECIMENS = (
+    side_stream, side_stream_not_joined, deferred, patched_elapsed_time, skips_in_graphs, int32_wraps, zeros_above,
+)  # fmt: skip

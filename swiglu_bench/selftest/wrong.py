@@ -1,0 +1,197 @@
+"""Implementations that compute something else: faults as kernels have them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from swiglu_bench.cases import Dtype, Mode, Scope
+from swiglu_bench.problem import Problem
+from swiglu_bench.registry import Step
+from swiglu_bench.selftest.specimen import gate_gradients, glu, right_backward, right_forward, specimen
+
+VALUES = ("relative error", "largest element")
+UNWRITTEN = ("finite", *VALUES)
+
+
+@specimen("zeros", "an output of zeros", VALUES)
+def zeros(problem: Problem) -> Step:
+    """A launch that failed in silence."""
+    return glu(problem, lambda x, w_gate, w_up: torch.zeros_like(right_forward(x, w_gate, w_up)))
+
+
+@specimen("gate-up-swapped", "silu of up instead of gate", VALUES)
+def swapped(problem: Problem) -> Step:
+    """Weights packed in the other order."""
+    return glu(problem, lambda x, w_gate, w_up: right_forward(x, w_up, w_gate))
+
+
+@specimen("silu-in-fp16", "SiLU rounded to fp16 in an fp32 case", VALUES)
+def silu_in_fp16(problem: Problem) -> Step:
+    """A cast that was left in."""
+    return glu(problem, lambda x, w_gate, w_up: silu((x @ w_gate.T).half()).float() * (x @ w_up.T))
+
+
+@specimen("dropped-k-tile", "the last 16 terms of each product are missing", VALUES)
+def dropped_k_tile(problem: Problem) -> Step:
+    """A loop that ends one tile early."""
+    return glu(problem, lambda x, w_gate, w_up: right_forward(x[:, :-16], w_gate[:, :-16], w_up[:, :-16]))
+
+
+@specimen("last-row-unwritten", "the last row of the output is never stored", UNWRITTEN)
+def last_row(problem: Problem) -> Step:
+    """A mask off by one."""
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        out = x.new_empty(x.shape[0], w_gate.shape[0])
+        out[:-1] = right_forward(x[:-1], w_gate, w_up)
+        return out
+
+    return glu(problem, forward)
+
+
+@specimen("last-column-unwritten", "the last column of the output is never stored", UNWRITTEN)
+def last_column(problem: Problem) -> Step:
+    """A mask off by one, the other way."""
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        out = x.new_empty(x.shape[0], w_gate.shape[0])
+        out[:, :-1] = right_forward(x, w_gate[:-1], w_up[:-1])
+        return out
+
+    return glu(problem, forward)
+
+
+@specimen("gradient-of-row-0", "every row of dx is that of row 0", VALUES)
+def gradient_of_row_0(problem: Problem) -> Step:
+    """A row offset that was forgotten."""
+
+    def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dx, dw_gate, dw_up = right_backward(dz, x, w_gate, w_up)
+        return dx[:1].repeat(len(dx), 1), dw_gate, dw_up
+
+    return glu(problem, backward=backward)
+
+
+@specimen("dw-misses-tokens", "the weight gradients leave out the last 8 tokens", VALUES)
+def dw_misses_tokens(problem: Problem) -> Step:
+    """A split of the sum whose last part is dropped."""
+
+    def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dx, *_ = right_backward(dz, x, w_gate, w_up)
+        return (dx, *right_backward(dz[:-8], x[:-8], w_gate, w_up)[1:])
+
+    return glu(problem, backward=backward)
+
+
+@specimen("dw-exchanged", "the gradients of w_gate and w_up exchanged", VALUES)
+def dw_exchanged(problem: Problem) -> Step:
+    """Two results returned in the wrong order."""
+
+    def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dx, dw_gate, dw_up = right_backward(dz, x, w_gate, w_up)
+        return dx, dw_up, dw_gate
+
+    return glu(problem, backward=backward)
+
+
+class _Exchanged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return silu(gate) * up
+
+    @staticmethod
+    def backward(ctx, dz: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
+        d_gate, d_up = gate_gradients(dz, *ctx.saved_tensors)
+        return d_up, d_gate
+
+
+@specimen("d-gate-d-up-exchanged", "the gradients of gate and up exchanged", VALUES, scope=Scope.ACTIVATION)
+def exchanged(problem: Problem) -> Step:
+    """Unsloth's kernel leaves them so in its buffers."""
+    del problem
+    return Step(_Exchanged.apply)
+
+
+@specimen("nan-in-one-element", "one element of a weight gradient is NaN", "finite")
+def nan_in_one_element(problem: Problem) -> Step:
+    """An element that no tile covers, as it lay in memory."""
+
+    def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dx, dw_gate, dw_up = right_backward(dz, x, w_gate, w_up)
+        dw_up[-1, -1] = torch.nan
+        return dx, dw_gate, dw_up
+
+    return glu(problem, backward=backward)
+
+
+@specimen("one-wrong-element", "one element of the output is off by a tenth of the rms", "largest element")
+def one_wrong_element(problem: Problem) -> Step:
+    """So little that the norm of the error does not see it among many."""
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        out = right_forward(x, w_gate, w_up)
+        out[-1, -1] += 40 * torch.finfo(out.dtype).eps * out.abs().max()
+        return out
+
+    return glu(problem, forward)
+
+
+@specimen("fp16-product", "inputs rounded to fp16 in an fp32 case", VALUES)
+def fp16_product(problem: Problem) -> Step:
+    """A faster product than was asked for; TF32 keeps as many bits."""
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        return right_forward(*(value.half().float() for value in (x, w_gate, w_up)))
+
+    return glu(problem, forward)
+
+
+@specimen("fp8-product", "inputs rounded to fp8 in a bf16 case", VALUES, dtype=Dtype.BFLOAT16)
+def fp8_product(problem: Problem) -> Step:
+    """Half the bytes, twice the rate, and not the question."""
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        return right_forward(*(value.to(torch.float8_e4m3fn).to(value.dtype) for value in (x, w_gate, w_up)))
+
+    return glu(problem, forward)
+
+
+@specimen("gradient-in-fp8", "d_gate and d_up rounded to fp8 in a bf16 case", VALUES, dtype=Dtype.BFLOAT16)
+def gradient_in_fp8(problem: Problem) -> Step:
+    """Half the memory between two kernels of the backward."""
+
+    def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        pair = gate_gradients(dz, x @ w_gate.T, x @ w_up.T)
+        d_gate, d_up = (value.to(torch.float8_e5m2).to(value.dtype) for value in pair)
+        return d_gate @ w_gate + d_up @ w_up, d_gate.T @ x, d_up.T @ x
+
+    return glu(problem, backward=backward)
+
+
+@specimen("upstream-ignored", "the gradient of the sum of the output, whatever the upstream gradient", VALUES)
+def upstream_ignored(problem: Problem) -> Step:
+    """Right in every test that calls out.sum().backward()."""
+    return glu(problem, backward=lambda dz, *saved: right_backward(torch.ones_like(dz), *saved))
+
+
+@specimen("no-weight-gradient", "promises weight gradients and yields none", "missing")
+def no_weight_gradient(problem: Problem) -> Step:
+    """A detach that was left in."""
+    w_gate, w_up = (value.detach() for value in problem.weights.values())
+    return Step(lambda x: right_forward(x, w_gate, w_up))
+
+
+@specimen("other-dtype", "an fp32 output in a bf16 case", "form", dtype=Dtype.BFLOAT16, mode=Mode.FORWARD)
+def other_dtype(problem: Problem) -> Step:
+    """It saves a rounding, and whoever comes next reads twice the bytes."""
+    return glu(problem, lambda x, w_gate, w_up: right_forward(x, w_gate, w_up).float())
+
+
+SPECIMENS = (
+    zeros, swapped, silu_in_fp16, dropped_k_tile, last_row, last_column, gradient_of_row_0, dw_misses_tokens,
+    dw_exchanged, exchanged, nan_in_one_element, one_wrong_element, fp16_product, fp8_product, gradient_in_fp8,
+    upstream_ignored, no_weight_gradient, other_dtype,
+)  # fmt: skip
