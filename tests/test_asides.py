@@ -224,6 +224,7 @@ def test_on_a_gpu(mode: Mode) -> None:
     eager = next(
         one for one in run([case], [one for one in CATALOGUE if one.name == "eager"], how, machine.describe(device))
     )
+    assert eager.status is Status.OK, eager.reason
     assert eager.graph_us is not None, eager.graph_reason
     assert eager.latency_us is not None
     assert eager.latency_us > eager.graph_us
