@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -48,9 +49,14 @@ from swiglu_bench.options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
     import torch
     from rich.console import Console
 
+    from swiglu_bench.cells import Cell
     from swiglu_bench.registry import Implementation
     from swiglu_kernels.compiled import Report
 
@@ -140,7 +146,8 @@ _checking_command(
 @app.command(rich_help_panel=MEASURE)
 def audit(
     impl: Impl = None, skip_impl: SkipImpl = None, scope: ScopeOption = None, dtype: DtypeOption = None,
-    device: Device = None, out: Out = None, csv: Csv = True,
+    device: Device = None, timeout: Timeout = TIMEOUT_S, in_process: InProcess = False, wait: Wait = True,
+    out: Out = None, csv: Csv = True,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if any cell is a fail.")] = False,
 ) -> None:  # fmt: skip
     """Ask every implementation for everything a user may want of it: the contract matrix.
@@ -150,25 +157,36 @@ def audit(
 
     Example: swiglu-bench audit --impl 'eager,liger,fused*' --scope glu
     """
-    from swiglu_bench import machine
-
-    chosen_device = _device(device, interpret=True)
-    from swiglu_bench.audit.report import run_audit  # after Triton was told to interpret
-
+    one = _device(device, interpret=True)
     dtypes = parse_dtypes(dtype) if dtype is not None else [None]
     if len(dtypes) > 1:
         raise BadInput("--dtype: audit takes one, for the checks that have none of their own; give bf16, fp16 or fp32.")
-    chosen = _implementations({"impl": impl, "skip_impl": skip_impl, "in_process": True, "timeout": None})
-    scopes = _scopes(scope if scope is not None else "activation,glu,mlp")
     if out and not csv:
         raise BadInput("--out was given together with --no-csv; leave one of them out.")
-    about = {"command": shlex.join(["swiglu-bench", *sys.argv[1:]]), "machine": machine.describe(chosen_device)}
-    raise typer.Exit(run_audit(chosen, scopes, chosen_device, dtypes[0], about, out, csv, strict, _console()))
+    scopes = _scopes(scope if scope is not None else "activation,glu,mlp")
+    chosen = _implementations({"impl": impl, "skip_impl": skip_impl, "in_process": in_process, "timeout": timeout})
+    if not in_process:
+        from swiglu_bench import zygote
+
+        zygote.start()
+    from swiglu_bench import isolated_audit, machine  # after Triton was told to interpret
+    from swiglu_bench.audit import matrix
+    from swiglu_bench.audit.report import run_audit
+
+    def ask(tell: Callable[[str], None], logs: Path) -> Iterator[Cell]:
+        if in_process:
+            return matrix.audit(chosen, scopes, one, dtypes[0], tell=tell)
+        return isolated_audit.audit(chosen, scopes, one, dtypes[0], tell, timeout_s=timeout, logs=logs)
+
+    about, console = {"command": _command_line(), "machine": machine.describe(one)}, _console()
+    with _held(one, wait, console):
+        status = run_audit(ask, about, out, csv, strict, console)
+    raise typer.Exit(status)
 
 
 @app.command(rich_help_panel=MEASURE)
 def selftest(
-    impl: Impl = None, skip_impl: SkipImpl = None, device: Device = None, seed: Seed = 0,
+    impl: Impl = None, skip_impl: SkipImpl = None, device: Device = None, seed: Seed = 0, wait: Wait = True,
     false_alarms: Annotated[
         int | None,
         typer.Option(
@@ -184,12 +202,15 @@ def selftest(
 
     Example: swiglu-bench selftest --false-alarms 50 --skip-impl 'compile*'
     """
-    chosen_device = _device(device, interpret=True)
+    one = _device(device, interpret=True)
     from swiglu_bench.selftest.report import run_selftest  # after Triton was told to interpret
 
     chosen = _implementations({"impl": impl, "skip_impl": skip_impl, "in_process": True, "timeout": None})
-    count = false_alarms if false_alarms is not None else 200 if chosen_device.type == "cuda" else 20
-    raise typer.Exit(run_selftest(chosen, chosen_device, seed, count, zoo, _console()))
+    count = false_alarms if false_alarms is not None else 200 if one.type == "cuda" else 20
+    console = _console()
+    with _held(one, wait, console):
+        status = run_selftest(chosen, one, seed, count, zoo, console)
+    raise typer.Exit(status)
 
 
 @app.command("list", rich_help_panel=LOOK)
@@ -297,7 +318,7 @@ def _sweep(command: str, task: str, mode: Mode, options: dict[str, Any]) -> None
     settings = Settings(
         task=Task(task),
         device=device,
-        command=shlex.join(["swiglu-bench", *sys.argv[1:]]),
+        command=_command_line(),
         run_id=f"{machine.now().replace(':', '').replace('-', '')}-{os.getpid()}",
         baseline=options.get("baseline", ""),
         rule=Rule(budget_s=options.get("budget", 0.0), rest_s=REST_S if rested else 0.0),
@@ -408,6 +429,19 @@ def _implementations(options: dict[str, Any]) -> list[Implementation]:
     if any(fnmatch.fnmatch(baseline, pattern) for pattern in unwanted):
         return chosen
     return select(catalogue, [baseline]) + chosen
+
+
+def _command_line() -> str:
+    return shlex.join(["swiglu-bench", *sys.argv[1:]])
+
+
+def _held(device: torch.device, wait: bool, console: Console) -> AbstractContextManager[None]:
+    """A GPU for this command alone."""
+    from swiglu_bench import locks
+
+    return locks.device(
+        device, _command_line(), wait, partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    )
 
 
 def _console() -> Console:

@@ -23,7 +23,9 @@ from typing import Any
 import torch
 
 from swiglu_bench import registry, runner
-from swiglu_bench.cases import BadInput, Case
+from swiglu_bench.audit import matrix
+from swiglu_bench.cases import BadInput, Case, Dtype, Scope
+from swiglu_bench.cells import Cell
 from swiglu_bench.implementations import CATALOGUE
 from swiglu_bench.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost, answers
@@ -64,7 +66,18 @@ class Run:
     implementations: Sequence[Implementation]
 
 
-Job = Load | Begin | Afford | Run
+@dataclass(frozen=True)
+class Audit:
+    """Answer with the cell of each of these checks of the contract, for an implementation given without its code."""
+
+    implementation: Implementation
+    scope: Scope
+    device: torch.device
+    dtype: Dtype | None
+    checks: tuple[str, ...]
+
+
+Job = Load | Begin | Afford | Run | Audit
 
 
 @dataclass(frozen=True)
@@ -128,6 +141,9 @@ class _Bench:
             case Begin(settings, this):
                 self._session = runner.Session(settings, this, self._mark_name)
                 return
+            case Audit():
+                yield from self._audit(job)
+                return
         assert self._session is not None
         match job:
             case Afford(case, contenders):
@@ -135,6 +151,23 @@ class _Bench:
             case Run(case, declared):
                 self._names = [one.name for one in declared]
                 yield from self._session.run_case(case, [self._load(one) for one in declared], self._tell)
+
+    def _audit(self, job: Audit) -> Iterator[Cell]:
+        """One check a turn; raises DeviceLost after the cell of one that broke the device."""
+        name = job.implementation.name
+        self._names = [name]
+
+        def turn(doing: str) -> None:
+            self._tell(doing, 0.0)
+            self._mark_name(name)
+
+        for cell in matrix.audit(
+            [self._load(job.implementation)], [job.scope], job.device, job.dtype, job.checks, turn
+        ):
+            self._mark_name("")
+            yield cell
+            if not matrix.answers(job.device):
+                raise DeviceLost(cell.reason)
 
     def _load(self, declared: Implementation) -> Implementation:
         if declared.name not in self._loaded:

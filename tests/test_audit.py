@@ -1,7 +1,7 @@
 """Each check of the contract, on implementations that keep it and on ones that break it."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +204,7 @@ def test_a_bias_or_bound_that_is_declared_and_left_out_is_a_failure() -> None:
 
 def test_a_failure_of_the_device_ends_the_checks_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([True, False, *[False] * 100])
-    monkeypatch.setattr(matrix, "_answers", lambda device: next(answers))
+    monkeypatch.setattr(matrix, "answers", lambda device: next(answers))
     found = list(cells(pytorch.eager).values())
     assert [cell.verdict for cell in found[:3]] == [Verdict.PASS, Verdict.FAIL, Verdict.NOT_RUN]
     assert found[1].reason.startswith("it broke the device")
@@ -263,9 +263,13 @@ def test_the_command_writes_its_cells_and_is_strict_only_when_asked(tmp_path: Pa
 
     about = {"command": "c", "machine": machine.describe(CPU)}
     bad = declared(lambda problem: glu(problem), offers=("bias",))
+
+    def ask(tell: Callable[[str], None], logs: Path) -> Iterator[Cell]:
+        return audit([bad], [Scope.GLU], CPU, tell=tell)
+
     for strict, code in ((False, 0), (True, 1)):
         folder = tmp_path / str(strict)
-        assert run_audit([bad], [Scope.GLU], CPU, None, about, folder, True, strict, Console(width=100)) == code
+        assert run_audit(ask, about, folder, True, strict, Console(width=100)) == code
         lines = (folder / "audit.csv").read_text(encoding="utf-8").splitlines()
         assert lines[0] == "implementation,scope,check,verdict,reason,dtype,device"
         assert len(lines) == 1 + len(CHECKS)
@@ -273,4 +277,4 @@ def test_the_command_writes_its_cells_and_is_strict_only_when_asked(tmp_path: Pa
     out = capsys.readouterr().out
     assert "✗ bias" in out
     with pytest.raises(BadInput, match="is a file"):
-        run_audit([bad], [Scope.GLU], CPU, None, about, tmp_path / "True" / "run.json", True, False, Console())
+        run_audit(ask, about, tmp_path / "True" / "run.json", True, False, Console())

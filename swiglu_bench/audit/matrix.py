@@ -68,10 +68,9 @@ def audit(
 
     `dtype` is for checks that have none of their own: bf16 on a GPU and fp32 on a CPU unless given.
     """
-    dtype = dtype or (Dtype.BFLOAT16 if device.type == "cuda" else Dtype.FLOAT32)
     lost = ""
     for implementation in implementations:
-        why = implementation.unavailable(device.type, interpreter=backend_for(device) == "interpreter")
+        why = unavailable(implementation, device)
         for scope in scopes:
             if scope not in implementation.scopes:
                 continue
@@ -80,12 +79,34 @@ def audit(
                     continue
                 tell(f"{implementation.name} {scope}: {check.name}")
                 reason = lost or why
-                outcome = not_run(reason) if reason else _ask(check, Subject(implementation, scope, device, dtype))
-                if not reason and not _answers(device):
+                subject = Subject(implementation, scope, device, dtype or _default(device))
+                outcome = not_run(reason) if reason else _ask(check, subject)
+                if not reason and not answers(device):
                     lost = f"the device was lost in {check.name!r} of {implementation.name} at {scope}"
                     outcome = Outcome(Verdict.FAIL, f"it broke the device: {outcome.reason}")
-                at = (implementation.name, scope.value, check.name)
-                yield Cell(*at, outcome.verdict, outcome.reason, dtype.value, device.type)
+                yield cell(implementation, scope, check.name, outcome, device, dtype)
+
+
+def unavailable(implementation: Implementation, device: torch.device) -> str | None:
+    """Why an implementation cannot be audited here, or None."""
+    return implementation.unavailable(device.type, interpreter=backend_for(device) == "interpreter")
+
+
+def cell(
+    implementation: Implementation,
+    scope: Scope,
+    check: str,
+    outcome: Outcome,
+    device: torch.device,
+    dtype: Dtype | None,
+) -> Cell:
+    """How a check ended, as a line of the matrix."""
+    at = (implementation.name, scope.value, check)
+    return Cell(*at, outcome.verdict, outcome.reason, (dtype or _default(device)).value, device.type)
+
+
+def _default(device: torch.device) -> Dtype:
+    return Dtype.BFLOAT16 if device.type == "cuda" else Dtype.FLOAT32
 
 
 def _ask(check: Check, subject: Subject) -> Outcome:
@@ -98,7 +119,7 @@ def _ask(check: Check, subject: Subject) -> Outcome:
         return unsupported(f"raises {type(error).__name__}: {_one_line(error)}")
 
 
-def _answers(device: torch.device) -> bool:
+def answers(device: torch.device) -> bool:
     """Whether the device still works for this process."""
     try:
         if device.type == "cuda":

@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from swiglu_bench import machine
-from swiglu_bench.audit.matrix import CHECKS, audit
-from swiglu_bench.cases import BadInput, Dtype, Scope
+from swiglu_bench.audit.matrix import CHECKS
+from swiglu_bench.cases import BadInput
 from swiglu_bench.cells import Cell, Verdict
-from swiglu_bench.registry import Implementation
+from swiglu_bench.output import logs
 from swiglu_bench.writers import csv_file
 from swiglu_bench.writers.contract import ContractFile, contract_tables
 
 INTERRUPTED = 130
 
 
-def run_audit(
-    implementations: Sequence[Implementation],
-    scopes: Sequence[Scope],
-    device: torch.device,
-    dtype: Dtype | None,
-    about: dict[str, Any],
-    folder: Path | None,
-    csv: bool,
-    strict: bool,
-    console: Console,
-) -> int:
+Ask = Callable[[Callable[[str], None], Path], Iterator[Cell]]
+"""The cells of an audit, given who hears what it is doing and a folder for what implementations print."""
+
+
+def run_audit(ask: Ask, about: dict[str, Any], folder: Path | None, csv: bool, strict: bool, console: Console) -> int:
     """Run every check; 0, or 1 where `strict` and a cell is a fail, or 130 when interrupted.
 
     `folder` None means results/GPU/DATE/TIME-audit; without `csv` nothing is written.
@@ -46,10 +39,11 @@ def run_audit(
         file = ContractFile(folder)
     cells: list[Cell] = []
     interrupted = False
-    with warnings.catch_warnings(), console.status("") as status:
+    kept = logs(folder, wanted=lambda: any(cell.verdict is Verdict.FAIL for cell in cells))
+    with warnings.catch_warnings(), console.status("") as status, kept as place:
         warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton.runtime.interpreter")
         try:
-            for cell in audit(implementations, scopes, device, dtype, tell=lambda doing: status.update(doing)):
+            for cell in ask(lambda doing: status.update(doing), place):
                 cells.append(cell)
                 if file:
                     file.write(cell)
