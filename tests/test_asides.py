@@ -20,7 +20,7 @@ from swiglu_bench.measure.graph import Graph
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.nvml import NoAnswer
 from swiglu_bench.problem import Problem, make_problem
-from swiglu_bench.record import Record
+from swiglu_bench.record import Record, Status
 from swiglu_bench.registry import Implementation, Step
 from swiglu_bench.runner import Settings, Task
 from swiglu_bench.timing import Entry
