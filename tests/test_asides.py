@@ -54,7 +54,9 @@ def fake_capture(call: Callable[[], Any], device: torch.device) -> Graph:
 
 
 @pytest.fixture(autouse=True)
-def _dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def _dressed_up(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("gpu"):
+        return
     monkeypatch.setattr(asides, "CudaClock", DressedClock)
     monkeypatch.setattr(asides, "capture", fake_capture)
     monkeypatch.setattr("swiglu_bench.measure.energy.LOOP_S", 0.02)
