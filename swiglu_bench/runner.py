@@ -229,6 +229,7 @@ class Session:
         """Build and check one contender; its record ends here unless it is returned for timing."""
         task = self.settings.task
         verify = task is Task.VERIFY
+        clock = self.clock  # made while the device works
         self.mark(implementation.name)
         try:
             admission = admit(implementation, problem, yardsticks, thorough=verify, distribution=verify)
@@ -239,7 +240,7 @@ class Session:
         except Exception as error:  # a contender may raise anything; it costs its row only
             log.info("%s, while it was checked:", implementation.name, exc_info=error)
             end(record, Status.ERROR, one_line(error))
-            if not answers(self.clock):
+            if not answers(clock):
                 raise DeviceLost(one_line(error)) from error
         self.mark("")  # not where the device is lost or the process ends: then the mark tells whose doing it was
         if task is not Task.TIME or record.status is not Status.OK:

@@ -28,7 +28,7 @@ from swiglu_bench.cases import BadInput, Case, Dtype, Scope
 from swiglu_bench.cells import Cell
 from swiglu_bench.implementations import CATALOGUE
 from swiglu_bench.machine import Machine
-from swiglu_bench.measure.clock import DeviceLost
+from swiglu_bench.measure.clock import DeviceLost, answers
 from swiglu_bench.registry import Implementation
 
 NOBODY = -1
@@ -109,7 +109,9 @@ def serve(pipe: Connection, mark: MutableSequence[int], setting: Setting) -> Non
             pipe.send(("done", None))
         except BadInput as error:
             pipe.send(("refused", str(error)))
-        except DeviceLost as error:
+        except RuntimeError as error:
+            if not bench.lost(error):
+                raise
             logging.exception("The device is lost.")
             pipe.send(("lost", str(error)))
             return
@@ -124,6 +126,10 @@ class _Bench:
         self._names: list[str] = []
         self._loaded: dict[str, Implementation] = {one.name: one for one in CATALOGUE}
         self._session: runner.Session | None = None
+
+    def lost(self, error: RuntimeError) -> bool:
+        """Whether an error means that a contender broke the device, wherever it was noticed."""
+        return isinstance(error, DeviceLost) or (self._session is not None and not answers(self._session.clock))
 
     def do(self, job: Job) -> Iterator[Any]:
         match job:

@@ -20,7 +20,7 @@ from swiglu_bench.measure.graph import Graph
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.nvml import NoAnswer
 from swiglu_bench.problem import Problem, make_problem
-from swiglu_bench.record import Record
+from swiglu_bench.record import Record, Status
 from swiglu_bench.registry import Implementation, Step
 from swiglu_bench.runner import Settings, Task
 from swiglu_bench.timing import Entry
@@ -54,7 +54,9 @@ def fake_capture(call: Callable[[], Any], device: torch.device) -> Graph:
 
 
 @pytest.fixture(autouse=True)
-def _dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def _dressed_up(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("gpu"):
+        return
     monkeypatch.setattr(asides, "CudaClock", DressedClock)
     monkeypatch.setattr(asides, "capture", fake_capture)
     monkeypatch.setattr("swiglu_bench.measure.energy.LOOP_S", 0.02)
@@ -224,6 +226,7 @@ def test_on_a_gpu(mode: Mode) -> None:
     eager = next(
         one for one in run([case], [one for one in CATALOGUE if one.name == "eager"], how, machine.describe(device))
     )
+    assert eager.status is Status.OK, eager.reason
     assert eager.graph_us is not None, eager.graph_reason
     assert eager.latency_us is not None
     assert eager.latency_us > eager.graph_us

@@ -214,6 +214,13 @@ def test_double_backward_is_refused():
         dx.sum().backward()
 
 
+def test_double_backward_is_refused_where_x_is_not_saved():
+    x, w_gate, w_up = leaves(5, 9, 7)
+    z = swiglu_glu(x, w_gate, w_up, weight_grad="none", save="preact")
+    with pytest.raises(RuntimeError, match="glu_backward cannot be differentiated"):
+        torch.autograd.grad(z.sum(), x, create_graph=True)
+
+
 @pytest.mark.parametrize("options", [VARIANTS[0], VARIANTS[7], VARIANTS[-1]], ids=variant_name)
 def test_operator_registration(options):
     x, w_gate, w_up = leaves(5, 9, 7)

@@ -248,15 +248,15 @@ def test_the_output_does_not_depend_on_the_chunks(chunk):
 def test_chunks_are_summed_in_fp32():
     # 300 chunks that add 1 each: a bfloat16 sum stops growing at 256.
     one = torch.ones(1, 1, device=DEVICE, dtype=torch.bfloat16)
-    sums = mlp._Sums(one, [(1, 1), (1,), (1, 1)], several=True)
+    sums = mlp._Sums(one, [(1, 1)] * 4 + [(1,)] * 3, several=True)
     for _ in range(300):
-        sums.add_product(0, one, one)
-        sums.add_tokens(1, one)
-    sums.buffers[2].fill_(297)
+        sums.add_product(mlp.W_GATE, one, one)
+        sums.add_tokens(mlp.BIAS_UP, one)
+    sums.buffer(mlp.W_DOWN).fill_(297)
     for _ in range(3):
-        down_weight_grad_launch(one, one, sums.buffers[2], accumulate=True).run()
+        down_weight_grad_launch(one, one, sums.buffer(mlp.W_DOWN), accumulate=True).run()
     gradients = sums.rounded()
-    assert [gradient.item() for gradient in gradients] == [300] * 3
+    assert [gradients[position - 1].item() for position in (mlp.W_GATE, mlp.W_DOWN, mlp.BIAS_UP)] == [300] * 3
     assert {gradient.dtype for gradient in gradients} == {torch.bfloat16}
 
 
@@ -291,6 +291,13 @@ def test_double_backward_is_refused():
     (dx,) = torch.autograd.grad(swiglu_mlp(*inputs).sum(), inputs[0], create_graph=True)
     with pytest.raises(RuntimeError, match="mlp_backward cannot be differentiated"):
         dx.sum().backward()
+
+
+def test_double_backward_is_refused_where_x_is_not_saved():
+    inputs = leaves(5, 9, 7, 6)
+    out = swiglu_mlp(*inputs, weight_grad="none", save="preact")
+    with pytest.raises(RuntimeError, match="mlp_backward cannot be differentiated"):
+        torch.autograd.grad(out.sum(), inputs[0], create_graph=True)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +353,7 @@ def test_a_changed_number_is_never_stale_in_a_compiled_function():
         ({"chunk_tokens": 2.0}, TypeError, r"chunk_tokens: expected an int or None, got float"),
         ({"chunk_tokens": 0, "save": "input"}, ValueError, r"chunk_tokens: expected at least 1, or None, got 0"),
         (
-            {"chunk_tokens": 8},
+            {"chunk_tokens": 8, "save": "preact"},
             ValueError,
             r"save: expected 'input' or 'auto' with chunk_tokens=8, got 'preact'",
         ),

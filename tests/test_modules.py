@@ -1,6 +1,7 @@
 import copy
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from accuracy import DEVICE, DTYPES, assert_as_accurate_as_eager, check_against_reference, random_tensor
-from swiglu_kernels import FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP, backend, modules, reference
+from swiglu_kernels import FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP, backend, modules
 
 HIDDEN, INTERMEDIATE = 9, 14
 CLASSES = [FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP]
@@ -37,7 +38,7 @@ class Adapter(nn.Linear):
         return super().forward(x) + 1
 
 
-def built(cls: type[nn.Module], dtype: torch.dtype = torch.float32, **options: str) -> nn.Module:
+def built(cls: type[nn.Module], dtype: torch.dtype = torch.float32, **options: Any) -> nn.Module:
     """A module with seeded weights."""
     torch.manual_seed(0)
     return cls(HIDDEN, INTERMEDIATE, device=DEVICE, dtype=dtype, **options)
@@ -47,14 +48,17 @@ def hidden_states(*lead: int, dtype: torch.dtype = torch.float32) -> torch.Tenso
     return random_tensor(*lead, HIDDEN, dtype=dtype)
 
 
-def in_plain_torch(cls: type[nn.Module], x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-    """The definition of each class, weights in the order of its parameters."""
-    if cls is FusedSwiGLU:
-        return reference.swiglu_glu(x, *weights)
+def in_plain_torch(
+    cls: type[nn.Module], x: torch.Tensor, parameters: Sequence[torch.Tensor], bias: bool
+) -> torch.Tensor:
+    """The definition of each class; parameters in the order of the class, a bias after its weight."""
+    layers = [parameters[i : i + 1 + bias] for i in range(0, len(parameters), 1 + bias)]
     if cls is FusedSwiGLUPackedMLP:
-        packed, w_down = weights
-        return reference.swiglu_mlp(x, *packed.chunk(2), w_down)
-    return reference.swiglu_mlp(x, *weights)
+        halves = [parameter.chunk(2) for parameter in layers[0]]
+        layers = [*zip(*halves, strict=True), layers[1]]
+    gate, up, *down = layers
+    z = F.silu(F.linear(x, *gate)) * F.linear(x, *up)
+    return F.linear(z, *down[0]) if down else z
 
 
 def functional(module: nn.Module) -> Callable[..., torch.Tensor]:
@@ -80,20 +84,30 @@ def assert_equal(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_output_and_gradients(cls, dtype):
-    module = built(cls, dtype)
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+def test_output_and_gradients(cls, bias, dtype):
+    module = built(cls, dtype, bias=bias)
     weights = [parameter.detach() for parameter in module.parameters()]
     names = " ".join(name for name, _ in module.named_parameters())
     check_against_reference(
         f"x {names}",
         functional(module),
-        lambda x, *weights: in_plain_torch(cls, x, *weights),
+        lambda x, *parameters: in_plain_torch(cls, x, parameters, bias),
         [hidden_states(2, 3, dtype=dtype), *weights],
     )
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("options", [{"save": "input"}, {"weight_grad": "torch"}, {"input_grad": "two_step"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"save": "input"},
+        {"weight_grad": "torch"},
+        {"input_grad": "two_step"},
+        {"weight_grad": "triton", "save": "preact", "input_grad": "fused"},
+    ],
+    ids=str,
+)
 def test_options_change_the_way_not_the_result(cls, options):
     x = hidden_states(4)
     for got, expected in zip(gradients(built(cls, **options), x), gradients(built(cls), x), strict=True):
@@ -201,12 +215,12 @@ def test_backend_tells_what_runs(monkeypatch):
     on_cpu = module.to("cpu")
     assert on_cpu.backend == "torch"
     x = hidden_states(3).cpu()
-    assert torch.equal(on_cpu(x), in_plain_torch(FusedSwiGLUMLP, x, *on_cpu.parameters()))
+    assert torch.equal(on_cpu(x), in_plain_torch(FusedSwiGLUMLP, x, list(on_cpu.parameters()), bias=False))
 
 
 def test_repr_names_the_options():
     text = repr(built(FusedSwiGLU, weight_grad="torch", save="input"))
-    assert "weight_grad='torch', save='input', input_grad='fused'" in text
+    assert "weight_grad='torch', save='input', input_grad='auto'" in text
 
 
 @pytest.mark.parametrize("cls", CLASSES)

@@ -73,6 +73,16 @@ def test_logits_loss_and_all_gradients(family):
     assert_same_results(logits_loss_gradients(patched), stock)
 
 
+def test_biases():
+    stock = stock_model("Llama", mlp_bias=True)
+    for name, parameter in stock.named_parameters():
+        if "mlp" in name and name.endswith("bias"):
+            torch.nn.init.normal_(parameter)  # zeros, as the model initialises them, would prove nothing
+    patched = copy.deepcopy(stock)
+    assert len(patch_model(patched).changed) == SIZES["num_hidden_layers"]
+    assert_same_results(logits_loss_gradients(patched), stock)
+
+
 @pytest.mark.parametrize("family", ["Llama", "Phi3"])
 @pytest.mark.parametrize("options", [{"save": "input"}, {"weight_grad": "torch", "input_grad": "two_step"}], ids=str)
 def test_options_reach_the_kernels(family, options):
@@ -99,7 +109,7 @@ def test_patching_twice_changes_nothing_and_says_so():
     report = patch_model(model, save="input")
     assert report.changed == ()
     assert len(report.left_alone) == 2
-    assert "fused already (weight_grad='triton', save='preact'" in str(report)
+    assert "fused already (weight_grad='auto', save='auto'" in str(report)
     assert "unpatch first to change options" in str(report)
     assert model.model.layers[0].mlp.options == before
 

@@ -223,7 +223,7 @@ def test_poison_is_nan_of_the_results_own_size(dtype: torch.dtype, monkeypatch: 
 def test_memory_that_is_handed_out_next_is_poisoned() -> None:
     truth = torch.zeros(1000, 1000, dtype=torch.float64, device="cuda")
     torch.cuda.empty_cache()
-    poison({"output": truth}, torch.bfloat16)
+    poison([truth.shape], torch.bfloat16, truth.device)
     assert torch.empty(1000, 1000, dtype=torch.bfloat16, device="cuda").isnan().all()
 
 

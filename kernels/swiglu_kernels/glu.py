@@ -27,7 +27,7 @@ from swiglu_kernels.choices import INPUT_GRADS as INPUT_GRADS
 from swiglu_kernels.choices import SAVES as SAVES
 from swiglu_kernels.choices import WEIGHT_GRADS as WEIGHT_GRADS
 from swiglu_kernels.choices import resolve
-from swiglu_kernels.double_backward import refuse_double_backward
+from swiglu_kernels.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.formula import Formula
 from swiglu_kernels.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.glu_forward import Biases, forward_launch, recompute_launch
@@ -232,6 +232,7 @@ def _backward(ctx, dz, _d_gate, _d_up):
     needs_x, needs_w_gate, needs_w_up = ctx.needs_input_grad[:3]
     needs_bias_gate, needs_bias_up = ctx.needs_input_grad[6:8]
     *tensors, bias_gate, bias_up = ctx.saved_tensors
+    refuse_create_graph(_glu_backward, tensors[0])
     needs_bias = needs_bias_gate or needs_bias_up
     dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = _glu_backward(
         dz, *tensors, *ctx.options, needs_x, needs_bias, bias_gate, bias_up, *ctx.formula
@@ -274,9 +275,9 @@ def swiglu_glu(
     alpha: float = 1.0,
     limit: float | None = None,
     up_offset: float = 0.0,
-    weight_grad: str = "triton",
-    save: str = "preact",
-    input_grad: str = "fused",
+    weight_grad: str = "auto",
+    save: str = "auto",
+    input_grad: str = "auto",
 ) -> torch.Tensor:
     """Return `silu(x w_gate^T + bias_gate) * (x w_up^T + bias_up)`: both products and the gate in one launch.
 

@@ -15,7 +15,7 @@ from swiglu_kernels import reference
 from swiglu_kernels.backend import backend_for
 from swiglu_kernels.checks import check_formula, check_option, check_packed, check_vector
 from swiglu_kernels.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve
-from swiglu_kernels.double_backward import refuse_double_backward
+from swiglu_kernels.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.formula import Formula
 from swiglu_kernels.glu import as_matrix, forward_outputs, like_leading, needs_backward, new, run_backward, run_forward
 from swiglu_kernels.reference import split_packed
@@ -133,8 +133,10 @@ def _setup_context(ctx, inputs, output) -> None:
 def _backward(ctx, dz, _d_gate, _d_up):
     if dz is None:  # undefined, since gradients are not materialised
         return (None,) * 12
+    saved = ctx.saved_tensors
+    refuse_create_graph(_glu_packed_backward, saved[0])
     needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-    dx, d_weight, d_bias = _glu_packed_backward(dz, *ctx.saved_tensors, needs_x, needs_bias, *ctx.options)
+    dx, d_weight, d_bias = _glu_packed_backward(dz, *saved, needs_x, needs_bias, *ctx.options)
     frozen = ctx.options[1] == "none"
     return (
         dx if needs_x else None,
@@ -159,9 +161,9 @@ def swiglu_glu_packed(
     alpha: float = 1.0,
     limit: float | None = None,
     up_offset: float = 0.0,
-    weight_grad: str = "triton",
-    save: str = "preact",
-    input_grad: str = "fused",
+    weight_grad: str = "auto",
+    save: str = "auto",
+    input_grad: str = "auto",
 ) -> torch.Tensor:
     """Return `swiglu_glu` of x and the two halves of one weight matrix, which is neither copied nor rearranged.
 

@@ -5,13 +5,12 @@ Kernels: `glu_forward.py` on the way to h, `mlp_backward.py` on the way back thr
 the dtype of x; x, out's gradient and the weights themselves are not counted:
 
                                       alive from forward to backward   peak forward   peak backward
-    save="preact"                     2 T (gate, up)                   3 T + X        5 T + X + 3 W
-    save="input"                      nothing                          1 T + X        3 T + X + 3 W
+    save="preact"                     2 T (gate, up)                   3 T + X        5 T + W, then 4 T + X + 3 W
+    save="input"                      nothing                          1 T + X        3 T + W, then 2 T + X + 3 W
     save="input", chunk_tokens=c      nothing                          c/tokens T + X
                                                     backward: 3 c/tokens T + X + 6 W, then X + 9 W, see below
 
-Measured on an H200, llama7b, 8192 tokens: 5 T + X + 3 W and 3 T + X + 3 W as above, and X + 9 W in chunks of 1024.
-The gradients are allocated before the first launch; allocating each when its product runs would save up to 2 W.
+Each gradient is allocated when its product runs.
 
 Backward, one chunk or all tokens:
 
@@ -45,7 +44,7 @@ from swiglu_kernels.checks import (
     check_vector,
 )
 from swiglu_kernels.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve
-from swiglu_kernels.double_backward import refuse_double_backward
+from swiglu_kernels.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.formula import Formula
 from swiglu_kernels.glu import as_matrix, like_leading, needs_backward, new, write_input_grad
 from swiglu_kernels.glu_backward import weight_grad_launch
@@ -138,15 +137,24 @@ class _Sums:
 
     def __init__(self, like: torch.Tensor, shapes: Sequence[tuple[int, ...]], several: bool) -> None:
         self.like = like
+        self.shapes = shapes
         self.several = several
-        self.buffers = [
-            torch.zeros(shape, dtype=torch.float32, device=like.device) if several else new(like, *shape)
-            for shape in shapes
-        ]
+        self.buffers: dict[int, torch.Tensor] = {}
+
+    def buffer(self, position: int) -> torch.Tensor:
+        """Return the buffer of the gradient at a position; it is allocated when first asked for."""
+        if position not in self.buffers:
+            shape = self.shapes[position]
+            self.buffers[position] = (
+                torch.zeros(shape, dtype=torch.float32, device=self.like.device)
+                if self.several
+                else new(self.like, *shape)
+            )
+        return self.buffers[position]
 
     def add_product(self, position: int, left: torch.Tensor, right: torch.Tensor) -> None:
         """Add left^T right by PyTorch."""
-        buffer = self.buffers[position]
+        buffer = self.buffer(position)
         if not self.several:
             torch.mm(left.t(), right, out=buffer)
         elif left.dtype == torch.float32:
@@ -158,18 +166,17 @@ class _Sums:
         """Add the sum over the tokens."""
         total = gradient.sum(0, dtype=torch.float32)
         if self.several:
-            self.buffers[position] += total
+            self.buffer(position).add_(total)
         else:
-            self.buffers[position].copy_(total)
+            self.buffer(position).copy_(total)
 
     def rounded(self) -> list[torch.Tensor]:
         """Return the gradients in the dtype of the tensors; each buffer is given back before the next is rounded."""
         if self.several:
-            for position, buffer in enumerate(self.buffers):
-                self.buffers[position] = new(self.like, *buffer.shape)
-                self.buffers[position].copy_(buffer)
-                del buffer
-        return self.buffers
+            for position in self.buffers:
+                self.buffers[position] = self.buffers[position].to(self.like.dtype)
+            self.several = False
+        return [self.buffer(position) for position in range(1, 7)]
 
 
 @torch.library.custom_op("swiglu_kernels::mlp_backward", mutates_args=())
@@ -196,11 +203,11 @@ def _mlp_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of the seven tensors, empty where not wanted; x may be None where it is not read."""
     formula = Formula(activation, gate_multiplier, alpha, limit, up_offset)
-    dx_shape, *sum_shapes = _gradient_shapes(d_out, w_gate, needs, weight_grad)
-    dx = new(d_out, *dx_shape)
+    shapes = _gradient_shapes(d_out, w_gate, needs, weight_grad)
+    dx = None
     (M, _), N = d_out.shape, w_gate.shape[0]
     frozen = weight_grad == "none"
-    sums = _Sums(d_out, sum_shapes, several=0 < chunk_tokens < M)
+    sums = _Sums(d_out, shapes, several=0 < chunk_tokens < M)
     for rows in _chunks(M, chunk_tokens):
         d_out_rows = d_out[rows]
         tokens = d_out_rows.shape[0]
@@ -217,28 +224,29 @@ def _mlp_backward(
         ).run()
         if h is not None:
             if weight_grad == "triton":
-                buffer = sums.buffers[W_DOWN - 1]
+                buffer = sums.buffer(W_DOWN)
                 down_weight_grad_launch(d_out_rows, h, buffer, accumulate=sums.several).run()
             else:
-                sums.add_product(W_DOWN - 1, d_out_rows, h)
+                sums.add_product(W_DOWN, d_out_rows, h)
             del h
         if needs[X]:
+            dx = new(d_out, *shapes[X]) if dx is None else dx
             write_input_grad(d_gate, d_up, w_gate, w_up, dx[rows], input_grad)
         if not frozen and (needs[W_GATE] or needs[W_UP]):
             assert x_rows is not None, "weight gradients are products with x"
             if weight_grad == "triton":
-                buffers = sums.buffers[W_GATE - 1], sums.buffers[W_UP - 1]
+                buffers = sums.buffer(W_GATE), sums.buffer(W_UP)
                 weight_grad_launch(None, d_gate, d_up, x_rows, *buffers, accumulate=sums.several).run()
             else:
-                sums.add_product(W_GATE - 1, d_gate, x_rows)
-                sums.add_product(W_UP - 1, d_up, x_rows)
+                sums.add_product(W_GATE, d_gate, x_rows)
+                sums.add_product(W_UP, d_up, x_rows)
         if needs[BIAS_GATE] or needs[BIAS_UP]:
-            sums.add_tokens(BIAS_GATE - 1, d_gate)
-            sums.add_tokens(BIAS_UP - 1, d_up)
+            sums.add_tokens(BIAS_GATE, d_gate)
+            sums.add_tokens(BIAS_UP, d_up)
         if needs[BIAS_DOWN]:
-            sums.add_tokens(BIAS_DOWN - 1, d_out_rows)
+            sums.add_tokens(BIAS_DOWN, d_out_rows)
         del d_gate, d_up  # before the next chunk allocates its own
-    return dx, *sums.rounded()  # type: ignore[return-value]
+    return new(d_out, *shapes[X]) if dx is None else dx, *sums.rounded()  # type: ignore[return-value]
 
 
 @_mlp_backward.register_fake
@@ -273,10 +281,12 @@ def _setup_context(ctx, inputs, output) -> None:
 def _backward(ctx, d_out, _d_gate, _d_up):
     if d_out is None:  # undefined, since gradients are not materialised
         return (None,) * 16
+    saved = ctx.saved_tensors
+    refuse_create_graph(_mlp_backward, saved[0])
     needs = list(ctx.needs_input_grad[:7])
     if ctx.options[0] == "none":
         needs[W_GATE] = needs[W_UP] = needs[W_DOWN] = False
-    gradients = _mlp_backward(d_out, *ctx.saved_tensors, needs, *ctx.options)
+    gradients = _mlp_backward(d_out, *saved, needs, *ctx.options)
     return (*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), *(None,) * 9)
 
 
@@ -298,9 +308,9 @@ def swiglu_mlp(
     alpha: float = 1.0,
     limit: float | None = None,
     up_offset: float = 0.0,
-    weight_grad: str = "triton",
-    save: str = "preact",
-    input_grad: str = "fused",
+    weight_grad: str = "auto",
+    save: str = "auto",
+    input_grad: str = "auto",
     chunk_tokens: int | None = None,
 ) -> torch.Tensor:
     """Return `swiglu_glu(x, w_gate, w_up, bias_gate, bias_up, ...) w_down^T + bias_down`.
@@ -327,10 +337,10 @@ def swiglu_mlp(
             save="input" or "auto". None: all tokens at once.
 
     Peak memory, next to x, out's gradient and the weights, in tensors T = tokens x intermediate, X = tokens x hidden,
-    W = intermediate x hidden: forward 3 T + X ("preact") or 1 T + X ("input"); backward 5 T + X + 3 W ("preact") or
-    3 T + X + 3 W ("input"). With chunk_tokens "input" has chunk_tokens in the place of tokens in T, and 9 W in the
-    place of 3 W: the sums are fp32, rounded at the end. Chunks pay where weights are frozen or tokens exceed about 2.5
-    times hidden.
+    W = intermediate x hidden: forward 3 T + X ("preact") or 1 T + X ("input"); backward 5 T + W, then 4 T + X + 3 W
+    ("preact"), or 3 T + W, then 2 T + X + 3 W ("input"). With chunk_tokens "input" has chunk_tokens in the place of
+    tokens in T, and 9 W in the place of 3 W: the sums are fp32, rounded at the end. Chunks pay where weights are frozen
+    or tokens exceed about 2.5 times hidden.
 
     Returns:
         out, [..., hidden_out], contiguous, in x's dtype. h is rounded once before the product with w_down. Without a

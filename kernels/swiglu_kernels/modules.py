@@ -31,9 +31,9 @@ from swiglu_kernels.glu import swiglu_glu
 class Options:
     """How gradients are made; `swiglu_glu` says what each value means."""
 
-    weight_grad: str = "triton"
-    save: str = "preact"
-    input_grad: str = "fused"
+    weight_grad: str = "auto"
+    save: str = "auto"
+    input_grad: str = "auto"
 
     def __post_init__(self) -> None:
         check_option("weight_grad", self.weight_grad, WEIGHT_GRADS)
@@ -179,9 +179,9 @@ class FusedSwiGLU(FusedModule):
         in_features: size of the last dimension of x.
         hidden_features: size of the last dimension of the result.
         bias: give both projections a bias, [hidden_features].
-        weight_grad: "triton", "torch", "none" or "auto"; see `swiglu_glu`. "none" treats the weights as frozen.
-        save: "preact" (keep gate and up for the backward), "input" (recompute them) or "auto".
-        input_grad: "fused", "two_step", "torch" or "auto".
+        weight_grad: "auto", "triton", "torch" or "none"; see `swiglu_glu`. "none" treats the weights as frozen.
+        save: "auto", "preact" (keep gate and up for the backward) or "input" (recompute them).
+        input_grad: "auto", "fused", "two_step" or "torch".
         device: of the parameters.
         dtype: of the parameters; float32, float16 or bfloat16.
 
@@ -197,9 +197,9 @@ class FusedSwiGLU(FusedModule):
         hidden_features: int,
         *,
         bias: bool = False,
-        weight_grad: str = "triton",
-        save: str = "preact",
-        input_grad: str = "fused",
+        weight_grad: str = "auto",
+        save: str = "auto",
+        input_grad: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -248,9 +248,9 @@ class FusedSwiGLUMLP(FusedModule):
         hidden_size: size of the last dimension of x and of the result.
         intermediate_size: size of the last dimension of what the gate yields.
         bias: give all three projections a bias.
-        weight_grad: "triton", "torch", "none" (gate_proj and up_proj are frozen) or "auto"; see `swiglu_glu`.
-        save: "preact" (keep gate and up for the backward), "input" (recompute them) or "auto".
-        input_grad: "fused", "two_step", "torch" or "auto".
+        weight_grad: "auto", "triton", "torch" or "none" (gate_proj and up_proj are frozen); see `swiglu_glu`.
+        save: "auto", "preact" (keep gate and up for the backward) or "input" (recompute them).
+        input_grad: "auto", "fused", "two_step" or "torch".
         device: of the parameters.
         dtype: of the parameters; float32, float16 or bfloat16.
 
@@ -266,9 +266,9 @@ class FusedSwiGLUMLP(FusedModule):
         intermediate_size: int,
         *,
         bias: bool = False,
-        weight_grad: str = "triton",
-        save: str = "preact",
-        input_grad: str = "fused",
+        weight_grad: str = "auto",
+        save: str = "auto",
+        input_grad: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -326,9 +326,9 @@ class FusedSwiGLUPackedMLP(FusedModule):
         intermediate_size: int,
         *,
         bias: bool = False,
-        weight_grad: str = "triton",
-        save: str = "preact",
-        input_grad: str = "fused",
+        weight_grad: str = "auto",
+        save: str = "auto",
+        input_grad: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -98,9 +98,9 @@ def patch_model(
     model: nn.Module,
     *,
     classes: Collection[str] = (),
-    weight_grad: str = "triton",
-    save: str = "preact",
-    input_grad: str = "fused",
+    weight_grad: str = "auto",
+    save: str = "auto",
+    input_grad: str = "auto",
 ) -> PatchReport:
     """Let the SwiGLU MLPs of a model run on the fused op, in place.
 

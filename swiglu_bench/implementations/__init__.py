@@ -10,6 +10,7 @@ CATALOGUE: tuple[Implementation, ...] = (
     pytorch.compiled_packed,
     liger.liger,
     unsloth.unsloth,
+    fused.silu_mul,
     fused.fused,
     fused.fused_dw_torch,
     fused.fused_dw_triton,

@@ -21,11 +21,12 @@ def around(problem: Problem, silu_mul: Callable[[Tensor, Tensor], Tensor]) -> St
     """The Step that runs `silu_mul` with the products of the problem's scope done by torch's linear."""
     from torch.nn.functional import linear
 
-    weights, bias = problem.weights, problem.biases.get
+    weights = problem.weights
+    # Looked up here: torch.compile traces what is below, and not every version knows a dictionary's bound method.
+    bias_gate, bias_up, bias_down = (problem.biases.get(f"bias_{name}") for name in ("gate", "up", "down"))
 
     def hidden(x: Tensor) -> Tensor:
-        gate = linear(x, weights["w_gate"], bias("bias_gate"))
-        return silu_mul(gate, linear(x, weights["w_up"], bias("bias_up")))
+        return silu_mul(linear(x, weights["w_gate"], bias_gate), linear(x, weights["w_up"], bias_up))
 
     match problem.case.scope:
         case Scope.ACTIVATION:
@@ -33,7 +34,7 @@ def around(problem: Problem, silu_mul: Callable[[Tensor, Tensor], Tensor]) -> St
         case Scope.GLU:
             return Step(hidden)
         case Scope.MLP:
-            return Step(lambda x: linear(hidden(x), weights["w_down"], bias("bias_down")))
+            return Step(lambda x: linear(hidden(x), weights["w_down"], bias_down))
 
 
 def packed(problem: Problem, glu: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Step:

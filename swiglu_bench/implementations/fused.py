@@ -1,7 +1,7 @@
-"""The fused kernels of swiglu_kernels: one launch for both projections and the gate.
+"""The kernels of swiglu_kernels: the gate alone, and one launch for both projections and the gate.
 
-Rows differ in what backward does: whether weights get gradients, who computes them, and whether gate and up were kept
-(`-preact`) or are computed again from x.
+The fused rows differ in what backward does: whether weights get gradients, who computes them, and whether gate and up
+were kept (`-preact`) or are computed again from x.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from swiglu_bench.cases import Scope
 from swiglu_bench.costs import Footprint
-from swiglu_bench.implementations.around import packed
+from swiglu_bench.implementations.around import around, packed
 from swiglu_bench.registry import Implementation, Step, Trains, implementation
 
 if TYPE_CHECKING:
@@ -80,6 +80,25 @@ def _mlp_row(name: str, description: str, footprint: Footprint | None = None, **
         footprints={Scope.MLP: footprint} if footprint else {},
     )
     return declare(partial(_build_mlp, **choices))
+
+
+@implementation(
+    "silu-mul",
+    scopes=Scope,
+    description="silu_mul: one elementwise launch in each direction between two nn.Linear; nothing is overwritten",
+    backend="triton",
+    offers=("bias",),
+    footprints={
+        Scope.ACTIVATION: Footprint(saved=0, phases=((3, 0, 0),)),
+        Scope.GLU: Footprint(saved=2, phases=((5, 0, 0), (3, 1, 1), (2, 2, 2))),
+        Scope.MLP: Footprint(saved=3, phases=((4, 1, 1), (5, 1, 1), (2, 2, 2), (1, 3, 3))),
+    },
+)
+def silu_mul(problem: Problem) -> Step:
+    """The gate alone; every tensor that the backward reads stays as it was."""
+    from swiglu_kernels import silu_mul
+
+    return around(problem, silu_mul)
 
 
 fused = _row(
@@ -151,7 +170,7 @@ fused_auto = _row(
 fused_mlp = _mlp_row(
     "fused-mlp",
     "swiglu_mlp: the product dOut x W_down yields d_gate, d_up and h in its epilogue; gate and up kept",
-    Footprint(saved=2, phases=((5, 2, 3),)),
+    Footprint(saved=2, phases=((5, 1, 1), (4, 2, 3))),
     weight_grad="torch",
     save="preact",
     input_grad="torch",
@@ -159,7 +178,7 @@ fused_mlp = _mlp_row(
 fused_mlp_recompute = _mlp_row(
     "fused-mlp-recompute",
     "swiglu_mlp keeping x only: the same launch computes gate and up again",
-    Footprint(saved=0, phases=((3, 2, 3),)),
+    Footprint(saved=0, phases=((3, 1, 1), (2, 2, 3))),
     weight_grad="torch",
     save="input",
     input_grad="torch",
@@ -175,7 +194,7 @@ fused_mlp_chunked = _mlp_row(
 fused_mlp_auto = _mlp_row(
     "fused-mlp-auto",
     "swiglu_mlp with every choice left to it",
-    Footprint(saved=2, phases=((5, 2, 3),)),
+    Footprint(saved=2, phases=((5, 1, 1), (4, 2, 3))),
     weight_grad="auto",
     save="auto",
     input_grad="auto",
