@@ -316,7 +316,7 @@ def test_on_a_cpu_forward_skips_the_kernels_with_the_reason(swiglu_bench: Cli, t
     ran = swiglu_bench("forward", *SMALL, "--budget", "0.3", "--skip-impl", "compile*", "--out", tmp_path / "run")
     assert ran.code == 0
     for row in records(tmp_path / "run"):
-        if row["implementation"].startswith(("fused", "unsloth", "liger")):
+        if row["implementation"].startswith(("fused", "unsloth", "liger", "silu-mul")):
             assert row["status"] == "skipped"
             assert ("no glu scope" if row["implementation"].startswith("fused-mlp") else "Triton") in row["reason"]
         else:
