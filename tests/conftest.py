@@ -1,6 +1,7 @@
 import importlib.util
 import itertools
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -25,10 +26,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU; torch.cuda.is_available() is False"))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_user_s_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For child processes and longer fixtures, one for all tests: measuring the limits again takes half a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """What is kept from run to run is kept from no test to another, nor taken from the user's own folder."""
     folder = tmp_path_factory.getbasetemp() / f"cache-{next(NUMBERS)}"
     monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: folder)
-    # Child processes do not see that. Theirs is one for all tests: measuring the limits again takes half a second.
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
