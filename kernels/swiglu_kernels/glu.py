@@ -20,7 +20,7 @@ in one fixed order.
 
 import torch
 
-from swiglu_kernels import reference
+from swiglu_kernels import autocast, reference
 from swiglu_kernels.backend import backend_for
 from swiglu_kernels.checks import check_formula, check_glu, check_option, check_vector
 from swiglu_kernels.choices import INPUT_GRADS as INPUT_GRADS
@@ -285,7 +285,7 @@ def swiglu_glu(
 
     Args:
         x: [..., hidden]; float32, float16 or bfloat16. Strides are taken as they are where the leading dimensions
-            collapse into one; otherwise x is copied.
+            collapse into one; otherwise x is copied. Under autocast all operands are cast to its dtype.
         w_gate: [intermediate, hidden], any strides, dtype and device of x.
         w_up: as w_gate.
         bias_gate: [intermediate], any stride, dtype and device of x; None: no bias.
@@ -324,6 +324,7 @@ def swiglu_glu(
     check_option("save", save, SAVES)
     check_option("input_grad", input_grad, INPUT_GRADS)
     formula = check_formula(activation, gate_multiplier, alpha, limit, up_offset)
+    x, w_gate, w_up, bias_gate, bias_up = autocast.operands(x, w_gate, w_up, bias_gate, bias_up)
     x, w_gate, w_up = check_glu(x, w_gate, w_up)
     intermediate = w_gate.shape[0]
     bias_gate = check_vector("bias_gate", bias_gate, intermediate, "the first dimension of w_gate", "x", x)

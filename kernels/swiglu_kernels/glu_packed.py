@@ -11,7 +11,7 @@ write the weight gradient through the same views of one tensor of its shape. The
 
 import torch
 
-from swiglu_kernels import reference
+from swiglu_kernels import autocast, reference
 from swiglu_kernels.backend import backend_for
 from swiglu_kernels.checks import check_formula, check_option, check_packed, check_vector
 from swiglu_kernels.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve
@@ -191,6 +191,7 @@ def swiglu_glu_packed(
     check_option("save", save, SAVES)
     check_option("input_grad", input_grad, INPUT_GRADS)
     formula = check_formula(activation, gate_multiplier, alpha, limit, up_offset)
+    x, w_gate_up, bias_gate_up = autocast.operands(x, w_gate_up, bias_gate_up)
     x, w_gate_up = check_packed(x, w_gate_up, layout)
     size = 2 * _intermediate(w_gate_up, layout)
     bias = check_vector("bias_gate_up", bias_gate_up, size, "2 * intermediate", "x", x)

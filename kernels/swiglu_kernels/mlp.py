@@ -33,7 +33,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from swiglu_kernels import reference
+from swiglu_kernels import autocast, reference
 from swiglu_kernels.backend import backend_for
 from swiglu_kernels.checks import (
     check_chunk,
@@ -362,6 +362,9 @@ def swiglu_mlp(
     if chunk and save == "preact":
         raise ValueError(f"save: expected 'input' or 'auto' with chunk_tokens={chunk_tokens}, got {save!r}")
     formula = check_formula(activation, gate_multiplier, alpha, limit, up_offset)
+    x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down = autocast.operands(
+        x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down
+    )
     x, w_gate, w_up = check_glu(x, w_gate, w_up)
     w_down = check_down(w_down, w_gate, x)
     weights = [w_gate, w_up, w_down]

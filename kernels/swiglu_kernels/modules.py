@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from swiglu_kernels import autocast
 from swiglu_kernels.backend import Backend, backend_for
 from swiglu_kernels.checks import check_like, check_option, check_tensor
 from swiglu_kernels.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS
@@ -108,20 +109,6 @@ def _plain(owner: nn.Module, name: str) -> nn.Linear:
     return linear
 
 
-def _autocast_dtype(x: object) -> torch.dtype | None:
-    """Return the dtype that autocast gives to the operands of a linear layer, None where it is off."""
-    if not isinstance(x, torch.Tensor) or not torch.amp.is_autocast_available(x.device.type):
-        return None
-    return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Cast a tensor as autocast does, which leaves float64 alone; gradients arrive in the dtype from before."""
-    if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64:
-        return value.to(dtype)
-    return value
-
-
 class FusedModule(nn.Module):
     """What the modules of this file share: their options, the backend, the way from projections to operands."""
 
@@ -142,11 +129,11 @@ class FusedModule(nn.Module):
         linears = [_plain(self, name) for name in names]
         weights: list[torch.Tensor] = [linear.weight for linear in linears]
         biases: list[torch.Tensor | None] = [linear.bias for linear in linears]
-        dtype = _autocast_dtype(x)
+        dtype = autocast.autocast_dtype(x)
         if dtype is not None:
-            x = _cast(x, dtype)
-            weights = [_cast(weight, dtype) for weight in weights]
-            biases = [_cast(bias, dtype) for bias in biases]
+            x = autocast.cast(x, dtype)
+            weights = [autocast.cast(weight, dtype) for weight in weights]
+            biases = [autocast.cast(bias, dtype) for bias in biases]
         first = f"{names[0]}.weight"
         tensor = check_like("x", x, first, check_tensor(first, weights[0]))
         for name, weight in zip(names[1:], weights[1:], strict=True):
