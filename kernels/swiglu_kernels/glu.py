@@ -336,7 +336,7 @@ def swiglu_glu(
     if backend_for(x) == "torch":
         return reference.swiglu_glu(x, w_gate, w_up, bias_gate, bias_up, **formula)
     rows = as_matrix(x)
-    weight_grad, save, input_grad = resolve(weight_grad, save, input_grad, rows.shape[0], x.device)
+    weight_grad, save, input_grad = resolve(weight_grad, save, input_grad, rows, intermediate)
     if not (w_gate.requires_grad or w_up.requires_grad):
         weight_grad = "none"
     if not needs_backward(x, w_gate, w_up, bias_gate, bias_up):

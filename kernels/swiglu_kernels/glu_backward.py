@@ -12,6 +12,7 @@ they never exist in memory. Otherwise it reads d_gate and d_up that another kern
 
 import torch
 
+from swiglu_kernels import hopper, hopper_products
 from swiglu_kernels.arithmetic import (
     dot,
     gated_gradients,
@@ -244,11 +245,16 @@ def input_grad_launch(
         capability: of the GPU to choose the tile for; None for that of dx's device.
         formula: the gate; read on the fly only.
     """
+    capability = capability or capability_of(dx.device)
     (M, N), K = gate.shape, dx.shape[1]
     on_the_fly = dz is not None
+    pairs = [(gate, w_gate), (up, w_up)]
+    by_hand = not on_the_fly and hopper_products.why_not(pairs, [dx], capability) is None
+    if by_hand and hopper_products.fills(M, K, hopper.multiprocessors(dx.device)):
+        return hopper_products.sum_launch(pairs, dx)
     dz = gate if dz is None else dz  # never touched unless on the fly
     aligned = vectorises(dz, gate, w_gate, w_up, dx)
-    tile = input_grad_tile(M, dx.dtype, capability or capability_of(dx.device), aligned, on_the_fly)
+    tile = input_grad_tile(M, dx.dtype, capability, aligned, on_the_fly)
     left, right = (tile.rows, tile.depth), (tile.depth, tile.columns)
     return Launch(
         kernel=_input_grad_kernel,
@@ -299,11 +305,15 @@ def weight_grad_launch(
         accumulate: add to what d_w_gate and d_w_up hold.
     """
     assert d_w_gate.stride() == d_w_up.stride(), "one pair of strides serves both"
+    capability = capability or capability_of(x.device)
     (M, K), N = x.shape, gate.shape[1]
     on_the_fly = dz is not None
+    pairs, outs = [(gate.t(), x), (up.t(), x)], [d_w_gate, d_w_up]
+    if not (on_the_fly or accumulate) and hopper_products.why_not(pairs, outs, capability) is None:
+        return hopper_products.products_launch(pairs, outs)
     dz = gate if dz is None else dz  # never touched unless on the fly
     aligned = vectorises(dz, gate, x, d_w_gate)
-    tile = weight_grad_tile(N, x.dtype, capability or capability_of(x.device), aligned)
+    tile = weight_grad_tile(N, x.dtype, capability, aligned)
     left, right = (tile.depth, tile.rows), (tile.depth, tile.columns)
     return Launch(
         kernel=_weight_grad_kernel,

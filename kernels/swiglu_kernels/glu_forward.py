@@ -10,7 +10,7 @@ recomputation is for a backward that saved x alone: its epilogue turns dZ into d
 
 import torch
 
-from swiglu_kernels import hopper
+from swiglu_kernels import hopper_forward
 from swiglu_kernels.arithmetic import dot, gated, gated_gradients, grouped_tile, halves, output_tile, round_to
 from swiglu_kernels.backend import capability_of, tl, triton
 from swiglu_kernels.formula import PLAIN, Formula
@@ -197,7 +197,7 @@ def forward_launch(
     biases: Biases = NO_BIASES,
     formula: Formula = PLAIN,
 ) -> Launch:
-    """Describe the forward launch: `hopper.py`'s kernel where it can take these tensors, else the one of this file.
+    """Describe the forward launch: that of `hopper_forward.py` where it can take these tensors, else that of this file.
 
     Args:
         x: [M, K], any strides.
@@ -211,8 +211,8 @@ def forward_launch(
     """
     capability = capability or capability_of(x.device)
     plain = formula == PLAIN and biases[0] is None and biases[1] is None
-    if plain and hopper.why_not(x, w_gate, w_up, capability) is None:
-        return hopper.forward_launch(x, w_gate, w_up, z, preactivations)
+    if plain and hopper_forward.why_not(x, w_gate, w_up, capability) is None:
+        return hopper_forward.forward_launch(x, w_gate, w_up, z, preactivations)
     gate, up = preactivations or (z, z)  # never touched without STORE_PREACT
     aligned = vectorises(x, w_gate, w_up, z)
     tile = forward_tile(x.shape[0], x.dtype, capability, aligned)

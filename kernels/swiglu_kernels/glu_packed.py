@@ -200,7 +200,7 @@ def swiglu_glu_packed(
     if backend_for(x) == "torch":
         return reference.swiglu_glu_packed(x, w_gate_up, bias, layout=layout, **formula)
     rows = as_matrix(x)
-    weight_grad, save, input_grad = resolve(weight_grad, save, input_grad, rows.shape[0], x.device)
+    weight_grad, save, input_grad = resolve(weight_grad, save, input_grad, rows, size // 2)
     if not w_gate_up.requires_grad:
         weight_grad = "none"
     if not needs_backward(x, w_gate_up, bias):

@@ -380,9 +380,7 @@ def swiglu_mlp(
     if backend_for(x) == "torch":
         return reference.swiglu_mlp(x, *weights, *biases, **formula)
     rows = as_matrix(x)
-    weight_grad, save, input_grad = resolve(
-        weight_grad, save, input_grad, chunk or rows.shape[0], x.device, save_memory=chunk > 0
-    )
+    weight_grad, save, input_grad = resolve(weight_grad, save, input_grad, rows, intermediate, chunk)
     if not any(weight.requires_grad for weight in weights):
         weight_grad = "none"
     if not needs_backward(x, *weights, *biases):

@@ -12,6 +12,7 @@ forward's two products and holds gate and up in registers (three accumulators, h
 
 import torch
 
+from swiglu_kernels import hopper_products
 from swiglu_kernels.arithmetic import (
     dot,
     gated,
@@ -29,6 +30,9 @@ from swiglu_kernels.glu_forward import NO_BIASES, Biases, bias_arguments, biased
 from swiglu_kernels.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.precision import float32_dot_precision
 from swiglu_kernels.tiles import Capability, down_backward_tile, down_weight_grad_tile
+
+LEAST_TOKENS = 257
+"""For `hopper_products.gate_backward_launch`; below, the portable kernel's smaller tiles fill the GPU better."""
 
 
 @triton.jit
@@ -170,8 +174,13 @@ def down_backward_launch(
         biases: of gate and up, [N] with any stride, or None; read only without preactivations.
         formula: the gate.
     """
+    capability = capability or capability_of(d_out.device)
     (M, H), N = d_out.shape, w_down.shape[1]
     recompute = preactivations is None
+    if preactivations is not None and formula == PLAIN:
+        stored = [*preactivations, d_gate, d_up, *([] if h is None else [h])]
+        if M >= LEAST_TOKENS and hopper_products.why_not([(d_out, w_down)], stored, capability) is None:
+            return hopper_products.gate_backward_launch(d_out, w_down, preactivations, d_gate, d_up, h)
     if recompute:
         assert inputs is not None, "the recomputation starts from x"
         operands, (gate, up) = inputs, (d_gate, d_up)  # gate and up are never touched
@@ -180,7 +189,6 @@ def down_backward_launch(
         assert preactivations is not None
         (gate, up), biases, read = preactivations, NO_BIASES, preactivations
         operands = (d_out, w_down.t(), w_down.t())  # never touched
-    capability = capability or capability_of(d_out.device)
     tile = down_backward_tile(M, d_out.dtype, capability, vectorises(d_out, w_down, *read, d_gate), recompute)
     products = product_arguments(*operands, [d_gate], tile)
     narrow = not tile_needs_int64(
@@ -224,9 +232,13 @@ def down_weight_grad_launch(
         capability: of the GPU to choose the tile for; None for that of d_out's device.
         accumulate: add to what d_w_down holds.
     """
+    capability = capability or capability_of(d_out.device)
     (M, H), N = d_out.shape, h.shape[1]
+    pairs = [(d_out.t(), h)]
+    if not accumulate and hopper_products.why_not(pairs, [d_w_down], capability) is None:
+        return hopper_products.products_launch(pairs, [d_w_down])
     aligned = vectorises(d_out, h, d_w_down)
-    tile = down_weight_grad_tile(H, d_out.dtype, capability or capability_of(d_out.device), aligned)
+    tile = down_weight_grad_tile(H, d_out.dtype, capability, aligned)
     return Launch(
         kernel=_down_weight_grad_kernel,
         grid=(triton.cdiv(H, tile.rows) * triton.cdiv(N, tile.columns),),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from accuracy import assert_as_accurate_as_eager
-from swiglu_kernels import hopper, reference, swiglu_glu
+from swiglu_kernels import hopper, hopper_forward, reference, swiglu_glu
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 needs_hopper = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a GPU of compute capability 9.0")]
@@ -22,23 +22,23 @@ class TestWhoMayTakeIt:
         monkeypatch.setattr(hopper, "GLUON_MISSING", None)
 
     def test_aligned_16_bit_matrices_on_hopper(self) -> None:
-        assert hopper.why_not(*matrices(), (9, 0)) is None
-        assert hopper.why_not(*matrices(dtype=torch.float16), (9, 0)) is None
+        assert hopper_forward.why_not(*matrices(), (9, 0)) is None
+        assert hopper_forward.why_not(*matrices(dtype=torch.float16), (9, 0)) is None
 
     def test_the_halves_of_a_packed_weight(self) -> None:
         x, *_ = matrices()
         w_gate, w_up = torch.empty(256, 64, dtype=torch.bfloat16).chunk(2)
-        assert hopper.why_not(x, w_gate, w_up, (9, 0)) is None
+        assert hopper_forward.why_not(x, w_gate, w_up, (9, 0)) is None
 
     @pytest.mark.parametrize("capability", [None, (8, 0), (8, 9), (10, 0), (12, 0)])
     def test_other_gpus(self, capability: tuple[int, int] | None) -> None:
-        assert "9.0" in str(hopper.why_not(*matrices(), capability))
+        assert "9.0" in str(hopper_forward.why_not(*matrices(), capability))
 
     @pytest.mark.parametrize(
         ("change", "reason"),
         [
             ({"dtype": torch.float32}, "16-bit"),
-            ({"tokens": hopper.LEAST_TOKENS - 1}, "tokens"),
+            ({"tokens": hopper_forward.LEAST_TOKENS - 1}, "tokens"),
             ({"intermediate": 0}, "empty"),
             ({"hidden": 0}, "empty"),
             ({"intermediate": 132}, "16 bytes"),
@@ -46,19 +46,19 @@ class TestWhoMayTakeIt:
         ],
     )
     def test_reasons(self, change: dict[str, object], reason: str) -> None:
-        assert reason in str(hopper.why_not(*matrices(**change), (9, 0)))  # type: ignore[arg-type]
+        assert reason in str(hopper_forward.why_not(*matrices(**change), (9, 0)))  # type: ignore[arg-type]
 
     def test_layouts_that_tma_cannot_read(self) -> None:
         x, w_gate, w_up = matrices()
-        assert "TMA" in str(hopper.why_not(x.T.contiguous().T, w_gate, w_up, (9, 0)))
+        assert "TMA" in str(hopper_forward.why_not(x.T.contiguous().T, w_gate, w_up, (9, 0)))
         shifted = torch.empty(512 * 64 + 1, dtype=torch.bfloat16)[1:].view(512, 64)
-        assert "TMA" in str(hopper.why_not(shifted, w_gate, w_up, (9, 0)))
-        assert "TMA" in str(hopper.why_not(x[:1].expand(512, 64), w_gate, w_up, (9, 0)))
+        assert "TMA" in str(hopper_forward.why_not(shifted, w_gate, w_up, (9, 0)))
+        assert "TMA" in str(hopper_forward.why_not(x[:1].expand(512, 64), w_gate, w_up, (9, 0)))
 
 
 def test_without_gluon_the_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hopper, "GLUON_MISSING", "there is no Gluon")
-    assert hopper.why_not(*matrices(), (9, 0)) == "there is no Gluon"
+    assert hopper_forward.why_not(*matrices(), (9, 0)) == "there is no Gluon"
 
 
 class TestOnHopper:
@@ -75,8 +75,8 @@ class TestOnHopper:
         x = torch.randn(tokens, hidden, device="cuda").to(dtype)
         weights = [(torch.randn(intermediate, hidden, device="cuda") * hidden**-0.5).to(dtype) for _ in range(2)]
         z, gate, up = (x.new_full((tokens, intermediate), float("nan")) for _ in range(3))
-        assert hopper.why_not(x, *weights, torch.cuda.get_device_capability()) is None
-        hopper.forward_launch(x, *weights, z, (gate, up) if store else None).run()
+        assert hopper_forward.why_not(x, *weights, torch.cuda.get_device_capability()) is None
+        hopper_forward.forward_launch(x, *weights, z, (gate, up) if store else None).run()
         exact = [x.double() @ weight.double().T for weight in weights]
         eager = [x @ weight.T for weight in weights]
         assert_as_accurate_as_eager("z", z, reference.silu_mul(*eager), reference.silu_mul(*exact), terms=hidden)

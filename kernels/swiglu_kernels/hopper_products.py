@@ -1,0 +1,353 @@
+"""The products of the backward scheduled by hand for Hopper (compute capability 9.0), in Gluon.
+
+    out = A B                  d_w_down = d_out^T h
+    out = A_0 B_0 + A_1 B_1    dX = d_gate w_gate + d_up w_up, summed in registers
+    two outputs, one launch    d_w_gate = d_gate^T x and d_w_up = d_up^T x
+    d_gate, d_up and h         from d_h = d_out w_down, which is never stored, and the gate and up of the forward
+
+One program per multiprocessor walks through tiles of 128 columns, a producer warp fills a ring of stages by TMA, and two
+consumer warpgroups multiply. A consumer's accumulator is 128 x 128. Two schedules:
+
+    ping-pong      tiles of 128 rows, which the consumers take in turn: the epilogue of one is hidden behind the main
+                   loop of the other (`hopper.py`)
+    cooperative    tiles of 256 rows, half for each consumer: the columns are read from the L2 cache half as often,
+                   which counts where the sums are long and the epilogue short
+
+Operands are read as they lie in memory: a ring holds [DEPTH, 128] where the summed axis is not the contiguous one
+(ACROSS), and the wgmma reads it transposed. Barriers are those of `hopper.py`, and `loaded` of a consumer completes when
+its part of gate and up has arrived.
+
+Measured on an H200: NOTES.md.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from swiglu_kernels import hopper
+from swiglu_kernels.hopper import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, LOG2_E, descriptor, fits_tma
+from swiglu_kernels.launch import Launch
+from swiglu_kernels.tiles import Capability
+
+TILE, DEPTH, GROUP = 128, 64, 8
+PART, GATE_PART = 64, 32
+"""Columns that are stored at once, without and with the gate's epilogue."""
+STAGES = {"ping-pong": 6, "cooperative": 4, "gate": 5}
+LEAST_FILLED = 0.7
+"""Of the multiprocessors, that tiles have to fill for a schedule to be taken; measured between 0.5 and 0.97."""
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+if GLUON_MISSING is None:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import (
+        fence_async_shared,
+        mbarrier,
+        tma,
+        warpgroup_mma,
+        warpgroup_mma_wait,
+    )
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from swiglu_kernels.hopper import before, halves, load, position, store
+
+    _LOG2_E = gl.constexpr(LOG2_E)
+
+    @gluon.jit
+    def _load_tile(matrix, outer, depth, arrived, tile, ACROSS: gl.constexpr):
+        if ACROSS:
+            load(matrix, [depth, outer], arrived, tile)
+        else:
+            load(matrix, [outer, depth], arrived, tile)
+
+    @gluon.jit
+    def _produce(
+        a_0, a_1, b_0, b_1, a_ring, b_ring, full, empty, row_tiles, column_tiles, depth_tiles,
+        ROWS: gl.constexpr, TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+        A_ACROSS: gl.constexpr, B_ACROSS: gl.constexpr, TERMS: gl.constexpr, OUTPUTS: gl.constexpr,
+    ):  # fmt: skip
+        step = 0
+        for tile in range(gl.program_id(0), OUTPUTS * row_tiles * column_tiles, gl.num_programs(0)):
+            row, column = position(tile, OUTPUTS * row_tiles, column_tiles, GROUP)
+            for depth in range(TERMS * depth_tiles):
+                stage = step % STAGES
+                arrived, a, b = full.index(stage), a_ring.index(stage), b_ring.index(stage)
+                mbarrier.wait(empty.index(stage), (step // STAGES + 1) & 1)  # passes at once in the first round
+                mbarrier.expect(arrived, (ROWS + TILE) * DEPTH * 2)  # elements of 16 bits
+                if (OUTPUTS == 2 and row >= row_tiles) or (TERMS == 2 and depth >= depth_tiles):
+                    first_row, at = (
+                        (row - (OUTPUTS - 1) * row_tiles) * ROWS,
+                        (depth - (TERMS - 1) * depth_tiles) * DEPTH,
+                    )
+                    _load_tile(a_1, first_row, at, arrived, a, A_ACROSS)
+                    _load_tile(b_1, column * TILE, at, arrived, b, B_ACROSS)
+                else:
+                    _load_tile(a_0, row * ROWS, depth * DEPTH, arrived, a, A_ACROSS)
+                    _load_tile(b_0, column * TILE, depth * DEPTH, arrived, b, B_ACROSS)
+                step += 1
+
+    @gluon.jit
+    def _put(value, out_0, out_1, second, row, column, buffer, OUTPUTS: gl.constexpr):
+        """Send a part of a tile to its output through the buffer, after the buffer's last part has left."""
+        tma.store_wait(0)
+        buffer.store(value.to(out_0.dtype))
+        fence_async_shared()
+        if OUTPUTS == 2 and second:
+            store(out_1, [row, column], buffer)
+        else:
+            store(out_0, [row, column], buffer)
+
+    @gluon.jit
+    def _put_gated(
+        d_h, gate, up, d_gate, d_up, h, row, column, buffers, loaded,
+        FIRST: gl.constexpr, PHASE: gl.constexpr, STORE_H: gl.constexpr,
+    ):  # fmt: skip
+        """Make one part of d_gate, d_up and h; gate and up arrive in the buffers that d_gate and d_up leave from."""
+        gate_buffer, up_buffer = buffers.index(FIRST), buffers.index(FIRST + 1)
+        tma.store_wait(0)
+        mbarrier.expect(loaded, 2 * d_h.shape[0] * d_h.shape[1] * 2)
+        load(gate, [row, column], loaded, gate_buffer)
+        load(up, [row, column], loaded, up_buffer)
+        mbarrier.wait(loaded, PHASE)
+        g = gate_buffer.load(d_h.type.layout).to(gl.float32)
+        u = up_buffer.load(d_h.type.layout).to(gl.float32)
+        sigmoid = 1.0 / (1.0 + gl.exp2(-_LOG2_E * g))
+        silu = g * sigmoid
+        gate_buffer.store((d_h * u * (sigmoid + silu * (1.0 - sigmoid))).to(d_gate.dtype))
+        up_buffer.store((d_h * silu).to(d_gate.dtype))
+        if STORE_H:
+            buffers.index(FIRST + 2).store((silu * u).to(d_gate.dtype))
+        fence_async_shared()
+        store(d_gate, [row, column], gate_buffer)
+        store(d_up, [row, column], up_buffer)
+        if STORE_H:
+            store(h, [row, column], buffers.index(FIRST + 2))
+
+    @gluon.jit
+    def _consume(
+        out_0, out_1, h, gate, up, a_ring, b_ring, buffers, full, empty, turn, loaded,
+        row_tiles, column_tiles, depth_tiles, ME: gl.constexpr,
+        ROWS: gl.constexpr, TILE: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+        A_ACROSS: gl.constexpr, B_ACROSS: gl.constexpr, TERMS: gl.constexpr, OUTPUTS: gl.constexpr,
+        GATE: gl.constexpr, STORE_H: gl.constexpr,
+    ):  # fmt: skip
+        COOPERATIVE: gl.constexpr = ROWS == 2 * TILE
+        LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
+        programs, steps = gl.num_programs(0), TERMS * depth_tiles
+        tiles = (OUTPUTS * row_tiles * column_tiles - gl.program_id(0) + programs - 1) // programs  # of this program
+        for number in range(0 if COOPERATIVE else ME, tiles, 1 if COOPERATIVE else 2):
+            row, column = position(gl.program_id(0) + number * programs, OUTPUTS * row_tiles, column_tiles, GROUP)
+            sums = gl.zeros([TILE, TILE], gl.float32, LAYOUT)
+            stage = number * steps % STAGES
+            phase = number * steps // STAGES & 1
+            if not COOPERATIVE:
+                mbarrier.wait(turn.index(ME), (number // 2 + 1 - ME) & 1)  # the first tile's passes at once
+            for depth in range(steps):
+                mbarrier.wait(full.index(stage), phase)
+                left, right = a_ring.index(stage), b_ring.index(stage)
+                if COOPERATIVE:
+                    left = left.slice(ME * TILE, TILE, dim=1 if A_ACROSS else 0)
+                if A_ACROSS:
+                    left = left.permute((1, 0))
+                if not B_ACROSS:
+                    right = right.permute((1, 0))
+                sums = warpgroup_mma(left, right, sums, is_async=True)
+                sums = warpgroup_mma_wait(num_outstanding=1, deps=(sums,))
+                mbarrier.arrive(empty.index(before(stage, STAGES)), pred=depth > 0)  # the stage before is done
+                stage += 1
+                if stage == STAGES:
+                    stage = 0
+                    phase ^= 1
+            if not COOPERATIVE:
+                mbarrier.arrive(turn.index(1 - ME))
+            sums = warpgroup_mma_wait(num_outstanding=0, deps=(sums,))
+            mbarrier.arrive(empty.index(before(stage, STAGES)))
+            second = row >= row_tiles
+            first_row, first = (row - row_tiles * second.to(gl.int32)) * ROWS, column * TILE
+            if COOPERATIVE:
+                first_row += ME * TILE
+            half_0, half_1 = halves(sums, TILE, TILE // 2)
+            if GATE:
+                FIRST: gl.constexpr = ME * (3 if STORE_H else 2)
+                arrived = loaded.index(ME)
+                part_0, part_1 = halves(half_0, TILE, PART)
+                part_2, part_3 = halves(half_1, TILE, PART)
+                _put_gated(part_0, gate, up, out_0, out_1, h, first_row, first, buffers, arrived, FIRST, 0, STORE_H)
+                first += PART
+                _put_gated(part_1, gate, up, out_0, out_1, h, first_row, first, buffers, arrived, FIRST, 1, STORE_H)
+                first += PART
+                _put_gated(part_2, gate, up, out_0, out_1, h, first_row, first, buffers, arrived, FIRST, 0, STORE_H)
+                first += PART
+                _put_gated(part_3, gate, up, out_0, out_1, h, first_row, first, buffers, arrived, FIRST, 1, STORE_H)
+            else:
+                _put(half_0, out_0, out_1, second, first_row, first, buffers.index(ME), OUTPUTS)
+                _put(half_1, out_0, out_1, second, first_row, first + PART, buffers.index(ME), OUTPUTS)
+        tma.store_wait(0)
+
+    @gluon.jit
+    def _product_kernel(
+        a_0, a_1, b_0, b_1, out_0, out_1, h, gate, up, M, N, K,
+        ROWS: gl.constexpr, TILE: gl.constexpr, DEPTH: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr,
+        GROUP: gl.constexpr, A_ACROSS: gl.constexpr, B_ACROSS: gl.constexpr, TERMS: gl.constexpr, OUTPUTS: gl.constexpr,
+        GATE: gl.constexpr, STORE_H: gl.constexpr,
+    ):  # fmt: skip
+        """M rows and N columns of an output, K the axis that is summed over; the last four arguments name the form."""
+        BUFFERS: gl.constexpr = (3 if STORE_H else 2) if GATE else 1  # of each consumer
+        CONSUMERS: gl.constexpr = ROWS // TILE  # of a stage
+        row_tiles, column_tiles, depth_tiles = gl.cdiv(M, ROWS), gl.cdiv(N, TILE), gl.cdiv(K, DEPTH)
+        a_ring = gl.allocate_shared_memory(
+            a_0.dtype, [STAGES, a_0.block_type.shape[0], a_0.block_type.shape[1]], a_0.layout
+        )
+        b_ring = gl.allocate_shared_memory(
+            b_0.dtype, [STAGES, b_0.block_type.shape[0], b_0.block_type.shape[1]], b_0.layout
+        )
+        buffers = gl.allocate_shared_memory(out_0.dtype, [2 * BUFFERS, TILE, PART], out_0.layout)
+        full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        loaded = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        for stage in gl.static_range(STAGES):
+            mbarrier.init(full.index(stage), count=1)
+            mbarrier.init(empty.index(stage), count=CONSUMERS)
+        for consumer in gl.static_range(2):
+            mbarrier.init(turn.index(consumer), count=1)
+            mbarrier.init(loaded.index(consumer), count=1)
+        fence_async_shared()
+        gl.warp_specialize(
+            [
+                (
+                    _consume,
+                    (
+                        out_0, out_1, h, gate, up, a_ring, b_ring, buffers, full, empty, turn, loaded,
+                        row_tiles, column_tiles, depth_tiles, 0, ROWS, TILE, PART, STAGES, GROUP,
+                        A_ACROSS, B_ACROSS, TERMS, OUTPUTS, GATE, STORE_H,
+                    ),
+                ),
+                (
+                    _consume,
+                    (
+                        out_0, out_1, h, gate, up, a_ring, b_ring, buffers, full, empty, turn, loaded,
+                        row_tiles, column_tiles, depth_tiles, 1, ROWS, TILE, PART, STAGES, GROUP,
+                        A_ACROSS, B_ACROSS, TERMS, OUTPUTS, GATE, STORE_H,
+                    ),
+                ),
+                (
+                    _produce,
+                    (
+                        a_0, a_1, b_0, b_1, a_ring, b_ring, full, empty, row_tiles, column_tiles, depth_tiles,
+                        ROWS, TILE, DEPTH, STAGES, GROUP, A_ACROSS, B_ACROSS, TERMS, OUTPUTS,
+                    ),
+                ),
+            ],
+            [4, 1],  # warps of the second consumer and of the producer
+            [240, 24],  # their registers; the first consumer gets the rest, 240
+        )  # fmt: skip
+
+
+def why_not(pairs: Sequence[Pair], stored: Sequence[torch.Tensor], capability: Capability | None) -> str | None:
+    """Say why products cannot take this path, or return None where they can.
+
+    Args:
+        pairs: one or two (A [M, K], B [K, N]).
+        stored: every [M, N] that is written or read beside them.
+        capability: of the GPU that would run it; None for none.
+    """
+    operands = [operand for pair in pairs for operand in pair]
+    reason = hopper.missing_for(capability, *operands)
+    if reason is not None:
+        return reason
+    if len({tuple(map(_is_across, pair)) for pair in pairs}) > 1:
+        return "the operands of the two pairs do not lie in memory alike"
+    if not all(fits_tma(matrix.t() if _is_across(matrix) else matrix) for matrix in operands) or not all(
+        map(fits_tma, stored)
+    ):
+        return f"TMA needs a stride of 1, and rows that start and step by multiples of {ALIGNMENT_BYTES} bytes"
+    return None
+
+
+def _is_across(matrix: torch.Tensor) -> bool:
+    return matrix.stride(1) != 1
+
+
+def fills(rows: int, columns: int, multiprocessors: int) -> bool:
+    """Tell whether the 128 x 128 tiles of an output are enough for a GPU."""
+    return -(-rows // TILE) * -(-columns // TILE) >= LEAST_FILLED * multiprocessors
+
+
+def sum_launch(pairs: Sequence[Pair], out: torch.Tensor) -> Launch:
+    """Describe the launch that writes A_0 B_0, or A_0 B_0 + A_1 B_1; ask `why_not` first.
+
+    Args:
+        pairs: one or two (A [M, K], B [K, N]).
+        out: [M, N], written.
+    """
+    M, N = out.shape
+    cooperative = fills(-(-M // 2), N, hopper.multiprocessors(out.device))  # half as many tiles
+    return _launch(pairs, [out], "cooperative" if cooperative else "ping-pong")
+
+
+def products_launch(pairs: Sequence[Pair], outs: Sequence[torch.Tensor]) -> Launch:
+    """Describe the launch that writes A B of one pair, or of two pairs of equal shapes; ask `why_not` first.
+
+    Args:
+        pairs: one or two (A [M, K], B [K, N]).
+        outs: as many [M, N], written.
+    """
+    return _launch(pairs, outs, "ping-pong")
+
+
+def gate_backward_launch(
+    d_out: torch.Tensor,
+    w_down: torch.Tensor,
+    preactivations: Pair,
+    d_gate: torch.Tensor,
+    d_up: torch.Tensor,
+    h: torch.Tensor | None,
+) -> Launch:
+    """Describe the launch that makes d_gate, d_up and h of silu(gate) * up from d_out; ask `why_not` first.
+
+    Args:
+        d_out: [M, H].
+        w_down: [H, N].
+        preactivations: gate and up, [M, N].
+        d_gate: [M, N], written; it may be gate itself.
+        d_up: [M, N], written; it may be up itself.
+        h: [M, N], written; None: not wanted.
+    """
+    return _launch([(d_out, w_down)], [d_gate, d_up], "gate", preactivations, h)
+
+
+def _launch(
+    pairs: Sequence[Pair],
+    outs: Sequence[torch.Tensor],
+    schedule: str,
+    preactivations: Pair | None = None,
+    h: torch.Tensor | None = None,
+) -> Launch:
+    (left, right), (M, N) = pairs[0], outs[0].shape
+    K = left.shape[1]
+    rows = 2 * TILE if schedule == "cooperative" else TILE
+    part = GATE_PART if preactivations else PART
+    a_across, b_across = _is_across(left), not _is_across(right)  # of the axis that is summed over
+    gated = preactivations is not None
+    outputs = 1 if gated else len(outs)
+    lefts = [_operand(a.t() if a_across else a, a_across, rows) for a, _ in pairs]
+    rights = [_operand(b if b_across else b.t(), b_across, TILE) for _, b in pairs]
+    gate, up = preactivations or (outs[0], outs[0])  # never touched without the gate's epilogue
+    stored = {"out_0": outs[0], "out_1": outs[-1], "h": outs[0] if h is None else h, "gate": gate, "up": up}
+    return Launch(
+        kernel=_product_kernel,
+        grid=(min(outputs * -(-M // rows) * -(-N // TILE), hopper.multiprocessors(outs[0].device)),),
+        arguments={"a_0": lefts[0], "a_1": lefts[-1], "b_0": rights[0], "b_1": rights[-1]}
+        | {name: descriptor(matrix, TILE, part) for name, matrix in stored.items()}
+        | {"M": M, "N": N, "K": K, "ROWS": rows, "TILE": TILE, "DEPTH": DEPTH, "PART": part}
+        | {"STAGES": STAGES[schedule], "GROUP": GROUP, "A_ACROSS": a_across, "B_ACROSS": b_across}
+        | {"TERMS": len(pairs) if outputs == 1 else 1, "OUTPUTS": outputs, "GATE": gated, "STORE_H": h is not None},
+        num_warps=CONSUMER_WARPS,
+        num_stages=STAGES[schedule],
+    )
+
+
+def _operand(matrix: torch.Tensor, across: bool, width: int) -> "TensorDescriptor":
+    return descriptor(matrix, DEPTH, width) if across else descriptor(matrix, width, DEPTH)

@@ -1,0 +1,158 @@
+"""The hand-scheduled products: who may take them (on any machine), and that they are right (on a Hopper GPU)."""
+
+import pytest
+import torch
+
+from accuracy import assert_as_accurate_as_eager
+from swiglu_kernels import choices, hopper, hopper_products
+from swiglu_kernels.glu_backward import input_grad_launch, weight_grad_launch
+from swiglu_kernels.mlp_backward import LEAST_TOKENS, down_backward_launch, down_weight_grad_launch
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+needs_hopper = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a GPU of compute capability 9.0")]
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+class TestWhoMayTakeThem:
+    @pytest.fixture(autouse=True)
+    def gluon_is_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(hopper, "GLUON_MISSING", None)
+
+    def why_not(self, left: torch.Tensor, right: torch.Tensor, capability: tuple[int, int] | None = (9, 0)) -> str:
+        out = empty(left.shape[0], right.shape[1], dtype=left.dtype)
+        return str(hopper_products.why_not([(left, right)], [out], capability))
+
+    def test_operands_in_both_orientations(self) -> None:
+        for left in (empty(24, 32), empty(32, 24).t()):
+            for right in (empty(32, 40), empty(40, 32).t()):
+                assert self.why_not(left, right) == "None"
+
+    def test_reasons(self) -> None:
+        assert "9.0" in self.why_not(empty(16, 16), empty(16, 16), (8, 0))
+        assert "9.0" in self.why_not(empty(16, 16), empty(16, 16), None)
+        assert "16-bit" in self.why_not(empty(16, 16, dtype=torch.float32), empty(16, 16, dtype=torch.float32))
+        assert "empty" in self.why_not(empty(16, 0), empty(0, 16))
+        assert "TMA" in self.why_not(empty(16, 12), empty(12, 16))
+        assert "TMA" in self.why_not(empty(16, 32)[:, ::2], empty(16, 16))
+        assert "TMA" in self.why_not(empty(16, 16), empty(16, 12))
+
+    def test_two_pairs_have_to_lie_alike(self) -> None:
+        pairs = [(empty(16, 16), empty(16, 16)), (empty(16, 16), empty(16, 16).t())]
+        assert "alike" in str(hopper_products.why_not(pairs, [empty(16, 16)], (9, 0)))
+
+    def test_without_gluon_the_reason_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(hopper, "GLUON_MISSING", "there is no Gluon")
+        assert self.why_not(empty(16, 16), empty(16, 16)) == "there is no Gluon"
+
+    def test_launches_of_the_backward(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On a GPU of 132 multiprocessors; kernels are named only where Gluon is."""
+        monkeypatch.setattr(hopper_products, "_product_kernel", "by hand", raising=False)
+        monkeypatch.setattr(hopper_products, "descriptor", lambda matrix, *block: matrix)
+
+        def meta(*shape: int) -> torch.Tensor:
+            return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+        def of_dx(tokens: int) -> object:
+            gate, weight = meta(tokens, 256), meta(256, 4096)
+            return input_grad_launch(None, gate, gate, weight, weight, meta(tokens, 4096), (9, 0))
+
+        assert of_dx(256).kernel != "by hand"  # 64 tiles
+        few, many = of_dx(512), of_dx(1024)
+        assert (few.kernel, few.arguments["ROWS"], many.arguments["ROWS"]) == ("by hand", 128, 256)
+
+        gate, x, weight = meta(64, 256), meta(64, 128), meta(256, 128)
+        both = weight_grad_launch(None, gate, gate, x, weight, weight, (9, 0))
+        assert (both.kernel, both.arguments["OUTPUTS"], both.arguments["TERMS"]) == ("by hand", 2, 1)
+        assert weight_grad_launch(gate, gate, gate, x, weight, weight, (9, 0)).kernel != "by hand"
+        assert weight_grad_launch(None, gate, gate, x, weight, weight, (9, 0), accumulate=True).kernel != "by hand"
+        assert down_weight_grad_launch(x, gate, meta(128, 256), (9, 0)).kernel == "by hand"
+
+        for tokens, by_hand in ((LEAST_TOKENS - 1, False), (LEAST_TOKENS, True)):
+            z = meta(tokens, 256)
+            launch = down_backward_launch(meta(tokens, 128), meta(128, 256), (z, z), None, z, z, None, (9, 0))
+            assert (launch.kernel == "by hand") is by_hand
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "dtype", "expected"),
+    [
+        (1, 4096, torch.bfloat16, ("triton", "preact", "two_step")),
+        (256, 4096, torch.bfloat16, ("triton", "preact", "torch")),
+        (512, 4096, torch.bfloat16, ("triton", "preact", "two_step")),
+        (512, 4095, torch.bfloat16, ("torch", "preact", "torch")),
+        (512, 4096, torch.float32, ("torch", "preact", "torch")),
+    ],
+)
+def test_auto_takes_them_where_they_are_faster(monkeypatch, tokens, hidden, dtype, expected) -> None:
+    monkeypatch.setattr(choices, "_hopper_multiprocessors", lambda device: 132)
+    x = torch.empty(tokens, hidden, dtype=dtype, device="meta")
+    assert choices.resolve("auto", "auto", "auto", x, 11008) == expected
+    assert choices.resolve("auto", "auto", "auto", x, 11008, chunk_tokens=128)[:2] == ("torch", "input")
+
+
+class TestOnHopper:
+    pytestmark = needs_hopper
+
+    @staticmethod
+    def random(rows: int, columns: int, dtype: torch.dtype, transposed: bool = False) -> torch.Tensor:
+        if transposed:
+            return TestOnHopper.random(columns, rows, dtype).t()
+        return (torch.randn(rows, columns, device="cuda") * rows**-0.25).to(dtype)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("a_across", [False, True], ids=["A", "A across"])
+    @pytest.mark.parametrize("b_across", [False, True], ids=["B", "B across"])
+    @pytest.mark.parametrize("shape", [(8, 8, 8), (520, 264, 72), (1000, 4096, 344), (4104, 3000, 4096)])
+    @pytest.mark.parametrize("form", ["one", "two terms", "two outputs"])
+    def test_against_fp64(self, shape, a_across: bool, b_across: bool, form: str, dtype: torch.dtype) -> None:
+        M, N, K = shape
+        count = 1 if form == "one" else 2
+        pairs = [(self.random(M, K, dtype, a_across), self.random(K, N, dtype, not b_across)) for _ in range(count)]
+        outs = [
+            torch.full((M, N), float("nan"), dtype=dtype, device="cuda") for _ in range(1 + (form == "two outputs"))
+        ]
+        assert hopper_products.why_not(pairs, outs, torch.cuda.get_device_capability()) is None
+        if form == "two outputs":
+            hopper_products.products_launch(pairs, outs).run()
+        else:
+            hopper_products.sum_launch(pairs, outs[0]).run()
+        exact = [left.double() @ right.double() for left, right in pairs]
+        eager = [left @ right for left, right in pairs]
+        if form == "two terms":
+            exact, eager = [sum(exact)], [sum(eager)]
+        for out, one, truth in zip(outs, eager, exact, strict=True):
+            assert_as_accurate_as_eager(form, out, one, truth, terms=K * count)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("in_place", [False, True], ids=["", "in place"])
+    @pytest.mark.parametrize("wants_h", [False, True], ids=["", "h"])
+    @pytest.mark.parametrize("shape", [(8, 8, 8), (520, 264, 72), (4104, 11008, 256)])
+    def test_gate_backward(self, shape, wants_h: bool, in_place: bool, dtype: torch.dtype) -> None:
+        M, N, H = shape
+        d_out, w_down = self.random(M, H, dtype), self.random(H, N, dtype)
+        gate, up = (torch.randn(M, N, device="cuda").to(dtype) * 3 for _ in range(2))
+
+        def formulas(d_h, gate, up):
+            sigmoid = torch.sigmoid(gate)
+            return d_h * up * sigmoid * (1 + gate * (1 - sigmoid)), d_h * gate * sigmoid, gate * sigmoid * up
+
+        exact = formulas(d_out.double() @ w_down.double(), gate.double(), up.double())
+        eager = [value.to(dtype) for value in formulas((d_out @ w_down).float(), gate.float(), up.float())]
+        d_gate, d_up = (gate, up) if in_place else (torch.full_like(gate, float("nan")) for _ in range(2))
+        h = torch.full_like(gate, float("nan")) if wants_h else None
+        hopper_products.gate_backward_launch(d_out, w_down, (gate, up), d_gate, d_up, h).run()
+        results = [d_gate, d_up] + ([h] if wants_h else [])
+        for got, one, truth in zip(results, eager, exact, strict=False):
+            assert_as_accurate_as_eager("d_gate, d_up or h", got, one, truth, terms=H)
+
+    def test_the_same_bits_each_time(self) -> None:
+        left, right = self.random(8192, 512, torch.bfloat16), self.random(512, 4096, torch.bfloat16)
+        out = torch.empty(8192, 4096, dtype=torch.bfloat16, device="cuda")
+        hopper_products.sum_launch([(left, right)], out).run()
+        first = out.clone()
+        for _ in range(20):
+            hopper_products.sum_launch([(left, right)], out.zero_()).run()
+            assert torch.equal(out, first)
