@@ -5,17 +5,17 @@
     two outputs, one launch    d_w_gate = d_gate^T x and d_w_up = d_up^T x
     d_gate, d_up and h         from d_h = d_out w_down, which is never stored, and the gate and up of the forward
 
-One program per multiprocessor walks through tiles of 128 columns, a producer warp fills a ring of stages by TMA, and two
-consumer warpgroups multiply. A consumer's accumulator is 128 x 128. Two schedules:
+Programs, producer, consumers and barriers are those of `hopper.py`. A consumer's accumulator is 128 x 128, and there are
+two schedules:
 
     ping-pong      tiles of 128 rows, which the consumers take in turn: the epilogue of one is hidden behind the main
-                   loop of the other (`hopper.py`)
+                   loop of the other (`hopper_forward.py`)
     cooperative    tiles of 256 rows, half for each consumer: the columns are read from the L2 cache half as often,
                    which counts where the sums are long and the epilogue short
 
 Operands are read as they lie in memory: a ring holds [DEPTH, 128] where the summed axis is not the contiguous one
-(ACROSS), and the wgmma reads it transposed. Barriers are those of `hopper.py`, and `loaded` of a consumer completes when
-its part of gate and up has arrived.
+(ACROSS), and the wgmma reads it transposed. One more barrier, `loaded` of a consumer, completes when its part of gate
+and up has arrived.
 
 Measured on an H200: NOTES.md.
 """
