@@ -116,7 +116,8 @@ class TestOnHopper:
         ]
         assert hopper_products.why_not(pairs, outs, torch.cuda.get_device_capability()) is None
         if form == "two outputs":
-            hopper_products.products_launch(pairs, outs).run()
+            stored = [(left.t(), right) for left, right in pairs]  # [K, M] in either orientation
+            hopper_products.transposed_launch(stored, outs).run()
         else:
             hopper_products.sum_launch(pairs, outs[0]).run()
         exact = [left.double() @ right.double() for left, right in pairs]

@@ -308,9 +308,9 @@ def weight_grad_launch(
     capability = capability or capability_of(x.device)
     (M, K), N = x.shape, gate.shape[1]
     on_the_fly = dz is not None
-    pairs, outs = [(gate.t(), x), (up.t(), x)], [d_w_gate, d_w_up]
+    pairs, outs = [(gate, x), (up, x)], [d_w_gate, d_w_up]
     if not (on_the_fly or accumulate) and hopper_products.why_not(pairs, outs, capability) is None:
-        return hopper_products.products_launch(pairs, outs)
+        return hopper_products.transposed_launch(pairs, outs)
     dz = gate if dz is None else dz  # never touched unless on the fly
     aligned = vectorises(dz, gate, x, d_w_gate)
     tile = weight_grad_tile(N, x.dtype, capability, aligned)

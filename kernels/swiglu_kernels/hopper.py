@@ -97,9 +97,12 @@ def fits_tma(matrix: torch.Tensor) -> bool:
 
 
 def descriptor(matrix: torch.Tensor, rows: int, columns: int) -> "TensorDescriptor":
-    """Describe a matrix for TMA that moves blocks of rows x columns."""
+    """Describe a matrix for TMA that moves blocks of rows x columns; one with a first stride of 1 is transposed."""
     layout = _shared_layout(matrix.dtype, rows, columns)
-    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns], layout)
+    shape, strides = list(matrix.shape), list(matrix.stride())
+    if strides[1] != 1:
+        shape, strides = shape[::-1], strides[::-1]
+    return TensorDescriptor(matrix, shape, strides, [rows, columns], layout)
 
 
 @functools.cache

@@ -48,7 +48,6 @@ if GLUON_MISSING is None:
         warpgroup_mma,
         warpgroup_mma_wait,
     )
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     from swiglu_kernels.hopper import before, halves, load, position, store
 
@@ -249,7 +248,7 @@ def why_not(pairs: Sequence[Pair], stored: Sequence[torch.Tensor], capability: C
     """Say why products cannot take this path, or return None where they can.
 
     Args:
-        pairs: one or two (A [M, K], B [K, N]).
+        pairs: the one or two pairs of operands.
         stored: every [M, N] that is written or read beside them.
         capability: of the GPU that would run it; None for none.
     """
@@ -257,17 +256,12 @@ def why_not(pairs: Sequence[Pair], stored: Sequence[torch.Tensor], capability: C
     reason = hopper.missing_for(capability, *operands)
     if reason is not None:
         return reason
-    if len({tuple(map(_is_across, pair)) for pair in pairs}) > 1:
+    if len({(left.stride(1) == 1, right.stride(1) == 1) for left, right in pairs}) > 1:
         return "the operands of the two pairs do not lie in memory alike"
-    if not all(fits_tma(matrix.t() if _is_across(matrix) else matrix) for matrix in operands) or not all(
-        map(fits_tma, stored)
-    ):
+    fit = all(fits_tma(operand) or fits_tma(operand.t()) for operand in operands) and all(map(fits_tma, stored))
+    if not fit:
         return f"TMA needs a stride of 1, and rows that start and step by multiples of {ALIGNMENT_BYTES} bytes"
     return None
-
-
-def _is_across(matrix: torch.Tensor) -> bool:
-    return matrix.stride(1) != 1
 
 
 def fills(rows: int, columns: int, multiprocessors: int) -> bool:
@@ -287,14 +281,14 @@ def sum_launch(pairs: Sequence[Pair], out: torch.Tensor) -> Launch:
     return _launch(pairs, [out], "cooperative" if cooperative else "ping-pong")
 
 
-def products_launch(pairs: Sequence[Pair], outs: Sequence[torch.Tensor]) -> Launch:
-    """Describe the launch that writes A B of one pair, or of two pairs of equal shapes; ask `why_not` first.
+def transposed_launch(pairs: Sequence[Pair], outs: Sequence[torch.Tensor]) -> Launch:
+    """Describe the launch that writes A^T B of one pair, or of two pairs of equal shapes; ask `why_not` first.
 
     Args:
-        pairs: one or two (A [M, K], B [K, N]).
+        pairs: one or two (A [K, M], B [K, N]).
         outs: as many [M, N], written.
     """
-    return _launch(pairs, outs, "ping-pong")
+    return _launch(pairs, outs, "ping-pong", transposed=True)
 
 
 def gate_backward_launch(
@@ -315,31 +309,37 @@ def gate_backward_launch(
         d_up: [M, N], written; it may be up itself.
         h: [M, N], written; None: not wanted.
     """
-    return _launch([(d_out, w_down)], [d_gate, d_up], "gate", preactivations, h)
+    return _launch([(d_out, w_down)], [d_gate, d_up], "gate", preactivations=preactivations, h=h)
 
 
 def _launch(
     pairs: Sequence[Pair],
     outs: Sequence[torch.Tensor],
     schedule: str,
+    transposed: bool = False,
     preactivations: Pair | None = None,
     h: torch.Tensor | None = None,
 ) -> Launch:
     (left, right), (M, N) = pairs[0], outs[0].shape
-    K = left.shape[1]
+    K = right.shape[0]
     rows = 2 * TILE if schedule == "cooperative" else TILE
-    part = GATE_PART if preactivations else PART
-    a_across, b_across = _is_across(left), not _is_across(right)  # of the axis that is summed over
+    # Whether the axis that is summed over is not the contiguous one.
+    a_across, b_across = (left.stride(1) == 1) == transposed, right.stride(1) == 1
     gated = preactivations is not None
     outputs = 1 if gated else len(outs)
-    lefts = [_operand(a.t() if a_across else a, a_across, rows) for a, _ in pairs]
-    rights = [_operand(b if b_across else b.t(), b_across, TILE) for _, b in pairs]
-    gate, up = preactivations or (outs[0], outs[0])  # never touched without the gate's epilogue
-    stored = {"out_0": outs[0], "out_1": outs[-1], "h": outs[0] if h is None else h, "gate": gate, "up": up}
+    lefts = [descriptor(a, *((DEPTH, rows) if a_across else (rows, DEPTH))) for a, _ in pairs]
+    rights = [descriptor(b, *((DEPTH, TILE) if b_across else (TILE, DEPTH))) for _, b in pairs]
+    stored = {"out_0": outs[0], "out_1": outs[-1]}
+    if preactivations:
+        stored |= {"gate": preactivations[0], "up": preactivations[1]}
+    if h is not None:
+        stored["h"] = h
+    part = GATE_PART if gated else PART
     return Launch(
         kernel=_product_kernel,
         grid=(min(outputs * -(-M // rows) * -(-N // TILE), hopper.multiprocessors(outs[0].device)),),
         arguments={"a_0": lefts[0], "a_1": lefts[-1], "b_0": rights[0], "b_1": rights[-1]}
+        | {"h": None, "gate": None, "up": None}
         | {name: descriptor(matrix, TILE, part) for name, matrix in stored.items()}
         | {"M": M, "N": N, "K": K, "ROWS": rows, "TILE": TILE, "DEPTH": DEPTH, "PART": part}
         | {"STAGES": STAGES[schedule], "GROUP": GROUP, "A_ACROSS": a_across, "B_ACROSS": b_across}
@@ -347,7 +347,3 @@ def _launch(
         num_warps=CONSUMER_WARPS,
         num_stages=STAGES[schedule],
     )
-
-
-def _operand(matrix: torch.Tensor, across: bool, width: int) -> "TensorDescriptor":
-    return descriptor(matrix, DEPTH, width) if across else descriptor(matrix, width, DEPTH)

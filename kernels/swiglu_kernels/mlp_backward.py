@@ -234,9 +234,9 @@ def down_weight_grad_launch(
     """
     capability = capability or capability_of(d_out.device)
     (M, H), N = d_out.shape, h.shape[1]
-    pairs = [(d_out.t(), h)]
+    pairs = [(d_out, h)]
     if not accumulate and hopper_products.why_not(pairs, [d_w_down], capability) is None:
-        return hopper_products.products_launch(pairs, [d_w_down])
+        return hopper_products.transposed_launch(pairs, [d_w_down])
     aligned = vectorises(d_out, h, d_w_down)
     tile = down_weight_grad_tile(H, d_out.dtype, capability, aligned)
     return Launch(
