@@ -109,9 +109,7 @@ def breakdown(tokens: int, hidden: int) -> None:
         known = plan._plans.get(tuple(key))
         calls: dict[str, Call] = {
             "whole call": lambda: swiglu_glu(x, w_gate, w_up),
-            "operator": lambda: glu._glu.without_gradient(
-                x, w_gate, w_up, "none", "input", "two_step", None, None, *numbers
-            ),
+            "operator": lambda: glu._glu(x, w_gate, w_up, "none", "input", "two_step", None, None, *numbers),
             "its function": lambda: glu.run_forward(x, w_gate, w_up, NO_BIASES, PLAIN, "input"),
             "outputs": lambda: glu.forward_outputs(x, hidden, "input"),
             "launch": lambda: plan.run(forward_launch, *arguments),
