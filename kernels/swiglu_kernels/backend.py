@@ -7,6 +7,7 @@ platforms without Triton: the plain PyTorch reference runs instead).
 Kernel files take `triton` and `tl` from here, so that they import on platforms where Triton does not exist.
 """
 
+import functools
 import importlib
 from typing import Any, Literal
 
@@ -61,7 +62,14 @@ def backend_for(where: torch.Tensor | torch.device) -> Backend:
 
 def capability_of(device: torch.device) -> tuple[int, int] | None:
     """Return the compute capability of a CUDA device, None for any other device."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    return _capability(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def _capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
 
 
 @torch.compiler.assume_constant_result  # a GPU does not change while a compiled function lives

@@ -36,9 +36,9 @@ def check_like(name: str, value: object, other_name: str, other: torch.Tensor) -
     return tensor
 
 
-def check_shape(name: str, tensor: torch.Tensor, expected: Sequence[int], meaning: str) -> None:
+def check_shape(name: str, tensor: torch.Tensor, expected: tuple[int, ...], meaning: str) -> None:
     """Raise unless the tensor has the expected shape; `meaning` says where that shape comes from."""
-    if tuple(tensor.shape) != tuple(expected):
+    if tensor.shape != expected:
         raise ValueError(f"{name}: expected shape {tuple(expected)} ({meaning}), got {tuple(tensor.shape)}")
 
 
@@ -168,6 +168,8 @@ def check_chunk(value: object) -> int:
 
 def refuse_tangents(*operands: torch.Tensor) -> None:
     """Raise under forward-mode differentiation: a custom operator would drop the tangents and say nothing."""
+    if forward_ad._current_level < 0:  # no tangents anywhere
+        return
     if backend_for(operands[0]) == "torch":
         return  # the reference is PyTorch's own, and differentiable either way
     if any(forward_ad.unpack_dual(operand).tangent is not None for operand in operands):

@@ -4,8 +4,10 @@ from typing import Any, NoReturn
 
 import torch
 
+from swiglu_kernels.operator import Operator
 
-def refuse_double_backward(op: Any) -> None:
+
+def refuse_double_backward(op: Operator) -> None:
     """Register an autograd formula for a backward op that raises when its result is differentiated again."""
 
     def backward(ctx: Any, *gradients: torch.Tensor) -> NoReturn:
@@ -14,7 +16,7 @@ def refuse_double_backward(op: Any) -> None:
     op.register_autograd(backward)
 
 
-def refuse_create_graph(op: Any, saved_x: torch.Tensor | None) -> None:
+def refuse_create_graph(op: Operator, saved_x: torch.Tensor | None) -> None:
     """Raise at once where a graph of the gradients is asked for and x was not saved.
 
     With frozen weights and gate and up saved, no input of the backward op has a graph behind it: autograd would take
@@ -24,8 +26,8 @@ def refuse_create_graph(op: Any, saved_x: torch.Tensor | None) -> None:
         _refuse(op)
 
 
-def _refuse(op: Any) -> NoReturn:
+def _refuse(op: Operator) -> NoReturn:
     raise RuntimeError(
-        f"{op._qualname} cannot be differentiated (create_graph=True): the kernels compute first derivatives only; "
+        f"{op.name} cannot be differentiated (create_graph=True): the kernels compute first derivatives only; "
         "use the functions of swiglu_kernels.reference where higher derivatives are needed"
     )

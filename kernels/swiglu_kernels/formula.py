@@ -13,6 +13,7 @@ short as it can be.
 """
 
 import dataclasses
+import functools
 import math
 
 ACTIVATIONS = ("silu", "gelu_tanh")
@@ -42,3 +43,6 @@ class Formula:
 
 
 PLAIN = Formula()
+
+formula_of = functools.lru_cache(Formula)
+"""The same object for the same numbers: keys of plans compare it in no time."""

@@ -28,15 +28,17 @@ from swiglu_kernels.choices import SAVES as SAVES
 from swiglu_kernels.choices import WEIGHT_GRADS as WEIGHT_GRADS
 from swiglu_kernels.choices import resolve
 from swiglu_kernels.double_backward import refuse_create_graph, refuse_double_backward
-from swiglu_kernels.formula import Formula
+from swiglu_kernels.formula import Formula, formula_of
 from swiglu_kernels.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.glu_forward import Biases, forward_launch, recompute_launch
+from swiglu_kernels.operator import operator
+from swiglu_kernels.plan import run
 from swiglu_kernels.silu_mul import gate_gradients
 
 
 def new(like: torch.Tensor, *shape: int) -> torch.Tensor:
     """Allocate an output of the dtype and on the device of another tensor."""
-    return torch.empty(shape, dtype=like.dtype, device=like.device)
+    return like.new_empty(shape)
 
 
 def forward_outputs(x: torch.Tensor, intermediate: int, save: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -51,7 +53,7 @@ def run_forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return z, and gate and up if they are saved."""
     z, gate, up = forward_outputs(x, w_gate.shape[0], save)
-    forward_launch(x, w_gate, w_up, z, (gate, up) if save == "preact" else None, None, biases, formula).run()
+    run(forward_launch, x, w_gate, w_up, z, (gate, up) if save == "preact" else None, None, biases, formula)
     return z, gate, up
 
 
@@ -73,7 +75,7 @@ def write_input_grad(
         torch.mm(d_gate, w_gate, out=dx)
         dx.addmm_(d_up, w_up)
     else:
-        input_grad_launch(None, d_gate, d_up, w_gate, w_up, dx).run()
+        run(input_grad_launch, None, d_gate, d_up, w_gate, w_up, dx)
 
 
 def run_backward(
@@ -96,13 +98,13 @@ def run_backward(
     if save == "input":
         assert x is not None, "the recomputation starts from x"
         d_gate, d_up = new(dz, *dz.shape), new(dz, *dz.shape)
-        recompute_launch(dz, x, w_gate, w_up, d_gate, d_up, None, biases, formula).run()
+        run(recompute_launch, dz, x, w_gate, w_up, d_gate, d_up, None, biases, formula)
     elif weight_grad == "torch" or input_grad in ("two_step", "torch") or d_biases is not None:
         d_gate, d_up = gate_gradients(dz, gate, up, formula)
 
     if dx is not None:
         if d_gate is None or d_up is None or (save == "preact" and input_grad == "fused"):
-            input_grad_launch(dz, gate, up, w_gate, w_up, dx, None, formula).run()
+            run(input_grad_launch, dz, gate, up, w_gate, w_up, dx, None, formula)
         else:
             write_input_grad(d_gate, d_up, w_gate, w_up, dx, input_grad)
 
@@ -116,9 +118,9 @@ def run_backward(
         return
     assert x is not None, "weight gradients are products with x"
     if d_gate is None or d_up is None:
-        weight_grad_launch(dz, gate, up, x, *d_weights, None, formula).run()
+        run(weight_grad_launch, dz, gate, up, x, *d_weights, None, formula)
     elif weight_grad == "triton":
-        weight_grad_launch(None, d_gate, d_up, x, *d_weights).run()
+        run(weight_grad_launch, None, d_gate, d_up, x, *d_weights)
     else:
         torch.mm(d_gate.t(), x, out=d_weights[0])
         torch.mm(d_up.t(), x, out=d_weights[1])
@@ -135,7 +137,7 @@ def _backward_outputs(
     return new(dz, *dx_shape), new(dz, *weight_shape), new(dz, *weight_shape), new(dz, bias_size), new(dz, bias_size)
 
 
-@torch.library.custom_op("swiglu_kernels::glu", mutates_args=())
+@operator("glu")
 def _glu(
     x: torch.Tensor,
     w_gate: torch.Tensor,
@@ -152,7 +154,7 @@ def _glu(
     up_offset: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return z, and gate and up if they are saved."""
-    formula = Formula(activation, gate_multiplier, alpha, limit, up_offset)
+    formula = formula_of(activation, gate_multiplier, alpha, limit, up_offset)
     return run_forward(x, w_gate, w_up, (bias_gate, bias_up), formula, save)
 
 
@@ -163,7 +165,7 @@ def _(
     return forward_outputs(x, w_gate.shape[0], save)
 
 
-@torch.library.custom_op("swiglu_kernels::glu_backward", mutates_args=())
+@operator("glu_backward")
 def _glu_backward(
     dz: torch.Tensor,
     x: torch.Tensor | None,
@@ -189,7 +191,7 @@ def _glu_backward(
     dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = outputs
     run_backward(
         dz, x, w_gate, w_up, gate, up, (bias_gate, bias_up),
-        Formula(activation, gate_multiplier, alpha, limit, up_offset), (weight_grad, save, input_grad),
+        formula_of(activation, gate_multiplier, alpha, limit, up_offset), (weight_grad, save, input_grad),
         dx if needs_dx else None,
         (d_w_gate, d_w_up) if weight_grad != "none" else None,
         (d_bias_gate, d_bias_up) if needs_bias else None,
@@ -255,11 +257,15 @@ refuse_double_backward(_glu_backward)
 
 def as_matrix(x: torch.Tensor) -> torch.Tensor:
     """View x [..., hidden] as [tokens, hidden], or copy it where its leading dimensions do not collapse."""
+    if x.dim() == 2:
+        return x
     return x.flatten(0, -2) if x.dim() > 1 else x[None]
 
 
 def like_leading(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """Give [tokens, features] the leading dimensions of x."""
+    if x.dim() == 2:
+        return out
     return out.unflatten(0, x.shape[:-1]) if x.dim() > 1 else out[0]
 
 
@@ -341,7 +347,7 @@ def swiglu_glu(
         weight_grad = "none"
     if not needs_backward(x, w_gate, w_up, bias_gate, bias_up):
         save = "input"
-    z, _, _ = _glu(rows, w_gate, w_up, weight_grad, save, input_grad, bias_gate, bias_up, **formula)
+    z, _, _ = _glu(rows, w_gate, w_up, weight_grad, save, input_grad, bias_gate, bias_up, *formula.values())
     return like_leading(z, x)
 
 

@@ -16,8 +16,9 @@ from swiglu_kernels.backend import backend_for
 from swiglu_kernels.checks import check_formula, check_option, check_packed, check_vector
 from swiglu_kernels.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve
 from swiglu_kernels.double_backward import refuse_create_graph, refuse_double_backward
-from swiglu_kernels.formula import Formula
+from swiglu_kernels.formula import formula_of
 from swiglu_kernels.glu import as_matrix, forward_outputs, like_leading, needs_backward, new, run_backward, run_forward
+from swiglu_kernels.operator import operator
 from swiglu_kernels.reference import split_packed
 
 LAYOUTS = ("packed", "interleaved", "transposed")
@@ -37,7 +38,7 @@ def _backward_outputs(
     return dx, d_weight, new(dz, 2 * dz.shape[1] if needs_bias else 0)
 
 
-@torch.library.custom_op("swiglu_kernels::glu_packed", mutates_args=())
+@operator("glu_packed")
 def _glu_packed(
     x: torch.Tensor,
     w_gate_up: torch.Tensor,
@@ -54,7 +55,7 @@ def _glu_packed(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return z, and gate and up if they are saved."""
     weights, biases = split_packed(w_gate_up, bias_gate_up, layout)
-    return run_forward(x, *weights, biases, Formula(activation, gate_multiplier, alpha, limit, up_offset), save)
+    return run_forward(x, *weights, biases, formula_of(activation, gate_multiplier, alpha, limit, up_offset), save)
 
 
 @_glu_packed.register_fake
@@ -70,7 +71,7 @@ def _(
     return forward_outputs(x, _intermediate(w_gate_up, layout), save)
 
 
-@torch.library.custom_op("swiglu_kernels::glu_packed_backward", mutates_args=())
+@operator("glu_packed_backward")
 def _glu_packed_backward(
     dz: torch.Tensor,
     x: torch.Tensor | None,
@@ -97,7 +98,7 @@ def _glu_packed_backward(
     half = dz.shape[1]
     d_biases = (d_bias[0::2], d_bias[1::2]) if layout == "interleaved" else (d_bias[:half], d_bias[half:])
     run_backward(
-        dz, x, *weights, gate, up, biases, Formula(activation, gate_multiplier, alpha, limit, up_offset),
+        dz, x, *weights, gate, up, biases, formula_of(activation, gate_multiplier, alpha, limit, up_offset),
         (weight_grad, save, input_grad), dx if needs_dx else None, d_weights, d_biases if needs_bias else None,
     )  # fmt: skip
     return dx, d_weight, d_bias
@@ -205,5 +206,5 @@ def swiglu_glu_packed(
         weight_grad = "none"
     if not needs_backward(x, w_gate_up, bias):
         save = "input"
-    z, _, _ = _glu_packed(rows, w_gate_up, bias, layout, weight_grad, save, input_grad, **formula)
+    z, _, _ = _glu_packed(rows, w_gate_up, bias, layout, weight_grad, save, input_grad, *formula.values())
     return like_leading(z, x)

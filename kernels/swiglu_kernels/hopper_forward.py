@@ -207,7 +207,6 @@ def forward_launch(
         preactivations: gate and up, [M, N] and contiguous, written; None stores z alone.
     """
     (M, K), N = x.shape, w_gate.shape[0]
-    gate, up = preactivations or (z, z)  # never touched without STORE_PREACT
     tiles = -(-M // ROWS) * -(-N // COLUMNS)
     blocks = {
         "x": (x, ROWS, DEPTH),
@@ -216,13 +215,14 @@ def forward_launch(
         "w_gate_narrow": (w_gate, PART, DEPTH),
         "w_up_narrow": (w_up, PART, DEPTH),
         "z": (z, ROWS, PART),
-        "gate_out": (gate, ROWS, PART),
-        "up_out": (up, ROWS, PART),
     }
+    if preactivations is not None:
+        blocks |= {"gate_out": (preactivations[0], ROWS, PART), "up_out": (preactivations[1], ROWS, PART)}
     return Launch(
         kernel=_forward_kernel,
         grid=(min(tiles, hopper.multiprocessors(x.device)),),
-        arguments={name: descriptor(*block) for name, block in blocks.items()}
+        arguments={"gate_out": None, "up_out": None}  # a descriptor costs 2 us in every launch
+        | {name: descriptor(*block) for name, block in blocks.items()}
         | {"M": M, "N": N, "K": K, "ROWS": ROWS, "PART": PART, "DEPTH": DEPTH}
         | {"STAGES": STAGES, "GROUP": GROUP, "STORE_PREACT": preactivations is not None},
         num_warps=CONSUMER_WARPS,

@@ -26,14 +26,24 @@ class Launch:
     num_warps: int
     num_stages: int
 
-    def run(self) -> None:
-        """Launch on the device of the tensors; an empty grid launches nothing."""
+    def run(self) -> Any:
+        """Launch on the device of the tensors and return the compiled kernel; an empty grid launches nothing."""
         if 0 in self.grid:
-            return
+            return None
         tensors = (getattr(value, "base", value) for value in self.arguments.values())  # a TMA descriptor has a base
         device = next(value.device for value in tensors if isinstance(value, torch.Tensor))
-        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            self.kernel[self.grid](**self.arguments, num_warps=self.num_warps, num_stages=self.num_stages)
+        with on_device(device):
+            return self.kernel[self.grid](**self.arguments, num_warps=self.num_warps, num_stages=self.num_stages)
+
+
+_HERE = contextlib.nullcontext()
+
+
+def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Make a CUDA device the current one, where it is not."""
+    if device.type != "cuda" or torch.cuda.current_device() == device.index:
+        return _HERE
+    return torch.cuda.device(device)
 
 
 def flat_needs_int64(count: int, block: int) -> bool:

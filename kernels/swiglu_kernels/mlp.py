@@ -45,11 +45,13 @@ from swiglu_kernels.checks import (
 )
 from swiglu_kernels.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve
 from swiglu_kernels.double_backward import refuse_create_graph, refuse_double_backward
-from swiglu_kernels.formula import Formula
+from swiglu_kernels.formula import PLAIN, formula_of
 from swiglu_kernels.glu import as_matrix, like_leading, needs_backward, new, write_input_grad
 from swiglu_kernels.glu_backward import weight_grad_launch
 from swiglu_kernels.glu_forward import forward_launch
 from swiglu_kernels.mlp_backward import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.operator import operator
+from swiglu_kernels.plan import run
 
 # Positions in a list of needs or gradients: those of the tensors in the op's arguments.
 X, W_GATE, W_UP, W_DOWN, BIAS_GATE, BIAS_UP, BIAS_DOWN = range(7)
@@ -83,7 +85,7 @@ def _gradient_shapes(
     return [shape if want else (0,) * len(shape) for want, shape in zip(wanted, shapes, strict=True)]
 
 
-@torch.library.custom_op("swiglu_kernels::mlp", mutates_args=())
+@operator("mlp")
 def _mlp(
     x: torch.Tensor,
     w_gate: torch.Tensor,
@@ -103,12 +105,12 @@ def _mlp(
     up_offset: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return out, and gate and up if they are saved."""
-    formula = Formula(activation, gate_multiplier, alpha, limit, up_offset)
+    formula = formula_of(activation, gate_multiplier, alpha, limit, up_offset)
     out, gate, up = _forward_outputs(x, w_gate, w_down, save)
     for rows in _chunks(x.shape[0], chunk_tokens):
         h = new(x, rows.stop - rows.start, w_gate.shape[0])
         preactivations = (gate, up) if save == "preact" else None
-        forward_launch(x[rows], w_gate, w_up, h, preactivations, None, (bias_gate, bias_up), formula).run()
+        run(forward_launch, x[rows], w_gate, w_up, h, preactivations, None, (bias_gate, bias_up), formula)
         if bias_down is None:
             torch.mm(h, w_down.t(), out=out[rows])
         else:
@@ -179,7 +181,7 @@ class _Sums:
         return [self.buffer(position) for position in range(1, 7)]
 
 
-@torch.library.custom_op("swiglu_kernels::mlp_backward", mutates_args=())
+@operator("mlp_backward")
 def _mlp_backward(
     d_out: torch.Tensor,
     x: torch.Tensor | None,
@@ -202,7 +204,7 @@ def _mlp_backward(
     up_offset: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of the seven tensors, empty where not wanted; x may be None where it is not read."""
-    formula = Formula(activation, gate_multiplier, alpha, limit, up_offset)
+    formula = formula_of(activation, gate_multiplier, alpha, limit, up_offset)
     shapes = _gradient_shapes(d_out, w_gate, needs, weight_grad)
     dx = None
     (M, _), N = d_out.shape, w_gate.shape[0]
@@ -219,13 +221,14 @@ def _mlp_backward(
             preactivations, inputs = None, (x_rows, w_gate, w_up)
         wants_down = not frozen and needs[W_DOWN]
         d_gate, d_up, h = new(d_out, tokens, N), new(d_out, tokens, N), new(d_out, tokens, N) if wants_down else None
-        down_backward_launch(
-            d_out_rows, w_down, preactivations, inputs, d_gate, d_up, h, None, (bias_gate, bias_up), formula
-        ).run()
+        run(
+            down_backward_launch,
+            *(d_out_rows, w_down, preactivations, inputs, d_gate, d_up, h, None, (bias_gate, bias_up), formula),
+        )
         if h is not None:
             if weight_grad == "triton":
                 buffer = sums.buffer(W_DOWN)
-                down_weight_grad_launch(d_out_rows, h, buffer, accumulate=sums.several).run()
+                run(down_weight_grad_launch, d_out_rows, h, buffer, None, sums.several)
             else:
                 sums.add_product(W_DOWN, d_out_rows, h)
             del h
@@ -236,7 +239,7 @@ def _mlp_backward(
             assert x_rows is not None, "weight gradients are products with x"
             if weight_grad == "triton":
                 buffers = sums.buffer(W_GATE), sums.buffer(W_UP)
-                weight_grad_launch(None, d_gate, d_up, x_rows, *buffers, accumulate=sums.several).run()
+                run(weight_grad_launch, None, d_gate, d_up, x_rows, *buffers, None, PLAIN, sums.several)
             else:
                 sums.add_product(W_GATE, d_gate, x_rows)
                 sums.add_product(W_UP, d_up, x_rows)
@@ -385,5 +388,5 @@ def swiglu_mlp(
         weight_grad = "none"
     if not needs_backward(x, *weights, *biases):
         save = "input"
-    out, _, _ = _mlp(rows, *weights, *biases, weight_grad, save, input_grad, chunk, **formula)
+    out, _, _ = _mlp(rows, *weights, *biases, weight_grad, save, input_grad, chunk, *formula.values())
     return like_leading(out, x)

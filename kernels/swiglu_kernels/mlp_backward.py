@@ -184,11 +184,13 @@ def down_backward_launch(
     if recompute:
         assert inputs is not None, "the recomputation starts from x"
         operands, (gate, up) = inputs, (d_gate, d_up)  # gate and up are never touched
+        x, w_gate, w_up = inputs
         read: tuple[torch.Tensor, ...] = inputs
     else:
         assert preactivations is not None
         (gate, up), biases, read = preactivations, NO_BIASES, preactivations
-        operands = (d_out, w_down.t(), w_down.t())  # never touched
+        operands = (d_out, w_down.t(), w_down.t())  # only their sizes matter: these products are not computed
+        x, w_gate, w_up = d_out, w_down, w_down
     tile = down_backward_tile(M, d_out.dtype, capability, vectorises(d_out, w_down, *read, d_gate), recompute)
     products = product_arguments(*operands, [d_gate], tile)
     narrow = not tile_needs_int64(
@@ -199,7 +201,7 @@ def down_backward_launch(
         grid=(triton.cdiv(M, tile.rows) * triton.cdiv(N, tile.columns),),
         arguments={
             "d_out_ptr": d_out, "w_down_ptr": w_down, "gate_ptr": gate, "up_ptr": up,
-            "x_ptr": operands[0], "w_gate_ptr": operands[1], "w_up_ptr": operands[2],
+            "x_ptr": x, "w_gate_ptr": w_gate, "w_up_ptr": w_up,
             "d_gate_ptr": d_gate, "d_up_ptr": d_up, "h_ptr": d_gate if h is None else h,
         }
         | products

@@ -5,7 +5,7 @@ The backward reads dh, gate and up and writes d_gate and d_up into new buffers; 
 second backward is right. Formulas: `arithmetic.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from swiglu_kernels.checks import check_gate_up
 from swiglu_kernels.double_backward import refuse_double_backward
 from swiglu_kernels.formula import PLAIN, Formula
 from swiglu_kernels.launch import INT32_MAX, Launch, flat_needs_int64
+from swiglu_kernels.operator import operator
+from swiglu_kernels.plan import run
 
 BLOCK = 1024  # 8 elements per thread: one 16-byte access each for 16-bit types
 
@@ -56,24 +58,23 @@ def _backward_kernel(
     tl.store(d_up_ptr + row * columns + column, round_to(d_up, d_up_ptr.dtype.element_ty), mask=mask)
 
 
-def _as_rows(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """View equally shaped tensors as [rows, columns] with unit column stride; contiguous ones as a single row.
+def _in_rows(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return equally shaped tensors as the kernels read them: contiguous, or [rows, columns] with unit column stride.
 
     A tensor whose last stride is not 1, or whose leading dimensions do not collapse into one, is copied.
     """
     if all(tensor.is_contiguous() for tensor in tensors):
-        return [tensor.reshape(1, -1) for tensor in tensors]
+        return tensors
     columns = tensors[0].shape[-1]
     rows = [tensor.reshape(-1, columns) for tensor in tensors]
     if rows[0].shape[0] * -(-columns // BLOCK) > INT32_MAX:  # more programs than one grid axis has
-        return [tensor.contiguous().reshape(1, -1) for tensor in tensors]
+        return [tensor.contiguous() for tensor in tensors]
     return [row if row.stride(1) == 1 else row.contiguous() for row in rows]
 
 
 def forward_launch(gate: torch.Tensor, up: torch.Tensor, h: torch.Tensor) -> Launch:
-    """Describe the launch of h = silu(gate) * up; h is contiguous and not empty."""
-    gate, up = _as_rows(gate, up)
-    return _launch(_forward_kernel, gate, {"gate": gate, "up": up}, {"gate_ptr": gate, "up_ptr": up, "h_ptr": h})
+    """Describe the launch of h = silu(gate) * up: gate and up as `_in_rows` returns them, h contiguous, not empty."""
+    return _launch(_forward_kernel, {"gate": gate, "up": up}, {"gate_ptr": gate, "up_ptr": up, "h_ptr": h})
 
 
 def backward_launch(
@@ -84,19 +85,20 @@ def backward_launch(
     d_up: torch.Tensor,
     formula: Formula = PLAIN,
 ) -> Launch:
-    """Describe the launch that turns dh into d_gate and d_up, which are contiguous and not empty."""
-    dh, gate, up = _as_rows(dh, gate, up)
+    """Describe the launch that turns dh into d_gate and d_up.
+
+    dh, gate and up are as `_in_rows` returns them; d_gate and d_up are contiguous and not empty.
+    """
     pointers = {"dh_ptr": dh, "gate_ptr": gate, "up_ptr": up, "d_gate_ptr": d_gate, "d_up_ptr": d_up}
-    strided = {"dh": dh, "gate": gate, "up": up}
-    return _launch(_backward_kernel, gate, strided, pointers | formula.arguments())
+    return _launch(_backward_kernel, {"dh": dh, "gate": gate, "up": up}, pointers | formula.arguments())
 
 
-def _launch(
-    kernel: object, like: torch.Tensor, strided: dict[str, torch.Tensor], arguments: Mapping[str, Any]
-) -> Launch:
-    rows, columns = like.shape
+def _launch(kernel: object, strided: dict[str, torch.Tensor], arguments: Mapping[str, Any]) -> Launch:
+    one_row = all(tensor.is_contiguous() for tensor in strided.values())
+    like = strided["gate"]
+    rows, columns = (1, like.numel()) if one_row else like.shape
     block = min(BLOCK, max(128, triton.next_power_of_2(columns)))
-    row_strides = {f"{name}_row": tensor.stride(0) for name, tensor in strided.items()}
+    row_strides = {f"{name}_row": columns if one_row else tensor.stride(0) for name, tensor in strided.items()}
     return Launch(
         kernel=kernel,
         grid=(rows * triton.cdiv(columns, block),),
@@ -111,22 +113,22 @@ def gate_gradients(
     dh: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, formula: Formula = PLAIN
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (d_gate, d_up) for any formula, in new contiguous buffers; only for the inside of custom ops."""
-    d_gate = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    d_up = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    d_gate = gate.new_empty(gate.shape)
+    d_up = gate.new_empty(gate.shape)
     if d_gate.numel() > 0:
-        backward_launch(dh, gate, up, d_gate, d_up, formula).run()
+        run(backward_launch, *_in_rows(dh, gate, up), d_gate, d_up, formula)
     return d_gate, d_up
 
 
-@torch.library.custom_op("swiglu_kernels::silu_mul", mutates_args=())
+@operator("silu_mul")
 def _silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    h = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    h = gate.new_empty(gate.shape)
     if h.numel() > 0:
-        forward_launch(gate, up, h).run()
+        run(forward_launch, *_in_rows(gate, up), h)
     return h
 
 
-@torch.library.custom_op("swiglu_kernels::silu_mul_backward", mutates_args=())
+@operator("silu_mul_backward")
 def silu_mul_backward(dh: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (d_gate, d_up) for the upstream gradient dh, in new contiguous buffers."""
     return gate_gradients(dh, gate, up)
@@ -134,14 +136,12 @@ def silu_mul_backward(dh: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) ->
 
 @_silu_mul.register_fake
 def _(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    return torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    return gate.new_empty(gate.shape)
 
 
 @silu_mul_backward.register_fake
 def _(dh: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty(gate.shape, dtype=gate.dtype, device=gate.device), torch.empty(
-        gate.shape, dtype=gate.dtype, device=gate.device
-    )
+    return gate.new_empty(gate.shape), gate.new_empty(gate.shape)
 
 
 def _setup_context(ctx, inputs, output) -> None:

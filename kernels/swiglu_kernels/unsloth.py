@@ -19,6 +19,8 @@ from swiglu_kernels.backend import backend_for, tl, triton
 from swiglu_kernels.checks import check_gate_up, check_like, check_shape, check_tensor
 from swiglu_kernels.double_backward import refuse_double_backward
 from swiglu_kernels.launch import Launch
+from swiglu_kernels.operator import operator
+from swiglu_kernels.plan import run
 
 BLOCK_SIZE = 1024
 LONG_INDEXING_ABOVE = 2**31 - 4 * BLOCK_SIZE
@@ -91,16 +93,16 @@ def backward_launch(dw: torch.Tensor, e: torch.Tensor, g: torch.Tensor) -> Launc
     return _launch(_dwf_dw_dfg_kernel, {"dw_ptr": dw, "e_ptr": e, "g_ptr": g})
 
 
-@torch.library.custom_op("swiglu_kernels::unsloth_silu_mul", mutates_args=())
+@operator("unsloth_silu_mul")
 def _unsloth_silu_mul(gate: torch.Tensor, up: torch.Tensor, overwrite: bool) -> torch.Tensor:
-    h = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    forward_launch(gate.contiguous(), up.contiguous(), h).run()
+    h = gate.new_empty(gate.shape)
+    run(forward_launch, gate.contiguous(), up.contiguous(), h)
     return h
 
 
 @_unsloth_silu_mul.register_fake
 def _(gate: torch.Tensor, up: torch.Tensor, overwrite: bool) -> torch.Tensor:
-    return torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    return gate.new_empty(gate.shape)
 
 
 @torch.library.custom_op("swiglu_kernels::unsloth_backward_", mutates_args=("dw", "e", "g"))
@@ -110,7 +112,7 @@ def _unsloth_backward_(dw: torch.Tensor, e: torch.Tensor, g: torch.Tensor) -> No
     if dw.numel() > 0 and len({buffer.data_ptr() for buffer in buffers}) < 3:
         raise ValueError("DW, e, g: expected three separate buffers, got one buffer more than once")
     dense = [buffer.contiguous() for buffer in buffers]
-    backward_launch(*dense).run()
+    run(backward_launch, *dense)
     for buffer, result in zip(buffers, dense, strict=True):
         if result is not buffer:
             buffer.copy_(result)
@@ -121,13 +123,13 @@ def _(dw: torch.Tensor, e: torch.Tensor, g: torch.Tensor) -> None:
     return None
 
 
-@torch.library.custom_op("swiglu_kernels::unsloth_backward", mutates_args=())
+@operator("unsloth_backward")
 def _unsloth_backward(
     dw: torch.Tensor, e: torch.Tensor, g: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (h, df, de) in new buffers: the in-place kernel, run on copies."""
     h, df, de = (buffer.clone(memory_format=torch.contiguous_format) for buffer in (dw, e, g))
-    backward_launch(h, df, de).run()
+    run(backward_launch, h, df, de)
     return h, df, de
 
 
@@ -193,7 +195,7 @@ def swiglu_fg_kernel(e: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         if backend_for(e) == "torch":
             return reference.silu_mul(e, g)
-        return _unsloth_silu_mul(e, g, overwrite=False)
+        return _unsloth_silu_mul(e, g, False)
 
 
 def swiglu_DWf_DW_dfg_kernel(

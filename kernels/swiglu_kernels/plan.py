@@ -1,0 +1,133 @@
+"""Launches that are worked out once for all arguments of a kind.
+
+To describe a launch, bind its arguments and find its compiled kernel takes longer than a small kernel runs. Everything
+but the addresses follows from sizes, strides, types, devices and alignment of the tensors: under these `run` remembers
+the compiled kernel and its arguments. The next launch of that kind only fills in addresses.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from swiglu_kernels.backend import INTERPRETING
+from swiglu_kernels.launch import Launch, on_device
+from swiglu_kernels.precision import float32_dot_precision
+
+MOST_PLANS = 4096
+"""About 2 KB each. Beyond, all are forgotten: a new number of tokens in every call would fill any memory."""
+
+
+class Plan:
+    """The arguments of a compiled kernel, all but the tensors; it keeps none of them alive."""
+
+    def __init__(self, launch: Launch, tensors: list[torch.Tensor]) -> None:
+        """Take apart a launch that was described from `tensors`, no two of which are the same object."""
+        numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
+        self.values: list[Any] = []
+        # (position among the kernel's arguments, number of the tensor)
+        self.pointers: list[tuple[int, int]] = []
+        self.descriptors: list[tuple[int, int]] = []
+        for position, name in enumerate(launch.kernel.arg_names):
+            value = launch.arguments[name]
+            tensor = getattr(value, "base", value)  # a TMA descriptor has a base
+            if isinstance(value, torch.Tensor) or tensor is not value:
+                assert id(tensor) in numbers, f"{name}: a launch holds the tensors that it was described from, no views"
+                places = self.pointers if tensor is value else self.descriptors
+                places.append((position, numbers[id(tensor)]))
+                value = None if tensor is value else (type(value), {**vars(value), "base": None})
+            self.values.append(value)
+
+    def arguments(self, tensors: list[torch.Tensor]) -> list[Any]:
+        """Return the kernel's arguments for other tensors of the same kind."""
+        values = self.values.copy()
+        for position, number in self.pointers:
+            values[position] = tensors[number].data_ptr()
+        for position, number in self.descriptors:
+            of_type, fields = values[position]
+            descriptor = object.__new__(of_type)  # what __init__ checks is the same for all tensors of a kind
+            descriptor.__dict__.update(fields, base=tensors[number])
+            values[position] = descriptor
+        return values
+
+
+_plans: dict[tuple[Any, ...], tuple[Plan, Callable[..., None]]] = {}
+
+
+def run(describe: Callable[..., Launch], *arguments: Any) -> None:
+    """Run the launch that `describe(*arguments)` returns, which is asked for once for arguments of a kind.
+
+    Args:
+        describe: may look at sizes, strides, dtype, device and 16-byte alignment of tensors, at the other arguments
+            and at `float32_dot_precision()`, but at nothing else that can change. The launch holds the tensors as
+            they came; a view of one would have an address that a plan does not know.
+        arguments: tensors, tuples of tensors, and hashable values.
+    """
+    if INTERPRETING:
+        describe(*arguments).run()
+        return
+    parts: list[Any] = [describe]
+    tensors: list[torch.Tensor] = []
+    _collect(arguments, parts, tensors)
+    if tensors[0].dtype == torch.float32:
+        parts.append(float32_dot_precision())
+    key = tuple(parts)
+    known = _plans.get(key)
+    if known is None:
+        _run_first(key, describe, arguments)
+        return
+    plan, launch = known
+    with on_device(tensors[0].device):
+        launch(*plan.arguments(tensors))
+
+
+def forget() -> None:
+    """Forget all plans, so that every launch is described anew."""
+    _plans.clear()
+
+
+def _collect(arguments: tuple[Any, ...], key: list[Any], tensors: list[torch.Tensor]) -> None:
+    """Append all that a launch may know of its arguments to `key`, and the tensors in them to `tensors`."""
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            tensors.append(argument)
+            key += argument.shape, argument.stride(), argument.dtype, argument.device, argument.data_ptr() % 16
+        elif isinstance(argument, tuple):
+            key += tuple, len(argument)
+            _collect(argument, key, tensors)
+        else:
+            key.append(argument)
+
+
+def _run_first(key: tuple[Any, ...], describe: Callable[..., Launch], arguments: tuple[Any, ...]) -> None:
+    tensors: list[torch.Tensor] = []
+    launch = describe(*(_apart(argument, tensors) for argument in arguments))
+    plan = Plan(launch, tensors)
+    compiled = launch.run()
+    if 0 in launch.grid:
+        launcher: Callable[..., None] = _nothing
+    elif hasattr(type(compiled), "__getitem__"):
+        launcher = compiled[(*launch.grid, 1, 1)[:3]]
+    else:
+        warnings.warn(
+            f"this Triton's kernels return {type(compiled).__name__} when launched, not a compiled kernel that can be "
+            "launched again: every launch takes the way through Triton's argument binder, some 30 us longer",
+            stacklevel=2,
+        )
+        return
+    if len(_plans) >= MOST_PLANS:
+        _plans.clear()
+    _plans[key] = plan, launcher
+
+
+def _apart(argument: Any, tensors: list[torch.Tensor]) -> Any:
+    """Return an argument with every tensor in it as a new object: one that is passed twice takes two places."""
+    if isinstance(argument, torch.Tensor):
+        tensors.append(argument.detach())
+        return tensors[-1]
+    return tuple(_apart(part, tensors) for part in argument) if isinstance(argument, tuple) else argument
+
+
+def _nothing(*_: Any) -> None:
+    """Launch an empty grid."""
