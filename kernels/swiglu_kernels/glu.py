@@ -18,6 +18,8 @@ A bias gradient is the sum of d_gate or d_up over the tokens, so these are made 
 in one fixed order.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from swiglu_kernels import autocast, reference
@@ -33,6 +35,7 @@ from swiglu_kernels.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.glu_forward import Biases, forward_launch, recompute_launch
 from swiglu_kernels.operator import operator
 from swiglu_kernels.plan import run
+from swiglu_kernels.saved import call_and_keep, may_overwrite, note_call
 from swiglu_kernels.silu_mul import gate_gradients
 
 
@@ -91,8 +94,12 @@ def run_backward(
     dx: torch.Tensor | None,
     d_weights: tuple[torch.Tensor, torch.Tensor] | None,
     d_biases: tuple[torch.Tensor, torch.Tensor] | None,
+    in_place: bool,
 ) -> None:
-    """Write those of dX, the weight gradients and the bias gradients that are given; x may be None if not read."""
+    """Write those of dX, the weight gradients and the bias gradients that are given; x may be None if not read.
+
+    `in_place` says that gate and up may be overwritten.
+    """
     weight_grad, save, input_grad = options
     d_gate = d_up = None
     if save == "input":
@@ -100,7 +107,8 @@ def run_backward(
         d_gate, d_up = new(dz, *dz.shape), new(dz, *dz.shape)
         run(recompute_launch, dz, x, w_gate, w_up, d_gate, d_up, None, biases, formula)
     elif weight_grad == "torch" or input_grad in ("two_step", "torch") or d_biases is not None:
-        d_gate, d_up = gate_gradients(dz, gate, up, formula)
+        reads_both = save == "preact" and input_grad == "fused" and dx is not None
+        d_gate, d_up = gate_gradients(dz, gate, up, formula, in_place and not reads_both)
 
     if dx is not None:
         if d_gate is None or d_up is None or (save == "preact" and input_grad == "fused"):
@@ -165,38 +173,47 @@ def _(
     return forward_outputs(x, w_gate.shape[0], save)
 
 
-@operator("glu_backward")
-def _glu_backward(
-    dz: torch.Tensor,
-    x: torch.Tensor | None,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    weight_grad: str,
-    save: str,
-    input_grad: str,
-    needs_dx: bool,
-    needs_bias: bool,
-    bias_gate: torch.Tensor | None,
-    bias_up: torch.Tensor | None,
-    activation: str,
-    gate_multiplier: float,
-    alpha: float,
-    limit: float | None,
-    up_offset: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return dX and the gradients of weights and biases, empty where not wanted; x may be None where it is not read."""
-    outputs = _backward_outputs(dz, w_gate, weight_grad, needs_dx, needs_bias)
-    dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = outputs
-    run_backward(
-        dz, x, w_gate, w_up, gate, up, (bias_gate, bias_up),
-        formula_of(activation, gate_multiplier, alpha, limit, up_offset), (weight_grad, save, input_grad),
-        dx if needs_dx else None,
-        (d_w_gate, d_w_up) if weight_grad != "none" else None,
-        (d_bias_gate, d_bias_up) if needs_bias else None,
-    )  # fmt: skip
-    return outputs
+def _make_backward(in_place: bool) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Return the backward; `in_place` lets it overwrite gate and up, which a functional operator must not."""
+
+    def gradients(
+        dz: torch.Tensor,
+        x: torch.Tensor | None,
+        w_gate: torch.Tensor,
+        w_up: torch.Tensor,
+        gate: torch.Tensor,
+        up: torch.Tensor,
+        weight_grad: str,
+        save: str,
+        input_grad: str,
+        needs_dx: bool,
+        needs_bias: bool,
+        bias_gate: torch.Tensor | None,
+        bias_up: torch.Tensor | None,
+        activation: str,
+        gate_multiplier: float,
+        alpha: float,
+        limit: float | None,
+        up_offset: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return dX and the gradients of weights and biases, empty where not wanted; x may be None if not read."""
+        outputs = _backward_outputs(dz, w_gate, weight_grad, needs_dx, needs_bias)
+        dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = outputs
+        run_backward(
+            dz, x, w_gate, w_up, gate, up, (bias_gate, bias_up),
+            formula_of(activation, gate_multiplier, alpha, limit, up_offset), (weight_grad, save, input_grad),
+            dx if needs_dx else None,
+            (d_w_gate, d_w_up) if weight_grad != "none" else None,
+            (d_bias_gate, d_bias_up) if needs_bias else None,
+            in_place,
+        )  # fmt: skip
+        return outputs
+
+    return gradients
+
+
+_glu_backward = operator("glu_backward")(_make_backward(in_place=False))
+_glu_backward_in_place = _make_backward(in_place=True)
 
 
 @_glu_backward.register_fake
@@ -222,6 +239,7 @@ def _setup_context(ctx, inputs, output) -> None:
     _, gate, up = output
     ctx.options = weight_grad, save, input_grad
     ctx.mark_non_differentiable(gate, up)
+    note_call(ctx)
     ctx.set_materialize_grads(False)  # or autograd fills two [M, N] tensors of zeros for gate and up
     saved_x = None if (weight_grad, save) == ("none", "preact") else x
     biases = (bias_gate, bias_up) if save == "input" else (None, None)
@@ -236,7 +254,9 @@ def _backward(ctx, dz, _d_gate, _d_up):
     *tensors, bias_gate, bias_up = ctx.saved_tensors
     refuse_create_graph(_glu_backward, tensors[0])
     needs_bias = needs_bias_gate or needs_bias_up
-    dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = _glu_backward(
+    gate = tensors[3]
+    backward = _glu_backward_in_place if may_overwrite(ctx, gate) else _glu_backward
+    dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = backward(
         dz, *tensors, *ctx.options, needs_x, needs_bias, bias_gate, bias_up, *ctx.formula
     )
     frozen = ctx.options[0] == "none"
@@ -347,7 +367,7 @@ def swiglu_glu(
         weight_grad = "none"
     if not needs_backward(x, w_gate, w_up, bias_gate, bias_up):
         save = "input"
-    z, _, _ = _glu(rows, w_gate, w_up, weight_grad, save, input_grad, bias_gate, bias_up, *formula.values())
+    z = call_and_keep(_glu, rows, w_gate, w_up, weight_grad, save, input_grad, bias_gate, bias_up, *formula.values())
     return like_leading(z, x)
 
 

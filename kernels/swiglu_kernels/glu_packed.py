@@ -9,6 +9,8 @@ write the weight gradient through the same views of one tensor of its shape. The
     transposed    [hidden, 2 * intermediate]   the gate's columns first: x @ w
 """
 
+from collections.abc import Callable
+
 import torch
 
 from swiglu_kernels import autocast, reference
@@ -20,6 +22,7 @@ from swiglu_kernels.formula import formula_of
 from swiglu_kernels.glu import as_matrix, forward_outputs, like_leading, needs_backward, new, run_backward, run_forward
 from swiglu_kernels.operator import operator
 from swiglu_kernels.reference import split_packed
+from swiglu_kernels.saved import call_and_keep, may_overwrite, note_call
 
 LAYOUTS = ("packed", "interleaved", "transposed")
 
@@ -71,37 +74,46 @@ def _(
     return forward_outputs(x, _intermediate(w_gate_up, layout), save)
 
 
-@operator("glu_packed_backward")
-def _glu_packed_backward(
-    dz: torch.Tensor,
-    x: torch.Tensor | None,
-    w_gate_up: torch.Tensor,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    bias_gate_up: torch.Tensor | None,
-    needs_dx: bool,
-    needs_bias: bool,
-    layout: str,
-    weight_grad: str,
-    save: str,
-    input_grad: str,
-    activation: str,
-    gate_multiplier: float,
-    alpha: float,
-    limit: float | None,
-    up_offset: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return dX and the gradients of weight and bias, empty where not wanted; x may be None where it is not read."""
-    dx, d_weight, d_bias = _backward_outputs(dz, w_gate_up, layout, weight_grad, needs_dx, needs_bias)
-    weights, biases = split_packed(w_gate_up, bias_gate_up, layout)
-    d_weights = split_packed(d_weight, None, layout)[0] if weight_grad != "none" else None
-    half = dz.shape[1]
-    d_biases = (d_bias[0::2], d_bias[1::2]) if layout == "interleaved" else (d_bias[:half], d_bias[half:])
-    run_backward(
-        dz, x, *weights, gate, up, biases, formula_of(activation, gate_multiplier, alpha, limit, up_offset),
-        (weight_grad, save, input_grad), dx if needs_dx else None, d_weights, d_biases if needs_bias else None,
-    )  # fmt: skip
-    return dx, d_weight, d_bias
+def _make_backward(in_place: bool) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Return the backward; `in_place` lets it overwrite gate and up, which a functional operator must not."""
+
+    def gradients(
+        dz: torch.Tensor,
+        x: torch.Tensor | None,
+        w_gate_up: torch.Tensor,
+        gate: torch.Tensor,
+        up: torch.Tensor,
+        bias_gate_up: torch.Tensor | None,
+        needs_dx: bool,
+        needs_bias: bool,
+        layout: str,
+        weight_grad: str,
+        save: str,
+        input_grad: str,
+        activation: str,
+        gate_multiplier: float,
+        alpha: float,
+        limit: float | None,
+        up_offset: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return dX and the gradients of weight and bias, empty where not wanted; x may be None if it is not read."""
+        dx, d_weight, d_bias = _backward_outputs(dz, w_gate_up, layout, weight_grad, needs_dx, needs_bias)
+        weights, biases = split_packed(w_gate_up, bias_gate_up, layout)
+        d_weights = split_packed(d_weight, None, layout)[0] if weight_grad != "none" else None
+        half = dz.shape[1]
+        d_biases = (d_bias[0::2], d_bias[1::2]) if layout == "interleaved" else (d_bias[:half], d_bias[half:])
+        run_backward(
+            dz, x, *weights, gate, up, biases, formula_of(activation, gate_multiplier, alpha, limit, up_offset),
+            (weight_grad, save, input_grad), dx if needs_dx else None, d_weights, d_biases if needs_bias else None,
+            in_place,
+        )  # fmt: skip
+        return dx, d_weight, d_bias
+
+    return gradients
+
+
+_glu_packed_backward = operator("glu_packed_backward")(_make_backward(in_place=False))
+_glu_packed_backward_in_place = _make_backward(in_place=True)
 
 
 @_glu_packed_backward.register_fake
@@ -126,6 +138,7 @@ def _setup_context(ctx, inputs, output) -> None:
     _, weight_grad, save, *_ = ctx.options
     _, gate, up = output
     ctx.mark_non_differentiable(gate, up)
+    note_call(ctx)
     ctx.set_materialize_grads(False)
     saved_x = None if (weight_grad, save) == ("none", "preact") else x
     ctx.save_for_backward(saved_x, w_gate_up, gate, up, bias_gate_up if save == "input" else None)
@@ -137,7 +150,8 @@ def _backward(ctx, dz, _d_gate, _d_up):
     saved = ctx.saved_tensors
     refuse_create_graph(_glu_packed_backward, saved[0])
     needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-    dx, d_weight, d_bias = _glu_packed_backward(dz, *saved, needs_x, needs_bias, *ctx.options)
+    backward = _glu_packed_backward_in_place if may_overwrite(ctx, saved[2]) else _glu_packed_backward
+    dx, d_weight, d_bias = backward(dz, *saved, needs_x, needs_bias, *ctx.options)
     frozen = ctx.options[1] == "none"
     return (
         dx if needs_x else None,
@@ -206,5 +220,5 @@ def swiglu_glu_packed(
         weight_grad = "none"
     if not needs_backward(x, w_gate_up, bias):
         save = "input"
-    z, _, _ = _glu_packed(rows, w_gate_up, bias, layout, weight_grad, save, input_grad, *formula.values())
+    z = call_and_keep(_glu_packed, rows, w_gate_up, bias, layout, weight_grad, save, input_grad, *formula.values())
     return like_leading(z, x)

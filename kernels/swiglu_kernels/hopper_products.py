@@ -5,7 +5,7 @@
     two outputs, one launch    d_w_gate = d_gate^T x and d_w_up = d_up^T x
     d_gate, d_up and h         from d_h = d_out w_down, which is never stored, and the gate and up of the forward
 
-Programs, producer, consumers and barriers are those of `hopper.py`. A consumer's accumulator is 128 x 128, and there are
+Programs, producer, consumers and barriers are those of `hopper.py`. A consumer's accumulator is 128 x 128. There are
 two schedules:
 
     ping-pong      tiles of 128 rows, which the consumers take in turn: the epilogue of one is hidden behind the main

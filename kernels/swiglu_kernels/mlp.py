@@ -5,7 +5,8 @@ Kernels: `glu_forward.py` on the way to h, `mlp_backward.py` on the way back thr
 the dtype of x; x, out's gradient and the weights themselves are not counted:
 
                                       alive from forward to backward   peak forward   peak backward
-    save="preact"                     2 T (gate, up)                   3 T + X        5 T + W, then 4 T + X + 3 W
+    save="preact"                     2 T (gate, up)                   3 T + X        3 T + W, then 2 T + X + 3 W
+      with retain_graph=True                                                          5 T + W, then 4 T + X + 3 W
     save="input"                      nothing                          1 T + X        3 T + W, then 2 T + X + 3 W
     save="input", chunk_tokens=c      nothing                          c/tokens T + X
                                                     backward: 3 c/tokens T + X + 6 W, then X + 9 W, see below
@@ -15,7 +16,8 @@ Each gradient is allocated when its product runs.
 Backward, one chunk or all tokens:
 
     1. one launch: d_h = d_out w_down, never stored; its epilogue makes d_gate, d_up and, if w_down wants a gradient, h.
-       save="preact" reads the gate and up that the forward kept (they stay intact: a second backward is right);
+       save="preact" reads the gate and up that the forward kept, and writes d_gate and d_up over them unless the graph
+       is retained (a second backward is right);
        save="input" computes the products of the forward again in the same launch, and holds them in registers.
     2. d_w_down = d_out^T h, after which h is given back
     3. dX = d_gate w_gate + d_up w_up: one launch ("fused" and "two_step" are the same here, since d_gate and d_up
@@ -29,7 +31,7 @@ is added to the buffer inside the kernel; with "torch" a chunk's product is roun
 fp32 (which takes one more W while it is).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -52,6 +54,7 @@ from swiglu_kernels.glu_forward import forward_launch
 from swiglu_kernels.mlp_backward import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.operator import operator
 from swiglu_kernels.plan import run
+from swiglu_kernels.saved import call_and_keep, may_overwrite, note_call
 
 # Positions in a list of needs or gradients: those of the tensors in the op's arguments.
 X, W_GATE, W_UP, W_DOWN, BIAS_GATE, BIAS_UP, BIAS_DOWN = range(7)
@@ -181,75 +184,85 @@ class _Sums:
         return [self.buffer(position) for position in range(1, 7)]
 
 
-@operator("mlp_backward")
-def _mlp_backward(
-    d_out: torch.Tensor,
-    x: torch.Tensor | None,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    w_down: torch.Tensor,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    bias_gate: torch.Tensor | None,
-    bias_up: torch.Tensor | None,
-    needs: Sequence[bool],
-    weight_grad: str,
-    save: str,
-    input_grad: str,
-    chunk_tokens: int,
-    activation: str,
-    gate_multiplier: float,
-    alpha: float,
-    limit: float | None,
-    up_offset: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of the seven tensors, empty where not wanted; x may be None where it is not read."""
-    formula = formula_of(activation, gate_multiplier, alpha, limit, up_offset)
-    shapes = _gradient_shapes(d_out, w_gate, needs, weight_grad)
-    dx = None
-    (M, _), N = d_out.shape, w_gate.shape[0]
-    frozen = weight_grad == "none"
-    sums = _Sums(d_out, shapes, several=0 < chunk_tokens < M)
-    for rows in _chunks(M, chunk_tokens):
-        d_out_rows = d_out[rows]
-        tokens = d_out_rows.shape[0]
-        x_rows = None if x is None else x[rows]
-        if save == "preact":
-            preactivations, inputs = (gate, up), None
-        else:
-            assert x_rows is not None, "the recomputation starts from x"
-            preactivations, inputs = None, (x_rows, w_gate, w_up)
-        wants_down = not frozen and needs[W_DOWN]
-        d_gate, d_up, h = new(d_out, tokens, N), new(d_out, tokens, N), new(d_out, tokens, N) if wants_down else None
-        run(
-            down_backward_launch,
-            *(d_out_rows, w_down, preactivations, inputs, d_gate, d_up, h, None, (bias_gate, bias_up), formula),
-        )
-        if h is not None:
-            if weight_grad == "triton":
-                buffer = sums.buffer(W_DOWN)
-                run(down_weight_grad_launch, d_out_rows, h, buffer, None, sums.several)
+def _make_backward(in_place: bool) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Return the backward; `in_place` lets it overwrite gate and up, which a functional operator must not."""
+
+    def gradients(
+        d_out: torch.Tensor,
+        x: torch.Tensor | None,
+        w_gate: torch.Tensor,
+        w_up: torch.Tensor,
+        w_down: torch.Tensor,
+        gate: torch.Tensor,
+        up: torch.Tensor,
+        bias_gate: torch.Tensor | None,
+        bias_up: torch.Tensor | None,
+        needs: Sequence[bool],
+        weight_grad: str,
+        save: str,
+        input_grad: str,
+        chunk_tokens: int,
+        activation: str,
+        gate_multiplier: float,
+        alpha: float,
+        limit: float | None,
+        up_offset: float,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the gradients of the seven tensors, empty where not wanted; x may be None where it is not read."""
+        formula = formula_of(activation, gate_multiplier, alpha, limit, up_offset)
+        shapes = _gradient_shapes(d_out, w_gate, needs, weight_grad)
+        dx = None
+        (M, _), N = d_out.shape, w_gate.shape[0]
+        frozen = weight_grad == "none"
+        sums = _Sums(d_out, shapes, several=0 < chunk_tokens < M)
+        for rows in _chunks(M, chunk_tokens):
+            d_out_rows = d_out[rows]
+            tokens = d_out_rows.shape[0]
+            x_rows = None if x is None else x[rows]
+            if save == "preact":
+                preactivations, inputs = (gate, up), None
             else:
-                sums.add_product(W_DOWN, d_out_rows, h)
-            del h
-        if needs[X]:
-            dx = new(d_out, *shapes[X]) if dx is None else dx
-            write_input_grad(d_gate, d_up, w_gate, w_up, dx[rows], input_grad)
-        if not frozen and (needs[W_GATE] or needs[W_UP]):
-            assert x_rows is not None, "weight gradients are products with x"
-            if weight_grad == "triton":
-                buffers = sums.buffer(W_GATE), sums.buffer(W_UP)
-                run(weight_grad_launch, None, d_gate, d_up, x_rows, *buffers, None, PLAIN, sums.several)
-            else:
-                sums.add_product(W_GATE, d_gate, x_rows)
-                sums.add_product(W_UP, d_up, x_rows)
-        if needs[BIAS_GATE] or needs[BIAS_UP]:
-            sums.add_tokens(BIAS_GATE, d_gate)
-            sums.add_tokens(BIAS_UP, d_up)
-        if needs[BIAS_DOWN]:
-            sums.add_tokens(BIAS_DOWN, d_out_rows)
-        del d_gate, d_up  # before the next chunk allocates its own
-    return new(d_out, *shapes[X]) if dx is None else dx, *sums.rounded()  # type: ignore[return-value]
+                assert x_rows is not None, "the recomputation starts from x"
+                preactivations, inputs = None, (x_rows, w_gate, w_up)
+            wants_down = not frozen and needs[W_DOWN]
+            overwrite = in_place and save == "preact"
+            d_gate, d_up = (gate, up) if overwrite else (new(d_out, tokens, N), new(d_out, tokens, N))
+            h = new(d_out, tokens, N) if wants_down else None
+            run(
+                down_backward_launch,
+                *(d_out_rows, w_down, preactivations, inputs, d_gate, d_up, h, None, (bias_gate, bias_up), formula),
+            )
+            if h is not None:
+                if weight_grad == "triton":
+                    buffer = sums.buffer(W_DOWN)
+                    run(down_weight_grad_launch, d_out_rows, h, buffer, None, sums.several)
+                else:
+                    sums.add_product(W_DOWN, d_out_rows, h)
+                del h
+            if needs[X]:
+                dx = new(d_out, *shapes[X]) if dx is None else dx
+                write_input_grad(d_gate, d_up, w_gate, w_up, dx[rows], input_grad)
+            if not frozen and (needs[W_GATE] or needs[W_UP]):
+                assert x_rows is not None, "weight gradients are products with x"
+                if weight_grad == "triton":
+                    buffers = sums.buffer(W_GATE), sums.buffer(W_UP)
+                    run(weight_grad_launch, None, d_gate, d_up, x_rows, *buffers, None, PLAIN, sums.several)
+                else:
+                    sums.add_product(W_GATE, d_gate, x_rows)
+                    sums.add_product(W_UP, d_up, x_rows)
+            if needs[BIAS_GATE] or needs[BIAS_UP]:
+                sums.add_tokens(BIAS_GATE, d_gate)
+                sums.add_tokens(BIAS_UP, d_up)
+            if needs[BIAS_DOWN]:
+                sums.add_tokens(BIAS_DOWN, d_out_rows)
+            del d_gate, d_up  # before the next chunk allocates its own
+        return new(d_out, *shapes[X]) if dx is None else dx, *sums.rounded()  # type: ignore[return-value]
+
+    return gradients
+
+
+_mlp_backward = operator("mlp_backward")(_make_backward(in_place=False))
+_mlp_backward_in_place = _make_backward(in_place=True)
 
 
 @_mlp_backward.register_fake
@@ -275,6 +288,7 @@ def _setup_context(ctx, inputs, output) -> None:
     weight_grad, save, *_ = ctx.options
     _, gate, up = output
     ctx.mark_non_differentiable(gate, up)
+    note_call(ctx)
     ctx.set_materialize_grads(False)
     saved_x = None if (weight_grad, save) == ("none", "preact") else x
     biases = (bias_gate, bias_up) if save == "input" else (None, None)
@@ -289,7 +303,9 @@ def _backward(ctx, d_out, _d_gate, _d_up):
     needs = list(ctx.needs_input_grad[:7])
     if ctx.options[0] == "none":
         needs[W_GATE] = needs[W_UP] = needs[W_DOWN] = False
-    gradients = _mlp_backward(d_out, *saved, needs, *ctx.options)
+    gate = saved[4]
+    backward = _mlp_backward_in_place if may_overwrite(ctx, gate) else _mlp_backward
+    gradients = backward(d_out, *saved, needs, *ctx.options)
     return (*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), *(None,) * 9)
 
 
@@ -340,15 +356,15 @@ def swiglu_mlp(
             save="input" or "auto". None: all tokens at once.
 
     Peak memory, next to x, out's gradient and the weights, in tensors T = tokens x intermediate, X = tokens x hidden,
-    W = intermediate x hidden: forward 3 T + X ("preact") or 1 T + X ("input"); backward 5 T + W, then 4 T + X + 3 W
-    ("preact"), or 3 T + W, then 2 T + X + 3 W ("input"). With chunk_tokens "input" has chunk_tokens in the place of
+    W = intermediate x hidden: forward 3 T + X ("preact") or 1 T + X ("input"); backward 3 T + W, then 2 T + X + 3 W,
+    with "preact" and a retained graph 2 T more. With chunk_tokens "input" has chunk_tokens in the place of
     tokens in T, and 9 W in the place of 3 W: the sums are fp32, rounded at the end. Chunks pay where weights are frozen
     or tokens exceed about 2.5 times hidden.
 
     Returns:
         out, [..., hidden_out], contiguous, in x's dtype. h is rounded once before the product with w_down. Without a
         gradient to compute, only h and out are written. Differentiable once; a second backward of a retained graph is
-        right: nothing that was saved is overwritten.
+        right: what was saved is overwritten in the last one only.
 
     Raises:
         TypeError: an argument is not a tensor, or of another dtype than expected; a number is not one.
@@ -388,5 +404,5 @@ def swiglu_mlp(
         weight_grad = "none"
     if not needs_backward(x, *weights, *biases):
         save = "input"
-    out, _, _ = _mlp(rows, *weights, *biases, weight_grad, save, input_grad, chunk, *formula.values())
+    out = call_and_keep(_mlp, rows, *weights, *biases, weight_grad, save, input_grad, chunk, *formula.values())
     return like_leading(out, x)

@@ -18,14 +18,14 @@ import dataclasses
 from typing import Any, Self
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from swiglu_kernels import autocast
 from swiglu_kernels.backend import Backend, backend_for
 from swiglu_kernels.checks import check_like, check_option, check_tensor
-from swiglu_kernels.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS
+from swiglu_kernels.choices import AUTO, INPUT_GRADS, SAVES, WEIGHT_GRADS
 from swiglu_kernels.glu import swiglu_glu
+from swiglu_kernels.mlp import swiglu_mlp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,22 @@ def _swiglu_mlp(
     *,
     options: Options,
 ) -> torch.Tensor:
-    return F.linear(_swiglu_glu(x, w_gate, w_up, bias_gate, bias_up, options=options), w_down, bias_down)
+    weight_grad = options.weight_grad
+    if weight_grad == "none":  # which leaves down_proj to be trained
+        w_gate, w_up, weight_grad = w_gate.detach(), w_up.detach(), AUTO
+        bias_gate, bias_up = (None if bias is None else bias.detach() for bias in (bias_gate, bias_up))
+    return swiglu_mlp(
+        x,
+        w_gate,
+        w_up,
+        w_down,
+        bias_gate,
+        bias_up,
+        bias_down,
+        weight_grad=weight_grad,
+        save=options.save,
+        input_grad=options.input_grad,
+    )
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

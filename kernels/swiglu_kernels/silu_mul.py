@@ -110,11 +110,11 @@ def _launch(kernel: object, strided: dict[str, torch.Tensor], arguments: Mapping
 
 
 def gate_gradients(
-    dh: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, formula: Formula = PLAIN
+    dh: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, formula: Formula = PLAIN, in_place: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (d_gate, d_up) for any formula, in new contiguous buffers; only for the inside of custom ops."""
-    d_gate = gate.new_empty(gate.shape)
-    d_up = gate.new_empty(gate.shape)
+    """Return (d_gate, d_up) for any formula, in new contiguous buffers or in gate and up; for the inside of ops."""
+    d_gate = gate if in_place else gate.new_empty(gate.shape)
+    d_up = up if in_place else gate.new_empty(gate.shape)
     if d_gate.numel() > 0:
         run(backward_launch, *_in_rows(dh, gate, up), d_gate, d_up, formula)
     return d_gate, d_up

@@ -130,24 +130,24 @@ fused_preact = _row(
     "as fused, but the forward launch also stores gate and up for backward",
     weight_grad="none",
     save="preact",
-    glu=Footprint(saved=2, phases=((5, 1, 0),)),
-    mlp=Footprint(saved=2, phases=((5, 2, 0),)),
+    glu=Footprint(saved=2, phases=((3, 1, 0),)),
+    mlp=Footprint(saved=2, phases=((3, 2, 0),)),
 )
 fused_dw_torch_preact = _row(
     "fused-dw-torch-preact",
     "fused-preact, with weight gradients by torch products",
     weight_grad="torch",
     save="preact",
-    glu=Footprint(saved=2, phases=((5, 1, 2),)),
-    mlp=Footprint(saved=3, phases=((5, 2, 3),)),
+    glu=Footprint(saved=2, phases=((3, 1, 2),)),
+    mlp=Footprint(saved=3, phases=((3, 2, 3), (4, 1, 1))),
 )
 fused_dw_triton_preact = _row(
     "fused-dw-triton-preact",
     "fused-preact, with weight gradients by one Triton launch",
     weight_grad="triton",
     save="preact",
-    glu=Footprint(saved=2, phases=((5, 1, 2),)),
-    mlp=Footprint(saved=3, phases=((5, 2, 3),)),
+    glu=Footprint(saved=2, phases=((3, 1, 2),)),
+    mlp=Footprint(saved=3, phases=((3, 2, 3), (4, 1, 1))),
 )
 fused_on_the_fly = _row(
     "fused-on-the-fly",
@@ -164,13 +164,13 @@ fused_auto = _row(
     weight_grad="auto",
     save="auto",
     input_grad="auto",
-    glu=Footprint(saved=2, phases=((5, 1, 2),)),
-    mlp=Footprint(saved=3, phases=((5, 2, 3),)),
+    glu=Footprint(saved=2, phases=((3, 1, 2),)),
+    mlp=Footprint(saved=3, phases=((3, 2, 3), (4, 1, 1))),
 )
 fused_mlp = _mlp_row(
     "fused-mlp",
-    "swiglu_mlp: the product dOut x W_down yields d_gate, d_up and h in its epilogue; gate and up kept",
-    Footprint(saved=2, phases=((5, 1, 1), (4, 2, 3))),
+    "swiglu_mlp: the product dOut x W_down yields d_gate, d_up and h in its epilogue; dX and dW by torch products",
+    Footprint(saved=2, phases=((3, 1, 1), (2, 2, 3))),
     weight_grad="torch",
     save="preact",
     input_grad="torch",
@@ -194,7 +194,7 @@ fused_mlp_chunked = _mlp_row(
 fused_mlp_auto = _mlp_row(
     "fused-mlp-auto",
     "swiglu_mlp with every choice left to it",
-    Footprint(saved=2, phases=((5, 1, 1), (4, 2, 3))),
+    Footprint(saved=2, phases=((3, 1, 1), (2, 2, 3))),
     weight_grad="auto",
     save="auto",
     input_grad="auto",

@@ -1,0 +1,42 @@
+"""Whether a backward may overwrite what the forward saved: if nobody else sees it and autograd is done with it."""
+
+import threading
+from typing import Any
+
+import torch
+
+from swiglu_kernels.operator import Operator
+
+
+class _Call(threading.local):
+    keeps_to_itself = False
+
+
+_call = _Call()
+
+
+def call_and_keep(operator: Operator, *arguments: Any) -> Any:
+    """Call an operator and return its first output; what else it returns is seen by nobody but its backward."""
+    if torch.compiler.is_compiling():
+        return operator(*arguments)[0]
+    _call.keeps_to_itself = True
+    try:
+        return operator(*arguments)[0]
+    finally:
+        _call.keeps_to_itself = False
+
+
+def note_call(ctx: Any) -> None:
+    """Note in setup_context which kind of call this is, for `may_overwrite`."""
+    ctx.keeps_to_itself = _call.keeps_to_itself
+
+
+def may_overwrite(ctx: Any, saved: torch.Tensor) -> bool:
+    """Tell whether the backward that is running may overwrite an output that its forward saved.
+
+    It may where the call was made by `call_and_keep`, the graph is freed afterwards (no retain_graph), and the tensor
+    is an ordinary one: one that belongs to a trace, a transform or a mode may be asked for again.
+    """
+    if not ctx.keeps_to_itself or type(saved) is not torch.Tensor or torch.compiler.is_compiling():
+        return False
+    return torch._C._current_graph_task_id() != -1 and not torch._C._autograd._get_current_graph_task_keep_graph()
