@@ -13,7 +13,19 @@ import altair as alt
 import pandas as pd
 
 from swiglu_bench.report import marks, ranking
-from swiglu_bench.report.look import WIDTH, Look, linear_range, log_range, token_text
+from swiglu_bench.report.look import (
+    CHARACTER,
+    HEIGHT,
+    LABEL_GAP,
+    WIDTH,
+    Look,
+    Range,
+    linear_range,
+    log_range,
+    spread,
+    token_text,
+    tokens_text,
+)
 from swiglu_bench.report.marks import Point
 
 MIB = 2**20
@@ -63,7 +75,7 @@ def speedup(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     points = _points(usable, 1 / usable["ratio"], 1 / usable["ratio_high"], 1 / usable["ratio_low"])
     ends = [value for point in points for value in (point["value"], point["low"], point["high"])]
     extent = linear_range(ends, 1.0) if max(ends) / min(ends) < WIDE else log_range([*ends, 1.0])
-    title, text = f"{baseline}'s time ÷ time, median and 95% interval", "format(datum.value, '~g') + '×'"
+    title, text = f"{baseline}'s time ÷ time, with 95% interval", "format(datum.value, '~g') + '×'"
     if _counts(usable) == 1:
         chart = marks.dots(points, look, extent, f"{title}; dashed: {baseline}", text, [marks.level(1, "x")])
     else:
@@ -98,29 +110,32 @@ def pareto(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     for point, row in zip(points, usable.to_dict("records"), strict=True):
         point["mib"] = row["peak_bytes"] / MIB
     drawn = [point for point in points if point["implementation"] not in look.hidden()]
-    front = _front(points)
-    down, across = (linear_range([point[key] for point in points]) for key in ("value", "mib"))
-    for point, place in zip(drawn, _beside(drawn, down.pixel, across.pixel), strict=True):
-        point["place"] = place
-    x = alt.X("mib:Q", title="peak memory (MiB), smaller is better",
-              scale=alt.Scale(domain=[across.low, across.high], nice=False, zero=False),
+    down, across = _roomy([point["value"] for point in points]), _roomy([point["mib"] for point in points], 0.25)
+    for point, (place, side) in zip(drawn, _beside(drawn, look, down, across), strict=True):
+        point["place"], point["side"] = place, side
+    x = alt.X("mib:Q", title="peak memory (MiB), smaller is better", scale=across.scale(),
               axis=alt.Axis(values=across.ticks, labelExpr="format(datum.value, ',~f')", labelOverlap="greedy"))  # fmt: skip
     y = alt.Y("value:Q", title="time of a step (ms), smaller is better", scale=down.scale(),
               axis=alt.Axis(values=down.ticks, labelExpr="format(datum.value, '~g')"))  # fmt: skip
     base = alt.Chart(alt.Data(values=[one | marks.appearance(one, look) for one in points]))
     base = base.transform_filter(marks.DRAWN)
     colour = alt.Color("colour:N", scale=None)
-    line = alt.Chart(alt.Data(values=front)).mark_line(strokeDash=[5, 4], strokeWidth=1.5, color="#8a8f98")
+    line = alt.Chart(alt.Data(values=_front(points))).mark_line(strokeDash=[5, 4], strokeWidth=1.5, color="#8a8f98")
     dots = base.mark_point(filled=True, size=90, opacity=1).encode(
         x=x, y=y, color=colour, shape=alt.Shape("shape:N", scale=None), tooltip=marks.tooltips(points)
     )
-    names = base.transform_filter("datum.place != null").mark_text(align="left", dx=10, baseline="middle")
-    names = names.encode(x=x, y=alt.Y("place:Q", scale=None), text="label:N", color=colour).properties(name="labels")
-    chart = alt.layer(line.encode(x=x, y=y, order="mib:Q"), dots, names)
-    chart = chart.properties(width=WIDTH, height=340).add_params(marks.shown(points, look))
-    at = f"{token_text(int(usable['tokens'].iloc[0]))} tokens"
-    what = "dashed: no other is both faster and smaller (by the medians)"
-    return _titled(chart, "What does speed cost in memory?", usable, look, f"{at}; {what}")
+    names = []
+    for side, align, dx in (("right", "left", 10), ("left", "right", -10)):
+        here = base.transform_filter(f"datum.side == '{side}'").encode(
+            x=x, y=alt.Y("place:Q", scale=None), text="label:N"
+        )
+        text = {"align": align, "dx": dx, "baseline": "middle"}
+        names += [here.mark_text(style="halo", **text), here.mark_text(**text).encode(color=colour)]
+    names = alt.layer(*names).properties(name=marks.LABELS)
+    chart = alt.layer(line.encode(x=x, y=y, order="mib:Q"), names, dots)
+    chart = chart.properties(width=WIDTH, height=HEIGHT).add_params(marks.shown(points, look))
+    what = "dashed: no other is both faster and smaller, by the medians"
+    return _titled(chart, "What does speed cost in memory?", usable, look, what)
 
 
 def memory(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
@@ -140,15 +155,15 @@ def memory(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     base = alt.Chart(alt.Data(values=values)).transform_filter(marks.DRAWN)
     y = alt.Y("label:N", title=None, sort=[one["label"] for one in values], axis=alt.Axis(ticks=False, domain=False))
     colour, tip = alt.Color("colour:N", scale=None), marks.tooltips(values)
-    x = alt.X("peak:Q", title="MiB above inputs and weights; bar: peak, full colour: saved for backward, tick: predicted peak",
-              axis=alt.Axis(labelExpr="format(datum.value, ',~f')", labelOverlap="greedy"))  # fmt: skip
+    x = alt.X("peak:Q", title="MiB, smaller is better",
+              axis=alt.Axis(tickCount=8, labelExpr="format(datum.value, ',~f')", labelOverlap="greedy"))  # fmt: skip
     peak = base.mark_bar(opacity=0.35, height=16).encode(x=x, y=y, color=colour, tooltip=tip)
     saved = base.mark_bar(height=16).encode(x=alt.X("saved:Q"), y=y, color=colour, tooltip=tip)
     tick = base.transform_filter("datum.predicted != null").mark_tick(thickness=2, height=20, color="#8a8f98")
     chart = alt.layer(peak, saved, tick.encode(x=alt.X("predicted:Q"), y=y, tooltip=tip))
-    chart = chart.properties(width=WIDTH, height=alt.Step(24)).add_params(marks.shown(values, look))
-    at = f"{token_text(int(usable['tokens'].iloc[0]))} tokens"
-    return _titled(chart, "How much memory does a step need?", usable, look, at)
+    chart = marks.rows(chart, values, look)
+    what = "bar: peak above inputs and weights; full colour: of it saved for backward; tick: predicted peak"
+    return _titled(chart, "How much memory does a step need?", usable, look, what)
 
 
 def error(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
@@ -168,10 +183,9 @@ def error(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     for point in points:
         worst[point["implementation"]] = max(worst.get(point["implementation"], 0.0), point["value"])
     points.sort(key=lambda point: worst[point["implementation"]])
-    title = "error ÷ eager's error, of the tensor with the most; dashed: as precise as eager"
-    chart = marks.dots(points, look, extent, title, "format(datum.value, '~g') + '×'", [marks.level(1, "x")])
-    what = "errors are from fp64; a point per case" + ("; cross: incorrect" if "incorrect" in set(usable["status"]) else "")
-    return _titled(chart, "How precise, compared with eager?", usable, look, what, several_shapes=True)
+    chart = marks.dots(points, look, extent, "error ÷ eager's error", "format(datum.value, '~g') + '×'", [marks.level(1, "x")])
+    what = "a point per case: the tensor with the largest error from fp64; dashed: eager" + ("; cross: incorrect" if "incorrect" in set(usable["status"]) else "")
+    return _titled(chart, "How precise, compared with eager?", usable, look, what, whole_section=True)
 
 
 def crossover(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
@@ -198,7 +212,7 @@ def crossover(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     width = max(CELL_WIDTH, min(320, WIDTH // len(across)))
     chart = alt.layer(fill.encode(color=alt.Color("colour:N", scale=None), tooltip=tip), name, amount)
     chart = chart.properties(width=width * len(across), height=CELL_HEIGHT * len(down))
-    return _titled(chart, "Which is fastest where?", rows, look, "grey: a tie for the first place", several_shapes=True)
+    return _titled(chart, "Which is fastest where?", rows, look, "grey: a tie for the first place", whole_section=True, columns=len(across))
 
 
 def _cell(place: ranking.Place, rows: pd.DataFrame, look: Look) -> dict[str, Any]:
@@ -206,7 +220,7 @@ def _cell(place: ranking.Place, rows: pd.DataFrame, look: Look) -> dict[str, Any
     stands = {other: name for name, others in look.alike.items() for other in others}
     first = list(dict.fromkeys(stands.get(name, name) for name in (place.best, *place.ties)))
     baseline = str(ranking.ranked(rows)["baseline"].iloc[0])
-    name = look.label(first[0]) if len(first) == 1 else " = ".join(first)
+    name = look.label(first[0]) if len(first) == 1 else " = ".join(first[:3]) + (f" +{len(first) - 3}" if first[3:] else "")
     amount = f"{place.speedup:.2f}× {baseline}"
     return {
         "shape": place.shape, "tokens": token_text(place.tokens), "name": name,
@@ -278,8 +292,8 @@ def _memory_text(row: Any) -> str:
 def _no_memory(rows: pd.DataFrame) -> str:
     mode = str(rows["mode"].iloc[0])
     if mode != "step":
-        return f"Memory is measured for whole steps (`swiglu-bench memory`) and so not set against the time of a {mode}."
-    return "No run in this report measured the memory of these cases: `swiglu-bench memory` does."
+        return f"Memory is measured for whole steps by swiglu-bench memory, and so not set against the time of a {mode}."
+    return "No run in this report measured the memory of these cases: swiglu-bench memory does."
 
 
 def _front(points: Sequence[Point]) -> list[Point]:
@@ -292,30 +306,59 @@ def _front(points: Sequence[Point]) -> list[Point]:
     return front
 
 
-def _beside(points: Sequence[Point], down: Any, across: Any) -> list[float]:
-    """Heights of names to the right of their points: moved apart among points that are near each other."""
-    from swiglu_bench.report.look import LABEL_GAP, spread
+def _roomy(values: Sequence[float], margin: float = 0.0) -> Range:
+    """An axis with room for names at both ends."""
+    low, high = min(values), max(values)
+    room = margin * (high - low)
+    if high / low > 2:
+        return log_range([low / (high / low) ** margin, high * (high / low) ** margin])
+    return linear_range([low - room, high + room])
 
-    places = [0.0] * len(points)
-    left = [across(point["mib"], -WIDTH) + WIDTH for point in points]
-    order = sorted(range(len(points)), key=lambda index: left[index])
-    while order:
-        group = [index for index in order if left[index] - left[order[0]] < 150]
-        order = [index for index in order if index not in group]
-        for index, place in zip(group, spread([down(points[i]["value"]) for i in group], LABEL_GAP, 0, 340), strict=True):
+
+def _beside(points: Sequence[Point], look: Look, down: Range, across: Range) -> list[tuple[float, str]]:
+    """Where names stand: how far from the top, and on which side of their points, so that few overlap."""
+    tops = [down.pixel(point["value"]) for point in points]
+    lefts = [WIDTH - across.pixel(point["mib"], WIDTH) for point in points]
+    widths = [CHARACTER * len(look.label(point["implementation"])) + 14 for point in points]
+    sides = []
+    for top, left, width in zip(tops, lefts, widths, strict=True):
+        blocked = any(
+            left + 4 < x < left + width and abs(y - top) < LABEL_GAP for x, y in zip(lefts, tops, strict=True)
+        )
+        sides.append("left" if (left + width > WIDTH or blocked) and left > width else "right")
+    spans = [
+        (left, left + width) if side == "right" else (left - width, left)
+        for left, width, side in zip(lefts, widths, sides, strict=True)
+    ]
+    places, order = list(tops), sorted(range(len(points)), key=lambda index: spans[index])
+    while order:  # names one above the other, from left to right as long as they overlap
+        group, end = [], spans[order[0]][1]
+        while order and spans[order[0]][0] < end:
+            group.append(order.pop(0))
+            end = max(end, spans[group[-1]][1])
+        for index, place in zip(group, spread([tops[i] for i in group], LABEL_GAP, 6, HEIGHT - 6), strict=True):
             places[index] = place
-    return places
+    return list(zip(places, sides, strict=True))
 
 
 def _titled(
-    chart: alt.LayerChart, question: str, rows: pd.DataFrame, look: Look, what: str = "", several_shapes: bool = False
-) -> alt.LayerChart:
-    """The question above the chart, and under it what the rows have in common."""
+    chart: alt.LayerChart, question: str, rows: pd.DataFrame, look: Look, what: str = "", whole_section: bool = False,
+    **about: Any,
+) -> alt.LayerChart:  # fmt: skip
+    """The question above the chart; under it what the rows have in common, what is drawn how, and the marks of names.
+
+    `usermeta` tells a page what it cannot take from the title: `what`, and `about`.
+    """
     first = rows.iloc[0]
-    sizes = f"{first['shape']} (hidden {first['hidden']}, intermediate {first['intermediate']})"
-    dtypes = ", ".join(dict.fromkeys(rows["dtype"]))
-    about = [first["mode"], first["scope"], *([] if several_shapes else [sizes]), dtypes, first["device"]]
-    lines = [", ".join(str(one) for one in about if one), *([what] if what else [])]
-    if any(name in set(rows["implementation"]) for name in look.alike):
-        lines.append("+N alike: N others that tie with it in every case, and are not drawn")
-    return chart.properties(title=alt.TitleParams(text=question, subtitle=lines))
+    common = [first["mode"], first["scope"]]
+    common += [] if whole_section else [f"{first['shape']} (hidden {first['hidden']}, intermediate {first['intermediate']})"]
+    common += [", ".join(dict.fromkeys(rows["dtype"]))]
+    common += [tokens_text(rows["tokens"])] if _counts(rows) == 1 else []
+    names = set(rows["implementation"])
+    lines = [", ".join(str(one) for one in [*common, first["device"]] if one), *([what] if what else [])]
+    lines += ["+N alike: N others tie with it in every case, and are not drawn"] if names & set(look.alike) else []
+    lines += ["*: fewer gradients than the baseline, not ranked"] if names & look.lesser else []
+    known = {} if chart.usermeta is alt.Undefined else chart.usermeta
+    return chart.properties(
+        title=alt.TitleParams(text=question, subtitle=lines), usermeta={**known, "about": what, **about}
+    )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import fnmatch
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from swiglu_bench.cases import BadInput
+from swiglu_bench.cases import BadInput, did_you_mean
 from swiglu_bench.cells import CELL_COLUMNS, Verdict
+from swiglu_bench.record import COLUMNS
 from swiglu_bench.writers.contract import AUDIT
 from swiglu_bench.writers.csv_file import RECORDS, RUN, read_records
 
@@ -56,7 +60,7 @@ def load(path: Path) -> Run:
             raise BadInput(f"{path} holds neither {RECORDS} nor {AUDIT}; give a run's folder, as results/GPU/DATE/RUN.")
     else:
         records, audit = (None, path) if _is_audit(path) else (path, None)
-    rows = read_records(records) if records else read_records_of_nothing()
+    rows = read_records(records) if records else _no_records()
     rows = rows.drop_duplicates(["device", *CASE], keep="last", ignore_index=True)
     return Run(path, rows, _cells(audit), _about(folder / RUN))
 
@@ -69,10 +73,25 @@ def folders(path: Path) -> list[Path]:
     return sorted(found) or [path]
 
 
-def read_records_of_nothing() -> pd.DataFrame:
-    """The columns of records.csv, and no row."""
-    from swiglu_bench.record import COLUMNS
+def only(runs: Sequence[Run], patterns: Sequence[str]) -> list[Run]:
+    """The runs with the rows of these implementations alone, by names or globs; raises BadInput for one that has none."""
+    tables = [table for run in runs for table in (run.records, run.audit)]
+    names = list(dict.fromkeys(str(name) for table in tables for name in table["implementation"]))
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            raise BadInput(f"--impl: no row of these runs is of {pattern!r}; {did_you_mean(pattern, names)}")
+    wanted = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
+    kept = []
+    for run in runs:
+        records, audit = (
+            table[table["implementation"].isin(wanted)].reset_index(drop=True) for table in (run.records, run.audit)
+        )
+        if len(records) or len(audit):
+            kept.append(dataclasses.replace(run, records=records, audit=audit))
+    return kept
 
+
+def _no_records() -> pd.DataFrame:
     return pd.DataFrame({name: pd.Series(dtype=object) for name in COLUMNS})
 
 

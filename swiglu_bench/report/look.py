@@ -11,13 +11,17 @@ import altair as alt
 
 PALETTE = (
     "#7d8590", "#a8754a", "#3f86e0", "#159a94", "#dd7a1c", "#b58d14", "#8b9720", "#dc4453", "#9268da", "#d957a6",
-    "#2f9e5b", "#5f70dc", "#5d8ba3", "#b24ec6",
+    "#2f9e5b", "#5f70dc", "#5d8ba3", "#b24ec6", "#d9705f", "#1b98c2", "#639c1e", "#c2566f", "#a47bb0", "#a9822f",
 )  # fmt: skip
-"""Told apart on white and on black, at 3:1 or more against both."""
-SHAPES = ("circle", "square", "diamond", "triangle-up")
+"""Told apart on white and on black, at about 3:1 or more against both."""
+FORMS = ("circle", "square", "diamond", "triangle-up")
 DASHES = ((1, 0), (6, 3), (2, 2), (8, 3, 2, 3))
+PER_FORM = 10
+"""After so many colours, points have the next form and lines the next dashes: hues of the second half are like others."""
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif"
 WIDTH, HEIGHT = 640, 340
+CHARACTER = 6.6
+"""Pixels that a letter of a label takes, about."""
 LABEL_GAP = 14
 """Pixels between two labels at the ends of lines."""
 
@@ -30,23 +34,25 @@ class Look:
     """Implementation -> number of its colour, from 0."""
     alike: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Implementation -> others that it stands for."""
+    lesser: frozenset[str] = frozenset()
+    """Those that do less than the baseline, and are not ranked."""
 
     def colour(self, name: str) -> str:
         """As #rrggbb."""
         return PALETTE[self.slots[name] % len(PALETTE)]
 
     def shape(self, name: str) -> str:
-        """Of its points; a second round through the colours has another."""
-        return SHAPES[self.slots[name] // len(PALETTE) % len(SHAPES)]
+        """Of its points."""
+        return FORMS[self.slots[name] // PER_FORM % len(FORMS)]
 
     def dash(self, name: str) -> tuple[int, ...]:
         """Of its lines."""
-        return DASHES[self.slots[name] // len(PALETTE) % len(DASHES)]
+        return DASHES[self.slots[name] // PER_FORM % len(DASHES)]
 
     def label(self, name: str) -> str:
-        """The name, and how many others it stands for."""
+        """The name, and how many others it stands for; a star for one that is not ranked."""
         others = self.alike.get(name, ())
-        return f"{name} +{len(others)} alike" if others else name
+        return f"{name} +{len(others)} alike" if others else f"{name} *" if name in self.lesser else name
 
     def hidden(self) -> set[str]:
         """Those that another stands for."""
@@ -78,6 +84,7 @@ def theme(dark: bool, background: str | None = None) -> dict[str, Any]:
         },
         "text": {"color": text, "fontSize": 12},
         "rule": {"color": faint},
+        "style": {"halo": {"stroke": background or ("#14171b" if dark else "#ffffff"), "strokeWidth": 4}},
     }  # fmt: skip
 
 
@@ -98,7 +105,7 @@ def token_axis(counts: Iterable[int]) -> alt.X:
     names = " : ".join(f"datum.value == {count} ? '{token_text(count)}'" for count in ticks)
     return alt.X(
         "tokens:Q",
-        title="tokens in a call (batch × sequence), log scale",
+        title="tokens in a call, log scale",
         scale=alt.Scale(type="log", base=2, domain=[ticks[0], ticks[-1]], nice=False, padding=10),
         axis=alt.Axis(values=ticks, labelExpr=f"{names} : ''", labelOverlap="greedy", labelSeparation=3),
     )
@@ -115,7 +122,10 @@ class Range:
 
     def scale(self) -> alt.Scale:
         """For Vega-Lite."""
-        return alt.Scale(type="log" if self.log else "linear", domain=[self.low, self.high], nice=False, zero=False)
+        domain = [self.low, self.high]
+        if self.log:
+            return alt.Scale(type="log", domain=domain, nice=False)
+        return alt.Scale(domain=domain, nice=False, zero=False)
 
     def pixel(self, value: float, height: int = HEIGHT) -> float:
         """Distance of a value from the top of a chart that is `height` pixels high."""

@@ -22,6 +22,7 @@ TIPS = {
 }  # fmt: skip
 DRAWN = "datum.always || indexof(shown, datum.implementation) >= 0"
 LABELS = "labels"
+ROW_HEIGHT = 24
 
 
 def lines(
@@ -71,7 +72,15 @@ def dots(
         x=x, y=y, color=colour, shape=alt.Shape("shape:N", scale=None), tooltip=tooltips(points)
     )
     parts = [*fixed, whiskers.encode(x=alt.X("low:Q"), x2="high:Q", y=y, color=colour), marks]
-    return alt.layer(*parts).properties(width=WIDTH, height=alt.Step(24)).add_params(shown(points, look))
+    return rows(alt.layer(*parts), points, look)
+
+
+def rows(chart: alt.LayerChart, points: Sequence[Point], look: Look) -> alt.LayerChart:
+    """A chart with a row per implementation that is drawn; the page makes it higher or lower with their number."""
+    names = list(dict.fromkeys(point["implementation"] for point in points))
+    height = ROW_HEIGHT * len([name for name in names if name not in look.hidden()])
+    about = {"row_px": ROW_HEIGHT, "rows": names}
+    return chart.properties(width=WIDTH, height=height, usermeta=about).add_params(shown(points, look))
 
 
 def level(value: float, orient: str = "y") -> alt.Chart:
