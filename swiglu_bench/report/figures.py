@@ -24,7 +24,7 @@ from swiglu_bench.report.page import looks
 from swiglu_bench.report.sections import sections
 
 BLOCK = re.compile(
-    r"(<!-- figure: (?P<run>\S+) (?P<question>[\w-]+)(?P<names>[^>]*) -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- figure: (?P<run>\S+) (?P<question>[\w-]+)(?P<names>[^>]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL
 )
 FOLDER = Path("docs/figures")
 
@@ -39,7 +39,9 @@ def fill(document: Path) -> tuple[str, dict[Path, bytes]]:
             runs = only(runs, match["names"].split())
         found = {name: chart for name, chart in charts_of(runs) if name.endswith(f"-{match['question']}")}
         if len(found) != 1:
-            raise BadInput(f"{document}: {match['run']} has {len(found)} charts {match['question']!r}; a figure is one.")
+            raise BadInput(
+                f"{document}: {match['run']} has {len(found)} charts {match['question']!r}; a figure is one."
+            )
         ((name, chart),) = found.items()
         if isinstance(chart, str):
             raise BadInput(f"{document}: {match['run']} has no chart {match['question']!r}: {chart}")
@@ -50,7 +52,7 @@ def fill(document: Path) -> tuple[str, dict[Path, bytes]]:
         said = html.escape(words.sentences(section, look)[0])
         return (
             f'{match[1]}<picture>\n  <source media="(prefers-color-scheme: dark)" srcset="{files[True].as_posix()}">\n'
-            f'  <img src="{files[False].as_posix()}" alt="{said}">\n</picture>\n{match[4]}'
+            f'  <img src="{files[False].as_posix()}" alt="{said}">\n</picture>\n{match["end"]}'
         )
 
     return BLOCK.sub(replace, document.read_text(encoding="utf-8")), pictures

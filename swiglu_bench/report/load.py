@@ -15,6 +15,7 @@ import pandas as pd
 from swiglu_bench.cases import BadInput, did_you_mean
 from swiglu_bench.cells import CELL_COLUMNS, Verdict
 from swiglu_bench.record import COLUMNS
+from swiglu_bench.report.frames import unique
 from swiglu_bench.writers.contract import AUDIT
 from swiglu_bench.writers.csv_file import RECORDS, RUN, read_records
 
@@ -74,9 +75,9 @@ def folders(path: Path) -> list[Path]:
 
 
 def only(runs: Sequence[Run], patterns: Sequence[str]) -> list[Run]:
-    """The runs with the rows of these implementations alone, by names or globs; raises BadInput for one that has none."""
+    """The runs with the rows of these implementations alone, names or globs; raises BadInput for one without rows."""
     tables = [table for run in runs for table in (run.records, run.audit)]
-    names = list(dict.fromkeys(str(name) for table in tables for name in table["implementation"]))
+    names = unique([name for table in tables for name in table["implementation"]])
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
             raise BadInput(f"--impl: no row of these runs is of {pattern!r}; {did_you_mean(pattern, names)}")

@@ -17,7 +17,7 @@ PALETTE = (
 FORMS = ("circle", "square", "diamond", "triangle-up")
 DASHES = ((1, 0), (6, 3), (2, 2), (8, 3, 2, 3))
 PER_FORM = 10
-"""After so many colours, points have the next form and lines the next dashes: hues of the second half are like others."""
+"""After so many colours, points have the next form and lines the next dashes: later hues are like earlier ones."""
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif"
 WIDTH, HEIGHT = 640, 340
 CHARACTER = 6.6

@@ -55,7 +55,7 @@ def lines(
         dots.add_params(near),
         _end_labels(points, look, extent, fixed_labels),
     ]
-    return alt.layer(*parts).properties(width=WIDTH, height=HEIGHT).add_params(shown(points, look))
+    return alt.LayerChart(layer=parts).properties(width=WIDTH, height=HEIGHT).add_params(shown(points, look))
 
 
 def dots(
@@ -72,7 +72,7 @@ def dots(
         x=x, y=y, color=colour, shape=alt.Shape("shape:N", scale=None), tooltip=tooltips(points)
     )
     parts = [*fixed, whiskers.encode(x=alt.X("low:Q"), x2="high:Q", y=y, color=colour), marks]
-    return rows(alt.layer(*parts), points, look)
+    return rows(alt.LayerChart(layer=parts), points, look)
 
 
 def rows(chart: alt.LayerChart, points: Sequence[Point], look: Look) -> alt.LayerChart:
@@ -117,7 +117,12 @@ def _end_labels(
     """Names beside the last points, moved apart where they would overlap, each with a short line to its point."""
     last = {point["implementation"]: point for point in sorted(points, key=lambda point: point["tokens"])}
     ends: list[dict[str, Any]] = [
-        {"implementation": name, "text": look.label(name), "colour": look.colour(name), "end": extent.pixel(one["value"])}
+        {
+            "implementation": name,
+            "text": look.label(name),
+            "colour": look.colour(name),
+            "end": extent.pixel(one["value"]),
+        }
         for name, one in last.items()
         if name not in look.hidden()
     ]
@@ -134,4 +139,5 @@ def _end_labels(
     named = base.transform_filter("datum.colour").mark_text(align="left", dx=17, baseline="middle")
     plain = base.transform_filter("!datum.colour").mark_text(align="left", dx=17, baseline="middle", fontStyle="italic")
     at_end = {"x": alt.XValue("width"), "y": pixel, "text": "text:N"}
-    return alt.layer(leader, named.encode(color=colour, **at_end), plain.encode(**at_end)).properties(name=LABELS)
+    parts = [leader, named.encode(color=colour, **at_end), plain.encode(**at_end)]
+    return alt.LayerChart(layer=parts).properties(name=LABELS)

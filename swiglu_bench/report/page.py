@@ -11,13 +11,15 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from swiglu_bench.cells import Verdict
-from swiglu_bench.report import charts, ranking, words
+from swiglu_bench.report import charts, memory_charts, ranking, tables, words
+from swiglu_bench.report.frames import groups, unique
 from swiglu_bench.report.load import Run
 from swiglu_bench.report.look import DASHES, FORMS, PER_FORM, Look, slots, theme, token_text
+from swiglu_bench.report.points import NoChart
 from swiglu_bench.report.sections import WORK, Section, sections
 
-SYMBOLS = {Verdict.PASS: "✓", Verdict.FAIL: "✗", Verdict.UNSUPPORTED: "–", Verdict.NOT_RUN: "·"}
+EXPORT = "window.vegaEmbed = vegaEmbed;"
+"""What of the chart libraries the page's own script uses."""
 Draw = Callable[[pd.DataFrame, Look], alt.LayerChart]
 
 
@@ -37,10 +39,10 @@ QUESTIONS = {
         Question("fastest", charts.crossover, ()),
         Question("time", charts.time, ("shape",)),
         Question("limit", charts.limit, ("shape",)),
-        Question("memory-and-time", charts.pareto, ("shape", "tokens")),
+        Question("memory-and-time", memory_charts.pareto, ("shape", "tokens")),
         Question("error", charts.error, ()),
     ),
-    "memory": (Question("memory", charts.memory, ("shape", "tokens")), Question("error", charts.error, ())),
+    "memory": (Question("memory", memory_charts.memory, ("shape", "tokens")), Question("error", charts.error, ())),
     "verify": (Question("error", charts.error, ()),),
 }
 """What each kind of section asks, the most important first."""
@@ -63,7 +65,7 @@ def draw(section: Section, look: Look) -> Iterator[Drawn]:
         for text, rows in _each(section.rows, question.each):
             try:
                 found.append((text, question.draw(rows, look)))
-            except charts.NoChart as error:
+            except NoChart as error:
                 reasons.append(str(error))
         yield Drawn(question.name, found, reasons[0] if reasons and not found else "")
 
@@ -95,18 +97,23 @@ def page(runs: Sequence[Run], made_by: str) -> str:
     )  # fmt: skip
     found = sections(runs)
     specs: list[dict[str, Any]] = []
-    shown = [_section(number, one, look, specs) for number, (one, look) in enumerate(zip(found, looks(found), strict=True))]
+    shown = [
+        _section(number, one, look, specs) for number, (one, look) in enumerate(zip(found, looks(found), strict=True))
+    ]
     here = Path(__file__).parent
     return environment.get_template("page.html").render(
         title=_title(found, runs),
         sections=shown,
-        audits=[_audit(run) for run in runs if len(run.audit)],
-        machines=_machines(runs),
-        runs=[{"name": run.name, "path": str(run.path), "commands": run.commands, "settings": _settings(run)} for run in runs],
+        audits=[tables.audit(run) for run in runs if len(run.audit)],
+        machines=tables.machines(runs),
+        runs=[
+            {"name": run.name, "path": str(run.path), "commands": run.commands, "settings": _settings(run)}
+            for run in runs
+        ],
         made_by=made_by,
         style=(here / "page.css").read_text(encoding="utf-8"),
         script=(here / "page.js").read_text(encoding="utf-8"),
-        libraries=vl_convert.javascript_bundle().replace("</script", "<\\/script"),
+        libraries=vl_convert.javascript_bundle(EXPORT).replace("</script", "<\\/script"),
         data=_json({"charts": specs, "themes": {"light": theme(dark=False), "dark": theme(dark=True)}}),
     )
 
@@ -122,7 +129,7 @@ def _section(number: int, section: Section, look: Look, specs: list[dict[str, An
             block["options"].append({"text": text, "chart": len(specs)})
             specs.append(_for_page(spec))
         blocks.append(block)
-    timed = list(dict.fromkeys(section.ok["implementation"]))
+    timed = section.ok[section.ok["time_ms"].notna()]
     return {
         "id": f"section-{number}",
         "title": section.title,
@@ -131,10 +138,10 @@ def _section(number: int, section: Section, look: Look, specs: list[dict[str, An
         "run": section.run.name,
         "memory_from": section.memory_from,
         "sentences": words.sentences(section, look),
-        "names": [_chip(name, look) for name in timed],
+        "names": [_chip(name, look) for name in unique(section.ok["implementation"])],
         "blocks": blocks,
-        "tables": [_table(shape, rows) for shape, rows in section.ok.groupby("shape", sort=False)] if section.kind == "time" else [],
-        "problems": _problems(section),
+        "tables": [tables.figures(shape, rows) for (shape,), rows in groups(timed, "shape")],
+        "problems": tables.problems(section.rows),
     }
 
 
@@ -144,7 +151,8 @@ def _each(rows: pd.DataFrame, columns: tuple[str, ...]) -> Iterator[tuple[str, p
         yield "", rows
         return
     several = [column for column in columns if rows[column].nunique() > 1]
-    for key, part in sorted(rows.groupby(list(columns), sort=False), key=lambda group: -group[1]["tokens"].iloc[0] if len(columns) > 1 else 0):
+    parts = sorted(groups(rows, *columns), key=lambda part: -part[0][-1] if "tokens" in columns else 0)
+    for key, part in parts:
         named = dict(zip(columns, key, strict=True))
         texts = [str(named["shape"])] if "shape" in several else []
         texts += [f"{token_text(named['tokens'])} tokens"] if "tokens" in several else []
@@ -155,7 +163,11 @@ def _for_page(spec: dict[str, Any]) -> dict[str, Any]:
     """A chart without what the page says or decides itself: title, theme, width."""
     for name in ("title", "config", "$schema"):
         spec.pop(name, None)
-    return spec if "columns" in spec["usermeta"] else spec | {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
+    return (
+        spec
+        if "columns" in spec["usermeta"]
+        else spec | {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
+    )
 
 
 def _chip(name: str, look: Look) -> dict[str, Any]:
@@ -164,92 +176,6 @@ def _chip(name: str, look: Look) -> dict[str, Any]:
         "name": name, "colour": look.colour(name), "shown": name not in look.hidden(), "label": look.label(name),
         "dash": " ".join(map(str, DASHES[look.slots[name] // PER_FORM % len(DASHES)])), "square": form % 2 == 1,
     }  # fmt: skip
-
-
-def _table(shape: str, rows: pd.DataFrame) -> dict[str, Any]:
-    """Time and ratio of every case of a shape."""
-    rows = rows[rows["time_ms"].notna()]
-    counts = sorted(set(rows["tokens"]))
-    lines = []
-    for name, mine in rows.groupby("implementation", sort=False):
-        by_count = {row["tokens"]: row for row in mine.to_dict("records")}
-        lines.append((name, [_figures(by_count[count]) if count in by_count else None for count in counts]))
-    return {"shape": shape, "counts": [token_text(count) for count in counts], "lines": lines}
-
-
-def _figures(row: dict[str, Any]) -> dict[str, str]:
-    ratio = ""
-    if row["implementation"] == row["baseline"]:
-        ratio = "baseline"
-    elif not row["comparable"]:
-        ratio = "fewer gradients"
-    elif pd.notna(row["ratio_low"]):
-        ratio = f"{row['ratio']:.3f} ± {(row['ratio_high'] - row['ratio_low']) / 2:.3f}"
-    return {"time": f"{row['time_ms']:.4g}", "ratio": ratio, "verdict": row["verdict"]}
-
-
-def _problems(section: Section) -> list[dict[str, Any]]:
-    """Every row without figures, those with the same status and reason together; failures first."""
-    rows = section.rows[section.rows["status"] != "ok"]
-    found = []
-    for (status, reason), same in rows.groupby(["status", "reason"], sort=False):
-        cases: dict[tuple[str, str], list[int]] = {}
-        for shape, dtype, tokens in zip(same["shape"], same["dtype"], same["tokens"], strict=True):
-            cases.setdefault((shape, dtype), []).append(int(tokens))
-        where = [
-            f"{shape}, {dtype}, {', '.join(map(token_text, sorted(set(counts))))} tokens"
-            for (shape, dtype), counts in cases.items()
-        ]
-        names = list(dict.fromkeys(same["implementation"]))
-        found.append({"status": status, "reason": reason, "names": names, "where": where, "rows": len(same)})
-    return sorted(found, key=lambda one: one["status"] == "skipped")
-
-
-def _audit(run: Run) -> dict[str, Any]:
-    """The contract matrix: checks down, implementations across, a matrix per scope."""
-    matrices = []
-    for scope, cells in run.audit.groupby("scope", sort=False):
-        names = list(dict.fromkeys(cells["implementation"]))
-        by_key = {(cell["check"], cell["implementation"]): cell for cell in cells.to_dict("records")}
-        lines = [
-            (check, [_mark(by_key.get((check, name))) for name in names]) for check in dict.fromkeys(cells["check"])
-        ]
-        matrices.append({"scope": scope, "names": names, "lines": lines})
-    given = run.audit[(run.audit["reason"] != "") & (run.audit["verdict"] != Verdict.PASS)]
-    reasons = [
-        {"verdict": verdict, "check": check, "reason": reason, "names": list(dict.fromkeys(same["implementation"] + " (" + same["scope"] + ")"))}
-        for (verdict, check, reason), same in given.groupby(["verdict", "check", "reason"], sort=False)
-    ]
-    order = [Verdict.FAIL, Verdict.UNSUPPORTED, Verdict.NOT_RUN]
-    counts = [f"{(run.audit['verdict'] == one).sum()} {one}" for one in Verdict]
-    return {
-        "run": run.name, "matrices": matrices, "counts": ", ".join(counts), "symbols": [(SYMBOLS[one], one) for one in Verdict],
-        "reasons": sorted(reasons, key=lambda one: order.index(one["verdict"])),
-    }
-
-
-def _mark(cell: dict[str, str] | None) -> dict[str, str] | None:
-    if cell is None:
-        return None
-    verdict = Verdict(cell["verdict"])
-    return {"symbol": SYMBOLS[verdict], "verdict": verdict, "reason": cell["reason"]}
-
-
-def _machines(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Every machine once, with the runs that were made on it; of a CSV file alone, what its rows say."""
-    found: dict[str, dict[str, Any]] = {}
-    for run in runs:
-        machine = run.about.get("machine")
-        if machine is None:
-            columns = ["device", "driver", "cuda", "torch", "triton", "version"]
-            described = run.records[columns].drop_duplicates().to_dict("records")
-        else:
-            described = [machine]
-        for one in described:
-            facts = {name: value for name, value in one.items() if value not in (None, "") and name != "version"}
-            entry = found.setdefault(_json(facts), {"facts": facts, "runs": []})
-            entry["runs"].append({"name": run.name, "version": one.get("version", "")})
-    return list(found.values())
 
 
 def _settings(run: Run) -> str:

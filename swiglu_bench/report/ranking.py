@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from swiglu_bench.report.frames import Row, dicts, groups, unique
+
+CASE = ("shape", "tokens")
 CROWD = 8
 """More lines than these hide each other; from here on those that tie everywhere are drawn as one."""
 
@@ -40,16 +43,16 @@ def ranked(rows: pd.DataFrame) -> pd.DataFrame:
 
 def places(rows: pd.DataFrame) -> list[Place]:
     """The outcome of every case, in the order of shapes and token counts; none where no baseline was timed."""
-    return [_place(case) for _, case in ranked(rows).groupby(["shape", "tokens"], sort=False) if len(case) > 1]
+    return [_place(case) for _, case in groups(ranked(rows), *CASE) if len(case) > 1]
 
 
-def tie(one: pd.Series, other: pd.Series, reach: float) -> bool:
-    """Whether two rows of a case cannot be told apart; `reach` is how far from 1 the A/A pair's interval goes."""
+def tie(one: Row, other: Row, far: float) -> bool:
+    """Whether two rows of a case cannot be told apart; `far` is the `reach` of its A/A pair."""
     for row, against in ((one, other), (other, one)):
         if against["implementation"] == row["baseline"]:
             return bool(row["verdict"] == "tie") if row["verdict"] else bool(row["ratio_low"] <= 1 <= row["ratio_high"])
     overlap = one["ratio_low"] <= other["ratio_high"] and other["ratio_low"] <= one["ratio_high"]
-    return bool(overlap or abs(one["ratio"] / other["ratio"] - 1) <= reach)
+    return bool(overlap or abs(one["ratio"] / other["ratio"] - 1) <= far)
 
 
 def reach(case: pd.DataFrame) -> float:
@@ -64,46 +67,38 @@ def alike(rows: pd.DataFrame) -> dict[str, list[str]]:
     The baseline stands for itself alone. Without a crowd, nobody stands for anybody.
     """
     usable = ranked(rows)
-    names = list(dict.fromkeys(rows.loc[rows["time_ms"].notna(), "implementation"]))
-    if len(names) <= CROWD:
+    if rows.loc[rows["time_ms"].notna(), "implementation"].nunique() <= CROWD:
         return {}
-    cases = {key: case.set_index("implementation", drop=False) for key, case in usable.groupby(["shape", "tokens"])}
+    cases = [({row["implementation"]: row for row in dicts(case)}, reach(case)) for _, case in groups(usable, *CASE)]
     standing: dict[str, list[str]] = {}
-    for name in dict.fromkeys(usable["implementation"]):
+    for name in unique(usable["implementation"]):
         if name in set(usable["baseline"]):
             continue
-        first = next((one for one in standing if _always_tie(one, name, cases)), None)
+        first = next((one for one in standing if all(_alike(one, name, *case) for case in cases)), None)
         standing.setdefault(first or name, []).extend([name] if first else [])
     return {name: others for name, others in standing.items() if others}
 
 
-def _always_tie(one: str, other: str, cases: dict[object, pd.DataFrame]) -> bool:
-    for case in cases.values():
-        if (one in case.index) != (other in case.index):
-            return False
-        if one not in case.index:
-            continue
-        a, b = case.loc[one], case.loc[other]
-        peaks = [float(row["peak_bytes"]) if pd.notna(row["peak_bytes"]) else 0.0 for row in (a, b)]
-        same_memory = abs(peaks[0] - peaks[1]) <= 0.01 * max(peaks)
-        if not same_memory or not tie(a, b, reach(case)):
-            return False
-    return True
+def _alike(one: str, other: str, rows: dict[str, Row], far: float) -> bool:
+    if one not in rows or other not in rows:
+        return (one in rows) == (other in rows)
+    peaks = [float(rows[name]["peak_bytes"]) if pd.notna(rows[name]["peak_bytes"]) else 0.0 for name in (one, other)]
+    return abs(peaks[0] - peaks[1]) <= 0.01 * max(peaks) and tie(rows[one], rows[other], far)
 
 
 def _place(case: pd.DataFrame) -> Place:
-    case = case.sort_values("ratio", kind="stable")
-    best, others, far = case.iloc[0], [row for _, row in case.iloc[1:].iterrows()], reach(case)
-    ties = [row for row in others if tie(best, row, far)]
-    rest = [row for row in others if not any(row is one for one in ties)]
+    best, *others = dicts(case.sort_values("ratio", kind="stable"))
+    far = reach(case)
+    ties = [row["implementation"] for row in others if tie(best, row, far)]
+    rest = [row for row in others if row["implementation"] not in ties]
     return Place(
-        shape=str(best["shape"]),
+        shape=best["shape"],
         tokens=int(best["tokens"]),
-        best=str(best["implementation"]),
-        ties=tuple(str(row["implementation"]) for row in ties),
+        best=best["implementation"],
+        ties=tuple(ties),
         speedup=1 / best["ratio"],
         low=1 / best["ratio_high"],
         high=1 / best["ratio_low"],
-        runner_up=str(rest[0]["implementation"]) if rest else "",
+        runner_up=rest[0]["implementation"] if rest else "",
         lead=1 - best["ratio"] / rest[0]["ratio"] if rest else 0.0,
     )

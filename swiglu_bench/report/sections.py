@@ -12,6 +12,7 @@ from typing import Literal
 
 import pandas as pd
 
+from swiglu_bench.report.frames import groups, unique
 from swiglu_bench.report.load import CASE, Run
 
 Kind = Literal["time", "memory", "verify"]
@@ -48,7 +49,7 @@ class Section:
     @property
     def shapes(self) -> list[str]:
         """In the order of the run."""
-        return list(dict.fromkeys(self.rows["shape"]))
+        return unique(self.rows["shape"])
 
     @property
     def baseline(self) -> str:
@@ -68,7 +69,7 @@ def sections(runs: Sequence[Run]) -> list[Section]:
 
 def _of_run(run: Run) -> Iterator[Section]:
     checked: dict[tuple[str, str, str], list[pd.DataFrame]] = {}
-    for (device, scope, mode, dtype), rows in run.records.groupby(["device", "scope", "mode", "dtype"], sort=False):
+    for (device, scope, mode, dtype), rows in groups(run.records, "device", "scope", "mode", "dtype"):
         kind = _kind(rows)
         if kind == "verify":
             checked.setdefault((device, scope, mode), []).append(rows)
@@ -76,7 +77,7 @@ def _of_run(run: Run) -> Iterator[Section]:
             yield Section(kind, run, device, scope, mode, dtype, rows.reset_index(drop=True))
     for (device, scope, mode), parts in checked.items():
         together = pd.concat(parts, ignore_index=True)
-        yield Section("verify", run, device, scope, mode, ", ".join(dict.fromkeys(together["dtype"])), together)
+        yield Section("verify", run, device, scope, mode, ", ".join(unique(together["dtype"])), together)
 
 
 def _kind(rows: pd.DataFrame) -> Kind:
@@ -92,7 +93,7 @@ def _kind(rows: pd.DataFrame) -> Kind:
 
 
 def _with_memory(section: Section, memories: Sequence[Section]) -> Section:
-    """The section with memory figures of a step at the same cases on the same machine, from the last run that has them."""
+    """The section with the memory of the same cases on the same machine, from the last run that has it."""
     if section.kind != "time" or section.mode != "step" or section.rows["peak_bytes"].notna().any():
         return section
     for other in reversed(memories):

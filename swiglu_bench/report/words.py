@@ -1,4 +1,4 @@
-"""A section in sentences: who wins where and by how much, who ties, who is slower, and what to know before believing it."""
+"""A section in sentences: who wins where and by how much, who ties, who is slower, and what spoils the figures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import pandas as pd
 
 from swiglu_bench.report import ranking
+from swiglu_bench.report.frames import dicts, groups, unique
 from swiglu_bench.report.look import Look, token_text, tokens_text
 from swiglu_bench.report.ranking import Place
 from swiglu_bench.report.sections import Section
@@ -36,7 +37,7 @@ def _times(section: Section, look: Look) -> Iterator[str]:
     yield from _against_baseline(section)
     unranked = section.ok[section.ok["time_ms"].notna() & ~section.ok["comparable"]]
     if len(unranked):
-        names = together(list(dict.fromkeys(unranked["implementation"])))
+        names = together(unique(unranked["implementation"]))
         yield f"Not ranked (*), because they do less than the baseline (fewer gradients): {names}."
     yield from _noise(section.ok, section.baseline)
     yield from _cautions(section.ok)
@@ -45,11 +46,11 @@ def _times(section: Section, look: Look) -> Iterator[str]:
 def _winners(found: Sequence[Place], section: Section, look: Look) -> Iterator[str]:
     """One sentence for each set of winners; implementations that another stands for count as that one."""
     stands = {other: name for name, others in look.alike.items() for other in others}
-    groups: dict[tuple[str, ...], list[Place]] = {}
+    by_winners: dict[tuple[str, ...], list[Place]] = {}
     for place in found:
-        names = dict.fromkeys(stands.get(name, name) for name in (place.best, *place.ties))
-        groups.setdefault(tuple(sorted(names, key=list(look.slots).index)), []).append(place)
-    for names, won in sorted(groups.items(), key=lambda group: -len(group[1])):
+        winners = {stands.get(name, name) for name in (place.best, *place.ties)}
+        by_winners.setdefault(tuple(sorted(winners, key=list(look.slots).index)), []).append(place)
+    for names, won in sorted(by_winners.items(), key=lambda one: -len(one[1])):
         where = _where([(place.shape, place.tokens) for place in won], section)
         speed = _span([place.speedup for place in won], "{:.2f}")
         against = f"{speed} times the speed of {section.baseline}"
@@ -75,7 +76,7 @@ def _against_baseline(section: Section) -> Iterator[str]:
     rows = ranking.ranked(section.rows)
     rows = rows[rows["implementation"] != rows["baseline"]]
     slower, ties = [], []
-    for name, mine in rows.groupby("implementation", sort=False):
+    for (name,), mine in groups(rows, "implementation"):
         behind = mine[_verdicts(mine) == "slower"]
         level = mine[_verdicts(mine) == "tie"]
         if len(behind):
@@ -124,7 +125,7 @@ def _cautions(rows: pd.DataFrame) -> Iterator[str]:
         yield f"Another process used the GPU: {tokens_text(crowded['tokens'])}."
     behind = rows[rows["queue_filled"] < 0.95]
     if len(behind):
-        names = together(list(dict.fromkeys(behind["implementation"])))
+        names = together(unique(behind["implementation"]))
         yield f"Waiting for the host may be in the times of {names} at {tokens_text(behind['tokens'])} (queue_filled)."
     yield from dict.fromkeys(note for note in rows["gpu_note"] if note)
 
@@ -135,7 +136,7 @@ def _memory(section: Section, look: Look) -> Iterator[str]:
     if measured.empty:
         yield "No memory could be measured."
         return
-    for shape, rows in measured.groupby("shape", sort=False):
+    for (shape,), rows in groups(measured, "shape"):
         largest = rows[rows["tokens"] == rows["tokens"].max()].sort_values("peak_bytes", kind="stable")
         first, last = largest.iloc[0], largest.iloc[-1]
         yield (
@@ -143,9 +144,8 @@ def _memory(section: Section, look: Look) -> Iterator[str]:
             f"{first['peak_bytes'] / 2**20:,.0f} MiB; {last['implementation']} the highest, "
             f"{last['peak_bytes'] / 2**20:,.0f} MiB."
         )
-    fewer = measured.groupby("implementation")["gradients"].first()
-    most = max(len(text.split()) for text in fewer)
-    less = [name for name, text in fewer.items() if len(text.split()) < most]
+    most = max(len(row["gradients"].split()) for row in dicts(measured))
+    less = unique([row["implementation"] for row in dicts(measured) if len(row["gradients"].split()) < most])
     if less:
         yield f"These yield fewer gradients than the others, and need less for it: {together(less)}."
 
@@ -161,7 +161,7 @@ def _errors(section: Section, look: Look) -> Iterator[str]:
     sentence = f"{right} of {len(checked)} checked rows are right"
     worst = checked[checked["status"] == "ok"].dropna(subset="error_ratio")
     if len(worst):
-        most = worst.loc[worst["error_ratio"].idxmax()]
+        most = max(dicts(worst), key=lambda row: row["error_ratio"])
         sentence += (
             f"; the nearest to the limit is {most['implementation']} ({most['shape']}, {most['dtype']}, "
             f"{tokens_text([most['tokens']])}), with {most['error_ratio']:.0%} of what is allowed"
