@@ -35,7 +35,7 @@ def time(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
         line = [marks.level(one["value"], "x") for one in limits]
         chart = marks.dots(points, look, extent, f"{title}; dashed: limit" if line else title, text, line)
     else:
-        curve = alt.Chart(alt.Data(values=limits)).mark_line(strokeDash=[5, 4], strokeWidth=1.5, color="#8a8f98")
+        curve = alt.Chart(alt.InlineData(values=limits)).mark_line(strokeDash=[5, 4], strokeWidth=1.5, color="#8a8f98")
         fixed = [curve.encode(x="tokens:Q", y="value:Q")] if limits else []
         labels = [("limit", limits[-1]["value"])] if limits else []
         chart = marks.lines(points, look, extent, title, text, fixed, labels)
@@ -124,7 +124,7 @@ def crossover(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     y = alt.Y(
         "tokens:N" if upright else "shape:N", **(tokens if upright else shape), axis=alt.Axis(domain=False, ticks=False)
     )
-    base = alt.Chart(alt.Data(values=values)).encode(x=x, y=y)
+    base = alt.Chart(alt.InlineData(values=values)).encode(x=x, y=y)
     tip = [alt.Tooltip(f"{key}:N", title=key) for key in ("shape", "tokens", "fastest", "speed-up", "next")]
     fill = base.mark_rect(opacity=0.4, cornerRadius=3, xOffset=1, yOffset=1, x2Offset=-1, y2Offset=-1)
     room = alt.expr("bandwidth('x') - 10")
@@ -148,18 +148,14 @@ def crossover(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
 def _cell(place: ranking.Place, rows: pd.DataFrame, look: Look) -> dict[str, Any]:
     """One field of the crossover map; implementations that another stands for count as that one."""
     stands = {other: name for name, others in look.alike.items() for other in others}
-    first = list(dict.fromkeys(stands.get(name, name) for name in (place.best, *place.ties)))
+    first = sorted({stands.get(name, name) for name in (place.best, *place.ties)}, key=list(look.slots).index)
     baseline = str(ranking.ranked(rows)["baseline"].iloc[0])
-    name = (
-        look.label(first[0])
-        if len(first) == 1
-        else " = ".join(first[:3]) + (f" +{len(first) - 3}" if first[3:] else "")
-    )
-    amount = f"{place.speedup:.2f}× {baseline}"
+    alone, named = len(first) == 1, " = ".join(first[:3]) + (f" +{len(first) - 3}" if first[3:] else "")
+    amount = ["tie"] if not alone else ["baseline"] if first[0] == baseline else []
+    amount += [f"{place.speedup:.2f}× {baseline}"] if baseline not in first else []
     return {
-        "shape": place.shape, "tokens": token_text(place.tokens), "name": name,
-        "amount": amount if len(first) == 1 else f"tie, {amount}",
-        "colour": look.colour(first[0]) if len(first) == 1 else "#9aa1ab",
+        "shape": place.shape, "tokens": token_text(place.tokens), "name": look.label(first[0]) if alone else named,
+        "amount": ", ".join(amount), "colour": look.colour(first[0]) if alone else "#9aa1ab",
         "fastest": " = ".join((place.best, *place.ties)),
         "speed-up": f"{place.speedup:.3f}× {baseline} [{place.low:.3f}, {place.high:.3f}]",
         "next": f"{place.runner_up}, which takes {1 / (1 - place.lead) - 1:.1%} longer" if place.runner_up else "none",

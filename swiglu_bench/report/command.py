@@ -54,14 +54,15 @@ def report(
     _check_installed()
     if dark and not (png or svg):
         raise BadInput("--dark is for pictures, and a page follows its reader's setting; give --png or --svg, too.")
+    if not output and not png and not svg:
+        output = Path("report.html")
+    _check_places(output, png, svg)
     from swiglu_bench.report.load import folders, load, only
 
     found = [load(path) for given in runs for path in folders(given)]
     patterns = [part.strip() for text in impl or [] for part in text.split(",") if part.strip()]
     if patterns:
         found = only(found, patterns)
-    if not output and not png and not svg:
-        output = Path("report.html")
     if output:
         from swiglu_bench.report.page import page
 
@@ -73,6 +74,21 @@ def report(
         _write_pictures(found, svg, "svg", dark)
 
 
+def _check_places(page: Path | None, png: Path | None, svg: Path | None) -> None:
+    """Whether everything can be written, before the work starts; nothing but an HTML page is ever replaced."""
+    try:
+        option: str = "--output"
+        if page and page.exists() and not page.read_bytes()[:15].lower().startswith(b"<!doctype html>"):
+            raise BadInput(f"--output: {page} is there and is no HTML page; give another name.")
+        if page:
+            page.parent.mkdir(parents=True, exist_ok=True)
+        for option, folder in (("--png", png), ("--svg", svg)):
+            if folder:
+                folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{option}: {error.filename} cannot be written: {error.strerror}; give one that can.") from None
+
+
 def _check_installed() -> None:
     import importlib.util
 
@@ -82,12 +98,9 @@ def _check_installed() -> None:
 
 
 def _write_page(path: Path, text: str) -> None:
-    """Whole or not at all, and over nothing that is not a page."""
+    """Whole or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        if path.exists() and not path.read_bytes()[:15].lower().startswith(b"<!doctype html>"):
-            raise BadInput(f"--output: {path} is there and is no HTML page; give another name.")
-        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
@@ -99,15 +112,14 @@ def _write_page(path: Path, text: str) -> None:
 def _write_pictures(runs: Sequence[Run], folder: Path, form: Literal["png", "svg"], dark: bool) -> None:
     from swiglu_bench.report.images import charts_of, picture
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        count = 0
-        for name, chart in charts_of(runs):
-            if isinstance(chart, str):
-                typer.echo(f"no {name}: {chart}")
-                continue
+    count = 0
+    for name, chart in charts_of(runs):
+        if isinstance(chart, str):
+            typer.echo(f"no {name}: {chart}")
+            continue
+        try:
             (folder / f"{name}.{form}").write_bytes(picture(chart, form, dark))
-            count += 1
-    except OSError as error:
-        raise BadInput(f"--{form}: {folder} cannot be written: {error.strerror}; give a folder that can.") from None
+        except OSError as error:
+            raise BadInput(f"--{form}: {folder} cannot be written: {error.strerror}; give one that can.") from None
+        count += 1
     typer.echo(f"{count} pictures: {folder}")

@@ -35,7 +35,9 @@ def lines(
     """
     y = alt.Y("value:Q", title=title, scale=extent.scale(), axis=_axis(extent, tick_text))
     x = token_axis(point["tokens"] for point in points)
-    base = alt.Chart(alt.Data(values=[point | appearance(point, look) for point in points])).transform_filter(DRAWN)
+    base = alt.Chart(alt.InlineData(values=[point | appearance(point, look) for point in points])).transform_filter(
+        DRAWN
+    )
     near = alt.selection_point(fields=["implementation"], on="pointerover", clear="pointerout", name="near")
     names = list(dict.fromkeys(point["implementation"] for point in points))
     dash = alt.Scale(domain=names, range=[list(look.dash(name)) for name in names])
@@ -66,7 +68,9 @@ def dots(
     x = alt.X("value:Q", title=title, scale=extent.scale(), axis=_axis(extent, tick_text))
     y = alt.Y("label:N", title=None, sort=labels, axis=alt.Axis(grid=True, ticks=False, domain=False))
     colour = alt.Color("colour:N", scale=None)
-    base = alt.Chart(alt.Data(values=[point | appearance(point, look) for point in points])).transform_filter(DRAWN)
+    base = alt.Chart(alt.InlineData(values=[point | appearance(point, look) for point in points])).transform_filter(
+        DRAWN
+    )
     whiskers = base.transform_filter("datum.low != null").mark_rule(strokeWidth=2)
     marks = base.mark_point(filled=True, size=70, opacity=0.9).encode(
         x=x, y=y, color=colour, shape=alt.Shape("shape:N", scale=None), tooltip=tooltips(points)
@@ -85,7 +89,9 @@ def rows(chart: alt.LayerChart, points: Sequence[Point], look: Look) -> alt.Laye
 
 def level(value: float, orient: str = "y") -> alt.Chart:
     """A dashed line across the chart at a value."""
-    rule = alt.Chart(alt.Data(values=[{"value": value, "always": True}])).mark_rule(strokeDash=[5, 4], strokeWidth=1.5)
+    rule = alt.Chart(alt.InlineData(values=[{"value": value, "always": True}])).mark_rule(
+        strokeDash=[5, 4], strokeWidth=1.5
+    )
     return rule.encode(**{orient: alt.X("value:Q") if orient == "x" else alt.Y("value:Q")})
 
 
@@ -129,7 +135,7 @@ def _end_labels(
     ends += [{"always": True, "text": text, "end": extent.pixel(value)} for text, value in others]
     for one, place in zip(ends, spread([end["end"] for end in ends], LABEL_GAP, 0, HEIGHT), strict=True):
         one["place"] = place
-    base = alt.Chart(alt.Data(values=ends)).transform_filter(DRAWN)
+    base = alt.Chart(alt.InlineData(values=ends)).transform_filter(DRAWN)
     colour = alt.Color("colour:N", scale=None)
     pixel = alt.Y("place:Q", scale=None)
     leader = base.mark_rule(strokeWidth=1, opacity=0.6).encode(

@@ -32,10 +32,12 @@ def pareto(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     times = alt.Axis(values=down.ticks, labelExpr="format(datum.value, '~g')")
     x = alt.X("mib:Q", title="peak memory (MiB), smaller is better", scale=across.scale(), axis=sizes)
     y = alt.Y("value:Q", title="time of a step (ms), smaller is better", scale=down.scale(), axis=times)
-    base = alt.Chart(alt.Data(values=[one | marks.appearance(one, look) for one in points]))
+    base = alt.Chart(alt.InlineData(values=[one | marks.appearance(one, look) for one in points]))
     base = base.transform_filter(marks.DRAWN)
     colour = alt.Color("colour:N", scale=None)
-    line = alt.Chart(alt.Data(values=_front(points))).mark_line(strokeDash=[5, 4], strokeWidth=1.5, color="#8a8f98")
+    line = alt.Chart(alt.InlineData(values=_front(points))).mark_line(
+        strokeDash=[5, 4], strokeWidth=1.5, color="#8a8f98"
+    )
     dots = base.mark_point(filled=True, size=90, opacity=1).encode(
         x=x, y=y, color=colour, shape=alt.Shape("shape:N", scale=None), tooltip=marks.tooltips(points)
     )
@@ -67,7 +69,7 @@ def memory(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
         }
         for row in dicts(usable)
     ]  # fmt: skip
-    base = alt.Chart(alt.Data(values=values)).transform_filter(marks.DRAWN)
+    base = alt.Chart(alt.InlineData(values=values)).transform_filter(marks.DRAWN)
     y = alt.Y("label:N", title=None, sort=[one["label"] for one in values], axis=alt.Axis(ticks=False, domain=False))
     colour, tip = alt.Color("colour:N", scale=None), marks.tooltips(values)
     x = alt.X("peak:Q", title="MiB, smaller is better",
@@ -108,7 +110,7 @@ def _roomy(values: Sequence[float], margin: float = 0.0) -> Range:
     """An axis with room for names at both ends."""
     low, high = min(values), max(values)
     room = margin * (high - low)
-    if high / low > 2:
+    if low > 0 and high / low > 2:
         return log_range([low / (high / low) ** margin, high * (high / low) ** margin])
     return linear_range([low - room, high + room])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -89,7 +90,6 @@ def looks(found: Sequence[Section]) -> list[Look]:
 def page(runs: Sequence[Run], made_by: str) -> str:
     """The page; `made_by` is the command that makes it."""
     import jinja2
-    import vl_convert
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True,
@@ -113,22 +113,31 @@ def page(runs: Sequence[Run], made_by: str) -> str:
         made_by=made_by,
         style=(here / "page.css").read_text(encoding="utf-8"),
         script=(here / "page.js").read_text(encoding="utf-8"),
-        libraries=vl_convert.javascript_bundle(EXPORT).replace("</script", "<\\/script"),
+        libraries=_libraries(),
         data=_json({"charts": specs, "themes": {"light": theme(dark=False), "dark": theme(dark=True)}}),
     )
+
+
+@functools.cache
+def _libraries() -> str:
+    """Vega, Vega-Lite and vega-embed as one script."""
+    import vl_convert
+
+    return vl_convert.javascript_bundle(EXPORT).replace("</script", "<\\/script")
 
 
 def _section(number: int, section: Section, look: Look, specs: list[dict[str, Any]]) -> dict[str, Any]:
     """What the template shows of a section; its charts go to the end of `specs`."""
     blocks = []
-    for drawn in draw(section, look):
-        block: dict[str, Any] = {"name": drawn.name, "reason": drawn.reason, "options": [], "question": drawn.name}
-        for text, chart in drawn.charts:
+    for answer in draw(section, look):
+        block: dict[str, Any] = {"reason": answer.reason, "options": [], "question": answer.name}
+        for text, chart in answer.charts:
             spec = chart.to_dict()
             block["question"], block["about"] = spec["title"]["text"], spec["usermeta"]["about"]
             block["options"].append({"text": text, "chart": len(specs)})
             specs.append(_for_page(spec))
         blocks.append(block)
+    drawn = section.rows[section.rows["status"].isin(["ok", "incorrect"])]
     timed = section.ok[section.ok["time_ms"].notna()]
     return {
         "id": f"section-{number}",
@@ -137,8 +146,9 @@ def _section(number: int, section: Section, look: Look, specs: list[dict[str, An
         "device": section.device,
         "run": section.run.name,
         "memory_from": section.memory_from,
+        "headline": words.headline(section, look),
         "sentences": words.sentences(section, look),
-        "names": [_chip(name, look) for name in unique(section.ok["implementation"])],
+        "names": [_chip(name, look) for name in unique(drawn["implementation"])],
         "blocks": blocks,
         "tables": [tables.figures(shape, rows) for (shape,), rows in groups(timed, "shape")],
         "problems": tables.problems(section.rows),
@@ -180,7 +190,11 @@ def _chip(name: str, look: Look) -> dict[str, Any]:
 
 def _settings(run: Run) -> str:
     settings = run.about.get("settings")
-    return ", ".join(f"{name} {value}" for name, value in settings.items()) if isinstance(settings, dict) else ""
+    return (
+        ", ".join(f"{name} {value}" for name, value in settings.items() if value != "")
+        if isinstance(settings, dict)
+        else ""
+    )
 
 
 def _title(found: Sequence[Section], runs: Sequence[Run]) -> str:

@@ -101,6 +101,17 @@ def machines(runs: Sequence[Run]) -> list[dict[str, Any]]:
             described = [machine]
         for one in described:
             facts = {name: value for name, value in one.items() if value not in (None, "") and name != "version"}
-            entry = found.setdefault(str(facts), {"facts": facts, "runs": []})
+            readable = dict(_fact(name, value) for name, value in facts.items())
+            entry = found.setdefault(str(facts), {"facts": readable, "runs": []})
             entry["runs"].append({"name": run.name, "version": one.get("version", "")})
     return list(found.values())
+
+
+def _fact(name: str, value: Any) -> tuple[str, str]:
+    """A field of run.json's machine with its unit beside the figure instead of in the name."""
+    if name.endswith("_bytes") and isinstance(value, int):
+        size = f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
+        return name.removesuffix("_bytes").replace("_", " "), size
+    if name.endswith("_w") and isinstance(value, int | float):
+        return name.removesuffix("_w").replace("_", " "), f"{value:g} W"
+    return name.replace("_", " "), str(value)

@@ -8,7 +8,7 @@ import pandas as pd
 
 from swiglu_bench.report import ranking
 from swiglu_bench.report.frames import dicts, groups, unique
-from swiglu_bench.report.look import Look, token_text, tokens_text
+from swiglu_bench.report.look import Look, tokens_text
 from swiglu_bench.report.ranking import Place
 from swiglu_bench.report.sections import Section
 
@@ -19,6 +19,14 @@ def sentences(section: Section, look: Look) -> list[str]:
     """The most important first."""
     tell = {"time": _times, "memory": _memory, "verify": _errors}[section.kind]
     return [*tell(section, look), *_absent(section)]
+
+
+def headline(section: Section, look: Look) -> str:
+    """What the section says in short: who wins where; of memory and errors the first sentence."""
+    if section.kind != "time":
+        return sentences(section, look)[0]
+    found = ranking.places(section.rows)
+    return " ".join(_winners(found, section, look)) if found else sentences(section, look)[0]
 
 
 def together(names: Sequence[str], between: str = "and") -> str:
@@ -139,15 +147,22 @@ def _memory(section: Section, look: Look) -> Iterator[str]:
     for (shape,), rows in groups(measured, "shape"):
         largest = rows[rows["tokens"] == rows["tokens"].max()].sort_values("peak_bytes", kind="stable")
         first, last = largest.iloc[0], largest.iloc[-1]
+        at = f"{shape} at {tokens_text([first['tokens']])}"
+        if last["peak_bytes"] <= 1.01 * first["peak_bytes"]:
+            yield f"{at}: all peaks are within 1% of {_mebibytes(first['peak_bytes'])}."
+            continue
         yield (
-            f"{shape} at {token_text(int(first['tokens']))} tokens: {first['implementation']} has the lowest peak, "
-            f"{first['peak_bytes'] / 2**20:,.0f} MiB; {last['implementation']} the highest, "
-            f"{last['peak_bytes'] / 2**20:,.0f} MiB."
+            f"{at}: {first['implementation']} has the lowest peak, {_mebibytes(first['peak_bytes'])}; "
+            f"{last['implementation']} the highest, {_mebibytes(last['peak_bytes'])}."
         )
     most = max(len(row["gradients"].split()) for row in dicts(measured))
     less = unique([row["implementation"] for row in dicts(measured) if len(row["gradients"].split()) < most])
     if less:
         yield f"These yield fewer gradients than the others, and need less for it: {together(less)}."
+
+
+def _mebibytes(value: float) -> str:
+    return f"{value / 2**20:,.0f} MiB" if value >= 100 * 2**20 else f"{value / 2**20:.3g} MiB"
 
 
 def _errors(section: Section, look: Look) -> Iterator[str]:
@@ -195,7 +210,7 @@ def _where(cases: Sequence[Case], section: Section) -> str:
         return tokens_text(count for _, count in cases)
     if len({count for _, count in every}) == 1:
         return together(list(by_shape))
-    return "; ".join(f"{shape}, {tokens_text(counts)}" for shape, counts in by_shape.items())
+    return together([f"{shape} ({tokens_text(counts)})" for shape, counts in by_shape.items()])
 
 
 def _span(values: Iterable[float], form: str) -> str:
