@@ -35,8 +35,7 @@ def time(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
         line = [marks.level(one["value"], "x") for one in limits]
         chart = marks.dots(points, look, extent, f"{title}; dashed: limit" if line else title, text, line)
     else:
-        curve = alt.Chart(alt.InlineData(values=limits)).mark_line(strokeDash=[5, 4], strokeWidth=1.5, color="#8a8f98")
-        fixed = [curve.encode(x="tokens:Q", y="value:Q")] if limits else []
+        fixed = [marks.dashed(limits).encode(x="tokens:Q", y="value:Q")] if limits else []
         labels = [("limit", limits[-1]["value"])] if limits else []
         chart = marks.lines(points, look, extent, title, text, fixed, labels)
     return titled(chart, "How long does a call take?", rows, look)

@@ -75,18 +75,17 @@ def report(
 
 
 def _check_places(page: Path | None, png: Path | None, svg: Path | None) -> None:
-    """Whether everything can be written, before the work starts; nothing but an HTML page is ever replaced."""
-    try:
-        option: str = "--output"
-        if page and page.exists() and not page.read_bytes()[:15].lower().startswith(b"<!doctype html>"):
-            raise BadInput(f"--output: {page} is there and is no HTML page; give another name.")
-        if page:
-            page.parent.mkdir(parents=True, exist_ok=True)
-        for option, folder in (("--png", png), ("--svg", svg)):
+    """Whether there is room for everything, before the work starts; nothing but an HTML page is ever replaced."""
+    for option, folder in (("--output", page and page.parent), ("--png", png), ("--svg", svg)):
+        try:
             if folder:
                 folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{option}: {error.filename} cannot be written: {error.strerror}; give one that can.") from None
+        except OSError as error:
+            raise BadInput(f"{option}: {folder} cannot be written: {error.strerror}; give one that can.") from None
+    if page and page.is_dir():
+        raise BadInput(f"--output: {page} is a folder; give a file.")
+    if page and page.exists() and not page.read_bytes()[:15].lower().startswith(b"<!doctype html>"):
+        raise BadInput(f"--output: {page} is there and is no HTML page; give another name.")
 
 
 def _check_installed() -> None:

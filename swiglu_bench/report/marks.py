@@ -23,6 +23,7 @@ TIPS = {
 DRAWN = "datum.always || indexof(shown, datum.implementation) >= 0"
 LABELS = "labels"
 ROW_HEIGHT = 24
+GREY = "#8a8f98"
 
 
 def lines(
@@ -35,9 +36,7 @@ def lines(
     """
     y = alt.Y("value:Q", title=title, scale=extent.scale(), axis=_axis(extent, tick_text))
     x = token_axis(point["tokens"] for point in points)
-    base = alt.Chart(alt.InlineData(values=[point | appearance(point, look) for point in points])).transform_filter(
-        DRAWN
-    )
+    base = drawn_of(points, look)
     near = alt.selection_point(fields=["implementation"], on="pointerover", clear="pointerout", name="near")
     names = list(dict.fromkeys(point["implementation"] for point in points))
     dash = alt.Scale(domain=names, range=[list(look.dash(name)) for name in names])
@@ -68,9 +67,7 @@ def dots(
     x = alt.X("value:Q", title=title, scale=extent.scale(), axis=_axis(extent, tick_text))
     y = alt.Y("label:N", title=None, sort=labels, axis=alt.Axis(grid=True, ticks=False, domain=False))
     colour = alt.Color("colour:N", scale=None)
-    base = alt.Chart(alt.InlineData(values=[point | appearance(point, look) for point in points])).transform_filter(
-        DRAWN
-    )
+    base = drawn_of(points, look)
     whiskers = base.transform_filter("datum.low != null").mark_rule(strokeWidth=2)
     marks = base.mark_point(filled=True, size=70, opacity=0.9).encode(
         x=x, y=y, color=colour, shape=alt.Shape("shape:N", scale=None), tooltip=tooltips(points)
@@ -87,12 +84,21 @@ def rows(chart: alt.LayerChart, points: Sequence[Point], look: Look) -> alt.Laye
     return chart.properties(width=WIDTH, height=height, usermeta=about).add_params(shown(points, look))
 
 
+def drawn_of(points: Sequence[Point], look: Look) -> alt.Chart:
+    """A chart without a mark of the points whose implementations are drawn."""
+    values = [point | appearance(point, look) for point in points]
+    return alt.Chart(alt.InlineData(values=values)).transform_filter(DRAWN)
+
+
 def level(value: float, orient: str = "y") -> alt.Chart:
     """A dashed line across the chart at a value."""
-    rule = alt.Chart(alt.InlineData(values=[{"value": value, "always": True}])).mark_rule(
-        strokeDash=[5, 4], strokeWidth=1.5
-    )
+    rule = alt.Chart(alt.InlineData(values=[{"value": value}])).mark_rule(strokeDash=[5, 4], strokeWidth=1.5)
     return rule.encode(**{orient: alt.X("value:Q") if orient == "x" else alt.Y("value:Q")})
+
+
+def dashed(values: Sequence[dict[str, float]]) -> alt.Chart:
+    """A dashed grey line that is no implementation."""
+    return alt.Chart(alt.InlineData(values=values)).mark_line(strokeDash=[5, 4], strokeWidth=1.5, color=GREY)
 
 
 def shown(points: Sequence[Point], look: Look) -> alt.Parameter:

@@ -32,12 +32,9 @@ def pareto(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     times = alt.Axis(values=down.ticks, labelExpr="format(datum.value, '~g')")
     x = alt.X("mib:Q", title="peak memory (MiB), smaller is better", scale=across.scale(), axis=sizes)
     y = alt.Y("value:Q", title="time of a step (ms), smaller is better", scale=down.scale(), axis=times)
-    base = alt.Chart(alt.InlineData(values=[one | marks.appearance(one, look) for one in points]))
-    base = base.transform_filter(marks.DRAWN)
+    base = marks.drawn_of(points, look)
     colour = alt.Color("colour:N", scale=None)
-    line = alt.Chart(alt.InlineData(values=_front(points))).mark_line(
-        strokeDash=[5, 4], strokeWidth=1.5, color="#8a8f98"
-    )
+    line = marks.dashed(_front(points))
     dots = base.mark_point(filled=True, size=90, opacity=1).encode(
         x=x, y=y, color=colour, shape=alt.Shape("shape:N", scale=None), tooltip=marks.tooltips(points)
     )
@@ -76,7 +73,7 @@ def memory(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
               axis=alt.Axis(tickCount=8, labelExpr="format(datum.value, ',~f')", labelOverlap="greedy"))  # fmt: skip
     peak = base.mark_bar(opacity=0.35, height=16).encode(x=x, y=y, color=colour, tooltip=tip)
     saved = base.mark_bar(height=16).encode(x=alt.X("saved:Q"), y=y, color=colour, tooltip=tip)
-    tick = base.transform_filter("datum.predicted != null").mark_tick(thickness=2, height=20, color="#8a8f98")
+    tick = base.transform_filter("datum.predicted != null").mark_tick(thickness=2, height=20, color=marks.GREY)
     chart = alt.LayerChart(layer=[peak, saved, tick.encode(x=alt.X("predicted:Q"), y=y, tooltip=tip)])
     chart = marks.rows(chart, values, look)
     what = "bar: peak above inputs and weights; full colour: of it saved for backward; tick: predicted peak"
