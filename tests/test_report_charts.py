@@ -141,3 +141,8 @@ def test_the_committed_runs_have_charts(name: str) -> None:
         assert drawn.charts or drawn.reason
         for _, chart in drawn.charts:
             assert chart.to_dict()["title"]["subtitle"][0]
+
+
+def test_errors_of_several_dtypes_stand_in_charts_of_their_own(tmp_path: Path) -> None:
+    rows = [a_record(time_ms=None, dtype=dtype, command="swiglu-bench verify") for dtype in ("float32", "float16")]
+    assert [text for text, _ in answers(write(tmp_path / "run", rows))["error"].charts] == ["float32", "float16"]

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from reported import COMMITTED, EVIL, IN_A_CHECKOUT, awkward, timed, write
-from specimens import without_time
+from specimens import a_record, without_time
 from swiglu_bench.record import Record, Status
 from swiglu_bench.report.load import load
 from swiglu_bench.report.page import looks
@@ -67,3 +67,15 @@ def test_the_committed_runs() -> None:
     assert texts[0].startswith("fused is the fastest at every token count: 1.16 to 1.22 times the speed of eager")
     assert "MiB" in texts[1]
     assert all("checked rows are right" in text for text in texts[2:])
+
+
+def test_who_needs_less_for_doing_less_is_not_the_smallest(tmp_path: Path) -> None:
+    bare = {"time_ms": None, "baseline": "", "ratio": None, "ratio_low": None, "ratio_high": None, "mode": "step"}
+    sizes = {"small": (50, "x w"), "large": (300, "x w"), "frozen": (10, "x")}
+    rows = [
+        a_record(implementation=name, tokens=1024, peak_bytes=mib << 20, gradients=gradients, **bare)
+        for name, (mib, gradients) in sizes.items()
+    ]
+    text = one_case(tmp_path, *rows)
+    assert "small at 1k tokens: small has the lowest peak, 50 MiB; large the highest, 300 MiB." in text
+    assert "fewer gradients and need less for it: frozen." in text

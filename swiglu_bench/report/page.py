@@ -26,12 +26,12 @@ Draw = Callable[[pd.DataFrame, Look], alt.LayerChart]
 
 @dataclass(frozen=True)
 class Question:
-    """A chart, once for each shape, or each shape and token count."""
+    """What one kind of chart answers."""
 
     name: str
     draw: Draw
     each: tuple[str, ...]
-    """Columns whose values have a chart each."""
+    """Columns whose values have a chart each: of shape, dtype and tokens."""
 
 
 QUESTIONS = {
@@ -41,10 +41,13 @@ QUESTIONS = {
         Question("time", charts.time, ("shape",)),
         Question("limit", charts.limit, ("shape",)),
         Question("memory-and-time", memory_charts.pareto, ("shape", "tokens")),
-        Question("error", charts.error, ()),
+        Question("error", charts.error, ("dtype",)),
     ),
-    "memory": (Question("memory", memory_charts.memory, ("shape", "tokens")), Question("error", charts.error, ())),
-    "verify": (Question("error", charts.error, ()),),
+    "memory": (
+        Question("memory", memory_charts.memory, ("shape", "tokens")),
+        Question("error", charts.error, ("dtype",)),
+    ),
+    "verify": (Question("error", charts.error, ("dtype",)),),
 }
 """What each kind of section asks, the most important first."""
 
@@ -165,6 +168,7 @@ def _each(rows: pd.DataFrame, columns: tuple[str, ...]) -> Iterator[tuple[str, p
     for key, part in parts:
         named = dict(zip(columns, key, strict=True))
         texts = [str(named["shape"])] if "shape" in several else []
+        texts += [str(named["dtype"])] if "dtype" in several else []
         texts += [f"{token_text(named['tokens'])} tokens"] if "tokens" in several else []
         yield ", ".join(texts), part
 

@@ -61,7 +61,7 @@ def points_of(
         if pd.notna(row["error"]) and pd.notna(row["eager_error"]):
             point["precision"] = f"{row['error']:.2e}, eager's {row['eager_error']:.2e}"
             if pd.notna(row["error_ratio"]):
-                point["precision"] += f"; {row['error_ratio']:.0%} of what is allowed"
+                point["precision"] += f"; {row['error_ratio']:.0%} of the allowed"
         points.append(point)
     return points
 

@@ -144,7 +144,9 @@ def _memory(section: Section, look: Look) -> Iterator[str]:
     if measured.empty:
         yield "No memory could be measured."
         return
-    for (shape,), rows in groups(measured, "shape"):
+    gradients = measured["gradients"].str.split().str.len()
+    most = measured[gradients == gradients.max()]
+    for (shape,), rows in groups(most, "shape"):
         largest = rows[rows["tokens"] == rows["tokens"].max()].sort_values("peak_bytes", kind="stable")
         first, last = largest.iloc[0], largest.iloc[-1]
         at = f"{shape} at {tokens_text([first['tokens']])}"
@@ -155,10 +157,9 @@ def _memory(section: Section, look: Look) -> Iterator[str]:
             f"{at}: {first['implementation']} has the lowest peak, {_mebibytes(first['peak_bytes'])}; "
             f"{last['implementation']} the highest, {_mebibytes(last['peak_bytes'])}."
         )
-    most = max(len(row["gradients"].split()) for row in dicts(measured))
-    less = unique([row["implementation"] for row in dicts(measured) if len(row["gradients"].split()) < most])
+    less = unique(measured.loc[gradients < gradients.max(), "implementation"])
     if less:
-        yield f"These yield fewer gradients than the others, and need less for it: {together(less)}."
+        yield f"Left out of that, because they yield fewer gradients and need less for it: {together(less)}."
 
 
 def _mebibytes(value: float) -> str:
