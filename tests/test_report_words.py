@@ -79,3 +79,13 @@ def test_who_needs_less_for_doing_less_is_not_the_smallest(tmp_path: Path) -> No
     text = one_case(tmp_path, *rows)
     assert "small at 1k tokens: small has the lowest peak, 50 MiB; large the highest, 300 MiB." in text
     assert "fewer gradients and need less for it: frozen." in text
+
+
+def test_winners_that_change_from_case_to_case_are_counted(tmp_path: Path) -> None:
+    names = "abcdefgh"
+    rows = [timed("eager", tokens, 1.0) for tokens in range(1, 9)]
+    rows += [timed(name, index + 1, 0.5) for index, name in enumerate(names)]
+    text = one_case(tmp_path, *rows, timed("a", 2, 0.501))
+    assert text.startswith(
+        "The winner changes from case to case; of 8, first are a in 2 (alone in 1), b in 1 (alone in 0)"
+    )

@@ -13,7 +13,7 @@ import pandas as pd
 
 from swiglu_bench.report import marks, ranking
 from swiglu_bench.report.frames import dicts, unique
-from swiglu_bench.report.look import WIDTH, Look, linear_range, log_range, token_text
+from swiglu_bench.report.look import CHARACTER, WIDTH, Look, linear_range, log_range, token_text
 from swiglu_bench.report.points import NoChart, counts, points_of, timed, titled
 
 CELL_WIDTH, CELL_HEIGHT = 150, 44
@@ -33,12 +33,12 @@ def time(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     title, text = f"time of a call ({unit}), log scale", "format(datum.value, '~g')"
     if counts(usable) == 1:
         line = [marks.level(one["value"], "x") for one in limits]
-        chart = marks.dots(points, look, extent, f"{title}; dashed: limit" if line else title, text, line)
+        chart = marks.dots(points, look, extent, title, text, line)
     else:
         fixed = [marks.dashed(limits).encode(x="tokens:Q", y="value:Q")] if limits else []
         labels = [("limit", limits[-1]["value"])] if limits else []
         chart = marks.lines(points, look, extent, title, text, fixed, labels)
-    return titled(chart, "How long does a call take?", rows, look)
+    return titled(chart, "How long does a call take?", rows, look, "dashed: limit" if limits else "")
 
 
 def speedup(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
@@ -58,10 +58,10 @@ def speedup(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     extent = linear_range(ends, 1.0) if max(ends) / min(ends) < WIDE else log_range([*ends, 1.0])
     title, text = f"{baseline}'s time ÷ time, with 95% interval", "format(datum.value, '~g') + '×'"
     if counts(usable) == 1:
-        chart = marks.dots(points, look, extent, f"{title}; dashed: {baseline}", text, [marks.level(1, "x")])
+        chart = marks.dots(points, look, extent, title, text, [marks.level(1, "x")])
     else:
         chart = marks.lines(points, look, extent, title, text, [marks.level(1)], [(baseline, 1.0)])
-    return titled(chart, f"How much faster than {baseline}?", usable, look)
+    return titled(chart, f"How much faster than {baseline}?", usable, look, f"dashed: {baseline}")
 
 
 def limit(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
@@ -74,10 +74,10 @@ def limit(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     extent = linear_range([point["value"] for point in points], 100.0)
     title, text = "limit's time ÷ time (%)", "datum.value + '%'"
     if counts(usable) == 1:
-        chart = marks.dots(points, look, extent, f"{title}; dashed: limit", text, [marks.level(100, "x")])
+        chart = marks.dots(points, look, extent, title, text, [marks.level(100, "x")])
     else:
         chart = marks.lines(points, look, extent, title, text, [marks.level(100)], [("limit", 100.0)])
-    what = "limit: the case's bare matrix products in the same rounds, or its bytes at copy bandwidth"
+    what = "dashed: limit, the case's bare matrix products in the same rounds or its bytes at copy bandwidth"
     return titled(chart, "How near to this machine's limit?", usable, look, what)
 
 
@@ -132,16 +132,11 @@ def crossover(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     across, down = (shapes, ticks) if upright else (ticks, shapes)
     width = max(CELL_WIDTH, min(320, WIDTH // len(across)))
     chart = alt.LayerChart(layer=[fill.encode(color=alt.Color("colour:N", scale=None), tooltip=tip), name, amount])
+    side = round(CHARACTER * max(map(len, down))) + 40
     chart = chart.properties(width=width * len(across), height=CELL_HEIGHT * len(down))
-    return titled(
-        chart,
-        "Which is fastest where?",
-        rows,
-        look,
-        "grey: a tie for the first place",
-        whole_section=True,
-        columns=len(across),
-    )
+    size = {"columns": len(across), "side_px": side}
+    what = "grey: a tie for the first place"
+    return titled(chart, "Which is fastest where?", rows, look, what, whole_section=True, **size)
 
 
 def _cell(place: ranking.Place, rows: pd.DataFrame, look: Look) -> dict[str, Any]:

@@ -9,14 +9,13 @@ function chosen(place) {
   return Array.from(boxes, (box) => box.value);
 }
 
-// On a narrow screen names beside the lines would take half of it; the list above the charts has the colours.
-function fitted(spec, width) {
+// On a narrow screen names beside the lines would take half of it; the list above the charts has the colours. A map of
+// cases takes the room there is, within what its texts need and what the eye can follow.
+function fitted(spec, room) {
   const copy = structuredClone(spec);
-  if (narrow.matches) {
-    copy.layer = copy.layer.filter((layer) => layer.name !== "labels");
-    const columns = spec.usermeta.columns;
-    if (columns) copy.width = Math.max(columns * 130, width - 70);
-  }
+  const { columns, side_px: side } = spec.usermeta;
+  if (narrow.matches) copy.layer = copy.layer.filter((layer) => layer.name !== "labels");
+  if (columns) copy.width = Math.min(columns * 250, Math.max(columns * 110, room - side));
   return copy;
 }
 

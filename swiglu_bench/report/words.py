@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pandas as pd
 
@@ -13,6 +14,10 @@ from swiglu_bench.report.ranking import Place
 from swiglu_bench.report.sections import Section
 
 Case = tuple[str, int]
+SEVERAL = 3
+"""Cases of more shapes than these are counted instead of listed."""
+MANY = 6
+"""More sentences about winners than these are not read."""
 
 
 def sentences(section: Section, look: Look) -> list[str]:
@@ -58,6 +63,9 @@ def _winners(found: Sequence[Place], section: Section, look: Look) -> Iterator[s
     for place in found:
         winners = {stands.get(name, name) for name in (place.best, *place.ties)}
         by_winners.setdefault(tuple(sorted(winners, key=list(look.slots).index)), []).append(place)
+    if len(by_winners) > MANY:
+        yield _mixed(by_winners, len(found))
+        return
     for names, won in sorted(by_winners.items(), key=lambda one: -len(one[1])):
         where = _where([(place.shape, place.tokens) for place in won], section)
         speed = _span([place.speedup for place in won], "{:.2f}")
@@ -77,6 +85,17 @@ def _winners(found: Sequence[Place], section: Section, look: Look) -> Iterator[s
             longer = [100 * (1 / (1 - place.lead) - 1) for place in ahead]
             sentence += f"; the next, {following}, takes {_span(longer, '{:.1f}')}% longer"
         yield f"{sentence}."
+
+
+def _mixed(by_winners: Mapping[tuple[str, ...], Sequence[Place]], cases: int) -> str:
+    """One sentence where the winners change too often to list: how often each is first."""
+    first: Counter[str] = Counter()
+    alone: Counter[str] = Counter()
+    for names, won in by_winners.items():
+        first.update({name: len(won) for name in names})
+        alone.update({names[0]: len(won)} if len(names) == 1 else {})
+    counts = [f"{name} in {count} (alone in {alone[name]})" for name, count in first.most_common()]
+    return f"The winner changes from case to case; of {cases}, first are {together(counts)}; the map below names them."
 
 
 def _against_baseline(section: Section) -> Iterator[str]:
@@ -144,7 +163,7 @@ def _memory(section: Section, look: Look) -> Iterator[str]:
     if measured.empty:
         yield "No memory could be measured."
         return
-    gradients = measured["gradients"].str.split().str.len()
+    gradients = measured["gradients"].map(lambda text: len(text.split()))
     most = measured[gradients == gradients.max()]
     for (shape,), rows in groups(most, "shape"):
         largest = rows[rows["tokens"] == rows["tokens"].max()].sort_values("peak_bytes", kind="stable")
@@ -211,6 +230,8 @@ def _where(cases: Sequence[Case], section: Section) -> str:
         return tokens_text(count for _, count in cases)
     if len({count for _, count in every}) == 1:
         return together(list(by_shape))
+    if len(by_shape) > SEVERAL:
+        return f"{len(cases)} of {len(every)} cases"
     return together([f"{shape} ({tokens_text(counts)})" for shape, counts in by_shape.items()])
 
 
