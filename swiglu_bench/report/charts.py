@@ -56,12 +56,12 @@ def speedup(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     points = points_of(usable, 1 / usable["ratio"], 1 / usable["ratio_high"], 1 / usable["ratio_low"])
     ends = [value for point in points for value in (point["value"], point["low"], point["high"])]
     extent = linear_range(ends, 1.0) if max(ends) / min(ends) < WIDE else log_range([*ends, 1.0])
-    title, text = f"{baseline}'s time ÷ time, with 95% interval", "format(datum.value, '~g') + '×'"
+    title, text = f"{baseline}'s time ÷ time", "format(datum.value, '~g') + '×'"
     if counts(usable) == 1:
         chart = marks.dots(points, look, extent, title, text, [marks.level(1, "x")])
     else:
         chart = marks.lines(points, look, extent, title, text, [marks.level(1)], [(baseline, 1.0)])
-    return titled(chart, f"How much faster than {baseline}?", usable, look, f"dashed: {baseline}")
+    return titled(chart, f"How much faster than {baseline}?", usable, look, f"bars: 95% intervals; dashed: {baseline}")
 
 
 def limit(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
