@@ -9,7 +9,7 @@ REQUIREMENTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help bench test lint readme lint-ruff lint-format lint-types lint-imports clean distclean
+.PHONY: help bench test lint readme figures lint-ruff lint-format lint-types lint-imports clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,6 +37,9 @@ lint-imports: $(VENV)/.installed-dev
 readme: $(VENV)/.installed-bench ## Make the tables of README.md again from results/
 	$(BIN)/python -m swiglu_bench.writers.markdown README.md
 
+figures: $(VENV)/.installed-report ## Make the figures of README.md again from results/
+	$(BIN)/python -m swiglu_bench.report.figures README.md
+
 clean: ## Remove caches and build products
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find swiglu_bench kernels tests -type d -name __pycache__ -prune -exec rm -rf {} +
@@ -45,6 +48,7 @@ distclean: clean ## Remove .venv as well
 	rm -rf $(VENV)
 
 $(VENV)/.installed-bench: EXTRAS :=
+$(VENV)/.installed-report: EXTRAS := [report]
 $(VENV)/.installed-test: EXTRAS := [test]
 $(VENV)/.installed-dev: EXTRAS := [dev]
 $(VENV)/.installed-%: $(VENV)/.made $(REQUIREMENTS)

@@ -47,6 +47,7 @@ from swiglu_bench.options import (
     WandbProject,
     complete_shapes,
 )
+from swiglu_bench.report import command as report_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -264,6 +265,7 @@ def inspect(
     raise typer.Exit(int(any(report.stack_bytes for report in reports)))
 
 
+app.command(rich_help_panel=LOOK)(report_command.report)
 for _command in (machine_commands.ceilings, machine_commands.noise, machine_commands.doctor):
     app.command(rich_help_panel=MACHINE)(_command)
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "triton", "liger_kernel", "pandas", "scipy", "wandb")
+HEAVY = ("altair", "torch", "triton", "liger_kernel", "pandas", "scipy", "wandb")
 
 RUN_THE_CLI = f"""
 import atexit, sys
@@ -33,7 +33,21 @@ def text_and_heavy_imports(code: str, *arguments: str, **variables: str) -> tupl
 
 @pytest.mark.parametrize(
     "command",
-    ["", "list", "forward", "backward", "step", "memory", "verify", "audit", "selftest", "ceilings", "noise", "doctor"],
+    [
+        "",
+        "list",
+        "forward",
+        "backward",
+        "step",
+        "memory",
+        "verify",
+        "audit",
+        "selftest",
+        "report",
+        "ceilings",
+        "noise",
+        "doctor",
+    ],
 )
 def test_help_imports_nothing_heavy(command: str) -> None:
     text, heavy = text_and_heavy_imports(RUN_THE_CLI, *command.split(), "--help")

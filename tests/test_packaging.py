@@ -100,6 +100,7 @@ def test_the_wheel_holds_every_source_file_and_config(wheel_files: list[str]) ->
         for folder, package in homes.items()
         for path in folder.rglob("*.py")
     }
+    wanted |= {f"swiglu_bench/report/page.{kind}" for kind in ("css", "html", "js")}
     wanted |= {f"swiglu_bench/configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}
     wanted |= {"swiglu_bench/py.typed", "swiglu_kernels/py.typed", f"swiglu_bench-{VERSION}.dist-info/licenses/LICENSE"}
     assert wanted <= set(wheel_files)

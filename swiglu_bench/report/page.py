@@ -1,0 +1,212 @@
+"""A report as one HTML file that needs no network: words, charts, tables and the chart libraries inside it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from swiglu_bench.report import charts, memory_charts, ranking, tables, words
+from swiglu_bench.report.frames import groups, unique
+from swiglu_bench.report.load import Run
+from swiglu_bench.report.look import DASHES, FORMS, PER_FORM, Look, slots, theme, token_text
+from swiglu_bench.report.points import NoChart
+from swiglu_bench.report.sections import WORK, Section, sections
+
+EXPORT = "window.vegaEmbed = vegaEmbed;"
+"""What of the chart libraries the page's own script uses."""
+Draw = Callable[[pd.DataFrame, Look], alt.LayerChart]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What one kind of chart answers."""
+
+    name: str
+    draw: Draw
+    each: tuple[str, ...]
+    """Columns whose values have a chart each: of shape, dtype and tokens."""
+
+
+QUESTIONS = {
+    "time": (
+        Question("speed-up", charts.speedup, ("shape",)),
+        Question("fastest", charts.crossover, ()),
+        Question("time", charts.time, ("shape",)),
+        Question("limit", charts.limit, ("shape",)),
+        Question("memory-and-time", memory_charts.pareto, ("shape", "tokens")),
+        Question("error", charts.error, ("dtype",)),
+    ),
+    "memory": (
+        Question("memory", memory_charts.memory, ("shape", "tokens")),
+        Question("error", charts.error, ("dtype",)),
+    ),
+    "verify": (Question("error", charts.error, ("dtype",)),),
+}
+"""What each kind of section asks, the most important first."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The charts of one question, or why there is none."""
+
+    name: str
+    charts: list[tuple[str, alt.LayerChart]] = field(default_factory=list)
+    """What tells them apart, and the chart."""
+    reason: str = ""
+
+
+def draw(section: Section, look: Look) -> Iterator[Drawn]:
+    """Every question of a section, answered or with the reason why not."""
+    for question in QUESTIONS[section.kind]:
+        found, reasons = [], []
+        for text, rows in _each(section.rows, question.each):
+            try:
+                found.append((text, question.draw(rows, look)))
+            except NoChart as error:
+                reasons.append(str(error))
+        yield Drawn(question.name, found, reasons[0] if reasons and not found else "")
+
+
+def looks(found: Sequence[Section]) -> list[Look]:
+    """How each section is drawn: an implementation has one colour in all of them."""
+    from swiglu_bench.implementations import CATALOGUE
+
+    names = [str(name) for section in found for name in section.rows["implementation"]]
+    numbers = slots(names, [implementation.name for implementation in CATALOGUE])
+    return [
+        Look(
+            numbers,
+            ranking.alike(section.rows) if section.kind == "time" else {},
+            frozenset(section.ok.loc[~section.ok["comparable"].astype(bool), "implementation"]),
+        )
+        for section in found
+    ]
+
+
+def page(runs: Sequence[Run], made_by: str) -> str:
+    """The page; `made_by` is the command that makes it."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    found = sections(runs)
+    specs: list[dict[str, Any]] = []
+    shown = [
+        _section(number, one, look, specs) for number, (one, look) in enumerate(zip(found, looks(found), strict=True))
+    ]
+    here = Path(__file__).parent
+    return environment.get_template("page.html").render(
+        title=_title(found, runs),
+        sections=shown,
+        audits=[tables.audit(run) for run in runs if len(run.audit)],
+        machines=tables.machines(runs),
+        runs=[
+            {"name": run.name, "path": str(run.path), "commands": run.commands, "settings": _settings(run)}
+            for run in runs
+        ],
+        made_by=made_by,
+        style=(here / "page.css").read_text(encoding="utf-8"),
+        script=(here / "page.js").read_text(encoding="utf-8"),
+        libraries=_libraries(),
+        data=_json({"charts": specs, "themes": {"light": theme(dark=False), "dark": theme(dark=True)}}),
+    )
+
+
+@functools.cache
+def _libraries() -> str:
+    """Vega, Vega-Lite and vega-embed as one script."""
+    import vl_convert
+
+    return vl_convert.javascript_bundle(EXPORT).replace("</script", "<\\/script")
+
+
+def _section(number: int, section: Section, look: Look, specs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the template shows of a section; its charts go to the end of `specs`."""
+    blocks = []
+    for answer in draw(section, look):
+        block: dict[str, Any] = {"reason": answer.reason, "options": [], "question": answer.name}
+        for text, chart in answer.charts:
+            spec = chart.to_dict()
+            block["question"], block["about"] = spec["title"]["text"], spec["usermeta"]["about"]
+            block["options"].append({"text": text, "chart": len(specs)})
+            specs.append(_for_page(spec))
+        blocks.append(block)
+    drawn = section.rows[section.rows["status"].isin(["ok", "incorrect"])]
+    timed = section.ok[section.ok["time_ms"].notna()]
+    return {
+        "id": f"section-{number}",
+        "title": section.title,
+        "work": WORK.get(section.scope, ""),
+        "device": section.device,
+        "run": section.run.name,
+        "memory_from": section.memory_from,
+        "headline": words.headline(section, look),
+        "sentences": words.sentences(section, look),
+        "names": [_chip(name, look) for name in unique(drawn["implementation"])],
+        "blocks": blocks,
+        "tables": [tables.figures(shape, rows) for (shape,), rows in groups(timed, "shape")],
+        "problems": tables.problems(section.rows),
+    }
+
+
+def _each(rows: pd.DataFrame, columns: tuple[str, ...]) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The rows in the parts that have a chart each, the largest token count first, with what tells them apart."""
+    if not columns:
+        yield "", rows
+        return
+    several = [column for column in columns if rows[column].nunique() > 1]
+    parts = sorted(groups(rows, *columns), key=lambda part: -part[0][-1] if "tokens" in columns else 0)
+    for key, part in parts:
+        named = dict(zip(columns, key, strict=True))
+        texts = [str(named["shape"])] if "shape" in several else []
+        texts += [str(named["dtype"])] if "dtype" in several else []
+        texts += [f"{token_text(named['tokens'])} tokens"] if "tokens" in several else []
+        yield ", ".join(texts), part
+
+
+def _for_page(spec: dict[str, Any]) -> dict[str, Any]:
+    """A chart without what the page says or decides itself: title, theme, width."""
+    for name in ("title", "config", "$schema"):
+        spec.pop(name, None)
+    return (
+        spec
+        if "columns" in spec["usermeta"]
+        else spec | {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
+    )
+
+
+def _chip(name: str, look: Look) -> dict[str, Any]:
+    form = FORMS.index(look.shape(name))
+    return {
+        "name": name, "colour": look.colour(name), "shown": name not in look.hidden(), "label": look.label(name),
+        "dash": " ".join(map(str, DASHES[look.slots[name] // PER_FORM % len(DASHES)])), "square": form % 2 == 1,
+    }  # fmt: skip
+
+
+def _settings(run: Run) -> str:
+    settings = run.about.get("settings")
+    return (
+        ", ".join(f"{name} {value}" for name, value in settings.items() if value != "")
+        if isinstance(settings, dict)
+        else ""
+    )
+
+
+def _title(found: Sequence[Section], runs: Sequence[Run]) -> str:
+    devices = dict.fromkeys(section.device for section in found if section.device)
+    devices |= dict.fromkeys(str(run.about["machine"].get("device", "")) for run in runs if "machine" in run.about)
+    return f"SwiGLU on {words.together(list(devices))}" if devices else "SwiGLU"
+
+
+def _json(value: Any) -> str:
+    """JSON that may stand inside a script element."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=str).replace("<", "\\u003c")

@@ -1,0 +1,108 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("altair", reason="the extra `report` is not installed")
+pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
+
+from reported import ROOT, audited, awkward, timed, write
+from swiglu_bench import cli
+from swiglu_bench.report import command, figures
+
+
+def report(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["swiglu-bench", "report", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exited:
+        cli.main()
+    return int(exited.value.code or 0)
+
+
+def test_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    awkward(tmp_path / "runs" / "run")
+    audited(tmp_path / "runs" / "audit")
+    monkeypatch.chdir(tmp_path)
+    assert report(monkeypatch, "runs") == 0
+    assert "Report: report.html" in capsys.readouterr().out
+    text = Path("report.html").read_text(encoding="utf-8")
+    assert "Contract matrix" in text
+    assert "swiglu-bench report runs" in text
+    assert report(monkeypatch, "runs", "--impl", "eager,slow") == 0  # over the page that was there
+    text = Path("report.html").read_text(encoding="utf-8")
+    assert "Contract matrix" not in text
+    assert 'value="level"' not in text
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path / "run", [timed("eager", 1, 1.0), timed("a", 1, 0.5)])
+    assert report(monkeypatch, folder, "--svg", tmp_path / "svg", "--png", tmp_path / "png", "--dark") == 0
+    said = capsys.readouterr().out
+    assert "no run-glu-forward-float32-memory-and-time: Memory is measured" in said
+    svg, png = ({path.stem for path in (tmp_path / form).iterdir()} for form in ("svg", "png"))
+    assert (
+        svg == png == {f"run-glu-forward-float32-{name}" for name in ("speed-up", "fastest", "time", "limit", "error")}
+    )
+    assert (tmp_path / "png" / "run-glu-forward-float32-time.png").read_bytes().startswith(b"\x89PNG")
+    picture = (tmp_path / "svg" / "run-glu-forward-float32-speed-up.svg").read_text(encoding="utf-8")
+    assert "How much faster than eager?" in picture
+    assert "#0d1117" in picture
+    assert not Path("report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere does not exist; give a run's folder"),
+        (["run", "-o", "run/records.csv"], "is there and is no HTML page; give another name"),
+        (["run", "-o", "run"], "--output: run is a folder; give a file"),
+        (["run", "--svg", "run/records.csv"], "--svg: run/records.csv cannot be written"),
+        (["run", "--dark"], "--dark is for pictures"),
+        (["run", "--impl", "nobody"], "no row of these runs is of 'nobody'"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_loses_nothing(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    records = write(Path("run"), [timed("a", 1, 0.5)]) / "records.csv"
+    before = records.read_bytes()
+    assert report(monkeypatch, *arguments) == 2
+    assert message in capsys.readouterr().err
+    assert records.read_bytes() == before
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(command.NEEDS, "no_such_module", "no-such-package")
+    assert report(monkeypatch, "run") == 2
+    assert (
+        "report needs no-such-package; install them with: pip install 'swiglu-bench[report]'" in capsys.readouterr().err
+    )
+
+
+def test_a_figure_and_its_neighbours(tmp_path: Path) -> None:
+    write(tmp_path / "run", [timed("eager", 1, 1.0), timed("a", 1, 0.5), timed("b", 1, 0.6)])
+    document = tmp_path / "page.md"
+    after = "<!-- table: x -->\nkept\n<!-- end -->\n"
+    document.write_text(f"before\n<!-- figure: run speed-up eager a -->\nold\n<!-- end -->\n{after}", encoding="utf-8")
+    text, pictures = figures.fill(document)
+    assert text.startswith("before\n<!-- figure: run speed-up eager a -->\n<picture>\n")
+    assert text.endswith(f"</picture>\n<!-- end -->\n{after}")
+    assert 'alt="a is the fastest at 1 token: 2.00 times the speed of eager' in text
+    names = [path.relative_to(tmp_path).as_posix() for path in pictures]
+    assert names == [f"docs/figures/run-glu-forward-float32-speed-up{end}.svg" for end in ("", "-dark")]
+    assert all(f'"{name}"' in text for name in names)
+    document.write_text(text, encoding="utf-8")
+    assert figures.fill(document)[0] == text
+
+
+@pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="not in a checkout")
+def test_the_readme_shows_what_its_run_says() -> None:
+    text, pictures = figures.fill(ROOT / "README.md")
+    assert text == (ROOT / "README.md").read_text(encoding="utf-8")
+    assert pictures
+    assert all(path.exists() for path in pictures)
