@@ -37,8 +37,8 @@ lint-imports: $(VENV)/.installed-dev
 readme: $(VENV)/.installed-bench ## Make the tables of README.md again from results/
 	$(BIN)/python -m swiglu_bench.writers.markdown README.md
 
-figures: $(VENV)/.installed-report ## Make the figures of README.md again from results/
-	$(BIN)/python -m swiglu_bench.report.figures README.md
+figures: $(VENV)/.installed-report ## Make the figures of the documents again from results/
+	$(BIN)/python -m swiglu_bench.report.figures README.md docs/methodology.md
 
 clean: ## Remove caches and build products
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -8,7 +8,8 @@ pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
 
 from reported import ROOT, audited, awkward, timed, write
 from swiglu_bench import cli
-from swiglu_bench.report import command, figures
+from swiglu_bench.cases import BadInput
+from swiglu_bench.report import command, figures, noise_chart
 
 
 def report(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -101,8 +102,25 @@ def test_a_figure_and_its_neighbours(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="not in a checkout")
-def test_the_readme_shows_what_its_run_says() -> None:
-    text, pictures = figures.fill(ROOT / "README.md")
-    assert text == (ROOT / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["README.md", "docs/methodology.md"])
+def test_the_documents_show_what_their_runs_say(name: str) -> None:
+    text, pictures = figures.fill(ROOT / name)
+    assert text == (ROOT / name).read_text(encoding="utf-8")
     assert pictures
     assert all(path.exists() for path in pictures)
+
+
+def test_pairs_that_got_a_verdict_are_counted_in_their_figure(tmp_path: Path) -> None:
+    head = "pair,time_ms,ratio,ratio_low,ratio_high,noise,verdict\n"
+    (tmp_path / "noise.csv").write_text(f"{head}0,2,1,0.99,1.01,0.01,tie\n1,2,1.1,1.09,1.11,0.01,slower\n")
+    chart, said = noise_chart.pairs(tmp_path / "noise.csv")
+    assert said == (
+        "2 pairs of the same call under two names: 1 of the 95% intervals exclude no difference, and 1 pairs get a verdict."
+    )
+    assert "1 verdicts" in str(chart.to_dict()["title"])
+
+
+def test_a_csv_that_noise_did_not_write(tmp_path: Path) -> None:
+    (tmp_path / "noise.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(BadInput, match="expected a CSV that `swiglu-bench noise` wrote"):
+        noise_chart.pairs(tmp_path / "noise.csv")

@@ -1,12 +1,13 @@
 """Figures of documents made from a run, so that no picture is older than its figures.
 
 A document holds a marked block; `python -m swiglu_bench.report.figures README.md` (`make figures`) makes the pictures
-again, in docs/figures beside the document, and fills the block:
+again, in docs/figures, and fills the block:
 
     <!-- figure: results/nvidia-h200/2026-11-21/forward speed-up eager compile liger fused -->
     <!-- end -->
 
-After the run comes the question, as `report --svg` names it, then the implementations; without any, all are drawn.
+After the run comes the question, as `report --svg` names it, then the implementations; without any, all are drawn. The
+question to a CSV of `swiglu-bench noise` is `pairs`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import re
 import sys
 from pathlib import Path
 
+import altair as alt
+
 from swiglu_bench.cases import BadInput
-from swiglu_bench.report import words
+from swiglu_bench.report import noise_chart, words
 from swiglu_bench.report.images import charts_of, picture
 from swiglu_bench.report.load import load, only
 from swiglu_bench.report.page import looks
@@ -26,36 +29,44 @@ from swiglu_bench.report.sections import sections
 BLOCK = re.compile(
     r"(<!-- figure: (?P<run>\S+) (?P<question>[\w-]+)(?P<names>[^>]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL
 )
-FOLDER = Path("docs/figures")
 
 
 def fill(document: Path) -> tuple[str, dict[Path, bytes]]:
     """The document's text with every block made again, and the pictures; paths are relative to the document."""
+    folder = Path("figures" if document.parent.name == "docs" else "docs/figures")
     pictures: dict[Path, bytes] = {}
 
     def replace(match: re.Match[str]) -> str:
-        runs = [load(document.parent / match["run"])]
-        if match["names"].split():
-            runs = only(runs, match["names"].split())
-        found = {name: chart for name, chart in charts_of(runs) if name.endswith(f"-{match['question']}")}
-        if len(found) != 1:
-            raise BadInput(
-                f"{document}: {match['run']} has {len(found)} charts {match['question']!r}; a figure is one."
-            )
-        ((name, chart),) = found.items()
-        if isinstance(chart, str):
-            raise BadInput(f"{document}: {match['run']} has no chart {match['question']!r}: {chart}")
-        files = {dark: FOLDER / f"{name}{'-dark' if dark else ''}.svg" for dark in (False, True)}
+        source = document.parent / match["run"]
+        if source.suffix == ".csv":
+            name = f"{source.stem}-{match['question']}"
+            chart, said = noise_chart.pairs(source)
+        else:
+            name, chart, said = _of_run(document, source, match["question"], match["names"].split())
+        files = {dark: folder / f"{name}{'-dark' if dark else ''}.svg" for dark in (False, True)}
         for dark, file in files.items():
             pictures[document.parent / file] = picture(chart, "svg", dark)
-        (section, *_), (look, *_) = sections(runs), looks(sections(runs))
-        said = html.escape(words.sentences(section, look)[0])
         return (
             f'{match[1]}<picture>\n  <source media="(prefers-color-scheme: dark)" srcset="{files[True].as_posix()}">\n'
-            f'  <img src="{files[False].as_posix()}" alt="{said}">\n</picture>\n{match["end"]}'
+            f'  <img src="{files[False].as_posix()}" alt="{html.escape(said)}">\n</picture>\n{match["end"]}'
         )
 
     return BLOCK.sub(replace, document.read_text(encoding="utf-8")), pictures
+
+
+def _of_run(document: Path, source: Path, question: str, names: list[str]) -> tuple[str, alt.LayerChart, str]:
+    """The one chart of a run that answers a question: its name, itself, and what it shows in a sentence."""
+    runs = [load(source)]
+    if names:
+        runs = only(runs, names)
+    found = {name: chart for name, chart in charts_of(runs) if name.endswith(f"-{question}")}
+    if len(found) != 1:
+        raise BadInput(f"{document}: {source} has {len(found)} charts {question!r}; a figure is one.")
+    ((name, chart),) = found.items()
+    if isinstance(chart, str):
+        raise BadInput(f"{document}: {source} has no chart {question!r}: {chart}")
+    (section, *_), (look, *_) = sections(runs), looks(sections(runs))
+    return name, chart, words.sentences(section, look)[0]
 
 
 if __name__ == "__main__":
