@@ -114,9 +114,8 @@ def test_pairs_that_got_a_verdict_are_counted_in_their_figure(tmp_path: Path) ->
     head = "pair,time_ms,ratio,ratio_low,ratio_high,noise,verdict\n"
     (tmp_path / "noise.csv").write_text(f"{head}0,2,1,0.99,1.01,0.01,tie\n1,2,1.1,1.09,1.11,0.01,slower\n")
     chart, said = noise_chart.pairs(tmp_path / "noise.csv")
-    assert said == (
-        "2 pairs of the same call under two names: 1 of the 95% intervals exclude no difference, and 1 pairs get a verdict."
-    )
+    assert "2 pairs of the same call" in said
+    assert said.endswith("1 of the 95% intervals exclude no difference, and 1 pairs get a verdict.")
     assert "1 verdicts" in str(chart.to_dict()["title"])
 
 
