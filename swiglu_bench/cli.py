@@ -222,10 +222,11 @@ def list_(device: Device = None) -> None:
     from swiglu_bench import listing, machine, shapes
 
     chosen = machine.find_device(device)
-    console = _console()
-    console.print(*listing.implementations(_catalogue(_loader(TIMEOUT_S)), chosen.type))
+    console, about = _console(), machine.describe(chosen)
+    catalogue = _catalogue(_loader(TIMEOUT_S))
+    console.print(*listing.implementations(catalogue, chosen.type, about.compute_capability))
     console.print(*listing.shapes(shapes.all_configs()))
-    console.print(listing.machine(machine.describe(chosen).as_dict()))
+    console.print(listing.machine(about.as_dict()))
 
 
 @app.command(rich_help_panel=LOOK)
