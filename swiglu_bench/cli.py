@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from swiglu_bench import __version__, machine_commands
+from swiglu_bench import __version__, machine_commands, tune_command
 from swiglu_bench.cases import BadInput, Case, Mode, Scope, did_you_mean, expand, parse_dtypes, parse_tokens
 from swiglu_bench.options import (
     L2,
@@ -265,7 +265,7 @@ def inspect(
     raise typer.Exit(int(any(report.stack_bytes for report in reports)))
 
 
-for _command in (machine_commands.ceilings, machine_commands.noise, machine_commands.doctor):
+for _command in (machine_commands.ceilings, machine_commands.noise, machine_commands.doctor, tune_command.tune):
     app.command(rich_help_panel=MACHINE)(_command)
 
 
