@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from swiglu_bench import __version__, machine_commands
+from swiglu_bench import __version__, machine_commands, tune_command
 from swiglu_bench.cases import BadInput, Case, Mode, Scope, did_you_mean, expand, parse_dtypes, parse_tokens
 from swiglu_bench.options import (
     L2,
@@ -223,10 +223,11 @@ def list_(device: Device = None) -> None:
     from swiglu_bench import listing, machine, shapes
 
     chosen = machine.find_device(device)
-    console = _console()
-    console.print(*listing.implementations(_catalogue(_loader(TIMEOUT_S)), chosen.type))
+    console, about = _console(), machine.describe(chosen)
+    catalogue = _catalogue(_loader(TIMEOUT_S))
+    console.print(*listing.implementations(catalogue, chosen.type, about.compute_capability))
     console.print(*listing.shapes(shapes.all_configs()))
-    console.print(listing.machine(machine.describe(chosen).as_dict()))
+    console.print(listing.machine(about.as_dict()))
 
 
 @app.command(rich_help_panel=LOOK)
@@ -266,7 +267,7 @@ def inspect(
 
 
 app.command(rich_help_panel=LOOK)(report_command.report)
-for _command in (machine_commands.ceilings, machine_commands.noise, machine_commands.doctor):
+for _command in (machine_commands.ceilings, machine_commands.noise, machine_commands.doctor, tune_command.tune):
     app.command(rich_help_panel=MACHINE)(_command)
 
 

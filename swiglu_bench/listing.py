@@ -27,7 +27,9 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def implementations(catalogue: Sequence[Implementation], device_type: str) -> Iterator[RenderableType]:
+def implementations(
+    catalogue: Sequence[Implementation], device_type: str, capability: str = ""
+) -> Iterator[RenderableType]:
     """Every implementation with what it can do and whether it runs here; reasons against it under the table."""
     table = _table("Implementations", "name", "scopes", "gradients", "weights", "here", "what it is")
     for column in table.columns:
@@ -35,8 +37,9 @@ def implementations(catalogue: Sequence[Implementation], device_type: str) -> It
         column.no_wrap = column.header in {"name", "here"}
     notes = Notes()
     for one in catalogue:
-        reason = one.unavailable(device_type)
-        here = Text("yes", "green") if reason is None else Text(f"no {notes.mark(reason)}", "yellow")
+        reason = one.unavailable(device_type, capability=capability)
+        usual = "on request" if one.on_request else "yes"
+        here = Text(usual, "green") if reason is None else Text(f"no {notes.mark(reason)}", "yellow")
         trains = {"everything": "all", "inputs": "inputs", "nothing": "none"}[one.trains]
         scopes = "all" if len(one.scopes) == len(Scope) else " ".join(sorted(one.scopes))
         table.add_row(Text(one.name, "bold"), scopes, trains, one.weight_layout, here, one.description)

@@ -108,7 +108,7 @@ def describe(device: torch.device) -> Machine:
         memory_bytes=gpu.total_memory if gpu else host_memory_bytes(),
         sm_count=gpu.multi_processor_count if gpu else None,
         l2_bytes=gpu.L2_cache_size if gpu else None,
-        compute_capability=f"{gpu.major}.{gpu.minor}" if gpu else "",
+        compute_capability=capability(device),
         power_limit_w=state.get("power_limit_w"),
         driver=state.get("driver", ""),
         cuda=torch.version.cuda or "" if gpu else "",
@@ -121,6 +121,11 @@ def describe(device: torch.device) -> Machine:
         cpu_threads=torch.get_num_threads(),
         version=_own_version(),
     )
+
+
+def capability(device: torch.device) -> str:
+    """The compute capability of a GPU, as "9.0"; "" for a CPU."""
+    return "{}.{}".format(*torch.cuda.get_device_capability(device)) if device.type == "cuda" else ""
 
 
 def gpu_state(device: torch.device) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from swiglu_bench import locks, runner
 from swiglu_bench.cases import BadInput
 from swiglu_bench.machine import Machine
 from swiglu_bench.writers import Writer, csv_file
+from swiglu_kernels import tuning
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def opened(
             **dataclasses.asdict(settings.rule),
         },
         "machine": this.as_dict(),
+        "tuned_tiles": tuning.digest(settings.device),
     }
     into = Opened((output.folder or _default_folder(this, command, settings.run_id)) if output.csv else None)
     with ExitStack() as stack:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from swiglu_bench.cases import ACTIVATIONS, BadInput, Scope, did_you_mean, tensors
+from swiglu_bench.cases import ACTIVATIONS, BadInput, Case, Dtype, Scope, did_you_mean, tensors
 from swiglu_bench.costs import Footprint
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "swiglu_bench.implementations"
 
 WeightLayout = Literal["separate", "packed", "interleaved", "none"]
-Backend = Literal["torch", "inductor", "triton"]
+Backend = Literal["torch", "inductor", "triton", "cutlass"]
 Trains = Literal["everything", "inputs", "nothing"]
 Offer = Literal["bias", "limit", "packed"]
 
@@ -77,6 +77,14 @@ class Implementation:
     """Whose gradients it yields: inputs and weights, inputs only (frozen weights), or none (forward only)."""
     interpretable: str = "yes"
     """`yes`, or why Triton's CPU interpreter cannot run it."""
+    gpus: tuple[int, ...] = ()
+    """Major compute capabilities of the GPUs it is made for; empty: it runs wherever its backend does."""
+    dtypes: frozenset[Dtype] = frozenset(Dtype)
+    """The data types it takes."""
+    multiple: int = 1
+    """What hidden and intermediate sizes must be multiples of."""
+    on_request: bool = False
+    """Whether it takes part only where `--impl` names it: its build takes minutes for each case."""
     offers: frozenset[Offer] = frozenset()
     """Which of `problem.extras` its build honours; it is never asked for another."""
     overwrites: frozenset[str] = frozenset()
@@ -104,8 +112,25 @@ class Implementation:
             case _:
                 return ()
 
-    def unavailable(self, device_type: str, interpreter: bool = False) -> str | None:
-        """Why it cannot run on this machine and device (one sentence), or None if it can."""
+    def refuses(self, case: Case) -> str | None:
+        """Why it does not take a case on any machine (one sentence), or None if it does."""
+        if case.scope not in self.scopes:
+            return f"It has no {case.scope} scope; it has {', '.join(sorted(self.scopes))}."
+        if case.dtype not in self.dtypes:
+            return f"It does not take {case.dtype}; it takes {', '.join(sorted(self.dtypes))}."
+        if case.shape.hidden % self.multiple or case.shape.intermediate % self.multiple:
+            return f"It takes hidden and intermediate sizes that are multiples of {self.multiple}."
+        return None
+
+    def unavailable(self, device_type: str, interpreter: bool = False, capability: str = "") -> str | None:
+        """Why it cannot run on this machine and device (one sentence), or None if it can.
+
+        `capability` is the GPU's compute capability, as "9.0"; "" where it is not known.
+        """
+        if self.gpus and (device_type == "cpu" or capability.split(".")[0] not in ("", *map(str, self.gpus))):
+            made_for = " or ".join(f"{major}.x" for major in self.gpus)
+            here = f"this GPU has {capability}" if capability else "there is none here"
+            return f"It needs a GPU of compute capability {made_for}; {here}."
         if self.backend == "triton":
             if not _installed("triton"):
                 return f"Triton is not installed (it has no package for {platform.system()})."
@@ -149,6 +174,10 @@ def implementation(
     package: str = "",
     trains: Trains = "everything",
     interpretable: str = "yes",
+    gpus: Iterable[int] = (),
+    dtypes: Iterable[str | Dtype] = Dtype,
+    multiple: int = 1,
+    on_request: bool = False,
     offers: Iterable[Offer] = (),
     overwrites: Iterable[str] = (),
     footprints: Mapping[Scope, Footprint] | None = None,
@@ -169,6 +198,10 @@ def implementation(
             package=package,
             trains=trains,
             interpretable=interpretable,
+            gpus=tuple(gpus),
+            dtypes=frozenset(Dtype(dtype) for dtype in dtypes),
+            multiple=multiple,
+            on_request=on_request,
             offers=frozenset(offers),
             overwrites=frozenset(overwrites),
             footprints=footprints or {},
@@ -253,7 +286,7 @@ def select(
 ) -> list[Implementation]:
     """The implementations that names and globs choose, in the catalogue's order, files after them.
 
-    `wanted` empty means all; `load_file` gets one from `path/to/file.py:name`. Raises BadInput
+    `wanted` empty means all but those `on_request`; `load_file` gets one from `path/to/file.py:name`. Raises BadInput
     for a pattern that matches nothing, offering near matches.
     """
     names = [candidate.name for candidate in catalogue]
@@ -273,7 +306,8 @@ def select(
 
     files = [spec for spec in wanted if ".py:" in spec]
     patterns = [spec for spec in wanted if spec not in files]
-    keep = set(matches(patterns, "--impl")) if wanted else set(names)
+    usual = {candidate.name for candidate in catalogue if not candidate.on_request}
+    keep = set(matches(patterns, "--impl")) if wanted else usual
     drop = set(matches(unwanted, "--skip-impl"))
     chosen = [candidate for candidate in catalogue if candidate.name in keep - drop]
     for spec in files:

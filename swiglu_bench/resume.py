@@ -20,6 +20,7 @@ from swiglu_bench.machine import Machine
 from swiglu_bench.record import Record
 from swiglu_bench.registry import Implementation
 from swiglu_bench.runner import Settings
+from swiglu_kernels import tuning
 
 CASE = ("shape", "hidden", "intermediate", "tokens", "dtype", "scope", "mode", "seed")
 """The columns that say which case a row is of."""
@@ -48,6 +49,7 @@ class Fingerprints:
         self._common = {
             "sources": {package: _sources(package) for package in PACKAGES},
             "version": __version__,
+            "tuned tiles": tuning.digest(settings.device),
             "machine": {name: getattr(this, name) for name in MACHINE},
             "settings": {
                 "task": settings.task,

@@ -197,12 +197,13 @@ class Session:
 
     def inapplicable(self, case: Case, implementation: Implementation) -> str | None:
         """Why the implementation does not take part in the case, or None."""
-        if case.scope not in implementation.scopes:
-            scopes = ", ".join(sorted(implementation.scopes))
-            return f"It has no {case.scope} scope; it has {scopes}."
+        refusal = implementation.refuses(case)
+        if refusal:
+            return refusal
         if self.settings.task is Task.TIME and case.mode is not Mode.FORWARD and implementation.trains == "nothing":
             return "It has no backward."
-        return implementation.unavailable(self.settings.device.type, self.settings.interpreter)
+        settings = self.settings
+        return implementation.unavailable(settings.device.type, settings.interpreter, self.machine.compute_capability)
 
     def unaffordable(self, case: Case, contenders: int) -> str | None:
         """Why the case is too large for the device's memory or, when timing, for the budget."""

@@ -38,7 +38,6 @@ class TestWhoMayTakeIt:
         ("change", "reason"),
         [
             ({"dtype": torch.float32}, "16-bit"),
-            ({"tokens": hopper_forward.LEAST_TOKENS - 1}, "tokens"),
             ({"intermediate": 0}, "empty"),
             ({"hidden": 0}, "empty"),
             ({"intermediate": 132}, "16 bytes"),

@@ -6,7 +6,8 @@ import torch
 from accuracy import assert_as_accurate_as_eager
 from swiglu_kernels import choices, hopper, hopper_products
 from swiglu_kernels.glu_backward import input_grad_launch, weight_grad_launch
-from swiglu_kernels.mlp_backward import LEAST_TOKENS, down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.hopper_products import LEAST_GATE_TOKENS
+from swiglu_kernels.mlp_backward import down_backward_launch, down_weight_grad_launch
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 needs_hopper = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a GPU of compute capability 9.0")]
@@ -70,7 +71,7 @@ class TestWhoMayTakeThem:
         assert weight_grad_launch(None, gate, gate, x, weight, weight, (9, 0), accumulate=True).kernel != "by hand"
         assert down_weight_grad_launch(x, gate, meta(128, 256), (9, 0)).kernel == "by hand"
 
-        for tokens, by_hand in ((LEAST_TOKENS - 1, False), (LEAST_TOKENS, True)):
+        for tokens, by_hand in ((LEAST_GATE_TOKENS - 1, False), (LEAST_GATE_TOKENS, True)):
             z = meta(tokens, 256)
             launch = down_backward_launch(meta(tokens, 128), meta(128, 256), (z, z), None, z, z, None, (9, 0))
             assert (launch.kernel == "by hand") is by_hand

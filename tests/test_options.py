@@ -42,7 +42,7 @@ def test_everything_is_offered_after_a_comma() -> None:
     ("typed", "offered"),
     [
         ("eager-", ["eager-packed"]),
-        ("liger,comp", ["liger,compile", "liger,compile-packed"]),
+        ("liger,comp", ["liger,compile", "liger,compile-packed", "liger,compile-max-autotune"]),
         ("fused-dw-torch-", ["fused-dw-torch-preact"]),
         ("path/to/file.py:mine,uns", ["path/to/file.py:mine,unsloth"]),
         ("nobody", []),

@@ -27,6 +27,7 @@ from swiglu_kernels.formula import PLAIN, Formula
 from swiglu_kernels.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.precision import float32_dot_precision
 from swiglu_kernels.tiles import Capability, input_grad_tile, weight_grad_tile
+from swiglu_kernels.tuning import lookup, portable_tile
 
 
 @triton.jit
@@ -249,12 +250,15 @@ def input_grad_launch(
     (M, N), K = gate.shape, dx.shape[1]
     on_the_fly = dz is not None
     pairs = [(gate, w_gate), (up, w_up)]
+    tuned = lookup("input-grad-fused" if on_the_fly else "input-grad", dx, M, K, N)
     by_hand = not on_the_fly and hopper_products.why_not(pairs, [dx], capability) is None
-    if by_hand and hopper_products.fills(M, K, hopper.multiprocessors(dx.device)):
+    if by_hand and tuned and tuned.schedule != "portable":
+        return hopper_products.sum_launch(pairs, dx, tuned.schedule, tuned.tile)
+    if by_hand and not tuned and hopper_products.fills(M, K, hopper.multiprocessors(dx.device)):
         return hopper_products.sum_launch(pairs, dx)
     dz = gate if dz is None else dz  # never touched unless on the fly
     aligned = vectorises(dz, gate, w_gate, w_up, dx)
-    tile = input_grad_tile(M, dx.dtype, capability, aligned, on_the_fly)
+    tile = portable_tile(tuned, aligned) or input_grad_tile(M, dx.dtype, capability, aligned, on_the_fly)
     left, right = (tile.rows, tile.depth), (tile.depth, tile.columns)
     return Launch(
         kernel=_input_grad_kernel,
@@ -309,11 +313,13 @@ def weight_grad_launch(
     (M, K), N = x.shape, gate.shape[1]
     on_the_fly = dz is not None
     pairs, outs = [(gate, x), (up, x)], [d_w_gate, d_w_up]
-    if not (on_the_fly or accumulate) and hopper_products.why_not(pairs, outs, capability) is None:
-        return hopper_products.transposed_launch(pairs, outs)
+    tuned = lookup("weight-grad-fused" if on_the_fly else "weight-grad", x, M, K, N)
+    by_hand = not (on_the_fly or accumulate) and (tuned is None or tuned.schedule != "portable")
+    if by_hand and hopper_products.why_not(pairs, outs, capability) is None:
+        return hopper_products.transposed_launch(pairs, outs, tuned.tile if tuned else None)
     dz = gate if dz is None else dz  # never touched unless on the fly
     aligned = vectorises(dz, gate, x, d_w_gate)
-    tile = weight_grad_tile(N, x.dtype, capability, aligned)
+    tile = portable_tile(tuned, aligned) or weight_grad_tile(N, x.dtype, capability, aligned)
     left, right = (tile.depth, tile.rows), (tile.depth, tile.columns)
     return Launch(
         kernel=_weight_grad_kernel,

@@ -17,6 +17,7 @@ from swiglu_kernels.formula import PLAIN, Formula
 from swiglu_kernels.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.precision import float32_dot_precision
 from swiglu_kernels.tiles import Capability, Tile, forward_tile
+from swiglu_kernels.tuning import lookup, portable_tile
 
 Biases = tuple[torch.Tensor | None, torch.Tensor | None]
 NO_BIASES: Biases = (None, None)
@@ -211,11 +212,15 @@ def forward_launch(
     """
     capability = capability or capability_of(x.device)
     plain = formula == PLAIN and biases[0] is None and biases[1] is None
-    if plain and hopper_forward.why_not(x, w_gate, w_up, capability) is None:
-        return hopper_forward.forward_launch(x, w_gate, w_up, z, preactivations)
+    kernel = "forward" if preactivations is None else "forward-preact"
+    tuned = lookup(kernel, x, x.shape[0], x.shape[1], w_gate.shape[0]) if plain else None
+    by_hand = tuned.schedule != "portable" if tuned else x.shape[0] >= hopper_forward.LEAST_TOKENS
+    if plain and by_hand and hopper_forward.why_not(x, w_gate, w_up, capability) is None:
+        tile = tuned.tile if tuned else hopper_forward.TILE
+        return hopper_forward.forward_launch(x, w_gate, w_up, z, preactivations, tile)
     gate, up = preactivations or (z, z)  # never touched without STORE_PREACT
     aligned = vectorises(x, w_gate, w_up, z)
-    tile = forward_tile(x.shape[0], x.dtype, capability, aligned)
+    tile = portable_tile(tuned, aligned) or forward_tile(x.shape[0], x.dtype, capability, aligned)
     return Launch(
         kernel=_forward_kernel,
         grid=(triton.cdiv(x.shape[0], tile.rows) * triton.cdiv(w_gate.shape[0], tile.columns),),
@@ -242,7 +247,9 @@ def recompute_launch(
 ) -> Launch:
     """Describe the launch that makes d_gate and d_up [M, N] (contiguous, written) from dz, x, weights and biases."""
     aligned = vectorises(x, w_gate, w_up, dz, d_gate)
-    tile = forward_tile(x.shape[0], x.dtype, capability or capability_of(x.device), aligned)
+    tuned = lookup("recompute", x, x.shape[0], x.shape[1], w_gate.shape[0])
+    capability = capability or capability_of(x.device)
+    tile = portable_tile(tuned, aligned) or forward_tile(x.shape[0], x.dtype, capability, aligned)
     return Launch(
         kernel=_recompute_kernel,
         grid=(triton.cdiv(x.shape[0], tile.rows) * triton.cdiv(w_gate.shape[0], tile.columns),),

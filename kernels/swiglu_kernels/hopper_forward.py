@@ -20,13 +20,15 @@ import torch
 from swiglu_kernels import hopper
 from swiglu_kernels.hopper import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, LOG2_E, descriptor, fits_tma
 from swiglu_kernels.launch import Launch
-from swiglu_kernels.tiles import Capability
+from swiglu_kernels.tiles import Capability, Tile
 
 ROWS, COLUMNS, DEPTH, STAGES, GROUP = 128, 96, 64, 5, 16
 PART = 32
 """Columns that are loaded and stored at once: a tile has three parts, the first two in one accumulator."""
+TILE = Tile(ROWS, COLUMNS, DEPTH, warps=CONSUMER_WARPS, stages=STAGES, group=GROUP)
+"""What is shipped; stages and group may differ."""
 LEAST_TOKENS = 65
-"""Below, the portable kernel's smaller tiles fill the GPU better."""
+"""Below, the portable kernel's smaller tiles fill the GPU better, unless tuning finds otherwise."""
 
 
 if GLUON_MISSING is None:
@@ -181,8 +183,6 @@ def why_not(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, capabilit
     reason = hopper.missing_for(capability, x, w_gate, w_up)
     if reason is not None:
         return reason
-    if x.shape[0] < LEAST_TOKENS:
-        return f"fewer than {LEAST_TOKENS} tokens"
     if (w_gate.shape[0] * x.element_size()) % ALIGNMENT_BYTES:
         return f"a row of z is not a multiple of {ALIGNMENT_BYTES} bytes"
     if not all(map(fits_tma, (x, w_gate, w_up))):
@@ -196,6 +196,7 @@ def forward_launch(
     w_up: torch.Tensor,
     z: torch.Tensor,
     preactivations: tuple[torch.Tensor, torch.Tensor] | None,
+    tile: Tile = TILE,
 ) -> Launch:
     """Describe the launch; ask `why_not` first.
 
@@ -205,6 +206,7 @@ def forward_launch(
         w_up: [N, K].
         z: [M, N], contiguous, written.
         preactivations: gate and up, [M, N] and contiguous, written; None stores z alone.
+        tile: its stages and its group are taken; its sizes are the kernel's own.
     """
     (M, K), N = x.shape, w_gate.shape[0]
     tiles = -(-M // ROWS) * -(-N // COLUMNS)
@@ -224,7 +226,7 @@ def forward_launch(
         arguments={"gate_out": None, "up_out": None}  # a descriptor costs 2 us in every launch
         | {name: descriptor(*block) for name, block in blocks.items()}
         | {"M": M, "N": N, "K": K, "ROWS": ROWS, "PART": PART, "DEPTH": DEPTH}
-        | {"STAGES": STAGES, "GROUP": GROUP, "STORE_PREACT": preactivations is not None},
+        | {"STAGES": tile.stages, "GROUP": tile.group, "STORE_PREACT": preactivations is not None},
         num_warps=CONSUMER_WARPS,
-        num_stages=STAGES,
+        num_stages=tile.stages,
     )

@@ -27,7 +27,7 @@ import torch
 from swiglu_kernels import hopper
 from swiglu_kernels.hopper import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, LOG2_E, descriptor, fits_tma
 from swiglu_kernels.launch import Launch
-from swiglu_kernels.tiles import Capability
+from swiglu_kernels.tiles import Capability, Tile
 
 TILE, DEPTH, GROUP = 128, 64, 8
 PART, GATE_PART = 64, 32
@@ -35,6 +35,8 @@ PART, GATE_PART = 64, 32
 STAGES = {"ping-pong": 6, "cooperative": 4, "gate": 5}
 LEAST_FILLED = 0.7
 """Of the multiprocessors, that tiles have to fill for a schedule to be taken; measured between 0.5 and 0.97."""
+LEAST_GATE_TOKENS = 257
+"""For `gate_backward_launch`; below, the portable kernel's smaller tiles fill the GPU better."""
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -269,26 +271,35 @@ def fills(rows: int, columns: int, multiprocessors: int) -> bool:
     return -(-rows // TILE) * -(-columns // TILE) >= LEAST_FILLED * multiprocessors
 
 
-def sum_launch(pairs: Sequence[Pair], out: torch.Tensor) -> Launch:
+def sum_launch(
+    pairs: Sequence[Pair], out: torch.Tensor, schedule: str | None = None, tile: Tile | None = None
+) -> Launch:
     """Describe the launch that writes A_0 B_0, or A_0 B_0 + A_1 B_1; ask `why_not` first.
 
     Args:
         pairs: one or two (A [M, K], B [K, N]).
         out: [M, N], written.
+        schedule: "ping-pong" or "cooperative"; None: by the size of the output.
+        tile: its stages and its group are taken; None: as shipped.
     """
-    M, N = out.shape
-    cooperative = fills(-(-M // 2), N, hopper.multiprocessors(out.device))  # half as many tiles
-    return _launch(pairs, [out], "cooperative" if cooperative else "ping-pong")
+    schedule = schedule or sum_schedule(out.shape[0], out.shape[1], hopper.multiprocessors(out.device))
+    return _launch(pairs, [out], schedule, tile=tile)
 
 
-def transposed_launch(pairs: Sequence[Pair], outs: Sequence[torch.Tensor]) -> Launch:
+def sum_schedule(rows: int, columns: int, multiprocessors: int) -> str:
+    """Name the schedule of `sum_launch` for an output."""
+    return "cooperative" if fills(-(-rows // 2), columns, multiprocessors) else "ping-pong"  # half as many tiles
+
+
+def transposed_launch(pairs: Sequence[Pair], outs: Sequence[torch.Tensor], tile: Tile | None = None) -> Launch:
     """Describe the launch that writes A^T B of one pair, or of two pairs of equal shapes; ask `why_not` first.
 
     Args:
         pairs: one or two (A [K, M], B [K, N]).
         outs: as many [M, N], written.
+        tile: its stages and its group are taken; None: as shipped.
     """
-    return _launch(pairs, outs, "ping-pong", transposed=True)
+    return _launch(pairs, outs, "ping-pong", transposed=True, tile=tile)
 
 
 def gate_backward_launch(
@@ -298,6 +309,7 @@ def gate_backward_launch(
     d_gate: torch.Tensor,
     d_up: torch.Tensor,
     h: torch.Tensor | None,
+    tile: Tile | None = None,
 ) -> Launch:
     """Describe the launch that makes d_gate, d_up and h of silu(gate) * up from d_out; ask `why_not` first.
 
@@ -308,8 +320,9 @@ def gate_backward_launch(
         d_gate: [M, N], written; it may be gate itself.
         d_up: [M, N], written; it may be up itself.
         h: [M, N], written; None: not wanted.
+        tile: its stages and its group are taken; None: as shipped.
     """
-    return _launch([(d_out, w_down)], [d_gate, d_up], "gate", preactivations=preactivations, h=h)
+    return _launch([(d_out, w_down)], [d_gate, d_up], "gate", preactivations=preactivations, h=h, tile=tile)
 
 
 def _launch(
@@ -319,7 +332,9 @@ def _launch(
     transposed: bool = False,
     preactivations: Pair | None = None,
     h: torch.Tensor | None = None,
+    tile: Tile | None = None,
 ) -> Launch:
+    stages, group = (tile.stages, tile.group) if tile else (STAGES[schedule], GROUP)
     (left, right), (M, N) = pairs[0], outs[0].shape
     K = right.shape[0]
     rows = 2 * TILE if schedule == "cooperative" else TILE
@@ -342,8 +357,8 @@ def _launch(
         | {"h": None, "gate": None, "up": None}
         | {name: descriptor(matrix, TILE, part) for name, matrix in stored.items()}
         | {"M": M, "N": N, "K": K, "ROWS": rows, "TILE": TILE, "DEPTH": DEPTH, "PART": part}
-        | {"STAGES": STAGES[schedule], "GROUP": GROUP, "A_ACROSS": a_across, "B_ACROSS": b_across}
+        | {"STAGES": stages, "GROUP": group, "A_ACROSS": a_across, "B_ACROSS": b_across}
         | {"TERMS": len(pairs) if outputs == 1 else 1, "OUTPUTS": outputs, "GATE": gated, "STORE_H": h is not None},
         num_warps=CONSUMER_WARPS,
-        num_stages=STAGES[schedule],
+        num_stages=stages,
     )

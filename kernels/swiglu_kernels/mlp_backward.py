@@ -30,9 +30,7 @@ from swiglu_kernels.glu_forward import NO_BIASES, Biases, bias_arguments, biased
 from swiglu_kernels.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.precision import float32_dot_precision
 from swiglu_kernels.tiles import Capability, down_backward_tile, down_weight_grad_tile
-
-LEAST_TOKENS = 257
-"""For `hopper_products.gate_backward_launch`; below, the portable kernel's smaller tiles fill the GPU better."""
+from swiglu_kernels.tuning import lookup, portable_tile
 
 
 @triton.jit
@@ -177,10 +175,13 @@ def down_backward_launch(
     capability = capability or capability_of(d_out.device)
     (M, H), N = d_out.shape, w_down.shape[1]
     recompute = preactivations is None
+    tuned = lookup("mlp-hidden-grad-recompute" if recompute else "mlp-hidden-grad", d_out, M, H, N)
     if preactivations is not None and formula == PLAIN:
         stored = [*preactivations, d_gate, d_up, *([] if h is None else [h])]
-        if M >= LEAST_TOKENS and hopper_products.why_not([(d_out, w_down)], stored, capability) is None:
-            return hopper_products.gate_backward_launch(d_out, w_down, preactivations, d_gate, d_up, h)
+        by_hand = tuned.schedule != "portable" if tuned else M >= hopper_products.LEAST_GATE_TOKENS
+        if by_hand and hopper_products.why_not([(d_out, w_down)], stored, capability) is None:
+            tile = tuned.tile if tuned else None
+            return hopper_products.gate_backward_launch(d_out, w_down, preactivations, d_gate, d_up, h, tile)
     if recompute:
         assert inputs is not None, "the recomputation starts from x"
         operands, (gate, up) = inputs, (d_gate, d_up)  # gate and up are never touched
@@ -191,7 +192,8 @@ def down_backward_launch(
         (gate, up), biases, read = preactivations, NO_BIASES, preactivations
         operands = (d_out, w_down.t(), w_down.t())  # only their sizes matter: these products are not computed
         x, w_gate, w_up = d_out, w_down, w_down
-    tile = down_backward_tile(M, d_out.dtype, capability, vectorises(d_out, w_down, *read, d_gate), recompute)
+    aligned = vectorises(d_out, w_down, *read, d_gate)
+    tile = portable_tile(tuned, aligned) or down_backward_tile(M, d_out.dtype, capability, aligned, recompute)
     products = product_arguments(*operands, [d_gate], tile)
     narrow = not tile_needs_int64(
         (d_out.stride(), (tile.rows, tile.depth)), (w_down.stride(), (tile.depth, tile.columns))
@@ -237,10 +239,12 @@ def down_weight_grad_launch(
     capability = capability or capability_of(d_out.device)
     (M, H), N = d_out.shape, h.shape[1]
     pairs = [(d_out, h)]
-    if not accumulate and hopper_products.why_not(pairs, [d_w_down], capability) is None:
-        return hopper_products.transposed_launch(pairs, [d_w_down])
+    tuned = lookup("mlp-weight-grad", d_out, M, H, N)
+    by_hand = not accumulate and (tuned is None or tuned.schedule != "portable")
+    if by_hand and hopper_products.why_not(pairs, [d_w_down], capability) is None:
+        return hopper_products.transposed_launch(pairs, [d_w_down], tuned.tile if tuned else None)
     aligned = vectorises(d_out, h, d_w_down)
-    tile = down_weight_grad_tile(H, d_out.dtype, capability, aligned)
+    tile = portable_tile(tuned, aligned) or down_weight_grad_tile(H, d_out.dtype, capability, aligned)
     return Launch(
         kernel=_down_weight_grad_kernel,
         grid=(triton.cdiv(H, tile.rows) * triton.cdiv(N, tile.columns),),

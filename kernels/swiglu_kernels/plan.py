@@ -59,9 +59,10 @@ def run(describe: Callable[..., Launch], *arguments: Any) -> None:
     """Run the launch that `describe(*arguments)` returns, which is asked for once for arguments of a kind.
 
     Args:
-        describe: may look at sizes, strides, dtype, device and 16-byte alignment of tensors, at the other arguments
-            and at `float32_dot_precision()`, but at nothing else that can change. The launch holds the tensors as
-            they came; a view of one would have an address that a plan does not know.
+        describe: may look at sizes, strides, dtype, device and 16-byte alignment of tensors, at the other arguments,
+            at `float32_dot_precision()` and at tuned choices (`tuning.forget` calls `forget`), but at nothing else
+            that can change. The launch holds the tensors as they came; a view of one would have an address that a
+            plan does not know.
         arguments: tensors, tuples of tensors, and hashable values.
     """
     if INTERPRETING:

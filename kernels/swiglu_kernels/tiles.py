@@ -1,4 +1,6 @@
-"""Which tile each matrix kernel works in: one table per kernel, chosen by tokens, dtype and GPU.
+"""Which tile each matrix kernel works in as shipped: one table per kernel, chosen by tokens, dtype and GPU.
+
+`tuning.py` may know a faster one for a shape on this GPU.
 
 `rows` and `columns` are the output tile, `depth` the step along the axis that is summed over. Most kernels keep two
 fp32 accumulators of rows x columns (gate and up): 128 x 128 with eight warps takes 128 registers per thread for them.

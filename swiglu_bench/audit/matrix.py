@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from swiglu_bench import machine
 from swiglu_bench.audit import differentiation, inputs, surroundings
 from swiglu_bench.audit.subject import Outcome, Subject, not_run, unsupported
 from swiglu_bench.cases import Dtype, Scope
@@ -89,7 +90,8 @@ def audit(
 
 def unavailable(implementation: Implementation, device: torch.device) -> str | None:
     """Why an implementation cannot be audited here, or None."""
-    return implementation.unavailable(device.type, interpreter=backend_for(device) == "interpreter")
+    interpreting = backend_for(device) == "interpreter"
+    return implementation.unavailable(device.type, interpreting, machine.capability(device))
 
 
 def cell(

@@ -1,6 +1,6 @@
 """The built-in implementations, in the order in which tables show them. One file per family, imported without torch."""
 
-from swiglu_bench.implementations import fused, liger, pytorch, unsloth
+from swiglu_bench.implementations import fused, liger, peers, pytorch, unsloth
 from swiglu_bench.registry import Implementation
 
 CATALOGUE: tuple[Implementation, ...] = (
@@ -8,8 +8,12 @@ CATALOGUE: tuple[Implementation, ...] = (
     pytorch.eager_packed,
     pytorch.compiled,
     pytorch.compiled_packed,
+    pytorch.compiled_max_autotune,
     liger.liger,
     unsloth.unsloth,
+    peers.quack,
+    peers.quack_tuned,
+    peers.flash_swiglu_mlp,
     fused.silu_mul,
     fused.fused,
     fused.fused_dw_torch,

@@ -35,11 +35,11 @@ def _packed(problem: Problem) -> Step:
     return packed(problem, glu)
 
 
-def _compile(step: Step) -> Step:
+def _compile(step: Step, mode: str | None = None) -> Step:
     """The Step with its forward compiled for its static shape; a graph break is an error, not a slow path."""
     import torch
 
-    step.forward = torch.compile(step.forward, fullgraph=True, dynamic=False)
+    step.forward = torch.compile(step.forward, fullgraph=True, dynamic=False, mode=mode)
     return step
 
 
@@ -107,3 +107,17 @@ def compiled(problem: Problem) -> Step:
 def compiled_packed(problem: Problem) -> Step:
     """torch.compile's default mode over one packed product."""
     return _compile(_packed(problem))
+
+
+@implementation(
+    "compile-max-autotune",
+    scopes=(Scope.GLU, Scope.MLP),
+    description="compile with the mode max-autotune-no-cudagraphs: Inductor chooses among cuBLAS and its own products",
+    backend="inductor",
+    offers=("bias", "limit"),
+    on_request=True,
+    footprints={scope: footprint for scope, footprint in compiled.footprints.items() if scope is not Scope.ACTIVATION},
+)
+def compiled_max_autotune(problem: Problem) -> Step:
+    """Without CUDA graphs, which no other row is given either; graph time is measured for every row."""
+    return _compile(around(problem, _gate(problem)), "max-autotune-no-cudagraphs")

@@ -10,11 +10,11 @@ import torch
 
 from swiglu_bench.admission import admit
 from swiglu_bench.audit.inputs import clear_limit
+from swiglu_bench.audit.matrix import unavailable
 from swiglu_bench.cases import PLAIN, VARIANTS, Case, Dtype, Extras, Mode, Scope, Shape
 from swiglu_bench.problem import Problem, make_problem
 from swiglu_bench.registry import Implementation
 from swiglu_bench.yardstick import Yardstick, make_yardstick
-from swiglu_kernels import backend_for
 
 LARGEST = {"cpu": (200, 300, 130), "cuda": (2048, 4096, 2048)}
 """Hidden, intermediate and tokens that are drawn at most."""
@@ -56,9 +56,9 @@ def run_alarms(
         yardsticks = [make_yardstick(problem, variant) for variant in range(VARIANTS)]
         wanted = {name for name in ("bias", "limit", "packed") if getattr(extras, name) not in (False, None)}
         for implementation in implementations:
-            if case.scope not in implementation.scopes or not wanted <= implementation.offers:
+            if implementation.refuses(case) or not wanted <= implementation.offers:
                 continue
-            if implementation.unavailable(device.type, interpreter=backend_for(device) == "interpreter"):
+            if unavailable(implementation, device):
                 continue
             yield Trialled(implementation.name, case, extras, _alarm(implementation, problem, yardsticks))
         torch.compiler.reset()
