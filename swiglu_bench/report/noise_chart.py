@@ -42,6 +42,6 @@ def pairs(path: Path) -> tuple[alt.LayerChart, str]:
         "What does the same call differ by from itself?",
         subtitle=f"{len(rows)} A/A pairs, {without_1} intervals without 0, {seen} verdicts; dashed: median noise floor",
     )
-    chart = alt.layer(zero, lines, bars, dots)
+    chart = alt.LayerChart(layer=[zero, lines, bars, dots])
     chart.width, chart.height, chart.title = WIDTH, HEIGHT * 3 // 4, title
     return chart, said
