@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from swiglu_bench import __version__, machine_commands
+from swiglu_bench import __version__, machine_commands, run_commands
 from swiglu_bench.cases import BadInput, Case, Mode, Scope, did_you_mean, expand, parse_dtypes, parse_tokens
 from swiglu_bench.options import (
     L2,
@@ -69,7 +69,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-MEASURE, LOOK, MACHINE = "Measure and check", "Look", "This machine"
+MEASURE, RUNS, LOOK, MACHINE = "Measure and check", "Finished runs", "Look", "This machine"
 
 
 def _version(wanted: bool) -> None:
@@ -265,9 +265,11 @@ def inspect(
     raise typer.Exit(int(any(report.stack_bytes for report in reports)))
 
 
-app.command(rich_help_panel=LOOK)(report_command.report)
-for _command in (machine_commands.ceilings, machine_commands.noise, machine_commands.doctor):
-    app.command(rich_help_panel=MACHINE)(_command)
+app.command(rich_help_panel=RUNS)(report_command.report)
+app.command(rich_help_panel=RUNS)(run_commands.compare)
+app.command(rich_help_panel=MACHINE)(machine_commands.ceilings)
+app.command(rich_help_panel=MACHINE)(machine_commands.noise)
+app.command(rich_help_panel=MACHINE)(machine_commands.doctor)
 
 
 def _compile(cases: list[Case], capabilities: list[tuple[int, int]]) -> list[Report]:
