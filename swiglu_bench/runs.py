@@ -8,13 +8,14 @@ import functools
 import io
 import json
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swiglu_bench import formats
 from swiglu_bench.cases import BadInput, did_you_mean
-from swiglu_bench.record import GpuState, Record, Status, TensorCheck
+from swiglu_bench.record import COLUMNS, SCHEMA_VERSION, GpuState, Record, Status, TensorCheck
 from swiglu_bench.writers.csv_file import CHECKS, RECORDS, RUN, SAMPLE_KEY, SAMPLES, frame_of, read_records
 
 if TYPE_CHECKING:
@@ -68,6 +69,27 @@ class Run:
         return Run(kept, self.about, self.place)
 
 
+class Collected:
+    """A writer that keeps rows in memory."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def write(self, record: Record) -> None:
+        """Keep the row."""
+        self.records.append(record)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def as_text(run: Run, form: str) -> str:
+    """A run as `json`, `jsonl` or `csv`: the columns of records.csv, one row per case and implementation."""
+    return formats.as_text(
+        form, [r.row() for r in run.records], {"kind": "run", "schema": SCHEMA_VERSION, **run.about}, COLUMNS
+    )
+
+
 def verb(command: str) -> str:
     """The subcommand of a command line."""
     return next((word for word in command.split()[1:] if not word.startswith("-")), command)
@@ -81,7 +103,7 @@ def load_run(path: Path) -> Run:
     file = records_file(path)
     read_records(file)  # judges the header, the schema and every cell
     samples, checks = _beside(file, SAMPLES), _beside(file, CHECKS)
-    records = [_record(row) for row in _rows(file)]
+    records = [record_of(row) for row in _rows(file)]
     for record in records:
         key = tuple(str(getattr(record, name)) for name in SAMPLE_KEY)
         mine = samples.get(key, [])
@@ -163,7 +185,8 @@ def _beside(records: Path, name: str) -> dict[Key, list[dict[str, str]]]:
     return found
 
 
-def _record(row: dict[str, str]) -> Record:
+def record_of(row: Mapping[str, str]) -> Record:
+    """A row of records.csv as the record that it was."""
     hints = _hints()
     return Record(**{name: _value(hints[name], text) for name, text in row.items()})
 

@@ -15,7 +15,8 @@ from swiglu_bench.compare.comparison import Change, Comparison, Outcome, Verdict
 
 STYLES = {
     Verdict.FASTER: "green", Verdict.SLOWER: "red", Verdict.TIE: "dim", Verdict.UNCLEAR: "yellow",
-    Verdict.LESS: "green", Verdict.MORE: "red", Verdict.BROKEN: "bold red", Verdict.MENDED: "green", Verdict.DRIFT: "dim",
+    Verdict.LESS: "green", Verdict.MORE: "red", Verdict.BROKEN: "bold red",
+    Verdict.MENDED: "green", Verdict.DRIFT: "dim",
 }  # fmt: skip
 HEADS = ("tokens", "implementation", "before", "after", "change", "interval", "verdict")
 COLUMNS = (
@@ -108,9 +109,10 @@ def method(found: Comparison) -> str:
         "before, after: median time; change: after / before. The interval reaches as far as the baseline moved, too. "
     )
     interval = (
-        "Two runs have no rounds in common: the interval is made of the ends of two 97.5% intervals, one per run, holds "
-        "the quotient with at least 95%, and reaches as far as the A/A pairs of both runs. What differs from process to "
-        "process without being the code's doing (memory layout, autotuning) is in the quotient and not in the interval."
+        "Two runs have no rounds in common: the interval is made of the ends of two 97.5% intervals, one per run, "
+        "holds the quotient with at least 95%, and reaches as far as the A/A pairs of both runs. What differs from "
+        "process to process without being the code's doing (memory layout, autotuning) is in the quotient and not "
+        "in the interval."
     )
     words = f" tie: within {found.tolerance:.2%} for sure; unclear: the interval holds 1 and more than that."
     match found.by:
