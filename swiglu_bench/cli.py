@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swiglu_bench import __version__, machine_commands, request, run_commands, sweep_commands
+from swiglu_bench import __version__, machine_commands, recommend_command, request, run_commands, sweep_commands
 from swiglu_bench.cases import BadInput, Case, Mode, Scope, expand, parse_dtypes, parse_tokens
 from swiglu_bench.options import (
     TIMEOUT_S,
@@ -192,8 +192,10 @@ def inspect(
     raise typer.Exit(int(any(report.stack_bytes for report in reports)))
 
 
+for _command in (run_commands.compare, run_commands.show, run_commands.history, run_commands.publish):
+    app.command(rich_help_panel=RUNS)(_command)
+app.command(rich_help_panel=RUNS)(recommend_command.recommend)
 app.command(rich_help_panel=RUNS)(report_command.report)
-app.command(rich_help_panel=RUNS)(run_commands.compare)
 app.command(rich_help_panel=MACHINE)(machine_commands.ceilings)
 app.command(rich_help_panel=MACHINE)(machine_commands.noise)
 app.command(rich_help_panel=MACHINE)(machine_commands.doctor)

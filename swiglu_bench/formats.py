@@ -6,12 +6,15 @@ import csv
 import io
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from swiglu_bench.cases import BadInput, did_you_mean
 
 if TYPE_CHECKING:
+    import pandas
     from rich.console import Console
 
 TABLE = "table"
@@ -51,6 +54,38 @@ def as_text(form: str, rows: Sequence[Mapping[str, Any]], about: Mapping[str, An
     lines.writerow(names)
     lines.writerows([cell(row.get(name)) for name in names] for row in rows)
     return text.getvalue()
+
+
+def put(text: str, file: Path | None = None) -> None:
+    """Text to stdout, or into a new file; raises BadInput where that cannot be."""
+    if file is None:
+        sys.stdout.write(text)
+        return
+    with _new(file) as opened:
+        opened.write(text.encode("utf-8", errors="backslashreplace"))
+
+
+def write_parquet(rows: pandas.DataFrame | Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Rows as a new Parquet file; raises BadInput where pandas has no engine for it."""
+    import pandas
+
+    frame = rows if isinstance(rows, pandas.DataFrame) else pandas.DataFrame(list(rows))
+    buffer = io.BytesIO()
+    try:
+        frame.to_parquet(buffer, index=False)
+    except ImportError:
+        raise BadInput("--format parquet needs pyarrow or fastparquet; install one of them, or choose csv.") from None
+    with _new(file) as opened:
+        opened.write(buffer.getvalue())
+
+
+def _new(file: Path) -> BinaryIO:
+    try:
+        return file.open("xb")
+    except FileExistsError:
+        raise BadInput(f"--output: {file} is already there; give a new file.") from None
+    except OSError as error:
+        raise BadInput(f"--output: {file} cannot be written: {error.strerror}; give a file that can.") from None
 
 
 def cell(value: object) -> str:

@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swiglu_bench import locks, runner
 from swiglu_bench.cases import BadInput
 from swiglu_bench.machine import Machine
 from swiglu_bench.writers import Writer, csv_file
+
+if TYPE_CHECKING:
+    from swiglu_bench.writers.wandb_run import WandbRun
 
 
 @dataclass(frozen=True)
@@ -78,23 +81,30 @@ def opened(
             into.writers.append(into.files)
             into.places.append(lambda: f"Rows, samples and machine: {into.folder}")
         if output.wandb:
-            from swiglu_bench.writers.wandb_run import WandbRun
-
-            run = WandbRun(
-                project=output.wandb.project,
-                config=about(settings, this),
-                name=f"{command} {this.slug}",
-                tags=list(dict.fromkeys([command, this.slug, *output.wandb.tags])),
-                group=output.wandb.group or command,
-                entity=output.wandb.entity,
-                run_id=output.wandb.id,
-                folder=into.folder,
-                warn=warn,
-            )
+            run = wandb_run(output.wandb, command, this.slug, about(settings, this), into.folder, warn)
             stack.callback(run.close)
             into.writers.append(run)
             into.places.append(lambda: run.url_or_path and f"W&B: {run.url_or_path}")
         yield into
+
+
+def wandb_run(
+    wanted: Wandb, command: str, slug: str, config: dict[str, Any], folder: Path | None, warn: Callable[[str], None]
+) -> WandbRun:
+    """A W&B run that takes rows, named and tagged by command and device."""
+    from swiglu_bench.writers.wandb_run import WandbRun
+
+    return WandbRun(
+        project=wanted.project,
+        config=config,
+        name=f"{command} {slug}",
+        tags=list(dict.fromkeys([command, slug, *wanted.tags])),
+        group=wanted.group or command,
+        entity=wanted.entity,
+        run_id=wanted.id,
+        folder=folder,
+        warn=warn,
+    )
 
 
 def about(settings: runner.Settings, this: Machine) -> dict[str, Any]:

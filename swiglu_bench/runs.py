@@ -95,14 +95,14 @@ def verb(command: str) -> str:
     return next((word for word in command.split()[1:] if not word.startswith("-")), command)
 
 
-def load_run(path: Path) -> Run:
-    """Read a run's folder, or its records.csv with what lies beside it.
+def load_run(path: Path, beside: bool = True) -> Run:
+    """Read a run's folder, or its records.csv and, unless told otherwise, samples and checks that lie beside it.
 
     Raises BadInput for what is not a run, or one that this version cannot read.
     """
     file = records_file(path)
     read_records(file)  # judges the header, the schema and every cell
-    samples, checks = _beside(file, SAMPLES), _beside(file, CHECKS)
+    samples, checks = (_beside(file, SAMPLES), _beside(file, CHECKS)) if beside else ({}, {})
     records = [record_of(row) for row in _rows(file)]
     for record in records:
         key = tuple(str(getattr(record, name)) for name in SAMPLE_KEY)

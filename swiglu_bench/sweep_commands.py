@@ -139,6 +139,7 @@ DEFAULTS: dict[str, Any] = {
     "wandb_entity": None, "wandb_group": None, "wandb_tags": None, "wandb_id": None,
 }  # fmt: skip
 """Every option of the timing commands but --format, as the command line has them."""
+TIMING_ONLY = ("baseline", "budget", "l2", "regime", "energy")
 
 
 def _run(name: str, options: dict[str, Any]) -> None:
@@ -189,7 +190,7 @@ def perform(name: str, options: dict[str, Any], console: Console, command_line: 
         device=device,
         command=command_line,
         run_id=f"{machine.now().replace(':', '').replace('-', '')}-{os.getpid()}",
-        baseline=options["baseline"] if task == "time" else "",
+        baseline=options.get("baseline", ""),
         rule=Rule(budget_s=options.get("budget", 0.0), rest_s=REST_S if rested else 0.0),
         cold_l2=cold_l2,
         energy=options.get("energy", False),
