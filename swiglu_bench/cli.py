@@ -5,6 +5,7 @@ Nothing heavy is imported at the top, so that `--help` and shell completion are 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import sys
@@ -13,7 +14,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swiglu_bench import __version__, machine_commands, recommend_command, request, run_commands, sweep_commands
+from swiglu_bench import (
+    __version__,
+    formats,
+    machine_commands,
+    recommend_command,
+    request,
+    run_commands,
+    sweep_commands,
+)
 from swiglu_bench.cases import BadInput, Case, Mode, Scope, expand, parse_dtypes, parse_tokens
 from swiglu_bench.options import (
     TIMEOUT_S,
@@ -23,6 +32,7 @@ from swiglu_bench.options import (
     DtypeOption,
     Impl,
     InProcess,
+    JsonForm,
     Out,
     ScopeOption,
     Seed,
@@ -37,8 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from rich.console import Console
-
     from swiglu_bench.cells import Cell
     from swiglu_kernels.compiled import Report
 
@@ -51,6 +59,7 @@ app = typer.Typer(
 )
 
 MEASURE, RUNS, LOOK, MACHINE = "Measure and check", "Finished runs", "Look", "This machine"
+JSON = ("table", "json")
 
 
 def _version(wanted: bool) -> None:
@@ -73,7 +82,7 @@ sweep_commands.add_commands(app, MEASURE)
 def audit(
     impl: Impl = None, skip_impl: SkipImpl = None, scope: ScopeOption = None, dtype: DtypeOption = None,
     device: Device = None, timeout: Timeout = TIMEOUT_S, in_process: InProcess = False, wait: Wait = True,
-    out: Out = None, csv: Csv = True,
+    out: Out = None, csv: Csv = True, form: JsonForm = "table",
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if any cell is a fail.")] = False,
 ) -> None:  # fmt: skip
     """Ask every implementation for everything a user may want of it: the contract matrix.
@@ -83,6 +92,7 @@ def audit(
 
     Example: swiglu-bench audit --impl 'eager,liger,fused*' --scope glu
     """
+    formats.check("--format", form, *JSON)
     one = request.find_device(device, interpret=True)
     dtypes = parse_dtypes(dtype) if dtype is not None else [None]
     if len(dtypes) > 1:
@@ -101,14 +111,24 @@ def audit(
     from swiglu_bench.audit import matrix
     from swiglu_bench.audit.report import run_audit
 
+    cells: list[Cell] = []
+
     def ask(tell: Callable[[str], None], logs: Path) -> Iterator[Cell]:
         if in_process:
-            return matrix.audit(chosen, scopes, one, dtypes[0], tell=tell)
-        return isolated_audit.audit(chosen, scopes, one, dtypes[0], tell, timeout_s=timeout, logs=logs)
+            found = matrix.audit(chosen, scopes, one, dtypes[0], tell=tell)
+        else:
+            found = isolated_audit.audit(chosen, scopes, one, dtypes[0], tell, timeout_s=timeout, logs=logs)
+        for cell in found:
+            cells.append(cell)
+            yield cell
 
-    about, console = {"command": request.command_line(), "machine": machine.describe(one)}, _console()
+    this, console = machine.describe(one), formats.screen(form)
+    about = {"command": request.command_line(), "machine": this}
     with request.held(one, wait, console):
         status = run_audit(ask, about, out, csv, strict, console)
+    if form == "json":
+        told = {"kind": "audit", "command": about["command"], "machine": this.as_dict()}
+        formats.put(formats.as_json(told | {"rows": [dataclasses.asdict(cell) for cell in cells]}))
     raise typer.Exit(status)
 
 
@@ -123,6 +143,7 @@ def selftest(
         ),
     ] = None,
     zoo: Annotated[bool, typer.Option("--zoo/--no-zoo", help="Send the wrong implementations through.")] = True,
+    form: JsonForm = "table",
 ) -> None:  # fmt: skip
     """Test the suite itself: dozens of wrong or cheating implementations must be caught, and no right one.
 
@@ -130,30 +151,39 @@ def selftest(
 
     Example: swiglu-bench selftest --false-alarms 50 --skip-impl 'compile*'
     """
+    formats.check("--format", form, *JSON)
     one = request.find_device(device, interpret=True)
-    from swiglu_bench.selftest.report import run_selftest  # after Triton was told to interpret
+    from swiglu_bench.selftest.report import Found, run_selftest  # after Triton was told to interpret
 
     chosen = request.implementations_of({"impl": impl, "skip_impl": skip_impl, "in_process": True, "timeout": None})
     count = false_alarms if false_alarms is not None else 200 if one.type == "cuda" else 20
-    console = _console()
+    console, found = formats.screen(form), Found()
     with request.held(one, wait, console):
-        status = run_selftest(chosen, one, seed, count, zoo, console)
+        status = run_selftest(chosen, one, seed, count, zoo, console, found)
+    if form == "json":
+        formats.put(formats.as_json({"kind": "selftest", "passed": status == 0, **dataclasses.asdict(found)}))
     raise typer.Exit(status)
 
 
 @app.command("list", rich_help_panel=LOOK)
-def list_(device: Device = None) -> None:
+def list_(device: Device = None, form: JsonForm = "table") -> None:
     """Show implementations with their availability, shapes and sweeps, and this machine.
 
     Example: swiglu-bench list
     """
+    formats.check("--format", form, *JSON)
     from swiglu_bench import listing, machine, shapes
 
     chosen = machine.find_device(device)
-    console = _console()
-    console.print(*listing.implementations(request.catalogue(request.loader(TIMEOUT_S)), chosen.type))
-    console.print(*listing.shapes(shapes.all_configs()))
-    console.print(listing.machine(machine.describe(chosen).as_dict()))
+    known, configs = request.catalogue(request.loader(TIMEOUT_S)), shapes.all_configs()
+    about = machine.describe(chosen).as_dict()
+    if form == "json":
+        formats.put(formats.as_json(listing.everything(known, configs, about)))
+        return
+    console = formats.screen()
+    console.print(*listing.implementations(known, chosen.type))
+    console.print(*listing.shapes(configs))
+    console.print(listing.machine(about))
 
 
 @app.command(rich_help_panel=LOOK)
@@ -166,6 +196,7 @@ def inspect(
     ] = "llama7b",
     tokens: Annotated[str, typer.Option(help="Token counts, which choose the tiles.", rich_help_panel=WHAT)] = "8k",
     dtype: Annotated[str, typer.Option(help="bf16, fp16, fp32, comma-separated.", rich_help_panel=WHAT)] = "bf16",
+    form: JsonForm = "table",
 ) -> None:
     """Compile every kernel for GPUs that need not be here: registers, spills, shared memory, wgmma and TMA counts.
 
@@ -173,6 +204,7 @@ def inspect(
 
     Example: swiglu-bench inspect --target sm_90 --tokens 1,128,8k
     """
+    formats.check("--format", form, *JSON)
     from swiglu_bench import listing
     from swiglu_bench.shapes import load_shapes
 
@@ -188,7 +220,10 @@ def inspect(
         tokens=parse_tokens(tokens),
     )
     reports = _compile(cases, capabilities)
-    _console().print(*listing.kernels(reports))
+    if form == "json":
+        formats.put(formats.as_json({"kind": "kernels", "rows": [dataclasses.asdict(report) for report in reports]}))
+    else:
+        formats.screen().print(*listing.kernels(reports))
     raise typer.Exit(int(any(report.stack_bytes for report in reports)))
 
 
@@ -218,12 +253,6 @@ def _compile(cases: list[Case], capabilities: list[tuple[int, int]]) -> list[Rep
         for sizes in [(case.tokens, case.shape.hidden, case.shape.intermediate)]
         for name in compiled.launches(*sizes, getattr(torch, case.dtype.value), capability)
     ]
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console()
 
 
 def main() -> None:

@@ -128,6 +128,12 @@ Form = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]  # fmt: skip
+JsonForm = Annotated[
+    str,
+    typer.Option(
+        "--format", help="table, or for a program json: then only that is on stdout.", rich_help_panel=OUTPUT
+    ),
+]  # fmt: skip
 Quiet = Annotated[
     bool,
     typer.Option(

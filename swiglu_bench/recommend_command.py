@@ -140,6 +140,7 @@ def _parts(choices: Sequence[Choice], runs: Sequence[Run]) -> Iterator[Renderabl
     from rich.text import Text
 
     from swiglu_bench.recommend import sentence
+    from swiglu_bench.writers.tables import mebibytes
     from swiglu_bench.writers.time_tables import milliseconds
 
     groups: dict[tuple[Any, ...], list[Choice]] = {}
@@ -157,7 +158,7 @@ def _parts(choices: Sequence[Choice], runs: Sequence[Run]) -> Iterator[Renderabl
         for choice in group:
             best = choice.record
             peak = choice.memory.peak_bytes
-            memory = "-" if peak is None else f"{'' if choice.memory.measured else '~'}{peak / 2**20:,.0f} MiB"
+            memory = "-" if peak is None else f"{'' if choice.memory.measured else '~'}{mebibytes(peak)} MiB"
             name, time, ratio = "-", "", ""
             if best:
                 name, time = best.implementation, milliseconds(best.time_ms or 0.0)

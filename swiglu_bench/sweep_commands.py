@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -145,11 +146,14 @@ TIMING_ONLY = ("baseline", "budget", "l2", "regime", "energy")
 def _run(name: str, options: dict[str, Any]) -> None:
     formats.check("--format", options["form"], "table", *formats.ROWS)
     console = formats.screen(options["form"])
-    status, run = perform(name, options, console, request.command_line())
-    if run and options["form"] != "table":
+    if options["form"] == "table":
+        raise typer.Exit(perform(name, options, console, request.command_line())[0])
+    with contextlib.redirect_stdout(sys.stderr):  # what an implementation prints with --in-process
+        status, run = perform(name, options, console, request.command_line())
+    if run:
         from swiglu_bench.runs import as_text
 
-        sys.stdout.write(as_text(run, options["form"]))
+        formats.put(as_text(run, options["form"]))
     raise typer.Exit(status)
 
 
