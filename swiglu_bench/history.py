@@ -70,7 +70,7 @@ def _line(records: Sequence[Record], command: str, folder: Path) -> dict[str, An
     statuses = [record.status for record in records]
     cases = {(r.shape, r.hidden, r.intermediate, r.tokens, r.dtype, r.scope, r.mode) for r in records}
     return {
-        "began": min(every("timestamp"), default="").replace("T", " ").rstrip("Z"),
+        "began": min(filter(None, every("timestamp")), default="").replace("T", " ").rstrip("Z"),
         "command": command,
         "device": ", ".join(every("device")),
         "shapes": every("shape"),

@@ -376,6 +376,6 @@ def test_the_decorator_keeps_what_it_is_given() -> None:
         "name": "packed-one", "description": "d", "scopes": frozenset({Scope.GLU, Scope.MLP}), "build": None,
         "weight_layout": "packed", "backend": "torch", "package": "", "trains": "inputs", "interpretable": "yes",
         "offers": frozenset(), "overwrites": frozenset(),
-        "footprints": {}, "source": __name__, "file": __file__, "address": "",
+        "footprints": {}, "usage": "", "source": __name__, "file": __file__, "address": "",
     }  # fmt: skip
     assert one.build is build
