@@ -1,4 +1,4 @@
-"""The command line: options in, a sweep run, rows out. The only place that ties the rooms together.
+"""The command line: which commands there are. Those that are not here are in the `*_command(s).py` beside it.
 
 Nothing heavy is imported at the top, so that `--help` and shell completion are instant.
 """
