@@ -21,6 +21,8 @@ COLUMNS = (
     "failed", "best", "best_ratio", "version", "folder", "problem",
 )  # fmt: skip
 SHOWN = ("began", "command", "device", "what", "tokens", "rows", "best", "folder")
+DISPENSABLE = ("device", "best", "tokens", "what")
+"""What is left out, in this order, until each run fits into one line."""
 
 
 def lines(root: Path) -> list[dict[str, Any]]:
@@ -36,25 +38,45 @@ def lines(root: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda line: line["began"], reverse=True)
 
 
-def tables(found: Sequence[dict[str, Any]], root: Path) -> Iterator[RenderableType]:
+def tables(found: Sequence[dict[str, Any]], root: Path, width: int) -> Iterator[RenderableType]:
     """The runs as a table, folders as seen from `root`; what could not be read under it."""
+    rows = [_cells(line, root) for line in found if not line["problem"]]
+    wide = {name: max([len(name), *(cells[name].cell_len for cells in rows)]) for name in SHOWN}
+    shown = list(SHOWN)
+    for name in DISPENSABLE:
+        if sum(wide[one] + 3 for one in shown) - 1 > width:
+            shown.remove(name)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in SHOWN:
-        table.add_column(name, overflow="fold", no_wrap=name in {"began", "command"})
-    for line in (line for line in found if not line["problem"]):
-        rows = Text(f"{line['ok']} ok")
-        if line["failed"]:
-            rows.append(f", {line['failed']} failed", "bold red")
-        best = Text.assemble(line["best"], (f" x{line['best_ratio']:.3f}", "dim")) if line["best"] else Text("")
-        what = f"{_cell(line['shapes'])} {_cell(line['scopes'])}"
-        folder = Text(str(Path(line["folder"]).relative_to(root)))
-        head = (line["began"][:16], line["command"], line["device"], what, _cell(line["tokens"]))
-        table.add_row(*map(Text, head), rows, best, folder)
+    for name in shown:
+        table.add_column(name, overflow="fold", no_wrap=name != "folder")
+    for cells in rows:
+        table.add_row(*(cells[name] for name in shown))
     yield table
     for line in found:
         if line["problem"]:
             yield Text(f"not read: {line['problem']}", "yellow")
-    yield Text("best: the implementation with the lowest median ratio to the baseline.", "dim")
+    if "best" in shown:
+        yield Text("best: the implementation with the lowest median ratio to the baseline.", "dim")
+    if len(shown) < len(SHOWN):
+        left_out = ", ".join(name for name in SHOWN if name not in shown)
+        yield Text(f"Not shown in {width} columns: {left_out}.", "dim")
+
+
+def _cells(line: dict[str, Any], root: Path) -> dict[str, Text]:
+    """What the table shows of a run."""
+    rows = Text(f"{line['ok']} ok")
+    if line["failed"]:
+        rows.append(f", {line['failed']} failed", "bold red")
+    return {
+        "began": Text(line["began"][:16]),
+        "command": Text(line["command"]),
+        "device": Text(line["device"]),
+        "what": Text(f"{_cell(line['shapes'])} {_cell(line['scopes'])}"),
+        "tokens": Text(_cell(line["tokens"])),
+        "rows": rows,
+        "best": Text.assemble(line["best"], (f" x{line['best_ratio']:.3f}", "dim")) if line["best"] else Text(""),
+        "folder": Text(str(Path(line["folder"]).relative_to(root))),
+    }
 
 
 def _line(records: Sequence[Record], command: str, folder: Path) -> dict[str, Any]:

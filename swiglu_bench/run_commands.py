@@ -192,7 +192,7 @@ def history(
         raise BadInput(f"No run is in {root} or below; give a folder with runs in it.")
     if form == "table":
         screen = formats.screen()
-        for part in listing.tables(found, root):
+        for part in listing.tables(found, root, screen.width):
             screen.print(part)
         return
     if form == "csv":

@@ -173,9 +173,13 @@ def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
     assert len(invoke("history", tmp_path, "--limit", "1", "--format", "csv").stdout.splitlines()) == 2
 
 
-def test_the_committed_runs_are_one_line_each() -> None:
-    lines = invoke("history", RESULTS.parent.parent, width=160).stdout.splitlines()
-    assert len([line for line in lines if line.strip().startswith("20")]) == len(list(RESULTS.rglob("records.csv")))
+@pytest.mark.parametrize("width", [90, 140, 200])
+def test_the_committed_runs_are_one_line_each(width: int) -> None:
+    lines = invoke("history", RESULTS.parent.parent, width=width).stdout.splitlines()
+    runs = list(RESULTS.parent.parent.rglob("records.csv"))
+    assert len([line for line in lines if line.strip().startswith("20")]) == len(runs)
+    assert len(lines) <= len(runs) + 6, "and the head and the legend"
+    assert any("Not shown in" in line for line in lines) is (width < 200)
 
 
 def test_what_history_refuses(tmp_path: Path) -> None:
