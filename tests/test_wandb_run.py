@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from swiglu_bench.measure.statistics import Verdict
 from swiglu_bench.record import COLUMNS, Record, Status
 from swiglu_bench.writers import wandb_run
 from swiglu_bench.writers.wandb_run import WandbRun, summarize
@@ -224,6 +225,18 @@ def test_an_id_that_cannot_be_is_told(tmp_path, monkeypatch):
     run.close()
     assert run.failed
     assert "Run ID" in told[0]
+
+
+def test_texts_may_be_enumerations(tmp_path, monkeypatch):
+    """A sweep's verdicts are; wandb refuses a column of two types."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = WandbRun("swiglu", CONFIG, "name", folder=tmp_path, warn=pytest.fail)
+    for verdict in ("", Verdict.FASTER):
+        run.write(make_record(verdict=verdict))
+    run.close()
+    pytest.importorskip("wandb").teardown()
+    table = table_of(tmp_path, "records")
+    assert [row[table["columns"].index("verdict")] for row in table["data"]] == ["", "faster"]
 
 
 def test_without_records_there_is_no_table(tmp_path, monkeypatch):

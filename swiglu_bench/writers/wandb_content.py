@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -161,7 +162,8 @@ def _wins(records: Sequence[Record], name: str) -> int:
 
 
 def _plain(value: object) -> object:
-    return value.value if isinstance(value, Status) else value
+    """W&B takes an enumeration's member, in a column of texts, for another type."""
+    return value.value if isinstance(value, enum.Enum) else value
 
 
 def _mib(size: int | None) -> float | None:
