@@ -65,6 +65,32 @@ def shapes(configs: Sequence[Config]) -> Iterator[RenderableType]:
     yield sweeps
 
 
+def everything(
+    catalogue: Sequence[Implementation], configs: Sequence[Config], about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All that `list` shows, for a program."""
+    device = str(about["device_type"])
+    return {
+        "kind": "list",
+        "implementations": [
+            {
+                "name": one.name, "description": one.description, "scopes": sorted(one.scopes), "trains": one.trains,
+                "weight_layout": one.weight_layout, "backend": one.backend, "package": one.package,
+                "offers": sorted(one.offers), "usage": one.usage, "source": one.source,
+                "unavailable": one.unavailable(device, capability=str(about["compute_capability"] or "")),
+            }
+            for one in catalogue
+        ],
+        "shapes": [
+            {"name": one.name, **one.content.model_dump()} for one in configs if isinstance(one.content, ShapeFile)
+        ],
+        "sweeps": [
+            {"name": one.name, **one.content.model_dump()} for one in configs if not isinstance(one.content, ShapeFile)
+        ],
+        "machine": dict(about),
+    }  # fmt: skip
+
+
 def machine(about: Mapping[str, Any]) -> Table:
     """The machine, a line per fact."""
     table = _table("Machine", "what", "value")

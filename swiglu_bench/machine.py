@@ -42,6 +42,11 @@ DATASHEETS = {
 """By a part of the device's name; from NVIDIA's product datasheets (dense rates, SXM unless named)."""
 
 
+def slug_of(device: str) -> str:
+    """A device's name as a folder name: nvidia-h200."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
 @dataclass(frozen=True)
 class Machine:
     """What a reader of a figure needs to know about where it came from."""
@@ -67,7 +72,7 @@ class Machine:
     @property
     def slug(self) -> str:
         """The device as a folder name: nvidia-h200, or cpu."""
-        return "cpu" if self.device_type == "cpu" else re.sub(r"[^a-z0-9]+", "-", self.device.lower()).strip("-")
+        return "cpu" if self.device_type == "cpu" else slug_of(self.device)
 
     @property
     def datasheet(self) -> Datasheet | None:

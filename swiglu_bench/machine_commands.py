@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import json
 import shlex
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from swiglu_bench import formats
 from swiglu_bench.cases import BadInput, parse_dtypes
-from swiglu_bench.options import HOW, OUTPUT, WHAT, Device, Wait
+from swiglu_bench.options import HOW, OUTPUT, WHAT, Device, JsonForm, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     import torch
-    from rich.console import Console
     from rich.table import Table
 
     from swiglu_bench.doctor import Finding
@@ -43,6 +42,7 @@ def ceilings(
         bool, typer.Option("--refresh", help="Measure again what was measured today.", rich_help_panel=HOW)
     ] = False,
     wait: Wait = True,
+    form: JsonForm = "table",
 ) -> None:
     """Measure this machine's best rates: copies over sizes, square products and those of the llama shapes.
 
@@ -50,6 +50,7 @@ def ceilings(
 
     Example: swiglu-bench ceilings --dtype bf16
     """
+    formats.check("--format", form, "table", "json")
     import torch
 
     from swiglu_bench import machine
@@ -60,28 +61,37 @@ def ceilings(
 
     dtypes = parse_dtypes(dtype)
     chosen = machine.find_device(device)
-    this, console = machine.describe(chosen), _console()
+    this, console, found = machine.describe(chosen), formats.screen(form), list[dict[str, Any]]()
     on_gpu, side, most = chosen.type == "cuda", PRODUCT_SIDE[chosen.type], COPY_BYTES[chosen.type]
     sheet = this.datasheet
     most_gbps = sheet.gbps if sheet else None
 
     table = _table(f"Limits of {this.device}", "what", "measured", "datasheet", "of it", "at (UTC)")
+
+    def add(what: str, measure: Callable[[], Figure], unit: str, most: float | None, style: str = "") -> None:
+        row = _measured(measure, unit, most)
+        found.append({"what": what.removesuffix(" *"), "default": what.endswith("*"), **row})
+        table.add_row(what, *_figure(row), style=style)
+
     with _held(chosen, wait):
         limits = Limits(this, chosen, make_clock(chosen), refresh)
         for size_bytes in [most >> shift for shift in (6, 4, 2, 1)]:
             text = f"copy, {size_bytes / 2**20:,.0f} MiB"
-            table.add_row(text, *_figure(partial(limits.copy, size_bytes), "GB/s", most_gbps))
-        table.add_row(f"copy, {most / 2**20:,.0f} MiB *", *_figure(limits.copy, "GB/s", most_gbps), style="bold")
+            add(text, partial(limits.copy, size_bytes), "GB/s", most_gbps)
+        add(f"copy, {most / 2**20:,.0f} MiB *", limits.copy, "GB/s", most_gbps, "bold")
         for one in dtypes:
             rate = sheet.rate(one.value) if sheet else None
             torch_type = getattr(torch, one.value)
             table.add_section()
             square = f"{one.value} product, {side} cubed *"
-            table.add_row(square, *_figure(partial(limits.product, torch_type), "TFLOP/s", rate), style="bold")
+            add(square, partial(limits.product, torch_type), "TFLOP/s", rate, "bold")
             for shape in load_shapes(SHAPES if on_gpu else "smoke"):
                 for n, k in ((shape.intermediate, shape.hidden), (shape.hidden, shape.intermediate)):
                     text = f"{shape.name}: {side}x{k} by {k}x{n}"
-                    table.add_row(text, *_figure(partial(limits.product, torch_type, (side, n, k)), "TFLOP/s", rate))
+                    add(text, partial(limits.product, torch_type, (side, n, k)), "TFLOP/s", rate)
+    if form == "json":
+        formats.put(formats.as_json({"kind": "ceilings", "machine": this.as_dict(), "rows": found}))
+        return
     console.print(table)
     kept = f"GB/s: bytes read plus bytes written. * what sweeps take their limits from. Kept for a day in {limits.path}"
     if not sheet:
@@ -89,17 +99,26 @@ def ceilings(
     console.print(kept, style="dim", markup=False, highlight=False)
 
 
-def _figure(measure: Callable[[], Figure], unit: str, most: float | None) -> list[str]:
-    """Cells of one limit, or why it could not be measured."""
+def _measured(measure: Callable[[], Figure], unit: str, datasheet: float | None) -> dict[str, Any]:
+    """One limit, or why it could not be measured."""
     import torch
 
+    row = {"value": None, "unit": unit, "datasheet": datasheet, "measured_at": "", "failure": ""}
     try:
         figure = measure()
     except (torch.OutOfMemoryError, RuntimeError) as error:
-        return [f"failed: {' '.join(str(error).split())[:60]}", "", "", ""]
-    value = f"{figure.value:,.0f}" if figure.value >= 100 else f"{figure.value:.3g}"
-    share = [f"{most:,.0f} {unit}", f"{figure.value / most:.0%}"] if most else ["-", "-"]
-    return [f"{value} {unit}", *share, figure.at_text[11:16]]
+        return row | {"failure": " ".join(str(error).split())}
+    return row | {"value": figure.value, "measured_at": figure.at_text}
+
+
+def _figure(row: dict[str, Any]) -> list[str]:
+    """Cells of one limit."""
+    if row["failure"]:
+        return [f"failed: {row['failure'][:60]}", "", "", ""]
+    value, most = row["value"], row["datasheet"]
+    text = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    share = [f"{most:,.0f} {row['unit']}", f"{value / most:.0%}"] if most else ["-", "-"]
+    return [f"{text} {row['unit']}", *share, row["measured_at"][11:16]]
 
 
 def noise(
@@ -122,6 +141,7 @@ def noise(
             rich_help_panel=OUTPUT, show_default=False,
         ),
     ] = None,
+    form: JsonForm = "table",
 ) -> None:  # fmt: skip
     """Time the same work under two names, many times: how often a difference is seen where there is none.
 
@@ -130,6 +150,7 @@ def noise(
 
     Example: swiglu-bench noise --pairs 100
     """
+    formats.check("--format", form, "table", "json")
     import torch
     from rich.progress import track
 
@@ -145,7 +166,7 @@ def noise(
     (shape,) = load_shapes("llama7b" if on_gpu else "smoke")
     rows = tokens or (8192 if on_gpu else 64)
     dtype = torch.bfloat16 if on_gpu else torch.float32
-    console, found = _console(), []
+    console, found = formats.screen(form), []
     this = machine.describe(chosen)
     what = f"{pairs} A/A pairs of the two products of {shape.name} at {rows} tokens on {this.device}"
     console.print(what, markup=False, highlight=False, soft_wrap=True)
@@ -165,7 +186,12 @@ def noise(
     if len(found) < 2:
         raise typer.Exit(130)
     summary = summarise(found)
-    console.print(_noise_table(summary, found))
+    if form == "json":
+        told = {"kind": "noise", "machine": this.as_dict(), "file": str(path), **dataclasses.asdict(summary)}
+        lines_as_rows = [dict(zip(NOISE_COLUMNS, _noise_row(*one), strict=True)) for one in enumerate(found)]
+        formats.put(formats.as_json(told | {"rows": lines_as_rows}))
+    else:
+        console.print(_noise_table(summary, found))
     console.print(f"Every pair: {path}", markup=False, highlight=False, soft_wrap=True)
     if len(found) < pairs:
         raise typer.Exit(130)
@@ -215,14 +241,13 @@ def doctor(
         typer.Option("--clock", help="Compare the suite's clock with the GPU's profiler, too.", rich_help_panel=HOW),
     ] = False,
     wait: Wait = True,
-    form: Annotated[str, typer.Option("--format", help="table or json.", rich_help_panel=OUTPUT)] = "table",
+    form: JsonForm = "table",
 ) -> None:  # fmt: skip
     """Look for what would spoil a measurement here, and say what to do about it. Exits 1 if anything fails.
 
     Example: swiglu-bench doctor --clock
     """
-    if form not in ("table", "json"):
-        raise BadInput(f"--format: {form!r} is not one of table, json; give one of them.")
+    formats.check("--format", form, "table", "json")
     from swiglu_bench import machine
     from swiglu_bench.doctor import Severity, examine
 
@@ -230,10 +255,9 @@ def doctor(
     with _held(chosen, wait):
         findings = list(examine(chosen, cross_check=clock))
     if form == "json":
-        json.dump([dataclasses.asdict(one) for one in findings], sys.stdout, indent=2, ensure_ascii=False)
-        sys.stdout.write("\n")
+        formats.put(formats.as_json([dataclasses.asdict(one) for one in findings]))
     else:
-        console = _console()
+        console = formats.screen()
         console.print(_doctor_table(findings))
         counts = {severity: sum(one.severity is severity for one in findings) for severity in Severity}
         console.print(", ".join(f"{count} {severity}" for severity, count in counts.items() if count), highlight=False)
@@ -266,9 +290,3 @@ def _held(device: torch.device, wait: bool) -> AbstractContextManager[None]:
     from swiglu_bench import locks
 
     return locks.device(device, shlex.join(["swiglu-bench", *sys.argv[1:]]), wait, partial(typer.echo, err=True))
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console()

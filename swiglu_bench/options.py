@@ -121,8 +121,49 @@ Out = Annotated[
 Csv = Annotated[
     bool, typer.Option("--csv/--no-csv", help="Write records.csv, samples.csv and run.json.", rich_help_panel=OUTPUT)
 ]
-LogWandb = Annotated[bool, typer.Option("--log-wandb", help="Log to Weights & Biases.", rich_help_panel=OUTPUT)]
-WandbProject = Annotated[str, typer.Option(help="W&B project.", rich_help_panel=OUTPUT)]
+Form = Annotated[
+    str,
+    typer.Option(
+        "--format", help="table, or for a program json, jsonl or csv: then only that is on stdout.",
+        rich_help_panel=OUTPUT,
+    ),
+]  # fmt: skip
+JsonForm = Annotated[
+    str,
+    typer.Option(
+        "--format", help="table, or for a program json: then only that is on stdout.", rich_help_panel=OUTPUT
+    ),
+]  # fmt: skip
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet", "-q", help="No progress and no tables: only warnings, failures and where the results are.",
+        rich_help_panel=OUTPUT,
+    ),
+]  # fmt: skip
+WANDB = "Weights & Biases"
+LogWandb = Annotated[bool, typer.Option("--log-wandb", help="Log to Weights & Biases.", rich_help_panel=WANDB)]
+WandbProject = Annotated[str, typer.Option(help="Project.", rich_help_panel=WANDB)]
+WandbEntity = Annotated[
+    str | None, typer.Option(help="User or team. \\[default: yours]", rich_help_panel=WANDB, show_default=False)
+]
+WandbGroup = Annotated[
+    str | None,
+    typer.Option(
+        help="Runs of one group stand together, as those of a sweep. \\[default: the command]",
+        rich_help_panel=WANDB, show_default=False,
+    ),
+]  # fmt: skip
+WandbTags = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Tags besides command and GPU, comma-separated or repeated.", rich_help_panel=WANDB, show_default=False
+    ),
+]  # fmt: skip
+WandbId = Annotated[
+    str | None,
+    typer.Option(help="Id of a run to go on with, or for a new one.", rich_help_panel=WANDB, show_default=False),
+]
 Detail = Annotated[
     bool,
     typer.Option(

@@ -10,12 +10,30 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from swiglu_bench import locks, runner
 from swiglu_bench.cases import BadInput
 from swiglu_bench.machine import Machine
 from swiglu_bench.writers import Writer, csv_file
 from swiglu_kernels import tuning
+
+if TYPE_CHECKING:
+    from swiglu_bench.writers.wandb_run import WandbRun
+
+
+@dataclass(frozen=True)
+class Wandb:
+    """Where a W&B run belongs."""
+
+    project: str = "swiglu-bench"
+    entity: str | None = None
+    group: str | None = None
+    """None: the command."""
+    tags: tuple[str, ...] = ()
+    """Besides those that every run gets."""
+    id: str | None = None
+    """Of a run to go on with, or to give a new one."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +43,12 @@ class Output:
     csv: bool
     folder: Path | None
     """None: results/GPU/DATE/TIME-COMMAND."""
-    wandb_project: str | None
+    wandb: Wandb | None
     """None: not to W&B."""
     resume: bool = False
     """Keep the cases of the folder that are finished, and run the others."""
+    quiet: bool = False
+    """On the screen, only what needs attention."""
 
 
 @dataclass
@@ -51,7 +71,46 @@ def opened(
         raise BadInput("--out was given together with --no-csv; leave one of them out.")
     if output.resume and not output.folder:
         raise BadInput("--resume needs the folder of the sweep to go on with; give it as --out FOLDER.")
-    about = {
+    into = Opened((output.folder or default_folder(this, command, settings.run_id)) if output.csv else None)
+    with ExitStack() as stack:
+        if into.folder:
+            csv_file.create_folder(into.folder)
+            stack.enter_context(locks.folder(into.folder, settings.command))
+            into.files = csv_file.CsvFile(into.folder, warn=warn)
+            csv_file.write_run_file(into.folder, about(settings, this))
+            stack.callback(into.files.close)
+            into.writers.append(into.files)
+            into.places.append(lambda: f"Rows, samples and machine: {into.folder}")
+        if output.wandb:
+            run = wandb_run(output.wandb, command, this.slug, about(settings, this), into.folder, warn)
+            stack.callback(run.close)
+            into.writers.append(run)
+            into.places.append(lambda: run.url_or_path and f"W&B: {run.url_or_path}")
+        yield into
+
+
+def wandb_run(
+    wanted: Wandb, command: str, slug: str, config: dict[str, Any], folder: Path | None, warn: Callable[[str], None]
+) -> WandbRun:
+    """A W&B run that takes rows, named and tagged by command and device."""
+    from swiglu_bench.writers.wandb_run import WandbRun
+
+    return WandbRun(
+        project=wanted.project,
+        config=config,
+        name=f"{command} {slug}",
+        tags=list(dict.fromkeys([command, slug, *wanted.tags])),
+        group=wanted.group or command,
+        entity=wanted.entity,
+        run_id=wanted.id,
+        folder=folder,
+        warn=warn,
+    )
+
+
+def about(settings: runner.Settings, this: Machine) -> dict[str, Any]:
+    """What run.json says: the command, its settings, the machine."""
+    return {
         "command": settings.command,
         "run_id": settings.run_id,
         "settings": {
@@ -63,31 +122,6 @@ def opened(
         "machine": this.as_dict(),
         "tuned_tiles": tuning.digest(settings.device),
     }
-    into = Opened((output.folder or _default_folder(this, command, settings.run_id)) if output.csv else None)
-    with ExitStack() as stack:
-        if into.folder:
-            csv_file.create_folder(into.folder)
-            stack.enter_context(locks.folder(into.folder, settings.command))
-            into.files = csv_file.CsvFile(into.folder, warn=warn)
-            csv_file.write_run_file(into.folder, about)
-            stack.callback(into.files.close)
-            into.writers.append(into.files)
-            into.places.append(lambda: f"Rows, samples and machine: {into.folder}")
-        if output.wandb_project:
-            from swiglu_bench.writers.wandb_run import WandbRun
-
-            run = WandbRun(
-                project=output.wandb_project,
-                config=about,
-                name=f"{command} {this.slug}",
-                tags=[command, this.slug],
-                folder=into.folder,
-                warn=warn,
-            )
-            stack.callback(run.close)
-            into.writers.append(run)
-            into.places.append(lambda: run.url_or_path and f"W&B: {run.url_or_path}")
-        yield into
 
 
 @contextlib.contextmanager
@@ -110,6 +144,7 @@ def logs(folder: Path | None, wanted: Callable[[], bool]) -> Iterator[Path]:
             place.rmdir()
 
 
-def _default_folder(this: Machine, command: str, run_id: str) -> Path:
+def default_folder(this: Machine, command: str, run_id: str) -> Path:
+    """Where the files of a run go unless told otherwise."""
     date, clock = run_id[:8], run_id[9:15]
     return Path("results") / this.slug / f"{date[:4]}-{date[4:6]}-{date[6:]}" / f"{clock}-{command}"

@@ -91,6 +91,8 @@ class Implementation:
     """Activations that its backward overwrites by contract, where the scope hands them to it; any other is a fault."""
     footprints: Mapping[Scope, Footprint] = field(default_factory=dict, hash=False)
     """The memory it should take at each scope by arithmetic; a scope left out has no prediction."""
+    usage: str = ""
+    """A line of Python that has it in a model; shown by `recommend`."""
     source: str = "swiglu_bench"
     """The module of its build function."""
     file: str = field(default="", compare=False)
@@ -181,6 +183,7 @@ def implementation(
     offers: Iterable[Offer] = (),
     overwrites: Iterable[str] = (),
     footprints: Mapping[Scope, Footprint] | None = None,
+    usage: str = "",
 ) -> Callable[[Callable[[Problem], Step]], Implementation]:
     """Turn a build function into an Implementation; the arguments are the fields of that class."""
 
@@ -205,6 +208,7 @@ def implementation(
             offers=frozenset(offers),
             overwrites=frozenset(overwrites),
             footprints=footprints or {},
+            usage=usage,
             source=getattr(function, "__module__", "swiglu_bench"),
             file=function.__code__.co_filename if isinstance(function, types.FunctionType) else "",
         )

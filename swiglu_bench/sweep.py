@@ -19,6 +19,8 @@ from swiglu_bench.output import Output, logs, opened
 from swiglu_bench.record import Record, Status
 from swiglu_bench.registry import Implementation
 from swiglu_bench.resume import Fingerprints, Plan
+from swiglu_bench.runs import record_of
+from swiglu_bench.writers import Writer
 from swiglu_bench.writers.console import ConsoleWriter, Tables
 from swiglu_bench.writers.tables import memory_tables, verify_detail_tables, verify_tables
 from swiglu_bench.writers.time_tables import time_tables
@@ -48,10 +50,11 @@ def sweep(
     output: Output,
     console: Console,
     process: Process = IN_THIS_PROCESS,
+    also: Sequence[Writer] = (),
 ) -> int:
     """Run all cases; 0 when every row is ok or skipped, 1 with an incorrect one or an error, 130 when interrupted.
 
-    Rows that could not be kept make it 1 as well.
+    Rows that could not be kept make it 1 as well. Writers in `also` get every row, those kept by `resume` first.
     """
 
     def say(text: str, style: str = "") -> None:
@@ -67,8 +70,11 @@ def sweep(
         if len(plan.todo) < len(cases):
             done = len(cases) - len(plan.todo)
             say(f"{done} of {len(cases)} cases are finished in {into.folder} and are kept.")
+        for writer in also:
+            for row in plan.kept:
+                writer.write(record_of(row))
         in_detail = settings.detail and settings.task is runner.Task.VERIFY
-        shown = ConsoleWriter(console, _tables(settings), len(plan.todo), tables_anyway=in_detail)
+        shown = ConsoleWriter(console, _tables(settings), len(plan.todo), in_detail, output.quiet)
 
         def listen(progress: runner.Progress) -> None:
             case = progress.case
@@ -94,7 +100,7 @@ def sweep(
                     outdated = plan.replaced_by(record)
                     if into.files and outdated:
                         into.files.drop(outdated)
-                    for writer in (shown, *into.writers):
+                    for writer in (shown, *into.writers, *also):
                         writer.write(record)
         except KeyboardInterrupt:
             interrupted = True

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swiglu_bench.cases import BadInput, did_you_mean, parse_dtypes, parse_tokens
-from swiglu_bench.machine_commands import _console, _held, _table
+from swiglu_bench.formats import screen
+from swiglu_bench.machine_commands import _held, _table
 from swiglu_bench.options import HOW, OUTPUT, WHAT, Device, Seed, Tokens, Wait, complete_shapes
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def tune(
     path = tuning.path()
     if path is None:
         raise BadInput(f"{tuning.VARIABLE} is off, so that no tuned tile is read or written; unset it, or name a file.")
-    console = _console()
+    console = screen()
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     if clear:
         say(tuned_file.clear(path))
@@ -172,7 +173,7 @@ def _tune_all(
     from swiglu_kernels.candidates import bucket
 
     clock, rule = make_clock(device), Rule(budget_s=budget_s, min_s=min(1.0, budget_s / 2))
-    with _console().status("tuning") as line:
+    with screen().status("tuning") as line:
         for number, job in enumerate(jobs):
             problem = job.problem
             at = f"{number + 1} of {len(jobs)}: {job.kernel}, {job.shape}, {problem.tokens} tokens"

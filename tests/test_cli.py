@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specimens import a_record, result_or_complaint
-from swiglu_bench import cli, machine, runner
+from swiglu_bench import cli, machine, request, runner
 from swiglu_bench.cases import BadInput, Scope
 from swiglu_bench.implementations import CATALOGUE
 from swiglu_bench.measure import ceilings
@@ -596,7 +596,7 @@ def test_ctrl_c_in_the_middle_of_a_sweep(tmp_path: Path) -> None:
 
 @given(st.one_of(st.text(), st.lists(st.sampled_from(["glu", "mlp", "activation", " glu", "x"])).map(",".join)))
 def test_any_text_is_scopes_or_bad_input(text: str) -> None:
-    scopes = result_or_complaint(lambda: cli._scopes(text))
+    scopes = result_or_complaint(lambda: request.scopes_of(text))
     if isinstance(scopes, BadInput):
         assert str(scopes).startswith("--scope: ")
     else:
@@ -606,7 +606,7 @@ def test_any_text_is_scopes_or_bad_input(text: str) -> None:
 
 @given(st.text(), st.lists(st.text(min_size=1), min_size=1, max_size=4))
 def test_a_choice_is_known_or_bad_input(value: str, known: list[str]) -> None:
-    choice = result_or_complaint(lambda: cli._choice("--l2", value, known))
+    choice = result_or_complaint(lambda: request.choice("--l2", value, known))
     if isinstance(choice, BadInput):
         assert value not in known
         assert str(choice).startswith("--l2: ")
@@ -622,7 +622,7 @@ patterns = st.one_of(st.text(), names, st.sampled_from(["*", "eager*", "[a-", "[
 @given(st.lists(patterns, max_size=3), st.lists(patterns, max_size=3), st.one_of(st.none(), names, st.text(max_size=8)))
 def test_any_text_is_implementations_or_bad_input(wanted: list[str], unwanted: list[str], baseline: str | None) -> None:
     options = {"impl": wanted, "skip_impl": unwanted, "baseline": baseline, "in_process": True}
-    chosen = result_or_complaint(lambda: cli._implementations(options))
+    chosen = result_or_complaint(lambda: request.implementations_of(options))
     if isinstance(chosen, BadInput):
         assert str(chosen).endswith((".", "?"))
     else:

@@ -165,10 +165,56 @@ def test_tables_are_given_the_rows_and_the_width() -> None:
     writer = ConsoleWriter(console, spy, 1)
     with writer:
         writer.write(ROWS[0])
-    assert not given
     writer.close()
-    assert given == [(1, 77)]
+    assert set(given) == {(1, 77)}
     assert output.getvalue().rstrip().endswith("the table")
+
+
+def test_the_table_fills_in_under_the_bar_while_it_runs() -> None:
+    console, output = a_console(terminal=True, width=100)
+    with ConsoleWriter(console, time_tables, case_count=1) as writer:
+        for count, row in enumerate(ROWS[:2], start=1):
+            writer.write(row)
+            writer._progress.refresh()
+            frame = output.getvalue().rpartition("starting")[2]
+            assert [name in frame for name in ("eager", "mine")] == [True, count == 2]
+
+
+def test_a_finished_table_is_printed_before_the_next_begins() -> None:
+    console, output = a_console(terminal=True, width=100)
+    writer = ConsoleWriter(console, time_tables, case_count=2)
+    rows = [a_record(shape=shape, implementation=name) for shape in ("first", "second") for name in ("eager", "mine")]
+    with writer:
+        for row in rows[:3]:
+            writer.write(row)
+        assert output.getvalue().count("first  (hidden 24") == 1
+        assert "second" not in output.getvalue()
+        writer.write(rows[3])
+    before = len(output.getvalue())
+    writer.close()
+    assert [output.getvalue()[before:].count(f"{name}  (hidden 24") for name in ("first", "second")] == [0, 1]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_quiet_shows_failures_and_what_spoils_figures(terminal: bool) -> None:
+    console, output = a_console(terminal)
+    writer = ConsoleWriter(console, time_tables, case_count=1, quiet=True)
+    with writer:
+        for row in (*ROWS, a_record(stopped_by="budget")):
+            writer.write(row)
+    writer.close()
+    first, second = output.getvalue().splitlines()
+    assert first == "small glu forward float32 tokens=7 wrong: incorrect: output: [bold]wrong[/bold]."
+    assert "The budget was spent" in second
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_a_narrow_terminal_still_says_what_runs(width: int) -> None:
+    console, output = a_console(terminal=True, width=width)
+    with ConsoleWriter(console, time_tables, case_count=4) as writer:
+        writer.advance(1.5, "case 2/4: smoke")
+        writer._progress.refresh()
+    assert "case" in output.getvalue()
 
 
 @pytest.mark.parametrize("terminal", [True, False])

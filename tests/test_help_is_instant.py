@@ -47,6 +47,11 @@ def text_and_heavy_imports(code: str, *arguments: str, **variables: str) -> tupl
         "ceilings",
         "noise",
         "doctor",
+        "compare",
+        "show",
+        "history",
+        "publish",
+        "recommend",
     ],
 )
 def test_help_imports_nothing_heavy(command: str) -> None:

@@ -380,6 +380,6 @@ def test_the_decorator_keeps_what_it_is_given() -> None:
         "weight_layout": "packed", "backend": "torch", "package": "", "trains": "inputs", "interpretable": "yes",
         "gpus": (), "dtypes": frozenset(Dtype), "multiple": 1, "on_request": False,
         "offers": frozenset(), "overwrites": frozenset(),
-        "footprints": {}, "source": __name__, "file": __file__, "address": "",
+        "footprints": {}, "usage": "", "source": __name__, "file": __file__, "address": "",
     }  # fmt: skip
     assert one.build is build

@@ -18,7 +18,7 @@ from swiglu_bench import isolation, locks, machine, runner
 from swiglu_bench.cases import BadInput, Mode
 from swiglu_bench.child import DoesNotEnd
 from swiglu_bench.measure.clock import DeviceLost
-from swiglu_bench.output import Output, _default_folder
+from swiglu_bench.output import Output, Wandb, default_folder
 from swiglu_bench.record import Record, Status
 from swiglu_bench.registry import Step, implementation
 from swiglu_bench.runner import Progress, Settings, Task
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 THIS = machine.describe(CPU)
 SETTINGS = Settings(Task.TIME, CPU, "swiglu-bench forward", "20250102T030405Z-77")
 
-SCREEN_ONLY = Output(csv=False, folder=None, wandb_project=None)
+SCREEN_ONLY = Output(csv=False, folder=None, wandb=None)
 MINE = implementation("mine", scopes=["glu"], description="d")(lambda problem: Step(lambda x: x))
 OK, SKIPPED = a_record(), without_time(Status.SKIPPED, "It has no backward.")
 INCORRECT, ERROR = without_time(Status.INCORRECT, "output: wrong."), without_time(Status.ERROR, "broken")
@@ -81,8 +81,8 @@ def play(
     return sweep("forward", [small_case()], [MINE], SETTINGS, THIS, output, console), text.getvalue()
 
 
-def into(folder: Path, wandb_project: str | None = None) -> Output:
-    return Output(csv=True, folder=folder, wandb_project=wandb_project)
+def into(folder: Path, wandb: Wandb | None = None) -> Output:
+    return Output(csv=True, folder=folder, wandb=wandb)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_every_writer_gets_every_row_and_is_closed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: BaseException | None
 ) -> None:
     events = [OK, INCORRECT, *([end] if end else [])]
-    _, text = play(monkeypatch, *events, output=into(tmp_path / "run", "mine"))
+    _, text = play(monkeypatch, *events, output=into(tmp_path / "run", Wandb("mine")))
     (run,) = FakeWandb.opened
     assert run.rows == [OK, INCORRECT]
     assert run.closed == 1
@@ -134,13 +134,13 @@ def test_a_crash_of_the_suite_itself_is_seen_and_keeps_the_rows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with pytest.raises(RuntimeError, match="a bug"):
-        play(monkeypatch, OK, RuntimeError("a bug"), output=into(tmp_path / "run", "mine"))
+        play(monkeypatch, OK, RuntimeError("a bug"), output=into(tmp_path / "run", Wandb("mine")))
     assert len(csv_file.read_records(tmp_path / "run")) == 1
     assert FakeWandb.opened[0].closed == 1
 
 
 def test_what_is_opened_is_told_about_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    play(monkeypatch, OK, output=into(tmp_path / "run", "mine"))
+    play(monkeypatch, OK, output=into(tmp_path / "run", Wandb("mine")))
     about = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
     assert (about["command"], about["run_id"]) == (SETTINGS.command, SETTINGS.run_id)
     assert about["machine"] == THIS.as_dict()
@@ -151,14 +151,14 @@ def test_what_is_opened_is_told_about_the_run(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_w_and_b_without_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    play(monkeypatch, OK, output=Output(csv=False, folder=None, wandb_project="mine"))
+    play(monkeypatch, OK, output=Output(csv=False, folder=None, wandb=Wandb("mine")))
     assert FakeWandb.opened[0].options["folder"] is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_w_and_b_that_went_nowhere_has_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeWandb, "url_or_path", "")
-    _, text = play(monkeypatch, OK, output=Output(csv=False, folder=None, wandb_project="mine"))
+    _, text = play(monkeypatch, OK, output=Output(csv=False, folder=None, wandb=Wandb("mine")))
     assert "W&B" not in text
 
 
@@ -167,7 +167,7 @@ def test_a_warning_of_a_writer_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch
         self.options["warn"]("the network [is] gone")
 
     monkeypatch.setattr(FakeWandb, "write", write)
-    _, text = play(monkeypatch, OK, output=Output(csv=False, folder=None, wandb_project="mine"))
+    _, text = play(monkeypatch, OK, output=Output(csv=False, folder=None, wandb=Wandb("mine")))
     assert "Warning: the network [is] gone\n" in text
 
 
@@ -185,11 +185,11 @@ def test_writers_are_open_before_the_work_starts(
 
 def test_a_folder_without_files_makes_no_sense(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="--out was given together with --no-csv"):
-        play(monkeypatch, OK, output=Output(csv=False, folder=tmp_path / "run", wandb_project=None))
+        play(monkeypatch, OK, output=Output(csv=False, folder=tmp_path / "run", wandb=None))
 
 
-def test_the_default_folder_is_by_machine_date_and_time() -> None:
-    assert _default_folder(THIS, "step", SETTINGS.run_id) == Path("results/cpu/2025-01-02/030405-step")
+def test_thedefault_folder_is_by_machine_date_and_time() -> None:
+    assert default_folder(THIS, "step", SETTINGS.run_id) == Path("results/cpu/2025-01-02/030405-step")
 
 
 def test_progress_reaches_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +246,7 @@ def resume(
     monkeypatch.setattr(runner, "run", run)
     text = io.StringIO()
     console = Console(file=text, width=100, color_system=None)
-    output = Output(csv=True, folder=folder, wandb_project=None, resume=True)
+    output = Output(csv=True, folder=folder, wandb=None, resume=True)
     with contextlib.suppress(Killed):
         assert sweep("forward", CASES, [MINE, OTHER], how, THIS, output, console) == 0
     return ran, text.getvalue()
@@ -280,7 +280,7 @@ def test_resume_replaces_a_case_that_is_cut_short_or_made_otherwise(
 
 
 def test_a_kept_row_that_is_no_success_still_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    output = Output(csv=True, folder=tmp_path, wandb_project=None, resume=True)
+    output = Output(csv=True, folder=tmp_path, wandb=None, resume=True)
     case = small_case(mode=Mode.FORWARD)
     for _ in range(2):
         monkeypatch.setattr(runner, "run", lambda cases, *_: (INCORRECT for _ in cases))
@@ -294,7 +294,7 @@ def test_resume_needs_a_folder(monkeypatch: pytest.MonkeyPatch, csv: bool) -> No
     with pytest.raises(
         BadInput, match=r"--resume needs the folder of the sweep to go on with; give it as --out FOLDER\."
     ):
-        play(monkeypatch, OK, output=Output(csv=csv, folder=None, wandb_project=None, resume=True))
+        play(monkeypatch, OK, output=Output(csv=csv, folder=None, wandb=None, resume=True))
 
 
 def test_two_sweeps_into_one_folder_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

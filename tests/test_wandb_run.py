@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from swiglu_bench.measure.statistics import Verdict
 from swiglu_bench.record import COLUMNS, Record, Status
 from swiglu_bench.writers import wandb_run
 from swiglu_bench.writers.wandb_run import WandbRun, summarize
@@ -79,6 +80,12 @@ def entries(folder: Path) -> Iterator[Any]:
             yield record
 
 
+def table_of(folder: Path, name: str) -> Any:
+    """A table that was logged, from the file that would be uploaded."""
+    (path,) = folder.glob(f"wandb/offline-run-*/files/media/table/{name}*.table.json")
+    return json.loads(path.read_text())
+
+
 def name(item: Any) -> str:
     return item.key or ".".join(item.nested_key)
 
@@ -107,6 +114,7 @@ class TestOffline:
         assert {(metric.glob_name, metric.step_metric) for metric in metrics if metric.glob_name} == {
             (f"{figure}/*", "tokens") for figure in wandb_run.FIGURES
         }
+        assert all(metric.summary.none for metric in metrics), "the last of a curve is no figure to sort runs by"
 
     def test_every_ok_record_gives_its_figures_and_nothing_else_does(self, run, tmp_path):
         steps = [
@@ -134,16 +142,59 @@ class TestOffline:
             {"tokens": 8192, f"time_ms/{case}/fused": 60.0, f"ratio/{case}/fused": 0.6},
         ]
         assert len(steps) == 4
-        assert steps[3]["records._type"] == "table-file"
+        assert {key for key in steps[3] if "/" not in key and key.endswith("._type")} == {
+            "records._type", "standing._type", "not_ok._type"
+        }  # fmt: skip
 
     def test_the_table_has_every_row_and_column(self, run, tmp_path):
-        (path,) = tmp_path.glob("wandb/offline-run-*/files/media/table/records*.table.json")
-        table = json.loads(path.read_text())
+        table = table_of(tmp_path, "records")
         assert tuple(table["columns"]) == COLUMNS
         assert table["data"] == [
             [str(value) if isinstance(value, Status) else value for value in record.row().values()]
             for record in RECORDS
         ]
+
+    def test_who_stands_where_is_a_table(self, run, tmp_path):
+        table = table_of(tmp_path, "standing")
+        assert table["data"] == [
+            ["eager", 0, 1.0, 1.0, 0.5, 1, 0, 0, 0],
+            ["fused", 2, 0.7, 0.6, 9.0, 2, 0, 1, 0],
+            ["liger", 0, None, None, None, 0, 1, 0, 0],
+        ]
+
+    def test_what_is_not_ok_says_why(self, run, tmp_path):
+        case = LINE.removeprefix("time_ms/")
+        assert table_of(tmp_path, "not_ok")["data"] == [
+            ["fused", case, 1, "incorrect", "output: too far off"],
+            ["liger", case, 128, "skipped", "It has no glu scope."],
+        ]
+
+    def test_charts_are_drawn(self, run, tmp_path):
+        case = LINE.removeprefix("time_ms/")
+        config = {
+            name(item): json.loads(item.value_json)
+            for entry in entries(tmp_path)
+            if entry.HasField("config") or entry.HasField("run")
+            for item in (*entry.config.update, *entry.run.config.update)
+        }
+        shown = {key.removeprefix("_wandb.visualize."): value for key, value in config.items() if "visualize" in key}
+        figures = {key.split("/")[1] for key in shown}
+        assert figures == {"time_ms", "ratio", "limit_pct"}, "no memory was measured"
+        assert shown[f"charts/time_ms/{case}"]["panel_config"]["panelDefId"] == "wandb/lineseries/v0"
+        assert shown[f"bars/time_ms/{case}"]["panel_config"]["panelDefId"] == "wandb/bar/v0"
+        assert table_of(tmp_path, f"bars/time_ms/{case}")["data"] == [["fused", 60.0]]
+        line = table_of(tmp_path, f"charts/time_ms/{case}")
+        assert sorted(line["data"]) == [[128, "eager", 1.5], [128, "fused", 1.2], [8192, "fused", 60.0]]
+
+    def test_what_was_run_can_be_filtered_by(self, run, tmp_path):
+        config = {
+            name(item): json.loads(item.value_json)
+            for entry in entries(tmp_path)
+            if entry.HasField("config")
+            for item in entry.config.update
+        }
+        assert config["implementations"] == ["eager", "fused", "liger"]
+        assert config["tokens"] == [128, 8192, 1]
 
     def test_the_summary_has_the_figures_per_implementation(self, run, tmp_path):
         updates = [item for entry in entries(tmp_path) for item in entry.summary.update]
@@ -157,6 +208,35 @@ class TestOffline:
 
     def test_nothing_is_printed(self, capfd, run):
         assert capfd.readouterr() == ("", "")
+
+
+def test_a_run_may_be_gone_on_with(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    WandbRun("swiglu", CONFIG, "name", folder=tmp_path, warn=pytest.fail, entity="team", run_id="mine-1").close()
+    pytest.importorskip("wandb").teardown()
+    (about,) = (entry.run for entry in entries(tmp_path) if entry.HasField("run"))
+    assert (about.run_id, about.entity) == ("mine-1", "team")
+
+
+def test_an_id_that_cannot_be_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    told: list[str] = []
+    run = WandbRun("swiglu", CONFIG, "name", folder=tmp_path, warn=told.append, run_id="a/b")
+    run.close()
+    assert run.failed
+    assert "Run ID" in told[0]
+
+
+def test_texts_may_be_enumerations(tmp_path, monkeypatch):
+    """A sweep's verdicts are; wandb refuses a column of two types."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = WandbRun("swiglu", CONFIG, "name", folder=tmp_path, warn=pytest.fail)
+    for verdict in ("", Verdict.FASTER):
+        run.write(make_record(verdict=verdict))
+    run.close()
+    pytest.importorskip("wandb").teardown()
+    table = table_of(tmp_path, "records")
+    assert [row[table["columns"].index("verdict")] for row in table["data"]] == ["", "faster"]
 
 
 def test_without_records_there_is_no_table(tmp_path, monkeypatch):
@@ -262,7 +342,10 @@ class TestOnline:
         if "finish_timeout" not in wandb.Settings.model_fields:
             pytest.skip("this wandb waits for the network without limit")
         monkeypatch.setattr(wandb_run, "FINISH_TIMEOUT_S", 1)
-        monkeypatch.setattr(wandb_run, "_table", len)  # a table asks the server, and wandb fixes how long: 20 s
+        monkeypatch.setattr(wandb_run, "charts", lambda records: {})
+        monkeypatch.setattr(
+            wandb_run, "tables", lambda records: {"rows": len(records)}
+        )  # a table asks the server, and wandb fixes how long: 20 s
         told: list[str] = []
         run = WandbRun("swiglu", CONFIG, "name", folder=tmp_path, warn=told.append)
         assert run.url_or_path.startswith(f"http://127.0.0.1:{server.server_port}/someone/swiglu/runs/")
@@ -319,7 +402,8 @@ def test_summary():
         "rows_ok/eager": 1, "rows_skipped/eager": 0, "rows_incorrect/eager": 0, "rows_error/eager": 0,
         "best_ratio/fused": 0.6, "median_ratio/fused": 0.7, "worst_error_ratio/fused": 9.0,
         "rows_ok/fused": 2, "rows_skipped/fused": 0, "rows_incorrect/fused": 1, "rows_error/fused": 0,
-        "rows_ok/liger": 0, "rows_skipped/liger": 1, "rows_incorrect/liger": 0, "rows_error/liger": 0,
+        "fastest_at/eager": 0, "fastest_at/fused": 2, "best_implementation": "fused", "best_median_ratio": 0.7,
+        "failures": 1, "rows_ok/liger": 0, "rows_skipped/liger": 1, "rows_incorrect/liger": 0, "rows_error/liger": 0,
     }  # fmt: skip
 
 

@@ -47,6 +47,13 @@ def _build_mlp(problem: Problem, **choices: Any) -> Step:
     return Step(lambda x: swiglu_mlp(x, *tensors, **choices))
 
 
+def _usage(call: str, **choices: Any) -> str:
+    """The import and the call, with the choices that are not left to it."""
+    arguments = [f", {name}={value!r}" for name, value in choices.items() if value != "auto"]
+    result = "" if call.startswith("patch") else "out = "
+    return f"from swiglu_kernels import {call.partition('(')[0]}; {result}{call}{''.join(arguments)})"
+
+
 def _row(
     name: str,
     description: str,
@@ -66,6 +73,7 @@ def _row(
         trains=trains,
         offers=("bias", "limit", "packed"),
         footprints={Scope.GLU: glu, Scope.MLP: mlp},
+        usage=_usage("patch_model(model", weight_grad=weight_grad, save=save, input_grad=input_grad),
     )
     return declare(partial(_build, weight_grad=weight_grad, save=save, input_grad=input_grad))
 
@@ -78,6 +86,7 @@ def _mlp_row(name: str, description: str, footprint: Footprint | None = None, **
         backend="triton",
         offers=("bias", "limit"),
         footprints={Scope.MLP: footprint} if footprint else {},
+        usage=_usage("swiglu_mlp(x, w_gate, w_up, w_down", **choices),
     )
     return declare(partial(_build_mlp, **choices))
 
@@ -86,6 +95,7 @@ def _mlp_row(name: str, description: str, footprint: Footprint | None = None, **
     "silu-mul",
     scopes=Scope,
     description="silu_mul: one elementwise launch in each direction between two nn.Linear; nothing is overwritten",
+    usage="from swiglu_kernels import silu_mul; h = silu_mul(gate, up)",
     backend="triton",
     offers=("bias",),
     footprints={

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     "liger",
     scopes=Scope,
     description="liger-kernel's LigerSiLUMulFunction between two nn.Linear",
+    usage="from liger_kernel.ops.swiglu import LigerSiLUMulFunction; h = LigerSiLUMulFunction.apply(gate, up)",
     backend="triton",
     package="liger_kernel",
     offers=("bias",),

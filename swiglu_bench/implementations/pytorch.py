@@ -47,6 +47,7 @@ def _compile(step: Step, mode: str | None = None) -> Step:
     "eager",
     scopes=Scope,
     description="two nn.Linear, F.silu and a product, each its own kernel",
+    usage="h = F.silu(F.linear(x, w_gate)) * F.linear(x, w_up)  # as models have it: leave it alone",
     offers=("bias", "limit"),
     footprints={
         Scope.ACTIVATION: Footprint(saved=1, phases=((4, 0, 0),)),
@@ -63,6 +64,7 @@ def eager(problem: Problem) -> Step:
     "eager-packed",
     scopes=(Scope.GLU, Scope.MLP),
     description="one nn.Linear for gate and up, chunk, F.silu and a product",
+    usage="gate, up = F.linear(x, w_gate_up).chunk(2, dim=-1); h = F.silu(gate) * up",
     weight_layout="packed",
     offers=("bias", "limit", "packed"),
     footprints={
@@ -79,6 +81,7 @@ def eager_packed(problem: Problem) -> Step:
     "compile",
     scopes=Scope,
     description="eager under torch.compile (Inductor, fullgraph, static shapes)",
+    usage="mlp = torch.compile(mlp, fullgraph=True, dynamic=False)",
     backend="inductor",
     offers=("bias", "limit"),
     footprints={
@@ -96,6 +99,7 @@ def compiled(problem: Problem) -> Step:
     "compile-packed",
     scopes=(Scope.GLU, Scope.MLP),
     description="eager-packed under torch.compile (Inductor, fullgraph, static shapes)",
+    usage="mlp = torch.compile(mlp, fullgraph=True, dynamic=False)  # with one nn.Linear for gate and up",
     weight_layout="packed",
     offers=("bias", "limit", "packed"),
     backend="inductor",

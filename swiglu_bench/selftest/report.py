@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from rich import box
@@ -30,22 +32,44 @@ def run_selftest(
     false_alarms: int,
     zoo: bool,
     console: Console,
+    found: Found | None = None,
 ) -> int:
-    """0 where everything wrong that ran here was caught by a check that must, and nothing right was; else 1."""
+    """0 where everything wrong that ran here was caught by a check that must, and nothing right was; else 1.
+
+    `found` gets the rows behind that.
+    """
+    found = found or Found()
     passed = True
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton.runtime.interpreter")
         if zoo:
-            passed &= _show_zoo(device, console)
+            passed &= _show_zoo(device, console, found)
         if false_alarms:
-            passed &= _show_alarms(implementations, device, seed, false_alarms, console)
+            passed &= _show_alarms(implementations, device, seed, false_alarms, console, found)
     return int(not passed)
 
 
-def _show_zoo(device: torch.device, console: Console) -> bool:
+@dataclass
+class Found:
+    """A self-test's rows, for a program."""
+
+    specimens: list[dict[str, Any]] = field(default_factory=list)
+    """Each wrong implementation: whether it ran, what caught it and what must have."""
+    cases: list[dict[str, Any]] = field(default_factory=list)
+    """Each right one at a random case, with its alarm, if any."""
+
+
+def _show_zoo(device: torch.device, console: Console, found: Found) -> bool:
     with console.status("") as status:
         catches = list(run_zoo(device, machine.describe(device), lambda doing: status.update(doing)))
     catches.sort(key=lambda catch: SPECIMENS.index(catch.specimen))
+    found.specimens = [
+        {
+            "name": catch.specimen.name, "ran": catch.ran, "caught": catch.caught, "checks": catch.checks,
+            "expected": sorted(catch.specimen.caught_by), "reason": catch.reason,
+        }
+        for catch in catches
+    ]  # fmt: skip
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
     table.add_column("wrong implementation", no_wrap=True)
     for letter in LETTERS.values():
@@ -85,13 +109,24 @@ def _outcome(catch: Catch) -> Text:
 
 
 def _show_alarms(
-    implementations: Sequence[Implementation], device: torch.device, seed: int, count: int, console: Console
+    implementations: Sequence[Implementation],
+    device: torch.device,
+    seed: int,
+    count: int,
+    console: Console,
+    found: Found,
 ) -> bool:
     trialled: Counter[str] = Counter()
     alarms = 0
     with console.status("") as status:
         for one in run_alarms(implementations, device, seed, count, lambda doing: status.update(doing)):
             trialled[one.implementation] += 1
+            found.cases.append(
+                {
+                    "implementation": one.implementation, "case": one.case.label, "seed": one.case.seed,
+                    "extras": str(one.extras), "alarm": one.alarm,
+                }
+            )  # fmt: skip
             if one.alarm:
                 alarms += 1
                 where = f"{one.case.label}, seed {one.case.seed}, {one.extras}"

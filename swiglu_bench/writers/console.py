@@ -1,44 +1,43 @@
-"""What a person sees: a progress bar while it runs and tables at the end; plain lines where there is no terminal."""
+"""What a person sees: a table that fills in while it runs; plain lines where there is no terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import SegmentLines
 from rich.table import Column
 
 from swiglu_bench.record import Record, Status
 from swiglu_bench.writers.time_tables import caption_lines, time_line
 
 Tables = Callable[[Sequence[Record], int], Iterator[RenderableType]]
+NARROW = 70
+"""Below this width the progress line has no times in it, so that what is being done can be read."""
 
 
 class ConsoleWriter:
-    """Collects rows and shows them; `tables` says which tables a command ends with."""
+    """Collects rows and shows them; `tables` says which tables a command shows.
 
-    def __init__(self, console: Console, tables: Tables, case_count: int, tables_anyway: bool = False) -> None:
+    On a terminal the table in progress stands under the bar and grows with each row; once a row of another table comes,
+    it is printed for good. `quiet` shows failures and what spoils figures, and neither bar nor tables.
+    """
+
+    def __init__(
+        self, console: Console, tables: Tables, case_count: int, tables_anyway: bool = False, quiet: bool = False
+    ) -> None:
         self.console = console
         self.records: list[Record] = []
         self._tables = tables
+        self._quiet = quiet
+        self._current: list[Record] = []
+        """Rows of the table that is not printed yet."""
         self._skipped: list[Record] = []
-        self._shows_tables = console.is_terminal or tables_anyway
+        self._shows_tables = (console.is_terminal or tables_anyway) and not quiet
         self._skips_told: set[tuple[str, str]] = set()
-        self._progress = Progress(
-            SpinnerColumn(),
-            BarColumn(bar_width=20),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-            TextColumn("elapsed,"),
-            TimeRemainingColumn(elapsed_when_finished=False),
-            TextColumn("left "),
-            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
-            console=console,
-            transient=True,
-            expand=True,
-            disable=not console.is_terminal,
-        )
+        self._progress = _Live(console, disable=quiet or not console.is_terminal)
         self._task = self._progress.add_task("starting", total=case_count)
 
     def __enter__(self) -> ConsoleWriter:
@@ -55,30 +54,41 @@ class ConsoleWriter:
         self._progress.update(self._task, completed=completed, description=doing)
 
     def write(self, record: Record) -> None:
-        """Take a row; without a terminal it is printed at once as one line, skipped rows together after their case."""
+        """Take a row: into the table, or without a terminal at once as a line, skips together after their case."""
         self.records.append(record)
-        if self.console.is_terminal:
-            return
-        if record.status is Status.SKIPPED:
+        if self._current and _table_of(self._current[0]) != _table_of(record):
+            self._print_table()
+        self._current.append(record)
+        if self._quiet:
+            if record.status in {Status.INCORRECT, Status.ERROR}:
+                self._line(time_line(record))
+        elif self.console.is_terminal:
+            self._progress.show(self._tables(self._current, self.console.width))
+        elif record.status is Status.SKIPPED:
             if self._skipped and _case(self._skipped[0]) != _case(record):
                 self._tell_skips()
             self._skipped.append(record)
-            return
-        self._tell_skips()
-        self._line(time_line(record))
+        else:
+            self._tell_skips()
+            self._line(time_line(record))
 
     def close(self) -> None:
-        """Print the tables; without a terminal the lines are out, but for skips that came last and the captions.
+        """Print the table that is left; without a terminal the lines are out, but for last skips and the captions.
 
         With `tables_anyway` there are tables without a terminal, too.
         """
         self._tell_skips()
+        self._print_table()
+        if not self._shows_tables:
+            for line in caption_lines(self.records):
+                self._line(line)
+
+    def _print_table(self) -> None:
+        self._progress.show(())
         if self._shows_tables:
-            for table in self._tables(self.records, self.console.width):
+            for table in self._tables(self._current, self.console.width):
                 self.console.print(table)
-            return
-        for line in caption_lines(self.records):
-            self._line(line)
+        self._current = []
 
     def _tell_skips(self) -> None:
         """One line for each reason with all that it holds for; what was said of the same before is not said again."""
@@ -97,5 +107,39 @@ class ConsoleWriter:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+class _Live(Progress):
+    """A bar with something under it, which is rendered once and not at every move of the bar."""
+
+    def __init__(self, console: Console, disable: bool) -> None:
+        self._below: RenderableType | None = None
+        doing = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+        times = (
+            TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(elapsed_when_finished=False),
+            TextColumn("left "),
+        ) if console.width >= NARROW else ()  # fmt: skip
+        bar = (SpinnerColumn(), BarColumn(bar_width=20 if times else 8), TextColumn("{task.percentage:>3.0f}%"))
+        super().__init__(*bar, *times, doing, console=console, transient=True, expand=True, disable=disable)
+
+    def show(self, renderables: Iterable[RenderableType]) -> None:
+        """Put these under the bar; nothing: take away what is there."""
+        if self.disable:
+            return
+        parts = list(renderables)
+        self._below = (
+            SegmentLines(self.console.render_lines(Group(*parts), pad=False), new_lines=True) if parts else None
+        )
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """What is drawn, from top to bottom."""
+        yield self.make_tasks_table(self.tasks)
+        if self._below:
+            yield self._below
+
+
 def _case(record: Record) -> tuple[object, ...]:
-    return record.shape, record.scope, record.mode, record.dtype, record.tokens
+    return *_table_of(record), record.tokens
+
+
+def _table_of(record: Record) -> tuple[object, ...]:
+    """Rows that agree in this stand in one table."""
+    return record.shape, record.scope, record.mode, record.dtype

@@ -236,8 +236,7 @@ def read_records(path: Path) -> pandas.DataFrame:
     if names not in {columns(schema) for schema in range(1, SCHEMA_VERSION + 1)}:
         raise foreign
 
-    hints = typing.get_type_hints(Record)
-    dtypes = {name: _DTYPES.get(hints[name], "str") for name in COLUMNS}
+    dtypes = _dtypes()
     missing = {name: ["", "nan"] for name, dtype in dtypes.items() if dtype != "str"}
     try:
         frame = pandas.read_csv(
@@ -251,6 +250,19 @@ def read_records(path: Path) -> pandas.DataFrame:
     for name in set(COLUMNS) - set(names):
         frame[name] = pandas.Series(["" if dtypes[name] == "str" else None] * len(frame), dtype=dtypes[name])
     return frame[list(COLUMNS)]
+
+
+def frame_of(records: Iterable[Record]) -> pandas.DataFrame:
+    """Records as a table that is typed as `read_records` types a file."""
+    import pandas
+
+    rows = [{**record.row(), "status": record.status.value} for record in records]
+    return pandas.DataFrame(rows, columns=list(COLUMNS)).astype(_dtypes())
+
+
+def _dtypes() -> dict[str, str]:
+    hints = typing.get_type_hints(Record)
+    return {name: _DTYPES.get(hints[name], "str") for name in COLUMNS}
 
 
 def _samples(record: Record) -> list[list[Any]]:

@@ -1,4 +1,4 @@
-"""Records as a Weights & Biases run: curves over tokens, one table of all rows, and a summary per implementation.
+"""A Weights & Biases run, from its start to its end; what is in it: wandb_content.py.
 
 W&B is an extra: whatever goes wrong with it is told in one line, and the benchmark goes on.
 """
@@ -8,28 +8,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import math
-import statistics
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from swiglu_bench.record import COLUMNS, Record, Status
+from pydantic import ValidationError
 
-FIGURES: dict[str, Callable[[Record], float | None]] = {
-    "time_ms": lambda record: record.time_ms,
-    "ratio": lambda record: record.ratio,
-    "tflops": lambda record: record.tflops,
-    "gbps": lambda record: record.gbps,
-    "limit_pct": lambda record: record.limit_pct,
-    "error_ratio": lambda record: record.error_ratio,
-    "saved_mib": lambda record: _mib(record.saved_bytes),
-    "peak_mib": lambda record: _mib(record.peak_bytes),
-    "workspace_mib": lambda record: _mib(record.workspace_bytes),
-}
-"""What is drawn over tokens, as <figure>/<scope>/<mode>/<shape>/<dtype>/<implementation>."""
+from swiglu_bench.record import Record, Status
+from swiglu_bench.writers.wandb_content import FIGURES, case_of, charts, facts, figures, summarize, tables
 
 START_TIMEOUT_S = 30
 FINISH_TIMEOUT_S = 60
@@ -55,23 +43,32 @@ class WandbRun:
         group: str | None = None,
         folder: Path | None = None,
         warn: Callable[[str], object] = warnings.warn,
+        *,
+        entity: str | None = None,
+        run_id: str | None = None,
     ) -> None:
-        """Start the run; `config` holds command, settings and machine, `folder` gets W&B's local files."""
+        """Start the run, or go on with the one of `run_id` where there is one.
+
+        `config` holds command, settings and machine, `folder` gets W&B's local files.
+        """
         self._records: list[Record] = []
         self._warn = warn
         self._warned = False
         self._run: Any = None
         try:
             about = {"project": project, "config": config, "name": name, "tags": tags, "group": group}
+            about |= {"entity": entity} if entity else {}
+            about |= {"id": run_id, "resume": "allow"} if run_id else {}
             self._run, outage = _start(folder, **about)
             self._upload = f"wandb sync {Path(self._run.dir).parent}"
             if outage:
                 warn(f"W&B cannot be reached, the run is kept on disk: {outage} To upload it later: {self._upload}")
             self.url_or_path = self._where()
             for figure in FIGURES:
-                self._run.define_metric(f"{figure}/*", step_metric="tokens")
+                self._run.define_metric(f"{figure}/*", step_metric="tokens", summary="none")
+            self._run.define_metric("tokens", hidden=True, summary="none")
         except Exception as error:  # W&B raises many kinds, and none may cost the run
-            self._run = None
+            self._run, self._warned = None, True
             warn(
                 f"The run is not logged to W&B: {_first_line(error)} "
                 "Log in with `wandb login`, or set WANDB_MODE=offline to keep the run on disk."
@@ -82,18 +79,23 @@ class WandbRun:
         self._records.append(record)
         if record.status is not Status.OK:
             return
-        case = f"{record.scope}/{record.mode}/{record.shape}/{record.dtype}/{record.implementation}"
-        figures = {f"{figure}/{case}": value for figure, get in FIGURES.items() if (value := get(record)) is not None}
-        if figures:
-            self._attempt(lambda run: run.log({"tokens": record.tokens, **figures}))
+        found = {f"{name}/{case_of(record)}/{record.implementation}": value for name, value in figures(record).items()}
+        if found:
+            self._attempt(lambda run: run.log({"tokens": record.tokens, **found}))
 
     def close(self) -> None:
-        """Log the table and the summary and end the run, waiting a limited time for the upload."""
+        """Log tables, charts, summary and what was run, and end the run, waiting a limited time for the upload."""
         if self._records:
-            self._attempt(lambda run: run.log({"records": _table(self._records)}))
+            self._attempt(lambda run: run.log({**tables(self._records), **charts(self._records)}))
             self._attempt(lambda run: run.summary.update(summarize(self._records)))
+            self._attempt(lambda run: run.config.update(facts(self._records), allow_val_change=True))
         self._attempt(lambda run: run.finish())
         self._run = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything could not be logged."""
+        return self._warned
 
     def _attempt(self, action: Callable[[Any], object]) -> None:
         if self._run is None:
@@ -111,23 +113,6 @@ class WandbRun:
         if self._run.offline:
             return f"{Path(self._run.dir).parent} (to upload it: {self._upload})"
         return str(self._run.url)
-
-
-def summarize(records: Sequence[Record]) -> dict[str, float]:
-    """The figures of a whole run: per implementation its ratios, its worst error and how many rows ended how."""
-    summary: dict[str, float] = {}
-    for name in dict.fromkeys(record.implementation for record in records):
-        own = [record for record in records if record.implementation == name]
-        ratios = [record.ratio for record in own if record.ratio is not None and record.status is Status.OK]
-        errors = [record.error_ratio for record in own if record.error_ratio is not None]
-        if ratios:
-            summary[f"best_ratio/{name}"] = min(ratios)
-            summary[f"median_ratio/{name}"] = statistics.median(ratios)
-        if errors:
-            summary[f"worst_error_ratio/{name}"] = max(errors, key=lambda error: (math.isnan(error), error))
-        for status in Status:
-            summary[f"rows_{status}/{name}"] = sum(record.status is status for record in own)
-    return summary
 
 
 def _start(folder: Path | None, **about: Any) -> tuple[Any, str]:
@@ -165,18 +150,8 @@ def _no_terminal() -> Iterator[None]:
         sys.stdin = stdin
 
 
-def _table(records: Sequence[Record]) -> Any:
-    import wandb
-
-    rows = ([str(value) if isinstance(value, Status) else value for value in r.row().values()] for r in records)
-    return wandb.Table(columns=list(COLUMNS), data=list(rows))
-
-
-def _mib(size: int | None) -> float | None:
-    return None if size is None else size / 2**20
-
-
 def _first_line(error: Exception) -> str:
     """The error's first line, ending as a sentence."""
-    text = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    messages = [one["msg"] for one in error.errors()] if isinstance(error, ValidationError) else [str(error).strip()]
+    text = next(iter(messages[0].splitlines()), "") or type(error).__name__
     return text if text.endswith(".") else f"{text}."

@@ -1,0 +1,97 @@
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import swiglu_bench
+from swiglu_bench.api import Results
+from swiglu_bench.cases import BadInput
+from swiglu_bench.formats import cell
+from swiglu_bench.record import COLUMNS
+from swiglu_bench.writers.csv_file import read_records
+
+FORWARD = Path(__file__).parent.parent / "results/nvidia-h200/2026-11-21/forward"
+TINY = {"shapes": "24x40", "tokens": [3, 7], "impl": ["eager", "eager-packed", "fused"], "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def found() -> Results:
+    return swiglu_bench.run("forward", **TINY, budget=0.3, in_process=True, progress=False)
+
+
+def test_rows_come_as_a_frame(found) -> None:
+    assert tuple(found.frame.columns) == COLUMNS
+    assert len(found) == len(found.frame) == 6
+    assert len(found.ok) == 4
+    assert list(found["tokens"].unique()) == [3, 7]
+    assert set(found.frame[found["status"] == "skipped"]["implementation"]) == {"fused"}
+    assert not found.failed
+    assert found.place is None
+
+
+def test_the_command_line_that_does_the_same_is_kept(found) -> None:
+    words = shlex.split(found.about["command"])
+    assert words[:6] == ["swiglu-bench", "forward", "--shapes", "24x40", "--tokens", "3,7"]
+
+
+def test_the_best_of_each_case(found) -> None:
+    best = found.best()
+    assert list(best["tokens"]) == [3, 7]
+    assert set(best["implementation"]) <= {"eager", "eager-packed"}
+
+
+def test_it_shows_itself(found) -> None:
+    html = found._repr_html_()
+    assert html.startswith("<pre")
+    assert "eager-packed" in html
+    assert "24x40  (hidden 24, intermediate 40)  glu forward float32" in repr(found)
+    console = Console(width=60, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(found)
+    assert all(len(line) <= 60 for line in console.export_text().splitlines())
+
+
+def test_files_are_written_where_they_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = swiglu_bench.run("memory", shapes="24x40", tokens=3, impl="eager", device="cpu", out=tmp_path / "run",
+                            in_process=True)  # fmt: skip
+    assert told.place == tmp_path / "run"
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "saved" in printed.err
+    again = swiglu_bench.load(tmp_path / "run")
+    for one, other in zip(again.records, told.records, strict=True):
+        assert list(map(cell, one.row().values())) == list(map(cell, other.row().values()))
+    assert json.loads((tmp_path / "run/run.json").read_text())["run_id"] == again.about["run_id"]
+
+
+def test_a_finished_run_is_loaded_and_compared() -> None:
+    run = swiglu_bench.load(FORWARD)
+    assert len(run.frame) == len(read_records(FORWARD))
+    against = run.compare(run)
+    assert against.outcome == "fine"
+    assert not against.warnings
+    assert set(against.frame["verdict"]) == {"tie", "drift"}
+    assert "no row is worse by more than 2.00%" in repr(against)
+    assert "no row is worse" in against._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"command": "foward"}, "did you mean forward"),
+        ({"command": "memory", "budget": 3}, "memory has no option 'budget'"),
+        ({"token": 3}, "forward has no option 'token'; did you mean tokens"),
+        ({"tokens": "x"}, "--tokens: 'x' is not a token count"),
+        ({"impl": "egaer"}, "did you mean eager"),
+        ({"dry_run": True}, "has no option 'dry_run'"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        swiglu_bench.run(**arguments)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        swiglu_bench.nothing  # noqa: B018
