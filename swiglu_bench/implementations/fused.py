@@ -73,7 +73,7 @@ def _row(
         trains=trains,
         offers=("bias", "limit", "packed"),
         footprints={Scope.GLU: glu, Scope.MLP: mlp},
-        usage=_usage("patch_model(model", weight_grad=weight_grad, save=save, input_grad=input_grad),
+        usage=_usage("swiglu_glu(x, w_gate, w_up", weight_grad=weight_grad, save=save, input_grad=input_grad),
     )
     return declare(partial(_build, weight_grad=weight_grad, save=save, input_grad=input_grad))
 
@@ -86,7 +86,9 @@ def _mlp_row(name: str, description: str, footprint: Footprint | None = None, **
         backend="triton",
         offers=("bias", "limit"),
         footprints={Scope.MLP: footprint} if footprint else {},
-        usage=_usage("swiglu_mlp(x, w_gate, w_up, w_down", **choices),
+        usage=_usage(
+            "swiglu_mlp(x, w_gate, w_up, w_down" if "chunk_tokens" in choices else "patch_model(model", **choices
+        ),
     )
     return declare(partial(_build_mlp, **choices))
 

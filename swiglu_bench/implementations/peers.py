@@ -101,6 +101,7 @@ def _quack_row(name: str, description: str, tuned: bool) -> Implementation:
         dtypes=(Dtype.FLOAT16, Dtype.BFLOAT16),
         multiple=8,  # rows must step by 16 bytes
         on_request=tuned,
+        usage=f"from quack.mlp import mlp_func; out = mlp_func(x, w_gate_up, w_down, 'swiglu', tuned={tuned})",
     )
     return declare(partial(_quack, tuned=tuned))
 
@@ -117,6 +118,7 @@ quack_tuned = _quack_row("quack-tuned", "quack with each of its products tuned b
     package="flash_swiglu_mlp",
     gpus=(9, 10, 12),
     multiple=8,  # rows must step by 16 bytes
+    usage="from flash_swiglu_mlp import flash_swiglu; out = flash_swiglu(x, w_gate, w_up, w_down)",
 )
 def flash_swiglu_mlp(problem: Problem) -> Step:
     """As its FlashSwiGLUMLP calls it. Its backward overwrites what it saved: no second one."""

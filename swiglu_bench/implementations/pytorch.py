@@ -120,6 +120,7 @@ def compiled_packed(problem: Problem) -> Step:
     backend="inductor",
     offers=("bias", "limit"),
     on_request=True,
+    usage="mlp = torch.compile(mlp, fullgraph=True, mode='max-autotune-no-cudagraphs')",
     footprints={scope: footprint for scope, footprint in compiled.footprints.items() if scope is not Scope.ACTIVATION},
 )
 def compiled_max_autotune(problem: Problem) -> Step:
