@@ -73,7 +73,7 @@ class TestWhoMayTakeThem:
 
         for tokens, by_hand in ((LEAST_GATE_TOKENS - 1, False), (LEAST_GATE_TOKENS, True)):
             z = meta(tokens, 256)
-            launch = down_backward_launch(meta(tokens, 128), meta(128, 256), (z, z), None, z, z, None, (9, 0))
+            launch = down_backward_launch(meta(tokens, 128), meta(128, 256), (z, z), z, z, None, (9, 0))
             assert (launch.kernel == "by hand") is by_hand
 
 

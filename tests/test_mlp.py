@@ -133,25 +133,18 @@ def test_every_gate_at_model_sizes(gate, save):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("recompute", [False, True])
-def test_above_two_to_the_31_elements(recompute):
+def test_above_two_to_the_31_elements():
     tokens, hidden, intermediate = 2**17 + 5, 64, 2**14 + 16
-    x, d_out = (torch.randn(tokens, hidden, device="cuda").bfloat16() for _ in range(2))
-    w_gate, w_up = ((torch.randn(intermediate, hidden, device="cuda") * 0.125).bfloat16() for _ in range(2))
+    d_out = torch.randn(tokens, hidden, device="cuda").bfloat16()
     w_down = (torch.randn(hidden, intermediate, device="cuda") * 0.125).bfloat16()
-    d_gate, d_up, h = (torch.full((tokens, intermediate), float("nan"), device="cuda").bfloat16() for _ in range(3))
-    saved = None if recompute else (x @ w_gate.t(), x @ w_up.t())
-    inputs = (x, w_gate, w_up) if recompute else None
+    gate, up = (torch.randn(tokens, intermediate, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    d_gate, d_up, h = (torch.full_like(gate, float("nan")) for _ in range(3))
     assert d_gate.numel() > 2**31
-    down_backward_launch(d_out, w_down, saved, inputs, d_gate, d_up, h).run()
+    down_backward_launch(d_out, w_down, (gate, up), d_gate, d_up, h).run()
     boundary = 2**31 // intermediate
 
     def part(rows: slice, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        if saved is None:
-            gate, up = (x[rows].to(dtype) @ weight.to(dtype).t() for weight in (w_gate, w_up))
-        else:
-            gate, up = (value[rows].to(dtype) for value in saved)
-        pair = gate.requires_grad_(), up.requires_grad_()
+        pair = gate[rows].to(dtype).requires_grad_(), up[rows].to(dtype).requires_grad_()
         product = reference.silu_mul(*pair)
         gradients = torch.autograd.grad(product, pair, d_out[rows].to(dtype) @ w_down.to(dtype))
         return *gradients, product.detach()
@@ -159,7 +152,7 @@ def test_above_two_to_the_31_elements(recompute):
     for rows in (slice(0, 64), slice(boundary - 64, boundary + 64), slice(tokens - 64, tokens)):
         eager, truth = part(rows, torch.bfloat16), part(rows, torch.float64)
         for name, got, one, exact in zip(("d_gate", "d_up", "h"), (d_gate, d_up, h), eager, truth, strict=True):
-            assert_as_accurate_as_eager(name, got[rows], one, exact, terms=2 * hidden)
+            assert_as_accurate_as_eager(name, got[rows], one, exact, terms=hidden)
 
 
 @pytest.mark.parametrize("shape", [(), (2, 3), (2, 0, 3)])

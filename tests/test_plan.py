@@ -194,8 +194,8 @@ def test_the_launches_of_this_package_hold_their_arguments_as_they_came(biased):
         (input_grad_launch, None, z, z, w, w, x),
         (weight_grad_launch, z, z, z, x, w, w),
         (weight_grad_launch, None, z, z, x, w, w),
-        (down_backward_launch, x, w_down, (z, z), None, z, z, z, None, biases, PLAIN),
-        (down_backward_launch, x, w_down, None, (x, w, w), z, z, None, None, biases, PLAIN),
+        (down_backward_launch, x, w_down, (z, z), z, z, z, None, PLAIN),
+        (down_backward_launch, x, w_down, (z, z), z, z, None, None, PLAIN),
         (down_weight_grad_launch, x, z, w_down),
     ):
         tensors: list[torch.Tensor] = []

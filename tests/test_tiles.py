@@ -25,8 +25,7 @@ def tiles(
         (input_grad_tile(size, dtype, capability, aligned, True), 3, 2),
         (input_grad_tile(size, dtype, capability, aligned, False), 1, 1),
         (weight_grad_tile(size, dtype, capability, aligned), 3, 1),
-        (down_backward_tile(size, dtype, capability, aligned, True), 1, 2),
-        (down_backward_tile(size, dtype, capability, aligned, False), 1, 1),
+        (down_backward_tile(size, dtype, capability, aligned), 1, 1),
         (down_weight_grad_tile(size, dtype, capability, aligned), 1, 1),
     ]
 

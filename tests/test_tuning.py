@@ -242,10 +242,7 @@ LAUNCHES = {
         matrix(M, N), matrix(M, N), matrix(M, N), matrix(M, K), matrix(N, K), matrix(N, K)
     ),
     "mlp-hidden-grad": lambda: down_backward_launch(
-        matrix(M, K), matrix(K, N), (matrix(M, N), matrix(M, N)), None, matrix(M, N), matrix(M, N), None
-    ),
-    "mlp-hidden-grad-recompute": lambda: down_backward_launch(
-        matrix(M, K), matrix(K, N), None, (matrix(M, K), matrix(N, K), matrix(N, K)), matrix(M, N), matrix(M, N), None
+        matrix(M, K), matrix(K, N), (matrix(M, N), matrix(M, N)), matrix(M, N), matrix(M, N), None
     ),
     "mlp-weight-grad": lambda: down_weight_grad_launch(matrix(M, K), matrix(M, N), matrix(K, N)),
 }

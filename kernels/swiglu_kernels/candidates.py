@@ -102,8 +102,8 @@ def _weight_grad(problem: Problem) -> Tile:
     return weight_grad_tile(problem.intermediate, problem.dtype, problem.capability, True)
 
 
-def _down_backward(recompute: bool) -> Callable[[Problem], Tile]:
-    return lambda at: down_backward_tile(at.tokens, at.dtype, at.capability, True, recompute)
+def _down_backward(problem: Problem) -> Tile:
+    return down_backward_tile(problem.tokens, problem.dtype, problem.capability, True)
 
 
 def _down_weight_grad(problem: Problem) -> Tile:
@@ -150,10 +150,9 @@ KERNELS = {
     ),
     "weight-grad-fused": Kernel("intermediate", 2, 3, 1, _weight_grad, on_the_fly=True),
     "mlp-hidden-grad": Kernel(
-        "tokens", 1, 1, 1, _down_backward(False),
+        "tokens", 1, 1, 1, _down_backward,
         by_hand=_BY_HAND["gate"], shipped_by_hand=_from(hopper_products.LEAST_GATE_TOKENS, "gate"),
     ),
-    "mlp-hidden-grad-recompute": Kernel("tokens", 3, 1, 2, _down_backward(True)),
     "mlp-weight-grad": Kernel(
         "hidden", 1, 1, 1, _down_weight_grad, by_hand=_BY_HAND["products"], shipped_by_hand=_from(0, "ping-pong")
     ),

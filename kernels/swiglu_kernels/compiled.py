@@ -70,10 +70,7 @@ def launches(
             x, interleaved, interleaved, z, (z, z), capability, biases, clamped
         ),
         "dW read, interleaved": lambda: weight_grad_launch(None, z, z, x, interleaved, interleaved, capability),
-        "mlp d_gate, d_up, h": lambda: down_backward_launch(x, w_down, (z, z), None, z, z, z, capability),
-        "mlp d_gate, d_up, h recomputed": lambda: down_backward_launch(
-            x, w_down, None, (x, weight, weight), z, z, z, capability
-        ),
+        "mlp d_gate, d_up, h": lambda: down_backward_launch(x, w_down, (z, z), z, z, z, capability),
         "mlp dW_down": lambda: down_weight_grad_launch(x, z, w_down, capability),
     }
 

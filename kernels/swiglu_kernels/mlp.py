@@ -15,10 +15,10 @@ Each gradient is allocated when its product runs.
 
 Backward, one chunk or all tokens:
 
-    1. one launch: d_h = d_out w_down, never stored; its epilogue makes d_gate, d_up and, if w_down wants a gradient, h.
-       save="preact" reads the gate and up that the forward kept, and writes d_gate and d_up over them unless the graph
-       is retained (a second backward is right);
-       save="input" computes the products of the forward again in the same launch, and holds them in registers.
+    1. save="input": the forward's launch again, for gate, up and h
+       one launch: d_h = d_out w_down, never stored; its epilogue makes d_gate and d_up, and with save="preact" h, if
+       w_down wants a gradient. They are written over gate and up, unless the forward kept these and the graph is retained
+       (a second backward is right).
     2. d_w_down = d_out^T h, after which h is given back
     3. dX = d_gate w_gate + d_up w_up: one launch ("fused" and "two_step" are the same here, since d_gate and d_up
        exist), or two PyTorch products into one output ("torch")
@@ -219,26 +219,25 @@ def _make_backward(in_place: bool) -> Callable[..., tuple[torch.Tensor, ...]]:
             d_out_rows = d_out[rows]
             tokens = d_out_rows.shape[0]
             x_rows = None if x is None else x[rows]
+            wants_down = not frozen and needs[W_DOWN]
             if save == "preact":
-                preactivations, inputs = (gate, up), None
+                preactivations = gate, up
+                d_gate, d_up = preactivations if in_place else (new(d_out, tokens, N), new(d_out, tokens, N))
+                h = wanted_h = new(d_out, tokens, N) if wants_down else None
             else:
                 assert x_rows is not None, "the recomputation starts from x"
-                preactivations, inputs = None, (x_rows, w_gate, w_up)
-            wants_down = not frozen and needs[W_DOWN]
-            overwrite = in_place and save == "preact"
-            d_gate, d_up = (gate, up) if overwrite else (new(d_out, tokens, N), new(d_out, tokens, N))
-            h = new(d_out, tokens, N) if wants_down else None
-            run(
-                down_backward_launch,
-                *(d_out_rows, w_down, preactivations, inputs, d_gate, d_up, h, None, (bias_gate, bias_up), formula),
-            )
-            if h is not None:
+                preactivations = d_gate, d_up = new(d_out, tokens, N), new(d_out, tokens, N)
+                h, wanted_h = new(d_out, tokens, N), None  # the forward makes it
+                run(forward_launch, x_rows, w_gate, w_up, h, preactivations, None, (bias_gate, bias_up), formula)
+            run(down_backward_launch, d_out_rows, w_down, preactivations, d_gate, d_up, wanted_h, None, formula)
+            if wants_down:
+                assert h is not None
                 if weight_grad == "triton":
                     buffer = sums.buffer(W_DOWN)
                     run(down_weight_grad_launch, d_out_rows, h, buffer, None, sums.several)
                 else:
                     sums.add_product(W_DOWN, d_out_rows, h)
-                del h
+            del h
             if needs[X]:
                 dx = new(d_out, *shapes[X]) if dx is None else dx
                 write_input_grad(d_gate, d_up, w_gate, w_up, dx[rows], input_grad)

@@ -5,9 +5,6 @@ M tokens, N intermediate, K hidden of x, H hidden of out.
     d_h [M, N] = d_out w_down                      never stored: its fp32 accumulator goes straight into the gate's
     d_gate, d_up, h = f(d_h, gate, up)             derivative. h is made here again, so that nobody has to keep it.
     d_w_down [H, N] = d_out^T h                    a second launch, each sum in one program: the same bits on every run
-
-The first kernel has two forms: it reads gate and up that the forward has kept, or, with RECOMPUTE, begins with the
-forward's two products and holds gate and up in registers (three accumulators, hence a narrower tile).
 """
 
 import torch
@@ -26,7 +23,6 @@ from swiglu_kernels.arithmetic import (
 )
 from swiglu_kernels.backend import capability_of, tl, triton
 from swiglu_kernels.formula import PLAIN, Formula
-from swiglu_kernels.glu_forward import NO_BIASES, Biases, bias_arguments, biased, product_arguments, two_products
 from swiglu_kernels.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.precision import float32_dot_precision
 from swiglu_kernels.tiles import Capability, down_backward_tile, down_weight_grad_tile
@@ -88,33 +84,18 @@ def _store_gradients(
 
 @triton.jit
 def _down_backward_kernel(
-    d_out_ptr, w_down_ptr, gate_ptr, up_ptr, x_ptr, w_gate_ptr, w_up_ptr, d_gate_ptr, d_up_ptr, h_ptr, M, N, K, H,
-    d_out_m, d_out_h, w_down_h, w_down_n, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
-    bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-    EVEN_K: tl.constexpr, EVEN_H: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    RECOMPUTE: tl.constexpr, STORE_H: tl.constexpr, FORMULA: tl.constexpr,
+    d_out_ptr, w_down_ptr, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, M, N, H,
+    d_out_m, d_out_h, w_down_h, w_down_n, multiplier, alpha, limit, up_offset,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_H: tl.constexpr, GROUP: tl.constexpr,
+    EVEN_H: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    STORE_H: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     tile_m, tile_n = grouped_tile(M, N, BLOCK_M, BLOCK_N, GROUP)
-    if RECOMPUTE:
-        gate, up = two_products(
-            x_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_n, M, N, K, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
-            BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
-        )  # fmt: skip
-        gate, up = biased(gate, up, bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, tile_n, N, BLOCK_N)
     d_h = _one_product(
         d_out_ptr, w_down_ptr, tile_m, tile_n, M, N, H, d_out_m, d_out_h, w_down_h, w_down_n,
-        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_H, WIDE, PRECISION,
+        BLOCK_M, BLOCK_N, BLOCK_H, EVEN_H, WIDE, PRECISION,
     )  # fmt: skip
-    if RECOMPUTE:
-        position, offsets, inside = output_tile(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, WIDE)
-        d_gate, d_up = gated_gradients(d_h, gate, up, multiplier, alpha, limit, up_offset, FORMULA)
-        tl.store(d_gate_ptr + position + offsets, round_to(d_gate, d_gate_ptr.dtype.element_ty), mask=inside)
-        tl.store(d_up_ptr + position + offsets, round_to(d_up, d_up_ptr.dtype.element_ty), mask=inside)
-        if STORE_H:
-            h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
-            tl.store(h_ptr + position + offsets, round_to(h, h_ptr.dtype.element_ty), mask=inside)
-    elif BLOCK_N >= 64:  # in halves, one after the other: five whole tiles at once spill registers
+    if BLOCK_N >= 64:  # in halves, one after the other: five whole tiles at once spill registers
         left, right = halves(d_h)
         _store_gradients(
             left, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, 2 * tile_n, M, N,
@@ -149,13 +130,11 @@ def _down_weight_grad_kernel(
 def down_backward_launch(
     d_out: torch.Tensor,
     w_down: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor] | None,
-    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
+    preactivations: tuple[torch.Tensor, torch.Tensor],
     d_gate: torch.Tensor,
     d_up: torch.Tensor,
     h: torch.Tensor | None,
     capability: Capability | None = None,
-    biases: Biases = NO_BIASES,
     formula: Formula = PLAIN,
 ) -> Launch:
     """Describe the launch that turns d_out into d_gate, d_up and h.
@@ -163,57 +142,43 @@ def down_backward_launch(
     Args:
         d_out: [M, H], any strides.
         w_down: [H, N], any strides.
-        preactivations: gate and up, [M, N] and contiguous, biases included; None: they are computed from `inputs`.
-        inputs: x [M, K], w_gate and w_up [N, K], any strides; read only without preactivations.
-        d_gate: [M, N], contiguous, written.
-        d_up: [M, N], contiguous, written.
+        preactivations: gate and up, [M, N] and contiguous, biases included.
+        d_gate: [M, N], contiguous, written; it may be gate itself.
+        d_up: [M, N], contiguous, written; it may be up itself.
         h: [M, N], contiguous, written; None: not wanted.
         capability: of the GPU to choose the tile for; None for that of d_out's device.
-        biases: of gate and up, [N] with any stride, or None; read only without preactivations.
         formula: the gate.
     """
     capability = capability or capability_of(d_out.device)
     (M, H), N = d_out.shape, w_down.shape[1]
-    recompute = preactivations is None
-    tuned = lookup("mlp-hidden-grad-recompute" if recompute else "mlp-hidden-grad", d_out, M, H, N)
-    if preactivations is not None and formula == PLAIN:
-        stored = [*preactivations, d_gate, d_up, *([] if h is None else [h])]
+    gate, up = preactivations
+    tuned = lookup("mlp-hidden-grad", d_out, M, H, N)
+    if formula == PLAIN:
+        stored = [gate, up, d_gate, d_up, *([] if h is None else [h])]
         by_hand = tuned.schedule != "portable" if tuned else M >= hopper_products.LEAST_GATE_TOKENS
         if by_hand and hopper_products.why_not([(d_out, w_down)], stored, capability) is None:
             tile = tuned.tile if tuned else None
             return hopper_products.gate_backward_launch(d_out, w_down, preactivations, d_gate, d_up, h, tile)
-    if recompute:
-        assert inputs is not None, "the recomputation starts from x"
-        operands, (gate, up) = inputs, (d_gate, d_up)  # gate and up are never touched
-        x, w_gate, w_up = inputs
-        read: tuple[torch.Tensor, ...] = inputs
-    else:
-        assert preactivations is not None
-        (gate, up), biases, read = preactivations, NO_BIASES, preactivations
-        operands = (d_out, w_down.t(), w_down.t())  # only their sizes matter: these products are not computed
-        x, w_gate, w_up = d_out, w_down, w_down
-    aligned = vectorises(d_out, w_down, *read, d_gate)
-    tile = portable_tile(tuned, aligned) or down_backward_tile(M, d_out.dtype, capability, aligned, recompute)
-    products = product_arguments(*operands, [d_gate], tile)
-    narrow = not tile_needs_int64(
-        (d_out.stride(), (tile.rows, tile.depth)), (w_down.stride(), (tile.depth, tile.columns))
-    )
+    aligned = vectorises(d_out, w_down, gate, up, d_gate)
+    tile = portable_tile(tuned, aligned) or down_backward_tile(M, d_out.dtype, capability, aligned)
     return Launch(
         kernel=_down_backward_kernel,
         grid=(triton.cdiv(M, tile.rows) * triton.cdiv(N, tile.columns),),
         arguments={
             "d_out_ptr": d_out, "w_down_ptr": w_down, "gate_ptr": gate, "up_ptr": up,
-            "x_ptr": x, "w_gate_ptr": w_gate, "w_up_ptr": w_up,
             "d_gate_ptr": d_gate, "d_up_ptr": d_up, "h_ptr": d_gate if h is None else h,
-        }
-        | products
-        | {
-            "H": H, "EVEN_H": H % tile.depth == 0, "WIDE": products["WIDE"] or not narrow,
+            "M": M, "N": N, "H": H,
             "d_out_m": d_out.stride(0), "d_out_h": d_out.stride(1),
             "w_down_h": w_down.stride(0), "w_down_n": w_down.stride(1),
-            "RECOMPUTE": recompute, "STORE_H": h is not None,
+            "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_H": tile.depth, "GROUP": tile.group,
+            "EVEN_H": H % tile.depth == 0,
+            "WIDE": tile_needs_int64(
+                (d_out.stride(), (tile.rows, tile.depth)), (w_down.stride(), (tile.depth, tile.columns)),
+                ((N, 1), (tile.rows, tile.columns)),
+            ),
+            "PRECISION": float32_dot_precision(),
+            "STORE_H": h is not None,
         }
-        | bias_arguments(biases)
         | formula.arguments(),
         num_warps=tile.warps,
         num_stages=tile.stages,

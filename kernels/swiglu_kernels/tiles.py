@@ -74,9 +74,8 @@ _WEIGHT_GRAD: dict[Family, list[tuple[float, Tile]]] = {
     "hopper": [(float("inf"), Tile(128, 128, 64, warps=8, stages=3))],
     "ampere": [(float("inf"), Tile(128, 64, 32, warps=8, stages=3))],
 }
-# The MLP's d_h product. Read: one accumulator, and an epilogue that loads two tiles and stores three. Recompute: three
-# accumulators.
-_DOWN_BACKWARD_READ: dict[Family, list[tuple[float, Tile]]] = {
+# The MLP's d_h product: one accumulator, and an epilogue that loads two tiles and stores three.
+_DOWN_BACKWARD: dict[Family, list[tuple[float, Tile]]] = {
     "hopper": [
         (16, Tile(16, 32, 128, warps=4, stages=3)),
         (512, Tile(128, 64, 64, warps=4, stages=4)),
@@ -85,16 +84,6 @@ _DOWN_BACKWARD_READ: dict[Family, list[tuple[float, Tile]]] = {
     "ampere": [
         (16, Tile(16, 32, 128, warps=4, stages=3)),
         (float("inf"), Tile(128, 128, 32, warps=8, stages=4)),
-    ],
-}
-_DOWN_BACKWARD_RECOMPUTE: dict[Family, list[tuple[float, Tile]]] = {
-    "hopper": [
-        (16, Tile(16, 32, 64, warps=4, stages=3)),
-        (float("inf"), Tile(128, 64, 64, warps=8, stages=3)),
-    ],
-    "ampere": [
-        (16, Tile(16, 32, 64, warps=4, stages=3)),
-        (float("inf"), Tile(128, 64, 32, warps=8, stages=3)),
     ],
 }
 _DOWN_WEIGHT_GRAD: dict[Family, list[tuple[float, Tile]]] = {
@@ -140,12 +129,9 @@ def weight_grad_tile(intermediate: int, dtype: torch.dtype, capability: Capabili
     return _first_fit(intermediate, _special(dtype, aligned) or _WEIGHT_GRAD[family_of(capability)])
 
 
-def down_backward_tile(
-    tokens: int, dtype: torch.dtype, capability: Capability | None, aligned: bool, recompute: bool
-) -> Tile:
+def down_backward_tile(tokens: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
     """Tile of the MLP's d_h product: rows are tokens, columns intermediate, depth hidden."""
-    table = _DOWN_BACKWARD_RECOMPUTE if recompute else _DOWN_BACKWARD_READ
-    return _first_fit(tokens, _special(dtype, aligned) or table[family_of(capability)])
+    return _first_fit(tokens, _special(dtype, aligned) or _DOWN_BACKWARD[family_of(capability)])
 
 
 def down_weight_grad_tile(hidden: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:

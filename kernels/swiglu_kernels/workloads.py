@@ -72,12 +72,7 @@ def workload(kernel: str, problem: Problem, device: torch.device, seed: int = 0)
             read, w_down = tuple(hidden_like(2)), draw(K, N, N**-0.5)
             d_gate, d_up, h = new(M, N), new(M, N), new(M, N)
             out = d_gate, d_up, h
-            return made(down_backward_launch, draw(M, K), w_down, read, None, d_gate, d_up, h, out=out)
-        case "mlp-hidden-grad-recompute":
-            inputs, w_down = (draw(M, K), *weights()), draw(K, N, N**-0.5)
-            d_gate, d_up, h = new(M, N), new(M, N), new(M, N)
-            out = d_gate, d_up, h
-            return made(down_backward_launch, draw(M, K), w_down, None, inputs, d_gate, d_up, h, out=out)
+            return made(down_backward_launch, draw(M, K), w_down, read, d_gate, d_up, h, out=out)
         case "mlp-weight-grad":
             d_w_down = new(K, N)
             return made(down_weight_grad_launch, draw(M, K), draw(M, N), d_w_down, out=(d_w_down,))

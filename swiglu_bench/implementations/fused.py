@@ -189,11 +189,11 @@ fused_mlp = _mlp_row(
 )
 fused_mlp_recompute = _mlp_row(
     "fused-mlp-recompute",
-    "swiglu_mlp keeping x only: the same launch computes gate and up again",
+    "swiglu_mlp keeping x only: the backward makes gate, up and h again",
     Footprint(saved=0, phases=((3, 1, 1), (2, 2, 3))),
-    weight_grad="torch",
+    weight_grad="auto",
     save="input",
-    input_grad="torch",
+    input_grad="auto",
 )
 fused_mlp_chunked = _mlp_row(
     "fused-mlp-chunked",
