@@ -1,5 +1,6 @@
 import functools
 import itertools
+import math
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from torch.library import opcheck
 from accuracy import DEVICE, DTYPES, LAYOUTS, assert_as_accurate_as_eager, check_against_reference, random_tensor
 from swiglu_kernels import backend_for, mlp, reference, swiglu_mlp
 from swiglu_kernels.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS
-from swiglu_kernels.mlp_backward import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.glu_backward import input_grad_launch
+from swiglu_kernels.mlp_backward import down_backward_launch
 
 pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")
 
@@ -207,27 +209,28 @@ def test_what_is_saved_for_the_backward():
 
 
 def largest_allocations(monkeypatch, **options) -> tuple[int, int]:
-    """Return the most rows of [*, intermediate] that the forward and the backward allocate at once."""
-    tokens, hidden, intermediate, hidden_out = 40, 9, 7, 6
+    """Return the most elements of a [*, intermediate] tensor that the forward and the backward allocate at once."""
+    tokens, hidden, intermediate, hidden_out = 40, 9, 48, 6
     inputs = leaves(tokens, hidden, intermediate, hidden_out)
-    rows = []
+    sizes = []
     new = mlp.new
 
     def spy(like, *shape):
-        if shape[1:] == (intermediate,) and shape[0] != hidden_out:
-            rows.append(shape[0])
+        if not {hidden, hidden_out} & set(shape):
+            sizes.append(math.prod(shape))
         return new(like, *shape)
 
     monkeypatch.setattr(mlp, "new", spy)
+    monkeypatch.setattr(mlp, "COLUMNS", 8)
     out = swiglu_mlp(*inputs, **options)
-    forward, rows[:] = max(rows), []
+    forward, sizes[:] = max(sizes), []
     torch.autograd.grad(out.sum(), inputs)
-    return forward, max(rows)
+    return forward, max(sizes)
 
 
 def test_chunks_bound_what_is_allocated(monkeypatch):
-    assert largest_allocations(monkeypatch, save="input") == (40, 40)
-    assert largest_allocations(monkeypatch, save="input", chunk_tokens=16) == (16, 16)
+    assert largest_allocations(monkeypatch, save="input") == (40 * 48, 40 * 48)
+    assert largest_allocations(monkeypatch, save="input", chunk_tokens=16) == (16 * 48, 40 * 24)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 8, 9])
@@ -238,19 +241,42 @@ def test_the_output_does_not_depend_on_the_chunks(chunk):
     )
 
 
-def test_chunks_are_summed_in_fp32():
-    # 300 chunks that add 1 each: a bfloat16 sum stops growing at 256.
-    one = torch.ones(1, 1, device=DEVICE, dtype=torch.bfloat16)
-    sums = mlp._Sums(one, [(1, 1)] * 4 + [(1,)] * 3, several=True)
+@pytest.mark.parametrize("chunk", [1, 3, 5, 8])
+@pytest.mark.parametrize("weight_grad", ["triton", "torch"])
+def test_gradients_do_not_depend_on_the_slices(monkeypatch, chunk, weight_grad):
+    monkeypatch.setattr(mlp, "COLUMNS", 8)
+    inputs = leaves(8, 9, 40, 6)
+    whole = torch.autograd.grad(swiglu_mlp(*inputs, save="input").sum(), inputs)
+    out = swiglu_mlp(*inputs, save="input", weight_grad=weight_grad, chunk_tokens=chunk)
+    for one, other in zip(torch.autograd.grad(out.sum(), inputs), whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "intermediate", "chunk", "expected"),
+    [
+        (8192, 11008, 1024, [1408] * 7 + [1152]),
+        (8192, 11008, 0, [11008]),
+        (8192, 11008, 8192, [11008]),
+        (4, 11008, 1, [2816] * 3 + [2560]),
+        (0, 5, 2, [5]),
+        (3, 0, 1, [0]),
+        (3, 5, 1, [5]),
+    ],
+)
+def test_slices_are_whole_tiles(tokens, intermediate, chunk, expected):
+    slices = list(mlp._columns(tokens, intermediate, chunk))
+    assert [one.stop - one.start for one in slices] == expected
+    assert [one.start for one in slices[1:]] == [one.stop for one in slices[:-1]]
+
+
+def test_dx_is_summed_over_slices_in_fp32():
+    # 300 slices that add 1 each: a bfloat16 sum stops growing at 256.
+    one, weight = torch.ones(1, 1, device=DEVICE).bfloat16(), torch.full((1, 1), 0.5, device=DEVICE).bfloat16()
+    dx = torch.zeros(1, 1, device=DEVICE)
     for _ in range(300):
-        sums.add_product(mlp.W_GATE, one, one)
-        sums.add_tokens(mlp.BIAS_UP, one)
-    sums.buffer(mlp.W_DOWN).fill_(297)
-    for _ in range(3):
-        down_weight_grad_launch(one, one, sums.buffer(mlp.W_DOWN), accumulate=True).run()
-    gradients = sums.rounded()
-    assert [gradients[position - 1].item() for position in (mlp.W_GATE, mlp.W_DOWN, mlp.BIAS_UP)] == [300] * 3
-    assert {gradient.dtype for gradient in gradients} == {torch.bfloat16}
+        input_grad_launch(None, one, one, weight, weight, dx, accumulate=True).run()
+    assert dx.item() == 300
 
 
 @pytest.mark.parametrize("options", ESSENTIAL, ids=variant_name)

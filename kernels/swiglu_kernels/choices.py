@@ -63,6 +63,5 @@ def resolve(
         by_triton = tokens <= FEW_TOKENS or (hopper and fills(tokens, hidden, hopper))
         input_grad = "two_step" if by_triton else "torch"
     if weight_grad == AUTO:
-        by_triton = tokens <= FEW_TOKENS or (hopper and not chunk_tokens)
-        weight_grad = "triton" if by_triton else "torch"
+        weight_grad = "triton" if hopper or tokens <= FEW_TOKENS else "torch"
     return weight_grad, save, input_grad

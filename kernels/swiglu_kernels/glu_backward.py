@@ -142,7 +142,7 @@ def _input_grad_kernel(
     multiplier, alpha, limit, up_offset,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
     EVEN_N: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, ON_THE_FLY: tl.constexpr,
-    FORMULA: tl.constexpr,
+    FORMULA: tl.constexpr, ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
     tile_m, tile_k = grouped_tile(M, K, BLOCK_M, BLOCK_K, GROUP)
     if ON_THE_FLY:
@@ -162,7 +162,7 @@ def _input_grad_kernel(
             BLOCK_M, BLOCK_K, BLOCK_N, EVEN_N, WIDE, PRECISION,
         )  # fmt: skip
     position, offsets, inside = output_tile(tile_m, tile_k, M, K, BLOCK_M, BLOCK_K, WIDE)
-    tl.store(dx_ptr + position + offsets, round_to(dx, dx_ptr.dtype.element_ty), mask=inside)
+    store_sum(dx_ptr + position + offsets, dx, inside, ACCUMULATE)
 
 
 @triton.jit
@@ -171,7 +171,7 @@ def _weight_grad_kernel(
     d_w_n, d_w_k, multiplier, alpha, limit, up_offset,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr, GROUP: tl.constexpr,
     EVEN_M: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, ON_THE_FLY: tl.constexpr,
-    FORMULA: tl.constexpr, ACCUMULATE: tl.constexpr,
+    FORMULA: tl.constexpr,
 ):  # fmt: skip
     tile_n, tile_k = grouped_tile(N, K, BLOCK_N, BLOCK_K, GROUP)
     m = tl.arange(0, BLOCK_M)
@@ -220,8 +220,9 @@ def _weight_grad_kernel(
         position, offsets, inside = output_tile(tile_n, tile_k, N, K, BLOCK_N, BLOCK_K, WIDE)
     else:
         position, offsets, inside = strided_tile(tile_n, tile_k, N, K, d_w_n, d_w_k, BLOCK_N, BLOCK_K, WIDE)
-    store_sum(d_w_gate_ptr + position + offsets, tl.trans(d_w_gate), inside, ACCUMULATE)
-    store_sum(d_w_up_ptr + position + offsets, tl.trans(d_w_up), inside, ACCUMULATE)
+    d_w_type = d_w_gate_ptr.dtype.element_ty
+    tl.store(d_w_gate_ptr + position + offsets, round_to(tl.trans(d_w_gate), d_w_type), mask=inside)
+    tl.store(d_w_up_ptr + position + offsets, round_to(tl.trans(d_w_up), d_w_type), mask=inside)
 
 
 def input_grad_launch(
@@ -233,6 +234,7 @@ def input_grad_launch(
     dx: torch.Tensor,
     capability: Capability | None = None,
     formula: Formula = PLAIN,
+    accumulate: bool = False,
 ) -> Launch:
     """Describe the launch that writes dX.
 
@@ -242,23 +244,24 @@ def input_grad_launch(
         up: [M, N], contiguous.
         w_gate: [N, K], any strides.
         w_up: [N, K], any strides.
-        dx: [M, K], contiguous, written.
+        dx: [M, K], contiguous, written; its dtype is that of the tensors, or float32.
         capability: of the GPU to choose the tile for; None for that of dx's device.
         formula: the gate; read on the fly only.
+        accumulate: add to what dx holds.
     """
     capability = capability or capability_of(dx.device)
     (M, N), K = gate.shape, dx.shape[1]
     on_the_fly = dz is not None
     pairs = [(gate, w_gate), (up, w_up)]
-    tuned = lookup("input-grad-fused" if on_the_fly else "input-grad", dx, M, K, N)
-    by_hand = not on_the_fly and hopper_products.why_not(pairs, [dx], capability) is None
+    tuned = lookup("input-grad-fused" if on_the_fly else "input-grad", gate, M, K, N)
+    by_hand = not (on_the_fly or accumulate) and hopper_products.why_not(pairs, [dx], capability) is None
     if by_hand and tuned and tuned.schedule != "portable":
         return hopper_products.sum_launch(pairs, dx, tuned.schedule, tuned.tile)
     if by_hand and not tuned and hopper_products.fills(M, K, hopper.multiprocessors(dx.device)):
         return hopper_products.sum_launch(pairs, dx)
     dz = gate if dz is None else dz  # never touched unless on the fly
     aligned = vectorises(dz, gate, w_gate, w_up, dx)
-    tile = portable_tile(tuned, aligned) or input_grad_tile(M, dx.dtype, capability, aligned, on_the_fly)
+    tile = portable_tile(tuned, aligned) or input_grad_tile(M, gate.dtype, capability, aligned, on_the_fly)
     left, right = (tile.rows, tile.depth), (tile.depth, tile.columns)
     return Launch(
         kernel=_input_grad_kernel,
@@ -276,7 +279,7 @@ def input_grad_launch(
                 (dx.stride(), (tile.rows, tile.columns)),
             ),
             "PRECISION": float32_dot_precision(),
-            "ON_THE_FLY": on_the_fly,
+            "ON_THE_FLY": on_the_fly, "ACCUMULATE": accumulate,
         }
         | (formula if on_the_fly else PLAIN).arguments(),
         num_warps=tile.warps,
@@ -293,7 +296,6 @@ def weight_grad_launch(
     d_w_up: torch.Tensor,
     capability: Capability | None = None,
     formula: Formula = PLAIN,
-    accumulate: bool = False,
 ) -> Launch:
     """Describe the launch that writes both weight gradients.
 
@@ -302,11 +304,10 @@ def weight_grad_launch(
         gate: [M, N], contiguous.
         up: [M, N], contiguous.
         x: [M, K], any strides.
-        d_w_gate: [N, K], any strides, written; its dtype is that of the tensors, or float32.
-        d_w_up: [N, K], strides and dtype of d_w_gate, written.
+        d_w_gate: [N, K], any strides, written.
+        d_w_up: [N, K], strides of d_w_gate, written.
         capability: of the GPU to choose the tile for; None for that of x's device.
         formula: the gate; read on the fly only.
-        accumulate: add to what d_w_gate and d_w_up hold.
     """
     assert d_w_gate.stride() == d_w_up.stride(), "one pair of strides serves both"
     capability = capability or capability_of(x.device)
@@ -314,7 +315,7 @@ def weight_grad_launch(
     on_the_fly = dz is not None
     pairs, outs = [(gate, x), (up, x)], [d_w_gate, d_w_up]
     tuned = lookup("weight-grad-fused" if on_the_fly else "weight-grad", x, M, K, N)
-    by_hand = not (on_the_fly or accumulate) and (tuned is None or tuned.schedule != "portable")
+    by_hand = not on_the_fly and (tuned is None or tuned.schedule != "portable")
     if by_hand and hopper_products.why_not(pairs, outs, capability) is None:
         return hopper_products.transposed_launch(pairs, outs, tuned.tile if tuned else None)
     dz = gate if dz is None else dz  # never touched unless on the fly
@@ -337,7 +338,7 @@ def weight_grad_launch(
                 (dz.stride(), left), ((N, 1), left), (x.stride(), right), (d_w_gate.stride(), (tile.rows, tile.columns))
             ),
             "PRECISION": float32_dot_precision(),
-            "ON_THE_FLY": on_the_fly, "ACCUMULATE": accumulate,
+            "ON_THE_FLY": on_the_fly,
         }
         | (formula if on_the_fly else PLAIN).arguments(),
         num_warps=tile.warps,

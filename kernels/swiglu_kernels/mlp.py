@@ -4,33 +4,33 @@ Kernels: `glu_forward.py` on the way to h, `mlp_backward.py` on the way back thr
 `glu_backward.py`. In tensors of tokens x intermediate (T), tokens x hidden (X) and intermediate x hidden (W), all in
 the dtype of x; x, out's gradient and the weights themselves are not counted:
 
-                                      alive from forward to backward   peak forward   peak backward
-    save="preact"                     2 T (gate, up)                   3 T + X        3 T + W, then 2 T + X + 3 W
-      with retain_graph=True                                                          5 T + W, then 4 T + X + 3 W
-    save="input"                      nothing                          1 T + X        3 T + W, then 2 T + X + 3 W
-    save="input", chunk_tokens=c      nothing                          c/tokens T + X
-                                                    backward: 3 c/tokens T + X + 6 W, then X + 9 W, see below
+                                      alive from forward to backward   peak forward    peak backward
+    save="preact"                     2 T (gate, up)                   3 T + X         3 T + W, then 2 T + X + 3 W
+      with retain_graph=True                                                           5 T + W, then 4 T + X + 3 W
+    save="input"                      nothing                          1 T + X         3 T + W, then 2 T + X + 3 W
+    save="input", chunk_tokens=c      nothing                          c/tokens T + X  3 c/tokens T + 2 X + 3 W,
+                                                                                       then 3 X + 3 W
 
 Each gradient is allocated when its product runs.
 
-Backward, one chunk or all tokens:
+Backward:
 
     1. save="input": the forward's launch again, for gate, up and h
        one launch: d_h = d_out w_down, never stored; its epilogue makes d_gate and d_up, and with save="preact" h, if
-       w_down wants a gradient. They are written over gate and up, unless the forward kept these and the graph is retained
-       (a second backward is right).
+       w_down wants a gradient. They are written over gate and up, unless the forward kept these and the graph is
+       retained (a second backward is right).
     2. d_w_down = d_out^T h, after which h is given back
     3. dX = d_gate w_gate + d_up w_up: one launch ("fused" and "two_step" are the same here, since d_gate and d_up
        exist), or two PyTorch products into one output ("torch")
     4. d_w_gate = d_gate^T x, d_w_up = d_up^T x: one Triton launch, or PyTorch products
 
-Over several chunks the gradients of weights and biases are summed in fp32 buffers (2 W each where x has 16 bits) and
-rounded once at the end, one after the other. Chunks thus pay where the weights are frozen, or where tokens exceed about
-2.5 times hidden; before that the fp32 sums outweigh what is saved. With weight_grad="triton" a chunk's fp32 accumulator
-is added to the buffer inside the kernel; with "torch" a chunk's product is rounded to the dtype of x and then added in
-fp32 (which takes one more W while it is).
+With chunk_tokens the backward works through slices of the intermediate dimension, as many as there are chunks of tokens
+in the forward. Each slice makes its rows of d_w_gate and d_w_up and its columns of d_w_down once and for all; dX is
+summed over the slices in fp32 (2 X where x has 16 bits), and rounded once. Where no weight or bias wants a gradient,
+the backward works through the tokens, and sums nothing.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -48,13 +48,16 @@ from swiglu_kernels.checks import (
 from swiglu_kernels.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve
 from swiglu_kernels.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.formula import PLAIN, formula_of
-from swiglu_kernels.glu import as_matrix, like_leading, needs_backward, new, write_input_grad
-from swiglu_kernels.glu_backward import weight_grad_launch
+from swiglu_kernels.glu import as_matrix, like_leading, needs_backward, new, sum_over_tokens, write_input_grad
+from swiglu_kernels.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.glu_forward import forward_launch
 from swiglu_kernels.mlp_backward import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.operator import operator
 from swiglu_kernels.plan import run
 from swiglu_kernels.saved import call_and_keep, may_overwrite, note_call
+
+COLUMNS = 128
+"""A slice of the intermediate dimension has a multiple of so many: no tile of any kernel is cut."""
 
 # Positions in a list of needs or gradients: those of the tensors in the op's arguments.
 X, W_GATE, W_UP, W_DOWN, BIAS_GATE, BIAS_UP, BIAS_DOWN = range(7)
@@ -64,6 +67,14 @@ def _chunks(tokens: int, chunk_tokens: int) -> Iterator[slice]:
     """Cut the tokens into slices of chunk_tokens, 0 for one slice; no tokens are one empty slice."""
     step = chunk_tokens or max(tokens, 1)
     return (slice(first, min(first + step, tokens)) for first in range(0, max(tokens, 1), step))
+
+
+def _columns(tokens: int, intermediate: int, chunk_tokens: int) -> Iterator[slice]:
+    """Cut the intermediate dimension into slices as large as chunk_tokens of all tokens, 0 for one slice."""
+    share = -(-intermediate * chunk_tokens // max(tokens, 1))
+    step = -(-share // COLUMNS) * COLUMNS if 0 < chunk_tokens < tokens else 0
+    step = step or max(intermediate, 1)
+    return (slice(first, min(first + step, intermediate)) for first in range(0, max(intermediate, 1), step))
 
 
 def _forward_outputs(
@@ -137,53 +148,6 @@ def _(
     return _forward_outputs(x, w_gate, w_down, save)
 
 
-class _Sums:
-    """The gradients that are summed over tokens: written at once for one chunk, through fp32 buffers for several."""
-
-    def __init__(self, like: torch.Tensor, shapes: Sequence[tuple[int, ...]], several: bool) -> None:
-        self.like = like
-        self.shapes = shapes
-        self.several = several
-        self.buffers: dict[int, torch.Tensor] = {}
-
-    def buffer(self, position: int) -> torch.Tensor:
-        """Return the buffer of the gradient at a position; it is allocated when first asked for."""
-        if position not in self.buffers:
-            shape = self.shapes[position]
-            self.buffers[position] = (
-                torch.zeros(shape, dtype=torch.float32, device=self.like.device)
-                if self.several
-                else new(self.like, *shape)
-            )
-        return self.buffers[position]
-
-    def add_product(self, position: int, left: torch.Tensor, right: torch.Tensor) -> None:
-        """Add left^T right by PyTorch."""
-        buffer = self.buffer(position)
-        if not self.several:
-            torch.mm(left.t(), right, out=buffer)
-        elif left.dtype == torch.float32:
-            buffer.addmm_(left.t(), right)
-        else:
-            buffer += torch.mm(left.t(), right)
-
-    def add_tokens(self, position: int, gradient: torch.Tensor) -> None:
-        """Add the sum over the tokens."""
-        total = gradient.sum(0, dtype=torch.float32)
-        if self.several:
-            self.buffer(position).add_(total)
-        else:
-            self.buffer(position).copy_(total)
-
-    def rounded(self) -> list[torch.Tensor]:
-        """Return the gradients in the dtype of the tensors; each buffer is given back before the next is rounded."""
-        if self.several:
-            for position in self.buffers:
-                self.buffers[position] = self.buffers[position].to(self.like.dtype)
-            self.several = False
-        return [self.buffer(position) for position in range(1, 7)]
-
-
 def _make_backward(in_place: bool) -> Callable[..., tuple[torch.Tensor, ...]]:
     """Return the backward; `in_place` lets it overwrite gate and up, which a functional operator must not."""
 
@@ -211,51 +175,65 @@ def _make_backward(in_place: bool) -> Callable[..., tuple[torch.Tensor, ...]]:
         """Return the gradients of the seven tensors, empty where not wanted; x may be None where it is not read."""
         formula = formula_of(activation, gate_multiplier, alpha, limit, up_offset)
         shapes = _gradient_shapes(d_out, w_gate, needs, weight_grad)
-        dx = None
-        (M, _), N = d_out.shape, w_gate.shape[0]
-        frozen = weight_grad == "none"
-        sums = _Sums(d_out, shapes, several=0 < chunk_tokens < M)
-        for rows in _chunks(M, chunk_tokens):
-            d_out_rows = d_out[rows]
-            tokens = d_out_rows.shape[0]
-            x_rows = None if x is None else x[rows]
-            wants_down = not frozen and needs[W_DOWN]
+        results: dict[int, torch.Tensor] = {}
+
+        def result(position: int) -> torch.Tensor:
+            """Return the gradient at a position, allocated when it is first asked for."""
+            if position not in results:
+                results[position] = new(d_out, *shapes[position])
+            return results[position]
+
+        wants_gate_up, wants_down = math.prod(shapes[W_GATE]) > 0, math.prod(shapes[W_DOWN]) > 0
+        all_rows, all_columns = slice(0, d_out.shape[0]), slice(0, w_gate.shape[0])
+        if any(needs[W_GATE:BIAS_DOWN]):
+            parts = [(all_rows, columns) for columns in _columns(d_out.shape[0], w_gate.shape[0], chunk_tokens)]
+        else:
+            parts = [(rows, all_columns) for rows in _chunks(d_out.shape[0], chunk_tokens)]
+        sums_dx = needs[X] and len(parts) > 1 and parts[0][0] == all_rows
+        dx_sum = d_out.new_zeros(shapes[X], dtype=torch.float32) if sums_dx else None
+        for rows, columns in parts:
+            x_rows, d_out_rows = None if x is None else x[rows], d_out[rows]
+            size = d_out_rows.shape[0], columns.stop - columns.start
+            weights, down = (w_gate[columns], w_up[columns]), w_down[:, columns]
             if save == "preact":
                 preactivations = gate, up
-                d_gate, d_up = preactivations if in_place else (new(d_out, tokens, N), new(d_out, tokens, N))
-                h = wanted_h = new(d_out, tokens, N) if wants_down else None
+                d_gate, d_up = preactivations if in_place else (new(d_out, *size), new(d_out, *size))
+                h = wanted_h = new(d_out, *size) if wants_down else None
             else:
                 assert x_rows is not None, "the recomputation starts from x"
-                preactivations = d_gate, d_up = new(d_out, tokens, N), new(d_out, tokens, N)
-                h, wanted_h = new(d_out, tokens, N), None  # the forward makes it
-                run(forward_launch, x_rows, w_gate, w_up, h, preactivations, None, (bias_gate, bias_up), formula)
-            run(down_backward_launch, d_out_rows, w_down, preactivations, d_gate, d_up, wanted_h, None, formula)
+                preactivations = d_gate, d_up = new(d_out, *size), new(d_out, *size)
+                h, wanted_h = new(d_out, *size), None  # the forward makes it
+                biases = tuple(None if bias is None else bias[columns] for bias in (bias_gate, bias_up))
+                run(forward_launch, x_rows, *weights, h, preactivations, None, biases, formula)
+            run(down_backward_launch, d_out_rows, down, preactivations, d_gate, d_up, wanted_h, None, formula)
             if wants_down:
                 assert h is not None
                 if weight_grad == "triton":
-                    buffer = sums.buffer(W_DOWN)
-                    run(down_weight_grad_launch, d_out_rows, h, buffer, None, sums.several)
+                    run(down_weight_grad_launch, d_out_rows, h, result(W_DOWN)[:, columns])
                 else:
-                    sums.add_product(W_DOWN, d_out_rows, h)
+                    torch.mm(d_out_rows.t(), h, out=result(W_DOWN)[:, columns])
             del h
-            if needs[X]:
-                dx = new(d_out, *shapes[X]) if dx is None else dx
-                write_input_grad(d_gate, d_up, w_gate, w_up, dx[rows], input_grad)
-            if not frozen and (needs[W_GATE] or needs[W_UP]):
+            if dx_sum is not None:
+                run(input_grad_launch, None, d_gate, d_up, *weights, dx_sum, None, PLAIN, True)
+            elif needs[X]:
+                write_input_grad(d_gate, d_up, *weights, result(X)[rows], input_grad)
+            if wants_gate_up:
                 assert x_rows is not None, "weight gradients are products with x"
+                d_weights = result(W_GATE)[columns], result(W_UP)[columns]
                 if weight_grad == "triton":
-                    buffers = sums.buffer(W_GATE), sums.buffer(W_UP)
-                    run(weight_grad_launch, None, d_gate, d_up, x_rows, *buffers, None, PLAIN, sums.several)
+                    run(weight_grad_launch, None, d_gate, d_up, x_rows, *d_weights)
                 else:
-                    sums.add_product(W_GATE, d_gate, x_rows)
-                    sums.add_product(W_UP, d_up, x_rows)
+                    torch.mm(d_gate.t(), x_rows, out=d_weights[0])
+                    torch.mm(d_up.t(), x_rows, out=d_weights[1])
             if needs[BIAS_GATE] or needs[BIAS_UP]:
-                sums.add_tokens(BIAS_GATE, d_gate)
-                sums.add_tokens(BIAS_UP, d_up)
-            if needs[BIAS_DOWN]:
-                sums.add_tokens(BIAS_DOWN, d_out_rows)
-            del d_gate, d_up  # before the next chunk allocates its own
-        return new(d_out, *shapes[X]) if dx is None else dx, *sums.rounded()  # type: ignore[return-value]
+                sum_over_tokens(d_gate, result(BIAS_GATE)[columns])
+                sum_over_tokens(d_up, result(BIAS_UP)[columns])
+            del d_gate, d_up, preactivations  # before the next part allocates its own
+        if needs[BIAS_DOWN]:
+            sum_over_tokens(d_out, result(BIAS_DOWN))
+        if dx_sum is not None:
+            results[X] = dx_sum.to(d_out.dtype)
+        return tuple(result(position) for position in range(7))  # type: ignore[return-value]
 
     return gradients
 
@@ -350,15 +328,15 @@ def swiglu_mlp(
             made again from them. "input": nothing but x; three products run again. "auto": "preact", or "input" with
             chunk_tokens.
         input_grad: "fused", "two_step" (the same here: one launch for dX) or "torch" (two PyTorch products) or "auto".
-        chunk_tokens: work through chunks of this many tokens, forward and backward, so that the peak has chunk_tokens x
-            intermediate instead of tokens x intermediate; weight gradients are summed over the chunks in fp32. Needs
-            save="input" or "auto". None: all tokens at once.
+        chunk_tokens: hold chunk_tokens x intermediate instead of tokens x intermediate at a time. The forward works
+            through chunks of tokens; the backward through as many slices of the intermediate dimension, with dX summed
+            over them in fp32, or through chunks of tokens where weights are frozen. Needs save="input" or "auto". None:
+            all at once.
 
     Peak memory, next to x, out's gradient and the weights, in tensors T = tokens x intermediate, X = tokens x hidden,
     W = intermediate x hidden: forward 3 T + X ("preact") or 1 T + X ("input"); backward 3 T + W, then 2 T + X + 3 W,
-    with "preact" and a retained graph 2 T more. With chunk_tokens "input" has chunk_tokens in the place of
-    tokens in T, and 9 W in the place of 3 W: the sums are fp32, rounded at the end. Chunks pay where weights are frozen
-    or tokens exceed about 2.5 times hidden.
+    with "preact" and a retained graph 2 T more. With chunk_tokens = c the forward has c / tokens T + X, the backward
+    3 c / tokens T + 2 X + 3 W, then 3 X + 3 W.
 
     Returns:
         out, [..., hidden_out], contiguous, in x's dtype. h is rounded once before the product with w_down. Without a

@@ -18,7 +18,6 @@ from swiglu_kernels.arithmetic import (
     halves,
     output_tile,
     round_to,
-    store_sum,
     strided_tile,
 )
 from swiglu_kernels.backend import capability_of, tl, triton
@@ -116,7 +115,7 @@ def _down_backward_kernel(
 def _down_weight_grad_kernel(
     d_out_ptr, h_ptr, d_w_ptr, M, N, H, d_out_m, d_out_h, d_w_h, d_w_n,
     BLOCK_H: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, GROUP: tl.constexpr,
-    EVEN_M: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, ACCUMULATE: tl.constexpr,
+    EVEN_M: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     tile_h, tile_n = grouped_tile(H, N, BLOCK_H, BLOCK_N, GROUP)
     d_w = _one_product(
@@ -124,7 +123,7 @@ def _down_weight_grad_kernel(
         BLOCK_H, BLOCK_N, BLOCK_M, EVEN_M, WIDE, PRECISION,
     )  # fmt: skip
     position, offsets, inside = strided_tile(tile_h, tile_n, H, N, d_w_h, d_w_n, BLOCK_H, BLOCK_N, WIDE)
-    store_sum(d_w_ptr + position + offsets, d_w, inside, ACCUMULATE)
+    tl.store(d_w_ptr + position + offsets, round_to(d_w, d_w_ptr.dtype.element_ty), mask=inside)
 
 
 def down_backward_launch(
@@ -190,22 +189,20 @@ def down_weight_grad_launch(
     h: torch.Tensor,
     d_w_down: torch.Tensor,
     capability: Capability | None = None,
-    accumulate: bool = False,
 ) -> Launch:
     """Describe the launch that writes d_w_down.
 
     Args:
         d_out: [M, H], any strides.
         h: [M, N], contiguous.
-        d_w_down: [H, N], any strides, written; its dtype is that of the tensors, or float32.
+        d_w_down: [H, N], any strides, written.
         capability: of the GPU to choose the tile for; None for that of d_out's device.
-        accumulate: add to what d_w_down holds.
     """
     capability = capability or capability_of(d_out.device)
     (M, H), N = d_out.shape, h.shape[1]
     pairs = [(d_out, h)]
     tuned = lookup("mlp-weight-grad", d_out, M, H, N)
-    by_hand = not accumulate and (tuned is None or tuned.schedule != "portable")
+    by_hand = tuned is None or tuned.schedule != "portable"
     if by_hand and hopper_products.why_not(pairs, [d_w_down], capability) is None:
         return hopper_products.transposed_launch(pairs, [d_w_down], tuned.tile if tuned else None)
     aligned = vectorises(d_out, h, d_w_down)
@@ -224,7 +221,6 @@ def down_weight_grad_launch(
                 (d_w_down.stride(), (tile.rows, tile.columns)),
             ),
             "PRECISION": float32_dot_precision(),
-            "ACCUMULATE": accumulate,
         },
         num_warps=tile.warps,
         num_stages=tile.stages,

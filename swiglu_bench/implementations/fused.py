@@ -197,10 +197,10 @@ fused_mlp_recompute = _mlp_row(
 )
 fused_mlp_chunked = _mlp_row(
     "fused-mlp-chunked",
-    "swiglu_mlp keeping x only, 1024 tokens at a time, weight gradients summed in fp32",
-    weight_grad="triton",
+    "swiglu_mlp keeping x only, as much at a time as 1024 tokens take, dX summed in fp32",
+    weight_grad="auto",
     save="input",
-    input_grad="torch",
+    input_grad="auto",
     chunk_tokens=1024,
 )
 fused_mlp_auto = _mlp_row(
