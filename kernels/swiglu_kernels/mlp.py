@@ -212,7 +212,7 @@ def _make_backward(in_place: bool) -> Callable[..., tuple[torch.Tensor, ...]]:
                     run(down_weight_grad_launch, d_out_rows, h, result(W_DOWN)[:, columns])
                 else:
                     torch.mm(d_out_rows.t(), h, out=result(W_DOWN)[:, columns])
-            del h
+            del h, wanted_h
             if dx_sum is not None:
                 run(input_grad_launch, None, d_gate, d_up, *weights, dx_sum, None, PLAIN, True)
             elif needs[X]:
