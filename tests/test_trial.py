@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from specimens import small_case
-from swiglu_bench.cases import ACTIVATIONS, VARIANTS, Dtype, Mode, Scope, tensors
+from swiglu_bench.cases import ACTIVATIONS, VARIANTS, Dtype, Mode, Scope, Shape, tensors
 from swiglu_bench.costs import predicted_memory
-from swiglu_bench.implementations import pytorch
+from swiglu_bench.implementations import fused, pytorch
 from swiglu_bench.problem import Problem, make_problem
 from swiglu_bench.registry import Implementation, Step, implementation
 from swiglu_bench.trial import Trial
@@ -352,6 +352,28 @@ def test_memory_is_what_arithmetic_predicts(one: Implementation, scope: Scope, t
     use = trial.memory()
     assert (use.saved_bytes, use.peak_bytes) == predicted_memory(case, one.footprints[scope])
     assert use.kept_bytes == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("one", "scope"),
+    [
+        (one, scope)
+        for one in vars(fused).values()
+        if isinstance(one, Implementation)
+        for scope in one.footprints
+        if scope is not Scope.ACTIVATION
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+@pytest.mark.parametrize("tokens", [512, 8192])
+def test_memory_of_the_kernels_is_what_arithmetic_predicts(one: Implementation, scope: Scope, tokens: int) -> None:
+    """Within 1%: the allocator rounds up, and cuBLAS may keep a workspace."""
+    case = small_case(scope=scope, tokens=tokens, dtype=Dtype.BFLOAT16, shape=Shape("medium", 1024, 2816))
+    trial = Trial(one, make_problem(case, "cuda"))
+    trial.train(0)
+    use = trial.memory()
+    assert (use.saved_bytes, use.peak_bytes) == pytest.approx(predicted_memory(case, one.footprints[scope]), rel=0.01)
 
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.STEP])
