@@ -124,6 +124,13 @@ def show(
             rich_help_panel=OUTPUT, show_default=False,
         ),
     ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            help="Form the ratios to this implementation, timed in the same rounds, instead.", rich_help_panel=CHOOSE,
+            show_default=False,
+        ),
+    ] = None,
     detail: TimeDetail = False,
     form: Annotated[
         str,
@@ -139,7 +146,7 @@ def show(
 ) -> None:  # fmt: skip
     """Show a finished run again: its tables, filtered and sorted, or its rows for another program.
 
-    Example: swiglu-bench show results/nvidia-h200/2026-11-21/forward --impl 'eager,fused*' --sort ratio
+    Example: swiglu-bench show results/nvidia-h200/2026-11-21/step-mlp --baseline compile --sort ratio
     """
     formats.check("--format", form, "table", "github", "parquet", *formats.ROWS)
     if form == "github" and not pivot:
@@ -151,7 +158,13 @@ def show(
     from swiglu_bench import show as showing
     from swiglu_bench.runs import as_text
 
-    chosen = filtered(run, impl, shape, tokens, dtype, scope, mode)
+    if baseline:
+        from swiglu_bench.rebase import rebased
+
+        everything = rebased(filtered(run, None, shape, tokens, dtype, scope, mode), baseline)
+        chosen = everything.only(implementation=_parts(impl))
+    else:
+        chosen = filtered(run, impl, shape, tokens, dtype, scope, mode)
     if sort:
         chosen = showing.ordered(chosen, sort, reverse)
     rows = showing.pivot(chosen, showing.figure(pivot, "--pivot")) if pivot else None

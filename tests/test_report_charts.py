@@ -135,7 +135,7 @@ def test_a_chart_of_nothing_is_refused(tmp_path: Path) -> None:
 
 
 @IN_A_CHECKOUT
-@pytest.mark.parametrize("name", ["forward", "backward", "step-mlp", "forward-mlp-1024", "memory", "verify"])
+@pytest.mark.parametrize("name", ["forward", "backward", "step-mlp", "activation", "memory", "verify"])
 def test_the_committed_runs_have_charts(name: str) -> None:
     for drawn in answers(COMMITTED / name).values():
         assert drawn.charts or drawn.reason
