@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: moments noted around the blocks, on the GPU's own clock where there is one."""
+"""Where the time of a training step goes: moments noted around the blocks, on a GPU by its own clock."""
 
 from __future__ import annotations
 

@@ -113,7 +113,9 @@ def _llama(workload: Llama, device: torch.device) -> Callable[[], nn.Module]:
     try:
         from transformers import LlamaConfig, LlamaForCausalLM
     except ImportError:
-        raise BadInput("The task llama needs transformers; install it with: pip install 'swiglu-bench[train]'.") from None
+        raise BadInput(
+            "The task llama needs transformers; install it with: pip install 'swiglu-bench[train]'."
+        ) from None
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=workload.hidden,
