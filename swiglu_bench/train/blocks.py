@@ -8,7 +8,7 @@ it is to be measured, whether or not it knows of autocast.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -129,7 +129,7 @@ def blocks(contender: Contender, case: Case, network: nn.Module) -> list[Block]:
 
 def trained(network: nn.Module, those: list[Block]) -> list[nn.Parameter]:
     """The parameters that learn, with these blocks in the network: those around the blocks, and the blocks' own."""
-    in_blocks = {id(parameter) for site in sites(network) for parameter in site.mlp.parameters()}
+    in_blocks = {id(parameter) for place in sites(network) for parameter in place.get_submodule("mlp").parameters()}
     around = [parameter for parameter in network.parameters() if id(parameter) not in in_blocks]
     return around + [master for block in those if block.trains_weights for master in block.masters.values()]
 
@@ -141,7 +141,7 @@ def _permuted(weights: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
     return {name: nn.Parameter(one) for name, one in (rows | {"w_down": weights["w_down"].detach()[:, order]}).items()}
 
 
-def _hand_to(master: nn.Parameter):  # type: ignore[no-untyped-def]
+def _hand_to(master: nn.Parameter) -> Callable[[Tensor], None]:
     def hand(leaf: Tensor) -> None:
         assert leaf.grad is not None
         gradient = leaf.grad.to(master.dtype)

@@ -6,7 +6,7 @@ import importlib.util
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from swiglu_bench.train.blocks import PERMUTED
 
@@ -30,8 +30,9 @@ def draw(folder: Path, losses: Losses, title: str, known: Sequence[str]) -> str:
         return "No picture of the curves: nothing was trained to the end."
     chart = curves(losses, title, known)
     try:
-        for form in ("png", "svg"):
-            (folder / f"curves.{form}").write_bytes(picture(chart, form))  # type: ignore[arg-type]
+        forms: tuple[Literal["png", "svg"], ...] = ("png", "svg")
+        for form in forms:
+            (folder / f"curves.{form}").write_bytes(picture(chart, form))
     except OSError as error:
         return f"No picture of the curves: {folder} cannot be written: {error.strerror}."
     return f"Curves: {folder / 'curves.png'}"

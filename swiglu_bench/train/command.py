@@ -130,6 +130,7 @@ def train(
         raise BadInput("--out was given together with --no-csv; leave one of them out.")
     if resume and not out:
         raise BadInput("--resume needs the folder of the run to go on with; give it as --out FOLDER.")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts bytes on a CPU, talks on stderr
     from swiglu_bench import machine
 
     one = machine.find_device(device)

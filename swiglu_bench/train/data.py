@@ -30,7 +30,10 @@ HELD_OUT_BATCHES = 8
 class Data(Protocol):
     """What a model is trained and judged on."""
 
-    about: str
+    @property
+    def about(self) -> str:
+        """What it is, in a few words."""
+        ...
 
     def batch(self, seed: int, step: int) -> Batch:
         """Inputs and targets of one step."""

@@ -14,9 +14,9 @@ from torch import nn
 
 from swiglu_bench.cases import Dtype
 from swiglu_bench.problem import torch_dtype
-from swiglu_bench.train.blocks import Block, Contender, blocks, sites, trained
+from swiglu_bench.train.blocks import Block, Contender, blocks, trained
 from swiglu_bench.train.data import Batch
-from swiglu_bench.train.model import Experiment
+from swiglu_bench.train.model import Experiment, sites
 
 WARM_UP = 0.1
 """Share of the steps in which the learning rate rises to its full size; it then stays."""
@@ -132,7 +132,7 @@ def learn_from(experiment: Experiment, network: nn.Module, batch: Batch) -> torc
     """The same of a batch at hand."""
     with precision(experiment):
         loss, _ = experiment.loss(network, batch)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     return loss.detach()
 
 

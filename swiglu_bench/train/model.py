@@ -124,14 +124,14 @@ def _llama(workload: Llama, device: torch.device) -> Callable[[], nn.Module]:
         num_attention_heads=workload.heads,
         num_key_value_heads=workload.kv_heads,
         max_position_embeddings=workload.sequence,
-        attn_implementation="sdpa",
         tie_word_embeddings=False,
         use_cache=False,
     )
 
     def make() -> nn.Module:
         with device:
-            return LlamaForCausalLM(config).float()
+            network: nn.Module = LlamaForCausalLM(config)
+            return network.float()
 
     return make
 

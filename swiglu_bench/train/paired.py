@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -140,7 +141,7 @@ def race(
         return turn
 
     whose = {name: name for name in stage.blocks} | {TWIN: baseline}
-    players = [Player(name, lambda number, own=own: prepare(own, number)) for name, own in whose.items()]
+    players = [Player(name, partial(prepare, own)) for name, own in whose.items()]
     rounds = run_rounds(
         players, clock, rule, baseline=baseline, seed=seed, on_round=lambda number: tell(f"timing, round {number}")
     )
@@ -154,9 +155,7 @@ def race(
         tell(f"where the time goes: {name}")
         try:
             stage.enter(name)
-            parts = breakdown.measure(
-                stage.blocks[name], experiment.device, stage.learn, lambda name=name: stage.update(name)
-            )
+            parts = breakdown.measure(stage.blocks[name], experiment.device, stage.learn, partial(stage.update, name))
             memory = stage.memory(name)
         except Exception as error:
             _must_answer(clock, error)
@@ -207,4 +206,4 @@ def _loss(experiment: Experiment, network: nn.Module, batch: tuple[torch.Tensor,
 
 
 def _backward(loss: torch.Tensor) -> None:
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()

@@ -17,7 +17,7 @@ from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.outcome import one_line
 from swiglu_bench.record import Status
-from swiglu_bench.train import amdahl, paired, verdict
+from swiglu_bench.train import alone, paired, verdict
 from swiglu_bench.train.blocks import PERMUTED, Contender
 from swiglu_bench.train.files import End, Folder
 from swiglu_bench.train.loop import Judged, Row, Training
@@ -193,7 +193,7 @@ def _time(plan: Plan, results: Results, listen: Listen) -> None:
         return
     listen(None, "the block by itself")
     left = [one for one in contenders if one.name in speeds]
-    results.block_ratios |= amdahl.measure(left, experiment.case(), experiment.device, plan.rule, BASELINE)
+    results.block_ratios |= alone.measure(left, experiment.case(), experiment.device, plan.rule, BASELINE)
 
 
 def _free(device: torch.device) -> None:

@@ -26,9 +26,15 @@ def tables(summaries: Sequence[Summary]) -> Iterator[RenderableType]:
     if timed:
         yield _speed(timed)
         yield Text(
-            "step: ms, median. ratio: of it to eager's in the same round, median and half the 95% interval. expected: by "
-            "Amdahl's law from the blocks' share of eager's step (MLP) and the ratio of the block by itself; * off by "
-            f"more than {TOLERANCE:.0%} of the saving. saved for backward, peak: MiB above weights and optimiser.",
+            "ratio: of the step's time to eager's in the same round, median and half the 95% interval; expected: by "
+            "Amdahl's law from the blocks' share of eager's step and the ratio of the block by itself; * off by more "
+            f"than {TOLERANCE:.0%} of the saving.",
+            "dim",
+        )
+        yield _parts(timed)
+        yield Text(
+            "fwd, bwd: all SwiGLU blocks of a step; MLP: their share of it; saved for backward, and peak of "
+            "forward and backward: above weights and the optimiser's state.",
             "dim",
         )
     for line in remarks(summaries):
@@ -77,34 +83,48 @@ def _learning(rows: Sequence[Summary]) -> Table:
 
 def _rule(rows: Sequence[Summary]) -> str:
     judged = next((one for one in rows if one.difference is not None), None)
-    text = f"final loss: mean over the last fifth of {rows[0].steps} steps, over {rows[0].seeds} seeds, ± their spread."
+    text = f"final loss: mean over the last fifth of {rows[0].steps} steps, over {_seeds(rows[0].seeds)}."
     if judged is None:
         return text
     rounding = "not known" if judged.rounding is None else f"{judged.rounding:.2g}"
     seeds = "not known, with one seed" if judged.eager_spread is None else f"{judged.eager_spread:.2g}"
     return (
         f"{text} same: each seed's difference at most 3 times what another order of sums does to eager ({rounding}); "
-        f"within seeds: the mean difference at most the spread of eager's seeds ({seeds}); else differs."
+        f"within seeds: the mean difference at most the spread of eager's seeds ({seeds}); else differs, "
+        "or unknown with one seed."
     )
 
 
 def _speed(rows: Sequence[Summary]) -> Table:
-    table = _table(
-        "Is it faster?", "implementation", "step", "ratio", "verdict", "expected", f"{rows[0].unit}/s", "MLP", "saved",
-        "peak",
-    )  # fmt: skip
+    table = _table("Is it faster?", "implementation", "step ms", "ratio", "verdict", "expected", f"{rows[0].unit}/s")
     for one in rows:
         assert one.step_ms
         assert one.rate
-        interval = (one.ratio_high - one.ratio_low) / 2 if one.ratio_high and one.ratio_low else None
+        half = (one.ratio_high - one.ratio_low) / 2 if one.ratio_high and one.ratio_low else None
         star = " *" if one.as_expected is False else ""
         table.add_row(
             one.implementation,
             f"{one.step_ms:.4g}",
-            "" if one.ratio is None or interval is None else f"{one.ratio:.3f} ± {interval:.3f}",
-            Text(one.verdict, STYLES.get(one.verdict, "")),
+            "" if one.ratio is None or half is None else f"{one.ratio:.3f} ± {half:.3f}",
+            Text(f"{one.verdict}, less work", "yellow")
+            if one.trains == "inputs"
+            else Text(one.verdict, STYLES.get(one.verdict, "")),
             "" if one.expected_ratio is None else f"{one.expected_ratio:.3f}{star}",
             f"{one.rate:,.0f}",
+        )
+    return table
+
+
+def _parts(rows: Sequence[Summary]) -> Table:
+    table = _table(
+        "Where time and memory go", "implementation", "fwd ms", "bwd ms", "AdamW ms", "MLP", "saved MiB",
+        "peak MiB",
+    )  # fmt: skip
+    for one in rows:
+        times = (one.block_forward_ms, one.block_backward_ms, one.optimizer_ms)
+        table.add_row(
+            one.implementation,
+            *("" if time_ms is None else f"{time_ms:.3g}" for time_ms in times),
             "" if one.block_share is None else f"{one.block_share:.0%}",
             _mib(one.saved_bytes),
             _mib(one.peak_bytes),
@@ -114,13 +134,15 @@ def _speed(rows: Sequence[Summary]) -> Table:
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, column in enumerate(columns):
-        table.add_column(
-            column,
-            no_wrap=column != "implementation",
-            justify="right" if number and column not in ("curve", "verdict") else "left",
-        )
+    first, *others = columns
+    table.add_column(first, overflow="fold", min_width=10)
+    for column in others:
+        table.add_column(column, no_wrap=True, justify="left" if column in ("curve", "verdict") else "right")
     return table
+
+
+def _seeds(count: int) -> str:
+    return "one seed" if count == 1 else f"{count} seeds, ± their spread"
 
 
 def _spread(mean: float | None, spread: float | None) -> str:

@@ -28,7 +28,7 @@ class Curve(enum.StrEnum):
     """More than that, or not told from it, and no more than the spread of eager's seeds."""
     DIFFERS = "differs"
     """More than both."""
-    UNKNOWN = "one seed"
+    UNKNOWN = "unknown"
     """More than rounding does, and one seed has no spread."""
 
 
