@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -26,23 +22,13 @@ from swiglu_bench.options import (
     Wait,
     WandbProject,
 )
-from swiglu_bench.record import Status
 from swiglu_bench.registry import Implementation
-
-if TYPE_CHECKING:
-    from swiglu_bench.machine import Machine
-    from swiglu_bench.train.blocks import Contender
-    from swiglu_bench.train.model import Experiment
-    from swiglu_bench.train.session import Plan, Results
-    from swiglu_bench.train.summary import Summary
-    from swiglu_bench.writers.wandb_run import WandbRun
 
 DEFAULT = (
     "eager", "compile", "liger", "unsloth", "fused", "fused-dw-torch", "fused-dw-triton", "fused-auto",
     "fused-mlp-auto",
 )  # fmt: skip
 """Trained unless told otherwise, with all that need a third party's package."""
-INTERRUPTED = 130
 
 
 def train(
@@ -140,13 +126,13 @@ def train(
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     from swiglu_bench.train import amdahl, workload
     from swiglu_bench.train.model import experiment as prepare
+    from swiglu_bench.train.run import TrainRun
 
     if task not in workload.TASKS:
         raise BadInput(f"--task: {task!r} is not a task; {did_you_mean(task, workload.TASKS)}")
     chosen = _choose(impl, skip_impl)
-    experiment = prepare(
-        workload.load(task, model, one.type == "cuda"), data, one, _dtype(dtype, one.type), epochs, steps
-    )
+    name = model or workload.usual(task, one.type == "cuda")
+    experiment = prepare(workload.load(task, name), data, one, _dtype(dtype, one.type), epochs, steps)
     ratios = amdahl.from_run(step_run, experiment.case()) if step_run else None
     this = machine.describe(one)
     settings = {
@@ -154,7 +140,7 @@ def train(
         "steps": experiment.steps, "dtype": experiment.dtype.value, "seed": seed, "seeds": seeds,
         "interpret": interpret, "budget_s": budget, "step_run": step_run, "checkpoint_every": checkpoint_every,
     }  # fmt: skip
-    run = _Run(experiment, chosen, this, task, model or "", interpret)
+    run = TrainRun(experiment, chosen, this, task, name, interpret)
     plan = run.plan(range(seed, seed + seeds), budget, ratios, checkpoint_every)
     raise typer.Exit(run.go(plan, settings, csv, out, resume, wandb_project if log_wandb else None, wait))
 
@@ -183,164 +169,3 @@ def _choose(impl: list[str] | None, skip_impl: list[str] | None) -> list[Impleme
     chosen = select(catalogue, wanted or usual, unwanted)
     eager = next(one for one in catalogue if one.name == "eager")
     return [eager, *(one for one in chosen if one.name != "eager")]
-
-
-class _Run:
-    """One call of the command."""
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        chosen: Sequence[Implementation],
-        this: Machine,
-        task: str,
-        model: str,
-        interpret: bool,
-    ) -> None:
-        from rich.console import Console
-
-        from swiglu_bench import machine
-        from swiglu_bench.train.blocks import why_not
-
-        self.console = Console()
-        self.experiment = experiment
-        self.this = this
-        self.task = task
-        self.model = model or ("llama" if task == "llama" else task)
-        self.interpret = interpret
-        self.command = shlex.join(["swiglu-bench", *sys.argv[1:]])
-        self.started = machine.now()
-        self.run_id = f"{re.sub('[-:]', '', self.started)}-{os.getpid()}"
-        self.names = [one.name for one in chosen]
-        reasons = {one.name: why_not(one, experiment.device.type, interpret) for one in chosen}
-        self.able = [one for one in chosen if reasons[one.name] is None]
-        self.skipped = [self._skip(one, reason) for one in chosen if (reason := reasons[one.name])]
-
-    def plan(
-        self, seeds: Sequence[int], budget_s: float, ratios: dict[str, float] | None, checkpoint_every: int
-    ) -> Plan:
-        """eager, eager with its sums in another order, and the others."""
-        from swiglu_bench.train.blocks import PERMUTED, Contender
-        from swiglu_bench.train.paired import default_rule
-        from swiglu_bench.train.session import Plan
-
-        eager, *others = [Contender(one.name, one) for one in self.able]
-        contenders = [eager, Contender(PERMUTED, eager.implementation, permuted=True), *others]
-
-        def timed(one: Contender) -> bool:
-            return not one.permuted and not (self.interpret and one.implementation.backend == "triton")
-
-        return Plan(self.experiment, contenders, seeds, default_rule(budget_s), timed, ratios, checkpoint_every)
-
-    def go(
-        self,
-        plan: Plan,
-        settings: dict[str, Any],
-        csv: bool,
-        out: Path | None,
-        resume: bool,
-        project: str | None,
-        wait: bool,
-    ) -> int:
-        """The exit status."""
-        from swiglu_bench import locks
-        from swiglu_bench.measure.clock import DeviceLost
-        from swiglu_bench.train import session
-        from swiglu_bench.train.files import Folder
-        from swiglu_bench.train.show import Show
-
-        about = {
-            "command": self.command, "run_id": self.run_id, "settings": settings, "machine": self.this.as_dict(),
-        }  # fmt: skip
-        results, lost, interrupted = session.Results(), "", False
-        with ExitStack() as stack:
-            folder = None
-            if csv:
-                folder = Folder(out or self._default_folder(), about, resume, self._warn)
-                stack.enter_context(locks.folder(folder.path, self.command))
-                stack.callback(folder.close)
-            wandb = self._wandb(project, about, folder.path if folder else None) if project else None
-            if wandb:
-                stack.callback(wandb.close)
-            stack.enter_context(locks.device(self.experiment.device, self.command, wait, self._say))
-            self._say(self._what())
-            show = stack.enter_context(
-                Show(self.console, plan.experiment.steps, len(plan.contenders) * len(plan.seeds), wandb)
-            )
-            try:
-                session.run(plan, results, folder, show.listen)
-            except KeyboardInterrupt:
-                interrupted = True
-            except DeviceLost as error:
-                lost = f"The GPU is lost to this process ({error}); what had ended by then is kept."
-            show.__exit__(None, None, None)
-            summaries = session.summaries(plan, results, self._about)
-            if lost:
-                self._warn(lost)
-            self._tell(summaries, results, folder, wandb)
-        if interrupted:
-            self._say("Interrupted: what ran was kept; go on with --resume.", style="yellow")
-            return INTERRUPTED
-        return int(bool(lost) or any(one.failed for one in summaries))
-
-    def _tell(self, summaries: list[Summary], results: Results, folder: Any, wandb: WandbRun | None) -> None:
-        from swiglu_bench.train.blocks import PERMUTED
-        from swiglu_bench.train.chart import draw
-        from swiglu_bench.train.summary import in_order
-        from swiglu_bench.train.tables import tables
-
-        shown = {one.implementation: one for one in (*summaries, *self.skipped)}
-        rows = in_order(shown, ["eager", PERMUTED, *self.names[1:]])
-        for table in tables(rows):
-            self.console.print(table, highlight=False)
-        if folder:
-            folder.summarise(rows)
-            self._say(draw(folder.path, results.losses, f"{self.task}: loss over steps", self.names))
-            self._say(f"Losses, summary and machine: {folder.path}")
-        if wandb:
-            figures = ("final_loss", "metric_mean", "step_ms", "ratio", "expected_ratio", "curve", "verdict")
-            wandb.conclude({f"{name}/{one.implementation}": getattr(one, name) for one in rows for name in figures})
-            if wandb.url_or_path:
-                self._say(f"W&B: {wandb.url_or_path}")
-
-    def _what(self) -> str:
-        experiment, w = self.experiment, self.experiment.workload
-        return (
-            f"{self.task} on {self.this.device}: {experiment.data.about}; blocks {w.hidden}x{w.intermediate}, "
-            f"{w.tokens} tokens a step, {experiment.steps} steps, {experiment.dtype.value}."
-        )
-
-    def _wandb(self, project: str, about: dict[str, Any], folder: Path | None) -> WandbRun:
-        from swiglu_bench.writers.wandb_run import WandbRun
-
-        name, tags = f"train {self.task} {self.this.slug}", ["train", self.task, self.this.slug]
-        run = WandbRun(project=project, config=about, name=name, tags=tags, folder=folder, warn=self._warn)
-        for figures in ("loss/*", "step_ms/*"):
-            run.define(figures, "step")
-        return run
-
-    def _about(self, contender: Contender) -> Summary:
-        return self._row(contender.name, contender.implementation.trains)
-
-    def _skip(self, one: Implementation, reason: str) -> Summary:
-        row = self._row(one.name, one.trains)
-        row.status, row.reason = Status.SKIPPED, reason
-        return row
-
-    def _row(self, name: str, trains: str) -> Summary:
-        from swiglu_bench.train.summary import Summary
-
-        return Summary(
-            self.run_id, self.task, self.model, name, trains, Status.OK, device=self.this.device,
-            torch=self.this.torch, triton=self.this.triton, version=self.this.version, timestamp=self.started,
-        )  # fmt: skip
-
-    def _default_folder(self) -> Path:
-        date, _, clock = self.started.rstrip("Z").partition("T")
-        return Path("results") / self.this.slug / date / f"{clock.replace(':', '')}-train-{self.task}"
-
-    def _say(self, text: str, style: str = "") -> None:
-        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
-
-    def _warn(self, text: str) -> None:
-        self._say(f"Warning: {text}", style="yellow")

@@ -12,18 +12,18 @@ from functools import partial
 import torch
 from torch import nn
 
-from swiglu_bench.measure.clock import Clock, CpuClock, CudaClock, DeviceLost, LatencyClock
+from swiglu_bench.measure.clock import Clock, CpuClock, CudaClock, DeviceLost, LatencyClock, answers
 from swiglu_bench.measure.memory import MemoryUse, measure_memory
 from swiglu_bench.measure.rounds import Contender as Player
 from swiglu_bench.measure.rounds import Rule, run_rounds
 from swiglu_bench.measure.statistics import Interval, percentile, verdict
 from swiglu_bench.outcome import one_line
+from swiglu_bench.timing import TWIN
 from swiglu_bench.train import breakdown
 from swiglu_bench.train.blocks import Block, Contender, blocks, trained
 from swiglu_bench.train.loop import install, learn_from, optimizer, precision
 from swiglu_bench.train.model import Experiment, sites
 
-TWIN = "baseline's twin"
 TURN_S = 0.1
 """A turn is as many steps as take about this long: the host's start and the last wait then weigh little."""
 TURN_STEPS = (2, 64)
@@ -194,9 +194,7 @@ def _steps_a_turn(stage: Stage, name: str, clock: Clock) -> int:
 
 
 def _must_answer(clock: Clock, error: Exception) -> None:
-    try:
-        clock.synchronize()
-    except RuntimeError:
+    if not answers(clock):
         raise DeviceLost(one_line(error)) from error
 
 

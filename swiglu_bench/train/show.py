@@ -44,10 +44,6 @@ class Show:
     ) -> None:
         self._progress.stop()
 
-    def skip(self, steps: int) -> None:
-        """Steps that an earlier run has done."""
-        self._progress.advance(self._task, steps)
-
     def listen(self, row: Row | None, doing: str) -> None:
         """A step, or what is going on instead."""
         if row is None:

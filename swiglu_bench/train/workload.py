@@ -74,13 +74,16 @@ def names() -> list[str]:
     return sorted(path.stem for path in _folder().glob("*.yaml"))
 
 
-def load(task: str, model: str | None, on_gpu: bool) -> Workload:
-    """The sizes of a task: a name of configs/train or a YAML path; None means the task's own.
+def usual(task: str, on_gpu: bool) -> str:
+    """The name of the model that a task has unless told otherwise."""
+    return task if task != "llama" else "llama-1b" if on_gpu else "llama-tiny"
+
+
+def load(task: str, model: str) -> Workload:
+    """The sizes of a task: a name of configs/train or a YAML path.
 
     Raises BadInput for an unknown name, a malformed file, or one of another task.
     """
-    if model is None:
-        model = task if task != "llama" else "llama-1b" if on_gpu else "llama-tiny"
     path = Path(model)
     if not (model.endswith((".yaml", ".yml")) or "/" in model):
         path = _folder() / f"{model}.yaml"
