@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from swiglu_bench.cases import Dtype, Scope
+from swiglu_bench.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.problem import Problem
 from swiglu_bench.registry import Step, implementation
 from swiglu_bench.train.blocks import PERMUTED, Contender, GradientMissing, blocks, trained, why_not
@@ -132,13 +132,22 @@ def test_why_some_cannot_be_trained() -> None:
     def scoped(**changes: Any) -> Any:
         return dataclasses.replace(BY_NAME["eager"], **changes)
 
-    assert why_not(BY_NAME["eager"], "cpu", False) is None
-    assert "activation alone" in str(why_not(scoped(scopes=frozenset({Scope.ACTIVATION})), "cpu", False))
-    assert "no backward" in str(why_not(scoped(trains="nothing"), "cpu", False))
-    assert "--interpret" in str(why_not(BY_NAME["fused"], "cpu", False))
-    assert why_not(BY_NAME["fused"], "cpu", True) is None
-    assert "runs on a GPU only" in str(why_not(BY_NAME["liger"], "cpu", True))
-    assert "not installed" in str(why_not(scoped(package="no_such_package"), "cuda", False))
+    case = Case(Shape("s", 16, 20, "", ()), 16, Dtype.FLOAT32, Scope.MLP, Mode.STEP)
+
+    def why(one: Any, device_type: str, interpreter: bool, capability: str = "") -> str:
+        return why_not(one, case, device_type, interpreter, capability) or "it can"
+
+    assert why(BY_NAME["eager"], "cpu", False) == "it can"
+    assert "activation alone" in why(scoped(scopes=frozenset({Scope.ACTIVATION})), "cpu", False)
+    assert "no backward" in why(scoped(trains="nothing"), "cpu", False)
+    assert "--interpret" in why(BY_NAME["fused"], "cpu", False)
+    assert why(BY_NAME["fused"], "cpu", True) == "it can"
+    assert "compute capability 9.x" in why(scoped(gpus=(9,)), "cuda", False, "8.0")
+    assert "does not take float32" in why(scoped(dtypes=frozenset({Dtype.BFLOAT16})), "cuda", False)
+    assert "multiples of 8" in why(scoped(multiple=8), "cuda", False)
+    assert why(scoped(scopes=frozenset({Scope.GLU})), "cpu", False) == "it can"
+    assert "runs on a GPU only" in why(BY_NAME["liger"], "cpu", True)
+    assert "not installed" in why(scoped(package="no_such_package"), "cuda", False)
 
 
 def test_contenders_of_one_network_share_its_parameters(tmp_path: Path) -> None:
@@ -157,8 +166,9 @@ def test_on_a_gpu_a_few_steps_are_eager_s(name: str, tmp_path: Path) -> None:
     text.write_bytes(b"a rose is a rose is a rose. " * 400)
     sizes = NANO.model_copy(update={"hidden": 128, "intermediate": 256, "sequence": 64})
     experiment = prepare(sizes, text, torch.device("cuda"), Dtype.BFLOAT16, None, 4)
-    if why_not(BY_NAME[name], "cuda", False):
-        pytest.skip(str(why_not(BY_NAME[name], "cuda", False)))
+    reason = why_not(BY_NAME[name], experiment.case(), "cuda", False)
+    if reason:
+        pytest.skip(reason)
     one, other = Training(experiment, contender(name), 0), Training(experiment, contender("eager"), 0)
     for _ in range(4):
         assert one.advance().loss == pytest.approx(other.advance().loss, rel=0.02)

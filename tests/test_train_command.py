@@ -146,9 +146,20 @@ def test_losses_and_summary_go_to_wandb(model: Path, monkeypatch: pytest.MonkeyP
     assert Fake.logged[-1]["step_ms/eager"] > 0
 
 
+def test_json_is_all_there_is_on_stdout(model: Path) -> None:
+    result = small(model, "--no-csv", "--impl", "eager", "--steps", 2, "--seeds", 1, "--format", "json")
+    told = json.loads(result.stdout)
+    assert told["kind"] == "training"
+    assert told["settings"]["steps"] == 2
+    assert [row["implementation"] for row in told["rows"]] == ["eager", "eager, permuted"]
+    assert told["rows"][0]["step_ms"] > 0
+    assert "seed 0: step 2/2" in result.stderr
+
+
 def test_what_is_trained_unless_told_otherwise() -> None:
     names = [one.name for one in command._choose(None, None)]
     assert names[0] == "eager"
     assert set(command.DEFAULT) <= set(names)
-    assert "fused-preact" not in names
+    assert not {"fused-preact", "quack-tuned", "compile-max-autotune"} & set(names)
+    assert "quack" in names
     assert [one.name for one in command._choose(["fused"], None)] == ["eager", "fused"]

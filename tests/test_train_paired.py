@@ -102,3 +102,28 @@ def test_the_watch_sums_over_blocks_whatever_their_order() -> None:
     assert watch.spent_ms("enter", "leave") > 0
     assert watch.spent_ms("back", "done") > 0
     assert torch.equal(x.grad, torch.full((2,), 6.0)) if x.grad is not None else False
+
+
+def test_on_a_gpu_the_watch_reads_the_gpu_s_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Event:
+        now_ms = 0.0
+
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            Event.now_ms += 2.0
+            self.at_ms = Event.now_ms
+
+        def elapsed_time(self, other: "Event") -> float:
+            return other.at_ms - self.at_ms
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    watch = breakdown.Watch(torch.device("cuda"))
+    watch.mark()
+    x = torch.ones(2, requires_grad=True)
+    watch.leave(watch.enter(x) * 2).sum().backward()
+    watch.mark()
+    assert watch.spent_ms("enter", "leave") == 2.0
+    assert watch.spent_ms("back", "done") == 2.0
+    assert watch.between_ms() == [10.0]

@@ -47,15 +47,18 @@ class GradientMissing(RuntimeError):
     """A weight that the implementation claims to train got no gradient."""
 
 
-def why_not(implementation: Implementation, device_type: str, interpreter: bool) -> str | None:
-    """Why it cannot be trained here, in one sentence, or None if it can."""
+def why_not(
+    implementation: Implementation, case: Case, device_type: str, interpreter: bool, capability: str = ""
+) -> str | None:
+    """Why it cannot be trained here in blocks as the case has them, in one sentence, or None if it can."""
     if not implementation.scopes & {Scope.MLP, Scope.GLU}:
         return "It computes the activation alone; a block needs the scope mlp or glu."
     if implementation.trains == "nothing":
         return "It has no backward."
-    if implementation.backend == "triton" and device_type == "cpu" and not interpreter:
+    if implementation.backend == "triton" and device_type == "cpu" and not implementation.gpus and not interpreter:
         return "Its Triton kernels need a GPU; --interpret runs them on a CPU, some thousand times slower."
-    return implementation.unavailable(device_type, interpreter)
+    refused = implementation.refuses(_scoped(implementation, case))
+    return refused or implementation.unavailable(device_type, interpreter, capability)
 
 
 class Block(nn.Module):
@@ -69,8 +72,8 @@ class Block(nn.Module):
         self.watch: Watch | None = None
         self.trains_weights = contender.trains_weights
         self._dtype = torch_dtype(case)
-        whole = Scope.MLP in contender.implementation.scopes
-        case = dataclasses.replace(case, scope=Scope.MLP if whole else Scope.GLU)
+        case = _scoped(contender.implementation, case)
+        whole = case.scope is Scope.MLP
         weights = _permuted(weights) if contender.permuted else weights
         step, leaves = self._build(contender.implementation, case, weights)
         own = leaves if step.parameters is not None else {}
@@ -132,6 +135,11 @@ def trained(network: nn.Module, those: list[Block]) -> list[nn.Parameter]:
     in_blocks = {id(parameter) for place in sites(network) for parameter in place.get_submodule("mlp").parameters()}
     around = [parameter for parameter in network.parameters() if id(parameter) not in in_blocks]
     return around + [master for block in those if block.trains_weights for master in block.masters.values()]
+
+
+def _scoped(implementation: Implementation, case: Case) -> Case:
+    """The case at the widest scope that the implementation has."""
+    return dataclasses.replace(case, scope=Scope.MLP if Scope.MLP in implementation.scopes else Scope.GLU)
 
 
 def _permuted(weights: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from swiglu_bench import formats, request
 from swiglu_bench.cases import BadInput, Dtype, did_you_mean, parse_dtypes
 from swiglu_bench.options import (
     HOW,
@@ -16,6 +16,7 @@ from swiglu_bench.options import (
     WHAT,
     Device,
     Impl,
+    JsonForm,
     LogWandb,
     Out,
     SkipImpl,
@@ -100,6 +101,7 @@ def train(
         bool,
         typer.Option("--resume", help="Go on in the folder of --out, from its checkpoints.", rich_help_panel=OUTPUT),
     ] = False,
+    form: JsonForm = "table",
     log_wandb: LogWandb = False,
     wandb_project: WandbProject = "swiglu-bench",
 ) -> None:  # fmt: skip
@@ -110,6 +112,7 @@ def train(
 
     Example: swiglu-bench train --task llama --steps 40 --impl 'eager,compile,liger,fused-mlp-auto'
     """
+    formats.check("--format", form, "table", "json")
     if epochs is not None and steps is not None:
         raise BadInput("--epochs and --steps were given together; leave one of them out.")
     if out and not csv:
@@ -140,9 +143,12 @@ def train(
         "steps": experiment.steps, "dtype": experiment.dtype.value, "seed": seed, "seeds": seeds,
         "interpret": interpret, "budget_s": budget, "step_run": step_run, "checkpoint_every": checkpoint_every,
     }  # fmt: skip
-    run = TrainRun(experiment, chosen, this, task, name, interpret)
+    run = TrainRun(experiment, chosen, this, task, name, interpret, formats.screen(form))
     plan = run.plan(range(seed, seed + seeds), budget, ratios, checkpoint_every)
-    raise typer.Exit(run.go(plan, settings, csv, out, resume, wandb_project if log_wandb else None, wait))
+    status = run.go(plan, settings, csv, out, resume, wandb_project if log_wandb else None, wait)
+    if form == "json":
+        formats.put(formats.as_json({"kind": "training", **run.about, "rows": [row.row() for row in run.rows]}))
+    raise typer.Exit(status)
 
 
 def _dtype(text: str | None, device_type: str) -> Dtype:
@@ -156,16 +162,10 @@ def _dtype(text: str | None, device_type: str) -> Dtype:
 
 def _choose(impl: list[str] | None, skip_impl: list[str] | None) -> list[Implementation]:
     """The chosen implementations with eager before them, which every curve is compared with."""
-    from swiglu_bench.implementations import CATALOGUE
-    from swiglu_bench.registry import entry_point_addresses, load, select
+    from swiglu_bench.registry import load, select
 
-    catalogue = [*CATALOGUE, *map(load, entry_point_addresses())]
-
-    def split(values: list[str] | None) -> list[str]:
-        return [part for value in values or [] for part in re.split(r"\s*,\s*", value.strip()) if part]
-
-    wanted, unwanted = split(impl), split(skip_impl)
-    usual = [one.name for one in catalogue if one.name in DEFAULT or one.package or one.address]
-    chosen = select(catalogue, wanted or usual, unwanted)
-    eager = next(one for one in catalogue if one.name == "eager")
+    known = request.catalogue(load)
+    usual = [one.name for one in known if one.name in DEFAULT or (not one.on_request and (one.package or one.address))]
+    chosen = select(known, request.split(impl) or usual, request.split(skip_impl))
+    eager = next(one for one in known if one.name == "eager")
     return [eager, *(one for one in chosen if one.name != "eager")]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from swiglu_bench import locks, machine
+from swiglu_bench import locks, machine, request
 from swiglu_bench.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.record import Status
@@ -44,18 +42,22 @@ class TrainRun:
         task: str,
         model: str,
         interpret: bool,
+        console: Console,
     ) -> None:
-        self.console = Console()
+        self.console = console
+        self.rows: list[Summary] = []
+        self.about: dict[str, Any] = {}
         self.experiment = experiment
         self.this = this
         self.task = task
         self.model = model
         self.interpret = interpret
-        self.command = shlex.join(["swiglu-bench", *sys.argv[1:]])
+        self.command = request.command_line()
         self.started = machine.now()
         self.run_id = f"{re.sub('[-:]', '', self.started)}-{os.getpid()}"
         self.names = [one.name for one in chosen]
-        reasons = {one.name: why_not(one, experiment.device.type, interpret) for one in chosen}
+        where = (experiment.case(), experiment.device.type, interpret, this.compute_capability)
+        reasons = {one.name: why_not(one, *where) for one in chosen}
         self.able = [one for one in chosen if reasons[one.name] is None]
         self.skipped = [self._skip(one, reason) for one in chosen if (reason := reasons[one.name])]
 
@@ -82,7 +84,7 @@ class TrainRun:
         wait: bool,
     ) -> int:
         """The exit status."""
-        about = {
+        about = self.about = {
             "command": self.command, "run_id": self.run_id, "settings": settings, "machine": self.this.as_dict(),
         }  # fmt: skip
         results, lost, interrupted = session.Results(), "", False
@@ -122,7 +124,7 @@ class TrainRun:
 
     def _tell(self, summaries: list[Summary], results: Results, folder: Any, wandb: WandbRun | None) -> None:
         shown = {one.implementation: one for one in (*summaries, *self.skipped)}
-        rows = in_order(shown, ["eager", PERMUTED, *self.names[1:]])
+        self.rows = rows = in_order(shown, ["eager", PERMUTED, *self.names[1:]])
         for table in tables(rows):
             self.console.print(table, highlight=False)
         if folder:
