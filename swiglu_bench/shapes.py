@@ -12,6 +12,7 @@ import pydantic
 import yaml
 from pydantic import ConfigDict, Field
 
+from swiglu_bench import yaml_file
 from swiglu_bench.cases import BadInput, Shape, did_you_mean
 
 DEFAULT_TOKENS = (1, 16, 128, 1024, 2048, 4096, 8192)
@@ -50,7 +51,7 @@ class Config:
 
     def line(self, *location: int | str) -> int:
         """The line of the file that states a key, or an entry of its list."""
-        return _line(self.node, location)
+        return yaml_file.line(self.node, location)
 
 
 def configs_folder() -> Path:
@@ -130,71 +131,9 @@ def _expand(config: Config) -> list[Shape]:
 
 
 def _read(path: Path) -> Config:
-    """Parse one file; every complaint names the file and the line."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror}.") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        parts = [getattr(error, "context", None), getattr(error, "problem", None)]
-        what = ", ".join(part for part in parts if part) or str(error)
-        raise BadInput(f"{path}{line}: not valid YAML: {_one_line(what)}.") from error
-    except Exception as error:  # not UTF-8, nesting without end; PyYAML raises all sorts for values such as `!!int x`
-        raise BadInput(f"{path}: not valid YAML: {type(error).__name__}: {_one_line(str(error))}.") from error
-    if not isinstance(node, yaml.MappingNode) or not isinstance(data, dict):
-        raise BadInput(f"{path}:1: expected keys such as hidden, intermediate and source; found {_kind(data)}.")
-    keys: set[str] = set()
-    for key, _ in node.value:
-        if key.value in keys:
-            raise BadInput(f"{path}:{key.start_mark.line + 1}: {key.value}: the key is given twice.")
-        keys.add(key.value)
-    model: type[ShapeFile | SweepFile] = SweepFile if "shapes" in data else ShapeFile
-    try:
-        return Config(path.stem, path, model.model_validate(data), node)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        found = "" if first["type"] == "missing" else f" (found {_found(first['input'])})"
-        raise BadInput(f"{path}:{_line(node, first['loc'])}: {where}: {first['msg']}{found}.") from error
+    document = yaml_file.read(path, _model, "hidden, intermediate and source")
+    return Config(path.stem, path, document.content, document.node)
 
 
-def _line(node: yaml.Node | None, location: tuple[int | str, ...]) -> int:
-    """Line of the YAML node that a pydantic location names, or of its nearest parent that exists."""
-    line = 1
-    for part in location:
-        if isinstance(node, yaml.MappingNode):
-            pair = next((pair for pair in node.value if pair[0].value == str(part)), None)
-            if pair is None:
-                break
-            line, node = pair[0].start_mark.line + 1, pair[1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
-            line = node.start_mark.line + 1
-        else:
-            break
-    return line
-
-
-def _found(value: Any) -> str:
-    """What a file holds in a wrong place, in a few words: through aliases a few lines can hold an endless value."""
-    if isinstance(value, dict | list | set | tuple):
-        return _kind(value)
-    if isinstance(value, int) and value.bit_length() > 64:
-        return "an integer of more than 64 bits"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
-
-
-def _kind(data: Any) -> str:
-    if data is None:
-        return "an empty file"
-    kinds = {dict: "a mapping", list: "a list", str: "text", int: "a number", float: "a number", bool: "a truth value"}
-    return kinds.get(type(data), f"a {type(data).__name__}")
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split()).rstrip(".")
+def _model(data: dict[str, Any]) -> type[ShapeFile | SweepFile]:
+    return SweepFile if "shapes" in data else ShapeFile

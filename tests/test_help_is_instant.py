@@ -42,6 +42,7 @@ def text_and_heavy_imports(code: str, *arguments: str, **variables: str) -> tupl
         "memory",
         "verify",
         "audit",
+        "train",
         "selftest",
         "report",
         "ceilings",

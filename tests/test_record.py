@@ -5,6 +5,8 @@ from pathlib import Path
 
 from swiglu_bench.cells import CELL_COLUMNS
 from swiglu_bench.record import BESIDE, COLUMNS, Record, Status, TensorCheck
+from swiglu_bench.train.files import RUN_COLUMNS, STEP_COLUMNS
+from swiglu_bench.train.summary import COLUMNS as SUMMARY_COLUMNS
 from swiglu_bench.writers.csv_file import CHECK_COLUMNS, SAMPLE_COLUMNS
 
 README = Path(__file__).parents[1] / "results" / "README.md"
@@ -32,6 +34,11 @@ def test_every_column_of_samples_csv_is_described_in_order():
 def test_every_column_of_checks_csv_and_audit_csv_is_described_in_order():
     assert tuple(name.strip("`") for name, _, _ in table("checks.csv")) == CHECK_COLUMNS
     assert tuple(name.strip("`") for name, _, _ in table("audit.csv")) == CELL_COLUMNS
+
+
+def test_every_column_of_a_training_run_is_described_in_order():
+    for title, columns in (("train.csv", STEP_COLUMNS), ("runs.csv", RUN_COLUMNS), ("summary.csv", SUMMARY_COLUMNS)):
+        assert tuple(name.strip("`") for name, _, _ in table(title)) == columns
 
 
 def test_what_was_used_of_the_budget():

@@ -35,7 +35,7 @@ def charts_of(runs: Sequence[Run]) -> Iterator[tuple[str, alt.LayerChart | str]]
                 yield name, chart
 
 
-def picture(chart: alt.LayerChart, form: Literal["png", "svg"], dark: bool = False) -> bytes:
+def picture(chart: alt.LayerChart | alt.VConcatChart, form: Literal["png", "svg"], dark: bool = False) -> bytes:
     """The chart with its title as the content of a file; PNG at twice its size, for dense screens."""
     spec = json.dumps(chart.to_dict() | {"config": theme(dark, GROUND[dark])})
     if form == "svg":

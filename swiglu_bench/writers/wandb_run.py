@@ -83,6 +83,18 @@ class WandbRun:
         if found:
             self._attempt(lambda run: run.log({"tokens": record.tokens, **found}))
 
+    def log(self, figures: dict[str, float]) -> None:
+        """Log figures that are no record's."""
+        self._attempt(lambda run: run.log(figures))
+
+    def define(self, figures: str, step: str) -> None:
+        """Draw the figures of a pattern over another."""
+        self._attempt(lambda run: run.define_metric(figures, step_metric=step))
+
+    def conclude(self, figures: dict[str, Any]) -> None:
+        """Add to the run's summary."""
+        self._attempt(lambda run: run.summary.update(figures))
+
     def close(self) -> None:
         """Log tables, charts, summary and what was run, and end the run, waiting a limited time for the upload."""
         if self._records:
