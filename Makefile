@@ -9,7 +9,7 @@ REQUIREMENTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help bench test lint readme figures lint-ruff lint-format lint-types lint-imports clean distclean
+.PHONY: help bench test lint readme figures docs lint-ruff lint-format lint-types lint-imports clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -20,7 +20,7 @@ bench: $(VENV)/.installed-bench ## Time SwiGLU here: llama7b on a GPU, the smoke
 test: $(VENV)/.installed-test ## Run the tests; those that need a GPU say so where there is none
 	$(BIN)/pytest $(ARGS)
 
-lint: lint-ruff lint-format lint-types lint-imports ## Check style, format, types and who imports whom (-k: all of them)
+lint: lint-ruff lint-format lint-types lint-imports docs ## Check style, format, types, imports, documents (-k: all of them)
 
 lint-ruff: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -34,11 +34,14 @@ lint-types: $(VENV)/.installed-dev
 lint-imports: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
-readme: $(VENV)/.installed-bench ## Make the tables of README.md again from results/
-	$(BIN)/python -m swiglu_bench.writers.markdown README.md
+docs: $(VENV)/.installed-dev ## Build the documentation into build/site; a warning or a dead link is an error
+	$(BIN)/mkdocs build
 
-figures: $(VENV)/.installed-report ## Make the figures of the documents again from results/
-	$(BIN)/python -m swiglu_bench.report.figures README.md docs/methodology.md
+readme: $(VENV)/.installed-bench ## Make the tables of the documents again from results/
+	$(BIN)/python -m swiglu_bench.writers.markdown README.md docs/*.md
+
+figures: $(VENV)/.installed-report ## Make the figures and sentences of the documents again from results/
+	$(BIN)/python -m swiglu_bench.report.figures README.md docs/*.md
 
 clean: ## Remove caches and build products
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -7,7 +7,8 @@ again, in docs/figures, and fills the block:
     <!-- end -->
 
 After the run comes the question, as `report --svg` names it, then the implementations; without any, all are drawn. The
-question to a CSV of `swiglu-bench noise` is `pairs`.
+question to a CSV of `swiglu-bench noise` is `pairs`. A block `<!-- sentence: RUN names -->` gets what the
+report says in short about the run, and no picture.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ import altair as alt
 from swiglu_bench.cases import BadInput
 from swiglu_bench.report import noise_chart, words
 from swiglu_bench.report.images import charts_of, picture
-from swiglu_bench.report.load import load, only
+from swiglu_bench.report.load import Run, load, only
 from swiglu_bench.report.page import looks
 from swiglu_bench.report.sections import sections
 
 BLOCK = re.compile(
     r"(<!-- figure: (?P<run>\S+) (?P<question>[\w-]+)(?P<names>[^>]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL
 )
+SENTENCE = re.compile(r"(<!-- sentence: (?P<run>\S+)(?P<names>[^>]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 
 
 def fill(document: Path) -> tuple[str, dict[Path, bytes]]:
@@ -51,14 +53,21 @@ def fill(document: Path) -> tuple[str, dict[Path, bytes]]:
             f'  <img src="{files[False].as_posix()}" alt="{html.escape(said)}">\n</picture>\n{match["end"]}'
         )
 
-    return BLOCK.sub(replace, document.read_text(encoding="utf-8")), pictures
+    def say(match: re.Match[str]) -> str:
+        found = sections(_chosen(document.parent / match["run"], match["names"].split()))
+        return f"{match[1]}{words.headline(found[0], looks(found)[0])}\n{match['end']}"
+
+    return SENTENCE.sub(say, BLOCK.sub(replace, document.read_text(encoding="utf-8"))), pictures
+
+
+def _chosen(source: Path, names: list[str]) -> list[Run]:
+    runs = [load(source)]
+    return only(runs, names) if names else runs
 
 
 def _of_run(document: Path, source: Path, question: str, names: list[str]) -> tuple[str, alt.LayerChart, str]:
     """The one chart of a run that answers a question: its name, itself, and what it shows in a sentence."""
-    runs = [load(source)]
-    if names:
-        runs = only(runs, names)
+    runs = _chosen(source, names)
     found = {name: chart for name, chart in charts_of(runs) if name.endswith(f"-{question}")}
     if len(found) != 1:
         raise BadInput(f"{document}: {source} has {len(found)} charts {question!r}; a figure is one.")

@@ -5,20 +5,22 @@ A document holds a marked block; `python -m swiglu_bench.writers.markdown README
     <!-- table: results/nvidia-h200/2026-11-21/forward/records.csv eager compile liger -->
     <!-- end -->
 
-Names after the path choose the rows; without any, all are shown.
+Names after the path choose the rows; without any, all are shown. Among them `figure=limit_pct` shows that column of the
+CSV instead of times, bytes as MiB, and `scope=mlp`, or another column, keeps the rows that have that value.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from swiglu_bench.writers.csv_file import read_records
 
-BLOCK = re.compile(r"(<!-- table: (?P<path>\S+)(?P<names>[^>]*) -->\n).*?(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- table: (?P<path>\S+)(?P<words>[^>]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 
 
 def time_table(frame: pd.DataFrame) -> str:
@@ -26,7 +28,7 @@ def time_table(frame: pd.DataFrame) -> str:
     timed = frame[frame["time_ms"].notna()]
     tokens = sorted(timed["tokens"].unique())
     best = timed[timed["comparable"]].groupby("tokens")["time_ms"].min()
-    lines = ["| tokens | " + " | ".join(f"{count:,}" for count in tokens) + " |", "| --- |" + " ---: |" * len(tokens)]
+    lines = _head(tokens)
     for name in dict.fromkeys(timed["implementation"]):
         mine = timed[timed["implementation"] == name].set_index("tokens")
         cells = []
@@ -46,14 +48,47 @@ def time_table(frame: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def figure_table(frame: pd.DataFrame, figure: str) -> str:
+    """Implementations down, token counts across: one figure of records.csv; bytes are shown as MiB.
+
+    Raises ValueError where the rows have no such figure, or several for one cell.
+    """
+    if figure not in frame or not frame[figure].notna().any():
+        raise ValueError(f"figure={figure}: these rows have no such figure; results/README.md names the columns.")
+    known = frame[frame[figure].notna()]
+    tokens = sorted(known["tokens"].unique())
+    if known.duplicated(["implementation", "tokens"]).any():
+        raise ValueError(f"figure={figure}: several rows for one cell; choose with scope=, mode=, dtype= or shape=.")
+    lines = _head(tokens)
+    for name in dict.fromkeys(known["implementation"]):
+        mine = known[known["implementation"] == name].set_index("tokens")[figure]
+        cells = [_figure_text(figure, mine[count]) if count in mine.index else "" for count in tokens]
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _head(tokens: Sequence[int]) -> list[str]:
+    return ["| tokens | " + " | ".join(f"{count:,}" for count in tokens) + " |", "| --- |" + " ---: |" * len(tokens)]
+
+
+def _figure_text(figure: str, value: float) -> str:
+    if figure.endswith("_bytes"):
+        return f"{value / 2**20:,.0f} MiB"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 def fill(document: Path) -> str:
     """The document's text with every marked table made again; paths are relative to the document."""
 
     def replace(match: re.Match[str]) -> str:
         frame = read_records(document.parent / match["path"])
-        names = match["names"].split()
+        names = [word for word in match["words"].split() if "=" not in word]
+        options = dict(word.split("=", 1) for word in match["words"].split() if "=" in word)
+        figure = options.pop("figure", None)
+        for column, value in options.items():
+            frame = frame[frame[column].astype(str) == value]
         chosen = frame[frame["implementation"].isin(names)] if names else frame
-        return f"{match[1]}{time_table(chosen)}\n{match[4]}"
+        return f"{match[1]}{figure_table(chosen, figure) if figure else time_table(chosen)}\n{match['end']}"
 
     return BLOCK.sub(replace, document.read_text(encoding="utf-8"))
 
