@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from swiglu_bench.record import Record, Status
@@ -53,6 +54,43 @@ def test_a_document_is_filled_and_filled_again(folder: Path) -> None:
     assert markdown.fill(document) == text
 
 
-@pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="not in a checkout")
-def test_the_readme_says_what_its_csv_says() -> None:
-    assert markdown.fill(ROOT / "README.md") == (ROOT / "README.md").read_text(encoding="utf-8")
+def test_a_table_of_one_figure(folder: Path) -> None:
+    frame = read_records(folder)
+    assert markdown.figure_table(frame, "time_ms").splitlines()[2:] == [
+        "| `a` | 2 |",
+        "| `b` | 1 |",
+        "| `frozen` | 0.1 |",
+    ]
+    frame["peak_bytes"] = [1.5 * 2**30, 2**20, float("nan"), 2**20]
+    assert markdown.figure_table(frame, "peak_bytes").splitlines() == [
+        "| tokens | 1 | 1,024 |",
+        "| --- | ---: | ---: |",
+        "| `a` | 1,536 MiB |  |",
+        "| `b` | 1 MiB | 1 MiB |",
+    ]
+
+
+def test_a_block_chooses_figure_and_rows(folder: Path) -> None:
+    document = folder / "page.md"
+    document.write_text("<!-- table: records.csv figure=ratio scope=glu b -->\n<!-- end -->\n", encoding="utf-8")
+    assert "| `b` | 0.5 |" in markdown.fill(document)
+
+
+@pytest.mark.parametrize("words", ["figure=speed", "figure=energy_j", "figure=time_ms scope=mlp"])
+def test_a_block_without_figures(folder: Path, words: str) -> None:
+    document = folder / "page.md"
+    document.write_text(f"<!-- table: records.csv {words} -->\n<!-- end -->\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=f"{words.split()[0]}: these rows have no such figure"):
+        markdown.fill(document)
+
+
+def test_a_cell_with_two_rows(folder: Path) -> None:
+    frame = read_records(folder)
+    with pytest.raises(ValueError, match="several rows for one cell"):
+        markdown.figure_table(pd.concat([frame, frame]), "time_ms")
+
+
+@pytest.mark.skipif(not (ROOT / "results").exists(), reason="not in a checkout")
+@pytest.mark.parametrize("document", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
+def test_the_documents_say_what_their_csv_says(document: Path) -> None:
+    assert markdown.fill(document) == document.read_text(encoding="utf-8")

@@ -101,12 +101,22 @@ def test_a_figure_and_its_neighbours(tmp_path: Path) -> None:
     assert figures.fill(document)[0] == text
 
 
-@pytest.mark.skipif(not (ROOT / "README.md").exists(), reason="not in a checkout")
-@pytest.mark.parametrize("name", ["README.md", "docs/methodology.md"])
-def test_the_documents_show_what_their_runs_say(name: str) -> None:
-    text, pictures = figures.fill(ROOT / name)
-    assert text == (ROOT / name).read_text(encoding="utf-8")
-    assert pictures
+def test_a_document_says_in_short_what_its_run_says(tmp_path: Path) -> None:
+    write(tmp_path / "run", [timed("eager", 1, 1.0), timed("a", 1, 0.5), timed("b", 1, 0.4)])
+    document = tmp_path / "page.md"
+    document.write_text("<!-- sentence: run eager a -->\nold\n<!-- end -->\n", encoding="utf-8")
+    text, pictures = figures.fill(document)
+    assert not pictures
+    assert text.splitlines()[1].startswith("a is the fastest at 1 token: 2.00 times the speed of eager")
+    document.write_text(text, encoding="utf-8")
+    assert figures.fill(document)[0] == text
+
+
+@pytest.mark.skipif(not (ROOT / "results").exists(), reason="not in a checkout")
+@pytest.mark.parametrize("document", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
+def test_the_documents_show_what_their_runs_say(document: Path) -> None:
+    text, pictures = figures.fill(document)
+    assert text == document.read_text(encoding="utf-8")
     assert all(path.exists() for path in pictures)
 
 

@@ -35,7 +35,8 @@ SENTENCE = re.compile(r"(<!-- sentence: (?P<run>\S+)(?P<names>[^>]*) -->\n).*?(?
 
 def fill(document: Path) -> tuple[str, dict[Path, bytes]]:
     """The document's text with every block made again, and the pictures; paths are relative to the document."""
-    folder = Path("figures" if document.parent.name == "docs" else "docs/figures")
+    inside = document.parent.name == "docs" and not (document.parent / "docs").exists()  # a checkout may be called docs
+    folder = Path("figures" if inside else "docs/figures")
     pictures: dict[Path, bytes] = {}
 
     def replace(match: re.Match[str]) -> str:
