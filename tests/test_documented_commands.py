@@ -70,6 +70,7 @@ CHEAP: tuple[tuple[str, str], ...] = (
     ("doctor", PARSED),  # judges this machine
     ("report", PARSED),  # half a minute of charts: test_report_command.py
     ("publish", PARSED),  # an account
+    ("train", PARSED),  # a minute and more: test_train_command.py
 )
 RECORD = """
 exec 3>&1
