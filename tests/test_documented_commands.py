@@ -139,7 +139,8 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(runner, "_tidy", lambda device: None)
     if not (ROOT / A_RUN).exists():
         pytest.skip("the committed results are not here")
-    (tmp_path / "results").symlink_to(ROOT / "results")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "nvidia-h200").symlink_to(ROOT / "results" / "nvidia-h200")
     (tmp_path / "mine.py").write_text(own_implementations()[0], encoding="utf-8")
     return tmp_path
 

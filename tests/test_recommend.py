@@ -93,6 +93,7 @@ def test_what_an_implementation_says_of_its_use_is_python(one) -> None:
 
 
 def test_choices_that_are_not_left_to_it_are_named() -> None:
-    assert KNOWN["fused-auto"].usage == "from swiglu_kernels import patch_model; patch_model(model)"
-    assert KNOWN["fused-dw-torch"].usage.endswith("(model, weight_grad='torch', save='input', input_grad='two_step')")
-    assert KNOWN["fused-mlp-auto"].usage.endswith("import swiglu_mlp; out = swiglu_mlp(x, w_gate, w_up, w_down)")
+    assert KNOWN["fused-auto"].usage == "from swiglu_kernels import swiglu_glu; out = swiglu_glu(x, w_gate, w_up)"
+    assert KNOWN["fused-dw-torch"].usage.endswith(", weight_grad='torch', save='input', input_grad='two_step')")
+    assert KNOWN["fused-mlp-auto"].usage == "from swiglu_kernels import patch_model; patch_model(model)"
+    assert KNOWN["fused-mlp-chunked"].usage.endswith("(x, w_gate, w_up, w_down, save='input', chunk_tokens=1024)")

@@ -11,7 +11,7 @@ from swiglu_bench.record import GpuState, Record, Status, TensorCheck
 from swiglu_bench.runs import find_runs, latest, load_run
 from swiglu_bench.writers.csv_file import CsvFile, read_records, write_run_file
 
-RESULTS = Path(__file__).parent.parent / "results"
+RESULTS = Path(__file__).parent.parent / "results" / "nvidia-h200"
 COMMITTED = sorted(RESULTS.rglob("records.csv"))
 STATES = (GpuState(1980.0, 120.5, 40.0, ""), GpuState(None, 99.0, None, "power-brake"))
 CHECK = TensorCheck(
