@@ -127,8 +127,17 @@ def how(arguments: list[str]) -> str:
     return pytest.fail(f"CHEAP does not say how to try `swiglu-bench {shlex.join(arguments)}`; add a line for it.")
 
 
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the committed results, which commands may add to."""
+    folder = tmp_path_factory.mktemp("results")
+    if (ROOT / A_RUN).exists():
+        shutil.copytree(ROOT / "results" / "nvidia-h200", folder / "nvidia-h200")
+    return folder
+
+
 @pytest.fixture
-def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, results: Path) -> Path:
     """An empty folder with the results, the reader's own implementation, and small ceilings."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
@@ -139,8 +148,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(runner, "_tidy", lambda device: None)
     if not (ROOT / A_RUN).exists():
         pytest.skip("the committed results are not here")
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "nvidia-h200").symlink_to(ROOT / "results" / "nvidia-h200")
+    (tmp_path / "results").symlink_to(results)
     (tmp_path / "mine.py").write_text(own_implementations()[0], encoding="utf-8")
     return tmp_path
 
