@@ -5,14 +5,14 @@ from typing import Any
 import torch
 
 
-def autocast_dtype(x: object) -> torch.dtype | None:
+def _dtype(x: object) -> torch.dtype | None:
     """Return the dtype that autocast gives to the operands of a product with x, None where it is off."""
     if not isinstance(x, torch.Tensor) or not torch.amp.is_autocast_available(x.device.type):
         return None
     return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None
 
 
-def cast(value: Any, dtype: torch.dtype) -> Any:
+def _cast(value: Any, dtype: torch.dtype) -> Any:
     """Cast a tensor as autocast does, which leaves float64 alone; gradients arrive in the dtype from before."""
     if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64:
         return value.to(dtype)
@@ -21,7 +21,7 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
 
 def operands(x: Any, *others: Any) -> tuple[Any, ...]:
     """Return the operands of a product as they are, or cast where autocast is on."""
-    dtype = autocast_dtype(x)
+    dtype = _dtype(x)
     if dtype is None:
         return x, *others
-    return tuple(cast(value, dtype) for value in (x, *others))
+    return tuple(_cast(value, dtype) for value in (x, *others))

@@ -18,8 +18,6 @@ A bias gradient is the sum of d_gate or d_up over the tokens, so these are made 
 in one fixed order.
 """
 
-from collections.abc import Callable
-
 import torch
 
 from swiglu_kernels import autocast, reference
@@ -35,7 +33,7 @@ from swiglu_kernels.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.glu_forward import Biases, forward_launch, recompute_launch
 from swiglu_kernels.operator import operator
 from swiglu_kernels.plan import run
-from swiglu_kernels.saved import call_and_keep, may_overwrite, note_call
+from swiglu_kernels.saved import backward_with, call_and_keep, note_call
 from swiglu_kernels.silu_mul import gate_gradients
 
 
@@ -79,6 +77,21 @@ def write_input_grad(
         dx.addmm_(d_up, w_up)
     else:
         run(input_grad_launch, None, d_gate, d_up, w_gate, w_up, dx)
+
+
+def write_weight_grads(
+    d_gate: torch.Tensor,
+    d_up: torch.Tensor,
+    x: torch.Tensor,
+    d_weights: tuple[torch.Tensor, torch.Tensor],
+    weight_grad: str,
+) -> None:
+    """Write d_gate^T x and d_up^T x to d_weights."""
+    if weight_grad == "triton":
+        run(weight_grad_launch, None, d_gate, d_up, x, *d_weights)
+    else:
+        torch.mm(d_gate.t(), x, out=d_weights[0])
+        torch.mm(d_up.t(), x, out=d_weights[1])
 
 
 def run_backward(
@@ -127,11 +140,8 @@ def run_backward(
     assert x is not None, "weight gradients are products with x"
     if d_gate is None or d_up is None:
         run(weight_grad_launch, dz, gate, up, x, *d_weights, None, formula)
-    elif weight_grad == "triton":
-        run(weight_grad_launch, None, d_gate, d_up, x, *d_weights)
     else:
-        torch.mm(d_gate.t(), x, out=d_weights[0])
-        torch.mm(d_up.t(), x, out=d_weights[1])
+        write_weight_grads(d_gate, d_up, x, d_weights, weight_grad)
 
 
 def _backward_outputs(
@@ -167,57 +177,12 @@ def _glu(
 
 
 @_glu.register_fake
-def _(
-    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, weight_grad: str, save: str, input_grad: str, *_: object
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _(x: torch.Tensor, w_gate: torch.Tensor, save: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return forward_outputs(x, w_gate.shape[0], save)
 
 
-def _make_backward(in_place: bool) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """Return the backward; `in_place` lets it overwrite gate and up, which a functional operator must not."""
-
-    def gradients(
-        dz: torch.Tensor,
-        x: torch.Tensor | None,
-        w_gate: torch.Tensor,
-        w_up: torch.Tensor,
-        gate: torch.Tensor,
-        up: torch.Tensor,
-        weight_grad: str,
-        save: str,
-        input_grad: str,
-        needs_dx: bool,
-        needs_bias: bool,
-        bias_gate: torch.Tensor | None,
-        bias_up: torch.Tensor | None,
-        activation: str,
-        gate_multiplier: float,
-        alpha: float,
-        limit: float | None,
-        up_offset: float,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return dX and the gradients of weights and biases, empty where not wanted; x may be None if not read."""
-        outputs = _backward_outputs(dz, w_gate, weight_grad, needs_dx, needs_bias)
-        dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = outputs
-        run_backward(
-            dz, x, w_gate, w_up, gate, up, (bias_gate, bias_up),
-            formula_of(activation, gate_multiplier, alpha, limit, up_offset), (weight_grad, save, input_grad),
-            dx if needs_dx else None,
-            (d_w_gate, d_w_up) if weight_grad != "none" else None,
-            (d_bias_gate, d_bias_up) if needs_bias else None,
-            in_place,
-        )  # fmt: skip
-        return outputs
-
-    return gradients
-
-
-_glu_backward = operator("glu_backward")(_make_backward(in_place=False))
-_glu_backward_in_place = _make_backward(in_place=True)
-
-
-@_glu_backward.register_fake
-def _(
+@operator("glu_backward")
+def _glu_backward(
     dz: torch.Tensor,
     x: torch.Tensor | None,
     w_gate: torch.Tensor,
@@ -229,9 +194,34 @@ def _(
     input_grad: str,
     needs_dx: bool,
     needs_bias: bool,
-    *_: object,
+    bias_gate: torch.Tensor | None,
+    bias_up: torch.Tensor | None,
+    activation: str,
+    gate_multiplier: float,
+    alpha: float,
+    limit: float | None,
+    up_offset: float,
+    *,
+    in_place: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _backward_outputs(dz, w_gate, weight_grad, needs_dx, needs_bias)
+    """Return dX and the gradients of weights and biases, empty where not wanted; x may be None if not read.
+
+    `in_place` lets it overwrite gate and up, which the operator, being functional, must not.
+    """
+    outputs = _backward_outputs(dz, w_gate, weight_grad, needs_dx, needs_bias)
+    dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = outputs
+    run_backward(
+        dz, x, w_gate, w_up, gate, up, (bias_gate, bias_up),
+        formula_of(activation, gate_multiplier, alpha, limit, up_offset), (weight_grad, save, input_grad),
+        dx if needs_dx else None,
+        (d_w_gate, d_w_up) if weight_grad != "none" else None,
+        (d_bias_gate, d_bias_up) if needs_bias else None,
+        in_place,
+    )  # fmt: skip
+    return outputs
+
+
+_glu_backward.register_fake(_backward_outputs)
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -254,11 +244,8 @@ def _backward(ctx, dz, _d_gate, _d_up):
     *tensors, bias_gate, bias_up = ctx.saved_tensors
     refuse_create_graph(_glu_backward, tensors[0])
     needs_bias = needs_bias_gate or needs_bias_up
-    gate = tensors[3]
-    backward = _glu_backward_in_place if may_overwrite(ctx, gate) else _glu_backward
-    dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = backward(
-        dz, *tensors, *ctx.options, needs_x, needs_bias, bias_gate, bias_up, *ctx.formula
-    )
+    arguments = dz, *tensors, *ctx.options, needs_x, needs_bias, bias_gate, bias_up, *ctx.formula
+    dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = backward_with(ctx, _glu_backward, tensors[3], *arguments)
     frozen = ctx.options[0] == "none"
     return (
         dx if needs_x else None,

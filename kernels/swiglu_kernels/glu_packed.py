@@ -9,8 +9,6 @@ write the weight gradient through the same views of one tensor of its shape. The
     transposed    [hidden, 2 * intermediate]   the gate's columns first: x @ w
 """
 
-from collections.abc import Callable
-
 import torch
 
 from swiglu_kernels import autocast, reference
@@ -22,7 +20,7 @@ from swiglu_kernels.formula import formula_of
 from swiglu_kernels.glu import as_matrix, forward_outputs, like_leading, needs_backward, new, run_backward, run_forward
 from swiglu_kernels.operator import operator
 from swiglu_kernels.reference import split_packed
-from swiglu_kernels.saved import call_and_keep, may_overwrite, note_call
+from swiglu_kernels.saved import backward_with, call_and_keep, note_call
 
 LAYOUTS = ("packed", "interleaved", "transposed")
 
@@ -63,61 +61,13 @@ def _glu_packed(
 
 @_glu_packed.register_fake
 def _(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    bias_gate_up: torch.Tensor | None,
-    layout: str,
-    weight_grad: str,
-    save: str,
-    *_: object,
+    x: torch.Tensor, w_gate_up: torch.Tensor, layout: str, save: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return forward_outputs(x, _intermediate(w_gate_up, layout), save)
 
 
-def _make_backward(in_place: bool) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """Return the backward; `in_place` lets it overwrite gate and up, which a functional operator must not."""
-
-    def gradients(
-        dz: torch.Tensor,
-        x: torch.Tensor | None,
-        w_gate_up: torch.Tensor,
-        gate: torch.Tensor,
-        up: torch.Tensor,
-        bias_gate_up: torch.Tensor | None,
-        needs_dx: bool,
-        needs_bias: bool,
-        layout: str,
-        weight_grad: str,
-        save: str,
-        input_grad: str,
-        activation: str,
-        gate_multiplier: float,
-        alpha: float,
-        limit: float | None,
-        up_offset: float,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return dX and the gradients of weight and bias, empty where not wanted; x may be None if it is not read."""
-        dx, d_weight, d_bias = _backward_outputs(dz, w_gate_up, layout, weight_grad, needs_dx, needs_bias)
-        weights, biases = split_packed(w_gate_up, bias_gate_up, layout)
-        d_weights = split_packed(d_weight, None, layout)[0] if weight_grad != "none" else None
-        half = dz.shape[1]
-        d_biases = (d_bias[0::2], d_bias[1::2]) if layout == "interleaved" else (d_bias[:half], d_bias[half:])
-        run_backward(
-            dz, x, *weights, gate, up, biases, formula_of(activation, gate_multiplier, alpha, limit, up_offset),
-            (weight_grad, save, input_grad), dx if needs_dx else None, d_weights, d_biases if needs_bias else None,
-            in_place,
-        )  # fmt: skip
-        return dx, d_weight, d_bias
-
-    return gradients
-
-
-_glu_packed_backward = operator("glu_packed_backward")(_make_backward(in_place=False))
-_glu_packed_backward_in_place = _make_backward(in_place=True)
-
-
-@_glu_packed_backward.register_fake
-def _(
+@operator("glu_packed_backward")
+def _glu_packed_backward(
     dz: torch.Tensor,
     x: torch.Tensor | None,
     w_gate_up: torch.Tensor,
@@ -128,9 +78,34 @@ def _(
     needs_bias: bool,
     layout: str,
     weight_grad: str,
-    *_: object,
+    save: str,
+    input_grad: str,
+    activation: str,
+    gate_multiplier: float,
+    alpha: float,
+    limit: float | None,
+    up_offset: float,
+    *,
+    in_place: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _backward_outputs(dz, w_gate_up, layout, weight_grad, needs_dx, needs_bias)
+    """Return dX and the gradients of weight and bias, empty where not wanted; x may be None if it is not read.
+
+    `in_place` lets it overwrite gate and up, which the operator, being functional, must not.
+    """
+    dx, d_weight, d_bias = _backward_outputs(dz, w_gate_up, layout, weight_grad, needs_dx, needs_bias)
+    weights, biases = split_packed(w_gate_up, bias_gate_up, layout)
+    d_weights = split_packed(d_weight, None, layout)[0] if weight_grad != "none" else None
+    half = dz.shape[1]
+    d_biases = (d_bias[0::2], d_bias[1::2]) if layout == "interleaved" else (d_bias[:half], d_bias[half:])
+    run_backward(
+        dz, x, *weights, gate, up, biases, formula_of(activation, gate_multiplier, alpha, limit, up_offset),
+        (weight_grad, save, input_grad), dx if needs_dx else None, d_weights, d_biases if needs_bias else None,
+        in_place,
+    )  # fmt: skip
+    return dx, d_weight, d_bias
+
+
+_glu_packed_backward.register_fake(_backward_outputs)
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -150,8 +125,8 @@ def _backward(ctx, dz, _d_gate, _d_up):
     saved = ctx.saved_tensors
     refuse_create_graph(_glu_packed_backward, saved[0])
     needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-    backward = _glu_packed_backward_in_place if may_overwrite(ctx, saved[2]) else _glu_packed_backward
-    dx, d_weight, d_bias = backward(dz, *saved, needs_x, needs_bias, *ctx.options)
+    arguments = dz, *saved, needs_x, needs_bias, *ctx.options
+    dx, d_weight, d_bias = backward_with(ctx, _glu_packed_backward, saved[2], *arguments)
     frozen = ctx.options[1] == "none"
     return (
         dx if needs_x else None,

@@ -58,11 +58,16 @@ if GLUON_MISSING is None:
         return gl.where(stage == 0, STAGES - 1, stage - 1)
 
     @gluon.jit
-    def write(value, target, row, column, buffer):
-        """Send a tile to global memory through the buffer, after the buffer's last tile has left."""
+    def fill(value, target, buffer):
+        """Put a tile, in the target's type, into the buffer that TMA takes it from, once the last one has left it."""
         tma.store_wait(0)
         buffer.store(value.to(target.dtype))
         fence_async_shared()
+
+    @gluon.jit
+    def write(value, target, row, column, buffer):
+        """Send a tile to global memory through the buffer."""
+        fill(value, target, buffer)
         store(target, [row, column], buffer)
 
     @gluon.jit

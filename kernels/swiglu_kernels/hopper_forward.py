@@ -9,10 +9,7 @@ The tiles of w_gate and w_up lie one below the other in shared memory, so that o
 accumulator is then split between them without leaving the registers. With STORE_PREACT gate and up are stored as well,
 for the backward.
 
-Barriers: `full` completes when TMA has written a stage, `empty` when its wgmma is done, `turn` of a consumer when the
-other one has issued the last wgmma of its main loop.
-
-Measured on an H200: NOTES.md.
+Barriers are those of `hopper.py`. Measured on an H200: NOTES.md.
 """
 
 import torch

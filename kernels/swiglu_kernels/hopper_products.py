@@ -51,7 +51,7 @@ if GLUON_MISSING is None:
         warpgroup_mma_wait,
     )
 
-    from swiglu_kernels.hopper import before, halves, load, position, store
+    from swiglu_kernels.hopper import before, fill, halves, load, position, store
 
     _LOG2_E = gl.constexpr(LOG2_E)
 
@@ -90,10 +90,8 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _put(value, out_0, out_1, second, row, column, buffer, OUTPUTS: gl.constexpr):
-        """Send a part of a tile to its output through the buffer, after the buffer's last part has left."""
-        tma.store_wait(0)
-        buffer.store(value.to(out_0.dtype))
-        fence_async_shared()
+        """Send a part of a tile to its output through the buffer."""
+        fill(value, out_0, buffer)
         if OUTPUTS == 2 and second:
             store(out_1, [row, column], buffer)
         else:

@@ -31,7 +31,7 @@ the backward works through the tokens, and sums nothing.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -48,13 +48,21 @@ from swiglu_kernels.checks import (
 from swiglu_kernels.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve
 from swiglu_kernels.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.formula import PLAIN, formula_of
-from swiglu_kernels.glu import as_matrix, like_leading, needs_backward, new, sum_over_tokens, write_input_grad
-from swiglu_kernels.glu_backward import input_grad_launch, weight_grad_launch
+from swiglu_kernels.glu import (
+    as_matrix,
+    like_leading,
+    needs_backward,
+    new,
+    sum_over_tokens,
+    write_input_grad,
+    write_weight_grads,
+)
+from swiglu_kernels.glu_backward import input_grad_launch
 from swiglu_kernels.glu_forward import forward_launch
 from swiglu_kernels.mlp_backward import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.operator import operator
 from swiglu_kernels.plan import run
-from swiglu_kernels.saved import call_and_keep, may_overwrite, note_call
+from swiglu_kernels.saved import backward_with, call_and_keep, note_call
 
 COLUMNS = 128
 """A slice of the intermediate dimension has a multiple of so many: no tile of any kernel is cut."""
@@ -132,118 +140,11 @@ def _mlp(
     return out, gate, up
 
 
-@_mlp.register_fake
-def _(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    w_down: torch.Tensor,
-    bias_gate: torch.Tensor | None,
-    bias_up: torch.Tensor | None,
-    bias_down: torch.Tensor | None,
-    weight_grad: str,
-    save: str,
-    *_: object,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _forward_outputs(x, w_gate, w_down, save)
+_mlp.register_fake(_forward_outputs)
 
 
-def _make_backward(in_place: bool) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """Return the backward; `in_place` lets it overwrite gate and up, which a functional operator must not."""
-
-    def gradients(
-        d_out: torch.Tensor,
-        x: torch.Tensor | None,
-        w_gate: torch.Tensor,
-        w_up: torch.Tensor,
-        w_down: torch.Tensor,
-        gate: torch.Tensor,
-        up: torch.Tensor,
-        bias_gate: torch.Tensor | None,
-        bias_up: torch.Tensor | None,
-        needs: Sequence[bool],
-        weight_grad: str,
-        save: str,
-        input_grad: str,
-        chunk_tokens: int,
-        activation: str,
-        gate_multiplier: float,
-        alpha: float,
-        limit: float | None,
-        up_offset: float,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the gradients of the seven tensors, empty where not wanted; x may be None where it is not read."""
-        formula = formula_of(activation, gate_multiplier, alpha, limit, up_offset)
-        shapes = _gradient_shapes(d_out, w_gate, needs, weight_grad)
-        results: dict[int, torch.Tensor] = {}
-
-        def result(position: int) -> torch.Tensor:
-            """Return the gradient at a position, allocated when it is first asked for."""
-            if position not in results:
-                results[position] = new(d_out, *shapes[position])
-            return results[position]
-
-        wants_gate_up, wants_down = math.prod(shapes[W_GATE]) > 0, math.prod(shapes[W_DOWN]) > 0
-        all_rows, all_columns = slice(0, d_out.shape[0]), slice(0, w_gate.shape[0])
-        if any(needs[W_GATE:BIAS_DOWN]):
-            parts = [(all_rows, columns) for columns in _columns(d_out.shape[0], w_gate.shape[0], chunk_tokens)]
-        else:
-            parts = [(rows, all_columns) for rows in _chunks(d_out.shape[0], chunk_tokens)]
-        sums_dx = needs[X] and len(parts) > 1 and parts[0][0] == all_rows
-        dx_sum = d_out.new_zeros(shapes[X], dtype=torch.float32) if sums_dx else None
-        for rows, columns in parts:
-            x_rows, d_out_rows = None if x is None else x[rows], d_out[rows]
-            size = d_out_rows.shape[0], columns.stop - columns.start
-            weights, down = (w_gate[columns], w_up[columns]), w_down[:, columns]
-            if save == "preact":
-                preactivations = gate, up
-                d_gate, d_up = preactivations if in_place else (new(d_out, *size), new(d_out, *size))
-                h = wanted_h = new(d_out, *size) if wants_down else None
-            else:
-                assert x_rows is not None, "the recomputation starts from x"
-                preactivations = d_gate, d_up = new(d_out, *size), new(d_out, *size)
-                h, wanted_h = new(d_out, *size), None  # the forward makes it
-                biases = tuple(None if bias is None else bias[columns] for bias in (bias_gate, bias_up))
-                run(forward_launch, x_rows, *weights, h, preactivations, None, biases, formula)
-            run(down_backward_launch, d_out_rows, down, preactivations, d_gate, d_up, wanted_h, None, formula)
-            if wants_down:
-                assert h is not None
-                if weight_grad == "triton":
-                    run(down_weight_grad_launch, d_out_rows, h, result(W_DOWN)[:, columns])
-                else:
-                    torch.mm(d_out_rows.t(), h, out=result(W_DOWN)[:, columns])
-            del h, wanted_h
-            if dx_sum is not None:
-                run(input_grad_launch, None, d_gate, d_up, *weights, dx_sum, None, PLAIN, True)
-            elif needs[X]:
-                write_input_grad(d_gate, d_up, *weights, result(X)[rows], input_grad)
-            if wants_gate_up:
-                assert x_rows is not None, "weight gradients are products with x"
-                d_weights = result(W_GATE)[columns], result(W_UP)[columns]
-                if weight_grad == "triton":
-                    run(weight_grad_launch, None, d_gate, d_up, x_rows, *d_weights)
-                else:
-                    torch.mm(d_gate.t(), x_rows, out=d_weights[0])
-                    torch.mm(d_up.t(), x_rows, out=d_weights[1])
-            if needs[BIAS_GATE] or needs[BIAS_UP]:
-                sum_over_tokens(d_gate, result(BIAS_GATE)[columns])
-                sum_over_tokens(d_up, result(BIAS_UP)[columns])
-            del d_gate, d_up, preactivations  # before the next part allocates its own
-        if needs[BIAS_DOWN]:
-            sum_over_tokens(d_out, result(BIAS_DOWN))
-        if dx_sum is not None:
-            results[X] = dx_sum.to(d_out.dtype)
-        return tuple(result(position) for position in range(7))  # type: ignore[return-value]
-
-    return gradients
-
-
-_mlp_backward = operator("mlp_backward")(_make_backward(in_place=False))
-_mlp_backward_in_place = _make_backward(in_place=True)
-
-
-@_mlp_backward.register_fake
-def _(
+@operator("mlp_backward")
+def _mlp_backward(
     d_out: torch.Tensor,
     x: torch.Tensor | None,
     w_gate: torch.Tensor,
@@ -255,8 +156,83 @@ def _(
     bias_up: torch.Tensor | None,
     needs: Sequence[bool],
     weight_grad: str,
-    *_: object,
-) -> tuple[torch.Tensor, ...]:
+    save: str,
+    input_grad: str,
+    chunk_tokens: int,
+    activation: str,
+    gate_multiplier: float,
+    alpha: float,
+    limit: float | None,
+    up_offset: float,
+    *,
+    in_place: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of the seven tensors, empty where not wanted; x may be None where it is not read.
+
+    `in_place` lets it overwrite gate and up, which the operator, being functional, must not.
+    """
+    formula = formula_of(activation, gate_multiplier, alpha, limit, up_offset)
+    shapes = _gradient_shapes(d_out, w_gate, needs, weight_grad)
+    results: dict[int, torch.Tensor] = {}
+
+    def result(position: int) -> torch.Tensor:
+        """Return the gradient at a position, allocated when it is first asked for."""
+        if position not in results:
+            results[position] = new(d_out, *shapes[position])
+        return results[position]
+
+    wants_gate_up, wants_down = math.prod(shapes[W_GATE]) > 0, math.prod(shapes[W_DOWN]) > 0
+    all_rows, all_columns = slice(0, d_out.shape[0]), slice(0, w_gate.shape[0])
+    by_columns = any(needs[W_GATE:BIAS_DOWN])
+    if by_columns:
+        parts = [(all_rows, columns) for columns in _columns(d_out.shape[0], w_gate.shape[0], chunk_tokens)]
+    else:
+        parts = [(rows, all_columns) for rows in _chunks(d_out.shape[0], chunk_tokens)]
+    sums_dx = by_columns and len(parts) > 1 and needs[X]
+    dx_sum = d_out.new_zeros(shapes[X], dtype=torch.float32) if sums_dx else None
+    for rows, columns in parts:
+        x_rows, d_out_rows = None if x is None else x[rows], d_out[rows]
+        size = d_out_rows.shape[0], columns.stop - columns.start
+        weights, down = (w_gate[columns], w_up[columns]), w_down[:, columns]
+        if save == "preact":
+            preactivations = gate, up
+            d_gate, d_up = preactivations if in_place else (new(d_out, *size), new(d_out, *size))
+            h = wanted_h = new(d_out, *size) if wants_down else None
+        else:
+            assert x_rows is not None, "the recomputation starts from x"
+            preactivations = d_gate, d_up = new(d_out, *size), new(d_out, *size)
+            h, wanted_h = new(d_out, *size), None  # the forward makes it
+            biases = tuple(None if bias is None else bias[columns] for bias in (bias_gate, bias_up))
+            run(forward_launch, x_rows, *weights, h, preactivations, None, biases, formula)
+        run(down_backward_launch, d_out_rows, down, preactivations, d_gate, d_up, wanted_h, None, formula)
+        if wants_down:
+            assert h is not None
+            if weight_grad == "triton":
+                run(down_weight_grad_launch, d_out_rows, h, result(W_DOWN)[:, columns])
+            else:
+                torch.mm(d_out_rows.t(), h, out=result(W_DOWN)[:, columns])
+        del h, wanted_h
+        if dx_sum is not None:
+            run(input_grad_launch, None, d_gate, d_up, *weights, dx_sum, None, PLAIN, True)
+        elif needs[X]:
+            write_input_grad(d_gate, d_up, *weights, result(X)[rows], input_grad)
+        if wants_gate_up:
+            assert x_rows is not None, "weight gradients are products with x"
+            d_weights = result(W_GATE)[columns], result(W_UP)[columns]
+            write_weight_grads(d_gate, d_up, x_rows, d_weights, weight_grad)
+        if needs[BIAS_GATE] or needs[BIAS_UP]:
+            sum_over_tokens(d_gate, result(BIAS_GATE)[columns])
+            sum_over_tokens(d_up, result(BIAS_UP)[columns])
+        del d_gate, d_up, preactivations  # before the next part allocates its own
+    if needs[BIAS_DOWN]:
+        sum_over_tokens(d_out, result(BIAS_DOWN))
+    if dx_sum is not None:
+        results[X] = dx_sum.to(d_out.dtype)
+    return tuple(result(position) for position in range(7))  # type: ignore[return-value]
+
+
+@_mlp_backward.register_fake
+def _(d_out: torch.Tensor, w_gate: torch.Tensor, needs: Sequence[bool], weight_grad: str) -> tuple[torch.Tensor, ...]:
     return tuple(new(d_out, *shape) for shape in _gradient_shapes(d_out, w_gate, needs, weight_grad))
 
 
@@ -280,9 +256,7 @@ def _backward(ctx, d_out, _d_gate, _d_up):
     needs = list(ctx.needs_input_grad[:7])
     if ctx.options[0] == "none":
         needs[W_GATE] = needs[W_UP] = needs[W_DOWN] = False
-    gate = saved[4]
-    backward = _mlp_backward_in_place if may_overwrite(ctx, gate) else _mlp_backward
-    gradients = backward(d_out, *saved, needs, *ctx.options)
+    gradients = backward_with(ctx, _mlp_backward, saved[4], d_out, *saved, needs, *ctx.options)
     return (*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), *(None,) * 9)
 
 

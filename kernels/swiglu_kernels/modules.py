@@ -144,11 +144,8 @@ class FusedModule(nn.Module):
         linears = [_plain(self, name) for name in names]
         weights: list[torch.Tensor] = [linear.weight for linear in linears]
         biases: list[torch.Tensor | None] = [linear.bias for linear in linears]
-        dtype = autocast.autocast_dtype(x)
-        if dtype is not None:
-            x = autocast.cast(x, dtype)
-            weights = [autocast.cast(weight, dtype) for weight in weights]
-            biases = [autocast.cast(bias, dtype) for bias in biases]
+        x, *cast = autocast.operands(x, *weights, *biases)
+        weights, biases = cast[: len(names)], cast[len(names) :]
         first = f"{names[0]}.weight"
         tensor = check_like("x", x, first, check_tensor(first, weights[0]))
         for name, weight in zip(names[1:], weights[1:], strict=True):

@@ -6,6 +6,7 @@ wrong. This decorator registers the same things and costs 10 and 25 us. It offer
 operators without default values.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -28,11 +29,24 @@ def operator(name: str) -> "Callable[[Callable[..., Any]], Operator]":
 
 
 class Operator:
-    """A custom operator, called like the function that it was made from, with positional arguments only."""
+    """A custom operator, called like the function that it was made from, with positional arguments only.
+
+    Keyword-only parameters of the function are no arguments of the operator, which leaves them at their defaults;
+    `function` takes them.
+    """
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self.name = f"{NAMESPACE}::{name}"
-        schema = name + torch.library.infer_schema(function, mutates_args=())
+        self.function = function
+        signature = inspect.signature(function)
+        parameters = [one for one in signature.parameters.values() if one.kind is not one.KEYWORD_ONLY]
+        self._parameters = [one.name for one in parameters]
+
+        def functional(*arguments: Any) -> Any:
+            return function(*arguments)
+
+        functional.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        schema = name + torch.library.infer_schema(functional, mutates_args=())
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         # Not for Dynamo, which would trace into a function that is called outside of its graphs.
         _LIBRARY.impl(name, _disable_dynamo(function), "CompositeExplicitAutograd")
@@ -51,8 +65,16 @@ class Operator:
             return self._overload(*arguments)
 
     def register_fake(self, function: Callable[..., Any]) -> None:
-        """Register the function that allocates the outputs for tensors without data."""
-        torch.library.register_fake(self.name, function, lib=_LIBRARY)
+        """Register the function that allocates the outputs for tensors without data.
+
+        Its parameters are those of the operator's that it needs, by name.
+        """
+        positions = [self._parameters.index(name) for name in inspect.signature(function).parameters]
+
+        def fake(*arguments: Any) -> Any:
+            return function(*(arguments[position] for position in positions))
+
+        torch.library.register_fake(self.name, fake, lib=_LIBRARY)
 
     def register_autograd(self, backward: Callable[..., Any], setup_context: Callable[..., None] | None = None) -> None:
         """Register backward(ctx, *gradients) and setup_context(ctx, inputs, output), as torch.library has them."""

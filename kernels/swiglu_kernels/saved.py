@@ -31,6 +31,13 @@ def note_call(ctx: Any) -> None:
     ctx.keeps_to_itself = _call.keeps_to_itself
 
 
+def backward_with(ctx: Any, operator: Operator, saved: torch.Tensor, *arguments: Any) -> Any:
+    """Call the operator of a backward, or its function with `in_place=True` where `saved` may be overwritten."""
+    if may_overwrite(ctx, saved):
+        return operator.function(*arguments, in_place=True)
+    return operator(*arguments)
+
+
 def may_overwrite(ctx: Any, saved: torch.Tensor) -> bool:
     """Tell whether the backward that is running may overwrite an output that its forward saved.
 
