@@ -159,6 +159,7 @@ def noise(
     from swiglu_bench.measure.clock import make_clock
     from swiglu_bench.measure.noise import measure_pair, summarise
     from swiglu_bench.measure.rounds import Rule
+    from swiglu_bench.output import default_folder
     from swiglu_bench.shapes import load_shapes
 
     chosen = machine.find_device(device)
@@ -170,8 +171,7 @@ def noise(
     this = machine.describe(chosen)
     what = f"{pairs} A/A pairs of the two products of {shape.name} at {rows} tokens on {this.device}"
     console.print(what, markup=False, highlight=False, soft_wrap=True)
-    date, _, time = machine.now().rstrip("Z").partition("T")
-    path = out or Path("results") / this.slug / date / f"{time.replace(':', '')}-noise.csv"
+    path = out or default_folder(this, "noise.csv", machine.now())
     with _held(chosen, wait), _new_file(path) as file:
         clock, call = make_clock(chosen), bare_products([(rows, shape.intermediate, shape.hidden)] * 2, chosen, dtype)
         lines = csv.writer(file, lineterminator="\n")

@@ -144,7 +144,8 @@ def logs(folder: Path | None, wanted: Callable[[], bool]) -> Iterator[Path]:
             place.rmdir()
 
 
-def default_folder(this: Machine, command: str, run_id: str) -> Path:
-    """Where the files of a run go unless told otherwise."""
-    date, clock = run_id[:8], run_id[9:15]
-    return Path("results") / this.slug / f"{date[:4]}-{date[4:6]}-{date[6:]}" / f"{clock}-{command}"
+def default_folder(this: Machine, name: str, moment: str) -> Path:
+    """Where the files of a run go unless told otherwise; `moment` is a run id, or a time as `machine.now` gives it."""
+    digits = moment.replace("-", "").replace(":", "")
+    date, clock = digits[:8], digits[9:15]
+    return Path("results") / this.slug / f"{date[:4]}-{date[4:6]}-{date[6:]}" / f"{clock}-{name}"

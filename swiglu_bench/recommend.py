@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swiglu_bench import costs
+from swiglu_bench import costs, kept_rounds
 from swiglu_bench.cases import BadInput, Case, Dtype, Mode, Scope, Shape
-from swiglu_bench.measure.statistics import Interval, Verdict, ratio_interval, verdict
+from swiglu_bench.measure.statistics import Interval, Verdict, verdict
 from swiglu_bench.record import Record, Status
 from swiglu_bench.registry import Implementation
 from swiglu_bench.runs import Run, case_of, latest
@@ -115,10 +115,10 @@ def _choose(
     best, others = able[0], able[1:]
     ties, unsure, slower = [], [], []
     for other in others:
-        against = _against(other, best)
+        against = kept_rounds.ratio(other, best)
         if against is None:
             unsure.append(other.implementation)
-        elif verdict(against, _noise(best)) is Verdict.SLOWER:
+        elif verdict(against, kept_rounds.noise(best) or 0.0) is Verdict.SLOWER:
             slower.append((against, other.implementation))
         else:
             ties.append(other.implementation)
@@ -128,19 +128,6 @@ def _choose(
     return Choice(
         best, case, _memory(best, measured, catalogue), tuple(ties), runner_up, margin, tuple(unsure), excluded, usage
     )  # fmt: skip
-
-
-def _against(other: Record, best: Record) -> Interval | None:
-    """Its time over the best's in their common rounds; None where they have none."""
-    if other.run_id != best.run_id or not best.samples_ms or len(other.samples_ms) != len(best.samples_ms):
-        return None
-    return ratio_interval(other.samples_ms, best.samples_ms)
-
-
-def _noise(record: Record) -> float:
-    if record.aa_ratio is None or record.aa_low is None or record.aa_high is None:
-        return 0.0
-    return Interval(record.aa_ratio, record.aa_low, record.aa_high).noise
 
 
 def _memory(row: Record, measured: Mapping[Any, int | None], catalogue: Mapping[str, Implementation]) -> Memory:

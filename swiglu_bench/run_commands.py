@@ -23,6 +23,7 @@ from swiglu_bench.options import (
     WandbTags,
     complete_implementations,
 )
+from swiglu_bench.request import split
 
 if TYPE_CHECKING:
     from swiglu_bench.runs import Run
@@ -159,7 +160,7 @@ def show(
     from swiglu_bench.runs import as_text
 
     if baseline:
-        from swiglu_bench.rebase import rebased
+        from swiglu_bench.kept_rounds import rebased
 
         everything = rebased(filtered(run, None, shape, tokens, dtype, scope, mode), baseline)
         chosen = everything.only(implementation=_parts(impl))
@@ -263,7 +264,7 @@ def filtered(
 
 
 def _parts(text: str | None) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()] if text else []
+    return split([text]) if text else []
 
 
 def _share(option: str, text: str) -> float:

@@ -144,6 +144,8 @@ def read_about(folder: Path) -> dict[str, Any]:
         raise BadInput(f"{file} cannot be read: {error}; mend or remove it.") from None
     if not isinstance(about, dict):
         raise BadInput(f"{file} holds no object; mend or remove it.")
+    if not isinstance(about.get("machine", {}), dict):
+        raise BadInput(f"{file} names a machine that is no object; mend or remove it.")
     return about
 
 

@@ -13,7 +13,7 @@ from swiglu_bench import machine
 from swiglu_bench.audit.matrix import CHECKS
 from swiglu_bench.cases import BadInput
 from swiglu_bench.cells import Cell, Verdict
-from swiglu_bench.output import logs
+from swiglu_bench.output import default_folder, logs
 from swiglu_bench.writers import csv_file
 from swiglu_bench.writers.contract import ContractFile, contract_tables
 
@@ -30,8 +30,7 @@ def run_audit(ask: Ask, about: dict[str, Any], folder: Path | None, csv: bool, s
     `folder` None means results/GPU/DATE/TIME-audit; without `csv` nothing is written.
     """
     this: machine.Machine = about["machine"]
-    now = machine.now()
-    folder = (folder or Path("results", this.slug, now[:10], f"{now[11:19].replace(':', '')}-audit")) if csv else None
+    folder = (folder or default_folder(this, "audit", machine.now())) if csv else None
     file = None
     if folder:
         csv_file.create_folder(folder)

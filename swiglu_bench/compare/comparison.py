@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
+from swiglu_bench import kept_rounds
 from swiglu_bench.cases import BadInput
 from swiglu_bench.compare.circumstances import circumstances
-from swiglu_bench.measure.statistics import Interval, median_interval, quotient, ratio_interval
+from swiglu_bench.measure.statistics import Interval, median_interval, quotient
 from swiglu_bench.record import Record, Status
 from swiglu_bench.runs import Run, case_label, case_of, latest
 
@@ -210,8 +211,9 @@ def _of_time(a: Record, b: Record, base_a: Record | None, base_b: Record | None,
 
 def _ratio(record: Record, baseline: Record | None) -> Interval | None:
     """The ratio to the baseline, from the rounds where they were kept, else as the row has it (then of 95%)."""
-    if baseline and baseline.run_id == record.run_id and len(baseline.samples_ms) == len(record.samples_ms) > 0:
-        return ratio_interval(record.samples_ms, baseline.samples_ms, EACH)
+    found = kept_rounds.ratio(record, baseline, EACH) if baseline else None
+    if found:
+        return found
     if record.ratio is None or record.ratio_low is None or record.ratio_high is None:
         return None
     return Interval(record.ratio, record.ratio_low, record.ratio_high)
@@ -227,11 +229,7 @@ def _time(record: Record) -> Interval:
 
 def _floor(a: Record, b: Record) -> tuple[float, str]:
     """How far from 1 the noise of both runs may bring a quotient, by their A/A pairs; and which of them is missing."""
-    known = [
-        Interval(record.aa_ratio, record.aa_low, record.aa_high).noise
-        for record in (a, b)
-        if record.aa_ratio is not None and record.aa_low is not None and record.aa_high is not None
-    ]
+    known = [noise for record in (a, b) if (noise := kept_rounds.noise(record)) is not None]
     if not known:
         return 0.0, "no A/A pair"
     one, other = (known * 2)[:2]  # the noise of a run without a pair is taken for the other's

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,9 @@ from swiglu_bench.cases import BadInput, did_you_mean
 from swiglu_bench.cells import CELL_COLUMNS, Verdict
 from swiglu_bench.record import COLUMNS
 from swiglu_bench.report.frames import unique
+from swiglu_bench.runs import read_about
 from swiglu_bench.writers.contract import AUDIT
-from swiglu_bench.writers.csv_file import RECORDS, RUN, read_records
+from swiglu_bench.writers.csv_file import RECORDS, read_records
 
 CASE = ["shape", "tokens", "dtype", "scope", "mode", "implementation"]
 """What names a row within one run on one machine."""
@@ -63,7 +63,7 @@ def load(path: Path) -> Run:
         records, audit = (None, path) if _is_audit(path) else (path, None)
     rows = read_records(records) if records else _no_records()
     rows = rows.drop_duplicates(["device", *CASE], keep="last", ignore_index=True)
-    return Run(path, rows, _cells(audit), _about(folder / RUN))
+    return Run(path, rows, _cells(audit), read_about(folder))
 
 
 def folders(path: Path) -> list[Path]:
@@ -117,15 +117,3 @@ def _cells(path: Path | None) -> pd.DataFrame:
     if list(frame.columns) != list(CELL_COLUMNS) or not set(frame["verdict"]) <= set(Verdict):
         raise foreign
     return frame
-
-
-def _about(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise BadInput(f"{path} cannot be read: {error}.") from None
-    if not isinstance(about, dict) or not isinstance(about.get("machine", {}), dict):
-        raise BadInput(f"{path} is not a {RUN} of swiglu-bench; remove it or give the CSV file by itself elsewhere.")
-    return about

@@ -14,6 +14,7 @@ from rich.console import Console
 from swiglu_bench import locks, machine, request
 from swiglu_bench.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost
+from swiglu_bench.output import default_folder
 from swiglu_bench.record import Status
 from swiglu_bench.registry import Implementation
 from swiglu_bench.train import paired, session
@@ -91,7 +92,7 @@ class TrainRun:
         with ExitStack() as stack:
             folder = None
             if csv:
-                path = out or self._default_folder()
+                path = out or default_folder(self.this, f"train-{self.task}", self.started)
                 csv_file.create_folder(path)
                 stack.enter_context(locks.folder(path, self.command))
                 folder = Folder(path, about, resume, self._warn)
@@ -164,10 +165,6 @@ class TrainRun:
             self.run_id, self.task, self.model, name, trains, Status.OK, device=self.this.device,
             torch=self.this.torch, triton=self.this.triton, version=self.this.version, timestamp=self.started,
         )  # fmt: skip
-
-    def _default_folder(self) -> Path:
-        date, _, clock = self.started.rstrip("Z").partition("T")
-        return Path("results") / self.this.slug / date / f"{clock.replace(':', '')}-train-{self.task}"
 
     def _say(self, text: str, style: str = "") -> None:
         self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

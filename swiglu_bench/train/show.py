@@ -5,10 +5,9 @@ from __future__ import annotations
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column
 
 from swiglu_bench.train.loop import Row
+from swiglu_bench.writers.console import Bar
 from swiglu_bench.writers.wandb_run import WandbRun
 
 
@@ -19,20 +18,7 @@ class Show:
         self._console = console
         self._steps = steps
         self._wandb = wandb
-        self._progress = Progress(
-            SpinnerColumn(),
-            BarColumn(bar_width=20),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-            TextColumn("elapsed,"),
-            TimeRemainingColumn(elapsed_when_finished=False),
-            TextColumn("left "),
-            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
-            console=console,
-            transient=True,
-            expand=True,
-            disable=not console.is_terminal,
-        )
+        self._progress = Bar(console, disable=not console.is_terminal)
         self._task = self._progress.add_task("starting", total=steps * runs)
 
     def __enter__(self) -> Show:

@@ -37,7 +37,7 @@ class ConsoleWriter:
         self._skipped: list[Record] = []
         self._shows_tables = (console.is_terminal or tables_anyway) and not quiet
         self._skips_told: set[tuple[str, str]] = set()
-        self._progress = _Live(console, disable=quiet or not console.is_terminal)
+        self._progress = Bar(console, disable=quiet or not console.is_terminal)
         self._task = self._progress.add_task("starting", total=case_count)
 
     def __enter__(self) -> ConsoleWriter:
@@ -107,7 +107,7 @@ class ConsoleWriter:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-class _Live(Progress):
+class Bar(Progress):
     """A bar with something under it, which is rendered once and not at every move of the bar."""
 
     def __init__(self, console: Console, disable: bool) -> None:
