@@ -18,6 +18,7 @@ def test_the_law() -> None:
     assert expected(0.5, 0.8) == pytest.approx(0.9)
     assert expected(0.0, 0.1) == 1.0
     assert expected(1.0, 0.7) == pytest.approx(0.7)
+    assert expected(0.5, 0.8, 0.05) == pytest.approx(0.85)
 
 
 @pytest.mark.parametrize(

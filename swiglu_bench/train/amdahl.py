@@ -15,9 +15,12 @@ TOLERANCE = 0.2
 """Of the saving: how far what was measured may be from what was expected."""
 
 
-def expected(share: float, block_ratio: float) -> float:
-    """Step time over eager's, where the blocks' `share` of eager's step takes `block_ratio` of its time."""
-    return 1 - share + share * block_ratio
+def expected(share: float, block_ratio: float, spared: float = 0.0) -> float:
+    """Step time over eager's, where the blocks' `share` of eager's step takes `block_ratio` of its time.
+
+    `spared` is the share of eager's step that is not done at all: the optimiser's work on weights that stay as they are.
+    """
+    return 1 - share + share * block_ratio - spared
 
 
 def disagrees(wanted: float, measured: Interval, noise: float) -> bool:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from swiglu_bench.train.blocks import Block
 
 STEPS = 5
+WARM_STEPS = 5
+"""Before them, not watched: the device has rested, and a rested one is faster than one at its power limit."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,9 @@ def measure(
     blocks: Sequence[Block], device: torch.device, learn: Callable[[int], None], update: Callable[[], None]
 ) -> Breakdown:
     """Run a few steps, each `learn(number)` (forward and backward) and `update()` (the optimiser), and take medians."""
+    for number in range(WARM_STEPS):
+        learn(number)
+        update()
     found = []
     for number in range(STEPS):
         watch = Watch(device)

@@ -108,8 +108,7 @@ def summaries(plan: Plan, results: Results, about: Callable[[Contender], Summary
             speed = results.speeds[name]
             summary.note_speed(speed, unit)
             if name in results.block_ratios and BASELINE in results.speeds:
-                share = results.speeds[BASELINE].parts.share
-                summary.note_expectation(results.block_ratios[name], share, speed)
+                summary.note_expectation(results.block_ratios[name], results.speeds[BASELINE].parts, speed)
         if name in results.failures:
             summary.status, summary.reason = Status.ERROR, f"{results.failures[name].rstrip('.')}."
         found.append(summary)

@@ -16,6 +16,7 @@ from swiglu_bench.train import amdahl
 from swiglu_bench.train.verdict import Comparison, Curve, spread
 
 if TYPE_CHECKING:
+    from swiglu_bench.train.breakdown import Breakdown
     from swiglu_bench.train.paired import Speed
 
 
@@ -109,9 +110,11 @@ class Summary:
         self.block_forward_ms, self.block_backward_ms = speed.parts.block_forward_ms, speed.parts.block_backward_ms
         self.saved_bytes, self.peak_bytes = speed.memory.saved_bytes, speed.memory.peak_bytes
 
-    def note_expectation(self, block_ratio: float, share: float, speed: Speed) -> None:
+    def note_expectation(self, block_ratio: float, eager: Breakdown, speed: Speed) -> None:
         """Enter what Amdahl's law makes of the block's own ratio, and whether it came so."""
-        self.block_ratio, self.expected_ratio = block_ratio, amdahl.expected(share, block_ratio)
+        frozen = self.trains != "everything"
+        spared = (eager.optimizer_ms - speed.parts.optimizer_ms) / eager.step_ms if frozen else 0.0
+        self.block_ratio, self.expected_ratio = block_ratio, amdahl.expected(eager.share, block_ratio, spared)
         if speed.ratio:
             self.as_expected = not amdahl.disagrees(self.expected_ratio, speed.ratio, speed.twin.noise)
 
