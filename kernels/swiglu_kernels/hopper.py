@@ -2,6 +2,7 @@
 
     hopper_forward.py     z, and gate and up, from x and both weights
     hopper_products.py    the products of the backward
+    hopper_loop.py        a main loop in PTX, for the forward's accumulator of 192 columns
 
 One program per multiprocessor walks through the tiles of its output. A producer warp fills a ring of stages by TMA, two
 consumer warpgroups multiply. Barriers: `full` completes when TMA has written a stage, `empty` when its wgmma is done,
@@ -40,9 +41,23 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    # Triton 3.9 renamed both.
+    # Triton 3.9 renamed these.
     load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
     store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+    _LOG2_E = gl.constexpr(LOG2_E)
+    synchronize = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+    if hasattr(gl.shared_memory_descriptor, "reinterpret"):
+
+        @gluon.jit
+        def view(buffer, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
+            """Take a buffer for one of another type, shape and layout."""
+            return buffer.reinterpret(dtype, shape, layout)
+    else:
+
+        @gluon.jit
+        def view(buffer, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
+            """Take a buffer for one of another type, shape and layout."""
+            return buffer._reinterpret(dtype, shape, layout)
 
     @gluon.jit
     def position(tile, row_tiles, column_tiles, GROUP: gl.constexpr):
@@ -58,16 +73,29 @@ if GLUON_MISSING is None:
         return gl.where(stage == 0, STAGES - 1, stage - 1)
 
     @gluon.jit
-    def fill(value, target, buffer):
-        """Put a tile, in the target's type, into the buffer that TMA takes it from, once the last one has left it."""
-        tma.store_wait(0)
+    def sigmoid(gate):
+        """1 / (1 + exp(-gate)), by the GPU's own reciprocal: a division costs twice the instructions of all the rest.
+
+        Below -87 it is 0.
+        """
+        return gl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + gl.exp2(-_LOG2_E * gate)], gl.float32, is_pure=True, pack=1
+        )
+
+    @gluon.jit
+    def fill(value, target, buffer, NEWER: gl.constexpr = 0):
+        """Put a tile, in the target's type, into the buffer that TMA takes it from, once the last one has left it.
+
+        NEWER: stores that were begun after the buffer's last one, and may go on.
+        """
+        tma.store_wait(NEWER)
         buffer.store(value.to(target.dtype))
         fence_async_shared()
 
     @gluon.jit
-    def write(value, target, row, column, buffer):
-        """Send a tile to global memory through the buffer."""
-        fill(value, target, buffer)
+    def write(value, target, row, column, buffer, NEWER: gl.constexpr = 0):
+        """Send a tile to global memory through the buffer, see `fill`."""
+        fill(value, target, buffer, NEWER)
         store(target, [row, column], buffer)
 
     @gluon.jit

@@ -3,25 +3,26 @@
 M tokens, N intermediate, K hidden. One program per multiprocessor walks through tiles of 128 rows and 96 columns of z.
 A producer warp fills a ring of STAGES tiles of x, w_gate and w_up by TMA. Two consumer warpgroups take tiles in turn
 ("ping-pong"): while one runs its main loop, the other applies the gate to its finished tile and stores it, so that the
-tensor cores never wait for an epilogue. 96 columns make accumulators of 128 x 192, all that a warpgroup's registers
-hold; as shapes are powers of two they are kept as 128 x 128 (64 columns of gate, 64 of up) and 128 x 64 (32 and 32).
-The tiles of w_gate and w_up lie one below the other in shared memory, so that one wgmma makes gate and up at once; an
-accumulator is then split between them without leaving the registers. With STORE_PREACT gate and up are stored as well,
-for the backward.
+tensor cores never wait for an epilogue. 96 columns of gate and of up make an accumulator of 128 x 192, all that a
+warpgroup's registers hold. `hopper_loop.py` has its main loop, which yields it in blocks of 64 x 64; the rows of w_gate
+and w_up lie in a stage such that these are 64 columns of gate, 64 of up, and 32 of each. With STORE_PREACT gate and up
+are stored as well, for the backward.
 
-Barriers are those of `hopper.py`. Measured on an H200: NOTES.md.
+Measured on an H200: NOTES.md.
 """
 
 import torch
 
-from swiglu_kernels import hopper
-from swiglu_kernels.hopper import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, LOG2_E, descriptor, fits_tma
+from swiglu_kernels import hopper, hopper_loop
+from swiglu_kernels.hopper import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, descriptor, fits_tma
 from swiglu_kernels.launch import Launch
 from swiglu_kernels.tiles import Capability, Tile
 
 ROWS, COLUMNS, DEPTH, STAGES, GROUP = 128, 96, 64, 5, 16
-PART = 32
-"""Columns that are loaded and stored at once: a tile has three parts, the first two in one accumulator."""
+WIDE, PART = 64, 32
+"""Columns of gate and up in the blocks of the accumulator; the narrower ones are what is stored at once."""
+BUFFERS = 3
+"""Of each consumer, through which blocks are stored."""
 TILE = Tile(ROWS, COLUMNS, DEPTH, warps=CONSUMER_WARPS, stages=STAGES, group=GROUP)
 """What is shipped; stages and group may differ."""
 LEAST_TOKENS = 65
@@ -31,135 +32,122 @@ LEAST_TOKENS = 65
 if GLUON_MISSING is None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.language.nvidia.hopper import (
-        fence_async_shared,
-        mbarrier,
-        tma,
-        warpgroup_mma,
-        warpgroup_mma_wait,
-    )
+    from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-    from swiglu_kernels.hopper import before, halves, load, position, write
+    from swiglu_kernels.hopper import halves, load, position, sigmoid, synchronize, view, write
+    from swiglu_kernels.hopper_loop import locate, multiply
 
-    _LOG2_E = gl.constexpr(LOG2_E)
-
-    @gluon.jit
-    def _load_pair(w_gate, w_up, row, at, arrived, both, WIDTH: gl.constexpr):
-        """Load WIDTH rows of w_gate into the upper half of `both` and of w_up into the lower."""
-        load(w_gate, [row, at], arrived, both.slice(0, WIDTH, dim=0))
-        load(w_up, [row, at], arrived, both.slice(WIDTH, WIDTH, dim=0))
+    _ROWS, _COLUMNS, _DEPTH, _WIDE, _PART = (gl.constexpr(size) for size in (ROWS, COLUMNS, DEPTH, WIDE, PART))
+    _BUFFERS, _RELEASES = gl.constexpr(BUFFERS), gl.constexpr(hopper_loop.RELEASES)
 
     @gluon.jit
     def _produce(
-        x, w_gate, w_up, w_gate_narrow, w_up_narrow, x_ring, wide_ring, narrow_ring, full, empty,
-        row_tiles, column_tiles, depth_tiles,
-        ROWS: gl.constexpr, PART: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+        x, w_gate, w_up, w_gate_narrow, w_up_narrow, x_ring, w_ring, barriers, row_tiles, column_tiles, depth_tiles,
+        STAGES: gl.constexpr, GROUP: gl.constexpr,
     ):  # fmt: skip
         step = 0
         for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
             row, column = position(tile, row_tiles, column_tiles, GROUP)
+            first = column * _COLUMNS
             for depth in range(depth_tiles):
                 stage = step % STAGES
-                arrived = full.index(stage)
-                mbarrier.wait(empty.index(stage), (step // STAGES + 1) & 1)  # passes at once in the first round
-                mbarrier.expect(arrived, (ROWS + 6 * PART) * DEPTH * 2)  # elements of 16 bits
-                load(x, [row * ROWS, depth * DEPTH], arrived, x_ring.index(stage))
-                first, at = 3 * column * PART, depth * DEPTH
-                _load_pair(w_gate, w_up, first, at, arrived, wide_ring.index(stage), 2 * PART)
-                _load_pair(w_gate_narrow, w_up_narrow, first + 2 * PART, at, arrived, narrow_ring.index(stage), PART)
+                at = depth * _DEPTH
+                full = barriers.index(stage)
+                mbarrier.wait(barriers.index(STAGES + stage), (step // STAGES + 1) & 1)  # passes in the first round
+                mbarrier.expect(full, (_ROWS + 2 * _COLUMNS) * _DEPTH * 2)  # elements of 16 bits
+                load(x, [row * _ROWS, at], full, x_ring.index(stage))
+                load(w_gate, [first, at], full, w_ring.index(3 * stage))
+                load(w_up, [first, at], full, w_ring.index(3 * stage + 1))
+                both = w_ring.index(3 * stage + 2)
+                load(w_gate_narrow, [first + _WIDE, at], full, both.slice(0, _PART, dim=0))
+                load(w_up_narrow, [first + _WIDE, at], full, both.slice(_PART, _PART, dim=0))
                 step += 1
 
     @gluon.jit
-    def _finish(gate, up, z, gate_out, up_out, row, column, buffer, STORE_PREACT: gl.constexpr):
-        """Apply the gate to one part of a tile and store it."""
+    def _finish_part(
+        gate, up, z, gate_out, up_out, row, column, buffers, FIRST: gl.constexpr, PART: gl.constexpr,
+        STORE_PREACT: gl.constexpr,
+    ):  # fmt: skip
+        NEWER: gl.constexpr = _BUFFERS - 1  # buffers are taken in turn
         if STORE_PREACT:
-            write(gate, gate_out, row, column, buffer)
-            write(up, up_out, row, column, buffer)
-        write(gate / (1.0 + gl.exp2(-_LOG2_E * gate)) * up, z, row, column, buffer)
+            write(gate, gate_out, row, column, buffers.index(FIRST), NEWER)
+            write(up, up_out, row, column, buffers.index(FIRST + 1), NEWER)
+            write(gate * sigmoid(gate) * up, z, row, column, buffers.index(FIRST + 2), NEWER)
+        else:
+            write(gate * sigmoid(gate) * up, z, row, column, buffers.index(FIRST + PART), NEWER)
+
+    @gluon.jit
+    def _finish(
+        gate, up, both, z, gate_out, up_out, row, column, buffers, FIRST: gl.constexpr, STORE_PREACT: gl.constexpr
+    ):
+        """Apply the gate to one half of a tile's rows and store them."""
+        gate_0, gate_1 = halves(gate, _WIDE, _PART)
+        up_0, up_1 = halves(up, _WIDE, _PART)
+        gate_2, up_2 = halves(both, _WIDE, _PART)
+        _finish_part(gate_0, up_0, z, gate_out, up_out, row, column, buffers, FIRST, 0, STORE_PREACT)
+        _finish_part(gate_1, up_1, z, gate_out, up_out, row, column + _PART, buffers, FIRST, 1, STORE_PREACT)
+        _finish_part(gate_2, up_2, z, gate_out, up_out, row, column + _WIDE, buffers, FIRST, 2, STORE_PREACT)
 
     @gluon.jit
     def _consume(
-        z, gate_out, up_out, x_ring, wide_ring, narrow_ring, buffers, full, empty, turn,
-        row_tiles, column_tiles, depth_tiles, ME: gl.constexpr,
-        ROWS: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, STORE_PREACT: gl.constexpr,
+        z, gate_out, up_out, x_at, w_at, barriers_at, buffers, row_tiles, column_tiles, depth_tiles,
+        ME: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
-        WIDE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 4 * PART, 16])
-        NARROW: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * PART, 16])
-        buffer = buffers.index(ME)
+        FIRST: gl.constexpr = ME * _BUFFERS
         programs = gl.num_programs(0)
         tiles = (row_tiles * column_tiles - gl.program_id(0) + programs - 1) // programs  # of this program
         for number in range(ME, tiles, 2):
             row, column = position(gl.program_id(0) + number * programs, row_tiles, column_tiles, GROUP)
-            wide = gl.zeros([ROWS, 4 * PART], gl.float32, WIDE)
-            narrow = gl.zeros([ROWS, 2 * PART], gl.float32, NARROW)
-            stage = number * depth_tiles % STAGES
-            phase = number * depth_tiles // STAGES & 1
-            mbarrier.wait(turn.index(ME), (number // 2 + 1 - ME) & 1)  # the first tile's passes at once
-            for depth in range(depth_tiles):
-                mbarrier.wait(full.index(stage), phase)
-                left = x_ring.index(stage)
-                wide = warpgroup_mma(left, wide_ring.index(stage).permute((1, 0)), wide, is_async=True)
-                narrow = warpgroup_mma(left, narrow_ring.index(stage).permute((1, 0)), narrow, is_async=True)
-                wide, narrow = warpgroup_mma_wait(num_outstanding=2, deps=(wide, narrow))
-                mbarrier.arrive(empty.index(before(stage, STAGES)), pred=depth > 0)  # the stage before is done
-                stage += 1
-                if stage == STAGES:
-                    stage = 0
-                    phase ^= 1
-            mbarrier.arrive(turn.index(1 - ME))
-            wide, narrow = warpgroup_mma_wait(num_outstanding=0, deps=(wide, narrow))
-            mbarrier.arrive(empty.index(before(stage, STAGES)))
-            gate, up = halves(wide, ROWS, 2 * PART)
-            gate_0, gate_1 = halves(gate, ROWS, PART)
-            up_0, up_1 = halves(up, ROWS, PART)
-            gate_2, up_2 = halves(narrow, ROWS, PART)
-            first_row, first = row * ROWS, 3 * column * PART
-            _finish(gate_0, up_0, z, gate_out, up_out, first_row, first, buffer, STORE_PREACT)
-            _finish(gate_1, up_1, z, gate_out, up_out, first_row, first + PART, buffer, STORE_PREACT)
-            _finish(gate_2, up_2, z, gate_out, up_out, first_row, first + 2 * PART, buffer, STORE_PREACT)
+            parity = (number // 2 + 1 - ME) & 1  # the first tile's turn passes at once
+            gate, up, both, gate_1, up_1, both_1 = multiply(
+                x_at, w_at, barriers_at, number * depth_tiles, depth_tiles, parity, z.dtype, ME, STAGES
+            )
+            row, column = row * _ROWS, column * _COLUMNS
+            _finish(gate, up, both, z, gate_out, up_out, row, column, buffers, FIRST, STORE_PREACT)
+            _finish(gate_1, up_1, both_1, z, gate_out, up_out, row + _WIDE, column, buffers, FIRST, STORE_PREACT)
         tma.store_wait(0)
 
     @gluon.jit
     def _forward_kernel(
         x, w_gate, w_up, w_gate_narrow, w_up_narrow, z, gate_out, up_out, M, N, K,
-        ROWS: gl.constexpr, PART: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-        STORE_PREACT: gl.constexpr,
+        STAGES: gl.constexpr, GROUP: gl.constexpr, STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
-        row_tiles, column_tiles, depth_tiles = gl.cdiv(M, ROWS), gl.cdiv(N, 3 * PART), gl.cdiv(K, DEPTH)
-        x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, DEPTH], x.layout)
-        wide_ring = gl.allocate_shared_memory(x.dtype, [STAGES, 4 * PART, DEPTH], w_gate.layout)
-        narrow_ring = gl.allocate_shared_memory(x.dtype, [STAGES, 2 * PART, DEPTH], w_gate.layout)
-        buffers = gl.allocate_shared_memory(x.dtype, [2, ROWS, PART], z.layout)
-        full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        row_tiles, column_tiles, depth_tiles = gl.cdiv(M, _ROWS), gl.cdiv(N, _COLUMNS), gl.cdiv(K, _DEPTH)
+        x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, _ROWS, _DEPTH], x.layout)
+        w_ring = gl.allocate_shared_memory(x.dtype, [3 * STAGES, _WIDE, _DEPTH], w_gate.layout)
+        buffers = gl.allocate_shared_memory(x.dtype, [2 * _BUFFERS, _WIDE, _PART], z.layout)
+        place = gl.allocate_shared_memory(x.dtype, [8, _DEPTH], w_gate.layout)
+        x_at, w_at, barriers_at = locate(x_ring.index(0), w_ring.index(0), place)
+        # `full` of every stage, `empty` of every stage, `turn` of both consumers
+        barriers = view(place, gl.int64, [_DEPTH * 2, 1], mbarrier.MBarrierLayout())  # more than there are
         for stage in gl.static_range(STAGES):
-            mbarrier.init(full.index(stage), count=1)
-            mbarrier.init(empty.index(stage), count=1)
+            mbarrier.init(barriers.index(stage), count=1)
+            mbarrier.init(barriers.index(STAGES + stage), count=_RELEASES)
         for consumer in gl.static_range(2):
-            mbarrier.init(turn.index(consumer), count=1)
+            mbarrier.init(barriers.index(2 * STAGES + consumer), count=_RELEASES)
         fence_async_shared()
+        synchronize()
         gl.warp_specialize(
             [
                 (
                     _consume,
                     (
-                        z, gate_out, up_out, x_ring, wide_ring, narrow_ring, buffers, full, empty, turn,
-                        row_tiles, column_tiles, depth_tiles, 0, ROWS, PART, STAGES, GROUP, STORE_PREACT,
+                        z, gate_out, up_out, x_at, w_at, barriers_at, buffers, row_tiles, column_tiles, depth_tiles,
+                        0, STAGES, GROUP, STORE_PREACT,
                     ),
                 ),
                 (
                     _consume,
                     (
-                        z, gate_out, up_out, x_ring, wide_ring, narrow_ring, buffers, full, empty, turn,
-                        row_tiles, column_tiles, depth_tiles, 1, ROWS, PART, STAGES, GROUP, STORE_PREACT,
+                        z, gate_out, up_out, x_at, w_at, barriers_at, buffers, row_tiles, column_tiles, depth_tiles,
+                        1, STAGES, GROUP, STORE_PREACT,
                     ),
                 ),
                 (
                     _produce,
                     (
-                        x, w_gate, w_up, w_gate_narrow, w_up_narrow, x_ring, wide_ring, narrow_ring, full, empty,
-                        row_tiles, column_tiles, depth_tiles, ROWS, PART, DEPTH, STAGES, GROUP,
+                        x, w_gate, w_up, w_gate_narrow, w_up_narrow, x_ring, w_ring, barriers,
+                        row_tiles, column_tiles, depth_tiles, STAGES, GROUP,
                     ),
                 ),
             ],
@@ -209,20 +197,20 @@ def forward_launch(
     tiles = -(-M // ROWS) * -(-N // COLUMNS)
     blocks = {
         "x": (x, ROWS, DEPTH),
-        "w_gate": (w_gate, 2 * PART, DEPTH),
-        "w_up": (w_up, 2 * PART, DEPTH),
+        "w_gate": (w_gate, WIDE, DEPTH),
+        "w_up": (w_up, WIDE, DEPTH),
         "w_gate_narrow": (w_gate, PART, DEPTH),
         "w_up_narrow": (w_up, PART, DEPTH),
-        "z": (z, ROWS, PART),
+        "z": (z, WIDE, PART),
     }
     if preactivations is not None:
-        blocks |= {"gate_out": (preactivations[0], ROWS, PART), "up_out": (preactivations[1], ROWS, PART)}
+        blocks |= {"gate_out": (preactivations[0], WIDE, PART), "up_out": (preactivations[1], WIDE, PART)}
     return Launch(
         kernel=_forward_kernel,
         grid=(min(tiles, hopper.multiprocessors(x.device)),),
         arguments={"gate_out": None, "up_out": None}  # a descriptor costs 2 us in every launch
         | {name: descriptor(*block) for name, block in blocks.items()}
-        | {"M": M, "N": N, "K": K, "ROWS": ROWS, "PART": PART, "DEPTH": DEPTH}
+        | {"M": M, "N": N, "K": K}
         | {"STAGES": tile.stages, "GROUP": tile.group, "STORE_PREACT": preactivations is not None},
         num_warps=CONSUMER_WARPS,
         num_stages=tile.stages,

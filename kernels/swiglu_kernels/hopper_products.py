@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import torch
 
 from swiglu_kernels import hopper
-from swiglu_kernels.hopper import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, LOG2_E, descriptor, fits_tma
+from swiglu_kernels.hopper import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, descriptor, fits_tma
 from swiglu_kernels.launch import Launch
 from swiglu_kernels.tiles import Capability, Tile
 
@@ -51,9 +51,7 @@ if GLUON_MISSING is None:
         warpgroup_mma_wait,
     )
 
-    from swiglu_kernels.hopper import before, fill, halves, load, position, store
-
-    _LOG2_E = gl.constexpr(LOG2_E)
+    from swiglu_kernels.hopper import before, fill, halves, load, position, sigmoid, store
 
     @gluon.jit
     def _load_tile(matrix, outer, depth, arrived, tile, ACROSS: gl.constexpr):
@@ -111,9 +109,9 @@ if GLUON_MISSING is None:
         mbarrier.wait(loaded, PHASE)
         g = gate_buffer.load(d_h.type.layout).to(gl.float32)
         u = up_buffer.load(d_h.type.layout).to(gl.float32)
-        sigmoid = 1.0 / (1.0 + gl.exp2(-_LOG2_E * g))
-        silu = g * sigmoid
-        gate_buffer.store((d_h * u * (sigmoid + silu * (1.0 - sigmoid))).to(d_gate.dtype))
+        slope = sigmoid(g)
+        silu = g * slope
+        gate_buffer.store((d_h * u * (slope + silu * (1.0 - slope))).to(d_gate.dtype))
         up_buffer.store((d_h * silu).to(d_gate.dtype))
         if STORE_H:
             buffers.index(FIRST + 2).store((silu * u).to(d_gate.dtype))
