@@ -18,7 +18,7 @@ TOLERANCE = 0.2
 def expected(share: float, block_ratio: float, spared: float = 0.0) -> float:
     """Step time over eager's, where the blocks' `share` of eager's step takes `block_ratio` of its time.
 
-    `spared` is the share of eager's step that is not done at all: the optimiser's work on weights that stay as they are.
+    `spared` is the share of eager's step that is not done at all: the optimiser's work on weights that stay.
     """
     return 1 - share + share * block_ratio - spared
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,7 @@ POINTS = 300
 Losses = Mapping[str, Mapping[int, Sequence[float]]]
 
 
-def draw(folder: Path, losses: Losses, title: str, known: Sequence[str]) -> str:
+def draw(folder: Path, losses: Losses, title: str, known: Sequence[str], frozen: Collection[str] = ()) -> str:
     """Write curves.png and curves.svg of losses by name and seed; what was written, or why nothing, in one sentence."""
     missing = [module for module in NEEDS if importlib.util.find_spec(module) is None]
     if missing:
@@ -28,7 +28,7 @@ def draw(folder: Path, losses: Losses, title: str, known: Sequence[str]) -> str:
 
     if not any(losses.values()):
         return "No picture of the curves: nothing was trained to the end."
-    chart = curves(losses, title, known)
+    chart = curves(losses, title, known, frozen)
     try:
         forms: tuple[Literal["png", "svg"], ...] = ("png", "svg")
         for form in forms:
@@ -38,10 +38,11 @@ def draw(folder: Path, losses: Losses, title: str, known: Sequence[str]) -> str:
     return f"Curves: {folder / 'curves.png'}"
 
 
-def curves(losses: Losses, title: str, known: Sequence[str]) -> alt.VConcatChart:
+def curves(losses: Losses, title: str, known: Sequence[str], frozen: Collection[str] = ()) -> alt.VConcatChart:
     """Above the losses, means over seeds and eager's seeds one by one; below the difference to eager of the same seed.
 
-    `known` names the catalogue, for the colours.
+    `known` names the catalogue, for the colours. Those in `frozen` learn less by design: their differences would dwarf
+    all others and are left out.
     """
     import altair as alt
 
@@ -50,8 +51,10 @@ def curves(losses: Losses, title: str, known: Sequence[str]) -> alt.VConcatChart
     names = [name for name in losses if losses[name]]
     look = Look(slots(names, known))
     scale = alt.Scale(domain=names, range=[look.colour(name) for name in names])
-    dashes = alt.Scale(domain=names, range=[[3, 3] if name == PERMUTED else [1, 0] for name in names])
-    colour = alt.Color("implementation:N", scale=scale, title=None)
+    lines_of = {name: look.dash(name) for name in names} | {PERMUTED: (2, 2)}
+    dashes = alt.Scale(domain=names, range=[lines_of[name] for name in names])
+    legend = alt.Legend(symbolOpacity=1, symbolStrokeWidth=2)
+    colour = alt.Color("implementation:N", scale=scale, title=None, legend=legend)
     dash = alt.StrokeDash("implementation:N", scale=dashes, title=None, sort=names)
 
     def lines(rows: list[dict[str, Any]], title: str, **mark: Any) -> alt.Chart:
@@ -64,6 +67,8 @@ def curves(losses: Losses, title: str, known: Sequence[str]) -> alt.VConcatChart
     seeds = lines(each, "loss", strokeWidth=0.75, opacity=0.5).encode(detail="seed:N", color=colour)
     differences = []
     for name in names:
+        if name in frozen:
+            continue
         pairs = [
             [own - other for own, other in zip(mine, losses["eager"][seed], strict=False)]
             for seed, mine in losses[name].items()

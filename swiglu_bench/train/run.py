@@ -130,7 +130,8 @@ class TrainRun:
             self.console.print(table, highlight=False)
         if folder:
             folder.summarise(rows)
-            self._say(draw(folder.path, results.losses, f"{self.task}: loss over steps", self.names))
+            frozen = {one.implementation for one in rows if one.trains != "everything"}
+            self._say(draw(folder.path, results.losses, f"{self.task}: loss over steps", self.names, frozen))
             self._say(f"Losses, summary and machine: {folder.path}")
         if wandb:
             figures = ("final_loss", "metric_mean", "step_ms", "ratio", "expected_ratio", "curve", "verdict")

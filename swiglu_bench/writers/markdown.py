@@ -6,7 +6,8 @@ A document holds a marked block; `python -m swiglu_bench.writers.markdown README
     <!-- end -->
 
 Names after the path choose the rows; without any, all are shown. Among them `figure=limit_pct` shows that column of the
-CSV instead of times, bytes as MiB, and `scope=mlp`, or another column, keeps the rows that have that value.
+CSV instead of times, bytes as MiB, and `scope=mlp`, or another column, keeps the rows that have that value. A block
+`<!-- training: PATH -->` is filled from a training's summary.csv.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import pandas as pd
 
 from swiglu_bench.writers.csv_file import read_records
 
+TRAINING = re.compile(r"(<!-- training: (?P<path>\S+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 BLOCK = re.compile(r"(<!-- table: (?P<path>\S+)(?P<words>[^>]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 
 
@@ -67,6 +69,20 @@ def figure_table(frame: pd.DataFrame, figure: str) -> str:
     return "\n".join(lines)
 
 
+def training_table(frame: pd.DataFrame) -> str:
+    """Implementations down: curve, step time, its ratio to eager's, the expected one, memory kept."""
+    lines = ["| | curve | step | ÷ eager's | expected | kept |", "| --- | --- | ---: | ---: | ---: | ---: |"]
+    for row in frame[frame["step_ms"].notna()].to_dict("records"):
+        curve, ratio, expected = "baseline", "baseline", ""
+        if pd.notna(row["ratio"]):
+            curve = row["curve"] if row["trains"] == "everything" else f"{row['curve']} (frozen)"
+            ratio = f"{row['ratio']:.3f} ± {(row['ratio_high'] - row['ratio_low']) / 2:.3f}"
+            expected = f"{row['expected_ratio']:.3f}" + ("" if row["as_expected"] else " *")
+        cells = [curve, f"{row['step_ms']:.1f} ms", ratio, expected, f"{row['saved_bytes'] / 2**30:.1f} GiB"]
+        lines.append(f"| `{row['implementation']}` | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def _head(tokens: Sequence[int]) -> list[str]:
     return ["| tokens | " + " | ".join(f"{count:,}" for count in tokens) + " |", "| --- |" + " ---: |" * len(tokens)]
 
@@ -90,7 +106,11 @@ def fill(document: Path) -> str:
         chosen = frame[frame["implementation"].isin(names)] if names else frame
         return f"{match[1]}{figure_table(chosen, figure) if figure else time_table(chosen)}\n{match['end']}"
 
-    return BLOCK.sub(replace, document.read_text(encoding="utf-8"))
+    def replace_training(match: re.Match[str]) -> str:
+        table = training_table(pd.read_csv(document.parent / match["path"]))
+        return f"{match[1]}{table}\n{match['end']}"
+
+    return TRAINING.sub(replace_training, BLOCK.sub(replace, document.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":
