@@ -16,7 +16,7 @@ import torch
 
 from swiglu_bench import __version__
 from swiglu_bench.cases import BadInput
-from swiglu_bench.nvml import Gpu, NoAnswer
+from swiglu_bench.nvml import Gpu, NoAnswer, gpu_uuid
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,11 @@ def slug_of(device: str) -> str:
 class Machine:
     """What a reader of a figure needs to know about where it came from."""
 
+    host: str
+    gpu_index: int | None
+    """Of this host, as `nvidia-smi` counts; None on a CPU, or where NVML does not say."""
+    gpu_uuid: str
+    """"" on a CPU."""
     device: str
     device_type: str
     memory_bytes: int
@@ -108,6 +113,9 @@ def describe(device: torch.device) -> Machine:
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     state = gpu_state(device)
     return Machine(
+        host=platform.node(),
+        gpu_index=state.get("index"),
+        gpu_uuid=gpu_uuid(device),
         device=gpu.name if gpu else _cpu_name(),
         device_type=device.type,
         memory_bytes=gpu.total_memory if gpu else host_memory_bytes(),
@@ -134,7 +142,7 @@ def capability(device: torch.device) -> str:
 
 
 def gpu_state(device: torch.device) -> dict[str, Any]:
-    """Driver, clocks, power and temperature through NVML; empty on a CPU or where NVML does not answer."""
+    """Driver, index, clocks, power and temperature through NVML; empty on a CPU or where NVML does not answer."""
     if device.type != "cuda":
         return {}
     try:
@@ -142,7 +150,7 @@ def gpu_state(device: torch.device) -> dict[str, Any]:
     except NoAnswer:
         return {}
     questions = {
-        "driver": gpu.driver, "sm_mhz": gpu.sm_mhz, "sm_max_mhz": gpu.max_sm_mhz, "power_w": gpu.power_w,
+        "driver": gpu.driver, "index": gpu.index, "sm_mhz": gpu.sm_mhz, "sm_max_mhz": gpu.max_sm_mhz, "power_w": gpu.power_w,
         "power_limit_w": gpu.power_limit_w, "temperature_c": gpu.temperature_c,
     }  # fmt: skip
     answers = {name: gpu.maybe(question) for name, question in questions.items()}
