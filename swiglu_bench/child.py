@@ -76,8 +76,8 @@ class Child:
     def ask(self, job: worker.Job, limit_s: float, tell: Tell = lambda doing, fraction: None) -> Iterator[Any]:
         """Yield the answers to a job as they come.
 
-        Raises Stopped where `stop` says so, BadInput where the child refuses the job, and Died where it ends over it, or where one turn of an
-        implementation takes longer than `limit_s`. What the suite itself does has no limit.
+        Raises Stopped where `stop` says so, BadInput where the child refuses the job, and Died where it ends over it,
+        or where one turn of an implementation takes longer than `limit_s`. What the suite itself does has no limit.
         """
         with contextlib.suppress(BrokenPipeError):  # it died while idle: told below
             self._pipe.send(job)

@@ -150,8 +150,8 @@ def gpu_state(device: torch.device) -> dict[str, Any]:
     except NoAnswer:
         return {}
     questions = {
-        "driver": gpu.driver, "index": gpu.index, "sm_mhz": gpu.sm_mhz, "sm_max_mhz": gpu.max_sm_mhz, "power_w": gpu.power_w,
-        "power_limit_w": gpu.power_limit_w, "temperature_c": gpu.temperature_c,
+        "driver": gpu.driver, "index": gpu.index, "sm_mhz": gpu.sm_mhz, "sm_max_mhz": gpu.max_sm_mhz,
+        "power_w": gpu.power_w, "power_limit_w": gpu.power_limit_w, "temperature_c": gpu.temperature_c,
     }  # fmt: skip
     answers = {name: gpu.maybe(question) for name, question in questions.items()}
     return {name: answer for name, answer in answers.items() if answer is not None}

@@ -138,10 +138,12 @@ def logs(folder: Path | None, wanted: Callable[[], bool]) -> Iterator[Path]:
         if not folder and not wanted():
             shutil.rmtree(place, ignore_errors=True)
         with contextlib.suppress(OSError):  # the folder is not empty, or gone
-            for file in place.glob("*.log"):
+            for file in place.rglob("*.log"):
                 if file.stat().st_size == 0:
                     file.unlink()
-            place.rmdir()
+            for folder_or_file in [*place.iterdir(), place]:  # of each GPU, where there are several
+                if folder_or_file.is_dir() and not any(folder_or_file.iterdir()):
+                    folder_or_file.rmdir()
 
 
 def default_folder(this: Machine, name: str, moment: str) -> Path:

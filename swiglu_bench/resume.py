@@ -47,7 +47,7 @@ class Fingerprints:
 
     def __init__(self, implementations: Sequence[Implementation], settings: Settings, this: Machine) -> None:
         self._common = {
-            "sources": {package: _sources(package) for package in PACKAGES},
+            "sources": code(),
             "version": __version__,
             "tuned tiles": tuning.digest(settings.device),
             "machine": {name: getattr(this, name) for name in MACHINE},
@@ -126,6 +126,11 @@ def _verb(command: str) -> str:
 def _as_cell(value: object) -> str:
     """As records.csv has it, where every row is one line."""
     return " ".join(str(value).split())
+
+
+def code() -> dict[str, str]:
+    """A digest of the sources of each of the suite's packages, as they are installed here."""
+    return {package: _sources(package) for package in PACKAGES}
 
 
 def _sources(package: str) -> str:
