@@ -73,6 +73,8 @@ class Machine:
     cpu: str
     cpu_threads: int
     version: str
+    tuned_tiles: str
+    """Which tiles a user's `tune` has chosen for this device, as a digest; "" where there are none."""
 
     @property
     def slug(self) -> str:
@@ -110,6 +112,8 @@ def find_device(text: str | None) -> torch.device:
 
 def describe(device: torch.device) -> Machine:
     """Read everything that a Machine states."""
+    from swiglu_kernels import tuning  # imports Triton: not before `request.find_device` has chosen its interpreter
+
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     state = gpu_state(device)
     return Machine(
@@ -133,6 +137,7 @@ def describe(device: torch.device) -> Machine:
         cpu=_cpu_name(),
         cpu_threads=torch.get_num_threads(),
         version=_own_version(),
+        tuned_tiles=tuning.digest(device),
     )
 
 

@@ -16,7 +16,6 @@ from swiglu_bench import locks, runner
 from swiglu_bench.cases import BadInput
 from swiglu_bench.machine import Machine
 from swiglu_bench.writers import Writer, csv_file
-from swiglu_kernels import tuning
 
 if TYPE_CHECKING:
     from swiglu_bench.writers.wandb_run import WandbRun
@@ -120,7 +119,6 @@ def about(settings: runner.Settings, this: Machine) -> dict[str, Any]:
             **dataclasses.asdict(settings.rule),
         },
         "machine": this.as_dict(),
-        "tuned_tiles": tuning.digest(settings.device),
     }
 
 

@@ -20,7 +20,6 @@ from swiglu_bench.machine import Machine
 from swiglu_bench.record import Record
 from swiglu_bench.registry import Implementation
 from swiglu_bench.runner import Settings
-from swiglu_kernels import tuning
 
 CASE = ("shape", "hidden", "intermediate", "tokens", "dtype", "scope", "mode", "seed")
 """The columns that say which case a row is of."""
@@ -49,7 +48,7 @@ class Fingerprints:
         self._common = {
             "sources": code(),
             "version": __version__,
-            "tuned tiles": tuning.digest(settings.device),
+            "tuned tiles": this.tuned_tiles,
             "machine": {name: getattr(this, name) for name in MACHINE},
             "settings": {
                 "task": settings.task,

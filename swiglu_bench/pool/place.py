@@ -40,7 +40,7 @@ class Place:
 
 def check_alike(first: Place, other: Place) -> None:
     """Raise BadInput where rows of the two could not stand in one run: a fingerprint speaks for one kind of machine."""
-    for name in resume.MACHINE:
+    for name in (*resume.MACHINE, "tuned_tiles"):
         one, two = getattr(first.machine, name), getattr(other.machine, name)
         if one != two:
             raise BadInput(

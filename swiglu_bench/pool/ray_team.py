@@ -260,6 +260,6 @@ def _connected(address: str) -> Any:
 def reason_of(error: Exception) -> str:
     """What Ray says of a failure, in a part of a sentence: of a dead process how it ended, else the last line."""
     text = str(error)
-    detail = re.search(r"Worker exit detail: (.+)", text) or re.search(r"(The node .+?)(?:\n|$)", text)
+    detail = re.search(r"Worker exit detail: (.+?)(?: Some common causes|$)", text, re.MULTILINE) or re.search(r"(The node .+?)(?:\n|$)", text)
     lines = [line for line in text.splitlines() if line.strip()] or [type(error).__name__]
     return " ".join((detail[1] if detail else lines[-1]).split())[:300].rstrip(".")

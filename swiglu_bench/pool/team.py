@@ -102,7 +102,7 @@ def run(
     last = "no place has joined"
     while done < len(cases):
         known |= team.places
-        for number, place in team.places.items():
+        for number, place in list(team.places.items()):
             if number not in running:
                 others = [other for other in team.places.values() if other is not place]
                 chosen = schedule.take(place, others)
