@@ -12,8 +12,8 @@ CPU = machine.describe(torch.device("cpu"))
 
 
 def a_gpu(index: int, **changes: object) -> machine.Machine:
-    facts = {"host": "a", "device": "NVIDIA H200", "device_type": "cuda", "gpu_index": index, "gpu_uuid": f"GPU-{index}"}
-    return dataclasses.replace(CPU, **(facts | changes))  # type: ignore[arg-type]
+    facts = {"host": "a", "device": "NVIDIA H200", "device_type": "cuda", "gpu_index": index}
+    return dataclasses.replace(CPU, **(facts | {"gpu_uuid": f"GPU-{index}"} | changes))  # type: ignore[arg-type]
 
 
 @pytest.fixture

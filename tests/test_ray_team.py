@@ -76,10 +76,11 @@ def _environment() -> dict[str, str]:
 
 def _start(address: str, folder: Path, *more: str) -> subprocess.Popen[str]:
     """A sweep as a user starts it."""
-    command = [sys.executable, "-m", "swiglu_bench.cli", "forward", *ARGUMENTS, "--budget", "1"]
-    return subprocess.Popen(
-        [*command, "--ray", address, "--out", str(folder), *more], env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    command = [
+        sys.executable, "-m", "swiglu_bench.cli", "forward", *ARGUMENTS, "--budget", "1", "--ray", address,
+        "--out", str(folder), *more,
+    ]  # fmt: skip
+    return subprocess.Popen(command, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def _rows(folder: Path) -> list[dict[str, str]]:

@@ -95,6 +95,8 @@ def test_what_kills_two_places_becomes_rows_with_errors() -> None:
 
 def test_without_a_place_the_sweep_says_what_is_left() -> None:
     team, warned = FakeTeam([(0, 4), (1, 3)]), list[str]()
-    with pytest.raises(NoPlace, match=r"^4 cases are left and no place to run them: a GPU 1 was lost: it was killed\.$"):
+    with pytest.raises(
+        NoPlace, match=r"^4 cases are left and no place to run them: a GPU 1 was lost: it was killed\.$"
+    ):
         rows(team, [], warned)
     assert len(warned) == 2

@@ -32,6 +32,8 @@ JOIN_S = 120.0
 END_S = 10.0
 """For them to end by themselves."""
 LEAST_REPLACEMENTS = 4
+MOST_CHARACTERS = 300
+"""Of a reason."""
 
 
 @dataclass
@@ -260,6 +262,8 @@ def _connected(address: str) -> Any:
 def reason_of(error: Exception) -> str:
     """What Ray says of a failure, in a part of a sentence: of a dead process how it ended, else the last line."""
     text = str(error)
-    detail = re.search(r"Worker exit detail: (.+?)(?: Some common causes|$)", text, re.MULTILINE) or re.search(r"(The node .+?)(?:\n|$)", text)
-    lines = [line for line in text.splitlines() if line.strip()] or [type(error).__name__]
-    return " ".join((detail[1] if detail else lines[-1]).split())[:300].rstrip(".")
+    for pattern in (r"Worker exit detail: (.+?)(?: Some common causes|$)", r"(The node .+)$"):
+        if found := re.search(pattern, text, re.MULTILINE):
+            return found[1][:MOST_CHARACTERS].rstrip(".")
+    last = next((line for line in reversed(text.splitlines()) if line.strip()), type(error).__name__)
+    return " ".join(last.split())[:MOST_CHARACTERS].rstrip(".")
