@@ -89,8 +89,10 @@ class Plan:
         for row in rows:
             if _verb(row["command"]) == self._verb:
                 self._earlier.setdefault(key_of_row(row), {})[row["implementation"]] = row
-        self.todo = [case for case in cases if not self._finished(key_of_case(case))]
-        self.kept = [row for case in cases if case not in self.todo for row in self._kept(key_of_case(case))]
+        keys = [(case, key_of_case(case)) for case in cases]
+        finished = {key for _, key in keys if self._finished(key)}
+        self.todo = [case for case, key in keys if key not in finished]
+        self.kept = [row for _, key in keys if key in finished for row in self._kept(key)]
         """The rows of finished cases."""
 
     def _kept(self, case: CaseKey) -> list[Mapping[str, str]]:

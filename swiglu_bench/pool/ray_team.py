@@ -31,6 +31,8 @@ JOIN_S = 120.0
 """For the processes on free GPUs to start: most of it is importing torch, perhaps over a network."""
 END_S = 10.0
 """For them to end by themselves."""
+LOOK_S = 10.0
+"""Between two looks for new hosts."""
 LEAST_REPLACEMENTS = 4
 MOST_CHARACTERS = 300
 """Of a reason."""
@@ -70,7 +72,7 @@ class RayTeam:
         self._hired = self._count = self._replaced = 0
         self._first: Place | None = None
         self._run: tuple[Any, ...] | None = None
-        self._told_of_log = False
+        self._last_place_s = self._last_look_s = 0.0
         there = self._ray.cluster_resources()
         count = int(there.get("GPU", 0))
         kind = "cpu" if self.wanted_device == "cpu" or not (self.wanted_device or count) else "cuda"
@@ -83,8 +85,9 @@ class RayTeam:
 
     @property
     def joining(self) -> bool:
-        """Whether an actor is on its way."""
-        return any(actor.question in ("hello", "start") for actor in self._actors.values())
+        """Whether an actor is on its way; without any place that is believed for a while only."""
+        on_its_way = any(actor.question in ("hello", "start") for actor in self._actors.values())
+        return on_its_way and time.monotonic() < self._last_place_s + JOIN_S
 
     def assemble(self) -> Machine:
         """Start an actor for every GPU and wait for those that are free now; others join as their GPUs come free."""
@@ -111,6 +114,7 @@ class RayTeam:
         """As Team has it; logs stay on each host."""
         files = {one.address: Path(one.file).read_bytes() for one in implementations if ".py:" in one.address}
         self._run = ([one.declared() for one in implementations], files, settings, self.timeout_s, wait)
+        self._last_place_s = self._last_look_s = time.monotonic()
         for number, actor in self._actors.items():
             if actor.place:
                 self._ask(number, "start", *self._run)
@@ -123,7 +127,8 @@ class RayTeam:
         self._ask(place, "run_case", case)
 
     def wait(self, timeout_s: float) -> list[Done | Lost]:
-        """As Team has it. A lost actor is replaced: the new one gets the same GPU or one of another host."""
+        """As Team has it. A lost actor is replaced, by one on the same GPU or another; new hosts get actors, too."""
+        self._grow()
         found: list[Done | Lost] = []
         for number, answer in self._answers(timeout_s):
             actor = self._actors[number]
@@ -162,6 +167,19 @@ class RayTeam:
         for number in list(self._actors):
             self._dismiss(number)
         self._ray.shutdown()
+
+    def _grow(self) -> None:
+        """Now and then, an actor for each GPU that has come to the cluster."""
+        now = time.monotonic()
+        if self.places:
+            self._last_place_s = now
+        if now < self._last_look_s + LOOK_S:
+            return
+        self._last_look_s = now
+        count = int(self._ray.cluster_resources().get(self._resource, 0))
+        for _ in range(count - self._count):
+            self._hire()
+        self._count = max(count, self._count)
 
     def _hire(self) -> None:
         """Ask Ray for one more actor."""
