@@ -85,9 +85,9 @@ class RayTeam:
 
     @property
     def joining(self) -> bool:
-        """Whether an actor is on its way; without any place that is believed for a while only."""
-        on_its_way = any(actor.question in ("hello", "start") for actor in self._actors.values())
-        return on_its_way and time.monotonic() < self._last_place_s + JOIN_S
+        """Whether an actor waits for its GPU's lock, or is on its way: that is believed for a while only."""
+        questions = {actor.question for actor in self._actors.values()}
+        return "start" in questions or ("hello" in questions and time.monotonic() < self._last_place_s + JOIN_S)
 
     def assemble(self) -> Machine:
         """Start an actor for every GPU and wait for those that are free now; others join as their GPUs come free."""
@@ -141,20 +141,15 @@ class RayTeam:
                 if self._replaced < max(LEAST_REPLACEMENTS, self._count):
                     self._replaced += 1
                     self._hire()
-            elif actor.question == "hello":
+            elif actor.question == "run_case":
+                actor.question = ""
+                found.append(Done(number, answer))
+            else:
                 try:
-                    self._greet(number, answer)
+                    self._let_in(number, answer)
                 except BadInput as error:
                     self.tell(f"A place is left out. {error}")
                     self._dismiss(number)
-                else:
-                    assert self._run is not None
-                    self._ask(number, "start", *self._run)
-            elif actor.question == "start":
-                self._take_in(number, answer)
-            else:
-                actor.question = ""
-                found.append(Done(number, answer))
         return found
 
     def close(self) -> None:
@@ -167,6 +162,15 @@ class RayTeam:
         for number in list(self._actors):
             self._dismiss(number)
         self._ray.shutdown()
+
+    def _let_in(self, number: int, answer: Any) -> None:
+        """One step further with an actor that joins while the sweep runs."""
+        if self._actors[number].question == "start":
+            self._take_in(number, answer)
+            return
+        self._greet(number, answer)
+        assert self._run is not None
+        self._ask(number, "start", *self._run)
 
     def _grow(self) -> None:
         """Now and then, an actor for each GPU that has come to the cluster."""
