@@ -110,7 +110,7 @@ def sweep(
                     outdated = plan.replaced_by(record)
                     if into.files and outdated:
                         into.files.drop(outdated)
-                    for writer in (shown, *into.writers, *also):
+                    for writer in (*into.writers, shown, *also):  # what is shown is kept
                         writer.write(record)
         except KeyboardInterrupt:
             interrupted = True

@@ -72,8 +72,8 @@ def test_every_row_once_and_each_names_its_gpu() -> None:
     assert {row.gpu_uuid for row in found.values()} == {"GPU-0", "GPU-1"}
     for tokens in (1, 2, 3, 4):
         assert len({found[tokens, one.name].gpu_uuid for one in BOTH}) == 1
-    assert told[0] == (0.0, "0 of 4 cases done on 2 GPUs; small, 4 tokens")
-    assert told[-1] == (2.0, "2 of 4 cases done on 2 GPUs; small, 2 tokens")
+    assert told[0] == (0.0, "0/4 on 2 GPUs: small, 4 tokens")
+    assert told[-1] == (2.0, "2/4 on 2 GPUs: small, 2 tokens")
 
 
 def test_a_place_that_dies_costs_a_retry_elsewhere() -> None:

@@ -1,7 +1,6 @@
 """A sweep over places, wherever they are: cases out, whole cases of rows in, and what the loss of a place costs.
 
-Rows of a case are handed on when all of them are there. So a case that is run again leaves no row twice, and a sweep
-that is killed has only finished cases in its folder, which `--resume` keeps.
+Rows of a case are handed on when all of them are there, so a case that is run again leaves no row twice.
 """
 
 from __future__ import annotations
@@ -136,10 +135,9 @@ def run(
 def _progress(team: Team, cases: Sequence[Case], running: Mapping[int, int], done: int) -> tuple[float, str]:
     """Cases done so far, fractions included, and a line of text."""
     shares = [team.doing.get(number, ("", 0.0))[1] for number in running]
-    where = places.names(list(team.places.values()))
-    text = f"{done} of {len(cases)} cases done on {where}"
+    text = f"{done}/{len(cases)} on {places.names(list(team.places.values()))}"
     if running:
         number, chosen = next(iter(running.items()))
         case, doing = cases[chosen], team.doing.get(number, ("", 0.0))[0]
-        text += f"; {case.shape.name}, {case.tokens} tokens{', ' if doing else ''}{doing}"
+        text += f": {case.shape.name}, {case.tokens} tokens{', ' if doing else ''}{doing}"
     return done + sum(shares), text
