@@ -370,3 +370,23 @@ def test_a_lost_actor_is_replaced_a_few_times(fake: FakeRay) -> None:
     assert list(team.places) == [0, 2]
     team.begin(2, small_case())
     assert team.wait(0.0) == [Done(2, [])]
+
+
+def test_an_actor_that_joins_while_others_get_ready_gets_ready_too(fake: FakeRay) -> None:
+    fake.free = 1
+    usual, seen = fake.wait, list[str]()
+
+    def slow(asked: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        """The second actor speaks only once the first was told to start."""
+        seen.extend(name for _, name, _ in asked)
+        return usual([one for one in asked if one[0] == 0 or "start" in seen], num_returns, timeout)
+
+    fake.wait = slow  # type: ignore[method-assign]
+    team = a_team()
+    begin(team, wait=False)
+    assert list(team.places) == [0, 1]
+
+
+def test_a_device_of_one_host_is_none_of_a_cluster() -> None:
+    with pytest.raises(BadInput, match=r"^--device: with --ray 'cuda:1' names nothing; give cpu or cuda\.$"):
+        RayTeam("auto", "cuda:1", 60.0, pytest.fail)

@@ -66,6 +66,8 @@ class RayTeam:
 
     def __post_init__(self) -> None:
         """Connect. Raises BadInput where Ray is missing, nobody answers, or the cluster has no such device."""
+        if self.wanted_device not in (None, "cpu", "cuda"):
+            raise BadInput(f"--device: with --ray {self.wanted_device!r} names nothing; give cpu or cuda.")
         self._ray = _connected(self.address)
         self._actors: dict[int, _Actor] = {}
         self._asked: dict[Any, int] = {}
@@ -120,7 +122,7 @@ class RayTeam:
                 self._ask(number, "start", *self._run)
         while not wait and any(actor.question == "start" for actor in self._actors.values()):
             for number, answer in self._answers(JOIN_S):
-                self._take_in(number, answer)
+                self._let_in(number, answer)
 
     def begin(self, place: int, case: Case) -> None:
         """As Team has it."""
@@ -164,7 +166,7 @@ class RayTeam:
         self._ray.shutdown()
 
     def _let_in(self, number: int, answer: Any) -> None:
-        """One step further with an actor that joins while the sweep runs."""
+        """One step further with an actor that joins; raises BadInput where it cannot."""
         if self._actors[number].question == "start":
             self._take_in(number, answer)
             return
