@@ -189,6 +189,26 @@ def test_nobody_answers() -> None:
     assert time.monotonic() - began < 2 * ray_team.CONNECT_S
 
 
+def test_who_answers_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_team, "ANSWER_S", 3.0)
+    with socket.socket() as silent:
+        silent.bind(("0.0.0.0", 0))
+        silent.listen(5)
+        port = silent.getsockname()[1]
+        with pytest.raises(BadInput, match=rf"^--ray: no cluster answers at 127\.0\.0\.1:{port} within 3 s; start one"):
+            RayTeam(f"127.0.0.1:{port}", None, 60.0, pytest.fail)
+
+
+def test_there_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_team, "TRIAL", "import sys; sys.exit('ConnectionError: Could not find any Ray instance.')")
+    with pytest.raises(BadInput) as refused:
+        RayTeam("auto", None, 60.0, pytest.fail)
+    assert str(refused.value) == (
+        "--ray: no cluster is to be had at auto: ConnectionError: Could not find any Ray instance; "
+        "start one with `ray start`, and sweep on one of its hosts."
+    )
+
+
 @pytest.mark.parametrize("address", ["", "host", "host:port", ":6379", "ray://host:10001"])
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(BadInput, match=r"is no address; give auto or HOST:PORT"):

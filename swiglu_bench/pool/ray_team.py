@@ -8,6 +8,8 @@ import logging
 import os
 import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +29,9 @@ from swiglu_bench.runner import Settings
 
 CONNECT_S = 5.0
 """For the cluster's address to take a connection."""
+ANSWER_S = 30.0
+"""For what took the connection to answer as a cluster does."""
+TRIAL = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='CRITICAL'); ray.shutdown()"
 JOIN_S = 120.0
 """For the processes on free GPUs to start: most of it is importing torch, perhaps over a network."""
 END_S = 10.0
@@ -271,16 +276,27 @@ def _connected(address: str) -> Any:
         except (OSError, OverflowError) as error:
             raise BadInput(f"--ray: nobody answers at {address} ({error}); `ray status` says where it is.") from None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    _try(address)
     import ray
 
     if ray.is_initialized():
         raise BadInput("--ray: this process is already connected to a cluster; call ray.shutdown() first.")
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
-    except (Exception, SystemExit) as error:  # SystemExit: Ray gave up waiting for what took the connection
-        reason = " ".join(str(error).split())[:200].rstrip(".") if isinstance(error, Exception) else "no answer"
-        raise BadInput(f"--ray: no cluster is to be had at {address}: {reason}; start one with `ray start`.") from None
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     return ray
+
+
+def _try(address: str) -> None:
+    """Raise BadInput where no cluster is to be had. Another process tries it: Ray itself may wait without an end."""
+    told = "start one with `ray start`, and sweep on one of its hosts"
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-c", TRIAL, address], capture_output=True, text=True, errors="replace", timeout=ANSWER_S
+        )
+    except subprocess.TimeoutExpired:
+        raise BadInput(f"--ray: no cluster answers at {address} within {ANSWER_S:.0f} s; {told}.") from None
+    if tried.returncode:
+        reason = reason_of(RuntimeError(tried.stderr or f"exit status {tried.returncode}"))
+        raise BadInput(f"--ray: no cluster is to be had at {address}: {reason}; {told}.")
 
 
 def reason_of(error: Exception) -> str:
