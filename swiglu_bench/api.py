@@ -32,7 +32,7 @@ from swiglu_bench.sweep_commands import DEFAULTS, TASKS, TIMING_ONLY, perform
 if TYPE_CHECKING:
     import pandas
 
-LISTS = ("shapes", "tokens", "dtype", "scope")
+LISTS = ("shapes", "tokens", "dtype", "scope", "gpus")
 """Options that are one text with commas; from Python they may be lists."""
 REPEATED = ("impl", "skip_impl", "wandb_tags")
 """Options that may be given several times."""
@@ -123,6 +123,7 @@ def run(command: str = "forward", *, progress: bool = True, **options: Any) -> R
         command: forward, backward, step, memory or verify.
         progress: show the bar and the growing table on stderr.
         options: `shapes`, `tokens`, `dtype`, `scope`, `impl`, `skip_impl` (texts or lists), `seed`, `device`,
+            `gpus` (a list or `all`), `ray` (an address),
             `baseline`, `budget` (seconds a case), `l2`, `regime`, `energy`, `timeout`, `in_process`, `wait`,
             `out` (a folder: then files are written), `resume`, `log_wandb` and `wandb_...`.
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,10 @@ END_TIMEOUT_S = 60.0
 TAIL_LINES, TAIL_CHARACTERS = 3, 300
 
 Tell = Callable[[str, float], None]
+
+
+class Stopped(Exception):
+    """The owner of a child was told to stop while the child worked; the child lives until its owner ends it."""
 
 
 class Died(Exception):
@@ -37,8 +41,12 @@ class DoesNotEnd(RuntimeError):
 class Child:
     """One process that does jobs; what it prints is added to `log`. Raises Died where it cannot be started."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(
+        self, log: Path, environment: Mapping[str, str] | None = None, stop: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`environment`: variables that differ from this process's; `stop` is asked now and then while it works."""
         self.log = log
+        self._stop = stop
         try:
             with log.open("ab") as file:
                 self._begin_of_log = file.tell()
@@ -46,7 +54,7 @@ class Child:
             raise Died(f"its log {log} cannot be written: {error.strerror}", worker.NOBODY) from None
         self._pipe, theirs = zygote.CONTEXT.Pipe()
         self._mark: Any = zygote.CONTEXT.RawArray("q", [worker.NOBODY, 0])
-        setting = worker.Setting.of_this_process(log)
+        setting = worker.Setting.of_this_process(log, environment or {})
         try:
             self._process = zygote.fork(worker.serve, theirs, self._mark, setting)
         except (OSError, EOFError) as error:
@@ -68,13 +76,15 @@ class Child:
     def ask(self, job: worker.Job, limit_s: float, tell: Tell = lambda doing, fraction: None) -> Iterator[Any]:
         """Yield the answers to a job as they come.
 
-        Raises BadInput where the child refuses the job, and Died where it ends over it, or where one turn of an
-        implementation takes longer than `limit_s`. What the suite itself does has no limit.
+        Raises Stopped where `stop` says so, BadInput where the child refuses the job, and Died where it ends over it,
+        or where one turn of an implementation takes longer than `limit_s`. What the suite itself does has no limit.
         """
         with contextlib.suppress(BrokenPipeError):  # it died while idle: told below
             self._pipe.send(job)
         turn, began = -1, 0.0
         while True:
+            if self._stop():
+                raise Stopped
             ready = wait([self._pipe, self._process.sentinel], timeout=POLL_S)
             if self._pipe in ready:
                 try:
@@ -108,16 +118,15 @@ class Child:
             if hasattr(os, "killpg"):
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
-        self._process.join(END_TIMEOUT_S)
         self._pipe.close()
-        if self._process.is_alive():
+        if not zygote.ended(self._process, END_TIMEOUT_S):
             raise DoesNotEnd(f"Process {self._process.pid} was killed and does not end; what it holds is not free.")
         self._process.close()
 
     def _died(self, how: str = "") -> Died:
         culprit = self._mark[0]
         if not how:
-            self._process.join(END_TIMEOUT_S)
+            zygote.ended(self._process, END_TIMEOUT_S)
             how = _manner_of_death(self._process.exitcode)
         self.end()
         return Died(f"{how}; {self._last_words()}", culprit)

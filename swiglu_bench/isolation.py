@@ -12,7 +12,7 @@ import hashlib
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from swiglu_bench import runner
@@ -48,7 +48,7 @@ def run(
 
     `timeout_s` is for one implementation at one case: to import, build, compile and check it, or for one timed call.
     """
-    crew = _Crew(settings, this_machine, timeout_s, logs)
+    crew = Crew(settings, this_machine, timeout_s, logs)
     try:
         for number, case in enumerate(cases):
             tell = teller(listen, number, cases)
@@ -77,15 +77,26 @@ def declare(address: str, timeout_s: float) -> Implementation:
     return declared
 
 
-class _Crew:
-    """The child processes of a run: one for each implementation, and one that measures."""
+class Crew:
+    """The child processes of a run on one device: one for each implementation, and one that measures."""
 
-    def __init__(self, settings: Settings, this_machine: Machine, timeout_s: float, logs: Path) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        this_machine: Machine,
+        timeout_s: float,
+        logs: Path,
+        environment: Mapping[str, str] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`environment` and `stop` are those of `child.Child`."""
         self._timing = settings.task is Task.TIME
         self._settings = settings
         self._machine = this_machine
         self._timeout_s = timeout_s
         self._logs = logs
+        self._environment = environment
+        self._stop = stop
         self._session = runner.Session(settings, this_machine)  # for rows and reasons; it never touches the device
         self._children: dict[str | None, Child] = {}
         self._most_idle = max(1, int(this_machine.memory_bytes * IDLE_SHARE) // IDLE_BYTES[settings.device.type])
@@ -96,7 +107,10 @@ class _Crew:
             self._children.popitem()[1].end()
 
     def run_case(self, case: Case, implementations: Sequence[Implementation], tell: Tell) -> Iterator[Record]:
-        """All rows of one case; which implementation ended how never keeps another from its row."""
+        """All rows of one case; which implementation ended how never keeps another from its row.
+
+        Raises child.Stopped where `stop` says so, and child.DoesNotEnd where a process outlives its kill.
+        """
         able = []
         for implementation in implementations:
             reason = self._session.inapplicable(case, implementation)
@@ -173,7 +187,7 @@ class _Crew:
         """The process of an implementation, or the measuring one; a new one where it has ended."""
         child = self._children.get(name)
         if child is None or child.ended:
-            child = self._children[name] = Child(self._logs / log_name(name))
+            child = self._children[name] = Child(self._logs / log_name(name), self._environment, self._stop)
             task = Task.CHECK if self._timing and name != MEASURING else self._settings.task
             list(child.ask(Begin(dataclasses.replace(self._settings, task=task), self._machine), self._timeout_s))
         return child

@@ -11,7 +11,12 @@ from swiglu_bench.runs import Run, case_of
 
 
 def ratio(record: Record, other: Record, confidence: float = CONFIDENCE) -> Interval | None:
-    """A row's time over another's of its case, in their common rounds; None where they have none."""
+    """A row's time over another's of its case, in their common rounds; None where they have none.
+
+    Rows of two GPUs have none, whatever else they share.
+    """
+    if record.gpu_uuid != other.gpu_uuid:
+        return None
     if record.run_id != other.run_id or not record.samples_ms or len(record.samples_ms) != len(other.samples_ms):
         return None
     return ratio_interval(record.samples_ms, other.samples_ms, confidence)

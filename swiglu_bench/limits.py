@@ -72,7 +72,7 @@ class Limits:
         self.device = device
         self.clock = clock
         self._refresh = refresh
-        self._key = _key(machine, device)
+        self._key = _key(machine)
         name = hashlib.sha256(json.dumps(self._key, sort_keys=True).encode()).hexdigest()[:16]
         self.path = (folder or platformdirs.user_cache_path("swiglu-bench", appauthor=False)) / f"limits-{name}.json"
 
@@ -135,9 +135,8 @@ def ceilings(machine: Machine, device: torch.device, dtype: torch.dtype, clock: 
     return Ceilings(copy.value, product.value, min(copy, product, key=lambda one: one.at).at_text)
 
 
-def _key(machine: Machine, device: torch.device) -> dict[str, str]:
-    uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+def _key(machine: Machine) -> dict[str, str]:
     return {
-        "device": machine.device, "uuid": uuid, "driver": machine.driver, "torch": machine.torch,
+        "device": machine.device, "uuid": machine.gpu_uuid, "driver": machine.driver, "torch": machine.torch,
         "cpu_threads": str(machine.cpu_threads), "power_limit_w": str(machine.power_limit_w),
     }  # fmt: skip

@@ -12,6 +12,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from swiglu_bench.cases import BadInput
+from swiglu_bench.nvml import gpu_uuid
 
 POLL_S = 0.5
 
@@ -22,7 +23,7 @@ def device(
     """Hold a device as `gpu` does, so that nothing else measures on it meanwhile; a CPU has no lock."""
     if one.type != "cuda":
         return contextlib.nullcontext()
-    return gpu(f"GPU-{torch.cuda.get_device_properties(one).uuid}", command, wait, tell)
+    return gpu(gpu_uuid(one), command, wait, tell)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ import torch
 
 from swiglu_bench import __version__
 from swiglu_bench.cases import BadInput
-from swiglu_bench.nvml import Gpu, NoAnswer
+from swiglu_bench.nvml import Gpu, NoAnswer, gpu_uuid
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,11 @@ def slug_of(device: str) -> str:
 class Machine:
     """What a reader of a figure needs to know about where it came from."""
 
+    host: str
+    gpu_index: int | None
+    """Of this host, as `nvidia-smi` counts; None on a CPU, or where NVML does not say."""
+    gpu_uuid: str
+    """"" on a CPU."""
     device: str
     device_type: str
     memory_bytes: int
@@ -68,6 +73,8 @@ class Machine:
     cpu: str
     cpu_threads: int
     version: str
+    tuned_tiles: str
+    """Which tiles a user's `tune` has chosen for this device, as a digest; "" where there are none."""
 
     @property
     def slug(self) -> str:
@@ -105,9 +112,14 @@ def find_device(text: str | None) -> torch.device:
 
 def describe(device: torch.device) -> Machine:
     """Read everything that a Machine states."""
+    from swiglu_kernels import tuning  # imports Triton: not before `request.find_device` has chosen its interpreter
+
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     state = gpu_state(device)
     return Machine(
+        host=platform.node(),
+        gpu_index=state.get("index"),
+        gpu_uuid=gpu_uuid(device),
         device=gpu.name if gpu else _cpu_name(),
         device_type=device.type,
         memory_bytes=gpu.total_memory if gpu else host_memory_bytes(),
@@ -125,6 +137,7 @@ def describe(device: torch.device) -> Machine:
         cpu=_cpu_name(),
         cpu_threads=torch.get_num_threads(),
         version=_own_version(),
+        tuned_tiles=tuning.digest(device),
     )
 
 
@@ -134,7 +147,7 @@ def capability(device: torch.device) -> str:
 
 
 def gpu_state(device: torch.device) -> dict[str, Any]:
-    """Driver, clocks, power and temperature through NVML; empty on a CPU or where NVML does not answer."""
+    """Driver, index, clocks, power and temperature through NVML; empty on a CPU or where NVML does not answer."""
     if device.type != "cuda":
         return {}
     try:
@@ -142,8 +155,8 @@ def gpu_state(device: torch.device) -> dict[str, Any]:
     except NoAnswer:
         return {}
     questions = {
-        "driver": gpu.driver, "sm_mhz": gpu.sm_mhz, "sm_max_mhz": gpu.max_sm_mhz, "power_w": gpu.power_w,
-        "power_limit_w": gpu.power_limit_w, "temperature_c": gpu.temperature_c,
+        "driver": gpu.driver, "index": gpu.index, "sm_mhz": gpu.sm_mhz, "sm_max_mhz": gpu.max_sm_mhz,
+        "power_w": gpu.power_w, "power_limit_w": gpu.power_limit_w, "temperature_c": gpu.temperature_c,
     }  # fmt: skip
     answers = {name: gpu.maybe(question) for name, question in questions.items()}
     return {name: answer for name, answer in answers.items() if answer is not None}

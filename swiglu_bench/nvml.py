@@ -47,6 +47,15 @@ def _parent(pid: int) -> int:
     return int(found[1]) if found else 0
 
 
+def gpu_uuid(device: torch.device) -> str:
+    """A GPU's own name, GPU-... or MIG-..., whatever its number in CUDA_VISIBLE_DEVICES; "" for a CPU."""
+    if device.type != "cuda":
+        return ""
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    # An instance of a partitioned GPU names itself MIG-...; NVML takes either name.
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
 class NoAnswer(Exception):
     """Why NVML does not know: one phrase."""
 
@@ -63,9 +72,7 @@ class Gpu:
         self.nvml = nvml
         try:
             nvml.nvmlInit()
-            uuid = str(torch.cuda.get_device_properties(device).uuid)
-            # An instance of a partitioned GPU names itself MIG-...; NVML takes either name.
-            self.handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+            self.handle = nvml.nvmlDeviceGetHandleByUUID(gpu_uuid(device))
         except nvml.NVMLError as error:
             raise NoAnswer(f"NVML does not answer: {error}") from None
 
@@ -95,6 +102,10 @@ class Gpu:
     def driver(self) -> str:
         """Version of the driver."""
         return str(self.ask_system("DriverVersion"))
+
+    def index(self) -> int:
+        """Its number on this host, as `nvidia-smi` counts."""
+        return int(self.ask("Index"))
 
     def sm_mhz(self) -> int:
         """Clock of the multiprocessors at this moment."""

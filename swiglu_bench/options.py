@@ -83,6 +83,20 @@ Device = Annotated[
         rich_help_panel=HOW, show_default=False,
     ),
 ]  # fmt: skip
+Gpus = Annotated[
+    str | None,
+    typer.Option(
+        help="Several GPUs of this host, a case on one at a time: indices as 0,1,2,3, or all.",
+        rich_help_panel=HOW, show_default=False,
+    ),
+]  # fmt: skip
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        help="All GPUs of a Ray cluster: auto, or HOST:PORT of its head (without GPUs: its CPUs).",
+        metavar="ADDRESS", rich_help_panel=HOW, show_default=False,
+    ),
+]  # fmt: skip
 Baseline = Annotated[
     str,
     typer.Option(

@@ -16,7 +16,6 @@ from swiglu_bench import locks, runner
 from swiglu_bench.cases import BadInput
 from swiglu_bench.machine import Machine
 from swiglu_bench.writers import Writer, csv_file
-from swiglu_kernels import tuning
 
 if TYPE_CHECKING:
     from swiglu_bench.writers.wandb_run import WandbRun
@@ -120,7 +119,6 @@ def about(settings: runner.Settings, this: Machine) -> dict[str, Any]:
             **dataclasses.asdict(settings.rule),
         },
         "machine": this.as_dict(),
-        "tuned_tiles": tuning.digest(settings.device),
     }
 
 
@@ -138,10 +136,12 @@ def logs(folder: Path | None, wanted: Callable[[], bool]) -> Iterator[Path]:
         if not folder and not wanted():
             shutil.rmtree(place, ignore_errors=True)
         with contextlib.suppress(OSError):  # the folder is not empty, or gone
-            for file in place.glob("*.log"):
+            for file in place.rglob("*.log"):
                 if file.stat().st_size == 0:
                     file.unlink()
-            place.rmdir()
+            for folder_or_file in [*place.iterdir(), place]:  # of each GPU, where there are several
+                if folder_or_file.is_dir() and not any(folder_or_file.iterdir()):
+                    folder_or_file.rmdir()
 
 
 def default_folder(this: Machine, name: str, moment: str) -> Path:

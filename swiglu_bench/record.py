@@ -11,7 +11,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 def _since(schema: int, default: Any = None) -> Any:
@@ -172,6 +172,11 @@ class Record:
     """True where Triton's interpreter ran the kernel on a CPU: the result counts, time does not exist."""
 
     # machine
+    host: str = _since(3, "")
+    gpu_index: int | None = _since(3)
+    """Of that host, as `nvidia-smi` counts."""
+    gpu_uuid: str = _since(3, "")
+    """All rows of a case are from one GPU."""
     device: str = ""
     driver: str = ""
     cuda: str = ""

@@ -7,7 +7,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
+    from swiglu_bench.pool.team import Team
     from swiglu_bench.registry import Implementation
 
 
@@ -30,6 +32,44 @@ def find_device(text: str | None, interpret: bool) -> torch.device:
     if interpret and device.type == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
     return device
+
+
+@contextmanager
+def team_of(options: dict[str, Any], interpret: bool, console: Console) -> Iterator[Team | None]:
+    """The places that `--gpus` or `--ray` names, until the command ends; None for one device."""
+    gpus, address = options["gpus"], options["ray"]
+    if gpus is None and address is None:
+        yield None
+        return
+    option = "--gpus" if address is None else "--ray"
+    for given, reason in (
+        (
+            gpus is not None and address is not None,
+            "--gpus and --ray were given together",
+        ),
+        (options["in_process"], f"{option} needs child processes; leave --in-process out"),
+        (gpus is not None and options["device"] is not None, "--gpus and --device were given together"),
+        (address is not None and options["dry_run"], "--dry-run looks at this host only, and --ray at others"),
+    ):
+        if given:
+            raise BadInput(f"{reason}; give one of them." if "together" in reason else f"{reason}.")
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    team: Team
+    if address is None:
+        from swiglu_bench import zygote
+
+        zygote.start()
+        from swiglu_bench.pool.local import LocalTeam
+        from swiglu_bench.pool.place import gpus as places
+
+        team = LocalTeam(places(gpus), options["timeout"], say)
+    else:
+        from swiglu_bench.pool.ray_team import RayTeam
+
+        environment = {"TRITON_INTERPRET": "1"} if interpret else {}
+        team = RayTeam(address, options["device"], options["timeout"], say, environment)
+    with closing(team):
+        yield team
 
 
 VERIFY_TOKENS = {"cpu": (33,), "cuda": (1, 127, 1024)}

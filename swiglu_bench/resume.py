@@ -20,7 +20,6 @@ from swiglu_bench.machine import Machine
 from swiglu_bench.record import Record
 from swiglu_bench.registry import Implementation
 from swiglu_bench.runner import Settings
-from swiglu_kernels import tuning
 
 CASE = ("shape", "hidden", "intermediate", "tokens", "dtype", "scope", "mode", "seed")
 """The columns that say which case a row is of."""
@@ -47,9 +46,9 @@ class Fingerprints:
 
     def __init__(self, implementations: Sequence[Implementation], settings: Settings, this: Machine) -> None:
         self._common = {
-            "sources": {package: _sources(package) for package in PACKAGES},
+            "sources": code(),
             "version": __version__,
-            "tuned tiles": tuning.digest(settings.device),
+            "tuned tiles": this.tuned_tiles,
             "machine": {name: getattr(this, name) for name in MACHINE},
             "settings": {
                 "task": settings.task,
@@ -90,8 +89,10 @@ class Plan:
         for row in rows:
             if _verb(row["command"]) == self._verb:
                 self._earlier.setdefault(key_of_row(row), {})[row["implementation"]] = row
-        self.todo = [case for case in cases if not self._finished(key_of_case(case))]
-        self.kept = [row for case in cases if case not in self.todo for row in self._kept(key_of_case(case))]
+        keys = [(case, key_of_case(case)) for case in cases]
+        finished = {key for _, key in keys if self._finished(key)}
+        self.todo = [case for case, key in keys if key not in finished]
+        self.kept = [row for _, key in keys if key in finished for row in self._kept(key)]
         """The rows of finished cases."""
 
     def _kept(self, case: CaseKey) -> list[Mapping[str, str]]:
@@ -126,6 +127,11 @@ def _verb(command: str) -> str:
 def _as_cell(value: object) -> str:
     """As records.csv has it, where every row is one line."""
     return " ".join(str(value).split())
+
+
+def code() -> dict[str, str]:
+    """A digest of the sources of each of the suite's packages, as they are installed here."""
+    return {package: _sources(package) for package in PACKAGES}
 
 
 def _sources(package: str) -> str:

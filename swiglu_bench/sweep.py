@@ -16,6 +16,8 @@ from swiglu_bench.child import DoesNotEnd
 from swiglu_bench.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.output import Output, logs, opened
+from swiglu_bench.pool import team
+from swiglu_bench.pool.team import Team
 from swiglu_bench.record import Record, Status
 from swiglu_bench.registry import Implementation
 from swiglu_bench.resume import Fingerprints, Plan
@@ -36,6 +38,8 @@ class Process:
     """Of one implementation at one case, each in a child process; None: in this process, and without an end."""
     wait: bool = True
     """For a GPU on which another sweep runs; else that is an error."""
+    team: Team | None = None
+    """The places that share the cases; None: one device."""
 
 
 IN_THIS_PROCESS = Process()
@@ -74,7 +78,8 @@ def sweep(
             for row in plan.kept:
                 writer.write(record_of(row))
         in_detail = settings.detail and settings.task is runner.Task.VERIFY
-        shown = ConsoleWriter(console, _tables(settings), len(plan.todo), in_detail, output.quiet)
+        in_any_order = process.team is not None
+        shown = ConsoleWriter(console, _tables(settings), len(plan.todo), in_detail, output.quiet, in_any_order)
 
         def listen(progress: runner.Progress) -> None:
             case = progress.case
@@ -87,12 +92,17 @@ def sweep(
                 yield from runner.run(plan.todo, chosen, settings, this, listen)
                 return
             with logs(into.folder, wanted=lambda: any(row.status is Status.ERROR for row in shown.records)) as place:
+                if process.team:
+                    process.team.start(chosen, settings, place, settings.command, process.wait)
+                    with contextlib.closing(process.team):
+                        yield from team.run(process.team, plan.todo, chosen, settings, shown.advance, warn)
+                    return
                 yield from isolation.run(
                     plan.todo, chosen, settings, this, listen, timeout_s=process.timeout_s, logs=place
                 )
 
         try:
-            if plan.todo:
+            if plan.todo and not process.team:  # which holds each of its GPUs by itself
                 stack.enter_context(locks.device(settings.device, settings.command, process.wait, say))
             with shown, contextlib.closing(run()) as rows:
                 for record in rows:
@@ -100,7 +110,7 @@ def sweep(
                     outdated = plan.replaced_by(record)
                     if into.files and outdated:
                         into.files.drop(outdated)
-                    for writer in (shown, *into.writers, *also):
+                    for writer in (*into.writers, shown, *also):  # what is shown is kept
                         writer.write(record)
         except KeyboardInterrupt:
             interrupted = True
@@ -110,6 +120,9 @@ def sweep(
         except DoesNotEnd as error:
             failed = True
             warn(f"{error} The sweep ends here.")
+        except team.NoPlace as error:
+            failed = True
+            warn(f"{error} The same command with --out and --resume runs them.")
         shown.close()
     for place in filter(None, (tell() for tell in into.places)):
         say(place)

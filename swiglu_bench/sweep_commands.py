@@ -23,11 +23,13 @@ from swiglu_bench.options import (
     DtypeOption,
     Energy,
     Form,
+    Gpus,
     Impl,
     InProcess,
     LogWandb,
     Out,
     Quiet,
+    Ray,
     Regime,
     Resume,
     ScopeOption,
@@ -48,6 +50,7 @@ from swiglu_bench.options import (
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from swiglu_bench.pool.team import Team
     from swiglu_bench.runs import Run
 
 REST_S = 0.05
@@ -102,11 +105,11 @@ def _timing_command(name: str) -> Any:
 
     def command(
         shapes: Shapes = None, tokens: Tokens = None, dtype: DtypeOption = None, scope: ScopeOption = None,
-        impl: Impl = None, skip_impl: SkipImpl = None, seed: Seed = 0, device: Device = None,
-        baseline: Baseline = "eager", budget: Budget = 20.0, l2: L2 = "cold", regime: Regime = "steady",
-        energy: Energy = True, timeout: Timeout = TIMEOUT_S, in_process: InProcess = False, wait: Wait = True,
-        dry_run: DryRun = False, detail: TimeDetail = False, quiet: Quiet = False, form: Form = "table",
-        out: Out = None, resume: Resume = False, csv: Csv = True, log_wandb: LogWandb = False,
+        impl: Impl = None, skip_impl: SkipImpl = None, seed: Seed = 0, device: Device = None, gpus: Gpus = None,
+        ray: Ray = None, baseline: Baseline = "eager", budget: Budget = 20.0, l2: L2 = "cold",
+        regime: Regime = "steady", energy: Energy = True, timeout: Timeout = TIMEOUT_S, in_process: InProcess = False,
+        wait: Wait = True, dry_run: DryRun = False, detail: TimeDetail = False, quiet: Quiet = False,
+        form: Form = "table", out: Out = None, resume: Resume = False, csv: Csv = True, log_wandb: LogWandb = False,
         wandb_project: WandbProject = "swiglu-bench", wandb_entity: WandbEntity = None, wandb_group: WandbGroup = None,
         wandb_tags: WandbTags = None, wandb_id: WandbId = None,
     ) -> None:  # fmt: skip
@@ -120,12 +123,12 @@ def _checking_command(name: str) -> Any:
 
     def command(
         shapes: Shapes = None, tokens: Tokens = None, dtype: DtypeOption = None, scope: ScopeOption = None,
-        impl: Impl = None, skip_impl: SkipImpl = None, seed: Seed = 0, device: Device = None,
-        timeout: Timeout = TIMEOUT_S, in_process: InProcess = False, wait: Wait = True, dry_run: DryRun = False,
-        detail: Detail = False, quiet: Quiet = False, form: Form = "table", out: Out = None, resume: Resume = False,
-        csv: Csv = True, log_wandb: LogWandb = False, wandb_project: WandbProject = "swiglu-bench",
-        wandb_entity: WandbEntity = None, wandb_group: WandbGroup = None, wandb_tags: WandbTags = None,
-        wandb_id: WandbId = None,
+        impl: Impl = None, skip_impl: SkipImpl = None, seed: Seed = 0, device: Device = None, gpus: Gpus = None,
+        ray: Ray = None, timeout: Timeout = TIMEOUT_S, in_process: InProcess = False, wait: Wait = True,
+        dry_run: DryRun = False, detail: Detail = False, quiet: Quiet = False, form: Form = "table", out: Out = None,
+        resume: Resume = False, csv: Csv = True, log_wandb: LogWandb = False,
+        wandb_project: WandbProject = "swiglu-bench", wandb_entity: WandbEntity = None, wandb_group: WandbGroup = None,
+        wandb_tags: WandbTags = None, wandb_id: WandbId = None,
     ) -> None:  # fmt: skip
         _run(name, locals())
 
@@ -134,9 +137,9 @@ def _checking_command(name: str) -> Any:
 
 DEFAULTS: dict[str, Any] = {
     "shapes": None, "tokens": None, "dtype": None, "scope": None, "impl": None, "skip_impl": None, "seed": 0,
-    "device": None, "baseline": "eager", "budget": 20.0, "l2": "cold", "regime": "steady", "energy": True,
-    "timeout": TIMEOUT_S, "in_process": False, "wait": True, "dry_run": False, "detail": False, "quiet": False,
-    "out": None, "resume": False, "csv": True, "log_wandb": False, "wandb_project": "swiglu-bench",
+    "device": None, "gpus": None, "ray": None, "baseline": "eager", "budget": 20.0, "l2": "cold", "regime": "steady",
+    "energy": True, "timeout": TIMEOUT_S, "in_process": False, "wait": True, "dry_run": False, "detail": False,
+    "quiet": False, "out": None, "resume": False, "csv": True, "log_wandb": False, "wandb_project": "swiglu-bench",
     "wandb_entity": None, "wandb_group": None, "wandb_tags": None, "wandb_id": None,
 }  # fmt: skip
 """Every option of the timing commands but --format, as the command line has them."""
@@ -162,12 +165,20 @@ def perform(name: str, options: dict[str, Any], console: Console, command_line: 
 
     Raises BadInput before any work starts.
     """
+    if options["detail"] and TASKS[name] == "memory":
+        raise BadInput(f"--detail shows the errors of tensors, which {name} does not; give it to verify.")
+    with request.team_of(options, interpret=TASKS[name] == "verify", console=console) as team:
+        return _perform(name, options, console, command_line, team)
+
+
+def _perform(
+    name: str, options: dict[str, Any], console: Console, command_line: str, team: Team | None
+) -> tuple[int, Run | None]:
+    """`perform` on one device, or on those of a team."""
     from swiglu_bench import listing, machine
 
     task = TASKS[name]
-    if options["detail"] and task == "memory":
-        raise BadInput(f"--detail shows the errors of tensors, which {name} does not; give it to verify.")
-    device = request.find_device(options["device"], interpret=task == "verify")
+    device = team.device if team else request.find_device(options["device"], interpret=task == "verify")
     interpreter = task == "verify" and device.type == "cpu"
     cases = request.cases_of(name, device, MODES[name], options)
     chosen = request.implementations_of(options)
@@ -212,8 +223,8 @@ def perform(name: str, options: dict[str, Any], console: Console, command_line: 
         resume=options["resume"],
         quiet=options["quiet"],
     )
-    process = Process(None if options["in_process"] else options["timeout"], options["wait"])
-    this, rows = machine.describe(device), Collected()
+    process = Process(None if options["in_process"] else options["timeout"], options["wait"], team)
+    this, rows = team.assemble() if team else machine.describe(device), Collected()
     status = sweep(name, cases, chosen, settings, this, output, console, process, also=[rows])
     place = output.folder or default_folder(this, name, settings.run_id) if output.csv else None
     return status, Run(rows.records, about(settings, this), place)

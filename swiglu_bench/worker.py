@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from swiglu_bench import registry, runner
+from swiglu_bench import registry, runner, zygote
 from swiglu_bench.audit import matrix
 from swiglu_bench.cases import BadInput, Case, Dtype, Scope
 from swiglu_bench.cells import Cell
@@ -89,9 +89,9 @@ class Setting:
     threads: int
 
     @classmethod
-    def of_this_process(cls, log: Path) -> Setting:
-        """What holds here, and a file for all that the child prints."""
-        return cls(log, dict(os.environ), torch.get_num_threads())
+    def of_this_process(cls, log: Path, environment: Mapping[str, str]) -> Setting:
+        """What holds here, but for variables that are other ones there, and a file for all that the child prints."""
+        return cls(log, {**zygote.environment(), **environment}, torch.get_num_threads())
 
 
 def serve(pipe: Connection, mark: MutableSequence[int], setting: Setting) -> None:

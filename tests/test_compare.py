@@ -196,6 +196,12 @@ def test_what_else_differs_is_told() -> None:
     assert not compare(a_run(), a_run(seed=1), 0.02).warnings
 
 
+def test_cases_that_moved_to_another_gpu_are_told() -> None:
+    here, there = a_run(gpu_uuid="GPU-0"), a_run(gpu_uuid="GPU-1")
+    assert any(text.startswith("1 case was on another GPU") for text in compare(here, there, 0.02).warnings)
+    assert not compare(here, here, 0.02).warnings
+
+
 def test_what_cannot_be_compared() -> None:
     timed = a_run()
     memory = Run([a_record(time_ms=None, peak_bytes=1)], {}, Path("memory"))

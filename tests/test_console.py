@@ -1,4 +1,5 @@
 import io
+import re
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -231,3 +232,16 @@ def test_an_interruption_leaves_the_terminal_as_it_was(terminal: bool) -> None:
 
 def test_no_rows_print_nothing() -> None:
     assert play(terminal=False, rows=[]) == ""
+
+
+@pytest.mark.parametrize(("in_any_order", "tables"), [(False, ["a", "b", "a"]), (True, ["a", "b"])])
+def test_rows_in_any_order_make_one_table_for_each_shape(in_any_order: bool, tables: list[str]) -> None:
+    def spy(records: Sequence[Record], width: int) -> Iterator[RenderableType]:
+        yield Text(f"table of {records[0].shape}, {len(records)} rows")
+
+    console, output = a_console(terminal=True)
+    writer = ConsoleWriter(console, spy, 3, in_any_order=in_any_order)
+    for number, shape in enumerate("aba"):
+        writer.write(a_record(shape=shape, tokens=number))
+    writer.close()
+    assert re.findall(r"table of (\w)", output.getvalue()) == tables

@@ -49,6 +49,9 @@ CHEAP: tuple[tuple[str, str], ...] = (
     ("verify mine.py:mine", SMALL_VERIFY),
     ("forward mine.py:mine compile", DRY),  # which takes long to compile
     ("forward mine.py:mine", SMALL_TIME),
+    ("forward --gpus", PARSED),  # several GPUs
+    ("forward --ray", PARSED),  # a cluster
+    ("step --ray", PARSED),
     ("forward", DRY),
     ("backward", DRY),
     ("step", DRY),

@@ -179,9 +179,9 @@ def test_a_process_lives_over_all_cases_unless_memory_is_short(tmp_path: Path, m
     started: list[str] = []
 
     class Counted(isolation.Child):
-        def __init__(self, log: Path) -> None:
+        def __init__(self, log: Path, *more: Any) -> None:
             started.append(log.stem)
-            super().__init__(log)
+            super().__init__(log, *more)
 
     monkeypatch.setattr(isolation, "Child", Counted)
     cases = [small_case(mode=Mode.FORWARD, tokens=tokens) for tokens in (1, 2)]

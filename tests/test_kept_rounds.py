@@ -48,3 +48,9 @@ def test_a_case_without_the_baseline_has_no_ratios() -> None:
 def test_a_name_without_rounds_is_refused() -> None:
     with pytest.raises(BadInput, match="--baseline: no row of this run has rounds of 'fats'; did you mean fast"):
         rebased(Run([EAGER, FAST], {}), "fats")
+
+
+def test_rows_of_two_gpus_make_no_ratio() -> None:
+    one, other = replace(EAGER, gpu_uuid="GPU-0"), replace(FAST, gpu_uuid="GPU-1")
+    last, _ = rebased(Run([one, other], {}), "fast").records
+    assert (last.ratio, last.verdict) == (None, "")

@@ -54,6 +54,16 @@ def test_what_spoils_the_figures_is_said(tmp_path: Path) -> None:
     assert "Waiting for the host may be in the times of a" in text
 
 
+def test_rows_of_several_gpus_are_said_to_be(tmp_path: Path) -> None:
+    one, other = (
+        [a_record(implementation=name, tokens=index + 1, host="h", gpu_index=index, gpu_uuid=f"GPU-{index}")
+         for name in ("eager", "mine")]
+        for index in (0, 1)
+    )  # fmt: skip
+    assert "The cases ran on 2 GPUs (h 0, h 1): a ratio is of one of them" in one_case(tmp_path / "both", *one, *other)
+    assert "The cases ran on" not in one_case(tmp_path / "one", *one)
+
+
 def test_a_run_in_which_everything_failed(tmp_path: Path) -> None:
     text = one_case(tmp_path, without_time(Status.ERROR, "no"))
     assert "no winner can be named" in text

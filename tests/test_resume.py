@@ -160,10 +160,10 @@ def test_the_version_of_the_package_that_is_measured_changes_it(monkeypatch: pyt
     assert Fingerprints([liger.liger], SETTINGS, THIS).of(case, "liger") != before.of(case, "liger")
 
 
-def test_tuned_tiles_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuned_tiles_change_it() -> None:
     case, before = key_of_case(CASES[0]), Fingerprints(BOTH, SETTINGS, THIS)
-    monkeypatch.setattr(resume.tuning, "digest", lambda device: "0123456789abcdef")
-    assert Fingerprints(BOTH, SETTINGS, THIS).of(case, "eager") != before.of(case, "eager")
+    tuned = dataclasses.replace(THIS, tuned_tiles="0123456789abcdef")
+    assert Fingerprints(BOTH, SETTINGS, tuned).of(case, "eager") != before.of(case, "eager")
 
 
 def test_a_record_is_stamped() -> None:

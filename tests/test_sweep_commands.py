@@ -5,10 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
+from swiglu_bench import machine
 from swiglu_bench.cases import BadInput
 from swiglu_bench.cli import app
+from swiglu_bench.pool.place import Place
 from swiglu_bench.record import COLUMNS
 
 TINY = ("--shapes", "24x40", "--tokens", "3", "--device", "cpu", "--in-process", "--no-csv")
@@ -61,3 +64,39 @@ def test_quiet_says_where_the_results_are_and_no_more(tmp_path: Path) -> None:
 
 def test_another_format_is_refused_before_any_work() -> None:
     assert isinstance(invoke("forward", *QUICK, "--format", "parquet").exception, BadInput)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--gpus", "0"), "--gpus: this machine has no usable CUDA GPU; leave it out."),
+        (("--gpus", "all", "--ray", "auto"), "--gpus and --ray were given together; give one of them."),
+        (("--gpus", "0", "--device", "cuda:0"), "--gpus and --device were given together; give one of them."),
+        (("--gpus", "0", "--in-process"), "--gpus needs child processes; leave --in-process out."),
+        (("--ray", "auto", "--in-process"), "--ray needs child processes; leave --in-process out."),
+        (("--ray", "auto", "--dry-run"), "--dry-run looks at this host only, and --ray at others."),
+        (("--ray", "nowhere"), "--ray: 'nowhere' is no address; give auto or HOST:PORT."),
+    ],
+)
+def test_places_that_cannot_be_had_are_refused(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], sentence: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr("swiglu_bench.zygote.start", lambda: None)
+    refused = invoke("verify", "--shapes", "24x40", *arguments).exception
+    assert isinstance(refused, BadInput)
+    assert str(refused) == sentence
+
+
+def test_a_team_runs_the_cases_of_a_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As `--gpus 0,1` on a machine with two, which here are CPUs."""
+    this = machine.describe(torch.device("cpu"))
+    monkeypatch.setattr("swiglu_bench.pool.place.gpus", lambda text: [Place(int(one), this) for one in text.split(",")])
+    result = invoke(
+        "memory", "--shapes", "24x40", "--tokens", "3,5", "--impl", "eager", "--gpus", "0,1", "--out",
+        str(tmp_path / "run"), "--format", "jsonl",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert sorted(row["tokens"] for row in rows) == [3, 5]
+    assert {row["host"] for row in rows} == {this.host}

@@ -188,6 +188,13 @@ def test_the_caption_says_what_spoils_the_figures(changes: dict[str, Any], sente
     assert sentence not in unwrapped(shown(time_tables([noisy(**calm)], 100), 100))
 
 
+def test_the_caption_says_where_cases_of_several_gpus_ran() -> None:
+    rows = [noisy(tokens=index + 1, host="h", gpu_index=index, gpu_uuid=f"GPU-{index}") for index in range(10)]
+    text = unwrapped(shown(time_tables(rows, 200), 200))
+    assert "The cases ran on 10 GPUs (h 0, h 1, h 2, h 3, h 4, h 5, h 6, h 7 and 2 more): a ratio is of one" in text
+    assert "The cases ran" not in unwrapped(shown(time_tables(rows[:1], 200), 200))
+
+
 @WIDTHS
 def test_what_a_caller_feels_is_shown_for_few_tokens_or_when_asked(width: int) -> None:
     felt = {"latency_us": 80.25, "graph_us": 61.5, "uj_per_token": 12345.0}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.record import Record
-from swiglu_bench.runs import Run
+from swiglu_bench.runs import Run, case_of
 
 if TYPE_CHECKING:
     from swiglu_bench.compare.comparison import By, Change
@@ -35,6 +35,13 @@ def circumstances(before: Run, after: Run, by: By, changes: Sequence[Change]) ->
         found = list(_differing(names, sources))
         if found and by != "status":
             yield f"{label}: {'; '.join(found)}."
+    moved = _moved(before, after) if by in {"ratio", "time"} else 0
+    if moved:
+        many = "cases were" if moved > 1 else "case was"
+        yield (
+            f"{moved} {many} on another GPU in the second run: what sets two cards of a model apart is in quotients of "
+            "times, and cancels in those of ratios."
+        )
     if by == "ratio":
         yield from _baseline(changes, machines, rows)
     elif by == "time":
@@ -44,6 +51,13 @@ def circumstances(before: Run, after: Run, by: By, changes: Sequence[Change]) ->
             yield f"Another process used the GPU during the {which} run."
         if by in {"ratio", "time"} and any(r.time_ms is not None and not r.samples_ms for r in run.records):
             yield f"The {which} run has rows without samples; their intervals come from records.csv alone."
+
+
+def _moved(before: Run, after: Run) -> int:
+    """How many cases were timed on two GPUs, as far as the rows say."""
+    earlier = {case_of(record): record.gpu_uuid for record in before.records if record.gpu_uuid}
+    later = {case_of(record): record.gpu_uuid for record in after.records if record.gpu_uuid}
+    return sum(earlier[case] != later[case] for case in earlier.keys() & later.keys())
 
 
 def _uniform(records: Sequence[Record]) -> dict[str, Any]:

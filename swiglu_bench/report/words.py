@@ -12,6 +12,7 @@ from swiglu_bench.report.frames import dicts, groups, unique
 from swiglu_bench.report.look import Look, tokens_text
 from swiglu_bench.report.ranking import Place
 from swiglu_bench.report.sections import Section
+from swiglu_bench.writers.tables import several_gpus
 
 Case = tuple[str, int]
 SEVERAL = 3
@@ -154,6 +155,11 @@ def _cautions(rows: pd.DataFrame) -> Iterator[str]:
     if len(behind):
         names = together(unique(behind["implementation"]))
         yield f"Waiting for the host may be in the times of {names} at {tokens_text(behind['tokens'])} (queue_filled)."
+    spread = several_gpus(
+        (row["host"], None if pd.isna(row["gpu_index"]) else row["gpu_index"], row["gpu_uuid"]) for row in dicts(rows)
+    )
+    if spread:
+        yield spread
     yield from dict.fromkeys(note for note in rows["gpu_note"] if note)
 
 

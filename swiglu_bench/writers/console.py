@@ -22,18 +22,26 @@ class ConsoleWriter:
     """Collects rows and shows them; `tables` says which tables a command shows.
 
     On a terminal the table in progress stands under the bar and grows with each row; once a row of another table comes,
-    it is printed for good. `quiet` shows failures and what spoils figures, and neither bar nor tables.
+    it is printed for good; with `in_any_order` rows of all tables may come at any time, and all are printed at the end.
+    `quiet` shows failures and what spoils figures, and neither bar nor tables.
     """
 
     def __init__(
-        self, console: Console, tables: Tables, case_count: int, tables_anyway: bool = False, quiet: bool = False
+        self,
+        console: Console,
+        tables: Tables,
+        case_count: int,
+        tables_anyway: bool = False,
+        quiet: bool = False,
+        in_any_order: bool = False,
     ) -> None:
         self.console = console
         self.records: list[Record] = []
         self._tables = tables
         self._quiet = quiet
-        self._current: list[Record] = []
-        """Rows of the table that is not printed yet."""
+        self._in_any_order = in_any_order
+        self._open: dict[tuple[object, ...], list[Record]] = {}
+        """Rows of the tables that are not printed yet."""
         self._skipped: list[Record] = []
         self._shows_tables = (console.is_terminal or tables_anyway) and not quiet
         self._skips_told: set[tuple[str, str]] = set()
@@ -56,14 +64,15 @@ class ConsoleWriter:
     def write(self, record: Record) -> None:
         """Take a row: into the table, or without a terminal at once as a line, skips together after their case."""
         self.records.append(record)
-        if self._current and _table_of(self._current[0]) != _table_of(record):
-            self._print_table()
-        self._current.append(record)
+        if _table_of(record) not in self._open and not self._in_any_order:
+            self._print_tables()
+        current = self._open.setdefault(_table_of(record), [])
+        current.append(record)
         if self._quiet:
             if record.status in {Status.INCORRECT, Status.ERROR}:
                 self._line(time_line(record))
         elif self.console.is_terminal:
-            self._progress.show(self._tables(self._current, self.console.width))
+            self._progress.show(self._tables(current, self.console.width))
         elif record.status is Status.SKIPPED:
             if self._skipped and _case(self._skipped[0]) != _case(record):
                 self._tell_skips()
@@ -73,22 +82,23 @@ class ConsoleWriter:
             self._line(time_line(record))
 
     def close(self) -> None:
-        """Print the table that is left; without a terminal the lines are out, but for last skips and the captions.
+        """Print the tables that are left; without a terminal the lines are out, but for last skips and the captions.
 
         With `tables_anyway` there are tables without a terminal, too.
         """
         self._tell_skips()
-        self._print_table()
+        self._print_tables()
         if not self._shows_tables:
             for line in caption_lines(self.records):
                 self._line(line)
 
-    def _print_table(self) -> None:
+    def _print_tables(self) -> None:
         self._progress.show(())
-        if self._shows_tables:
-            for table in self._tables(self._current, self.console.width):
-                self.console.print(table)
-        self._current = []
+        for rows in self._open.values():
+            if self._shows_tables:
+                for table in self._tables(rows, self.console.width):
+                    self.console.print(table)
+        self._open.clear()
 
     def _tell_skips(self) -> None:
         """One line for each reason with all that it holds for; what was said of the same before is not said again."""

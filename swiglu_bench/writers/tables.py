@@ -57,6 +57,19 @@ def by(records: Iterable[Record], *fields: str) -> Iterator[list[Record]]:
         yield list(group)
 
 
+def several_gpus(seats: Iterable[tuple[str, int | None, str]]) -> str | None:
+    """What a reader has to know of rows by their (host, gpu_index, gpu_uuid), where they are from several GPUs."""
+    known = {uuid: f"{host} {uuid if index is None else index}" for host, index, uuid in seats if uuid}
+    if len(known) < 2:
+        return None
+    names = sorted(known.values())
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return (
+        f"The cases ran on {len(known)} GPUs ({shown}): a ratio is of one of them, "
+        "times at two token counts may be of two."
+    )
+
+
 def title(record: Record, *extra: str) -> Text:
     """The head of a table: what its records have in common."""
     sizes = f"hidden {record.hidden}, intermediate {record.intermediate}"

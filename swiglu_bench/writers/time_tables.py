@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swiglu_bench.record import Record, Status
-from swiglu_bench.writers.tables import NAME_WIDTH, STYLES, Notes, absent, by, mebibytes, title
+from swiglu_bench.writers.tables import NAME_WIDTH, STYLES, Notes, absent, by, mebibytes, several_gpus, title
 
 VERDICT_STYLES = {"faster": "green", "slower": "red", "tie": "dim"}
 FEW_TOKENS = 256
@@ -225,6 +225,9 @@ def caption(timed: Sequence[Record]) -> Iterator[Text]:
     crowded = [record for record in timed if record.other_processes]
     if crowded:
         yield Text(f"Another process used the GPU: {_tokens(crowded)}.", style="bold red")
+    spread = several_gpus((record.host, record.gpu_index, record.gpu_uuid) for record in timed)
+    if spread:
+        yield Text(spread, style="dim")
     for note in dict.fromkeys(record.gpu_note for record in timed if record.gpu_note):
         yield Text(note, style="yellow")
 

@@ -47,7 +47,8 @@ def case_of(record: Record) -> str:
 def facts(records: Sequence[Record]) -> dict[str, Any]:
     """What was run, as lists to filter runs by."""
     names = {"shapes": "shape", "scopes": "scope", "modes": "mode", "dtypes": "dtype", "tokens": "tokens",
-             "implementations": "implementation", "baselines": "baseline"}  # fmt: skip
+             "implementations": "implementation", "baselines": "baseline",
+             "hosts": "host", "gpus": "gpu_uuid"}  # fmt: skip
     return {
         name: list(dict.fromkeys(value for record in records if (value := getattr(record, column)) not in (None, "")))
         for name, column in names.items()
