@@ -204,9 +204,8 @@ def llama_mlp() -> nn.Module:
 
 def errors_of_sharded_projections() -> dict[str, str]:
     """What happens where the shards do not follow the module: on a projection, and before patch_model."""
-    from torch.distributed.fsdp import fully_shard
-
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
 
     from swiglu_kernels import FusedSwiGLUMLP, patch_model, unpatch
     from swiglu_kernels.parallel import SwiGLUParallel

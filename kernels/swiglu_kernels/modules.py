@@ -173,11 +173,12 @@ class FusedModule(nn.Module):
 
     def _mlp(self, x: object) -> torch.Tensor:
         """Run the whole block from gate_proj, up_proj and down_proj."""
-        tensor, weights, (bias_gate, bias_up, bias_down) = self._operands(x, "gate_proj", "up_proj", "down_proj")
+        tensor, weights, biases = self._operands(x, "gate_proj", "up_proj", "down_proj")
         split = self.tensor_parallel
         if split is None:
-            return _swiglu_mlp(tensor, *weights, bias_gate, bias_up, bias_down, options=self.options)
-        part = _swiglu_mlp(tensor, *weights, bias_gate, bias_up, None, options=self.options)
+            return _swiglu_mlp(tensor, *weights, *biases, options=self.options)
+        *biases, bias_down = biases
+        part = _swiglu_mlp(tensor, *weights, *biases, *[None], options=self.options)
         return split.sum(part, bias_down)
 
 

@@ -110,8 +110,8 @@ class Split:
 class SwiGLUParallel(ParallelStyle):
     """Split a fused module over the ranks of a mesh: gate and up by rows, down by columns.
 
-    For `parallelize_module`, on FusedSwiGLU, FusedSwiGLUMLP and FusedSwiGLUPackedMLP, also where `patch_model` put them,
-    and before fully_shard, activation checkpointing and torch.compile, all of which work on it.
+    For `parallelize_module`, on FusedSwiGLU, FusedSwiGLUMLP and FusedSwiGLUPackedMLP, also where `patch_model` put
+    them, and before fully_shard, activation checkpointing and torch.compile, all of which work on it.
 
     Parameters become DTensors in their places; state_dict keys stay, but for a packed module: `gate_up_proj` becomes
     `gate_proj` and `up_proj`, the keys of FusedSwiGLUMLP. `torch.cat` of their full tensors is the packed matrix again.
