@@ -82,11 +82,12 @@ def scaling(points: Sequence[dict[str, Any]], known: Sequence[str]) -> alt.VConc
                           scale=alt.Scale(domain=list(SPLIT.values()), range=[[1, 0], [5, 3]]))  # fmt: skip
 
     def panel(rows: list[dict[str, Any]], y: alt.Y, title: str, ideal: list[dict[str, Any]]) -> Any:
-        base = alt.Chart(alt.Data(values=rows)).encode(x=over, y=y, color=colour, strokeDash=dash)
+        base = alt.Chart(alt.Data(values=rows)).encode(x=over, y=y, color=colour)
+        lines, marks = base.mark_line(strokeWidth=1.6).encode(strokeDash=dash), base.mark_point(filled=True, size=34)
         dotted = alt.Chart(alt.Data(values=ideal)).mark_line(strokeWidth=1, strokeDash=[1, 3], color="#888888")
-        return alt.layer(
-            dotted.encode(x=over, y=y), base.mark_line(strokeWidth=1.6), base.mark_point(filled=True, size=34)
-        ).properties(width=PANEL[0], height=PANEL[1], title=alt.TitleParams(title, fontSize=12, fontWeight="normal"))
+        head = alt.TitleParams(title, fontSize=12, fontWeight="normal")
+        layers = alt.layer(dotted.encode(x=over, y=y), lines, marks)
+        return layers.properties(width=PANEL[0], height=PANEL[1], title=head)
 
     bands = []
     for case in dict.fromkeys((one["shape"], one["mode"], one["dtype"], one["tokens"]) for one in points):

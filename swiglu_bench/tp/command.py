@@ -69,7 +69,7 @@ def tp(
     budget: Annotated[
         float, typer.Option(help="Seconds for a case's rounds, of which there are at least ten.", min=0.01,
                             rich_help_panel=HOW)
-    ] = 5.0,
+    ] = 3.0,
     timeout: Annotated[
         float,
         typer.Option(help="Seconds without progress, compiling included, after which a group of ranks is ended.",
@@ -115,7 +115,7 @@ def tp(
     elif device and ":" in device:
         raise BadInput(f"--device: {device} is one GPU; give cuda or cpu, and choose GPUs by CUDA_VISIBLE_DEVICES.")
     sizes = _sizes(gpus, one.type, spot)
-    if one.type == "cpu" and not spot:
+    if not spot:
         zygote.start()
     on_gpu = one.type == "cuda"
     cases = cases_of(

@@ -29,7 +29,7 @@ END_S = 20.0
 GRACE_S = 10.0
 """The ranks' own timeouts come first: they know which collective it was."""
 
-DEFAULTS = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+DEFAULTS = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 """Of the ranks' environment, where it says nothing else: without NVLink's multicast, which not every machine grants."""
 
 
@@ -101,7 +101,9 @@ class Ranks:
         time.sleep(0 if how else 1.0)  # the first to fall takes others with it: whose log says why?
         culprit = int(self._mark[0])
         codes = [one.exitcode for one in self._processes]
-        number = next((n for n, code in enumerate(codes) if code), 0)
+        dead = [number for number, code in enumerate(codes) if code]
+        # one that lost the others to a death ends with an exception, which is exit status 1
+        number = min(dead, key=lambda one: codes[one] == 1, default=0)
         self.end()
         words = last_words(self._logs[number], self._begins[number])
         return Died(f"rank {number}: {how or manner_of_death(codes[number])}; {words}", culprit)

@@ -44,11 +44,11 @@ class TpRun:
         self._folder: Folder | None = None
         self._wandb: WandbRun | None = None
         self._lost = False
-        self._total = 1
+        self._fatal: set[str] = set()
+        """Implementations that ended a group at the case that is to come again."""
 
     def open(self, csv: bool, out: Path | None, project: str | None, total: int) -> None:
         """Open what takes rows; `total` cases are to come, over all groups. Raises BadInput."""
-        self._total = total
         if csv:
             path = out or default_folder(self.this, "tp", self.about["run_id"])
             self._folder = Folder(path, self.warn)
@@ -114,6 +114,10 @@ class TpRun:
 
     def take(self, rows: Sequence[Row]) -> None:
         """The rows of a case."""
+        for row in rows:
+            if row.implementation in self._fatal:
+                row.status = Status.ERROR
+        self._fatal.clear()
         self.rows += rows
         self._done += 1
         self.tell("", 0.0)
@@ -171,6 +175,7 @@ class TpRun:
                 name, case = plan.names[death.culprit], plan.cases[ended]
                 reason = f"It ended the group of {size} ranks at {case.label}: {death}."
                 self.warn(f"{name}: {reason} The others go on without it.")
+                self._fatal.add(name)
                 plan = plan.without(name, reason, ended)
             finally:
                 ranks.end(patience_s)
