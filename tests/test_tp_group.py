@@ -11,7 +11,7 @@ from swiglu_bench.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.measure.clock import CudaClock, Sample
 from swiglu_bench.measure.rounds import Contender, Rule, run_rounds
 from swiglu_bench.problem import make_problem
-from swiglu_bench.tp import contenders, session, truth
+from swiglu_bench.tp import case, contenders, truth
 from swiglu_bench.tp.group import AlignedCudaClock, Group, GroupClock, RankFailed
 from swiglu_bench.truth import compute_truth
 from swiglu_bench.yardstick import REFERENCE
@@ -173,8 +173,8 @@ def test_the_rank_that_fails_is_named():
 
     good = TensorCheck("output", True, 0.1, 0.1, 1.0, 0.1, 0.1, 1.0)
     bad = TensorCheck("output", False, 2.0, 0.1, 1.0, 0.1, 0.1, 1.0, reason="too far")
-    assert session._worst([(good,), (bad,)])[0].reason == "on rank 1 too far"
-    assert session._worst([(good,), (good,)])[0].ok
+    assert case._worst([(good,), (bad,)])[0].reason == "on rank 1 too far"
+    assert case._worst([(good,), (good,)])[0].ok
 
 
 def test_weights_are_not_copied_for_the_plain_module():

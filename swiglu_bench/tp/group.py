@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from swiglu_bench.measure.clock import Clock, CpuClock, CudaClock, Sample
+from swiglu_bench.measure.clock import Clock, CpuClock, CudaClock, DeviceLost, Sample
 from swiglu_bench.outcome import one_line
 
 T = TypeVar("T")
@@ -83,6 +83,7 @@ class Group:
         try:
             value = work()
         except Exception as raised:  # whatever a contender raises costs its own row
+            self._must_answer(raised)
             error = one_line(raised)
             cause: BaseException | None = raised
         else:
@@ -93,6 +94,14 @@ class Group:
             everywhere = all(one == errors[failed] for one in errors)
             raise RankFailed(errors[failed] if everywhere else f"rank {failed}: {errors[failed]}") from cause
         return value
+
+    def _must_answer(self, error: Exception) -> None:
+        """Raise DeviceLost, which ends this process and so the group, where the GPU is broken for it."""
+        if self.device.type == "cuda":
+            try:
+                torch.cuda.synchronize(self.device)
+            except RuntimeError:
+                raise DeviceLost(one_line(error)) from error
 
     def hosts(self) -> list[str]:
         """Every rank's host, by rank."""

@@ -18,10 +18,11 @@ from swiglu_bench import registry
 from swiglu_bench.implementations import CATALOGUE
 from swiglu_bench.registry import Implementation
 from swiglu_bench.tp import contenders
+from swiglu_bench.tp.case import Sink
 from swiglu_bench.tp.group import Group
 from swiglu_bench.tp.plan import Plan
 from swiglu_bench.tp.row import Row
-from swiglu_bench.tp.session import Session, Sink
+from swiglu_bench.tp.session import Session
 from swiglu_bench.worker import NOBODY, Setting, settle
 
 
