@@ -89,16 +89,17 @@ def run_rounds(
     inspected_rounds: int = 1,
     on_round: Callable[[int], None] | None = None,
     on_turn: Callable[[str], None] = lambda name: None,
-    now: Callable[[], float] = time.perf_counter,
+    now: Callable[[], float] | None = None,
 ) -> Rounds:
     """Time all contenders in interleaved rounds.
 
     `inspect(name, round, result)` sees what the calls of the last `inspected_rounds` rounds returned, each before the
     next call; which rounds are the last is not known to any contender. `before_inspection(round)` is called before each
     call that will be inspected is prepared, `on_round` after each round, `on_turn` with a contender's name before each
-    of its turns. `now` tells the seconds that the rule counts. Raises DeviceLost where a contender broke the device for
-    all: what the others would be timed on then is no device.
+    of its turns. `now` tells the seconds that the rule counts, by default the wall clock's. Raises DeviceLost where a
+    contender broke the device for all: what the others would be timed on then is no device.
     """
+    now = now or time.perf_counter
     shuffle = random.Random(seed)
     timings = {contender.name: Timing() for contender in contenders}
     lead_us = dict.fromkeys(timings, 100.0)
