@@ -165,7 +165,7 @@ def check_fused(call: Callable[[], object]) -> None:
     names = {event.key for event in profile.key_averages()}
     if not any(name.startswith("symm_mem::fused_") for name in names):
         raise NothingFused(
-            "torch.compile found no collective to pipeline with a product here: it would be compile once more"
+            "torch.compile found no collective to pipeline with a product; it would be compile once more"
         )
 
 
