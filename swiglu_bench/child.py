@@ -127,27 +127,30 @@ class Child:
         culprit = self._mark[0]
         if not how:
             zygote.ended(self._process, END_TIMEOUT_S)
-            how = _manner_of_death(self._process.exitcode)
+            how = manner_of_death(self._process.exitcode)
         self.end()
-        return Died(f"{how}; {self._last_words()}", culprit)
-
-    def _last_words(self) -> str:
-        try:
-            with self.log.open("rb") as file:
-                file.seek(self._begin_of_log)
-                text = file.read().decode("utf-8", errors="replace")
-        except OSError as error:
-            return f"its log {self.log} cannot be read ({error.strerror})"
-        lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
-        if not lines:
-            return "it printed nothing"
-        fatal = [number for number, line in enumerate(lines) if line.startswith("Fatal Python error")]
-        if fatal:  # the stack follows, the innermost call first
-            return f"its log {self.log} says: {' | '.join(lines[fatal[-1] :][:TAIL_LINES])[:TAIL_CHARACTERS]}"
-        return f"its log {self.log} ends: {' | '.join(lines[-TAIL_LINES:])[-TAIL_CHARACTERS:]}"
+        return Died(f"{how}; {last_words(self.log, self._begin_of_log)}", culprit)
 
 
-def _manner_of_death(exit_code: int | None) -> str:
+def last_words(log: Path, begin_of_log: int) -> str:
+    """What a process that ended had printed last, as part of a sentence."""
+    try:
+        with log.open("rb") as file:
+            file.seek(begin_of_log)
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError as error:
+        return f"its log {log} cannot be read ({error.strerror})"
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    if not lines:
+        return "it printed nothing"
+    fatal = [number for number, line in enumerate(lines) if line.startswith("Fatal Python error")]
+    if fatal:  # the stack follows, the innermost call first
+        return f"its log {log} says: {' | '.join(lines[fatal[-1] :][:TAIL_LINES])[:TAIL_CHARACTERS]}"
+    return f"its log {log} ends: {' | '.join(lines[-TAIL_LINES:])[-TAIL_CHARACTERS:]}"
+
+
+def manner_of_death(exit_code: int | None) -> str:
+    """How a process ended, as part of a sentence."""
     if exit_code is None:
         return "its process closed its pipe and did not end"
     if exit_code >= 0:

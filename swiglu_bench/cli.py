@@ -43,6 +43,7 @@ from swiglu_bench.options import (
     complete_shapes,
 )
 from swiglu_bench.report import command as report_command
+from swiglu_bench.tp import command as tp_command
 from swiglu_bench.train import command as train_command
 
 if TYPE_CHECKING:
@@ -229,6 +230,7 @@ def inspect(
     raise typer.Exit(int(any(report.stack_bytes for report in reports)))
 
 
+app.command(rich_help_panel=MEASURE)(tp_command.tp)
 app.command(rich_help_panel=MEASURE)(train_command.train)
 for _command in (run_commands.compare, run_commands.show, run_commands.history, run_commands.publish):
     app.command(rich_help_panel=RUNS)(_command)

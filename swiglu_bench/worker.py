@@ -96,7 +96,7 @@ class Setting:
 
 def serve(pipe: Connection, mark: MutableSequence[int], setting: Setting) -> None:
     """Do jobs until the pipe closes."""
-    _settle(setting)
+    settle(setting)
     bench = _Bench(pipe, mark)
     while True:
         try:
@@ -188,7 +188,7 @@ class _Bench:
         self._mark[1] += 1
 
 
-def _settle(setting: Setting) -> None:
+def settle(setting: Setting) -> None:
     """Take over the parent's settings, print into the log, and end when the parent does."""
     if hasattr(os, "setsid"):
         os.setsid()  # the terminal's Ctrl-C is the parent's to handle; and what a child starts can be ended with it

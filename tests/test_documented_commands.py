@@ -73,6 +73,7 @@ CHEAP: tuple[tuple[str, str], ...] = (
     ("doctor", PARSED),  # judges this machine
     ("report", PARSED),  # half a minute of charts: test_report_command.py
     ("publish", PARSED),  # an account
+    ("tp", PARSED),  # processes: test_tp_command.py
     ("train", PARSED),  # a minute and more: test_train_command.py
 )
 RECORD = """
@@ -247,6 +248,8 @@ def small(real: Callable[..., Any], command: str, **options: Any) -> Any:
 @pytest.mark.usefixtures("reader")
 def test_a_documented_block_of_python(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swiglu_bench, "run", functools.partial(small, swiglu_bench.run))
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
+        monkeypatch.setenv(name, str(value))  # a group of one, for blocks about several GPUs
     names = {
         "x": torch.randn(3, 24),
         "w_gate": torch.randn(40, 24),
@@ -254,7 +257,11 @@ def test_a_documented_block_of_python(text: str, monkeypatch: pytest.MonkeyPatch
         "w_down": torch.randn(24, 40),
         "model": LlamaMLP(),
     }
-    exec(compile(text, "document", "exec"), names)
+    try:
+        exec(compile(text, "document", "exec"), names)
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("text", own_implementations())

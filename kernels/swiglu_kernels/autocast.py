@@ -4,10 +4,17 @@ from typing import Any
 
 import torch
 
+# Asked once: torch.compile in torch 2.11 cannot trace the question.
+_DEVICES = tuple(
+    device
+    for device in ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "mtia", "maia")
+    if torch.amp.is_autocast_available(device)
+)
+
 
 def _dtype(x: object) -> torch.dtype | None:
     """Return the dtype that autocast gives to the operands of a product with x, None where it is off."""
-    if not isinstance(x, torch.Tensor) or not torch.amp.is_autocast_available(x.device.type):
+    if not isinstance(x, torch.Tensor) or x.device.type not in _DEVICES:
         return None
     return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None
 

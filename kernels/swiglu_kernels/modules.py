@@ -9,13 +9,14 @@ are those of the stock module. Only their parameters are read: the fused op take
 needs that forward (an adapter, a hook, a quantised weight) is refused with a TypeError, never passed over.
 
 All of them work under autocast, activation checkpointing, torch.compile(fullgraph=True), CUDA graphs, DDP and FSDP2
-(`fully_shard` on the module or around it, not on its projections). Of torch.func, `functional_call` and `vmap` work,
+(`fully_shard` on the module or around it, not on its projections), and split over the ranks of a tensor-parallel group
+(`swiglu_kernels.parallel`). Of torch.func, `functional_call` and `vmap` work,
 gradients by backward() included; `grad`, `vjp` and `jvp` raise, as custom operators take no part in them. Derivatives
 are first order.
 """
 
 import dataclasses
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
@@ -26,6 +27,9 @@ from swiglu_kernels.checks import check_like, check_option, check_tensor
 from swiglu_kernels.choices import AUTO, INPUT_GRADS, SAVES, WEIGHT_GRADS
 from swiglu_kernels.glu import swiglu_glu
 from swiglu_kernels.mlp import swiglu_mlp
+
+if TYPE_CHECKING:
+    from swiglu_kernels.parallel import Split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +132,8 @@ class FusedModule(nn.Module):
     """What the modules of this file share: their options, the backend, the way from projections to operands."""
 
     options: Options
+    tensor_parallel: "Split | None" = None
+    """How its parameters and its calls are shared among ranks; `parallel.SwiGLUParallel` sets it."""
 
     @property
     def backend(self) -> Backend:
@@ -137,13 +143,21 @@ class FusedModule(nn.Module):
     def extra_repr(self) -> str:
         """Return the options and the backend."""
         options = ", ".join(f"{name}={value!r}" for name, value in dataclasses.asdict(self.options).items())
-        return f"{options}, backend={self.backend!r}"
+        split = "" if self.tensor_parallel is None else f", tensor_parallel={self.tensor_parallel}"
+        return f"{options}, backend={self.backend!r}{split}"
 
     def _operands(self, x: object, *names: str) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor | None]]:
-        """Return x, and weights and biases of the named projections; cast where autocast is on, then checked."""
+        """Return x, and weights and biases of the named projections; cast where autocast is on, then checked.
+
+        Of a split module, the whole x and this rank's part of each parameter.
+        """
         linears = [_plain(self, name) for name in names]
         weights: list[torch.Tensor] = [linear.weight for linear in linears]
         biases: list[torch.Tensor | None] = [linear.bias for linear in linears]
+        if self.tensor_parallel is not None:
+            x = self.tensor_parallel.whole(x)
+            weights = [self.tensor_parallel.own(weight) for weight in weights]
+            biases = [None if bias is None else self.tensor_parallel.own(bias) for bias in biases]
         x, *cast = autocast.operands(x, *weights, *biases)
         weights, biases = cast[: len(names)], cast[len(names) :]
         first = f"{names[0]}.weight"
@@ -156,6 +170,16 @@ class FusedModule(nn.Module):
                 f"x: expected [..., {in_features}], the in_features of {names[0]}, got {tuple(tensor.shape)}"
             )
         return tensor, weights, biases
+
+    def _mlp(self, x: object) -> torch.Tensor:
+        """Run the whole block from gate_proj, up_proj and down_proj."""
+        tensor, weights, biases = self._operands(x, "gate_proj", "up_proj", "down_proj")
+        split = self.tensor_parallel
+        if split is None:
+            return _swiglu_mlp(tensor, *weights, *biases, options=self.options)
+        *biases, bias_down = biases
+        part = _swiglu_mlp(tensor, *weights, *biases, *[None], options=self.options)
+        return split.sum(part, bias_down)
 
 
 def _check_linear(name: str, linear: object, in_features: int | None, out_features: int | None) -> None:
@@ -234,7 +258,8 @@ class FusedSwiGLU(FusedModule):
             ValueError: x is on another device or its last dimension is not in_features.
         """
         x, weights, biases = self._operands(x, "gate_proj", "up_proj")
-        return _swiglu_glu(x, *weights, *biases, options=self.options)
+        z = _swiglu_glu(x, *weights, *biases, options=self.options)
+        return z if self.tensor_parallel is None else self.tensor_parallel.columns(z)
 
 
 class FusedSwiGLUMLP(FusedModule):
@@ -305,8 +330,7 @@ class FusedSwiGLUMLP(FusedModule):
             TypeError: x is not a tensor of the parameters' dtype, or a projection is no longer a plain Linear.
             ValueError: x is on another device or its last dimension is not hidden_size.
         """
-        x, weights, biases = self._operands(x, "gate_proj", "up_proj", "down_proj")
-        return _swiglu_mlp(x, *weights, *biases, options=self.options)
+        return self._mlp(x)
 
 
 class FusedSwiGLUPackedMLP(FusedModule):
@@ -365,6 +389,8 @@ class FusedSwiGLUPackedMLP(FusedModule):
             TypeError: x is not a tensor of the parameters' dtype, or a projection is no longer a plain Linear.
             ValueError: x is on another device or its last dimension is not hidden_size.
         """
+        if self.tensor_parallel is not None:  # its matrix is parted
+            return self._mlp(x)
         x, (packed, w_down), (packed_bias, bias_down) = self._operands(x, "gate_up_proj", "down_proj")
         w_gate, w_up = packed.chunk(2)
         bias_gate, bias_up = (None, None) if packed_bias is None else packed_bias.chunk(2)

@@ -106,7 +106,8 @@ def patch_model(
 
     Known are the MLPs of Hugging Face's Llama, Mistral, Qwen2, Qwen3 and Phi-3. Parameters, state_dict, hooks on the
     MLP and training mode are untouched, so a checkpoint saved before or after loads into the stock model and back.
-    Patch before fully_shard, DistributedDataParallel and torch.compile; adapters that wrap the projections exclude it.
+    Patch before parallelize_module (with `parallel.SwiGLUParallel`), fully_shard, DistributedDataParallel and
+    torch.compile; adapters that wrap the projections exclude it.
 
     Args:
         model: any module; every module below it is looked at.
@@ -150,7 +151,8 @@ def unpatch(model: nn.Module) -> PatchReport:
         model: the model given to `patch_model`, a part of it, a copy, or something around it.
 
     Returns:
-        What changed. A patched module that was given yet another class since, by fully_shard for one, is left alone.
+        What changed. A patched module that was given yet another class since, by fully_shard for one, is left alone,
+        and so is one that is split over ranks.
 
     Raises:
         TypeError: model is not a torch.nn.Module.
@@ -162,6 +164,10 @@ def unpatch(model: nn.Module) -> PatchReport:
         if stock is None:
             continue
         name = type(module).__name__
+        if getattr(module, "tensor_parallel", None) is not None:
+            reason = f"{stock.__name__} would not add up what its ranks compute: it is split over them"
+            left_alone.append(LeftAlone(path, name, reason))
+            continue
         if not any(type(module) is layout.fused for layout in LAYOUTS):
             left_alone.append(LeftAlone(path, name, f"it was {stock.__name__} and got this class after patch_model"))
             continue

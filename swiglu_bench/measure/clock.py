@@ -108,12 +108,16 @@ class CudaClock:
         if self._other_data is not None:
             torch.sum(self._other_data, dim=0, out=self._sum)
 
+    def align(self) -> None:
+        """Queue what comes between the spin and the first event: nothing, where one GPU works by itself."""
+
     def sample(self, call: Callable[[], Any], lead_us: float) -> Sample:
         """Run `call` once behind a spin that outlasts the `lead_us` in which the host queues it."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self.flush()
         spin_us = min(lead_us + self.MARGIN_US, self.SPIN_LIMIT_US)
         torch.cuda._sleep(int(spin_us * self._cycles_per_us))
+        self.align()
         start.record()
         before = time.perf_counter()
         result = call()

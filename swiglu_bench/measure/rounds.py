@@ -89,15 +89,17 @@ def run_rounds(
     inspected_rounds: int = 1,
     on_round: Callable[[int], None] | None = None,
     on_turn: Callable[[str], None] = lambda name: None,
+    now: Callable[[], float] | None = None,
 ) -> Rounds:
     """Time all contenders in interleaved rounds.
 
     `inspect(name, round, result)` sees what the calls of the last `inspected_rounds` rounds returned, each before the
     next call; which rounds are the last is not known to any contender. `before_inspection(round)` is called before each
     call that will be inspected is prepared, `on_round` after each round, `on_turn` with a contender's name before each
-    of its turns. Raises DeviceLost where a contender broke the device for all: what the others would be timed on then
-    is no device.
+    of its turns. `now` tells the seconds that the rule counts, by default the wall clock's. Raises DeviceLost where a
+    contender broke the device for all: what the others would be timed on then is no device.
     """
+    now = now or time.perf_counter
     shuffle = random.Random(seed)
     timings = {contender.name: Timing() for contender in contenders}
     lead_us = dict.fromkeys(timings, 100.0)
@@ -127,7 +129,7 @@ def run_rounds(
 
     for number in range(rule.warmup_rounds):
         play(number, keep=False, look=False)
-    began, number, last, look_again, stopped_by = time.perf_counter(), 0, 0, rule.min_rounds, ""
+    began, number, last, look_again, stopped_by = now(), 0, 0, rule.min_rounds, ""
     while not stopped_by or number < last:
         play(number, keep=True, look=bool(stopped_by))
         number += 1
@@ -135,7 +137,7 @@ def run_rounds(
             on_round(number)
         if not stopped_by:
             last = number + inspected_rounds
-            spent_s = time.perf_counter() - began
+            spent_s = now() - began
             stopped_by = _spent(rule, number, last, spent_s)
             if not stopped_by and last >= look_again and spent_s >= rule.min_s:
                 look_again = math.ceil(1.25 * last)  # the more often one looks, the sooner chance looks like precision

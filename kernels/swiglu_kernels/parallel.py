@@ -1,0 +1,208 @@
+"""Tensor parallelism: the fused modules split over the ranks of a group, by `parallelize_module`.
+
+    from torch.distributed.tensor.parallel import parallelize_module
+    from swiglu_kernels.parallel import SwiGLUParallel
+
+    parallelize_module(model, mesh, {"layers.*.mlp": SwiGLUParallel()})
+
+Of n ranks each holds intermediate / n rows of gate and up, Shard(0), and the same columns of down, Shard(1), as DTensor
+parameters. The kernels run on these alone; a call communicates where the ranks' parts meet:
+
+                              forward before    forward after     backward before   backward after
+    sequence_parallel=False   nothing           all-reduce out    nothing           all-reduce dX
+    sequence_parallel=True    all-gather x      reduce-scatter    all-gather dOut   reduce-scatter dX
+
+Each moves tokens x hidden elements. down_proj's bias is replicated and added once, to the sum.
+
+Everything here is torch.distributed's public interface, and so are the results: each DTensor says truly which rows it
+holds, so `full_tensor`, distributed checkpoints and another number of ranks after loading are right. For that a packed
+module's matrix is parted: as one DTensor, a rank's rows of gate and of up would not be neighbours.
+"""
+
+import dataclasses
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from swiglu_kernels.checks import check_tensor
+from swiglu_kernels.modules import FusedModule, FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP, why_not_plain
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """How a module's calls are shared among the ranks of a one-dimensional mesh; autograd goes through all of it."""
+
+    mesh: DeviceMesh
+    sequence_dim: int | None = None
+    """The dimension of x and of the result of which each rank holds its part; None: each holds all."""
+    use_local_output: bool = True
+    """Whether results are plain tensors, or DTensors."""
+
+    def __str__(self) -> str:
+        sequence = "" if self.sequence_dim is None else f", sequence in dimension {self.sequence_dim}"
+        return f"({self.mesh.size()} ranks{sequence})"
+
+    def whole(self, x: object) -> torch.Tensor:
+        """Return all of x from this rank's part of it, or from a DTensor; the ranks' gradients of it are summed.
+
+        Raises:
+            TypeError: x is not a tensor.
+            ValueError: a DTensor is on another mesh, or its sequence does not divide by the number of ranks.
+        """
+        tensor = check_tensor("x", x)
+        if isinstance(tensor, DTensor):
+            if tensor.device_mesh != self.mesh:
+                raise ValueError(f"x: expected a DTensor on {self.mesh}, got one on {tensor.device_mesh}")
+            dim = self._sequence_dim(tensor)
+            if dim is not None and tensor.shape[dim] % self.mesh.size():
+                raise ValueError(
+                    f"x: expected a multiple of {self.mesh.size()} (the ranks) in dimension {dim}, "
+                    f"got {tuple(tensor.shape)}"
+                )
+        else:
+            tensor = DTensor.from_local(tensor, self.mesh, [self._placement(tensor)], run_check=False)
+        return tensor.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+
+    def own(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of a parameter; its gradient is this rank's part of the gradient."""
+        if not isinstance(parameter, DTensor):
+            raise TypeError(f"expected the DTensor that SwiGLUParallel made, got {type(parameter).__name__}")
+        return parameter.to_local()
+
+    def sum(self, part: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return the sum of all ranks' parts, or this rank's tokens of it, plus a bias that every rank has."""
+        placement = self._placement(part)
+        summed = DTensor.from_local(part, self.mesh, [Partial()], run_check=False).redistribute(placements=[placement])
+        if bias is None and not self.use_local_output:
+            return summed
+        out = summed.to_local()
+        if bias is not None:
+            if self.sequence_dim is not None:  # each rank's gradient is of its own tokens
+                bias = self._summed_in_backward(bias)
+            out = out + bias.to(out.dtype)
+        return out if self.use_local_output else DTensor.from_local(out, self.mesh, [placement], run_check=False)
+
+    def columns(self, z: torch.Tensor) -> torch.Tensor:
+        """Return this rank's columns of a result without a down projection, as RowwiseParallel takes them."""
+        return z if self.use_local_output else DTensor.from_local(z, self.mesh, [Shard(-1)], run_check=False)
+
+    def _summed_in_backward(self, tensor: torch.Tensor) -> torch.Tensor:
+        replicated = DTensor.from_local(tensor, self.mesh, [Replicate()], run_check=False)
+        return replicated.to_local(grad_placements=[Partial()])
+
+    def _placement(self, tensor: torch.Tensor) -> Placement:
+        dim = self._sequence_dim(tensor)
+        return Replicate() if dim is None else Shard(dim)
+
+    def _sequence_dim(self, tensor: torch.Tensor) -> int | None:
+        if self.sequence_dim is None:
+            return None
+        if self.sequence_dim not in range(-tensor.dim(), tensor.dim() - 1) or self.sequence_dim == -1:
+            raise ValueError(
+                f"x: expected the sequence in dimension {self.sequence_dim}, before the last, got {tuple(tensor.shape)}"
+            )
+        return self.sequence_dim % tensor.dim()
+
+
+class SwiGLUParallel(ParallelStyle):
+    """Split a fused module over the ranks of a mesh: gate and up by rows, down by columns.
+
+    For `parallelize_module`, on FusedSwiGLU, FusedSwiGLUMLP and FusedSwiGLUPackedMLP, also where `patch_model` put
+    them, and before fully_shard, activation checkpointing and torch.compile, all of which work on it.
+
+    Parameters become DTensors in their places; state_dict keys stay, but for a packed module: `gate_up_proj` becomes
+    `gate_proj` and `up_proj`, the keys of FusedSwiGLUMLP. `torch.cat` of their full tensors is the packed matrix again.
+    Load a packed checkpoint before.
+
+    Args:
+        sequence_parallel: x and the result hold this rank's part of the sequence; else all of it, on every rank.
+        sequence_dim: the sequence's dimension in x, [batch, sequence, hidden] by default. Plain tensors have to be of
+            the same size on all ranks.
+        use_local_output: return a plain tensor; else a DTensor.
+
+    x: a plain tensor, this rank's part or the whole as `sequence_parallel` has it, or a DTensor of any placement.
+    FusedSwiGLU returns this rank's part of the last dimension, which RowwiseParallel takes.
+
+    Raises (in parallelize_module):
+        TypeError: the module is of another class, its projections are no plain Linears, or parameters are sharded.
+        ValueError: intermediate does not divide by the ranks, the mesh has several dimensions, or it was split before.
+    """
+
+    def __init__(
+        self, *, sequence_parallel: bool = False, sequence_dim: int = 1, use_local_output: bool = True
+    ) -> None:
+        super().__init__()
+        self.sequence_dim = sequence_dim if sequence_parallel else None
+        self.use_local_output = use_local_output
+
+    def __repr__(self) -> str:
+        return f"SwiGLUParallel(sequence_dim={self.sequence_dim}, use_local_output={self.use_local_output})"
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        _check(module, device_mesh)
+        assert isinstance(module, FusedModule)
+        if isinstance(module, FusedSwiGLUPackedMLP):
+            _part(module)
+
+        def shard(name: str, weight: Placement, bias: Placement) -> None:
+            linear = getattr(module, name)
+            for kind, placement in (("weight", weight), ("bias", bias)):
+                parameter = getattr(linear, kind)
+                if parameter is not None:
+                    shards = distribute_tensor(
+                        parameter.detach(), device_mesh, [placement], src_data_rank=self.src_data_rank
+                    )
+                    setattr(linear, kind, nn.Parameter(shards, requires_grad=parameter.requires_grad))
+
+        shard("gate_proj", Shard(0), Shard(0))
+        shard("up_proj", Shard(0), Shard(0))
+        if not isinstance(module, FusedSwiGLU):
+            shard("down_proj", Shard(1), Replicate())
+        module.tensor_parallel = Split(device_mesh, self.sequence_dim, self.use_local_output)
+        return module
+
+
+def _check(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Raise where a module cannot be split over a mesh."""
+    name = type(module).__name__
+    if not isinstance(module, (FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP)):
+        raise TypeError(f"SwiGLUParallel: expected a module of swiglu_kernels (patch_model makes them), got {name}")
+    if module.tensor_parallel is not None:
+        raise ValueError(f"{name}: it is split over ranks already, {module.tensor_parallel}")
+    if mesh.ndim != 1:
+        raise ValueError(f"SwiGLUParallel: expected a mesh of one dimension, as mesh['tp'] is, got {mesh.ndim}")
+    packed = isinstance(module, FusedSwiGLUPackedMLP)
+    first = "gate_up_proj" if packed else "gate_proj"
+    for path in (first, "up_proj", "down_proj"):
+        reason = why_not_plain(getattr(module, path)) if hasattr(module, path) else None
+        if reason is not None:
+            raise TypeError(f"{path}: expected a torch.nn.Linear whose parameters are all there is to it, but {reason}")
+    for path, parameter in module.named_parameters():
+        if type(parameter) is not nn.Parameter:
+            raise TypeError(
+                f"{path}: expected a plain torch.nn.Parameter, got a {type(parameter).__name__}; "
+                "parallelize first, then fully_shard"
+            )
+    intermediate = getattr(module, first).out_features // (2 if packed else 1)
+    if intermediate % mesh.size():
+        raise ValueError(
+            f"{first}: expected an intermediate size that divides by the {mesh.size()} ranks, got {intermediate}"
+        )
+
+
+def _part(module: FusedSwiGLUPackedMLP) -> None:
+    """Put gate_proj and up_proj in the place of gate_up_proj."""
+    packed, down = module.gate_up_proj, module.down_proj
+    del module.gate_up_proj, module.down_proj
+    for number, name in enumerate(("gate_proj", "up_proj")):
+        linear = nn.Linear(packed.in_features, packed.out_features // 2, bias=packed.bias is not None, device="meta")
+        for kind in ("weight", "bias"):
+            both = getattr(packed, kind)
+            if both is not None:
+                half = both.detach().chunk(2)[number].clone()
+                setattr(linear, kind, nn.Parameter(half, requires_grad=both.requires_grad))
+        setattr(module, name, linear)
+    module.down_proj = down  # behind the others, as in FusedSwiGLUMLP

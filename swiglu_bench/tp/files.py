@@ -1,0 +1,60 @@
+"""The folder of a tp run: tp.csv, tp_samples.csv, run.json. Rows are on the disk when a case has ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from swiglu_bench.cases import BadInput
+from swiglu_bench.tp.row import COLUMNS, KEY, SAMPLE_FIELDS, Row
+from swiglu_bench.writers import csv_file
+from swiglu_bench.writers.csv_file import Table
+
+ROWS, SAMPLES = "tp.csv", "tp_samples.csv"
+
+
+class Folder:
+    """Begins in a folder, or adds to the runs of `tp` in it: groups of other sizes make one scaling figure."""
+
+    def __init__(self, path: Path, warn: Callable[[str], object]) -> None:
+        """Raises BadInput where the folder cannot be written, or holds something else."""
+        self.path = path
+        self._warn = warn
+        csv_file.create_folder(path)
+        self._earlier = self._runs()
+        self._rows, self._samples = Table(path / ROWS, COLUMNS), Table(path / SAMPLES, (*KEY, "round", *SAMPLE_FIELDS))
+
+    def _runs(self) -> list[dict[str, Any]]:
+        file = self.path / csv_file.RUN
+        if not file.exists():
+            return []
+        try:
+            run = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            run = None
+        if not (self.path / ROWS).exists() or not isinstance(run, dict):
+            raise BadInput(f"--out: {self.path} holds a run of another command; give another folder.")
+        return [*run.pop("earlier", []), run]
+
+    def describe(self, about: dict[str, Any]) -> None:
+        """Write run.json: this run, and under `earlier` those before it."""
+        csv_file.write_run_file(self.path, about | ({"earlier": self._earlier} if self._earlier else {}))
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Keep the rows of a case, samples first."""
+        samples = [
+            [*(getattr(row, name) for name in KEY), number, *(sample.get(name) for name in SAMPLE_FIELDS)]
+            for row in rows
+            for number, sample in enumerate(row.samples)
+        ]
+        for table, lines in ((self._samples, samples), (self._rows, [row.row().values() for row in rows])):
+            try:
+                table.append(lines)
+            except OSError as error:
+                self._warn(f"{table.path} cannot be written: {error.strerror}; the run goes on and tries again.")
+
+    def rows(self) -> list[dict[str, str]]:
+        """All rows of the folder, as texts."""
+        return self._rows.rows()

@@ -1,0 +1,98 @@
+"""What `tp` measures: cases, ways of splitting, numbers of ranks. No torch in here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from swiglu_bench.cases import BadInput, Case, Dtype, Mode, Scope, Shape, expand
+from swiglu_bench.registry import Implementation
+
+ASYNC = "compile-async-tp"
+ALONE = {ASYNC: "compile"}
+"""Without collectives, this one is that one."""
+WAYS = {"no": (False,), "yes": (True,), "both": (False, True)}
+"""Values of --sequence-parallel, and whether tokens are split between the collectives."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a group of ranks has to know."""
+
+    run_id: str
+    cases: tuple[Case, ...]
+    implementations: tuple[Implementation, ...]
+    """Without their code."""
+    ways: tuple[bool, ...]
+    budget_s: float
+    timeout_s: float
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Implementations that take no part, and why."""
+
+    def without(self, name: str, reason: str, done: int) -> Plan:
+        """The same but for an implementation and the first `done` cases."""
+        return dataclasses.replace(self, cases=self.cases[done:], skipped=self.skipped | {name: reason})
+
+    @property
+    def names(self) -> list[str]:
+        """Of all implementations, in the catalogue's order."""
+        return [one.name for one in self.implementations]
+
+
+def cases_of(
+    shapes: Sequence[Shape],
+    modes: Sequence[Mode],
+    dtypes: Sequence[Dtype],
+    tokens: Sequence[int] | None,
+    seed: int,
+    sizes: Sequence[int],
+    by_sequence: bool,
+) -> tuple[Case, ...]:
+    """The cases, all of which divide by every number of ranks; raises BadInput for what does not.
+
+    Of the shapes' own token counts those are left out that do not divide; of those asked for none may be.
+    """
+    for size in sizes:
+        for shape in shapes:
+            if shape.intermediate % size:
+                raise BadInput(
+                    f"--gpus: {shape.name}'s intermediate size {shape.intermediate} does not divide by {size}; "
+                    f"give one of {_listed(_divisors(shape.intermediate))}."
+                )
+        wrong = [count for count in tokens or () if by_sequence and count % size]
+        if wrong:
+            raise BadInput(
+                f"--tokens: {wrong[0]} tokens do not divide by {size} ranks, as sequence parallelism needs them; "
+                f"give multiples of {size}, or --sequence-parallel no."
+            )
+    cases = expand(shapes, scopes=[Scope.MLP], modes=modes, dtypes=dtypes, tokens=tokens, seed=seed)
+    kept = tuple(one for one in cases if not by_sequence or all(one.tokens % size == 0 for size in sizes))
+    if not kept:
+        raise BadInput(f"--tokens: none of the shapes' own token counts divides by {_listed(sizes)}; give some.")
+    return tuple(sorted(kept, key=lambda one: (shapes.index(one.shape), one.mode != Mode.FORWARD, one.mode)))
+
+
+def local(case: Case, size: int) -> Case:
+    """The case as one rank of a group computes it: with its part of the intermediate dimension."""
+    return dataclasses.replace(
+        case, shape=dataclasses.replace(case.shape, intermediate=case.shape.intermediate // size)
+    )
+
+
+def parse_gpus(text: str) -> list[int]:
+    """Numbers of ranks from '1,2,4', each once. Raises BadInput for anything else."""
+    counts = []
+    for part in (piece.strip() for piece in text.split(",")):
+        if not part.isascii() or not part.isdecimal() or not 1 <= int(part) <= 4096:
+            raise BadInput(f"--gpus: {part!r} is not a number of GPUs; give positive integers such as 2 or 1,2,4.")
+        counts.append(int(part))
+    return list(dict.fromkeys(counts))
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in (2, 4, 8, 16, 32, 64) if number % size == 0] or [1]
+
+
+def _listed(values: Iterable[int]) -> str:
+    return ", ".join(map(str, values))
