@@ -111,9 +111,9 @@ class Ranks:
 
 def _setting(log: Path, size: int, device_type: str) -> Setting:
     """This process's settings and environment, with its CPU threads shared out."""
-    here = Setting.of_this_process(log)
-    environment = dict(here.environment)
-    if sys.platform == "linux":
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # or gloo asks a name server for this host
+    other = {}
+    if sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in os.environ:
+        other = {"GLOO_SOCKET_IFNAME": "lo"}  # or gloo asks a name server for this host
+    here = Setting.of_this_process(log, other)
     threads = max(1, here.threads // size) if device_type == "cpu" else here.threads
-    return dataclasses.replace(here, environment=environment, threads=threads)
+    return dataclasses.replace(here, threads=threads)
