@@ -1,6 +1,7 @@
 import importlib.util
 import itertools
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,9 @@ if importlib.util.find_spec("triton") is not None and not torch.cuda.is_availabl
 # The products here are tiny. Where other programs keep the cores busy, threads that wait for each other made the tests
 # take six times as long.
 torch.set_num_threads(1)
+
+# A shell lets its background jobs ignore Ctrl-C, and their children inherit that: tests of Ctrl-C would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 NUMBERS = itertools.count()

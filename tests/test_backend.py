@@ -92,3 +92,9 @@ def test_torch_compile_takes_the_answer_as_a_constant(monkeypatch):
 @pytest.mark.gpu
 def test_a_real_gpu_runs_triton():
     assert backend_for(torch.ones(1, device="cuda")) == "triton"
+
+
+def test_the_import_leaves_dynamo_out() -> None:
+    """It takes longer than all the rest of the package."""
+    program = "import sys, swiglu_kernels; sys.exit('torch._dynamo' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)

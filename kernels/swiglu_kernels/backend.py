@@ -41,6 +41,15 @@ TRITON_AVAILABLE = triton is not _NoTriton
 INTERPRETING = TRITON_AVAILABLE and bool(triton.knobs.runtime.interpret)
 
 
+def constant_in_graphs(function: Any) -> Any:
+    """Let Dynamo take the function's result for a constant.
+
+    As `torch.compiler.assume_constant_result` does, which imports all of Dynamo for it: a second and a half.
+    """
+    function._dynamo_marked_constant = True
+    return function
+
+
 def backend_for(where: torch.Tensor | torch.device) -> Backend:
     """Say how the kernels of this package run on a tensor or device.
 
@@ -72,7 +81,7 @@ def _capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
 
-@torch.compiler.assume_constant_result  # a GPU does not change while a compiled function lives
+@constant_in_graphs  # a GPU does not change while a compiled function lives
 def _is_supported_gpu(device: torch.device) -> bool:
     if torch.version.hip is not None:
         return False

@@ -18,7 +18,7 @@ measurements; what is larger goes to torch, whose library knows GPUs on which no
 
 import torch
 
-from swiglu_kernels.backend import capability_of
+from swiglu_kernels.backend import capability_of, constant_in_graphs
 from swiglu_kernels.hopper import GLUON_MISSING, multiprocessors
 from swiglu_kernels.hopper_products import fills
 
@@ -30,7 +30,7 @@ INPUT_GRADS = ("fused", "two_step", "torch", AUTO)
 FEW_TOKENS = 8
 
 
-@torch.compiler.assume_constant_result  # a GPU does not change while a compiled function lives
+@constant_in_graphs  # a GPU does not change while a compiled function lives
 def _hopper_multiprocessors(device: torch.device) -> int:
     """Return how many multiprocessors run `hopper_products.py` here, 0 for none."""
     if device.type != "cuda" or GLUON_MISSING is not None or capability_of(device) != (9, 0):
