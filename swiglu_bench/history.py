@@ -12,9 +12,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swiglu_bench.cases import BadInput
+from swiglu_bench.cases import BadInput, Scope
 from swiglu_bench.record import Record, Status
 from swiglu_bench.runs import find_runs, load_run
+from swiglu_bench.train import finished
+from swiglu_bench.train.finished import Training
 
 COLUMNS = (
     "began", "command", "device", "shapes", "scopes", "dtypes", "tokens", "cases", "implementations", "ok", "skipped",
@@ -32,9 +34,14 @@ def lines(root: Path) -> list[dict[str, Any]]:
         try:
             run = load_run(file, beside=False)
         except BadInput as error:
-            found.append(dict.fromkeys(COLUMNS, "") | {"folder": str(file.parent), "problem": str(error)})
+            found.append(_unread(file.parent, error))
             continue
         found.append(_line(run.records, run.command, file.parent))
+    for folder in finished.find(root):
+        try:
+            found.append(_trained(finished.load(folder)))
+        except BadInput as error:
+            found.append(_unread(folder, error))
     return sorted(found, key=lambda line: line["began"], reverse=True)
 
 
@@ -110,6 +117,37 @@ def _line(records: Sequence[Record], command: str, folder: Path) -> dict[str, An
         "folder": str(folder),
         "problem": "",
     }
+
+
+def _trained(training: Training) -> dict[str, Any]:
+    """A training run: its model is its shape, and its blocks are of the scope mlp."""
+    rows, settings = training.summaries, training.about.get("settings", {})
+    ratios = {one.implementation: one.ratio for one in rows if one.ratio is not None and not (one.frozen or one.failed)}
+    best = min(ratios, key=lambda name: ratios[name], default="")
+    failed = sum(one.failed for one in rows)
+    return {
+        "began": min((one.timestamp for one in rows), default="").replace("T", " ").rstrip("Z"),
+        "command": "train",
+        "device": ", ".join(dict.fromkeys(one.device for one in rows)),
+        "shapes": list(dict.fromkeys(one.model for one in rows)),
+        "scopes": [Scope.MLP.value],
+        "dtypes": [settings["dtype"]] if settings.get("dtype") else [],
+        "tokens": [],
+        "cases": 1,
+        "implementations": len(rows),
+        "ok": sum(one.status is Status.OK and not one.failed for one in rows),
+        "skipped": sum(one.status is Status.SKIPPED for one in rows),
+        "failed": failed,
+        "best": best,
+        "best_ratio": ratios.get(best),
+        "version": ", ".join(dict.fromkeys(one.version for one in rows)),
+        "folder": str(training.path),
+        "problem": "",
+    }
+
+
+def _unread(folder: Path, error: BadInput) -> dict[str, Any]:
+    return dict.fromkeys(COLUMNS, "") | {"folder": str(folder), "problem": str(error)}
 
 
 def _cell(value: Any) -> str:

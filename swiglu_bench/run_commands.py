@@ -27,6 +27,7 @@ from swiglu_bench.request import split
 
 if TYPE_CHECKING:
     from swiglu_bench.runs import Run
+    from swiglu_bench.train.finished import Training
 
 CHOOSE = "Which rows"
 RunPath = Annotated[Path, typer.Argument(help="Folder of a run, or its records.csv.", show_default=False)]
@@ -147,15 +148,31 @@ def show(
 ) -> None:  # fmt: skip
     """Show a finished run again: its tables, filtered and sorted, or its rows for another program.
 
+    Of a training: the tables that `train` printed; --impl, --format and --output choose what of it.
+
     Example: swiglu-bench show results/nvidia-h200/2026-11-21/step-mlp --baseline compile --sort ratio
     """
     formats.check("--format", form, "table", "github", "parquet", *formats.ROWS)
-    if form == "github" and not pivot:
-        raise BadInput("--format github needs --pivot FIGURE, such as --pivot time_ms.")
     if output and form == "table":
         raise BadInput("--output is for rows; give --format json, jsonl, csv, parquet or github with it.")
     if form == "parquet" and not output:
         raise BadInput("--format parquet is no text; give the file as --output FILE.")
+    from swiglu_bench.train import finished
+
+    trained = finished.folder_of(run)
+    if trained:
+        others = {
+            "--shape": shape, "--tokens": tokens, "--dtype": dtype, "--scope": scope, "--mode": mode, "--sort": sort,
+            "--reverse": reverse, "--pivot": pivot, "--baseline": baseline, "--detail": detail,
+            "--format github": form == "github",
+        }  # fmt: skip
+        refused = ", ".join(name for name, given in others.items() if given)
+        if refused:
+            raise BadInput(f"{run} is a training run, which is shown by --impl, --format and --output; omit {refused}.")
+        _show_training(finished.load(trained).only(_parts(impl)), form, output)
+        return
+    if form == "github" and not pivot:
+        raise BadInput("--format github needs --pivot FIGURE, such as --pivot time_ms.")
     from swiglu_bench import show as showing
     from swiglu_bench.runs import as_text
 
@@ -185,6 +202,23 @@ def show(
     else:
         about = {"kind": "pivot", "figure": pivot, "run": str(run)}
         formats.put(formats.as_text(form, rows, about, rows[0] if rows else ()), output)
+
+
+def _show_training(training: Training, form: str, output: Path | None) -> None:
+    """The tables that `train` printed, or the rows of summary.csv."""
+    from swiglu_bench.train.summary import COLUMNS
+    from swiglu_bench.train.tables import tables
+
+    rows = [one.row() for one in training.summaries]
+    if form == "table":
+        screen = formats.screen()
+        for part in tables(training.summaries):
+            screen.print(part, highlight=False)
+    elif form == "parquet":
+        assert output is not None
+        formats.write_parquet(rows, output)
+    else:
+        formats.put(formats.as_text(form, rows, {"kind": "training", **training.about}, COLUMNS), output)
 
 
 def history(

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import csv
 import fnmatch
-import functools
-import io
 import json
-import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiglu_bench import formats
 from swiglu_bench.cases import BadInput, did_you_mean
-from swiglu_bench.record import COLUMNS, SCHEMA_VERSION, GpuState, Record, Status, TensorCheck
+from swiglu_bench.csv_rows import texts, typed
+from swiglu_bench.record import COLUMNS, SCHEMA_VERSION, GpuState, Record, TensorCheck
 from swiglu_bench.writers.csv_file import CHECKS, RECORDS, RUN, SAMPLE_KEY, SAMPLES, frame_of, read_records
 
 if TYPE_CHECKING:
@@ -103,7 +101,7 @@ def load_run(path: Path, beside: bool = True) -> Run:
     file = records_file(path)
     read_records(file)  # judges the header, the schema and every cell
     samples, checks = (_beside(file, SAMPLES), _beside(file, CHECKS)) if beside else ({}, {})
-    records = [record_of(row) for row in _rows(file)]
+    records = [typed(Record, row) for row in texts(file)]
     for record in records:
         key = tuple(str(getattr(record, name)) for name in SAMPLE_KEY)
         mine = samples.get(key, [])
@@ -167,45 +165,18 @@ def case_label(case: tuple[Any, ...]) -> str:
     return f"{shape} {scope} {mode} {dtype} tokens={tokens}"
 
 
-def _rows(file: Path) -> list[dict[str, str]]:
-    """Whole lines as texts; a last one without its end was cut short by a kill."""
-    text = file.read_text(encoding="utf-8-sig")
-    return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
-
-
 def _beside(records: Path, name: str) -> dict[Key, list[dict[str, str]]]:
     """The rows of another file of the run by the record that they belong to, in the file's order."""
     file, found = records.with_name(name), dict[Key, list[dict[str, str]]]()
     if not file.exists():
         return found
     try:
-        for row in _rows(file):
+        for row in texts(file):
             found.setdefault(tuple(row[column] for column in SAMPLE_KEY), []).append(row)
     except (OSError, ValueError, KeyError, csv.Error) as error:
         reason = f"it has no column {error}" if isinstance(error, KeyError) else str(error)
         raise BadInput(f"{file} cannot be read: {reason}; mend or remove it.") from None
     return found
-
-
-def record_of(row: Mapping[str, str]) -> Record:
-    """A row of records.csv as the record that it was."""
-    hints = _hints()
-    return Record(**{name: _value(hints[name], text) for name, text in row.items()})
-
-
-@functools.cache
-def _hints() -> dict[str, Any]:
-    return typing.get_type_hints(Record)
-
-
-def _value(hint: Any, text: str) -> Any:
-    if hint in (str, Status):
-        return hint(text)
-    if hint is bool:
-        return text == "true"
-    if text == "":
-        return None
-    return int(text) if hint in (int, int | None) else float(text)
 
 
 def _number(text: str | None) -> float | None:

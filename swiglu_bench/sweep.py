@@ -13,6 +13,7 @@ from rich.console import Console
 from swiglu_bench import isolation, locks, runner
 from swiglu_bench.cases import Case
 from swiglu_bench.child import DoesNotEnd
+from swiglu_bench.csv_rows import typed
 from swiglu_bench.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.output import Output, logs, opened
@@ -21,7 +22,6 @@ from swiglu_bench.pool.team import Team
 from swiglu_bench.record import Record, Status
 from swiglu_bench.registry import Implementation
 from swiglu_bench.resume import Fingerprints, Plan
-from swiglu_bench.runs import record_of
 from swiglu_bench.writers import Writer
 from swiglu_bench.writers.console import ConsoleWriter, Tables
 from swiglu_bench.writers.tables import memory_tables, verify_detail_tables, verify_tables
@@ -76,7 +76,7 @@ def sweep(
             say(f"{done} of {len(cases)} cases are finished in {into.folder} and are kept.")
         for writer in also:
             for row in plan.kept:
-                writer.write(record_of(row))
+                writer.write(typed(Record, row))
         in_detail = settings.detail and settings.task is runner.Task.VERIFY
         in_any_order = process.team is not None
         shown = ConsoleWriter(console, _tables(settings), len(plan.todo), in_detail, output.quiet, in_any_order)

@@ -11,6 +11,10 @@ import pytest
 from specimens import a_record, without_time
 from swiglu_bench.cells import Cell, Verdict
 from swiglu_bench.record import Record, Status
+from swiglu_bench.train.files import Folder
+from swiglu_bench.train.rows import End, Row
+from swiglu_bench.train.summary import Summary
+from swiglu_bench.train.verdict import PERMUTED
 from swiglu_bench.writers.contract import ContractFile
 from swiglu_bench.writers.csv_file import CsvFile
 
@@ -73,6 +77,40 @@ def awkward(folder: Path) -> Path:
     return write(
         folder, rows, command=f"swiglu-bench forward --impl '{EVIL}'", machine=machine, settings={"l2": "cold"}
     )
+
+
+def trained(folder: Path) -> Path:
+    """A training in which one is as eager, one is frozen, one was skipped and one, named in HTML, is faster."""
+    machine = {"device": "A GPU & more", "torch": "2"}
+    settings = {"dtype": "float32", "data": "digits", "workload": {"hidden": 8, "intermediate": 16}, "step_run": None}
+    files = Folder(folder, {"command": "swiglu-bench train", "settings": settings, "machine": machine}, False, print)
+    rows = []
+    curves = {"eager": 0.0, PERMUTED: 0.01, "level": 0.005, EVIL: 0.02, "frozen": 5.0}
+    for name, above in curves.items():
+        for seed in (0, 1):
+            for step in range(4):
+                files.write(Row(name, seed, step, 4.0 - step + seed + above, 0.1, 1.0))
+            files.end(End(name, seed, 4, 100, 1.0, 0.5, 1.0))
+        row = Summary("1", "digits", "small", name, "everything", Status.OK, seeds=2, steps=4, device="A GPU & more")
+        row.timestamp = "2026-01-01T00:00:00Z"
+        row.final_loss, row.final_loss_spread, row.metric_mean = 1.5, 0.7, 0.5
+        row.metric, row.unit = "accuracy", "samples"
+        if name != "eager":
+            row.difference, row.rounding, row.eager_spread, row.curve = above, 0.01, 0.7, "same"
+        if name != PERMUTED:
+            row.step_ms, row.rate, row.aa_low, row.aa_high, row.rounds = 2.0, 1e3, 0.999, 1.002, 10
+            row.verdict = "baseline" if name == "eager" else "faster"
+        rows.append(row)
+    by_name = {row.implementation: row for row in rows}
+    for name, ratio in {"level": 0.99, EVIL: 0.9, "frozen": 0.5}.items():
+        row = by_name[name]
+        row.ratio, row.ratio_low, row.ratio_high, row.expected_ratio = ratio, ratio - 0.002, ratio + 0.002, 0.95
+    by_name["level"].as_expected, by_name["frozen"].trains, by_name["frozen"].curve = False, "inputs", "differs"
+    skipped = Summary("1", "digits", "small", "absent", "everything", Status.SKIPPED, REASON, device="A GPU & more")
+    skipped.timestamp = rows[0].timestamp
+    files.summarise([*rows, skipped])
+    files.close()
+    return folder
 
 
 def audited(folder: Path) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from swiglu_bench.cells import CELL_COLUMNS
 from swiglu_bench.record import BESIDE, COLUMNS, Record, Status, TensorCheck
-from swiglu_bench.train.files import RUN_COLUMNS, STEP_COLUMNS
+from swiglu_bench.train.rows import RUN_COLUMNS, STEP_COLUMNS
 from swiglu_bench.train.summary import COLUMNS as SUMMARY_COLUMNS
 from swiglu_bench.writers.csv_file import CHECK_COLUMNS, SAMPLE_COLUMNS
 

@@ -8,18 +8,19 @@ pytest.importorskip("altair", reason="the extra `report` is not installed")
 
 from reported import COMMITTED, EVIL, IN_A_CHECKOUT, awkward, timed, write
 from specimens import a_record
+from swiglu_bench.look import PALETTE, Look, slots
 from swiglu_bench.report import charts, memory_charts
 from swiglu_bench.report.load import load
-from swiglu_bench.report.look import PALETTE, Look, slots
-from swiglu_bench.report.page import Drawn, draw, looks
+from swiglu_bench.report.page import Drawn, colours, draw, looks
 from swiglu_bench.report.points import NoChart
 from swiglu_bench.report.sections import sections
 
 
 def answers(*paths: Path) -> dict[str, Drawn]:
     """The questions of the first section of these runs."""
-    found = sections([load(path) for path in paths])
-    return {drawn.name: drawn for drawn in draw(found[0], looks(found)[0])}
+    runs = [load(path) for path in paths]
+    found = sections(runs)
+    return {drawn.name: drawn for drawn in draw(found[0], looks(found, colours(runs))[0])}
 
 
 def values(spec: Any) -> Iterator[dict[str, Any]]:

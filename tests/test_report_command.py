@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("altair", reason="the extra `report` is not installed")
 pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
 
-from reported import ROOT, audited, awkward, timed, write
+from reported import ROOT, audited, awkward, timed, trained, write
 from swiglu_bench import cli
 from swiglu_bench.cases import BadInput
 from swiglu_bench.report import command, figures, noise_chart
@@ -49,6 +49,19 @@ def test_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "How much faster than eager?" in picture
     assert "#0d1117" in picture
     assert not Path("report.html").exists()
+
+
+def test_the_curves_of_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = trained(tmp_path / "train")
+    assert report(monkeypatch, folder, "--svg", tmp_path / "svg", "--dark", "--impl", "eager,level,frozen") == 0
+    assert [path.name for path in (tmp_path / "svg").iterdir()] == ["train-curves.svg"]
+    picture = (tmp_path / "svg" / "train-curves.svg").read_text(encoding="utf-8")
+    assert "below: without frozen" in picture
+    assert "level" in picture
+    assert report(monkeypatch, folder, "--svg", tmp_path / "none", "--impl", "absent") == 0
+    assert "no train-curves: Nothing was trained to the end" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -118,6 +131,17 @@ def test_the_documents_show_what_their_runs_say(document: Path) -> None:
     text, pictures = figures.fill(document)
     assert text == document.read_text(encoding="utf-8")
     assert all(path.exists() for path in pictures)
+
+
+def test_a_figure_and_a_sentence_of_a_training(tmp_path: Path) -> None:
+    trained(tmp_path / "run")
+    document = tmp_path / "page.md"
+    document.write_text(
+        "<!-- figure: run curves -->\n<!-- end -->\n<!-- sentence: run -->\n<!-- end -->\n", encoding="utf-8"
+    )
+    text, pictures = figures.fill(document)
+    assert sorted(path.name for path in pictures) == ["run-curves-dark.svg", "run-curves.svg"]
+    assert text.count("that train every weight learn as eager does") == 2
 
 
 def test_pairs_that_got_a_verdict_are_counted_in_their_figure(tmp_path: Path) -> None:

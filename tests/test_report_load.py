@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("pandas")
 
-from reported import COMMITTED, IN_A_CHECKOUT, audited, awkward, timed, write
+from reported import COMMITTED, IN_A_CHECKOUT, audited, awkward, timed, trained, write
 from swiglu_bench.cases import BadInput
 from swiglu_bench.report.load import folders, load, only
 
@@ -34,14 +34,16 @@ def test_of_a_case_that_was_run_twice_the_last_row_counts(tmp_path: Path) -> Non
 def test_a_folder_of_runs() -> None:
     found = folders(COMMITTED)
     assert COMMITTED / "forward" in found
-    assert sorted(found) == sorted(file.parent for file in COMMITTED.glob("*/records.csv"))
+    assert sorted(found) == sorted(
+        file.parent for one in ("records", "train") for file in COMMITTED.glob(f"*/{one}.csv")
+    )
     assert folders(COMMITTED / "forward") == [COMMITTED / "forward"]
 
 
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"nowhere does not exist; give a run's folder"):
         load(tmp_path / "nowhere")
-    with pytest.raises(BadInput, match=r"holds neither records.csv nor audit.csv"):
+    with pytest.raises(BadInput, match=r"holds none of records.csv, audit.csv and train.csv"):
         load(tmp_path)
     (tmp_path / "audit.csv").write_text("a,b\n1,2\n", encoding="utf-8")
     with pytest.raises(BadInput, match=r"is not an audit.csv"):
@@ -51,6 +53,23 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("[", encoding="utf-8")
     with pytest.raises(BadInput, match=r"run.json cannot be read"):
         load(tmp_path)
+
+
+def test_a_training_by_its_folder_or_file_and_below_a_folder(tmp_path: Path) -> None:
+    folder = trained(tmp_path / "gpu" / "train")
+    assert folders(tmp_path) == folders(folder) == [folder]
+    for path in (folder, folder / "summary.csv"):
+        run = load(path)
+        assert run.training
+        assert (run.name, len(run.records), len(run.audit)) == ("train", 0, 0)
+        assert run.commands == ["swiglu-bench train"]
+    (kept,) = only([run, load(awkward(tmp_path / "run"))], ["lev*", "frozen"])[:1]
+    assert kept.training
+    assert kept.training.names == ["level", "frozen"]
+    assert [run.name for run in only([run, load(tmp_path / "run")], ["slow"])] == ["run"]
+    (folder / "summary.csv").unlink()
+    with pytest.raises(BadInput, match="has not ended"):
+        load(folder)
 
 
 def test_only_some_implementations(tmp_path: Path) -> None:

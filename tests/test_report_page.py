@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("altair", reason="the extra `report` is not installed")
 pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
 
-from reported import COMMITTED, EVIL, EVIL_SHAPE, IN_A_CHECKOUT, audited, awkward
+from reported import COMMITTED, EVIL, EVIL_SHAPE, IN_A_CHECKOUT, audited, awkward, trained
 from swiglu_bench.report.load import load
 from swiglu_bench.report.page import page
 
@@ -50,7 +50,8 @@ class Elements(html.parser.HTMLParser):
 @pytest.fixture(scope="module")
 def awkward_page(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("runs")
-    return page([load(awkward(folder / "run")), load(audited(folder / "audit"))], f"swiglu-bench report '{EVIL}'")
+    runs = [awkward(folder / "run"), audited(folder / "audit"), trained(folder / "train")]
+    return page([load(run) for run in runs], f"swiglu-bench report '{EVIL}'")
 
 
 def test_nothing_is_fetched(awkward_page: str) -> None:
@@ -82,7 +83,10 @@ def test_everything_is_said(awkward_page: str) -> None:
         "Forward of glu, float32", "It has no glu scope.", "output: too far",
         "1 pass, 1 fail, 1 unsupported, 1 not run",
         "A GPU & more", "3.0 GiB", "700 W", f"swiglu-bench forward --impl '{EVIL}'", "l2 cold", "fewer gradients",
-        "How much faster than eager?", "0.800 ± 0.005 faster", "1.003 ± 0.005 tie", f"swiglu-bench report '{EVIL}'",
+        "How much faster than eager?", "0.800 ± 0.005 faster", "1.003 ± 0.005 tie",
+        "Training of small, float32", "All 2 that train every weight", "How far is each loss from eager's?",
+        "Does it learn the same?", "differs (frozen)", "Is it faster?", "0.990 ± 0.002",
+        "hidden 8, intermediate 16", f"swiglu-bench report '{EVIL}'",
     ):  # fmt: skip
         assert wanted in text, wanted
 
@@ -123,7 +127,7 @@ def test_a_browser_draws_every_chart_without_a_complaint(awkward_page: str, tmp_
     assert not complaints, complaints
     drawn = re.search(r'data-drawn="(\d+)"', elements)
     assert drawn, elements[:500]
-    assert int(drawn[1]) == elements.count('data-chart="') == 5
+    assert int(drawn[1]) == elements.count('data-chart="') == 7
     assert "<title>SwiGLU on" in elements  # no name ran as a script
 
 

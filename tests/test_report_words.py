@@ -4,14 +4,15 @@ from reported import COMMITTED, EVIL, IN_A_CHECKOUT, awkward, timed, write
 from specimens import a_record, without_time
 from swiglu_bench.record import Record, Status
 from swiglu_bench.report.load import load
-from swiglu_bench.report.page import looks
+from swiglu_bench.report.page import colours, looks
 from swiglu_bench.report.sections import sections
 from swiglu_bench.report.words import headline, sentences
 
 
 def said(folder: Path) -> str:
-    (section, *_) = found = sections([load(folder)])
-    return "\n".join(sentences(section, looks(found)[0]))
+    runs = [load(folder)]
+    (section, *_) = found = sections(runs)
+    return "\n".join(sentences(section, looks(found, colours(runs))[0]))
 
 
 def test_winners_ties_and_losers_are_named(tmp_path: Path) -> None:
@@ -72,8 +73,9 @@ def test_a_run_in_which_everything_failed(tmp_path: Path) -> None:
 
 @IN_A_CHECKOUT
 def test_the_committed_runs() -> None:
-    found = sections([load(COMMITTED / name) for name in ("forward", "memory", "verify")])
-    texts = [headline(section, look) for section, look in zip(found, looks(found), strict=True)]
+    runs = [load(COMMITTED / name) for name in ("forward", "memory", "verify")]
+    found = sections(runs)
+    texts = [headline(section, look) for section, look in zip(found, looks(found, colours(runs)), strict=True)]
     assert " times the speed of eager" in texts[0]
     assert any("MiB" in text for text in texts[1:])
     assert any("checked rows are right" in text for text in texts[1:])

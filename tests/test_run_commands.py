@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from reported import EVIL, trained
 from specimens import a_record, without_time
 from swiglu_bench import output
 from swiglu_bench.cases import BadInput
@@ -169,6 +170,32 @@ def test_what_show_refuses() -> None:
         assert words in complaint("show", FORWARD, *arguments)
 
 
+def test_a_training_is_shown_as_it_was_printed(tmp_path: Path) -> None:
+    folder = trained(tmp_path / "run")
+    result = invoke("show", folder, "--impl", "eager*,level,absent")
+    assert result.exit_code == 0, result.output
+    for words in ("Does it learn the same?", "eager, permuted", "0.990 ± 0.002", "skipped: absent: It broke"):
+        assert words in result.stdout, words
+    assert "frozen" not in result.stdout
+    assert invoke("show", folder / "train.csv", "--format", "csv").stdout == (folder / "summary.csv").read_text()
+    told = json.loads(invoke("show", folder, "--impl", "level", "--format", "json").stdout)
+    assert (told["kind"], told["settings"]["dtype"], told["rows"][0]["ratio"]) == ("training", "float32", 0.99)
+
+
+def test_what_show_refuses_of_a_training(tmp_path: Path) -> None:
+    folder = trained(tmp_path / "run")
+    for arguments, words in (
+        (
+            ("--sort", "ratio", "--detail"),
+            "is a training run, which is shown by --impl, --format and --output; omit --sort, --detail.",
+        ),
+        (("--format", "github"), "omit --format github"),
+        (("--impl", "levl"), "has no implementation 'levl'; did you mean level"),
+        (("--output", "x"), "--output is for rows"),
+    ):
+        assert words in complaint("show", folder, *arguments)
+
+
 # history
 
 
@@ -190,10 +217,22 @@ def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
     assert len(invoke("history", tmp_path, "--limit", "1", "--format", "csv").stdout.splitlines()) == 2
 
 
+def test_trainings_are_listed_too(tmp_path: Path) -> None:
+    trained(tmp_path / "train")
+    (trained(tmp_path / "cut") / "summary.csv").unlink()
+    lines = invoke("history", tmp_path).stdout
+    assert "5 ok" in lines
+    assert "cut is a training run that has not ended" in " ".join(lines.split())
+    row, cut = json.loads(invoke("history", tmp_path, "--format", "json").stdout)["rows"]
+    assert (row["command"], row["shapes"], row["dtypes"], row["skipped"]) == ("train", ["small"], ["float32"], 1)
+    assert (row["best"], row["best_ratio"]) == (EVIL, 0.9)
+    assert cut["problem"]
+
+
 @pytest.mark.parametrize("width", [90, 140, 200])
 def test_the_committed_runs_are_one_line_each(width: int) -> None:
     lines = invoke("history", RESULTS.parent.parent, width=width).stdout.splitlines()
-    runs = list(RESULTS.parent.parent.rglob("records.csv"))
+    runs = [file for name in ("records.csv", "train.csv") for file in RESULTS.parent.parent.rglob(name)]
     assert len([line for line in lines if line.strip().startswith("20")]) == len(runs)
     assert len(lines) <= len(runs) + 6, "and the head and the legend"
     assert any("Not shown in" in line for line in lines) is (width < 200)

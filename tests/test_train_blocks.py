@@ -9,10 +9,11 @@ from torch.nn import functional
 from swiglu_bench.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.problem import Problem
 from swiglu_bench.registry import Step, implementation
-from swiglu_bench.train.blocks import PERMUTED, Contender, GradientMissing, blocks, trained, why_not
+from swiglu_bench.train.blocks import Contender, GradientMissing, blocks, trained, why_not
 from swiglu_bench.train.loop import Training
 from swiglu_bench.train.model import experiment as prepare
 from swiglu_bench.train.model import sites
+from swiglu_bench.train.verdict import PERMUTED
 from trained import BY_NAME, NANO, contender, decoder, images
 
 TRAINED = ["eager-packed", "unsloth", "silu-mul", "fused-dw-torch", "fused-auto", "fused-mlp", "fused-mlp-auto"]

@@ -12,11 +12,13 @@ from swiglu_bench.cases import BadInput
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.record import Status
 from swiglu_bench.train import paired, session
-from swiglu_bench.train.blocks import PERMUTED, Contender
-from swiglu_bench.train.files import CHECKPOINTS, RUNS, STEPS, Folder
-from swiglu_bench.train.loop import Row, Training
+from swiglu_bench.train.blocks import Contender
+from swiglu_bench.train.files import CHECKPOINTS, Folder
+from swiglu_bench.train.loop import Training
+from swiglu_bench.train.rows import RUNS, STEPS, Row
 from swiglu_bench.train.session import Plan, Results, run, summaries
 from swiglu_bench.train.summary import COLUMNS, Summary
+from swiglu_bench.train.verdict import PERMUTED
 from trained import BY_NAME, contender, images
 
 ABOUT: dict[str, Any] = {"command": "", "run_id": "1", "settings": {"steps": 6, "seeds": 1}, "machine": {"torch": "2"}}

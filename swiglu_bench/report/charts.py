@@ -11,9 +11,9 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from swiglu_bench.look import CHARACTER, WIDTH, Look, linear_range, log_range, token_text
 from swiglu_bench.report import marks, ranking
 from swiglu_bench.report.frames import dicts, unique
-from swiglu_bench.report.look import CHARACTER, WIDTH, Look, linear_range, log_range, token_text
 from swiglu_bench.report.points import NoChart, counts, points_of, timed, titled
 
 CELL_WIDTH, CELL_HEIGHT = 150, 44

@@ -24,7 +24,7 @@ NEEDS = {"altair": "altair", "jinja2": "jinja2", "vl_convert": "vl-convert-pytho
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Run folders, a folder of them, or records.csv and audit.csv files.", show_default=False),
+        typer.Argument(help="Run folders, a folder of them, or CSV files of runs.", show_default=False),
     ],
     output: Annotated[
         Path | None,
@@ -44,7 +44,8 @@ def report(
         ),
     ] = None,
 ) -> None:  # fmt: skip
-    """Make one HTML file of runs, readable without a network: who wins where, charts, the contract matrix, the machine.
+    """Make one HTML file of runs, readable without a network: who wins where, charts,
+    loss curves, the contract matrix, the machine.
 
     Runs of other work or from other machines have sections of their own; nothing is compared across them. Memory and
     speed are set against each other where a memory run of the same cases is given along with a step run.
@@ -109,7 +110,8 @@ def _write_page(path: Path, text: str) -> None:
 
 
 def _write_pictures(runs: Sequence[Run], folder: Path, form: Literal["png", "svg"], dark: bool) -> None:
-    from swiglu_bench.report.images import charts_of, picture
+    from swiglu_bench.picture import picture
+    from swiglu_bench.report.images import charts_of
 
     count = 0
     for name, chart in charts_of(runs):

@@ -16,15 +16,15 @@ from __future__ import annotations
 import html
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-import altair as alt
-
 from swiglu_bench.cases import BadInput
-from swiglu_bench.report import noise_chart, words
-from swiglu_bench.report.images import charts_of, picture
+from swiglu_bench.picture import picture
+from swiglu_bench.report import noise_chart, training, words
+from swiglu_bench.report.images import Picture, charts_of
 from swiglu_bench.report.load import Run, load, only
-from swiglu_bench.report.page import looks
+from swiglu_bench.report.page import colours, looks
 from swiglu_bench.report.sections import sections
 
 BLOCK = re.compile(
@@ -42,8 +42,8 @@ def fill(document: Path) -> tuple[str, dict[Path, bytes]]:
     def replace(match: re.Match[str]) -> str:
         source = document.parent / match["run"]
         if source.suffix == ".csv":
-            name = f"{source.stem}-{match['question']}"
-            chart, said = noise_chart.pairs(source)
+            chart: Picture
+            name, (chart, said) = f"{source.stem}-{match['question']}", noise_chart.pairs(source)
         else:
             name, chart, said = _of_run(document, source, match["question"], match["names"].split())
         files = {dark: folder / f"{name}{'-dark' if dark else ''}.svg" for dark in (False, True)}
@@ -55,8 +55,7 @@ def fill(document: Path) -> tuple[str, dict[Path, bytes]]:
         )
 
     def say(match: re.Match[str]) -> str:
-        found = sections(_chosen(document.parent / match["run"], match["names"].split()))
-        return f"{match[1]}{words.headline(found[0], looks(found)[0])}\n{match['end']}"
+        return f"{match[1]}{_said(_chosen(document.parent / match['run'], match['names'].split()))}\n{match['end']}"
 
     return SENTENCE.sub(say, BLOCK.sub(replace, document.read_text(encoding="utf-8"))), pictures
 
@@ -66,7 +65,7 @@ def _chosen(source: Path, names: list[str]) -> list[Run]:
     return only(runs, names) if names else runs
 
 
-def _of_run(document: Path, source: Path, question: str, names: list[str]) -> tuple[str, alt.LayerChart, str]:
+def _of_run(document: Path, source: Path, question: str, names: list[str]) -> tuple[str, Picture, str]:
     """The one chart of a run that answers a question: its name, itself, and what it shows in a sentence."""
     runs = _chosen(source, names)
     found = {name: chart for name, chart in charts_of(runs) if name.endswith(f"-{question}")}
@@ -75,8 +74,17 @@ def _of_run(document: Path, source: Path, question: str, names: list[str]) -> tu
     ((name, chart),) = found.items()
     if isinstance(chart, str):
         raise BadInput(f"{document}: {source} has no chart {question!r}: {chart}")
-    (section, *_), (look, *_) = sections(runs), looks(sections(runs))
-    return name, chart, words.sentences(section, look)[0]
+    return name, chart, _said(runs, first=True)
+
+
+def _said(runs: Sequence[Run], first: bool = False) -> str:
+    """What a report says in short about a run, or the first sentence of that."""
+    run, *_ = runs
+    if run.training:
+        return training.sentences(run.training)[0]
+    section, *_ = found = sections(runs)
+    look, *_ = looks(found, colours(runs))
+    return words.sentences(section, look)[0] if first else words.headline(section, look)
 
 
 if __name__ == "__main__":

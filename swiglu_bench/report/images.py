@@ -2,45 +2,41 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import altair as alt
-import vl_convert
 
+from swiglu_bench.look import Look
+from swiglu_bench.report import training
 from swiglu_bench.report.load import Run
-from swiglu_bench.report.look import theme
-from swiglu_bench.report.page import draw, looks
+from swiglu_bench.report.page import colours, draw, looks
 from swiglu_bench.report.sections import Section, sections
 
-GROUND = {False: "#ffffff", True: "#0d1117"}
-"""Opaque, so that a picture reads the same wherever it stands."""
+Picture = alt.LayerChart | alt.VConcatChart
 
 
-def charts_of(runs: Sequence[Run]) -> Iterator[tuple[str, alt.LayerChart | str]]:
+def charts_of(runs: Sequence[Run]) -> Iterator[tuple[str, Picture | str]]:
     """A file name without its ending, and the chart or why there is none; no name comes twice."""
-    found, taken = sections(runs), set[str]()
-    for section, look in zip(found, looks(found), strict=True):
+    found, numbers, taken = sections(runs), colours(runs), set[str]()
+    for section, look in zip(found, looks(found, numbers), strict=True):
         for drawn in draw(section, look):
             stem = _stem(section, drawn.name)
             if drawn.reason:
                 yield stem, drawn.reason
             for text, chart in drawn.charts:
                 name = "-".join(part for part in (stem, _slug(text)) if part)
-                while name in taken:
-                    name += "-again"
-                taken.add(name)
-                yield name, chart
+                yield _new(name, taken), chart
+    for run in runs:
+        if run.training:
+            yield _new(f"{_slug(run.name)}-curves", taken), training.picture(run.training, Look(numbers))
 
 
-def picture(chart: alt.LayerChart | alt.VConcatChart, form: Literal["png", "svg"], dark: bool = False) -> bytes:
-    """The chart with its title as the content of a file; PNG at twice its size, for dense screens."""
-    spec = json.dumps(chart.to_dict() | {"config": theme(dark, GROUND[dark])})
-    if form == "svg":
-        return f"{vl_convert.vegalite_to_svg(spec)}\n".encode()
-    return vl_convert.vegalite_to_png(spec, scale=2)
+def _new(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "-again"
+    taken.add(name)
+    return name
 
 
 def _stem(section: Section, question: str) -> str:

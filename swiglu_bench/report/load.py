@@ -1,4 +1,4 @@
-"""A run read back from the disk: its rows, its contract matrix, and what run.json says of machine and command."""
+"""A run read back: its rows, its contract matrix or its training, and what run.json says of machine and command."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ from swiglu_bench.cells import CELL_COLUMNS, Verdict
 from swiglu_bench.record import COLUMNS
 from swiglu_bench.report.frames import unique
 from swiglu_bench.runs import read_about
+from swiglu_bench.train import finished
+from swiglu_bench.train.finished import Training
+from swiglu_bench.train.rows import STEPS
 from swiglu_bench.writers.contract import AUDIT
 from swiglu_bench.writers.csv_file import RECORDS, read_records
 
+FILES = (RECORDS, AUDIT, STEPS)
+"""Each makes a folder a run."""
 CASE = ["shape", "tokens", "dtype", "scope", "mode", "implementation"]
 """What names a row within one run on one machine."""
 
@@ -34,11 +39,19 @@ class Run:
     """Columns of a cell of the contract matrix; empty where there was no audit."""
     about: dict[str, Any]
     """run.json; empty where there is none."""
+    training: Training | None = None
+    """What `train` wrote; then there are neither records nor an audit."""
 
     @property
     def name(self) -> str:
         """The folder's name, which says what was run."""
         return self.path.resolve().name if self.path.is_dir() else self.path.name
+
+    @property
+    def implementations(self) -> list[str]:
+        """Every name that a row has."""
+        trained = self.training.names if self.training else []
+        return unique([*self.records["implementation"], *self.audit["implementation"], *trained])
 
     @property
     def commands(self) -> list[str]:
@@ -48,17 +61,23 @@ class Run:
 
 
 def load(path: Path) -> Run:
-    """Read a run's folder, or a records.csv or audit.csv by itself.
+    """Read a run's folder, or a records.csv or audit.csv by itself; of a training, the folder or any of its files.
 
     Raises BadInput where nothing is there, or what is there is neither.
     """
     if not path.exists():
         raise BadInput(f"{path} does not exist; give a run's folder, a {RECORDS} or an {AUDIT}.")
+    trained = finished.folder_of(path)
+    if trained:
+        training = finished.load(trained)
+        return Run(trained, _no_records(), _cells(None), training.about, training)
     folder = path if path.is_dir() else path.parent
     if path.is_dir():
         records, audit = (folder / name if (folder / name).exists() else None for name in (RECORDS, AUDIT))
         if not records and not audit:
-            raise BadInput(f"{path} holds neither {RECORDS} nor {AUDIT}; give a run's folder, as results/GPU/DATE/RUN.")
+            raise BadInput(
+                f"{path} holds none of {RECORDS}, {AUDIT} and {STEPS}; give a run's folder, as results/GPU/DATE/RUN."
+            )
     else:
         records, audit = (None, path) if _is_audit(path) else (path, None)
     rows = read_records(records) if records else _no_records()
@@ -68,16 +87,15 @@ def load(path: Path) -> Run:
 
 def folders(path: Path) -> list[Path]:
     """The path itself or, where it is a folder of runs such as results/GPU/DATE, those runs in order."""
-    if not path.is_dir() or any((path / name).exists() for name in (RECORDS, AUDIT)):
+    if not path.is_dir() or any((path / name).exists() for name in FILES):
         return [path]
-    found = {file.parent for name in (RECORDS, AUDIT) for file in path.rglob(name)}
+    found = {file.parent for name in FILES for file in path.rglob(name)}
     return sorted(found) or [path]
 
 
 def only(runs: Sequence[Run], patterns: Sequence[str]) -> list[Run]:
     """The runs with the rows of these implementations alone, names or globs; raises BadInput for one without rows."""
-    tables = [table for run in runs for table in (run.records, run.audit)]
-    names = unique([name for table in tables for name in table["implementation"]])
+    names = unique([name for run in runs for name in run.implementations])
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
             raise BadInput(f"--impl: no row of these runs is of {pattern!r}; {did_you_mean(pattern, names)}")
@@ -87,8 +105,9 @@ def only(runs: Sequence[Run], patterns: Sequence[str]) -> list[Run]:
         records, audit = (
             table[table["implementation"].isin(wanted)].reset_index(drop=True) for table in (run.records, run.audit)
         )
-        if len(records) or len(audit):
-            kept.append(dataclasses.replace(run, records=records, audit=audit))
+        training = run.training and run.training.keep(wanted)
+        if len(records) or len(audit) or (training and training.names):
+            kept.append(dataclasses.replace(run, records=records, audit=audit, training=training))
     return kept
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import altair as alt
 
-from swiglu_bench.report.look import HEIGHT, LABEL_GAP, WIDTH, Look, Range, spread, token_axis
+from swiglu_bench.look import HEIGHT, LABEL_GAP, WIDTH, Look, Range, spread, token_axis
 
 Point = dict[str, Any]
 """implementation, tokens, value, low, high (None: no interval), and texts for the tooltip under TIPS' keys."""

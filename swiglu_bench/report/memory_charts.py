@@ -8,9 +8,9 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
+from swiglu_bench.look import CHARACTER, HEIGHT, LABEL_GAP, WIDTH, Look, Range, linear_range, log_range, spread
 from swiglu_bench.report import marks
 from swiglu_bench.report.frames import dicts
-from swiglu_bench.report.look import CHARACTER, HEIGHT, LABEL_GAP, WIDTH, Look, Range, linear_range, log_range, spread
 from swiglu_bench.report.marks import Point
 from swiglu_bench.report.points import MIB, NoChart, memory_text, points_of, timed, titled
 

@@ -8,7 +8,7 @@ import altair as alt
 import pandas as pd
 
 from swiglu_bench.cases import BadInput
-from swiglu_bench.report.look import HEIGHT, PALETTE, WIDTH
+from swiglu_bench.look import HEIGHT, PALETTE, WIDTH
 
 TIE, SEEN = PALETTE[2], PALETTE[7]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,15 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from swiglu_bench.report import charts, memory_charts, ranking, tables, words
+from swiglu_bench.look import FORMS, Look, slots, theme, token_text
+from swiglu_bench.report import charts, memory_charts, ranking, tables, training, words
 from swiglu_bench.report.frames import groups, unique
 from swiglu_bench.report.load import Run
-from swiglu_bench.report.look import DASHES, FORMS, PER_FORM, Look, slots, theme, token_text
 from swiglu_bench.report.points import NoChart
 from swiglu_bench.report.sections import WORK, Section, sections
+from swiglu_bench.train.chart import dash
+from swiglu_bench.train.finished import Training
+from swiglu_bench.train.tables import grids
 
 EXPORT = "window.vegaEmbed = vegaEmbed;"
 """What of the chart libraries the page's own script uses."""
@@ -74,12 +77,16 @@ def draw(section: Section, look: Look) -> Iterator[Drawn]:
         yield Drawn(question.name, found, reasons[0] if reasons and not found else "")
 
 
-def looks(found: Sequence[Section]) -> list[Look]:
-    """How each section is drawn: an implementation has one colour in all of them."""
+def colours(runs: Sequence[Run]) -> dict[str, int]:
+    """The number of each implementation's colour: one in all sections."""
     from swiglu_bench.implementations import CATALOGUE
 
-    names = [str(name) for section in found for name in section.rows["implementation"]]
-    numbers = slots(names, [implementation.name for implementation in CATALOGUE])
+    names = [name for run in runs for name in run.implementations]
+    return slots(names, [implementation.name for implementation in CATALOGUE])
+
+
+def looks(found: Sequence[Section], numbers: Mapping[str, int]) -> list[Look]:
+    """How each section is drawn."""
     return [
         Look(
             numbers,
@@ -98,15 +105,14 @@ def page(runs: Sequence[Run], made_by: str) -> str:
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    found = sections(runs)
+    found, numbers = sections(runs), colours(runs)
     specs: list[dict[str, Any]] = []
-    shown = [
-        _section(number, one, look, specs) for number, (one, look) in enumerate(zip(found, looks(found), strict=True))
-    ]
+    shown = [_section(one, look, specs) for one, look in zip(found, looks(found, numbers), strict=True)]
+    shown += [_training(run.name, run.training, Look(numbers), specs) for run in runs if run.training]
     here = Path(__file__).parent
     return environment.get_template("page.html").render(
         title=_title(found, runs),
-        sections=shown,
+        sections=[{"id": f"section-{number}", **section} for number, section in enumerate(shown)],
         audits=[tables.audit(run) for run in runs if len(run.audit)],
         machines=tables.machines(runs),
         runs=[
@@ -129,7 +135,7 @@ def _libraries() -> str:
     return vl_convert.javascript_bundle(EXPORT).replace("</script", "<\\/script")
 
 
-def _section(number: int, section: Section, look: Look, specs: list[dict[str, Any]]) -> dict[str, Any]:
+def _section(section: Section, look: Look, specs: list[dict[str, Any]]) -> dict[str, Any]:
     """What the template shows of a section; its charts go to the end of `specs`."""
     blocks = []
     for answer in draw(section, look):
@@ -143,7 +149,6 @@ def _section(number: int, section: Section, look: Look, specs: list[dict[str, An
     drawn = section.rows[section.rows["status"].isin(["ok", "incorrect"])]
     timed = section.ok[section.ok["time_ms"].notna()]
     return {
-        "id": f"section-{number}",
         "title": section.title,
         "work": WORK.get(section.scope, ""),
         "device": section.device,
@@ -154,7 +159,37 @@ def _section(number: int, section: Section, look: Look, specs: list[dict[str, An
         "names": [_chip(name, look) for name in unique(drawn["implementation"])],
         "blocks": blocks,
         "tables": [tables.figures(shape, rows) for (shape,), rows in groups(timed, "shape")],
+        "grids": [],
         "problems": tables.problems(section.rows),
+    }
+
+
+def _training(run: str, trained: Training, look: Look, specs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the template shows of a training run, in the same places."""
+    hidden = training.hidden(trained)
+    blocks: list[dict[str, Any]] = []
+    for question, about, chart in training.charts(trained, look):
+        if isinstance(chart, str):
+            blocks.append({"reason": chart, "question": question, "about": about, "options": []})
+            continue
+        options = [{"text": "", "chart": len(specs)}]
+        blocks.append({"reason": "", "question": question, "about": about, "options": options})
+        specs.append(_for_page(chart.to_dict()))
+    said = training.sentences(trained)
+    return {
+        **training.context(trained),
+        "run": run,
+        "memory_from": "",
+        "headline": said[0],
+        "sentences": said,
+        "names": [
+            _chip(name, look) | {"shown": name not in hidden, "dash": _dashes(dash(name, look)), "point": ""}
+            for name in training.drawn(trained)
+        ],
+        "blocks": blocks,
+        "tables": [],
+        "grids": list(grids(trained.summaries)),
+        "problems": [],
     }
 
 
@@ -185,20 +220,29 @@ def _for_page(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _chip(name: str, look: Look) -> dict[str, Any]:
-    form = FORMS.index(look.shape(name))
+    point = "square" if FORMS.index(look.shape(name)) % 2 == 1 else "circle"
     return {
         "name": name, "colour": look.colour(name), "shown": name not in look.hidden(), "label": look.label(name),
-        "dash": " ".join(map(str, DASHES[look.slots[name] // PER_FORM % len(DASHES)])), "square": form % 2 == 1,
+        "dash": _dashes(look.dash(name)), "point": point,
     }  # fmt: skip
+
+
+def _dashes(lengths: Sequence[int]) -> str:
+    return " ".join(map(str, lengths))
 
 
 def _settings(run: Run) -> str:
     settings = run.about.get("settings")
-    return (
-        ", ".join(f"{name} {value}" for name, value in settings.items() if value != "")
-        if isinstance(settings, dict)
-        else ""
-    )
+    return ", ".join(_facts(settings)) if isinstance(settings, dict) else ""
+
+
+def _facts(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Each setting that was given; those of a model as its own."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _facts({one: text for one, text in value.items() if one not in settings})
+        elif value not in ("", None):
+            yield f"{name} {value}"
 
 
 def _title(found: Sequence[Section], runs: Sequence[Run]) -> str:

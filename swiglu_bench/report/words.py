@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pandas as pd
 
+from swiglu_bench.look import Look, tokens_text
 from swiglu_bench.report import ranking
 from swiglu_bench.report.frames import dicts, groups, unique
-from swiglu_bench.report.look import Look, tokens_text
 from swiglu_bench.report.ranking import Place
 from swiglu_bench.report.sections import Section
 from swiglu_bench.writers.tables import several_gpus

@@ -27,7 +27,7 @@ def draw(folder: Path, rows: Sequence[Mapping[str, str]], known: Sequence[str]) 
     missing = [module for module in NEEDS if importlib.util.find_spec(module) is None]
     if missing:
         return f"No scaling figure: {', '.join(missing)} missing; pip install 'swiglu-bench[report]'."
-    from swiglu_bench.report.images import picture
+    from swiglu_bench.picture import picture
 
     chart = scaling(points, known)
     forms: tuple[Literal["png", "svg"], ...] = ("png", "svg")
@@ -69,7 +69,7 @@ def scaling(points: Sequence[dict[str, Any]], known: Sequence[str]) -> alt.VConc
     """For each shape, mode and token count a pair of panels: time, on log axes beside perfect scaling; efficiency."""
     import altair as alt
 
-    from swiglu_bench.report.look import Look, slots
+    from swiglu_bench.look import Look, slots
 
     names = list(dict.fromkeys(one["implementation"] for one in points))
     look = Look(slots(names, known))

@@ -24,8 +24,6 @@ from swiglu_bench.train.model import sites
 if TYPE_CHECKING:
     from swiglu_bench.train.breakdown import Watch
 
-PERMUTED = "eager, permuted"
-"""eager with the rows of gate and up, and the columns of down, in another order: the same model, rounded otherwise."""
 PROJECTIONS = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}
 
 

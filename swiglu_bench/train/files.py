@@ -6,39 +6,21 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from swiglu_bench.cases import BadInput
-from swiglu_bench.train.loop import Judged, Row
+from swiglu_bench.csv_rows import typed
+from swiglu_bench.train.finished import ended
+from swiglu_bench.train.rows import RUN_COLUMNS, RUNS, STEP_COLUMNS, STEPS, SUMMARY, End, Judged, Row
 from swiglu_bench.train.summary import COLUMNS, Summary
 from swiglu_bench.writers import csv_file
 from swiglu_bench.writers.csv_file import Table
 
-STEPS, RUNS, SUMMARY, CHECKPOINTS = "train.csv", "runs.csv", "summary.csv", "checkpoints"
+CHECKPOINTS = "checkpoints"
 WRITE_EVERY_S = 1.0
 FREE = ("seeds", "budget_s", "step_run", "checkpoint_every")
 """Settings that may be others when a run goes on."""
-
-
-@dataclass(frozen=True)
-class End:
-    """A contender trained from one seed to the end: a line of runs.csv."""
-
-    implementation: str
-    seed: int
-    steps: int
-    parameters: int
-    """Weights that learnt."""
-    held_out_loss: float
-    metric: float
-    seconds: float
-    """Since it was begun, or gone on with, checks and checkpoints included."""
-
-
-STEP_COLUMNS = tuple(one.name for one in dataclasses.fields(Row))
-RUN_COLUMNS = tuple(one.name for one in dataclasses.fields(End))
 
 
 class Folder:
@@ -61,14 +43,8 @@ class Folder:
 
     def finished(self) -> dict[tuple[str, int], tuple[list[float], Judged, int]]:
         """By implementation and seed: the losses of all steps, the held-out figures, the weights that learnt."""
-        losses: dict[tuple[str, int], list[float]] = {}
-        for row in self._steps.rows():
-            losses.setdefault((row["implementation"], int(row["seed"])), []).append(float(row["loss"]))
-        return {
-            key: (losses[key], Judged(float(row["held_out_loss"]), float(row["metric"])), int(row["parameters"]))
-            for row in self._runs.rows()
-            if len(losses.get(key := (row["implementation"], int(row["seed"])), [])) == int(row["steps"])
-        }
+        steps, runs = self._steps.rows(), self._runs.rows()
+        return ended([typed(Row, row) for row in steps], [typed(End, row) for row in runs])
 
     def losses_before(self, name: str, seed: int, step: int) -> list[float]:
         """Of the first steps of a run; later ones are removed from the file."""

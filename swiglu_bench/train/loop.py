@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,31 +16,10 @@ from swiglu_bench.problem import torch_dtype
 from swiglu_bench.train.blocks import Block, Contender, blocks, trained
 from swiglu_bench.train.data import Batch
 from swiglu_bench.train.model import Experiment, sites
+from swiglu_bench.train.rows import Judged, Row
 
 WARM_UP = 0.1
 """Share of the steps in which the learning rate rises to its full size; it then stays."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One step: a line of train.csv."""
-
-    implementation: str
-    seed: int
-    step: int
-    loss: float
-    learning_rate: float
-    step_ms: float
-    """Wall clock until the loss is known, compilation in the first; not interleaved, so not for comparing."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """Of the held-out data after the last step."""
-
-    loss: float
-    metric: float
-    """Accuracy, or perplexity."""
 
 
 class Training:

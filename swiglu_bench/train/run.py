@@ -18,7 +18,7 @@ from swiglu_bench.output import default_folder
 from swiglu_bench.record import Status
 from swiglu_bench.registry import Implementation
 from swiglu_bench.train import paired, session
-from swiglu_bench.train.blocks import PERMUTED, Contender, why_not
+from swiglu_bench.train.blocks import Contender, why_not
 from swiglu_bench.train.chart import draw
 from swiglu_bench.train.files import Folder
 from swiglu_bench.train.model import Experiment
@@ -26,6 +26,7 @@ from swiglu_bench.train.session import Plan, Results
 from swiglu_bench.train.show import Show
 from swiglu_bench.train.summary import Summary, in_order
 from swiglu_bench.train.tables import tables
+from swiglu_bench.train.verdict import PERMUTED
 from swiglu_bench.writers import csv_file, wandb_run
 from swiglu_bench.writers.wandb_run import WandbRun
 
@@ -130,7 +131,7 @@ class TrainRun:
             self.console.print(table, highlight=False)
         if folder:
             folder.summarise(rows)
-            frozen = {one.implementation for one in rows if one.trains != "everything"}
+            frozen = [one.implementation for one in rows if one.frozen]
             self._say(draw(folder.path, results.losses, f"{self.task}: loss over steps", self.names, frozen))
             self._say(f"Losses, summary and machine: {folder.path}")
         if wandb:

@@ -18,10 +18,11 @@ from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.outcome import one_line
 from swiglu_bench.record import Status
 from swiglu_bench.train import alone, paired, verdict
-from swiglu_bench.train.blocks import PERMUTED, Contender
-from swiglu_bench.train.files import End, Folder
-from swiglu_bench.train.loop import Judged, Row, Training
+from swiglu_bench.train.blocks import Contender
+from swiglu_bench.train.files import Folder
+from swiglu_bench.train.loop import Training
 from swiglu_bench.train.model import Experiment
+from swiglu_bench.train.rows import End, Judged, Row
 from swiglu_bench.train.summary import Summary
 
 BASELINE = "eager"
@@ -102,7 +103,7 @@ def summaries(plan: Plan, results: Results, about: Callable[[Contender], Summary
             list(finals.values()), [judged[seed].loss for seed in finals], [judged[seed].metric for seed in finals]
         )
         if name != BASELINE:
-            compared = verdict.compare(finals, results.finals(BASELINE), results.finals(PERMUTED))
+            compared = verdict.compare(finals, results.finals(BASELINE), results.finals(verdict.PERMUTED))
             summary.note_curve(compared)
         if name in results.speeds:
             speed = results.speeds[name]

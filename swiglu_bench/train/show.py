@@ -6,7 +6,7 @@ from types import TracebackType
 
 from rich.console import Console
 
-from swiglu_bench.train.loop import Row
+from swiglu_bench.train.rows import Row
 from swiglu_bench.writers.console import Bar
 from swiglu_bench.writers.wandb_run import WandbRun
 

@@ -112,16 +112,20 @@ class Summary:
 
     def note_expectation(self, block_ratio: float, eager: Breakdown, speed: Speed) -> None:
         """Enter what Amdahl's law makes of the block's own ratio, and whether it came so."""
-        frozen = self.trains != "everything"
-        spared = (eager.optimizer_ms - speed.parts.optimizer_ms) / eager.step_ms if frozen else 0.0
+        spared = (eager.optimizer_ms - speed.parts.optimizer_ms) / eager.step_ms if self.frozen else 0.0
         self.block_ratio, self.expected_ratio = block_ratio, amdahl.expected(eager.share, block_ratio, spared)
         if speed.ratio:
             self.as_expected = not amdahl.disagrees(self.expected_ratio, speed.ratio, speed.twin.noise)
 
     @property
+    def frozen(self) -> bool:
+        """Whether its blocks' weights stay as they were drawn, so that it learns less by design and does less work."""
+        return self.trains == "inputs"
+
+    @property
     def failed(self) -> bool:
         """Whether it ended in an error, or trains everything and yet learns otherwise than eager."""
-        otherwise = self.curve == Curve.DIFFERS and self.trains == "everything"
+        otherwise = self.curve == Curve.DIFFERS and not self.frozen
         return self.status is Status.ERROR or otherwise
 
 

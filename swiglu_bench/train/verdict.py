@@ -13,6 +13,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+PERMUTED = "eager, permuted"
+"""eager with the rows of gate and up, and the columns of down, in another order: the same model, rounded otherwise."""
 WINDOW = 0.2
 """Share of the steps, the last ones, over which losses are averaged."""
 ROUNDING = 3.0

@@ -82,6 +82,7 @@ def theme(dark: bool, background: str | None = None) -> dict[str, Any]:
             "labelColor": faint, "titleColor": faint, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 400,
             "gridColor": grid, "domainColor": faint, "tickColor": faint, "titlePadding": 8, "labelLimit": 220,
         },
+        "legend": {"labelColor": text, "symbolOpacity": 1, "labelFontSize": 12},
         "text": {"color": text, "fontSize": 12},
         "rule": {"color": faint},
         "style": {"halo": {"stroke": background or ("#14171b" if dark else "#ffffff"), "strokeWidth": 4}},

@@ -1,0 +1,158 @@
+"""A training run as a section: who learns as eager does, who is the fastest of those, and the curves."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import altair as alt
+
+from swiglu_bench.look import Look
+from swiglu_bench.report import ranking
+from swiglu_bench.report.marks import DRAWN
+from swiglu_bench.report.words import together
+from swiglu_bench.train import chart
+from swiglu_bench.train.finished import Training
+from swiglu_bench.train.summary import Summary
+from swiglu_bench.train.tables import ratio_text, remarks
+from swiglu_bench.train.verdict import PERMUTED, Curve
+
+BASELINE = "eager"
+LEARNS = {
+    Curve.SAME: "as eager does, to within rounding",
+    Curve.WITHIN_SEEDS: "as eager does, within the spread of its seeds",
+    Curve.DIFFERS: "otherwise than eager",
+    Curve.UNKNOWN: "otherwise than rounding explains, which one seed cannot judge",
+}
+
+
+def context(training: Training) -> dict[str, Any]:
+    """Title, work and device of the section."""
+    first = next(iter(training.summaries), None)
+    settings = training.about.get("settings", {})
+    workload, dtype = settings.get("workload", {}), settings.get("dtype", "")
+    work = [f"blocks {workload['hidden']}x{workload['intermediate']}"] if workload else []
+    work += [f"{first.steps} steps from {_count(first.seeds, 'seed')}"] if first and first.steps else []
+    work += [str(settings["data"])] if settings.get("data") else []
+    return {
+        "title": ", ".join(filter(None, [f"training of {first.model if first else 'nothing'}", dtype])),
+        "work": "; ".join(work),
+        "device": first.device if first else "",
+    }
+
+
+def sentences(training: Training) -> list[str]:
+    """The most important first: who learns the same and who of those is the fastest, in one; then what spoils it."""
+    rows = training.summaries
+    headline = " ".join([*_learning(rows), *_fastest(rows)])
+    return [headline, *_noise(rows), *remarks(rows)]
+
+
+def drawn(training: Training) -> list[str]:
+    """Who has curves: what was trained to the end from a seed."""
+    return [name for name in training.names if training.losses.get(name)]
+
+
+def hidden(training: Training) -> set[str]:
+    """Who starts hidden, because the differences of what learns less by design would flatten the others'."""
+    return {one.implementation for one in training.summaries if one.frozen}
+
+
+def charts(training: Training, look: Look) -> Iterator[tuple[str, str, alt.LayerChart | str]]:
+    """Question, what is drawn how, and the chart or why there is none; who is drawn is the page's choice."""
+    names = drawn(training)
+    question = "How does the loss fall?"
+    if names:
+        about = "means over seeds; thin: eager's seeds one by one" if BASELINE in names else "means over seeds"
+        yield question, about, _choosable(chart.over_steps(training.losses, names, look), training)
+    else:
+        yield question, "", "Nothing was trained to the end, so there is no curve."
+    question, others = "How far is each loss from eager's?", [name for name in names if name != BASELINE]
+    if others and BASELINE in training.losses:
+        about = "loss less eager's from the same seed and at the same step, mean over seeds"
+        about += f"; dotted: {PERMUTED}, its sums in another order" if PERMUTED in others else ""
+        yield question, about, _choosable(chart.from_eager(training.losses, names, look), training)
+    else:
+        yield question, "", "Nothing was trained beside eager, so there is no difference to draw."
+
+
+def picture(training: Training, look: Look) -> alt.VConcatChart | str:
+    """Both charts as one, or why there is none."""
+    names, first = drawn(training), training.summaries[0]
+    if not names:
+        return "Nothing was trained to the end, so there is no curve."
+    title = f"{first.task}: loss over steps"
+    return chart.curves(training.losses, names, title, look, hidden(training))
+
+
+def _choosable(one: alt.LayerChart, training: Training) -> alt.LayerChart:
+    """A chart whose legend is the page's list of names."""
+    one.layer = [layer.transform_filter(DRAWN) for layer in one.layer]  # each may have data of its own
+    for layer in one.layer:
+        layer.encoding.color.legend = layer.encoding.strokeDash.legend = None
+    shown = [name for name in drawn(training) if name not in hidden(training)]
+    return one.add_params(alt.param(name="shown", value=shown)).properties(usermeta={})
+
+
+def _learning(rows: Sequence[Summary]) -> Iterator[str]:
+    """How the curves compare, of those that are to learn the same."""
+    if not any(one.final_loss is not None for one in rows):
+        yield "Nothing was trained to the end."
+        return
+    judged = [one for one in rows if one.curve and not one.frozen and one.implementation != PERMUTED]
+    if not judged:
+        yield "No implementation was trained beside eager that learns all weights, so no curves are compared."
+    for curve in Curve:
+        names = [one.implementation for one in judged if one.curve == curve]
+        if names and len(names) == len(judged) > 1:
+            yield f"All {len(names)} that train every weight learn {LEARNS[curve]}."
+        elif names:
+            yield f"{together(names)} {_verb('learn', names)} {LEARNS[curve]}."
+
+
+def _fastest(rows: Sequence[Summary]) -> Iterator[str]:
+    """Who has the shortest step among those that learn what eager learns, and who cannot be told from it."""
+    able = [one for one in rows if one.ratio is not None and not one.frozen and not one.failed]
+    if not able:
+        return
+    best, *others = sorted(able, key=lambda one: one.ratio or 0.0)
+    ties = [one.implementation for one in others if _tie(best, one)]
+    figures = f"{ratio_text(best)} of eager's time"
+    figures += f"; Amdahl's law expects {best.expected_ratio:.3f}" if best.expected_ratio is not None else ""
+    name, saving = best.implementation, 1 - (best.ratio or 1.0)
+    if best.verdict != "faster":
+        yield f"Nothing is faster than eager: {name}, the next, takes {figures}."
+    elif ties:
+        yield (
+            f"{together([name, *ties])} tie for the fastest step: {name}, with the lowest ratio, takes "
+            f"{saving:.1%} off a whole step ({figures})."
+        )
+    else:
+        yield f"{name} is the fastest: it takes {saving:.1%} off a whole step ({figures})."
+
+
+def _tie(one: Summary, other: Summary) -> bool:
+    """As two rows of a sweep are told apart."""
+    known = [abs(end - 1) for end in (one.aa_low, one.aa_high) if end is not None]
+    first, second = (dataclasses.asdict(row) | {"baseline": BASELINE} for row in (one, other))
+    return ranking.tie(first, second, max(known, default=0.0))
+
+
+def _noise(rows: Sequence[Summary]) -> Iterator[str]:
+    timed = next((one for one in rows if one.aa_low is not None and one.aa_high is not None), None)
+    if timed is None or timed.aa_low is None or timed.aa_high is None:
+        return
+    most = max(abs(timed.aa_low - 1), abs(timed.aa_high - 1))
+    text = f"Noise: eager against itself in the same rounds stays within {most:.2%} of 1, interval included"
+    if timed.stopped_by == "budget":
+        text += "; the budget was spent before every ratio was known to within 0.5%"
+    yield f"{text}."
+
+
+def _verb(verb: str, names: Sequence[str]) -> str:
+    return verb if len(names) > 1 else f"{verb}s"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
