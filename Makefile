@@ -18,7 +18,7 @@ bench: $(VENV)/.installed-bench ## Time SwiGLU here: llama7b on a GPU, the smoke
 	$(BIN)/swiglu-bench forward $(ARGS)
 
 test: $(VENV)/.installed-test ## Run the tests; those that need a GPU say so where there is none
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n auto --maxprocesses 4 $(ARGS)
 
 lint: lint-ruff lint-format lint-types lint-imports docs ## Check style, format, types, imports, documents (-k: all of them)
 
