@@ -2,6 +2,7 @@ import importlib.util
 import itertools
 import os
 import signal
+import zlib
 from collections.abc import Iterator
 
 import pytest
@@ -28,6 +29,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):  # not "in item.keywords": those hold the names of parameters too
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU; torch.cuda.is_available() is False"))
+
+
+@pytest.fixture(autouse=True)
+def _seeded(request: pytest.FixtureRequest) -> None:
+    """Each test draws its own numbers, the same in every run."""
+    torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
 
 
 @pytest.fixture(autouse=True, scope="session")
