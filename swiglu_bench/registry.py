@@ -30,6 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from packaging.version import Version
+
 from swiglu_bench.cases import ACTIVATIONS, BadInput, Case, Dtype, Scope, did_you_mean, tensors
 from swiglu_bench.costs import Footprint
 
@@ -140,6 +142,8 @@ class Implementation:
                 return "Triton kernels need a GPU; `swiglu-bench verify` checks them here through the interpreter."
             if device_type == "cpu" and self.interpretable != "yes":
                 return self.interpretable
+            if device_type == "cpu" and (broken := _interpreter_breaks()):
+                return broken
         if self.package and not _installed(self.package):
             return f"The package {self.package} is not installed."
         if self.backend == "inductor":
@@ -152,6 +156,17 @@ class Implementation:
 
 def _elsewhere(problem: Problem) -> Step:
     raise AssertionError(f"This process only knows what was declared, and builds nothing: {problem.case.label}.")
+
+
+def _interpreter_breaks() -> str | None:
+    """Why Triton's interpreter cannot work with what is installed, in one sentence, or None."""
+    triton, numpy = (Version(importlib.metadata.version(name)) for name in ("triton", "numpy"))
+    if triton < Version("3.7") and numpy >= Version("2.4"):
+        return (
+            f"The interpreter of Triton {triton} needs a NumPy older than 2.4, and {numpy} is installed; install "
+            "'numpy<2.4', or Triton 3.7 or newer."
+        )
+    return None
 
 
 def _installed(module: str) -> bool:

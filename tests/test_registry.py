@@ -326,6 +326,18 @@ def test_triton_on_a_cpu_needs_the_interpreter(installed: set[str]) -> None:
     assert LIGER.unavailable("cpu", interpreter=True) == "It cannot be interpreted."
 
 
+@pytest.mark.parametrize(
+    ("triton", "numpy", "works"), [("3.6.0", "2.3.5", True), ("3.6.0", "2.4.0", False), ("3.7.1", "2.5.0", True)]
+)
+def test_the_interpreter_has_its_needs(
+    installed: set[str], monkeypatch: pytest.MonkeyPatch, triton: str, numpy: str, works: bool
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", {"triton": triton, "numpy": numpy}.__getitem__)
+    assert TRITON.unavailable("cuda") is None
+    reason = TRITON.unavailable("cpu", interpreter=True)
+    assert reason is None if works else "needs a NumPy older than 2.4, and 2.4.0 is installed" in str(reason)
+
+
 def test_without_triton(installed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     installed.remove("triton")
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
