@@ -98,7 +98,7 @@ def _speed(rows: Sequence[Row]) -> Table:
 
 
 def _parts(rows: Sequence[Row]) -> Table:
-    table = _table("Where its time goes", "compute ms", "comm ms", "hidden", "bus GB/s", "peak MiB")
+    table = _table("Where its time goes", "compute\nms", "comm\nms", "hidden", "bus\nGB/s", "peak\nMiB")
     for row, tokens in _with_tokens(rows):
         bus = "" if row.bus_gbps is None else _short(row.bus_gbps)
         limit = "" if row.bus_ceiling_gbps is None else f" of {_short(row.bus_ceiling_gbps)}"
