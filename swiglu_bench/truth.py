@@ -36,7 +36,8 @@ def compute_truth(problem: Problem, variant: int) -> dict[str, Tensor]:
         if problem.biases:
             gate, up = gate + weights["bias_gate"], up + weights["bias_up"]
         if limit is not None:
-            gate_passes, up_passes = gate <= limit, up.abs() <= limit
+            passes = torch.le if torch.__version__ < "2.14" else torch.lt  # on a bound, as torch.clamp has it
+            gate_passes, up_passes = passes(gate, limit), passes(up.abs(), limit)
             gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         sigmoid = torch.sigmoid(gate)
         silu = gate * sigmoid

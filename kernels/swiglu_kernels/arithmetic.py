@@ -8,11 +8,15 @@ With `s = sigmoid(gate)` and `f = gate * s` (SiLU), `z = f * up`, and for the up
 The variants of the gate that `formula.py` defines replace the argument of the sigmoid and bound gate and up.
 """
 
+import torch
+
 from swiglu_kernels import backend
 from swiglu_kernels.backend import tl, triton
 
 # A kernel may read a global only if it is a constexpr.
 INTERPRETING = tl.constexpr(backend.INTERPRETING) if backend.TRITON_AVAILABLE else False
+# Until torch 2.13 clamp passes the gradient of a value on a bound, later it does not; and so do the kernels.
+BOUNDS_PASS = tl.constexpr(torch.__version__ < "2.14") if backend.TRITON_AVAILABLE else False
 
 
 @triton.jit
@@ -41,10 +45,15 @@ def gated_gradients(dz, gate, up, multiplier, alpha, limit, up_offset, FORMULA: 
         v, dv = _inside_sigmoid(g, alpha, FORMULA)
         s = tl.sigmoid(v)
         d_f = dz * s
-        # A value on the bound still passes its gradient, as with torch.clamp.
-        d_gate = tl.where(scaled <= limit, d_f * (u + up_offset) * (1.0 + g * dv * (1.0 - s)) * multiplier, 0.0)
-        d_up = tl.where((up <= limit) & (up >= -limit), d_f * g, 0.0)
+        d_gate = tl.where(_passes(scaled, limit), d_f * (u + up_offset) * (1.0 + g * dv * (1.0 - s)) * multiplier, 0.0)
+        d_up = tl.where(_passes(up, limit) & _passes(-up, limit), d_f * g, 0.0)
     return d_gate, d_up
+
+
+@triton.jit
+def _passes(value, limit):
+    """Tell where a bound from above lets the gradient pass."""
+    return value <= limit if BOUNDS_PASS else (value < limit) | (limit == float("inf"))  # which stands for none
 
 
 @triton.jit

@@ -307,7 +307,8 @@ def swiglu_glu(
         gate_multiplier: the gate's pre-activation, bias included, is multiplied by it (Falcon-H1).
         alpha: SiLU becomes gate * sigmoid(alpha * gate) (gpt-oss: 1.702); 1.0 with any other activation.
         limit: gate is bounded from above by it and up to [-limit, limit], after the multiplication (gpt-oss: 7); None:
-            unbounded. Beyond a bound the gradient is zero, on it it passes, as with torch.clamp.
+            unbounded. Beyond a bound the gradient is zero; on it it passes until torch 2.13 and is zero later, as with
+            torch.clamp.
         up_offset: added to up, after the bound (gpt-oss: 1).
         weight_grad: "triton" (one deterministic launch for both weight gradients), "torch" (d_gate and d_up are stored,
             PyTorch does the products), "none" (weights and biases are frozen, their gradients are None) or "auto".
