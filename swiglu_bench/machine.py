@@ -188,6 +188,11 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def run_id(began: str) -> str:
+    """The name of a run: when it `began`, by `now`, and this process."""
+    return f"{began.replace('-', '').replace(':', '')}-{os.getpid()}"
+
+
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)

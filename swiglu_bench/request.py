@@ -42,17 +42,15 @@ def team_of(options: dict[str, Any], interpret: bool, console: Console) -> Itera
         yield None
         return
     option = "--gpus" if address is None else "--ray"
+    together = "were given together; give one of them"
     for given, reason in (
-        (
-            gpus is not None and address is not None,
-            "--gpus and --ray were given together",
-        ),
+        (gpus is not None and address is not None, f"--gpus and --ray {together}"),
         (options["in_process"], f"{option} needs child processes; leave --in-process out"),
-        (gpus is not None and options["device"] is not None, "--gpus and --device were given together"),
+        (gpus is not None and options["device"] is not None, f"--gpus and --device {together}"),
         (address is not None and options["dry_run"], "--dry-run looks at this host only, and --ray at others"),
     ):
         if given:
-            raise BadInput(f"{reason}; give one of them." if "together" in reason else f"{reason}.")
+            raise BadInput(f"{reason}.")
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     team: Team
     if address is None:

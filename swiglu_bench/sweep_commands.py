@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -204,7 +203,7 @@ def _perform(
         task=Task(task),
         device=device,
         command=command_line,
-        run_id=f"{machine.now().replace(':', '').replace('-', '')}-{os.getpid()}",
+        run_id=machine.run_id(machine.now()),
         baseline=options.get("baseline", ""),
         rule=Rule(budget_s=options.get("budget", 0.0), rest_s=REST_S if rested else 0.0),
         cold_l2=cold_l2,

@@ -162,13 +162,8 @@ class Timer:
             yield entry.record
 
     def _note_time(self, record: Record, rounds: Rounds) -> None:
-        timing = rounds.timings[record.implementation]
-        record.samples_ms = tuple(timing.ms)
-        record.time_ms = percentile(timing.ms, 50)
-        record.time_p10_ms, record.time_p90_ms = percentile(timing.ms, 10), percentile(timing.ms, 90)
-        record.rounds, record.stopped_by = len(timing.samples), rounds.stopped_by
-        record.host_us = percentile([sample.host_us for sample in timing.samples], 50)
-        record.queue_filled = sum(sample.queue_filled for sample in timing.samples) / len(timing.samples)
+        record.samples_ms = tuple(rounds.timings[record.implementation].ms)
+        rounds.note(record.implementation, record)
         record.l2, record.regime = self.clock.cache, "rested" if self.settings.rule.rest_s else "steady"
 
     def _note_work(

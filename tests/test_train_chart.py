@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from swiglu_bench import picture
 from swiglu_bench.train import chart
 from swiglu_bench.train.verdict import PERMUTED
 
@@ -56,5 +57,5 @@ def test_files_or_why_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "curves.svg").read_bytes().startswith(b"<svg")
     assert "cannot be written" in chart.draw(tmp_path / "none", LOSSES, "t", ["eager"], [])
-    monkeypatch.setattr(chart, "NEEDS", ("altair", "no_such_module"))
+    monkeypatch.setattr(picture, "NEEDS", ("altair", "no_such_module"))
     assert "no_such_module missing; pip install" in chart.draw(tmp_path, LOSSES, "t", ["eager"], [])

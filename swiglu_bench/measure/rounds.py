@@ -8,10 +8,10 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from swiglu_bench.measure.clock import Clock, DeviceLost, Sample, answers
-from swiglu_bench.measure.statistics import Interval, median_interval, ratio_interval
+from swiglu_bench.measure.statistics import Interval, median_interval, percentile, ratio_interval
 
 RETRIES = 3
 """How often a sample with a gap in the queue is taken again, behind a longer spin, before it is kept and marked."""
@@ -61,6 +61,18 @@ class Timing:
         return [sample.ms for sample in self.samples]
 
 
+class Timed(Protocol):
+    """A row that takes what the rounds say of one contender by itself."""
+
+    time_ms: float | None
+    time_p10_ms: float | None
+    time_p90_ms: float | None
+    rounds: int | None
+    stopped_by: str
+    queue_filled: float | None
+    host_us: float | None
+
+
 @dataclass(frozen=True)
 class Rounds:
     """All samples of one set of contenders."""
@@ -75,6 +87,15 @@ class Rounds:
         if mine.failure or base.failure or not mine.samples:
             return None
         return ratio_interval(mine.ms, base.ms)
+
+    def note(self, name: str, row: Timed) -> None:
+        """Enter a contender's median and spread into a row, and how they were measured; it has samples."""
+        timing = self.timings[name]
+        row.time_ms = percentile(timing.ms, 50)
+        row.time_p10_ms, row.time_p90_ms = percentile(timing.ms, 10), percentile(timing.ms, 90)
+        row.rounds, row.stopped_by = len(timing.samples), self.stopped_by
+        row.host_us = percentile([sample.host_us for sample in timing.samples], 50)
+        row.queue_filled = sum(sample.queue_filled for sample in timing.samples) / len(timing.samples)
 
 
 def run_rounds(

@@ -11,6 +11,7 @@ from swiglu_bench.cells import Verdict
 from swiglu_bench.look import token_text
 from swiglu_bench.report.frames import Row, dicts, groups, unique
 from swiglu_bench.report.load import Run
+from swiglu_bench.writers.tables import size
 
 SYMBOLS = {Verdict.PASS: "✓", Verdict.FAIL: "✗", Verdict.UNSUPPORTED: "–", Verdict.NOT_RUN: "·"}
 
@@ -110,8 +111,7 @@ def machines(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def _fact(name: str, value: Any) -> tuple[str, str]:
     """A field of run.json's machine with its unit beside the figure instead of in the name."""
     if name.endswith("_bytes") and isinstance(value, int):
-        size = f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
-        return name.removesuffix("_bytes").replace("_", " "), size
+        return name.removesuffix("_bytes").replace("_", " "), size(value)
     if name.endswith("_w") and isinstance(value, int | float):
         return name.removesuffix("_w").replace("_", " "), f"{value:g} W"
     return name.replace("_", " "), str(value)

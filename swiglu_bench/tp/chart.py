@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+from swiglu_bench.picture import NoPicture, save
 
 if TYPE_CHECKING:
     import altair as alt
 
-NEEDS = ("altair", "vl_convert")
 PANEL = (300, 190)
 SPLIT = {"false": "all tokens", "true": "split sequence"}
 
@@ -24,19 +24,10 @@ def draw(folder: Path, rows: Sequence[Mapping[str, str]], known: Sequence[str]) 
     counts = {one["ranks"] for one in points}
     if len(counts - {1}) < 2 and {1, *counts} != counts:
         return "No scaling figure: it takes rows with several numbers of GPUs, such as --gpus 1,2,4 makes."
-    missing = [module for module in NEEDS if importlib.util.find_spec(module) is None]
-    if missing:
-        return f"No scaling figure: {', '.join(missing)} missing; pip install 'swiglu-bench[report]'."
-    from swiglu_bench.picture import picture
-
-    chart = scaling(points, known)
-    forms: tuple[Literal["png", "svg"], ...] = ("png", "svg")
     try:
-        for form in forms:
-            (folder / f"scaling.{form}").write_bytes(picture(chart, form))
-    except OSError as error:
-        return f"No scaling figure: {folder} cannot be written: {error.strerror}."
-    return f"Scaling: {folder / 'scaling.png'}"
+        return f"Scaling: {save(folder, 'scaling', lambda: scaling(points, known))}"
+    except NoPicture as reason:
+        return f"No scaling figure: {reason}."
 
 
 def _points(rows: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:

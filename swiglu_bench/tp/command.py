@@ -106,7 +106,7 @@ def tp(
     from swiglu_bench.tp.plan import Plan, cases_of
     from swiglu_bench.tp.rank import quiet as hush
     from swiglu_bench.tp.rank import under_torchrun
-    from swiglu_bench.tp.run import TpRun, new_run_id
+    from swiglu_bench.tp.run import TpRun
 
     spot = under_torchrun()
     one = machine.find_device(device)
@@ -126,7 +126,7 @@ def tp(
         seed, sizes, True in ways,
     )  # fmt: skip
     chosen, skipped = _choose(impl, skip_impl, on_gpu)
-    run_id = new_run_id()
+    run_id = machine.run_id(machine.now())
     plan = Plan(run_id, cases, tuple(one.declared() for one in chosen), ways, budget, timeout, skipped)
     settings = {
         "gpus": sizes, "modes": [kind.value for kind in kinds], "sequence_parallel": sequence_parallel, "seed": seed,

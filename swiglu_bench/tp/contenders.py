@@ -37,10 +37,15 @@ def rows_of(rank: int, size: int, problem: Problem) -> slice:
     return slice(rank * each, (rank + 1) * each)
 
 
+def cuts(rank: int, size: int, problem: Problem) -> dict[str, tuple[slice, ...]]:
+    """Where a rank's part of each weight is, and of its gradient."""
+    rows = rows_of(rank, size, problem)
+    return {"w_gate": (rows,), "w_up": (rows,), "w_down": (slice(None), rows)}
+
+
 def part_of(group: Group, problem: Problem, by_sequence: bool) -> Problem:
     """The problem as this rank has it: its weights, and all tokens or its part of them."""
-    rows = rows_of(group.rank, group.size, problem)
-    cut = {"w_gate": (rows,), "w_up": (rows,), "w_down": (slice(None), rows)}
+    cut = cuts(group.rank, group.size, problem)
     weights = {name: value[cut[name]].contiguous() for name, value in problem.weights.items()}
 
     def mine(value: Tensor) -> Tensor:

@@ -44,11 +44,8 @@ def fill(row: Row, rounds: Rounds, case: Case, name: str, way: bool, ceiling_gbp
         if one in rounds.timings and not rounds.timings[one].failure
     }
     row.samples = tuple(dict(zip(ms, values, strict=True)) for values in zip(*ms.values(), strict=True))
-    row.time_ms = percentile(timing.ms, 50)
-    row.time_p10_ms, row.time_p90_ms = percentile(timing.ms, 10), percentile(timing.ms, 90)
-    row.rounds, row.stopped_by = len(timing.samples), rounds.stopped_by
-    row.queue_filled = sum(sample.queue_filled for sample in timing.samples) / len(timing.samples)
-    row.host_us = percentile([sample.host_us for sample in timing.samples], 50)
+    rounds.note(own, row)
+    assert row.time_ms is not None
     row.tflops = costs.flops(case, tensors(case.scope)) / row.ranks / row.time_ms / 1e9
     _compare(row, rounds, own, way)
     _take_apart(row, case, way, ms, ceiling_gbps)

@@ -7,7 +7,6 @@ on CPUs with gloo: it neither queues work on a GPU nor waits for any.
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -102,10 +101,6 @@ class Group:
                 torch.cuda.synchronize(self.device)
             except RuntimeError:
                 raise DeviceLost(one_line(error)) from error
-
-    def hosts(self) -> list[str]:
-        """Every rank's host, by rank."""
-        return self.gather(socket.gethostname())
 
 
 class AlignedCudaClock(CudaClock):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,7 +20,7 @@ from swiglu_bench.tp.files import Folder
 from swiglu_bench.tp.launch import END_S, Ranks
 from swiglu_bench.tp.plan import Plan
 from swiglu_bench.tp.rank import Silent, catalogue
-from swiglu_bench.tp.row import Row
+from swiglu_bench.tp.row import Row, blank
 from swiglu_bench.worker import NOBODY
 from swiglu_bench.writers.console import Bar
 from swiglu_bench.writers.wandb_run import WandbRun
@@ -184,12 +182,12 @@ class TpRun:
         """Nobody's code ran: no further group would fare better."""
         for case in plan.cases[ended:]:
             rows = [
-                Row(self.about["run_id"], case.shape.name, case.shape.hidden, case.shape.intermediate, case.tokens,
-                    case.dtype.value, case.mode.value, case.seed, size, way, name, Status.ERROR, reason,
-                    device=self.this.device, torch=self.this.torch, version=self.this.version,
-                    timestamp=machine.now())
-                for name in plan.names for way in plan.ways
-            ]  # fmt: skip
+                blank(plan.run_id, case, size, way, name, [self.this], machine.now())
+                for name in plan.names
+                for way in plan.ways
+            ]
+            for row in rows:
+                row.status, row.reason = Status.ERROR, reason
             self.take(rows)
 
     def _conclude(self, plan: Plan) -> None:
@@ -218,8 +216,3 @@ class _Here(Silent):
     def rows(self, rows: list[Row]) -> None:
         """Into the files."""
         self._run.take(rows)
-
-
-def new_run_id() -> str:
-    """By time and process, as other commands have it."""
-    return f"{re.sub('[-:]', '', machine.now())}-{os.getpid()}"

@@ -20,7 +20,7 @@ from swiglu_bench.tp import collectives, contenders, wires
 from swiglu_bench.tp.case import CaseRun, Sink
 from swiglu_bench.tp.group import Group, GroupClock, RankFailed
 from swiglu_bench.tp.plan import ASYNC, Plan, local
-from swiglu_bench.tp.row import Row
+from swiglu_bench.tp.row import Row, blank
 from swiglu_bench.tp.truth import NoYardstick
 
 
@@ -36,17 +36,14 @@ class Session:
         self.group, self.plan, self.known, self.sink = group, plan, known, sink
         self.clock = GroupClock(group)
         self.machine = machine.describe(group.device)
-        self.hosts = group.hosts()
+        self.machines: list[Machine] = group.gather(self.machine)
+        """Of all ranks."""
         self._ceilings: dict[Any, float | None] = {}
 
     def about(self) -> dict[str, Any]:
         """The machines of all ranks, for run.json."""
-        each: list[Machine] = self.group.gather(self.machine)
-        hosts = {host: one.as_dict() for host, one in zip(reversed(self.hosts), reversed(each), strict=True)}
-        ranks = [
-            {"rank": number, "host": host, "device": one.device}
-            for number, (host, one) in enumerate(zip(self.hosts, each, strict=True))
-        ]
+        hosts = {one.host: one.as_dict() for one in reversed(self.machines)}
+        ranks = [{"rank": rank, "host": one.host, "device": one.device} for rank, one in enumerate(self.machines)]
         return {"ranks": ranks, "hosts": hosts}
 
     def run(self) -> None:
@@ -61,7 +58,12 @@ class Session:
                 torch.cuda.empty_cache()
 
     def _case(self, case: Case) -> list[Row]:
-        rows = {(name, way): self._row(case, name, way) for name in self.plan.names for way in self.plan.ways}
+        size = self.group.size
+        rows = {
+            (name, way): blank(self.plan.run_id, case, size, way, name, self.machines, machine.now())
+            for name in self.plan.names
+            for way in self.plan.ways
+        }
         for reasons in self.group.gather({one: self._why_not(self.known[one[0]], case, one[1]) for one in rows}):
             for one, reason in reasons.items():
                 if reason and rows[one].status is Status.OK:
@@ -93,16 +95,6 @@ class Session:
             or known.refuses(local(case, self.group.size))
             or known.unavailable(device, False, capability)
         )
-
-    def _row(self, case: Case, name: str, way: bool) -> Row:
-        this = self.machine
-        return Row(
-            self.plan.run_id, case.shape.name, case.shape.hidden, case.shape.intermediate, case.tokens,
-            case.dtype.value, case.mode.value, case.seed, self.group.size, way, name,
-            hosts=len(set(self.hosts)), host=" ".join(dict.fromkeys(self.hosts)), device=this.device,
-            driver=this.driver, cuda=this.cuda, torch=this.torch, triton=this.triton, version=this.version,
-            timestamp=machine.now(),
-        )  # fmt: skip
 
     def _ceiling_gbps(self, way: bool, dtype: torch.dtype) -> float | None:
         """Bus bandwidth of large collectives of the same kinds; measured once."""

@@ -20,7 +20,7 @@ from swiglu_bench import validate
 from swiglu_bench.cases import Mode
 from swiglu_bench.costs import longest_sum
 from swiglu_bench.problem import Problem, torch_dtype
-from swiglu_bench.tp.contenders import part_of, rows_of
+from swiglu_bench.tp.contenders import cuts, part_of, rows_of
 from swiglu_bench.tp.group import Group
 from swiglu_bench.trial import Produced, Trial
 from swiglu_bench.truth import compute_truth
@@ -89,9 +89,8 @@ def shared_truth(group: Group, problem: Problem, variant: int) -> dict[str, Tens
 
 def own_part(group: Group, problem: Problem, produced: Produced) -> dict[str, Tensor]:
     """Of what one GPU produced, what this rank's truth is about."""
-    rows = rows_of(group.rank, group.size, problem)
-    cut = {"w_gate": (rows,), "w_up": (rows,), "w_down": (slice(None), rows)}
-    return {name: one[cut.get(name, (...,))] for name, one in produced.items() if one is not None}
+    cut = cuts(group.rank, group.size, problem)
+    return {name: one[cut.get(name, ())] for name, one in produced.items() if one is not None}
 
 
 def _run(problem: Problem, variant: int) -> dict[str, Tensor]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from swiglu_bench.picture import NoPicture, save
 from swiglu_bench.train.verdict import PERMUTED
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from swiglu_bench.look import Look
 
-NEEDS = ("altair", "vl_convert")
 POINTS = 300
 """Steps are averaged so that a curve has about as many points."""
 AXIS = 44
@@ -31,23 +30,19 @@ def draw(folder: Path, losses: Losses, title: str, known: Sequence[str], frozen:
 
     `known` names the catalogue, for the colours; `frozen` those whose blocks' weights stay as they were drawn.
     """
-    missing = [module for module in NEEDS if importlib.util.find_spec(module) is None]
-    if missing:
-        return f"No picture of the curves: {', '.join(missing)} missing; pip install 'swiglu-bench[report]'."
-    from swiglu_bench.look import Look, slots
-    from swiglu_bench.picture import picture
 
-    names = [name for name in losses if losses[name]]
-    if not names:
-        return "No picture of the curves: nothing was trained to the end."
-    chart = curves(losses, names, title, Look(slots(names, known)), frozen)
+    def make() -> alt.VConcatChart:
+        from swiglu_bench.look import Look, slots
+
+        names = [name for name in losses if losses[name]]
+        if not names:
+            raise NoPicture("nothing was trained to the end")
+        return curves(losses, names, title, Look(slots(names, known)), frozen)
+
     try:
-        forms: tuple[Literal["png", "svg"], ...] = ("png", "svg")
-        for form in forms:
-            (folder / f"curves.{form}").write_bytes(picture(chart, form))
-    except OSError as error:
-        return f"No picture of the curves: {folder} cannot be written: {error.strerror}."
-    return f"Curves: {folder / 'curves.png'}"
+        return f"Curves: {save(folder, 'curves', make)}"
+    except NoPicture as reason:
+        return f"No picture of the curves: {reason}."
 
 
 def curves(

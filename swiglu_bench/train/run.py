@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -56,7 +54,7 @@ class TrainRun:
         self.interpret = interpret
         self.command = request.command_line()
         self.started = machine.now()
-        self.run_id = f"{re.sub('[-:]', '', self.started)}-{os.getpid()}"
+        self.run_id = machine.run_id(self.started)
         self.names = [one.name for one in chosen]
         where = (experiment.case(), experiment.device.type, interpret, this.compute_capability)
         reasons = {one.name: why_not(one, *where) for one in chosen}

@@ -20,6 +20,7 @@ from pathlib import Path
 import pandas as pd
 
 from swiglu_bench.writers.csv_file import read_records
+from swiglu_bench.writers.tables import size
 
 TRAINING = re.compile(r"(<!-- training: (?P<path>\S+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 BLOCK = re.compile(r"(<!-- table: (?P<path>\S+)(?P<words>[^>]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
@@ -78,13 +79,9 @@ def training_table(frame: pd.DataFrame) -> str:
             curve = row["curve"] if row["trains"] == "everything" else f"{row['curve']} (frozen)"
             ratio = f"{row['ratio']:.3f} ± {(row['ratio_high'] - row['ratio_low']) / 2:.3f}"
             expected = f"{row['expected_ratio']:.3f}" + ("" if row["as_expected"] else " *")
-        cells = [curve, f"{row['step_ms']:.1f} ms", ratio, expected, _size(row["saved_bytes"])]
+        cells = [curve, f"{row['step_ms']:.1f} ms", ratio, expected, size(row["saved_bytes"])]
         lines.append(f"| `{row['implementation']}` | " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def _size(size_bytes: float) -> str:
-    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.1f} MiB"
 
 
 def _head(tokens: Sequence[int]) -> list[str]:

@@ -46,6 +46,11 @@ def mebibytes(value: int | None) -> str:
     return f"{mib:.3f}" if mib < 1 else f"{mib:.1f}"
 
 
+def size(size_bytes: float) -> str:
+    """Bytes as GiB, or below one as MiB, with the unit."""
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.1f} MiB"
+
+
 def by(records: Iterable[Record], *fields: str) -> Iterator[list[Record]]:
     """Records that agree in these fields, together; groups in the order in which they first appear."""
 
