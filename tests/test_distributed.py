@@ -171,7 +171,8 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def train(model: nn.Module, x: torch.Tensor, share: float = 1.0) -> dict[str, Any]:
     """Two SGD steps; the losses, the gradients of the first step, the weights after the second."""
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    # foreach, which GPUs have by default, does not take DTensors and the plain tensors of what is not split together.
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
     losses, gradients = [], {}
     for step in range(2):
         optimiser.zero_grad()
