@@ -52,6 +52,7 @@ class Child:
                 self._begin_of_log = file.tell()
         except OSError as error:
             raise Died(f"its log {log} cannot be written: {error.strerror}", worker.NOBODY) from None
+        self._owed = 0
         self._pipe, theirs = zygote.CONTEXT.Pipe()
         self._mark: Any = zygote.CONTEXT.RawArray("q", [worker.NOBODY, 0])
         setting = worker.Setting.of_this_process(log, environment or {})
@@ -72,6 +73,12 @@ class Child:
         with contextlib.suppress(OSError):
             return self.log.stat().st_size > self._begin_of_log
         return False
+
+    def post(self, job: worker.Begin) -> None:
+        """Give it a job that has no answer, without waiting; what goes wrong with it is told by the next `ask`."""
+        with contextlib.suppress(BrokenPipeError):  # it died: told by the next `ask`
+            self._pipe.send(job)
+        self._owed += 1
 
     def ask(self, job: worker.Job, limit_s: float, tell: Tell = lambda doing, fraction: None) -> Iterator[Any]:
         """Yield the answers to a job as they come.
@@ -96,6 +103,8 @@ class Child:
                         yield value
                     case "tell":
                         tell(*value)
+                    case "done" if self._owed:
+                        self._owed -= 1
                     case "done":
                         return
                     case "refused":

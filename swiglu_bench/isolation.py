@@ -7,6 +7,7 @@ the row of the implementation that ran says so, and the others go on in a new on
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import re
@@ -120,6 +121,7 @@ class Crew:
                 able.append(implementation)
         if not able:
             return
+        self._start([implementation.name for implementation in able])
         if self._timing:
             verdict = self._unaffordable(case, len(able))
             if verdict:
@@ -139,6 +141,14 @@ class Crew:
                 # This process found what the other had compiled in a cache on the disk; the other's is the first call.
                 record.first_call_ms = passed[record.implementation].first_call_ms
                 yield record
+
+    def _start(self, names: Sequence[str]) -> None:
+        """Let all that are wanted start side by side: on a GPU, each takes seconds to make its context."""
+        wanted = [*([MEASURING] if self._timing else []), *names]
+        if len(wanted) <= self._most_idle:
+            for name in wanted:
+                with contextlib.suppress(Died):  # it is tried again, and told, when its turn comes
+                    self._child(name)
 
     def _unaffordable(self, case: Case, contenders: int) -> tuple[Status, str] | None:
         try:
@@ -189,7 +199,7 @@ class Crew:
         if child is None or child.ended:
             child = self._children[name] = Child(self._logs / log_name(name), self._environment, self._stop)
             task = Task.CHECK if self._timing and name != MEASURING else self._settings.task
-            list(child.ask(Begin(dataclasses.replace(self._settings, task=task), self._machine), self._timeout_s))
+            child.post(Begin(dataclasses.replace(self._settings, task=task), self._machine))
         return child
 
     def _row(self, case: Case, implementation: Implementation, status: Status, reason: str) -> Record:

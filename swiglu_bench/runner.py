@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -263,7 +264,8 @@ class Session:
 
 def _tidy(device: torch.device) -> None:
     """Give memory and compiled graphs of the last case back."""
-    torch.compiler.reset()
+    if "torch._dynamo" in sys.modules:  # else there are none, and to import it takes seconds
+        torch.compiler.reset()
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

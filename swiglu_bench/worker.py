@@ -44,7 +44,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Begin:
-    """From now on work for this run; no answer."""
+    """From now on work for this run, and make the device's context; no answer."""
 
     settings: runner.Settings
     machine: Machine
@@ -140,6 +140,7 @@ class _Bench:
                 return
             case Begin(settings, this):
                 self._session = runner.Session(settings, this, self._mark_name)
+                torch.zeros((), device=settings.device)
                 return
             case Audit():
                 yield from self._audit(job)
