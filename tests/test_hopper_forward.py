@@ -1,5 +1,7 @@
 """The hand-scheduled forward: who may take it (on any machine), and that it is right (on a Hopper GPU)."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -60,22 +62,37 @@ def test_without_gluon_the_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert hopper_forward.why_not(*matrices(), (9, 0)) == "there is no Gluon"
 
 
+@pytest.mark.parametrize(
+    ("tokens", "intermediate", "columns"),
+    [
+        (8192, 11008, 96),  # 56 waves of 96, 67 of 80
+        (1024, 14336, 80),  # 10 waves of 96, 11 of 80, 14 of 64
+        (4096, 2048, 64),  # 6 waves of 96, 7 of 80, 8 of 64
+        (128, 64, 64),  # one tile of any
+    ],
+)
+def test_tiles_fill_the_waves(tokens: int, intermediate: int, columns: int) -> None:
+    assert hopper_forward.tile_for(tokens, intermediate, 132).columns == columns
+
+
 class TestOnHopper:
     pytestmark = needs_hopper
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     @pytest.mark.parametrize("store", [False, True], ids=["z", "z, gate, up"])
+    @pytest.mark.parametrize("columns", hopper_forward.COLUMNS)
     @pytest.mark.parametrize(
         "shape",
         [(65, 64, 96), (128, 4096, 11008), (512, 64, 128), (777, 520, 1000), (4096, 2880, 2880), (1500, 3584, 18944)],
     )
-    def test_against_fp64(self, shape: tuple[int, int, int], store: bool, dtype: torch.dtype) -> None:
+    def test_against_fp64(self, shape: tuple[int, int, int], columns: int, store: bool, dtype: torch.dtype) -> None:
         tokens, hidden, intermediate = shape
         x = torch.randn(tokens, hidden, device="cuda").to(dtype)
         weights = [(torch.randn(intermediate, hidden, device="cuda") * hidden**-0.5).to(dtype) for _ in range(2)]
         z, gate, up = (x.new_full((tokens, intermediate), float("nan")) for _ in range(3))
         assert hopper_forward.why_not(x, *weights, torch.cuda.get_device_capability()) is None
-        hopper_forward.forward_launch(x, *weights, z, (gate, up) if store else None).run()
+        tile = replace(hopper_forward.TILE, columns=columns)
+        hopper_forward.forward_launch(x, *weights, z, (gate, up) if store else None, tile).run()
         exact = [x.double() @ weight.double().T for weight in weights]
         eager = [x @ weight.T for weight in weights]
         assert_as_accurate_as_eager("z", z, reference.silu_mul(*eager), reference.silu_mul(*exact), terms=hidden)

@@ -63,6 +63,9 @@ class TestWhoMayTakeThem:
         assert of_dx(256).kernel != "by hand"  # 64 tiles
         few, many = of_dx(512), of_dx(1024)
         assert (few.kernel, few.arguments["ROWS"], many.arguments["ROWS"]) == ("by hand", 128, 256)
+        gate, weight, dx = meta(1024, 256), meta(256, 4096), torch.empty(1024, 4096, device="meta")
+        added = input_grad_launch(None, gate, gate, weight, weight, dx, (9, 0), accumulate=True)
+        assert (added.kernel, added.arguments["ADD"], added.arguments["ROWS"]) == ("by hand", True, 128)
 
         gate, x, weight = meta(64, 256), meta(64, 128), meta(256, 128)
         both = weight_grad_launch(None, gate, gate, x, weight, weight, (9, 0))
@@ -126,6 +129,19 @@ class TestOnHopper:
             exact, eager = [sum(exact)], [sum(eager)]
         for out, one, truth in zip(outs, eager, exact, strict=True):
             assert_as_accurate_as_eager(form, out, one, truth, terms=K * count)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("shape", [(8, 8, 8), (520, 264, 72), (4104, 3000, 1376), (8192, 4096, 1408)])
+    def test_sums_over_slices(self, shape, dtype: torch.dtype) -> None:
+        M, N, K = shape
+        out = torch.randn(M, N, device="cuda")
+        exact, eager = out.double(), out.clone()
+        for _ in range(3):
+            pairs = [(self.random(M, K, dtype), self.random(K, N, dtype)) for _ in range(2)]
+            hopper_products.sum_launch(pairs, out, accumulate=True).run()
+            exact += sum(left.double() @ right.double() for left, right in pairs)
+            eager += sum(left.float() @ right.float() for left, right in pairs)
+        assert_as_accurate_as_eager("sum", out, eager, exact, terms=6 * K)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     @pytest.mark.parametrize("in_place", [False, True], ids=["", "in place"])

@@ -84,10 +84,10 @@ class Kernel:
     shipped: Callable[[Problem], Tile]
     on_the_fly: bool = False
     """Whether operands are formed in registers."""
-    by_hand: dict[Schedule, Tile] = field(default_factory=dict)
-    """Schedules by hand that it has on Hopper, each as shipped."""
-    shipped_by_hand: Callable[[Problem], Schedule] = lambda problem: "portable"
-    """Which of all runs on Hopper where nothing was tuned."""
+    by_hand: dict[Schedule, tuple[Tile, ...]] = field(default_factory=dict)
+    """Schedules by hand that it has on Hopper, each in the tiles that are shipped for some shape."""
+    shipped_by_hand: Callable[[Problem], Choice | None] = lambda problem: None
+    """Which of them runs on Hopper where nothing was tuned; None: the portable kernel."""
 
 
 def _forward(problem: Problem) -> Tile:
@@ -110,51 +110,58 @@ def _down_weight_grad(problem: Problem) -> Tile:
     return down_weight_grad_tile(problem.hidden, problem.dtype, problem.capability, True)
 
 
-def _from(least_tokens: int, schedule: Schedule) -> Callable[[Problem], Schedule]:
-    return lambda at: schedule if at.tokens >= least_tokens else "portable"
+def _forward_by_hand(problem: Problem) -> Choice | None:
+    if problem.tokens < hopper_forward.LEAST_TOKENS:
+        return None
+    return Choice("ping-pong", hopper_forward.tile_for(problem.tokens, problem.intermediate, problem.multiprocessors))
 
 
-def _sum(problem: Problem) -> Schedule:
+def _sum_by_hand(problem: Problem) -> Choice | None:
     at = problem.tokens, problem.hidden, problem.multiprocessors
     if not hopper_products.fills(*at):
-        return "portable"
-    return "cooperative" if hopper_products.sum_schedule(*at) == "cooperative" else "ping-pong"
+        return None
+    return _product("cooperative" if hopper_products.sum_schedule(*at) == "cooperative" else "ping-pong")
 
 
-def _product(schedule: str) -> Tile:
+def _from(least_tokens: int, schedule: Schedule) -> Callable[[Problem], Choice | None]:
+    return lambda at: _product(schedule) if at.tokens >= least_tokens else None
+
+
+def _product(schedule: Schedule) -> Choice:
     side, stages = hopper_products.TILE, hopper_products.STAGES[schedule]
     rows = 2 * side if schedule == "cooperative" else side
-    return Tile(rows, side, hopper_products.DEPTH, hopper.CONSUMER_WARPS, stages, hopper_products.GROUP)
+    tile = Tile(rows, side, hopper_products.DEPTH, hopper.CONSUMER_WARPS, stages, hopper_products.GROUP)
+    return Choice(schedule, tile)
 
 
-_BY_HAND: dict[str, dict[Schedule, Tile]] = {
-    "forward": {"ping-pong": hopper_forward.TILE},
-    "sum": {"ping-pong": _product("ping-pong"), "cooperative": _product("cooperative")},
-    "products": {"ping-pong": _product("ping-pong")},
-    "gate": {"gate": _product("gate")},
-}
+def _products(*schedules: Schedule) -> dict[Schedule, tuple[Tile, ...]]:
+    return {schedule: (_product(schedule).tile,) for schedule in schedules}
+
+
 _forward_kernel = Kernel(
     "tokens", 2, 1, 2, _forward,
-    by_hand=_BY_HAND["forward"], shipped_by_hand=_from(hopper_forward.LEAST_TOKENS, "ping-pong"),
+    by_hand={"ping-pong": tuple(replace(hopper_forward.TILE, columns=columns) for columns in hopper_forward.COLUMNS)},
+    shipped_by_hand=_forward_by_hand,
 )  # fmt: skip
 KERNELS = {
     "forward": _forward_kernel,
     "forward-preact": _forward_kernel,
     "recompute": Kernel("tokens", 2, 1, 2, _forward),
     "input-grad": Kernel(
-        "tokens", 1, 1, 1, _input_grad(False), by_hand=_BY_HAND["sum"], shipped_by_hand=_sum
+        "tokens", 1, 1, 1, _input_grad(False),
+        by_hand=_products("ping-pong", "cooperative"), shipped_by_hand=_sum_by_hand,
     ),
     "input-grad-fused": Kernel("tokens", 2, 3, 2, _input_grad(True), on_the_fly=True),
     "weight-grad": Kernel(
-        "intermediate", 2, 2, 1, _weight_grad, by_hand=_BY_HAND["products"], shipped_by_hand=_from(0, "ping-pong")
+        "intermediate", 2, 2, 1, _weight_grad, by_hand=_products("ping-pong"), shipped_by_hand=_from(0, "ping-pong")
     ),
     "weight-grad-fused": Kernel("intermediate", 2, 3, 1, _weight_grad, on_the_fly=True),
     "mlp-hidden-grad": Kernel(
         "tokens", 1, 1, 1, _down_backward,
-        by_hand=_BY_HAND["gate"], shipped_by_hand=_from(hopper_products.LEAST_GATE_TOKENS, "gate"),
+        by_hand=_products("gate"), shipped_by_hand=_from(hopper_products.LEAST_GATE_TOKENS, "gate"),
     ),
     "mlp-weight-grad": Kernel(
-        "hidden", 1, 1, 1, _down_weight_grad, by_hand=_BY_HAND["products"], shipped_by_hand=_from(0, "ping-pong")
+        "hidden", 1, 1, 1, _down_weight_grad, by_hand=_products("ping-pong"), shipped_by_hand=_from(0, "ping-pong")
     ),
 }  # fmt: skip
 """By name: `forward` stores z alone, `-preact` gate and up as well; `-fused` forms d_gate and d_up on the fly."""
@@ -169,15 +176,15 @@ def by_hand_is_possible(problem: Problem) -> bool:
 def shipped(name: str, problem: Problem) -> Choice:
     """What runs where nothing was tuned."""
     kernel = KERNELS[name]
-    schedule = kernel.shipped_by_hand(problem) if by_hand_is_possible(problem) else "portable"
-    return Choice(schedule, kernel.shipped(problem) if schedule == "portable" else kernel.by_hand[schedule])
+    by_hand = kernel.shipped_by_hand(problem) if by_hand_is_possible(problem) else None
+    return by_hand or Choice("portable", kernel.shipped(problem))
 
 
 def why_illegal(name: str, choice: Choice, problem: Problem) -> str | None:
     """Say why a choice cannot run, as far as arithmetic tells, or return None."""
     kernel, tile = KERNELS[name], choice.tile
     if choice.schedule != "portable":
-        known = by_hand_is_possible(problem) and tile in _varied(kernel.by_hand.get(choice.schedule))
+        known = by_hand_is_possible(problem) and tile in _varied(kernel.by_hand.get(choice.schedule, ()))
         return None if known else f"not a configuration of a schedule {choice.schedule!r} here"
     if choice == Choice("portable", kernel.shipped(problem)):
         return None
@@ -201,7 +208,9 @@ def why_illegal(name: str, choice: Choice, problem: Problem) -> str | None:
 def candidates(name: str, problem: Problem, most: int = MOST) -> list[Choice]:
     """The shipped choice first, then every configuration by hand, then the `most` nearest portable ones."""
     default, tile = shipped(name, problem), KERNELS[name].shipped(problem)
-    by_hand = [Choice(schedule, varied) for schedule, one in KERNELS[name].by_hand.items() for varied in _varied(one)]
+    by_hand = [
+        Choice(schedule, varied) for schedule, tiles in KERNELS[name].by_hand.items() for varied in _varied(tiles)
+    ]
     grid = (dict(zip(GRID, sizes, strict=True)) for sizes in itertools.product(*GRID.values()))
     portable = [Choice("portable", Tile(**sizes, group=tile.group)) for sizes in grid]
     portable.sort(key=lambda choice: _distance(choice.tile, tile))
@@ -212,12 +221,13 @@ def candidates(name: str, problem: Problem, most: int = MOST) -> list[Choice]:
     return [default, *legal[0], *legal[1][:most]]
 
 
-def _varied(shipped_tile: Tile | None) -> list[Tile]:
-    """Configurations of a schedule by hand; none without one."""
-    if shipped_tile is None:
-        return []
-    stages = shipped_tile.stages, shipped_tile.stages - 1
-    return [replace(shipped_tile, stages=count, group=group) for count, group in itertools.product(stages, GROUPS)]
+def _varied(tiles: tuple[Tile, ...]) -> list[Tile]:
+    """Configurations of a schedule by hand."""
+    return [
+        replace(tile, stages=stages, group=group)
+        for tile in tiles
+        for stages, group in itertools.product((tile.stages, tile.stages - 1), GROUPS)
+    ]
 
 
 def _distance(one: Tile, other: Tile) -> float:

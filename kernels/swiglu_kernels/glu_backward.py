@@ -244,7 +244,7 @@ def input_grad_launch(
         up: [M, N], contiguous.
         w_gate: [N, K], any strides.
         w_up: [N, K], any strides.
-        dx: [M, K], contiguous, written; its dtype is that of the tensors, or float32.
+        dx: [M, K], contiguous, written; its dtype is that of the tensors, with `accumulate` float32.
         capability: of the GPU to choose the tile for; None for that of dx's device.
         formula: the gate; read on the fly only.
         accumulate: add to what dx holds.
@@ -254,11 +254,11 @@ def input_grad_launch(
     on_the_fly = dz is not None
     pairs = [(gate, w_gate), (up, w_up)]
     tuned = lookup("input-grad-fused" if on_the_fly else "input-grad", gate, M, K, N)
-    by_hand = not (on_the_fly or accumulate) and hopper_products.why_not(pairs, [dx], capability) is None
-    if by_hand and tuned and tuned.schedule != "portable":
+    by_hand = not on_the_fly and hopper_products.why_not(pairs, [dx], capability) is None
+    if by_hand and not accumulate and tuned and tuned.schedule != "portable":
         return hopper_products.sum_launch(pairs, dx, tuned.schedule, tuned.tile)
-    if by_hand and not tuned and hopper_products.fills(M, K, hopper.multiprocessors(dx.device)):
-        return hopper_products.sum_launch(pairs, dx)
+    if by_hand and (accumulate or not tuned) and hopper_products.fills(M, K, hopper.multiprocessors(dx.device)):
+        return hopper_products.sum_launch(pairs, dx, accumulate=accumulate)
     dz = gate if dz is None else dz  # never touched unless on the fly
     aligned = vectorises(dz, gate, w_gate, w_up, dx)
     tile = portable_tile(tuned, aligned) or input_grad_tile(M, gate.dtype, capability, aligned, on_the_fly)

@@ -216,8 +216,7 @@ def forward_launch(
     tuned = lookup(kernel, x, x.shape[0], x.shape[1], w_gate.shape[0]) if plain else None
     by_hand = tuned.schedule != "portable" if tuned else x.shape[0] >= hopper_forward.LEAST_TOKENS
     if plain and by_hand and hopper_forward.why_not(x, w_gate, w_up, capability) is None:
-        tile = tuned.tile if tuned else hopper_forward.TILE
-        return hopper_forward.forward_launch(x, w_gate, w_up, z, preactivations, tile)
+        return hopper_forward.forward_launch(x, w_gate, w_up, z, preactivations, tuned.tile if tuned else None)
     gate, up = preactivations or (z, z)  # never touched without STORE_PREACT
     aligned = vectorises(x, w_gate, w_up, z)
     tile = portable_tile(tuned, aligned) or forward_tile(x.shape[0], x.dtype, capability, aligned)

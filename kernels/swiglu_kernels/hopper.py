@@ -140,7 +140,7 @@ def descriptor(matrix: torch.Tensor, rows: int, columns: int) -> "TensorDescript
 
 @functools.cache
 def _shared_layout(dtype: torch.dtype, rows: int, columns: int) -> "gl.NVMMASharedLayout":
-    element = gl.float16 if dtype == torch.float16 else gl.bfloat16
+    element = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}[dtype]
     return gl.NVMMASharedLayout.get_default_for([rows, columns], element)
 
 

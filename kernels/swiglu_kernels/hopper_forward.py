@@ -1,15 +1,18 @@
 """z = silu(x w_gate^T) * (x w_up^T) scheduled by hand for Hopper (compute capability 9.0), in Gluon.
 
-M tokens, N intermediate, K hidden. One program per multiprocessor walks through tiles of 128 rows and 96 columns of z.
+M tokens, N intermediate, K hidden. One program per multiprocessor walks through tiles of 128 rows and 96, 80 or 64
+columns of z, whichever leave the fewest multiprocessors idle in the end (`tile_for`).
 A producer warp fills a ring of STAGES tiles of x, w_gate and w_up by TMA. Two consumer warpgroups take tiles in turn
 ("ping-pong"): while one runs its main loop, the other applies the gate to its finished tile and stores it, so that the
 tensor cores never wait for an epilogue. 96 columns of gate and of up make an accumulator of 128 x 192, all that a
 warpgroup's registers hold. `hopper_loop.py` has its main loop, which yields it in blocks of 64 x 64; the rows of w_gate
-and w_up lie in a stage such that these are 64 columns of gate, 64 of up, and 32 of each. With STORE_PREACT gate and up
-are stored as well, for the backward.
+and w_up lie in a stage such that these are 64 columns of gate, 64 of up, and the last 32, 16 or none of each. With
+STORE_PREACT gate and up are stored as well, for the backward.
 
 Measured on an H200: NOTES.md.
 """
+
+import dataclasses
 
 import torch
 
@@ -18,13 +21,17 @@ from swiglu_kernels.hopper import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING
 from swiglu_kernels.launch import Launch
 from swiglu_kernels.tiles import Capability, Tile
 
-ROWS, COLUMNS, DEPTH, STAGES, GROUP = 128, 96, 64, 5, 16
+ROWS, DEPTH, STAGES, GROUP = 128, 64, 5, 16
+COLUMNS = {96: 1.0, 80: 1.005, 64: 1.015}
+"""Of a tile, whichever fills the waves of programs best; and the time of a column in it, relative to the first."""
 WIDE, PART = 64, 32
-"""Columns of gate and up in the blocks of the accumulator; the narrower ones are what is stored at once."""
+"""Columns of gate and up in the first blocks of the accumulator, and how many are stored at once; the last block has
+what is left, 32, 16 or none."""
 BUFFERS = 3
 """Of each consumer, through which blocks are stored."""
-TILE = Tile(ROWS, COLUMNS, DEPTH, warps=CONSUMER_WARPS, stages=STAGES, group=GROUP)
-"""What is shipped; stages and group may differ."""
+TILE = Tile(ROWS, 96, DEPTH, warps=CONSUMER_WARPS, stages=STAGES, group=GROUP)
+"""What is shipped; columns, stages and group may differ."""
+_OPTIONAL = ("w_gate_narrow", "w_up_narrow", "gate_out", "up_out", "z_last", "gate_last", "up_last")
 LEAST_TOKENS = 65
 """Below, the portable kernel's smaller tiles fill the GPU better, unless tuning finds otherwise."""
 
@@ -37,85 +44,111 @@ if GLUON_MISSING is None:
     from swiglu_kernels.hopper import halves, load, position, sigmoid, synchronize, view, write
     from swiglu_kernels.hopper_loop import locate, multiply
 
-    _ROWS, _COLUMNS, _DEPTH, _WIDE, _PART = (gl.constexpr(size) for size in (ROWS, COLUMNS, DEPTH, WIDE, PART))
+    _ROWS, _DEPTH, _WIDE, _PART = (gl.constexpr(size) for size in (ROWS, DEPTH, WIDE, PART))
     _BUFFERS, _RELEASES = gl.constexpr(BUFFERS), gl.constexpr(hopper_loop.RELEASES)
 
     @gluon.jit
     def _produce(
         x, w_gate, w_up, w_gate_narrow, w_up_narrow, x_ring, w_ring, barriers, row_tiles, column_tiles, depth_tiles,
-        STAGES: gl.constexpr, GROUP: gl.constexpr,
+        COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     ):  # fmt: skip
+        LAST: gl.constexpr = COLUMNS - _WIDE
         step = 0
         for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
             row, column = position(tile, row_tiles, column_tiles, GROUP)
-            first = column * _COLUMNS
+            first = column * COLUMNS
             for depth in range(depth_tiles):
                 stage = step % STAGES
                 at = depth * _DEPTH
                 full = barriers.index(stage)
                 mbarrier.wait(barriers.index(STAGES + stage), (step // STAGES + 1) & 1)  # passes in the first round
-                mbarrier.expect(full, (_ROWS + 2 * _COLUMNS) * _DEPTH * 2)  # elements of 16 bits
+                mbarrier.expect(full, (_ROWS + 2 * COLUMNS) * _DEPTH * 2)  # elements of 16 bits
                 load(x, [row * _ROWS, at], full, x_ring.index(stage))
                 load(w_gate, [first, at], full, w_ring.index(3 * stage))
                 load(w_up, [first, at], full, w_ring.index(3 * stage + 1))
-                both = w_ring.index(3 * stage + 2)
-                load(w_gate_narrow, [first + _WIDE, at], full, both.slice(0, _PART, dim=0))
-                load(w_up_narrow, [first + _WIDE, at], full, both.slice(_PART, _PART, dim=0))
+                if LAST > 0:
+                    both = w_ring.index(3 * stage + 2)
+                    load(w_gate_narrow, [first + _WIDE, at], full, both.slice(0, LAST, dim=0))
+                    load(w_up_narrow, [first + _WIDE, at], full, both.slice(LAST, LAST, dim=0))
                 step += 1
+
+    @gluon.jit
+    def _fitting(buffer, output):
+        """The part of a buffer that a block of the output needs."""
+        WIDTH: gl.constexpr = output.block_shape[1]
+        if WIDTH < _PART:
+            LAYOUT: gl.constexpr = output.layout
+            buffer = view(buffer, buffer.dtype, [_WIDE * _PART // WIDTH, WIDTH], LAYOUT).slice(0, _WIDE, dim=0)
+        return buffer
 
     @gluon.jit
     def _finish_part(
         gate, up, z, gate_out, up_out, row, column, buffers, FIRST: gl.constexpr, PART: gl.constexpr,
-        STORE_PREACT: gl.constexpr,
+        NEWER: gl.constexpr, STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
-        NEWER: gl.constexpr = _BUFFERS - 1  # buffers are taken in turn
         if STORE_PREACT:
-            write(gate, gate_out, row, column, buffers.index(FIRST), NEWER)
-            write(up, up_out, row, column, buffers.index(FIRST + 1), NEWER)
-            write(gate * sigmoid(gate) * up, z, row, column, buffers.index(FIRST + 2), NEWER)
+            write(gate, gate_out, row, column, _fitting(buffers.index(FIRST), z), NEWER)
+            write(up, up_out, row, column, _fitting(buffers.index(FIRST + 1), z), NEWER)
+            write(gate * sigmoid(gate) * up, z, row, column, _fitting(buffers.index(FIRST + 2), z), NEWER)
         else:
-            write(gate * sigmoid(gate) * up, z, row, column, buffers.index(FIRST + PART), NEWER)
+            write(gate * sigmoid(gate) * up, z, row, column, _fitting(buffers.index(FIRST + PART), z), NEWER)
 
     @gluon.jit
     def _finish(
-        gate, up, both, z, gate_out, up_out, row, column, buffers, FIRST: gl.constexpr, STORE_PREACT: gl.constexpr
-    ):
+        gate, up, both, z, gate_out, up_out, z_last, gate_last, up_last, row, column, buffers,
+        LAST: gl.constexpr, FIRST: gl.constexpr, STORE_PREACT: gl.constexpr,
+    ):  # fmt: skip
         """Apply the gate to one half of a tile's rows and store them."""
+        NEWER: gl.constexpr = _BUFFERS - 1 if STORE_PREACT or LAST > 0 else 1  # buffers in use are taken in turn
         gate_0, gate_1 = halves(gate, _WIDE, _PART)
         up_0, up_1 = halves(up, _WIDE, _PART)
-        gate_2, up_2 = halves(both, _WIDE, _PART)
-        _finish_part(gate_0, up_0, z, gate_out, up_out, row, column, buffers, FIRST, 0, STORE_PREACT)
-        _finish_part(gate_1, up_1, z, gate_out, up_out, row, column + _PART, buffers, FIRST, 1, STORE_PREACT)
-        _finish_part(gate_2, up_2, z, gate_out, up_out, row, column + _WIDE, buffers, FIRST, 2, STORE_PREACT)
+        _finish_part(gate_0, up_0, z, gate_out, up_out, row, column, buffers, FIRST, 0, NEWER, STORE_PREACT)
+        _finish_part(gate_1, up_1, z, gate_out, up_out, row, column + _PART, buffers, FIRST, 1, NEWER, STORE_PREACT)
+        if LAST > 0:
+            if LAST < _PART:
+                both, _ = halves(both, _WIDE, _PART)
+            gate_2, up_2 = halves(both, _WIDE, LAST)
+            column += _WIDE
+            _finish_part(gate_2, up_2, z_last, gate_last, up_last, row, column, buffers, FIRST, 2, NEWER, STORE_PREACT)
 
     @gluon.jit
     def _consume(
-        z, gate_out, up_out, x_at, w_at, barriers_at, buffers, row_tiles, column_tiles, depth_tiles,
-        ME: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, STORE_PREACT: gl.constexpr,
+        z, gate_out, up_out, z_last, gate_last, up_last, x_at, w_at, barriers_at, buffers,
+        row_tiles, column_tiles, depth_tiles, ME: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
+        GROUP: gl.constexpr, STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
         FIRST: gl.constexpr = ME * _BUFFERS
+        LAST: gl.constexpr = COLUMNS - _WIDE
         programs = gl.num_programs(0)
         tiles = (row_tiles * column_tiles - gl.program_id(0) + programs - 1) // programs  # of this program
         for number in range(ME, tiles, 2):
             row, column = position(gl.program_id(0) + number * programs, row_tiles, column_tiles, GROUP)
             parity = (number // 2 + 1 - ME) & 1  # the first tile's turn passes at once
             gate, up, both, gate_1, up_1, both_1 = multiply(
-                x_at, w_at, barriers_at, number * depth_tiles, depth_tiles, parity, z.dtype, ME, STAGES
+                x_at, w_at, barriers_at, number * depth_tiles, depth_tiles, parity, z.dtype, 2 * COLUMNS, ME, STAGES
             )
-            row, column = row * _ROWS, column * _COLUMNS
-            _finish(gate, up, both, z, gate_out, up_out, row, column, buffers, FIRST, STORE_PREACT)
-            _finish(gate_1, up_1, both_1, z, gate_out, up_out, row + _WIDE, column, buffers, FIRST, STORE_PREACT)
+            row, column = row * _ROWS, column * COLUMNS
+            _finish(
+                gate, up, both, z, gate_out, up_out, z_last, gate_last, up_last, row, column, buffers,
+                LAST, FIRST, STORE_PREACT,
+            )  # fmt: skip
+            _finish(
+                gate_1, up_1, both_1, z, gate_out, up_out, z_last, gate_last, up_last, row + _WIDE, column, buffers,
+                LAST, FIRST, STORE_PREACT,
+            )  # fmt: skip
         tma.store_wait(0)
 
     @gluon.jit
     def _forward_kernel(
-        x, w_gate, w_up, w_gate_narrow, w_up_narrow, z, gate_out, up_out, M, N, K,
-        STAGES: gl.constexpr, GROUP: gl.constexpr, STORE_PREACT: gl.constexpr,
+        x, w_gate, w_up, w_gate_narrow, w_up_narrow, z, gate_out, up_out, z_last, gate_last, up_last, M, N, K,
+        COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
-        row_tiles, column_tiles, depth_tiles = gl.cdiv(M, _ROWS), gl.cdiv(N, _COLUMNS), gl.cdiv(K, _DEPTH)
+        row_tiles, column_tiles, depth_tiles = gl.cdiv(M, _ROWS), gl.cdiv(N, COLUMNS), gl.cdiv(K, _DEPTH)
         x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, _ROWS, _DEPTH], x.layout)
         w_ring = gl.allocate_shared_memory(x.dtype, [3 * STAGES, _WIDE, _DEPTH], w_gate.layout)
         buffers = gl.allocate_shared_memory(x.dtype, [2 * _BUFFERS, _WIDE, _PART], z.layout)
+        if COLUMNS == _WIDE + _PART:
+            z_last, gate_last, up_last = z, gate_out, up_out
         place = gl.allocate_shared_memory(x.dtype, [8, _DEPTH], w_gate.layout)
         x_at, w_at, barriers_at = locate(x_ring.index(0), w_ring.index(0), place)
         # `full` of every stage, `empty` of every stage, `turn` of both consumers
@@ -132,28 +165,38 @@ if GLUON_MISSING is None:
                 (
                     _consume,
                     (
-                        z, gate_out, up_out, x_at, w_at, barriers_at, buffers, row_tiles, column_tiles, depth_tiles,
-                        0, STAGES, GROUP, STORE_PREACT,
+                        z, gate_out, up_out, z_last, gate_last, up_last, x_at, w_at, barriers_at, buffers,
+                        row_tiles, column_tiles, depth_tiles, 0, COLUMNS, STAGES, GROUP, STORE_PREACT,
                     ),
                 ),
                 (
                     _consume,
                     (
-                        z, gate_out, up_out, x_at, w_at, barriers_at, buffers, row_tiles, column_tiles, depth_tiles,
-                        1, STAGES, GROUP, STORE_PREACT,
+                        z, gate_out, up_out, z_last, gate_last, up_last, x_at, w_at, barriers_at, buffers,
+                        row_tiles, column_tiles, depth_tiles, 1, COLUMNS, STAGES, GROUP, STORE_PREACT,
                     ),
                 ),
                 (
                     _produce,
                     (
                         x, w_gate, w_up, w_gate_narrow, w_up_narrow, x_ring, w_ring, barriers,
-                        row_tiles, column_tiles, depth_tiles, STAGES, GROUP,
+                        row_tiles, column_tiles, depth_tiles, COLUMNS, STAGES, GROUP,
                     ),
                 ),
             ],
             [4, 1],  # warps of the second consumer and of the producer
             [240, 24],  # their registers; the first consumer gets the rest, 240
         )  # fmt: skip
+
+
+def tile_for(tokens: int, intermediate: int, processors: int) -> Tile:
+    """Return the tile whose waves are filled best: a wave takes about as long as its tiles are wide."""
+
+    def cost(columns: int) -> float:
+        waves = -(-(-(-tokens // ROWS) * -(-intermediate // columns)) // processors)
+        return waves * columns * COLUMNS[columns]
+
+    return dataclasses.replace(TILE, columns=min(COLUMNS, key=cost))
 
 
 def why_not(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, capability: Capability | None) -> str | None:
@@ -181,7 +224,7 @@ def forward_launch(
     w_up: torch.Tensor,
     z: torch.Tensor,
     preactivations: tuple[torch.Tensor, torch.Tensor] | None,
-    tile: Tile = TILE,
+    tile: Tile | None = None,
 ) -> Launch:
     """Describe the launch; ask `why_not` first.
 
@@ -191,27 +234,32 @@ def forward_launch(
         w_up: [N, K].
         z: [M, N], contiguous, written.
         preactivations: gate and up, [M, N] and contiguous, written; None stores z alone.
-        tile: its stages and its group are taken; its sizes are the kernel's own.
+        tile: its columns, stages and group are taken; rows and depth are the kernel's own. None: `tile_for`.
     """
     (M, K), N = x.shape, w_gate.shape[0]
-    tiles = -(-M // ROWS) * -(-N // COLUMNS)
+    programs = hopper.multiprocessors(x.device)
+    tile = tile or tile_for(M, N, programs)
+    last = tile.columns - WIDE
+    tiles = -(-M // ROWS) * -(-N // tile.columns)
     blocks = {
         "x": (x, ROWS, DEPTH),
         "w_gate": (w_gate, WIDE, DEPTH),
         "w_up": (w_up, WIDE, DEPTH),
-        "w_gate_narrow": (w_gate, PART, DEPTH),
-        "w_up_narrow": (w_up, PART, DEPTH),
-        "z": (z, WIDE, PART),
     }
-    if preactivations is not None:
-        blocks |= {"gate_out": (preactivations[0], WIDE, PART), "up_out": (preactivations[1], WIDE, PART)}
+    if last:
+        blocks |= {"w_gate_narrow": (w_gate, last, DEPTH), "w_up_narrow": (w_up, last, DEPTH)}
+    outputs = {"z": z} | (dict(zip(("gate_out", "up_out"), preactivations, strict=True)) if preactivations else {})
+    blocks |= {name: (output, WIDE, PART) for name, output in outputs.items()}
+    if 0 < last < PART:
+        blocks |= {f"{name.removesuffix('_out')}_last": (output, WIDE, last) for name, output in outputs.items()}
     return Launch(
         kernel=_forward_kernel,
-        grid=(min(tiles, hopper.multiprocessors(x.device)),),
-        arguments={"gate_out": None, "up_out": None}  # a descriptor costs 2 us in every launch
+        grid=(min(tiles, programs),),
+        arguments=dict.fromkeys(_OPTIONAL)  # a descriptor costs 2 us in every launch
         | {name: descriptor(*block) for name, block in blocks.items()}
         | {"M": M, "N": N, "K": K}
-        | {"STAGES": tile.stages, "GROUP": tile.group, "STORE_PREACT": preactivations is not None},
+        | {"COLUMNS": tile.columns, "STAGES": tile.stages, "GROUP": tile.group}
+        | {"STORE_PREACT": preactivations is not None},
         num_warps=CONSUMER_WARPS,
         num_stages=tile.stages,
     )

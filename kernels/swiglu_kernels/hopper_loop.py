@@ -1,4 +1,4 @@
-"""The main loop of a Hopper consumer in PTX: an accumulator of 128 x 192, which Triton cannot have.
+"""The main loop of a Hopper consumer in PTX: accumulators of up to 128 x 192, which Triton cannot have.
 
 A warpgroup's registers hold 128 x 192, but sizes of Triton's tensors are powers of two. With two accumulators, of 128
 and of 64 columns, wgmma reads the left operand from shared memory twice. Written in PTX, one wgmma has all 192
@@ -30,7 +30,7 @@ if GLUON_MISSING is None:
     _LEFT_MARK, _RIGHT_MARK, _BARRIERS_MARK = gl.constexpr(0x5AC3), gl.constexpr(0x5AC4), gl.constexpr(0x5AC5)
 
     @gluon.constexpr_function
-    def _main_loop(stages, me, kind):
+    def _main_loop(columns, stages, me, kind):
         """PTX of one tile's main loop; operands: 192 accumulator registers, then 32 copies of each number."""
         registers = 96  # of a thread, for 64 rows of the accumulator
         row_bytes = 128
@@ -66,11 +66,11 @@ if GLUON_MISSING is None:
         for chunk in range(4):  # of 16 along the depth
             lines += [f"add.u32 at, low_b, {leading + 32 * chunk // 16};", "mov.b64 b, {at, high};"]
             for half in range(2):
-                accumulator = ", ".join(f"${registers * half + number}" for number in range(registers))
+                accumulator = ", ".join(f"${registers * half + number}" for number in range(columns // 2))
                 lines += [
                     f"add.u32 at, low_a, {leading + (64 * half * row_bytes + 32 * chunk) // 16};",
                     "mov.b64 a, {at, high};",
-                    f"wgmma.mma_async.sync.aligned.m64n192k16.f32.{kind}.{kind} "
+                    f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "
                     f"{{{accumulator}}}, a, b, add, 1, 1, 0, 0;",
                 ]
         lines += [
@@ -98,18 +98,19 @@ if GLUON_MISSING is None:
     @gluon.jit
     def multiply(
         left, right, barriers, step, depth_tiles, parity,
-        dtype: gl.constexpr, ME: gl.constexpr, STAGES: gl.constexpr,
+        dtype: gl.constexpr, COLUMNS: gl.constexpr, ME: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
         """Run the main loop of one tile, when it is this consumer's turn, and hand the turn over.
 
-        left, right: addresses of STAGES tiles of ROWS x BLOCK and COLUMNS x BLOCK. barriers: address of `full` of every
-        stage, `empty` of every stage, and `turn` of both consumers. step: stages that were used before. parity: of the
-        turn that is awaited.
+        left, right: addresses of STAGES tiles of ROWS x BLOCK and of 3 BLOCK x BLOCK, of which COLUMNS rows are used.
+        barriers: address of `full` of every stage, `empty` of every stage, and `turn` of both consumers. step: stages
+        that were used before. parity: of the turn that is awaited.
 
-        Returns six tensors of BLOCK x BLOCK in fp32, the upper three from left to right and then the lower ones.
+        Returns six tensors of BLOCK x BLOCK in fp32, the upper three from left to right and then the lower ones;
+        what is right of COLUMNS is zero.
         """
         LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _BLOCK, 16])
-        LOOP: gl.constexpr = _main_loop(STAGES, ME, "f16" if dtype == gl.float16 else "bf16")
+        LOOP: gl.constexpr = _main_loop(COLUMNS, STAGES, ME, "f16" if dtype == gl.float16 else "bf16")
         return gl.inline_asm_elementwise(
             LOOP,
             _OPERANDS,

@@ -2,6 +2,7 @@
 
     out = A B                  d_w_down = d_out^T h
     out = A_0 B_0 + A_1 B_1    dX = d_gate w_gate + d_up w_up, summed in registers
+    out += A_0 B_0 + A_1 B_1   the same over slices of the intermediate dimension, out in fp32
     two outputs, one launch    d_w_gate = d_gate^T x and d_w_up = d_up^T x
     d_gate, d_up and h         from d_h = d_out w_down, which is never stored, and the gate and up of the forward
 
@@ -15,7 +16,7 @@ two schedules:
 
 Operands are read as they lie in memory: a ring holds [DEPTH, 128] where the summed axis is not the contiguous one
 (ACROSS), and the wgmma reads it transposed. One more barrier, `loaded` of a consumer, completes when its part of gate
-and up has arrived.
+and up, or of the sum so far, has arrived.
 
 Measured on an H200: NOTES.md.
 """
@@ -30,8 +31,8 @@ from swiglu_kernels.launch import Launch
 from swiglu_kernels.tiles import Capability, Tile
 
 TILE, DEPTH, GROUP = 128, 64, 8
-PART, GATE_PART = 64, 32
-"""Columns that are stored at once, without and with the gate's epilogue."""
+PART, READ_PART = 64, 32
+"""Columns that are stored at once: alone, and where the epilogue reads as well."""
 STAGES = {"ping-pong": 6, "cooperative": 4, "gate": 5}
 LEAST_FILLED = 0.7
 """Of the multiprocessors, that tiles have to fill for a schedule to be taken; measured between 0.5 and 0.97."""
@@ -96,6 +97,17 @@ if GLUON_MISSING is None:
             store(out_0, [row, column], buffer)
 
     @gluon.jit
+    def _add(value, out, row, column, buffer, loaded, PHASE: gl.constexpr):
+        """Add a part of a tile to its output."""
+        tma.store_wait(0)
+        mbarrier.expect(loaded, value.shape[0] * value.shape[1] * 4)
+        load(out, [row, column], loaded, buffer)
+        mbarrier.wait(loaded, PHASE)
+        buffer.store(value + buffer.load(value.type.layout))
+        fence_async_shared()
+        store(out, [row, column], buffer)
+
+    @gluon.jit
     def _put_gated(
         d_h, gate, up, d_gate, d_up, h, row, column, buffers, loaded,
         FIRST: gl.constexpr, PHASE: gl.constexpr, STORE_H: gl.constexpr,
@@ -127,7 +139,7 @@ if GLUON_MISSING is None:
         row_tiles, column_tiles, depth_tiles, ME: gl.constexpr,
         ROWS: gl.constexpr, TILE: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
         A_ACROSS: gl.constexpr, B_ACROSS: gl.constexpr, TERMS: gl.constexpr, OUTPUTS: gl.constexpr,
-        GATE: gl.constexpr, STORE_H: gl.constexpr,
+        GATE: gl.constexpr, STORE_H: gl.constexpr, ADD: gl.constexpr,
     ):  # fmt: skip
         COOPERATIVE: gl.constexpr = ROWS == 2 * TILE
         LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
@@ -177,6 +189,14 @@ if GLUON_MISSING is None:
                 _put_gated(part_2, gate, up, out_0, out_1, h, first_row, first, buffers, arrived, FIRST, 0, STORE_H)
                 first += PART
                 _put_gated(part_3, gate, up, out_0, out_1, h, first_row, first, buffers, arrived, FIRST, 1, STORE_H)
+            elif ADD:
+                buffer, arrived = buffers.index(ME), loaded.index(ME)
+                part_0, part_1 = halves(half_0, TILE, PART)
+                part_2, part_3 = halves(half_1, TILE, PART)
+                _add(part_0, out_0, first_row, first, buffer, arrived, 0)
+                _add(part_1, out_0, first_row, first + PART, buffer, arrived, 1)
+                _add(part_2, out_0, first_row, first + 2 * PART, buffer, arrived, 0)
+                _add(part_3, out_0, first_row, first + 3 * PART, buffer, arrived, 1)
             else:
                 _put(half_0, out_0, out_1, second, first_row, first, buffers.index(ME), OUTPUTS)
                 _put(half_1, out_0, out_1, second, first_row, first + PART, buffers.index(ME), OUTPUTS)
@@ -187,9 +207,9 @@ if GLUON_MISSING is None:
         a_0, a_1, b_0, b_1, out_0, out_1, h, gate, up, M, N, K,
         ROWS: gl.constexpr, TILE: gl.constexpr, DEPTH: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr,
         GROUP: gl.constexpr, A_ACROSS: gl.constexpr, B_ACROSS: gl.constexpr, TERMS: gl.constexpr, OUTPUTS: gl.constexpr,
-        GATE: gl.constexpr, STORE_H: gl.constexpr,
+        GATE: gl.constexpr, STORE_H: gl.constexpr, ADD: gl.constexpr,
     ):  # fmt: skip
-        """M rows and N columns of an output, K the axis that is summed over; the last four arguments name the form."""
+        """M rows and N columns of an output, K the axis that is summed over; the last five arguments name the form."""
         BUFFERS: gl.constexpr = (3 if STORE_H else 2) if GATE else 1  # of each consumer
         CONSUMERS: gl.constexpr = ROWS // TILE  # of a stage
         row_tiles, column_tiles, depth_tiles = gl.cdiv(M, ROWS), gl.cdiv(N, TILE), gl.cdiv(K, DEPTH)
@@ -218,7 +238,7 @@ if GLUON_MISSING is None:
                     (
                         out_0, out_1, h, gate, up, a_ring, b_ring, buffers, full, empty, turn, loaded,
                         row_tiles, column_tiles, depth_tiles, 0, ROWS, TILE, PART, STAGES, GROUP,
-                        A_ACROSS, B_ACROSS, TERMS, OUTPUTS, GATE, STORE_H,
+                        A_ACROSS, B_ACROSS, TERMS, OUTPUTS, GATE, STORE_H, ADD,
                     ),
                 ),
                 (
@@ -226,7 +246,7 @@ if GLUON_MISSING is None:
                     (
                         out_0, out_1, h, gate, up, a_ring, b_ring, buffers, full, empty, turn, loaded,
                         row_tiles, column_tiles, depth_tiles, 1, ROWS, TILE, PART, STAGES, GROUP,
-                        A_ACROSS, B_ACROSS, TERMS, OUTPUTS, GATE, STORE_H,
+                        A_ACROSS, B_ACROSS, TERMS, OUTPUTS, GATE, STORE_H, ADD,
                     ),
                 ),
                 (
@@ -268,7 +288,11 @@ def fills(rows: int, columns: int, multiprocessors: int) -> bool:
 
 
 def sum_launch(
-    pairs: Sequence[Pair], out: torch.Tensor, schedule: str | None = None, tile: Tile | None = None
+    pairs: Sequence[Pair],
+    out: torch.Tensor,
+    schedule: str | None = None,
+    tile: Tile | None = None,
+    accumulate: bool = False,
 ) -> Launch:
     """Describe the launch that writes A_0 B_0, or A_0 B_0 + A_1 B_1; ask `why_not` first.
 
@@ -277,7 +301,10 @@ def sum_launch(
         out: [M, N], written.
         schedule: "ping-pong" or "cooperative"; None: by the size of the output.
         tile: its stages and its group are taken; None: as shipped.
+        accumulate: add to what out holds, which is fp32 then; always "ping-pong", which hides the reading.
     """
+    if accumulate:
+        return _launch(pairs, [out], "ping-pong", accumulate=True)
     schedule = schedule or sum_schedule(out.shape[0], out.shape[1], hopper.multiprocessors(out.device))
     return _launch(pairs, [out], schedule, tile=tile)
 
@@ -329,6 +356,7 @@ def _launch(
     preactivations: Pair | None = None,
     h: torch.Tensor | None = None,
     tile: Tile | None = None,
+    accumulate: bool = False,
 ) -> Launch:
     stages, group = (tile.stages, tile.group) if tile else (STAGES[schedule], GROUP)
     (left, right), (M, N) = pairs[0], outs[0].shape
@@ -345,7 +373,7 @@ def _launch(
         stored |= {"gate": preactivations[0], "up": preactivations[1]}
     if h is not None:
         stored["h"] = h
-    part = GATE_PART if gated else PART
+    part = READ_PART if gated or accumulate else PART
     return Launch(
         kernel=_product_kernel,
         grid=(min(outputs * -(-M // rows) * -(-N // TILE), hopper.multiprocessors(outs[0].device)),),
@@ -354,7 +382,8 @@ def _launch(
         | {name: descriptor(matrix, TILE, part) for name, matrix in stored.items()}
         | {"M": M, "N": N, "K": K, "ROWS": rows, "TILE": TILE, "DEPTH": DEPTH, "PART": part}
         | {"STAGES": stages, "GROUP": group, "A_ACROSS": a_across, "B_ACROSS": b_across}
-        | {"TERMS": len(pairs) if outputs == 1 else 1, "OUTPUTS": outputs, "GATE": gated, "STORE_H": h is not None},
+        | {"TERMS": len(pairs) if outputs == 1 else 1, "OUTPUTS": outputs, "GATE": gated, "STORE_H": h is not None}
+        | {"ADD": accumulate},
         num_warps=CONSUMER_WARPS,
         num_stages=stages,
     )
