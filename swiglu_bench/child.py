@@ -28,10 +28,12 @@ class Stopped(Exception):
 class Died(Exception):
     """A child ended, or was ended; the message says how, in a part of a sentence, and what its log ends with."""
 
-    def __init__(self, what: str, culprit: int) -> None:
+    def __init__(self, what: str, culprit: int, beforehand: bool = False) -> None:
         super().__init__(what)
         self.culprit = culprit
         """The place, in the job, of the implementation whose code ran; worker.NOBODY where none did."""
+        self.beforehand = beforehand
+        """Whether it ended over a job that it had been given by `post`; `culprit` is a place in that one."""
 
 
 class DoesNotEnd(RuntimeError):
@@ -74,11 +76,17 @@ class Child:
             return self.log.stat().st_size > self._begin_of_log
         return False
 
-    def post(self, job: worker.Begin) -> None:
-        """Give it a job that has no answer, without waiting; what goes wrong with it is told by the next `ask`."""
-        with contextlib.suppress(BrokenPipeError):  # it died: told by the next `ask`
-            self._pipe.send(job)
+    def post(self, job: worker.Begin | worker.Import) -> None:
+        """Give it a job that has no answer, without waiting; what goes wrong is told by the next `settle` or `ask`."""
+        self._send(job)
         self._owed += 1
+
+    def settle(self, limit_s: float) -> None:
+        """Wait until all posted jobs are done; raises as `ask` does."""
+        while self._owed:
+            for _ in self._answers(limit_s):
+                pass
+            self._owed -= 1
 
     def ask(self, job: worker.Job, limit_s: float, tell: Tell = lambda doing, fraction: None) -> Iterator[Any]:
         """Yield the answers to a job as they come.
@@ -86,8 +94,15 @@ class Child:
         Raises Stopped where `stop` says so, BadInput where the child refuses the job, and Died where it ends over it,
         or where one turn of an implementation takes longer than `limit_s`. What the suite itself does has no limit.
         """
-        with contextlib.suppress(BrokenPipeError):  # it died while idle: told below
+        self._send(job)
+        self.settle(limit_s)
+        yield from self._answers(limit_s, tell)
+
+    def _send(self, job: worker.Job) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it died while idle: told where its answers are awaited
             self._pipe.send(job)
+
+    def _answers(self, limit_s: float, tell: Tell = lambda doing, fraction: None) -> Iterator[Any]:
         turn, began = -1, 0.0
         while True:
             if self._stop():
@@ -103,8 +118,6 @@ class Child:
                         yield value
                     case "tell":
                         tell(*value)
-                    case "done" if self._owed:
-                        self._owed -= 1
                     case "done":
                         return
                     case "refused":
@@ -138,7 +151,7 @@ class Child:
             zygote.ended(self._process, END_TIMEOUT_S)
             how = manner_of_death(self._process.exitcode)
         self.end()
-        return Died(f"{how}; {last_words(self.log, self._begin_of_log)}", culprit)
+        return Died(f"{how}; {last_words(self.log, self._begin_of_log)}", culprit, self._owed > 0)
 
 
 def last_words(log: Path, begin_of_log: int) -> str:

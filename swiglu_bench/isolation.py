@@ -25,7 +25,7 @@ from swiglu_bench.record import Record, Status
 from swiglu_bench.registry import Implementation
 from swiglu_bench.runner import Listener, Settings, Task, teller
 from swiglu_bench.timing import Tell
-from swiglu_bench.worker import Afford, Begin, Load, Run
+from swiglu_bench.worker import Afford, Begin, Import, Load, Run
 
 MEASURING = None
 """The name of the child that measures; every other has an implementation's."""
@@ -121,7 +121,7 @@ class Crew:
                 able.append(implementation)
         if not able:
             return
-        self._start([implementation.name for implementation in able])
+        self._start(able)
         if self._timing:
             verdict = self._unaffordable(case, len(able))
             if verdict:
@@ -142,13 +142,23 @@ class Crew:
                 record.first_call_ms = passed[record.implementation].first_call_ms
                 yield record
 
-    def _start(self, names: Sequence[str]) -> None:
-        """Let all that are wanted start side by side: on a GPU, each takes seconds to make its context."""
-        wanted = [*([MEASURING] if self._timing else []), *names]
-        if len(wanted) <= self._most_idle:
-            for name in wanted:
-                with contextlib.suppress(Died):  # it is tried again, and told, when its turn comes
-                    self._child(name)
+    def _start(self, able: Sequence[Implementation]) -> None:
+        """Let all that are wanted start side by side: contexts and imports take seconds each.
+
+        Contexts are complete before anything runs on the GPU. Whose process dies here gets another, and is told, when
+        its turn comes.
+        """
+        if len(able) + self._timing > self._most_idle:
+            return
+        new = [implementation for implementation in able if implementation.name not in self._children]
+        for name in (*([MEASURING] if self._timing else []), *(one.name for one in new)):
+            with contextlib.suppress(Died):
+                self._child(name)
+        for implementation in new:
+            with contextlib.suppress(Died, KeyError):
+                child = self._children[implementation.name]
+                child.settle(self._timeout_s)
+                child.post(Import([implementation.declared()]))
 
     def _unaffordable(self, case: Case, contenders: int) -> tuple[Status, str] | None:
         try:
@@ -161,6 +171,10 @@ class Crew:
         """The row of one implementation that has run once in its own process, or what it died of."""
         try:
             child = self._child(implementation.name)
+            child.settle(self._timeout_s)
+            if self._timing:  # the other may import meanwhile what this one did without harm
+                with contextlib.suppress(Died):
+                    self._child(MEASURING).post(Import([implementation.declared()]))
             (record,) = child.ask(Run(case, [implementation.declared()]), self._timeout_s)
         except Died as death:
             return self._row(case, implementation, Status.ERROR, f"While it was checked, {death}.")
@@ -172,7 +186,11 @@ class Crew:
         return self._with_log(record, child)
 
     def _time(self, case: Case, contenders: list[Implementation], tell: Tell) -> Iterator[Record]:
-        """The rows of a measurement; who kills the measuring process takes no part in the next attempt."""
+        """The rows of a measurement; who kills the measuring process takes no part in the next attempt.
+
+        Where it dies before it measures, a new one does without what is done beforehand, and shows whose doing it is.
+        """
+        excused = False
         while contenders:
             job = Run(case, [implementation.declared() for implementation in contenders])
             left = {implementation.name: implementation for implementation in contenders}
@@ -183,7 +201,12 @@ class Crew:
                     yield self._with_log(record, child)
                 return
             except Died as death:
-                blamed = [contenders[death.culprit]] if death.culprit >= 0 else list(left.values())
+                if death.beforehand and not excused:
+                    excused = True
+                    continue
+                blamed = (
+                    [contenders[death.culprit]] if death.culprit >= 0 and not death.beforehand else list(left.values())
+                )
                 for implementation in blamed:
                     reason = f"While it was measured beside the others, {death}."
                     yield self._row(case, implementation, Status.ERROR, reason)

@@ -44,6 +44,8 @@ ENTRY_POINT_GROUP = "swiglu_bench.implementations"
 
 WeightLayout = Literal["separate", "packed", "interleaved", "none"]
 Backend = Literal["torch", "inductor", "triton", "cutlass"]
+_MODULES = {"inductor": "torch._inductor.compile_fx", "triton": "triton"}
+"""Of a backend, which take seconds to import."""
 Trains = Literal["everything", "inputs", "nothing"]
 Offer = Literal["bias", "limit", "packed"]
 
@@ -101,6 +103,11 @@ class Implementation:
     """The file of its build function."""
     address: str = field(default="", compare=False)
     """What `load` finds it by in another process: empty for the suite's own, which are found by name."""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """What has to be imported for it, other than its file and torch itself."""
+        return tuple(filter(None, (_MODULES.get(self.backend), self.package)))
 
     def declared(self) -> Implementation:
         """All but the code: what can be sent to a process that must not run it."""

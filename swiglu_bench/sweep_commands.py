@@ -166,7 +166,12 @@ def perform(name: str, options: dict[str, Any], console: Console, command_line: 
     """
     if options["detail"] and TASKS[name] == "memory":
         raise BadInput(f"--detail shows the errors of tensors, which {name} does not; give it to verify.")
-    with request.team_of(options, interpret=TASKS[name] == "verify", console=console) as team:
+    verifies = TASKS[name] == "verify"
+    if not (options["in_process"] or options["dry_run"] or verifies):  # which may yet need Triton's interpreter
+        from swiglu_bench import zygote
+
+        zygote.start()
+    with request.team_of(options, interpret=verifies, console=console) as team:
         return _perform(name, options, console, command_line, team)
 
 

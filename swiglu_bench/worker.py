@@ -6,8 +6,10 @@ value: any number of `answer` and `tell`, then `done`, or `refused` for bad inpu
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import gc
+import importlib
 import logging
 import multiprocessing
 import os
@@ -51,6 +53,16 @@ class Begin:
 
 
 @dataclass(frozen=True)
+class Import:
+    """Import what these implementations, given without their code, need; no answer.
+
+    What fails here fails again where they are built, and is told there.
+    """
+
+    implementations: Sequence[Implementation]
+
+
+@dataclass(frozen=True)
 class Afford:
     """Answer with why the case is too large for the device or the budget, or None."""
 
@@ -77,7 +89,7 @@ class Audit:
     checks: tuple[str, ...]
 
 
-Job = Load | Begin | Afford | Run | Audit
+Job = Load | Begin | Import | Afford | Run | Audit
 
 
 @dataclass(frozen=True)
@@ -142,6 +154,9 @@ class _Bench:
                 self._session = runner.Session(settings, this, self._mark_name)
                 torch.zeros((), device=settings.device)
                 return
+            case Import(declared):
+                self._import(declared)
+                return
             case Audit():
                 yield from self._audit(job)
                 return
@@ -169,6 +184,15 @@ class _Bench:
             yield cell
             if not matrix.answers(job.device):
                 raise DeviceLost(cell.reason)
+
+    def _import(self, declared: Sequence[Implementation]) -> None:
+        self._names = [one.name for one in declared]
+        for one in declared:
+            self._mark_name(one.name)
+            for module in one.modules:
+                with contextlib.suppress(Exception):
+                    importlib.import_module(module)
+            self._mark_name("")
 
     def _load(self, declared: Implementation) -> Implementation:
         if declared.name not in self._loaded:

@@ -94,7 +94,12 @@ def test_a_real_gpu_runs_triton():
     assert backend_for(torch.ones(1, device="cuda")) == "triton"
 
 
-def test_the_import_leaves_dynamo_out() -> None:
-    """It takes longer than all the rest of the package."""
-    program = "import sys, swiglu_kernels; sys.exit('torch._dynamo' in sys.modules)"
+@pytest.mark.parametrize("call", ["", "swiglu_kernels.silu_mul(x, x).sum().backward()"], ids=["import", "call"])
+def test_dynamo_is_left_out(call: str) -> None:
+    """It takes longer to import than all the rest of the package."""
+    program = (
+        "import sys, torch, swiglu_kernels\n"
+        f"x = torch.ones(2, 2, requires_grad=True)\n{call}\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", program], check=True)

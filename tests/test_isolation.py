@@ -105,6 +105,22 @@ def test_a_death_while_checked_costs_one_row_and_names_its_reason(tmp_path: Path
     assert {path.name for path in (tmp_path / "logs").iterdir()} >= {"full.log", log_name("../../escapes")}
 
 
+@pytest.mark.parametrize("where", ["sound.log", "measuring.log"])
+def test_a_package_that_kills_when_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """Beforehand, and so outside of any check: in its own process it costs its row, in the other's nobody's."""
+    package = tmp_path / "deadly_package.py"
+    package.write_text(f"import os\nif os.readlink('/proc/self/fd/2').endswith({where!r}):\n    os._exit(9)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    culprit = dataclasses.replace(from_file(deadly.sound), package="deadly_package")
+    found = rows(tmp_path / "logs", [culprit, pytorch.eager])
+    assert found["eager"].status is Status.OK, found["eager"].reason
+    if where == "measuring.log":
+        assert found["sound"].status is Status.OK, found["sound"].reason
+    else:
+        expected = "While it was checked, its process ended with exit status 9; it printed nothing."
+        assert found["sound"].reason == expected
+
+
 def test_a_hang_costs_one_row(tmp_path: Path) -> None:
     found = rows(tmp_path, [from_file(deadly.hangs), pytorch.eager], timeout_s=1.0)
     expected = f"it took longer than 1 s (--timeout); its log {tmp_path / 'hangs.log'} ends: turning and turning."
