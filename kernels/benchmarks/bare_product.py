@@ -1,0 +1,127 @@
+"""Time the fused forward against the bare product x [w_gate | w_up]^T, which has no gate at all, and against QuACK.
+
+    python kernels/benchmarks/bare_product.py [--shape llama7b llama3-8b] [--tokens 128 1024] [--csv FILE]
+
+All in the same rounds, each behind a filled queue with a cold L2; up to 128 tokens as CUDA graphs. `storing` also
+writes gate and up, as training needs them. Ratios are medians of per-round ratios with their 95% intervals.
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Callable
+
+import torch
+
+from swiglu_bench.measure.clock import make_clock
+from swiglu_bench.measure.graph import capture
+from swiglu_bench.measure.rounds import Contender, Rule, run_rounds
+from swiglu_bench.shapes import load_shapes
+from swiglu_kernels.glu_forward import forward_launch
+
+GRAPH_TOKENS = 128
+ALLOWED_ERROR = 4e-3
+"""Relative to the output, in bf16; the suite's own checks are stricter."""
+Calls = dict[str, Callable[[], object]]
+
+
+def quack(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
+    """Return QuACK's gated product, without and with storing; nothing where it is not installed."""
+    try:
+        from quack.gemm_interface import gemm_gated
+    except ImportError as error:
+        print(f"without QuACK: {error}", file=sys.stderr)
+        return {}
+    joined = torch.stack((w_gate, w_up), 1).flatten(0, 1)
+
+    def call(storing: bool) -> torch.Tensor:
+        z: torch.Tensor = gemm_gated(x, joined.T, activation="swiglu", store_preact=storing, tuned=False)[1]
+        return z
+
+    return {"quack": lambda: call(False), "quack storing": lambda: call(True)}
+
+
+def contenders(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> Calls:
+    """Return what is timed, by name, after a look at its result."""
+    z, gate, up = (x.new_empty(x.shape[0], w_gate.shape[0]) for _ in range(3))
+    packed = torch.cat((w_gate, w_up))
+    out = x.new_empty(x.shape[0], packed.shape[0])
+    capability = torch.cuda.get_device_capability()
+    launches = {
+        "fused": forward_launch(x, w_gate, w_up, z, None, capability),
+        "fused storing": forward_launch(x, w_gate, w_up, z, (gate, up), capability),
+    }
+
+    def of(name: str) -> Callable[[], torch.Tensor]:
+        def call() -> torch.Tensor:
+            launches[name].run()
+            return z
+
+        return call
+
+    calls = {name: of(name) for name in launches} | quack(x, w_gate, w_up)
+    exact = torch.nn.functional.silu(x.double() @ w_gate.double().T) * (x.double() @ w_up.double().T)
+    for name, call in calls.items():
+        z.fill_(torch.nan)
+        error = ((call().double() - exact).norm() / exact.norm()).item()
+        if not error < ALLOWED_ERROR:
+            raise SystemExit(f"{name} is wrong: its relative error is {error:.2g}")
+    return {"bare product": lambda: torch.mm(x, packed.T, out=out), **calls}
+
+
+def graphs(calls: Calls, device: torch.device) -> Calls:
+    """Return what could be recorded, as replays."""
+    recorded: Calls = {}
+    for name, call in calls.items():
+        try:
+            recorded[name] = capture(call, device).replay
+        except Exception as error:
+            torch.cuda.synchronize()
+            print(f"{name} cannot be recorded as a CUDA graph: {error}", file=sys.stderr)
+    return recorded
+
+
+def main() -> None:
+    """Print and write a row for each shape, token count and contender."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", nargs="+", default=["llama7b", "llama3-8b"])
+    parser.add_argument("--tokens", nargs="+", type=int, default=[128, 1024, 2048, 4096, 8192, 16384])
+    parser.add_argument("--budget", type=float, default=3.0, help="seconds a case")
+    parser.add_argument("--csv", help="write the rows to this file")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("This benchmark needs an NVIDIA GPU.")
+    device = torch.device("cuda:0")
+    clock = make_clock(device)
+    torch.manual_seed(0)
+    rows = []
+    for shape in load_shapes(",".join(options.shape)):
+        sizes = (shape.intermediate, shape.hidden)
+        weights = [(torch.randn(sizes, device=device) * shape.hidden**-0.5).bfloat16() for _ in range(2)]
+        for tokens in options.tokens:
+            calls = contenders(torch.randn(tokens, shape.hidden, device=device).bfloat16(), *weights)
+            if tokens <= GRAPH_TOKENS:
+                calls = graphs(calls, device)
+            timed = [Contender(name, lambda number, call=call: call) for name, call in calls.items()]  # type: ignore[misc]
+            rounds = run_rounds(timed, clock, Rule(budget_s=options.budget), baseline="bare product")
+            for name in calls:
+                ratio = rounds.ratio(name, "bare product")
+                milliseconds = sorted(rounds.timings[name].ms)
+                if ratio is None:
+                    raise SystemExit(f"{name}: {rounds.timings[name].failure}")
+                row = {
+                    "shape": shape.name, "tokens": tokens, "graph": tokens <= GRAPH_TOKENS, "contender": name,
+                    "time_ms": round(milliseconds[len(milliseconds) // 2], 5), "rounds": len(milliseconds),
+                    "ratio": round(ratio.median, 4), "low": round(ratio.low, 4), "high": round(ratio.high, 4),
+                }  # fmt: skip
+                rows.append(row)
+                print(*row.values(), flush=True)
+    if options.csv:
+        with open(options.csv, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
