@@ -90,6 +90,31 @@ def test_a_cell_with_two_rows(folder: Path) -> None:
         markdown.figure_table(pd.concat([frame, frame]), "time_ms")
 
 
+def test_a_table_of_ranks(tmp_path: Path) -> None:
+    columns = ["tokens", "ranks", "mode", "implementation", "time_ms", "ratio", "ratio_low", "ratio_high", "verdict",
+               "efficiency", "comm_ms", "bus_gbps", "bus_ceiling_gbps"]  # fmt: skip
+    rows = [
+        [1024, 1, "step", "eager", 8.0, 1, 1, 1, "baseline", 1.0, None, None, None],
+        [1024, 2, "step", "eager", 5.0, 1, 1, 1, "baseline", 0.8, 0.25, 120.4, 300],
+        [1024, 2, "step", "mine", 4.5, 0.9, 0.89, 0.93, "faster", 0.75, 0.25, 120.4, 300],
+        [1024, 2, "step", "broken", None, None, None, None, "", None, None, None, None],
+        [1024, 4, "step", "eager", 3.0, 1, 1, 1, "baseline", 0.667, 0.5, 200, 300],
+        [1024, 2, "forward", "eager", 2.0, 1, 1, 1, "baseline", 0.8, 0.1, 120, 300],
+    ]
+    pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "tp.csv", index=False)
+    document = tmp_path / "page.md"
+    document.write_text("<!-- ranks: tp.csv mode=step -->\n<!-- end -->\n", encoding="utf-8")
+    assert markdown.fill(document).splitlines()[1:-1] == [
+        "| tokens | GPUs | communication alone | bus, of its ceiling | `eager` | `mine` |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| 1,024 | 2 | 0.250 ms | 120 of 300 GB/s | 5 ms (baseline), 80% | 4.5 ms (0.900 ± 0.020), 75% |",
+        "| 1,024 | 4 | 0.500 ms | 200 of 300 GB/s | 3 ms (baseline), 67% |  |",
+    ]
+    document.write_text("<!-- ranks: tp.csv -->\n<!-- end -->\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="Several rows for one cell"):
+        markdown.fill(document)
+
+
 @pytest.mark.skipif(not (ROOT / "results").exists(), reason="not in a checkout")
 @pytest.mark.parametrize("document", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
 def test_the_documents_say_what_their_csv_says(document: Path) -> None:

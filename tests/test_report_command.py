@@ -10,6 +10,8 @@ from reported import ROOT, audited, awkward, timed, trained, write
 from swiglu_bench import cli
 from swiglu_bench.cases import BadInput
 from swiglu_bench.report import command, figures, noise_chart
+from swiglu_bench.tp.row import COLUMNS
+from swiglu_bench.writers.csv_file import Table
 
 
 def report(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -142,6 +144,29 @@ def test_a_figure_and_a_sentence_of_a_training(tmp_path: Path) -> None:
     text, pictures = figures.fill(document)
     assert sorted(path.name for path in pictures) == ["run-curves-dark.svg", "run-curves.svg"]
     assert text.count("that train every weight learn as eager does") == 2
+
+
+def test_a_figure_of_several_gpus(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"settings": {"implementations": ["eager", "mine"]}}')
+    row = {
+        "shape": "s", "tokens": "64", "dtype": "bfloat16", "sequence_parallel": "true", "implementation": "mine",
+        "time_ms": "2", "single_ms": "3", "efficiency": "0.8",
+    }  # fmt: skip
+    named = [
+        dict.fromkeys(COLUMNS, "") | row | {"mode": mode, "ranks": str(ranks)}
+        for mode in ("step", "forward")
+        for ranks in (2, 4)
+    ]
+    Table(tmp_path / "tp.csv", COLUMNS).append([row.values() for row in named])
+    document = tmp_path / "page.md"
+    document.write_text("<!-- figure: tp.csv scaling mode=step mine -->\n<!-- end -->\n", encoding="utf-8")
+    text, pictures = figures.fill(document)
+    assert 'alt="Time and efficiency of mine at s, on 1, 2, 4 GPUs."' in text
+    assert sorted(path.name for path in pictures) == ["scaling-s-dark.svg", "scaling-s.svg"]
+    assert all(b"step s, 64 tokens" in one and b"forward" not in one for one in pictures.values())
+    document.write_text("<!-- figure: tp.csv scaling mode=step eager -->\n<!-- end -->\n", encoding="utf-8")
+    with pytest.raises(BadInput, match="no row is of mode=step eager"):
+        figures.fill(document)
 
 
 def test_pairs_that_got_a_verdict_are_counted_in_their_figure(tmp_path: Path) -> None:

@@ -7,13 +7,15 @@ again, in docs/figures, and fills the block:
     <!-- end -->
 
 After the run comes the question, as `report --svg` names it, then the implementations; without any, all are drawn. The
-question to a CSV of `swiglu-bench noise` is `pairs`. A block `<!-- sentence: RUN names -->` gets what the
+question to a CSV of `swiglu-bench noise` is `pairs`, to the tp.csv of `swiglu-bench tp` `scaling`, with rows chosen as
+`mode=step`. A block `<!-- sentence: RUN names -->` gets what the
 report says in short about the run, and no picture.
 """
 
 from __future__ import annotations
 
 import html
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -26,6 +28,9 @@ from swiglu_bench.report.images import Picture, charts_of
 from swiglu_bench.report.load import Run, load, only
 from swiglu_bench.report.page import colours, looks
 from swiglu_bench.report.sections import sections
+from swiglu_bench.tp.chart import points_of, scaling
+from swiglu_bench.tp.row import COLUMNS
+from swiglu_bench.writers import csv_file
 
 BLOCK = re.compile(
     r"(<!-- figure: (?P<run>\S+) (?P<question>[\w-]+)(?P<names>[^>]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL
@@ -41,8 +46,10 @@ def fill(document: Path) -> tuple[str, dict[Path, bytes]]:
 
     def replace(match: re.Match[str]) -> str:
         source = document.parent / match["run"]
-        if source.suffix == ".csv":
-            chart: Picture
+        chart: Picture
+        if match["question"] == "scaling":
+            name, chart, said = _scaling(source, match["names"].split())
+        elif source.suffix == ".csv":
             name, (chart, said) = f"{source.stem}-{match['question']}", noise_chart.pairs(source)
         else:
             name, chart, said = _of_run(document, source, match["question"], match["names"].split())
@@ -75,6 +82,24 @@ def _of_run(document: Path, source: Path, question: str, names: list[str]) -> tu
     if isinstance(chart, str):
         raise BadInput(f"{document}: {source} has no chart {question!r}: {chart}")
     return name, chart, _said(runs, first=True)
+
+
+def _scaling(source: Path, words: list[str]) -> tuple[str, Picture, str]:
+    """The figure of a tp.csv, of the implementations and the values of columns that the words name."""
+    chosen = {column: value for column, _, value in (word.partition("=") for word in words if "=" in word)}
+    names = [word for word in words if "=" not in word]
+    rows = [
+        row
+        for row in csv_file.Table(source, COLUMNS).rows()
+        if row["implementation"] in names and all(row[column] == value for column, value in chosen.items())
+    ]
+    if not rows:
+        raise BadInput(f"{source}: no row is of {' '.join(words)}.")
+    shapes = list(dict.fromkeys(row["shape"] for row in rows))
+    gpus = ", ".join(sorted({row["ranks"] for row in rows} | {"1"}, key=int))
+    said = f"Time and efficiency of {', '.join(names)} at {', '.join(shapes)}, on {gpus} GPUs."
+    run = json.loads(source.with_name(csv_file.RUN).read_text(encoding="utf-8"))
+    return f"scaling-{'-'.join(shapes)}", scaling(points_of(rows), run["settings"]["implementations"]), said
 
 
 def _said(runs: Sequence[Run], first: bool = False) -> str:

@@ -20,7 +20,7 @@ def draw(folder: Path, rows: Sequence[Mapping[str, str]], known: Sequence[str]) 
 
     The last row of a case counts. `known` names the catalogue, for the colours.
     """
-    points = _points(rows)
+    points = points_of(rows)
     counts = {one["ranks"] for one in points}
     if len(counts - {1}) < 2 and {1, *counts} != counts:
         return "No scaling figure: it takes rows with several numbers of GPUs, such as --gpus 1,2,4 makes."
@@ -30,7 +30,7 @@ def draw(folder: Path, rows: Sequence[Mapping[str, str]], known: Sequence[str]) 
         return f"No scaling figure: {reason}."
 
 
-def _points(rows: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+def points_of(rows: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
     """A point for each row with a time, and for the same implementation on one GPU, timed beside the largest group."""
     latest: dict[tuple[str, ...], Mapping[str, str]] = {}
     for row in rows:
@@ -76,7 +76,7 @@ def scaling(points: Sequence[dict[str, Any]], known: Sequence[str]) -> alt.VConc
         base = alt.Chart(alt.Data(values=rows)).encode(x=over, y=y, color=colour)
         lines, marks = base.mark_line(strokeWidth=1.6).encode(strokeDash=dash), base.mark_point(filled=True, size=34)
         dotted = alt.Chart(alt.Data(values=ideal)).mark_line(strokeWidth=1, strokeDash=[1, 3], color="#888888")
-        head = alt.TitleParams(title, fontSize=12, fontWeight="normal")
+        head = alt.TitleParams(title, fontSize=12, fontWeight="normal", frame="group")
         layers = alt.layer(dotted.encode(x=over, y=y), lines, marks)
         return layers.properties(width=PANEL[0], height=PANEL[1], title=head)
 

@@ -7,7 +7,7 @@ A document holds a marked block; `python -m swiglu_bench.writers.markdown README
 
 Names after the path choose the rows; without any, all are shown. Among them `figure=limit_pct` shows that column of the
 CSV instead of times, bytes as MiB, and `scope=mlp`, or another column, keeps the rows that have that value. A block
-`<!-- training: PATH -->` is filled from a training's summary.csv.
+`<!-- training: PATH -->` is filled from a training's summary.csv, `<!-- ranks: PATH mode=step NAMES -->` from a tp.csv.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from swiglu_bench.writers.csv_file import read_records
 from swiglu_bench.writers.tables import size
 
 TRAINING = re.compile(r"(<!-- training: (?P<path>\S+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
+RANKS = re.compile(r"(<!-- ranks: (?P<path>\S+)(?P<words>[^>]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 BLOCK = re.compile(r"(<!-- table: (?P<path>\S+)(?P<words>[^>]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 
 
@@ -84,6 +85,34 @@ def training_table(frame: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
+def ranks_table(frame: pd.DataFrame) -> str:
+    """Token counts and numbers of GPUs down: the baseline's communication, then each implementation's time."""
+    timed = frame[frame["time_ms"].notna() & (frame["ranks"] > 1)]
+    names = list(dict.fromkeys(timed["implementation"]))
+    lines = [
+        "| tokens | GPUs | communication alone | bus, of its ceiling | "
+        + " | ".join(f"`{name}`" for name in names)
+        + " |",
+        "| ---: | ---: | ---: | ---: |" + " ---: |" * len(names),
+    ]
+    for (tokens, ranks), rows in timed.groupby(["tokens", "ranks"]):
+        if rows.duplicated("implementation").any():
+            raise ValueError("Several rows for one cell; choose with mode=, shape= or sequence_parallel=.")
+        of = {row["implementation"]: row for row in rows.to_dict("records")}
+        base = of[next(name for name in names if of.get(name, {}).get("verdict") == "baseline")]
+        cells = [f"{base['comm_ms']:.3f} ms", f"{base['bus_gbps']:.0f} of {base['bus_ceiling_gbps']:.0f} GB/s"]
+        for name in names:
+            row = of.get(name)
+            if row is None:
+                cells.append("")
+                continue
+            half = (row["ratio_high"] - row["ratio_low"]) / 2
+            ratio = "baseline" if row is base else f"{row['ratio']:.3f} ± {half:.3f}"
+            cells.append(f"{row['time_ms']:.3g} ms ({ratio}), {row['efficiency']:.0%}")
+        lines.append(f"| {tokens:,} | {ranks} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def _head(tokens: Sequence[int]) -> list[str]:
     return ["| tokens | " + " | ".join(f"{count:,}" for count in tokens) + " |", "| --- |" + " ---: |" * len(tokens)]
 
@@ -98,20 +127,29 @@ def fill(document: Path) -> str:
     """The document's text with every marked table made again; paths are relative to the document."""
 
     def replace(match: re.Match[str]) -> str:
-        frame = read_records(document.parent / match["path"])
-        names = [word for word in match["words"].split() if "=" not in word]
-        options = dict(word.split("=", 1) for word in match["words"].split() if "=" in word)
-        figure = options.pop("figure", None)
-        for column, value in options.items():
-            frame = frame[frame[column].astype(str) == value]
-        chosen = frame[frame["implementation"].isin(names)] if names else frame
+        chosen, figure = _choose(read_records(document.parent / match["path"]), match["words"])
         return f"{match[1]}{figure_table(chosen, figure) if figure else time_table(chosen)}\n{match['end']}"
 
     def replace_training(match: re.Match[str]) -> str:
         table = training_table(pd.read_csv(document.parent / match["path"]))
         return f"{match[1]}{table}\n{match['end']}"
 
-    return TRAINING.sub(replace_training, BLOCK.sub(replace, document.read_text(encoding="utf-8")))
+    def replace_ranks(match: re.Match[str]) -> str:
+        chosen, _ = _choose(pd.read_csv(document.parent / match["path"]), match["words"])
+        return f"{match[1]}{ranks_table(chosen)}\n{match['end']}"
+
+    text = document.read_text(encoding="utf-8")
+    return RANKS.sub(replace_ranks, TRAINING.sub(replace_training, BLOCK.sub(replace, text)))
+
+
+def _choose(frame: pd.DataFrame, words: str) -> tuple[pd.DataFrame, str | None]:
+    """The rows that the words of a block choose, and the figure that they ask for."""
+    names = [word for word in words.split() if "=" not in word]
+    options = dict(word.split("=", 1) for word in words.split() if "=" in word)
+    figure = options.pop("figure", None)
+    for column, value in options.items():
+        frame = frame[frame[column].astype(str) == value]
+    return frame[frame["implementation"].isin(names)] if names else frame, figure
 
 
 if __name__ == "__main__":
