@@ -20,7 +20,7 @@ in one fixed order.
 
 import torch
 
-from swiglu_kernels import autocast, reference
+from swiglu_kernels import autocast, reference, repeat
 from swiglu_kernels.backend import backend_for
 from swiglu_kernels.checks import check_formula, check_glu, check_option, check_vector
 from swiglu_kernels.choices import INPUT_GRADS as INPUT_GRADS
@@ -334,6 +334,15 @@ def swiglu_glu(
     Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_glu`; of the options that choose
     how gradients are made, weight_grad="none" keeps its meaning.
     """
+    kind = repeat.kind_of(
+        "glu", (x, w_gate, w_up, bias_gate, bias_up),
+        (activation, gate_multiplier, alpha, limit, up_offset, weight_grad, save, input_grad),
+    )  # fmt: skip
+    again = repeat.known(kind)
+    if again is not None:
+        z = repeat.launch(again, as_matrix(x), w_gate, w_up, (bias_gate, bias_up))
+        if z is not None:
+            return like_leading(z, x)
     check_option("weight_grad", weight_grad, WEIGHT_GRADS)
     check_option("save", save, SAVES)
     check_option("input_grad", input_grad, INPUT_GRADS)
@@ -356,6 +365,7 @@ def swiglu_glu(
     if not needs_backward(x, w_gate, w_up, bias_gate, bias_up):
         save = "input"
     z = call_and_keep(_glu, rows, w_gate, w_up, weight_grad, save, input_grad, bias_gate, bias_up, *formula.values())
+    repeat.remember(kind, rows, w_gate, w_up, z, (bias_gate, bias_up), formula)
     return like_leading(z, x)
 
 

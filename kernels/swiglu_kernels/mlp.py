@@ -35,7 +35,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from swiglu_kernels import autocast, reference
+from swiglu_kernels import autocast, reference, repeat
 from swiglu_kernels.backend import backend_for
 from swiglu_kernels.checks import (
     check_chunk,
@@ -325,6 +325,16 @@ def swiglu_mlp(
     Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_mlp`, all tokens at once; of the
     options that choose how gradients are made, weight_grad="none" keeps its meaning.
     """
+    kind = repeat.kind_of(
+        "mlp", (x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down),
+        (activation, gate_multiplier, alpha, limit, up_offset, weight_grad, save, input_grad, chunk_tokens),
+    )  # fmt: skip
+    again = repeat.known(kind)
+    if again is not None:
+        h = repeat.launch(again, as_matrix(x), w_gate, w_up, (bias_gate, bias_up))
+        if h is not None:
+            out = torch.mm(h, w_down.t()) if bias_down is None else torch.addmm(bias_down, h, w_down.t())
+            return like_leading(out, x)
     check_option("weight_grad", weight_grad, WEIGHT_GRADS)
     check_option("save", save, SAVES)
     check_option("input_grad", input_grad, INPUT_GRADS)
@@ -356,4 +366,6 @@ def swiglu_mlp(
     if not needs_backward(x, *weights, *biases):
         save = "input"
     out = call_and_keep(_mlp, rows, *weights, *biases, weight_grad, save, input_grad, chunk, *formula.values())
+    if not chunk:
+        repeat.remember(kind, rows, w_gate, w_up, None, (biases[0], biases[1]), formula)
     return like_leading(out, x)

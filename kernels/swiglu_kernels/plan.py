@@ -53,6 +53,8 @@ class Plan:
 
 
 _plans: dict[tuple[Any, ...], tuple[Plan, Callable[..., None]]] = {}
+calls: dict[tuple[Any, ...], tuple[Plan, Callable[..., None]]] = {}
+"""Whole calls that come down to one of these, by what they were called with (`repeat.py`)."""
 
 
 def run(describe: Callable[..., Launch], *arguments: Any) -> None:
@@ -68,24 +70,35 @@ def run(describe: Callable[..., Launch], *arguments: Any) -> None:
     if INTERPRETING:
         describe(*arguments).run()
         return
-    parts: list[Any] = [describe]
-    tensors: list[torch.Tensor] = []
-    _collect(arguments, parts, tensors)
-    if tensors[0].dtype == torch.float32:
-        parts.append(float32_dot_precision())
-    key = tuple(parts)
-    known = _plans.get(key)
-    if known is None:
+    key, tensors = _key(describe, arguments)
+    found = _plans.get(key)
+    if found is None:
         _run_first(key, describe, arguments)
         return
-    plan, launch = known
+    plan, launch = found
     with on_device(tensors[0].device):
         launch(*plan.arguments(tensors))
+
+
+def known(describe: Callable[..., Launch], *arguments: Any) -> tuple[Plan, Callable[..., None]] | None:
+    """Return what `run` has remembered of arguments of this kind: the plan, and what launches its arguments."""
+    return _plans.get(_key(describe, arguments)[0])
 
 
 def forget() -> None:
     """Forget all plans, so that every launch is described anew."""
     _plans.clear()
+    calls.clear()
+
+
+def _key(describe: Callable[..., Launch], arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
+    """Return what arguments of a kind have in common, and the tensors in them."""
+    parts: list[Any] = [describe]
+    tensors: list[torch.Tensor] = []
+    _collect(arguments, parts, tensors)
+    if tensors[0].dtype == torch.float32:
+        parts.append(float32_dot_precision())
+    return tuple(parts), tensors
 
 
 def _collect(arguments: tuple[Any, ...], key: list[Any], tensors: list[torch.Tensor]) -> None:
