@@ -77,6 +77,8 @@ class Implementation:
     """What runs it: decides where it is available. `triton` needs a GPU, or Triton's interpreter for `verify`."""
     package: str = ""
     """The module that must be importable, where it needs more than torch."""
+    imports: str = ""
+    """What of the package its build imports: that is done before the first call is timed. Empty: the package."""
     trains: Trains = "everything"
     """Whose gradients it yields: inputs and weights, inputs only (frozen weights), or none (forward only)."""
     interpretable: str = "yes"
@@ -107,7 +109,7 @@ class Implementation:
     @property
     def modules(self) -> tuple[str, ...]:
         """What has to be imported for it, other than its file and torch itself."""
-        return tuple(filter(None, (_MODULES.get(self.backend), self.package)))
+        return tuple(filter(None, (_MODULES.get(self.backend), self.imports or self.package)))
 
     def declared(self) -> Implementation:
         """All but the code: what can be sent to a process that must not run it."""
@@ -196,6 +198,7 @@ def implementation(
     weight_layout: WeightLayout = "separate",
     backend: Backend = "torch",
     package: str = "",
+    imports: str = "",
     trains: Trains = "everything",
     interpretable: str = "yes",
     gpus: Iterable[int] = (),
@@ -221,6 +224,7 @@ def implementation(
             weight_layout=weight_layout,
             backend=backend,
             package=package,
+            imports=imports,
             trains=trains,
             interpretable=interpretable,
             gpus=tuple(gpus),

@@ -289,6 +289,14 @@ def test_an_entry_point_that_does_not_import_is_named(monkeypatch: pytest.Monkey
         from_entry_points()
 
 
+def test_what_is_imported_before_a_first_call() -> None:
+    assert dummy("torch").modules == ()
+    assert dummy("triton", backend="triton", package="theirs").modules == ("triton", "theirs")
+    assert dummy("inner", package="theirs", imports="theirs.inner").modules == ("theirs.inner",)
+    for one in CATALOGUE:
+        assert one.imports.partition(".")[0] in ("", one.package), one.name
+
+
 # Availability
 
 
@@ -389,8 +397,8 @@ def test_the_decorator_keeps_what_it_is_given() -> None:
     one = declare(build)
     assert dataclasses.asdict(one) | {"build": None} == {
         "name": "packed-one", "description": "d", "scopes": frozenset({Scope.GLU, Scope.MLP}), "build": None,
-        "weight_layout": "packed", "backend": "torch", "package": "", "trains": "inputs", "interpretable": "yes",
-        "gpus": (), "dtypes": frozenset(Dtype), "multiple": 1, "on_request": False,
+        "weight_layout": "packed", "backend": "torch", "package": "", "imports": "", "trains": "inputs",
+        "interpretable": "yes", "gpus": (), "dtypes": frozenset(Dtype), "multiple": 1, "on_request": False,
         "offers": frozenset(), "overwrites": frozenset(),
         "footprints": {}, "usage": "", "source": __name__, "file": __file__, "address": "",
     }  # fmt: skip

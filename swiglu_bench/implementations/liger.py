@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     usage="from liger_kernel.ops.swiglu import LigerSiLUMulFunction; h = LigerSiLUMulFunction.apply(gate, up)",
     backend="triton",
     package="liger_kernel",
+    imports="liger_kernel.ops.swiglu",
     offers=("bias",),
     overwrites=("gate", "up"),
     interpretable="liger-kernel passes a float where Triton's interpreter needs a tensor; it runs on a GPU only.",

@@ -97,6 +97,7 @@ def _quack_row(name: str, description: str, tuned: bool) -> Implementation:
         weight_layout="interleaved",
         backend="cutlass",
         package="quack",
+        imports="quack.gemm_interface",
         gpus=(9, 10, 11, 12),
         dtypes=(Dtype.FLOAT16, Dtype.BFLOAT16),
         multiple=8,  # rows must step by 16 bytes
