@@ -173,6 +173,8 @@ def test_who_watches_sees_the_operator() -> None:
     with torch.no_grad():
         assert kind(x, w) is not None
         assert kind(x.as_subclass(Own), w) is None
+        assert kind(torch.complex(x, x).conj().imag, w) is None
+        assert kind(x.to_sparse(), w) is None
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
             assert kind(x, w) is None
         for mode in (Dispatch(), Function(), forward_ad.dual_level()):

@@ -49,6 +49,8 @@ def kind_of(name: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Ki
             continue
         if type(tensor) not in _PLAIN or not on_gpu(tensor) or (wants_grad and tensor.requires_grad):
             return None
+        if tensor.is_neg() or tensor.layout is not torch.strided:  # its memory does not hold its elements as they are
+            return None
         parts += tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16
     if tensors[0].dtype is torch.float32:
         parts.append(float32_dot_precision())
