@@ -10,8 +10,11 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swiglu_kernels import glu, mlp, plan, reference, repeat, swiglu_glu, swiglu_mlp
+from swiglu_kernels import backend, glu, mlp, plan, reference, repeat, swiglu_glu, swiglu_mlp
 from swiglu_kernels.launch import Launch
+from swiglu_kernels.saved import call_past_dispatcher
+
+needs_interpreter = pytest.mark.skipif(not backend.INTERPRETING, reason="needs Triton's interpreter")
 
 
 class Kernel:
@@ -169,7 +172,8 @@ def kind(x: torch.Tensor, w: torch.Tensor) -> Any:
 @pytest.mark.usefixtures("kernel")
 def test_who_watches_sees_the_operator() -> None:
     x, w = torch.randn(2, 4), torch.nn.Parameter(torch.randn(8, 4))
-    assert kind(x, w) is None, "a gradient is wanted"
+    assert kind(x, w) not in (None, kind(x, w.detach()), kind(x.requires_grad_(), w)), "a gradient is wanted"
+    x = x.detach()
     with torch.no_grad():
         assert kind(x, w) is not None
         assert kind(x.as_subclass(Own), w) is None
@@ -188,6 +192,100 @@ def test_who_watches_sees_the_operator() -> None:
         assert kind(x, w) is not None
     with torch.inference_mode():
         assert kind(x, w) is not None
+
+
+# With a gradient
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Kernels are interpreted on a CPU, and calls repeated as on a GPU; which of them took the short way."""
+    taken: list[str] = []
+
+    def noted(operator: Any, *arguments: Any) -> Any:
+        taken.append(operator.name)
+        return call_past_dispatcher(operator, *arguments)
+
+    for module in (glu, mlp):
+        monkeypatch.setattr(module, "call_past_dispatcher", noted)
+    monkeypatch.setattr(repeat, "INTERPRETING", False)
+    monkeypatch.setattr(repeat, "on_gpu", lambda _: True)
+    plan.forget()
+    yield taken
+    plan.forget()
+
+
+def leaves(*wanted: bool, bias: bool, down: bool) -> list[torch.Tensor | None]:
+    torch.manual_seed(1)
+    shapes = [(2, 3, 8), (16, 8), (16, 8), *([(8, 16)] if down else [])]
+    shapes += [(16,), (16,), *([(8,)] if down else [])] if bias else []
+    made = [
+        torch.randn(shape).requires_grad_(want)
+        for shape, want in zip(shapes, [*wanted, *[True] * 4][: len(shapes)], strict=True)
+    ]
+    return made if bias else [*made, *[None] * (3 if down else 2)]
+
+
+def gradients(function: Any, given: list[torch.Tensor | None], **options: Any) -> list[torch.Tensor | None]:
+    out = function(*given, **options)
+    out.square().sum().backward()
+    found = [None if one is None else one.grad for one in given]
+    return [out.detach(), *found]
+
+
+@needs_interpreter
+@pytest.mark.parametrize("bias", [False, True], ids=["", "biases"])
+@pytest.mark.parametrize("wanted", [(True, True, True), (False, True, True), (True, False, False)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"save": "input"}, {"weight_grad": "torch", "input_grad": "torch"}, {"input_grad": "fused", "limit": 1.0}],
+    ids=str,
+)
+@pytest.mark.parametrize("function", [swiglu_glu, swiglu_mlp])
+def test_the_same_gradients_by_the_short_way(
+    short: list[str], function: Any, options: dict[str, Any], wanted: tuple[bool, ...], bias: bool
+) -> None:
+    down = function is swiglu_mlp
+    found = [gradients(function, leaves(*wanted, bias=bias, down=down), **options) for _ in range(3)]
+    assert len(short) == 2
+    for again in found[1:]:
+        for one, other in zip(found[0], again, strict=True):
+            assert (one is None and other is None) or torch.equal(one, other)
+
+
+@needs_interpreter
+def test_what_backward_may_do_to_the_short_way(short: list[str]) -> None:
+    given = leaves(True, True, True, bias=False, down=False)
+    expected = gradients(swiglu_glu, given)[1:4]
+    for tensor in given[:3]:
+        tensor.grad = None
+    out = swiglu_glu(*given)
+    for _ in range(2):  # the second time on a retained graph
+        out.backward(torch.ones_like(out) * 2 * out.detach(), retain_graph=True)
+        assert all(torch.allclose(tensor.grad, one) for tensor, one in zip(given[:3], expected, strict=True))
+        for tensor in given[:3]:
+            tensor.grad = None
+    (dx,) = torch.autograd.grad(swiglu_glu(*given).sum(), given[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="cannot be differentiated"):
+        dx.sum().backward()
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: packed.append(one) or one.clone(), lambda one: one):
+        out = swiglu_glu(*given)
+    out.backward(torch.ones_like(out) * 2 * out.detach())
+    assert packed
+    assert all(torch.allclose(tensor.grad, one) for tensor, one in zip(given[:3], expected, strict=True))
+    assert short == ["swiglu_kernels::glu"] * len(short)
+    assert len(short) >= 3
+
+
+@needs_interpreter
+def test_frozen_weights_take_the_long_way(short: list[str]) -> None:
+    for _ in range(3):
+        given = leaves(True, True, True, bias=True, down=True)
+        found = gradients(swiglu_mlp, given, weight_grad="none")
+        assert found[1] is not None
+        assert found[2:] == [None] * 6
+    assert not short
 
 
 @pytest.mark.usefixtures("kernel")

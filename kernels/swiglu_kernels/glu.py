@@ -33,7 +33,7 @@ from swiglu_kernels.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.glu_forward import Biases, forward_launch, recompute_launch
 from swiglu_kernels.operator import operator
 from swiglu_kernels.plan import run
-from swiglu_kernels.saved import backward_with, call_and_keep, note_call
+from swiglu_kernels.saved import backward_with, call_and_keep, call_past_dispatcher, note_call
 from swiglu_kernels.silu_mul import gate_gradients
 
 
@@ -339,10 +339,14 @@ def swiglu_glu(
         (activation, gate_multiplier, alpha, limit, up_offset, weight_grad, save, input_grad),
     )  # fmt: skip
     again = repeat.known(kind)
-    if again is not None:
+    if isinstance(again, repeat.Launched):
         z = repeat.launch(again, as_matrix(x), w_gate, w_up, (bias_gate, bias_up))
         if z is not None:
             return like_leading(z, x)
+    elif again is not None:
+        choices, gate_options = again.options
+        arguments = as_matrix(x), w_gate, w_up, *choices, bias_gate, bias_up, *gate_options
+        return like_leading(call_past_dispatcher(_glu, *arguments), x)
     check_option("weight_grad", weight_grad, WEIGHT_GRADS)
     check_option("save", save, SAVES)
     check_option("input_grad", input_grad, INPUT_GRADS)
@@ -360,12 +364,17 @@ def swiglu_glu(
         return reference.swiglu_glu(x, w_gate, w_up, bias_gate, bias_up, **formula)
     rows = as_matrix(x)
     weight_grad, save, input_grad = resolve(weight_grad, save, input_grad, rows, intermediate)
+    frozen = weight_grad == "none"  # and so these weights and biases are not those that were given
     if not (w_gate.requires_grad or w_up.requires_grad):
         weight_grad = "none"
-    if not needs_backward(x, w_gate, w_up, bias_gate, bias_up):
+    with_grad = needs_backward(x, w_gate, w_up, bias_gate, bias_up)
+    if not with_grad:
         save = "input"
     z = call_and_keep(_glu, rows, w_gate, w_up, weight_grad, save, input_grad, bias_gate, bias_up, *formula.values())
-    repeat.remember(kind, rows, w_gate, w_up, z, (bias_gate, bias_up), formula)
+    if kind is not None and not with_grad:
+        repeat.remember_launch(kind, rows, w_gate, w_up, z, (bias_gate, bias_up), formula)
+    elif kind is not None and not frozen:
+        repeat.remember(kind, repeat.Chosen(((weight_grad, save, input_grad), tuple(formula.values()))))
     return like_leading(z, x)
 
 

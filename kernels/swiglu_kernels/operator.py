@@ -104,6 +104,27 @@ class Operator:
 
         _LIBRARY.impl(self._name, autograd, "Autograd", with_keyset=True)
 
+        others = (None,) * (len(self._overload._schema.returns) - 1)
+
+        def first(ctx: Any, *arguments: Any) -> Any:
+            output = self.function(*arguments)
+            if setup_context is not None:
+                setup_context(ctx, arguments, output)
+            return output[0]
+
+        def first_backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
+            return backward(ctx, gradient, *others)
+
+        methods = {"forward": staticmethod(first), "backward": staticmethod(first_backward)}
+        self._first: Any = type(f"{self._name}_first", (torch.autograd.Function,), methods)
+
+    def first_output(self, *arguments: Any) -> Any:
+        """Return the first output, with its gradient, past PyTorch's dispatcher; for several outputs.
+
+        Only where nobody watches the dispatcher (`repeat.py`); what else the operator returns is its backward's alone.
+        """
+        return self._first.apply(*arguments)
+
 
 def _not_for_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, as Dynamo must not trace it when it is called outside of its graphs.

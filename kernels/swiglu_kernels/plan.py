@@ -53,8 +53,8 @@ class Plan:
 
 
 _plans: dict[tuple[Any, ...], tuple[Plan, Callable[..., None]]] = {}
-calls: dict[tuple[Any, ...], tuple[Plan, Callable[..., None]]] = {}
-"""Whole calls that come down to one of these, by what they were called with (`repeat.py`)."""
+calls: dict[tuple[Any, ...], Any] = {}
+"""Whole calls, by what they were called with (`repeat.py`); forgotten together with the plans."""
 
 
 def run(describe: Callable[..., Launch], *arguments: Any) -> None:

@@ -1,12 +1,13 @@
-"""Calls without a gradient that were made before: only the launch is left of them.
+"""Calls that were made before: without a gradient only the launch is left of them, with one an autograd function.
 
 A call checks its arguments, chooses kernels and goes through PyTorch's dispatcher, which takes longer than a small
 kernel runs. All of it has the same outcome for arguments of a kind: the same sizes, strides, dtypes, devices,
-alignment and options. So the first call of a kind is remembered, and the next ones launch its kernel at once, where
-nobody watches what the dispatcher does: no gradient, trace, transform, mode, autocast or profiler.
+alignment and options. So the first call of a kind is remembered, and the next ones do without, where nobody watches
+what the dispatcher does: no trace, transform, mode, autocast or profiler.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +28,23 @@ from swiglu_kernels.launch import on_device
 from swiglu_kernels.precision import float32_dot_precision
 
 Kind = tuple[Any, ...]
-Known = tuple[plan.Plan, Callable[..., None]]
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A call without a gradient: the forward's launch."""
+
+    plan: plan.Plan
+    launch: Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A call with a gradient: the operator's arguments that are no tensors, checked and chosen."""
+
+    options: tuple[Any, ...]
+
+
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -47,11 +64,12 @@ def kind_of(name: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Ki
         if tensor is None:
             parts.append(None)
             continue
-        if type(tensor) not in _PLAIN or not on_gpu(tensor) or (wants_grad and tensor.requires_grad):
+        if type(tensor) not in _PLAIN or not on_gpu(tensor):
             return None
         if tensor.is_neg() or tensor.layout is not torch.strided:  # its memory does not hold its elements as they are
             return None
         parts += tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16
+        parts.append(wants_grad and tensor.requires_grad)
     if tensors[0].dtype is torch.float32:
         parts.append(float32_dot_precision())
     parts += options
@@ -76,7 +94,7 @@ def _is_watched() -> bool:
     )
 
 
-def known(kind: Kind | None) -> Known | None:
+def known(kind: Kind | None) -> Launched | Chosen | None:
     """Return what is remembered of a kind."""
     if kind is None:
         return None
@@ -87,19 +105,19 @@ def known(kind: Kind | None) -> Known | None:
 
 
 def launch(
-    again: Known, x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, biases: Biases
+    again: Launched, x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, biases: Biases
 ) -> torch.Tensor | None:
     """Return silu(x w_gate^T) * (x w_up^T) as the remembered call made it; None where its output lies otherwise."""
     z = x.new_empty((x.shape[0], w_gate.shape[0]))
     if z.data_ptr() % 16:
         return None
     with on_device(x.device):
-        again[1](*again[0].arguments([x, w_gate, w_up, z, *(bias for bias in biases if bias is not None)]))
+        again.launch(*again.plan.arguments([x, w_gate, w_up, z, *(bias for bias in biases if bias is not None)]))
     return z
 
 
-def remember(
-    kind: Kind | None,
+def remember_launch(
+    kind: Kind,
     x: torch.Tensor,
     w_gate: torch.Tensor,
     w_up: torch.Tensor,
@@ -111,12 +129,15 @@ def remember(
 
     `z` is None where it is gone: then its memory is free, and such a tensor is made again. `options` are the gate's.
     """
-    if kind is None:
-        return
     z = x.new_empty((x.shape[0], w_gate.shape[0])) if z is None else z
     arguments = x, w_gate, w_up, z, None, None, biases, Formula(**options)
     found = None if z.data_ptr() % 16 else plan.known(forward_launch, *arguments)
     if found is not None:
-        if len(plan.calls) >= plan.MOST_PLANS:
-            plan.calls.clear()
-        plan.calls[kind] = found
+        remember(kind, Launched(*found))
+
+
+def remember(kind: Kind, call: Launched | Chosen) -> None:
+    """Keep what a call of a kind came down to."""
+    if len(plan.calls) >= plan.MOST_PLANS:
+        plan.calls.clear()
+    plan.calls[kind] = call

@@ -26,6 +26,15 @@ def call_and_keep(operator: Operator, *arguments: Any) -> Any:
         _call.keeps_to_itself = False
 
 
+def call_past_dispatcher(operator: Operator, *arguments: Any) -> Any:
+    """As `call_and_keep`, past the dispatcher (`Operator.first_output`)."""
+    _call.keeps_to_itself = True
+    try:
+        return operator.first_output(*arguments)
+    finally:
+        _call.keeps_to_itself = False
+
+
 def note_call(ctx: Any) -> None:
     """Note in setup_context which kind of call this is, for `may_overwrite`."""
     ctx.keeps_to_itself = _call.keeps_to_itself
