@@ -138,6 +138,8 @@ def test_another_kind_is_checked_anew(kernel: Kernel) -> None:
         swiglu_glu(x, w_gate, w_up[:4])
     with pytest.raises(TypeError, match=r"x: expected a torch\.Tensor"):
         swiglu_glu([1.0], w_gate, w_up)
+    with pytest.raises(TypeError, match=r"x: expected a torch\.Tensor"):
+        swiglu_glu(None, w_gate, w_up)
     assert torch.allclose(
         swiglu_glu(x, w_gate, w_up, up_offset=1.0), reference.swiglu_glu(x, w_gate, w_up, up_offset=1.0), atol=1e-6
     )
@@ -300,7 +302,7 @@ def test_the_precision_of_float32_products_belongs_to_the_kind(monkeypatch: pyte
     x, w = torch.randn(2, 4), torch.randn(8, 4)
     kinds = set()
     for precision in ("ieee", "tf32"):
-        monkeypatch.setattr(repeat, "float32_dot_precision", lambda precision=precision: precision)
+        monkeypatch.setattr(plan, "float32_dot_precision", lambda precision=precision: precision)
         kinds |= {kind(x, w), kind(x.half(), w.half())}
     assert len(kinds) == 3
 

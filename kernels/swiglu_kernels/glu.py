@@ -276,6 +276,13 @@ def like_leading(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return out.unflatten(0, x.shape[:-1]) if x.dim() > 1 else out[0]
 
 
+def made_again(kind: repeat.Kind | None, x: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor | None:
+    """Return what a call of a kind yields on these, where such a call was made before and is remembered."""
+    again = repeat.known(kind)
+    out = None if again is None else again(as_matrix(x), *others)
+    return None if out is None else like_leading(out, x)
+
+
 def swiglu_glu(
     x: torch.Tensor,
     w_gate: torch.Tensor,
@@ -338,15 +345,9 @@ def swiglu_glu(
         "glu", (x, w_gate, w_up, bias_gate, bias_up),
         (activation, gate_multiplier, alpha, limit, up_offset, weight_grad, save, input_grad),
     )  # fmt: skip
-    again = repeat.known(kind)
-    if isinstance(again, repeat.Launched):
-        z = repeat.launch(again, as_matrix(x), w_gate, w_up, (bias_gate, bias_up))
-        if z is not None:
-            return like_leading(z, x)
-    elif again is not None:
-        choices, gate_options = again.options
-        arguments = as_matrix(x), w_gate, w_up, *choices, bias_gate, bias_up, *gate_options
-        return like_leading(call_past_dispatcher(_glu, *arguments), x)
+    z = made_again(kind, x, w_gate, w_up, bias_gate, bias_up)
+    if z is not None:
+        return z
     check_option("weight_grad", weight_grad, WEIGHT_GRADS)
     check_option("save", save, SAVES)
     check_option("input_grad", input_grad, INPUT_GRADS)
@@ -370,11 +371,14 @@ def swiglu_glu(
     with_grad = needs_backward(x, w_gate, w_up, bias_gate, bias_up)
     if not with_grad:
         save = "input"
-    z = call_and_keep(_glu, rows, w_gate, w_up, weight_grad, save, input_grad, bias_gate, bias_up, *formula.values())
-    if kind is not None and not with_grad:
-        repeat.remember_launch(kind, rows, w_gate, w_up, z, (bias_gate, bias_up), formula)
-    elif kind is not None and not frozen:
-        repeat.remember(kind, repeat.Chosen(((weight_grad, save, input_grad), tuple(formula.values()))))
+    choices, numbers = (weight_grad, save, input_grad), tuple(formula.values())
+    z = call_and_keep(_glu, rows, w_gate, w_up, *choices, bias_gate, bias_up, *numbers)
+    if kind is not None and with_grad and not frozen:
+        repeat.remember(
+            kind, lambda x, gate, up, *biases: call_past_dispatcher(_glu, x, gate, up, *choices, *biases, *numbers)
+        )
+    elif kind is not None and not with_grad:
+        repeat.remember(kind, repeat.launch_of(rows, w_gate, w_up, (bias_gate, bias_up), formula, z))
     return like_leading(z, x)
 
 

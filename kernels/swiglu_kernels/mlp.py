@@ -51,6 +51,7 @@ from swiglu_kernels.formula import PLAIN, formula_of
 from swiglu_kernels.glu import (
     as_matrix,
     like_leading,
+    made_again,
     needs_backward,
     new,
     sum_over_tokens,
@@ -329,15 +330,9 @@ def swiglu_mlp(
         "mlp", (x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down),
         (activation, gate_multiplier, alpha, limit, up_offset, weight_grad, save, input_grad, chunk_tokens),
     )  # fmt: skip
-    again = repeat.known(kind)
-    if isinstance(again, repeat.Chosen):
-        arguments = as_matrix(x), w_gate, w_up, w_down, bias_gate, bias_up, bias_down, *again.options
-        return like_leading(call_past_dispatcher(_mlp, *arguments), x)
-    if again is not None:
-        h = repeat.launch(again, as_matrix(x), w_gate, w_up, (bias_gate, bias_up))
-        if h is not None:
-            out = torch.mm(h, w_down.t()) if bias_down is None else torch.addmm(bias_down, h, w_down.t())
-            return like_leading(out, x)
+    out = made_again(kind, x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down)
+    if out is not None:
+        return out
     check_option("weight_grad", weight_grad, WEIGHT_GRADS)
     check_option("save", save, SAVES)
     check_option("input_grad", input_grad, INPUT_GRADS)
@@ -372,8 +367,25 @@ def swiglu_mlp(
         save = "input"
     options = weight_grad, save, input_grad, chunk, *formula.values()
     out = call_and_keep(_mlp, rows, *weights, *biases, *options)
-    if kind is not None and not with_grad and not chunk:
-        repeat.remember_launch(kind, rows, w_gate, w_up, None, (biases[0], biases[1]), formula)
-    elif kind is not None and with_grad and not frozen:
-        repeat.remember(kind, repeat.Chosen(options))
+    if kind is not None and with_grad and not frozen:
+        repeat.remember(kind, lambda *tensors: call_past_dispatcher(_mlp, *tensors, *options))
+    elif kind is not None and not with_grad and not chunk:
+        launch = repeat.launch_of(rows, w_gate, w_up, (biases[0], biases[1]), formula)
+        repeat.remember(kind, launch and _then_down(launch))
     return like_leading(out, x)
+
+
+def _then_down(launch: repeat.Again) -> repeat.Again:
+    def again(
+        x: torch.Tensor,
+        w_gate: torch.Tensor,
+        w_up: torch.Tensor,
+        w_down: torch.Tensor,
+        bias_gate: torch.Tensor | None,
+        bias_up: torch.Tensor | None,
+        bias_down: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        h = launch(x, w_gate, w_up, bias_gate, bias_up)
+        return None if h is None else torch.nn.functional.linear(h, w_down, bias_down)
+
+    return again

@@ -54,7 +54,7 @@ class Plan:
 
 _plans: dict[tuple[Any, ...], tuple[Plan, Callable[..., None]]] = {}
 calls: dict[tuple[Any, ...], Any] = {}
-"""Whole calls, by what they were called with (`repeat.py`); forgotten together with the plans."""
+"""What makes whole calls again, by what they were called with (`repeat.py`); forgotten together with the plans."""
 
 
 def run(describe: Callable[..., Launch], *arguments: Any) -> None:
@@ -70,7 +70,7 @@ def run(describe: Callable[..., Launch], *arguments: Any) -> None:
     if INTERPRETING:
         describe(*arguments).run()
         return
-    key, tensors = _key(describe, arguments)
+    key, tensors = key_of((describe, *arguments))
     found = _plans.get(key)
     if found is None:
         _run_first(key, describe, arguments)
@@ -82,7 +82,7 @@ def run(describe: Callable[..., Launch], *arguments: Any) -> None:
 
 def known(describe: Callable[..., Launch], *arguments: Any) -> tuple[Plan, Callable[..., None]] | None:
     """Return what `run` has remembered of arguments of this kind: the plan, and what launches its arguments."""
-    return _plans.get(_key(describe, arguments)[0])
+    return _plans.get(key_of((describe, *arguments))[0])
 
 
 def forget() -> None:
@@ -91,9 +91,16 @@ def forget() -> None:
     calls.clear()
 
 
-def _key(describe: Callable[..., Launch], arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
-    """Return what arguments of a kind have in common, and the tensors in them."""
-    parts: list[Any] = [describe]
+def keep(memory: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any) -> None:
+    """Remember a value, of at most MOST_PLANS."""
+    if len(memory) >= MOST_PLANS:
+        memory.clear()
+    memory[key] = value
+
+
+def key_of(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
+    """Return what arguments of a kind have in common, all that a launch may know of them, and the tensors in them."""
+    parts: list[Any] = []
     tensors: list[torch.Tensor] = []
     _collect(arguments, parts, tensors)
     if tensors[0].dtype == torch.float32:
@@ -102,7 +109,7 @@ def _key(describe: Callable[..., Launch], arguments: tuple[Any, ...]) -> tuple[t
 
 
 def _collect(arguments: tuple[Any, ...], key: list[Any], tensors: list[torch.Tensor]) -> None:
-    """Append all that a launch may know of its arguments to `key`, and the tensors in them to `tensors`."""
+    """Append all of that to `key`, and the tensors to `tensors`."""
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
             tensors.append(argument)
@@ -130,9 +137,7 @@ def _run_first(key: tuple[Any, ...], describe: Callable[..., Launch], arguments:
             stacklevel=2,
         )
         return
-    if len(_plans) >= MOST_PLANS:
-        _plans.clear()
-    _plans[key] = plan, launcher
+    keep(_plans, key, (plan, launcher))
 
 
 def _apart(argument: Any, tensors: list[torch.Tensor]) -> Any:

@@ -7,7 +7,6 @@ what the dispatcher does: no trace, transform, mode, autocast or profiler.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,26 +24,10 @@ from swiglu_kernels.backend import INTERPRETING
 from swiglu_kernels.formula import Formula
 from swiglu_kernels.glu_forward import Biases, forward_launch
 from swiglu_kernels.launch import on_device
-from swiglu_kernels.precision import float32_dot_precision
 
 Kind = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Launched:
-    """A call without a gradient: the forward's launch."""
-
-    plan: plan.Plan
-    launch: Callable[..., None]
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """A call with a gradient: the operator's arguments that are no tensors, checked and chosen."""
-
-    options: tuple[Any, ...]
-
-
+Again = Callable[..., torch.Tensor | None]
+"""Takes the tensors of a call, x as a matrix, and returns its result; None where the call has to take the long way."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -56,25 +39,19 @@ def kind_of(name: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Ki
         tensors: what it was given as tensors, or None; unchecked.
         options: what else it was given; unchecked.
     """
-    if INTERPRETING or torch.compiler.is_compiling() or _is_watched():
+    if INTERPRETING or torch.compiler.is_compiling() or _is_watched() or tensors[0] is None:
         return None
     wants_grad = torch.is_grad_enabled()
-    parts: list[Any] = [name]
     for tensor in tensors:
         if tensor is None:
-            parts.append(None)
             continue
         if type(tensor) not in _PLAIN or not on_gpu(tensor):
             return None
         if tensor.is_neg() or tensor.layout is not torch.strided:  # its memory does not hold its elements as they are
             return None
-        parts += tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16
-        parts.append(wants_grad and tensor.requires_grad)
-    if tensors[0].dtype is torch.float32:
-        parts.append(float32_dot_precision())
-    parts += options
-    parts += map(type, options)  # True is no number here, though it equals one
-    return tuple(parts)
+    wanted = tuple(wants_grad and tensor is not None and tensor.requires_grad for tensor in tensors)
+    # True is no number here, though it equals one.
+    return (name, *plan.key_of(tensors)[0], wanted, options, tuple(map(type, options)))
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:
@@ -94,8 +71,8 @@ def _is_watched() -> bool:
     )
 
 
-def known(kind: Kind | None) -> Launched | Chosen | None:
-    """Return what is remembered of a kind."""
+def known(kind: Kind | None) -> Again | None:
+    """Return what makes a call of a kind again."""
     if kind is None:
         return None
     try:
@@ -104,40 +81,45 @@ def known(kind: Kind | None) -> Launched | Chosen | None:
         return None
 
 
-def launch(
-    again: Launched, x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, biases: Biases
-) -> torch.Tensor | None:
-    """Return silu(x w_gate^T) * (x w_up^T) as the remembered call made it; None where its output lies otherwise."""
-    z = x.new_empty((x.shape[0], w_gate.shape[0]))
-    if z.data_ptr() % 16:
-        return None
-    with on_device(x.device):
-        again.launch(*again.plan.arguments([x, w_gate, w_up, z, *(bias for bias in biases if bias is not None)]))
-    return z
+def remember(kind: Kind, again: Again | None) -> None:
+    """Keep what makes a call of a kind again, if there is anything; it may hold no tensor."""
+    if again is not None:
+        plan.keep(plan.calls, kind, again)
 
 
-def remember_launch(
-    kind: Kind,
+def launch_of(
     x: torch.Tensor,
     w_gate: torch.Tensor,
     w_up: torch.Tensor,
-    z: torch.Tensor | None,
     biases: Biases,
     options: dict[str, Any],
-) -> None:
-    """Keep what a call of a kind came down to, which has just launched the forward on these.
+    z: torch.Tensor | None = None,
+) -> Again | None:
+    """Return what launches silu(x w_gate^T) * (x w_up^T) as it was just launched on these, or None.
 
-    `z` is None where it is gone: then its memory is free, and such a tensor is made again. `options` are the gate's.
+    `options` are the gate's. `z` is the output; None where it is gone: then its memory is free, and such a tensor is
+    made again.
     """
     z = x.new_empty((x.shape[0], w_gate.shape[0])) if z is None else z
     arguments = x, w_gate, w_up, z, None, None, biases, Formula(**options)
     found = None if z.data_ptr() % 16 else plan.known(forward_launch, *arguments)
-    if found is not None:
-        remember(kind, Launched(*found))
+    if found is None:
+        return None
+    planned, launch = found
 
+    def again(
+        x: torch.Tensor,
+        w_gate: torch.Tensor,
+        w_up: torch.Tensor,
+        bias_gate: torch.Tensor | None,
+        bias_up: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        z = x.new_empty((x.shape[0], w_gate.shape[0]))
+        if z.data_ptr() % 16:
+            return None
+        biases = (bias for bias in (bias_gate, bias_up) if bias is not None)
+        with on_device(x.device):
+            launch(*planned.arguments([x, w_gate, w_up, z, *biases]))
+        return z
 
-def remember(kind: Kind, call: Launched | Chosen) -> None:
-    """Keep what a call of a kind came down to."""
-    if len(plan.calls) >= plan.MOST_PLANS:
-        plan.calls.clear()
-    plan.calls[kind] = call
+    return again

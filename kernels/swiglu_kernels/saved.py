@@ -1,6 +1,7 @@
 """Whether a backward may overwrite what the forward saved: if nobody else sees it and autograd is done with it."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,18 +20,18 @@ def call_and_keep(operator: Operator, *arguments: Any) -> Any:
     """Call an operator and return its first output; what else it returns is seen by nobody but its backward."""
     if torch.compiler.is_compiling():
         return operator(*arguments)[0]
-    _call.keeps_to_itself = True
-    try:
-        return operator(*arguments)[0]
-    finally:
-        _call.keeps_to_itself = False
+    return _keeping(operator, *arguments)[0]
 
 
 def call_past_dispatcher(operator: Operator, *arguments: Any) -> Any:
     """As `call_and_keep`, past the dispatcher (`Operator.first_output`)."""
+    return _keeping(operator.first_output, *arguments)
+
+
+def _keeping(call: Callable[..., Any], *arguments: Any) -> Any:
     _call.keeps_to_itself = True
     try:
-        return operator.first_output(*arguments)
+        return call(*arguments)
     finally:
         _call.keeps_to_itself = False
 
