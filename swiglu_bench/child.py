@@ -33,7 +33,7 @@ class Died(Exception):
         self.culprit = culprit
         """The place, in the job, of the implementation whose code ran; worker.NOBODY where none did."""
         self.beforehand = beforehand
-        """Whether it ended over a job that it had been given by `post`; `culprit` is a place in that one."""
+        """Whether it ended over a job that it had been given by `post`, of which nobody is the culprit."""
 
 
 class DoesNotEnd(RuntimeError):
@@ -151,7 +151,9 @@ class Child:
             zygote.ended(self._process, END_TIMEOUT_S)
             how = manner_of_death(self._process.exitcode)
         self.end()
-        return Died(f"{how}; {last_words(self.log, self._begin_of_log)}", culprit, self._owed > 0)
+        beforehand = self._owed > 0
+        words = last_words(self.log, self._begin_of_log)
+        return Died(f"{how}; {words}", worker.NOBODY if beforehand else culprit, beforehand)
 
 
 def last_words(log: Path, begin_of_log: int) -> str:

@@ -121,16 +121,20 @@ class Crew:
                 able.append(implementation)
         if not able:
             return
-        self._start(able)
+        ready, deaths = self._start(able)
         if self._timing:
             verdict = self._unaffordable(case, len(able))
             if verdict:
                 yield from (self._row(case, implementation, *verdict) for implementation in able)
                 return
+            if ready:  # what they imported without harm is imported there while they are checked
+                with contextlib.suppress(Died):
+                    self._child(MEASURING).post(Import([implementation.declared() for implementation in ready]))
         passed: dict[str, Record] = {}
         for index, implementation in enumerate(able):
             tell(f"checking {implementation.name}", 0.5 * index / len(able))
-            record = self._check(case, implementation)
+            death = deaths.get(implementation.name)
+            record = self._died(case, implementation, death) if death else self._check(case, implementation)
             if self._timing and record.status is Status.OK:
                 passed[implementation.name] = record
             else:
@@ -142,23 +146,24 @@ class Crew:
                 record.first_call_ms = passed[record.implementation].first_call_ms
                 yield record
 
-    def _start(self, able: Sequence[Implementation]) -> None:
-        """Let all that are wanted start side by side: contexts and imports take seconds each.
+    def _start(self, able: Sequence[Implementation]) -> tuple[list[Implementation], dict[str, Died]]:
+        """Let all start side by side that have no process yet, as contexts and imports take seconds each.
 
-        Contexts are complete before anything runs on the GPU. Whose process dies here gets another, and is told, when
-        its turn comes.
+        Returns those that now have one, and what the others died of. Nothing runs on the GPU before all are done.
         """
         if len(able) + self._timing > self._most_idle:
-            return
+            return [], {}
         new = [implementation for implementation in able if implementation.name not in self._children]
-        for name in (*([MEASURING] if self._timing else []), *(one.name for one in new)):
-            with contextlib.suppress(Died):
-                self._child(name)
+        deaths: dict[str, Died] = {}
+        for one in (*([MEASURING] if self._timing else []), *new):
+            with contextlib.suppress(Died):  # told below, or when the measuring one is asked
+                self._child(one)
         for implementation in new:
-            with contextlib.suppress(Died, KeyError):
-                child = self._children[implementation.name]
-                child.settle(self._timeout_s)
-                child.post(Import([implementation.declared()]))
+            try:
+                self._child(implementation).settle(self._timeout_s)
+            except Died as death:
+                deaths[implementation.name] = death
+        return [implementation for implementation in new if implementation.name not in deaths], deaths
 
     def _unaffordable(self, case: Case, contenders: int) -> tuple[Status, str] | None:
         try:
@@ -170,14 +175,10 @@ class Crew:
     def _check(self, case: Case, implementation: Implementation) -> Record:
         """The row of one implementation that has run once in its own process, or what it died of."""
         try:
-            child = self._child(implementation.name)
-            child.settle(self._timeout_s)
-            if self._timing:  # the other may import meanwhile what this one did without harm
-                with contextlib.suppress(Died):
-                    self._child(MEASURING).post(Import([implementation.declared()]))
+            child = self._child(implementation)
             (record,) = child.ask(Run(case, [implementation.declared()]), self._timeout_s)
         except Died as death:
-            return self._row(case, implementation, Status.ERROR, f"While it was checked, {death}.")
+            return self._died(case, implementation, death)
         except BadInput as error:  # its file is not what it was when the sweep began
             return self._row(case, implementation, Status.ERROR, str(error))
         if sum(not one.ended for one in self._children.values()) > self._most_idle:
@@ -204,9 +205,7 @@ class Crew:
                 if death.beforehand and not excused:
                     excused = True
                     continue
-                blamed = (
-                    [contenders[death.culprit]] if death.culprit >= 0 and not death.beforehand else list(left.values())
-                )
+                blamed = [contenders[death.culprit]] if death.culprit >= 0 else list(left.values())
                 for implementation in blamed:
                     reason = f"While it was measured beside the others, {death}."
                     yield self._row(case, implementation, Status.ERROR, reason)
@@ -216,14 +215,20 @@ class Crew:
                     yield self._row(case, implementation, Status.ERROR, str(error))
                 return
 
-    def _child(self, name: str | None) -> Child:
+    def _child(self, implementation: Implementation | None) -> Child:
         """The process of an implementation, or the measuring one; a new one where it has ended."""
+        name = implementation.name if implementation else MEASURING
         child = self._children.get(name)
         if child is None or child.ended:
             child = self._children[name] = Child(self._logs / log_name(name), self._environment, self._stop)
-            task = Task.CHECK if self._timing and name != MEASURING else self._settings.task
+            task = Task.CHECK if self._timing and implementation else self._settings.task
             child.post(Begin(dataclasses.replace(self._settings, task=task), self._machine))
+            if implementation:
+                child.post(Import([implementation.declared()]))
         return child
+
+    def _died(self, case: Case, implementation: Implementation, death: Died) -> Record:
+        return self._row(case, implementation, Status.ERROR, f"While it was checked, {death}.")
 
     def _row(self, case: Case, implementation: Implementation, status: Status, reason: str) -> Record:
         return end(self._session.blank(case, implementation), status, reason)

@@ -54,9 +54,6 @@ def team_of(options: dict[str, Any], interpret: bool, console: Console) -> Itera
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     team: Team
     if address is None:
-        from swiglu_bench import zygote
-
-        zygote.start()
         from swiglu_bench.pool.local import LocalTeam
         from swiglu_bench.pool.place import gpus as places
 
