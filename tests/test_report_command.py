@@ -164,6 +164,8 @@ def test_a_figure_of_several_gpus(tmp_path: Path) -> None:
     assert 'alt="Time and efficiency of mine at s, on 1, 2, 4 GPUs."' in text
     assert sorted(path.name for path in pictures) == ["scaling-s-dark.svg", "scaling-s.svg"]
     assert all(b"step s, 64 tokens" in one and b"forward" not in one for one in pictures.values())
+    document.write_text("<!-- figure: tp.csv scaling mode=step -->\n<!-- end -->\n", encoding="utf-8")
+    assert figures.fill(document)[1] == pictures, "without names all are drawn"
     document.write_text("<!-- figure: tp.csv scaling mode=step eager -->\n<!-- end -->\n", encoding="utf-8")
     with pytest.raises(BadInput, match="no row is of mode=step eager"):
         figures.fill(document)

@@ -8,8 +8,7 @@ again, in docs/figures, and fills the block:
 
 After the run comes the question, as `report --svg` names it, then the implementations; without any, all are drawn. The
 question to a CSV of `swiglu-bench noise` is `pairs`, to the tp.csv of `swiglu-bench tp` `scaling`, with rows chosen as
-`mode=step`. A block `<!-- sentence: RUN names -->` gets what the
-report says in short about the run, and no picture.
+`mode=step`. A block `<!-- sentence: RUN names -->` gets what the report says in short about the run, and no picture.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from swiglu_bench.report.sections import sections
 from swiglu_bench.tp.chart import points_of, scaling
 from swiglu_bench.tp.row import COLUMNS
 from swiglu_bench.writers import csv_file
+from swiglu_bench.writers.markdown import parse
 
 BLOCK = re.compile(
     r"(<!-- figure: (?P<run>\S+) (?P<question>[\w-]+)(?P<names>[^>]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL
@@ -48,7 +48,7 @@ def fill(document: Path) -> tuple[str, dict[Path, bytes]]:
         source = document.parent / match["run"]
         chart: Picture
         if match["question"] == "scaling":
-            name, chart, said = _scaling(source, match["names"].split())
+            name, chart, said = _scaling(source, match["names"])
         elif source.suffix == ".csv":
             name, (chart, said) = f"{source.stem}-{match['question']}", noise_chart.pairs(source)
         else:
@@ -84,17 +84,18 @@ def _of_run(document: Path, source: Path, question: str, names: list[str]) -> tu
     return name, chart, _said(runs, first=True)
 
 
-def _scaling(source: Path, words: list[str]) -> tuple[str, Picture, str]:
+def _scaling(source: Path, words: str) -> tuple[str, Picture, str]:
     """The figure of a tp.csv, of the implementations and the values of columns that the words name."""
-    chosen = {column: value for column, _, value in (word.partition("=") for word in words if "=" in word)}
-    names = [word for word in words if "=" not in word]
+    names, chosen = parse(words)
     rows = [
         row
         for row in csv_file.Table(source, COLUMNS).rows()
-        if row["implementation"] in names and all(row[column] == value for column, value in chosen.items())
+        if (not names or row["implementation"] in names)
+        and all(row[column] == value for column, value in chosen.items())
     ]
     if not rows:
-        raise BadInput(f"{source}: no row is of {' '.join(words)}.")
+        raise BadInput(f"{source}: no row is of {' '.join(words.split())}.")
+    names = list(dict.fromkeys(row["implementation"] for row in rows))
     shapes = list(dict.fromkeys(row["shape"] for row in rows))
     gpus = ", ".join(sorted({row["ranks"] for row in rows} | {"1"}, key=int))
     said = f"Time and efficiency of {', '.join(names)} at {', '.join(shapes)}, on {gpus} GPUs."

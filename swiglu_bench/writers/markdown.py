@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -43,8 +44,7 @@ def time_table(frame: pd.DataFrame) -> str:
             row = mine.loc[count]
             text = f"{row['time_ms']:.3f} ms"
             if pd.notna(row["ratio"]):
-                half = (row["ratio_high"] - row["ratio_low"]) / 2
-                text += " (baseline)" if name == row["baseline"] else f" ({row['ratio']:.3f} ± {half:.3f})"
+                text += " (baseline)" if name == row["baseline"] else f" ({_ratio(row)})"
             elif not row["comparable"]:
                 text += " (dX only)"
             cells.append(f"**{text}**" if row["comparable"] and row["time_ms"] == best[count] else text)
@@ -78,7 +78,7 @@ def training_table(frame: pd.DataFrame) -> str:
         curve, ratio, expected = "baseline", "baseline", ""
         if pd.notna(row["ratio"]):
             curve = row["curve"] if row["trains"] == "everything" else f"{row['curve']} (frozen)"
-            ratio = f"{row['ratio']:.3f} ± {(row['ratio_high'] - row['ratio_low']) / 2:.3f}"
+            ratio = _ratio(row)
             expected = f"{row['expected_ratio']:.3f}" + ("" if row["as_expected"] else " *")
         cells = [curve, f"{row['step_ms']:.1f} ms", ratio, expected, size(row["saved_bytes"])]
         lines.append(f"| `{row['implementation']}` | " + " | ".join(cells) + " |")
@@ -106,11 +106,14 @@ def ranks_table(frame: pd.DataFrame) -> str:
             if row is None:
                 cells.append("")
                 continue
-            half = (row["ratio_high"] - row["ratio_low"]) / 2
-            ratio = "baseline" if row is base else f"{row['ratio']:.3f} ± {half:.3f}"
+            ratio = "baseline" if row is base else _ratio(row)
             cells.append(f"{row['time_ms']:.3g} ms ({ratio}), {row['efficiency']:.0%}")
         lines.append(f"| {tokens:,} | {ranks} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _ratio(row: Mapping[Any, Any] | pd.Series) -> str:
+    return f"{row['ratio']:.3f} ± {(row['ratio_high'] - row['ratio_low']) / 2:.3f}"
 
 
 def _head(tokens: Sequence[int]) -> list[str]:
@@ -144,12 +147,17 @@ def fill(document: Path) -> str:
 
 def _choose(frame: pd.DataFrame, words: str) -> tuple[pd.DataFrame, str | None]:
     """The rows that the words of a block choose, and the figure that they ask for."""
-    names = [word for word in words.split() if "=" not in word]
-    options = dict(word.split("=", 1) for word in words.split() if "=" in word)
+    names, options = parse(words)
     figure = options.pop("figure", None)
     for column, value in options.items():
         frame = frame[frame[column].astype(str) == value]
     return frame[frame["implementation"].isin(names)] if names else frame, figure
+
+
+def parse(words: str) -> tuple[list[str], dict[str, str]]:
+    """The names among the words of a block, and what they say as NAME=VALUE."""
+    options = dict(word.split("=", 1) for word in words.split() if "=" in word)
+    return [word for word in words.split() if "=" not in word], options
 
 
 if __name__ == "__main__":
