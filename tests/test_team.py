@@ -1,5 +1,4 @@
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,15 +47,6 @@ class FakeTeam:
     def wait(self, timeout_s: float) -> list[Done | Lost]:
         found, self._events = self._events, []
         return found
-
-    def assemble(self) -> Any:
-        raise NotImplementedError
-
-    def start(self, implementations: Any, settings: Settings, logs: Path, command: str, wait: bool) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        raise NotImplementedError
 
 
 def rows(team: FakeTeam, told: list[tuple[float, str]], warned: list[str]) -> dict[tuple[int, str], Any]:

@@ -8,15 +8,18 @@ writes gate and up, as training needs them. Ratios are medians of per-round rati
 
 import argparse
 import csv
+import statistics
 import sys
 from collections.abc import Callable
 
 import torch
 
+from swiglu_bench.implementations.peers import interleave
 from swiglu_bench.measure.clock import make_clock
 from swiglu_bench.measure.graph import capture
 from swiglu_bench.measure.rounds import Contender, Rule, run_rounds
 from swiglu_bench.shapes import load_shapes
+from swiglu_kernels import reference
 from swiglu_kernels.glu_forward import forward_launch
 
 GRAPH_TOKENS = 128
@@ -32,7 +35,7 @@ def quack(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> dict[str
     except ImportError as error:
         print(f"without QuACK: {error}", file=sys.stderr)
         return {}
-    joined = torch.stack((w_gate, w_up), 1).flatten(0, 1)
+    joined = interleave(w_gate, w_up)
 
     def call(storing: bool) -> torch.Tensor:
         z: torch.Tensor = gemm_gated(x, joined.T, activation="swiglu", store_preact=storing, tuned=False)[1]
@@ -60,7 +63,7 @@ def contenders(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> Cal
         return call
 
     calls = {name: of(name) for name in launches} | quack(x, w_gate, w_up)
-    exact = torch.nn.functional.silu(x.double() @ w_gate.double().T) * (x.double() @ w_up.double().T)
+    exact = reference.swiglu_glu(x.double(), w_gate.double(), w_up.double())
     for name, call in calls.items():
         z.fill_(torch.nan)
         error = ((call().double() - exact).norm() / exact.norm()).item()
@@ -106,12 +109,12 @@ def main() -> None:
             rounds = run_rounds(timed, clock, Rule(budget_s=options.budget), baseline="bare product")
             for name in calls:
                 ratio = rounds.ratio(name, "bare product")
-                milliseconds = sorted(rounds.timings[name].ms)
+                milliseconds = rounds.timings[name].ms
                 if ratio is None:
                     raise SystemExit(f"{name}: {rounds.timings[name].failure}")
                 row = {
                     "shape": shape.name, "tokens": tokens, "graph": tokens <= GRAPH_TOKENS, "contender": name,
-                    "time_ms": round(milliseconds[len(milliseconds) // 2], 5), "rounds": len(milliseconds),
+                    "time_ms": round(statistics.median(milliseconds), 5), "rounds": len(milliseconds),
                     "ratio": round(ratio.median, 4), "low": round(ratio.low, 4), "high": round(ratio.high, 4),
                 }  # fmt: skip
                 rows.append(row)
