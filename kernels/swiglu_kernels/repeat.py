@@ -41,7 +41,6 @@ def kind_of(name: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Ki
     """
     if INTERPRETING or torch.compiler.is_compiling() or _is_watched() or tensors[0] is None:
         return None
-    wants_grad = torch.is_grad_enabled()
     for tensor in tensors:
         if tensor is None:
             continue
@@ -49,9 +48,10 @@ def kind_of(name: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Ki
             return None
         if tensor.is_neg() or tensor.layout is not torch.strided:  # its memory does not hold its elements as they are
             return None
-    wanted = tuple(wants_grad and tensor is not None and tensor.requires_grad for tensor in tensors)
+    key, given = plan.key_of(tensors)
+    wanted = torch.is_grad_enabled() and tuple(tensor.requires_grad for tensor in given)
     # True is no number here, though it equals one.
-    return (name, *plan.key_of(tensors)[0], wanted, options, tuple(map(type, options)))
+    return (name, wanted, key, options, tuple(map(type, options)))
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:
