@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from swiglu_kernels import hopper, hopper_forward, hopper_products
+from swiglu_kernels import hopper, hopper_forward, hopper_products, hopper_row
 from swiglu_kernels.candidates import (
     GROUPS,
     KERNELS,
@@ -43,7 +43,8 @@ def test_every_list_is_bounded_unique_and_able_to_run(name: str) -> None:
         found = candidates(name, problem, most=12)
         assert found[0] == shipped(name, problem)
         assert len(found) == len(set(found)) == len(set(map(str, found)))
-        assert 2 <= len(found) <= 1 + sum(map(len, kernel.by_hand.values())) * 2 * len(GROUPS) + 12
+        by_hand = sum(len(tiles(problem)) for tiles in kernel.by_hand.values())
+        assert 2 <= len(found) <= 1 + by_hand * 2 * len(GROUPS) + 12
         for choice in found:
             assert why_illegal(name, choice, problem) is None
         for choice in found[1:]:
@@ -68,14 +69,19 @@ def schedules(name: str, problem: Problem) -> list[str]:
 
 @pytest.mark.usefixtures("_gluon")
 def test_the_forward_by_hand_is_a_choice_on_hopper_at_any_token_count() -> None:
-    for tokens in (hopper_forward.LEAST_TOKENS, 4096):
+    for tokens in (hopper_row.MOST_TOKENS + 1, 4096):
         tile = hopper_forward.tile_for(tokens, at().intermediate, 132)
         assert shipped("forward", at(tokens)) == Choice("ping-pong", tile)
+        assert "cooperative" not in schedules("forward", at(tokens))
+    row = Choice("cooperative", hopper_row.tile_for(at().intermediate, 132))
+    for tokens in (hopper_forward.LEAST_TOKENS, hopper_row.MOST_TOKENS):
+        assert shipped("forward", at(tokens)) == row
     few = at(hopper_forward.LEAST_TOKENS - 1)
     assert shipped("forward", few).schedule == "portable"
     for problem in (few, at()):
         assert schedules("forward", problem).count("ping-pong") == 6 * len(hopper_forward.COLUMNS)
         assert "portable" in schedules("forward", problem)
+    assert schedules("forward", few).count("cooperative") == 2, "of one row of tiles, only the stages vary"
     for other in (at(capability=(10, 0)), at(dtype=torch.float32)):
         assert set(schedules("forward", other)) == {"portable"}
     assert set(schedules("recompute", at())) == {"portable"}

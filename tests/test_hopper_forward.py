@@ -83,7 +83,16 @@ class TestOnHopper:
     @pytest.mark.parametrize("columns", hopper_forward.COLUMNS)
     @pytest.mark.parametrize(
         "shape",
-        [(65, 64, 96), (128, 4096, 11008), (512, 64, 128), (777, 520, 1000), (4096, 2880, 2880), (1500, 3584, 18944)],
+        [
+            (65, 64, 96),
+            (128, 4096, 11008),
+            (512, 64, 128),
+            (777, 520, 1000),
+            (4096, 2880, 2880),
+            (1500, 3584, 18944),
+            (129, 64, 72),
+            (300, 512, 104),
+        ],
     )
     def test_against_fp64(self, shape: tuple[int, int, int], columns: int, store: bool, dtype: torch.dtype) -> None:
         tokens, hidden, intermediate = shape

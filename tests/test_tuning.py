@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from swiglu_kernels import hopper_forward, swiglu_glu, tuning
+from swiglu_kernels import hopper_forward, hopper_row, swiglu_glu, tuning
 from swiglu_kernels.candidates import Choice, Problem
 from swiglu_kernels.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.glu_forward import forward_launch, recompute_launch
@@ -284,23 +284,30 @@ class TestByHandOrPortable:
     @pytest.fixture(autouse=True)
     def hopper_takes_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(hopper_forward, "why_not", lambda *arguments: None)
-        monkeypatch.setattr(hopper_forward, "forward_launch", lambda *arguments: arguments[-1])
+        for module in (hopper_forward, hopper_row):
+            name = module.__name__
+            monkeypatch.setattr(module, "forward_launch", lambda *arguments, name=name: (name, arguments[-1]))
 
     def launch(self, tokens: int, **options: object) -> object:
         x, z = matrix(tokens, K), matrix(tokens, N)
         return forward_launch(x, matrix(N, K), matrix(N, K), z, None, (9, 0), **options)  # type: ignore[arg-type]
 
     def test_as_shipped(self) -> None:
-        assert self.launch(hopper_forward.LEAST_TOKENS) is None
         assert isinstance(self.launch(hopper_forward.LEAST_TOKENS - 1), Launch)
+        for tokens in (hopper_forward.LEAST_TOKENS, hopper_row.MOST_TOKENS):
+            assert self.launch(tokens) == (hopper_row.__name__, None)
+        assert self.launch(hopper_row.MOST_TOKENS + 1) == (hopper_forward.__name__, None)
 
     def test_by_hand_for_few_tokens(self) -> None:
         tile = replace(hopper_forward.TILE, stages=4, group=8)
         problem = Problem(8, K, N, torch.float16, (9, 0))
         with tuning.forced(CPU, "forward", problem, Choice("ping-pong", tile)):
-            assert self.launch(8) == tile
+            assert self.launch(8) == (hopper_forward.__name__, tile)
             assert isinstance(self.launch(8, biases=(matrix(N), matrix(N))), Launch), "tuned without biases"
             assert isinstance(self.launch(16), Launch)
+        row = hopper_row.tile_for(N, 132)
+        with tuning.forced(CPU, "forward", problem, Choice("cooperative", row)):
+            assert self.launch(8) == (hopper_row.__name__, row)
 
     def test_portable_for_many(self) -> None:
         problem = Problem(128, K, N, torch.float16, (9, 0))
@@ -308,7 +315,7 @@ class TestByHandOrPortable:
             launch = self.launch(100)
             assert isinstance(launch, Launch)
             assert tile_of(launch) == (TILE.warps, TILE.stages)
-        assert self.launch(100) is None
+        assert self.launch(100) == (hopper_row.__name__, None)
 
 
 def test_forced_leaves_no_trace() -> None:

@@ -2,8 +2,8 @@
 
 A candidate has to be able to run: its fp32 accumulators fit into registers, its pipeline into shared memory, and it is
 no taller than the tokens need. `candidates` yields the nearest to the shipped one, as each of them takes seconds to
-compile. On Hopper most kernels can also be scheduled by hand (`hopper_forward.py`, `hopper_products.py`); there, stages
-and groups vary.
+compile. On Hopper most kernels can also be scheduled by hand (`hopper_forward.py`, `hopper_row.py`,
+`hopper_products.py`); there, stages and groups vary.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from swiglu_kernels import hopper, hopper_forward, hopper_products
+from swiglu_kernels import hopper, hopper_forward, hopper_products, hopper_row
 from swiglu_kernels.tiles import (
     Capability,
     Tile,
@@ -84,7 +84,7 @@ class Kernel:
     shipped: Callable[[Problem], Tile]
     on_the_fly: bool = False
     """Whether operands are formed in registers."""
-    by_hand: dict[Schedule, tuple[Tile, ...]] = field(default_factory=dict)
+    by_hand: dict[Schedule, Callable[[Problem], tuple[Tile, ...]]] = field(default_factory=dict)
     """Schedules by hand that it has on Hopper, each in the tiles that are shipped for some shape."""
     shipped_by_hand: Callable[[Problem], Choice | None] = lambda problem: None
     """Which of them runs on Hopper where nothing was tuned; None: the portable kernel."""
@@ -111,9 +111,19 @@ def _down_weight_grad(problem: Problem) -> Tile:
 
 
 def _forward_by_hand(problem: Problem) -> Choice | None:
-    if problem.tokens < hopper_forward.LEAST_TOKENS:
+    schedule = forward_schedule(problem.tokens)
+    if schedule == "portable":
         return None
+    if schedule == "cooperative":
+        return Choice("cooperative", hopper_row.tile_for(problem.intermediate, problem.multiprocessors))
     return Choice("ping-pong", hopper_forward.tile_for(problem.tokens, problem.intermediate, problem.multiprocessors))
+
+
+def forward_schedule(tokens: int) -> Schedule:
+    """Name what makes the forward of a number of tokens on Hopper where nothing was tuned."""
+    if tokens < hopper_forward.LEAST_TOKENS:
+        return "portable"
+    return "cooperative" if tokens <= hopper_row.MOST_TOKENS else "ping-pong"
 
 
 def _sum_by_hand(problem: Problem) -> Choice | None:
@@ -134,13 +144,26 @@ def _product(schedule: Schedule) -> Choice:
     return Choice(schedule, tile)
 
 
-def _products(*schedules: Schedule) -> dict[Schedule, tuple[Tile, ...]]:
-    return {schedule: (_product(schedule).tile,) for schedule in schedules}
+def _products(*schedules: Schedule) -> dict[Schedule, Callable[[Problem], tuple[Tile, ...]]]:
+    def tiles_of(schedule: Schedule) -> Callable[[Problem], tuple[Tile, ...]]:
+        return lambda _: (_product(schedule).tile,)
+
+    return {schedule: tiles_of(schedule) for schedule in schedules}
+
+
+def _ping_pong_tiles(_: Problem) -> tuple[Tile, ...]:
+    return tuple(replace(hopper_forward.TILE, columns=columns) for columns in hopper_forward.COLUMNS)
+
+
+def _row_tiles(problem: Problem) -> tuple[Tile, ...]:
+    if problem.tokens > hopper_row.MOST_TOKENS:
+        return ()
+    return (hopper_row.tile_for(problem.intermediate, problem.multiprocessors),)
 
 
 _forward_kernel = Kernel(
     "tokens", 2, 1, 2, _forward,
-    by_hand={"ping-pong": tuple(replace(hopper_forward.TILE, columns=columns) for columns in hopper_forward.COLUMNS)},
+    by_hand={"ping-pong": _ping_pong_tiles, "cooperative": _row_tiles},
     shipped_by_hand=_forward_by_hand,
 )  # fmt: skip
 KERNELS = {
@@ -184,7 +207,7 @@ def why_illegal(name: str, choice: Choice, problem: Problem) -> str | None:
     """Say why a choice cannot run, as far as arithmetic tells, or return None."""
     kernel, tile = KERNELS[name], choice.tile
     if choice.schedule != "portable":
-        known = by_hand_is_possible(problem) and tile in _varied(kernel.by_hand.get(choice.schedule, ()))
+        known = by_hand_is_possible(problem) and tile in _configurations(kernel, choice.schedule, problem)
         return None if known else f"not a configuration of a schedule {choice.schedule!r} here"
     if choice == Choice("portable", kernel.shipped(problem)):
         return None
@@ -207,13 +230,15 @@ def why_illegal(name: str, choice: Choice, problem: Problem) -> str | None:
 
 def candidates(name: str, problem: Problem, most: int = MOST) -> list[Choice]:
     """The shipped choice first, then every configuration by hand, then the `most` nearest portable ones."""
-    default, tile = shipped(name, problem), KERNELS[name].shipped(problem)
+    default, nearby = shipped(name, problem), KERNELS[name].shipped(problem)
     by_hand = [
-        Choice(schedule, varied) for schedule, tiles in KERNELS[name].by_hand.items() for varied in _varied(tiles)
+        Choice(schedule, tile)
+        for schedule in KERNELS[name].by_hand
+        for tile in _configurations(KERNELS[name], schedule, problem)
     ]
     grid = (dict(zip(GRID, sizes, strict=True)) for sizes in itertools.product(*GRID.values()))
-    portable = [Choice("portable", Tile(**sizes, group=tile.group)) for sizes in grid]
-    portable.sort(key=lambda choice: _distance(choice.tile, tile))
+    portable = [Choice("portable", Tile(**sizes, group=nearby.group)) for sizes in grid]
+    portable.sort(key=lambda choice: _distance(choice.tile, nearby))
     legal = [
         [choice for choice in some if choice != default and why_illegal(name, choice, problem) is None]
         for some in (by_hand, portable)
@@ -221,12 +246,14 @@ def candidates(name: str, problem: Problem, most: int = MOST) -> list[Choice]:
     return [default, *legal[0], *legal[1][:most]]
 
 
-def _varied(tiles: tuple[Tile, ...]) -> list[Tile]:
-    """Configurations of a schedule by hand."""
+def _configurations(kernel: Kernel, schedule: Schedule, problem: Problem) -> list[Tile]:
+    """Configurations of a schedule by hand; groups are of rows of tiles, so that one row has one configuration."""
+    if schedule not in kernel.by_hand:
+        return []
     return [
         replace(tile, stages=stages, group=group)
-        for tile in tiles
-        for stages, group in itertools.product((tile.stages, tile.stages - 1), GROUPS)
+        for tile in kernel.by_hand[schedule](problem)
+        for stages, group in itertools.product((tile.stages, tile.stages - 1), GROUPS if tile.group > 1 else (1,))
     ]
 
 

@@ -10,9 +10,10 @@ recomputation is for a backward that saved x alone: its epilogue turns dZ into d
 
 import torch
 
-from swiglu_kernels import hopper_forward
+from swiglu_kernels import hopper_forward, hopper_row
 from swiglu_kernels.arithmetic import dot, gated, gated_gradients, grouped_tile, halves, output_tile, round_to
 from swiglu_kernels.backend import capability_of, tl, triton
+from swiglu_kernels.candidates import forward_schedule
 from swiglu_kernels.formula import PLAIN, Formula
 from swiglu_kernels.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.precision import float32_dot_precision
@@ -198,7 +199,7 @@ def forward_launch(
     biases: Biases = NO_BIASES,
     formula: Formula = PLAIN,
 ) -> Launch:
-    """Describe the forward launch: that of `hopper_forward.py` where it can take these tensors, else that of this file.
+    """Describe the forward launch: of a kernel scheduled by hand where one can take these tensors, else of this file's.
 
     Args:
         x: [M, K], any strides.
@@ -214,9 +215,10 @@ def forward_launch(
     plain = formula == PLAIN and biases[0] is None and biases[1] is None
     kernel = "forward" if preactivations is None else "forward-preact"
     tuned = lookup(kernel, x, x.shape[0], x.shape[1], w_gate.shape[0]) if plain else None
-    by_hand = tuned.schedule != "portable" if tuned else x.shape[0] >= hopper_forward.LEAST_TOKENS
-    if plain and by_hand and hopper_forward.why_not(x, w_gate, w_up, capability) is None:
-        return hopper_forward.forward_launch(x, w_gate, w_up, z, preactivations, tuned.tile if tuned else None)
+    schedule = tuned.schedule if tuned else forward_schedule(x.shape[0])
+    if plain and schedule != "portable" and hopper_forward.why_not(x, w_gate, w_up, capability) is None:
+        by_hand = hopper_row if schedule == "cooperative" else hopper_forward
+        return by_hand.forward_launch(x, w_gate, w_up, z, preactivations, tuned.tile if tuned else None)
     gate, up = preactivations or (z, z)  # never touched without STORE_PREACT
     aligned = vectorises(x, w_gate, w_up, z)
     tile = portable_tile(tuned, aligned) or forward_tile(x.shape[0], x.dtype, capability, aligned)

@@ -1,8 +1,9 @@
 """What the kernels that are scheduled by hand for Hopper (compute capability 9.0) share, in Gluon.
 
     hopper_forward.py     z, and gate and up, from x and both weights
+    hopper_row.py         the same for up to 128 tokens
     hopper_products.py    the products of the backward
-    hopper_loop.py        a main loop in PTX, for the forward's accumulator of 192 columns
+    hopper_loop.py        main loops in PTX, for the accumulators of both forwards
 
 One program per multiprocessor walks through the tiles of its output. A producer warp fills a ring of stages by TMA, two
 consumer warpgroups multiply. Barriers: `full` completes when TMA has written a stage, `empty` when its wgmma is done,
@@ -66,6 +67,15 @@ if GLUON_MISSING is None:
         first = tile // per_group * GROUP
         rows = min(row_tiles - first, GROUP)
         return first + tile % per_group % rows, tile % per_group // rows
+
+    @gluon.jit
+    def start(tile, SIZE: gl.constexpr, length):
+        """Return the first row or column of a tile; the last one begins earlier, where it would reach beyond the end.
+
+        What two tiles have in common is computed and written twice, with the same bits: TMA takes several times as long
+        for rows that do not exist.
+        """
+        return max(min(tile * SIZE, length - SIZE), 0)
 
     @gluon.jit
     def before(stage, STAGES: gl.constexpr):

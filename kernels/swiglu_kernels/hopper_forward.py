@@ -33,7 +33,8 @@ TILE = Tile(ROWS, 96, DEPTH, warps=CONSUMER_WARPS, stages=STAGES, group=GROUP)
 """What is shipped; columns, stages and group may differ."""
 _OPTIONAL = ("w_gate_narrow", "w_up_narrow", "gate_out", "up_out", "z_last", "gate_last", "up_last")
 LEAST_TOKENS = 65
-"""Below, the portable kernel's smaller tiles fill the GPU better, unless tuning finds otherwise."""
+"""Below, the portable kernel's smaller tiles fill the GPU better, unless tuning finds otherwise; up to 128 tokens
+`hopper_row.py` is faster than this file."""
 
 
 if GLUON_MISSING is None:
@@ -41,29 +42,29 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-    from swiglu_kernels.hopper import halves, load, position, sigmoid, synchronize, view, write
-    from swiglu_kernels.hopper_loop import locate, multiply
+    from swiglu_kernels.hopper import halves, load, position, sigmoid, start, synchronize, view, write
+    from swiglu_kernels.hopper_loop import locate_all, multiply
 
     _ROWS, _DEPTH, _WIDE, _PART = (gl.constexpr(size) for size in (ROWS, DEPTH, WIDE, PART))
     _BUFFERS, _RELEASES = gl.constexpr(BUFFERS), gl.constexpr(hopper_loop.RELEASES)
 
     @gluon.jit
     def _produce(
-        x, w_gate, w_up, w_gate_narrow, w_up_narrow, x_ring, w_ring, barriers, row_tiles, column_tiles, depth_tiles,
-        COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+        x, w_gate, w_up, w_gate_narrow, w_up_narrow, x_ring, w_ring, barriers,
+        M, N, row_tiles, column_tiles, depth_tiles, COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     ):  # fmt: skip
         LAST: gl.constexpr = COLUMNS - _WIDE
         step = 0
         for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
             row, column = position(tile, row_tiles, column_tiles, GROUP)
-            first = column * COLUMNS
+            first_row, first = start(row, _ROWS, M), start(column, COLUMNS, N)
             for depth in range(depth_tiles):
                 stage = step % STAGES
                 at = depth * _DEPTH
                 full = barriers.index(stage)
                 mbarrier.wait(barriers.index(STAGES + stage), (step // STAGES + 1) & 1)  # passes in the first round
                 mbarrier.expect(full, (_ROWS + 2 * COLUMNS) * _DEPTH * 2)  # elements of 16 bits
-                load(x, [row * _ROWS, at], full, x_ring.index(stage))
+                load(x, [first_row, at], full, x_ring.index(stage))
                 load(w_gate, [first, at], full, w_ring.index(3 * stage))
                 load(w_up, [first, at], full, w_ring.index(3 * stage + 1))
                 if LAST > 0:
@@ -114,7 +115,7 @@ if GLUON_MISSING is None:
     @gluon.jit
     def _consume(
         z, gate_out, up_out, z_last, gate_last, up_last, x_at, w_at, barriers_at, buffers,
-        row_tiles, column_tiles, depth_tiles, ME: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
+        M, N, row_tiles, column_tiles, depth_tiles, ME: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
         GROUP: gl.constexpr, STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
         FIRST: gl.constexpr = ME * _BUFFERS
@@ -127,7 +128,7 @@ if GLUON_MISSING is None:
             gate, up, both, gate_1, up_1, both_1 = multiply(
                 x_at, w_at, barriers_at, number * depth_tiles, depth_tiles, parity, z.dtype, 2 * COLUMNS, ME, STAGES
             )
-            row, column = row * _ROWS, column * COLUMNS
+            row, column = start(row, _ROWS, M), start(column, COLUMNS, N)
             _finish(
                 gate, up, both, z, gate_out, up_out, z_last, gate_last, up_last, row, column, buffers,
                 LAST, FIRST, STORE_PREACT,
@@ -150,7 +151,7 @@ if GLUON_MISSING is None:
         if COLUMNS == _WIDE + _PART:
             z_last, gate_last, up_last = z, gate_out, up_out
         place = gl.allocate_shared_memory(x.dtype, [8, _DEPTH], w_gate.layout)
-        x_at, w_at, barriers_at = locate(x_ring.index(0), w_ring.index(0), place)
+        x_at, w_at, barriers_at = locate_all(x_ring.index(0), w_ring.index(0), place)
         # `full` of every stage, `empty` of every stage, `turn` of both consumers
         barriers = view(place, gl.int64, [_DEPTH * 2, 1], mbarrier.MBarrierLayout())  # more than there are
         for stage in gl.static_range(STAGES):
@@ -166,21 +167,21 @@ if GLUON_MISSING is None:
                     _consume,
                     (
                         z, gate_out, up_out, z_last, gate_last, up_last, x_at, w_at, barriers_at, buffers,
-                        row_tiles, column_tiles, depth_tiles, 0, COLUMNS, STAGES, GROUP, STORE_PREACT,
+                        M, N, row_tiles, column_tiles, depth_tiles, 0, COLUMNS, STAGES, GROUP, STORE_PREACT,
                     ),
                 ),
                 (
                     _consume,
                     (
                         z, gate_out, up_out, z_last, gate_last, up_last, x_at, w_at, barriers_at, buffers,
-                        row_tiles, column_tiles, depth_tiles, 1, COLUMNS, STAGES, GROUP, STORE_PREACT,
+                        M, N, row_tiles, column_tiles, depth_tiles, 1, COLUMNS, STAGES, GROUP, STORE_PREACT,
                     ),
                 ),
                 (
                     _produce,
                     (
                         x, w_gate, w_up, w_gate_narrow, w_up_narrow, x_ring, w_ring, barriers,
-                        row_tiles, column_tiles, depth_tiles, COLUMNS, STAGES, GROUP,
+                        M, N, row_tiles, column_tiles, depth_tiles, COLUMNS, STAGES, GROUP,
                     ),
                 ),
             ],
