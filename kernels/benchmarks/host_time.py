@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 import triton
 
-from swiglu_kernels import glu, plan, silu_mul, swiglu_glu, swiglu_mlp, unsloth_silu_mul
+from swiglu_kernels import glu, plan, repeat, silu_mul, swiglu_glu, swiglu_mlp, unsloth_silu_mul
 from swiglu_kernels.formula import PLAIN
 from swiglu_kernels.glu_forward import NO_BIASES, forward_launch
 
@@ -93,7 +93,7 @@ def rows(tokens: int, hidden: int) -> None:
 
 
 def breakdown(tokens: int, hidden: int) -> None:
-    """Print where the forward of swiglu_glu without gradients spends its time."""
+    """Print where swiglu_glu without gradients spends its time, called again and by the long way."""
     x, w_gate, w_up = (
         torch.randn(shape, device="cuda").bfloat16() for shape in ((tokens, hidden), (hidden, hidden), (hidden, hidden))
     )
@@ -103,37 +103,33 @@ def breakdown(tokens: int, hidden: int) -> None:
     with torch.no_grad():
         swiglu_glu(x, w_gate, w_up)
         plan.run(forward_launch, *arguments)
-        key: list[object] = [forward_launch]
-        tensors: list[torch.Tensor] = []
-        plan._collect(arguments, key, tensors)
-        known = plan._plans.get(tuple(key))
         calls: dict[str, Call] = {
             "whole call": lambda: swiglu_glu(x, w_gate, w_up),
+            "its kind": lambda: repeat.kind_of(
+                "glu", (x, w_gate, w_up, None, None), (*numbers, "auto", "auto", "auto")
+            ),
+            "output": lambda: x.new_empty((tokens, hidden)),
             "operator": lambda: glu._glu(x, w_gate, w_up, "none", "input", "two_step", None, None, *numbers),
-            "its function": lambda: glu.run_forward(x, w_gate, w_up, NO_BIASES, PLAIN, "input"),
-            "outputs": lambda: glu.forward_outputs(x, hidden, "input"),
             "launch": lambda: plan.run(forward_launch, *arguments),
-            "key": lambda: plan._collect(arguments, [forward_launch], []),
+            "described anew": lambda: forward_launch(*arguments).run(),
         }
-        if known is None:
-            print("no plan: every launch goes through Triton's binder")
-        else:
+        known = plan.known(forward_launch, *arguments)
+        if known is not None:
             remembered, launcher = known
+            tensors = [x, w_gate, w_up, z]
             values = remembered.arguments(tensors)
             calls["arguments, descriptors"] = lambda: remembered.arguments(tensors)
             calls["Triton's launcher"] = lambda: launcher(*values)
-        calls["described anew, for comparison"] = lambda: forward_launch(*arguments).run()
         times = {name: microseconds(call)[0] for name, call in calls.items()}
     print(f"\n{tokens} tokens, swiglu_glu without gradients, us")
-    print(f"  checks and options     {times['whole call'] - times['operator']:6.1f}")
-    print(f"  dispatch of operator   {times['operator'] - times['its function']:6.1f}")
-    for name in ("outputs", "launch"):
-        print(f"  {name:22} {times[name]:6.1f}")
-    for name in ("key", "arguments, descriptors", "Triton's launcher"):
-        if name in times:
-            print(f"    {name:22} {times[name]:6.1f}")
-    print(f"  whole call             {times['whole call']:6.1f}")
-    print(f"  (a launch described anew: {times['described anew, for comparison']:.1f})")
+    parts = ("its kind", "output", "arguments, descriptors", "Triton's launcher", "whole call")
+    for name in parts if known is not None else ("whole call",):
+        print(f"  {name:24} {times[name]:6.1f}")
+    print("  of the long way, which a first call and a watched one take")
+    for name in ("operator", "launch", "described anew"):
+        print(f"    {name:22} {times[name]:6.1f}")
+    if known is None:
+        print("  no plan: every launch goes through Triton's binder")
 
 
 def main() -> None:
