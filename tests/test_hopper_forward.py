@@ -1,5 +1,6 @@
 """The hand-scheduled forward: who may take it (on any machine), and that it is right (on a Hopper GPU)."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 
 from accuracy import assert_as_accurate_as_eager
 from swiglu_kernels import hopper, hopper_forward, reference, swiglu_glu
+from swiglu_kernels.launch import Launch
+from swiglu_kernels.tiles import Tile
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 needs_hopper = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a GPU of compute capability 9.0")]
@@ -75,6 +78,24 @@ def test_tiles_fill_the_waves(tokens: int, intermediate: int, columns: int) -> N
     assert hopper_forward.tile_for(tokens, intermediate, 132).columns == columns
 
 
+def check_against_fp64(
+    describe: Callable[..., Launch], shape: tuple[int, int, int], store: bool, dtype: torch.dtype, *tile: Tile
+) -> None:
+    """Run a forward of (tokens, hidden, intermediate) and compare z, and gate and up if stored, with fp64."""
+    tokens, hidden, intermediate = shape
+    x = torch.randn(tokens, hidden, device="cuda").to(dtype)
+    weights = [(torch.randn(intermediate, hidden, device="cuda") * hidden**-0.5).to(dtype) for _ in range(2)]
+    z, gate, up = (x.new_full((tokens, intermediate), float("nan")) for _ in range(3))
+    assert hopper_forward.why_not(x, *weights, torch.cuda.get_device_capability()) is None
+    describe(x, *weights, z, (gate, up) if store else None, *tile).run()
+    exact = [x.double() @ weight.double().T for weight in weights]
+    eager = [x @ weight.T for weight in weights]
+    assert_as_accurate_as_eager("z", z, reference.silu_mul(*eager), reference.silu_mul(*exact), terms=hidden)
+    if store:
+        for got, one_eager, one_exact in zip((gate, up), eager, exact, strict=True):
+            assert_as_accurate_as_eager("gate or up", got, one_eager, one_exact, terms=hidden)
+
+
 class TestOnHopper:
     pytestmark = needs_hopper
 
@@ -95,24 +116,14 @@ class TestOnHopper:
         ],
     )
     def test_against_fp64(self, shape: tuple[int, int, int], columns: int, store: bool, dtype: torch.dtype) -> None:
-        tokens, hidden, intermediate = shape
-        x = torch.randn(tokens, hidden, device="cuda").to(dtype)
-        weights = [(torch.randn(intermediate, hidden, device="cuda") * hidden**-0.5).to(dtype) for _ in range(2)]
-        z, gate, up = (x.new_full((tokens, intermediate), float("nan")) for _ in range(3))
-        assert hopper_forward.why_not(x, *weights, torch.cuda.get_device_capability()) is None
         tile = replace(hopper_forward.TILE, columns=columns)
-        hopper_forward.forward_launch(x, *weights, z, (gate, up) if store else None, tile).run()
-        exact = [x.double() @ weight.double().T for weight in weights]
-        eager = [x @ weight.T for weight in weights]
-        assert_as_accurate_as_eager("z", z, reference.silu_mul(*eager), reference.silu_mul(*exact), terms=hidden)
-        if store:
-            for got, one_eager, one_exact in zip((gate, up), eager, exact, strict=True):
-                assert_as_accurate_as_eager("gate or up", got, one_eager, one_exact, terms=hidden)
+        check_against_fp64(hopper_forward.forward_launch, shape, store, dtype, tile)
 
-    def test_more_tiles_than_programs_many_times_over(self) -> None:
-        """The ring goes round often; the same inputs give the same bits each time."""
-        x = torch.randn(8192, 256, device="cuda").bfloat16()
-        w_gate, w_up = (torch.randn(8192, 256, device="cuda").bfloat16() / 16 for _ in range(2))
+    @pytest.mark.parametrize(("tokens", "intermediate"), [(8192, 8192), (4100, 8200), (129, 8200)])
+    def test_the_same_bits_each_time(self, tokens: int, intermediate: int) -> None:
+        """The ring goes round often; where tiles overlap, both write the same."""
+        x = torch.randn(tokens, 256, device="cuda").bfloat16()
+        w_gate, w_up = (torch.randn(intermediate, 256, device="cuda").bfloat16() / 16 for _ in range(2))
         first = swiglu_glu(x, w_gate, w_up)
         for _ in range(20):
             assert torch.equal(swiglu_glu(x, w_gate, w_up), first)

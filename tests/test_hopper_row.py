@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from accuracy import assert_as_accurate_as_eager
-from swiglu_kernels import hopper_forward, hopper_row, reference
+from swiglu_kernels import hopper_forward, hopper_row
 from swiglu_kernels.launch import Launch
-from test_hopper_forward import needs_hopper
+from test_hopper_forward import check_against_fp64, needs_hopper
 
 
 @pytest.mark.parametrize(
@@ -41,18 +40,7 @@ class TestOnHopper:
         ],
     )  # fmt: skip
     def test_against_fp64(self, shape: tuple[int, int, int], store: bool, dtype: torch.dtype) -> None:
-        tokens, hidden, intermediate = shape
-        x = torch.randn(tokens, hidden, device="cuda").to(dtype)
-        weights = [(torch.randn(intermediate, hidden, device="cuda") * hidden**-0.5).to(dtype) for _ in range(2)]
-        z, gate, up = (x.new_full((tokens, intermediate), float("nan")) for _ in range(3))
-        assert hopper_forward.why_not(x, *weights, torch.cuda.get_device_capability()) is None
-        hopper_row.forward_launch(x, *weights, z, (gate, up) if store else None).run()
-        exact = [x.double() @ weight.double().T for weight in weights]
-        eager = [x @ weight.T for weight in weights]
-        assert_as_accurate_as_eager("z", z, reference.silu_mul(*eager), reference.silu_mul(*exact), terms=hidden)
-        if store:
-            for got, one_eager, one_exact in zip((gate, up), eager, exact, strict=True):
-                assert_as_accurate_as_eager("gate or up", got, one_eager, one_exact, terms=hidden)
+        check_against_fp64(hopper_row.forward_launch, shape, store, dtype)
 
     def test_what_another_kernel_left_in_shared_memory_does_not_matter(self) -> None:
         """Kernels look for their buffers by marks, and shared memory keeps those of the kernel before."""
