@@ -154,6 +154,14 @@ def _shared_layout(dtype: torch.dtype, rows: int, columns: int) -> "gl.NVMMAShar
     return gl.NVMMASharedLayout.get_default_for([rows, columns], element)
 
 
+def forward_outputs(
+    z: torch.Tensor, preactivations: tuple[torch.Tensor, torch.Tensor] | None
+) -> dict[str, torch.Tensor]:
+    """Name what a forward stores as its kernel does."""
+    stored = dict(zip(("gate_out", "up_out"), preactivations, strict=True)) if preactivations else {}
+    return {"z": z} | stored
+
+
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
     """Count those of a GPU."""

@@ -249,7 +249,7 @@ def forward_launch(
     }
     if last:
         blocks |= {"w_gate_narrow": (w_gate, last, DEPTH), "w_up_narrow": (w_up, last, DEPTH)}
-    outputs = {"z": z} | (dict(zip(("gate_out", "up_out"), preactivations, strict=True)) if preactivations else {})
+    outputs = hopper.forward_outputs(z, preactivations)
     blocks |= {name: (output, WIDE, PART) for name, output in outputs.items()}
     if 0 < last < PART:
         blocks |= {f"{name.removesuffix('_out')}_last": (output, WIDE, last) for name, output in outputs.items()}

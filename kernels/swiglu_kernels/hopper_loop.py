@@ -17,7 +17,6 @@ from swiglu_kernels.hopper import GLUON_MISSING
 
 BLOCK = 64
 """Rows and columns of what the accumulator is handed over in; also the depth of a stage, 128 bytes."""
-ROWS, COLUMNS = 2 * BLOCK, 3 * BLOCK
 FAR = 128 * 1024
 """Bytes between the two pieces of shared memory that a thread looks at: 128 threads cover 256 KB."""
 RELEASES = 4
@@ -32,6 +31,7 @@ if GLUON_MISSING is None:
     _BLOCK = gl.constexpr(BLOCK)
     _MARKS, _OTHER_MARKS = gl.constexpr(0x5AC3), gl.constexpr(0x35A6)  # of three buffers: these and the next two
     _FAR = gl.constexpr(FAR)
+    _LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16]))
 
     @gluon.constexpr_function
     def _main_loop(left_rows, right_rows, left_row, left_step, right_step, columns, registers, stages, turn_of, kind):
@@ -118,6 +118,15 @@ if GLUON_MISSING is None:
     def _operands(registers, numbers):
         return ",".join(["=f"] * registers + ["r"] * (32 * numbers) + ["~{memory}"])
 
+    @gluon.constexpr_function
+    def _kind(dtype):
+        return "f16" if dtype == gl.float16 else "bf16"
+
+    @gluon.jit
+    def _copies(number):
+        """A number for every element of a block, which are 32 of each thread."""
+        return gl.full([_BLOCK, _BLOCK], number, gl.int32, _LAYOUT)
+
     @gluon.jit
     def multiply(
         left, right, barriers, step, depth_tiles, parity,
@@ -125,28 +134,20 @@ if GLUON_MISSING is None:
     ):  # fmt: skip
         """Run the main loop of one tile, when it is this consumer's turn, and hand the turn over.
 
-        left, right: addresses of STAGES tiles of ROWS x BLOCK and of 3 BLOCK x BLOCK, of which COLUMNS rows are used.
-        barriers: address of `full` of every stage, `empty` of every stage, and `turn` of both consumers. step: stages
-        that were used before. parity: of the turn that is awaited.
+        left, right: addresses of STAGES tiles of 2 BLOCK x BLOCK and of 3 BLOCK x BLOCK, of which COLUMNS rows are
+        used. barriers: address of `full` of every stage, `empty` of every stage, and `turn` of both consumers. step:
+        stages that were used before. parity: of the turn that is awaited.
 
         Returns six tensors of BLOCK x BLOCK in fp32, the upper three from left to right and then the lower ones;
         what is right of COLUMNS is zero.
         """
-        LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _BLOCK, 16])
-        KIND: gl.constexpr = "f16" if dtype == gl.float16 else "bf16"
+        KIND: gl.constexpr = _kind(dtype)
         LOOP: gl.constexpr = _main_loop(2 * _BLOCK, 3 * _BLOCK, 0, _BLOCK, 0, COLUMNS, 192, STAGES, ME, KIND)
         OPERANDS: gl.constexpr = _operands(192, 6)
         return gl.inline_asm_elementwise(
             LOOP,
             OPERANDS,
-            [
-                gl.full([_BLOCK, _BLOCK], left, gl.int32, LAYOUT),
-                gl.full([_BLOCK, _BLOCK], right, gl.int32, LAYOUT),
-                gl.full([_BLOCK, _BLOCK], barriers, gl.int32, LAYOUT),
-                gl.full([_BLOCK, _BLOCK], step, gl.int32, LAYOUT),
-                gl.full([_BLOCK, _BLOCK], depth_tiles, gl.int32, LAYOUT),
-                gl.full([_BLOCK, _BLOCK], parity, gl.int32, LAYOUT),
-            ],
+            [_copies(left), _copies(right), _copies(barriers), _copies(step), _copies(depth_tiles), _copies(parity)],
             dtype=(gl.float32, gl.float32, gl.float32, gl.float32, gl.float32, gl.float32),
             is_pure=False,
             pack=32,
@@ -160,15 +161,14 @@ if GLUON_MISSING is None:
     ):  # fmt: skip
         """Run the main loop of this consumer's 64 rows of one tile; the other consumer does the same with its own.
 
-        left, right: addresses of the first stage's tile of ROWS x BLOCK and of its two tiles of STAGE_COLUMNS x BLOCK,
-        of which COLUMNS rows are used, at most 2 BLOCK; from a stage to the next it is STAGE_ROWS. barriers: address of
-        `full` and `empty` of every stage. step: stages that were used before.
+        left, right: addresses of the first stage's tile of 2 BLOCK x BLOCK and of its two tiles of STAGE_COLUMNS x
+        BLOCK, of which COLUMNS rows are used, at most 2 BLOCK; from a stage to the next it is STAGE_ROWS. barriers:
+        address of `full` and `empty` of every stage. step: stages that were used before.
 
         Returns four tensors of BLOCK x BLOCK in fp32: the first product from left to right, then the second; what is
         right of COLUMNS is zero.
         """
-        LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _BLOCK, 16])
-        KIND: gl.constexpr = "f16" if dtype == gl.float16 else "bf16"
+        KIND: gl.constexpr = _kind(dtype)
         LOOP: gl.constexpr = _main_loop(
             STAGE_ROWS, STAGE_ROWS, _BLOCK * ME, 0, STAGE_COLUMNS, COLUMNS, 128, STAGES, -1, KIND
         )
@@ -176,13 +176,7 @@ if GLUON_MISSING is None:
         return gl.inline_asm_elementwise(
             LOOP,
             OPERANDS,
-            [
-                gl.full([_BLOCK, _BLOCK], left, gl.int32, LAYOUT),
-                gl.full([_BLOCK, _BLOCK], right, gl.int32, LAYOUT),
-                gl.full([_BLOCK, _BLOCK], barriers, gl.int32, LAYOUT),
-                gl.full([_BLOCK, _BLOCK], step, gl.int32, LAYOUT),
-                gl.full([_BLOCK, _BLOCK], depth_tiles, gl.int32, LAYOUT),
-            ],
+            [_copies(left), _copies(right), _copies(barriers), _copies(step), _copies(depth_tiles)],
             dtype=(gl.float32, gl.float32, gl.float32, gl.float32),
             is_pure=False,
             pack=32,

@@ -215,14 +215,12 @@ def forward_launch(
         for part in PARTS
         if (count >= part if part == UNIT else count & part)
     }
-    stored = dict(zip(("gate_out", "up_out"), preactivations, strict=True)) if preactivations else {}
     return Launch(
         kernel=_row_kernel,
         grid=(min(-(-N // tile.columns), programs),),
         arguments=dict.fromkeys(_OPTIONAL)
         | blocks
-        | {"z": z}
-        | stored
+        | hopper.forward_outputs(z, preactivations)
         | {"M": M, "N": N, "K": K, "TOKENS": tokens}
         | {"COLUMNS": tile.columns, "W_UNITS": _units(tile.columns), "STAGES": tile.stages}
         | {"STORE_PREACT": preactivations is not None},

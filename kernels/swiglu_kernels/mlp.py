@@ -377,14 +377,9 @@ def swiglu_mlp(
 
 def _then_down(launch: repeat.Again) -> repeat.Again:
     def again(
-        x: torch.Tensor,
-        w_gate: torch.Tensor,
-        w_up: torch.Tensor,
-        w_down: torch.Tensor,
-        bias_gate: torch.Tensor | None,
-        bias_up: torch.Tensor | None,
-        bias_down: torch.Tensor | None,
+        x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor, *biases: torch.Tensor | None
     ) -> torch.Tensor | None:
+        bias_gate, bias_up, bias_down = biases
         h = launch(x, w_gate, w_up, bias_gate, bias_up)
         return None if h is None else torch.nn.functional.linear(h, w_down, bias_down)
 

@@ -108,18 +108,13 @@ def launch_of(
     planned, launch = found
 
     def again(
-        x: torch.Tensor,
-        w_gate: torch.Tensor,
-        w_up: torch.Tensor,
-        bias_gate: torch.Tensor | None,
-        bias_up: torch.Tensor | None,
+        x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, *biases: torch.Tensor | None
     ) -> torch.Tensor | None:
         z = x.new_empty((x.shape[0], w_gate.shape[0]))
         if z.data_ptr() % 16:
             return None
-        biases = (bias for bias in (bias_gate, bias_up) if bias is not None)
         with on_device(x.device):
-            launch(*planned.arguments([x, w_gate, w_up, z, *biases]))
+            launch(*planned.arguments([x, w_gate, w_up, z, *(bias for bias in biases if bias is not None)]))
         return z
 
     return again
