@@ -68,8 +68,10 @@ def test_without_gluon_the_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("tokens", "intermediate", "columns"),
     [
-        (8192, 11008, 96),  # 56 waves of 96, 67 of 80
-        (1024, 14336, 80),  # 10 waves of 96, 11 of 80, 14 of 64
+        (8192, 11008, 96),  # 56 waves of 96, 61 of 88, 67 of 80
+        (1024, 14336, 88),  # 10 waves of 96 or 88, 11 of 80, 14 of 64
+        (512, 11008, 88),  # 4 waves of 96 or 88, 5 of 80
+        (640, 11008, 72),  # 5 waves of 96, 6 of 80, 6 of 72, 7 of 64
         (4096, 2048, 64),  # 6 waves of 96, 7 of 80, 8 of 64
         (128, 64, 64),  # one tile of any
     ],

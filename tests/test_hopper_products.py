@@ -61,8 +61,9 @@ class TestWhoMayTakeThem:
             return input_grad_launch(None, gate, gate, weight, weight, meta(tokens, 4096), (9, 0))
 
         assert of_dx(256).kernel != "by hand"  # 64 tiles
-        few, many = of_dx(512), of_dx(1024)
+        few, many, between = of_dx(512), of_dx(1024), of_dx(1536)
         assert (few.kernel, few.arguments["ROWS"], many.arguments["ROWS"]) == ("by hand", 128, 256)
+        assert between.arguments["ROWS"] == 128  # 384 tiles in 3 waves of 132, or 192 of twice the size in 2
         gate, weight, dx = meta(1024, 256), meta(256, 4096), torch.empty(1024, 4096, device="meta")
         added = input_grad_launch(None, gate, gate, weight, weight, dx, (9, 0), accumulate=True)
         assert (added.kernel, added.arguments["ADD"], added.arguments["ROWS"]) == ("by hand", True, 128)
@@ -85,6 +86,8 @@ class TestWhoMayTakeThem:
         (1, 4096, torch.bfloat16, ("triton", "preact", "two_step")),
         (256, 4096, torch.bfloat16, ("triton", "preact", "torch")),
         (512, 4096, torch.bfloat16, ("triton", "preact", "two_step")),
+        (1100, 4096, torch.bfloat16, ("triton", "preact", "torch")),  # 288 tiles of 128 rows in 3 waves of 132
+        (1536, 4096, torch.bfloat16, ("triton", "preact", "two_step")),
         (512, 4095, torch.bfloat16, ("torch", "preact", "torch")),
         (512, 4096, torch.float32, ("torch", "preact", "torch")),
     ],
@@ -129,6 +132,19 @@ class TestOnHopper:
             exact, eager = [sum(exact)], [sum(eager)]
         for out, one, truth in zip(outs, eager, exact, strict=True):
             assert_as_accurate_as_eager(form, out, one, truth, terms=K * count)
+
+    @pytest.mark.parametrize("outputs", [1, 2])
+    @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 64, 65, 80, 81, 128, 1100, 2050])
+    def test_sums_over_any_number_of_tokens(self, tokens: int, outputs: int) -> None:
+        pairs = [
+            (self.random(tokens, 1000, torch.bfloat16), self.random(tokens, 520, torch.bfloat16))
+            for _ in range(outputs)
+        ]
+        outs = [torch.full((1000, 520), float("nan"), dtype=torch.bfloat16, device="cuda") for _ in range(outputs)]
+        hopper_products.transposed_launch(pairs, outs).run()
+        for out, (left, right) in zip(outs, pairs, strict=True):
+            exact = left.t().double() @ right.double()
+            assert_as_accurate_as_eager("out", out, left.t() @ right, exact, terms=tokens)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     @pytest.mark.parametrize("shape", [(8, 8, 8), (520, 264, 72), (4104, 3000, 1376), (8192, 4096, 1408)])

@@ -9,18 +9,19 @@ Measured on one H200 (bf16, hidden 4096, intermediate 11008). Forward + dX + dW 
 and products of d_gate and d_up once they are stored, by `hopper_products.py`, relative to torch:
 
     dW   0.79-0.97 at 64-16384 tokens
-    dX   0.98-1.00 at 512 tokens and more, 1.3 and more where 128 x 128 tiles leave half of the GPU idle
+    dX   0.98-1.00 where its tiles fill their waves; 1.1-1.4 where they do not, as of 1100, 1280 or 2304 tokens
 
 so "auto" is save="preact" wherever memory is not the point (`save_memory`), dX in two steps by Triton where its tiles
-fill the GPU, and dW by Triton. For the portable kernels both hold up to FEW_TOKENS only, half way between the two
-measurements; what is larger goes to torch, whose library knows GPUs on which nothing was measured.
+fill their waves (`hopper_products.fills_waves`), and dW by Triton. For the portable kernels both hold up to FEW_TOKENS
+only, half way between the two measurements; what is larger goes to torch, whose library knows GPUs on which nothing was
+measured.
 """
 
 import torch
 
 from swiglu_kernels.backend import capability_of, constant_in_graphs
 from swiglu_kernels.hopper import GLUON_MISSING, multiprocessors
-from swiglu_kernels.hopper_products import fills
+from swiglu_kernels.hopper_products import fills_waves
 
 AUTO = "auto"
 WEIGHT_GRADS = ("triton", "torch", "none", AUTO)
@@ -60,7 +61,7 @@ def resolve(
     if save == AUTO:
         save = "input" if chunk_tokens else "preact"
     if input_grad == AUTO:
-        by_triton = tokens <= FEW_TOKENS or (hopper and fills(tokens, hidden, hopper))
+        by_triton = tokens <= FEW_TOKENS or (hopper and fills_waves(tokens, hidden, hopper))
         input_grad = "two_step" if by_triton else "torch"
     if weight_grad == AUTO:
         weight_grad = "triton" if hopper or tokens <= FEW_TOKENS else "torch"

@@ -78,6 +78,23 @@ if GLUON_MISSING is None:
         return max(min(tile * SIZE, length - SIZE), 0)
 
     @gluon.jit
+    def load_rest(blocks, first, at, full, buffer, OFFSET: gl.constexpr, COUNT: gl.constexpr):
+        """Load COUNT rows of a matrix, fewer than 64, which start at `first`, to a buffer's rows from OFFSET on.
+
+        Each part begins at a multiple of its size, so that the 8 rows come first where OFFSET is no multiple of 16.
+
+        blocks: descriptors of the matrix for 32, 16 and 8 rows; None where not needed.
+        """
+        AT_16: gl.constexpr = COUNT // 32 * 32 + (OFFSET & 8)
+        AT_8: gl.constexpr = 0 if OFFSET & 8 else COUNT // 16 * 16
+        if COUNT & 32 != 0:
+            load(blocks[0], [first, at], full, buffer.slice(OFFSET, 32, dim=0))
+        if COUNT & 16 != 0:
+            load(blocks[1], [first + AT_16, at], full, buffer.slice(OFFSET + AT_16, 16, dim=0))
+        if COUNT & 8 != 0:
+            load(blocks[2], [first + AT_8, at], full, buffer.slice(OFFSET + AT_8, 8, dim=0))
+
+    @gluon.jit
     def before(stage, STAGES: gl.constexpr):
         """Return the stage before one in the ring."""
         return gl.where(stage == 0, STAGES - 1, stage - 1)

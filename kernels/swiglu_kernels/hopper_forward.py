@@ -1,13 +1,13 @@
 """z = silu(x w_gate^T) * (x w_up^T) scheduled by hand for Hopper (compute capability 9.0), in Gluon.
 
-M tokens, N intermediate, K hidden. One program per multiprocessor walks through tiles of 128 rows and 96, 80 or 64
-columns of z, whichever leave the fewest multiprocessors idle in the end (`tile_for`).
-A producer warp fills a ring of STAGES tiles of x, w_gate and w_up by TMA. Two consumer warpgroups take tiles in turn
-("ping-pong"): while one runs its main loop, the other applies the gate to its finished tile and stores it, so that the
-tensor cores never wait for an epilogue. 96 columns of gate and of up make an accumulator of 128 x 192, all that a
-warpgroup's registers hold. `hopper_loop.py` has its main loop, which yields it in blocks of 64 x 64; the rows of w_gate
-and w_up lie in a stage such that these are 64 columns of gate, 64 of up, and the last 32, 16 or none of each. With
-STORE_PREACT gate and up are stored as well, for the backward.
+M tokens, N intermediate, K hidden. One program per multiprocessor walks through tiles of 128 rows and 64 to 96 columns
+of z, whichever leave the fewest multiprocessors idle in the end (`tile_for`). A producer warp fills a ring of STAGES
+tiles of x, w_gate and w_up by TMA. Two consumer warpgroups take tiles in turn ("ping-pong"): while one runs its main
+loop, the other applies the gate to its finished tile and stores it, so that the tensor cores never wait for an
+epilogue. 96 columns of gate and of up make an accumulator of 128 x 192, all that a warpgroup's registers hold.
+`hopper_loop.py` has its main loop, which yields it in blocks of 64 x 64; the rows of w_gate and w_up lie in a stage
+such that these are 64 columns of gate, 64 of up, and the last ones of each, up to 32. With STORE_PREACT gate and up are
+stored as well, for the backward.
 
 Measured on an H200: NOTES.md.
 """
@@ -22,16 +22,18 @@ from swiglu_kernels.launch import Launch
 from swiglu_kernels.tiles import Capability, Tile
 
 ROWS, DEPTH, STAGES, GROUP = 128, 64, 5, 16
-COLUMNS = {96: 1.0, 80: 1.005, 64: 1.015}
+COLUMNS = {96: 1.0, 88: 1.003, 80: 1.005, 72: 1.01, 64: 1.015}
 """Of a tile, whichever fills the waves of programs best; and the time of a column in it, relative to the first."""
 WIDE, PART = 64, 32
 """Columns of gate and up in the first blocks of the accumulator, and how many are stored at once; the last block has
-what is left, 32, 16 or none."""
+the last PART of both, some of which are in the first blocks and stored already: all that is stored are whole parts."""
+REST = (32, 16, 8)
+"""Columns of gate and of up beyond the first blocks are loaded in such parts: TMA moves powers of two."""
 BUFFERS = 3
 """Of each consumer, through which blocks are stored."""
 TILE = Tile(ROWS, 96, DEPTH, warps=CONSUMER_WARPS, stages=STAGES, group=GROUP)
 """What is shipped; columns, stages and group may differ."""
-_OPTIONAL = ("w_gate_narrow", "w_up_narrow", "gate_out", "up_out", "z_last", "gate_last", "up_last")
+_OPTIONAL = (*(f"{weight}_{rows}" for weight in ("w_gate", "w_up") for rows in REST), "gate_out", "up_out")
 LEAST_TOKENS = 65
 """Below, the portable kernel's smaller tiles fill the GPU better, unless tuning finds otherwise; up to 128 tokens
 `hopper_row.py` is faster than this file."""
@@ -42,7 +44,7 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-    from swiglu_kernels.hopper import halves, load, position, sigmoid, start, synchronize, view, write
+    from swiglu_kernels.hopper import halves, load, load_rest, position, sigmoid, start, synchronize, view, write
     from swiglu_kernels.hopper_loop import locate_all, multiply
 
     _ROWS, _DEPTH, _WIDE, _PART = (gl.constexpr(size) for size in (ROWS, DEPTH, WIDE, PART))
@@ -50,7 +52,7 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _produce(
-        x, w_gate, w_up, w_gate_narrow, w_up_narrow, x_ring, w_ring, barriers,
+        x, w_gate, w_up, w_gate_rest, w_up_rest, x_ring, w_ring, barriers,
         M, N, row_tiles, column_tiles, depth_tiles, COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     ):  # fmt: skip
         LAST: gl.constexpr = COLUMNS - _WIDE
@@ -69,18 +71,9 @@ if GLUON_MISSING is None:
                 load(w_up, [first, at], full, w_ring.index(3 * stage + 1))
                 if LAST > 0:
                     both = w_ring.index(3 * stage + 2)
-                    load(w_gate_narrow, [first + _WIDE, at], full, both.slice(0, LAST, dim=0))
-                    load(w_up_narrow, [first + _WIDE, at], full, both.slice(LAST, LAST, dim=0))
+                    load_rest(w_gate_rest, first + _WIDE, at, full, both, 0, LAST)
+                    load_rest(w_up_rest, first + _WIDE, at, full, both, LAST, LAST)
                 step += 1
-
-    @gluon.jit
-    def _fitting(buffer, output):
-        """The part of a buffer that a block of the output needs."""
-        WIDTH: gl.constexpr = output.block_shape[1]
-        if WIDTH < _PART:
-            LAYOUT: gl.constexpr = output.layout
-            buffer = view(buffer, buffer.dtype, [_WIDE * _PART // WIDTH, WIDTH], LAYOUT).slice(0, _WIDE, dim=0)
-        return buffer
 
     @gluon.jit
     def _finish_part(
@@ -88,68 +81,60 @@ if GLUON_MISSING is None:
         NEWER: gl.constexpr, STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
         if STORE_PREACT:
-            write(gate, gate_out, row, column, _fitting(buffers.index(FIRST), z), NEWER)
-            write(up, up_out, row, column, _fitting(buffers.index(FIRST + 1), z), NEWER)
-            write(gate * sigmoid(gate) * up, z, row, column, _fitting(buffers.index(FIRST + 2), z), NEWER)
+            write(gate, gate_out, row, column, buffers.index(FIRST), NEWER)
+            write(up, up_out, row, column, buffers.index(FIRST + 1), NEWER)
+            write(gate * sigmoid(gate) * up, z, row, column, buffers.index(FIRST + 2), NEWER)
         else:
-            write(gate * sigmoid(gate) * up, z, row, column, _fitting(buffers.index(FIRST + PART), z), NEWER)
+            write(gate * sigmoid(gate) * up, z, row, column, buffers.index(FIRST + PART), NEWER)
 
     @gluon.jit
     def _finish(
-        gate, up, both, z, gate_out, up_out, z_last, gate_last, up_last, row, column, buffers,
-        LAST: gl.constexpr, FIRST: gl.constexpr, STORE_PREACT: gl.constexpr,
+        gate, up, both, z, gate_out, up_out, row, column, buffers,
+        COLUMNS: gl.constexpr, FIRST: gl.constexpr, STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
         """Apply the gate to one half of a tile's rows and store them."""
-        NEWER: gl.constexpr = _BUFFERS - 1 if STORE_PREACT or LAST > 0 else 1  # buffers in use are taken in turn
+        NEWER: gl.constexpr = _BUFFERS - 1 if STORE_PREACT or COLUMNS > _WIDE else 1  # buffers in use are taken in turn
         gate_0, gate_1 = halves(gate, _WIDE, _PART)
         up_0, up_1 = halves(up, _WIDE, _PART)
         _finish_part(gate_0, up_0, z, gate_out, up_out, row, column, buffers, FIRST, 0, NEWER, STORE_PREACT)
         _finish_part(gate_1, up_1, z, gate_out, up_out, row, column + _PART, buffers, FIRST, 1, NEWER, STORE_PREACT)
-        if LAST > 0:
-            if LAST < _PART:
-                both, _ = halves(both, _WIDE, _PART)
-            gate_2, up_2 = halves(both, _WIDE, LAST)
-            column += _WIDE
-            _finish_part(gate_2, up_2, z_last, gate_last, up_last, row, column, buffers, FIRST, 2, NEWER, STORE_PREACT)
+        if COLUMNS > _WIDE:
+            gate_2, up_2 = halves(both, _WIDE, _PART)
+            column += COLUMNS - _PART
+            _finish_part(gate_2, up_2, z, gate_out, up_out, row, column, buffers, FIRST, 2, NEWER, STORE_PREACT)
 
     @gluon.jit
     def _consume(
-        z, gate_out, up_out, z_last, gate_last, up_last, x_at, w_at, barriers_at, buffers,
+        z, gate_out, up_out, x_at, w_at, barriers_at, buffers,
         M, N, row_tiles, column_tiles, depth_tiles, ME: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
         GROUP: gl.constexpr, STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
         FIRST: gl.constexpr = ME * _BUFFERS
-        LAST: gl.constexpr = COLUMNS - _WIDE
         programs = gl.num_programs(0)
         tiles = (row_tiles * column_tiles - gl.program_id(0) + programs - 1) // programs  # of this program
         for number in range(ME, tiles, 2):
             row, column = position(gl.program_id(0) + number * programs, row_tiles, column_tiles, GROUP)
             parity = (number // 2 + 1 - ME) & 1  # the first tile's turn passes at once
             gate, up, both, gate_1, up_1, both_1 = multiply(
-                x_at, w_at, barriers_at, number * depth_tiles, depth_tiles, parity, z.dtype, 2 * COLUMNS, ME, STAGES
-            )
+                x_at, w_at, barriers_at, number * depth_tiles, depth_tiles, parity,
+                z.dtype, 2 * COLUMNS, ME, STAGES,
+            )  # fmt: skip
             row, column = start(row, _ROWS, M), start(column, COLUMNS, N)
-            _finish(
-                gate, up, both, z, gate_out, up_out, z_last, gate_last, up_last, row, column, buffers,
-                LAST, FIRST, STORE_PREACT,
-            )  # fmt: skip
-            _finish(
-                gate_1, up_1, both_1, z, gate_out, up_out, z_last, gate_last, up_last, row + _WIDE, column, buffers,
-                LAST, FIRST, STORE_PREACT,
-            )  # fmt: skip
+            _finish(gate, up, both, z, gate_out, up_out, row, column, buffers, COLUMNS, FIRST, STORE_PREACT)
+            row += _WIDE
+            _finish(gate_1, up_1, both_1, z, gate_out, up_out, row, column, buffers, COLUMNS, FIRST, STORE_PREACT)
         tma.store_wait(0)
 
     @gluon.jit
     def _forward_kernel(
-        x, w_gate, w_up, w_gate_narrow, w_up_narrow, z, gate_out, up_out, z_last, gate_last, up_last, M, N, K,
+        x, w_gate, w_up, w_gate_32, w_gate_16, w_gate_8, w_up_32, w_up_16, w_up_8,
+        z, gate_out, up_out, M, N, K,
         COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
         row_tiles, column_tiles, depth_tiles = gl.cdiv(M, _ROWS), gl.cdiv(N, COLUMNS), gl.cdiv(K, _DEPTH)
         x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, _ROWS, _DEPTH], x.layout)
         w_ring = gl.allocate_shared_memory(x.dtype, [3 * STAGES, _WIDE, _DEPTH], w_gate.layout)
         buffers = gl.allocate_shared_memory(x.dtype, [2 * _BUFFERS, _WIDE, _PART], z.layout)
-        if COLUMNS == _WIDE + _PART:
-            z_last, gate_last, up_last = z, gate_out, up_out
         place = gl.allocate_shared_memory(x.dtype, [8, _DEPTH], w_gate.layout)
         x_at, w_at, barriers_at = locate_all(x_ring.index(0), w_ring.index(0), place)
         # `full` of every stage, `empty` of every stage, `turn` of both consumers
@@ -161,26 +146,27 @@ if GLUON_MISSING is None:
             mbarrier.init(barriers.index(2 * STAGES + consumer), count=_RELEASES)
         fence_async_shared()
         synchronize()
+        w_gate_rest, w_up_rest = (w_gate_32, w_gate_16, w_gate_8), (w_up_32, w_up_16, w_up_8)
         gl.warp_specialize(
             [
                 (
                     _consume,
                     (
-                        z, gate_out, up_out, z_last, gate_last, up_last, x_at, w_at, barriers_at, buffers,
+                        z, gate_out, up_out, x_at, w_at, barriers_at, buffers,
                         M, N, row_tiles, column_tiles, depth_tiles, 0, COLUMNS, STAGES, GROUP, STORE_PREACT,
                     ),
                 ),
                 (
                     _consume,
                     (
-                        z, gate_out, up_out, z_last, gate_last, up_last, x_at, w_at, barriers_at, buffers,
+                        z, gate_out, up_out, x_at, w_at, barriers_at, buffers,
                         M, N, row_tiles, column_tiles, depth_tiles, 1, COLUMNS, STAGES, GROUP, STORE_PREACT,
                     ),
                 ),
                 (
                     _produce,
                     (
-                        x, w_gate, w_up, w_gate_narrow, w_up_narrow, x_ring, w_ring, barriers,
+                        x, w_gate, w_up, w_gate_rest, w_up_rest, x_ring, w_ring, barriers,
                         M, N, row_tiles, column_tiles, depth_tiles, COLUMNS, STAGES, GROUP,
                     ),
                 ),
@@ -247,12 +233,10 @@ def forward_launch(
         "w_gate": (w_gate, WIDE, DEPTH),
         "w_up": (w_up, WIDE, DEPTH),
     }
-    if last:
-        blocks |= {"w_gate_narrow": (w_gate, last, DEPTH), "w_up_narrow": (w_up, last, DEPTH)}
+    for rows in (part for part in REST if last & part):
+        blocks |= {f"w_gate_{rows}": (w_gate, rows, DEPTH), f"w_up_{rows}": (w_up, rows, DEPTH)}
     outputs = hopper.forward_outputs(z, preactivations)
     blocks |= {name: (output, WIDE, PART) for name, output in outputs.items()}
-    if 0 < last < PART:
-        blocks |= {f"{name.removesuffix('_out')}_last": (output, WIDE, last) for name, output in outputs.items()}
     return Launch(
         kernel=_forward_kernel,
         grid=(min(tiles, programs),),

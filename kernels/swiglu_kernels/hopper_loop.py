@@ -42,12 +42,18 @@ if GLUON_MISSING is None:
         left_rows, right_rows: of a stage.
         left_row: the first that is used.
         left_step, right_step: rows from the first wgmma's to the second's.
+        columns: of a wgmma. What is beyond 128 are equal shares of two products, whose last 32 columns are put into the
+            halves of the third block; some of them are in the first two as well.
         turn_of: the consumer, where two of them take turns; -1 where each reads every stage.
         """
         row_bytes = 128
         leading = 1 << 16  # of a descriptor; not used in this layout, and by custom one
         left, right, barriers, step, depth_tiles, parity = (f"${registers + 32 * number}" for number in range(6))
         full, empty, turn = 0, 8 * stages, 16 * stages  # where the barriers are
+        rest = max(columns - 128, 0) // 4  # registers for what each product has in the third block alone
+        again = 16 - rest if rest else 0  # and for what it has in another one, too
+        numbers = [*range(min(columns // 2, 64)), *range(64 + again, 80), *range(80 + again, 96)]
+        numbers = numbers[: columns // 2]
         lines = [
             "{",
             ".reg .pred again, passed, leader, freed, add;",
@@ -81,7 +87,7 @@ if GLUON_MISSING is None:
         ]
         for chunk in range(4):  # of 16 along the depth
             for half in range(2):
-                accumulator = ", ".join(f"${registers // 2 * half + number}" for number in range(columns // 2))
+                accumulator = ", ".join(f"${registers // 2 * half + number}" for number in numbers)
                 at_a, at_b = (left_row + half * left_step) * row_bytes, half * right_step * row_bytes
                 lines += [
                     f"add.u32 at, low_a, {leading + (at_a + 32 * chunk) // 16};",
@@ -110,8 +116,14 @@ if GLUON_MISSING is None:
         lines += [
             "wgmma.wait_group.sync.aligned 0;",
             f"@leader mbarrier.arrive.shared::cta.b64 _, [before+{empty}];",
-            "}",
         ]
+        for first in range(0, registers, registers // 2):
+            for number in range(again):
+                lines += [
+                    f"mov.b32 ${first + 64 + 16 * product + number}, ${first + 32 * (product + 1) - again + number};"
+                    for product in range(2)
+                ]
+        lines.append("}")
         return "\n".join(lines)
 
     @gluon.constexpr_function
@@ -138,8 +150,10 @@ if GLUON_MISSING is None:
         used. barriers: address of `full` of every stage, `empty` of every stage, and `turn` of both consumers. step:
         stages that were used before. parity: of the turn that is awaited.
 
-        Returns six tensors of BLOCK x BLOCK in fp32, the upper three from left to right and then the lower ones;
-        what is right of COLUMNS is zero.
+        COLUMNS belong to two products: BLOCK columns of one, BLOCK of the other, then the rest of each.
+
+        Returns six tensors of BLOCK x BLOCK in fp32, the upper three and then the lower ones: the first BLOCK columns
+        of a product, those of the other, and the last BLOCK / 2 columns of each, or zero if there are no more than BLOCK.
         """
         KIND: gl.constexpr = _kind(dtype)
         LOOP: gl.constexpr = _main_loop(2 * _BLOCK, 3 * _BLOCK, 0, _BLOCK, 0, COLUMNS, 192, STAGES, ME, KIND)

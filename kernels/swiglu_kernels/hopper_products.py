@@ -18,6 +18,8 @@ Operands are read as they lie in memory: a ring holds [DEPTH, 128] where the sum
 (ACROSS), and the wgmma reads it transposed. One more barrier, `loaded` of a consumer, completes when its part of gate
 and up, or of the sum so far, has arrived.
 
+Where A and B are both read ACROSS, the last step may have a depth of its own, LAST: as many rows as there are.
+
 Measured on an H200: NOTES.md.
 """
 
@@ -33,9 +35,14 @@ from swiglu_kernels.tiles import Capability, Tile
 TILE, DEPTH, GROUP = 128, 64, 8
 PART, READ_PART = 64, 32
 """Columns that are stored at once: alone, and where the epilogue reads as well."""
+LAST = (16, 32)
+"""Depths of the last step of a transposed product that has no more rows left: TMA takes several times as long for rows
+that do not exist."""
 STAGES = {"ping-pong": 6, "cooperative": 4, "gate": 5}
-LEAST_FILLED = 0.7
-"""Of the multiprocessors, that tiles have to fill for a schedule to be taken; measured between 0.5 and 0.97."""
+LEAST_TILES = 0.7
+"""For each multiprocessor; with fewer, the portable kernels' smaller tiles fill the GPU better."""
+LEAST_FILLED_PERCENT = 84
+"""Of its waves of tiles, that an output has to take up: where they are emptier, PyTorch's products are faster."""
 LEAST_GATE_TOKENS = 257
 """For `gate_backward_launch`; below, the portable kernel's smaller tiles fill the GPU better."""
 
@@ -63,14 +70,15 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _produce(
-        a_0, a_1, b_0, b_1, a_ring, b_ring, full, empty, row_tiles, column_tiles, depth_tiles,
-        ROWS: gl.constexpr, TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-        A_ACROSS: gl.constexpr, B_ACROSS: gl.constexpr, TERMS: gl.constexpr, OUTPUTS: gl.constexpr,
+        a_0, a_1, b_0, b_1, a_0_last, a_1_last, b_0_last, b_1_last, a_ring, b_ring, full, empty,
+        row_tiles, column_tiles, depth_tiles, ROWS: gl.constexpr, TILE: gl.constexpr, DEPTH: gl.constexpr,
+        STAGES: gl.constexpr, GROUP: gl.constexpr, A_ACROSS: gl.constexpr, B_ACROSS: gl.constexpr, TERMS: gl.constexpr,
+        OUTPUTS: gl.constexpr, LAST: gl.constexpr,
     ):  # fmt: skip
         step = 0
         for tile in range(gl.program_id(0), OUTPUTS * row_tiles * column_tiles, gl.num_programs(0)):
             row, column = position(tile, OUTPUTS * row_tiles, column_tiles, GROUP)
-            for depth in range(TERMS * depth_tiles):
+            for depth in range(TERMS * depth_tiles - (LAST > 0)):
                 stage = step % STAGES
                 arrived, a, b = full.index(stage), a_ring.index(stage), b_ring.index(stage)
                 mbarrier.wait(empty.index(stage), (step // STAGES + 1) & 1)  # passes at once in the first round
@@ -85,6 +93,19 @@ if GLUON_MISSING is None:
                 else:
                     _load_tile(a_0, row * ROWS, depth * DEPTH, arrived, a, A_ACROSS)
                     _load_tile(b_0, column * TILE, depth * DEPTH, arrived, b, B_ACROSS)
+                step += 1
+            if LAST > 0:
+                stage = step % STAGES
+                arrived, at = full.index(stage), (depth_tiles - 1) * DEPTH
+                a, b = a_ring.index(stage).slice(0, LAST, dim=0), b_ring.index(stage).slice(0, LAST, dim=0)
+                mbarrier.wait(empty.index(stage), (step // STAGES + 1) & 1)
+                mbarrier.expect(arrived, (ROWS + TILE) * LAST * 2)
+                if OUTPUTS == 2 and row >= row_tiles:
+                    load(a_1_last, [at, (row - row_tiles) * ROWS], arrived, a)
+                    load(b_1_last, [at, column * TILE], arrived, b)
+                else:
+                    load(a_0_last, [at, row * ROWS], arrived, a)
+                    load(b_0_last, [at, column * TILE], arrived, b)
                 step += 1
 
     @gluon.jit
@@ -134,12 +155,28 @@ if GLUON_MISSING is None:
             store(h, [row, column], buffers.index(FIRST + 2))
 
     @gluon.jit
+    def _add_product(
+        sums, left, right, full, empty, stage, phase, freed,
+        A_ACROSS: gl.constexpr, B_ACROSS: gl.constexpr, STAGES: gl.constexpr,
+    ):  # fmt: skip
+        """Add the product of what a stage holds, when it has arrived, and free the stage before if there is one."""
+        mbarrier.wait(full.index(stage), phase)
+        if A_ACROSS:
+            left = left.permute((1, 0))
+        if not B_ACROSS:
+            right = right.permute((1, 0))
+        sums = warpgroup_mma(left, right, sums, is_async=True)
+        sums = warpgroup_mma_wait(num_outstanding=1, deps=(sums,))
+        mbarrier.arrive(empty.index(before(stage, STAGES)), pred=freed)
+        return sums
+
+    @gluon.jit
     def _consume(
         out_0, out_1, h, gate, up, a_ring, b_ring, buffers, full, empty, turn, loaded,
         row_tiles, column_tiles, depth_tiles, ME: gl.constexpr,
         ROWS: gl.constexpr, TILE: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
         A_ACROSS: gl.constexpr, B_ACROSS: gl.constexpr, TERMS: gl.constexpr, OUTPUTS: gl.constexpr,
-        GATE: gl.constexpr, STORE_H: gl.constexpr, ADD: gl.constexpr,
+        GATE: gl.constexpr, STORE_H: gl.constexpr, ADD: gl.constexpr, LAST: gl.constexpr,
     ):  # fmt: skip
         COOPERATIVE: gl.constexpr = ROWS == 2 * TILE
         LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
@@ -152,22 +189,21 @@ if GLUON_MISSING is None:
             phase = number * steps // STAGES & 1
             if not COOPERATIVE:
                 mbarrier.wait(turn.index(ME), (number // 2 + 1 - ME) & 1)  # the first tile's passes at once
-            for depth in range(steps):
-                mbarrier.wait(full.index(stage), phase)
-                left, right = a_ring.index(stage), b_ring.index(stage)
+            for depth in range(steps - (LAST > 0)):
+                left = a_ring.index(stage)
                 if COOPERATIVE:
                     left = left.slice(ME * TILE, TILE, dim=1 if A_ACROSS else 0)
-                if A_ACROSS:
-                    left = left.permute((1, 0))
-                if not B_ACROSS:
-                    right = right.permute((1, 0))
-                sums = warpgroup_mma(left, right, sums, is_async=True)
-                sums = warpgroup_mma_wait(num_outstanding=1, deps=(sums,))
-                mbarrier.arrive(empty.index(before(stage, STAGES)), pred=depth > 0)  # the stage before is done
+                sums = _add_product(
+                    sums, left, b_ring.index(stage), full, empty, stage, phase, depth > 0, A_ACROSS, B_ACROSS, STAGES
+                )
                 stage += 1
                 if stage == STAGES:
                     stage = 0
                     phase ^= 1
+            if LAST > 0:
+                left, right = a_ring.index(stage).slice(0, LAST, dim=0), b_ring.index(stage).slice(0, LAST, dim=0)
+                sums = _add_product(sums, left, right, full, empty, stage, phase, steps > 1, A_ACROSS, B_ACROSS, STAGES)
+                stage = gl.where(stage == STAGES - 1, 0, stage + 1)
             if not COOPERATIVE:
                 mbarrier.arrive(turn.index(1 - ME))
             sums = warpgroup_mma_wait(num_outstanding=0, deps=(sums,))
@@ -204,12 +240,12 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _product_kernel(
-        a_0, a_1, b_0, b_1, out_0, out_1, h, gate, up, M, N, K,
+        a_0, a_1, b_0, b_1, a_0_last, a_1_last, b_0_last, b_1_last, out_0, out_1, h, gate, up, M, N, K,
         ROWS: gl.constexpr, TILE: gl.constexpr, DEPTH: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr,
         GROUP: gl.constexpr, A_ACROSS: gl.constexpr, B_ACROSS: gl.constexpr, TERMS: gl.constexpr, OUTPUTS: gl.constexpr,
-        GATE: gl.constexpr, STORE_H: gl.constexpr, ADD: gl.constexpr,
+        GATE: gl.constexpr, STORE_H: gl.constexpr, ADD: gl.constexpr, LAST: gl.constexpr,
     ):  # fmt: skip
-        """M rows and N columns of an output, K the axis that is summed over; the last five arguments name the form."""
+        """M rows and N columns of an output, K the axis that is summed over; the last arguments name the form."""
         BUFFERS: gl.constexpr = (3 if STORE_H else 2) if GATE else 1  # of each consumer
         CONSUMERS: gl.constexpr = ROWS // TILE  # of a stage
         row_tiles, column_tiles, depth_tiles = gl.cdiv(M, ROWS), gl.cdiv(N, TILE), gl.cdiv(K, DEPTH)
@@ -238,7 +274,7 @@ if GLUON_MISSING is None:
                     (
                         out_0, out_1, h, gate, up, a_ring, b_ring, buffers, full, empty, turn, loaded,
                         row_tiles, column_tiles, depth_tiles, 0, ROWS, TILE, PART, STAGES, GROUP,
-                        A_ACROSS, B_ACROSS, TERMS, OUTPUTS, GATE, STORE_H, ADD,
+                        A_ACROSS, B_ACROSS, TERMS, OUTPUTS, GATE, STORE_H, ADD, LAST,
                     ),
                 ),
                 (
@@ -246,14 +282,15 @@ if GLUON_MISSING is None:
                     (
                         out_0, out_1, h, gate, up, a_ring, b_ring, buffers, full, empty, turn, loaded,
                         row_tiles, column_tiles, depth_tiles, 1, ROWS, TILE, PART, STAGES, GROUP,
-                        A_ACROSS, B_ACROSS, TERMS, OUTPUTS, GATE, STORE_H, ADD,
+                        A_ACROSS, B_ACROSS, TERMS, OUTPUTS, GATE, STORE_H, ADD, LAST,
                     ),
                 ),
                 (
                     _produce,
                     (
-                        a_0, a_1, b_0, b_1, a_ring, b_ring, full, empty, row_tiles, column_tiles, depth_tiles,
-                        ROWS, TILE, DEPTH, STAGES, GROUP, A_ACROSS, B_ACROSS, TERMS, OUTPUTS,
+                        a_0, a_1, b_0, b_1, a_0_last, a_1_last, b_0_last, b_1_last, a_ring, b_ring, full, empty,
+                        row_tiles, column_tiles, depth_tiles,
+                        ROWS, TILE, DEPTH, STAGES, GROUP, A_ACROSS, B_ACROSS, TERMS, OUTPUTS, LAST,
                     ),
                 ),
             ],
@@ -284,7 +321,17 @@ def why_not(pairs: Sequence[Pair], stored: Sequence[torch.Tensor], capability: C
 
 def fills(rows: int, columns: int, multiprocessors: int) -> bool:
     """Tell whether the 128 x 128 tiles of an output are enough for a GPU."""
-    return -(-rows // TILE) * -(-columns // TILE) >= LEAST_FILLED * multiprocessors
+    return -(-rows // TILE) * -(-columns // TILE) >= LEAST_TILES * multiprocessors
+
+
+def fills_waves(rows: int, columns: int, multiprocessors: int) -> bool:
+    """Tell whether an output of `sum_launch` fills its waves of tiles, see LEAST_FILLED_PERCENT.
+
+    A wave is a tile for each multiprocessor. In the last one some have none, and the last tiles hang over the edge.
+    """
+    schedule = sum_schedule(rows, columns, multiprocessors)
+    covered = _rows_in_turn(schedule, rows, columns, multiprocessors) * TILE * multiprocessors
+    return 100 * rows * columns >= LEAST_FILLED_PERCENT * covered
 
 
 def sum_launch(
@@ -310,8 +357,17 @@ def sum_launch(
 
 
 def sum_schedule(rows: int, columns: int, multiprocessors: int) -> str:
-    """Name the schedule of `sum_launch` for an output."""
-    return "cooperative" if fills(-(-rows // 2), columns, multiprocessors) else "ping-pong"  # half as many tiles
+    """Name the schedule of `sum_launch` for an output: whose waves are filled better, the cooperative one of equals."""
+    cooperative, ping_pong = (
+        _rows_in_turn(schedule, rows, columns, multiprocessors) for schedule in ("cooperative", "ping-pong")
+    )
+    return "cooperative" if cooperative <= ping_pong else "ping-pong"
+
+
+def _rows_in_turn(schedule: str, rows: int, columns: int, multiprocessors: int) -> int:
+    """Return how many rows of an output the busiest multiprocessor works on, tile after tile."""
+    tiles = -(-rows // _tile_rows(schedule)) * -(-columns // TILE)
+    return -(-tiles // multiprocessors) * _tile_rows(schedule)
 
 
 def transposed_launch(pairs: Sequence[Pair], outs: Sequence[torch.Tensor], tile: Tile | None = None) -> Launch:
@@ -361,13 +417,15 @@ def _launch(
     stages, group = (tile.stages, tile.group) if tile else (STAGES[schedule], GROUP)
     (left, right), (M, N) = pairs[0], outs[0].shape
     K = right.shape[0]
-    rows = 2 * TILE if schedule == "cooperative" else TILE
+    rows = _tile_rows(schedule)
     # Whether the axis that is summed over is not the contiguous one.
     a_across, b_across = (left.stride(1) == 1) == transposed, right.stride(1) == 1
     gated = preactivations is not None
     outputs = 1 if gated else len(outs)
     lefts = [descriptor(a, *((DEPTH, rows) if a_across else (rows, DEPTH))) for a, _ in pairs]
     rights = [descriptor(b, *((DEPTH, TILE) if b_across else (TILE, DEPTH))) for _, b in pairs]
+    last = next((depth for depth in LAST if 0 < K % DEPTH <= depth), 0) if transposed and a_across and b_across else 0
+    lasts = [[descriptor(one, last, TILE) if last else None for one in side] for side in zip(*pairs, strict=True)]
     stored = {"out_0": outs[0], "out_1": outs[-1]}
     if preactivations:
         stored |= {"gate": preactivations[0], "up": preactivations[1]}
@@ -378,12 +436,17 @@ def _launch(
         kernel=_product_kernel,
         grid=(min(outputs * -(-M // rows) * -(-N // TILE), hopper.multiprocessors(outs[0].device)),),
         arguments={"a_0": lefts[0], "a_1": lefts[-1], "b_0": rights[0], "b_1": rights[-1]}
+        | {"a_0_last": lasts[0][0], "a_1_last": lasts[0][-1], "b_0_last": lasts[1][0], "b_1_last": lasts[1][-1]}
         | {"h": None, "gate": None, "up": None}
         | {name: descriptor(matrix, TILE, part) for name, matrix in stored.items()}
         | {"M": M, "N": N, "K": K, "ROWS": rows, "TILE": TILE, "DEPTH": DEPTH, "PART": part}
         | {"STAGES": stages, "GROUP": group, "A_ACROSS": a_across, "B_ACROSS": b_across}
         | {"TERMS": len(pairs) if outputs == 1 else 1, "OUTPUTS": outputs, "GATE": gated, "STORE_H": h is not None}
-        | {"ADD": accumulate},
+        | {"ADD": accumulate, "LAST": last},
         num_warps=CONSUMER_WARPS,
         num_stages=stages,
     )
+
+
+def _tile_rows(schedule: str) -> int:
+    return 2 * TILE if schedule == "cooperative" else TILE

@@ -36,7 +36,7 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-    from swiglu_kernels.hopper import load, sigmoid, start, synchronize, view
+    from swiglu_kernels.hopper import load, load_rest, sigmoid, start, synchronize, view
     from swiglu_kernels.hopper_loop import locate, multiply_half
 
     _ROWS, _HALF, _DEPTH, _UNIT = (gl.constexpr(size) for size in (ROWS, ROWS // 2, DEPTH, UNIT))
@@ -51,14 +51,9 @@ if GLUON_MISSING is None:
         REST: gl.constexpr = COUNT % _UNIT
         for part in gl.static_range(COUNT // _UNIT):
             load(blocks[0], [first + _UNIT * part, at], full, ring.index(unit + part))
-        first += COUNT - REST
-        rest = ring.index(unit + COUNT // _UNIT)
-        if REST & 32 != 0:
-            load(blocks[1], [first, at], full, rest.slice(0, 32, dim=0))
-        if REST & 16 != 0:
-            load(blocks[2], [first + REST // 32 * 32, at], full, rest.slice(REST // 32 * 32, 16, dim=0))
-        if REST & 8 != 0:
-            load(blocks[3], [first + REST // 16 * 16, at], full, rest.slice(REST // 16 * 16, 8, dim=0))
+        if REST > 0:
+            rest = ring.index(unit + COUNT // _UNIT)
+            load_rest((blocks[1], blocks[2], blocks[3]), first + COUNT - REST, at, full, rest, 0, REST)
 
     @gluon.jit
     def _load_stage(
