@@ -153,7 +153,7 @@ if GLUON_MISSING is None:
         COLUMNS belong to two products: BLOCK columns of one, BLOCK of the other, then the rest of each.
 
         Returns six tensors of BLOCK x BLOCK in fp32, the upper three and then the lower ones: the first BLOCK columns
-        of a product, those of the other, and the last BLOCK / 2 columns of each, or zero if there are no more than BLOCK.
+        of a product, those of the other, and the last BLOCK / 2 columns of each, or zero if BLOCK are all.
         """
         KIND: gl.constexpr = _kind(dtype)
         LOOP: gl.constexpr = _main_loop(2 * _BLOCK, 3 * _BLOCK, 0, _BLOCK, 0, COLUMNS, 192, STAGES, ME, KIND)
