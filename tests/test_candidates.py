@@ -70,7 +70,7 @@ def schedules(name: str, problem: Problem) -> list[str]:
 @pytest.mark.usefixtures("_gluon")
 def test_the_forward_by_hand_is_a_choice_on_hopper_at_any_token_count() -> None:
     for tokens in (hopper_row.MOST_TOKENS + 1, 4096):
-        tile = hopper_forward.tile_for(tokens, at().intermediate, 132)
+        tile = hopper_forward.tile_for(tokens, at().intermediate, 132, False)
         assert shipped("forward", at(tokens)) == Choice("ping-pong", tile)
         assert "cooperative" not in schedules("forward", at(tokens))
     row = Choice("cooperative", hopper_row.tile_for(at().intermediate, 132))

@@ -22,8 +22,9 @@ from swiglu_kernels.launch import Launch
 from swiglu_kernels.tiles import Capability, Tile
 
 ROWS, DEPTH, STAGES, GROUP = 128, 64, 5, 16
-COLUMNS = {96: 1.0, 88: 1.003, 80: 1.005, 72: 1.01, 64: 1.015}
-"""Of a tile, whichever fills the waves of programs best; and the time of a column in it, relative to the first."""
+COLUMNS = {96: (1.0, 1.0), 88: (1.003, 1.015), 80: (1.005, 1.005), 72: (1.01, 1.035), 64: (1.015, 1.02)}
+"""Of a tile, whichever fills the waves of programs best; and the time of a column in it, relative to the first: where z
+alone is stored, and where gate and up are as well (what is no multiple of 32 bytes is slow to store)."""
 WIDE, PART = 64, 32
 """Columns of gate and up in the first blocks of the accumulator, and how many are stored at once; the last block has
 the last PART of both, some of which are in the first blocks and stored already: all that is stored are whole parts."""
@@ -176,12 +177,12 @@ if GLUON_MISSING is None:
         )  # fmt: skip
 
 
-def tile_for(tokens: int, intermediate: int, processors: int) -> Tile:
+def tile_for(tokens: int, intermediate: int, processors: int, stores_preact: bool) -> Tile:
     """Return the tile whose waves are filled best: a wave takes about as long as its tiles are wide."""
 
     def cost(columns: int) -> float:
         waves = -(-(-(-tokens // ROWS) * -(-intermediate // columns)) // processors)
-        return waves * columns * COLUMNS[columns]
+        return waves * columns * COLUMNS[columns][stores_preact]
 
     return dataclasses.replace(TILE, columns=min(COLUMNS, key=cost))
 
@@ -225,7 +226,7 @@ def forward_launch(
     """
     (M, K), N = x.shape, w_gate.shape[0]
     programs = hopper.multiprocessors(x.device)
-    tile = tile or tile_for(M, N, programs)
+    tile = tile or tile_for(M, N, programs, preactivations is not None)
     last = tile.columns - WIDE
     tiles = -(-M // ROWS) * -(-N // tile.columns)
     blocks = {
