@@ -58,7 +58,16 @@ def test_bare_products_have_the_sizes_and_the_type_asked_for(dtype: torch.dtype)
     assert all(result.dtype == dtype and not result.requires_grad for result in results)
 
 
-def test_bare_products_are_products(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("k", "shapes"),
+    [
+        (4, [(8, 4), (3, 4)]),  # rows of k elements are 16 bytes
+        (5, [(5, 8), (3, 5)]),  # they are 20: rows of m are 32, rows of n would be 12
+    ],
+)
+def test_bare_products_are_products_of_aligned_rows(
+    monkeypatch: pytest.MonkeyPatch, k: int, shapes: list[tuple[int, int]]
+) -> None:
     drawn: list[torch.Tensor] = []
     real = torch.randn
 
@@ -67,9 +76,10 @@ def test_bare_products_are_products(monkeypatch: pytest.MonkeyPatch) -> None:
         return drawn[-1]
 
     monkeypatch.setattr(torch, "randn", watched)
-    (result,) = bare_products([(3, 4, 5)], CPU, torch.float32)()
-    assert [tuple(value.shape) for value in drawn] == [(3, 5), (4, 5)]
-    assert torch.equal(result, drawn[0] @ drawn[1].T)
+    (result,) = bare_products([(8, 3, k)], CPU, torch.float32)()
+    assert [tuple(value.shape) for value in drawn] == shapes
+    left, right = (value if value.shape[1] == k else value.T for value in drawn)
+    assert torch.equal(result, left @ right.T)
     assert all(value.std() > 0.1 for value in drawn), "a GPU multiplies zeros faster than numbers"
 
 
