@@ -136,7 +136,8 @@ def main() -> None:
                 row = {
                     "shape": shape.name, "tokens": tokens, "graph": tokens <= GRAPH_TOKENS, "contender": name,
                     "time_ms": round(statistics.median(milliseconds), 5), "rounds": len(milliseconds),
-                    "baseline": baseline, "ratio": round(ratio.median, 4), "low": round(ratio.low, 4), "high": round(ratio.high, 4),
+                    "baseline": baseline, "ratio": round(ratio.median, 4),
+                    "low": round(ratio.low, 4), "high": round(ratio.high, 4),
                 }  # fmt: skip
                 rows.append(row)
                 print(*row.values(), flush=True)
