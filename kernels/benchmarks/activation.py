@@ -12,15 +12,11 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from side_by_side import gpu_and_clock, require_right, time_calls
 
-from swiglu_bench.measure.clock import make_clock
-from swiglu_bench.measure.rounds import Contender, Rule, run_rounds
 from swiglu_bench.shapes import load_shapes
 from swiglu_kernels import reference
 from swiglu_kernels.silu_mul import backward_launch, forward_launch
-
-ALLOWED_ERROR = 4e-3
-"""Relative to the output, in bf16; the suite's own checks are stricter."""
 
 
 def contenders(rows: int, columns: int, device: torch.device) -> dict[str, tuple[Callable[[], object], int]]:
@@ -34,9 +30,7 @@ def contenders(rows: int, columns: int, device: torch.device) -> dict[str, tuple
     product = reference.silu_mul(*inputs)
     exact = product.detach(), *torch.autograd.grad(product, inputs, dh.double())
     for name, result, truth in zip(("h", "d_gate", "d_up"), (h, d_gate, d_up), exact, strict=True):
-        error = ((result.double() - truth).norm() / truth.norm()).item()
-        if not error < ALLOWED_ERROR:
-            raise SystemExit(f"{name} is wrong: its relative error is {error:.2g}")
+        require_right(name, result, truth)
     calls: dict[str, tuple[Callable[[], object], int]] = {}
     for name, launch, matrices in (("forward", forward, 3), ("backward", backward, 5)):
         moved = matrices * gate.numel() * gate.element_size()
@@ -53,16 +47,11 @@ def main() -> None:
     parser.add_argument("--tokens", nargs="+", type=int, default=[2048, 8192])
     parser.add_argument("--budget", type=float, default=2.0, help="seconds a case")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("This benchmark needs an NVIDIA GPU.")
-    device = torch.device("cuda:0")
-    clock = make_clock(device)
-    torch.manual_seed(0)
+    device, clock = gpu_and_clock()
     for shape in load_shapes(options.shape):
         for tokens in options.tokens:
             calls = contenders(tokens, shape.intermediate, device)
-            timed = [Contender(name, lambda number, call=call: call) for name, (call, _) in calls.items()]  # type: ignore[misc]
-            rounds = run_rounds(timed, clock, Rule(budget_s=options.budget), baseline="forward")
+            rounds = time_calls({name: call for name, (call, _) in calls.items()}, clock, options.budget, "forward")
             for name in ("forward", "backward"):
                 copy = f"copy like {name}"
                 ratio = rounds.ratio(copy, name)

@@ -16,11 +16,10 @@ import sys
 from collections.abc import Callable
 
 import torch
+from side_by_side import gpu_and_clock, require_right, time_calls
 
 from swiglu_bench.implementations.peers import interleave
-from swiglu_bench.measure.clock import make_clock
 from swiglu_bench.measure.graph import capture
-from swiglu_bench.measure.rounds import Contender, Rule, run_rounds
 from swiglu_bench.shapes import load_shapes
 from swiglu_kernels import reference
 from swiglu_kernels.glu_forward import forward_launch
@@ -28,8 +27,6 @@ from swiglu_kernels.glu_forward import forward_launch
 GRAPH_TOKENS, FEW_TOKENS = 128, 64
 LAYERS = 4
 """Of a graph for few tokens; together several times the L2 cache."""
-ALLOWED_ERROR = 4e-3
-"""Relative to the output, in bf16; the suite's own checks are stricter."""
 Calls = dict[str, Callable[[], object]]
 
 
@@ -71,9 +68,7 @@ def contenders(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> Cal
     exact = reference.swiglu_glu(x.double(), w_gate.double(), w_up.double())
     for name, call in calls.items():
         z.fill_(torch.nan)
-        error = ((call().double() - exact).norm() / exact.norm()).item()
-        if not error < ALLOWED_ERROR:
-            raise SystemExit(f"{name} is wrong: its relative error is {error:.2g}")
+        require_right(name, call(), exact)
     return {"bare product": lambda: torch.mm(x, packed.T, out=out), **calls}
 
 
@@ -109,11 +104,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=3.0, help="seconds a case")
     parser.add_argument("--csv", help="write the rows to this file")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit("This benchmark needs an NVIDIA GPU.")
-    device = torch.device("cuda:0")
-    clock = make_clock(device)
-    torch.manual_seed(0)
+    device, clock = gpu_and_clock()
     rows = []
     for shape in load_shapes(",".join(options.shape)):
         sizes = (2, shape.intermediate, shape.hidden)
@@ -125,9 +116,8 @@ def main() -> None:
             if few:
                 layers = [{"copy": copy_like(*pair), **calls} for pair, calls in zip(weights, layers, strict=True)]
             calls = graphs(layers, device) if tokens <= GRAPH_TOKENS else layers[0]
-            timed = [Contender(name, lambda number, call=call: call) for name, call in calls.items()]  # type: ignore[misc]
             baseline = "copy" if few else "bare product"
-            rounds = run_rounds(timed, clock, Rule(budget_s=options.budget), baseline=baseline)
+            rounds = time_calls(calls, clock, options.budget, baseline)
             for name in calls:
                 ratio = rounds.ratio(name, baseline)
                 milliseconds = [value / len(layers) for value in rounds.timings[name].ms]

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -110,17 +111,14 @@ def _down_weight_grad(problem: Problem) -> Tile:
     return down_weight_grad_tile(problem.hidden, problem.dtype, problem.capability, True)
 
 
-def _forward_by_hand(stores_preact: bool) -> Callable[[Problem], Choice | None]:
-    def shipped_by_hand(at: Problem) -> Choice | None:
-        schedule = forward_schedule(at.tokens)
-        if schedule == "portable":
-            return None
-        if schedule == "cooperative":
-            return Choice("cooperative", hopper_row.tile_for(at.intermediate, at.multiprocessors))
-        tile = hopper_forward.tile_for(at.tokens, at.intermediate, at.multiprocessors, stores_preact)
-        return Choice("ping-pong", tile)
-
-    return shipped_by_hand
+def _forward_by_hand(at: Problem, stores_preact: bool) -> Choice | None:
+    schedule = forward_schedule(at.tokens)
+    if schedule == "portable":
+        return None
+    if schedule == "cooperative":
+        return Choice("cooperative", hopper_row.tile_for(at.intermediate, at.multiprocessors))
+    tile = hopper_forward.tile_for(at.tokens, at.intermediate, at.multiprocessors, stores_preact)
+    return Choice("ping-pong", tile)
 
 
 def forward_schedule(tokens: int) -> Schedule:
@@ -168,11 +166,11 @@ def _row_tiles(problem: Problem) -> tuple[Tile, ...]:
 _forward_kernel = Kernel(
     "tokens", 2, 1, 2, _forward,
     by_hand={"ping-pong": _ping_pong_tiles, "cooperative": _row_tiles},
-    shipped_by_hand=_forward_by_hand(stores_preact=False),
+    shipped_by_hand=partial(_forward_by_hand, stores_preact=False),
 )  # fmt: skip
 KERNELS = {
     "forward": _forward_kernel,
-    "forward-preact": replace(_forward_kernel, shipped_by_hand=_forward_by_hand(stores_preact=True)),
+    "forward-preact": replace(_forward_kernel, shipped_by_hand=partial(_forward_by_hand, stores_preact=True)),
     "recompute": Kernel("tokens", 2, 1, 2, _forward),
     "input-grad": Kernel(
         "tokens", 1, 1, 1, _input_grad(False),

@@ -52,8 +52,7 @@ if GLUON_MISSING is None:
         full, empty, turn = 0, 8 * stages, 16 * stages  # where the barriers are
         rest = max(columns - 128, 0) // 4  # registers for what each product has in the third block alone
         again = 16 - rest if rest else 0  # and for what it has in another one, too
-        numbers = [*range(min(columns // 2, 64)), *range(64 + again, 80), *range(80 + again, 96)]
-        numbers = numbers[: columns // 2]
+        numbers = [*range(min(columns // 2, 64)), *range(80 - rest, 80), *range(96 - rest, 96)]
         lines = [
             "{",
             ".reg .pred again, passed, leader, freed, add;",

@@ -1,0 +1,33 @@
+"""What the benchmarks that time calls in common rounds have in common."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from swiglu_bench.measure.clock import Clock, make_clock
+from swiglu_bench.measure.rounds import Contender, Rounds, Rule, run_rounds
+
+ALLOWED_ERROR = 4e-3
+"""Relative to the output, in bf16; the suite's own checks are stricter."""
+
+
+def gpu_and_clock() -> tuple[torch.device, Clock]:
+    """Return the GPU and what times calls on it, with a fixed seed; without a GPU it ends the program."""
+    if not torch.cuda.is_available():
+        raise SystemExit("This benchmark needs an NVIDIA GPU.")
+    device = torch.device("cuda:0")
+    torch.manual_seed(0)
+    return device, make_clock(device)
+
+
+def require_right(name: str, result: torch.Tensor, exact: torch.Tensor) -> None:
+    """End the program where a result is further from the exact one than ALLOWED_ERROR."""
+    error = ((result.double() - exact).norm() / exact.norm()).item()
+    if not error < ALLOWED_ERROR:
+        raise SystemExit(f"{name} is wrong: its relative error is {error:.2g}")
+
+
+def time_calls(calls: Mapping[str, Callable[[], object]], clock: Clock, budget_s: float, baseline: str) -> Rounds:
+    """Time calls in the same rounds, for as long as their ratios to the baseline need."""
+    timed = [Contender(name, lambda number, call=call: call) for name, call in calls.items()]  # type: ignore[misc]
+    return run_rounds(timed, clock, Rule(budget_s=budget_s), baseline=baseline)
