@@ -74,9 +74,9 @@ def test_the_forward_by_hand_is_a_choice_on_hopper_at_any_token_count() -> None:
         assert shipped("forward", at(tokens)) == Choice("ping-pong", tile)
         assert "cooperative" not in schedules("forward", at(tokens))
     row = Choice("cooperative", hopper_row.tile_for(at().intermediate, 132))
-    for tokens in (hopper_forward.LEAST_TOKENS, hopper_row.MOST_TOKENS):
+    for tokens in (65, hopper_row.MOST_TOKENS):
         assert shipped("forward", at(tokens)) == row
-    few = at(hopper_forward.LEAST_TOKENS - 1)
+    few = at(64)
     assert shipped("forward", few).schedule == "portable"
     for problem in (few, at()):
         assert schedules("forward", problem).count("ping-pong") == 6 * len(hopper_forward.COLUMNS)

@@ -154,6 +154,23 @@ def test_a_view_made_while_describing_is_an_error(kernel):
         plan.run(describe, torch.empty(4, 8), torch.empty(4, 8))
 
 
+def test_what_comes_then_is_launched_again_with_the_same_new_scratch(kernel):
+    def describe(left, right):
+        scratch = left.new_empty(3, 5, dtype=torch.float64)
+        last = Launch(kernel, (1,), {"left_ptr": scratch, "size": 2, "right_ptr": right}, num_warps=4, num_stages=2)
+        arguments = {"left_ptr": left, "size": 1, "right_ptr": scratch}
+        return Launch(kernel, (1,), arguments, num_warps=4, num_stages=2, then=last, scratch=scratch)
+
+    plan.run(describe, torch.empty(4, 8), torch.empty(4, 8))
+    assert [arguments["size"] for arguments in kernel.bound] == [1, 2]
+    left, right, given = torch.empty(4, 8), torch.empty(4, 8), torch.empty(3, 5)
+    asked: list[tuple] = []
+    left.new_empty = lambda shape, dtype: asked.append((tuple(shape), dtype)) or given  # type: ignore[method-assign]
+    plan.run(describe, left, right)
+    assert asked == [((3, 5), torch.float64)]
+    assert kernel.launched == [(left.data_ptr(), 1, given.data_ptr()), (given.data_ptr(), 2, right.data_ptr())]
+
+
 def test_an_empty_grid_launches_nothing(kernel):
     describe, described = describing(kernel)
     for _ in range(2):

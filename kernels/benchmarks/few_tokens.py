@@ -27,16 +27,19 @@ import torch.nn.functional as F
 
 from swiglu_bench.measure import ceilings
 from swiglu_bench.measure.clock import make_clock
-from swiglu_kernels import reference
+from swiglu_bench.shapes import Shape, load_shapes
+from swiglu_kernels import reference, tuning
 from swiglu_kernels.backend import INTERPRETING
-from swiglu_kernels.formula import PLAIN
+from swiglu_kernels.candidates import Choice, Problem
 from swiglu_kernels.glu_backward import input_grad_launch, weight_grad_launch
-from swiglu_kernels.glu_forward import _forward_kernel, bias_arguments, forward_launch, product_arguments
+from swiglu_kernels.glu_forward import forward_launch
 from swiglu_kernels.launch import Launch
 from swiglu_kernels.tiles import Tile
 
-SHAPES = {"llama7b": (4096, 11008), "llama3-8b": (4096, 14336), "small": (96, 80)}
-SETS = 4
+SMALL = (96, 80)
+"""Hidden and intermediate size of what is only checked."""
+SETS, SETS_BYTES = 4, 2**28
+"""At least so many sets of weights, and together so many bytes: several times the L2 cache."""
 Tensors = tuple[torch.Tensor, ...]
 Way = Callable[[Tensors, int], Any]
 """Takes the tensors of a part and the number of multiprocessors; returns launches, or a function to call."""
@@ -44,18 +47,10 @@ Way = Callable[[Tensors, int], Any]
 
 def tiled(tensors: Tensors, _: int, tile: Tile) -> Launch:
     """Describe the package's portable forward in a given tile."""
-    x, w_gate, w_up, z = tensors
-    return Launch(
-        _forward_kernel,
-        (-(-x.shape[0] // tile.rows) * -(-w_gate.shape[0] // tile.columns),),
-        {"x_ptr": x, "w_gate_ptr": w_gate, "w_up_ptr": w_up, "z_ptr": z, "gate_ptr": z, "up_ptr": z}
-        | product_arguments(x, w_gate, w_up, [z], tile)
-        | bias_arguments((None, None))
-        | PLAIN.arguments()
-        | {"STORE_PREACT": False},
-        tile.warps,
-        tile.stages,
-    )
+    x, w_gate, *_ = tensors
+    problem = Problem(*x.shape, w_gate.shape[0], x.dtype, None)
+    with tuning.forced(x.device, "forward", problem, Choice("portable", tile)):
+        return forward_launch(*tensors, None)
 
 
 def forward_ways(tokens: int) -> dict[str, Way]:
@@ -76,11 +71,12 @@ def forward_ways(tokens: int) -> dict[str, Way]:
     rows = max(16, 1 << (tokens - 1).bit_length())
     for columns, depth, warps, stages in (
         (32, 128, 4, 3), (16, 128, 4, 4), (16, 128, 2, 5), (16, 256, 4, 3), (16, 256, 2, 4), (32, 128, 4, 4),
-        (32, 64, 4, 6), (64, 64, 4, 5), (64, 128, 4, 4),
+        (32, 64, 4, 3), (32, 64, 4, 6), (32, 128, 4, 5), (64, 64, 4, 4), (64, 64, 4, 5), (64, 128, 4, 4),
     ):  # fmt: skip
-        if rows <= 64:
-            tile = Tile(rows, columns, depth, warps=warps, stages=stages)
-            ways[f"tile {rows}x{columns}x{depth} w{warps} s{stages}"] = partial(tiled, tile=tile)
+        for parts in (1, 2, 4, 8):
+            if rows * columns <= 128 * 64 and (columns >= 32 or (parts == 1 and rows <= 64)):
+                tile = Tile(rows, columns, depth, warps=warps, stages=stages, parts=parts)
+                ways[f"tile {rows}x{columns}x{depth} w{warps} s{stages} /{parts}"] = partial(tiled, tile=tile)
     for waves, depth, warps, stages, hint in (
         (1, 64, 8, 0, ""), (1, 64, 8, 0, "evict_first"), (1, 64, 4, 0, ""), (1, 128, 8, 0, ""), (2, 64, 4, 0, ""),
         (2, 64, 4, 4, ""), (2, 128, 4, 0, ""), (3, 64, 4, 0, ""), (3, 128, 4, 0, ""), (4, 64, 4, 0, ""),
@@ -254,12 +250,13 @@ def copy_gbps() -> float:
     return ceilings.copy_gbps(device, make_clock(device), 2**30)
 
 
-def measure(part: str, shape: str, tokens: int, gbps: float, flush: torch.Tensor) -> None:
+def measure(part: str, shape: Shape, tokens: int, gbps: float, flush: torch.Tensor) -> None:
     """Print a line for each way of a part at one size, fastest first."""
     ways, make, _ = PARTS[part]
-    hidden, intermediate = SHAPES[shape]
     processors = torch.cuda.get_device_properties(0).multi_processor_count
-    sets = [make(tokens, hidden, intermediate, torch.bfloat16, "cuda") for _ in range(SETS)]
+    hidden, intermediate = shape.hidden, shape.intermediate
+    count = max(SETS, -(-SETS_BYTES // (4 * hidden * intermediate)))
+    sets = [make(tokens, hidden, intermediate, torch.bfloat16, "cuda") for _ in range(count)]
     limit_us = 2 * 2 * hidden * intermediate / gbps / 1000
     made = {name: [caller(way, tensors, processors) for tensors in sets] for name, way in ways(tokens).items()}
     launches = [(name, launch) for name, calls in made.items() for launch in calls[0][1]]
@@ -279,14 +276,14 @@ def measure(part: str, shape: str, tokens: int, gbps: float, flush: torch.Tensor
             if not error < 6e-3:
                 lines.append((float("inf"), f"{name:34} WRONG: error {error:.2e}"))
                 continue
-            steady = median_us(graph_of([call for call, _ in calls]).replay, lambda: None, 25) / SETS
+            steady = median_us(graph_of([call for call, _ in calls]).replay, lambda: None, 25) / count
             flushed = median_us(graph_of([calls[0][0]]).replay, flush.zero_, 15)
         except Exception as exception:
             lines.append((float("inf"), f"{name:34} failed: {str(exception).splitlines()[0][:80]}"))
             continue
         speed = f"limit {steady / limit_us:5.2f}  {limit_us / steady * gbps:5.0f} GB/s"
         lines.append((steady, f"{name:34} steady {steady:7.1f}  {speed}  flushed {flushed:7.1f}  error {error:.1e}"))
-    print(f"\n{part}, {shape}, {tokens} tokens: {limit_us:.1f} us at copy speed")
+    print(f"\n{part}, {shape.name}, {tokens} tokens: {limit_us:.1f} us at copy speed")
     for _, line in sorted(lines):
         print("  " + line, flush=True)
 
@@ -297,7 +294,7 @@ def check(parts: list[str]) -> None:
         ways, make, _ = PARTS[part]
         for tokens in (1, 3, 17):
             for name, way in ways(tokens).items():
-                tensors = make(tokens, *SHAPES["small"], torch.float16, "cpu")
+                tensors = make(tokens, *SMALL, torch.float16, "cpu")
                 call, launches = caller(way, tensors, 3)
                 if launches:
                     error = poisoned_error(part, call, tensors)
@@ -308,7 +305,7 @@ def main() -> None:
     """Check or measure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--shape", nargs="+", choices=SHAPES, default=["llama7b"])
+    parser.add_argument("--shape", nargs="+", default=["llama7b"])
     parser.add_argument("--tokens", nargs="+", type=int)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--seconds", type=float, default=85.0, help="start no further size after that long")
@@ -320,11 +317,11 @@ def main() -> None:
     gbps = copy_gbps()
     print(f"{torch.cuda.get_device_name()}: copy {gbps:.0f} GB/s", flush=True)
     flush = torch.empty(2 * torch.cuda.get_device_properties(0).L2_cache_size // 4, dtype=torch.int32, device="cuda")
-    for shape in options.shape:
+    for shape in load_shapes(",".join(options.shape)):
         for part in options.part:
             for tokens in options.tokens or TOKENS[part]:
                 if time.monotonic() - start > options.seconds:
-                    print(f"not measured, out of time: {part}, {shape}, {tokens} tokens")
+                    print(f"not measured, out of time: {part}, {shape.name}, {tokens} tokens")
                     continue
                 measure(part, shape, tokens, gbps, flush)
 

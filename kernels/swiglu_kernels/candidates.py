@@ -17,13 +17,16 @@ import torch
 
 from swiglu_kernels import hopper, hopper_forward, hopper_products, hopper_row
 from swiglu_kernels.tiles import (
+    MOST_PARTS,
     Capability,
     Tile,
     down_backward_tile,
     down_weight_grad_tile,
     family_of,
+    few_tokens_tile,
     forward_tile,
     input_grad_tile,
+    recompute_tile,
     weight_grad_tile,
 )
 
@@ -56,6 +59,7 @@ class Choice:
     def __str__(self) -> str:
         tile = self.tile
         sizes = f"{tile.rows}x{tile.columns}x{tile.depth} {tile.warps}w {tile.stages}s g{tile.group}"
+        sizes += f" /{tile.parts}" if tile.parts > 1 else ""
         return sizes if self.schedule == "portable" else f"{self.schedule} {sizes}"
 
 
@@ -85,14 +89,20 @@ class Kernel:
     shipped: Callable[[Problem], Tile]
     on_the_fly: bool = False
     """Whether operands are formed in registers."""
+    parts: bool = False
+    """Whether several programs may share a sum."""
     by_hand: dict[Schedule, Callable[[Problem], tuple[Tile, ...]]] = field(default_factory=dict)
     """Schedules by hand that it has on Hopper, each in the tiles that are shipped for some shape."""
     shipped_by_hand: Callable[[Problem], Choice | None] = lambda problem: None
     """Which of them runs on Hopper where nothing was tuned; None: the portable kernel."""
 
 
-def _forward(problem: Problem) -> Tile:
-    return forward_tile(problem.tokens, problem.dtype, problem.capability, True)
+def _forward(at: Problem) -> Tile:
+    return forward_tile(at.tokens, at.hidden, at.intermediate, at.dtype, at.capability, True, at.multiprocessors)
+
+
+def _recompute(at: Problem) -> Tile:
+    return recompute_tile(at.tokens, at.dtype, at.capability, True)
 
 
 def _input_grad(on_the_fly: bool) -> Callable[[Problem], Tile]:
@@ -112,7 +122,7 @@ def _down_weight_grad(problem: Problem) -> Tile:
 
 
 def _forward_by_hand(at: Problem, stores_preact: bool) -> Choice | None:
-    schedule = forward_schedule(at.tokens)
+    schedule = forward_schedule(at.tokens, at.hidden, at.intermediate, at.multiprocessors)
     if schedule == "portable":
         return None
     if schedule == "cooperative":
@@ -121,11 +131,11 @@ def _forward_by_hand(at: Problem, stores_preact: bool) -> Choice | None:
     return Choice("ping-pong", tile)
 
 
-def forward_schedule(tokens: int) -> Schedule:
-    """Name what makes the forward of a number of tokens on Hopper where nothing was tuned."""
-    if tokens < hopper_forward.LEAST_TOKENS:
-        return "portable"
-    return "cooperative" if tokens <= hopper_row.MOST_TOKENS else "ping-pong"
+def forward_schedule(tokens: int, hidden: int, intermediate: int, processors: int) -> Schedule:
+    """Name what makes the forward on Hopper where nothing was tuned."""
+    if tokens > hopper_row.MOST_TOKENS:
+        return "ping-pong"
+    return "cooperative" if few_tokens_tile(tokens, hidden, intermediate, processors) is None else "portable"
 
 
 def _sum_by_hand(problem: Problem) -> Choice | None:
@@ -164,14 +174,14 @@ def _row_tiles(problem: Problem) -> tuple[Tile, ...]:
 
 
 _forward_kernel = Kernel(
-    "tokens", 2, 1, 2, _forward,
+    "tokens", 2, 1, 2, _forward, parts=True,
     by_hand={"ping-pong": _ping_pong_tiles, "cooperative": _row_tiles},
     shipped_by_hand=partial(_forward_by_hand, stores_preact=False),
 )  # fmt: skip
 KERNELS = {
     "forward": _forward_kernel,
     "forward-preact": replace(_forward_kernel, shipped_by_hand=partial(_forward_by_hand, stores_preact=True)),
-    "recompute": Kernel("tokens", 2, 1, 2, _forward),
+    "recompute": Kernel("tokens", 2, 1, 2, _recompute),
     "input-grad": Kernel(
         "tokens", 1, 1, 1, _input_grad(False),
         by_hand=_products("ping-pong", "cooperative"), shipped_by_hand=_sum_by_hand,
@@ -213,7 +223,8 @@ def why_illegal(name: str, choice: Choice, problem: Problem) -> str | None:
         return None if known else f"not a configuration of a schedule {choice.schedule!r} here"
     if choice == Choice("portable", kernel.shipped(problem)):
         return None
-    if any(getattr(tile, name) not in values for name, values in GRID.items()) or not 1 <= tile.group <= 64:
+    in_grid = all(getattr(tile, name) in values for name, values in GRID.items())
+    if not in_grid or not 1 <= tile.group <= 64 or not 1 <= tile.parts <= (MOST_PARTS if kernel.parts else 1):
         return "not of the grid"
     sizes = {"tokens": problem.tokens, "hidden": problem.hidden, "intermediate": problem.intermediate}
     if tile.rows > max(16, bucket(sizes[kernel.rows_are])):
@@ -239,7 +250,7 @@ def candidates(name: str, problem: Problem, most: int = MOST) -> list[Choice]:
         for tile in _configurations(KERNELS[name], schedule, problem)
     ]
     grid = (dict(zip(GRID, sizes, strict=True)) for sizes in itertools.product(*GRID.values()))
-    portable = [Choice("portable", Tile(**sizes, group=nearby.group)) for sizes in grid]
+    portable = [Choice("portable", Tile(**sizes, group=nearby.group, parts=nearby.parts)) for sizes in grid]
     portable.sort(key=lambda choice: _distance(choice.tile, nearby))
     legal = [
         [choice for choice in some if choice != default and why_illegal(name, choice, problem) is None]

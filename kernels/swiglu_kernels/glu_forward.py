@@ -4,9 +4,13 @@ M tokens, N intermediate, K hidden. A program owns one M x N tile: each x tile t
 the tiles of w_gate and w_up, into two fp32 accumulators; the biases, if any, are added, the gate (any of `formula.py`)
 is applied, and z is rounded once.
 
-Two kernels share that main loop. The forward stores z, and with STORE_PREACT gate and up too, for the backward. The
-recomputation is for a backward that saved x alone: its epilogue turns dZ into d_gate and d_up.
+Three kernels share that main loop. The forward stores z, and with STORE_PREACT gate and up too, for the backward. Where
+few tokens meet a narrow matrix, so that there are fewer tiles than multiprocessors, several programs share a tile's sum
+over K: they store their parts in fp32, and a second launch adds these up, always in the same order, and does the rest.
+The recomputation is for a backward that saved x alone: its epilogue turns dZ into d_gate and d_up.
 """
+
+from typing import Any
 
 import torch
 
@@ -15,9 +19,10 @@ from swiglu_kernels.arithmetic import dot, gated, gated_gradients, grouped_tile,
 from swiglu_kernels.backend import capability_of, tl, triton
 from swiglu_kernels.candidates import forward_schedule
 from swiglu_kernels.formula import PLAIN, Formula
+from swiglu_kernels.hopper import multiprocessors
 from swiglu_kernels.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.precision import float32_dot_precision
-from swiglu_kernels.tiles import Capability, Tile, forward_tile
+from swiglu_kernels.tiles import Capability, Tile, forward_tile, recompute_tile
 from swiglu_kernels.tuning import lookup, portable_tile
 
 Biases = tuple[torch.Tensor | None, torch.Tensor | None]
@@ -135,6 +140,51 @@ def _forward_kernel(
 
 
 @triton.jit
+def _parts_kernel(
+    x_ptr, w_gate_ptr, w_up_ptr, parts_ptr, M, N, K, share, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Sum over the share of K that is program_id(1)'s; parts: [parts, gate and up, M, N]."""
+    tile_m, tile_n = grouped_tile(M, N, BLOCK_M, BLOCK_N, GROUP)
+    part = tl.program_id(1).to(tl.int64)
+    first = part * share
+    length = tl.minimum(K - tl.program_id(1) * share, share)
+    gate, up = two_products(
+        x_ptr + first * x_k, w_gate_ptr + first * w_gate_k, w_up_ptr + first * w_up_k, tile_m, tile_n,
+        M, N, length, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
+        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
+    )  # fmt: skip
+    position, offsets, inside = output_tile(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, WIDE)
+    parts_ptr += position
+    tl.store(parts_ptr + 2 * part * M * N + offsets, gate, mask=inside)
+    tl.store(parts_ptr + (2 * part + 1) * M * N + offsets, up, mask=inside)
+
+
+@triton.jit
+def _join_kernel(
+    parts_ptr, z_ptr, gate_ptr, up_ptr, M, N,
+    bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
+    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr,
+    STORE_PREACT: tl.constexpr, FORMULA: tl.constexpr,
+):  # fmt: skip
+    tile_m, tile_n = tl.program_id(0), tl.program_id(1)
+    position, offsets, inside = output_tile(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, WIDE)
+    size = tl.full([], 1, tl.int64) * M * N
+    parts_ptr += position
+    gate = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for part in tl.static_range(PARTS):
+        gate += tl.load(parts_ptr + 2 * part * size + offsets, mask=inside, other=0.0)
+        up += tl.load(parts_ptr + (2 * part + 1) * size + offsets, mask=inside, other=0.0)
+    _store_gated(
+        gate, up, z_ptr, gate_ptr, up_ptr, tile_n, tile_m, M, N,
+        bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
+        BLOCK_M, BLOCK_N, WIDE, STORE_PREACT, FORMULA,
+    )  # fmt: skip
+
+
+@triton.jit
 def _store_gradients(
     gate, up, dz_ptr, d_gate_ptr, d_up_ptr, tile_n, tile_m, M, N, dz_m, dz_n,
     bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
@@ -199,7 +249,7 @@ def forward_launch(
     biases: Biases = NO_BIASES,
     formula: Formula = PLAIN,
 ) -> Launch:
-    """Describe the forward launch: of a kernel scheduled by hand where one can take these tensors, else of this file's.
+    """Describe the forward: of a kernel scheduled by hand where one can take these tensors, else of this file's.
 
     Args:
         x: [M, K], any strides.
@@ -214,24 +264,52 @@ def forward_launch(
     capability = capability or capability_of(x.device)
     plain = formula == PLAIN and biases[0] is None and biases[1] is None
     kernel = "forward" if preactivations is None else "forward-preact"
-    tuned = lookup(kernel, x, x.shape[0], x.shape[1], w_gate.shape[0]) if plain else None
-    schedule = tuned.schedule if tuned else forward_schedule(x.shape[0])
+    (M, K), N = x.shape, w_gate.shape[0]
+    processors = multiprocessors(x.device)
+    tuned = lookup(kernel, x, M, K, N) if plain else None
+    schedule = tuned.schedule if tuned else forward_schedule(M, K, N, processors)
     if plain and schedule != "portable" and hopper_forward.why_not(x, w_gate, w_up, capability) is None:
         by_hand = hopper_row if schedule == "cooperative" else hopper_forward
         return by_hand.forward_launch(x, w_gate, w_up, z, preactivations, tuned.tile if tuned else None)
     gate, up = preactivations or (z, z)  # never touched without STORE_PREACT
     aligned = vectorises(x, w_gate, w_up, z)
-    tile = portable_tile(tuned, aligned) or forward_tile(x.shape[0], x.dtype, capability, aligned)
-    return Launch(
-        kernel=_forward_kernel,
-        grid=(triton.cdiv(x.shape[0], tile.rows) * triton.cdiv(w_gate.shape[0], tile.columns),),
-        arguments={"x_ptr": x, "w_gate_ptr": w_gate, "w_up_ptr": w_up, "z_ptr": z, "gate_ptr": gate, "up_ptr": up}
-        | product_arguments(x, w_gate, w_up, [z], tile)
+    tile = portable_tile(tuned, aligned) or forward_tile(M, K, N, x.dtype, capability, aligned, processors)
+    tiles = triton.cdiv(M, tile.rows) * triton.cdiv(N, tile.columns)
+    operands = {"x_ptr": x, "w_gate_ptr": w_gate, "w_up_ptr": w_up}
+    product = product_arguments(x, w_gate, w_up, [z], tile)
+    gating = (
+        {"z_ptr": z, "gate_ptr": gate, "up_ptr": up}
         | bias_arguments(biases)
         | formula.arguments()
-        | {"STORE_PREACT": preactivations is not None},
+        | {"STORE_PREACT": preactivations is not None}
+    )
+    if tile.parts == 1:
+        arguments = operands | product | gating
+        return Launch(_forward_kernel, (tiles,), arguments, num_warps=tile.warps, num_stages=tile.stages)
+    parts = x.new_empty((tile.parts, 2, M, N), dtype=torch.float32)
+    share = triton.cdiv(triton.cdiv(K, tile.depth), tile.parts) * tile.depth
+    return Launch(
+        kernel=_parts_kernel,
+        grid=(tiles, tile.parts),
+        arguments=operands | product | {"parts_ptr": parts, "share": share},
         num_warps=tile.warps,
         num_stages=tile.stages,
+        then=_join_launch(parts, z, gating),
+        scratch=parts,
+    )
+
+
+def _join_launch(parts: torch.Tensor, z: torch.Tensor, gating: dict[str, Any]) -> Launch:
+    """Describe the launch that adds up the parts of gate and up, and does what is left of a forward."""
+    (M, N), block = z.shape, (1 if z.shape[0] <= 16 else 4, 256)
+    return Launch(
+        kernel=_join_kernel,
+        grid=(triton.cdiv(M, block[0]), triton.cdiv(N, block[1])),
+        arguments={"parts_ptr": parts, "M": M, "N": N, "PARTS": parts.shape[0]}
+        | {"BLOCK_M": block[0], "BLOCK_N": block[1], "WIDE": tile_needs_int64((z.stride(), block))}
+        | gating,
+        num_warps=4,
+        num_stages=1,
     )
 
 
@@ -250,7 +328,7 @@ def recompute_launch(
     aligned = vectorises(x, w_gate, w_up, dz, d_gate)
     tuned = lookup("recompute", x, x.shape[0], x.shape[1], w_gate.shape[0])
     capability = capability or capability_of(x.device)
-    tile = portable_tile(tuned, aligned) or forward_tile(x.shape[0], x.dtype, capability, aligned)
+    tile = portable_tile(tuned, aligned) or recompute_tile(x.shape[0], x.dtype, capability, aligned)
     return Launch(
         kernel=_recompute_kernel,
         grid=(triton.cdiv(x.shape[0], tile.rows) * triton.cdiv(w_gate.shape[0], tile.columns),),

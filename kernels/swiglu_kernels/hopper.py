@@ -181,7 +181,7 @@ def forward_outputs(
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """Count those of a GPU."""
-    if device.type == "meta":  # described to be compiled, not to run
+    """Count those of a GPU; where there is none, launches are described to be compiled or interpreted for an H200."""
+    if device.type != "cuda":
         return 132
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -35,9 +35,6 @@ BUFFERS = 3
 TILE = Tile(ROWS, 96, DEPTH, warps=CONSUMER_WARPS, stages=STAGES, group=GROUP)
 """What is shipped; columns, stages and group may differ."""
 _OPTIONAL = (*(f"{weight}_{rows}" for weight in ("w_gate", "w_up") for rows in REST), "gate_out", "up_out")
-LEAST_TOKENS = 65
-"""Below, the portable kernel's smaller tiles fill the GPU better, unless tuning finds otherwise; up to 128 tokens
-`hopper_row.py` is faster than this file."""
 
 
 if GLUON_MISSING is None:

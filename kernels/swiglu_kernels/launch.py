@@ -17,7 +17,8 @@ INT32_MAX = 2**31 - 1
 class Launch:
     """A jit kernel with everything it is called with.
 
-    `arguments` maps the kernel's parameter names to tensors, TMA descriptors, integers, and constexpr values.
+    `arguments` maps the kernel's parameter names to tensors, TMA descriptors, integers, and constexpr values. `then` is
+    launched next. `scratch`, one of the tensors, is for these launches alone: it may be another one each time.
     """
 
     kernel: Any
@@ -25,8 +26,17 @@ class Launch:
     arguments: dict[str, Any]
     num_warps: int
     num_stages: int
+    then: "Launch | None" = None
+    scratch: torch.Tensor | None = None
 
     def run(self) -> Any:
+        """Launch on the device of the tensors, and what comes then; see `run_alone`."""
+        compiled = self.run_alone()
+        if self.then is not None:
+            self.then.run()
+        return compiled
+
+    def run_alone(self) -> Any:
         """Launch on the device of the tensors and return the compiled kernel; an empty grid launches nothing."""
         if 0 in self.grid:
             return None

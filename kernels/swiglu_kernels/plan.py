@@ -20,10 +20,16 @@ MOST_PLANS = 4096
 
 
 class Plan:
-    """The arguments of a compiled kernel, all but the tensors; it keeps none of them alive."""
+    """Launches, one after the other: their kernels and all arguments but the tensors; it keeps none of them alive."""
 
     def __init__(self, launch: Launch, tensors: list[torch.Tensor]) -> None:
         """Take apart a launch that was described from `tensors`, no two of which are the same object."""
+        self.launcher: Callable[..., None] = _nothing
+        self.scratch: tuple[torch.Size, torch.dtype] | None = None
+        if launch.scratch is not None:
+            self.scratch = launch.scratch.shape, launch.scratch.dtype
+            tensors = [*tensors, launch.scratch]
+        self.then = None if launch.then is None else Plan(launch.then, tensors)
         numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
         self.values: list[Any] = []
         # (position among the kernel's arguments, number of the tensor)
@@ -39,8 +45,17 @@ class Plan:
                 value = None if tensor is value else (type(value), {**vars(value), "base": None})
             self.values.append(value)
 
+    def run(self, tensors: list[torch.Tensor]) -> None:
+        """Launch with other tensors of the same kind, on their device."""
+        if self.scratch is not None:
+            shape, dtype = self.scratch
+            tensors = [*tensors, tensors[0].new_empty(shape, dtype=dtype)]
+        self.launcher(*self.arguments(tensors))
+        if self.then is not None:
+            self.then.run(tensors)
+
     def arguments(self, tensors: list[torch.Tensor]) -> list[Any]:
-        """Return the kernel's arguments for other tensors of the same kind."""
+        """Return the first kernel's arguments for other tensors of the same kind."""
         values = self.values.copy()
         for position, number in self.pointers:
             values[position] = tensors[number].data_ptr()
@@ -52,7 +67,7 @@ class Plan:
         return values
 
 
-_plans: dict[tuple[Any, ...], tuple[Plan, Callable[..., None]]] = {}
+_plans: dict[tuple[Any, ...], Plan] = {}
 calls: dict[tuple[Any, ...], Any] = {}
 """What makes whole calls again, by what they were called with (`repeat.py`); forgotten together with the plans."""
 
@@ -63,8 +78,8 @@ def run(describe: Callable[..., Launch], *arguments: Any) -> None:
     Args:
         describe: may look at sizes, strides, dtype, device and 16-byte alignment of tensors, at the other arguments,
             at `float32_dot_precision()` and at tuned choices (`tuning.forget` calls `forget`), but at nothing else
-            that can change. The launch holds the tensors as they came; a view of one would have an address that a
-            plan does not know.
+            that can change. The launch holds the tensors as they came, and its own scratch; a view of one would have
+            an address that a plan does not know.
         arguments: tensors, tuples of tensors, and hashable values.
     """
     if INTERPRETING:
@@ -75,13 +90,12 @@ def run(describe: Callable[..., Launch], *arguments: Any) -> None:
     if found is None:
         _run_first(key, describe, arguments)
         return
-    plan, launch = found
     with on_device(tensors[0].device):
-        launch(*plan.arguments(tensors))
+        found.run(tensors)
 
 
-def known(describe: Callable[..., Launch], *arguments: Any) -> tuple[Plan, Callable[..., None]] | None:
-    """Return what `run` has remembered of arguments of this kind: the plan, and what launches its arguments."""
+def known(describe: Callable[..., Launch], *arguments: Any) -> Plan | None:
+    """Return what `run` has remembered of arguments of this kind."""
     return _plans.get(key_of((describe, *arguments))[0])
 
 
@@ -125,19 +139,26 @@ def _run_first(key: tuple[Any, ...], describe: Callable[..., Launch], arguments:
     tensors: list[torch.Tensor] = []
     launch = describe(*(_apart(argument, tensors) for argument in arguments))
     plan = Plan(launch, tensors)
-    compiled = launch.run()
-    if 0 in launch.grid:
-        launcher: Callable[..., None] = _nothing
-    elif hasattr(type(compiled), "__getitem__"):
-        launcher = compiled[(*launch.grid, 1, 1)[:3]]
-    else:
+    if _run_and_keep_launchers(launch, plan):
+        keep(_plans, key, plan)
+
+
+def _run_and_keep_launchers(launch: Launch, plan: Plan) -> bool:
+    """Run launches, and tell whether all can be launched again, as their plans then can."""
+    compiled = launch.run_alone()
+    again = 0 in launch.grid
+    if hasattr(type(compiled), "__getitem__"):
+        plan.launcher = compiled[(*launch.grid, 1, 1)[:3]]
+        again = True
+    elif not again:
         warnings.warn(
             f"this Triton's kernels return {type(compiled).__name__} when launched, not a compiled kernel that can be "
             "launched again: every launch takes the way through Triton's argument binder, some 30 us longer",
             stacklevel=2,
         )
-        return
-    keep(_plans, key, (plan, launcher))
+    if launch.then is not None and plan.then is not None:
+        again = _run_and_keep_launchers(launch.then, plan.then) and again
+    return again
 
 
 def _apart(argument: Any, tensors: list[torch.Tensor]) -> Any:

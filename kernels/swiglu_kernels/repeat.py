@@ -102,10 +102,9 @@ def launch_of(
     """
     z = x.new_empty((x.shape[0], w_gate.shape[0])) if z is None else z
     arguments = x, w_gate, w_up, z, None, None, biases, Formula(**options)
-    found = None if z.data_ptr() % 16 else plan.known(forward_launch, *arguments)
-    if found is None:
+    planned = None if z.data_ptr() % 16 else plan.known(forward_launch, *arguments)
+    if planned is None:
         return None
-    planned, launch = found
 
     def again(
         x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, *biases: torch.Tensor | None
@@ -114,7 +113,7 @@ def launch_of(
         if z.data_ptr() % 16:
             return None
         with on_device(x.device):
-            launch(*planned.arguments([x, w_gate, w_up, z, *(bias for bias in biases if bias is not None)]))
+            planned.run([x, w_gate, w_up, z, *(bias for bias in biases if bias is not None)])
         return z
 
     return again

@@ -9,7 +9,8 @@ fp32 accumulators of rows x columns (gate and up): 128 x 128 with eight warps ta
 227 KB of shared memory per program; "ampere" (8.x, 12.x) stays under the 99 KB that 8.6, 8.9 and 12.x have, which two
 programs share comfortably on 8.0. `compiled.py` measures registers, spills and shared memory of every entry without a
 GPU. `group` is the number of row tiles that are swept together for the L2 cache: on an H200 at 4096 x 11008 and 8192
-tokens, 8 or 4 were 1-4% slower than 16.
+tokens, 8 or 4 were 1-4% slower than 16. `parts` is the number of programs that share a tile's sum over the depth, where
+a matrix has fewer tiles than the GPU has multiprocessors; a second launch adds up their parts (the forward's alone).
 """
 
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ class Tile:
     warps: int
     stages: int
     group: int = 16
+    parts: int = 1
 
 
 # (most rows, tile), first fit. Few tokens: the time is that of reading the weights once, so many programs with small
@@ -48,6 +50,11 @@ _FORWARD: dict[Family, list[tuple[float, Tile]]] = {
         (float("inf"), Tile(128, 64, 32, warps=4, stages=4)),
     ],
 }
+FEW_TOKENS = 128
+MOST_PARTS = 8
+# Of 32 columns and up to 16 tokens: (most programs for each multiprocessor, depth, stages). Five programs with the
+# first fit on a multiprocessor at once, nine with the second, two with the last.
+_SIXTEEN_TOKENS = [(3.5, 128, 3), (4.5, 64, 3), (float("inf"), 128, 5)]
 # On the fly: five tensors are loaded, two accumulators. Read: two loops of one plain product, one accumulator.
 _INPUT_GRAD_ON_THE_FLY: dict[Family, list[tuple[float, Tile]]] = {
     "hopper": [
@@ -111,8 +118,47 @@ def _first_fit(rows: int, table: list[tuple[float, Tile]]) -> Tile:
     return next(tile for most_rows, tile in table if rows <= most_rows)
 
 
-def forward_tile(tokens: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
-    """Tile of the forward and of the recomputation: rows are tokens, columns intermediate, depth hidden."""
+def forward_tile(
+    tokens: int,
+    hidden: int,
+    intermediate: int,
+    dtype: torch.dtype,
+    capability: Capability | None,
+    aligned: bool,
+    processors: int,
+) -> Tile:
+    """Tile of the forward: rows are tokens, columns intermediate, depth hidden."""
+    if tokens <= FEW_TOKENS and family_of(capability) == "hopper" and _special(dtype, aligned) is None:
+        tile = few_tokens_tile(tokens, hidden, intermediate, processors)
+        if tile is not None:
+            return tile
+    return recompute_tile(tokens, dtype, capability, aligned)
+
+
+def few_tokens_tile(tokens: int, hidden: int, intermediate: int, processors: int) -> Tile | None:
+    """Tile of the forward of up to FEW_TOKENS tokens in 16 bits on Hopper; None: `hopper_row.py` is faster, if it can.
+
+    The time is that of reading the weights, if enough is on its way at any moment, and until the end: programs run at
+    once, and where they do not, their last wave is short. How each was measured: NOTES.md.
+    """
+    rows = 16 if tokens <= 16 else 64 if tokens <= 64 else 128
+    columns, depth = (32, 128) if rows < 128 else (64, 64)
+    programs = max(1, -(-intermediate // columns))
+    parts = min(processors // programs, MOST_PARTS, max(1, hidden // (2 * tokens)) if tokens else 1)
+    if parts >= (1 if rows < 128 else 4):
+        steps = max(1, -(-hidden // depth))
+        parts = -(-steps // -(-steps // parts))  # those that have anything to sum
+        return Tile(rows, columns, depth, warps=4, stages=5, parts=parts)
+    if rows == 16:
+        depth, stages = next(sizes for most, *sizes in _SIXTEEN_TOKENS if programs <= most * processors)
+        return Tile(rows, columns, depth, warps=4, stages=stages)
+    tile = Tile(64, 64, 64, warps=4, stages=4)
+    one_wave = processors < -(-intermediate // tile.columns) <= 2 * processors
+    return tile if rows == 64 and one_wave else None
+
+
+def recompute_tile(tokens: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
+    """Tile of the recomputation: rows are tokens, columns intermediate, depth hidden."""
     return _first_fit(tokens, _special(dtype, aligned) or _FORWARD[family_of(capability)])
 
 
