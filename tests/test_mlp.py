@@ -221,7 +221,7 @@ def largest_allocations(monkeypatch, **options) -> tuple[int, int]:
         return new(like, *shape)
 
     monkeypatch.setattr(mlp, "new", spy)
-    monkeypatch.setattr(mlp, "COLUMNS", 8)
+    monkeypatch.setattr(mlp, "TILE", 8)
     out = swiglu_mlp(*inputs, **options)
     forward, sizes[:] = max(sizes), []
     torch.autograd.grad(out.sum(), inputs)
@@ -244,7 +244,7 @@ def test_the_output_does_not_depend_on_the_chunks(chunk):
 @pytest.mark.parametrize("chunk", [1, 3, 5, 8])
 @pytest.mark.parametrize("weight_grad", ["triton", "torch"])
 def test_gradients_do_not_depend_on_the_slices(monkeypatch, chunk, weight_grad):
-    monkeypatch.setattr(mlp, "COLUMNS", 8)
+    monkeypatch.setattr(mlp, "TILE", 8)
     inputs = leaves(8, 9, 40, 6)
     whole = torch.autograd.grad(swiglu_mlp(*inputs, save="input").sum(), inputs)
     out = swiglu_mlp(*inputs, save="input", weight_grad=weight_grad, chunk_tokens=chunk)
@@ -255,7 +255,8 @@ def test_gradients_do_not_depend_on_the_slices(monkeypatch, chunk, weight_grad):
 @pytest.mark.parametrize(
     ("tokens", "intermediate", "chunk", "expected"),
     [
-        (8192, 11008, 1024, [1408] * 7 + [1152]),
+        (8192, 11008, 1024, [1536] * 7 + [256]),  # 43 waves of 132 tiles; slices of 1408 have 47
+        (8192, 14336, 1024, [1792] * 8),  # 56, and none fewer
         (8192, 11008, 0, [11008]),
         (8192, 11008, 8192, [11008]),
         (4, 11008, 1, [2816] * 3 + [2560]),
@@ -265,7 +266,7 @@ def test_gradients_do_not_depend_on_the_slices(monkeypatch, chunk, weight_grad):
     ],
 )
 def test_slices_are_whole_tiles(tokens, intermediate, chunk, expected):
-    slices = list(mlp._columns(tokens, intermediate, chunk))
+    slices = list(mlp._columns(tokens, intermediate, chunk, 132))
     assert [one.stop - one.start for one in slices] == expected
     assert [one.start for one in slices[1:]] == [one.stop for one in slices[:-1]]
 

@@ -24,8 +24,8 @@ Backward:
        exist), or two PyTorch products into one output ("torch")
     4. d_w_gate = d_gate^T x, d_w_up = d_up^T x: one Triton launch, or PyTorch products
 
-With chunk_tokens the backward works through slices of the intermediate dimension, as many as there are chunks of tokens
-in the forward. Each slice makes its rows of d_w_gate and d_w_up and its columns of d_w_down once and for all; dX is
+With chunk_tokens the backward works through slices of the intermediate dimension, about as many as there are chunks of
+tokens in the forward (up to an eighth larger, where that fills the GPU better). Each slice makes its rows of d_w_gate and d_w_up and its columns of d_w_down once and for all; dX is
 summed over the slices in fp32 (2 X where x has 16 bits), and rounded once. Where no weight or bias wants a gradient,
 the backward works through the tokens, and sums nothing.
 """
@@ -60,13 +60,14 @@ from swiglu_kernels.glu import (
 )
 from swiglu_kernels.glu_backward import input_grad_launch
 from swiglu_kernels.glu_forward import forward_launch
+from swiglu_kernels.hopper import multiprocessors
 from swiglu_kernels.mlp_backward import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.operator import operator
 from swiglu_kernels.plan import run
 from swiglu_kernels.saved import backward_with, call_and_keep, call_past_dispatcher, note_call
 
-COLUMNS = 128
-"""A slice of the intermediate dimension has a multiple of so many: no tile of any kernel is cut."""
+TILE = 128
+"""A slice of the intermediate dimension has a multiple of so many columns: no tile of any kernel is cut."""
 
 # Positions in a list of needs or gradients: those of the tensors in the op's arguments.
 X, W_GATE, W_UP, W_DOWN, BIAS_GATE, BIAS_UP, BIAS_DOWN = range(7)
@@ -78,11 +79,20 @@ def _chunks(tokens: int, chunk_tokens: int) -> Iterator[slice]:
     return (slice(first, min(first + step, tokens)) for first in range(0, max(tokens, 1), step))
 
 
-def _columns(tokens: int, intermediate: int, chunk_tokens: int) -> Iterator[slice]:
-    """Cut the intermediate dimension into slices as large as chunk_tokens of all tokens, 0 for one slice."""
-    share = -(-intermediate * chunk_tokens // max(tokens, 1))
-    step = -(-share // COLUMNS) * COLUMNS if 0 < chunk_tokens < tokens else 0
-    step = step or max(intermediate, 1)
+def _columns(tokens: int, intermediate: int, chunk_tokens: int, processors: int) -> Iterator[slice]:
+    """Cut the intermediate dimension into slices as large as chunk_tokens of all tokens, 0 for one slice.
+
+    Up to an eighth larger, where the tiles of all slices are fewer waves of programs then.
+    """
+
+    def waves(step: int) -> int:
+        sizes = (min(step, intermediate - first) for first in range(0, intermediate, step))
+        return sum(-(-(-(-tokens // TILE) * -(-size // TILE)) // processors) for size in sizes)
+
+    step = max(intermediate, 1)
+    if 0 < chunk_tokens < tokens:
+        least = max(1, -(-intermediate * chunk_tokens // (tokens * TILE)))  # tiles
+        step = min((tiles * TILE for tiles in range(least, least * 9 // 8 + 1)), key=waves)
     return (slice(first, min(first + step, intermediate)) for first in range(0, max(intermediate, 1), step))
 
 
@@ -186,7 +196,9 @@ def _mlp_backward(
     all_rows, all_columns = slice(0, d_out.shape[0]), slice(0, w_gate.shape[0])
     by_columns = any(needs[W_GATE:BIAS_DOWN])
     if by_columns:
-        parts = [(all_rows, columns) for columns in _columns(d_out.shape[0], w_gate.shape[0], chunk_tokens)]
+        processors = multiprocessors(d_out.device)
+        slices = _columns(d_out.shape[0], w_gate.shape[0], chunk_tokens, processors)
+        parts = [(all_rows, columns) for columns in slices]
     else:
         parts = [(rows, all_columns) for rows in _chunks(d_out.shape[0], chunk_tokens)]
     sums_dx = by_columns and len(parts) > 1 and needs[X]
