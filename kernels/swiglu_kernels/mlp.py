@@ -25,9 +25,9 @@ Backward:
     4. d_w_gate = d_gate^T x, d_w_up = d_up^T x: one Triton launch, or PyTorch products
 
 With chunk_tokens the backward works through slices of the intermediate dimension, about as many as there are chunks of
-tokens in the forward (up to an eighth larger, where that fills the GPU better). Each slice makes its rows of d_w_gate and d_w_up and its columns of d_w_down once and for all; dX is
-summed over the slices in fp32 (2 X where x has 16 bits), and rounded once. Where no weight or bias wants a gradient,
-the backward works through the tokens, and sums nothing.
+tokens in the forward (up to an eighth larger, where that fills the GPU better). Each slice makes its rows of d_w_gate
+and d_w_up and its columns of d_w_down once and for all; dX is summed over the slices in fp32 (2 X where x has 16 bits),
+and rounded once. Where no weight or bias wants a gradient, the backward works through the tokens, and sums nothing.
 """
 
 import math
