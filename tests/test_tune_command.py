@@ -53,24 +53,24 @@ def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_gpu")
 def test_a_winner_is_kept_shown_used_and_removed(path: Path) -> None:
-    ran = invoke(*SMALL, "--tokens", "5", "--kernel", "forward,recompute")
+    ran = invoke(*SMALL, "--tokens", "5", "--kernel", "input-grad,recompute")
     assert ran.exit_code == 0, ran.output
     assert "faster" in ran.stdout
     assert "16x32x128 4w 3s g16" in ran.stdout
     assert "0.66" in ran.stdout
     kept = tuning.read(path)
     assert [(one.kernel, one.dtype, one.tokens, one.hidden, one.intermediate) for one in kept] == [
-        ("forward", "float16", 8, 32, 64),
+        ("input-grad", "float16", 8, 32, 64),
         ("recompute", "float16", 8, 32, 64),
     ]
     assert {one.choice.tile.stages for one in kept} == {2}
-    used = tuning.lookup("forward", torch.empty(1, dtype=torch.float16), 7, 32, 64)
+    used = tuning.lookup("input-grad", torch.empty(1, dtype=torch.float16), 7, 32, 64)
     assert used == kept[0].choice
 
     shown = invoke("--show", "--device", "cpu")
     assert shown.exit_code == 0
     title = "NVIDIA Test (9.0), torch 2.0, Triton 3.0, kernels abc: in use here"
-    for text in (title, str(used), str(path), "forward", "recompute", "float16"):
+    for text in (title, str(used), str(path), "input-grad", "recompute", "float16"):
         assert text in shown.stdout
 
     cleared = invoke("--clear")

@@ -26,17 +26,18 @@ def _build(problem: Problem, **choices: Any) -> Step:
 
     from swiglu_kernels import swiglu_glu, swiglu_glu_packed
 
-    weights, bias = problem.weights, problem.biases.get
+    weights, biases = problem.weights, problem.biases
+    bias_gate, bias_up, bias_down = (biases.get(f"bias_{name}") for name in ("gate", "up", "down"))
     choices = {"limit": problem.extras.limit, **choices}
     if problem.extras.packed:
         return packed(problem, partial(swiglu_glu_packed, **choices))
 
     def glu(x: Tensor) -> Tensor:
-        return swiglu_glu(x, weights["w_gate"], weights["w_up"], bias("bias_gate"), bias("bias_up"), **choices)
+        return swiglu_glu(x, weights["w_gate"], weights["w_up"], bias_gate, bias_up, **choices)
 
     if problem.case.scope is Scope.GLU:
         return Step(glu)
-    return Step(lambda x: linear(glu(x), weights["w_down"], bias("bias_down")))
+    return Step(lambda x: linear(glu(x), weights["w_down"], bias_down))
 
 
 def _build_mlp(problem: Problem, **choices: Any) -> Step:
