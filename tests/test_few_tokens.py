@@ -11,7 +11,7 @@ from swiglu_kernels.glu_forward import forward_launch
 
 pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")
 
-SHAPES = [(1, 256, 64), (16, 512, 80), (17, 640, 48), (64, 384, 32), (70, 640, 48), (128, 1024, 64)]
+SHAPES = [(1, 2048, 64), (16, 2064, 80), (17, 2048, 48), (64, 2304, 32), (70, 2048, 48), (128, 2048, 64)]
 """Tokens, hidden, intermediate."""
 
 
@@ -55,7 +55,7 @@ def test_with_biases_and_another_gate(shape: tuple[int, int, int]) -> None:
 
 
 def test_no_part_depends_on_what_the_scratch_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, w_gate, w_up, *_ = problem(5, 512, 48, torch.float16)
+    x, w_gate, w_up, *_ = problem(5, 2048, 48, torch.float16)
     expected = swiglu_glu(x, w_gate, w_up)
     make = torch.Tensor.new_empty
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda *given, **options: make(*given, **options).fill_(torch.nan))
@@ -63,8 +63,8 @@ def test_no_part_depends_on_what_the_scratch_held(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_whole_block_and_what_it_recomputes() -> None:
-    inputs = problem(5, 512, 48, torch.float16)[:3]
-    inputs.append(random_tensor(512, 48, dtype=torch.float16, scale=48**-0.5, seed=5))
+    inputs = problem(5, 2048, 48, torch.float16)[:3]
+    inputs.append(random_tensor(2048, 48, dtype=torch.float16, scale=48**-0.5, seed=5))
     for save in ("preact", "input"):
         check_against_reference(
             "x w_gate w_up w_down", functools.partial(swiglu_mlp, save=save), reference.swiglu_mlp, inputs

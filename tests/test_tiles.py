@@ -70,6 +70,7 @@ def test_unaligned_operands_take_smaller_tiles():
     [
         (1, 7168, 2048, (16, 32, 128, 5, 2)),  # 64 tiles would leave half of 132 multiprocessors without any
         (16, 2048, 768, (16, 32, 128, 5, 4)),  # 5 would share 16 steps no better than 4
+        (16, 1024, 768, (16, 32, 128, 5, 1)),  # a second launch would take longer
         (64, 2880, 2880, (64, 32, 128, 5, 1)),  # 90 tiles
         (16, 4096, 14336, (16, 32, 128, 3, 1)),  # 448, all at once
         (16, 3584, 18944, (16, 32, 64, 3, 1)),  # 592, all at once
@@ -93,7 +94,7 @@ def test_where_equal_shares_are_faster_there_is_no_tile(tokens: int, intermediat
 
 def test_no_part_of_a_sum_is_empty() -> None:
     for tokens, hidden, intermediate in itertools.product(
-        (0, 1, 16, 64, 128), (0, 1, 129, 640, 7168), (0, 1, 96, 2048)
+        (0, 1, 16, 64, 128), (0, 1, 129, 2049, 7168), (0, 1, 96, 2048)
     ):
         tile = few_tokens_tile(tokens, hidden, intermediate, 132)
         if tile is not None and tile.parts > 1:

@@ -115,11 +115,10 @@ def breakdown(tokens: int, hidden: int) -> None:
         }
         known = plan.known(forward_launch, *arguments)
         if known is not None:
-            remembered, launcher = known
             tensors = [x, w_gate, w_up, z]
-            values = remembered.arguments(tensors)
-            calls["arguments, descriptors"] = lambda: remembered.arguments(tensors)
-            calls["Triton's launcher"] = lambda: launcher(*values)
+            values = known.arguments(tensors)
+            calls["arguments, descriptors"] = lambda: known.arguments(tensors)
+            calls["Triton's launcher"] = lambda: known.launcher(*values)
         times = {name: microseconds(call)[0] for name, call in calls.items()}
     print(f"\n{tokens} tokens, swiglu_glu without gradients, us")
     parts = ("its kind", "output", "arguments, descriptors", "Triton's launcher", "whole call")

@@ -51,7 +51,9 @@ _FORWARD: dict[Family, list[tuple[float, Tile]]] = {
     ],
 }
 FEW_TOKENS = 128
-MOST_PARTS = 8
+LEAST_SHARED, MOST_PARTS = 2048, 8
+"""Hidden size from which on a sum is shared (the least where it was measured to pay for its second launch), and by how
+many programs at most; their parts are no larger than the weights."""
 # Of 32 columns and up to 16 tokens: (most programs for each multiprocessor, depth, stages). Five programs with the
 # first fit on a multiprocessor at once, nine with the second, two with the last.
 _SIXTEEN_TOKENS = [(3.5, 128, 3), (4.5, 64, 3), (float("inf"), 128, 5)]
@@ -144,7 +146,7 @@ def few_tokens_tile(tokens: int, hidden: int, intermediate: int, processors: int
     rows = 16 if tokens <= 16 else 64 if tokens <= 64 else 128
     columns, depth = (32, 128) if rows < 128 else (64, 64)
     programs = max(1, -(-intermediate // columns))
-    parts = min(processors // programs, MOST_PARTS, max(1, hidden // (2 * tokens)) if tokens else 1)
+    parts = min(processors // programs, MOST_PARTS, hidden // (2 * max(1, tokens)) if hidden >= LEAST_SHARED else 1)
     if parts >= (1 if rows < 128 else 4):
         steps = max(1, -(-hidden // depth))
         parts = -(-steps // -(-steps // parts))  # those that have anything to sum
