@@ -81,7 +81,7 @@ def tune(
         raise BadInput("--show was given together with --clear; leave one of them out.")
     from swiglu_bench import machine, tuned_file
     from swiglu_kernels import tuning
-    from swiglu_kernels.hopper import multiprocessors
+    from swiglu_kernels.backend import multiprocessors
 
     path = tuning.path()
     if path is None:

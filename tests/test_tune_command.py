@@ -12,7 +12,7 @@ from swiglu_bench import tune_command
 from swiglu_bench.cases import BadInput
 from swiglu_bench.cli import app
 from swiglu_bench.measure import clock as clock_module
-from swiglu_kernels import hopper, tuning
+from swiglu_kernels import tuning
 from swiglu_kernels.backend import backend_for
 from swiglu_kernels.tuning import Machine
 from test_tuner import FakeClock
@@ -47,7 +47,6 @@ def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     if backend_for(torch.device("cpu")) != "interpreter":
         pytest.skip("Triton's interpreter is not in use")
     monkeypatch.setattr(tuning, "machine_of", lambda device: HERE)
-    monkeypatch.setattr(hopper, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(clock_module, "make_clock", lambda device: FakeClock(lambda launch: float(launch.num_stages)))
 
 

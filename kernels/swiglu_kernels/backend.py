@@ -81,6 +81,14 @@ def _capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
 
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Count those of a GPU; where there is none, launches are described to be compiled or interpreted for an H200."""
+    if device.type != "cuda":
+        return 132
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 @constant_in_graphs  # a GPU does not change while a compiled function lives
 def _is_supported_gpu(device: torch.device) -> bool:
     if torch.version.hip is not None:

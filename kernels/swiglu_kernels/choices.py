@@ -19,8 +19,8 @@ measured.
 
 import torch
 
-from swiglu_kernels.backend import capability_of, constant_in_graphs
-from swiglu_kernels.hopper import GLUON_MISSING, multiprocessors
+from swiglu_kernels.backend import capability_of, constant_in_graphs, multiprocessors
+from swiglu_kernels.hopper import GLUON_MISSING
 from swiglu_kernels.hopper_products import fills_waves
 
 AUTO = "auto"

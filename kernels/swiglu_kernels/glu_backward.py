@@ -12,7 +12,7 @@ they never exist in memory. Otherwise it reads d_gate and d_up that another kern
 
 import torch
 
-from swiglu_kernels import hopper, hopper_products
+from swiglu_kernels import hopper_products
 from swiglu_kernels.arithmetic import (
     dot,
     gated_gradients,
@@ -22,7 +22,7 @@ from swiglu_kernels.arithmetic import (
     store_sum,
     strided_tile,
 )
-from swiglu_kernels.backend import capability_of, tl, triton
+from swiglu_kernels.backend import capability_of, multiprocessors, tl, triton
 from swiglu_kernels.formula import PLAIN, Formula
 from swiglu_kernels.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.precision import float32_dot_precision
@@ -257,7 +257,7 @@ def input_grad_launch(
     by_hand = not on_the_fly and hopper_products.why_not(pairs, [dx], capability) is None
     if by_hand and not accumulate and tuned and tuned.schedule != "portable":
         return hopper_products.sum_launch(pairs, dx, tuned.schedule, tuned.tile)
-    if by_hand and (accumulate or not tuned) and hopper_products.fills(M, K, hopper.multiprocessors(dx.device)):
+    if by_hand and (accumulate or not tuned) and hopper_products.fills(M, K, multiprocessors(dx.device)):
         return hopper_products.sum_launch(pairs, dx, accumulate=accumulate)
     dz = gate if dz is None else dz  # never touched unless on the fly
     aligned = vectorises(dz, gate, w_gate, w_up, dx)

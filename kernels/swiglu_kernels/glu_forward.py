@@ -16,10 +16,9 @@ import torch
 
 from swiglu_kernels import hopper_forward, hopper_row
 from swiglu_kernels.arithmetic import dot, gated, gated_gradients, grouped_tile, halves, output_tile, round_to
-from swiglu_kernels.backend import capability_of, tl, triton
+from swiglu_kernels.backend import capability_of, multiprocessors, tl, triton
 from swiglu_kernels.candidates import forward_schedule
 from swiglu_kernels.formula import PLAIN, Formula
-from swiglu_kernels.hopper import multiprocessors
 from swiglu_kernels.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.precision import float32_dot_precision
 from swiglu_kernels.tiles import Capability, Tile, forward_tile, recompute_tile

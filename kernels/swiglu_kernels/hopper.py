@@ -177,11 +177,3 @@ def forward_outputs(
     """Name what a forward stores as its kernel does."""
     stored = dict(zip(("gate_out", "up_out"), preactivations, strict=True)) if preactivations else {}
     return {"z": z} | stored
-
-
-@functools.cache
-def multiprocessors(device: torch.device) -> int:
-    """Count those of a GPU; where there is none, launches are described to be compiled or interpreted for an H200."""
-    if device.type != "cuda":
-        return 132
-    return torch.cuda.get_device_properties(device).multi_processor_count

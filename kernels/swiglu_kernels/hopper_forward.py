@@ -17,9 +17,10 @@ import dataclasses
 import torch
 
 from swiglu_kernels import hopper, hopper_loop
+from swiglu_kernels.backend import multiprocessors
 from swiglu_kernels.hopper import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, descriptor, fits_tma
 from swiglu_kernels.launch import Launch
-from swiglu_kernels.tiles import Capability, Tile
+from swiglu_kernels.tiles import Capability, Tile, waves
 
 ROWS, DEPTH, STAGES, GROUP = 128, 64, 5, 16
 COLUMNS = {96: (1.0, 1.0), 88: (1.003, 1.015), 80: (1.005, 1.005), 72: (1.01, 1.035), 64: (1.015, 1.02)}
@@ -178,8 +179,8 @@ def tile_for(tokens: int, intermediate: int, processors: int, stores_preact: boo
     """Return the tile whose waves are filled best: a wave takes about as long as its tiles are wide."""
 
     def cost(columns: int) -> float:
-        waves = -(-(-(-tokens // ROWS) * -(-intermediate // columns)) // processors)
-        return waves * columns * COLUMNS[columns][stores_preact]
+        count = waves(tokens, intermediate, ROWS, columns, processors)
+        return count * columns * COLUMNS[columns][stores_preact]
 
     return dataclasses.replace(TILE, columns=min(COLUMNS, key=cost))
 
@@ -222,7 +223,7 @@ def forward_launch(
         tile: its columns, stages and group are taken; rows and depth are the kernel's own. None: `tile_for`.
     """
     (M, K), N = x.shape, w_gate.shape[0]
-    programs = hopper.multiprocessors(x.device)
+    programs = multiprocessors(x.device)
     tile = tile or tile_for(M, N, programs, preactivations is not None)
     last = tile.columns - WIDE
     tiles = -(-M // ROWS) * -(-N // tile.columns)

@@ -28,9 +28,10 @@ from collections.abc import Sequence
 import torch
 
 from swiglu_kernels import hopper
+from swiglu_kernels.backend import multiprocessors
 from swiglu_kernels.hopper import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, descriptor, fits_tma
 from swiglu_kernels.launch import Launch
-from swiglu_kernels.tiles import Capability, Tile
+from swiglu_kernels.tiles import Capability, Tile, waves
 
 TILE, DEPTH, GROUP = 128, 64, 8
 PART, READ_PART = 64, 32
@@ -319,18 +320,18 @@ def why_not(pairs: Sequence[Pair], stored: Sequence[torch.Tensor], capability: C
     return None
 
 
-def fills(rows: int, columns: int, multiprocessors: int) -> bool:
+def fills(rows: int, columns: int, processors: int) -> bool:
     """Tell whether the 128 x 128 tiles of an output are enough for a GPU."""
-    return -(-rows // TILE) * -(-columns // TILE) >= LEAST_TILES * multiprocessors
+    return -(-rows // TILE) * -(-columns // TILE) >= LEAST_TILES * processors
 
 
-def fills_waves(rows: int, columns: int, multiprocessors: int) -> bool:
+def fills_waves(rows: int, columns: int, processors: int) -> bool:
     """Tell whether an output of `sum_launch` fills its waves of tiles, see LEAST_FILLED_PERCENT.
 
     A wave is a tile for each multiprocessor. In the last one some have none, and the last tiles hang over the edge.
     """
-    schedule = sum_schedule(rows, columns, multiprocessors)
-    covered = _rows_in_turn(schedule, rows, columns, multiprocessors) * TILE * multiprocessors
+    schedule = sum_schedule(rows, columns, processors)
+    covered = _rows_in_turn(schedule, rows, columns, processors) * TILE * processors
     return 100 * rows * columns >= LEAST_FILLED_PERCENT * covered
 
 
@@ -352,22 +353,22 @@ def sum_launch(
     """
     if accumulate:
         return _launch(pairs, [out], "ping-pong", accumulate=True)
-    schedule = schedule or sum_schedule(out.shape[0], out.shape[1], hopper.multiprocessors(out.device))
+    schedule = schedule or sum_schedule(out.shape[0], out.shape[1], multiprocessors(out.device))
     return _launch(pairs, [out], schedule, tile=tile)
 
 
-def sum_schedule(rows: int, columns: int, multiprocessors: int) -> str:
+def sum_schedule(rows: int, columns: int, processors: int) -> str:
     """Name the schedule of `sum_launch` for an output: whose waves are filled better, the cooperative one of equals."""
     cooperative, ping_pong = (
-        _rows_in_turn(schedule, rows, columns, multiprocessors) for schedule in ("cooperative", "ping-pong")
+        _rows_in_turn(schedule, rows, columns, processors) for schedule in ("cooperative", "ping-pong")
     )
     return "cooperative" if cooperative <= ping_pong else "ping-pong"
 
 
-def _rows_in_turn(schedule: str, rows: int, columns: int, multiprocessors: int) -> int:
+def _rows_in_turn(schedule: str, rows: int, columns: int, processors: int) -> int:
     """Return how many rows of an output the busiest multiprocessor works on, tile after tile."""
-    tiles = -(-rows // _tile_rows(schedule)) * -(-columns // TILE)
-    return -(-tiles // multiprocessors) * _tile_rows(schedule)
+    tile_rows = _tile_rows(schedule)
+    return waves(rows, columns, tile_rows, TILE, processors) * tile_rows
 
 
 def transposed_launch(pairs: Sequence[Pair], outs: Sequence[torch.Tensor], tile: Tile | None = None) -> Launch:
@@ -434,7 +435,7 @@ def _launch(
     part = READ_PART if gated or accumulate else PART
     return Launch(
         kernel=_product_kernel,
-        grid=(min(outputs * -(-M // rows) * -(-N // TILE), hopper.multiprocessors(outs[0].device)),),
+        grid=(min(outputs * -(-M // rows) * -(-N // TILE), multiprocessors(outs[0].device)),),
         arguments={"a_0": lefts[0], "a_1": lefts[-1], "b_0": rights[0], "b_1": rights[-1]}
         | {"a_0_last": lasts[0][0], "a_1_last": lasts[0][-1], "b_0_last": lasts[1][0], "b_1_last": lasts[1][-1]}
         | {"h": None, "gate": None, "up": None}

@@ -15,6 +15,7 @@ Measured on an H200: NOTES.md.
 import torch
 
 from swiglu_kernels import hopper, hopper_loop
+from swiglu_kernels.backend import multiprocessors
 from swiglu_kernels.hopper import CONSUMER_WARPS, GLUON_MISSING, descriptor
 from swiglu_kernels.launch import Launch
 from swiglu_kernels.tiles import Tile
@@ -201,7 +202,7 @@ def forward_launch(
         tile: its columns and stages are taken. None: `tile_for`.
     """
     (M, K), N = x.shape, w_gate.shape[0]
-    programs = hopper.multiprocessors(x.device)
+    programs = multiprocessors(x.device)
     tile = tile or tile_for(N, programs)
     tokens = -(-M // X_STEP) * X_STEP
     blocks = {

@@ -36,7 +36,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from swiglu_kernels import autocast, reference, repeat
-from swiglu_kernels.backend import backend_for
+from swiglu_kernels.backend import backend_for, multiprocessors
 from swiglu_kernels.checks import (
     check_chunk,
     check_down,
@@ -60,11 +60,11 @@ from swiglu_kernels.glu import (
 )
 from swiglu_kernels.glu_backward import input_grad_launch
 from swiglu_kernels.glu_forward import forward_launch
-from swiglu_kernels.hopper import multiprocessors
 from swiglu_kernels.mlp_backward import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.operator import operator
 from swiglu_kernels.plan import run
 from swiglu_kernels.saved import backward_with, call_and_keep, call_past_dispatcher, note_call
+from swiglu_kernels.tiles import waves
 
 TILE = 128
 """A slice of the intermediate dimension has a multiple of so many columns: no tile of any kernel is cut."""
@@ -85,14 +85,14 @@ def _columns(tokens: int, intermediate: int, chunk_tokens: int, processors: int)
     Up to an eighth larger, where the tiles of all slices are fewer waves of programs then.
     """
 
-    def waves(step: int) -> int:
+    def waves_of_all(step: int) -> int:
         sizes = (min(step, intermediate - first) for first in range(0, intermediate, step))
-        return sum(-(-(-(-tokens // TILE) * -(-size // TILE)) // processors) for size in sizes)
+        return sum(waves(tokens, size, TILE, TILE, processors) for size in sizes)
 
     step = max(intermediate, 1)
     if 0 < chunk_tokens < tokens:
         least = max(1, -(-intermediate * chunk_tokens // (tokens * TILE)))  # tiles
-        step = min((tiles * TILE for tiles in range(least, least * 9 // 8 + 1)), key=waves)
+        step = min((tiles * TILE for tiles in range(least, least * 9 // 8 + 1)), key=waves_of_all)
     return (slice(first, min(first + step, intermediate)) for first in range(0, max(intermediate, 1), step))
 
 

@@ -146,16 +146,15 @@ def _run_first(key: tuple[Any, ...], describe: Callable[..., Launch], arguments:
 def _run_and_keep_launchers(launch: Launch, plan: Plan) -> bool:
     """Run launches, and tell whether all can be launched again, as their plans then can."""
     compiled = launch.run_alone()
-    again = 0 in launch.grid
-    if hasattr(type(compiled), "__getitem__"):
-        plan.launcher = compiled[(*launch.grid, 1, 1)[:3]]
-        again = True
-    elif not again:
+    again = 0 in launch.grid or hasattr(type(compiled), "__getitem__")
+    if not again:
         warnings.warn(
             f"this Triton's kernels return {type(compiled).__name__} when launched, not a compiled kernel that can be "
             "launched again: every launch takes the way through Triton's argument binder, some 30 us longer",
             stacklevel=2,
         )
+    elif compiled is not None:
+        plan.launcher = compiled[(*launch.grid, 1, 1)[:3]]
     if launch.then is not None and plan.then is not None:
         again = _run_and_keep_launchers(launch.then, plan.then) and again
     return again

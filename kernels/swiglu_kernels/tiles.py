@@ -51,6 +51,7 @@ _FORWARD: dict[Family, list[tuple[float, Tile]]] = {
     ],
 }
 FEW_TOKENS = 128
+"""For which `few_tokens_tile` chooses; `hopper_row.py`, which it gives way to, takes as many."""
 LEAST_SHARED, MOST_PARTS = 2048, 8
 """Hidden size from which on a sum is shared (the least where it was measured to pay for its second launch), and by how
 many programs at most; their parts are no larger than the weights."""
@@ -114,6 +115,11 @@ _UNALIGNED: list[tuple[float, Tile]] = [
 def family_of(capability: Capability | None) -> Family:
     """Name the tile table for a compute capability; None (the interpreter) reads the Hopper table."""
     return "hopper" if capability is None or capability[0] in (9, 10) else "ampere"
+
+
+def waves(rows: int, columns: int, tile_rows: int, tile_columns: int, processors: int) -> int:
+    """Count the waves of programs of an output's tiles: in each, every multiprocessor has one tile, or none is left."""
+    return -(-(-(-rows // tile_rows) * -(-columns // tile_columns)) // processors)
 
 
 def _first_fit(rows: int, table: list[tuple[float, Tile]]) -> Tile:
