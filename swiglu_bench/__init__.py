@@ -1,17 +1,33 @@
-"""swiglu-bench: measure, validate and compare implementations of SwiGLU. `run` and `load` are its Python interface."""
+"""swiglu-bench: measure, validate and compare implementations of SwiGLU.
+
+From Python: `run` and `load` do what the commands do; `implementation` and `Step` register a kernel of one's own.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-__all__ = ["__version__", "load", "run"]
+from swiglu_bench.version import __version__
 
 if TYPE_CHECKING:
     from swiglu_bench.api import load, run
+    from swiglu_bench.spec.implementation import Step, implementation
+
+__all__ = ["Step", "__version__", "implementation", "load", "run"]
+
+_HOMES = {
+    "run": "swiglu_bench.api",
+    "load": "swiglu_bench.api",
+    "Step": "swiglu_bench.spec.implementation",
+    "implementation": "swiglu_bench.spec.implementation",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """`run` and `load`, imported when first asked for: the command line needs neither, and its help is instant."""
-    if name in {"load", "run"}:
-        return getattr(importlib.import_module("swiglu_bench.api"), name)
+    """Public names are imported when first asked for: the command line needs none of them, and its help is instant."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

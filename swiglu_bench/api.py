@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 
-from swiglu_bench import show
-from swiglu_bench.cases import BadInput, did_you_mean
-from swiglu_bench.compare import comparison, report
-from swiglu_bench.runs import Run, load_run
-from swiglu_bench.sweep_commands import DEFAULTS, TASKS, TIMING_ONLY, perform
+from swiglu_bench.cli.measure import DEFAULTS, TASKS, TIMING_ONLY, perform
+from swiglu_bench.finished import comparison, comparison_tables, show
+from swiglu_bench.rows.finished_run import Run, load_run
+from swiglu_bench.spec.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
     import pandas
@@ -101,13 +100,13 @@ class Compared:
         """One row per change."""
         import pandas
 
-        return pandas.DataFrame(report.rows(self.found), columns=list(report.COLUMNS))
+        return pandas.DataFrame(comparison_tables.rows(self.found), columns=list(comparison_tables.COLUMNS))
 
     def __repr__(self) -> str:
-        return _plain(report.tables(self.found))
+        return _plain(comparison_tables.tables(self.found))
 
     def _repr_html_(self) -> str:
-        return _html(report.tables(self.found))
+        return _html(comparison_tables.tables(self.found))
 
 
 def load(path: str | PathLike[str]) -> Results:

@@ -3,16 +3,17 @@ import shlex
 from pathlib import Path
 
 import pytest
+from places import ROOT
 from rich.console import Console
 
 import swiglu_bench
 from swiglu_bench.api import Results
-from swiglu_bench.cases import BadInput
-from swiglu_bench.formats import cell
-from swiglu_bench.record import COLUMNS
+from swiglu_bench.rows.record import COLUMNS
+from swiglu_bench.rows.text import cell
+from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.writers.csv_file import read_records
 
-FORWARD = Path(__file__).parent.parent / "results/nvidia-h200/2026-11-21/forward"
+FORWARD = ROOT / "results/nvidia-h200/2026-11-21/forward"
 TINY = {"shapes": "24x40", "tokens": [3, 7], "impl": ["eager", "eager-packed", "fused"], "device": "cpu"}
 
 

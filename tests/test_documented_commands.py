@@ -19,14 +19,15 @@ from typing import Any
 import pytest
 import torch
 import typer
+from places import ROOT
 from torch import nn
 
 import swiglu_bench
-from swiglu_bench import cli, runner
+from swiglu_bench.cli import app
 from swiglu_bench.measure import ceilings
+from swiglu_bench.session import session
 from swiglu_kernels import reference
 
-ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     path
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -151,7 +152,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, results: Path) -> Pa
     monkeypatch.setenv("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "0"))
     monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 2**20)
     monkeypatch.setitem(ceilings.PRODUCT_SIDE, "cpu", 64)
-    monkeypatch.setattr(runner, "_tidy", lambda device: None)
+    monkeypatch.setattr(session, "_tidy", lambda device: None)
     if not (ROOT / A_RUN).exists():
         pytest.skip("the committed results are not here")
     (tmp_path / "results").symlink_to(results)
@@ -168,7 +169,7 @@ def own_implementations() -> list[str]:
 def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["swiglu-bench", *arguments])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        app.main()
     return int(ended.value.code or 0)
 
 
@@ -179,7 +180,7 @@ def test_a_documented_command(
     arguments = [STANDS_FOR.get(argument, argument) for argument in arguments]
     way = how(arguments)
     if way == PARSED:
-        group = typer.main.get_command(cli.app)
+        group = typer.main.get_command(app.app)
         with group.make_context("swiglu-bench", list(arguments), resilient_parsing=False) as context:
             name, command, rest = group.resolve_command(context, list(arguments))  # type: ignore[attr-defined]
             command.make_context(name, rest, parent=context)

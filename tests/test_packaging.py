@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
 import swiglu_bench
 
-ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 VERSION = PYPROJECT["project"]["version"]
 
@@ -115,7 +115,7 @@ def test_the_checkout_is_out_of_sight(installed: Installed) -> None:
 
 
 def test_the_installed_wheel_finds_its_shapes(installed: Installed) -> None:
-    names = installed.python("from swiglu_bench.shapes import config_names; print(*config_names())").split()
+    names = installed.python("from swiglu_bench.spec.shapes import config_names; print(*config_names())").split()
     assert names == sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
 
 

@@ -3,8 +3,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from places import ROOT
 
-SOURCE = Path(__file__).parents[1] / "docs" / "site_pages.py"
+SOURCE = ROOT / "docs" / "site_pages.py"
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from side_by_side import gpu_and_clock, require_right, time_calls
 
-from swiglu_bench.shapes import load_shapes
+from swiglu_bench.spec.shapes import load_shapes
 from swiglu_kernels import reference
 from swiglu_kernels.silu_mul import backward_launch, forward_launch
 

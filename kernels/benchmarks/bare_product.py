@@ -20,9 +20,9 @@ from side_by_side import gpu_and_clock, require_right, time_calls
 
 from swiglu_bench.implementations.peers import interleave
 from swiglu_bench.measure.graph import capture
-from swiglu_bench.shapes import load_shapes
+from swiglu_bench.spec.shapes import load_shapes
 from swiglu_kernels import reference
-from swiglu_kernels.glu_forward import forward_launch
+from swiglu_kernels.portable.glu_forward import forward_launch
 
 GRAPH_TOKENS, FEW_TOKENS = 128, 64
 LAYERS = 4

@@ -27,14 +27,15 @@ import torch.nn.functional as F
 
 from swiglu_bench.measure import ceilings
 from swiglu_bench.measure.clock import make_clock
-from swiglu_bench.shapes import Shape, load_shapes
-from swiglu_kernels import reference, tuning
-from swiglu_kernels.backend import INTERPRETING
-from swiglu_kernels.candidates import Choice, Problem
-from swiglu_kernels.glu_backward import input_grad_launch, weight_grad_launch
-from swiglu_kernels.glu_forward import forward_launch
-from swiglu_kernels.launch import Launch
-from swiglu_kernels.tiles import Tile
+from swiglu_bench.spec.shapes import Shape, load_shapes
+from swiglu_kernels import reference
+from swiglu_kernels.launches.backend import INTERPRETING
+from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.launches.tiles import Tile
+from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
+from swiglu_kernels.portable.glu_forward import forward_launch
+from swiglu_kernels.tiles import tuning
+from swiglu_kernels.tiles.candidates import Choice, Problem
 
 SMALL = (96, 80)
 """Hidden and intermediate size of what is only checked."""

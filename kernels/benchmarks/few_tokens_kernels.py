@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from swiglu_kernels.arithmetic import dot, gated, round_to
-from swiglu_kernels.launch import Launch
+from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.portable.arithmetic import dot, gated, round_to
 
 Tensors = tuple[torch.Tensor, ...]
 SHARED_BYTES = 222 * 1024

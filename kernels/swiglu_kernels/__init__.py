@@ -14,9 +14,9 @@ backend_for(tensor)                   where a kernel would run: "triton", "inter
 """
 
 from swiglu_kernels import reference
-from swiglu_kernels.backend import backend_for
 from swiglu_kernels.glu import swiglu_glu
 from swiglu_kernels.glu_packed import swiglu_glu_packed
+from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.mlp import swiglu_mlp
 from swiglu_kernels.modules import FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP
 from swiglu_kernels.patch import PatchReport, patch_model, unpatch

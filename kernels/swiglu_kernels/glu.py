@@ -20,21 +20,22 @@ in one fixed order.
 
 import torch
 
-from swiglu_kernels import autocast, reference, repeat
-from swiglu_kernels.backend import backend_for
-from swiglu_kernels.checks import check_formula, check_glu, check_option, check_vector
-from swiglu_kernels.choices import INPUT_GRADS as INPUT_GRADS
-from swiglu_kernels.choices import SAVES as SAVES
-from swiglu_kernels.choices import WEIGHT_GRADS as WEIGHT_GRADS
-from swiglu_kernels.choices import resolve
-from swiglu_kernels.double_backward import refuse_create_graph, refuse_double_backward
-from swiglu_kernels.formula import Formula, formula_of
-from swiglu_kernels.glu_backward import input_grad_launch, weight_grad_launch
-from swiglu_kernels.glu_forward import Biases, forward_launch, recompute_launch
-from swiglu_kernels.operator import operator
-from swiglu_kernels.plan import run
-from swiglu_kernels.saved import backward_with, call_and_keep, call_past_dispatcher, note_call
+from swiglu_kernels import reference
+from swiglu_kernels.calls import autocast, repeat
+from swiglu_kernels.calls.checks import check_formula, check_glu, check_option, check_vector
+from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
+from swiglu_kernels.calls.operator import operator
+from swiglu_kernels.calls.saved import backward_with, call_and_keep, call_past_dispatcher, note_call
+from swiglu_kernels.launches.backend import backend_for
+from swiglu_kernels.launches.formula import Formula, formula_of
+from swiglu_kernels.launches.plan import run
+from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
+from swiglu_kernels.portable.glu_forward import Biases, forward_launch, recompute_launch
 from swiglu_kernels.silu_mul import gate_gradients
+from swiglu_kernels.tiles.choices import INPUT_GRADS as INPUT_GRADS
+from swiglu_kernels.tiles.choices import SAVES as SAVES
+from swiglu_kernels.tiles.choices import WEIGHT_GRADS as WEIGHT_GRADS
+from swiglu_kernels.tiles.choices import resolve
 
 
 def new(like: torch.Tensor, *shape: int) -> torch.Tensor:

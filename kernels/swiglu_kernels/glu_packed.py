@@ -11,16 +11,25 @@ write the weight gradient through the same views of one tensor of its shape. The
 
 import torch
 
-from swiglu_kernels import autocast, reference
-from swiglu_kernels.backend import backend_for
-from swiglu_kernels.checks import check_formula, check_option, check_packed, check_vector
-from swiglu_kernels.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve
-from swiglu_kernels.double_backward import refuse_create_graph, refuse_double_backward
-from swiglu_kernels.formula import formula_of
-from swiglu_kernels.glu import as_matrix, forward_outputs, like_leading, needs_backward, new, run_backward, run_forward
-from swiglu_kernels.operator import operator
+from swiglu_kernels import reference
+from swiglu_kernels.calls import autocast
+from swiglu_kernels.calls.checks import check_formula, check_option, check_packed, check_vector
+from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
+from swiglu_kernels.calls.operator import operator
+from swiglu_kernels.calls.saved import backward_with, call_and_keep, note_call
+from swiglu_kernels.glu import (
+    as_matrix,
+    forward_outputs,
+    like_leading,
+    needs_backward,
+    new,
+    run_backward,
+    run_forward,
+)
+from swiglu_kernels.launches.backend import backend_for
+from swiglu_kernels.launches.formula import formula_of
 from swiglu_kernels.reference import split_packed
-from swiglu_kernels.saved import backward_with, call_and_keep, note_call
+from swiglu_kernels.tiles.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve
 
 LAYOUTS = ("packed", "interleaved", "transposed")
 

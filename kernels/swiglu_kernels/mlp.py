@@ -35,9 +35,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from swiglu_kernels import autocast, reference, repeat
-from swiglu_kernels.backend import backend_for, multiprocessors
-from swiglu_kernels.checks import (
+from swiglu_kernels import reference
+from swiglu_kernels.calls import autocast, repeat
+from swiglu_kernels.calls.checks import (
     check_chunk,
     check_down,
     check_formula,
@@ -45,9 +45,9 @@ from swiglu_kernels.checks import (
     check_option,
     check_vector,
 )
-from swiglu_kernels.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve
-from swiglu_kernels.double_backward import refuse_create_graph, refuse_double_backward
-from swiglu_kernels.formula import PLAIN, formula_of
+from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
+from swiglu_kernels.calls.operator import operator
+from swiglu_kernels.calls.saved import backward_with, call_and_keep, call_past_dispatcher, note_call
 from swiglu_kernels.glu import (
     as_matrix,
     like_leading,
@@ -58,13 +58,14 @@ from swiglu_kernels.glu import (
     write_input_grad,
     write_weight_grads,
 )
-from swiglu_kernels.glu_backward import input_grad_launch
-from swiglu_kernels.glu_forward import forward_launch
-from swiglu_kernels.mlp_backward import down_backward_launch, down_weight_grad_launch
-from swiglu_kernels.operator import operator
-from swiglu_kernels.plan import run
-from swiglu_kernels.saved import backward_with, call_and_keep, call_past_dispatcher, note_call
-from swiglu_kernels.tiles import waves
+from swiglu_kernels.launches.backend import backend_for, multiprocessors
+from swiglu_kernels.launches.formula import PLAIN, formula_of
+from swiglu_kernels.launches.plan import run
+from swiglu_kernels.launches.tiles import waves
+from swiglu_kernels.portable.glu_backward import input_grad_launch
+from swiglu_kernels.portable.glu_forward import forward_launch
+from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.tiles.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve
 
 TILE = 128
 """A slice of the intermediate dimension has a multiple of so many columns: no tile of any kernel is cut."""

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
-from swiglu_kernels import autocast
-from swiglu_kernels.backend import Backend, backend_for
-from swiglu_kernels.checks import check_like, check_option, check_tensor
-from swiglu_kernels.choices import AUTO, INPUT_GRADS, SAVES, WEIGHT_GRADS
+from swiglu_kernels.calls import autocast
+from swiglu_kernels.calls.checks import check_like, check_option, check_tensor
 from swiglu_kernels.glu import swiglu_glu
+from swiglu_kernels.launches.backend import Backend, backend_for
 from swiglu_kernels.mlp import swiglu_mlp
+from swiglu_kernels.tiles.choices import AUTO, INPUT_GRADS, SAVES, WEIGHT_GRADS
 
 if TYPE_CHECKING:
     from swiglu_kernels.parallel import Split

@@ -27,8 +27,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from swiglu_kernels.checks import check_tensor
-from swiglu_kernels.modules import FusedModule, FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP, why_not_plain
+from swiglu_kernels.calls.checks import check_tensor
+from swiglu_kernels.modules import (
+    FusedModule,
+    FusedSwiGLU,
+    FusedSwiGLUMLP,
+    FusedSwiGLUPackedMLP,
+    why_not_plain,
+)
 
 
 @dataclasses.dataclass(frozen=True)

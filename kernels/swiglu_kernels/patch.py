@@ -13,7 +13,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import nn
 
-from swiglu_kernels.checks import KERNEL_DTYPES
+from swiglu_kernels.calls.checks import KERNEL_DTYPES
 from swiglu_kernels.modules import (
     FusedModule,
     FusedSwiGLUMLP,

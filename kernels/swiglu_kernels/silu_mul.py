@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from swiglu_kernels import reference
-from swiglu_kernels.arithmetic import gated, gated_gradients, round_to
-from swiglu_kernels.backend import backend_for, tl, triton
-from swiglu_kernels.checks import check_gate_up
-from swiglu_kernels.double_backward import refuse_double_backward
-from swiglu_kernels.formula import PLAIN, Formula
-from swiglu_kernels.launch import INT32_MAX, Launch, flat_needs_int64
-from swiglu_kernels.operator import operator
-from swiglu_kernels.plan import run
+from swiglu_kernels.calls.checks import check_gate_up
+from swiglu_kernels.calls.double_backward import refuse_double_backward
+from swiglu_kernels.calls.operator import operator
+from swiglu_kernels.launches.backend import backend_for, tl, triton
+from swiglu_kernels.launches.formula import PLAIN, Formula
+from swiglu_kernels.launches.launch import INT32_MAX, Launch, flat_needs_int64
+from swiglu_kernels.launches.plan import run
+from swiglu_kernels.portable.arithmetic import gated, gated_gradients, round_to
 
 BLOCK = 1024  # 8 elements per thread: one 16-byte access each for 16-bit types
 

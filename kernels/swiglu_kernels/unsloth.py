@@ -14,13 +14,13 @@ Source: Unsloth (github.com/unslothai/unsloth), its fused SwiGLU for LoRA.
 import torch
 
 from swiglu_kernels import reference
-from swiglu_kernels.arithmetic import round_to
-from swiglu_kernels.backend import backend_for, tl, triton
-from swiglu_kernels.checks import check_gate_up, check_like, check_shape, check_tensor
-from swiglu_kernels.double_backward import refuse_double_backward
-from swiglu_kernels.launch import Launch
-from swiglu_kernels.operator import operator
-from swiglu_kernels.plan import run
+from swiglu_kernels.calls.checks import check_gate_up, check_like, check_shape, check_tensor
+from swiglu_kernels.calls.double_backward import refuse_double_backward
+from swiglu_kernels.calls.operator import operator
+from swiglu_kernels.launches.backend import backend_for, tl, triton
+from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.launches.plan import run
+from swiglu_kernels.portable.arithmetic import round_to
 
 BLOCK_SIZE = 1024
 LONG_INDEXING_ABOVE = 2**31 - 4 * BLOCK_SIZE

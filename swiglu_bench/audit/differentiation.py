@@ -9,14 +9,22 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from swiglu_bench.audit.subject import PASSED, Outcome, Subject, failed, unsupported, verdict
-from swiglu_bench.cases import ACTIVATIONS
-from swiglu_bench.costs import longest_sum
-from swiglu_bench.problem import Problem, torch_dtype
-from swiglu_bench.registry import Step
-from swiglu_bench.trial import Trial
-from swiglu_bench.validate import check, fingerprint, same_bits, tensor_error
-from swiglu_bench.yardstick import REFERENCE, make_yardstick
+from swiglu_bench.audit.subject import (
+    PASSED,
+    Outcome,
+    Subject,
+    failed,
+    unsupported,
+    verdict,
+)
+from swiglu_bench.check.built import Trial
+from swiglu_bench.check.inputs import torch_dtype
+from swiglu_bench.check.judge import REFERENCE, make_yardstick
+from swiglu_bench.check.tolerance import check, fingerprint, same_bits, tensor_error
+from swiglu_bench.spec.cases import ACTIVATIONS
+from swiglu_bench.spec.costs import longest_sum
+from swiglu_bench.spec.implementation import Step
+from swiglu_bench.spec.problem import Problem
 
 REPEATS = 5
 NO_BACKWARD = "it has no backward"

@@ -8,12 +8,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from swiglu_bench.audit.subject import PASSED, Outcome, Subject, failed, unsupported, verdict
-from swiglu_bench.cases import VARIANTS, Dtype, Extras, Scope
-from swiglu_bench.problem import Problem, torch_dtype
-from swiglu_bench.registry import Offer
-from swiglu_bench.truth import compute_truth
-from swiglu_bench.yardstick import REFERENCE, make_yardstick
+from swiglu_bench.audit.subject import (
+    PASSED,
+    Outcome,
+    Subject,
+    failed,
+    unsupported,
+    verdict,
+)
+from swiglu_bench.check.inputs import torch_dtype
+from swiglu_bench.check.judge import REFERENCE, make_yardstick
+from swiglu_bench.check.truth import compute_truth
+from swiglu_bench.spec.cases import VARIANTS, Dtype, Extras, Scope
+from swiglu_bench.spec.implementation import Offer
+from swiglu_bench.spec.problem import Problem
 
 OUTLIER_CHANNELS, OUTLIER_SCALE = 3, 100.0
 VERY_LARGE = {torch.float16: 1e4, torch.bfloat16: 1e20, torch.float32: 1e20}

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from swiglu_bench import machine
 from swiglu_bench.audit import differentiation, inputs, surroundings
 from swiglu_bench.audit.subject import Outcome, Subject, not_run, unsupported
-from swiglu_bench.cases import Dtype, Scope
-from swiglu_bench.cells import Cell, Verdict
-from swiglu_bench.registry import Implementation
+from swiglu_bench.machine import machine
+from swiglu_bench.rows.audit_cell import Cell, Verdict
+from swiglu_bench.spec.cases import Dtype, Scope
+from swiglu_bench.spec.implementation import Implementation
 from swiglu_kernels import backend_for
 
 

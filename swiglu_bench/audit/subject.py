@@ -10,14 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swiglu_bench.admission import admit
-from swiglu_bench.cases import PLAIN, VARIANTS, Case, Dtype, Extras, Mode, Scope, Shape
-from swiglu_bench.cells import Verdict
-from swiglu_bench.problem import Problem, make_problem
-from swiglu_bench.record import TensorCheck
-from swiglu_bench.registry import Implementation, Step
-from swiglu_bench.trial import Trial
-from swiglu_bench.yardstick import make_yardstick
+from swiglu_bench.check.admission import admit
+from swiglu_bench.check.built import Trial
+from swiglu_bench.check.inputs import make_problem
+from swiglu_bench.check.judge import make_yardstick
+from swiglu_bench.rows.audit_cell import Verdict
+from swiglu_bench.rows.record import TensorCheck
+from swiglu_bench.spec.cases import (
+    PLAIN,
+    VARIANTS,
+    Case,
+    Dtype,
+    Extras,
+    Mode,
+    Scope,
+    Shape,
+)
+from swiglu_bench.spec.implementation import Implementation, Step
+from swiglu_bench.spec.problem import Problem
 
 TOKENS, HIDDEN, INTERMEDIATE = 19, 48, 80
 

@@ -10,16 +10,32 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swiglu_bench.admission import replayed
-from swiglu_bench.audit.subject import PASSED, Outcome, Subject, failed, not_run, unsupported, verdict
-from swiglu_bench.cases import ACTIVATIONS, VARIANTS, Case, Dtype, Mode, Shape
-from swiglu_bench.costs import longest_sum
-from swiglu_bench.machine import free_memory_bytes
-from swiglu_bench.problem import Problem, make_problem
-from swiglu_bench.record import TensorCheck
-from swiglu_bench.truth import compute_truth
-from swiglu_bench.validate import check, tensor_error
-from swiglu_bench.yardstick import REFERENCE, make_yardstick
+from swiglu_bench.audit.subject import (
+    PASSED,
+    Outcome,
+    Subject,
+    failed,
+    not_run,
+    unsupported,
+    verdict,
+)
+from swiglu_bench.check.admission import replayed
+from swiglu_bench.check.inputs import lay_out, make_problem
+from swiglu_bench.check.judge import REFERENCE, make_yardstick
+from swiglu_bench.check.tolerance import check, tensor_error
+from swiglu_bench.check.truth import compute_truth
+from swiglu_bench.machine.machine import free_memory_bytes
+from swiglu_bench.rows.record import TensorCheck
+from swiglu_bench.spec.cases import (
+    ACTIVATIONS,
+    VARIANTS,
+    Case,
+    Dtype,
+    Mode,
+    Shape,
+)
+from swiglu_bench.spec.costs import longest_sum
+from swiglu_bench.spec.problem import Problem
 
 BUILT_IN = {"aten", "prim", "prims", "inductor", "profiler", "c10d", "_c10d_functional"}
 LARGE_HIDDEN, LARGE_INTERMEDIATE = 64, 8192
@@ -61,7 +77,7 @@ def opcheck(subject: Subject) -> Outcome:
     """torch.library.opcheck on every custom operator that its forward calls, with the arguments of that call."""
     problem = subject.problem()
     trial = subject.trial(problem)
-    activations, _ = problem.lay_out(0)
+    activations, _ = lay_out(problem, 0)
     calls = _Calls()
     try:
         with calls:

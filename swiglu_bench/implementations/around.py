@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from swiglu_bench.cases import Scope
-from swiglu_bench.registry import Step
+from swiglu_bench.spec.cases import Scope
+from swiglu_bench.spec.implementation import Step
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from swiglu_bench.problem import Problem
+    from swiglu_bench.spec.problem import Problem
 
 
 def around(problem: Problem, silu_mul: Callable[[Tensor, Tensor], Tensor]) -> Step:

@@ -9,15 +9,15 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from swiglu_bench.cases import Scope
-from swiglu_bench.costs import Footprint
 from swiglu_bench.implementations.around import around, packed
-from swiglu_bench.registry import Implementation, Step, Trains, implementation
+from swiglu_bench.spec.cases import Scope
+from swiglu_bench.spec.costs import Footprint
+from swiglu_bench.spec.implementation import Implementation, Step, Trains, implementation
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from swiglu_bench.problem import Problem
+    from swiglu_bench.spec.problem import Problem
 
 
 def _build(problem: Problem, **choices: Any) -> Step:

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from swiglu_bench.cases import Dtype, Scope
-from swiglu_bench.registry import Implementation, Step, implementation
+from swiglu_bench.spec.cases import Dtype, Scope
+from swiglu_bench.spec.implementation import Implementation, Step, implementation
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from swiglu_bench.problem import Problem
+    from swiglu_bench.spec.problem import Problem
 
 
 def interleave(gate: Tensor, up: Tensor) -> Tensor:

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from swiglu_bench.cases import Scope
-from swiglu_bench.costs import Footprint
 from swiglu_bench.implementations.around import around, packed
-from swiglu_bench.registry import Step, implementation
+from swiglu_bench.spec.cases import Scope
+from swiglu_bench.spec.costs import Footprint
+from swiglu_bench.spec.implementation import Step, implementation
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from swiglu_bench.problem import Problem
+    from swiglu_bench.spec.problem import Problem
 
 
 def _gate(problem: Problem) -> Callable[[Tensor, Tensor], Tensor]:

@@ -11,10 +11,23 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from swiglu_bench.look import CHARACTER, WIDTH, Look, linear_range, log_range, token_text
-from swiglu_bench.report import marks, ranking
+from swiglu_bench.charts.style import (
+    CHARACTER,
+    WIDTH,
+    Look,
+    linear_range,
+    log_range,
+    token_text,
+)
+from swiglu_bench.report import drawing, ranking
 from swiglu_bench.report.frames import dicts, unique
-from swiglu_bench.report.points import NoChart, counts, points_of, timed, titled
+from swiglu_bench.report.points import (
+    NoChart,
+    counts,
+    points_of,
+    timed,
+    titled,
+)
 
 CELL_WIDTH, CELL_HEIGHT = 150, 44
 WIDE = 12
@@ -32,12 +45,12 @@ def time(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     extent = log_range([*(point["value"] for point in points), *(one["value"] for one in limits)])
     title, text = f"time of a call ({unit}), log scale", "format(datum.value, '~g')"
     if counts(usable) == 1:
-        line = [marks.level(one["value"], "x") for one in limits]
-        chart = marks.dots(points, look, extent, title, text, line)
+        line = [drawing.level(one["value"], "x") for one in limits]
+        chart = drawing.dots(points, look, extent, title, text, line)
     else:
-        fixed = [marks.dashed(limits).encode(x="tokens:Q", y="value:Q")] if limits else []
+        fixed = [drawing.dashed(limits).encode(x="tokens:Q", y="value:Q")] if limits else []
         labels = [("limit", limits[-1]["value"])] if limits else []
-        chart = marks.lines(points, look, extent, title, text, fixed, labels)
+        chart = drawing.lines(points, look, extent, title, text, fixed, labels)
     return titled(chart, "How long does a call take?", rows, look, "dashed: limit" if limits else "")
 
 
@@ -58,9 +71,9 @@ def speedup(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     extent = linear_range(ends, 1.0) if max(ends) / min(ends) < WIDE else log_range([*ends, 1.0])
     title, text = f"{baseline}'s time ÷ time", "format(datum.value, '~g') + '×'"
     if counts(usable) == 1:
-        chart = marks.dots(points, look, extent, title, text, [marks.level(1, "x")])
+        chart = drawing.dots(points, look, extent, title, text, [drawing.level(1, "x")])
     else:
-        chart = marks.lines(points, look, extent, title, text, [marks.level(1)], [(baseline, 1.0)])
+        chart = drawing.lines(points, look, extent, title, text, [drawing.level(1)], [(baseline, 1.0)])
     return titled(chart, f"How much faster than {baseline}?", usable, look, f"bars: 95% intervals; dashed: {baseline}")
 
 
@@ -74,9 +87,9 @@ def limit(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     extent = linear_range([point["value"] for point in points], 100.0)
     title, text = "limit's time ÷ time (%)", "datum.value + '%'"
     if counts(usable) == 1:
-        chart = marks.dots(points, look, extent, title, text, [marks.level(100, "x")])
+        chart = drawing.dots(points, look, extent, title, text, [drawing.level(100, "x")])
     else:
-        chart = marks.lines(points, look, extent, title, text, [marks.level(100)], [("limit", 100.0)])
+        chart = drawing.lines(points, look, extent, title, text, [drawing.level(100)], [("limit", 100.0)])
     what = "dashed: limit, the case's bare matrix products in the same rounds or its bytes at copy bandwidth"
     return titled(chart, "How near to this machine's limit?", usable, look, what)
 
@@ -98,8 +111,8 @@ def error(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     for point in points:
         worst[point["implementation"]] = max(worst.get(point["implementation"], 0.0), point["value"])
     points.sort(key=lambda point: worst[point["implementation"]])
-    chart = marks.dots(
-        points, look, extent, "error ÷ eager's error", "format(datum.value, '~g') + '×'", [marks.level(1, "x")]
+    chart = drawing.dots(
+        points, look, extent, "error ÷ eager's error", "format(datum.value, '~g') + '×'", [drawing.level(1, "x")]
     )
     what = "a point per case: the tensor with the largest error from fp64; dashed: eager" + (
         "; cross: incorrect" if "incorrect" in set(usable["status"]) else ""

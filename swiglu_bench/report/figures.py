@@ -20,14 +20,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from swiglu_bench.cases import BadInput
-from swiglu_bench.picture import picture
-from swiglu_bench.report import noise_chart, training, words
+from swiglu_bench.charts.export import picture
+from swiglu_bench.charts.scaling import points_of, scaling
+from swiglu_bench.report import noise_chart, sentences, training
 from swiglu_bench.report.images import Picture, charts_of
 from swiglu_bench.report.load import Run, load, only
 from swiglu_bench.report.page import colours, looks
 from swiglu_bench.report.sections import sections
-from swiglu_bench.tp.chart import points_of, scaling
+from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.tp.row import COLUMNS
 from swiglu_bench.writers import csv_file
 from swiglu_bench.writers.markdown import parse
@@ -110,7 +110,7 @@ def _said(runs: Sequence[Run], first: bool = False) -> str:
         return training.sentences(run.training)[0]
     section, *_ = found = sections(runs)
     look, *_ = looks(found, colours(runs))
-    return words.sentences(section, look)[0] if first else words.headline(section, look)
+    return sentences.sentences(section, look)[0] if first else sentences.headline(section, look)
 
 
 if __name__ == "__main__":

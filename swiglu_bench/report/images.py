@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import altair as alt
 
-from swiglu_bench.look import Look
+from swiglu_bench.charts.style import Look
 from swiglu_bench.report import training
 from swiglu_bench.report.load import Run
 from swiglu_bench.report.page import colours, draw, looks

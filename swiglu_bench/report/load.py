@@ -11,14 +11,14 @@ from typing import Any
 
 import pandas as pd
 
-from swiglu_bench.cases import BadInput, did_you_mean
-from swiglu_bench.cells import CELL_COLUMNS, Verdict
-from swiglu_bench.record import COLUMNS
 from swiglu_bench.report.frames import unique
-from swiglu_bench.runs import read_about
-from swiglu_bench.train import finished
-from swiglu_bench.train.finished import Training
-from swiglu_bench.train.rows import STEPS
+from swiglu_bench.rows import training_run
+from swiglu_bench.rows.audit_cell import CELL_COLUMNS, Verdict
+from swiglu_bench.rows.finished_run import read_about
+from swiglu_bench.rows.record import COLUMNS
+from swiglu_bench.rows.training import STEPS
+from swiglu_bench.rows.training_run import Training
+from swiglu_bench.spec.errors import BadInput, did_you_mean
 from swiglu_bench.writers.contract import AUDIT
 from swiglu_bench.writers.csv_file import RECORDS, read_records
 
@@ -67,9 +67,9 @@ def load(path: Path) -> Run:
     """
     if not path.exists():
         raise BadInput(f"{path} does not exist; give a run's folder, a {RECORDS} or an {AUDIT}.")
-    trained = finished.folder_of(path)
+    trained = training_run.folder_of(path)
     if trained:
-        training = finished.load(trained)
+        training = training_run.load(trained)
         return Run(trained, _no_records(), _cells(None), training.about, training)
     folder = path if path.is_dir() else path.parent
     if path.is_dir():

@@ -8,11 +8,28 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from swiglu_bench.look import CHARACTER, HEIGHT, LABEL_GAP, WIDTH, Look, Range, linear_range, log_range, spread
-from swiglu_bench.report import marks
+from swiglu_bench.charts.style import (
+    CHARACTER,
+    HEIGHT,
+    LABEL_GAP,
+    WIDTH,
+    Look,
+    Range,
+    linear_range,
+    log_range,
+    spread,
+)
+from swiglu_bench.report import drawing
+from swiglu_bench.report.drawing import Point
 from swiglu_bench.report.frames import dicts
-from swiglu_bench.report.marks import Point
-from swiglu_bench.report.points import MIB, NoChart, memory_text, points_of, timed, titled
+from swiglu_bench.report.points import (
+    MIB,
+    NoChart,
+    memory_text,
+    points_of,
+    timed,
+    titled,
+)
 
 
 def pareto(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
@@ -32,11 +49,11 @@ def pareto(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     times = alt.Axis(values=down.ticks, labelExpr="format(datum.value, '~g')")
     x = alt.X("mib:Q", title="peak memory (MiB), smaller is better", scale=across.scale(), axis=sizes)
     y = alt.Y("value:Q", title="time of a step (ms), smaller is better", scale=down.scale(), axis=times)
-    base = marks.drawn_of(points, look)
+    base = drawing.drawn_of(points, look)
     colour = alt.Color("colour:N", scale=None)
-    line = marks.dashed(_front(points))
+    line = drawing.dashed(_front(points))
     dots = base.mark_point(filled=True, size=90, opacity=1).encode(
-        x=x, y=y, color=colour, shape=alt.Shape("shape:N", scale=None), tooltip=marks.tooltips(points)
+        x=x, y=y, color=colour, shape=alt.Shape("shape:N", scale=None), tooltip=drawing.tooltips(points)
     )
     names = []
     for side, align, dx in (("right", "left", 10), ("left", "right", -10)):
@@ -45,9 +62,9 @@ def pareto(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
         )
         text: dict[str, Any] = {"align": align, "dx": dx, "baseline": "middle"}
         names += [here.mark_text(style="halo", **text), here.mark_text(**text).encode(color=colour)]
-    labels = alt.LayerChart(layer=names).properties(name=marks.LABELS)
+    labels = alt.LayerChart(layer=names).properties(name=drawing.LABELS)
     chart = alt.LayerChart(layer=[line.encode(x=x, y=y, order="mib:Q"), labels, dots])
-    chart = chart.properties(width=WIDTH, height=HEIGHT).add_params(marks.shown(points, look))
+    chart = chart.properties(width=WIDTH, height=HEIGHT).add_params(drawing.shown(points, look))
     what = "dashed: no other is both faster and smaller, by the medians"
     return titled(chart, "What does speed cost in memory?", usable, look, what)
 
@@ -66,16 +83,16 @@ def memory(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
         }
         for row in dicts(usable)
     ]  # fmt: skip
-    base = alt.Chart(alt.InlineData(values=values)).transform_filter(marks.DRAWN)
+    base = alt.Chart(alt.InlineData(values=values)).transform_filter(drawing.DRAWN)
     y = alt.Y("label:N", title=None, sort=[one["label"] for one in values], axis=alt.Axis(ticks=False, domain=False))
-    colour, tip = alt.Color("colour:N", scale=None), marks.tooltips(values)
+    colour, tip = alt.Color("colour:N", scale=None), drawing.tooltips(values)
     x = alt.X("peak:Q", title="MiB, smaller is better",
               axis=alt.Axis(tickCount=8, labelExpr="format(datum.value, ',~f')", labelOverlap="greedy"))  # fmt: skip
     peak = base.mark_bar(opacity=0.35, height=16).encode(x=x, y=y, color=colour, tooltip=tip)
     saved = base.mark_bar(height=16).encode(x=alt.X("saved:Q"), y=y, color=colour, tooltip=tip)
-    tick = base.transform_filter("datum.predicted != null").mark_tick(thickness=2, height=20, color=marks.GREY)
+    tick = base.transform_filter("datum.predicted != null").mark_tick(thickness=2, height=20, color=drawing.GREY)
     chart = alt.LayerChart(layer=[peak, saved, tick.encode(x=alt.X("predicted:Q"), y=y, tooltip=tip)])
-    chart = marks.rows(chart, values, look)
+    chart = drawing.rows(chart, values, look)
     what = "bar: peak above inputs and weights; full colour: of it saved for backward; tick: predicted peak"
     return titled(chart, "How much memory does a step need?", usable, look, what)
 

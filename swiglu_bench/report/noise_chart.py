@@ -7,8 +7,8 @@ from pathlib import Path
 import altair as alt
 import pandas as pd
 
-from swiglu_bench.cases import BadInput
-from swiglu_bench.look import HEIGHT, PALETTE, WIDTH
+from swiglu_bench.charts.style import HEIGHT, PALETTE, WIDTH
+from swiglu_bench.spec.errors import BadInput
 
 TIE, SEEN = PALETTE[2], PALETTE[7]
 

@@ -12,15 +12,28 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from swiglu_bench.look import FORMS, Look, slots, theme, token_text
-from swiglu_bench.report import charts, memory_charts, ranking, tables, training, words
+from swiglu_bench.charts.style import (
+    FORMS,
+    Look,
+    slots,
+    theme,
+    token_text,
+)
+from swiglu_bench.charts.training import dash
+from swiglu_bench.report import (
+    charts,
+    memory_charts,
+    ranking,
+    sentences,
+    tables,
+    training,
+)
 from swiglu_bench.report.frames import groups, unique
 from swiglu_bench.report.load import Run
 from swiglu_bench.report.points import NoChart
 from swiglu_bench.report.sections import WORK, Section, sections
-from swiglu_bench.train.chart import dash
-from swiglu_bench.train.finished import Training
-from swiglu_bench.train.tables import grids
+from swiglu_bench.rows.training_run import Training
+from swiglu_bench.writers.training_tables import grids
 
 EXPORT = "window.vegaEmbed = vegaEmbed;"
 """What of the chart libraries the page's own script uses."""
@@ -154,8 +167,8 @@ def _section(section: Section, look: Look, specs: list[dict[str, Any]]) -> dict[
         "device": section.device,
         "run": section.run.name,
         "memory_from": section.memory_from,
-        "headline": words.headline(section, look),
-        "sentences": words.sentences(section, look),
+        "headline": sentences.headline(section, look),
+        "sentences": sentences.sentences(section, look),
         "names": [_chip(name, look) for name in unique(drawn["implementation"])],
         "blocks": blocks,
         "tables": [tables.figures(shape, rows) for (shape,), rows in groups(timed, "shape")],
@@ -248,7 +261,7 @@ def _facts(settings: Mapping[str, Any]) -> Iterator[str]:
 def _title(found: Sequence[Section], runs: Sequence[Run]) -> str:
     devices = dict.fromkeys(section.device for section in found if section.device)
     devices |= dict.fromkeys(str(run.about["machine"].get("device", "")) for run in runs if "machine" in run.about)
-    return f"SwiGLU on {words.together(list(devices))}" if devices else "SwiGLU"
+    return f"SwiGLU on {sentences.together(list(devices))}" if devices else "SwiGLU"
 
 
 def _json(value: Any) -> str:

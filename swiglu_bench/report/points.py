@@ -7,9 +7,9 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from swiglu_bench.look import Look, tokens_text
+from swiglu_bench.charts.style import Look, tokens_text
+from swiglu_bench.report.drawing import Point
 from swiglu_bench.report.frames import Row, dicts, unique
-from swiglu_bench.report.marks import Point
 
 MIB = 2**20
 

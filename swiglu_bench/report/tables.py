@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from swiglu_bench.cells import Verdict
-from swiglu_bench.look import token_text
+from swiglu_bench.charts.style import token_text
 from swiglu_bench.report.frames import Row, dicts, groups, unique
 from swiglu_bench.report.load import Run
+from swiglu_bench.rows.audit_cell import Verdict
 from swiglu_bench.writers.tables import size
 
 SYMBOLS = {Verdict.PASS: "✓", Verdict.FAIL: "✗", Verdict.UNSUPPORTED: "–", Verdict.NOT_RUN: "·"}

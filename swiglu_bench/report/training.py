@@ -8,15 +8,15 @@ from typing import Any
 
 import altair as alt
 
-from swiglu_bench.look import Look
+from swiglu_bench.charts import training as chart
+from swiglu_bench.charts.style import Look
 from swiglu_bench.report import ranking
-from swiglu_bench.report.marks import DRAWN
-from swiglu_bench.report.words import together
-from swiglu_bench.train import chart
-from swiglu_bench.train.finished import Training
+from swiglu_bench.report.drawing import DRAWN
+from swiglu_bench.report.sentences import together
+from swiglu_bench.rows.training_run import Training
 from swiglu_bench.train.summary import Summary
-from swiglu_bench.train.tables import ratio_text, remarks
 from swiglu_bench.train.verdict import PERMUTED, Curve
+from swiglu_bench.writers.training_tables import ratio_text, remarks
 
 BASELINE = "eager"
 LEARNS = {

@@ -8,13 +8,23 @@ from dataclasses import dataclass
 
 import torch
 
-from swiglu_bench.admission import admit
 from swiglu_bench.audit.inputs import clear_limit
 from swiglu_bench.audit.matrix import unavailable
-from swiglu_bench.cases import PLAIN, VARIANTS, Case, Dtype, Extras, Mode, Scope, Shape
-from swiglu_bench.problem import Problem, make_problem
-from swiglu_bench.registry import Implementation
-from swiglu_bench.yardstick import Yardstick, make_yardstick
+from swiglu_bench.check.admission import admit
+from swiglu_bench.check.inputs import make_problem
+from swiglu_bench.check.judge import Yardstick, make_yardstick
+from swiglu_bench.spec.cases import (
+    PLAIN,
+    VARIANTS,
+    Case,
+    Dtype,
+    Extras,
+    Mode,
+    Scope,
+    Shape,
+)
+from swiglu_bench.spec.implementation import Implementation
+from swiglu_bench.spec.problem import Problem
 
 LARGEST = {"cpu": (200, 300, 130), "cuda": (2048, 4096, 2048)}
 """Hidden, intermediate and tokens that are drawn at most."""

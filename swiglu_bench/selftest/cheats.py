@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from swiglu_bench.cases import Mode, Scope
-from swiglu_bench.problem import Problem, make_problem
-from swiglu_bench.registry import Step
+from swiglu_bench.check.inputs import make_problem
+from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.selftest.specimen import glu, right_backward, right_forward, specimen
-from swiglu_bench.truth import compute_truth
+from swiglu_bench.spec.cases import Mode, Scope
+from swiglu_bench.spec.implementation import Step
+from swiglu_bench.spec.problem import Problem
 
 CHECKED_CALLS = 8
 """More calls than come before the first that is timed."""

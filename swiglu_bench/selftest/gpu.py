@@ -8,10 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from swiglu_bench.cases import Dtype, Mode, Scope
-from swiglu_bench.problem import Problem
-from swiglu_bench.registry import Step
-from swiglu_bench.selftest.specimen import INDEX_CHECK, gate_gradients, glu, right_forward, specimen
+from swiglu_bench.selftest.specimen import (
+    INDEX_CHECK,
+    gate_gradients,
+    glu,
+    right_forward,
+    specimen,
+)
+from swiglu_bench.spec.cases import Dtype, Mode, Scope
+from swiglu_bench.spec.implementation import Step
+from swiglu_bench.spec.problem import Problem
 
 SLOW_CYCLES = 20_000_000
 """A spin of some 10 ms: work that has not ended when the current stream has."""

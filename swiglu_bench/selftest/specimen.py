@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swiglu_bench.cases import Dtype, Mode, Scope
-from swiglu_bench.problem import Problem
-from swiglu_bench.registry import Implementation, Step, implementation
+from swiglu_bench.spec.cases import Dtype, Mode, Scope
+from swiglu_bench.spec.implementation import Implementation, Step, implementation
+from swiglu_bench.spec.problem import Problem
 
 INDEX_CHECK = "> 2^31 elements"
 """The check of `audit` for those that are right on small tensors only."""

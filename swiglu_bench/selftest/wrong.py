@@ -8,12 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from swiglu_bench.cases import Dtype, Mode, Scope
-from swiglu_bench.costs import longest_sum
-from swiglu_bench.problem import Problem
-from swiglu_bench.registry import Step
-from swiglu_bench.selftest.specimen import gate_gradients, glu, right_backward, right_forward, specimen
-from swiglu_bench.validate import unit_roundoff
+from swiglu_bench.check.tolerance import unit_roundoff
+from swiglu_bench.selftest.specimen import (
+    gate_gradients,
+    glu,
+    right_backward,
+    right_forward,
+    specimen,
+)
+from swiglu_bench.spec.cases import Dtype, Mode, Scope
+from swiglu_bench.spec.costs import longest_sum
+from swiglu_bench.spec.implementation import Step
+from swiglu_bench.spec.problem import Problem
 
 VALUES = ("relative error", "largest element")
 UNWRITTEN = ("finite", *VALUES)

@@ -8,15 +8,16 @@ from itertools import groupby
 
 import torch
 
-from swiglu_bench import machine, runner
 from swiglu_bench.audit import matrix
-from swiglu_bench.cases import Case, Shape
-from swiglu_bench.cells import Verdict
 from swiglu_bench.implementations import pytorch
+from swiglu_bench.machine import machine
 from swiglu_bench.measure.rounds import Rule
-from swiglu_bench.record import Status
+from swiglu_bench.rows.audit_cell import Verdict
+from swiglu_bench.rows.record import Status
 from swiglu_bench.selftest import cheats, gpu, wrong
 from swiglu_bench.selftest.specimen import Specimen
+from swiglu_bench.session import session
+from swiglu_bench.spec.cases import Case, Shape
 
 SPECIMENS: tuple[Specimen, ...] = (*wrong.SPECIMENS, *cheats.SPECIMENS, *gpu.SPECIMENS)
 
@@ -59,11 +60,11 @@ def run_zoo(
     for (task, case), group in groupby(sorted(swept, key=lambda one: str(case_of(one))), key=case_of):
         chosen = {specimen.name: specimen for specimen in group}
         tell(f"{case.label}: {', '.join(chosen)}")
-        settings = runner.Settings(
-            task=runner.Task(task), device=device, command="selftest", run_id="selftest", rule=RULE, energy=False
+        settings = session.Settings(
+            task=session.Task(task), device=device, command="selftest", run_id="selftest", rule=RULE, energy=False
         )
         contenders = [pytorch.eager, *(specimen.implementation for specimen in chosen.values())]
-        for record in runner.run([case], contenders, settings, this):
+        for record in session.run([case], contenders, settings, this):
             if record.implementation in chosen:
                 checks = tuple(dict.fromkeys(one.check for one in record.tensor_checks if not one.ok))
                 if record.status is Status.OK or (record.status is Status.ERROR and not checks):

@@ -11,20 +11,27 @@ from typing import Any, Protocol
 
 import torch
 
-from swiglu_bench import validate
-from swiglu_bench.cases import VARIANTS, Case, Mode
+from swiglu_bench.check import tolerance
+from swiglu_bench.check.built import Produced, Trial
+from swiglu_bench.check.inputs import make_problem, torch_dtype
 from swiglu_bench.measure.memory import measure_memory
 from swiglu_bench.measure.rounds import Contender, Rule, run_rounds
-from swiglu_bench.problem import Problem, make_problem, torch_dtype
-from swiglu_bench.record import Status, TensorCheck
-from swiglu_bench.registry import Implementation
-from swiglu_bench.tp import collectives, contenders, figures, wires
-from swiglu_bench.tp.figures import COLLECTIVES, LOCAL, SINGLE, TWIN, key
+from swiglu_bench.rows.record import Status, TensorCheck
+from swiglu_bench.spec.cases import VARIANTS, Case, Mode
+from swiglu_bench.spec.implementation import Implementation
+from swiglu_bench.spec.problem import Problem
+from swiglu_bench.tp import collectives, contenders, figures, traffic
+from swiglu_bench.tp.figures import (
+    COLLECTIVES,
+    LOCAL,
+    SINGLE,
+    TWIN,
+    key,
+)
 from swiglu_bench.tp.group import Group, GroupClock, RankFailed
 from swiglu_bench.tp.plan import ALONE, ASYNC
 from swiglu_bench.tp.row import Row
 from swiglu_bench.tp.truth import Yardsticks, check_same, make_yardsticks, own_part
-from swiglu_bench.trial import Produced, Trial
 
 
 class Sink(Protocol):
@@ -139,7 +146,7 @@ class CaseRun:
         row.error, row.eager_error, row.error_ratio = worst.error, worst.eager_error, worst.used
         failed = [f"{one.tensor}: {one.reason}" for one in checks if not one.ok]
         if not failed and not way:
-            copies = {name: validate.fingerprint(one).tolist() for name, one in values.items()
+            copies = {name: tolerance.fingerprint(one).tolist() for name, one in values.items()
                       if one is not None and name in ("output", "x")}  # fmt: skip
             others = self.group.gather(copies)
             failed = [f"{name}: the ranks' copies differ" for name in copies
@@ -170,7 +177,7 @@ class CaseRun:
                 players.append(Contender(key(TWIN, way), _guarded(eager, mode)))
             if self.group.size > 1:
                 elements = case.tokens * case.shape.hidden
-                call = collectives.bare(self.group, wires.kinds(mode, way), elements, torch_dtype(case))
+                call = collectives.bare(self.group, traffic.kinds(mode, way), elements, torch_dtype(case))
                 players.append(Contender(key(COLLECTIVES, way), lambda number, call=call: call))  # type: ignore[misc]
             self.sink.tell("the ceiling of the collectives", 0.68)
             gbps[way] = ceiling_gbps(way)
@@ -203,7 +210,7 @@ class CaseRun:
             *self.whole.weights.values(),
             *(one for part in self.parts.values() for one in part.weights.values()),
         ]
-        return [validate.fingerprint(one).tolist() for one in tensors]
+        return [tolerance.fingerprint(one).tolist() for one in tensors]
 
 
 def _sound(row: Row) -> bool:

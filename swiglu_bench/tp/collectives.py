@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from swiglu_bench.tp.group import Group, GroupClock
-from swiglu_bench.tp.wires import Kind, bus_bytes
+from swiglu_bench.tp.traffic import Kind, bus_bytes
 
 LARGE_BYTES = {"cuda": 2**29, "cpu": 2**22}
 """Of the tensor whose collectives are the ceiling: far beyond what latency matters to."""

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from swiglu_bench.cases import Scope
-from swiglu_bench.problem import Problem
-from swiglu_bench.registry import Implementation, Step, implementation
+from swiglu_bench.spec.cases import Scope
+from swiglu_bench.spec.implementation import Implementation, Step, implementation
+from swiglu_bench.spec.problem import Problem
 from swiglu_bench.tp.group import Group
 from swiglu_bench.tp.plan import ASYNC, local
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swiglu_bench import costs
-from swiglu_bench.cases import Case, tensors
 from swiglu_bench.measure.statistics import median_interval, percentile, verdict
-from swiglu_bench.record import Status
+from swiglu_bench.rows.record import Status
+from swiglu_bench.spec import costs
+from swiglu_bench.spec.cases import Case, tensors
 from swiglu_bench.tp.plan import ALONE
 from swiglu_bench.tp.row import Row
-from swiglu_bench.tp.wires import bus_bytes, kinds, tensor_bytes
+from swiglu_bench.tp.traffic import bus_bytes, kinds, tensor_bytes
 
 if TYPE_CHECKING:
     from swiglu_bench.measure.rounds import Rounds

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from swiglu_bench.cases import BadInput
+from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.tp.row import COLUMNS, KEY, SAMPLE_FIELDS, Row
 from swiglu_bench.writers import csv_file
 from swiglu_bench.writers.csv_file import Table

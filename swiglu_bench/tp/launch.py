@@ -16,12 +16,12 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from swiglu_bench import zygote
-from swiglu_bench.child import Died, last_words, manner_of_death
+from swiglu_bench.processes import forkserver
+from swiglu_bench.processes.child import Died, last_words, manner_of_death
+from swiglu_bench.processes.worker import NOBODY, Setting
 from swiglu_bench.tp import rank
 from swiglu_bench.tp.plan import Plan
 from swiglu_bench.tp.rank import Spot
-from swiglu_bench.worker import NOBODY, Setting
 
 POLL_S = 0.2
 END_S = 20.0
@@ -47,15 +47,15 @@ class Ranks:
         self._limit_s = plan.timeout_s + GRACE_S
         patience = timedelta(seconds=plan.timeout_s)
         self._store = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=patience, wait_for_workers=False)
-        self._pipe, theirs = zygote.CONTEXT.Pipe()
-        self._mark: Any = zygote.CONTEXT.RawArray("q", [NOBODY, 0])
+        self._pipe, theirs = forkserver.CONTEXT.Pipe()
+        self._mark: Any = forkserver.CONTEXT.RawArray("q", [NOBODY, 0])
         self._logs = [logs / f"{size}-ranks-{number}.log" for number in range(size)]
         self._begins = [log.stat().st_size if log.exists() else 0 for log in self._logs]
         self._processes: list[Any] = []
         for number, log in enumerate(self._logs):
             arguments = (theirs, self._mark, _setting(log, size, device_type),
                          Spot(number, size, device_type, self._store.port), plan)  # fmt: skip
-            self._processes.append(zygote.fork(rank.serve, *arguments))
+            self._processes.append(forkserver.fork(rank.serve, *arguments))
         theirs.close()
 
     def events(self) -> Iterator[tuple[str, Any]]:

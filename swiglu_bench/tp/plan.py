@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from swiglu_bench.cases import BadInput, Case, Dtype, Mode, Scope, Shape, expand
-from swiglu_bench.registry import Implementation
+from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape, expand
+from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.spec.implementation import Implementation
 
 ASYNC = "compile-async-tp"
 ALONE = {ASYNC: "compile"}

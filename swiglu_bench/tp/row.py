@@ -9,13 +9,13 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from swiglu_bench.record import Status
+from swiglu_bench.rows.record import Status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from swiglu_bench.cases import Case
-    from swiglu_bench.machine import Machine
+    from swiglu_bench.machine.machine import Machine
+    from swiglu_bench.spec.cases import Case
 
 
 @dataclass

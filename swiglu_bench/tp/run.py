@@ -10,18 +10,20 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from swiglu_bench import locks, machine, output, request
-from swiglu_bench.child import Died
-from swiglu_bench.machine import Machine
-from swiglu_bench.output import default_folder
-from swiglu_bench.record import Status
-from swiglu_bench.tp import chart, tables
+from swiglu_bench.charts import scaling
+from swiglu_bench.machine import locks, machine
+from swiglu_bench.machine.machine import Machine
+from swiglu_bench.processes.child import Died
+from swiglu_bench.processes.worker import NOBODY
+from swiglu_bench.rows.record import Status
+from swiglu_bench.sweep import output, request
+from swiglu_bench.sweep.output import default_folder
 from swiglu_bench.tp.files import Folder
 from swiglu_bench.tp.launch import END_S, Ranks
 from swiglu_bench.tp.plan import Plan
 from swiglu_bench.tp.rank import Silent, catalogue
 from swiglu_bench.tp.row import Row, blank
-from swiglu_bench.worker import NOBODY
+from swiglu_bench.writers import tp_tables
 from swiglu_bench.writers.console import Bar
 from swiglu_bench.writers.wandb_run import WandbRun
 
@@ -130,7 +132,7 @@ class TpRun:
                 found = {f"tp/{figure}/{name}": value for figure, value in shown.items() if value is not None}
                 self._wandb.log({"tokens": row.tokens, **found})
             if row.failed if self.quiet else not self.console.is_terminal and row.status is not Status.SKIPPED:
-                self.say(tables.line(row))
+                self.say(tp_tables.line(row))
 
     def tell(self, doing: str, fraction: float) -> None:
         """Move the bar."""
@@ -193,11 +195,11 @@ class TpRun:
     def _conclude(self, plan: Plan) -> None:
         self._bar.stop()
         if not self.quiet:
-            for table in tables.tables(self.rows):
+            for table in tp_tables.tables(self.rows):
                 self.console.print(table, highlight=False)
         if self._folder:
             if len({row["ranks"] for row in self._folder.rows()}) > 1:
-                self.say(chart.draw(self._folder.path, self._folder.rows(), plan.names))
+                self.say(scaling.draw(self._folder.path, self._folder.rows(), plan.names))
             self.say(f"Rows, samples and machines: {self._folder.path}")
         if self._wandb and self._wandb.url_or_path:
             self.say(f"W&B: {self._wandb.url_or_path}")

@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 
-from swiglu_bench import costs, machine
-from swiglu_bench.cases import VARIANTS, Case, Mode
-from swiglu_bench.machine import Machine
+from swiglu_bench.check.inputs import torch_dtype
+from swiglu_bench.machine import machine
+from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.rounds import Rule
-from swiglu_bench.outcome import one_line
-from swiglu_bench.problem import torch_dtype
-from swiglu_bench.record import Status
-from swiglu_bench.registry import Implementation
-from swiglu_bench.tp import collectives, contenders, wires
+from swiglu_bench.rows.record import Status
+from swiglu_bench.spec import costs
+from swiglu_bench.spec.cases import VARIANTS, Case, Mode
+from swiglu_bench.spec.errors import one_line
+from swiglu_bench.spec.implementation import Implementation
+from swiglu_bench.tp import collectives, contenders, traffic
 from swiglu_bench.tp.case import CaseRun, Sink
 from swiglu_bench.tp.group import Group, GroupClock, RankFailed
 from swiglu_bench.tp.plan import ASYNC, Plan, local
@@ -98,7 +99,7 @@ class Session:
 
     def _ceiling_gbps(self, way: bool, dtype: torch.dtype) -> float | None:
         """Bus bandwidth of large collectives of the same kinds; measured once."""
-        kinds = wires.kinds(Mode.FORWARD, way)
+        kinds = traffic.kinds(Mode.FORWARD, way)
         if (kinds, dtype) not in self._ceilings:
             self._ceilings[kinds, dtype] = collectives.ceiling_gbps(self.group, self.clock, kinds, dtype)
         return self._ceilings[kinds, dtype]

@@ -16,15 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from swiglu_bench import validate
-from swiglu_bench.cases import Mode
-from swiglu_bench.costs import longest_sum
-from swiglu_bench.problem import Problem, torch_dtype
+from swiglu_bench.check import tolerance
+from swiglu_bench.check.built import Produced, Trial
+from swiglu_bench.check.inputs import torch_dtype
+from swiglu_bench.check.judge import REFERENCE, Sealed, Yardstick
+from swiglu_bench.check.truth import compute_truth
+from swiglu_bench.spec.cases import Mode
+from swiglu_bench.spec.costs import longest_sum
+from swiglu_bench.spec.problem import Problem
 from swiglu_bench.tp.contenders import cuts, part_of, rows_of
 from swiglu_bench.tp.group import Group
-from swiglu_bench.trial import Produced, Trial
-from swiglu_bench.truth import compute_truth
-from swiglu_bench.yardstick import REFERENCE, Sealed, Yardstick
 
 
 class NoYardstick(RuntimeError):
@@ -42,7 +43,7 @@ class Yardsticks:
 def check_same(group: Group, problem: Problem) -> None:
     """Raise NoYardstick unless all ranks drew the same tensors."""
     tensors = [*problem.weights.values(), *(one for those in problem.activations for one in those), *problem.upstream]
-    prints = group.gather([validate.fingerprint(one).tolist() for one in tensors])
+    prints = group.gather([tolerance.fingerprint(one).tolist() for one in tensors])
     if any(one != prints[0] for one in prints):
         raise NoYardstick("The ranks drew different tensors from one seed: their GPUs are not of one kind.")
 
@@ -55,9 +56,9 @@ def make_yardsticks(group: Group, problem: Problem, part: Problem, variant: int)
     for name in {"output", "x"} & split.keys():
         dist.all_reduce(split[name])
     errors = {
-        name: [validate.tensor_error(value, truth[name]) for value in (single[name], split[name])] for name in truth
+        name: [tolerance.tensor_error(value, truth[name]) for value in (single[name], split[name])] for name in truth
     }
-    roundoff = validate.unit_roundoff(torch_dtype(problem.case))
+    roundoff = tolerance.unit_roundoff(torch_dtype(problem.case))
     for name, (alone, parted) in errors.items():
         # n parts rounded, then n - 1 sums of them: each loses about one rounding
         if not parted.relative <= (1 + group.size) * (alone.relative + roundoff):

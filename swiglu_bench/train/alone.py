@@ -7,13 +7,13 @@ from functools import partial
 
 import torch
 
-from swiglu_bench.cases import VARIANTS, Case, Mode, Scope
+from swiglu_bench.check.built import Trial
+from swiglu_bench.check.inputs import make_problem
 from swiglu_bench.measure.clock import make_clock
 from swiglu_bench.measure.rounds import Contender as Player
 from swiglu_bench.measure.rounds import Rule, run_rounds
-from swiglu_bench.problem import make_problem
+from swiglu_bench.spec.cases import VARIANTS, Case, Mode, Scope
 from swiglu_bench.train.blocks import Contender
-from swiglu_bench.trial import Trial
 
 
 def measure(

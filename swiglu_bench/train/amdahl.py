@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swiglu_bench.cases import BadInput, Case
+from swiglu_bench.spec.cases import Case
+from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.writers.csv_file import read_records
 
 if TYPE_CHECKING:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from swiglu_bench.cases import WEIGHTS, Case, Dtype, Scope
-from swiglu_bench.problem import Problem, torch_dtype
-from swiglu_bench.registry import Implementation, Step
+from swiglu_bench.check.inputs import torch_dtype
+from swiglu_bench.spec.cases import WEIGHTS, Case, Dtype, Scope
+from swiglu_bench.spec.implementation import Implementation, Step
+from swiglu_bench.spec.problem import Problem
 from swiglu_bench.train.model import sites
 
 if TYPE_CHECKING:

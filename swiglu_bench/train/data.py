@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swiglu_bench.cases import BadInput
+from swiglu_bench.spec.errors import BadInput
 
 Batch = tuple[Tensor, Tensor]
 IDX_FILES = (

@@ -9,10 +9,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from swiglu_bench.cases import BadInput
-from swiglu_bench.csv_rows import typed
-from swiglu_bench.train.finished import ended
-from swiglu_bench.train.rows import RUN_COLUMNS, RUNS, STEP_COLUMNS, STEPS, SUMMARY, End, Judged, Row
+from swiglu_bench.rows.csv_rows import typed
+from swiglu_bench.rows.training import (
+    RUN_COLUMNS,
+    RUNS,
+    STEP_COLUMNS,
+    STEPS,
+    SUMMARY,
+    End,
+    Judged,
+    Row,
+)
+from swiglu_bench.rows.training_run import ended
+from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.train.summary import COLUMNS, Summary
 from swiglu_bench.writers import csv_file
 from swiglu_bench.writers.csv_file import Table

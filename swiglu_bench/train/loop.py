@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from swiglu_bench.cases import Dtype
-from swiglu_bench.problem import torch_dtype
+from swiglu_bench.check.inputs import torch_dtype
+from swiglu_bench.rows.training import Judged, Row
+from swiglu_bench.spec.cases import Dtype
 from swiglu_bench.train.blocks import Block, Contender, blocks, trained
 from swiglu_bench.train.data import Batch
 from swiglu_bench.train.model import Experiment, sites
-from swiglu_bench.train.rows import Judged, Row
 
 WARM_UP = 0.1
 """Share of the steps in which the learning rate rises to its full size; it then stays."""

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from swiglu_bench.cases import BadInput, Case, Dtype, Mode, Scope, Shape
+from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
+from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.train import data as datasets
 from swiglu_bench.train.data import Batch, Data, Images
 from swiglu_bench.train.workload import VOCABULARY, Classifier, Llama, Workload

@@ -12,13 +12,20 @@ from functools import partial
 import torch
 from torch import nn
 
-from swiglu_bench.measure.clock import Clock, CpuClock, CudaClock, DeviceLost, LatencyClock, answers
+from swiglu_bench.measure.clock import (
+    Clock,
+    CpuClock,
+    CudaClock,
+    DeviceLost,
+    LatencyClock,
+    answers,
+)
 from swiglu_bench.measure.memory import MemoryUse, measure_memory
 from swiglu_bench.measure.rounds import Contender as Player
 from swiglu_bench.measure.rounds import Rule, run_rounds
 from swiglu_bench.measure.statistics import Interval, percentile, verdict
-from swiglu_bench.outcome import one_line
-from swiglu_bench.timing import TWIN
+from swiglu_bench.session.case_timing import TWIN
+from swiglu_bench.spec.errors import one_line
 from swiglu_bench.train import breakdown
 from swiglu_bench.train.blocks import Block, Contender, blocks, trained
 from swiglu_bench.train.loop import install, learn_from, optimizer, precision

@@ -9,23 +9,24 @@ from typing import Any
 
 from rich.console import Console
 
-from swiglu_bench import locks, machine, request
-from swiglu_bench.machine import Machine
+from swiglu_bench.charts.training import draw
+from swiglu_bench.machine import locks, machine
+from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost
-from swiglu_bench.output import default_folder
-from swiglu_bench.record import Status
-from swiglu_bench.registry import Implementation
+from swiglu_bench.rows.record import Status
+from swiglu_bench.spec.implementation import Implementation
+from swiglu_bench.sweep import request
+from swiglu_bench.sweep.output import default_folder
 from swiglu_bench.train import paired, session
 from swiglu_bench.train.blocks import Contender, why_not
-from swiglu_bench.train.chart import draw
 from swiglu_bench.train.files import Folder
 from swiglu_bench.train.model import Experiment
+from swiglu_bench.train.progress import Show
 from swiglu_bench.train.session import Plan, Results
-from swiglu_bench.train.show import Show
 from swiglu_bench.train.summary import Summary, in_order
-from swiglu_bench.train.tables import tables
 from swiglu_bench.train.verdict import PERMUTED
 from swiglu_bench.writers import csv_file, wandb_run
+from swiglu_bench.writers.training_tables import tables
 from swiglu_bench.writers.wandb_run import WandbRun
 
 INTERRUPTED = 130

@@ -15,14 +15,14 @@ import torch
 
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.measure.rounds import Rule
-from swiglu_bench.outcome import one_line
-from swiglu_bench.record import Status
+from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.training import End, Judged, Row
+from swiglu_bench.spec.errors import one_line
 from swiglu_bench.train import alone, paired, verdict
 from swiglu_bench.train.blocks import Contender
 from swiglu_bench.train.files import Folder
 from swiglu_bench.train.loop import Training
 from swiglu_bench.train.model import Experiment
-from swiglu_bench.train.rows import End, Judged, Row
 from swiglu_bench.train.summary import Summary
 
 BASELINE = "eager"

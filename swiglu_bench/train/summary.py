@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swiglu_bench.record import Status
+from swiglu_bench.rows.record import Status
 from swiglu_bench.train import amdahl
 from swiglu_bench.train.verdict import Comparison, Curve, spread
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import ConfigDict, Field
 
-from swiglu_bench import yaml_file
-from swiglu_bench.cases import BadInput, did_you_mean
-from swiglu_bench.shapes import configs_folder
+from swiglu_bench.spec import yaml_file
+from swiglu_bench.spec.errors import BadInput, did_you_mean
+from swiglu_bench.spec.shapes import configs_folder
 
 TASKS = ("digits", "mnist", "llama")
 VOCABULARY = 256

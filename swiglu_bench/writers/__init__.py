@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from swiglu_bench.record import Record
+from swiglu_bench.rows.record import Record
 
 
 class Writer(Protocol):

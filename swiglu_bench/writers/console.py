@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.segment import SegmentLines
 from rich.table import Column
 
-from swiglu_bench.record import Record, Status
+from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.writers.time_tables import caption_lines, time_line
 
 Tables = Callable[[Sequence[Record], int], Iterator[RenderableType]]

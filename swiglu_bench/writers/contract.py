@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swiglu_bench.cells import CELL_COLUMNS, Cell, Verdict
+from swiglu_bench.rows.audit_cell import CELL_COLUMNS, Cell, Verdict
 from swiglu_bench.writers.csv_file import Table as File
 
 AUDIT = "audit.csv"

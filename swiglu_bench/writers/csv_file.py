@@ -21,8 +21,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swiglu_bench.cases import BadInput
-from swiglu_bench.record import COLUMNS, SCHEMA_VERSION, Record, TensorCheck, columns
+from swiglu_bench.rows.record import (
+    COLUMNS,
+    SCHEMA_VERSION,
+    Record,
+    TensorCheck,
+    columns,
+)
+from swiglu_bench.spec.errors import BadInput
 
 if TYPE_CHECKING:
     import pandas

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swiglu_bench.record import Record, Status, TensorCheck
+from swiglu_bench.rows.record import Record, Status, TensorCheck
 
 STYLES = {Status.OK: "green", Status.SKIPPED: "dim", Status.INCORRECT: "bold red", Status.ERROR: "bold red"}
 NAME_WIDTH = 26

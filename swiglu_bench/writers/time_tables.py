@@ -9,8 +9,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swiglu_bench.record import Record, Status
-from swiglu_bench.writers.tables import NAME_WIDTH, STYLES, Notes, absent, by, mebibytes, several_gpus, title
+from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.writers.tables import (
+    NAME_WIDTH,
+    STYLES,
+    Notes,
+    absent,
+    by,
+    mebibytes,
+    several_gpus,
+    title,
+)
 
 VERDICT_STYLES = {"faster": "green", "slower": "red", "tie": "dim"}
 FEW_TOKENS = 256

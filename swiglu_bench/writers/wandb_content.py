@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from swiglu_bench.record import COLUMNS, Record, Status
+from swiglu_bench.rows.record import COLUMNS, Record, Status
 
 FIGURES: dict[str, Callable[[Record], float | None]] = {
     "time_ms": lambda record: record.time_ms,

@@ -1,0 +1,1 @@
+"""How a call of a public function reaches a kernel: checks, autocast, the operator, what backward keeps."""

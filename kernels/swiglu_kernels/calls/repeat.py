@@ -1,0 +1,119 @@
+"""Calls that were made before: without a gradient only the launch is left of them, with one an autograd function.
+
+A call checks its arguments, chooses kernels and goes through PyTorch's dispatcher, which takes longer than a small
+kernel runs. All of it has the same outcome for arguments of a kind: the same sizes, strides, dtypes, devices,
+alignment and options. So the first call of a kind is remembered, and the next ones do without, where nobody watches
+what the dispatcher does: no trace, transform, mode, autocast or profiler.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import (
+    _are_functorch_transforms_active,
+    _get_tracing_state,
+    _len_torch_dispatch_stack,
+    _len_torch_function_stack,
+)
+from torch._C._autograd import _profiler_enabled
+from torch.autograd import forward_ad
+
+from swiglu_kernels.launches import plan
+from swiglu_kernels.launches.backend import INTERPRETING
+from swiglu_kernels.launches.formula import Formula
+from swiglu_kernels.launches.launch import on_device
+from swiglu_kernels.portable.glu_forward import Biases, forward_launch
+
+Kind = tuple[Any, ...]
+Again = Callable[..., torch.Tensor | None]
+"""Takes the tensors of a call, x as a matrix, and returns its result; None where the call has to take the long way."""
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def kind_of(name: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Kind | None:
+    """Return what a call has in common with others of its kind; None where it has to take the long way.
+
+    Args:
+        name: of the function.
+        tensors: what it was given as tensors, or None; unchecked.
+        options: what else it was given; unchecked.
+    """
+    if INTERPRETING or torch.compiler.is_compiling() or _is_watched() or tensors[0] is None:
+        return None
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if type(tensor) not in _PLAIN or not on_gpu(tensor):
+            return None
+        if tensor.is_neg() or tensor.layout is not torch.strided:  # its memory does not hold its elements as they are
+            return None
+    key, given = plan.key_of(tensors)
+    wanted = torch.is_grad_enabled() and tuple(tensor.requires_grad for tensor in given)
+    # True is no number here, though it equals one.
+    return (name, wanted, key, options, tuple(map(type, options)))
+
+
+def on_gpu(tensor: torch.Tensor) -> bool:
+    """Tell whether kernels may run on a tensor."""
+    return tensor.is_cuda
+
+
+def _is_watched() -> bool:
+    return bool(
+        _len_torch_dispatch_stack()
+        or _len_torch_function_stack()
+        or _are_functorch_transforms_active()
+        or torch.is_autocast_enabled("cuda")
+        or _profiler_enabled()
+        or _get_tracing_state() is not None
+        or forward_ad._current_level >= 0
+    )
+
+
+def known(kind: Kind | None) -> Again | None:
+    """Return what makes a call of a kind again."""
+    if kind is None:
+        return None
+    try:
+        return plan.calls.get(kind)
+    except TypeError:  # an option that cannot be hashed is a wrong one
+        return None
+
+
+def remember(kind: Kind, again: Again | None) -> None:
+    """Keep what makes a call of a kind again, if there is anything; it may hold no tensor."""
+    if again is not None:
+        plan.keep(plan.calls, kind, again)
+
+
+def launch_of(
+    x: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    biases: Biases,
+    options: dict[str, Any],
+    z: torch.Tensor | None = None,
+) -> Again | None:
+    """Return what launches silu(x w_gate^T) * (x w_up^T) as it was just launched on these, or None.
+
+    `options` are the gate's. `z` is the output; None where it is gone: then its memory is free, and such a tensor is
+    made again.
+    """
+    z = x.new_empty((x.shape[0], w_gate.shape[0])) if z is None else z
+    arguments = x, w_gate, w_up, z, None, None, biases, Formula(**options)
+    planned = None if z.data_ptr() % 16 else plan.known(forward_launch, *arguments)
+    if planned is None:
+        return None
+
+    def again(
+        x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, *biases: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        z = x.new_empty((x.shape[0], w_gate.shape[0]))
+        if z.data_ptr() % 16:
+            return None
+        with on_device(x.device):
+            planned.run([x, w_gate, w_up, z, *(bias for bias in biases if bias is not None)])
+        return z
+
+    return again

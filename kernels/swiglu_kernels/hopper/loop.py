@@ -1,0 +1,270 @@
+"""Main loops of Hopper consumers in PTX: for accumulators that Triton cannot have, of up to 128 x 192 or 64 x 2 x 128.
+
+A warpgroup's registers hold 128 x 192, but sizes of Triton's tensors are powers of two. With two accumulators, of 128
+and of 64 columns, wgmma reads the left operand from shared memory twice. Written in PTX, one wgmma has all 192
+columns, and the result is handed over as tensors of 64 x 64, whose registers are those of the accumulator. The loop
+takes turns, waits for stages and frees them itself, by one lane of each warp; Triton would put a barrier of all warps
+around each.
+
+PTX needs addresses, and Triton does not tell where in shared memory it puts a buffer. `locate` therefore marks buffers
+with a pattern each, once for a program, and looks for them. It does so with two patterns one after the other: shared
+memory is not cleared between kernels, and what an earlier one left there may hold any one pattern.
+
+Measured on an H200: NOTES.md. Descriptors and wgmma: PTX ISA 8.7, "Asynchronous Warpgroup Level Matrix Instructions".
+"""
+
+from swiglu_kernels.hopper.shared import GLUON_MISSING
+
+BLOCK = 64
+"""Rows and columns of what the accumulator is handed over in; also the depth of a stage, 128 bytes."""
+FAR = 128 * 1024
+"""Bytes between the two pieces of shared memory that a thread looks at: 128 threads cover 256 KB."""
+RELEASES = 4
+"""Arrivals that free a stage or hand over the turn: one of each warp."""
+
+if GLUON_MISSING is None:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+
+    from swiglu_kernels.hopper.shared import synchronize
+
+    _BLOCK = gl.constexpr(BLOCK)
+    _MARKS, _OTHER_MARKS = gl.constexpr(0x5AC3), gl.constexpr(0x35A6)  # of three buffers: these and the next two
+    _FAR = gl.constexpr(FAR)
+    _LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16]))
+
+    @gluon.constexpr_function
+    def _main_loop(left_rows, right_rows, left_row, left_step, right_step, columns, registers, stages, turn_of, kind):
+        """PTX of one tile's main loop: two wgmmas of 64 x columns, each with half of the accumulator's registers.
+
+        Operands: these registers, then 32 copies of each number.
+
+        left_rows, right_rows: of a stage.
+        left_row: the first that is used.
+        left_step, right_step: rows from the first wgmma's to the second's.
+        columns: of a wgmma. What is beyond 128 are equal shares of two products, whose last 32 columns are put into the
+            halves of the third block; some of them are in the first two as well.
+        turn_of: the consumer, where two of them take turns; -1 where each reads every stage.
+        """
+        row_bytes = 128
+        leading = 1 << 16  # of a descriptor; not used in this layout, and by custom one
+        left, right, barriers, step, depth_tiles, parity = (f"${registers + 32 * number}" for number in range(6))
+        full, empty, turn = 0, 8 * stages, 16 * stages  # where the barriers are
+        rest = max(columns - 128, 0) // 4  # registers for what each product has in the third block alone
+        again = 16 - rest if rest else 0  # and for what it has in another one, too
+        numbers = [*range(min(columns // 2, 64)), *range(80 - rest, 80), *range(96 - rest, 96)]
+        lines = [
+            "{",
+            ".reg .pred again, passed, leader, freed, add;",
+            ".reg .b32 stage, phase, depth, barrier, before, low_a, low_b, high, at;",
+            ".reg .b64 a, b;",
+            "elect.sync at|leader, 0xffffffff;",
+            "setp.eq.u32 add, 0, 0;",
+            *(f"mov.b32 ${number}, 0;" for number in range(registers)),
+            f"rem.u32 stage, {step}, {stages};",
+            f"div.u32 phase, {step}, {stages};",
+            "and.b32 phase, phase, 1;",
+            "mov.u32 depth, 0;",
+            "mov.u32 before, 0;",
+            "mov.u32 high, 0x40000040;",  # swizzled over 128 bytes, 1024 bytes from 8 rows to the next 8
+        ]
+        if turn_of >= 0:
+            lines += [
+                f"TURN: mbarrier.try_wait.parity.shared::cta.b64 passed, [{barriers}+{turn + 8 * turn_of}], {parity};",
+                "@!passed bra.uni TURN;",  # a branch that is not uniform would cost the producer its uniform registers
+            ]
+        lines += [
+            "NEXT:",
+            f"mad.lo.u32 barrier, stage, 8, {barriers};",
+            f"FULL: mbarrier.try_wait.parity.shared::cta.b64 passed, [barrier+{full}], phase;",
+            "@!passed bra.uni FULL;",
+            f"mad.lo.u32 low_a, stage, {left_rows * row_bytes}, {left};",
+            f"mad.lo.u32 low_b, stage, {right_rows * row_bytes}, {right};",
+            "shr.u32 low_a, low_a, 4;",
+            "shr.u32 low_b, low_b, 4;",
+            "wgmma.fence.sync.aligned;",
+        ]
+        for chunk in range(4):  # of 16 along the depth
+            for half in range(2):
+                accumulator = ", ".join(f"${registers // 2 * half + number}" for number in numbers)
+                at_a, at_b = (left_row + half * left_step) * row_bytes, half * right_step * row_bytes
+                lines += [
+                    f"add.u32 at, low_a, {leading + (at_a + 32 * chunk) // 16};",
+                    "mov.b64 a, {at, high};",
+                    f"add.u32 at, low_b, {leading + (at_b + 32 * chunk) // 16};",
+                    "mov.b64 b, {at, high};",
+                    f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "
+                    f"{{{accumulator}}}, a, b, add, 1, 1, 0, 0;",
+                ]
+        lines += [
+            "wgmma.commit_group.sync.aligned;",
+            "wgmma.wait_group.sync.aligned 1;",  # the stage before is done
+            "setp.ne.and.u32 freed, depth, 0, leader;",
+            f"@freed mbarrier.arrive.shared::cta.b64 _, [before+{empty}];",
+            "mov.u32 before, barrier;",
+            "add.u32 stage, stage, 1;",
+            f"setp.eq.u32 again, stage, {stages};",
+            "@again mov.u32 stage, 0;",
+            "@again xor.b32 phase, phase, 1;",
+            "add.u32 depth, depth, 1;",
+            f"setp.lt.u32 again, depth, {depth_tiles};",
+            "@again bra.uni NEXT;",
+        ]
+        if turn_of >= 0:
+            lines.append(f"@leader mbarrier.arrive.shared::cta.b64 _, [{barriers}+{turn + 8 * (1 - turn_of)}];")
+        lines += [
+            "wgmma.wait_group.sync.aligned 0;",
+            f"@leader mbarrier.arrive.shared::cta.b64 _, [before+{empty}];",
+        ]
+        for first in range(0, registers, registers // 2):
+            for number in range(again):
+                lines += [
+                    f"mov.b32 ${first + 64 + 16 * product + number}, ${first + 32 * (product + 1) - again + number};"
+                    for product in range(2)
+                ]
+        lines.append("}")
+        return "\n".join(lines)
+
+    @gluon.constexpr_function
+    def _operands(registers, numbers):
+        return ",".join(["=f"] * registers + ["r"] * (32 * numbers) + ["~{memory}"])
+
+    @gluon.constexpr_function
+    def _kind(dtype):
+        return "f16" if dtype == gl.float16 else "bf16"
+
+    @gluon.jit
+    def _copies(number):
+        """A number for every element of a block, which are 32 of each thread."""
+        return gl.full([_BLOCK, _BLOCK], number, gl.int32, _LAYOUT)
+
+    @gluon.jit
+    def multiply(
+        left, right, barriers, step, depth_tiles, parity,
+        dtype: gl.constexpr, COLUMNS: gl.constexpr, ME: gl.constexpr, STAGES: gl.constexpr,
+    ):  # fmt: skip
+        """Run the main loop of one tile, when it is this consumer's turn, and hand the turn over.
+
+        left, right: addresses of STAGES tiles of 2 BLOCK x BLOCK and of 3 BLOCK x BLOCK, of which COLUMNS rows are
+        used. barriers: address of `full` of every stage, `empty` of every stage, and `turn` of both consumers. step:
+        stages that were used before. parity: of the turn that is awaited.
+
+        COLUMNS belong to two products: BLOCK columns of one, BLOCK of the other, then the rest of each.
+
+        Returns six tensors of BLOCK x BLOCK in fp32, the upper three and then the lower ones: the first BLOCK columns
+        of a product, those of the other, and the last BLOCK / 2 columns of each, or zero if BLOCK are all.
+        """
+        KIND: gl.constexpr = _kind(dtype)
+        LOOP: gl.constexpr = _main_loop(2 * _BLOCK, 3 * _BLOCK, 0, _BLOCK, 0, COLUMNS, 192, STAGES, ME, KIND)
+        OPERANDS: gl.constexpr = _operands(192, 6)
+        return gl.inline_asm_elementwise(
+            LOOP,
+            OPERANDS,
+            [_copies(left), _copies(right), _copies(barriers), _copies(step), _copies(depth_tiles), _copies(parity)],
+            dtype=(gl.float32, gl.float32, gl.float32, gl.float32, gl.float32, gl.float32),
+            is_pure=False,
+            pack=32,
+        )
+
+    @gluon.jit
+    def multiply_half(
+        left, right, barriers, step, depth_tiles,
+        dtype: gl.constexpr, COLUMNS: gl.constexpr, STAGE_COLUMNS: gl.constexpr, STAGE_ROWS: gl.constexpr,
+        ME: gl.constexpr, STAGES: gl.constexpr,
+    ):  # fmt: skip
+        """Run the main loop of this consumer's 64 rows of one tile; the other consumer does the same with its own.
+
+        left, right: addresses of the first stage's tile of 2 BLOCK x BLOCK and of its two tiles of STAGE_COLUMNS x
+        BLOCK, of which COLUMNS rows are used, at most 2 BLOCK; from a stage to the next it is STAGE_ROWS. barriers:
+        address of `full` and `empty` of every stage. step: stages that were used before.
+
+        Returns four tensors of BLOCK x BLOCK in fp32: the first product from left to right, then the second; what is
+        right of COLUMNS is zero.
+        """
+        KIND: gl.constexpr = _kind(dtype)
+        LOOP: gl.constexpr = _main_loop(
+            STAGE_ROWS, STAGE_ROWS, _BLOCK * ME, 0, STAGE_COLUMNS, COLUMNS, 128, STAGES, -1, KIND
+        )
+        OPERANDS: gl.constexpr = _operands(128, 5)
+        return gl.inline_asm_elementwise(
+            LOOP,
+            OPERANDS,
+            [_copies(left), _copies(right), _copies(barriers), _copies(step), _copies(depth_tiles)],
+            dtype=(gl.float32, gl.float32, gl.float32, gl.float32),
+            is_pure=False,
+            pack=32,
+        )
+
+    @gluon.constexpr_function
+    def _look():
+        """PTX that reads the first and the last word of a thread's two pieces of 1024 bytes."""
+        lines = [
+            "{",
+            ".reg .pred inside;",
+            ".reg .b32 at, end;",
+            "mov.u32 at, global_smem;",
+            "mov.u32 end, %dynamic_smem_size;",
+            "add.u32 end, end, at;",
+            "mad.lo.u32 at, $5, 1024, at;",
+            "mov.u32 $0, at;",
+        ]
+        for number, step in enumerate((1020, FAR - 1020, 1020, 0), start=1):
+            lines += [
+                f"mov.u32 ${number}, 0;",
+                "setp.lt.u32 inside, at, end;",
+                f"@inside ld.shared.b32 ${number}, [at];",
+                f"add.u32 at, at, {step};",
+            ]
+        return "\n".join([*lines, "}"])
+
+    @gluon.jit
+    def _mark(buffer, pattern: gl.constexpr):
+        LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+        piece = buffer.slice(0, 8, dim=0)
+        piece.store(gl.full(piece.shape, pattern, gl.int16, LAYOUT).to(piece.dtype, bitcast=True))
+
+    @gluon.jit
+    def _pieces():
+        """Return the address of each thread's first piece, and the first and last words of both."""
+        PTX: gl.constexpr = _look()
+        synchronize()
+        seen = gl.inline_asm_elementwise(
+            PTX,
+            "=r,=r,=r,=r,=r,r,~{memory}",
+            [gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))],
+            dtype=(gl.int32, gl.int32, gl.int32, gl.int32, gl.int32),
+            is_pure=False,
+            pack=1,
+        )
+        synchronize()
+        return seen
+
+    @gluon.jit
+    def _found(seen, again, NUMBER: gl.constexpr):
+        """The address of the piece that held mark NUMBER, once of each pattern."""
+        ONE: gl.constexpr = (_MARKS + NUMBER) * 0x10001
+        OTHER: gl.constexpr = (_OTHER_MARKS + NUMBER) * 0x10001
+        near = (seen[1] == ONE) & (seen[2] == ONE) & (again[1] == OTHER) & (again[2] == OTHER)
+        far = (seen[3] == ONE) & (seen[4] == ONE) & (again[3] == OTHER) & (again[4] == OTHER)
+        return gl.min(gl.where(near, seen[0], gl.where(far, seen[0] + _FAR, 0x7FFFFFFF)), 0)
+
+    @gluon.jit
+    def locate(buffer):
+        """Return the address of a buffer of at least 8 rows of 128 bytes, whose contents are lost."""
+        _mark(buffer, _MARKS)
+        seen = _pieces()
+        _mark(buffer, _OTHER_MARKS)
+        return _found(seen, _pieces(), 0)
+
+    @gluon.jit
+    def locate_all(left, right, barriers):
+        """Return the addresses of three such buffers."""
+        _mark(left, _MARKS)
+        _mark(right, _MARKS + 1)
+        _mark(barriers, _MARKS + 2)
+        seen = _pieces()
+        _mark(left, _OTHER_MARKS)
+        _mark(right, _OTHER_MARKS + 1)
+        _mark(barriers, _OTHER_MARKS + 2)
+        again = _pieces()
+        return _found(seen, again, 0), _found(seen, again, 1), _found(seen, again, 2)

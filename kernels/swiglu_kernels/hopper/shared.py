@@ -1,0 +1,179 @@
+"""What the kernels that are scheduled by hand for Hopper (compute capability 9.0) share, in Gluon.
+
+    hopper_forward.py     z, and gate and up, from x and both weights
+    hopper_row.py         the same for up to 128 tokens
+    hopper_products.py    the products of the backward
+    hopper_loop.py        main loops in PTX, for the accumulators of both forwards
+
+One program per multiprocessor walks through the tiles of its output. A producer warp fills a ring of stages by TMA, two
+consumer warpgroups multiply. Barriers: `full` completes when TMA has written a stage, `empty` when its wgmma is done,
+`turn` of a consumer when the other one has issued the last wgmma of its main loop.
+
+Triton 3.6 to 3.9 have Gluon for Hopper; what they name differently is here. GLUON_MISSING says why there is none.
+"""
+
+import functools
+import importlib.util
+
+import torch
+
+from swiglu_kernels.launches.backend import INTERPRETING, TRITON_AVAILABLE
+from swiglu_kernels.launches.tiles import Capability
+
+CONSUMER_WARPS = 4
+ALIGNMENT_BYTES = 16
+SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+LOG2_E = 1.4426950408889634
+
+
+def _gluon_is_missing() -> str | None:
+    if not TRITON_AVAILABLE or INTERPRETING:
+        return "Gluon needs Triton and has no interpreter"
+    if importlib.util.find_spec("triton.experimental.gluon.language.nvidia.hopper") is None:
+        return "this Triton has no Gluon for Hopper; 3.6 to 3.9 have it"
+    return None
+
+
+GLUON_MISSING = _gluon_is_missing()
+
+if GLUON_MISSING is None:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    # Triton 3.9 renamed these.
+    load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+    store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+    _LOG2_E = gl.constexpr(LOG2_E)
+    synchronize = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+    if hasattr(gl.shared_memory_descriptor, "reinterpret"):
+
+        @gluon.jit
+        def view(buffer, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
+            """Take a buffer for one of another type, shape and layout."""
+            return buffer.reinterpret(dtype, shape, layout)
+    else:
+
+        @gluon.jit
+        def view(buffer, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
+            """Take a buffer for one of another type, shape and layout."""
+            return buffer._reinterpret(dtype, shape, layout)
+
+    @gluon.jit
+    def position(tile, row_tiles, column_tiles, GROUP: gl.constexpr):
+        """Return the row and column of a tile; GROUP rows of tiles are walked together, to share the L2 cache."""
+        per_group = GROUP * column_tiles
+        first = tile // per_group * GROUP
+        rows = min(row_tiles - first, GROUP)
+        return first + tile % per_group % rows, tile % per_group // rows
+
+    @gluon.jit
+    def start(tile, SIZE: gl.constexpr, length):
+        """Return the first row or column of a tile; the last one begins earlier, where it would reach beyond the end.
+
+        What two tiles have in common is computed and written twice, with the same bits: TMA takes several times as long
+        for rows that do not exist.
+        """
+        return max(min(tile * SIZE, length - SIZE), 0)
+
+    @gluon.jit
+    def load_rest(blocks, first, at, full, buffer, OFFSET: gl.constexpr, COUNT: gl.constexpr):
+        """Load COUNT rows of a matrix, fewer than 64, which start at `first`, to a buffer's rows from OFFSET on.
+
+        Each part begins at a multiple of its size, so that the 8 rows come first where OFFSET is no multiple of 16.
+
+        blocks: descriptors of the matrix for 32, 16 and 8 rows; None where not needed.
+        """
+        AT_16: gl.constexpr = COUNT // 32 * 32 + (OFFSET & 8)
+        AT_8: gl.constexpr = 0 if OFFSET & 8 else COUNT // 16 * 16
+        if COUNT & 32 != 0:
+            load(blocks[0], [first, at], full, buffer.slice(OFFSET, 32, dim=0))
+        if COUNT & 16 != 0:
+            load(blocks[1], [first + AT_16, at], full, buffer.slice(OFFSET + AT_16, 16, dim=0))
+        if COUNT & 8 != 0:
+            load(blocks[2], [first + AT_8, at], full, buffer.slice(OFFSET + AT_8, 8, dim=0))
+
+    @gluon.jit
+    def before(stage, STAGES: gl.constexpr):
+        """Return the stage before one in the ring."""
+        return gl.where(stage == 0, STAGES - 1, stage - 1)
+
+    @gluon.jit
+    def sigmoid(gate):
+        """1 / (1 + exp(-gate)), by the GPU's own reciprocal: a division costs twice the instructions of all the rest.
+
+        Below -87 it is 0.
+        """
+        return gl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + gl.exp2(-_LOG2_E * gate)], gl.float32, is_pure=True, pack=1
+        )
+
+    @gluon.jit
+    def fill(value, target, buffer, NEWER: gl.constexpr = 0):
+        """Put a tile, in the target's type, into the buffer that TMA takes it from, once the last one has left it.
+
+        NEWER: stores that were begun after the buffer's last one, and may go on.
+        """
+        tma.store_wait(NEWER)
+        buffer.store(value.to(target.dtype))
+        fence_async_shared()
+
+    @gluon.jit
+    def write(value, target, row, column, buffer, NEWER: gl.constexpr = 0):
+        """Send a tile to global memory through the buffer, see `fill`."""
+        fill(value, target, buffer, NEWER)
+        store(target, [row, column], buffer)
+
+    @gluon.jit
+    def halves(tile, ROWS: gl.constexpr, WIDTH: gl.constexpr):
+        """Split a tile of 2 WIDTH columns into its left and its right half, within the registers."""
+        return tile.reshape([ROWS, 2, WIDTH]).permute(0, 2, 1).split()
+
+
+def missing_for(capability: Capability | None, *operands: torch.Tensor) -> str | None:
+    """Say what rules out these kernels for a GPU and these operands, or return None.
+
+    Args:
+        capability: of the GPU that would run it; None for none.
+        operands: matrices; their strides are for `fits_tma` to judge.
+    """
+    if GLUON_MISSING is not None:
+        return GLUON_MISSING
+    if capability is None or capability[0] != 9:
+        return "the kernel is for compute capability 9.0"
+    if any(operand.dtype not in SIXTEEN_BITS for operand in operands):
+        return "the kernel is for 16-bit types"
+    if any(0 in operand.shape for operand in operands):
+        return "an empty tensor has no descriptor"
+    return None
+
+
+def fits_tma(matrix: torch.Tensor) -> bool:
+    """Tell whether TMA can read or write a matrix: [rows, columns] with a last stride of 1, 16-byte aligned rows."""
+    aligned = matrix.is_meta or matrix.data_ptr() % ALIGNMENT_BYTES == 0
+    step_bytes = matrix.stride(0) * matrix.element_size()
+    return matrix.stride(1) == 1 and aligned and step_bytes > 0 and step_bytes % ALIGNMENT_BYTES == 0
+
+
+def descriptor(matrix: torch.Tensor, rows: int, columns: int) -> "TensorDescriptor":
+    """Describe a matrix for TMA that moves blocks of rows x columns; one with a first stride of 1 is transposed."""
+    layout = _shared_layout(matrix.dtype, rows, columns)
+    shape, strides = list(matrix.shape), list(matrix.stride())
+    if strides[1] != 1:
+        shape, strides = shape[::-1], strides[::-1]
+    return TensorDescriptor(matrix, shape, strides, [rows, columns], layout)
+
+
+@functools.cache
+def _shared_layout(dtype: torch.dtype, rows: int, columns: int) -> "gl.NVMMASharedLayout":
+    element = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}[dtype]
+    return gl.NVMMASharedLayout.get_default_for([rows, columns], element)
+
+
+def forward_outputs(
+    z: torch.Tensor, preactivations: tuple[torch.Tensor, torch.Tensor] | None
+) -> dict[str, torch.Tensor]:
+    """Name what a forward stores as its kernel does."""
+    stored = dict(zip(("gate_out", "up_out"), preactivations, strict=True)) if preactivations else {}
+    return {"z": z} | stored

@@ -1,0 +1,1 @@
+"""Kernels compiled or run by themselves, for `inspect` and `tune`."""

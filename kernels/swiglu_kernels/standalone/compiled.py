@@ -1,0 +1,185 @@
+"""What the compiler makes of each matrix kernel, on any machine with Triton and without a GPU.
+
+    python -m swiglu_kernels.standalone.compiled [--capability 9.0] [--dtype bfloat16] [--tokens 8192] [--json]
+
+The launches are described on meta tensors with the tiles of the named GPU, so what is compiled is what would run there.
+Not under TRITON_INTERPRET=1: interpreted kernels are never compiled.
+"""
+
+import argparse
+import dataclasses
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from swiglu_kernels.launches.backend import INTERPRETING, TRITON_AVAILABLE
+from swiglu_kernels.launches.formula import Formula
+from swiglu_kernels.launches.launch import INT32_MAX, Launch
+from swiglu_kernels.launches.tiles import Capability
+from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
+from swiglu_kernels.portable.glu_forward import forward_launch, recompute_launch
+from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
+
+_POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Resources of one compiled kernel. `stack_bytes` is per thread and above zero when registers were spilled."""
+
+    kernel: str
+    capability: str
+    dtype: str
+    tokens: int
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+    wgmma: int
+    tcgen05: int
+    mma: int
+    tma: int
+
+
+def launches(
+    tokens: int, hidden: int, intermediate: int, dtype: torch.dtype, capability: Capability
+) -> dict[str, Callable[[], Launch]]:
+    """Name the launches of swiglu_glu, swiglu_mlp and their gradients at one shape; each is described when called."""
+
+    def tensor(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    x, z = tensor(tokens, hidden), tensor(tokens, intermediate)
+    weight, w_down = tensor(intermediate, hidden), tensor(hidden, intermediate)
+    biases = tensor(intermediate), tensor(intermediate)
+    clamped = Formula(alpha=1.702, limit=7.0, up_offset=1.0)
+    interleaved = tensor(2 * intermediate, hidden)[::2]
+    last = forward_launch(x, weight, weight, z, (z, z), capability).then
+    return {
+        "forward": lambda: forward_launch(x, weight, weight, z, None, capability),
+        **({} if last is None else {"forward, parts added up": lambda: last}),
+        "forward, gate and up stored": lambda: forward_launch(x, weight, weight, z, (z, z), capability),
+        "recompute": lambda: recompute_launch(z, x, weight, weight, z, z, capability),
+        "dX on the fly": lambda: input_grad_launch(z, z, z, weight, weight, x, capability),
+        "dX read": lambda: input_grad_launch(None, z, z, weight, weight, x, capability),
+        "dW on the fly": lambda: weight_grad_launch(z, z, z, x, weight, weight, capability),
+        "dW read": lambda: weight_grad_launch(None, z, z, x, weight, weight, capability),
+        "forward, biases and clamp, interleaved": lambda: forward_launch(
+            x, interleaved, interleaved, z, (z, z), capability, biases, clamped
+        ),
+        "dW read, interleaved": lambda: weight_grad_launch(None, z, z, x, interleaved, interleaved, capability),
+        "mlp d_gate, d_up, h": lambda: down_backward_launch(x, w_down, (z, z), z, z, z, capability),
+        "mlp dW_down": lambda: down_weight_grad_launch(x, z, w_down, capability),
+    }
+
+
+def compile_launch(launch: Launch, capability: Capability) -> Any:
+    """Compile the kernel of a launch for a compute capability, specialised to its arguments as a real launch is."""
+    if not TRITON_AVAILABLE or INTERPRETING:
+        raise RuntimeError("kernels are compiled only where Triton is installed and TRITON_INTERPRET is not set")
+    from triton import compile as triton_compile
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
+
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = {}
+    attributes: dict[tuple[int], list[list[Any]]] = {}
+    arguments = launch.arguments | {"num_warps": launch.num_warps}  # a Gluon kernel may ask for its number of warps
+    for index, parameter in enumerate(launch.kernel.params):
+        value = arguments[parameter.name]
+        if hasattr(value, "block_shape"):
+            block = ",".join(map(str, value.block_shape))
+            signature[parameter.name] = f"tensordesc<{_POINTERS[value.base.dtype][1:]}[{block}],{value.layout!r}>"
+            continue
+        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+            signature[parameter.name] = "constexpr"
+            constants[parameter.name] = value
+            continue
+        if isinstance(value, torch.Tensor):
+            signature[parameter.name] = _POINTERS[value.dtype]
+        elif isinstance(value, float):
+            signature[parameter.name] = "fp32"
+            continue
+        else:
+            signature[parameter.name] = "i32" if value <= INT32_MAX else "i64"
+        if isinstance(value, torch.Tensor) or value % 16 == 0:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source_type = GluonASTSource if isinstance(launch.kernel, GluonJITFunction) else ASTSource
+    source = source_type(launch.kernel, signature, constants, attributes)
+    target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
+    return triton_compile(
+        source, target=target, options={"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    )
+
+
+def _resource_usage(cubin: bytes) -> tuple[int, int]:
+    """Return (registers, stack bytes) per thread, as cuobjdump reads them from a cubin."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    if found is None:
+        raise RuntimeError(f"cuobjdump: expected REG and STACK in its output, got {text!r}")
+    return int(found[1]), int(found[2])
+
+
+def report(
+    name: str, tokens: int, hidden: int, intermediate: int, dtype: torch.dtype, capability: Capability
+) -> Report:
+    """Compile one kernel by its name in `launches` and count what it uses."""
+    compiled = compile_launch(launches(tokens, hidden, intermediate, dtype, capability)[name](), capability)
+    registers, stack_bytes = _resource_usage(compiled.asm["cubin"])
+    ptx = compiled.asm["ptx"]
+    return Report(
+        kernel=name,
+        capability=f"{capability[0]}.{capability[1]}",
+        dtype=str(dtype).removeprefix("torch."),
+        tokens=tokens,
+        registers=registers,
+        stack_bytes=stack_bytes,
+        shared_bytes=compiled.metadata.shared,
+        wgmma=ptx.count("wgmma.mma_async"),
+        tcgen05=ptx.count("tcgen05.mma"),
+        mma=len(re.findall(r"\bmma\.sync", ptx)),
+        tma=ptx.count("cp.async.bulk.tensor"),
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print a line per kernel, or JSON."""
+    parser = argparse.ArgumentParser(
+        prog="python -m swiglu_kernels.standalone.compiled", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--capability", action="append", help="compute capability, repeatable (default 8.0 9.0 10.0)")
+    parser.add_argument("--dtype", default="bfloat16", choices=[str(d).removeprefix("torch.") for d in _POINTERS])
+    parser.add_argument("--tokens", type=int, action="append", help="repeatable (default 8192)")
+    parser.add_argument("--hidden", type=int, default=4096)
+    parser.add_argument("--intermediate", type=int, default=11008)
+    parser.add_argument("--kernel", action="append", help="name as printed, repeatable (default all)")
+    parser.add_argument("--json", action="store_true", help="one JSON list instead of a table")
+    options = parser.parse_args(arguments)
+    reports = []
+    for text in options.capability or ["8.0", "9.0", "10.0"]:
+        major, minor = (int(part) for part in text.split("."))
+        for tokens in options.tokens or [8192]:
+            shape = (tokens, options.hidden, options.intermediate)
+            dtype = getattr(torch, options.dtype)
+            for name in options.kernel or launches(*shape, dtype, (major, minor)):
+                reports.append(dataclasses.asdict(report(name, *shape, dtype, (major, minor))))
+                if not options.json:
+                    print("  ".join(f"{key} {value}" for key, value in reports[-1].items()))
+    if options.json:
+        print(json.dumps(reports))
+
+
+if __name__ == "__main__":
+    main()

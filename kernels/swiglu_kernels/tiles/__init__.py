@@ -1,0 +1,1 @@
+"""Which kernel and which tile: by rule, among candidates, or as tuned on this GPU."""

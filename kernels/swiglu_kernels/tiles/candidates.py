@@ -1,0 +1,281 @@
+"""Which tiles a tuner may try for each matrix kernel, and which one is shipped; everything by arithmetic, on no GPU.
+
+A candidate has to be able to run: its fp32 accumulators fit into registers, its pipeline into shared memory, and it is
+no taller than the tokens need. `candidates` yields the nearest to the shipped one, as each of them takes seconds to
+compile. On Hopper most kernels can also be scheduled by hand (`hopper_forward.py`, `hopper_row.py`,
+`hopper_products.py`); there, stages and groups vary.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal
+
+import torch
+
+from swiglu_kernels.hopper import forward, products, row, shared
+from swiglu_kernels.launches.tiles import (
+    MOST_PARTS,
+    Capability,
+    Tile,
+    down_backward_tile,
+    down_weight_grad_tile,
+    family_of,
+    few_tokens_tile,
+    forward_tile,
+    input_grad_tile,
+    recompute_tile,
+    weight_grad_tile,
+)
+
+Schedule = Literal["portable", "ping-pong", "cooperative", "gate"]
+MOST = 24
+"""Portable candidates of a kernel and shape, unless asked for others."""
+GRID = {
+    "rows": (16, 32, 64, 128, 256),
+    "columns": (16, 32, 64, 128, 256),
+    "depth": (32, 64, 128, 256),
+    "warps": (4, 8),
+    "stages": (2, 3, 4, 5, 6),
+}
+"""What portable candidates are made of; the group of row tiles stays the shipped one's."""
+GROUPS = (8, 16, 32)
+"""Of a schedule by hand; its stages are the shipped ones or one fewer."""
+REGISTERS = (4, 128)
+"""Of a thread's 255, for accumulators: below, threads have too little to do; above, the rest spills."""
+SHARED_BYTES = {"hopper": 227 * 1024, "ampere": 99 * 1024}
+TUNED_DTYPES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one kernel is run: by which schedule, in which tile."""
+
+    schedule: Schedule
+    tile: Tile
+
+    def __str__(self) -> str:
+        tile = self.tile
+        sizes = f"{tile.rows}x{tile.columns}x{tile.depth} {tile.warps}w {tile.stages}s g{tile.group}"
+        sizes += f" /{tile.parts}" if tile.parts > 1 else ""
+        return sizes if self.schedule == "portable" else f"{self.schedule} {sizes}"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a choice may depend on. `capability` None is that of Triton's interpreter."""
+
+    tokens: int
+    hidden: int
+    intermediate: int
+    dtype: torch.dtype
+    capability: Capability | None
+    multiprocessors: int = 132
+    """Of the GPU; an H200's unless given."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What arithmetic has to know of a kernel: accumulators of rows x columns, and operands of each stage."""
+
+    rows_are: Literal["tokens", "hidden", "intermediate"]
+    accumulators: int
+    left: int
+    """Operands of rows x depth."""
+    right: int
+    """Operands of depth x columns."""
+    shipped: Callable[[Problem], Tile]
+    on_the_fly: bool = False
+    """Whether operands are formed in registers."""
+    parts: bool = False
+    """Whether several programs may share a sum."""
+    by_hand: dict[Schedule, Callable[[Problem], tuple[Tile, ...]]] = field(default_factory=dict)
+    """Schedules by hand that it has on Hopper, each in the tiles that are shipped for some shape."""
+    shipped_by_hand: Callable[[Problem], Choice | None] = lambda problem: None
+    """Which of them runs on Hopper where nothing was tuned; None: the portable kernel."""
+
+
+def _forward(at: Problem) -> Tile:
+    return forward_tile(at.tokens, at.hidden, at.intermediate, at.dtype, at.capability, True, at.multiprocessors)
+
+
+def _recompute(at: Problem) -> Tile:
+    return recompute_tile(at.tokens, at.dtype, at.capability, True)
+
+
+def _input_grad(on_the_fly: bool) -> Callable[[Problem], Tile]:
+    return lambda at: input_grad_tile(at.tokens, at.dtype, at.capability, True, on_the_fly)
+
+
+def _weight_grad(problem: Problem) -> Tile:
+    return weight_grad_tile(problem.intermediate, problem.dtype, problem.capability, True)
+
+
+def _down_backward(problem: Problem) -> Tile:
+    return down_backward_tile(problem.tokens, problem.dtype, problem.capability, True)
+
+
+def _down_weight_grad(problem: Problem) -> Tile:
+    return down_weight_grad_tile(problem.hidden, problem.dtype, problem.capability, True)
+
+
+def _forward_by_hand(at: Problem, stores_preact: bool) -> Choice | None:
+    schedule = forward_schedule(at.tokens, at.hidden, at.intermediate, at.multiprocessors)
+    if schedule == "portable":
+        return None
+    if schedule == "cooperative":
+        return Choice("cooperative", row.tile_for(at.intermediate, at.multiprocessors))
+    tile = forward.tile_for(at.tokens, at.intermediate, at.multiprocessors, stores_preact)
+    return Choice("ping-pong", tile)
+
+
+def forward_schedule(tokens: int, hidden: int, intermediate: int, processors: int) -> Schedule:
+    """Name what makes the forward on Hopper where nothing was tuned."""
+    if tokens > row.MOST_TOKENS:
+        return "ping-pong"
+    return "cooperative" if few_tokens_tile(tokens, hidden, intermediate, processors) is None else "portable"
+
+
+def _sum_by_hand(problem: Problem) -> Choice | None:
+    at = problem.tokens, problem.hidden, problem.multiprocessors
+    if not products.fills(*at):
+        return None
+    return _product("cooperative" if products.sum_schedule(*at) == "cooperative" else "ping-pong")
+
+
+def _from(least_tokens: int, schedule: Schedule) -> Callable[[Problem], Choice | None]:
+    return lambda at: _product(schedule) if at.tokens >= least_tokens else None
+
+
+def _product(schedule: Schedule) -> Choice:
+    side, stages = products.TILE, products.STAGES[schedule]
+    rows = 2 * side if schedule == "cooperative" else side
+    tile = Tile(rows, side, products.DEPTH, shared.CONSUMER_WARPS, stages, products.GROUP)
+    return Choice(schedule, tile)
+
+
+def _products(*schedules: Schedule) -> dict[Schedule, Callable[[Problem], tuple[Tile, ...]]]:
+    def tiles_of(schedule: Schedule) -> Callable[[Problem], tuple[Tile, ...]]:
+        return lambda _: (_product(schedule).tile,)
+
+    return {schedule: tiles_of(schedule) for schedule in schedules}
+
+
+def _ping_pong_tiles(_: Problem) -> tuple[Tile, ...]:
+    return tuple(replace(forward.TILE, columns=columns) for columns in forward.COLUMNS)
+
+
+def _row_tiles(problem: Problem) -> tuple[Tile, ...]:
+    if problem.tokens > row.MOST_TOKENS:
+        return ()
+    return (row.tile_for(problem.intermediate, problem.multiprocessors),)
+
+
+_forward_kernel = Kernel(
+    "tokens", 2, 1, 2, _forward, parts=True,
+    by_hand={"ping-pong": _ping_pong_tiles, "cooperative": _row_tiles},
+    shipped_by_hand=partial(_forward_by_hand, stores_preact=False),
+)  # fmt: skip
+KERNELS = {
+    "forward": _forward_kernel,
+    "forward-preact": replace(_forward_kernel, shipped_by_hand=partial(_forward_by_hand, stores_preact=True)),
+    "recompute": Kernel("tokens", 2, 1, 2, _recompute),
+    "input-grad": Kernel(
+        "tokens", 1, 1, 1, _input_grad(False),
+        by_hand=_products("ping-pong", "cooperative"), shipped_by_hand=_sum_by_hand,
+    ),
+    "input-grad-fused": Kernel("tokens", 2, 3, 2, _input_grad(True), on_the_fly=True),
+    "weight-grad": Kernel(
+        "intermediate", 2, 2, 1, _weight_grad, by_hand=_products("ping-pong"), shipped_by_hand=_from(0, "ping-pong")
+    ),
+    "weight-grad-fused": Kernel("intermediate", 2, 3, 1, _weight_grad, on_the_fly=True),
+    "mlp-hidden-grad": Kernel(
+        "tokens", 1, 1, 1, _down_backward,
+        by_hand=_products("gate"), shipped_by_hand=_from(products.LEAST_GATE_TOKENS, "gate"),
+    ),
+    "mlp-weight-grad": Kernel(
+        "hidden", 1, 1, 1, _down_weight_grad, by_hand=_products("ping-pong"), shipped_by_hand=_from(0, "ping-pong")
+    ),
+}  # fmt: skip
+"""By name: `forward` stores z alone, `-preact` gate and up as well; `-fused` forms d_gate and d_up on the fly."""
+
+
+def by_hand_is_possible(problem: Problem) -> bool:
+    """Whether schedules by hand can run for a GPU and dtype; tensors may still rule them out."""
+    on_hopper = problem.capability is not None and problem.capability[0] == 9
+    return on_hopper and problem.dtype in TUNED_DTYPES and shared.GLUON_MISSING is None
+
+
+def shipped(name: str, problem: Problem) -> Choice:
+    """What runs where nothing was tuned."""
+    kernel = KERNELS[name]
+    by_hand = kernel.shipped_by_hand(problem) if by_hand_is_possible(problem) else None
+    return by_hand or Choice("portable", kernel.shipped(problem))
+
+
+def why_illegal(name: str, choice: Choice, problem: Problem) -> str | None:
+    """Say why a choice cannot run, as far as arithmetic tells, or return None."""
+    kernel, tile = KERNELS[name], choice.tile
+    if choice.schedule != "portable":
+        known = by_hand_is_possible(problem) and tile in _configurations(kernel, choice.schedule, problem)
+        return None if known else f"not a configuration of a schedule {choice.schedule!r} here"
+    if choice == Choice("portable", kernel.shipped(problem)):
+        return None
+    in_grid = all(getattr(tile, name) in values for name, values in GRID.items())
+    if not in_grid or not 1 <= tile.group <= 64 or not 1 <= tile.parts <= (MOST_PARTS if kernel.parts else 1):
+        return "not of the grid"
+    sizes = {"tokens": problem.tokens, "hidden": problem.hidden, "intermediate": problem.intermediate}
+    if tile.rows > max(16, bucket(sizes[kernel.rows_are])):
+        return "taller than the matrix"
+    registers = kernel.accumulators * tile.rows * tile.columns / (32 * tile.warps)
+    if not REGISTERS[0] <= registers <= REGISTERS[1]:
+        return f"{registers:g} registers a thread for accumulators"
+    family = family_of(problem.capability)
+    stage_bytes = (kernel.left * tile.rows + kernel.right * tile.columns) * tile.depth * problem.dtype.itemsize
+    # wgmma reads every stage from shared memory; mma.sync, and what is formed on the fly, the last one from registers.
+    held = tile.stages if family == "hopper" and not kernel.on_the_fly else tile.stages - 1
+    if stage_bytes * held > SHARED_BYTES[family]:
+        return "its stages do not fit into shared memory"
+    return None
+
+
+def candidates(name: str, problem: Problem, most: int = MOST) -> list[Choice]:
+    """The shipped choice first, then every configuration by hand, then the `most` nearest portable ones."""
+    default, nearby = shipped(name, problem), KERNELS[name].shipped(problem)
+    by_hand = [
+        Choice(schedule, tile)
+        for schedule in KERNELS[name].by_hand
+        for tile in _configurations(KERNELS[name], schedule, problem)
+    ]
+    grid = (dict(zip(GRID, sizes, strict=True)) for sizes in itertools.product(*GRID.values()))
+    portable = [Choice("portable", Tile(**sizes, group=nearby.group, parts=nearby.parts)) for sizes in grid]
+    portable.sort(key=lambda choice: _distance(choice.tile, nearby))
+    legal = [
+        [choice for choice in some if choice != default and why_illegal(name, choice, problem) is None]
+        for some in (by_hand, portable)
+    ]
+    return [default, *legal[0], *legal[1][:most]]
+
+
+def _configurations(kernel: Kernel, schedule: Schedule, problem: Problem) -> list[Tile]:
+    """Configurations of a schedule by hand; groups are of rows of tiles, so that one row has one configuration."""
+    if schedule not in kernel.by_hand:
+        return []
+    return [
+        replace(tile, stages=stages, group=group)
+        for tile in kernel.by_hand[schedule](problem)
+        for stages, group in itertools.product((tile.stages, tile.stages - 1), GROUPS if tile.group > 1 else (1,))
+    ]
+
+
+def _distance(one: Tile, other: Tile) -> float:
+    """How many halvings, doublings and stages lie between two tiles."""
+    ratios = ((one.rows, other.rows), (one.columns, other.columns), (one.depth, other.depth), (one.warps, other.warps))
+    return sum(abs(math.log2(mine / theirs)) for mine, theirs in ratios) + abs(one.stages - other.stages)
+
+
+def bucket(size: int) -> int:
+    """The next power of two: what is tuned for one token count serves all of its bucket."""
+    return 1 << (size - 1).bit_length() if size > 1 else 1

@@ -1,0 +1,68 @@
+"""The named choices of how gradients are made, and what "auto" stands for.
+
+Measured on one H200 (bf16, hidden 4096, intermediate 11008). Forward + dX + dW of swiglu_glu, relative to eager:
+
+    1024-8192 tokens   save="input" 1.30; save="preact" with dX and dW on the fly ("fused", "triton") 1.7-2.8
+    16 tokens          portable kernel for dW 232 us, torch 208 us
+    1 token            portable kernel for dW 212 us, torch 289 us
+
+and products of d_gate and d_up once they are stored, by `hopper_products.py`, relative to torch:
+
+    dW   0.79-0.97 at 64-16384 tokens
+    dX   0.98-1.00 where its tiles fill their waves; 1.1-1.4 where they do not, as of 1100, 1280 or 2304 tokens
+
+so "auto" is save="preact" wherever memory is not the point (`save_memory`), dX in two steps by Triton where its tiles
+fill their waves (`hopper_products.fills_waves`), and dW by Triton. For the portable kernels both hold up to FEW_TOKENS
+only, half way between the two measurements; what is larger goes to torch, whose library knows GPUs on which nothing was
+measured.
+"""
+
+import torch
+
+from swiglu_kernels.hopper.products import fills_waves
+from swiglu_kernels.hopper.shared import GLUON_MISSING
+from swiglu_kernels.launches.backend import capability_of, constant_in_graphs, multiprocessors
+
+AUTO = "auto"
+WEIGHT_GRADS = ("triton", "torch", "none", AUTO)
+SAVES = ("preact", "input", AUTO)
+INPUT_GRADS = ("fused", "two_step", "torch", AUTO)
+
+FEW_TOKENS = 8
+
+
+@constant_in_graphs  # a GPU does not change while a compiled function lives
+def _hopper_multiprocessors(device: torch.device) -> int:
+    """Return how many multiprocessors run `hopper_products.py` here, 0 for none."""
+    if device.type != "cuda" or GLUON_MISSING is not None or capability_of(device) != (9, 0):
+        return 0
+    return multiprocessors(device)
+
+
+def resolve(
+    weight_grad: str,
+    save: str,
+    input_grad: str,
+    x: torch.Tensor,
+    intermediate: int,
+    chunk_tokens: int = 0,
+) -> tuple[str, str, str]:
+    """Return (weight_grad, save, input_grad) with every "auto" replaced by what is fastest.
+
+    Args:
+        weight_grad, save, input_grad: as asked for.
+        x: [tokens, hidden].
+        intermediate: the other dimension of the weights.
+        chunk_tokens: tokens that are worked on at a time, so that memory is the point; 0 for all.
+    """
+    tokens, hidden = chunk_tokens or x.shape[0], x.shape[1]
+    fits = x.dtype in (torch.float16, torch.bfloat16) and hidden % 8 == 0 and intermediate % 8 == 0
+    hopper = _hopper_multiprocessors(x.device) if fits else 0
+    if save == AUTO:
+        save = "input" if chunk_tokens else "preact"
+    if input_grad == AUTO:
+        by_triton = tokens <= FEW_TOKENS or (hopper and fills_waves(tokens, hidden, hopper))
+        input_grad = "two_step" if by_triton else "torch"
+    if weight_grad == AUTO:
+        weight_grad = "triton" if hopper or tokens <= FEW_TOKENS else "torch"
+    return weight_grad, save, input_grad

@@ -1,0 +1,241 @@
+"""The tuned choices: read once per process from a file in the user's cache folder, looked up before each launch.
+
+A choice is kept for one GPU model, compute capability, version of torch, of triton and of these kernels, and within it
+for one kernel, dtype, bucket of tokens (rounded up to the next power of two), hidden and intermediate size. Where the
+file has none, what is shipped (`candidates.shipped`) runs; nothing is ever tuned by the way. `swiglu-bench tune`
+measures and writes.
+
+The file is `$XDG_CACHE_HOME/swiglu-kernels/tuning.json` (`~/.cache/...`). The environment variable
+SWIGLU_KERNELS_TUNING names another, or is `off`: then none is read.
+"""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swiglu_kernels.launches import plan
+from swiglu_kernels.launches.backend import triton
+from swiglu_kernels.launches.tiles import Capability, Tile
+from swiglu_kernels.tiles.candidates import (
+    KERNELS,
+    TUNED_DTYPES,
+    Choice,
+    Problem,
+    bucket,
+    why_illegal,
+)
+
+VARIABLE = "SWIGLU_KERNELS_TUNING"
+SCHEMA = 1
+Key = tuple[str, torch.dtype, int, int, int]
+"""Kernel, dtype, bucket of tokens, hidden, intermediate."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a choice was measured on."""
+
+    gpu: str
+    capability: str
+    torch: str
+    triton: str
+    kernels: str
+    """Digest of this package's source files."""
+
+    @property
+    def major_minor(self) -> Capability:
+        """The compute capability as numbers."""
+        major, minor = self.capability.split(".")
+        return int(major), int(minor)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tuned choice, and how it was found."""
+
+    machine: Machine
+    kernel: str
+    dtype: str
+    tokens: int
+    """The bucket: the most tokens that it is for."""
+    hidden: int
+    intermediate: int
+    choice: Choice
+    ratio: tuple[float, float, float]
+    """Its time / that of the shipped choice: median, and the ends of the 95% interval."""
+    at: str
+    """UTC, ISO 8601."""
+
+    @property
+    def place(self) -> tuple[Machine, str, str, int, int, int]:
+        """What there is one choice for."""
+        return self.machine, self.kernel, self.dtype, self.tokens, self.hidden, self.intermediate
+
+
+_tables: dict[torch.device, dict[Key, Choice]] = {}
+
+
+def lookup(kernel: str, like: torch.Tensor, tokens: int, hidden: int, intermediate: int) -> Choice | None:
+    """Return the tuned choice for a launch on the device and in the dtype of a tensor, or None: as shipped."""
+    table = _tables.get(like.device)
+    if table is None:
+        table = _tables[like.device] = _load(like.device)
+    if not table:
+        return None
+    return table.get((kernel, like.dtype, bucket(tokens), hidden, intermediate))
+
+
+def portable_tile(choice: Choice | None, aligned: bool) -> Tile | None:
+    """Return the tile of a portable choice, which holds for aligned tensors, or None."""
+    return choice.tile if choice and aligned and choice.schedule == "portable" else None
+
+
+@contextlib.contextmanager
+def forced(device: torch.device, kernel: str, problem: Problem, choice: Choice) -> Iterator[None]:
+    """Describe the launches of a kernel and problem with this choice, whatever was tuned."""
+    kept = _tables.get(device)
+    key = (kernel, problem.dtype, bucket(problem.tokens), problem.hidden, problem.intermediate)
+    _tables[device] = {key: choice}
+    try:
+        yield
+    finally:
+        if kept is None:
+            del _tables[device]
+        else:
+            _tables[device] = kept
+
+
+def forget() -> None:
+    """Read the file again at the next launch, and describe every launch anew."""
+    _tables.clear()
+    plan.forget()
+    _warn_once.cache_clear()
+
+
+def path() -> Path | None:
+    """The file, whether it exists or not; None where it is switched off."""
+    named = os.environ.get(VARIABLE, "")
+    if named == "off":
+        return None
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swiglu-kernels" / "tuning.json"
+
+
+def entries() -> list[Entry]:
+    """All choices of the file, of whatever machine; none, with one warning, from a file that is not sound."""
+    file = path()
+    if file is None:
+        return []
+    try:
+        return read(file)
+    except (OSError, ValueError) as error:
+        _warn_once(file, str(error))
+        return []
+
+
+def read(file: Path) -> list[Entry]:
+    """All choices of a file; none where there is no file. Raises OSError, and ValueError where it is not sound."""
+    try:
+        content = json.loads(file.read_bytes())
+        if content["schema"] != SCHEMA:
+            raise ValueError(f"it is not of schema {SCHEMA}")
+        return [_entry(**plain) for plain in content["entries"]]
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not a file of tuned choices ({type(error).__name__}: {error})") from error
+
+
+def write(content: Iterable[Entry]) -> Path:
+    """Replace the file by these choices, at once; who changes it holds a lock meanwhile. Raises OSError."""
+    file = path()
+    assert file is not None, "switched off"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    plain = [asdict(one) for one in content]
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary.write_text(json.dumps({"schema": SCHEMA, "entries": plain}, indent=1), encoding="utf-8")
+    temporary.replace(file)
+    return file
+
+
+def machine_of(device: torch.device) -> Machine | None:
+    """What choices for a device are kept under; None for one that nothing is tuned for."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    version = getattr(triton, "__version__", "")
+    capability = f"{properties.major}.{properties.minor}"
+    return Machine(properties.name, capability, torch.__version__, version, _kernels())
+
+
+def digest(device: torch.device) -> str:
+    """Name the tuned choices that hold on a device in 16 hexadecimal digits; "" where there are none."""
+    table = _load(device)
+    lines = sorted(f"{key} {choice}" for key, choice in table.items())
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16] if lines else ""
+
+
+def _load(device: torch.device) -> dict[Key, Choice]:
+    """The choices of the file that hold on a device and can run there."""
+    file = path()
+    if file is None or not file.exists():
+        return {}
+    here = machine_of(device)
+    if here is None:
+        return {}
+    table: dict[Key, Choice] = {}
+    for one in entries():
+        if one.machine != here:
+            continue
+        dtype = getattr(torch, one.dtype)
+        reason = why_illegal(
+            one.kernel, one.choice, Problem(one.tokens, one.hidden, one.intermediate, dtype, here.major_minor)
+        )
+        if reason:
+            _warn_once(file, f"{one.choice} for {one.kernel} cannot run ({reason})")
+            return {}
+        table[one.kernel, dtype, one.tokens, one.hidden, one.intermediate] = one.choice
+    return table
+
+
+def _entry(machine: dict[str, Any], choice: dict[str, Any], ratio: list[float], **plain: Any) -> Entry:
+    """An entry from its plain form; raises what Python and this function have against it."""
+    tile = Tile(**choice["tile"])
+    made = Entry(Machine(**machine), choice=Choice(choice["schedule"], tile), ratio=tuple(map(float, ratio)), **plain)  # type: ignore[arg-type]
+    sizes = (made.tokens, made.hidden, made.intermediate, *asdict(tile).values())
+    if (
+        made.kernel not in KERNELS
+        or not all(isinstance(one, str) for one in (made.dtype, made.choice.schedule))
+        or len(made.ratio) != 3
+    ):
+        raise ValueError(f"no entry of a kernel: {plain}")
+    if getattr(torch, made.dtype, None) not in TUNED_DTYPES:
+        raise ValueError(f"nothing is tuned for {made.dtype}")
+    if not all(type(size) is int and size > 0 for size in sizes) or made.tokens != bucket(made.tokens):
+        raise ValueError(f"sizes that are none: {sizes}")
+    if not all(isinstance(text, str) for text in (*asdict(made.machine).values(), made.at)):
+        raise ValueError("a machine that is none")
+    return made
+
+
+@functools.cache
+def _kernels() -> str:
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+
+
+@functools.cache
+def _warn_once(file: Path, reason: str) -> None:
+    warnings.warn(
+        f"{file}: {reason}; the shipped tiles are used. `swiglu-bench tune --clear` removes the file.", stacklevel=2
+    )

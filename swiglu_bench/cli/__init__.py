@@ -1,0 +1,1 @@
+"""The command line: options in, one call, tables out. Nothing here computes."""

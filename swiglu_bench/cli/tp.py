@@ -1,0 +1,190 @@
+"""`swiglu-bench tp`: options in, a group of ranks at work, tables out."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from swiglu_bench.cli.options import (
+    HOW,
+    WHAT,
+    Csv,
+    Device,
+    DtypeOption,
+    JsonForm,
+    LogWandb,
+    Out,
+    Quiet,
+    Seed,
+    Shapes,
+    SkipImpl,
+    Tokens,
+    Wait,
+    WandbProject,
+)
+from swiglu_bench.rows import text as formats
+from swiglu_bench.spec.cases import Mode, parse_dtypes, parse_tokens
+from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.spec.implementation import Implementation
+from swiglu_bench.sweep import request
+
+DEFAULT = ("eager", "compile", "compile-async-tp", "liger", "fused-auto", "fused-mlp-auto")
+"""Take part unless told otherwise."""
+ON_REQUEST_ON_A_CPU = "On a CPU compiling takes longer than all the rest; --impl names it."
+
+
+def tp(
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            help="GPUs in a group, as 4, or several in turn, as 1,2,4; on a CPU processes. Under torchrun its own. "
+            "\\[default: all GPUs; 2 processes on a CPU]",
+            rich_help_panel=WHAT, show_default=False,
+        ),
+    ] = None,
+    shapes: Shapes = None,
+    tokens: Tokens = None,
+    modes: Annotated[str, typer.Option(help="forward, step, comma-separated.", rich_help_panel=WHAT)] = "forward,step",
+    dtype: DtypeOption = None,
+    impl: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Implementations of the scope mlp: names, globs, or path/to/file.py:name (which runs that file's "
+            "code); comma-separated or repeated. eager is always there. "
+            "\\[default: eager, compile, compile-async-tp, liger, fused-auto, fused-mlp-auto]",
+            rich_help_panel=WHAT, show_default=False,
+        ),
+    ] = None,
+    skip_impl: SkipImpl = None,
+    sequence_parallel: Annotated[
+        str,
+        typer.Option(
+            help="no (every rank has all tokens; all-reduce), yes (each has its part of them; all-gather and "
+            "reduce-scatter) or both.",
+            rich_help_panel=WHAT,
+        ),
+    ] = "both",
+    seed: Seed = 0,
+    device: Device = None,
+    budget: Annotated[
+        float, typer.Option(help="Seconds for a case's rounds, of which there are at least ten.", min=0.01,
+                            rich_help_panel=HOW)
+    ] = 3.0,
+    timeout: Annotated[
+        float,
+        typer.Option(help="Seconds without progress, compiling included, after which a group of ranks is ended.",
+                     min=1.0, rich_help_panel=HOW),
+    ] = 180.0,
+    wait: Wait = True,
+    out: Out = None,
+    csv: Csv = True,
+    form: JsonForm = "table",
+    quiet: Quiet = False,
+    log_wandb: LogWandb = False,
+    wandb_project: WandbProject = "swiglu-bench",
+) -> None:  # fmt: skip
+    """Time the MLP split over several GPUs: tensor parallelism, with the collectives it needs.
+
+    Gate and up are split by rows, down by columns. Output and every gradient are checked against fp64 on all ranks
+    before anything is timed. It starts a process for each GPU itself; under torchrun, also over several hosts, it is
+    one of the processes. Exits 1 if a row is incorrect or an error.
+
+    Example: swiglu-bench tp --gpus 4 --shapes llama7b,llama3-70b --tokens 1k,4k,16k
+    """
+    formats.check("--format", form, "table", "json")
+    ways = _ways(sequence_parallel)
+    kinds = [Mode(request.choice("--modes", part.strip(), ["forward", "step"])) for part in modes.split(",")]
+    if out and not csv:
+        raise BadInput("--out was given together with --no-csv; leave one of them out.")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts bytes on a CPU, talks on stderr
+    os.environ.setdefault("GLOG_minloglevel", "2")
+    from swiglu_bench.tp.launch import default_environment
+
+    default_environment()
+    from swiglu_bench.machine import machine
+    from swiglu_bench.processes import forkserver
+    from swiglu_bench.spec.shapes import load_shapes
+    from swiglu_bench.tp.plan import Plan, cases_of
+    from swiglu_bench.tp.rank import quiet as hush
+    from swiglu_bench.tp.rank import under_torchrun
+    from swiglu_bench.tp.run import TpRun
+
+    spot = under_torchrun()
+    one = machine.find_device(device)
+    if spot and one.type == "cuda":
+        one = machine.find_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
+    elif device and ":" in device:
+        raise BadInput(f"--device: {device} is one GPU; give cuda or cpu, and choose GPUs by CUDA_VISIBLE_DEVICES.")
+    sizes = _sizes(gpus, one.type, spot)
+    if not spot:
+        forkserver.start()
+    on_gpu = one.type == "cuda"
+    cases = cases_of(
+        load_shapes(shapes if shapes is not None else "llama7b" if on_gpu else "smoke"),
+        kinds,
+        parse_dtypes(dtype if dtype is not None else "bf16" if on_gpu else "fp32"),
+        parse_tokens(tokens) if tokens is not None else None,
+        seed, sizes, True in ways,
+    )  # fmt: skip
+    chosen, skipped = _choose(impl, skip_impl, on_gpu)
+    run_id = machine.run_id(machine.now())
+    plan = Plan(run_id, cases, tuple(one.declared() for one in chosen), ways, budget, timeout, skipped)
+    settings = {
+        "gpus": sizes, "modes": [kind.value for kind in kinds], "sequence_parallel": sequence_parallel, "seed": seed,
+        "implementations": plan.names, "budget_s": budget, "timeout_s": timeout,
+        "environment": {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "TORCH_"))},
+    }  # fmt: skip
+    hush()
+    first = spot is None or spot[0] == 0
+    run = TpRun(machine.describe(one), run_id, settings, formats.screen(form), quiet or not first)
+    run.open(csv and first, out, wandb_project if log_wandb and first else None, len(cases) * len(sizes))
+    status = run.join(plan, one, timeout) if spot else run.spawn(plan, sizes, one.type, wait)
+    if form == "json" and first:
+        formats.put(formats.as_json({"kind": "tp", **run.about, "rows": [row.row() for row in run.rows]}))
+    raise typer.Exit(status)
+
+
+def _ways(text: str) -> tuple[bool, ...]:
+    from swiglu_bench.tp.plan import WAYS
+
+    return WAYS[request.choice("--sequence-parallel", text, list(WAYS))]
+
+
+def _sizes(gpus: str | None, device_type: str, spot: tuple[int, int] | None) -> list[int]:
+    """Numbers of ranks; raises BadInput for more GPUs than there are."""
+    import torch
+
+    from swiglu_bench.tp.plan import parse_gpus
+
+    asked = parse_gpus(gpus) if gpus is not None else None
+    if spot:
+        if asked and asked != [spot[1]]:
+            raise BadInput(f"--gpus: torchrun started {spot[1]} processes; leave the option out.")
+        return [spot[1]]
+    there = torch.cuda.device_count()
+    if device_type == "cuda" and asked and max(asked) > there:
+        raise BadInput(
+            f"--gpus: {max(asked)} were asked for, and there are {there} here; over several hosts, use torchrun."
+        )
+    return asked or [there if device_type == "cuda" else 2]
+
+
+def _choose(
+    impl: list[str] | None, skip_impl: list[str] | None, on_gpu: bool
+) -> tuple[list[Implementation], dict[str, str]]:
+    """eager and the chosen implementations of the whole MLP, and which of them are left out here, and why."""
+    from swiglu_bench.spec.cases import Scope
+    from swiglu_bench.spec.registry import load, select
+    from swiglu_bench.tp.contenders import async_tp
+
+    known = [one for one in request.catalogue(load) if Scope.MLP in one.scopes]
+    place = next(number for number, one in enumerate(known) if one.name == "compile") + 1
+    known.insert(place, async_tp)
+    wanted = request.split(impl)
+    chosen = select(known, wanted or DEFAULT, request.split(skip_impl))
+    eager = next(one for one in known if one.name == "eager")
+    chosen = [eager, *(one for one in chosen if one.name != "eager")]
+    left = {} if wanted or on_gpu else {"compile": ON_REQUEST_ON_A_CPU}
+    return chosen, left

@@ -1,0 +1,1 @@
+"""This machine: what it is, its GPU through NVML, locks, measured ceilings, what would spoil a measurement."""

@@ -1,0 +1,142 @@
+"""This machine's best rates, measured at most once a day and kept in the user's cache folder.
+
+A file holds the figures of one GPU under one driver and one PyTorch. A file that is cut short, altered or implausible
+is worth nothing: what it held is measured again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import platformdirs
+import torch
+from pydantic import AwareDatetime, BaseModel, Field, ValidationError
+
+from swiglu_bench.machine.machine import Machine
+from swiglu_bench.measure.ceilings import COPY_BYTES, PRODUCT_SIDE, copy_gbps, matmul_tflops
+from swiglu_bench.measure.clock import Clock
+
+FRESH = datetime.timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Best rates of this machine for one dtype."""
+
+    copy_gbps: float
+    """Bytes read plus bytes written per second by a large copy, in 10^9."""
+    matmul_tflops: float
+    """A large square product of the dtype, in 10^12 operations per second."""
+    measured_at: str = ""
+    """UTC, ISO 8601: the older of the two."""
+
+
+class Figure(BaseModel):
+    """One rate and when it was measured."""
+
+    value: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    at: AwareDatetime
+
+    @property
+    def at_text(self) -> str:
+        """UTC, ISO 8601, to the second."""
+        return self.at.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class _File(BaseModel):
+    machine: dict[str, str]
+    figures: dict[str, Figure]
+    checksum: str = ""
+
+    def digest(self) -> str:
+        text = self.model_dump_json(exclude={"checksum"})
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Limits:
+    """The figures of one machine, from the cache where they are fresh and sound, else measured."""
+
+    def __init__(
+        self, machine: Machine, device: torch.device, clock: Clock, refresh: bool = False, folder: Path | None = None
+    ) -> None:
+        """`refresh` measures everything again; `folder` is the user's cache folder unless given."""
+        self.machine = machine
+        self.device = device
+        self.clock = clock
+        self._refresh = refresh
+        self._key = _key(machine)
+        name = hashlib.sha256(json.dumps(self._key, sort_keys=True).encode()).hexdigest()[:16]
+        self.path = (folder or platformdirs.user_cache_path("swiglu-bench", appauthor=False)) / f"limits-{name}.json"
+
+    def copy(self, size_bytes: int | None = None) -> Figure:
+        """Bandwidth of a copy in GB/s, of the size that counts unless given."""
+        if size_bytes is None:
+            size_bytes = COPY_BYTES[self.device.type]
+            if self.device.type == "cuda":
+                room = torch.cuda.mem_get_info(self.device)[0] // 8
+                size_bytes = min(size_bytes, 1 << (room.bit_length() - 1))  # a round size is found again in the cache
+        sheet = self.machine.datasheet
+        # A small copy stays in the L2 cache, which is faster than the memory that the datasheet speaks of.
+        most = sheet.gbps if sheet and size_bytes > 4 * (self.machine.l2_bytes or 0) else None
+        return self._figure(f"copy {size_bytes} B, GB/s", lambda: copy_gbps(self.device, self.clock, size_bytes), most)
+
+    def product(self, dtype: torch.dtype, size: tuple[int, int, int] | None = None) -> Figure:
+        """Rate of a product (m, n, k) in TFLOP/s, of the square that counts unless given."""
+        m, n, k = size or (PRODUCT_SIDE[self.device.type],) * 3
+        name = str(dtype).removeprefix("torch.")
+        sheet = self.machine.datasheet
+        return self._figure(
+            f"product {name} {m}x{n}x{k}, TFLOP/s",
+            lambda: matmul_tflops(self.device, dtype, self.clock, m, n, k),
+            sheet.rate(name) if sheet else None,
+        )
+
+    def _figure(self, name: str, measure: Callable[[], float], most: float | None) -> Figure:
+        """From the cache, if it is fresh and not above what the datasheet allows; else measured, and kept if sound."""
+        now = datetime.datetime.now(datetime.UTC)
+        kept = self._read().get(name)
+        sound = kept and kept.at <= now < kept.at + FRESH and (most is None or kept.value <= most)
+        if kept and sound and not self._refresh:
+            return kept
+        figure = Figure(value=measure(), at=now)
+        if most is None or figure.value <= most:
+            self._write(name, figure)
+        return figure
+
+    def _read(self) -> dict[str, Figure]:
+        try:
+            file = _File.model_validate_json(self.path.read_bytes())
+        except (OSError, ValidationError):
+            return {}
+        return file.figures if file.machine == self._key and file.checksum == file.digest() else {}
+
+    def _write(self, name: str, figure: Figure) -> None:
+        file = _File(machine=self._key, figures=self._read() | {name: figure})
+        file.checksum = file.digest()
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):  # the figure is as good; it is measured again next time
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(file.model_dump_json(indent=1))
+            temporary.replace(self.path)
+
+
+def ceilings(machine: Machine, device: torch.device, dtype: torch.dtype, clock: Clock) -> Ceilings:
+    """The two rates that a sweep's limits are made from."""
+    limits = Limits(machine, device, clock)
+    copy, product = limits.copy(), limits.product(dtype)
+    return Ceilings(copy.value, product.value, min(copy, product, key=lambda one: one.at).at_text)
+
+
+def _key(machine: Machine) -> dict[str, str]:
+    return {
+        "device": machine.device, "uuid": machine.gpu_uuid, "driver": machine.driver, "torch": machine.torch,
+        "cpu_threads": str(machine.cpu_threads), "power_limit_w": str(machine.power_limit_w),
+    }  # fmt: skip

@@ -1,0 +1,226 @@
+"""The machine a run happened on: GPU, driver, versions, commit, and the GPU's state of the moment."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swiglu_bench.machine.nvml import Gpu, NoAnswer, gpu_uuid
+from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.version import __version__
+
+
+@dataclass(frozen=True)
+class Datasheet:
+    """Vendor's figures: dense 16-bit matrix rate and memory bandwidth."""
+
+    tflops: float
+    gbps: float
+    tf32_tflops: float
+
+    def rate(self, dtype: str) -> float:
+        """Dense matrix rate for a dtype by its name in torch, in 10^12 operations per second."""
+        return self.tf32_tflops if dtype == "float32" else self.tflops
+
+
+DATASHEETS = {
+    "H200": Datasheet(989.0, 4800.0, 494.0),
+    "H100 PCIe": Datasheet(756.0, 2000.0, 378.0),
+    "H100 80GB HBM3": Datasheet(989.0, 3350.0, 494.0),
+    "A100-SXM4-80GB": Datasheet(312.0, 2039.0, 156.0),
+    "A100-SXM4-40GB": Datasheet(312.0, 1555.0, 156.0),
+}
+"""By a part of the device's name; from NVIDIA's product datasheets (dense rates, SXM unless named)."""
+
+
+def slug_of(device: str) -> str:
+    """A device's name as a folder name: nvidia-h200."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a reader of a figure needs to know about where it came from."""
+
+    host: str
+    gpu_index: int | None
+    """Of this host, as `nvidia-smi` counts; None on a CPU, or where NVML does not say."""
+    gpu_uuid: str
+    """"" on a CPU."""
+    device: str
+    device_type: str
+    memory_bytes: int
+    sm_count: int | None
+    l2_bytes: int | None
+    compute_capability: str
+    power_limit_w: float | None
+    driver: str
+    cuda: str
+    torch: str
+    triton: str
+    liger_kernel: str
+    python: str
+    system: str
+    cpu: str
+    cpu_threads: int
+    version: str
+    tuned_tiles: str
+    """Which tiles a user's `tune` has chosen for this device, as a digest; "" where there are none."""
+
+    @property
+    def slug(self) -> str:
+        """The device as a folder name: nvidia-h200, or cpu."""
+        return "cpu" if self.device_type == "cpu" else slug_of(self.device)
+
+    @property
+    def datasheet(self) -> Datasheet | None:
+        """The vendor's figures for this device, where known."""
+        return next((sheet for part, sheet in DATASHEETS.items() if part in self.device), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for a JSON file or a W&B config."""
+        return asdict(self)
+
+
+def find_device(text: str | None) -> torch.device:
+    """The device for 'cpu', 'cuda' or 'cuda:1'; None means a GPU if there is one. Raises BadInput for others."""
+    count = torch.cuda.device_count()
+    if text is None:
+        return torch.device("cuda:0" if count else "cpu")
+    if text == "cpu":
+        return torch.device("cpu")
+    match = re.fullmatch(r"cuda(?::(\d{1,4}))?", text)
+    if not match:
+        raise BadInput(f"--device: {text!r} is not a device; give cpu, cuda or cuda:INDEX.")
+    if not count:
+        raise BadInput(f"--device: {text} was asked for, but this machine has no usable CUDA GPU; give cpu.")
+    index = int(match[1] or 0)  # torch.device itself reads cuda:300 as cuda:44
+    if index >= count:
+        there = "there is only cuda:0" if count == 1 else f"there are only cuda:0 to cuda:{count - 1}"
+        raise BadInput(f"--device: {text} was asked for, but {there}.")
+    return torch.device("cuda", index)
+
+
+def describe(device: torch.device) -> Machine:
+    """Read everything that a Machine states."""
+    from swiglu_kernels.tiles import (
+        tuning,  # imports Triton: not before `request.find_device` has chosen its interpreter
+    )
+
+    gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    state = gpu_state(device)
+    return Machine(
+        host=platform.node(),
+        gpu_index=state.get("index"),
+        gpu_uuid=gpu_uuid(device),
+        device=gpu.name if gpu else _cpu_name(),
+        device_type=device.type,
+        memory_bytes=gpu.total_memory if gpu else host_memory_bytes(),
+        sm_count=gpu.multi_processor_count if gpu else None,
+        l2_bytes=gpu.L2_cache_size if gpu else None,
+        compute_capability=capability(device),
+        power_limit_w=state.get("power_limit_w"),
+        driver=state.get("driver", ""),
+        cuda=torch.version.cuda or "" if gpu else "",
+        torch=torch.__version__,
+        triton=_version("triton"),
+        liger_kernel=_version("liger-kernel"),
+        python=platform.python_version(),
+        system=platform.platform(),
+        cpu=_cpu_name(),
+        cpu_threads=torch.get_num_threads(),
+        version=_own_version(),
+        tuned_tiles=tuning.digest(device),
+    )
+
+
+def capability(device: torch.device) -> str:
+    """The compute capability of a GPU, as "9.0"; "" for a CPU."""
+    return "{}.{}".format(*torch.cuda.get_device_capability(device)) if device.type == "cuda" else ""
+
+
+def gpu_state(device: torch.device) -> dict[str, Any]:
+    """Driver, index, clocks, power and temperature through NVML; empty on a CPU or where NVML does not answer."""
+    if device.type != "cuda":
+        return {}
+    try:
+        gpu = Gpu(device)
+    except NoAnswer:
+        return {}
+    questions = {
+        "driver": gpu.driver, "index": gpu.index, "sm_mhz": gpu.sm_mhz, "sm_max_mhz": gpu.max_sm_mhz,
+        "power_w": gpu.power_w, "power_limit_w": gpu.power_limit_w, "temperature_c": gpu.temperature_c,
+    }  # fmt: skip
+    answers = {name: gpu.maybe(question) for name, question in questions.items()}
+    return {name: answer for name, answer in answers.items() if answer is not None}
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Bytes that a case may still take on the device."""
+    if device.type == "cuda":
+        reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + reusable
+    return host_memory_bytes(available=True)
+
+
+def host_memory_bytes(available: bool = False) -> int:
+    """The machine's memory, or the part of it that programs may still take, in bytes."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        field = "MemAvailable" if available else "MemTotal"
+        match = re.search(rf"^{field}:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
+        if match:
+            return int(match[1]) * 1024
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return 8 * 2**30  # Windows has neither; a cautious guess that only limits which cases are tried
+
+
+def now() -> str:
+    """UTC, ISO 8601, to the second."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def run_id(began: str) -> str:
+    """The name of a run: when it `began`, by `now`, and this process."""
+    return f"{began.replace('-', '').replace(':', '')}-{os.getpid()}"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _own_version() -> str:
+    """The package's version, with the commit where it runs from a checkout."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return __version__
+    try:
+        commit = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"],
+            capture_output=True, text=True, timeout=10, check=True,
+        ).stdout.strip()  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return __version__
+    return f"{__version__}+{commit}"
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
+        if match:
+            return match[1]
+    return platform.processor() or platform.machine()

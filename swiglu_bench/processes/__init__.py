@@ -1,0 +1,1 @@
+"""Which code runs in which process, and what the death of one costs."""

@@ -1,0 +1,278 @@
+"""One flat row per case and implementation: what was asked, what came out, how sure it is. No torch in here.
+
+The CSV's columns are exactly these fields, in this order; results/README.md describes them to a reader of the file.
+A change of meaning or of order raises SCHEMA_VERSION.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEMA_VERSION = 3
+
+
+def _since(schema: int, default: Any = None) -> Any:
+    """A column that files of older schemas do not have."""
+    return field(default=default, metadata={"since": schema})
+
+
+FAULTS = {
+    "missing": "no gradient came back",
+    "form": "another shape, dtype, device or layout than asked for",
+    "plain tensor": "not an ordinary tensor with memory of its own, such as one that computes when it is looked at",
+    "aliasing": "it shares memory with an input or a weight",
+    "finite": "NaN or Inf, such as memory that was never written",
+    "relative error": "||value - truth|| / ||truth|| beyond the budget",
+    "largest element": "one element's error beyond the budget",
+    "new inputs": "right for the first inputs, wrong for new ones at the same addresses",
+    "complete on return": "it still changed after the stream had reached the end of the call",
+    "kept": "a later call changed the result of an earlier one",
+    "inputs unchanged": "it changed its inputs, or weights",
+    "own clock": "it replaced functions that time is taken with",
+    "wall clock": "the GPU's events and the wall clock disagree, or work went on after the last event",
+    "graph replay": "a CUDA graph of it computes something else when its inputs change",
+    "timed loop": "right before, wrong while it was timed",
+}
+"""The checks that every implementation has to pass before it gets a time, by name, and what fails each."""
+
+
+class Status(enum.StrEnum):
+    """How a row ended. Only `ok` rows carry times."""
+
+    OK = "ok"
+    SKIPPED = "skipped"
+    INCORRECT = "incorrect"
+    ERROR = "error"
+
+
+@dataclass(slots=True)
+class Record:
+    """One implementation at one case. None means: not measured, or does not apply."""
+
+    run_id: str
+    command: str
+    shape: str
+    hidden: int
+    intermediate: int
+    tokens: int
+    dtype: str
+    scope: str
+    mode: str
+    seed: int
+    implementation: str
+    weight_layout: str
+    gradients: str
+    """Space-separated names of the tensors whose gradients this implementation yields."""
+    status: Status
+    reason: str = ""
+    """Why a row is skipped, incorrect or an error: one sentence."""
+
+    # time
+    time_ms: float | None = None
+    """Median over rounds of the time between two GPU events (CPU: wall clock) around the timed work."""
+    time_p10_ms: float | None = None
+    time_p90_ms: float | None = None
+    rounds: int | None = None
+    stopped_by: str = ""
+    """precision | budget | rounds: which rule ended the measurement."""
+    host_us: float | None = None
+    """Median time until the call returned to the host."""
+    queue_filled: float | None = None
+    """Share of samples in which the GPU started only after the host had queued everything (1.0 is right)."""
+    first_call_ms: float | None = None
+    """Build, compile and first call together, measured once."""
+    l2: str = ""
+    """cold | hot | cpu"""
+    regime: str = _since(2, "")
+    """steady: no rest between samples; rested: a pause before each."""
+    latency_us: float | None = _since(2)
+    """Median of: the GPU idle, the call, the GPU idle again, by the host's clock."""
+    graph_us: float | None = _since(2)
+    """Median time of a replay of the same work recorded as a CUDA graph."""
+    graph_reason: str = _since(2, "")
+    """Why there is no graph time, on a GPU."""
+    cycles: float | None = _since(2)
+    """Clock cycles of the multiprocessors in time_ms, at sm_mhz."""
+
+    # comparison
+    baseline: str = ""
+    ratio: float | None = None
+    """Median over rounds of time / the baseline's time in the same round; below 1 is faster than the baseline."""
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    verdict: str = _since(2, "")
+    """faster | slower | tie; a tie too where the ratio is no further from 1 than the A/A pair's interval reaches."""
+    aa_ratio: float | None = _since(2)
+    """The same ratio of the baseline to itself under another name, in the same rounds: this machine's noise."""
+    aa_low: float | None = _since(2)
+    aa_high: float | None = _since(2)
+    comparable: bool = True
+    """False where this row yields fewer gradients than the baseline, so no ratio is formed."""
+
+    # work and limit
+    flops: int | None = None
+    """Floating-point operations that the case needs at its fusion boundary, recomputation not counted."""
+    min_bytes: int | None = None
+    """Fewest bytes to move: every input read once, every output written once."""
+    tflops: float | None = None
+    gbps: float | None = None
+    limit_ms: float | None = None
+    """Time of the case's bare products in the same rounds, or of min_bytes at the measured copy bandwidth."""
+    limit_kind: str = ""
+    """matmul | bandwidth: which of the two binds, by operations and bytes at the measured ceilings."""
+    limit_pct: float | None = None
+    copy_gbps: float | None = None
+    matmul_tflops: float | None = None
+    ceilings_at: str = _since(2, "")
+    """UTC, when the older of the two was measured."""
+    datasheet_gbps: float | None = _since(2)
+    datasheet_tflops: float | None = _since(2)
+
+    # state of the GPU, read once a round
+    sm_mhz: float | None = _since(2)
+    """Median over rounds."""
+    power_w: float | None = _since(2)
+    """Median over rounds."""
+    temperature_c: float | None = _since(2)
+    """At the last round."""
+    throttle: str = _since(2, "")
+    """What held the clocks down in any round, space-separated."""
+    throttled_share: float | None = _since(2)
+    """Share of the rounds in which anything did."""
+    other_processes: int | None = _since(2)
+    """Processes that were on the GPU before or after the rounds and are not of this run."""
+    gpu_note: str = _since(2, "")
+    """Why figures of this chapter are missing."""
+    energy_j: float | None = _since(2)
+    """Energy of the GPU per call, calls back to back."""
+    uj_per_token: float | None = _since(2)
+
+    # memory
+    saved_bytes: int | None = None
+    """Held between forward and backward beyond inputs, weights and output."""
+    peak_bytes: int | None = None
+    """Highest use during the timed work, above inputs and weights."""
+    workspace_bytes: int | None = None
+    """What the implementation keeps between calls."""
+    predicted_saved_bytes: int | None = None
+    predicted_peak_bytes: int | None = None
+    predicted_workspace_bytes: int | None = None
+
+    # correctness: relative error ||out - truth|| / ||truth|| of the worst tensor, and every tensor in detail
+    error: float | None = None
+    eager_error: float | None = None
+    error_ratio: float | None = None
+    """Largest over tensors of error / what is allowed; above 1 is incorrect."""
+    errors: str = ""
+    """`tensor=error/eager's error` for the output and every gradient, space-separated."""
+    interpreted: bool = False
+    """True where Triton's interpreter ran the kernel on a CPU: the result counts, time does not exist."""
+
+    # machine
+    host: str = _since(3, "")
+    gpu_index: int | None = _since(3)
+    """Of that host, as `nvidia-smi` counts."""
+    gpu_uuid: str = _since(3, "")
+    """All rows of a case are from one GPU."""
+    device: str = ""
+    driver: str = ""
+    cuda: str = ""
+    torch: str = ""
+    triton: str = ""
+    version: str = ""
+    """swiglu-bench's own version and, from a checkout, its commit."""
+    timestamp: str = ""
+    """UTC, ISO 8601"""
+    fingerprint: str = _since(2, "")
+    """Hash of sources, versions, machine, settings and case: `--resume` keeps a row that would be made the same."""
+    schema: int = SCHEMA_VERSION
+
+    samples_ms: tuple[float, ...] = field(default=(), repr=False)
+    """Every timed sample in order of rounds; kept in samples.csv beside the rows, not in the row itself."""
+    twin_ms: tuple[float, ...] = field(default=(), repr=False)
+    """On the baseline's row: the samples of its twin, the other half of the A/A pair."""
+    states: tuple[GpuState, ...] = field(default=(), repr=False)
+    """The GPU after each round, in order; empty without a GPU."""
+    tensor_checks: tuple[TensorCheck, ...] = field(default=(), repr=False)
+    """The verdict per tensor; what `verify` shows."""
+
+    def end(self, status: Status, reason: str) -> Record:
+        """Close a row that carries no figures, and why."""
+        self.status, self.reason = status, reason
+        return self
+
+    def note_checks(self, checks: tuple[TensorCheck, ...], when: str = "") -> None:
+        """Enter the verdict; a tensor that fails makes the row incorrect and names itself."""
+        self.tensor_checks = checks
+        judged = [c for c in checks if c.tensor != "conduct"]
+        self.errors = " ".join(f"{c.tensor.replace(' ', '_')}={c.error:.3e}/{c.eager_error:.3e}" for c in judged)
+        worst = max(judged, key=lambda c: c.used)
+        self.error, self.eager_error, self.error_ratio = worst.error, worst.eager_error, worst.used
+        failed = [f"{c.tensor}: {c.reason}" for c in checks if not c.ok]
+        if failed:
+            self.end(Status.INCORRECT, "; ".join(failed) + when + ".")
+
+    def row(self) -> dict[str, Any]:
+        """The CSV row: every column, in order."""
+        return {name: getattr(self, name) for name in COLUMNS}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """A GPU at one moment. None: its driver does not say."""
+
+    sm_mhz: float | None
+    power_w: float | None
+    temperature_c: float | None
+    throttle: str | None
+    """What holds the clocks down, space-separated; empty: nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCheck:
+    """The verdict on one tensor: `output` or the gradient of one input. Errors of elements are over the truth's rms."""
+
+    tensor: str
+    ok: bool
+    error: float
+    """||value - truth|| / ||truth||"""
+    eager_error: float
+    allowed: float
+    max_error: float
+    """Largest element error over the root mean square of the truth."""
+    eager_max_error: float
+    max_allowed: float
+    reason: str = ""
+    """Why it failed: one phrase; empty where it passed."""
+    check: str = ""
+    """Which check failed it: one of `FAULTS`; empty where it passed."""
+    median_error: float | None = None
+    p999_error: float | None = None
+    """99.9% of the elements have no larger error."""
+    worst_index: tuple[int, ...] = ()
+    """Where in the tensor the largest error is."""
+
+    @property
+    def used(self) -> float:
+        """The share of what is allowed that was used, of both errors the larger; above 1 fails."""
+        pairs = ((self.error, self.allowed), (self.max_error, self.max_allowed))
+        return max(error / allowed if error else 0.0 for error, allowed in pairs if allowed or not error)
+
+
+BESIDE = frozenset({"samples_ms", "twin_ms", "states", "tensor_checks"})
+"""Fields that are lists: kept beside the row, not in it."""
+
+
+def columns(schema: int = SCHEMA_VERSION) -> tuple[str, ...]:
+    """The CSV's columns at a schema version: a field says in its metadata since which one it is there."""
+    return tuple(
+        one.name
+        for one in dataclasses.fields(Record)
+        if one.name not in BESIDE and one.metadata.get("since", 1) <= schema
+    )
+
+
+COLUMNS = columns()

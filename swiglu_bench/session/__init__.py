@@ -1,0 +1,1 @@
+"""One case after another in this process: built, checked, timed, turned into rows."""

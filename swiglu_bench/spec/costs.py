@@ -1,0 +1,127 @@
+"""What a case costs by arithmetic alone: operations, fewest bytes, matrix products, memory. No torch in here.
+
+Legend for products: C[m, n] = A[m, k] B[k, n], 2 m n k operations. T tokens, H hidden, I intermediate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swiglu_bench.spec.cases import (
+    ACTIVATIONS,
+    WEIGHTS,
+    Case,
+    Mode,
+    Scope,
+)
+
+Product = tuple[int, int, int]
+"""(m, n, k) of one matrix product."""
+
+TRUTH_CHUNK = 2048
+"""Tokens that the fp64 truth handles at a time."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Memory of one forward and backward by arithmetic, counted in whole tensors of the case's dtype.
+
+    `saved` counts [T, I] tensors held between forward and backward beyond inputs, weights and output. `phases` lists
+    the candidates for the peak above inputs and weights (the output included), each as the numbers of [T, I], [T, H]
+    and [I, H] tensors alive at once; the peak is the largest of them.
+    """
+
+    saved: int
+    phases: tuple[tuple[int, int, int], ...]
+
+
+def products(case: Case, gradients: tuple[str, ...]) -> list[Product]:
+    """The bare matrix products of a case, gate and up as one packed product; the yardstick for its matmul limit.
+
+    `gradients` says which gradients the backward must yield; the products for others are left out.
+    """
+    tokens, hidden, intermediate = case.tokens, case.shape.hidden, case.shape.intermediate
+    if case.scope is Scope.ACTIVATION:
+        return []
+    forward = [(tokens, 2 * intermediate, hidden)]
+    backward: list[Product] = []
+    if "x" in gradients:
+        backward.append((tokens, hidden, 2 * intermediate))
+    if "w_gate" in gradients:
+        backward.append((2 * intermediate, hidden, tokens))
+    if case.scope is Scope.MLP:
+        forward.append((tokens, hidden, intermediate))
+        if gradients:
+            backward.append((tokens, intermediate, hidden))
+        if "w_down" in gradients:
+            backward.append((hidden, intermediate, tokens))
+    return _of_mode(case.mode, forward, backward)
+
+
+def _of_mode(mode: Mode, forward: list[Product], backward: list[Product]) -> list[Product]:
+    return {Mode.FORWARD: forward, Mode.BACKWARD: backward, Mode.STEP: forward + backward}[mode]
+
+
+def flops(case: Case, gradients: tuple[str, ...]) -> int:
+    """Floating-point operations of the case's products, plus the gate's: 5 an element forward, 12 backward."""
+    gate = case.tokens * case.shape.intermediate * {Mode.FORWARD: 5, Mode.BACKWARD: 12, Mode.STEP: 17}[case.mode]
+    return sum(2 * m * n * k for m, n, k in products(case, gradients)) + gate
+
+
+def min_bytes(case: Case, gradients: tuple[str, ...]) -> int:
+    """Fewest bytes to move through device memory: each input read once, each output written once.
+
+    Backward reads the upstream gradient, the activations and the weights and writes the gradients; what an
+    implementation chose to save between the two is its own affair and not counted.
+    """
+    size = tensor_elements(case)
+    inputs = sum(size[name] for name in ACTIVATIONS[case.scope] + WEIGHTS[case.scope])
+    output = size["output"]
+    forward = inputs + output
+    backward = inputs + output + sum(size[name] for name in gradients)
+    elements = {Mode.FORWARD: forward, Mode.BACKWARD: backward, Mode.STEP: forward + backward}[case.mode]
+    return elements * case.dtype.bytes
+
+
+def longest_sum(case: Case) -> int:
+    """Terms of the longest sum that an output or a gradient of the case takes: what its fp32 rounding grows with."""
+    if case.scope is Scope.ACTIVATION:
+        return 1
+    sums = [case.shape.hidden, 2 * case.shape.intermediate]
+    return max(sums if case.mode is Mode.FORWARD else [*sums, case.tokens])
+
+
+def tensor_elements(case: Case) -> dict[str, int]:
+    """Elements of every named tensor of a case, `output` included."""
+    tokens, hidden, intermediate = case.tokens, case.shape.hidden, case.shape.intermediate
+    weight = hidden * intermediate
+    return {
+        "x": tokens * hidden,
+        "gate": tokens * intermediate,
+        "up": tokens * intermediate,
+        "w_gate": weight,
+        "w_up": weight,
+        "w_down": weight,
+        "output": tokens * (hidden if case.scope is Scope.MLP else intermediate),
+    }
+
+
+def predicted_memory(case: Case, footprint: Footprint) -> tuple[int, int]:
+    """(saved, peak) bytes of one forward and backward as arithmetic has it."""
+    tokens, hidden, intermediate = case.tokens, case.shape.hidden, case.shape.intermediate
+    unit = (tokens * intermediate, tokens * hidden, intermediate * hidden)
+    peak = max(sum(count * size for count, size in zip(phase, unit, strict=True)) for phase in footprint.phases)
+    return footprint.saved * unit[0] * case.dtype.bytes, peak * case.dtype.bytes
+
+
+def needed_bytes(case: Case, variants: int) -> int:
+    """Device memory that measuring a case takes at least: the tensors, their fp64 truth, and one contender's work."""
+    size = tensor_elements(case)
+    weights = sum(size[name] for name in WEIGHTS[case.scope])
+    activations = sum(size[name] for name in ACTIVATIONS[case.scope])
+    backward = case.mode is not Mode.FORWARD
+    inputs = (weights + (variants + 1) * (activations + size["output"])) * case.dtype.bytes  # 1: those in use
+    truth = (weights + variants * (size["output"] + (activations + weights if backward else 0))) * 8
+    chunk = 8 * min(case.tokens, TRUTH_CHUNK) * case.shape.intermediate * 8
+    work = (size["output"] + 6 * case.tokens * case.shape.intermediate + weights + activations) * case.dtype.bytes
+    return inputs + truth + chunk + 2 * work

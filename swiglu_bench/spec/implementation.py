@@ -1,0 +1,219 @@
+"""What an implementation is. torch is imported for its types only.
+
+An implementation is data plus one function, `build(problem) -> Step`. Writing one:
+
+    from swiglu_bench import Step, implementation
+
+    @implementation("mine", scopes=("glu",), description="my kernel", backend="triton")
+    def mine(problem):
+        from my_package import my_swiglu
+        return Step(lambda x: my_swiglu(x, problem.weights["w_gate"], problem.weights["w_up"]))
+
+Run it with `--impl path/to/file.py:mine`, or publish it from a package through the entry-point group
+`swiglu_bench.implementations`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from packaging.version import Version
+
+from swiglu_bench.spec.cases import (
+    ACTIVATIONS,
+    Case,
+    Dtype,
+    Scope,
+    tensors,
+)
+from swiglu_bench.spec.costs import Footprint
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from swiglu_bench.spec.problem import Problem
+
+WeightLayout = Literal["separate", "packed", "interleaved", "none"]
+Backend = Literal["torch", "inductor", "triton", "cutlass"]
+_MODULES = {"inductor": "torch._inductor.compile_fx", "triton": "triton"}
+"""Of a backend, which take seconds to import."""
+Trains = Literal["everything", "inputs", "nothing"]
+Offer = Literal["bias", "limit", "packed"]
+
+
+@dataclass
+class Step:
+    """An implementation made ready for one problem.
+
+    `forward` takes the problem's activations (`x`, or `gate, up`) and returns the output; gradients come from autograd.
+    An implementation with its own weight layout names its own leaf tensors in `parameters` and says in `to_canonical`
+    how their gradients map to `w_gate`, `w_up` (and `w_down`); by default they are the problem's own weights.
+    """
+
+    forward: Callable[..., Tensor]
+    parameters: Mapping[str, Tensor] | None = None
+    to_canonical: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One contender: a name, what it can do, and how to build it."""
+
+    name: str
+    description: str
+    scopes: frozenset[Scope]
+    build: Callable[[Problem], Step] = field(repr=False)
+    weight_layout: WeightLayout = "separate"
+    backend: Backend = "torch"
+    """What runs it: decides where it is available. `triton` needs a GPU, or Triton's interpreter for `verify`."""
+    package: str = ""
+    """The module that must be importable, where it needs more than torch."""
+    imports: str = ""
+    """What of the package its build imports: that is done before the first call is timed. Empty: the package."""
+    trains: Trains = "everything"
+    """Whose gradients it yields: inputs and weights, inputs only (frozen weights), or none (forward only)."""
+    interpretable: str = "yes"
+    """`yes`, or why Triton's CPU interpreter cannot run it."""
+    gpus: tuple[int, ...] = ()
+    """Major compute capabilities of the GPUs it is made for; empty: it runs wherever its backend does."""
+    dtypes: frozenset[Dtype] = frozenset(Dtype)
+    """The data types it takes."""
+    multiple: int = 1
+    """What hidden and intermediate sizes must be multiples of."""
+    on_request: bool = False
+    """Whether it takes part only where `--impl` names it: its build takes minutes for each case."""
+    offers: frozenset[Offer] = frozenset()
+    """Which of `problem.extras` its build honours; it is never asked for another."""
+    overwrites: frozenset[str] = frozenset()
+    """Activations that its backward overwrites by contract, where the scope hands them to it; any other is a fault."""
+    footprints: Mapping[Scope, Footprint] = field(default_factory=dict, hash=False)
+    """The memory it should take at each scope by arithmetic; a scope left out has no prediction."""
+    usage: str = ""
+    """A line of Python that has it in a model; shown by `recommend`."""
+    source: str = "swiglu_bench"
+    """The module of its build function."""
+    file: str = field(default="", compare=False)
+    """The file of its build function."""
+    address: str = field(default="", compare=False)
+    """What `load` finds it by in another process: empty for the suite's own, which are found by name."""
+
+    def __post_init__(self) -> None:
+        """Take any iterable of names for a set of them."""
+        for name, kind in (("scopes", Scope), ("dtypes", Dtype), ("offers", str), ("overwrites", str)):
+            object.__setattr__(self, name, frozenset(map(kind, getattr(self, name))))
+        object.__setattr__(self, "gpus", tuple(self.gpus))
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """What has to be imported for it, other than its file and torch itself."""
+        return tuple(filter(None, (_MODULES.get(self.backend), self.imports or self.package)))
+
+    def declared(self) -> Implementation:
+        """All but the code: what can be sent to a process that must not run it."""
+        return dataclasses.replace(self, build=_elsewhere)
+
+    def gradients(self, scope: Scope) -> tuple[str, ...]:
+        """Names of the tensors whose gradients it yields at a scope."""
+        match self.trains:
+            case "everything":
+                return tensors(scope)
+            case "inputs":
+                return ACTIVATIONS[scope]
+            case _:
+                return ()
+
+    def refuses(self, case: Case) -> str | None:
+        """Why it does not take a case on any machine (one sentence), or None if it does."""
+        if case.scope not in self.scopes:
+            return f"It has no {case.scope} scope; it has {', '.join(sorted(self.scopes))}."
+        if case.dtype not in self.dtypes:
+            return f"It does not take {case.dtype}; it takes {', '.join(sorted(self.dtypes))}."
+        if case.shape.hidden % self.multiple or case.shape.intermediate % self.multiple:
+            return f"It takes hidden and intermediate sizes that are multiples of {self.multiple}."
+        return None
+
+    def unavailable(self, device_type: str, interpreter: bool = False, capability: str = "") -> str | None:
+        """Why it cannot run on this machine and device (one sentence), or None if it can.
+
+        `capability` is the GPU's compute capability, as "9.0"; "" where it is not known.
+        """
+        if self.gpus and (device_type == "cpu" or capability.split(".")[0] not in ("", *map(str, self.gpus))):
+            made_for = " or ".join(f"{major}.x" for major in self.gpus)
+            here = f"this GPU has {capability}" if capability else "there is none here"
+            return f"It needs a GPU of compute capability {made_for}; {here}."
+        if self.backend == "triton":
+            if not _installed("triton"):
+                return f"Triton is not installed (it has no package for {platform.system()})."
+            if device_type == "cpu" and not interpreter:
+                return "Triton kernels need a GPU; `swiglu-bench verify` checks them here through the interpreter."
+            if device_type == "cpu" and self.interpretable != "yes":
+                return self.interpretable
+            if device_type == "cpu" and (broken := _interpreter_breaks()):
+                return broken
+        if self.package and not _installed(self.package):
+            return f"The package {self.package} is not installed."
+        if self.backend == "inductor":
+            if device_type == "cpu" and not _cpp_compiler():
+                return "torch.compile on a CPU needs a C++ compiler; none was found (set CXX, or install g++ or clang)."
+            if device_type == "cuda" and not _installed("triton"):
+                return "torch.compile on a GPU needs Triton, which is not installed."
+        return None
+
+
+def _elsewhere(problem: Problem) -> Step:
+    raise AssertionError(f"This process only knows what was declared, and builds nothing: {problem.case.label}.")
+
+
+def _interpreter_breaks() -> str | None:
+    """Why Triton's interpreter cannot work with what is installed, in one sentence, or None."""
+    triton, numpy = (Version(importlib.metadata.version(name)) for name in ("triton", "numpy"))
+    if triton < Version("3.7") and numpy >= Version("2.4"):
+        return (
+            f"The interpreter of Triton {triton} needs a NumPy older than 2.4, and {numpy} is installed; install "
+            "'numpy<2.4', or Triton 3.7 or newer."
+        )
+    return None
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # the parent of a dotted name is missing, or no proper module
+        return False
+
+
+def _cpp_compiler() -> str | None:
+    candidates = [os.environ.get("CXX", ""), "g++", "clang++", "c++", "cl"]
+    return next((path for name in candidates if name and (path := shutil.which(name))), None)
+
+
+def implementation(
+    name: str, *, scopes: Iterable[str | Scope], description: str, **fields: Any
+) -> Callable[[Callable[[Problem], Step]], Implementation]:
+    """Turn a build function into an Implementation; `fields` are those of that class, sets given as any iterable."""
+
+    def wrap(build: Callable[[Problem], Step]) -> Implementation:
+        function = build
+        while isinstance(function, functools.partial):
+            function = function.func
+        return Implementation(
+            name=name,
+            description=description,
+            scopes=frozenset(map(Scope, scopes)),
+            build=build,
+            source=getattr(function, "__module__", "swiglu_bench"),
+            file=function.__code__.co_filename if isinstance(function, types.FunctionType) else "",
+            **fields,
+        )
+
+    return wrap

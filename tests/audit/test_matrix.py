@@ -1,0 +1,281 @@
+"""Each check of the contract, on implementations that keep it and on ones that break it."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from swiglu_bench.audit import matrix, surroundings
+from swiglu_bench.audit.matrix import CHECKS, audit
+from swiglu_bench.implementations import fused, liger, pytorch, unsloth
+from swiglu_bench.rows.audit_cell import Cell, Verdict
+from swiglu_bench.selftest.specimen import glu, right_backward, right_forward
+from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
+from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.spec.implementation import Implementation, Step, implementation
+from swiglu_bench.spec.problem import Problem
+
+CPU = torch.device("cpu")
+NAMES = [check.name for check in CHECKS]
+IDLE = ("CUDA graph", "> 2^31 elements")
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1" or torch.cuda.is_available(), reason="Triton's interpreter is not in use"
+)
+
+
+def declared(build: Callable[[Problem], Step], scope: Scope = Scope.GLU, **fields: Any) -> Implementation:
+    return implementation("mine", scopes=[scope], description="d", **fields)(build)
+
+
+def cells(one: Implementation, scope: Scope = Scope.GLU, *only: str) -> dict[str, Cell]:
+    return {cell.check: cell for cell in audit([one], [scope], CPU, only=only)}
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+def test_eager_keeps_the_whole_contract_that_it_offers(scope: Scope) -> None:
+    found = cells(pytorch.eager, scope)
+    assert list(found) == NAMES
+    unsupported = {"packed weights", "opcheck"} | ({"bias"} if scope is Scope.ACTIVATION else set())
+    assert {name for name, cell in found.items() if cell.verdict is Verdict.UNSUPPORTED} == unsupported
+    assert {name for name, cell in found.items() if cell.verdict is Verdict.NOT_RUN} == set(IDLE)
+    assert {name for name, cell in found.items() if cell.verdict is Verdict.FAIL} == set()
+    assert all(cell.reason for cell in found.values() if cell.verdict is not Verdict.PASS)
+
+
+@interpreted
+def test_a_kernel_of_ours_in_the_interpreter() -> None:
+    wanted = ("0 tokens", "non-contiguous", "bias", "clamp", "packed weights", "second backward", "opcheck")
+    found = cells(fused.fused_dw_torch, Scope.GLU, *wanted, "double backward")
+    assert {name: cell.verdict for name, cell in found.items()} == dict.fromkeys(wanted, Verdict.PASS) | {
+        "double backward": Verdict.UNSUPPORTED
+    }
+
+
+@interpreted
+def test_what_overwrites_its_inputs_says_so() -> None:
+    found = cells(unsloth.unsloth, Scope.ACTIVATION, "mutated inputs", "second backward")
+    assert found["mutated inputs"].verdict is Verdict.UNSUPPORTED
+    assert found["mutated inputs"].reason == "its backward overwrites gate, up, as it declares"
+    assert found["second backward"].verdict is Verdict.UNSUPPORTED
+    assert "raises RuntimeError" in found["second backward"].reason
+
+
+def test_what_cannot_run_here_is_never_a_pass() -> None:
+    found = cells(liger.liger, Scope.GLU)
+    assert {cell.verdict for cell in found.values()} == {Verdict.NOT_RUN}
+    assert all("Triton" in cell.reason or "GPU" in cell.reason for cell in found.values())
+
+
+class Overwriting(torch.autograd.Function):
+    """As Liger's SiLU-mul: the backward leaves its results in what it saved, where autograd does not see it."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return torch.nn.functional.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        gate, up = (value.detach() for value in ctx.saved_tensors)
+        d_up = dz * torch.nn.functional.silu(gate)
+        gate.data.copy_(torch.ops.aten.silu_backward(dz * up, gate))
+        up.data.copy_(d_up)
+        return gate.clone(), up.clone()
+
+
+def around_overwriting(problem: Problem) -> Step:
+    w_gate, w_up = problem.weights.values()
+    return Step(lambda x: Overwriting.apply(x @ w_gate.T, x @ w_up.T))
+
+
+def test_a_second_backward_on_overwritten_tensors_is_found_to_differ_in_silence() -> None:
+    cell = cells(declared(around_overwriting), Scope.GLU, "second backward")["second backward"]
+    assert cell.verdict is Verdict.FAIL
+    assert cell.reason.startswith("the second backward silently differs: x: relative error")
+
+
+def dense_only(problem: Problem) -> Step:
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        return right_forward(torch.as_strided(x, x.shape, (x.shape[1], 1)), w_gate, w_up)
+
+    return glu(problem, forward)
+
+
+def counts(problem: Problem) -> Step:
+    calls: list[int] = []
+
+    def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        calls.append(1)
+        dx, *dw = right_backward(dz, x, w_gate, w_up)
+        return (dx.nextafter(dx + 1) if len(calls) == 3 else dx, *dw)  # type: ignore[return-value]
+
+    return glu(problem, backward=backward)
+
+
+def swallows(problem: Problem) -> Step:
+    return glu(problem, lambda *tensors: right_forward(*tensors).nan_to_num())
+
+
+def spreads(problem: Problem) -> Step:
+    def forward(*tensors: Tensor) -> Tensor:
+        out = right_forward(*tensors)
+        return out + 0 * out.sum()
+
+    return glu(problem, forward)
+
+
+def spoils_x(problem: Problem) -> Step:
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        out = right_forward(x, w_gate, w_up)
+        x.data.mul_(2)
+        return out
+
+    return glu(problem, forward)
+
+
+def never_empty(problem: Problem) -> Step:
+    return glu(problem, lambda x, *weights: right_forward(x, *weights) * (len(x) / len(x)))
+
+
+def in_half(problem: Problem) -> Step:
+    return glu(problem, lambda x, *weights: right_forward(*(one.half() for one in (x, *weights))).to(x.dtype))
+
+
+def cuts_the_graph(problem: Problem) -> Step:
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+            ctx.save_for_backward(x, w_gate, w_up)
+            return right_forward(x, w_gate, w_up)
+
+        @staticmethod
+        def backward(ctx: Any, dz: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+            with torch.no_grad():
+                return right_backward(dz, *ctx.saved_tensors)
+
+    return Step(lambda x: Once.apply(x, *problem.weights.values()))
+
+
+def keeps_two_matrices(problem: Problem) -> Step:
+    return pytorch.eager.build(problem)
+
+
+def breaks_the_graph(problem: Problem) -> Step:
+    step = pytorch.eager.build(problem)
+
+    def forward(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return step.forward(x)
+
+    return Step(forward)
+
+
+@pytest.mark.parametrize(
+    ("build", "check", "verdict", "words"),
+    [
+        (dense_only, "non-contiguous", Verdict.FAIL, "with every other column: output: relative error"),
+        (counts, "determinism", Verdict.FAIL, "x of run 3 of 5 differs"),
+        (swallows, "NaN and Inf", Verdict.FAIL, "output is finite where eager is not"),
+        (spreads, "NaN and Inf", Verdict.FAIL, "output is not finite where eager is"),
+        (swallows, "very large", Verdict.FAIL, "output is finite where eager is not"),
+        (spoils_x, "mutated inputs", Verdict.FAIL, "inference overwrites x"),
+        (never_empty, "0 tokens", Verdict.UNSUPPORTED, "raises ZeroDivisionError"),
+        (in_half, "outliers", Verdict.FAIL, "output: "),
+        (in_half, "float32", Verdict.FAIL, "output: relative error"),
+        (cuts_the_graph, "double backward", Verdict.FAIL, "silently cut off"),
+        (keeps_two_matrices, "packed weights", Verdict.FAIL, "not one of (160, 48)"),
+        (breaks_the_graph, "compile fullgraph", Verdict.UNSUPPORTED, "raises "),
+        (lambda p: Step(lambda x: right_forward(x.float(), *p.weights.values())), "autocast", Verdict.PASS, ""),
+    ],
+)
+def test_a_broken_contract_is_found(build: Any, check: str, verdict: Verdict, words: str) -> None:
+    cell = cells(declared(build, offers=("packed",)), Scope.GLU, check)[check]
+    assert (cell.verdict, words in cell.reason) == (verdict, True), cell
+
+
+def test_a_bias_or_bound_that_is_declared_and_left_out_is_a_failure() -> None:
+    one = declared(lambda problem: glu(problem), offers=("bias", "limit"))
+    found = cells(one, Scope.GLU, "bias", "clamp")
+    assert {cell.verdict for cell in found.values()} == {Verdict.FAIL}
+
+
+def test_a_failure_of_the_device_ends_the_checks_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([True, False, *[False] * 100])
+    monkeypatch.setattr(matrix, "answers", lambda device: next(answers))
+    found = list(cells(pytorch.eager).values())
+    assert [cell.verdict for cell in found[:3]] == [Verdict.PASS, Verdict.FAIL, Verdict.NOT_RUN]
+    assert found[1].reason.startswith("it broke the device")
+    assert all("the device was lost in 'float16' of eager" in cell.reason for cell in found[2:])
+
+
+def test_memory_that_does_not_suffice_is_not_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(problem: Problem) -> Step:
+        raise torch.OutOfMemoryError("no room")
+
+    assert cells(declared(full), Scope.GLU, "float32")["float32"].verdict is Verdict.NOT_RUN
+
+
+# Beyond 2^31 elements: the same code, on small tensors
+
+
+def test_rows_on_both_sides_of_every_boundary_are_judged() -> None:
+    width = 8192
+    rows = surroundings.rows_to_judge(2 * 2**31 // width + 50, width)
+    assert rows == sorted(set(rows))
+    for edge in (0, 2**31 // width, 2 * 2**31 // width, 2 * 2**31 // width + 49):
+        assert {row for row in range(edge - 4, edge + 5) if 0 <= row < 2 * 2**31 // width + 50} <= set(rows)
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+def test_some_rows_of_a_case_are_judged_as_the_case_of_those_rows(scope: Scope) -> None:
+    subject = matrix.Subject(pytorch.eager, scope, CPU, Dtype.BFLOAT16)
+    case = Case(Shape("s", 24, 40, "made up", (60,)), 60, Dtype.BFLOAT16, scope, Mode.STEP)
+    assert surroundings._judge_rows(subject, case, [0, 1, 30, 31, 59]).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("wraps", [True, False])
+def test_rows_beyond_a_boundary_that_are_wrong_are_found(wraps: bool) -> None:
+    def build(problem: Problem) -> Step:
+        def forward(gate: Tensor, up: Tensor) -> Tensor:
+            out = torch.nn.functional.silu(gate) * up
+            return torch.cat([out[:32], out[: len(out) - 32] if wraps else 0 * out[32:]])
+
+        return Step(forward)
+
+    subject = matrix.Subject(declared(build, Scope.ACTIVATION), Scope.ACTIVATION, CPU, Dtype.BFLOAT16)
+    case = Case(Shape("s", 24, 40, "made up", (60,)), 60, Dtype.BFLOAT16, Scope.ACTIVATION, Mode.STEP)
+    found = surroundings._judge_rows(subject, case, [0, 1, 30, 31, 33, 59])
+    assert found.verdict is Verdict.FAIL
+    assert "output: relative error" in found.reason
+
+
+# The command
+
+
+def test_the_command_writes_its_cells_and_is_strict_only_when_asked(tmp_path: Path, capsys: Any) -> None:
+    from rich.console import Console
+
+    from swiglu_bench.cli.audit import run_audit
+    from swiglu_bench.machine import machine
+
+    about = {"command": "c", "machine": machine.describe(CPU)}
+    bad = declared(lambda problem: glu(problem), offers=("bias",))
+
+    def ask(tell: Callable[[str], None], logs: Path) -> Iterator[Cell]:
+        return audit([bad], [Scope.GLU], CPU, tell=tell)
+
+    for strict, code in ((False, 0), (True, 1)):
+        folder = tmp_path / str(strict)
+        assert run_audit(ask, about, folder, True, strict, Console(width=100)) == code
+        lines = (folder / "audit.csv").read_text(encoding="utf-8").splitlines()
+        assert lines[0] == "implementation,scope,check,verdict,reason,dtype,device"
+        assert len(lines) == 1 + len(CHECKS)
+        assert (folder / "run.json").exists()
+    out = capsys.readouterr().out
+    assert "✗ bias" in out
+    with pytest.raises(BadInput, match="is a file"):
+        run_audit(ask, about, tmp_path / "True" / "run.json", True, False, Console())

@@ -1,0 +1,58 @@
+import itertools
+
+import pytest
+
+from swiglu_bench.charts.style import (
+    Look,
+    linear_range,
+    log_range,
+    slots,
+    spread,
+    token_text,
+    tokens_text,
+)
+
+
+def test_a_known_name_keeps_its_colour_and_the_others_get_what_is_free() -> None:
+    known = ["eager", "compile", "liger"]
+    assert slots(["mine", "liger", "yours"], known) == {"liger": 2, "mine": 0, "yours": 1}
+    everything = slots([f"n{index}" for index in range(40)], [])
+    look = Look(everything)
+    shown = {(look.colour(name), look.shape(name), look.dash(name)) for name in everything}
+    assert len(shown) == 40
+
+
+@pytest.mark.parametrize(("count", "text"), [(1, "1"), (127, "127"), (1024, "1k"), (8192, "8k"), (1000, "1000")])
+def test_token_counts(count: int, text: str) -> None:
+    assert token_text(count) == text
+
+
+def test_token_counts_in_words() -> None:
+    assert tokens_text([1]) == "1 token"
+    assert tokens_text([1024, 1, 16, 16]) == "1, 16 and 1k tokens"
+
+
+@pytest.mark.parametrize("ends", [(0.05, 2.2), (0.9, 1.1), (3e-5, 7e3), (5.0, 5.0), (0.0123, 0.0131)])
+def test_ticks_are_few_enough_and_within(ends: tuple[float, float]) -> None:
+    for extent in (log_range(ends), linear_range(ends)):
+        assert extent.low < ends[0] <= ends[1] < extent.high
+        assert len(extent.ticks) <= 11
+        assert all(extent.low <= tick <= extent.high for tick in extent.ticks)
+        assert extent.pixel(extent.high) == pytest.approx(0)
+        assert extent.pixel(extent.low, 200) == pytest.approx(200)
+    assert len(linear_range(ends).ticks) >= 3
+
+
+def test_labels_are_moved_apart_and_keep_their_order() -> None:
+    placed = spread([10, 11, 12, 300], 14, 0, 340)
+    assert placed[3] == 300
+    assert [round(b - a, 6) for a, b in itertools.pairwise(placed[:3])] == [14, 14]
+    assert sum(placed[:3]) / 3 == pytest.approx(14)  # pushed off the edge: the middle wanted 11
+    assert min(placed) >= 0
+
+
+def test_too_many_labels_share_what_room_there_is() -> None:
+    placed = spread([5.0] * 20, 14, 0, 100)
+    assert placed == sorted(placed)
+    assert (min(placed), max(placed)) == (pytest.approx(0), pytest.approx(100))
+    assert spread([], 14, 0, 100) == []

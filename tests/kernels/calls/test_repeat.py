@@ -1,0 +1,338 @@
+"""Calls that are made again. On a CPU a stand-in computes from the addresses that would reach the kernel."""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from swiglu_kernels import (
+    glu,
+    mlp,
+    reference,
+    swiglu_glu,
+    swiglu_mlp,
+)
+from swiglu_kernels.calls import repeat
+from swiglu_kernels.calls.saved import call_past_dispatcher
+from swiglu_kernels.launches import backend, plan
+from swiglu_kernels.launches.launch import Launch
+
+needs_interpreter = pytest.mark.skipif(not backend.INTERPRETING, reason="needs Triton's interpreter")
+
+
+class Kernel:
+    """silu(x w_gate^T + b_gate) * (x w_up^T + b_up) of contiguous fp32 matrices at given addresses."""
+
+    arg_names = ("x", "w_gate", "w_up", "z", "bias_gate", "bias_up", "M", "N", "K", "up_offset")
+
+    def __init__(self) -> None:
+        self.bound = self.launched = 0
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        def bind(*, num_warps: int, num_stages: int, **arguments: Any) -> Any:
+            self.bound += 1
+            self.compute(*(one.data_ptr() if isinstance(one, torch.Tensor) else one for one in arguments.values()))
+            return Compiled(self)
+
+        return bind
+
+    def compute(self, x, w_gate, w_up, z, bias_gate, bias_up, M, N, K, up_offset) -> None:
+        def at(address: int | None, *shape: int) -> torch.Tensor | None:
+            if address is None:
+                return None
+            count = torch.Size(shape).numel()
+            memory = (ctypes.c_float * count).from_address(address)
+            return torch.frombuffer(memory, dtype=torch.float32).view(shape)
+
+        tensors = [at(x, M, K), at(w_gate, N, K), at(w_up, N, K), at(bias_gate, N), at(bias_up, N)]
+        at(z, M, N).copy_(reference.swiglu_glu(*tensors, up_offset=up_offset))
+
+
+class Compiled:
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        def launch(*arguments: Any) -> None:
+            self.kernel.launched += 1
+            self.kernel.compute(*arguments)
+
+        return launch
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+    """What CPU tensors are launched on, as if they lay on a GPU."""
+    made = Kernel()
+
+    def describe(x, w_gate, w_up, z, preactivations, capability, biases, formula) -> Launch:
+        assert preactivations is None
+        M, (N, K) = x.shape[0], w_gate.shape
+        arguments = (x, w_gate, w_up, z, *biases, M, N, K, formula.up_offset)
+        return Launch(made, (1,), dict(zip(Kernel.arg_names, arguments, strict=True)), num_warps=4, num_stages=2)
+
+    for module in (glu, mlp, repeat):
+        monkeypatch.setattr(module, "forward_launch", describe)
+    for module in (glu, mlp):
+        monkeypatch.setattr(module, "backend_for", lambda _: "triton")
+    for module in (plan, repeat):
+        monkeypatch.setattr(module, "INTERPRETING", False)
+    monkeypatch.setattr(repeat, "on_gpu", lambda _: True)
+    plan.forget()
+    yield made
+    plan.forget()
+
+
+def tensors(tokens: int = 5, bias: bool = False) -> list[torch.Tensor | None]:
+    weights = [torch.randn(8, 4), torch.randn(8, 4)]
+    return [torch.randn(tokens, 4), *weights, *([torch.randn(8), torch.randn(8)] if bias else [None, None])]
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["", "biases"])
+def test_only_the_first_call_of_a_kind_takes_the_long_way(kernel: Kernel, bias: bool) -> None:
+    for count in range(4):
+        given = tensors(bias=bias)
+        out = swiglu_glu(*given)
+        assert torch.allclose(out, reference.swiglu_glu(*given), atol=1e-6)
+        assert (kernel.bound, kernel.launched) == (1, count)
+    assert len(plan.calls) == 1
+    plan.forget()
+    swiglu_glu(*given)
+    assert kernel.bound == 2
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["", "biases"])
+def test_the_whole_block(kernel: Kernel, bias: bool) -> None:
+    for count in range(3):
+        given = tensors(bias=bias)
+        given.insert(3, torch.randn(6, 8))
+        given.append(torch.randn(6) if bias else None)
+        out = swiglu_mlp(*given)
+        assert torch.allclose(out, reference.swiglu_mlp(*given), atol=1e-5)
+        assert (kernel.bound, kernel.launched) == (1, count)
+    swiglu_mlp(*given, chunk_tokens=2)
+    assert len(plan.calls) == 1, "chunks are several launches"
+
+
+def test_leading_dimensions_are_kept(kernel: Kernel) -> None:
+    _, *weights = tensors()
+    for x in (torch.randn(2, 3, 4), torch.randn(3, 2, 4).transpose(0, 1), torch.randn(4)):
+        for _ in range(2):
+            before = kernel.launched
+            out = swiglu_glu(x, *weights)
+            assert out.shape == (*x.shape[:-1], 8)
+            assert torch.allclose(out, reference.swiglu_glu(x, *weights), atol=1e-6)
+        assert kernel.launched == before + 1
+
+
+def test_another_kind_is_checked_anew(kernel: Kernel) -> None:
+    x, w_gate, w_up, *_ = tensors()
+    swiglu_glu(x, w_gate, w_up)
+    swiglu_glu(x, w_gate, w_up)
+    for wrong, error in (
+        ({"gate_multiplier": True}, TypeError),
+        ({"alpha": "1"}, TypeError),
+        ({"activation": ["silu"]}, ValueError),
+        ({"save": "everything"}, ValueError),
+    ):
+        with pytest.raises(error, match=next(iter(wrong))):
+            swiglu_glu(x, w_gate, w_up, **wrong)
+    with pytest.raises(ValueError, match="w_up: expected shape"):
+        swiglu_glu(x, w_gate, w_up[:4])
+    with pytest.raises(TypeError, match=r"x: expected a torch\.Tensor"):
+        swiglu_glu([1.0], w_gate, w_up)
+    with pytest.raises(TypeError, match=r"x: expected a torch\.Tensor"):
+        swiglu_glu(None, w_gate, w_up)
+    assert torch.allclose(
+        swiglu_glu(x, w_gate, w_up, up_offset=1.0), reference.swiglu_glu(x, w_gate, w_up, up_offset=1.0), atol=1e-6
+    )
+    assert len(plan.calls) == 2
+
+
+def test_calls_do_not_fill_the_memory(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "MOST_PLANS", 3)
+    for tokens in range(1, 9):
+        swiglu_glu(*tensors(tokens))
+        assert len(plan.calls) <= 3
+
+
+class Dispatch(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+class Function(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+class Own(torch.Tensor):
+    pass
+
+
+def kind(x: torch.Tensor, w: torch.Tensor) -> Any:
+    return repeat.kind_of("glu", (x, w, w, None, None), ())
+
+
+@pytest.mark.usefixtures("kernel")
+def test_who_watches_sees_the_operator() -> None:
+    x, w = torch.randn(2, 4), torch.nn.Parameter(torch.randn(8, 4))
+    assert kind(x, w) not in (None, kind(x, w.detach()), kind(x.requires_grad_(), w)), "a gradient is wanted"
+    x = x.detach()
+    with torch.no_grad():
+        assert kind(x, w) is not None
+        assert kind(x.as_subclass(Own), w) is None
+        assert kind(torch.complex(x, x).conj().imag, w) is None
+        assert kind(x.to_sparse(), w) is None
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+            assert kind(x, w) is None
+        for mode in (Dispatch(), Function(), forward_ad.dual_level()):
+            with mode:
+                assert kind(x, w) is None
+        seen = []
+        torch.func.vmap(lambda row: seen.append(kind(row, w.detach())) or row)(x)
+        torch.jit.trace(lambda x: (seen.append(kind(x, w)), x)[1], (x,), check_trace=False)
+        assert seen == [None] * len(seen)
+        assert len(seen) >= 2
+        assert kind(x, w) is not None
+    with torch.inference_mode():
+        assert kind(x, w) is not None
+
+
+# With a gradient
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Kernels are interpreted on a CPU, and calls repeated as on a GPU; which of them took the short way."""
+    taken: list[str] = []
+
+    def noted(operator: Any, *arguments: Any) -> Any:
+        taken.append(operator.name)
+        return call_past_dispatcher(operator, *arguments)
+
+    for module in (glu, mlp):
+        monkeypatch.setattr(module, "call_past_dispatcher", noted)
+    monkeypatch.setattr(repeat, "INTERPRETING", False)
+    monkeypatch.setattr(repeat, "on_gpu", lambda _: True)
+    plan.forget()
+    yield taken
+    plan.forget()
+
+
+def leaves(*wanted: bool, bias: bool, down: bool) -> list[torch.Tensor | None]:
+    torch.manual_seed(1)
+    shapes = [(2, 3, 8), (16, 8), (16, 8), *([(8, 16)] if down else [])]
+    shapes += [(16,), (16,), *([(8,)] if down else [])] if bias else []
+    made = [
+        torch.randn(shape).requires_grad_(want)
+        for shape, want in zip(shapes, [*wanted, *[True] * 4][: len(shapes)], strict=True)
+    ]
+    return made if bias else [*made, *[None] * (3 if down else 2)]
+
+
+def gradients(function: Any, given: list[torch.Tensor | None], **options: Any) -> list[torch.Tensor | None]:
+    out = function(*given, **options)
+    out.square().sum().backward()
+    found = [None if one is None else one.grad for one in given]
+    return [out.detach(), *found]
+
+
+@needs_interpreter
+@pytest.mark.parametrize("bias", [False, True], ids=["", "biases"])
+@pytest.mark.parametrize("wanted", [(True, True, True), (False, True, True), (True, False, False)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"save": "input"}, {"weight_grad": "torch", "input_grad": "torch"}, {"input_grad": "fused", "limit": 1.0}],
+    ids=str,
+)
+@pytest.mark.parametrize("function", [swiglu_glu, swiglu_mlp])
+def test_the_same_gradients_by_the_short_way(
+    short: list[str], function: Any, options: dict[str, Any], wanted: tuple[bool, ...], bias: bool
+) -> None:
+    down = function is swiglu_mlp
+    found = [gradients(function, leaves(*wanted, bias=bias, down=down), **options) for _ in range(3)]
+    assert len(short) == 2
+    for again in found[1:]:
+        for one, other in zip(found[0], again, strict=True):
+            assert (one is None and other is None) or torch.equal(one, other)
+
+
+@needs_interpreter
+def test_what_backward_may_do_to_the_short_way(short: list[str]) -> None:
+    given = leaves(True, True, True, bias=False, down=False)
+    expected = gradients(swiglu_glu, given)[1:4]
+    for tensor in given[:3]:
+        tensor.grad = None
+    out = swiglu_glu(*given)
+    for _ in range(2):  # the second time on a retained graph
+        out.backward(torch.ones_like(out) * 2 * out.detach(), retain_graph=True)
+        assert all(torch.allclose(tensor.grad, one) for tensor, one in zip(given[:3], expected, strict=True))
+        for tensor in given[:3]:
+            tensor.grad = None
+    (dx,) = torch.autograd.grad(swiglu_glu(*given).sum(), given[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="cannot be differentiated"):
+        dx.sum().backward()
+    packed = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: packed.append(one) or one.clone(), lambda one: one):
+        out = swiglu_glu(*given)
+    out.backward(torch.ones_like(out) * 2 * out.detach())
+    assert packed
+    assert all(torch.allclose(tensor.grad, one) for tensor, one in zip(given[:3], expected, strict=True))
+    assert short == ["swiglu_kernels::glu"] * len(short)
+    assert len(short) >= 3
+
+
+@needs_interpreter
+def test_frozen_weights_take_the_long_way(short: list[str]) -> None:
+    for _ in range(3):
+        given = leaves(True, True, True, bias=True, down=True)
+        found = gradients(swiglu_mlp, given, weight_grad="none")
+        assert found[1] is not None
+        assert found[2:] == [None] * 6
+    assert not short
+
+
+@pytest.mark.usefixtures("kernel")
+def test_autocast_is_asked_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = torch.randn(2, 4), torch.randn(8, 4)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+    assert kind(x, w) is None
+
+
+@pytest.mark.usefixtures("kernel")
+def test_the_precision_of_float32_products_belongs_to_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = torch.randn(2, 4), torch.randn(8, 4)
+    kinds = set()
+    for precision in ("ieee", "tf32"):
+        monkeypatch.setattr(plan, "float32_dot_precision", lambda precision=precision: precision)
+        kinds |= {kind(x, w), kind(x.half(), w.half())}
+    assert len(kinds) == 3
+
+
+def test_a_cpu_has_no_short_way() -> None:
+    assert kind(torch.randn(2, 4), torch.randn(8, 4)) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU; torch.cuda.is_available() is False")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [0, 1, 16, 100, 1024])
+def test_on_a_gpu(tokens: int, dtype: torch.dtype) -> None:
+    plan.forget()
+    w_gate, w_up, w_down = (torch.randn(*shape, device="cuda").to(dtype) for shape in ((96, 64), (96, 64), (64, 96)))
+    for number in range(3):
+        x = torch.randn(2, tokens, 64, device="cuda").to(dtype)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+            z, out = swiglu_glu(x, w_gate, w_up), swiglu_mlp(x, w_gate, w_up, w_down)
+        torch.cuda.synchronize()
+        wanted = x.clone().requires_grad_()  # the long way
+        torch.testing.assert_close(z, swiglu_glu(wanted, w_gate, w_up, weight_grad="none").detach())
+        torch.testing.assert_close(out, swiglu_mlp(wanted, w_gate, w_up, w_down, weight_grad="none").detach())
+        assert len(plan.calls) == 2, number

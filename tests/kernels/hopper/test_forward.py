@@ -1,0 +1,109 @@
+"""The hand-scheduled forward: who may take it (on any machine), and that it is right (on a Hopper GPU)."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from on_hopper import check_against_fp64, needs_hopper
+
+from swiglu_kernels import swiglu_glu
+from swiglu_kernels.hopper import forward, shared
+
+
+def matrices(tokens: int = 512, hidden: int = 64, intermediate: int = 128, dtype: torch.dtype = torch.bfloat16):
+    return [
+        torch.empty(shape, dtype=dtype) for shape in ((tokens, hidden), (intermediate, hidden), (intermediate, hidden))
+    ]
+
+
+class TestWhoMayTakeIt:
+    @pytest.fixture(autouse=True)
+    def gluon_is_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(shared, "GLUON_MISSING", None)
+
+    def test_aligned_16_bit_matrices_on_hopper(self) -> None:
+        assert forward.why_not(*matrices(), (9, 0)) is None
+        assert forward.why_not(*matrices(dtype=torch.float16), (9, 0)) is None
+
+    def test_the_halves_of_a_packed_weight(self) -> None:
+        x, *_ = matrices()
+        w_gate, w_up = torch.empty(256, 64, dtype=torch.bfloat16).chunk(2)
+        assert forward.why_not(x, w_gate, w_up, (9, 0)) is None
+
+    @pytest.mark.parametrize("capability", [None, (8, 0), (8, 9), (10, 0), (12, 0)])
+    def test_other_gpus(self, capability: tuple[int, int] | None) -> None:
+        assert "9.0" in str(forward.why_not(*matrices(), capability))
+
+    @pytest.mark.parametrize(
+        ("change", "reason"),
+        [
+            ({"dtype": torch.float32}, "16-bit"),
+            ({"intermediate": 0}, "empty"),
+            ({"hidden": 0}, "empty"),
+            ({"intermediate": 132}, "16 bytes"),
+            ({"hidden": 60}, "TMA"),
+        ],
+    )
+    def test_reasons(self, change: dict[str, object], reason: str) -> None:
+        assert reason in str(forward.why_not(*matrices(**change), (9, 0)))  # type: ignore[arg-type]
+
+    def test_layouts_that_tma_cannot_read(self) -> None:
+        x, w_gate, w_up = matrices()
+        assert "TMA" in str(forward.why_not(x.T.contiguous().T, w_gate, w_up, (9, 0)))
+        shifted = torch.empty(512 * 64 + 1, dtype=torch.bfloat16)[1:].view(512, 64)
+        assert "TMA" in str(forward.why_not(shifted, w_gate, w_up, (9, 0)))
+        assert "TMA" in str(forward.why_not(x[:1].expand(512, 64), w_gate, w_up, (9, 0)))
+
+
+def test_without_gluon_the_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "GLUON_MISSING", "there is no Gluon")
+    assert forward.why_not(*matrices(), (9, 0)) == "there is no Gluon"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "intermediate", "columns", "storing"),
+    [
+        (8192, 11008, 96, 96),  # 56 waves of 96, 61 of 88, 67 of 80
+        (1024, 14336, 88, 80),  # 10 waves of 96 or 88, 11 of 80, 14 of 64
+        (512, 11008, 88, 88),  # 4 waves of 96 or 88, 5 of 80
+        (640, 11008, 72, 88),  # 5 waves of 96 or 88, 6 of 80 or 72, 7 of 64
+        (4096, 2048, 64, 64),  # 6 waves of 96, 7 of 80, 8 of 64
+        (128, 64, 64, 64),  # one tile of any
+    ],
+)
+def test_tiles_fill_the_waves(tokens: int, intermediate: int, columns: int, storing: int) -> None:
+    assert forward.tile_for(tokens, intermediate, 132, False).columns == columns
+    assert forward.tile_for(tokens, intermediate, 132, True).columns == storing
+
+
+class TestOnHopper:
+    pytestmark = needs_hopper
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("store", [False, True], ids=["z", "z, gate, up"])
+    @pytest.mark.parametrize("columns", forward.COLUMNS)
+    @pytest.mark.parametrize(
+        "shape",
+        [
+            (65, 64, 96),
+            (128, 4096, 11008),
+            (512, 64, 128),
+            (777, 520, 1000),
+            (4096, 2880, 2880),
+            (1500, 3584, 18944),
+            (129, 64, 72),
+            (300, 512, 104),
+        ],
+    )
+    def test_against_fp64(self, shape: tuple[int, int, int], columns: int, store: bool, dtype: torch.dtype) -> None:
+        tile = replace(forward.TILE, columns=columns)
+        check_against_fp64(forward.forward_launch, shape, store, dtype, tile)
+
+    @pytest.mark.parametrize(("tokens", "intermediate"), [(8192, 8192), (4100, 8200), (129, 8200)])
+    def test_the_same_bits_each_time(self, tokens: int, intermediate: int) -> None:
+        """The ring goes round often; where tiles overlap, both write the same."""
+        x = torch.randn(tokens, 256, device="cuda").bfloat16()
+        w_gate, w_up = (torch.randn(intermediate, 256, device="cuda").bfloat16() / 16 for _ in range(2))
+        first = swiglu_glu(x, w_gate, w_up)
+        for _ in range(20):
+            assert torch.equal(swiglu_glu(x, w_gate, w_up), first)

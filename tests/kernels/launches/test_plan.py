@@ -1,0 +1,223 @@
+"""Launches that are remembered. Kernels are stand-ins here: what matters is which arguments reach them."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from swiglu_kernels.launches import backend, plan
+from swiglu_kernels.launches.formula import PLAIN, Formula
+from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
+from swiglu_kernels.portable.glu_forward import NO_BIASES, forward_launch, recompute_launch
+from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
+
+
+class Kernel:
+    """Records what it is launched with: by name through Triton's binder, by position as a compiled kernel."""
+
+    arg_names = ("left_ptr", "size", "right_ptr")
+
+    def __init__(self) -> None:
+        self.bound: list[dict] = []
+        self.launched: list[tuple] = []
+
+    def __getitem__(self, grid):
+        def bind(**arguments):
+            self.bound.append(arguments)
+            return self.Compiled(self)
+
+        return bind
+
+    class Compiled:
+        def __init__(self, kernel) -> None:
+            self.kernel = kernel
+
+        def __getitem__(self, grid):
+            assert len(grid) == 3
+            return lambda *arguments: self.kernel.launched.append(arguments)
+
+
+class Descriptor:
+    def __init__(self, base: torch.Tensor) -> None:
+        self.base = base
+        self.block_shape = [2, 2]
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    monkeypatch.setattr(plan, "INTERPRETING", False)
+    plan.forget()
+    yield Kernel()
+    plan.forget()
+
+
+def describing(kernel, wrap=lambda tensor: tensor):
+    def describe(left, right, option=None):
+        described.append((left, right))
+        arguments = {"left_ptr": wrap(left), "size": left.numel(), "right_ptr": right}
+        return Launch(kernel, (left.shape[0],), arguments, num_warps=4, num_stages=2)
+
+    described: list = []
+    return describe, described
+
+
+def test_a_second_launch_of_a_kind_fills_in_addresses(kernel):
+    describe, described = describing(kernel)
+    plan.run(describe, torch.empty(4, 8), torch.empty(4, 8))
+    left, right = torch.empty(4, 8), torch.empty(4, 8)
+    plan.run(describe, left, right)
+    assert len(described) == len(kernel.bound) == 1
+    assert kernel.launched == [(left.data_ptr(), 32, right.data_ptr())]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t[:3],
+        lambda t: t.t(),
+        lambda t: t.to(torch.bfloat16),
+        lambda t: torch.empty(33)[1:].view(4, 8),
+        lambda t: torch.empty(4, 8, device="meta"),
+    ],
+    ids=["shape", "strides", "dtype", "alignment", "device"],
+)
+def test_another_kind_is_described_anew(kernel, change):
+    describe, described = describing(kernel)
+    same = torch.empty(4, 8)
+    plan.run(describe, same, same)
+    for arguments in ((change(same), same), (same, change(same))):
+        plan.run(describe, *arguments)
+    assert len(described) == 3
+    assert not kernel.launched
+
+
+def test_options_and_the_describing_function_belong_to_the_kind(kernel):
+    describe, described = describing(kernel)
+    other, also_described = describing(kernel)
+    tensor = torch.empty(4, 8)
+    for option in (None, "a", Formula(limit=7.0), Formula(limit=8.0), (tensor, tensor), (tensor, None), (None, tensor)):
+        plan.run(describe, tensor, tensor, option)
+    plan.run(other, tensor, tensor)
+    assert (len(described), len(also_described)) == (7, 1)
+    assert not kernel.launched
+
+
+def test_the_precision_of_float32_products_belongs_to_the_kind(kernel, monkeypatch):
+    describe, described = describing(kernel)
+    for dtype in (torch.float32, torch.bfloat16):
+        for precision in ("ieee", "tf32"):
+            monkeypatch.setattr(plan, "float32_dot_precision", lambda precision=precision: precision)
+            plan.run(describe, torch.empty(4, 8, dtype=dtype), torch.empty(4, 8, dtype=dtype))
+    assert len(described) == 3
+
+
+def test_a_tensor_that_is_passed_twice_says_nothing_about_the_next_call(kernel):
+    describe, _ = describing(kernel)
+    tensor = torch.empty(4, 8)
+    plan.run(describe, tensor, tensor)
+    left, right = torch.empty(4, 8), torch.empty(4, 8)
+    plan.run(describe, left, right)
+    assert kernel.launched == [(left.data_ptr(), 32, right.data_ptr())]
+
+
+def test_descriptors_get_the_new_base_and_are_never_shared(kernel):
+    describe, _ = describing(kernel, Descriptor)
+    right = torch.empty(4, 8)
+    tensors = [torch.empty(4, 8) for _ in range(3)]
+    for tensor in tensors:
+        plan.run(describe, tensor, right)
+    first, second = (arguments[0] for arguments in kernel.launched)
+    assert first.base is tensors[1]
+    assert second.base is tensors[2]
+    assert first.block_shape == second.block_shape == [2, 2]
+
+
+def test_a_plan_keeps_no_tensor_alive(kernel):
+    describe, described = describing(kernel, Descriptor)
+    tensor = torch.empty(4, 8)
+    storage = weakref.ref(tensor.untyped_storage())
+    plan.run(describe, tensor, tensor)
+    plan.run(describe, tensor, tensor)
+    del tensor
+    described.clear()
+    kernel.bound.clear()
+    kernel.launched.clear()
+    gc.collect()
+    assert storage() is None
+
+
+def test_a_view_made_while_describing_is_an_error(kernel):
+    describe, _ = describing(kernel, lambda tensor: tensor[1:])
+    with pytest.raises(AssertionError, match="left_ptr"):
+        plan.run(describe, torch.empty(4, 8), torch.empty(4, 8))
+
+
+def test_what_comes_then_is_launched_again_with_the_same_new_scratch(kernel):
+    def describe(left, right):
+        scratch = left.new_empty(3, 5, dtype=torch.float64)
+        last = Launch(kernel, (1,), {"left_ptr": scratch, "size": 2, "right_ptr": right}, num_warps=4, num_stages=2)
+        arguments = {"left_ptr": left, "size": 1, "right_ptr": scratch}
+        return Launch(kernel, (1,), arguments, num_warps=4, num_stages=2, then=last, scratch=scratch)
+
+    plan.run(describe, torch.empty(4, 8), torch.empty(4, 8))
+    assert [arguments["size"] for arguments in kernel.bound] == [1, 2]
+    left, right, given = torch.empty(4, 8), torch.empty(4, 8), torch.empty(3, 5)
+    asked: list[tuple] = []
+    left.new_empty = lambda shape, dtype: asked.append((tuple(shape), dtype)) or given  # type: ignore[method-assign]
+    plan.run(describe, left, right)
+    assert asked == [((3, 5), torch.float64)]
+    assert kernel.launched == [(left.data_ptr(), 1, given.data_ptr()), (given.data_ptr(), 2, right.data_ptr())]
+
+
+def test_an_empty_grid_launches_nothing(kernel):
+    describe, described = describing(kernel)
+    for _ in range(2):
+        plan.run(describe, torch.empty(0, 8), torch.empty(4, 8))
+    assert len(described) == 1
+    assert not kernel.bound
+    assert not kernel.launched
+
+
+def test_plans_do_not_fill_the_memory(kernel, monkeypatch):
+    monkeypatch.setattr(plan, "MOST_PLANS", 3)
+    describe, _ = describing(kernel)
+    for rows in range(1, 9):
+        plan.run(describe, torch.empty(rows, 8), torch.empty(4, 8))
+        assert len(plan._plans) <= 3
+
+
+def test_a_triton_whose_kernels_cannot_be_launched_again_is_said_so(kernel, monkeypatch):
+    monkeypatch.setattr(Kernel, "Compiled", lambda _, kernel: None)
+    describe, _ = describing(kernel)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="NoneType"):
+            plan.run(describe, torch.empty(4, 8), torch.empty(4, 8))
+    assert len(kernel.bound) == 2
+
+
+@pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is not installed")
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_launches_of_this_package_hold_their_arguments_as_they_came(biased):
+    x, z = torch.empty(3, 16), torch.empty(3, 32)
+    w, w_down, bias = torch.empty(32, 16), torch.empty(16, 32), torch.empty(32)
+    biases = (bias, bias) if biased else NO_BIASES
+    for describe, *arguments in (
+        (forward_launch, x, w, w, z, None, None, biases, PLAIN),
+        (forward_launch, x, w, w, z, (z, z), None, biases, PLAIN),
+        (recompute_launch, z, x, w, w, z, z, None, biases, PLAIN),
+        (input_grad_launch, z, z, z, w, w, x),
+        (input_grad_launch, None, z, z, w, w, x),
+        (weight_grad_launch, z, z, z, x, w, w),
+        (weight_grad_launch, None, z, z, x, w, w),
+        (down_backward_launch, x, w_down, (z, z), z, z, z, None, PLAIN),
+        (down_backward_launch, x, w_down, (z, z), z, z, None, None, PLAIN),
+        (down_weight_grad_launch, x, z, w_down),
+    ):
+        tensors: list[torch.Tensor] = []
+        launch = describe(*(plan._apart(argument, tensors) for argument in arguments))
+        made = plan.Plan(launch, tensors)
+        values = made.arguments([tensor.clone() for tensor in tensors])
+        assert len(values) == len(launch.kernel.arg_names)
+        assert not any(isinstance(value, torch.Tensor) for value in made.values)

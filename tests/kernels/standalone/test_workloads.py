@@ -1,0 +1,47 @@
+"""Every tunable kernel's own tensors: what it writes is what eager says, whichever the tile."""
+
+import pytest
+import torch
+
+from swiglu_bench.tuning.tuner import difference
+from swiglu_kernels.launches.backend import backend_for
+from swiglu_kernels.standalone.workloads import Workload, workload
+from swiglu_kernels.tiles.candidates import KERNELS, Problem, candidates
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+needs_kernels = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no GPU, and Triton's interpreter is off")
+
+
+def made(kernel: str) -> Workload:
+    capability = torch.cuda.get_device_capability() if DEVICE.type == "cuda" else None
+    return workload(kernel, Problem(20, 48, 64, torch.float16, capability), DEVICE)
+
+
+@needs_kernels
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_all_tiles_write_the_same_everywhere(kernel: str) -> None:
+    work = made(kernel)
+    results = []
+    for choice in candidates(kernel, work.problem, 3):
+        for one in work.outputs:
+            one.fill_(float("nan"))
+        launch = work.describe(choice)
+        assert (launch.num_warps, launch.num_stages) == (choice.tile.warps, choice.tile.stages)
+        launch.run()
+        assert all(one.isfinite().all() for one in work.outputs)
+        results.append([one.clone() for one in work.outputs])
+    assert len(results) > 2
+    for result in results[1:]:
+        assert difference(result, results[0]) == ""
+
+
+def test_the_same_seed_draws_the_same() -> None:
+    first, again = (made("forward").describe_launch().arguments for _ in range(2))
+    for name in ("x_ptr", "w_gate_ptr", "w_up_ptr"):
+        if name in first:
+            assert torch.equal(first[name], again[name])
+
+
+def test_an_unknown_kernel() -> None:
+    with pytest.raises(ValueError, match=r"expected a name of candidates.KERNELS, got 'backward'"):
+        made("backward")

@@ -1,0 +1,140 @@
+"""Candidates of the tuner: bounded, able to run by arithmetic, the shipped one first."""
+
+import itertools
+
+import pytest
+import torch
+
+from swiglu_kernels.hopper import forward, products, shared
+from swiglu_kernels.hopper import row as hopper_row
+from swiglu_kernels.launches.tiles import Tile, family_of
+from swiglu_kernels.tiles.candidates import (
+    GROUPS,
+    KERNELS,
+    REGISTERS,
+    SHARED_BYTES,
+    Choice,
+    Problem,
+    bucket,
+    candidates,
+    shipped,
+    why_illegal,
+)
+
+CAPABILITIES = [None, (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)]
+TOKENS = [1, 16, 17, 64, 65, 128, 512, 513, 8192]
+
+
+def at(tokens: int = 8192, capability: tuple[int, int] | None = (9, 0), **changes: object) -> Problem:
+    return Problem(**{"tokens": tokens, "hidden": 4096, "intermediate": 11008, "dtype": torch.bfloat16} | changes,
+                   capability=capability)  # type: ignore[arg-type]  # fmt: skip
+
+
+@pytest.fixture
+def _gluon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "GLUON_MISSING", None)
+
+
+@pytest.mark.usefixtures("_gluon")
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_list_is_bounded_unique_and_able_to_run(name: str) -> None:
+    kernel = KERNELS[name]
+    for capability, tokens in itertools.product(CAPABILITIES, TOKENS):
+        problem = at(tokens, capability)
+        found = candidates(name, problem, most=12)
+        assert found[0] == shipped(name, problem)
+        assert len(found) == len(set(found)) == len(set(map(str, found)))
+        by_hand = sum(len(tiles(problem)) for tiles in kernel.by_hand.values())
+        assert 2 <= len(found) <= 1 + by_hand * 2 * len(GROUPS) + 12
+        for choice in found:
+            assert why_illegal(name, choice, problem) is None
+        for choice in found[1:]:
+            tile = choice.tile
+            if choice.schedule != "portable" or choice == Choice("portable", kernel.shipped(problem)):
+                continue
+            assert REGISTERS[0] <= kernel.accumulators * tile.rows * tile.columns / (32 * tile.warps) <= REGISTERS[1]
+            stage_bytes = (kernel.left * tile.rows + kernel.right * tile.columns) * tile.depth * 2
+            assert stage_bytes * (tile.stages - 1) <= SHARED_BYTES[family_of(capability)]
+
+
+@pytest.mark.usefixtures("_gluon")
+def test_the_nearest_come_first_and_fewer_are_a_part_of_more() -> None:
+    few, many = (candidates("input-grad-fused", at(), most) for most in (4, 12))
+    assert many[: len(few)] == few
+    assert str(few[1]) == "64x128x64 8w 3s g16", "one halving from the shipped tile"
+
+
+def schedules(name: str, problem: Problem) -> list[str]:
+    return [choice.schedule for choice in candidates(name, problem)]
+
+
+@pytest.mark.usefixtures("_gluon")
+def test_the_forward_by_hand_is_a_choice_on_hopper_at_any_token_count() -> None:
+    for tokens in (hopper_row.MOST_TOKENS + 1, 4096):
+        tile = forward.tile_for(tokens, at().intermediate, 132, False)
+        assert shipped("forward", at(tokens)) == Choice("ping-pong", tile)
+        assert "cooperative" not in schedules("forward", at(tokens))
+    row = Choice("cooperative", hopper_row.tile_for(at().intermediate, 132))
+    for tokens in (65, hopper_row.MOST_TOKENS):
+        assert shipped("forward", at(tokens)) == row
+    few = at(64)
+    assert shipped("forward", few).schedule == "portable"
+    for problem in (few, at()):
+        assert schedules("forward", problem).count("ping-pong") == 6 * len(forward.COLUMNS)
+        assert "portable" in schedules("forward", problem)
+    assert schedules("forward", few).count("cooperative") == 2, "of one row of tiles, only the stages vary"
+    for other in (at(capability=(10, 0)), at(dtype=torch.float32)):
+        assert set(schedules("forward", other)) == {"portable"}
+    assert set(schedules("recompute", at())) == {"portable"}
+
+
+@pytest.mark.usefixtures("_gluon")
+def test_the_backward_by_hand_is_a_choice_on_hopper() -> None:
+    assert shipped("input-grad", at(8192)).schedule == "cooperative"
+    assert shipped("input-grad", at(512)).schedule == "ping-pong"
+    assert shipped("input-grad", at(512, multiprocessors=1000)).schedule == "portable"
+    assert set(schedules("input-grad", at(16))) == {"portable", "ping-pong", "cooperative"}
+    assert {shipped(name, at(1)).schedule for name in ("weight-grad", "mlp-weight-grad")} == {"ping-pong"}
+    least = products.LEAST_GATE_TOKENS
+    assert [shipped("mlp-hidden-grad", at(tokens)).schedule for tokens in (least - 1, least)] == ["portable", "gate"]
+
+
+def test_without_gluon_all_are_portable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "GLUON_MISSING", "there is none")
+    assert {choice.schedule for choice in candidates("forward", at())} == {"portable"}
+
+
+@pytest.mark.usefixtures("_gluon")
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        (Choice("portable", Tile(48, 64, 64, warps=4, stages=3)), "grid"),
+        (Choice("portable", Tile(64, 64, 64, warps=4, stages=3, group=0)), "grid"),
+        (Choice("portable", Tile(128, 64, 64, warps=4, stages=3)), "taller"),
+        (Choice("portable", Tile(64, 256, 64, warps=4, stages=2)), "registers"),
+        (Choice("portable", Tile(16, 16, 64, warps=8, stages=2)), "registers"),
+        (Choice("portable", Tile(64, 128, 256, warps=8, stages=4)), "shared memory"),
+        (Choice("ping-pong", Tile(128, 128, 64, warps=4, stages=5)), "not a configuration"),
+        (Choice("ping-pong", Tile(128, 96, 64, warps=4, stages=9)), "not a configuration"),
+        (Choice("cooperative", forward.TILE), "of a schedule 'cooperative' here"),
+        (Choice("cluster", forward.TILE), "of a schedule 'cluster' here"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_run(choice: Choice, reason: str) -> None:
+    assert reason in str(why_illegal("forward", choice, at(64)))
+
+
+def test_a_forward_s_tile_is_no_configuration_of_another_kernel() -> None:
+    assert why_illegal("input-grad", Choice("ping-pong", forward.TILE), at()) is not None
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(0, 1), (1, 1), (2, 2), (3, 4), (64, 64), (65, 128), (1000, 1024), (2**20, 2**20)]
+)
+def test_buckets_are_powers_of_two(size: int, expected: int) -> None:
+    assert bucket(size) == expected
+
+
+def test_a_choice_reads_well() -> None:
+    assert str(Choice("portable", Tile(16, 32, 128, warps=4, stages=3))) == "16x32x128 4w 3s g16"
+    assert str(Choice("ping-pong", forward.TILE)) == "ping-pong 128x96x64 4w 5s g16"

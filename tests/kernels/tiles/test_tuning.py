@@ -1,0 +1,331 @@
+"""The file of tuned choices and its look-up before a launch."""
+
+import json
+import warnings
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tuned import ENTRY, HERE, TILE
+
+from swiglu_kernels import swiglu_glu
+from swiglu_kernels.hopper import forward
+from swiglu_kernels.hopper import row as hopper_row
+from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.launches.tiles import Tile
+from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
+from swiglu_kernels.portable.glu_forward import forward_launch, recompute_launch
+from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.tiles import tuning
+from swiglu_kernels.tiles.candidates import Choice, Problem
+from swiglu_kernels.tiles.tuning import Entry
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file's place, on a machine that things are tuned for."""
+    monkeypatch.setenv(tuning.VARIABLE, str(tmp_path / "there" / "tuning.json"))
+    monkeypatch.setattr(tuning, "machine_of", lambda device: HERE)
+    tuning.forget()
+    yield tmp_path / "there" / "tuning.json"
+    tuning.forget()
+
+
+def keep(*entries: Entry) -> None:
+    tuning.write(entries)
+    tuning.forget()
+
+
+def found(kernel: str = "forward", tokens: int = 8, hidden: int = 32, intermediate: int = 64) -> Choice | None:
+    return tuning.lookup(kernel, torch.empty(1, dtype=torch.float16), tokens, hidden, intermediate)
+
+
+# Where it is
+
+
+def test_the_place_of_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(tuning.VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert tuning.path() == tmp_path / "swiglu-kernels" / "tuning.json"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    assert tuning.path() == tmp_path / "home" / ".cache" / "swiglu-kernels" / "tuning.json"
+    monkeypatch.setenv(tuning.VARIABLE, "elsewhere.json")
+    assert tuning.path() == Path("elsewhere.json")
+    monkeypatch.setenv(tuning.VARIABLE, "off")
+    assert tuning.path() is None
+    assert tuning.entries() == []
+    assert tuning.digest(CPU) == ""
+
+
+def test_nothing_is_tuned_for_a_cpu() -> None:
+    assert tuning.machine_of(CPU) is None
+
+
+# What comes back
+
+
+def test_a_choice_comes_back(file: Path) -> None:
+    assert found() is None
+    other = replace(ENTRY, kernel="recompute")
+    keep(ENTRY, other)
+    assert tuning.entries() == [ENTRY, other]
+    assert found() == ENTRY.choice
+    assert list(file.parent.iterdir()) == [file], "nothing is left of the way it was written"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"machine": replace(HERE, gpu="NVIDIA Other")},
+        {"machine": replace(HERE, capability="8.0")},
+        {"machine": replace(HERE, torch="2.1")},
+        {"machine": replace(HERE, triton="3.1")},
+        {"machine": replace(HERE, kernels="abd")},
+        {"kernel": "recompute"},
+        {"dtype": "bfloat16"},
+        {"tokens": 16},
+        {"hidden": 48},
+        {"intermediate": 48},
+    ],
+    ids=lambda changes: " ".join(map(str, changes)),
+)
+@pytest.mark.usefixtures("file")
+def test_it_holds_for_nothing_else(changes: dict[str, Any]) -> None:
+    keep(replace(ENTRY, **changes))
+    assert found() is None
+
+
+@pytest.mark.usefixtures("file")
+def test_it_holds_for_its_bucket_of_tokens() -> None:
+    keep(ENTRY)
+    assert [tokens for tokens in range(1, 20) if found(tokens=tokens)] == [5, 6, 7, 8]
+
+
+def test_the_file_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(ENTRY)
+    found()
+    monkeypatch.setattr(tuning, "read", lambda file: pytest.fail("read again"))
+    file.unlink()
+    assert found() == ENTRY.choice
+    assert found("recompute") is None
+
+
+def test_switched_off_none_is_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(ENTRY)
+    monkeypatch.setenv(tuning.VARIABLE, "off")
+    assert found() is None
+
+
+@pytest.mark.usefixtures("file")
+def test_the_digest_names_what_holds_here() -> None:
+    assert tuning.digest(CPU) == ""
+    keep(replace(ENTRY, machine=replace(HERE, gpu="NVIDIA Other")))
+    assert tuning.digest(CPU) == ""
+    keep(ENTRY)
+    first = tuning.digest(CPU)
+    assert len(first) == 16
+    keep(replace(ENTRY, at="2027-01-01T00:00:00Z"))
+    assert tuning.digest(CPU) == first
+    keep(replace(ENTRY, choice=Choice("portable", replace(TILE, stages=3))))
+    assert tuning.digest(CPU) not in ("", first)
+
+
+# Files that are not sound
+
+PLAIN = json.loads(json.dumps(asdict(ENTRY)))
+
+
+def with_entry(**changes: object) -> str:
+    return json.dumps({"schema": tuning.SCHEMA, "entries": [PLAIN | changes]})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "[" * 100_000,
+        "\x00\xff",
+        '{"entries": []}',
+        '{"schema": 2, "entries": []}',
+        '{"schema": 1}',
+        '{"schema": 1, "entries": 3}',
+        '{"schema": 1, "entries": [3]}',
+        '{"schema": 1, "entries": [{}]}',
+        with_entry(kernel="backward"),
+        with_entry(kernel=[]),
+        with_entry(dtype="float32"),
+        with_entry(dtype="no such"),
+        with_entry(dtype=None),
+        with_entry(tokens=7),
+        with_entry(tokens=-8),
+        with_entry(hidden="32"),
+        with_entry(hidden=True),
+        with_entry(extra=1),
+        with_entry(at=3),
+        with_entry(ratio=[1.0]),
+        with_entry(ratio=None),
+        with_entry(machine={"gpu": "x"}),
+        with_entry(machine=PLAIN["machine"] | {"gpu": 3}),
+        with_entry(choice={"schedule": "portable"}),
+        with_entry(choice={"schedule": "portable", "tile": {"rows": 16}}),
+        with_entry(choice={"schedule": "portable", "tile": PLAIN["choice"]["tile"] | {"rows": 16.0}}),
+        with_entry(choice={"schedule": "portable", "tile": PLAIN["choice"]["tile"] | {"rows": 24}}),
+        with_entry(choice={"schedule": "portable", "tile": PLAIN["choice"]["tile"] | {"stages": 6, "depth": 2**20}}),
+        with_entry(choice={"schedule": ["portable"], "tile": PLAIN["choice"]["tile"]}),
+    ],
+    ids=lambda text: text[-60:] if isinstance(text, str) else None,
+)
+def test_a_file_that_is_not_sound_costs_one_warning(file: Path, text: str) -> None:
+    file.parent.mkdir()
+    file.write_text(text, encoding="latin-1")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert found() is None
+        assert found("recompute") is None
+        tuning._tables.clear()
+        assert found() is None
+    assert len(caught) == 1
+    assert "the shipped tiles are used" in str(caught[0].message)
+    assert str(file) in str(caught[0].message)
+
+
+def test_a_folder_in_its_place_is_not_sound_either(file: Path) -> None:
+    file.mkdir(parents=True)
+    with pytest.warns(UserWarning, match="the shipped tiles are used"):
+        assert found() is None
+
+
+def test_a_choice_of_another_machine_is_not_judged(file: Path) -> None:
+    keep(replace(ENTRY, machine=replace(HERE, gpu="x"), choice=Choice("portable", Tile(256, 256, 256, 4, 6))), ENTRY)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert found() == ENTRY.choice
+
+
+# What it changes
+
+
+def matrix(*shape: int) -> torch.Tensor:
+    return torch.randn(shape).half()
+
+
+def tile_of(launch: Launch) -> tuple[int, int]:
+    return launch.num_warps, launch.num_stages
+
+
+M, K, N = 8, 32, 64
+LAUNCHES = {
+    "forward": lambda: forward_launch(matrix(M, K), matrix(N, K), matrix(N, K), matrix(M, N), None),
+    "forward-preact": lambda: forward_launch(
+        matrix(M, K), matrix(N, K), matrix(N, K), matrix(M, N), (matrix(M, N), matrix(M, N))
+    ),
+    "recompute": lambda: recompute_launch(
+        matrix(M, N), matrix(M, K), matrix(N, K), matrix(N, K), matrix(M, N), matrix(M, N)
+    ),
+    "input-grad": lambda: input_grad_launch(None, matrix(M, N), matrix(M, N), matrix(N, K), matrix(N, K), matrix(M, K)),
+    "input-grad-fused": lambda: input_grad_launch(
+        matrix(M, N), matrix(M, N), matrix(M, N), matrix(N, K), matrix(N, K), matrix(M, K)
+    ),
+    "weight-grad": lambda: weight_grad_launch(
+        None, matrix(M, N), matrix(M, N), matrix(M, K), matrix(N, K), matrix(N, K)
+    ),
+    "weight-grad-fused": lambda: weight_grad_launch(
+        matrix(M, N), matrix(M, N), matrix(M, N), matrix(M, K), matrix(N, K), matrix(N, K)
+    ),
+    "mlp-hidden-grad": lambda: down_backward_launch(
+        matrix(M, K), matrix(K, N), (matrix(M, N), matrix(M, N)), matrix(M, N), matrix(M, N), None
+    ),
+    "mlp-weight-grad": lambda: down_weight_grad_launch(matrix(M, K), matrix(M, N), matrix(K, N)),
+}
+
+
+@pytest.mark.parametrize("kernel", LAUNCHES)
+@pytest.mark.usefixtures("file")
+def test_each_launch_asks_for_its_own_kernel(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {name: tile_of(describe()) for name, describe in LAUNCHES.items()}
+    tuned = Choice("portable", Tile(16, 32, 64, warps=8, stages=6))
+    monkeypatch.setitem(tuning._tables, CPU, {(kernel, torch.float16, M, K, N): tuned})
+    after = {name: tile_of(describe()) for name, describe in LAUNCHES.items()}
+    assert {name for name in LAUNCHES if after[name] != before[name]} == {kernel}
+    assert after[kernel] == (8, 6)
+
+
+@pytest.mark.usefixtures("file")
+def test_a_tuned_tile_computes_the_same() -> None:
+    x, w_gate, w_up = matrix(M, K), matrix(N, K), matrix(N, K)
+    expected = swiglu_glu(x, w_gate, w_up)
+    keep(ENTRY)
+    assert found() == ENTRY.choice
+    assert torch.equal(swiglu_glu(x, w_gate, w_up), expected)
+
+
+@pytest.mark.usefixtures("file")
+def test_tensors_that_are_not_aligned_keep_the_shipped_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch() -> Launch:
+        return forward_launch(matrix(M, 33)[:, 1:], matrix(N, K), matrix(N, K), matrix(M, N), None)
+
+    before = tile_of(launch())
+    keep(ENTRY)
+    assert tile_of(launch()) == before
+
+
+class TestByHandOrPortable:
+    """Which forward runs is a tuned choice, too."""
+
+    @pytest.fixture(autouse=True)
+    def hopper_takes_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(forward, "why_not", lambda *arguments: None)
+        for module in (forward, hopper_row):
+            name = module.__name__
+            monkeypatch.setattr(module, "forward_launch", lambda *arguments, name=name: (name, arguments[-1]))
+
+    def launch(self, tokens: int, **options: object) -> object:
+        x, z = matrix(tokens, K), matrix(tokens, N)
+        return forward_launch(x, matrix(N, K), matrix(N, K), z, None, (9, 0), **options)  # type: ignore[arg-type]
+
+    def test_as_shipped(self) -> None:
+        assert isinstance(self.launch(16), Launch)
+        for tokens in (65, hopper_row.MOST_TOKENS):
+            assert self.launch(tokens) == (hopper_row.__name__, None)
+        assert self.launch(hopper_row.MOST_TOKENS + 1) == (forward.__name__, None)
+
+    def test_by_hand_for_few_tokens(self) -> None:
+        tile = replace(forward.TILE, stages=4, group=8)
+        problem = Problem(8, K, N, torch.float16, (9, 0))
+        with tuning.forced(CPU, "forward", problem, Choice("ping-pong", tile)):
+            assert self.launch(8) == (forward.__name__, tile)
+            assert isinstance(self.launch(8, biases=(matrix(N), matrix(N))), Launch), "tuned without biases"
+            assert isinstance(self.launch(16), Launch)
+        row = hopper_row.tile_for(N, 132)
+        with tuning.forced(CPU, "forward", problem, Choice("cooperative", row)):
+            assert self.launch(8) == (hopper_row.__name__, row)
+
+    def test_portable_for_many(self) -> None:
+        problem = Problem(128, K, N, torch.float16, (9, 0))
+        with tuning.forced(CPU, "forward", problem, ENTRY.choice):
+            launch = self.launch(100)
+            assert isinstance(launch, Launch)
+            assert tile_of(launch) == (TILE.warps, TILE.stages)
+        assert self.launch(100) == (hopper_row.__name__, None)
+
+
+def test_forced_leaves_no_trace() -> None:
+    problem = Problem(8, 32, 64, torch.float16, None)
+    before = dict(tuning._tables)
+
+    def fail() -> None:
+        with tuning.forced(CPU, "forward", problem, ENTRY.choice):
+            assert found() == ENTRY.choice
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert tuning._tables == before

@@ -1,0 +1,51 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from swiglu_bench.processes import forkserver
+
+
+def test_what_children_are_forked_from_has_not_touched_the_gpu() -> None:
+    """A fork of a process that has asked CUDA for anything cannot use it."""
+    code = (
+        "import sys, torch\n"
+        "def touched(*_): sys.exit('CUDA was asked')\n"
+        "torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = torch.cuda.init = touched\n"
+        "import swiglu_bench.processes.worker\n"
+        "assert not torch.cuda.is_initialized()\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("before", [None, "error"])
+def test_what_is_set_for_a_start_is_put_back(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+    monkeypatch.delenv("PYTHONWARNINGS", raising=False)
+    if before is not None:
+        monkeypatch.setenv("PYTHONWARNINGS", before)
+    main, environment = sys.modules["__main__"], dict(os.environ)
+    with forkserver._alone():
+        assert sys.modules["__main__"] is not main
+        assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
+    assert sys.modules["__main__"] is main
+    assert dict(os.environ) == environment
+
+
+@pytest.mark.gpu
+def test_a_fork_can_use_the_gpu() -> None:
+    import torch
+
+    torch.zeros(1, device="cuda")  # this process has
+    process = forkserver.fork(_use_the_gpu)
+    process.join(120)
+    assert process.exitcode == 0
+
+
+def _use_the_gpu() -> None:
+    import torch
+
+    assert not torch.cuda.is_initialized()
+    assert (torch.ones(3, device="cuda") + 1).sum().item() == 6

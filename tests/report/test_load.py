@@ -1,0 +1,81 @@
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pandas")
+
+from reported import COMMITTED, IN_A_CHECKOUT, audited, awkward, timed, trained, write
+
+from swiglu_bench.report.load import folders, load, only
+from swiglu_bench.spec.errors import BadInput
+
+
+def test_a_folder_and_its_csv_are_the_same_rows(tmp_path: Path) -> None:
+    folder = awkward(tmp_path / "run")
+    run = load(folder)
+    assert (run.name, len(run.records), len(run.audit)) == ("run", 24, 0)
+    assert run.about["machine"]["device"] == "A GPU & more"
+    assert load(folder / "records.csv").records.equals(run.records)
+    assert len(run.commands) == 2  # the rows' own, and run.json's
+
+
+def test_an_audit_by_its_folder_or_file(tmp_path: Path) -> None:
+    folder = audited(tmp_path / "audit")
+    for path in (folder, folder / "audit.csv"):
+        run = load(path)
+        assert (len(run.records), list(run.audit["verdict"])) == (0, ["pass", "fail", "unsupported", "not run"])
+
+
+def test_of_a_case_that_was_run_twice_the_last_row_counts(tmp_path: Path) -> None:
+    run = load(write(tmp_path / "run", [timed("a", 1, 0.9), timed("a", 1, 0.7)]))
+    assert list(run.records["ratio"]) == [0.7]
+
+
+@IN_A_CHECKOUT
+def test_a_folder_of_runs() -> None:
+    found = folders(COMMITTED)
+    assert COMMITTED / "forward" in found
+    assert sorted(found) == sorted(
+        file.parent for one in ("records", "train") for file in COMMITTED.glob(f"*/{one}.csv")
+    )
+    assert folders(COMMITTED / "forward") == [COMMITTED / "forward"]
+
+
+def test_what_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"nowhere does not exist; give a run's folder"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(BadInput, match=r"holds none of records.csv, audit.csv and train.csv"):
+        load(tmp_path)
+    (tmp_path / "audit.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+    with pytest.raises(BadInput, match=r"is not an audit.csv"):
+        load(tmp_path)
+    (tmp_path / "audit.csv").unlink()
+    write(tmp_path, [timed("a", 1, 0.9)])
+    (tmp_path / "run.json").write_text("[", encoding="utf-8")
+    with pytest.raises(BadInput, match=r"run.json cannot be read"):
+        load(tmp_path)
+
+
+def test_a_training_by_its_folder_or_file_and_below_a_folder(tmp_path: Path) -> None:
+    folder = trained(tmp_path / "gpu" / "train")
+    assert folders(tmp_path) == folders(folder) == [folder]
+    for path in (folder, folder / "summary.csv"):
+        run = load(path)
+        assert run.training
+        assert (run.name, len(run.records), len(run.audit)) == ("train", 0, 0)
+        assert run.commands == ["swiglu-bench train"]
+    (kept,) = only([run, load(awkward(tmp_path / "run"))], ["lev*", "frozen"])[:1]
+    assert kept.training
+    assert kept.training.names == ["level", "frozen"]
+    assert [run.name for run in only([run, load(tmp_path / "run")], ["slow"])] == ["run"]
+    (folder / "summary.csv").unlink()
+    with pytest.raises(BadInput, match="has not ended"):
+        load(folder)
+
+
+def test_only_some_implementations(tmp_path: Path) -> None:
+    runs = [load(awkward(tmp_path / "run")), load(audited(tmp_path / "audit"))]
+    (kept,) = only(runs, ["ea*", "slow"])
+    assert set(kept.records["implementation"]) == {"eager", "slow"}
+    with pytest.raises(BadInput, match=r"--impl: no row of these runs is of 'eagr'; did you mean eager"):
+        only(runs, ["eagr"])

@@ -1,0 +1,142 @@
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from specimens import small_case
+
+from swiglu_bench.spec.cases import (
+    ACTIVATIONS,
+    VARIANTS,
+    WEIGHTS,
+    Case,
+    Dtype,
+    Mode,
+    Scope,
+    Shape,
+    tensors,
+)
+from swiglu_bench.spec.costs import (
+    Footprint,
+    flops,
+    min_bytes,
+    needed_bytes,
+    predicted_memory,
+    products,
+    tensor_elements,
+)
+
+T, H, I = 7, 24, 40  # noqa: E741 -- tokens, hidden, intermediate of small_case, as the formulae name them
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_an_activation_has_no_product(mode: Mode) -> None:
+    assert products(small_case(scope=Scope.ACTIVATION, mode=mode), ("gate", "up")) == []
+
+
+def test_products_of_a_glu() -> None:
+    forward, dx, dw = (T, 2 * I, H), (T, H, 2 * I), (2 * I, H, T)
+    everything, frozen = tensors(Scope.GLU), ("x",)
+    assert products(small_case(mode=Mode.FORWARD), everything) == [forward]
+    assert products(small_case(mode=Mode.BACKWARD), everything) == [dx, dw]
+    assert products(small_case(mode=Mode.BACKWARD), frozen) == [dx]
+    assert products(small_case(mode=Mode.STEP), everything) == [forward, dx, dw]
+    assert products(small_case(mode=Mode.BACKWARD), ()) == []
+
+
+def test_products_of_an_mlp() -> None:
+    forward, down = (T, 2 * I, H), (T, H, I)
+    dx, dw, dh, dw_down = (T, H, 2 * I), (2 * I, H, T), (T, I, H), (H, I, T)
+    everything = tensors(Scope.MLP)
+    mlp = {mode: small_case(scope=Scope.MLP, mode=mode) for mode in Mode}
+    assert products(mlp[Mode.FORWARD], everything) == [forward, down]
+    assert sorted(products(mlp[Mode.BACKWARD], everything)) == sorted([dx, dw, dh, dw_down])
+    assert sorted(products(mlp[Mode.BACKWARD], ("x",))) == sorted([dx, dh])
+    assert products(mlp[Mode.STEP], everything) == [forward, down, *products(mlp[Mode.BACKWARD], everything)]
+
+
+def test_backward_products_take_twice_the_forward_s_operations() -> None:
+    """A linear layer's two gradients are a product each of the forward's size."""
+    for scope in (Scope.GLU, Scope.MLP):
+        forward, backward = (
+            sum(2 * m * n * k for m, n, k in products(small_case(scope=scope, mode=mode), tensors(scope)))
+            for mode in (Mode.FORWARD, Mode.BACKWARD)
+        )
+        assert backward == 2 * forward
+
+
+def test_operations_of_llama7b() -> None:
+    """Three products of 2 x tokens x 4096 x 11008 operations, written out."""
+    llama = Case(Shape("llama7b", 4096, 11008, "config.json", (1,)), 2048, Dtype.BFLOAT16, Scope.MLP, Mode.FORWARD)
+    assert flops(llama, ()) == 3 * 2 * 2048 * 4096 * 11008 + 5 * 2048 * 11008
+
+
+@pytest.mark.parametrize(("mode", "per_element"), [(Mode.FORWARD, 5), (Mode.BACKWARD, 12), (Mode.STEP, 17)])
+def test_operations_of_an_activation(mode: Mode, per_element: int) -> None:
+    assert flops(small_case(scope=Scope.ACTIVATION, mode=mode), ("gate", "up")) == per_element * T * I
+
+
+@pytest.mark.parametrize("dtype", list(Dtype))
+def test_fewest_bytes(dtype: Dtype) -> None:
+    def elements(scope: Scope, mode: Mode, gradients: tuple[str, ...]) -> float:
+        return min_bytes(small_case(scope=scope, mode=mode, dtype=dtype), gradients) / dtype.bytes
+
+    assert elements(Scope.ACTIVATION, Mode.FORWARD, ()) == 3 * T * I
+    assert elements(Scope.ACTIVATION, Mode.BACKWARD, ("gate", "up")) == 5 * T * I
+    assert elements(Scope.GLU, Mode.FORWARD, ()) == T * H + 2 * I * H + T * I
+    assert elements(Scope.GLU, Mode.BACKWARD, ("x",)) == 2 * T * H + 2 * I * H + T * I
+    assert elements(Scope.MLP, Mode.FORWARD, ()) == 2 * T * H + 3 * I * H
+    assert elements(Scope.MLP, Mode.BACKWARD, tensors(Scope.MLP)) == 3 * T * H + 6 * I * H
+
+
+@pytest.mark.parametrize(("scope", "size"), itertools.product(Scope, [1, 5, 33]))
+def test_a_step_costs_its_forward_and_its_backward(scope: Scope, size: int) -> None:
+    step, forward, backward = (
+        small_case(scope=scope, mode=mode, tokens=size) for mode in (Mode.STEP, Mode.FORWARD, Mode.BACKWARD)
+    )
+    for cost in (flops, min_bytes):
+        assert cost(step, tensors(scope)) == cost(forward, tensors(scope)) + cost(backward, tensors(scope))
+
+
+def test_frozen_weights_cost_less() -> None:
+    for cost in (flops, min_bytes):
+        for scope in (Scope.GLU, Scope.MLP):
+            case = small_case(scope=scope, mode=Mode.BACKWARD)
+            assert cost(case, ACTIVATIONS[scope]) < cost(case, tensors(scope))
+
+
+def test_elements_of_every_tensor() -> None:
+    for scope in Scope:
+        size = tensor_elements(small_case(scope=scope))
+        assert set(tensors(scope)) | {"output"} <= set(size)
+        assert size["output"] == (T * H if scope is Scope.MLP else T * I)
+    assert size["x"] == T * H
+    assert size["gate"] == size["up"] == T * I
+    assert size["w_gate"] == size["w_up"] == size["w_down"] == H * I
+
+
+def test_predicted_memory_is_the_largest_phase() -> None:
+    footprint = Footprint(saved=3, phases=((6, 0, 0), (4, 1, 1), (2, 2, 2)))
+    few, many = small_case(tokens=1), small_case(tokens=1000, dtype=Dtype.BFLOAT16)
+    assert predicted_memory(few, footprint) == (3 * I * 4, (2 * I + 2 * H + 2 * I * H) * 4)
+    assert predicted_memory(many, footprint) == (3 * 1000 * I * 2, 6 * 1000 * I * 2)
+
+
+sizes = st.integers(min_value=1, max_value=10**6)
+
+
+@given(sizes, sizes, sizes, st.sampled_from(Scope), st.sampled_from(Mode), st.sampled_from(Dtype))
+def test_needed_memory_holds_what_a_case_allocates(
+    tokens: int, hidden: int, intermediate: int, scope: Scope, mode: Mode, dtype: Dtype
+) -> None:
+    case = Case(Shape("any", hidden, intermediate, "drawn", (1,)), tokens, dtype, scope, mode)
+    size = tensor_elements(case)
+    inputs = sum(size[name] for name in WEIGHTS[scope])
+    inputs += VARIANTS * (sum(size[name] for name in ACTIVATIONS[scope]) + size["output"])
+    truth = VARIANTS * size["output"]
+    if mode is not Mode.FORWARD:
+        truth += VARIANTS * sum(size[name] for name in tensors(scope))
+    assert needed_bytes(case, VARIANTS) >= inputs * dtype.bytes + truth * 8
+    assert needed_bytes(case, VARIANTS + 1) > needed_bytes(case, VARIANTS)
+    larger = Case(case.shape, tokens + 1, dtype, scope, mode)
+    assert needed_bytes(larger, VARIANTS) > needed_bytes(case, VARIANTS)

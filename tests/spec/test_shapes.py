@@ -1,0 +1,321 @@
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from specimens import result_or_complaint
+
+from swiglu_bench.spec import shapes
+from swiglu_bench.spec.cases import Shape
+from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.spec.shapes import (
+    DEFAULT_TOKENS,
+    ShapeFile,
+    SweepFile,
+    all_configs,
+    config_names,
+    load_shapes,
+)
+
+EXPECTED_SIZES = {
+    "mnist": (784, 512),
+    "llama7b": (4096, 11008),
+    "llama3-8b": (4096, 14336),
+    "llama3-70b": (8192, 28672),
+    "mistral-7b": (4096, 14336),
+    "qwen2.5-7b": (3584, 18944),
+    "qwen3-32b": (5120, 25600),
+    "mixtral-expert": (4096, 14336),
+    "deepseek-v3-expert": (7168, 2048),
+    "gpt-oss": (2880, 2880),
+}
+
+
+def write(folder: Path, text: str, name: str = "mine.yaml") -> str:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def complaint(text: str) -> str:
+    """What load_shapes has to say, in one line."""
+    with pytest.raises(BadInput) as caught:
+        load_shapes(text)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.endswith((".", "?"))
+    return message
+
+
+# The files of configs/
+
+
+@pytest.mark.parametrize("config", all_configs(), ids=lambda config: config.name)
+def test_every_config_loads_and_states_its_source(config: shapes.Config) -> None:
+    assert len(config.content.source.split()) >= 3, "a source is a phrase that lets a reader check the numbers"
+    for shape in load_shapes(config.name):
+        assert isinstance(shape, Shape)
+        assert shape.source
+        assert shape.tokens == tuple(sorted(set(shape.tokens)))
+
+
+@pytest.mark.parametrize(("name", "sizes"), EXPECTED_SIZES.items())
+def test_sizes_of_the_models(name: str, sizes: tuple[int, int]) -> None:
+    (shape,) = load_shapes(name)
+    assert (shape.name, shape.hidden, shape.intermediate) == (name, *sizes)
+
+
+def test_no_config_is_missing() -> None:
+    assert {*EXPECTED_SIZES, "smoke", "odd", "tokens", "models"} <= set(config_names())
+
+
+def test_the_odd_shape_divides_by_nothing() -> None:
+    (odd,) = load_shapes("odd")
+    for size in (odd.hidden, odd.intermediate):
+        assert all(size % divisor for divisor in (2, 3, 5, 7, 8, 16))
+
+
+def test_the_tokens_sweep_is_llama7b_from_one_token_to_16384() -> None:
+    (shape,) = load_shapes("tokens")
+    assert shape.name == "llama7b"
+    assert (shape.tokens[0], shape.tokens[-1]) == (1, 16384)
+
+
+def test_the_models_sweep_has_every_shape_at_4096_tokens() -> None:
+    sweep = load_shapes("models")
+    every_shape = {config.name for config in all_configs() if isinstance(config.content, ShapeFile)}
+    assert {shape.name for shape in sweep} == every_shape
+    assert {shape.tokens for shape in sweep} == {(4096,)}
+
+
+def test_configs_come_from_the_installed_package_if_it_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "swiglu_bench"
+    package.mkdir()
+    monkeypatch.setattr(shapes, "__file__", str(package / "spec" / "shapes.py"))
+    assert shapes.configs_folder() == tmp_path / "configs"
+    (package / "configs").mkdir()
+    assert shapes.configs_folder() == package / "configs"
+
+
+# Words of --shapes
+
+
+@pytest.mark.parametrize("text", ["4096x11008", "4096X11008", " 04096x11008 "])
+def test_sizes_on_the_command_line(text: str) -> None:
+    assert load_shapes(text) == [Shape("4096x11008", 4096, 11008, "given on the command line", DEFAULT_TOKENS)]
+
+
+def test_words_of_several_kinds(tmp_path: Path) -> None:
+    path = write(tmp_path, "hidden: 8\nintermediate: 16\nsource: made up\ntokens: [2]\n")
+    loaded = load_shapes(f"smoke, {path},3x5")
+    assert [(shape.name, shape.hidden) for shape in loaded] == [("smoke", 128), ("mine", 8), ("3x5", 3)]
+
+
+def test_a_shape_named_twice_runs_once() -> None:
+    assert len(load_shapes("smoke,smoke,3x5,3x5")) == 2
+
+
+def test_two_shapes_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "hidden: 8\nintermediate: 16\nsource: made up\n", "smoke.yaml")
+    assert "two different shapes are called 'smoke'" in complaint(f"smoke,{path}")
+
+
+@pytest.mark.parametrize("text", ["0x5", "5x0", "-1x5", "5x-1", "-3x-3", "16777217x1", f"1x{10**18}"])
+def test_sizes_out_of_range(text: str) -> None:
+    message = complaint(text)
+    assert message.startswith(f"--shapes: '{text}' has a size outside 1 to 2^24")
+    assert "HIDDENxINTERMEDIATE" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "offered"),
+    [
+        ("lama7b", "llama7b"),
+        ("llama3", "llama3-8b"),
+        ("Smoke", "smoke"),
+        ("deepseek", "deepseek-v3-expert"),
+        ("qwen", "qwen2.5-7b"),
+        ("nonsense", "known: "),
+        ("", "known: "),
+        ("smoke,", "known: "),
+        ("9" * 5000 + "x1", "known: "),
+    ],
+)
+def test_an_unknown_name_gets_near_matches(text: str, offered: str) -> None:
+    message = complaint(text)
+    assert message.startswith("--shapes: there is no shape or sweep ")
+    assert offered in message
+
+
+@pytest.mark.parametrize("text", ["gone.yaml", "gone.yml", "no/such/file", "a/" * 5000, "nul\0/x.yaml"])
+def test_a_missing_file(text: str) -> None:
+    assert "there is no file" in complaint(text)
+
+
+@given(st.text())
+def test_any_text_is_shapes_or_bad_input(text: str) -> None:
+    loaded = result_or_complaint(lambda: load_shapes(text))
+    assert isinstance(loaded, BadInput) or all(shape.hidden > 0 and shape.intermediate > 0 for shape in loaded)
+
+
+# Files of users
+
+GOOD = "hidden: 8\nintermediate: 16\nsource: made up\n"
+
+MISTAKES = {
+    "missing key": ("hidden: 8\nsource: made up\n", 1, "intermediate: Field required"),
+    "negative size": ("hidden: 8\nintermediate: -16\nsource: made up\n", 2, "greater than 0 (found -16)"),
+    "zero size": ("# zero\nhidden: 0\nintermediate: 16\nsource: s\n", 2, "greater than 0 (found 0)"),
+    "enormous size": ("hidden: 8\nintermediate: 99999999\nsource: s\n", 2, "less than or equal to 16777216"),
+    "more than 64 bits": (f"hidden: 0x{'f' * 6000}\nintermediate: 1\nsource: s\n", 1, "more than 64 bits"),
+    "size as text": ("hidden: '8'\nintermediate: 16\nsource: s\n", 1, "hidden: Input should be a valid integer"),
+    "size as fraction": ("hidden: 8\nintermediate: 1.5\nsource: s\n", 2, "(found 1.5)"),
+    "size as whole float": ("hidden: 8.0\nintermediate: 16\nsource: s\n", 1, "valid integer (found 8.0)"),
+    "size as truth": ("hidden: yes\nintermediate: 16\nsource: s\n", 1, "valid integer (found True)"),
+    "size left empty": ("hidden:\nintermediate: 16\nsource: s\n", 1, "valid integer (found None)"),
+    "no source": ("hidden: 8\nintermediate: 16\n", 1, "source: Field required"),
+    "empty source": ("hidden: 8\nintermediate: 16\n\n\nsource: ''\n", 5, "source: "),
+    "unknown key": (f"{GOOD}hiden: 3\n", 4, "hiden: Extra inputs are not permitted (found 3)"),
+    "key that is no text": (f"{GOOD}4: 3\n", 4, "4: "),
+    "duplicate key": (f"{GOOD}hidden: 9\n", 4, "hidden: the key is given twice"),
+    "token of zero": (f"{GOOD}tokens:\n  - 4\n  - 0\n", 6, "tokens.1: Input should be greater than 0 (found 0)"),
+    "no tokens": (f"{GOOD}tokens: []\n", 4, "tokens: List should have at least 1 item"),
+    "tokens not a list": (f"{GOOD}tokens: 5\n", 4, "tokens: Input should be a valid list"),
+    "a list": ("- 1\n- 2\n", 1, "expected keys such as hidden, intermediate and source; found a list"),
+    "a word": ("llama7b\n", 1, "found text"),
+    "an empty file": ("", 1, "found an empty file"),
+    "a value without end": ("hidden: &a [*a]\nintermediate: 1\nsource: s\n", 1, "valid integer (found a list)"),
+    "unclosed bracket": (f"{GOOD}tokens: [1, 2\n", 5, "while parsing a flow sequence, expected ',' or ']'"),
+    "tab": ("hidden: 8\n\tintermediate: 16\n", 2, "not valid YAML"),
+    "two documents": ("---\nhidden: 8\n---\nhidden: 9\n", 3, "not valid YAML: expected a single document"),
+    "unknown alias": ("hidden: *gone\n", 1, "not valid YAML: found undefined alias"),
+    "sweep without shapes": ("shapes: []\nsource: s\n", 1, "shapes: List should have at least 1 item"),
+    "sweep of numbers": ("source: s\nshapes:\n  - smoke\n  - 7\n", 4, "shapes.1: Input should be a valid string"),
+    "sweep of unknown": ("source: s\nshapes:\n  - smoke\n  - lama7b\n", 4, "'lama7b'; did you mean llama7b"),
+    "sweep of sweeps": ("source: s\nshapes: [smoke,\n  models]\n", 3, "a sweep may only name shapes"),
+    "sweep and shape": ("shapes: [smoke]\nhidden: 3\nsource: s\n", 2, "hidden: Extra inputs are not permitted"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_a_file_is_named_with_file_and_line(tmp_path: Path, mistake: str) -> None:
+    text, line, words = MISTAKES[mistake]
+    path = write(tmp_path, text)
+    message = complaint(path)
+    assert message.startswith(f"{path}:{line}: ")
+    assert words in message
+    assert len(message) < len(path) + 300
+
+
+def test_a_sweep_that_names_its_own_file_ends(tmp_path: Path) -> None:
+    path = tmp_path / "self.yaml"
+    write(tmp_path, f"shapes: [{path}]\nsource: s\n", "self.yaml")
+    assert "a sweep may only name shapes" in complaint(str(path))
+
+
+@pytest.mark.parametrize(
+    "text", ["\x00", "hidden: !!timestamp x", "hidden: !!int ''", "hidden: !!bool x", "[" * 3000, "hidden: 2001-02-31"]
+)
+def test_what_breaks_the_yaml_library_is_bad_input(tmp_path: Path, text: str) -> None:
+    assert "not valid YAML" in complaint(write(tmp_path, text))
+
+
+def test_a_file_that_is_not_utf_8(tmp_path: Path) -> None:
+    (tmp_path / "latin.yaml").write_bytes(b"source: caf\xe9\n")
+    assert "not valid YAML" in complaint(str(tmp_path / "latin.yaml"))
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, GOOD)
+
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert complaint(path) == f"{path}: cannot be read: Permission denied."
+
+
+def test_aliases_that_grow_without_end_cost_nothing(tmp_path: Path) -> None:
+    """Nine levels of ten aliases each are a thousand million values."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    message = complaint(write(tmp_path, "\n".join(lines) + "\nhidden: *a8\nintermediate: *a8\nsource: s\n"))
+    assert re.search(r":1\d: hidden: Input should be a valid integer \(found a list\)\.$", message)
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "!!python/object/apply:pathlib.Path.touch",
+        "!!python/object/new:os.system",
+        "!!python/name:os.system",
+        "!!python/module:this",
+    ],
+)
+def test_yaml_cannot_execute_anything(tmp_path: Path, tag: str) -> None:
+    victim = tmp_path / "touched"
+    message = complaint(write(tmp_path, f"hidden: {tag} [{victim}]\nintermediate: 1\nsource: s\n"))
+    assert "could not determine a constructor for the tag" in message
+    assert not victim.exists()
+
+
+def test_anchors_merge_keys_and_comments_are_fine(tmp_path: Path) -> None:
+    path = write(tmp_path, "# square\nhidden: &size 8\nintermediate: *size\nsource: made up  # by hand\n")
+    assert [(shape.hidden, shape.intermediate) for shape in load_shapes(path)] == [(8, 8)]
+
+
+def test_a_user_s_sweep(tmp_path: Path) -> None:
+    own = write(tmp_path, GOOD, "own.yaml")
+    path = write(tmp_path, f"shapes: [smoke, {own}, 3x5]\ntokens: [9]\nsource: s\n", "sweep.yml")
+    assert [(shape.name, shape.tokens) for shape in load_shapes(path)] == [
+        ("smoke", (9,)),
+        ("own", (9,)),
+        ("3x5", (9,)),
+    ]
+
+
+def test_a_config_knows_its_lines(tmp_path: Path) -> None:
+    config = shapes._read(Path(write(tmp_path, "source: s\n\nshapes:\n  - smoke\n  - odd\n")))
+    assert isinstance(config.content, SweepFile)
+    assert [config.line("source"), config.line("shapes"), config.line("shapes", 1)] == [1, 3, 5]
+
+
+keys = st.sampled_from(["hidden", "intermediate", "source", "tokens", "shapes", "<<", "a", "? [x]"])
+values = st.one_of(
+    st.integers().map(str),
+    st.sampled_from(
+        [
+            "[1, 2]",
+            "{}",
+            "~",
+            "*a",
+            "&a 3",
+            "&a [*a]",
+            "!!int x",
+            "!!set {a}",
+            "2001-01-01",
+            "'",
+            "|",
+            "- 1",
+            ".nan",
+            "@",
+        ]
+    ),
+    st.text(max_size=12),
+)
+nearly_yaml = st.lists(st.tuples(keys, values)).map(lambda pairs: "".join(f"{key}: {value}\n" for key, value in pairs))
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.one_of(st.text(), nearly_yaml))
+def test_any_text_as_a_file_is_shapes_or_bad_input(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "any.yaml"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    loaded = result_or_complaint(lambda: load_shapes(str(path)))
+    if isinstance(loaded, BadInput):
+        assert "\n" not in str(loaded)
+        return
+    assert all(0 < shape.hidden <= 2**24 and 0 < shape.intermediate <= 2**24 and shape.source for shape in loaded)

@@ -1,0 +1,35 @@
+"""What tests of kernels by hand for Hopper share."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from accuracy import assert_as_accurate_as_eager
+
+from swiglu_kernels import reference
+from swiglu_kernels.hopper import forward
+from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.launches.tiles import Tile
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+
+
+needs_hopper = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a GPU of compute capability 9.0")]
+
+
+def check_against_fp64(
+    describe: Callable[..., Launch], shape: tuple[int, int, int], store: bool, dtype: torch.dtype, *tile: Tile
+) -> None:
+    """Run a forward of (tokens, hidden, intermediate) and compare z, and gate and up if stored, with fp64."""
+    tokens, hidden, intermediate = shape
+    x = torch.randn(tokens, hidden, device="cuda").to(dtype)
+    weights = [(torch.randn(intermediate, hidden, device="cuda") * hidden**-0.5).to(dtype) for _ in range(2)]
+    z, gate, up = (x.new_full((tokens, intermediate), float("nan")) for _ in range(3))
+    assert forward.why_not(x, *weights, torch.cuda.get_device_capability()) is None
+    describe(x, *weights, z, (gate, up) if store else None, *tile).run()
+    exact = [x.double() @ weight.double().T for weight in weights]
+    eager = [x @ weight.T for weight in weights]
+    assert_as_accurate_as_eager("z", z, reference.silu_mul(*eager), reference.silu_mul(*exact), terms=hidden)
+    if store:
+        for got, one_eager, one_exact in zip((gate, up), eager, exact, strict=True):
+            assert_as_accurate_as_eager("gate or up", got, one_eager, one_exact, terms=hidden)

@@ -1,0 +1,123 @@
+"""Runs on the disk for the tests of reports: a real one, and one in which everything happens that a page must stand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from places import ROOT
+from specimens import a_record, without_time
+
+from swiglu_bench.rows.audit_cell import Cell, Verdict
+from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.training import End, Row
+from swiglu_bench.train.files import Folder
+from swiglu_bench.train.summary import Summary
+from swiglu_bench.train.verdict import PERMUTED
+from swiglu_bench.writers.contract import ContractFile
+from swiglu_bench.writers.csv_file import CsvFile
+
+COMMITTED = ROOT / "results" / "nvidia-h200" / "2026-11-21"
+IN_A_CHECKOUT = pytest.mark.skipif(not COMMITTED.exists(), reason="the committed runs are not here: no checkout")
+
+EVIL = '<img src=x onerror="document.title=1">'
+EVIL_SHAPE = "</script><script>document.title=2</script>"
+REASON = "It broke: <b>out of memory</b> & more"
+
+
+def timed(name: str, tokens: int, ratio: float, half: float = 0.005, **changes: object) -> Record:
+    """A row of a run with the baseline `eager`, which takes 1 ms."""
+    verdict = "tie" if abs(ratio - 1) <= half else "faster" if ratio < 1 else "slower"
+    fields = {
+        "implementation": name, "tokens": tokens, "time_ms": ratio, "ratio": ratio, "ratio_low": ratio - half,
+        "ratio_high": ratio + half, "verdict": verdict, "limit_ms": 0.5, "limit_pct": 50 / ratio, "aa_ratio": 1.0,
+        "aa_low": 0.999, "aa_high": 1.002,
+    }  # fmt: skip
+    if name == "eager":
+        fields |= {"ratio": 1.0, "ratio_low": 1.0, "ratio_high": 1.0, "verdict": ""}
+    return a_record(**(fields | changes))
+
+
+def unranked(name: str, tokens: int, **changes: object) -> Record:
+    """A fast row that yields fewer gradients than the baseline."""
+    row = timed(name, tokens, 0.1, verdict="", comparable=False, **changes)
+    return dataclasses.replace(row, ratio=None, ratio_low=None, ratio_high=None)
+
+
+def write(folder: Path, records: list[Record], **about: object) -> Path:
+    """A run's folder with these rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = CsvFile(folder)
+    for record in records:
+        file.write(record)
+    file.close()
+    if about:
+        (folder / "run.json").write_text(json.dumps(about), encoding="utf-8")
+    return folder
+
+
+def awkward(folder: Path) -> Path:
+    """Ties, skips, a failure, a wrong result, an unranked row, two shapes, and names that are HTML."""
+    rows = []
+    for shape in ("small", EVIL_SHAPE):
+        at = {"shape": shape}
+        rows += [
+            timed("eager", 1, 1.0, **at), timed("eager", 1024, 1.0, **at),
+            timed(EVIL, 1, 0.8, **at), timed(EVIL, 1024, 0.802, **at),
+            timed("level", 1, 1.003, **at), timed("level", 1024, 0.801, **at),
+            timed("slow", 1, 1.4, **at), timed("slow", 1024, 1.5, stopped_by="budget", **at),
+            unranked("frozen", 1, **at),
+            without_time(Status.SKIPPED, "It has no glu scope.", implementation="absent", **at),
+            without_time(Status.ERROR, REASON, implementation="broken", **at),
+            without_time(Status.INCORRECT, "output: too far", implementation="wrong", error=0.5, **at),
+        ]  # fmt: skip
+    machine = {"device": "A GPU & more", "memory_bytes": 3 << 30, "power_limit_w": 700.0, "version": "1"}
+    return write(
+        folder, rows, command=f"swiglu-bench forward --impl '{EVIL}'", machine=machine, settings={"l2": "cold"}
+    )
+
+
+def trained(folder: Path) -> Path:
+    """A training in which one is as eager, one is frozen, one was skipped and one, named in HTML, is faster."""
+    machine = {"device": "A GPU & more", "torch": "2"}
+    settings = {"dtype": "float32", "data": "digits", "workload": {"hidden": 8, "intermediate": 16}, "step_run": None}
+    files = Folder(folder, {"command": "swiglu-bench train", "settings": settings, "machine": machine}, False, print)
+    rows = []
+    curves = {"eager": 0.0, PERMUTED: 0.01, "level": 0.005, EVIL: 0.02, "frozen": 5.0}
+    for name, above in curves.items():
+        for seed in (0, 1):
+            for step in range(4):
+                files.write(Row(name, seed, step, 4.0 - step + seed + above, 0.1, 1.0))
+            files.end(End(name, seed, 4, 100, 1.0, 0.5, 1.0))
+        row = Summary("1", "digits", "small", name, "everything", Status.OK, seeds=2, steps=4, device="A GPU & more")
+        row.timestamp = "2026-01-01T00:00:00Z"
+        row.final_loss, row.final_loss_spread, row.metric_mean = 1.5, 0.7, 0.5
+        row.metric, row.unit = "accuracy", "samples"
+        if name != "eager":
+            row.difference, row.rounding, row.eager_spread, row.curve = above, 0.01, 0.7, "same"
+        if name != PERMUTED:
+            row.step_ms, row.rate, row.aa_low, row.aa_high, row.rounds = 2.0, 1e3, 0.999, 1.002, 10
+            row.verdict = "baseline" if name == "eager" else "faster"
+        rows.append(row)
+    by_name = {row.implementation: row for row in rows}
+    for name, ratio in {"level": 0.99, EVIL: 0.9, "frozen": 0.5}.items():
+        row = by_name[name]
+        row.ratio, row.ratio_low, row.ratio_high, row.expected_ratio = ratio, ratio - 0.002, ratio + 0.002, 0.95
+    by_name["level"].as_expected, by_name["frozen"].trains, by_name["frozen"].curve = False, "inputs", "differs"
+    skipped = Summary("1", "digits", "small", "absent", "everything", Status.SKIPPED, REASON, device="A GPU & more")
+    skipped.timestamp = rows[0].timestamp
+    files.summarise([*rows, skipped])
+    files.close()
+    return folder
+
+
+def audited(folder: Path) -> Path:
+    """An audit with every verdict."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = ContractFile(folder)
+    for check, verdict in zip(("bias", "clamp", "0 tokens", "2^31"), Verdict, strict=True):
+        reason = "" if verdict is Verdict.PASS else f"{verdict} for <i>reasons</i>"
+        file.write(Cell(EVIL, "glu", check, verdict, reason, "float32", "cpu"))
+    return folder

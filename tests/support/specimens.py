@@ -1,0 +1,70 @@
+"""Small cases, rows and machines that several test files build on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from swiglu_bench.rows.record import Record, Status, TensorCheck
+from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
+from swiglu_bench.spec.errors import BadInput
+
+SMALL = Shape("small", 24, 40, "made up", (3, 7))
+
+
+T = TypeVar("T")
+
+
+def result_or_complaint(call: Callable[[], T]) -> T | BadInput:
+    """What a call returns or, where it refuses its input, why; any other exception comes through."""
+    try:
+        return call()
+    except BadInput as error:
+        return error
+
+
+def small_case(
+    *,
+    scope: Scope = Scope.GLU,
+    mode: Mode = Mode.STEP,
+    tokens: int = 7,
+    dtype: Dtype = Dtype.FLOAT32,
+    shape: Shape = SMALL,
+    seed: int = 0,
+) -> Case:
+    """A case that a CPU finishes in no time."""
+    return Case(shape, tokens, dtype, scope, mode, seed)
+
+
+def a_record(**changes: Any) -> Record:
+    """An `ok` row of a timing run with every figure that such a row has."""
+    row = Record(
+        run_id="20250102T030405Z-1", command="swiglu-bench forward", shape="small", hidden=24, intermediate=40,
+        tokens=7, dtype="float32", scope="glu", mode="forward", seed=0, implementation="mine", weight_layout="separate",
+        gradients="x w_gate w_up", status=Status.OK, time_ms=0.5, time_p10_ms=0.4, time_p90_ms=0.6, rounds=12,
+        stopped_by="precision", host_us=3.0, queue_filled=1.0, first_call_ms=5.0, l2="cold", baseline="eager",
+        ratio=0.8, ratio_low=0.79, ratio_high=0.81, flops=10**9, min_bytes=10**6, tflops=2.0, gbps=2.0, limit_ms=0.25,
+        limit_kind="matmul", limit_pct=50.0, copy_gbps=4000.0, matmul_tflops=700.0, error=1e-7, eager_error=1e-7,
+        error_ratio=0.6, errors="output=1e-07/1e-07", device="A GPU",
+    )  # fmt: skip
+    return dataclasses.replace(row, **changes)
+
+
+def without_time(status: Status, reason: str, **changes: Any) -> Record:
+    """A row that ended before it was timed."""
+    figures = {
+        field.name: None
+        for field in dataclasses.fields(Record)
+        if field.name.endswith(("_ms", "_pct", "_gbps", "_tflops")) or field.name in {"gbps", "tflops", "ratio"}
+    } | {"samples_ms": (), "twin_ms": ()}
+    return a_record(status=status, reason=reason, **figures, **changes)
+
+
+def a_check(**changes: Any) -> TensorCheck:
+    """A tensor that passed."""
+    check = TensorCheck(
+        tensor="output", ok=True, error=1e-7, eager_error=1e-7, allowed=2e-7, max_error=1e-6, eager_max_error=1e-6,
+        max_allowed=4e-6,
+    )  # fmt: skip
+    return dataclasses.replace(check, **changes)

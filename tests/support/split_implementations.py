@@ -1,0 +1,68 @@
+"""Implementations of the MLP that fail where several ranks run them: wrong, failing or dying on one rank, hanging."""
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import silu
+
+from swiglu_bench.spec.implementation import Step, implementation
+
+
+def mlp(problem, x, factor=1.0):
+    weights = problem.weights
+    hidden = silu(x @ weights["w_gate"].T) * (x @ weights["w_up"].T)
+    return factor * (hidden @ weights["w_down"].T)
+
+
+def on_rank_1(action):
+    def call():
+        if dist.get_rank() == 1:
+            action()
+
+    return call
+
+
+def contender(name, action=lambda: None, after=0, factor=lambda: 1.0):
+    @implementation(name, scopes=["mlp"], description="fails")
+    def build(problem):
+        calls = []
+
+        def forward(x):
+            calls.append(1)
+            if len(calls) > after:
+                action()
+            return mlp(problem, x, factor())
+
+        return Step(forward)
+
+    return build
+
+
+def fail():
+    raise ValueError("no such luck")
+
+
+def hang():
+    while True:
+        time.sleep(0.01)
+
+
+wrong = contender("wrong", factor=lambda: 1.0 + 0.01 * dist.get_rank())
+fails = contender("fails", fail)
+dies = contender("dies", on_rank_1(lambda: os._exit(3)))
+hangs = contender("hangs", on_rank_1(hang))
+
+
+@implementation("no-weights", scopes=["mlp"], description="frozen", trains="inputs")
+def no_weights(problem):
+    return Step(lambda x: mlp(problem, x))
+
+
+@implementation("forgets", scopes=["mlp"], description="gives no gradient of gate's weights")
+def forgets(problem):
+    frozen = {name: one.detach() if name == "w_gate" else one for name, one in problem.weights.items()}
+    return Step(lambda x: torch.nn.functional.linear(
+        silu(x @ frozen["w_gate"].T) * (x @ frozen["w_up"].T), frozen["w_down"]
+    ))  # fmt: skip

@@ -1,0 +1,58 @@
+"""Small things to train: MNIST's files with images that are easy, a decoder of two layers."""
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from swiglu_bench.implementations import CATALOGUE
+from swiglu_bench.spec.cases import Dtype
+from swiglu_bench.train.blocks import Contender
+from swiglu_bench.train.data import IDX_FILES
+from swiglu_bench.train.model import Experiment, experiment
+from swiglu_bench.train.workload import Classifier, Llama
+
+BY_NAME = {one.name: one for one in CATALOGUE}
+SIZES = Classifier(task="mnist", hidden=16, intermediate=24, batch=16, learning_rate=0.01, epochs=2, source="for tests")
+NANO = Llama(
+    task="llama", hidden=32, intermediate=48, layers=2, heads=2, kv_heads=1, sequence=16, batch=2, learning_rate=0.01,
+    steps=4, source="for tests",
+)  # fmt: skip
+
+
+def idx(values: np.ndarray) -> bytes:
+    """The content of an IDX file of bytes."""
+    return struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape) + values.astype(np.uint8).tobytes()
+
+
+def write_mnist(folder: Path, count: int = 70, zipped: bool = False) -> Path:
+    """Images of 4 x 4 whose class is their brightest row and half, in torchvision's layout."""
+    raw = folder / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    numbers = np.random.default_rng(0)
+    for images, labels in (IDX_FILES[:2], IDX_FILES[2:]):
+        classes = numbers.integers(0, 8, count)
+        pixels = numbers.integers(0, 60, (count, 8, 2))
+        pixels[np.arange(count), classes] += 180
+        for name, content in ((images, idx(pixels.reshape(count, 4, 4))), (labels, idx(classes))):
+            (raw / (f"{name}.gz" if zipped else name)).write_bytes(gzip.compress(content) if zipped else content)
+    return folder
+
+
+def images(folder: Path, steps: int = 6, dtype: Dtype = Dtype.FLOAT32) -> Experiment:
+    """The classifier on such files."""
+    return experiment(SIZES, write_mnist(folder), torch.device("cpu"), dtype, None, steps)
+
+
+def decoder(folder: Path, steps: int = 2, dtype: Dtype = Dtype.FLOAT32) -> Experiment:
+    """The decoder on a small text."""
+    text = folder / "text.txt"
+    text.write_bytes(b"a rose is a rose is a rose. " * 40)
+    return experiment(NANO, text, torch.device("cpu"), dtype, None, steps)
+
+
+def contender(name: str) -> Contender:
+    """A built-in implementation under its own name."""
+    return Contender(name, BY_NAME[name])

@@ -1,0 +1,13 @@
+"""A tuned choice."""
+
+from swiglu_kernels.launches.tiles import Tile
+from swiglu_kernels.tiles.candidates import Choice
+from swiglu_kernels.tiles.tuning import Entry, Machine
+
+HERE = Machine("NVIDIA Test", "9.0", "2.0", "3.0", "abc")
+
+
+TILE = Tile(16, 64, 64, warps=4, stages=2)
+ENTRY = Entry(
+    HERE, "forward", "float16", 8, 32, 64, Choice("portable", TILE), (0.9, 0.89, 0.91), "2026-01-01T00:00:00Z"
+)

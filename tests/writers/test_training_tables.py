@@ -1,0 +1,65 @@
+import pytest
+from rendered import assert_fits, shown, unwrapped
+
+from swiglu_bench.rows.record import Status
+from swiglu_bench.train.summary import Summary
+from swiglu_bench.writers.training_tables import tables
+
+
+def row(name: str, **fields: object) -> Summary:
+    one = Summary("1", "llama", "llama-1b", name, "everything", Status.OK, seeds=3, steps=50, metric="perplexity")
+    one.unit = "tokens"
+    for key, value in fields.items():
+        assert hasattr(one, key)
+        setattr(one, key, value)
+    return one
+
+
+LEARNT = {"final_loss": 2.5, "final_loss_spread": 0.02, "metric_mean": 12.0, "metric_spread": 0.5}
+CURVE = {"difference": -0.001, "rounding": 0.0004, "eager_spread": 0.02, "curve": "within seeds"}
+SPEED = {
+    "step_ms": 200.0, "rate": 40960.0, "block_share": 0.5, "block_forward_ms": 30.0, "block_backward_ms": 70.0,
+    "optimizer_ms": 9.0, "saved_bytes": 2**30, "peak_bytes": 2**31,
+}  # fmt: skip
+RATIO = {"ratio": 0.95, "ratio_low": 0.948, "ratio_high": 0.953, "verdict": "faster"}
+ROWS = [
+    row("eager", **LEARNT, **SPEED, verdict="baseline"),
+    row("fused-mlp-auto", **LEARNT, **CURVE, **SPEED, **RATIO, expected_ratio=0.9, as_expected=False),
+    row("fused", **LEARNT, **CURVE | {"curve": "differs"}, **SPEED, **RATIO, trains="inputs"),
+    row("broken", status=Status.ERROR, reason="Seed 0: it broke."),
+    row("liger", status=Status.SKIPPED, reason="The package liger_kernel is not installed."),
+]
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_tables_say_all_and_fit(width: int) -> None:
+    text = shown(tables(ROWS), width)
+    assert_fits(text, width)
+    flat = unwrapped(text)
+    for part in (
+        "2.5000 ± 0.0200", "-0.001", "within seeds", "differs (frozen)", "0.950 ± 0.003 faster 0.900 * 40,960",
+        "faster, less work", "30 70 9 50% 1,024.0 2,048.0", "over 3 seeds, ± their spread",
+        "does to eager (0.0004)", "spread of eager's seeds (0.02)",
+        "of the saving: fused-mlp-auto (it takes 0.950 of eager's time, expected was 0.900).",
+        "fused yields no weight gradients", "error: broken: Seed 0: it broke.",
+        "skipped: liger: The package liger_kernel is not installed.",
+    ):  # fmt: skip
+        assert part in flat, part
+
+
+def test_without_times_and_with_one_seed() -> None:
+    one = {"seeds": 1, "final_loss_spread": None, "metric_spread": None}
+    rows = [
+        row("eager", **LEARNT | one),
+        row("compile", **LEARNT | one | CURVE | {"eager_spread": None, "curve": "unknown"}),
+    ]
+    text = unwrapped(shown(tables(rows), 120))
+    assert "Is it faster?" not in text
+    assert "over one seed." in text
+    assert "(not known, with one seed)" in text
+    assert "±" not in text
+
+
+def test_nothing_trained_is_its_reasons_alone() -> None:
+    text = shown(tables(ROWS[3:]), 100)
+    assert text.splitlines()[0].startswith("error: broken")
