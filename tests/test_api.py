@@ -8,10 +8,10 @@ from rich.console import Console
 
 import swiglu_bench
 from swiglu_bench.api import Results
+from swiglu_bench.rows.csv_table import cell
 from swiglu_bench.rows.record import COLUMNS
-from swiglu_bench.rows.text import cell
+from swiglu_bench.rows.run_folder import read_records
 from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.writers.csv_file import read_records
 
 FORWARD = ROOT / "results/nvidia-h200/2026-11-21/forward"
 TINY = {"shapes": "24x40", "tokens": [3, 7], "impl": ["eager", "eager-packed", "fused"], "device": "cpu"}

@@ -18,6 +18,8 @@ A bias gradient is the sum of d_gate or d_up over the tokens, so these are made 
 in one fixed order.
 """
 
+from typing import Any
+
 import torch
 
 from swiglu_kernels import reference
@@ -26,8 +28,10 @@ from swiglu_kernels.calls.checks import check_formula, check_glu, check_option, 
 from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.calls.operator import operator
 from swiglu_kernels.calls.saved import backward_with, call_and_keep, call_past_dispatcher, note_call
+from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import Formula, formula_of
+from swiglu_kernels.launches.launch import on_device
 from swiglu_kernels.launches.plan import run
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import Biases, forward_launch, recompute_launch
@@ -277,6 +281,38 @@ def like_leading(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return out.unflatten(0, x.shape[:-1]) if x.dim() > 1 else out[0]
 
 
+def launch_of(
+    x: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    biases: Biases,
+    options: dict[str, Any],
+    z: torch.Tensor | None = None,
+) -> repeat.Again | None:
+    """Return what launches silu(x w_gate^T) * (x w_up^T) as it was just launched on these, or None.
+
+    `options` are the gate's. `z` is the output; None where it is gone: then its memory is free, and such a tensor is
+    made again.
+    """
+    z = x.new_empty((x.shape[0], w_gate.shape[0])) if z is None else z
+    arguments = x, w_gate, w_up, z, None, None, biases, Formula(**options)
+    planned = None if z.data_ptr() % 16 else plan.known(forward_launch, *arguments)
+    if planned is None:
+        return None
+
+    def again(
+        x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, *biases: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        z = x.new_empty((x.shape[0], w_gate.shape[0]))
+        if z.data_ptr() % 16:
+            return None
+        with on_device(x.device):
+            planned.run([x, w_gate, w_up, z, *(bias for bias in biases if bias is not None)])
+        return z
+
+    return again
+
+
 def made_again(kind: repeat.Kind | None, x: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor | None:
     """Return what a call of a kind yields on these, where such a call was made before and is remembered."""
     again = repeat.known(kind)
@@ -379,7 +415,7 @@ def swiglu_glu(
             kind, lambda x, gate, up, *biases: call_past_dispatcher(_glu, x, gate, up, *choices, *biases, *numbers)
         )
     elif kind is not None and not with_grad:
-        repeat.remember(kind, repeat.launch_of(rows, w_gate, w_up, (bias_gate, bias_up), formula, z))
+        repeat.remember(kind, launch_of(rows, w_gate, w_up, (bias_gate, bias_up), formula, z))
     return like_leading(z, x)
 
 

@@ -50,6 +50,7 @@ from swiglu_kernels.calls.operator import operator
 from swiglu_kernels.calls.saved import backward_with, call_and_keep, call_past_dispatcher, note_call
 from swiglu_kernels.glu import (
     as_matrix,
+    launch_of,
     like_leading,
     made_again,
     needs_backward,
@@ -383,7 +384,7 @@ def swiglu_mlp(
     if kind is not None and with_grad and not frozen:
         repeat.remember(kind, lambda *tensors: call_past_dispatcher(_mlp, *tensors, *options))
     elif kind is not None and not with_grad and not chunk:
-        launch = repeat.launch_of(rows, w_gate, w_up, (biases[0], biases[1]), formula)
+        launch = launch_of(rows, w_gate, w_up, (biases[0], biases[1]), formula)
         repeat.remember(kind, launch and _then_down(launch))
     return like_leading(out, x)
 

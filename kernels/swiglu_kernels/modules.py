@@ -29,7 +29,7 @@ from swiglu_kernels.mlp import swiglu_mlp
 from swiglu_kernels.tiles.choices import AUTO, INPUT_GRADS, SAVES, WEIGHT_GRADS
 
 if TYPE_CHECKING:
-    from swiglu_kernels.parallel import Split
+    from swiglu_kernels.calls.split import Split
 
 
 @dataclasses.dataclass(frozen=True)

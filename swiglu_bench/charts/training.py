@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.charts.export import NoPicture, save
-from swiglu_bench.train.verdict import PERMUTED
+from swiglu_bench.rows.training import PERMUTED
 
 if TYPE_CHECKING:
     import altair as alt

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from swiglu_bench.audit.matrix import CHECKS
 from swiglu_bench.machine import machine
+from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.audit_cell import Cell, Verdict
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.sweep.output import default_folder, logs
-from swiglu_bench.writers import csv_file
 from swiglu_bench.writers.contract import ContractFile, contract_tables
 
 INTERRUPTED = 130
@@ -33,8 +33,8 @@ def run_audit(ask: Ask, about: dict[str, Any], folder: Path | None, csv: bool, s
     folder = (folder or default_folder(this, "audit", machine.now())) if csv else None
     file = None
     if folder:
-        csv_file.create_folder(folder)
-        csv_file.write_run_file(folder, about | {"machine": this.as_dict()})
+        run_folder.create_folder(folder)
+        run_folder.write_run_file(folder, about | {"machine": this.as_dict()})
         file = ContractFile(folder)
     cells: list[Cell] = []
     interrupted = False

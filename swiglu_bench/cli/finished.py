@@ -207,7 +207,7 @@ def show(
 
 def _show_training(training: Training, form: str, output: Path | None) -> None:
     """The tables that `train` printed, or the rows of summary.csv."""
-    from swiglu_bench.train.summary import COLUMNS
+    from swiglu_bench.rows.training import SUMMARY_COLUMNS
     from swiglu_bench.writers.training_tables import tables
 
     rows = [one.row() for one in training.summaries]
@@ -219,7 +219,7 @@ def _show_training(training: Training, form: str, output: Path | None) -> None:
         assert output is not None
         formats.write_parquet(rows, output)
     else:
-        formats.put(formats.as_text(form, rows, {"kind": "training", **training.about}, COLUMNS), output)
+        formats.put(formats.as_text(form, rows, {"kind": "training", **training.about}, SUMMARY_COLUMNS), output)
 
 
 def history(

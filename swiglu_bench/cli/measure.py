@@ -203,7 +203,7 @@ def _perform(
         forkserver.start()
     from swiglu_bench.measure.rounds import Rule
     from swiglu_bench.rows.finished_run import Collected, Run
-    from swiglu_bench.session.session import Settings, Task
+    from swiglu_bench.session.settings import Settings, Task
     from swiglu_bench.sweep.output import Output, Wandb, about, default_folder
     from swiglu_bench.sweep.sweep import Process, sweep
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from swiglu_bench.finished.change import By, Change
 from swiglu_bench.rows.finished_run import Run, case_of
 from swiglu_bench.rows.record import Record
-
-if TYPE_CHECKING:
-    from swiglu_bench.finished.comparison import By, Change
 
 MACHINE = {"device": "device", "driver": "driver", "power_limit_w": "power limit", "cpu": "CPU", "sm_count": "SM count"}
 VERSIONS = {"torch": "PyTorch", "triton": "Triton", "cuda": "CUDA", "liger_kernel": "liger-kernel", "python": "Python"}

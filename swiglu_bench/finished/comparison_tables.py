@@ -11,7 +11,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swiglu_bench.finished.comparison import Change, Comparison, Outcome, Verdict
+from swiglu_bench.finished.change import Change, Outcome, Verdict
+from swiglu_bench.finished.comparison import Comparison
 
 STYLES = {
     Verdict.FASTER: "green", Verdict.SLOWER: "red", Verdict.TIE: "dim", Verdict.UNCLEAR: "yellow",

@@ -27,8 +27,7 @@ from swiglu_bench.processes.worker import (
 )
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.session import session
-from swiglu_bench.session.case_timing import Tell
-from swiglu_bench.session.session import Listener, Settings, Task, teller
+from swiglu_bench.session.settings import Listener, Settings, Task, Tell, teller
 from swiglu_bench.spec.cases import Case
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Implementation

@@ -31,6 +31,7 @@ from swiglu_bench.measure.clock import DeviceLost, answers
 from swiglu_bench.processes import forkserver
 from swiglu_bench.rows.audit_cell import Cell
 from swiglu_bench.session import session
+from swiglu_bench.session.settings import Settings
 from swiglu_bench.spec import registry
 from swiglu_bench.spec.cases import Case, Dtype, Scope
 from swiglu_bench.spec.errors import BadInput
@@ -51,7 +52,7 @@ class Load:
 class Begin:
     """From now on work for this run, and make the device's context; no answer."""
 
-    settings: session.Settings
+    settings: Settings
     machine: Machine
 
 

@@ -27,9 +27,9 @@ from swiglu_bench.report.images import Picture, charts_of
 from swiglu_bench.report.load import Run, load, only
 from swiglu_bench.report.page import colours, looks
 from swiglu_bench.report.sections import sections
+from swiglu_bench.rows import csv_table, run_folder
+from swiglu_bench.rows.ranks import COLUMNS
 from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.tp.row import COLUMNS
-from swiglu_bench.writers import csv_file
 from swiglu_bench.writers.markdown import parse
 
 BLOCK = re.compile(
@@ -89,7 +89,7 @@ def _scaling(source: Path, words: str) -> tuple[str, Picture, str]:
     names, chosen = parse(words)
     rows = [
         row
-        for row in csv_file.Table(source, COLUMNS).rows()
+        for row in csv_table.Table(source, COLUMNS).rows()
         if (not names or row["implementation"] in names)
         and all(row[column] == value for column, value in chosen.items())
     ]
@@ -99,7 +99,7 @@ def _scaling(source: Path, words: str) -> tuple[str, Picture, str]:
     shapes = list(dict.fromkeys(row["shape"] for row in rows))
     gpus = ", ".join(sorted({row["ranks"] for row in rows} | {"1"}, key=int))
     said = f"Time and efficiency of {', '.join(names)} at {', '.join(shapes)}, on {gpus} GPUs."
-    run = json.loads(source.with_name(csv_file.RUN).read_text(encoding="utf-8"))
+    run = json.loads(source.with_name(run_folder.RUN).read_text(encoding="utf-8"))
     return f"scaling-{'-'.join(shapes)}", scaling(points_of(rows), run["settings"]["implementations"]), said
 
 

@@ -16,11 +16,11 @@ from swiglu_bench.rows import training_run
 from swiglu_bench.rows.audit_cell import CELL_COLUMNS, Verdict
 from swiglu_bench.rows.finished_run import read_about
 from swiglu_bench.rows.record import COLUMNS
+from swiglu_bench.rows.run_folder import RECORDS, read_records
 from swiglu_bench.rows.training import STEPS
 from swiglu_bench.rows.training_run import Training
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 from swiglu_bench.writers.contract import AUDIT
-from swiglu_bench.writers.csv_file import RECORDS, read_records
 
 FILES = (RECORDS, AUDIT, STEPS)
 """Each makes a folder a run."""

@@ -13,9 +13,8 @@ from swiglu_bench.charts.style import Look
 from swiglu_bench.report import ranking
 from swiglu_bench.report.drawing import DRAWN
 from swiglu_bench.report.sentences import together
+from swiglu_bench.rows.training import PERMUTED, Curve, Summary
 from swiglu_bench.rows.training_run import Training
-from swiglu_bench.train.summary import Summary
-from swiglu_bench.train.verdict import PERMUTED, Curve
 from swiglu_bench.writers.training_tables import ratio_text, remarks
 
 BASELINE = "eager"

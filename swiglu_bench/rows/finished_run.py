@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.rows import text as formats
-from swiglu_bench.rows.csv_rows import texts, typed
+from swiglu_bench.rows.csv_table import texts, typed
 from swiglu_bench.rows.record import (
     COLUMNS,
     SCHEMA_VERSION,
@@ -19,16 +19,8 @@ from swiglu_bench.rows.record import (
     Record,
     TensorCheck,
 )
+from swiglu_bench.rows.run_folder import CHECKS, RECORDS, RUN, SAMPLE_KEY, SAMPLES, frame_of, read_records
 from swiglu_bench.spec.errors import BadInput, did_you_mean
-from swiglu_bench.writers.csv_file import (
-    CHECKS,
-    RECORDS,
-    RUN,
-    SAMPLE_KEY,
-    SAMPLES,
-    frame_of,
-    read_records,
-)
 
 if TYPE_CHECKING:
     import pandas

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from swiglu_bench.rows.csv_table import cell
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
@@ -86,15 +87,6 @@ def _new(file: Path) -> BinaryIO:
         raise BadInput(f"--output: {file} is already there; give a new file.") from None
     except OSError as error:
         raise BadInput(f"--output: {file} cannot be written: {error.strerror}; give a file that can.") from None
-
-
-def cell(value: object) -> str:
-    """As records.csv writes a value: nothing for None, true and false, nine significant figures, one line."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.9g}" if isinstance(value, float) else " ".join(str(value).split())
 
 
 def _finite(value: Any) -> Any:

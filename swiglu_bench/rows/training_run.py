@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from swiglu_bench.rows.csv_rows import texts, typed
+from swiglu_bench.rows.csv_table import texts, typed
 from swiglu_bench.rows.finished_run import read_about
 from swiglu_bench.rows.training import (
     RUNS,
@@ -19,9 +19,9 @@ from swiglu_bench.rows.training import (
     End,
     Judged,
     Row,
+    Summary,
 )
 from swiglu_bench.spec.errors import BadInput, did_you_mean
-from swiglu_bench.train.summary import Summary
 
 Line = TypeVar("Line")
 Losses = dict[str, dict[int, list[float]]]

@@ -17,6 +17,7 @@ from swiglu_bench.rows.record import Status
 from swiglu_bench.selftest import cheats, gpu, wrong
 from swiglu_bench.selftest.specimen import Specimen
 from swiglu_bench.session import session
+from swiglu_bench.session.settings import Settings, Task
 from swiglu_bench.spec.cases import Case, Shape
 
 SPECIMENS: tuple[Specimen, ...] = (*wrong.SPECIMENS, *cheats.SPECIMENS, *gpu.SPECIMENS)
@@ -60,8 +61,8 @@ def run_zoo(
     for (task, case), group in groupby(sorted(swept, key=lambda one: str(case_of(one))), key=case_of):
         chosen = {specimen.name: specimen for specimen in group}
         tell(f"{case.label}: {', '.join(chosen)}")
-        settings = session.Settings(
-            task=session.Task(task), device=device, command="selftest", run_id="selftest", rule=RULE, energy=False
+        settings = Settings(
+            task=Task(task), device=device, command="selftest", run_id="selftest", rule=RULE, energy=False
         )
         contenders = [pytorch.eager, *(specimen.implementation for specimen in chosen.values())]
         for record in session.run([case], contenders, settings, this):

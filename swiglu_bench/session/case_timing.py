@@ -21,6 +21,7 @@ from swiglu_bench.measure.rounds import Contender, Rounds, run_rounds
 from swiglu_bench.measure.statistics import Interval, percentile, verdict
 from swiglu_bench.rows.record import GpuState, Record, Status
 from swiglu_bench.session.latency_graph_energy import Asides
+from swiglu_bench.session.settings import TWIN, Entry, Settings, Tell
 from swiglu_bench.spec import costs
 from swiglu_bench.spec.cases import VARIANTS, Case, Mode
 from swiglu_bench.spec.errors import one_line
@@ -28,20 +29,9 @@ from swiglu_bench.spec.problem import Problem
 
 if TYPE_CHECKING:
     from swiglu_bench.machine.machine import Machine
-    from swiglu_bench.session.session import Settings
+    from swiglu_bench.session.settings import Settings
 
 log = logging.getLogger(__name__)
-
-TWIN = "baseline's twin"
-Tell = Callable[[str, float], None]
-
-
-@dataclass
-class Entry:
-    """A contender of the case at hand that passed validation."""
-
-    trial: Trial
-    record: Record
 
 
 @dataclass

@@ -22,13 +22,13 @@ from swiglu_bench.measure.graph import Graph, capture
 from swiglu_bench.measure.replaced import put_back
 from swiglu_bench.measure.rounds import Contender, run_rounds
 from swiglu_bench.measure.statistics import percentile
+from swiglu_bench.session.settings import Entry, Settings, Tell
 from swiglu_bench.spec.cases import VARIANTS, Mode
 from swiglu_bench.spec.errors import one_line
 from swiglu_bench.spec.problem import Problem
 
 if TYPE_CHECKING:
-    from swiglu_bench.session.case_timing import Entry, Tell
-    from swiglu_bench.session.session import Settings
+    from swiglu_bench.session.settings import Entry, Settings, Tell
 
 MOST_ROUNDS = 50
 SHARE_OF_BUDGET = 0.25

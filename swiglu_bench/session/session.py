@@ -6,8 +6,6 @@ import gc
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 
 import torch
 
@@ -18,9 +16,9 @@ from swiglu_bench.check.judge import Yardstick, make_yardstick
 from swiglu_bench.machine import ceilings_cache, machine
 from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.measure.clock import Clock, DeviceLost, answers, make_clock
-from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.session.case_timing import Entry, Tell, Timer
+from swiglu_bench.session.case_timing import Timer
+from swiglu_bench.session.settings import Entry, Listener, Settings, Task, Tell, teller
 from swiglu_bench.spec import costs
 from swiglu_bench.spec.cases import VARIANTS, WEIGHTS, Case, Mode
 from swiglu_bench.spec.errors import one_line
@@ -28,50 +26,6 @@ from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.spec.problem import Problem
 
 log = logging.getLogger(__name__)
-
-
-class Task(StrEnum):
-    """What a run wants of each contender."""
-
-    TIME = "time"
-    CHECK = "check"
-    """Only what `time` asks for before it times: build, first call, verdict."""
-    MEMORY = "memory"
-    VERIFY = "verify"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a run goes about its cases."""
-
-    task: Task
-    device: torch.device
-    command: str
-    run_id: str
-    baseline: str = "eager"
-    rule: Rule = field(default_factory=Rule)
-    cold_l2: bool = True
-    energy: bool = True
-    """On a GPU, measure joules per call."""
-    detail: bool = False
-    """Show more: of times, what is measured beside the rounds at every token count, not only at few; of tensors, how
-    the errors of their elements are distributed."""
-    interpreter: bool = False
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run is: shown by whoever listens."""
-
-    case_number: int
-    case_count: int
-    case: Case
-    doing: str
-    fraction: float
-    """Of this case."""
-
-
-Listener = Callable[[Progress], None]
 
 
 def run(
@@ -87,11 +41,6 @@ def run(
         tell = teller(listen, number, cases)
         tell("preparing", 0.0)
         yield from session.run_case(case, implementations, tell)
-
-
-def teller(listen: Listener, number: int, cases: Sequence[Case]) -> Tell:
-    """What tells a listener about one of the cases."""
-    return lambda doing, fraction: listen(Progress(number, len(cases), cases[number], doing, fraction))
 
 
 class Session:

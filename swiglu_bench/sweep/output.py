@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.machine import locks
 from swiglu_bench.machine.machine import Machine
-from swiglu_bench.session import session
+from swiglu_bench.rows import run_folder
+from swiglu_bench.session.settings import Settings
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.writers import Writer, csv_file
 
@@ -64,7 +65,7 @@ class Opened:
 
 @contextlib.contextmanager
 def opened(
-    command: str, settings: session.Settings, this: Machine, output: Output, warn: Callable[[str], None]
+    command: str, settings: Settings, this: Machine, output: Output, warn: Callable[[str], None]
 ) -> Iterator[Opened]:
     """Everything that is to take rows; raises BadInput where one of them cannot."""
     if output.folder and not output.csv:
@@ -74,10 +75,10 @@ def opened(
     into = Opened((output.folder or default_folder(this, command, settings.run_id)) if output.csv else None)
     with ExitStack() as stack:
         if into.folder:
-            csv_file.create_folder(into.folder)
+            run_folder.create_folder(into.folder)
             stack.enter_context(locks.folder(into.folder, settings.command))
             into.files = csv_file.CsvFile(into.folder, warn=warn)
-            csv_file.write_run_file(into.folder, about(settings, this))
+            run_folder.write_run_file(into.folder, about(settings, this))
             stack.callback(into.files.close)
             into.writers.append(into.files)
             into.places.append(lambda: f"Rows, samples and machine: {into.folder}")
@@ -108,7 +109,7 @@ def wandb_run(
     )
 
 
-def about(settings: session.Settings, this: Machine) -> dict[str, Any]:
+def about(settings: Settings, this: Machine) -> dict[str, Any]:
     """What run.json says: the command, its settings, the machine."""
     return {
         "command": settings.command,
@@ -130,7 +131,7 @@ def logs(folder: Path | None, wanted: Callable[[], bool]) -> Iterator[Path]:
     A temporary one stays only where it is `wanted` in the end, because rows name it.
     """
     place = folder / "logs" if folder else Path(tempfile.mkdtemp(prefix="swiglu-bench-"))
-    csv_file.create_folder(place)
+    run_folder.create_folder(place)
     try:
         yield place
     finally:

@@ -14,17 +14,16 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from swiglu_bench.machine import sources
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.rows.record import Record
-from swiglu_bench.session.session import Settings
+from swiglu_bench.session.settings import Settings
 from swiglu_bench.spec.cases import Case
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.version import __version__
 
 CASE = ("shape", "hidden", "intermediate", "tokens", "dtype", "scope", "mode", "seed")
 """The columns that say which case a row is of."""
-MACHINE = ("device", "driver", "cuda", "torch", "triton", "python", "cpu", "cpu_threads")
-PACKAGES = ("swiglu_bench", "swiglu_kernels")
 
 CaseKey = tuple[str, ...]
 
@@ -46,10 +45,10 @@ class Fingerprints:
 
     def __init__(self, implementations: Sequence[Implementation], settings: Settings, this: Machine) -> None:
         self._common = {
-            "sources": code(),
+            "sources": sources.code(),
             "version": __version__,
             "tuned tiles": this.tuned_tiles,
-            "machine": {name: getattr(this, name) for name in MACHINE},
+            "machine": {name: getattr(this, name) for name in sources.MACHINE},
             "settings": {
                 "task": settings.task,
                 "device": str(settings.device),
@@ -65,7 +64,7 @@ class Fingerprints:
         self._own = {
             one.name: {
                 "name": one.name,
-                "source": _digest([Path(one.file)]) if one.file else "",
+                "source": sources.digest([Path(one.file)]) if one.file else "",
                 "versions": _versions(owners, one),
             }
             for one in implementations
@@ -127,25 +126,6 @@ def _verb(command: str) -> str:
 def _as_cell(value: object) -> str:
     """As records.csv has it, where every row is one line."""
     return " ".join(str(value).split())
-
-
-def code() -> dict[str, str]:
-    """A digest of the sources of each of the suite's packages, as they are installed here."""
-    return {package: _sources(package) for package in PACKAGES}
-
-
-def _sources(package: str) -> str:
-    spec = importlib.util.find_spec(package)
-    assert spec is not None
-    folders = spec.submodule_search_locations or []
-    return _digest(sorted(file for folder in folders for file in Path(folder).rglob("*.py")))
-
-
-def _digest(files: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.name.encode(errors="surrogatepass") + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 def _versions(owners: Mapping[str, list[str]], implementation: Implementation) -> dict[str, str]:

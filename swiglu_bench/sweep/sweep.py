@@ -17,9 +17,10 @@ from swiglu_bench.processes import parent
 from swiglu_bench.processes.child import DoesNotEnd
 from swiglu_bench.processes.pool import team
 from swiglu_bench.processes.pool.team import Team
-from swiglu_bench.rows.csv_rows import typed
+from swiglu_bench.rows.csv_table import typed
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.session import session
+from swiglu_bench.session.settings import Progress, Settings, Task
 from swiglu_bench.spec.cases import Case
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.sweep.output import Output, logs, opened
@@ -51,7 +52,7 @@ def sweep(
     command: str,
     cases: Sequence[Case],
     chosen: Sequence[Implementation],
-    settings: session.Settings,
+    settings: Settings,
     this: Machine,
     output: Output,
     console: Console,
@@ -79,11 +80,11 @@ def sweep(
         for writer in also:
             for row in plan.kept:
                 writer.write(typed(Record, row))
-        in_detail = settings.detail and settings.task is session.Task.VERIFY
+        in_detail = settings.detail and settings.task is Task.VERIFY
         in_any_order = process.team is not None
         shown = ConsoleWriter(console, _tables(settings), len(plan.todo), in_detail, output.quiet, in_any_order)
 
-        def listen(progress: session.Progress) -> None:
+        def listen(progress: Progress) -> None:
             case = progress.case
             doing = f"{case.shape.name}, {case.tokens} tokens, {progress.doing}"
             number = f"case {progress.case_number + 1}/{progress.case_count}"
@@ -136,12 +137,12 @@ def sweep(
     return int(failed or bool(statuses & {Status.INCORRECT, Status.ERROR}))
 
 
-def _tables(settings: session.Settings) -> Tables:
+def _tables(settings: Settings) -> Tables:
     """What a command ends with."""
     match settings.task:
-        case session.Task.MEMORY:
+        case Task.MEMORY:
             return memory_tables
-        case session.Task.VERIFY:
+        case Task.VERIFY:
             return verify_detail_tables if settings.detail else verify_tables
         case _:
             return partial(time_tables, detail=settings.detail)

@@ -16,6 +16,7 @@ from swiglu_bench.check.built import Produced, Trial
 from swiglu_bench.check.inputs import make_problem, torch_dtype
 from swiglu_bench.measure.memory import measure_memory
 from swiglu_bench.measure.rounds import Contender, Rule, run_rounds
+from swiglu_bench.rows.ranks import Row
 from swiglu_bench.rows.record import Status, TensorCheck
 from swiglu_bench.spec.cases import VARIANTS, Case, Mode
 from swiglu_bench.spec.implementation import Implementation
@@ -30,7 +31,6 @@ from swiglu_bench.tp.figures import (
 )
 from swiglu_bench.tp.group import Group, GroupClock, RankFailed
 from swiglu_bench.tp.plan import ALONE, ASYNC
-from swiglu_bench.tp.row import Row
 from swiglu_bench.tp.truth import Yardsticks, check_same, make_yardsticks, own_part
 
 

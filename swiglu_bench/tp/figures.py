@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from swiglu_bench.measure.statistics import median_interval, percentile, verdict
+from swiglu_bench.rows.ranks import Row
 from swiglu_bench.rows.record import Status
 from swiglu_bench.spec import costs
 from swiglu_bench.spec.cases import Case, tensors
 from swiglu_bench.tp.plan import ALONE
-from swiglu_bench.tp.row import Row
 from swiglu_bench.tp.traffic import bus_bytes, kinds, tensor_bytes
 
 if TYPE_CHECKING:

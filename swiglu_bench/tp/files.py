@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from swiglu_bench.rows import run_folder
+from swiglu_bench.rows.csv_table import Table
+from swiglu_bench.rows.ranks import COLUMNS, KEY, SAMPLE_FIELDS, Row
 from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.tp.row import COLUMNS, KEY, SAMPLE_FIELDS, Row
-from swiglu_bench.writers import csv_file
-from swiglu_bench.writers.csv_file import Table
 
 ROWS, SAMPLES = "tp.csv", "tp_samples.csv"
 
@@ -22,12 +22,12 @@ class Folder:
         """Raises BadInput where the folder cannot be written, or holds something else."""
         self.path = path
         self._warn = warn
-        csv_file.create_folder(path)
+        run_folder.create_folder(path)
         self._earlier = self._runs()
         self._rows, self._samples = Table(path / ROWS, COLUMNS), Table(path / SAMPLES, (*KEY, "round", *SAMPLE_FIELDS))
 
     def _runs(self) -> list[dict[str, Any]]:
-        file = self.path / csv_file.RUN
+        file = self.path / run_folder.RUN
         if not file.exists():
             return []
         try:
@@ -40,7 +40,7 @@ class Folder:
 
     def describe(self, about: dict[str, Any]) -> None:
         """Write run.json: this run, and under `earlier` those before it."""
-        csv_file.write_run_file(self.path, about | ({"earlier": self._earlier} if self._earlier else {}))
+        run_folder.write_run_file(self.path, about | ({"earlier": self._earlier} if self._earlier else {}))
 
     def write(self, rows: Sequence[Row]) -> None:
         """Keep the rows of a case, samples first."""

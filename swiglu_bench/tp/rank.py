@@ -16,13 +16,13 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from swiglu_bench.implementations import CATALOGUE
 from swiglu_bench.processes.worker import NOBODY, Setting, settle
+from swiglu_bench.rows.ranks import Row
 from swiglu_bench.spec import registry
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.tp import contenders
 from swiglu_bench.tp.case import Sink
 from swiglu_bench.tp.group import Group
 from swiglu_bench.tp.plan import Plan
-from swiglu_bench.tp.row import Row
 from swiglu_bench.tp.session import Session
 
 

@@ -15,6 +15,7 @@ from swiglu_bench.machine import locks, machine
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.processes.child import Died
 from swiglu_bench.processes.worker import NOBODY
+from swiglu_bench.rows.ranks import Row
 from swiglu_bench.rows.record import Status
 from swiglu_bench.sweep import output, request
 from swiglu_bench.sweep.output import default_folder
@@ -22,7 +23,7 @@ from swiglu_bench.tp.files import Folder
 from swiglu_bench.tp.launch import END_S, Ranks
 from swiglu_bench.tp.plan import Plan
 from swiglu_bench.tp.rank import Silent, catalogue
-from swiglu_bench.tp.row import Row, blank
+from swiglu_bench.tp.session import blank
 from swiglu_bench.writers import tp_tables
 from swiglu_bench.writers.console import Bar
 from swiglu_bench.writers.wandb_run import WandbRun

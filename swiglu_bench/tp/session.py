@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from swiglu_bench.check.inputs import torch_dtype
 from swiglu_bench.machine import machine
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.rounds import Rule
+from swiglu_bench.rows.ranks import Row
 from swiglu_bench.rows.record import Status
 from swiglu_bench.spec import costs
 from swiglu_bench.spec.cases import VARIANTS, Case, Mode
@@ -21,13 +22,25 @@ from swiglu_bench.tp import collectives, contenders, traffic
 from swiglu_bench.tp.case import CaseRun, Sink
 from swiglu_bench.tp.group import Group, GroupClock, RankFailed
 from swiglu_bench.tp.plan import ASYNC, Plan, local
-from swiglu_bench.tp.row import Row, blank
 from swiglu_bench.tp.truth import NoYardstick
 
 
 def default_rule(budget_s: float) -> Rule:
     """Few rounds suffice: a call of many ranks is long."""
     return Rule(warmup_rounds=2, min_rounds=10, max_rounds=200, min_s=0.5, budget_s=budget_s)
+
+
+def blank(
+    run_id: str, case: Case, ranks: int, way: bool, name: str, machines: Sequence[Machine], timestamp: str
+) -> Row:
+    """The row of an implementation before anything was measured. `machines`: of the ranks; the first stands for all."""
+    this, hosts = machines[0], list(dict.fromkeys(one.host for one in machines))
+    return Row(
+        run_id, case.shape.name, case.shape.hidden, case.shape.intermediate, case.tokens, case.dtype.value,
+        case.mode.value, case.seed, ranks, way, name,
+        hosts=len(hosts), host=" ".join(hosts), device=this.device, driver=this.driver, cuda=this.cuda,
+        torch=this.torch, triton=this.triton, version=this.version, timestamp=timestamp,
+    )  # fmt: skip
 
 
 class Session:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swiglu_bench.rows.run_folder import read_records
+from swiglu_bench.rows.training import SAVING_TOLERANCE
 from swiglu_bench.spec.cases import Case
 from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.writers.csv_file import read_records
 
 if TYPE_CHECKING:
     from swiglu_bench.measure.statistics import Interval
-
-TOLERANCE = 0.2
-"""Of the saving: how far what was measured may be from what was expected."""
 
 
 def expected(share: float, block_ratio: float, spared: float = 0.0) -> float:
@@ -28,7 +26,7 @@ def disagrees(wanted: float, measured: Interval, noise: float) -> bool:
     """Whether the saving is off by more than a fifth of itself, and by more than the measurement can err."""
     off = abs(measured.median - wanted)
     sure = max(measured.half_width, noise)
-    return off > TOLERANCE * max(abs(1 - wanted), abs(1 - measured.median)) and off > sure
+    return off > SAVING_TOLERANCE * max(abs(1 - wanted), abs(1 - measured.median)) and off > sure
 
 
 def from_run(path: Path, case: Case) -> dict[str, float]:

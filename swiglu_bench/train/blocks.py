@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +19,8 @@ from swiglu_bench.check.inputs import torch_dtype
 from swiglu_bench.spec.cases import WEIGHTS, Case, Dtype, Scope
 from swiglu_bench.spec.implementation import Implementation, Step
 from swiglu_bench.spec.problem import Problem
+from swiglu_bench.train.breakdown import Watch
 from swiglu_bench.train.model import sites
-
-if TYPE_CHECKING:
-    from swiglu_bench.train.breakdown import Watch
 
 PROJECTIONS = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}
 

@@ -6,13 +6,10 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from swiglu_bench.train.blocks import Block
 
 STEPS = 5
 WARM_STEPS = 5
@@ -81,8 +78,14 @@ class Watch:
         return event
 
 
+class Watched(Protocol):
+    """A block that tells a watch when it begins and ends, where it has one."""
+
+    watch: Watch | None
+
+
 def measure(
-    blocks: Sequence[Block], device: torch.device, learn: Callable[[int], None], update: Callable[[], None]
+    blocks: Sequence[Watched], device: torch.device, learn: Callable[[int], None], update: Callable[[], None]
 ) -> Breakdown:
     """Run a few steps, each `learn(number)` (forward and backward) and `update()` (the optimiser), and take medians."""
     for number in range(WARM_STEPS):

@@ -9,22 +9,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from swiglu_bench.rows.csv_rows import typed
+from swiglu_bench.rows import run_folder
+from swiglu_bench.rows.csv_table import Table, typed
 from swiglu_bench.rows.training import (
     RUN_COLUMNS,
     RUNS,
     STEP_COLUMNS,
     STEPS,
     SUMMARY,
+    SUMMARY_COLUMNS,
     End,
     Judged,
     Row,
+    Summary,
 )
 from swiglu_bench.rows.training_run import ended
 from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.train.summary import COLUMNS, Summary
-from swiglu_bench.writers import csv_file
-from swiglu_bench.writers.csv_file import Table
 
 CHECKPOINTS = "checkpoints"
 WRITE_EVERY_S = 1.0
@@ -41,14 +41,14 @@ class Folder:
         self._warn = warn
         self._pending: list[Row] = []
         self._written_at = time.monotonic()
-        csv_file.create_folder(path)
+        run_folder.create_folder(path)
         if resume:
             _check_same(path, about)
         elif (path / STEPS).exists():
             raise BadInput(f"--out: {path} holds a training run; give --resume to go on with it, or another folder.")
         self._steps = Table(path / STEPS, STEP_COLUMNS)
         self._runs = Table(path / RUNS, RUN_COLUMNS)
-        csv_file.write_run_file(path, about)
+        run_folder.write_run_file(path, about)
 
     def finished(self) -> dict[tuple[str, int], tuple[list[float], Judged, int]]:
         """By implementation and seed: the losses of all steps, the held-out figures, the weights that learnt."""
@@ -88,7 +88,7 @@ class Folder:
     def summarise(self, summaries: Sequence[Summary]) -> None:
         """Write summary.csv anew."""
         (self.path / SUMMARY).unlink(missing_ok=True)
-        self._append(Table(self.path / SUMMARY, COLUMNS), [summary.row().values() for summary in summaries])
+        self._append(Table(self.path / SUMMARY, SUMMARY_COLUMNS), [summary.row().values() for summary in summaries])
 
     def close(self) -> None:
         """Keep what is pending, and leave no empty folder."""
@@ -107,7 +107,7 @@ class Folder:
 def _check_same(path: Path, about: dict[str, Any]) -> None:
     """Raise BadInput unless the folder holds a run with these settings on this machine."""
     try:
-        before = json.loads((path / csv_file.RUN).read_text(encoding="utf-8"))
+        before = json.loads((path / run_folder.RUN).read_text(encoding="utf-8"))
         old = before["settings"] | {f"machine's {name}": value for name, value in before["machine"].items()}
     except (OSError, ValueError, KeyError, TypeError):
         raise BadInput(f"--resume: {path} holds no training run; leave --resume out to begin one.") from None

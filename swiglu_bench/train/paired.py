@@ -24,7 +24,7 @@ from swiglu_bench.measure.memory import MemoryUse, measure_memory
 from swiglu_bench.measure.rounds import Contender as Player
 from swiglu_bench.measure.rounds import Rule, run_rounds
 from swiglu_bench.measure.statistics import Interval, percentile, verdict
-from swiglu_bench.session.case_timing import TWIN
+from swiglu_bench.session.settings import TWIN
 from swiglu_bench.spec.errors import one_line
 from swiglu_bench.train import breakdown
 from swiglu_bench.train.blocks import Block, Contender, blocks, trained

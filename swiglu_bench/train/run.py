@@ -13,7 +13,9 @@ from swiglu_bench.charts.training import draw
 from swiglu_bench.machine import locks, machine
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost
+from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.training import PERMUTED, Summary
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.sweep import request
 from swiglu_bench.sweep.output import default_folder
@@ -23,9 +25,8 @@ from swiglu_bench.train.files import Folder
 from swiglu_bench.train.model import Experiment
 from swiglu_bench.train.progress import Show
 from swiglu_bench.train.session import Plan, Results
-from swiglu_bench.train.summary import Summary, in_order
-from swiglu_bench.train.verdict import PERMUTED
-from swiglu_bench.writers import csv_file, wandb_run
+from swiglu_bench.train.summary import in_order
+from swiglu_bench.writers import wandb_run
 from swiglu_bench.writers.training_tables import tables
 from swiglu_bench.writers.wandb_run import WandbRun
 
@@ -93,7 +94,7 @@ class TrainRun:
             folder = None
             if csv:
                 path = out or default_folder(self.this, f"train-{self.task}", self.started)
-                csv_file.create_folder(path)
+                run_folder.create_folder(path)
                 stack.enter_context(locks.folder(path, self.command))
                 folder = Folder(path, about, resume, self._warn)
                 stack.callback(folder.close)

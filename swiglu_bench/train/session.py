@@ -16,14 +16,14 @@ import torch
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Status
-from swiglu_bench.rows.training import End, Judged, Row
+from swiglu_bench.rows.training import PERMUTED, End, Judged, Row, Summary
 from swiglu_bench.spec.errors import one_line
 from swiglu_bench.train import alone, paired, verdict
 from swiglu_bench.train.blocks import Contender
 from swiglu_bench.train.files import Folder
 from swiglu_bench.train.loop import Training
 from swiglu_bench.train.model import Experiment
-from swiglu_bench.train.summary import Summary
+from swiglu_bench.train.summary import note_curve, note_expectation, note_speed, note_training
 
 BASELINE = "eager"
 
@@ -99,17 +99,20 @@ def summaries(plan: Plan, results: Results, about: Callable[[Contender], Summary
         summary.metric, summary.unit = experiment.metric, experiment.unit
         finals = results.finals(name)
         judged = results.judged.get(name, {})
-        summary.note_training(
-            list(finals.values()), [judged[seed].loss for seed in finals], [judged[seed].metric for seed in finals]
+        note_training(
+            summary,
+            list(finals.values()),
+            [judged[seed].loss for seed in finals],
+            [judged[seed].metric for seed in finals],
         )
         if name != BASELINE:
-            compared = verdict.compare(finals, results.finals(BASELINE), results.finals(verdict.PERMUTED))
-            summary.note_curve(compared)
+            compared = verdict.compare(finals, results.finals(BASELINE), results.finals(PERMUTED))
+            note_curve(summary, compared)
         if name in results.speeds:
             speed = results.speeds[name]
-            summary.note_speed(speed, unit)
+            note_speed(summary, speed, unit)
             if name in results.block_ratios and BASELINE in results.speeds:
-                summary.note_expectation(results.block_ratios[name], results.speeds[BASELINE].parts, speed)
+                note_expectation(summary, results.block_ratios[name], results.speeds[BASELINE].parts, speed)
         if name in results.failures:
             summary.status, summary.reason = Status.ERROR, f"{results.failures[name].rstrip('.')}."
         found.append(summary)

@@ -7,31 +7,17 @@ judged by two things that make no model worse: the same model with its sums in a
 
 from __future__ import annotations
 
-import enum
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-PERMUTED = "eager, permuted"
-"""eager with the rows of gate and up, and the columns of down, in another order: the same model, rounded otherwise."""
+from swiglu_bench.rows.training import Curve
+
 WINDOW = 0.2
 """Share of the steps, the last ones, over which losses are averaged."""
 ROUNDING = 3.0
 """How many times the effect of another order of sums still passes for rounding."""
-
-
-class Curve(enum.StrEnum):
-    """What the difference to eager amounts to."""
-
-    SAME = "same"
-    """No more than rounding in another order does."""
-    WITHIN_SEEDS = "within seeds"
-    """More than that, or not told from it, and no more than the spread of eager's seeds."""
-    DIFFERS = "differs"
-    """More than both."""
-    UNKNOWN = "unknown"
-    """More than rounding does, and one seed has no spread."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swiglu_bench.rows.audit_cell import CELL_COLUMNS, Cell, Verdict
-from swiglu_bench.writers.csv_file import Table as File
+from swiglu_bench.rows.csv_table import Table as File
 
 AUDIT = "audit.csv"
 SYMBOLS = {

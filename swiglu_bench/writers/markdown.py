@@ -20,7 +20,7 @@ from typing import Any
 
 import pandas as pd
 
-from swiglu_bench.writers.csv_file import read_records
+from swiglu_bench.rows.run_folder import read_records
 from swiglu_bench.writers.tables import size
 
 TRAINING = re.compile(r"(<!-- training: (?P<path>\S+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)

@@ -9,8 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from swiglu_bench.rows.ranks import Row
 from swiglu_bench.rows.record import Status
-from swiglu_bench.tp.row import Row
 
 STYLES = {"faster": "green", "slower": "red", "tie": "", "baseline": "dim"}
 SPEED = (

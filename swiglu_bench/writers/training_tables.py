@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swiglu_bench.rows.record import Status
-from swiglu_bench.train.amdahl import TOLERANCE
-from swiglu_bench.train.summary import Summary
+from swiglu_bench.rows.training import SAVING_TOLERANCE, Summary
 
 MEANING = {"same": "good", "within seeds": "good", "differs": "bad", "faster": "good", "slower": "bad"}
 STYLES = {"good": "green", "bad": "bold red", "middle": "yellow"}
@@ -82,7 +81,7 @@ def remarks(summaries: Sequence[Summary]) -> Iterator[str]:
         if one.as_expected is False
     ]
     if off:
-        yield f"The step is off what was expected, by more than {TOLERANCE:.0%} of the saving: {', '.join(off)}."
+        yield f"The step is off what was expected, by more than {SAVING_TOLERANCE:.0%} of the saving: {', '.join(off)}."
     reasons: dict[str, list[str]] = {}
     for one in summaries:
         if one.status is not Status.OK:
@@ -144,7 +143,7 @@ def _speed(rows: Sequence[Summary]) -> Grid:
     note = (
         "ratio: of the step's time to eager's in the same round, median and half the 95% interval; expected: by "
         "Amdahl's law from the blocks' share of eager's step and the ratio of the block by itself; * off by more "
-        f"than {TOLERANCE:.0%} of the saving."
+        f"than {SAVING_TOLERANCE:.0%} of the saving."
     )
     return Grid("Is it faster?", columns, lines, note)
 

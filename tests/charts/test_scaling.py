@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from swiglu_bench.charts import scaling
-from swiglu_bench.tp.row import COLUMNS
+from swiglu_bench.rows.ranks import COLUMNS
 
 
 def rows(*counts: int, single: str = "8") -> list[dict[str, str]]:

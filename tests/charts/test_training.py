@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from swiglu_bench.charts import export, training
-from swiglu_bench.train.verdict import PERMUTED
+from swiglu_bench.rows.training import PERMUTED
 
 LOSSES = {
     "eager": {0: [3.0, 2.0, 1.0], 1: [3.2, 2.2, 1.2]},

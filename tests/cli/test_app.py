@@ -24,13 +24,13 @@ from swiglu_bench.cli import app
 from swiglu_bench.implementations import CATALOGUE
 from swiglu_bench.machine import machine
 from swiglu_bench.measure import ceilings
+from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import Record
 from swiglu_bench.session import session
 from swiglu_bench.spec.cases import Scope
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.shapes import config_names
 from swiglu_bench.sweep import request
-from swiglu_bench.writers import csv_file
 
 SMALL = ("--shapes", "24x40", "--tokens", "3,7", "--device", "cpu")
 FILES = {"records.csv", "samples.csv", "checks.csv", "run.json"}
@@ -94,7 +94,7 @@ def user_file(tmp_path: Path) -> Path:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = csv_file.read_records(folder).to_dict("records")
+    rows: list[dict[str, Any]] = run_folder.read_records(folder).to_dict("records")
     return rows
 
 

@@ -11,9 +11,9 @@ from reported import ROOT, audited, awkward, timed, trained, write
 from swiglu_bench.cli import app
 from swiglu_bench.cli import report as command
 from swiglu_bench.report import figures, noise_chart
+from swiglu_bench.rows.csv_table import Table
+from swiglu_bench.rows.ranks import COLUMNS
 from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.tp.row import COLUMNS
-from swiglu_bench.writers.csv_file import Table
 
 
 def report(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:

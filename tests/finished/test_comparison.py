@@ -12,14 +12,8 @@ from rendered import shown, unwrapped
 from specimens import a_record
 
 from swiglu_bench.finished import comparison_tables
-from swiglu_bench.finished.comparison import (
-    Comparison,
-    Outcome,
-    Verdict,
-    compare,
-    judge,
-    reaching,
-)
+from swiglu_bench.finished.change import Outcome, Verdict
+from swiglu_bench.finished.comparison import Comparison, compare, judge, reaching
 from swiglu_bench.measure.statistics import Interval, median_interval, quotient, verdict
 from swiglu_bench.rows.finished_run import Run, load_run
 from swiglu_bench.rows.record import Record, Status

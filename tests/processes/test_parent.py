@@ -23,7 +23,7 @@ from swiglu_bench.processes import parent
 from swiglu_bench.processes.parent import declare, log_name
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.session import session
-from swiglu_bench.session.session import Progress, Settings, Task
+from swiglu_bench.session.settings import Progress, Settings, Task
 from swiglu_bench.spec import registry
 from swiglu_bench.spec.cases import Case, Mode
 from swiglu_bench.spec.errors import BadInput

@@ -10,9 +10,8 @@ from reported import COMMITTED, EVIL, IN_A_CHECKOUT, REASON, trained
 from swiglu_bench.charts.style import Look, slots
 from swiglu_bench.report import training as told
 from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.training import PERMUTED, Summary
 from swiglu_bench.rows.training_run import Training, load
-from swiglu_bench.train.summary import Summary
-from swiglu_bench.train.verdict import PERMUTED
 
 
 @pytest.fixture

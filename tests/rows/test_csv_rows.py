@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from swiglu_bench.rows.csv_rows import texts, typed
+from swiglu_bench.rows.csv_table import texts, typed
 from swiglu_bench.rows.record import Status
 
 

@@ -9,8 +9,9 @@ from specimens import a_record
 
 from swiglu_bench.rows.finished_run import find_runs, latest, load_run
 from swiglu_bench.rows.record import GpuState, Record, Status, TensorCheck
+from swiglu_bench.rows.run_folder import read_records, write_run_file
 from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.writers.csv_file import CsvFile, read_records, write_run_file
+from swiglu_bench.writers.csv_file import CsvFile
 
 RESULTS = ROOT / "results" / "nvidia-h200"
 COMMITTED = sorted(RESULTS.rglob("records.csv"))

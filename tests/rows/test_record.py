@@ -12,9 +12,9 @@ from swiglu_bench.rows.record import (
     Status,
     TensorCheck,
 )
-from swiglu_bench.rows.training import RUN_COLUMNS, STEP_COLUMNS
-from swiglu_bench.train.summary import COLUMNS as SUMMARY_COLUMNS
-from swiglu_bench.writers.csv_file import CHECK_COLUMNS, SAMPLE_COLUMNS
+from swiglu_bench.rows.run_folder import SAMPLE_COLUMNS
+from swiglu_bench.rows.training import RUN_COLUMNS, STEP_COLUMNS, SUMMARY_COLUMNS
+from swiglu_bench.writers.csv_file import CHECK_COLUMNS
 
 README = ROOT / "results" / "README.md"
 

@@ -7,9 +7,9 @@ import pytest
 from reported import COMMITTED, EVIL, IN_A_CHECKOUT, REASON, trained
 
 from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.training import PERMUTED
 from swiglu_bench.rows.training_run import find, folder_of, load
 from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.train.verdict import PERMUTED
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import GpuState, Record, Status
 from swiglu_bench.session import session
 from swiglu_bench.session.case_timing import _note_gpu, _Watch
-from swiglu_bench.session.session import Settings, Task, run
+from swiglu_bench.session.session import run
+from swiglu_bench.session.settings import Settings, Task
 from swiglu_bench.spec.cases import Mode
 from swiglu_bench.spec.implementation import Implementation
 

@@ -21,9 +21,8 @@ from swiglu_bench.measure.graph import Graph
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.session import latency_graph_energy
-from swiglu_bench.session.case_timing import Entry
 from swiglu_bench.session.latency_graph_energy import Asides
-from swiglu_bench.session.session import Settings, Task
+from swiglu_bench.session.settings import Entry, Settings, Task
 from swiglu_bench.spec.cases import VARIANTS, Mode
 from swiglu_bench.spec.implementation import Implementation, Step
 from swiglu_bench.spec.problem import Problem

@@ -18,7 +18,8 @@ from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.session import case_timing
 from swiglu_bench.session import session as runner
-from swiglu_bench.session.session import Progress, Settings, Task, run
+from swiglu_bench.session.session import run
+from swiglu_bench.session.settings import Progress, Settings, Task
 from swiglu_bench.spec.cases import (
     VARIANTS,
     Case,

@@ -12,10 +12,8 @@ from specimens import a_record, without_time
 
 from swiglu_bench.rows.audit_cell import Cell, Verdict
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.rows.training import End, Row
+from swiglu_bench.rows.training import PERMUTED, End, Row, Summary
 from swiglu_bench.train.files import Folder
-from swiglu_bench.train.summary import Summary
-from swiglu_bench.train.verdict import PERMUTED
 from swiglu_bench.writers.contract import ContractFile
 from swiglu_bench.writers.csv_file import CsvFile
 

@@ -12,7 +12,8 @@ from swiglu_bench.implementations import liger, pytorch
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Record
-from swiglu_bench.session.session import Session, Settings, Task
+from swiglu_bench.session.session import Session
+from swiglu_bench.session.settings import Settings, Task
 from swiglu_bench.spec.cases import (
     Case,
     Dtype,

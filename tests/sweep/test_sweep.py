@@ -18,15 +18,15 @@ from swiglu_bench.machine import locks, machine
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.processes import parent
 from swiglu_bench.processes.child import DoesNotEnd
+from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.session import session as runner
-from swiglu_bench.session.session import Progress, Settings, Task
+from swiglu_bench.session.settings import Progress, Settings, Task
 from swiglu_bench.spec.cases import Mode
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Step, implementation
 from swiglu_bench.sweep.output import Output, Wandb, default_folder
 from swiglu_bench.sweep.sweep import INTERRUPTED, Process, sweep
-from swiglu_bench.writers import csv_file
 
 CPU = torch.device("cpu")
 THIS = machine.describe(CPU)
@@ -110,7 +110,7 @@ def test_a_row_is_on_the_disk_before_the_next_is_asked_for(monkeypatch: pytest.M
     def run(*_: object) -> Iterator[Record]:
         for tokens in (1, 2, 3):
             yield a_record(tokens=tokens)
-            seen.append(len(csv_file.read_records(tmp_path / "run")))
+            seen.append(len(run_folder.read_records(tmp_path / "run")))
 
     monkeypatch.setattr(runner, "run", run)
     console = Console(file=io.StringIO(), color_system=None)
@@ -127,7 +127,7 @@ def test_every_writer_gets_every_row_and_is_closed(
     (run,) = FakeWandb.opened
     assert run.rows == [OK, INCORRECT]
     assert run.closed == 1
-    assert list(csv_file.read_records(tmp_path / "run")["status"]) == ["ok", "incorrect"]
+    assert list(run_folder.read_records(tmp_path / "run")["status"]) == ["ok", "incorrect"]
     lines = text.splitlines()
     assert lines[2:4] == [f"Rows, samples and machine: {tmp_path / 'run'}", "W&B: https://wandb.example/run"]
     assert lines[4:] == (["Interrupted: 2 rows were kept."] if end else [])
@@ -138,7 +138,7 @@ def test_a_crash_of_the_suite_itself_is_seen_and_keeps_the_rows(
 ) -> None:
     with pytest.raises(RuntimeError, match="a bug"):
         play(monkeypatch, OK, RuntimeError("a bug"), output=into(tmp_path / "run", Wandb("mine")))
-    assert len(csv_file.read_records(tmp_path / "run")) == 1
+    assert len(run_folder.read_records(tmp_path / "run")) == 1
     assert FakeWandb.opened[0].closed == 1
 
 
@@ -261,7 +261,7 @@ def test_resume_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch, tmp_path
     ran, text = resume(monkeypatch, tmp_path, again)
     assert ran == [3]
     assert f"2 of 3 cases are finished in {tmp_path} and are kept." in text
-    rows = csv_file.read_records(tmp_path)
+    rows = run_folder.read_records(tmp_path)
     assert list(rows["tokens"]) == [1, 1, 2, 2, 3, 3]
     assert len(set(rows["fingerprint"])) == 6
     assert resume(monkeypatch, tmp_path, again)[0] == []
@@ -276,7 +276,7 @@ def test_resume_replaces_a_case_that_is_cut_short_or_made_otherwise(
     assert resume(monkeypatch, tmp_path, dataclasses.replace(SETTINGS, run_id="second"))[0] == [3]
     otherwise = dataclasses.replace(SETTINGS, run_id="third", cold_l2=False)
     assert resume(monkeypatch, tmp_path, otherwise, kill_at=3)[0] == [1, 2]
-    rows = csv_file.read_records(tmp_path)
+    rows = run_folder.read_records(tmp_path)
     assert sorted(zip(rows["tokens"], rows["run_id"], strict=True)) == [
         (1, "third"), (1, "third"), (2, "third"), (2, "third"), (3, "second"), (3, "second"),
     ]  # fmt: skip
@@ -289,7 +289,7 @@ def test_a_kept_row_that_is_no_success_still_counts(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(runner, "run", lambda cases, *_: (INCORRECT for _ in cases))
         console = Console(file=io.StringIO(), color_system=None)
         assert sweep("forward", [case], [MINE], SETTINGS, THIS, output, console) == 1
-    assert len(csv_file.read_records(tmp_path)) == 1
+    assert len(run_folder.read_records(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("csv", [True, False])

@@ -4,6 +4,7 @@ import pytest
 
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Timing
+from swiglu_bench.rows.ranks import Row
 from swiglu_bench.rows.record import Status
 from swiglu_bench.spec.cases import (
     Case,
@@ -20,7 +21,6 @@ from swiglu_bench.tp.figures import (
     fill,
     key,
 )
-from swiglu_bench.tp.row import Row
 from swiglu_bench.writers import tp_tables
 
 CASE = Case(Shape("made-up", 1024, 4096, "for tests", ()), 2048, Dtype.BFLOAT16, Scope.MLP, Mode.FORWARD)

@@ -4,12 +4,12 @@ import pytest
 from places import ROOT
 
 from swiglu_bench.machine.machine import DATASHEETS
+from swiglu_bench.rows.ranks import COLUMNS, SAMPLE_FIELDS
 from swiglu_bench.spec import costs
 from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape, tensors
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.shapes import load_shapes
 from swiglu_bench.tp.plan import cases_of, local, parse_gpus
-from swiglu_bench.tp.row import COLUMNS, SAMPLE_FIELDS
 from swiglu_bench.tp.traffic import Kind, bus_bytes, kinds, tensor_bytes
 
 SHAPE = Shape("made-up", 16, 96, "for tests", (1, 4, 6))

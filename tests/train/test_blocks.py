@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 from trained import BY_NAME, NANO, contender, decoder, images
 
+from swiglu_bench.rows.training import PERMUTED
 from swiglu_bench.spec.cases import (
     Case,
     Dtype,
@@ -26,7 +27,6 @@ from swiglu_bench.train.blocks import (
 from swiglu_bench.train.loop import Training
 from swiglu_bench.train.model import experiment as prepare
 from swiglu_bench.train.model import sites
-from swiglu_bench.train.verdict import PERMUTED
 
 TRAINED = ["eager-packed", "unsloth", "silu-mul", "fused-dw-torch", "fused-auto", "fused-mlp", "fused-mlp-auto"]
 

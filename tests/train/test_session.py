@@ -11,15 +11,13 @@ from trained import BY_NAME, contender, images
 
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Status
-from swiglu_bench.rows.training import RUNS, STEPS, Row
+from swiglu_bench.rows.training import PERMUTED, RUNS, STEPS, SUMMARY_COLUMNS, Row, Summary
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.train import paired, session
 from swiglu_bench.train.blocks import Contender
 from swiglu_bench.train.files import CHECKPOINTS, Folder
 from swiglu_bench.train.loop import Training
 from swiglu_bench.train.session import Plan, Results, run, summaries
-from swiglu_bench.train.summary import COLUMNS, Summary
-from swiglu_bench.train.verdict import PERMUTED
 
 ABOUT: dict[str, Any] = {"command": "", "run_id": "1", "settings": {"steps": 6, "seeds": 1}, "machine": {"torch": "2"}}
 RULE = Rule(warmup_rounds=1, min_rounds=3, max_rounds=4, min_s=0, budget_s=1)
@@ -70,7 +68,7 @@ def test_everything_is_trained_timed_judged_and_kept(tmp_path: Path) -> None:
     assert {row["step"] for row in steps} == set("012345")
     assert steps[0]["learning_rate"] == "0.01"
     assert len(rows(tmp_path / "run" / RUNS)) == 6
-    assert tuple(rows(tmp_path / "run" / "summary.csv")[0]) == COLUMNS
+    assert tuple(rows(tmp_path / "run" / "summary.csv")[0]) == SUMMARY_COLUMNS
     assert not (tmp_path / "run" / CHECKPOINTS).exists()
     assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["steps"] == 6
 

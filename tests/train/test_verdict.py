@@ -2,7 +2,8 @@ import math
 
 import pytest
 
-from swiglu_bench.train.verdict import Curve, compare, final, spread
+from swiglu_bench.rows.training import Curve
+from swiglu_bench.train.verdict import compare, final, spread
 
 EAGER = {0: 1.00, 1: 1.02, 2: 0.98}
 PERMUTED = {0: 1.0001, 1: 1.0199, 2: 0.98}

@@ -21,16 +21,10 @@ from swiglu_bench.rows.record import (
     Status,
     columns,
 )
+from swiglu_bench.rows.run_folder import SAMPLE_COLUMNS, SAMPLE_KEY, create_folder, read_records, write_run_file
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.writers import csv_file
-from swiglu_bench.writers.csv_file import (
-    SAMPLE_COLUMNS,
-    SAMPLE_KEY,
-    CsvFile,
-    create_folder,
-    read_records,
-    write_run_file,
-)
+from swiglu_bench.writers.csv_file import CsvFile
 
 
 def make_record(**changes: Any) -> Record:

@@ -5,8 +5,9 @@ import pytest
 from places import ROOT
 
 from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.run_folder import read_records
 from swiglu_bench.writers import markdown
-from swiglu_bench.writers.csv_file import CsvFile, read_records
+from swiglu_bench.writers.csv_file import CsvFile
 
 
 def row(implementation: str, tokens: int, **figures: object) -> Record:

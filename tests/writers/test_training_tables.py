@@ -2,7 +2,7 @@ import pytest
 from rendered import assert_fits, shown, unwrapped
 
 from swiglu_bench.rows.record import Status
-from swiglu_bench.train.summary import Summary
+from swiglu_bench.rows.training import Summary
 from swiglu_bench.writers.training_tables import tables
 
 

@@ -21,9 +21,6 @@ from torch.autograd import forward_ad
 
 from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import INTERPRETING
-from swiglu_kernels.launches.formula import Formula
-from swiglu_kernels.launches.launch import on_device
-from swiglu_kernels.portable.glu_forward import Biases, forward_launch
 
 Kind = tuple[Any, ...]
 Again = Callable[..., torch.Tensor | None]
@@ -85,35 +82,3 @@ def remember(kind: Kind, again: Again | None) -> None:
     """Keep what makes a call of a kind again, if there is anything; it may hold no tensor."""
     if again is not None:
         plan.keep(plan.calls, kind, again)
-
-
-def launch_of(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    biases: Biases,
-    options: dict[str, Any],
-    z: torch.Tensor | None = None,
-) -> Again | None:
-    """Return what launches silu(x w_gate^T) * (x w_up^T) as it was just launched on these, or None.
-
-    `options` are the gate's. `z` is the output; None where it is gone: then its memory is free, and such a tensor is
-    made again.
-    """
-    z = x.new_empty((x.shape[0], w_gate.shape[0])) if z is None else z
-    arguments = x, w_gate, w_up, z, None, None, biases, Formula(**options)
-    planned = None if z.data_ptr() % 16 else plan.known(forward_launch, *arguments)
-    if planned is None:
-        return None
-
-    def again(
-        x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, *biases: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        z = x.new_empty((x.shape[0], w_gate.shape[0]))
-        if z.data_ptr() % 16:
-            return None
-        with on_device(x.device):
-            planned.run([x, w_gate, w_up, z, *(bias for bias in biases if bias is not None)])
-        return z
-
-    return again

@@ -18,7 +18,7 @@ from swiglu_bench.processes.child import DoesNotEnd, Stopped
 from swiglu_bench.processes.parent import Crew
 from swiglu_bench.processes.pool.place import Place
 from swiglu_bench.processes.pool.team import Done, Lost
-from swiglu_bench.session.session import Settings
+from swiglu_bench.session.settings import Settings
 from swiglu_bench.spec.cases import Case
 from swiglu_bench.spec.implementation import Implementation
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from swiglu_bench.processes.parent import Crew
     from swiglu_bench.rows.record import Record
-    from swiglu_bench.session.session import Settings
+    from swiglu_bench.session.settings import Settings
     from swiglu_bench.spec.cases import Case
     from swiglu_bench.spec.implementation import Implementation
 
@@ -46,13 +46,12 @@ class Member:
         """Who this is: the suite's version and the digest of its code, the machine, and this process."""
         import torch
 
-        from swiglu_bench.machine import machine
-        from swiglu_bench.sweep import resume
+        from swiglu_bench.machine import machine, sources
         from swiglu_bench.version import __version__
 
         return {
             "version": __version__,
-            "code": resume.code(),
+            "code": sources.code(),
             "machine": machine.describe(torch.device(self._device)).as_dict(),
             "pid": os.getpid(),
         }

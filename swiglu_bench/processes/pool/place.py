@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from swiglu_bench.machine import machine
+from swiglu_bench.machine import machine, sources
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.sweep import resume
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Place:
 
 def check_alike(first: Place, other: Place) -> None:
     """Raise BadInput where rows of the two could not stand in one run: a fingerprint speaks for one kind of machine."""
-    for name in (*resume.MACHINE, "tuned_tiles"):
+    for name in (*sources.MACHINE, "tuned_tiles"):
         one, two = getattr(first.machine, name), getattr(other.machine, name)
         if one != two:
             raise BadInput(

@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 
+from swiglu_bench.machine import sources
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.processes.pool.member import Member
 from swiglu_bench.processes.pool.place import Place, check_alike
 from swiglu_bench.processes.pool.team import Done, Lost
-from swiglu_bench.session.session import Settings
+from swiglu_bench.session.settings import Settings
 from swiglu_bench.spec.cases import Case
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Implementation
-from swiglu_bench.sweep import resume
 from swiglu_bench.version import __version__
 
 CONNECT_S = 5.0
@@ -233,7 +233,7 @@ class RayTeam:
                 )
             raise BadInput(f"--ray: a process of the cluster could not start: {reason_of(answer)}.")
         place = Place(number, Machine(**answer["machine"]))
-        if (answer["version"], answer["code"]) != (__version__, resume.code()):
+        if (answer["version"], answer["code"]) != (__version__, sources.code()):
             other = answer["version"] if answer["version"] != __version__ else f"other code of {__version__}"
             raise BadInput(
                 f"--ray: {place.machine.host} has {other} and this host {__version__}; install the same everywhere."

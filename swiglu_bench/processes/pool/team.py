@@ -17,7 +17,8 @@ from swiglu_bench.processes.pool import place as places
 from swiglu_bench.processes.pool.place import Place
 from swiglu_bench.processes.pool.schedule import Schedule
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.session.session import Session, Settings
+from swiglu_bench.session.session import Session
+from swiglu_bench.session.settings import Settings
 from swiglu_bench.spec.cases import Case
 from swiglu_bench.spec.implementation import Implementation
 

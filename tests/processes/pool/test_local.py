@@ -25,7 +25,7 @@ from swiglu_bench.processes.pool.place import Place
 from swiglu_bench.processes.pool.team import Done, Lost
 from swiglu_bench.rows.finished_run import load_run
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.session.session import Settings, Task
+from swiglu_bench.session.settings import Settings, Task
 from swiglu_bench.spec.cases import Mode
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Implementation

@@ -29,7 +29,7 @@ from swiglu_bench.processes.pool import ray_team
 from swiglu_bench.processes.pool.place import Place
 from swiglu_bench.processes.pool.ray_team import RayTeam, reason_of
 from swiglu_bench.processes.pool.team import Done, Lost
-from swiglu_bench.session.session import Settings, Task
+from swiglu_bench.session.settings import Settings, Task
 from swiglu_bench.spec.errors import BadInput
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install swiglu-bench[cluster]")
@@ -165,7 +165,7 @@ def test_what_a_member_says_of_itself_is_checked(team: RayTeam) -> None:
     this = machine.describe(torch.device("cpu"))
     assert team.device == torch.device("cpu")
     team._first = Place(7, this)
-    mine = {"version": ray_team.__version__, "code": ray_team.resume.code(), "machine": this.as_dict(), "pid": 1}
+    mine = {"version": ray_team.__version__, "code": ray_team.sources.code(), "machine": this.as_dict(), "pid": 1}
     for change, sentence in (
         ({"version": "0.0.1"}, r"has 0\.0\.1 and this host .*; install the same everywhere\."),
         ({"code": {}}, r"has other code of "),
@@ -310,7 +310,7 @@ class FakeRay:
 def said(number: int, **changes: Any) -> dict[str, Any]:
     """What an actor on a GPU of its own says of itself."""
     this = a_gpu(number, host=f"host{number // 2}", **changes).as_dict()
-    return {"version": ray_team.__version__, "code": ray_team.resume.code(), "machine": this, "pid": number}
+    return {"version": ray_team.__version__, "code": ray_team.sources.code(), "machine": this, "pid": number}
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from swiglu_bench.implementations import pytorch
 from swiglu_bench.processes.pool.place import Place
 from swiglu_bench.processes.pool.team import Done, Lost, NoPlace, run
 from swiglu_bench.rows.record import Status
-from swiglu_bench.session.session import Session, Settings, Task
+from swiglu_bench.session.session import Session
+from swiglu_bench.session.settings import Settings, Task
 from swiglu_bench.spec.cases import Case
 
 BOTH = [pytorch.eager, pytorch.eager_packed]

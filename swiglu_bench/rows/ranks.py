@@ -7,15 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swiglu_bench.rows.record import Status
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from swiglu_bench.machine.machine import Machine
-    from swiglu_bench.spec.cases import Case
 
 
 @dataclass
@@ -100,19 +94,6 @@ class Row:
     def failed(self) -> bool:
         """Whether the row makes the command fail."""
         return self.status in {Status.INCORRECT, Status.ERROR}
-
-
-def blank(
-    run_id: str, case: Case, ranks: int, way: bool, name: str, machines: Sequence[Machine], timestamp: str
-) -> Row:
-    """The row of an implementation before anything was measured. `machines`: of the ranks; the first stands for all."""
-    this, hosts = machines[0], list(dict.fromkeys(one.host for one in machines))
-    return Row(
-        run_id, case.shape.name, case.shape.hidden, case.shape.intermediate, case.tokens, case.dtype.value,
-        case.mode.value, case.seed, ranks, way, name,
-        hosts=len(hosts), host=" ".join(hosts), device=this.device, driver=this.driver, cuda=this.cuda,
-        torch=this.torch, triton=this.triton, version=this.version, timestamp=timestamp,
-    )  # fmt: skip
 
 
 COLUMNS = tuple(one.name for one in dataclasses.fields(Row) if one.name != "samples")

@@ -1,0 +1,144 @@
+"""A CSV file that only grows by whole lines, written and read back: the one place that says how a value is a cell.
+
+Every line is one row: line breaks inside a text become spaces. A last line without its end is a row that a kill cut
+short; readers skip it and the next run that appends removes it. Whole rows are removed by writing the file anew beside
+the old one and putting it in its place.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import os
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from swiglu_bench.spec.errors import BadInput
+
+Row = TypeVar("Row")
+
+
+def cell(value: object) -> str:
+    """As records.csv writes a value: nothing for None, true and false, nine significant figures, one line."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.9g}" if isinstance(value, float) else " ".join(str(value).split())
+
+
+class Table:
+    """A CSV file that only grows, by whole lines in one write."""
+
+    def __init__(self, path: Path, columns: Iterable[str]) -> None:
+        self.path = path
+        self._header = _lines([columns])
+        self._pending = b""
+        try:
+            self._resume()
+            self.append([])
+        except OSError as error:
+            raise BadInput(f"--out: {path} cannot be written: {reason(error)}.") from None
+
+    @property
+    def unwritten(self) -> int:
+        """Lines that wait for a disk that takes them."""
+        return self._pending.count(b"\n")
+
+    def append(self, rows: Iterable[Iterable[Any]]) -> None:
+        """Write what is pending and then `rows`; on OSError the rest stays pending."""
+        self._pending += _lines(rows)
+        with self.path.open("ab", buffering=0) as file:
+            if file.tell() == 0 and not self._pending.startswith(self._header):
+                self._pending = self._header + self._pending
+            if not self._pending:
+                return
+            while self._pending:
+                self._pending = self._pending[file.write(self._pending) :]
+            os.fsync(file.fileno())
+
+    def rows(self) -> list[dict[str, str]]:
+        """The rows that are on the disk."""
+        return [row for _, row in self._lines()]
+
+    def keep(self, wanted: Callable[[dict[str, str]], bool]) -> None:
+        """Remove all other rows."""
+        lines = self._lines()
+        kept = [line for line, row in lines if wanted(row)]
+        if len(kept) == len(lines):
+            return
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            with temporary.open("wb") as file:
+                file.write(self._header + b"".join(kept))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _lines(self) -> list[tuple[bytes, dict[str, str]]]:
+        """Each line on the disk, as it is there and as a row; every row is one line."""
+        if not self.path.exists():
+            return []
+        header, *lines = self.path.read_bytes().splitlines(keepends=True)
+        names = next(csv.reader([header.decode()]))
+        cells = csv.reader(line.decode("utf-8", errors="replace") for line in lines)
+        return [(line, dict(zip(names, row, strict=False))) for line, row in zip(lines, cells, strict=True)]
+
+    def _resume(self) -> None:
+        """Check that an existing file has these columns and remove a row that a kill cut short."""
+        content = self.path.read_bytes() if self.path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        same = whole.replace(b"\r\n", b"\n").startswith(self._header) if whole else self._header.startswith(content)
+        if not same:
+            raise BadInput(f"--out: {self.path} has other columns than this version writes; choose another folder.")
+        if whole != content:
+            os.truncate(self.path, len(whole))
+
+
+def texts(file: Path) -> list[dict[str, str]]:
+    """Whole lines; a last one without its end was cut short by a kill."""
+    text = file.read_text(encoding="utf-8-sig")
+    return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+
+
+def typed(kind: type[Row], row: Mapping[str, str]) -> Row:
+    """A line as the object that it was; columns that an older version did not write have the field's default.
+
+    Raises ValueError or TypeError for a line that is none of this kind's.
+    """
+    hints = _hints(typing.cast(Any, kind))
+    if None in row or None in row.values():
+        raise ValueError("a line has more or fewer cells than the head")
+    if unknown := [name for name in row if name not in hints]:
+        raise ValueError(f"the column {unknown[0]} is not known")
+    return kind(**{name: _value(hints[name], text) for name, text in row.items()})
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _value(hint: Any, text: str) -> Any:
+    if isinstance(hint, types.UnionType):  # of one type with None
+        if text == "":
+            return None
+        (hint,) = (one for one in typing.get_args(hint) if one is not types.NoneType)
+    return text == "true" if hint is bool else hint(text)
+
+
+def _lines(rows: Iterable[Iterable[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([cell(value) for value in row] for row in rows)
+    return text.getvalue().encode("utf-8", errors="backslashreplace")
+
+
+def reason(error: OSError) -> str:
+    """What the system says against a file."""
+    return error.strerror or type(error).__name__

@@ -1,0 +1,74 @@
+"""What a run is told before its first case, and how it tells where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import torch
+
+from swiglu_bench.check.built import Trial
+from swiglu_bench.measure.rounds import Rule
+from swiglu_bench.rows.record import Record
+from swiglu_bench.spec.cases import Case
+
+TWIN = "baseline's twin"
+Tell = Callable[[str, float], None]
+
+
+class Task(StrEnum):
+    """What a run wants of each contender."""
+
+    TIME = "time"
+    CHECK = "check"
+    """Only what `time` asks for before it times: build, first call, verdict."""
+    MEMORY = "memory"
+    VERIFY = "verify"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run goes about its cases."""
+
+    task: Task
+    device: torch.device
+    command: str
+    run_id: str
+    baseline: str = "eager"
+    rule: Rule = field(default_factory=Rule)
+    cold_l2: bool = True
+    energy: bool = True
+    """On a GPU, measure joules per call."""
+    detail: bool = False
+    """Show more: of times, what is measured beside the rounds at every token count, not only at few; of tensors, how
+    the errors of their elements are distributed."""
+    interpreter: bool = False
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is: shown by whoever listens."""
+
+    case_number: int
+    case_count: int
+    case: Case
+    doing: str
+    fraction: float
+    """Of this case."""
+
+
+Listener = Callable[[Progress], None]
+
+
+@dataclass
+class Entry:
+    """A contender of the case at hand that passed validation."""
+
+    trial: Trial
+    record: Record
+
+
+def teller(listen: Listener, number: int, cases: Sequence[Case]) -> Tell:
+    """What tells a listener about one of the cases."""
+    return lambda doing, fraction: listen(Progress(number, len(cases), cases[number], doing, fraction))
