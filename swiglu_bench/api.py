@@ -25,7 +25,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 
 from swiglu_bench.cli.measure import DEFAULTS, TASKS, TIMING_ONLY, perform
 from swiglu_bench.finished import comparison, comparison_tables, show
-from swiglu_bench.rows.finished_run import Run, load_run
+from swiglu_bench.rows.finished_run import FinishedRun, load_run
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ HTML_WIDTH = 140
 
 
 @dataclass(frozen=True, repr=False)
-class Results(Run):
+class Results(FinishedRun):
     """The rows of a run, their table, and what to do with them. In a notebook it shows itself as tables."""
 
     failed: bool = False
@@ -65,7 +65,7 @@ class Results(Run):
             ranked.groupby(case, sort=False)["ratio"].idxmin(), [*case, "implementation", "time_ms", "ratio"]
         ]
 
-    def compare(self, other: Run, max_regression: float = 0.02) -> Compared:
+    def compare(self, other: FinishedRun, max_regression: float = 0.02) -> Compared:
         """This run as the earlier one, `other` as the later; `swiglu-bench compare` says how it judges."""
         return Compared(comparison.compare(self, other, max_regression))
 

@@ -17,9 +17,9 @@ from swiglu_bench.audit.subject import (
     unsupported,
     verdict,
 )
-from swiglu_bench.check.built import Trial
+from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import torch_dtype
-from swiglu_bench.check.judge import REFERENCE, make_yardstick
+from swiglu_bench.check.judge import REFERENCE, make_judge
 from swiglu_bench.check.tolerance import check, fingerprint, same_bits, tensor_error
 from swiglu_bench.spec.cases import ACTIVATIONS
 from swiglu_bench.spec.costs import longest_sum
@@ -35,13 +35,13 @@ def second_backward(subject: Subject) -> Outcome:
     if not subject.implementation.gradients(subject.scope):
         return unsupported(NO_BACKWARD)
     problem = subject.problem()
-    yardstick, trial = make_yardstick(problem, 0), subject.trial(problem)
-    trial.train(0)  # what the first backward alone cannot do is no matter of the second
+    judge, built = make_judge(problem, 0), subject.built(problem)
+    built.train(0)  # what the first backward alone cannot do is no matter of the second
     try:
-        produced = trial.train_twice(0)
+        produced = built.train_twice(0)
     except Exception as error:
         return unsupported(f"the second backward raises {type(error).__name__}: {_sentence(error)}")
-    outcome = verdict(yardstick.judge(produced))
+    outcome = verdict(judge.judge(produced))
     return outcome if outcome is PASSED else failed(f"the second backward silently differs: {outcome.reason}")
 
 
@@ -52,10 +52,10 @@ def double_backward(subject: Subject) -> Outcome:
     problem = subject.problem()
     generator = torch.Generator(device=problem.device).manual_seed(1)
     direction = torch.randn(problem.activations[0][0].shape, generator=generator, device=problem.device)
-    eager = _differentiated_twice(Trial(REFERENCE, problem).step, problem, direction, torch_dtype(problem.case))
+    eager = _differentiated_twice(Built(REFERENCE, problem).step, problem, direction, torch_dtype(problem.case))
     truth = _differentiated_twice(Step(_in_fp64(problem)), problem, direction, torch.float64)
     try:
-        mine = _differentiated_twice(subject.trial(problem).step, problem, direction, torch_dtype(problem.case))
+        mine = _differentiated_twice(subject.built(problem).step, problem, direction, torch_dtype(problem.case))
     except _Disconnected:
         return failed("the gradient is silently cut off from the graph: create_graph=True has no effect")
     except RuntimeError as error:
@@ -102,10 +102,10 @@ def checkpointing(subject: Subject) -> Outcome:
 def determinism(subject: Subject) -> Outcome:
     """Five runs, bit for bit."""
     problem = subject.problem()
-    trial = subject.trial(problem)
+    built = subject.built(problem)
     first: dict[str, Tensor] = {}
     for number in range(REPEATS):
-        for name, value in trial.train(0).items():
+        for name, value in built.train(0).items():
             if value is None:
                 return failed(f"{name}: no gradient came back")
             mark = fingerprint(value)
@@ -117,18 +117,18 @@ def determinism(subject: Subject) -> Outcome:
 def mutated_inputs(subject: Subject) -> Outcome:
     """Which of its inputs, weights and the upstream gradient are other than before."""
     problem = subject.problem()
-    trial = subject.trial(problem)
-    constants = {name: value.detach().clone() for name, value in trial.parameters.items()}
+    built = subject.built(problem)
+    constants = {name: value.detach().clone() for name, value in built.parameters.items()}
     names = (*ACTIVATIONS[subject.scope], "the upstream gradient")
-    for run, after in ((trial.infer, "inference"), (trial.train, "its backward")):
+    for run, after in ((built.infer, "inference"), (built.train, "its backward")):
         run(0)
         given = (*problem.activations[0], problem.upstream[0])
         changed = {
             name for name, there, value in zip(names, problem.desk, given, strict=True) if not same_bits(there, value)
         }
-        changed |= {name for name, value in trial.parameters.items() if not same_bits(value.detach(), constants[name])}
+        changed |= {name for name, value in built.parameters.items() if not same_bits(value.detach(), constants[name])}
         text = f"{after} overwrites {', '.join(sorted(changed))}"
-        if changed and run == trial.train and changed <= subject.implementation.overwrites:
+        if changed and run == built.train and changed <= subject.implementation.overwrites:
             return unsupported(f"{text}, as it declares")
         if changed:
             return failed(text)

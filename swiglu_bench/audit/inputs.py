@@ -17,7 +17,7 @@ from swiglu_bench.audit.subject import (
     verdict,
 )
 from swiglu_bench.check.inputs import torch_dtype
-from swiglu_bench.check.judge import REFERENCE, make_yardstick
+from swiglu_bench.check.judge import REFERENCE, make_judge
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.spec.cases import VARIANTS, Dtype, Extras, Scope
 from swiglu_bench.spec.implementation import Offer
@@ -64,8 +64,8 @@ def non_contiguous(subject: Subject) -> Outcome:
     """Activations and upstream gradients with gaps, transposed, and one value expanded."""
     problem = subject.problem()
     problem = dataclasses.replace(problem, upstream=(torch.ones_like(problem.upstream[0]), *problem.upstream[1:]))
-    yardsticks = [make_yardstick(problem, variant) for variant in range(VARIANTS)]
-    trial = subject.trial(problem)
+    judges = [make_judge(problem, variant) for variant in range(VARIANTS)]
+    built = subject.built(problem)
     expanded = torch.ones((), dtype=torch_dtype(problem.case), device=problem.device).expand_as(problem.upstream[0])
     layouts: tuple[tuple[str, int, Callable[[Tensor], Tensor], Tensor], ...] = (
         ("an expanded upstream gradient", 0, lambda value: value.clone(), expanded),
@@ -73,8 +73,8 @@ def non_contiguous(subject: Subject) -> Outcome:
         ("transposed", 1, _transposed, _transposed(problem.upstream[1])),
     )
     for name, variant, lay, upstream in layouts:
-        produced = trial.run_on([lay(value) for value in problem.activations[variant]], upstream)
-        outcome = verdict(yardsticks[variant].judge(produced))
+        produced = built.run_on([lay(value) for value in problem.activations[variant]], upstream)
+        outcome = verdict(judges[variant].judge(produced))
         if outcome is not PASSED:
             return failed(f"with {name}: {outcome.reason}")
     return PASSED
@@ -135,8 +135,8 @@ def _propagates(subject: Subject, problem: Problem) -> Outcome:
     Within a factor of OVERFLOW_MARGIN of the dtype's largest number, rounding decides, and either is right as well.
     """
     truth = compute_truth(problem, 0)
-    eager = dataclasses.replace(subject, implementation=REFERENCE).trial(problem).train(0)
-    produced = subject.trial(problem).train(0)
+    eager = dataclasses.replace(subject, implementation=REFERENCE).built(problem).train(0)
+    produced = subject.built(problem).train(0)
     for name, value in produced.items():
         expected = eager[name]
         if value is None or expected is None:
@@ -198,7 +198,7 @@ def packed(subject: Subject) -> Outcome:
     if why:
         return unsupported(why)
     problem = subject.problem(extras=Extras(packed=True))
-    shapes = {tuple(value.shape) for value in subject.trial(problem).parameters.values()}
+    shapes = {tuple(value.shape) for value in subject.built(problem).parameters.values()}
     hidden, intermediate = problem.case.shape.hidden, problem.case.shape.intermediate
     if (2 * intermediate, hidden) not in shapes:
         return failed(f"it keeps weights of {sorted(shapes)}, not one of {(2 * intermediate, hidden)}")

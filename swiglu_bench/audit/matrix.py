@@ -10,7 +10,7 @@ import torch
 from swiglu_bench.audit import differentiation, inputs, surroundings
 from swiglu_bench.audit.subject import Outcome, Subject, not_run, unsupported
 from swiglu_bench.machine import machine
-from swiglu_bench.rows.audit_cell import Cell, Verdict
+from swiglu_bench.rows.audit_cell import Cell, CellStatus
 from swiglu_bench.spec.cases import Dtype, Scope
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_kernels import backend_for
@@ -84,7 +84,7 @@ def audit(
                 outcome = not_run(reason) if reason else _ask(check, subject)
                 if not reason and not answers(device):
                     lost = f"the device was lost in {check.name!r} of {implementation.name} at {scope}"
-                    outcome = Outcome(Verdict.FAIL, f"it broke the device: {outcome.reason}")
+                    outcome = Outcome(CellStatus.FAIL, f"it broke the device: {outcome.reason}")
                 yield cell(implementation, scope, check.name, outcome, device, dtype)
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from swiglu_bench.check.admission import admit
-from swiglu_bench.check.built import Trial
+from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import make_problem
-from swiglu_bench.check.judge import make_yardstick
-from swiglu_bench.rows.audit_cell import Verdict
+from swiglu_bench.check.judge import make_judge
+from swiglu_bench.rows.audit_cell import CellStatus
 from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.spec.cases import (
     PLAIN,
@@ -36,26 +36,26 @@ TOKENS, HIDDEN, INTERMEDIATE = 19, 48, 80
 class Outcome:
     """How a check ended, and why."""
 
-    verdict: Verdict
+    verdict: CellStatus
     reason: str = ""
 
 
-PASSED = Outcome(Verdict.PASS)
+PASSED = Outcome(CellStatus.PASS)
 
 
 def failed(reason: str) -> Outcome:
     """It ran and did not do what was asked."""
-    return Outcome(Verdict.FAIL, reason)
+    return Outcome(CellStatus.FAIL, reason)
 
 
 def unsupported(reason: str) -> Outcome:
     """It does not offer this."""
-    return Outcome(Verdict.UNSUPPORTED, reason)
+    return Outcome(CellStatus.UNSUPPORTED, reason)
 
 
 def not_run(reason: str) -> Outcome:
     """It cannot be asked here."""
-    return Outcome(Verdict.NOT_RUN, reason)
+    return Outcome(CellStatus.NOT_RUN, reason)
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ class Subject:
         case = Case(shape, tokens, dtype or self.dtype, self.scope, Mode.STEP)
         return make_problem(case, self.device, extras, unannounced)
 
-    def trial(self, problem: Problem) -> Trial:
+    def built(self, problem: Problem) -> Built:
         """The implementation built for a problem."""
-        return Trial(self.implementation, problem)
+        return Built(self.implementation, problem)
 
     def wrapped(self, around: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> Subject:
         """The same implementation with something put around its forward."""
@@ -98,8 +98,8 @@ class Subject:
     def values(self, problem: Problem | None = None, **changes: Any) -> Outcome:
         """Whether it passes what a sweep asks before timing: on a problem, or on one that differs by `changes`."""
         problem = problem or self.problem(**changes)
-        yardsticks = [make_yardstick(problem, variant) for variant in range(VARIANTS)]
-        return verdict(admit(self.implementation, problem, yardsticks).checks)
+        judges = [make_judge(problem, variant) for variant in range(VARIANTS)]
+        return verdict(admit(self.implementation, problem, judges).checks)
 
 
 def verdict(checks: Iterable[TensorCheck]) -> Outcome:

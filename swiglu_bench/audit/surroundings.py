@@ -21,7 +21,7 @@ from swiglu_bench.audit.subject import (
 )
 from swiglu_bench.check.admission import replayed
 from swiglu_bench.check.inputs import lay_out, make_problem
-from swiglu_bench.check.judge import REFERENCE, make_yardstick
+from swiglu_bench.check.judge import REFERENCE, make_judge
 from swiglu_bench.check.tolerance import check, tensor_error
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.machine.machine import free_memory_bytes
@@ -76,12 +76,12 @@ class _Calls(TorchDispatchMode):
 def opcheck(subject: Subject) -> Outcome:
     """torch.library.opcheck on every custom operator that its forward calls, with the arguments of that call."""
     problem = subject.problem()
-    trial = subject.trial(problem)
+    built = subject.built(problem)
     activations, _ = lay_out(problem, 0)
     calls = _Calls()
     try:
         with calls:
-            trial.step.forward(*(value.requires_grad_(bool(trial.gradients)) for value in activations))
+            built.step.forward(*(value.requires_grad_(bool(built.gradients)) for value in activations))
     except RuntimeError as error:
         if "dispatch mode" not in str(error):
             raise
@@ -89,7 +89,7 @@ def opcheck(subject: Subject) -> Outcome:
     if not calls.found:
         return unsupported("it calls no custom operator")
     for operator, (given, named) in calls.found.items():
-        arguments = tuple(_as_leaf(value, bool(trial.gradients)) for value in given)
+        arguments = tuple(_as_leaf(value, bool(built.gradients)) for value in given)
         results = torch.library.opcheck(operator, arguments, named, raise_exception=False)
         wrong = [f"{test}: {result}" for test, result in results.items() if result != "SUCCESS"]
         if wrong:
@@ -115,8 +115,8 @@ def autocast(subject: Subject) -> Outcome:
 
         return under_autocast
 
-    eager = dataclasses.replace(subject, implementation=REFERENCE).wrapped(around).trial(problem).train(0)
-    produced = subject.wrapped(around).trial(problem).train(0)
+    eager = dataclasses.replace(subject, implementation=REFERENCE).wrapped(around).built(problem).train(0)
+    produced = subject.wrapped(around).built(problem).train(0)
     terms = longest_sum(problem.case)
 
     def judge(name: str, value: Tensor | None, expected: Tensor | None) -> TensorCheck:
@@ -131,11 +131,11 @@ def cuda_graph(subject: Subject) -> Outcome:
     if subject.device.type != "cuda":
         return not_run("CUDA graphs exist on a GPU only")
     problem = subject.problem()
-    yardsticks = [make_yardstick(problem, variant) for variant in range(VARIANTS)]
-    trial = subject.trial(problem)
-    trial.infer(0)
+    judges = [make_judge(problem, variant) for variant in range(VARIANTS)]
+    built = subject.built(problem)
+    built.infer(0)
     try:
-        wrong = replayed(trial, yardsticks)
+        wrong = replayed(built, judges)
     except Exception as error:
         torch.cuda.synchronize(subject.device)
         return unsupported(f"it cannot be recorded: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
@@ -187,13 +187,13 @@ def _judge_rows(subject: Subject, case: Case, rows: list[int]) -> Outcome:
     activations = [whole(widths[name], there, True) for name, there in zip(names, part.activations[0], strict=True)]
     upstream = whole(part.upstream[0].shape[1], part.upstream[0], False)
     problem = Problem(case, subject.device, part.weights, (), ())
-    produced = subject.trial(problem).run_on(activations, upstream)
+    produced = subject.built(problem).run_on(activations, upstream)
     per_row = {"output", *names}
     judged = {
         name: value[index] if name in per_row and value is not None and len(value) == case.tokens else value
         for name, value in produced.items()
     }
-    outcome = verdict(make_yardstick(part, 0).judge(judged))
+    outcome = verdict(make_judge(part, 0).judge(judged))
     if outcome is not PASSED:
         return outcome
     for name in names:

@@ -60,15 +60,15 @@ def scaling(points: Sequence[dict[str, Any]], known: Sequence[str]) -> alt.VConc
     """For each shape, mode and token count a pair of panels: time, on log axes beside perfect scaling; efficiency."""
     import altair as alt
 
-    from swiglu_bench.charts.style import Look, slots
+    from swiglu_bench.charts.style import Style, slots
 
     names = list(dict.fromkeys(one["implementation"] for one in points))
-    look = Look(slots(names, known))
+    style = Style(slots(names, known))
     ticks = sorted({one["ranks"] for one in points})
     over = alt.X("ranks:Q", title="GPUs", scale=alt.Scale(type="log", base=2, nice=False, padding=12),
                  axis=alt.Axis(values=ticks, format="d"))  # fmt: skip
     colour = alt.Color("implementation:N", title=None, sort=names,
-                       scale=alt.Scale(domain=names, range=[look.colour(name) for name in names]))  # fmt: skip
+                       scale=alt.Scale(domain=names, range=[style.colour(name) for name in names]))  # fmt: skip
     dash = alt.StrokeDash("split:N", title=None,
                           scale=alt.Scale(domain=list(SPLIT.values()), range=[[1, 0], [5, 3]]))  # fmt: skip
 

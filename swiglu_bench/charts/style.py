@@ -27,7 +27,7 @@ LABEL_GAP = 14
 
 
 @dataclass(frozen=True)
-class Look:
+class Style:
     """How implementations appear, the same in every chart of a report."""
 
     slots: Mapping[str, int]

@@ -13,7 +13,7 @@ from swiglu_bench.rows.training import PERMUTED
 if TYPE_CHECKING:
     import altair as alt
 
-    from swiglu_bench.charts.style import Look
+    from swiglu_bench.charts.style import Style
 
 POINTS = 300
 """Steps are averaged so that a curve has about as many points."""
@@ -32,12 +32,12 @@ def draw(folder: Path, losses: Losses, title: str, known: Sequence[str], frozen:
     """
 
     def make() -> alt.VConcatChart:
-        from swiglu_bench.charts.style import Look, slots
+        from swiglu_bench.charts.style import Style, slots
 
         names = [name for name in losses if losses[name]]
         if not names:
             raise NoPicture("nothing was trained to the end")
-        return curves(losses, names, title, Look(slots(names, known)), frozen)
+        return curves(losses, names, title, Style(slots(names, known)), frozen)
 
     try:
         return f"Curves: {save(folder, 'curves', make)}"
@@ -46,18 +46,18 @@ def draw(folder: Path, losses: Losses, title: str, known: Sequence[str], frozen:
 
 
 def curves(
-    losses: Losses, names: Sequence[str], title: str, look: Look, frozen: Collection[str] = ()
+    losses: Losses, names: Sequence[str], title: str, style: Style, frozen: Collection[str] = ()
 ) -> alt.VConcatChart:
     """Both charts as one picture; below without the frozen ones, whose differences would flatten the others'."""
     import altair as alt
 
-    above, below = over_steps(losses, names, look), from_eager(losses, names, look, frozen)
+    above, below = over_steps(losses, names, style), from_eager(losses, names, style, frozen)
     left_out = [name for name in names if name in frozen]
     lines = [f"below: without {', '.join(left_out)}, whose blocks' weights do not learn"] if left_out else []
     return alt.vconcat(above, below).properties(title=alt.TitleParams(text=title, subtitle=lines))
 
 
-def over_steps(losses: Losses, names: Sequence[str], look: Look) -> alt.LayerChart:
+def over_steps(losses: Losses, names: Sequence[str], style: Style) -> alt.LayerChart:
     """The losses, means over seeds, and eager's seeds one by one, thinner."""
     import altair as alt
 
@@ -65,13 +65,13 @@ def over_steps(losses: Losses, names: Sequence[str], look: Look) -> alt.LayerCha
 
     each = [row for seed, one in losses.get("eager", {}).items() for row in _rows("eager", [one], seed)]
     means = [row for name in names for row in _rows(name, list(losses[name].values()))]
-    seeds = _lines(each if "eager" in names else [], names, look, "loss", strokeWidth=1, opacity=0.6)
-    shown = _lines(means, names, look, "loss", strokeWidth=1.5)
+    seeds = _lines(each if "eager" in names else [], names, style, "loss", strokeWidth=1, opacity=0.6)
+    shown = _lines(means, names, style, "loss", strokeWidth=1.5)
     chart = alt.LayerChart(layer=[seeds.encode(detail="seed:N"), shown])
     return chart.properties(width=WIDTH, height=HEIGHT)
 
 
-def from_eager(losses: Losses, names: Sequence[str], look: Look, left_out: Collection[str] = ()) -> alt.LayerChart:
+def from_eager(losses: Losses, names: Sequence[str], style: Style, left_out: Collection[str] = ()) -> alt.LayerChart:
     """The difference to eager of the same seed, means over seeds."""
     import altair as alt
 
@@ -85,21 +85,21 @@ def from_eager(losses: Losses, names: Sequence[str], look: Look, left_out: Colle
             if name != "eager" and name not in left_out and seed in losses.get("eager", {})
         ]
         rows += _rows(name, pairs)
-    lines = _lines(rows, names, look, "loss - eager's", strokeWidth=1.2)
+    lines = _lines(rows, names, style, "loss - eager's", strokeWidth=1.2)
     return alt.LayerChart(layer=[lines]).properties(width=WIDTH, height=HEIGHT // 2)
 
 
-def dash(name: str, look: Look) -> tuple[int, ...]:
+def dash(name: str, style: Style) -> tuple[int, ...]:
     """Of an implementation's lines."""
-    return DOTTED if name == PERMUTED else look.dash(name)
+    return DOTTED if name == PERMUTED else style.dash(name)
 
 
-def _lines(rows: list[dict[str, Any]], names: Sequence[str], look: Look, title: str, **mark: Any) -> alt.Chart:
+def _lines(rows: list[dict[str, Any]], names: Sequence[str], style: Style, title: str, **mark: Any) -> alt.Chart:
     import altair as alt
 
-    colours = alt.Scale(domain=list(names), range=[look.colour(name) for name in names])
+    colours = alt.Scale(domain=list(names), range=[style.colour(name) for name in names])
     legend = alt.Legend(symbolStrokeWidth=2)
-    dashes = alt.Scale(domain=list(names), range=[list(dash(name, look)) for name in names])
+    dashes = alt.Scale(domain=list(names), range=[list(dash(name, style)) for name in names])
     return (
         alt.Chart(alt.Data(values=rows))
         .mark_line(clip=True, **mark)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swiglu_bench.check.built import Produced, Trial
+from swiglu_bench.check.built import Built, Produced
 from swiglu_bench.check.inputs import lay_out, restore_parameters
-from swiglu_bench.check.judge import Yardstick
+from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.tolerance import fingerprint, same_bits
 from swiglu_bench.measure.graph import capture
 from swiglu_bench.measure.replaced import put_back
@@ -41,7 +41,7 @@ _elapsed_ms, _sleep = torch.cuda.Event.elapsed_time, getattr(torch.cuda, "_sleep
 class Admission:
     """A built implementation, the verdicts on it, and what building and the first call took."""
 
-    trial: Trial
+    built: Built
     checks: tuple[TensorCheck, ...]
     first_call_ms: float
 
@@ -49,7 +49,7 @@ class Admission:
 def admit(
     implementation: Implementation,
     problem: Problem,
-    yardsticks: Sequence[Yardstick],
+    judges: Sequence[Judge],
     *,
     thorough: bool = False,
     distribution: bool = False,
@@ -60,31 +60,31 @@ def admit(
     `distribution` adds to each verdict how the errors of the elements are distributed.
     """
     put_back()
-    yardsticks[0].poison()
+    judges[0].poison()
     began = _perf_counter()
-    trial = Trial(implementation, problem)
-    watch = _Watch(trial, yardsticks, distribution)
+    built = Built(implementation, problem)
+    watch = _Watch(built, judges, distribution)
     infers = problem.case.mode is Mode.FORWARD
-    checks = watch.run(trial.infer if infers else trial.train, began=began)
+    checks = watch.run(built.infer if infers else built.train, began=began)
     if thorough:
         if not infers:
-            checks = (*watch.run(trial.infer, "{} (inference)"), *checks)
+            checks = (*watch.run(built.infer, "{} (inference)"), *checks)
         checks += watch.replay()
     checks += watch.conduct()
-    return Admission(trial, checks, watch.first_call_ms)
+    return Admission(built, checks, watch.first_call_ms)
 
 
 class _Watch:
     """An implementation under watch: each of its runs is judged, and what it must not touch is compared afterwards."""
 
-    def __init__(self, trial: Trial, yardsticks: Sequence[Yardstick], distribution: bool) -> None:
-        self.trial = trial
-        self.problem = trial.problem
-        self.yardsticks = yardsticks
+    def __init__(self, built: Built, judges: Sequence[Judge], distribution: bool) -> None:
+        self.built = built
+        self.problem = built.problem
+        self.judges = judges
         self.distribution = distribution
         self.first_call_ms = 0.0
         self._on_gpu = self.problem.device.type == "cuda"
-        self._constants = trial.parameters | self.problem.parameters
+        self._constants = built.parameters | self.problem.parameters
         self._before = {name: fingerprint(value) for name, value in self._constants.items()}
         self._changed: dict[str, str] = {}
 
@@ -92,11 +92,11 @@ class _Watch:
         self, call: Callable[[int], Produced], label: str = "{}", began: float | None = None
     ) -> tuple[TensorCheck, ...]:
         """Every variant in turn; per tensor the worst verdict."""
-        infers = call == self.trial.infer
+        infers = call == self.built.infer
         worst: dict[str, TensorCheck] = {}
         earlier: tuple[Produced, dict[str, Tensor]] = ({}, {})
         for variant in range(VARIANTS):
-            self.yardsticks[variant].poison()
+            self.judges[variant].poison()
             self._hold()
             produced = call(variant)
             marks = _marks(produced)  # queued right behind the work, read when everything is done
@@ -105,7 +105,7 @@ class _Watch:
                 self.first_call_ms = (_perf_counter() - began) * 1e3
             self._note_changed_inputs(variant, infers)
             others = self._must_not_share(infers)
-            checks = self.yardsticks[variant].judge(produced, label, others, self.distribution)
+            checks = self.judges[variant].judge(produced, label, others, self.distribution)
             late = _changed(produced, marks)
             overwritten = {name for name in _changed(*earlier) if not self._lies_on_desk(earlier[0][name])}
             for name, check in zip(produced, checks, strict=True):
@@ -145,7 +145,7 @@ class _Watch:
         if not self._on_gpu:
             return ()
         try:
-            wrong = replayed(self.trial, self.yardsticks)
+            wrong = replayed(self.built, self.judges)
         except Exception:
             self._synchronize()
             return ()
@@ -155,7 +155,7 @@ class _Watch:
         problem = self.problem
         names = (*ACTIVATIONS[problem.case.scope], "upstream")
         given = (*problem.activations[variant], problem.upstream[variant])
-        allowed = frozenset() if infers else self.trial.implementation.overwrites
+        allowed = frozenset() if infers else self.built.implementation.overwrites
         spoilt = [
             name
             for name, there, value in zip(names, problem.desk, given, strict=True)
@@ -166,7 +166,7 @@ class _Watch:
 
     def _must_not_share(self, infers: bool) -> list[Tensor]:
         names = (*ACTIVATIONS[self.problem.case.scope], "upstream")
-        allowed = frozenset() if infers else self.trial.implementation.overwrites
+        allowed = frozenset() if infers else self.built.implementation.overwrites
         desk = [value for name, value in zip(names, self.problem.desk, strict=True) if name not in allowed]
         return [*desk, *self._constants.values()]
 
@@ -188,7 +188,7 @@ class _Watch:
         mode = self.problem.case.mode
         after_ms, missing_ms, event_ms = [], [], []
         for number in range(3):
-            call = self.trial.prepare(mode, number % VARIANTS)
+            call = self.built.prepare(mode, number % VARIANTS)
             self._synchronize()
             start, end = _cuda_event(enable_timing=True), _cuda_event(enable_timing=True)
             began = _perf_counter()
@@ -210,17 +210,17 @@ class _Watch:
         return ""
 
 
-def replayed(trial: Trial, yardsticks: Sequence[Yardstick]) -> list[TensorCheck]:
+def replayed(built: Built, judges: Sequence[Judge]) -> list[TensorCheck]:
     """Record inference on variant 0 as a CUDA graph, replay it on the others: the verdicts that fail.
 
     Raises what the implementation or CUDA has against being recorded.
     """
-    problem = trial.problem
+    problem = built.problem
     inputs, _ = lay_out(problem, 0)
 
     def call() -> Tensor:
         with torch.no_grad():
-            return trial.step.forward(*inputs)
+            return built.step.forward(*inputs)
 
     graph = capture(call, problem.device)
     failed: list[TensorCheck] = []
@@ -229,7 +229,7 @@ def replayed(trial: Trial, yardsticks: Sequence[Yardstick]) -> list[TensorCheck]
         graph.result.fill_(torch.nan)
         graph.replay()
         _cuda_synchronize(problem.device)
-        (check,) = yardsticks[variant].judge({"output": graph.result}, "{} (CUDA graph)")
+        (check,) = judges[variant].judge({"output": graph.result}, "{} (CUDA graph)")
         failed += [] if check.ok else [check]
     return failed
 

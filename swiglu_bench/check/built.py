@@ -27,7 +27,7 @@ class Fixed:
     call: Callable[[], Callable[[], Produced]]
 
 
-class Trial:
+class Built:
     """An implementation built for a problem.
 
     Every run starts on the activations and the upstream gradient laid out anew at the same addresses, and a backward

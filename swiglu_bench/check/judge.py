@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from swiglu_bench.check import tolerance
-from swiglu_bench.check.built import Produced, Trial
+from swiglu_bench.check.built import Built, Produced
 from swiglu_bench.check.inputs import torch_dtype
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.rows.record import TensorCheck
@@ -43,7 +43,7 @@ class Sealed:
 
 
 @dataclass(frozen=True)
-class Yardstick:
+class Judge:
     """The fp64 truth of one variant of a problem, and eager PyTorch's distance from it, per tensor."""
 
     truth: Mapping[str, Sealed]
@@ -73,14 +73,14 @@ class Yardstick:
         tolerance.poison([one.shape for one in self.truth.values()], self.dtype, device)
 
 
-def make_yardstick(problem: Problem, variant: int) -> Yardstick:
+def make_judge(problem: Problem, variant: int) -> Judge:
     """Compute the truth and run the reference once; nothing of either is left in the open."""
     truth = compute_truth(problem, variant)
-    trial = Trial(REFERENCE, problem)
-    produced = trial.infer(variant) if problem.case.mode is Mode.FORWARD else trial.train(variant)
+    built = Built(REFERENCE, problem)
+    produced = built.infer(variant) if problem.case.mode is Mode.FORWARD else built.train(variant)
     errors = {name: tolerance.tensor_error(value, truth[name]) for name, value in produced.items() if value is not None}
     sealed = {name: Sealed(value) for name, value in truth.items()}
-    return Yardstick(sealed, errors, torch_dtype(problem.case), longest_sum(problem.case))
+    return Judge(sealed, errors, torch_dtype(problem.case), longest_sum(problem.case))
 
 
 @implementation(

@@ -171,7 +171,7 @@ def check(
 ) -> TensorCheck:
     """The verdict on one tensor.
 
-    `eager` is eager PyTorch's error on it, the yardstick; `longest_sum` the terms of the longest sum in it; `others`
+    `eager` is eager PyTorch's error on it, the judge; `longest_sum` the terms of the longest sum in it; `others`
     are tensors whose memory it must not share.
     """
     roundoff = unit_roundoff(dtype)

@@ -12,7 +12,7 @@ from rich.console import Console
 from swiglu_bench.audit.matrix import CHECKS
 from swiglu_bench.machine import machine
 from swiglu_bench.rows import run_folder
-from swiglu_bench.rows.audit_cell import Cell, Verdict
+from swiglu_bench.rows.audit_cell import Cell, CellStatus
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.sweep.output import default_folder, logs
 from swiglu_bench.writers.contract import ContractFile, contract_tables
@@ -38,7 +38,7 @@ def run_audit(ask: Ask, about: dict[str, Any], folder: Path | None, csv: bool, s
         file = ContractFile(folder)
     cells: list[Cell] = []
     interrupted = False
-    kept = logs(folder, wanted=lambda: any(cell.verdict is Verdict.FAIL for cell in cells))
+    kept = logs(folder, wanted=lambda: any(cell.verdict is CellStatus.FAIL for cell in cells))
     with warnings.catch_warnings(), console.status("") as status, kept as place:
         warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton.runtime.interpreter")
         try:
@@ -53,11 +53,11 @@ def run_audit(ask: Ask, about: dict[str, Any], folder: Path | None, csv: bool, s
     console.width = max(console.width, 80)
     for part in contract_tables(cells, {check.name: check.about for check in CHECKS}):
         console.print(part, soft_wrap=not hasattr(part, "columns"))
-    counts = {one: sum(cell.verdict is one for cell in cells) for one in Verdict}
+    counts = {one: sum(cell.verdict is one for cell in cells) for one in CellStatus}
     console.print(", ".join(f"{count} {one}" for one, count in counts.items()))
     if folder:
         console.print(f"Cells and machine: {folder}", markup=False, highlight=False, soft_wrap=True)
     if interrupted:
         console.print(f"Interrupted: {len(cells)} cells were kept.", style="yellow")
         return INTERRUPTED
-    return int(strict and counts[Verdict.FAIL] > 0)
+    return int(strict and counts[CellStatus.FAIL] > 0)

@@ -27,7 +27,7 @@ from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.sweep.request import split
 
 if TYPE_CHECKING:
-    from swiglu_bench.rows.finished_run import Run
+    from swiglu_bench.rows.finished_run import FinishedRun
     from swiglu_bench.rows.training_run import Training
 
 CHOOSE = "Which rows"
@@ -284,7 +284,7 @@ def publish(
 def filtered(
     path: Path, impl: str | None, shape: str | None, tokens: str | None, dtype: str | None, scope: str | None,
     mode: str | None,
-) -> Run:  # fmt: skip
+) -> FinishedRun:  # fmt: skip
     """A run with the rows that the options choose."""
     from swiglu_bench.rows.finished_run import load_run
 

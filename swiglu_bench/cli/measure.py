@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from swiglu_bench.processes.pool.team import Team
-    from swiglu_bench.rows.finished_run import Run
+    from swiglu_bench.rows.finished_run import FinishedRun
 
 REST_S = 0.05
 """The pause of `--regime rested`: some twenty times a large kernel, so that power and clocks recover."""
@@ -161,7 +161,7 @@ def _run(name: str, options: dict[str, Any]) -> None:
     raise typer.Exit(status)
 
 
-def perform(name: str, options: dict[str, Any], console: Console, command_line: str) -> tuple[int, Run | None]:
+def perform(name: str, options: dict[str, Any], console: Console, command_line: str) -> tuple[int, FinishedRun | None]:
     """Do what a command does with its options; its exit status and its rows, or None for `dry_run`.
 
     Raises BadInput before any work starts.
@@ -179,7 +179,7 @@ def perform(name: str, options: dict[str, Any], console: Console, command_line: 
 
 def _perform(
     name: str, options: dict[str, Any], console: Console, command_line: str, team: Team | None
-) -> tuple[int, Run | None]:
+) -> tuple[int, FinishedRun | None]:
     """`perform` on one device, or on those of a team."""
     from swiglu_bench.cli import listing
     from swiglu_bench.machine import machine
@@ -202,7 +202,7 @@ def _perform(
 
         forkserver.start()
     from swiglu_bench.measure.rounds import Rule
-    from swiglu_bench.rows.finished_run import Collected, Run
+    from swiglu_bench.rows.finished_run import Collected, FinishedRun
     from swiglu_bench.session.settings import Settings, Task
     from swiglu_bench.sweep.output import Output, Wandb, about, default_folder
     from swiglu_bench.sweep.sweep import Process, sweep
@@ -234,4 +234,4 @@ def _perform(
     this, rows = team.assemble() if team else machine.describe(device), Collected()
     status = sweep(name, cases, chosen, settings, this, output, console, process, also=[rows])
     place = output.folder or default_folder(this, name, settings.run_id) if output.csv else None
-    return status, Run(rows.records, about(settings, this), place)
+    return status, FinishedRun(rows.records, about(settings, this), place)

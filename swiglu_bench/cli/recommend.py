@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from swiglu_bench.finished.recommend import Choice
-    from swiglu_bench.rows.finished_run import Run
+    from swiglu_bench.rows.finished_run import FinishedRun
 
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -106,11 +106,11 @@ def recommend(
 
 def _measure(
     options: dict[str, Any], mode: str, budget: float, out: Path | None, most: int | None, console: Console
-) -> list[Run]:
+) -> list[FinishedRun]:
     """Time now, and where memory counts measure that as well."""
     from swiglu_bench.cli.measure import DEFAULTS, TIMING_ONLY, perform
 
-    def one(command: str, **more: Any) -> Run:
+    def one(command: str, **more: Any) -> FinishedRun:
         known = DEFAULTS if command == mode else {k: v for k, v in DEFAULTS.items() if k not in TIMING_ONLY}
         folder = out / command if out else None
         given = {**known, **options, "energy": False, "csv": out is not None, "out": folder, **more}
@@ -121,7 +121,7 @@ def _measure(
     return [one(mode, budget=budget), *([one("memory")] if most is not None else [])]
 
 
-def _chosen(path: Path, options: dict[str, Any], mode: str) -> Run:
+def _chosen(path: Path, options: dict[str, Any], mode: str) -> FinishedRun:
     """What a run has of the cases asked for; of a run that measured memory, which is a step's, any mode."""
     from swiglu_bench.cli.finished import filtered
     from swiglu_bench.rows.finished_run import load_run
@@ -135,7 +135,7 @@ def _chosen(path: Path, options: dict[str, Any], mode: str) -> Run:
     )
 
 
-def _parts(choices: Sequence[Choice], runs: Sequence[Run]) -> Iterator[RenderableType]:
+def _parts(choices: Sequence[Choice], runs: Sequence[FinishedRun]) -> Iterator[RenderableType]:
     from rich import box
     from rich.table import Table
     from rich.text import Text

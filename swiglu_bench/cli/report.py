@@ -15,7 +15,7 @@ from swiglu_bench.cli.options import OUTPUT, WHAT
 from swiglu_bench.spec.errors import BadInput
 
 if TYPE_CHECKING:
-    from swiglu_bench.report.load import Run
+    from swiglu_bench.report.load import ReportedRun
 
 NEEDS = {"altair": "altair", "jinja2": "jinja2", "vl_convert": "vl-convert-python"}
 """Modules of the extra `report`, and their packages."""
@@ -109,7 +109,7 @@ def _write_page(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _write_pictures(runs: Sequence[Run], folder: Path, form: Literal["png", "svg"], dark: bool) -> None:
+def _write_pictures(runs: Sequence[ReportedRun], folder: Path, form: Literal["png", "svg"], dark: bool) -> None:
     from swiglu_bench.charts.export import picture
     from swiglu_bench.report.images import charts_of
 

@@ -106,7 +106,7 @@ def tp(
     from swiglu_bench.machine import machine
     from swiglu_bench.processes import forkserver
     from swiglu_bench.spec.shapes import load_shapes
-    from swiglu_bench.tp.plan import Plan, cases_of
+    from swiglu_bench.tp.plan import RankTask, cases_of
     from swiglu_bench.tp.rank import quiet as hush
     from swiglu_bench.tp.rank import under_torchrun
     from swiglu_bench.tp.run import TpRun
@@ -130,7 +130,7 @@ def tp(
     )  # fmt: skip
     chosen, skipped = _choose(impl, skip_impl, on_gpu)
     run_id = machine.run_id(machine.now())
-    plan = Plan(run_id, cases, tuple(one.declared() for one in chosen), ways, budget, timeout, skipped)
+    plan = RankTask(run_id, cases, tuple(one.declared() for one in chosen), ways, budget, timeout, skipped)
     settings = {
         "gpus": sizes, "modes": [kind.value for kind in kinds], "sequence_parallel": sequence_parallel, "seed": seed,
         "implementations": plan.names, "budget_s": budget, "timeout_s": timeout,

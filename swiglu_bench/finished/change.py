@@ -11,7 +11,7 @@ from swiglu_bench.measure.statistics import Interval
 By = Literal["ratio", "time", "memory", "status"]
 
 
-class Verdict(StrEnum):
+class ChangeKind(StrEnum):
     """What a row amounts to."""
 
     FASTER = "faster"
@@ -49,6 +49,6 @@ class Change:
     after: float | None
     quotient: Interval | None
     """B/A; below 1 is faster, or less."""
-    verdict: Verdict
+    verdict: ChangeKind
     outcome: Outcome
     remark: str = ""

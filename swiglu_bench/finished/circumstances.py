@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from swiglu_bench.finished.change import By, Change
-from swiglu_bench.rows.finished_run import Run, case_of
+from swiglu_bench.rows.finished_run import FinishedRun, case_of
 from swiglu_bench.rows.record import Record
 
 MACHINE = {"device": "device", "driver": "driver", "power_limit_w": "power limit", "cpu": "CPU", "sm_count": "SM count"}
@@ -18,7 +18,7 @@ MUCH_DRIFT = 0.05
 """From here on the two runs saw the machine in clearly different states."""
 
 
-def circumstances(before: Run, after: Run, by: By, changes: Sequence[Change]) -> Iterator[str]:
+def circumstances(before: FinishedRun, after: FinishedRun, by: By, changes: Sequence[Change]) -> Iterator[str]:
     """A sentence for each kind of thing that differs, worst first."""
     machines = [dict(run.about.get("machine", {})) for run in (before, after)]
     rules = [dict(run.about.get("settings", {})) for run in (before, after)]
@@ -51,7 +51,7 @@ def circumstances(before: Run, after: Run, by: By, changes: Sequence[Change]) ->
             yield f"The {which} run has rows without samples; their intervals come from records.csv alone."
 
 
-def _moved(before: Run, after: Run) -> int:
+def _moved(before: FinishedRun, after: FinishedRun) -> int:
     """How many cases were timed on two GPUs, as far as the rows say."""
     earlier = {case_of(record): record.gpu_uuid for record in before.records if record.gpu_uuid}
     later = {case_of(record): record.gpu_uuid for record in after.records if record.gpu_uuid}

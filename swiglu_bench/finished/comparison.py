@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from swiglu_bench.finished.change import By, Change, Outcome, Verdict
+from swiglu_bench.finished.change import By, Change, ChangeKind, Outcome
 from swiglu_bench.finished.circumstances import circumstances
 from swiglu_bench.measure.statistics import Interval, median_interval, quotient
 from swiglu_bench.rows import rebase
-from swiglu_bench.rows.finished_run import Run, case_label, case_of, latest
+from swiglu_bench.rows.finished_run import FinishedRun, case_label, case_of, latest
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.spec.errors import BadInput
 
@@ -34,8 +34,8 @@ FEWEST_ROUNDS = 7
 class Comparison:
     """All rows that both runs have, and what a reader has to know before believing them."""
 
-    before: Run
-    after: Run
+    before: FinishedRun
+    after: FinishedRun
     by: By
     tolerance: float
     changes: tuple[Change, ...]
@@ -48,7 +48,9 @@ class Comparison:
         return next((one for one in (Outcome.REGRESSION, Outcome.UNKNOWN) if one in found), Outcome.FINE)
 
 
-def compare(before: Run, after: Run, tolerance: float, by: Literal["ratio", "time"] | None = None) -> Comparison:
+def compare(
+    before: FinishedRun, after: FinishedRun, tolerance: float, by: Literal["ratio", "time"] | None = None
+) -> Comparison:
     """Compare two runs; `tolerance` is the regression that is let through, 0.02 for 2%.
 
     Raises BadInput where they measured different things: other scopes or modes, times and memory, no case in common.
@@ -79,14 +81,14 @@ def compare(before: Run, after: Run, tolerance: float, by: Literal["ratio", "tim
             changes += _of_memory(a, b, tolerance)
         elif chosen == "status":
             both = (a.error_ratio, b.error_ratio)
-            changes.append(Change(case, name, "error_ratio", *both, None, Verdict.TIE, Outcome.FINE))
+            changes.append(Change(case, name, "error_ratio", *both, None, ChangeKind.TIE, Outcome.FINE))
         elif a.time_ms is not None and b.time_ms is not None:
             changes.append(_of_time(a, b, partners[0].get(case), partners[1].get(case), chosen, tolerance))
     warnings = (*circumstances(before, after, chosen, changes), *_unmatched(mine, theirs))
     return Comparison(before, after, chosen, tolerance, tuple(changes), warnings)
 
 
-def _kind(before: Run, after: Run) -> Literal["time", "memory", "status"]:
+def _kind(before: FinishedRun, after: FinishedRun) -> Literal["time", "memory", "status"]:
     """What the runs have measured; raises BadInput where it is not the same."""
     for column in ("scope", "mode"):
         sets = [sorted({str(getattr(record, column)) for record in run.records}) for run in (before, after)]
@@ -104,7 +106,7 @@ def _kind(before: Run, after: Run) -> Literal["time", "memory", "status"]:
     return kinds[0]
 
 
-def _measured(run: Run) -> Literal["time", "memory", "status"]:
+def _measured(run: FinishedRun) -> Literal["time", "memory", "status"]:
     if any(record.time_ms is not None for record in run.records):
         return "time"
     return "memory" if any(record.peak_bytes is not None for record in run.records) else "status"
@@ -112,7 +114,7 @@ def _measured(run: Run) -> Literal["time", "memory", "status"]:
 
 def _of_status(a: Record, b: Record) -> Iterator[Change]:
     """A row that is not ok in one of the runs."""
-    change = Change(case_of(b), b.implementation, "status", None, None, None, Verdict.MENDED, Outcome.FINE)
+    change = Change(case_of(b), b.implementation, "status", None, None, None, ChangeKind.MENDED, Outcome.FINE)
     if a.status is not Status.OK:
         if b.status is Status.OK:
             yield dataclasses.replace(change, remark=f"was {a.status}: {a.reason}")
@@ -120,7 +122,7 @@ def _of_status(a: Record, b: Record) -> Iterator[Change]:
     broken = b.status in {Status.INCORRECT, Status.ERROR}
     yield dataclasses.replace(
         change,
-        verdict=Verdict.BROKEN if broken else Verdict.UNCLEAR,
+        verdict=ChangeKind.BROKEN if broken else ChangeKind.UNCLEAR,
         outcome=Outcome.REGRESSION if broken else Outcome.UNKNOWN,
         remark=f"{b.status}: {b.reason}",
     )
@@ -134,7 +136,7 @@ def _of_memory(a: Record, b: Record, tolerance: float) -> Iterator[Change]:
             continue
         times = new / old if old else float("inf") if new else 1.0
         outcome = Outcome.REGRESSION if times > 1 + tolerance else Outcome.FINE
-        verdict = Verdict.TIE if old == new else Verdict.LESS if new < old else Verdict.MORE
+        verdict = ChangeKind.TIE if old == new else ChangeKind.LESS if new < old else ChangeKind.MORE
         yield Change(
             case_of(b), b.implementation, figure, old, new, Interval(times, times, times), verdict, outcome
         )  # fmt: skip
@@ -158,9 +160,9 @@ def _of_time(a: Record, b: Record, base_a: Record | None, base_b: Record | None,
     verdict, outcome = judge(found, tolerance)
     few = min(a.rounds or 0, b.rounds or 0)
     if few < FEWEST_ROUNDS:
-        verdict, outcome, remark = Verdict.UNCLEAR, Outcome.UNKNOWN, f"{few} rounds are too few for an interval"
+        verdict, outcome, remark = ChangeKind.UNCLEAR, Outcome.UNKNOWN, f"{few} rounds are too few for an interval"
     if by == "ratio" and is_baseline:
-        verdict, outcome = Verdict.DRIFT, Outcome.FINE
+        verdict, outcome = ChangeKind.DRIFT, Outcome.FINE
     return Change(case_of(b), b.implementation, figure, old.median, new.median, found, verdict, outcome, remark)
 
 
@@ -198,13 +200,13 @@ def reaching(found: Interval, floor: float) -> Interval:
     )  # fmt: skip
 
 
-def judge(found: Interval, tolerance: float) -> tuple[Verdict, Outcome]:
+def judge(found: Interval, tolerance: float) -> tuple[ChangeKind, Outcome]:
     """A quotient's verdict, and whether it is a regression beyond `tolerance`."""
     limit = 1 + tolerance
     outcome = Outcome.FINE if found.high <= limit else Outcome.REGRESSION if found.low > limit else Outcome.UNKNOWN
     if found.excludes(1.0):
-        return (Verdict.FASTER if found.median < 1 else Verdict.SLOWER), outcome
-    return (Verdict.TIE if found.high <= limit and found.low >= 1 / limit else Verdict.UNCLEAR), outcome
+        return (ChangeKind.FASTER if found.median < 1 else ChangeKind.SLOWER), outcome
+    return (ChangeKind.TIE if found.high <= limit and found.low >= 1 / limit else ChangeKind.UNCLEAR), outcome
 
 
 def _unmatched(mine: dict[Any, Record], theirs: dict[Any, Record]) -> Iterator[str]:

@@ -11,13 +11,13 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swiglu_bench.finished.change import Change, Outcome, Verdict
+from swiglu_bench.finished.change import Change, ChangeKind, Outcome
 from swiglu_bench.finished.comparison import Comparison
 
 STYLES = {
-    Verdict.FASTER: "green", Verdict.SLOWER: "red", Verdict.TIE: "dim", Verdict.UNCLEAR: "yellow",
-    Verdict.LESS: "green", Verdict.MORE: "red", Verdict.BROKEN: "bold red",
-    Verdict.MENDED: "green", Verdict.DRIFT: "dim",
+    ChangeKind.FASTER: "green", ChangeKind.SLOWER: "red", ChangeKind.TIE: "dim", ChangeKind.UNCLEAR: "yellow",
+    ChangeKind.LESS: "green", ChangeKind.MORE: "red", ChangeKind.BROKEN: "bold red",
+    ChangeKind.MENDED: "green", ChangeKind.DRIFT: "dim",
 }  # fmt: skip
 HEADS = ("tokens", "implementation", "before", "after", "change", "interval", "verdict")
 COLUMNS = (
@@ -87,7 +87,7 @@ def rows(found: Comparison) -> list[dict[str, Any]]:
 def conclusion(found: Comparison) -> str:
     """One line: how many rows are what, and what that means for the change."""
     counts = Counter(change.verdict for change in found.changes)
-    spread = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+    spread = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ChangeKind if counts[verdict])
     bad = sum(change.outcome is found.outcome for change in found.changes)
     beyond = f"{found.tolerance:.3g}".rstrip("0").rstrip(".") if found.tolerance == 0 else f"{found.tolerance:.2%}"
     match found.outcome:

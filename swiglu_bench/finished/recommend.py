@@ -14,7 +14,7 @@ from typing import Any
 
 from swiglu_bench.measure.statistics import Interval, Verdict, verdict
 from swiglu_bench.rows import rebase
-from swiglu_bench.rows.finished_run import Run, case_of, latest
+from swiglu_bench.rows.finished_run import FinishedRun, case_of, latest
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.spec import costs
 from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
@@ -59,7 +59,7 @@ class Choice:
 
 
 def recommend(
-    runs: Sequence[Run], catalogue: Mapping[str, Implementation], max_memory_bytes: int | None = None
+    runs: Sequence[FinishedRun], catalogue: Mapping[str, Implementation], max_memory_bytes: int | None = None
 ) -> list[Choice]:
     """A choice for each case that the runs have timed; raises BadInput where they have timed nothing.
 

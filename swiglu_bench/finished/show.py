@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swiglu_bench.rows.finished_run import Run
+from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import COLUMNS, Record
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 from swiglu_bench.writers.tables import by, memory_tables, verify_detail_tables, verify_tables
@@ -21,7 +21,7 @@ TABLE = ("shape", "scope", "mode", "dtype")
 """What the rows of one table have in common."""
 
 
-def tables(run: Run, width: int, detail: bool) -> Iterator[RenderableType]:
+def tables(run: FinishedRun, width: int, detail: bool) -> Iterator[RenderableType]:
     """The tables of the run's command."""
     if any(record.time_ms is not None for record in run.records):
         return time_tables(run.records, width, detail=detail)
@@ -30,13 +30,13 @@ def tables(run: Run, width: int, detail: bool) -> Iterator[RenderableType]:
     return (verify_detail_tables if detail else verify_tables)(run.records, width)
 
 
-def ordered(run: Run, column: str, reverse: bool) -> Run:
+def ordered(run: FinishedRun, column: str, reverse: bool) -> FinishedRun:
     """The implementations of each table by the median of a column, those without it last; or by name.
 
     Raises BadInput for what is not a figure.
     """
     if column == "implementation":
-        return Run(sorted(run.records, key=lambda r: r.implementation, reverse=reverse), run.about, run.place)
+        return FinishedRun(sorted(run.records, key=lambda r: r.implementation, reverse=reverse), run.about, run.place)
     figure(column, "--sort")
     records: list[Record] = []
     for group in by(run.records, *TABLE):
@@ -48,7 +48,7 @@ def ordered(run: Run, column: str, reverse: bool) -> Run:
         known = [record for record in group if record.implementation in median]
         known.sort(key=lambda record: median[record.implementation], reverse=reverse)
         records += known + [record for record in group if record.implementation not in median]
-    return Run(records, run.about, run.place)
+    return FinishedRun(records, run.about, run.place)
 
 
 def figure(column: str, option: str) -> str:
@@ -59,7 +59,7 @@ def figure(column: str, option: str) -> str:
     return column
 
 
-def pivot(run: Run, column: str) -> list[dict[str, Any]]:
+def pivot(run: FinishedRun, column: str) -> list[dict[str, Any]]:
     """One row per implementation and table, one column per token count: the column's value at that case."""
     tokens = sorted({record.tokens for record in run.records})
     rows = []

@@ -49,7 +49,7 @@ class Finding:
     """What to do; empty where nothing is to be done."""
 
 
-Verdict = tuple[str, Severity, str]
+Answer = tuple[str, Severity, str]
 OK, WARN, FAIL, UNKNOWN = Severity
 
 
@@ -97,28 +97,28 @@ def _spin(milliseconds: int) -> None:
     time.sleep(milliseconds / 2e3)
 
 
-def _finding(check: str, ask: Callable[[], Verdict]) -> Finding:
+def _finding(check: str, ask: Callable[[], Answer]) -> Finding:
     try:
         return Finding(check, *ask())
     except NoAnswer as reason:
         return Finding(check, f"the driver does not say: {reason}", UNKNOWN)
 
 
-def _others(gpu: Gpu) -> Verdict:
+def _others(gpu: Gpu) -> Answer:
     others = gpu.other_processes()
     if not others:
         return "none", OK, ""
     return f"processes {', '.join(map(str, others))}", FAIL, "End them, or choose another GPU with --device."
 
 
-def _load(gpu: Gpu) -> Verdict:
+def _load(gpu: Gpu) -> Answer:
     percent = gpu.ask("UtilizationRates").gpu
     if percent <= BUSY_PERCENT:
         return f"{percent}%", OK, ""
     return f"{percent}% busy before this program used it", FAIL, "Something else runs on this GPU; wait or end it."
 
 
-def _memory(gpu: Gpu) -> Verdict:
+def _memory(gpu: Gpu) -> Answer:
     info = gpu.ask("MemoryInfo")
     text = f"{info.free / 2**30:.1f} of {info.total / 2**30:.1f} GiB"
     if info.free >= FREE_SHARE * info.total:
@@ -126,19 +126,19 @@ def _memory(gpu: Gpu) -> Verdict:
     return text, WARN, "Large cases will be skipped; end what holds the memory."
 
 
-def _mig(gpu: Gpu) -> Verdict:
+def _mig(gpu: Gpu) -> Answer:
     if gpu.maybe(lambda: gpu.ask("MigMode")) in (None, [0, 0], (0, 0)):
         return "off", OK, ""
     return "on", WARN, "A part of a GPU shares memory and power with its neighbours; measure on a whole one."
 
 
-def _persistence(gpu: Gpu) -> Verdict:
+def _persistence(gpu: Gpu) -> Answer:
     if gpu.ask("PersistenceMode"):
         return "on", OK, ""
     return "off", WARN, "The driver may unload between commands: `sudo nvidia-smi -pm 1`."
 
 
-def _power(gpu: Gpu) -> Verdict:
+def _power(gpu: Gpu) -> Answer:
     limit_w, default_w = gpu.power_limit_w(), gpu.ask("PowerManagementDefaultLimit") / 1e3
     if limit_w >= default_w:
         return f"{limit_w:.0f} W", OK, ""
@@ -146,7 +146,7 @@ def _power(gpu: Gpu) -> Verdict:
     return f"{limit_w:.0f} W, by default {default_w:.0f} W", WARN, advice
 
 
-def _ecc(gpu: Gpu) -> Verdict:
+def _ecc(gpu: Gpu) -> Answer:
     current, pending = gpu.ask("EccMode")
     errors = gpu.maybe(
         lambda: gpu.ask("TotalEccErrors", gpu.nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, gpu.nvml.NVML_VOLATILE_ECC)
@@ -160,7 +160,7 @@ def _ecc(gpu: Gpu) -> Verdict:
     return "on, no uncorrected errors", OK, ""
 
 
-def _repair(gpu: Gpu) -> Verdict:
+def _repair(gpu: Gpu) -> Answer:
     _, _, pending, failed = gpu.ask("RemappedRows")
     if failed:
         return "a row of memory could not be replaced", FAIL, "Replace the card."
@@ -169,7 +169,7 @@ def _repair(gpu: Gpu) -> Verdict:
     return "none", OK, ""
 
 
-def _driver(gpu: Gpu) -> Verdict:
+def _driver(gpu: Gpu) -> Answer:
     number = gpu.ask_system("CudaDriverVersion")
     offers, wanted = (number // 1000, number % 1000 // 10), torch.version.cuda or ""
     text = f"{gpu.driver()}, up to CUDA {offers[0]}.{offers[1]}; PyTorch was built for {wanted or 'none'}"
@@ -178,7 +178,7 @@ def _driver(gpu: Gpu) -> Verdict:
     return text, OK, ""
 
 
-def _clock(gpu: Gpu) -> Verdict:
+def _clock(gpu: Gpu) -> Answer:
     now_mhz, most_mhz = gpu.sm_mhz(), gpu.max_sm_mhz()
     text = f"{now_mhz} MHz of {most_mhz} MHz"
     if gpu.reasons() & APPLICATION_CLOCKS:
@@ -188,7 +188,7 @@ def _clock(gpu: Gpu) -> Verdict:
     return text, OK, ""
 
 
-def _throttling(gpu: Gpu) -> Verdict:
+def _throttling(gpu: Gpu) -> Answer:
     throttles = gpu.throttles()
     if not throttles:
         return "none", OK, ""
@@ -197,7 +197,7 @@ def _throttling(gpu: Gpu) -> Verdict:
     return ", ".join(throttles), FAIL if thermal else WARN, advice
 
 
-def _temperature(gpu: Gpu) -> Verdict:
+def _temperature(gpu: Gpu) -> Answer:
     now_c = gpu.temperature_c()
     slowdown = getattr(gpu.nvml, "NVML_TEMPERATURE_THRESHOLD_SLOWDOWN", 1)
     slow_c = gpu.maybe(lambda: gpu.ask("TemperatureThreshold", slowdown))

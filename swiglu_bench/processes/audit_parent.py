@@ -12,7 +12,7 @@ from swiglu_bench.audit.subject import Outcome
 from swiglu_bench.processes.child import Child, Died
 from swiglu_bench.processes.parent import log_name
 from swiglu_bench.processes.worker import NOBODY, Audit
-from swiglu_bench.rows.audit_cell import Cell, Verdict
+from swiglu_bench.rows.audit_cell import Cell, CellStatus
 from swiglu_bench.spec.cases import Dtype, Scope
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Implementation
@@ -80,13 +80,13 @@ class _Audited:
                     yield cell
             except Died as death:
                 if death.culprit != NOBODY:
-                    yield self._cell(scope, left.pop(0), Verdict.FAIL, f"{death}")
+                    yield self._cell(scope, left.pop(0), CellStatus.FAIL, f"{death}")
                 elif len(left) == count:  # it is not the implementation's doing, and a new process would end the same
-                    yield from (self._cell(scope, check, Verdict.NOT_RUN, f"{death}") for check in left)
+                    yield from (self._cell(scope, check, CellStatus.NOT_RUN, f"{death}") for check in left)
                     return
             except BadInput as error:  # its file is not what it was when the audit began
-                yield from (self._cell(scope, check, Verdict.NOT_RUN, str(error)) for check in left)
+                yield from (self._cell(scope, check, CellStatus.NOT_RUN, str(error)) for check in left)
                 return
 
-    def _cell(self, scope: Scope, check: str, verdict: Verdict, reason: str) -> Cell:
+    def _cell(self, scope: Scope, check: str, verdict: CellStatus, reason: str) -> Cell:
         return matrix.cell(self._implementation, scope, check, Outcome(verdict, reason), self._device, self._dtype)

@@ -23,7 +23,7 @@ from swiglu_bench.processes.worker import (
     Begin,
     Import,
     Load,
-    Run,
+    RunCase,
 )
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.session import session
@@ -181,7 +181,7 @@ class Crew:
         """The row of one implementation that has run once in its own process, or what it died of."""
         try:
             child = self._child(implementation)
-            (record,) = child.ask(Run(case, [implementation.declared()]), self._timeout_s)
+            (record,) = child.ask(RunCase(case, [implementation.declared()]), self._timeout_s)
         except Died as death:
             return self._died(case, implementation, death)
         except BadInput as error:  # its file is not what it was when the sweep began
@@ -198,7 +198,7 @@ class Crew:
         """
         excused = False
         while contenders:
-            job = Run(case, [implementation.declared() for implementation in contenders])
+            job = RunCase(case, [implementation.declared() for implementation in contenders])
             left = {implementation.name: implementation for implementation in contenders}
             try:
                 child = self._child(MEASURING)

@@ -75,7 +75,7 @@ class Afford:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunCase:
     """Answer with the row of each of these implementations, given without their code."""
 
     case: Case
@@ -93,7 +93,7 @@ class Audit:
     checks: tuple[str, ...]
 
 
-Job = Load | Begin | Import | Afford | Run | Audit
+Job = Load | Begin | Import | Afford | RunCase | Audit
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class _Bench:
         match job:
             case Afford(case, contenders):
                 yield self._session.unaffordable(case, contenders)
-            case Run(case, declared):
+            case RunCase(case, declared):
                 self._names = [one.name for one in declared]
                 yield from self._session.run_case(case, [self._load(one) for one in declared], self._tell)
 

@@ -14,7 +14,7 @@ import pandas as pd
 from swiglu_bench.charts.style import (
     CHARACTER,
     WIDTH,
-    Look,
+    Style,
     linear_range,
     log_range,
     token_text,
@@ -34,7 +34,7 @@ WIDE = 12
 """A linear axis that ends at more than so many times its beginning hides the small values."""
 
 
-def time(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
+def time(rows: pd.DataFrame, style: Style) -> alt.LayerChart:
     """Time of a call over token counts, with the limit."""
     usable = timed(rows).sort_values("time_ms", kind="stable")
     milli = usable["time_ms"].max() >= 1
@@ -46,15 +46,15 @@ def time(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     title, text = f"time of a call ({unit}), log scale", "format(datum.value, '~g')"
     if counts(usable) == 1:
         line = [drawing.level(one["value"], "x") for one in limits]
-        chart = drawing.dots(points, look, extent, title, text, line)
+        chart = drawing.dots(points, style, extent, title, text, line)
     else:
         fixed = [drawing.dashed(limits).encode(x="tokens:Q", y="value:Q")] if limits else []
         labels = [("limit", limits[-1]["value"])] if limits else []
-        chart = drawing.lines(points, look, extent, title, text, fixed, labels)
-    return titled(chart, "How long does a call take?", rows, look, "dashed: limit" if limits else "")
+        chart = drawing.lines(points, style, extent, title, text, fixed, labels)
+    return titled(chart, "How long does a call take?", rows, style, "dashed: limit" if limits else "")
 
 
-def speedup(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
+def speedup(rows: pd.DataFrame, style: Style) -> alt.LayerChart:
     """The baseline's time over each one's, with the 95% interval; the baseline is the line at 1."""
     usable = ranking.ranked(rows)
     baseline = str(usable["baseline"].iloc[0]) if len(usable) else ""
@@ -71,13 +71,13 @@ def speedup(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     extent = linear_range(ends, 1.0) if max(ends) / min(ends) < WIDE else log_range([*ends, 1.0])
     title, text = f"{baseline}'s time ÷ time", "format(datum.value, '~g') + '×'"
     if counts(usable) == 1:
-        chart = drawing.dots(points, look, extent, title, text, [drawing.level(1, "x")])
+        chart = drawing.dots(points, style, extent, title, text, [drawing.level(1, "x")])
     else:
-        chart = drawing.lines(points, look, extent, title, text, [drawing.level(1)], [(baseline, 1.0)])
-    return titled(chart, f"How much faster than {baseline}?", usable, look, f"bars: 95% intervals; dashed: {baseline}")
+        chart = drawing.lines(points, style, extent, title, text, [drawing.level(1)], [(baseline, 1.0)])
+    return titled(chart, f"How much faster than {baseline}?", usable, style, f"bars: 95% intervals; dashed: {baseline}")
 
 
-def limit(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
+def limit(rows: pd.DataFrame, style: Style) -> alt.LayerChart:
     """The limit's time over each one's, in percent."""
     usable = timed(rows).dropna(subset="limit_pct")
     if usable.empty:
@@ -87,14 +87,14 @@ def limit(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     extent = linear_range([point["value"] for point in points], 100.0)
     title, text = "limit's time ÷ time (%)", "datum.value + '%'"
     if counts(usable) == 1:
-        chart = drawing.dots(points, look, extent, title, text, [drawing.level(100, "x")])
+        chart = drawing.dots(points, style, extent, title, text, [drawing.level(100, "x")])
     else:
-        chart = drawing.lines(points, look, extent, title, text, [drawing.level(100)], [("limit", 100.0)])
+        chart = drawing.lines(points, style, extent, title, text, [drawing.level(100)], [("limit", 100.0)])
     what = "dashed: limit, the case's bare matrix products in the same rounds or its bytes at copy bandwidth"
-    return titled(chart, "How near to this machine's limit?", usable, look, what)
+    return titled(chart, "How near to this machine's limit?", usable, style, what)
 
 
-def error(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
+def error(rows: pd.DataFrame, style: Style) -> alt.LayerChart:
     """Error of the worst tensor over eager's error for it, every case a point."""
     usable = rows[rows["status"].isin(["ok", "incorrect"]) & rows["error"].notna() & (rows["eager_error"] > 0)]
     usable = usable[usable["error"] < float("inf")]
@@ -112,20 +112,20 @@ def error(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
         worst[point["implementation"]] = max(worst.get(point["implementation"], 0.0), point["value"])
     points.sort(key=lambda point: worst[point["implementation"]])
     chart = drawing.dots(
-        points, look, extent, "error ÷ eager's error", "format(datum.value, '~g') + '×'", [drawing.level(1, "x")]
+        points, style, extent, "error ÷ eager's error", "format(datum.value, '~g') + '×'", [drawing.level(1, "x")]
     )
     what = "a point per case: the tensor with the largest error from fp64; dashed: eager" + (
         "; cross: incorrect" if "incorrect" in set(usable["status"]) else ""
     )
-    return titled(chart, "How precise, compared with eager?", usable, look, what, whole_section=True)
+    return titled(chart, "How precise, compared with eager?", usable, style, what, whole_section=True)
 
 
-def crossover(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
+def crossover(rows: pd.DataFrame, style: Style) -> alt.LayerChart:
     """The best implementation per token count and shape, all shapes of a section; a tie is a tie."""
     found = ranking.places(rows)
     if not found:
         raise NoChart("Nothing was timed beside a baseline in the same rounds, so no winner can be named.")
-    values = [_cell(place, rows, look) for place in found]
+    values = [_cell(place, rows, style) for place in found]
     ticks = [token_text(count) for count in sorted({place.tokens for place in found})]
     shapes = unique([place.shape for place in found])
     tokens: dict[str, Any] = {"title": "tokens", "sort": ticks}
@@ -149,20 +149,20 @@ def crossover(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     chart = chart.properties(width=width * len(across), height=CELL_HEIGHT * len(down))
     size = {"columns": len(across), "side_px": side}
     what = "grey: a tie for the first place"
-    return titled(chart, "Which is fastest where?", rows, look, what, whole_section=True, **size)
+    return titled(chart, "Which is fastest where?", rows, style, what, whole_section=True, **size)
 
 
-def _cell(place: ranking.Place, rows: pd.DataFrame, look: Look) -> dict[str, Any]:
+def _cell(place: ranking.Place, rows: pd.DataFrame, style: Style) -> dict[str, Any]:
     """One field of the crossover map; implementations that another stands for count as that one."""
-    stands = {other: name for name, others in look.alike.items() for other in others}
-    first = sorted({stands.get(name, name) for name in (place.best, *place.ties)}, key=list(look.slots).index)
+    stands = {other: name for name, others in style.alike.items() for other in others}
+    first = sorted({stands.get(name, name) for name in (place.best, *place.ties)}, key=list(style.slots).index)
     baseline = str(ranking.ranked(rows)["baseline"].iloc[0])
     alone, named = len(first) == 1, " = ".join(first[:3]) + (f" +{len(first) - 3}" if first[3:] else "")
     amount = ["tie"] if not alone else ["baseline"] if first[0] == baseline else []
     amount += [f"{place.speedup:.2f}× {baseline}"] if baseline not in first else []
     return {
-        "shape": place.shape, "tokens": token_text(place.tokens), "name": look.label(first[0]) if alone else named,
-        "amount": ", ".join(amount), "colour": look.colour(first[0]) if alone else "#9aa1ab",
+        "shape": place.shape, "tokens": token_text(place.tokens), "name": style.label(first[0]) if alone else named,
+        "amount": ", ".join(amount), "colour": style.colour(first[0]) if alone else "#9aa1ab",
         "fastest": " = ".join((place.best, *place.ties)),
         "speed-up": f"{place.speedup:.3f}× {baseline} [{place.low:.3f}, {place.high:.3f}]",
         "next": f"{place.runner_up}, which takes {1 / (1 - place.lead) - 1:.1%} longer" if place.runner_up else "none",

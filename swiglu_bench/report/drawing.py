@@ -15,8 +15,8 @@ from swiglu_bench.charts.style import (
     HEIGHT,
     LABEL_GAP,
     WIDTH,
-    Look,
     Range,
+    Style,
     spread,
     token_axis,
 )
@@ -35,7 +35,7 @@ GREY = "#8a8f98"
 
 
 def lines(
-    points: Sequence[Point], look: Look, extent: Range, title: str, tick_text: str, fixed: Sequence[alt.Chart] = (),
+    points: Sequence[Point], style: Style, extent: Range, title: str, tick_text: str, fixed: Sequence[alt.Chart] = (),
     fixed_labels: Sequence[tuple[str, float]] = (),
 ) -> alt.LayerChart:  # fmt: skip
     """Lines with points, intervals and names at their ends; `fixed` is drawn below them, with labels of its own.
@@ -44,10 +44,10 @@ def lines(
     """
     y = alt.Y("value:Q", title=title, scale=extent.scale(), axis=_axis(extent, tick_text))
     x = token_axis(point["tokens"] for point in points)
-    base = drawn_of(points, look)
+    base = drawn_of(points, style)
     near = alt.selection_point(fields=["implementation"], on="pointerover", clear="pointerout", name="near")
     names = list(dict.fromkeys(point["implementation"] for point in points))
-    dash = alt.Scale(domain=names, range=[list(look.dash(name)) for name in names])
+    dash = alt.Scale(domain=names, range=[list(style.dash(name)) for name in names])
     colour = alt.Color("colour:N", scale=None)
     drawn = base.mark_line(strokeWidth=2).encode(
         x=x, y=y, color=colour, detail="implementation:N", opacity=alt.condition(near, alt.value(1), alt.value(0.2)),
@@ -62,39 +62,39 @@ def lines(
         drawn,
         whiskers.encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=colour),
         dots.add_params(near),
-        _end_labels(points, look, extent, fixed_labels),
+        _end_labels(points, style, extent, fixed_labels),
     ]
-    return alt.LayerChart(layer=parts).properties(width=WIDTH, height=HEIGHT).add_params(shown(points, look))
+    return alt.LayerChart(layer=parts).properties(width=WIDTH, height=HEIGHT).add_params(shown(points, style))
 
 
 def dots(
-    points: Sequence[Point], look: Look, extent: Range, title: str, tick_text: str, fixed: Sequence[alt.Chart] = ()
+    points: Sequence[Point], style: Style, extent: Range, title: str, tick_text: str, fixed: Sequence[alt.Chart] = ()
 ) -> alt.LayerChart:
     """One row per implementation in the order of the points, with intervals; `fixed` is drawn below them."""
-    labels = list(dict.fromkeys(look.label(point["implementation"]) for point in points))
+    labels = list(dict.fromkeys(style.label(point["implementation"]) for point in points))
     x = alt.X("value:Q", title=title, scale=extent.scale(), axis=_axis(extent, tick_text))
     y = alt.Y("label:N", title=None, sort=labels, axis=alt.Axis(grid=True, ticks=False, domain=False))
     colour = alt.Color("colour:N", scale=None)
-    base = drawn_of(points, look)
+    base = drawn_of(points, style)
     whiskers = base.transform_filter("datum.low != null").mark_rule(strokeWidth=2)
     marks = base.mark_point(filled=True, size=70, opacity=0.9).encode(
         x=x, y=y, color=colour, shape=alt.Shape("shape:N", scale=None), tooltip=tooltips(points)
     )
     parts = [*fixed, whiskers.encode(x=alt.X("low:Q"), x2="high:Q", y=y, color=colour), marks]
-    return rows(alt.LayerChart(layer=parts), points, look)
+    return rows(alt.LayerChart(layer=parts), points, style)
 
 
-def rows(chart: alt.LayerChart, points: Sequence[Point], look: Look) -> alt.LayerChart:
+def rows(chart: alt.LayerChart, points: Sequence[Point], style: Style) -> alt.LayerChart:
     """A chart with a row per implementation that is drawn; the page makes it higher or lower with their number."""
     names = list(dict.fromkeys(point["implementation"] for point in points))
-    height = ROW_HEIGHT * len([name for name in names if name not in look.hidden()])
+    height = ROW_HEIGHT * len([name for name in names if name not in style.hidden()])
     about = {"row_px": ROW_HEIGHT, "rows": names}
-    return chart.properties(width=WIDTH, height=height, usermeta=about).add_params(shown(points, look))
+    return chart.properties(width=WIDTH, height=height, usermeta=about).add_params(shown(points, style))
 
 
-def drawn_of(points: Sequence[Point], look: Look) -> alt.Chart:
+def drawn_of(points: Sequence[Point], style: Style) -> alt.Chart:
     """A chart without a mark of the points whose implementations are drawn."""
-    values = [point | appearance(point, look) for point in points]
+    values = [point | appearance(point, style) for point in points]
     return alt.Chart(alt.InlineData(values=values)).transform_filter(DRAWN)
 
 
@@ -109,16 +109,16 @@ def dashed(values: Sequence[dict[str, float]]) -> alt.Chart:
     return alt.Chart(alt.InlineData(values=values)).mark_line(strokeDash=[5, 4], strokeWidth=1.5, color=GREY)
 
 
-def shown(points: Sequence[Point], look: Look) -> alt.Parameter:
+def shown(points: Sequence[Point], style: Style) -> alt.Parameter:
     """Who is drawn at first: all but those that another stands for."""
     names = dict.fromkeys(point["implementation"] for point in points)
-    return alt.param(name="shown", value=[name for name in names if name not in look.hidden()])
+    return alt.param(name="shown", value=[name for name in names if name not in style.hidden()])
 
 
-def appearance(point: Point, look: Look) -> dict[str, Any]:
+def appearance(point: Point, style: Style) -> dict[str, Any]:
     """Colour, shape and label of a point's implementation."""
     name = point["implementation"]
-    return {"colour": look.colour(name), "shape": point.get("shape", look.shape(name)), "label": look.label(name)}
+    return {"colour": style.colour(name), "shape": point.get("shape", style.shape(name)), "label": style.label(name)}
 
 
 def tooltips(points: Sequence[Point]) -> list[alt.Tooltip]:
@@ -132,19 +132,19 @@ def _axis(extent: Range, tick_text: str) -> alt.Axis:
 
 
 def _end_labels(
-    points: Sequence[Point], look: Look, extent: Range, others: Sequence[tuple[str, float]]
+    points: Sequence[Point], style: Style, extent: Range, others: Sequence[tuple[str, float]]
 ) -> alt.LayerChart:
     """Names beside the last points, moved apart where they would overlap, each with a short line to its point."""
     last = {point["implementation"]: point for point in sorted(points, key=lambda point: point["tokens"])}
     ends: list[dict[str, Any]] = [
         {
             "implementation": name,
-            "text": look.label(name),
-            "colour": look.colour(name),
+            "text": style.label(name),
+            "colour": style.colour(name),
             "end": extent.pixel(one["value"]),
         }
         for name, one in last.items()
-        if name not in look.hidden()
+        if name not in style.hidden()
     ]
     ends += [{"always": True, "text": text, "end": extent.pixel(value)} for text, value in others]
     for one, place in zip(ends, spread([end["end"] for end in ends], LABEL_GAP, 0, HEIGHT), strict=True):

@@ -24,8 +24,8 @@ from swiglu_bench.charts.export import picture
 from swiglu_bench.charts.scaling import points_of, scaling
 from swiglu_bench.report import noise_chart, sentences, training
 from swiglu_bench.report.images import Picture, charts_of
-from swiglu_bench.report.load import Run, load, only
-from swiglu_bench.report.page import colours, looks
+from swiglu_bench.report.load import ReportedRun, load, only
+from swiglu_bench.report.page import colours, styles
 from swiglu_bench.report.sections import sections
 from swiglu_bench.rows import csv_table, run_folder
 from swiglu_bench.rows.ranks import COLUMNS
@@ -67,7 +67,7 @@ def fill(document: Path) -> tuple[str, dict[Path, bytes]]:
     return SENTENCE.sub(say, BLOCK.sub(replace, document.read_text(encoding="utf-8"))), pictures
 
 
-def _chosen(source: Path, names: list[str]) -> list[Run]:
+def _chosen(source: Path, names: list[str]) -> list[ReportedRun]:
     runs = [load(source)]
     return only(runs, names) if names else runs
 
@@ -103,14 +103,14 @@ def _scaling(source: Path, words: str) -> tuple[str, Picture, str]:
     return f"scaling-{'-'.join(shapes)}", scaling(points_of(rows), run["settings"]["implementations"]), said
 
 
-def _said(runs: Sequence[Run], first: bool = False) -> str:
+def _said(runs: Sequence[ReportedRun], first: bool = False) -> str:
     """What a report says in short about a run, or the first sentence of that."""
     run, *_ = runs
     if run.training:
         return training.sentences(run.training)[0]
     section, *_ = found = sections(runs)
-    look, *_ = looks(found, colours(runs))
-    return sentences.sentences(section, look)[0] if first else sentences.headline(section, look)
+    style, *_ = styles(found, colours(runs))
+    return sentences.sentences(section, style)[0] if first else sentences.headline(section, style)
 
 
 if __name__ == "__main__":

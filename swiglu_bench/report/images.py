@@ -7,20 +7,20 @@ from collections.abc import Iterator, Sequence
 
 import altair as alt
 
-from swiglu_bench.charts.style import Look
+from swiglu_bench.charts.style import Style
 from swiglu_bench.report import training
-from swiglu_bench.report.load import Run
-from swiglu_bench.report.page import colours, draw, looks
+from swiglu_bench.report.load import ReportedRun
+from swiglu_bench.report.page import colours, draw, styles
 from swiglu_bench.report.sections import Section, sections
 
 Picture = alt.LayerChart | alt.VConcatChart
 
 
-def charts_of(runs: Sequence[Run]) -> Iterator[tuple[str, Picture | str]]:
+def charts_of(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, Picture | str]]:
     """A file name without its ending, and the chart or why there is none; no name comes twice."""
     found, numbers, taken = sections(runs), colours(runs), set[str]()
-    for section, look in zip(found, looks(found, numbers), strict=True):
-        for drawn in draw(section, look):
+    for section, style in zip(found, styles(found, numbers), strict=True):
+        for drawn in draw(section, style):
             stem = _stem(section, drawn.name)
             if drawn.reason:
                 yield stem, drawn.reason
@@ -29,7 +29,7 @@ def charts_of(runs: Sequence[Run]) -> Iterator[tuple[str, Picture | str]]:
                 yield _new(name, taken), chart
     for run in runs:
         if run.training:
-            yield _new(f"{_slug(run.name)}-curves", taken), training.picture(run.training, Look(numbers))
+            yield _new(f"{_slug(run.name)}-curves", taken), training.picture(run.training, Style(numbers))
 
 
 def _new(name: str, taken: set[str]) -> str:
@@ -40,7 +40,7 @@ def _new(name: str, taken: set[str]) -> str:
 
 
 def _stem(section: Section, question: str) -> str:
-    """Run, scope, mode, dtype and question, without saying a word twice."""
+    """ReportedRun, scope, mode, dtype and question, without saying a word twice."""
     what = section.mode if section.kind == "time" else section.kind
     parts = [section.run.name, section.scope, what, section.dtype, question]
     return "-".join(dict.fromkeys(map(_slug, parts)))

@@ -13,7 +13,7 @@ import pandas as pd
 
 from swiglu_bench.report.frames import unique
 from swiglu_bench.rows import training_run
-from swiglu_bench.rows.audit_cell import CELL_COLUMNS, Verdict
+from swiglu_bench.rows.audit_cell import CELL_COLUMNS, CellStatus
 from swiglu_bench.rows.finished_run import read_about
 from swiglu_bench.rows.record import COLUMNS
 from swiglu_bench.rows.run_folder import RECORDS, read_records
@@ -29,7 +29,7 @@ CASE = ["shape", "tokens", "dtype", "scope", "mode", "implementation"]
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """One run folder, or one CSV file."""
 
     path: Path
@@ -60,7 +60,7 @@ class Run:
         return list(dict.fromkeys([*self.records["command"], *written]))
 
 
-def load(path: Path) -> Run:
+def load(path: Path) -> ReportedRun:
     """Read a run's folder, or a records.csv or audit.csv by itself; of a training, the folder or any of its files.
 
     Raises BadInput where nothing is there, or what is there is neither.
@@ -70,7 +70,7 @@ def load(path: Path) -> Run:
     trained = training_run.folder_of(path)
     if trained:
         training = training_run.load(trained)
-        return Run(trained, _no_records(), _cells(None), training.about, training)
+        return ReportedRun(trained, _no_records(), _cells(None), training.about, training)
     folder = path if path.is_dir() else path.parent
     if path.is_dir():
         records, audit = (folder / name if (folder / name).exists() else None for name in (RECORDS, AUDIT))
@@ -82,7 +82,7 @@ def load(path: Path) -> Run:
         records, audit = (None, path) if _is_audit(path) else (path, None)
     rows = read_records(records) if records else _no_records()
     rows = rows.drop_duplicates(["device", *CASE], keep="last", ignore_index=True)
-    return Run(path, rows, _cells(audit), read_about(folder))
+    return ReportedRun(path, rows, _cells(audit), read_about(folder))
 
 
 def folders(path: Path) -> list[Path]:
@@ -93,7 +93,7 @@ def folders(path: Path) -> list[Path]:
     return sorted(found) or [path]
 
 
-def only(runs: Sequence[Run], patterns: Sequence[str]) -> list[Run]:
+def only(runs: Sequence[ReportedRun], patterns: Sequence[str]) -> list[ReportedRun]:
     """The runs with the rows of these implementations alone, names or globs; raises BadInput for one without rows."""
     names = unique([name for run in runs for name in run.implementations])
     for pattern in patterns:
@@ -133,6 +133,6 @@ def _cells(path: Path | None) -> pd.DataFrame:
         frame = pd.read_csv(path, dtype=str, keep_default_na=False)
     except (ValueError, OSError):  # what pandas raises for a malformed file is a ValueError
         raise foreign from None
-    if list(frame.columns) != list(CELL_COLUMNS) or not set(frame["verdict"]) <= set(Verdict):
+    if list(frame.columns) != list(CELL_COLUMNS) or not set(frame["verdict"]) <= set(CellStatus):
         raise foreign
     return frame

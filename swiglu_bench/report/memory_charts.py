@@ -13,8 +13,8 @@ from swiglu_bench.charts.style import (
     HEIGHT,
     LABEL_GAP,
     WIDTH,
-    Look,
     Range,
+    Style,
     linear_range,
     log_range,
     spread,
@@ -32,7 +32,7 @@ from swiglu_bench.report.points import (
 )
 
 
-def pareto(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
+def pareto(rows: pd.DataFrame, style: Style) -> alt.LayerChart:
     """Peak memory against time at one token count; the line joins those that none beats at both."""
     usable = timed(rows)
     usable = usable[usable["comparable"]].dropna(subset="peak_bytes")
@@ -41,15 +41,15 @@ def pareto(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     points = points_of(usable, usable["time_ms"])
     for point, row in zip(points, dicts(usable), strict=True):
         point["mib"] = row["peak_bytes"] / MIB
-    drawn = [point for point in points if point["implementation"] not in look.hidden()]
+    drawn = [point for point in points if point["implementation"] not in style.hidden()]
     down, across = _roomy([point["value"] for point in points]), _roomy([point["mib"] for point in points], 0.25)
-    for point, (place, side) in zip(drawn, _beside(drawn, look, down, across), strict=True):
+    for point, (place, side) in zip(drawn, _beside(drawn, style, down, across), strict=True):
         point["place"], point["side"] = place, side
     sizes = alt.Axis(values=across.ticks, labelExpr="format(datum.value, ',~f')", labelOverlap="greedy")
     times = alt.Axis(values=down.ticks, labelExpr="format(datum.value, '~g')")
     x = alt.X("mib:Q", title="peak memory (MiB), smaller is better", scale=across.scale(), axis=sizes)
     y = alt.Y("value:Q", title="time of a step (ms), smaller is better", scale=down.scale(), axis=times)
-    base = drawing.drawn_of(points, look)
+    base = drawing.drawn_of(points, style)
     colour = alt.Color("colour:N", scale=None)
     line = drawing.dashed(_front(points))
     dots = base.mark_point(filled=True, size=90, opacity=1).encode(
@@ -64,12 +64,12 @@ def pareto(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
         names += [here.mark_text(style="halo", **text), here.mark_text(**text).encode(color=colour)]
     labels = alt.LayerChart(layer=names).properties(name=drawing.LABELS)
     chart = alt.LayerChart(layer=[line.encode(x=x, y=y, order="mib:Q"), labels, dots])
-    chart = chart.properties(width=WIDTH, height=HEIGHT).add_params(drawing.shown(points, look))
+    chart = chart.properties(width=WIDTH, height=HEIGHT).add_params(drawing.shown(points, style))
     what = "dashed: no other is both faster and smaller, by the medians"
-    return titled(chart, "What does speed cost in memory?", usable, look, what)
+    return titled(chart, "What does speed cost in memory?", usable, style, what)
 
 
-def memory(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
+def memory(rows: pd.DataFrame, style: Style) -> alt.LayerChart:
     """Peak and saved memory of a step at one token count, and what arithmetic predicts for the peak."""
     usable = rows[(rows["status"] == "ok") & rows["peak_bytes"].notna()].sort_values("peak_bytes")
     if usable.empty:
@@ -78,7 +78,7 @@ def memory(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
         {
             "implementation": row["implementation"], "peak": row["peak_bytes"] / MIB,
             "saved": _mib(row["saved_bytes"]), "predicted": _mib(row["predicted_peak_bytes"]),
-            "colour": look.colour(row["implementation"]), "label": look.label(row["implementation"]),
+            "colour": style.colour(row["implementation"]), "label": style.label(row["implementation"]),
             "memory": memory_text(row),
         }
         for row in dicts(usable)
@@ -92,9 +92,9 @@ def memory(rows: pd.DataFrame, look: Look) -> alt.LayerChart:
     saved = base.mark_bar(height=16).encode(x=alt.X("saved:Q"), y=y, color=colour, tooltip=tip)
     tick = base.transform_filter("datum.predicted != null").mark_tick(thickness=2, height=20, color=drawing.GREY)
     chart = alt.LayerChart(layer=[peak, saved, tick.encode(x=alt.X("predicted:Q"), y=y, tooltip=tip)])
-    chart = drawing.rows(chart, values, look)
+    chart = drawing.rows(chart, values, style)
     what = "bar: peak above inputs and weights; full colour: of it saved for backward; tick: predicted peak"
-    return titled(chart, "How much memory does a step need?", usable, look, what)
+    return titled(chart, "How much memory does a step need?", usable, style, what)
 
 
 def _mib(value: Any) -> float | None:
@@ -129,11 +129,11 @@ def _roomy(values: Sequence[float], margin: float = 0.0) -> Range:
     return linear_range([low - room, high + room])
 
 
-def _beside(points: Sequence[Point], look: Look, down: Range, across: Range) -> list[tuple[float, str]]:
+def _beside(points: Sequence[Point], style: Style, down: Range, across: Range) -> list[tuple[float, str]]:
     """Where names stand: how far from the top, and on which side of their points, so that few overlap."""
     tops = [down.pixel(point["value"]) for point in points]
     lefts = [WIDTH - across.pixel(point["mib"], WIDTH) for point in points]
-    widths = [CHARACTER * len(look.label(point["implementation"])) + 14 for point in points]
+    widths = [CHARACTER * len(style.label(point["implementation"])) + 14 for point in points]
     sides = []
     for top, left, width in zip(tops, lefts, widths, strict=True):
         blocked = any(

@@ -14,7 +14,7 @@ import pandas as pd
 
 from swiglu_bench.charts.style import (
     FORMS,
-    Look,
+    Style,
     slots,
     theme,
     token_text,
@@ -29,7 +29,7 @@ from swiglu_bench.report import (
     training,
 )
 from swiglu_bench.report.frames import groups, unique
-from swiglu_bench.report.load import Run
+from swiglu_bench.report.load import ReportedRun
 from swiglu_bench.report.points import NoChart
 from swiglu_bench.report.sections import WORK, Section, sections
 from swiglu_bench.rows.training_run import Training
@@ -37,7 +37,7 @@ from swiglu_bench.writers.training_tables import grids
 
 EXPORT = "window.vegaEmbed = vegaEmbed;"
 """What of the chart libraries the page's own script uses."""
-Draw = Callable[[pd.DataFrame, Look], alt.LayerChart]
+Draw = Callable[[pd.DataFrame, Style], alt.LayerChart]
 
 
 @dataclass(frozen=True)
@@ -78,19 +78,19 @@ class Drawn:
     reason: str = ""
 
 
-def draw(section: Section, look: Look) -> Iterator[Drawn]:
+def draw(section: Section, style: Style) -> Iterator[Drawn]:
     """Every question of a section, answered or with the reason why not."""
     for question in QUESTIONS[section.kind]:
         found, reasons = [], []
         for text, rows in _each(section.rows, question.each):
             try:
-                found.append((text, question.draw(rows, look)))
+                found.append((text, question.draw(rows, style)))
             except NoChart as error:
                 reasons.append(str(error))
         yield Drawn(question.name, found, reasons[0] if reasons and not found else "")
 
 
-def colours(runs: Sequence[Run]) -> dict[str, int]:
+def colours(runs: Sequence[ReportedRun]) -> dict[str, int]:
     """The number of each implementation's colour: one in all sections."""
     from swiglu_bench.implementations import CATALOGUE
 
@@ -98,10 +98,10 @@ def colours(runs: Sequence[Run]) -> dict[str, int]:
     return slots(names, [implementation.name for implementation in CATALOGUE])
 
 
-def looks(found: Sequence[Section], numbers: Mapping[str, int]) -> list[Look]:
+def styles(found: Sequence[Section], numbers: Mapping[str, int]) -> list[Style]:
     """How each section is drawn."""
     return [
-        Look(
+        Style(
             numbers,
             ranking.alike(section.rows) if section.kind == "time" else {},
             frozenset(section.ok.loc[~section.ok["comparable"].astype(bool), "implementation"]),
@@ -110,7 +110,7 @@ def looks(found: Sequence[Section], numbers: Mapping[str, int]) -> list[Look]:
     ]
 
 
-def page(runs: Sequence[Run], made_by: str) -> str:
+def page(runs: Sequence[ReportedRun], made_by: str) -> str:
     """The page; `made_by` is the command that makes it."""
     import jinja2
 
@@ -120,8 +120,8 @@ def page(runs: Sequence[Run], made_by: str) -> str:
     )  # fmt: skip
     found, numbers = sections(runs), colours(runs)
     specs: list[dict[str, Any]] = []
-    shown = [_section(one, look, specs) for one, look in zip(found, looks(found, numbers), strict=True)]
-    shown += [_training(run.name, run.training, Look(numbers), specs) for run in runs if run.training]
+    shown = [_section(one, style, specs) for one, style in zip(found, styles(found, numbers), strict=True)]
+    shown += [_training(run.name, run.training, Style(numbers), specs) for run in runs if run.training]
     here = Path(__file__).parent
     return environment.get_template("page.html").render(
         title=_title(found, runs),
@@ -148,10 +148,10 @@ def _libraries() -> str:
     return vl_convert.javascript_bundle(EXPORT).replace("</script", "<\\/script")
 
 
-def _section(section: Section, look: Look, specs: list[dict[str, Any]]) -> dict[str, Any]:
+def _section(section: Section, style: Style, specs: list[dict[str, Any]]) -> dict[str, Any]:
     """What the template shows of a section; its charts go to the end of `specs`."""
     blocks = []
-    for answer in draw(section, look):
+    for answer in draw(section, style):
         block: dict[str, Any] = {"reason": answer.reason, "options": [], "question": answer.name}
         for text, chart in answer.charts:
             spec = chart.to_dict()
@@ -167,9 +167,9 @@ def _section(section: Section, look: Look, specs: list[dict[str, Any]]) -> dict[
         "device": section.device,
         "run": section.run.name,
         "memory_from": section.memory_from,
-        "headline": sentences.headline(section, look),
-        "sentences": sentences.sentences(section, look),
-        "names": [_chip(name, look) for name in unique(drawn["implementation"])],
+        "headline": sentences.headline(section, style),
+        "sentences": sentences.sentences(section, style),
+        "names": [_chip(name, style) for name in unique(drawn["implementation"])],
         "blocks": blocks,
         "tables": [tables.figures(shape, rows) for (shape,), rows in groups(timed, "shape")],
         "grids": [],
@@ -177,11 +177,11 @@ def _section(section: Section, look: Look, specs: list[dict[str, Any]]) -> dict[
     }
 
 
-def _training(run: str, trained: Training, look: Look, specs: list[dict[str, Any]]) -> dict[str, Any]:
+def _training(run: str, trained: Training, style: Style, specs: list[dict[str, Any]]) -> dict[str, Any]:
     """What the template shows of a training run, in the same places."""
     hidden = training.hidden(trained)
     blocks: list[dict[str, Any]] = []
-    for question, about, chart in training.charts(trained, look):
+    for question, about, chart in training.charts(trained, style):
         if isinstance(chart, str):
             blocks.append({"reason": chart, "question": question, "about": about, "options": []})
             continue
@@ -196,7 +196,7 @@ def _training(run: str, trained: Training, look: Look, specs: list[dict[str, Any
         "headline": said[0],
         "sentences": said,
         "names": [
-            _chip(name, look) | {"shown": name not in hidden, "dash": _dashes(dash(name, look)), "point": ""}
+            _chip(name, style) | {"shown": name not in hidden, "dash": _dashes(dash(name, style)), "point": ""}
             for name in training.drawn(trained)
         ],
         "blocks": blocks,
@@ -232,11 +232,11 @@ def _for_page(spec: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _chip(name: str, look: Look) -> dict[str, Any]:
-    point = "square" if FORMS.index(look.shape(name)) % 2 == 1 else "circle"
+def _chip(name: str, style: Style) -> dict[str, Any]:
+    point = "square" if FORMS.index(style.shape(name)) % 2 == 1 else "circle"
     return {
-        "name": name, "colour": look.colour(name), "shown": name not in look.hidden(), "label": look.label(name),
-        "dash": _dashes(look.dash(name)), "point": point,
+        "name": name, "colour": style.colour(name), "shown": name not in style.hidden(), "label": style.label(name),
+        "dash": _dashes(style.dash(name)), "point": point,
     }  # fmt: skip
 
 
@@ -244,7 +244,7 @@ def _dashes(lengths: Sequence[int]) -> str:
     return " ".join(map(str, lengths))
 
 
-def _settings(run: Run) -> str:
+def _settings(run: ReportedRun) -> str:
     settings = run.about.get("settings")
     return ", ".join(_facts(settings)) if isinstance(settings, dict) else ""
 
@@ -258,7 +258,7 @@ def _facts(settings: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} {value}"
 
 
-def _title(found: Sequence[Section], runs: Sequence[Run]) -> str:
+def _title(found: Sequence[Section], runs: Sequence[ReportedRun]) -> str:
     devices = dict.fromkeys(section.device for section in found if section.device)
     devices |= dict.fromkeys(str(run.about["machine"].get("device", "")) for run in runs if "machine" in run.about)
     return f"SwiGLU on {sentences.together(list(devices))}" if devices else "SwiGLU"

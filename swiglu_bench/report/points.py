@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from swiglu_bench.charts.style import Look, tokens_text
+from swiglu_bench.charts.style import Style, tokens_text
 from swiglu_bench.report.drawing import Point
 from swiglu_bench.report.frames import Row, dicts, unique
 
@@ -77,7 +77,7 @@ def memory_text(row: Row) -> str:
 
 
 def titled(
-    chart: alt.LayerChart, question: str, rows: pd.DataFrame, look: Look, what: str = "", whole_section: bool = False,
+    chart: alt.LayerChart, question: str, rows: pd.DataFrame, style: Style, what: str = "", whole_section: bool = False,
     **about: Any,
 ) -> alt.LayerChart:  # fmt: skip
     """The question above the chart; under it what the rows have in common, what is drawn how, and the marks of names.
@@ -93,8 +93,8 @@ def titled(
     common += [tokens_text(rows["tokens"])] if counts(rows) == 1 else []
     names = set(rows["implementation"])
     lines = [", ".join(str(one) for one in [*common, first["device"]] if one), *([what] if what else [])]
-    lines += ["+N alike: N others tie with it in every case, and are not drawn"] if names & set(look.alike) else []
-    lines += ["*: fewer gradients than the baseline, not ranked"] if names & look.lesser else []
+    lines += ["+N alike: N others tie with it in every case, and are not drawn"] if names & set(style.alike) else []
+    lines += ["*: fewer gradients than the baseline, not ranked"] if names & style.lesser else []
     known = {} if chart.usermeta is alt.Undefined else chart.usermeta
     return chart.properties(
         title=alt.TitleParams(text=question, subtitle=lines), usermeta={**known, "about": what, **about}

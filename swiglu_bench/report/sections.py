@@ -13,7 +13,7 @@ from typing import Literal
 import pandas as pd
 
 from swiglu_bench.report.frames import groups, unique
-from swiglu_bench.report.load import CASE, Run
+from swiglu_bench.report.load import CASE, ReportedRun
 
 Kind = Literal["time", "memory", "verify"]
 MEMORY = ["saved_bytes", "peak_bytes", "workspace_bytes"]
@@ -25,7 +25,7 @@ class Section:
     """Rows of one run that are about the same work on the same machine, whatever the shape and token count."""
 
     kind: Kind
-    run: Run
+    run: ReportedRun
     device: str
     scope: str
     mode: str
@@ -58,7 +58,7 @@ class Section:
         return str(named.iloc[0]) if len(named) else ""
 
 
-def sections(runs: Sequence[Run]) -> list[Section]:
+def sections(runs: Sequence[ReportedRun]) -> list[Section]:
     """All sections of these runs: times first, then memory, then verification."""
     found = [one for run in runs for one in _of_run(run)]
     memories = [one for one in found if one.kind == "memory"]
@@ -67,7 +67,7 @@ def sections(runs: Sequence[Run]) -> list[Section]:
     return sorted(found, key=lambda one: order.index(one.kind))
 
 
-def _of_run(run: Run) -> Iterator[Section]:
+def _of_run(run: ReportedRun) -> Iterator[Section]:
     checked: dict[tuple[str, str, str], list[pd.DataFrame]] = {}
     for (device, scope, mode, dtype), rows in groups(run.records, "device", "scope", "mode", "dtype"):
         kind = _kind(rows)

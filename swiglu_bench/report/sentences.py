@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from swiglu_bench.charts.style import Look, tokens_text
+from swiglu_bench.charts.style import Style, tokens_text
 from swiglu_bench.report import ranking
 from swiglu_bench.report.frames import dicts, groups, unique
 from swiglu_bench.report.ranking import Place
@@ -21,18 +21,18 @@ MANY = 6
 """More sentences about winners than these are not read."""
 
 
-def sentences(section: Section, look: Look) -> list[str]:
+def sentences(section: Section, style: Style) -> list[str]:
     """The most important first."""
     tell = {"time": _times, "memory": _memory, "verify": _errors}[section.kind]
-    return [*tell(section, look), *_absent(section)]
+    return [*tell(section, style), *_absent(section)]
 
 
-def headline(section: Section, look: Look) -> str:
+def headline(section: Section, style: Style) -> str:
     """What the section says in short: who wins where; of memory and errors the first sentence."""
     if section.kind != "time":
-        return sentences(section, look)[0]
+        return sentences(section, style)[0]
     found = ranking.places(section.rows)
-    return " ".join(_winners(found, section, look)) if found else sentences(section, look)[0]
+    return " ".join(_winners(found, section, style)) if found else sentences(section, style)[0]
 
 
 def together(names: Sequence[str], between: str = "and") -> str:
@@ -40,13 +40,13 @@ def together(names: Sequence[str], between: str = "and") -> str:
     return f" {between} ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def _times(section: Section, look: Look) -> Iterator[str]:
+def _times(section: Section, style: Style) -> Iterator[str]:
     found = ranking.places(section.rows)
     if not found:
         yield "Nothing was timed beside a baseline in the same rounds, so no winner can be named."
     else:
-        yield from _winners(found, section, look)
-    for name, others in look.alike.items():
+        yield from _winners(found, section, style)
+    for name, others in style.alike.items():
         yield f"{name} stands for {together(others)} too: they tie with it in every case, and start hidden."
     yield from _against_baseline(section)
     unranked = section.ok[section.ok["time_ms"].notna() & ~section.ok["comparable"]]
@@ -57,13 +57,13 @@ def _times(section: Section, look: Look) -> Iterator[str]:
     yield from _cautions(section.ok)
 
 
-def _winners(found: Sequence[Place], section: Section, look: Look) -> Iterator[str]:
+def _winners(found: Sequence[Place], section: Section, style: Style) -> Iterator[str]:
     """One sentence for each set of winners; implementations that another stands for count as that one."""
-    stands = {other: name for name, others in look.alike.items() for other in others}
+    stands = {other: name for name, others in style.alike.items() for other in others}
     by_winners: dict[tuple[str, ...], list[Place]] = {}
     for place in found:
         winners = {stands.get(name, name) for name in (place.best, *place.ties)}
-        by_winners.setdefault(tuple(sorted(winners, key=list(look.slots).index)), []).append(place)
+        by_winners.setdefault(tuple(sorted(winners, key=list(style.slots).index)), []).append(place)
     if len(by_winners) > MANY:
         yield _mixed(by_winners, len(found))
         return
@@ -163,8 +163,8 @@ def _cautions(rows: pd.DataFrame) -> Iterator[str]:
     yield from dict.fromkeys(note for note in rows["gpu_note"] if note)
 
 
-def _memory(section: Section, look: Look) -> Iterator[str]:
-    del look
+def _memory(section: Section, style: Style) -> Iterator[str]:
+    del style
     measured = section.ok.dropna(subset="peak_bytes")
     if measured.empty:
         yield "No memory could be measured."
@@ -191,8 +191,8 @@ def _mebibytes(value: float) -> str:
     return f"{value / 2**20:,.0f} MiB" if value >= 100 * 2**20 else f"{value / 2**20:.3g} MiB"
 
 
-def _errors(section: Section, look: Look) -> Iterator[str]:
-    del look
+def _errors(section: Section, style: Style) -> Iterator[str]:
+    del style
     checked = section.rows[section.rows["status"].isin(["ok", "incorrect"])]
     wrong = checked[checked["status"] == "incorrect"]
     if checked.empty:

@@ -9,11 +9,11 @@ import pandas as pd
 
 from swiglu_bench.charts.style import token_text
 from swiglu_bench.report.frames import Row, dicts, groups, unique
-from swiglu_bench.report.load import Run
-from swiglu_bench.rows.audit_cell import Verdict
+from swiglu_bench.report.load import ReportedRun
+from swiglu_bench.rows.audit_cell import CellStatus
 from swiglu_bench.writers.tables import size
 
-SYMBOLS = {Verdict.PASS: "✓", Verdict.FAIL: "✗", Verdict.UNSUPPORTED: "–", Verdict.NOT_RUN: "·"}
+SYMBOLS = {CellStatus.PASS: "✓", CellStatus.FAIL: "✗", CellStatus.UNSUPPORTED: "–", CellStatus.NOT_RUN: "·"}
 
 
 def figures(shape: str, rows: pd.DataFrame) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def problems(rows: pd.DataFrame) -> list[dict[str, Any]]:
     return sorted(found, key=lambda one: one["status"] == "skipped")
 
 
-def audit(run: Run) -> dict[str, Any]:
+def audit(run: ReportedRun) -> dict[str, Any]:
     """The contract matrix: checks down, implementations across, a matrix per scope."""
     matrices = []
     for (scope,), cells in groups(run.audit, "scope"):
@@ -62,7 +62,7 @@ def audit(run: Run) -> dict[str, Any]:
         by_key = {(cell["check"], cell["implementation"]): cell for cell in dicts(cells)}
         lines = [(check, [_mark(by_key.get((check, name))) for name in names]) for check in unique(cells["check"])]
         matrices.append({"scope": scope, "names": names, "lines": lines})
-    given = run.audit[(run.audit["reason"] != "") & (run.audit["verdict"] != Verdict.PASS)]
+    given = run.audit[(run.audit["reason"] != "") & (run.audit["verdict"] != CellStatus.PASS)]
     reasons = [
         {
             "verdict": verdict,
@@ -72,13 +72,13 @@ def audit(run: Run) -> dict[str, Any]:
         }
         for (verdict, check, reason), same in groups(given, "verdict", "check", "reason")
     ]
-    order = [Verdict.FAIL, Verdict.UNSUPPORTED, Verdict.NOT_RUN]
-    counts = [f"{(run.audit['verdict'] == one).sum()} {one}" for one in Verdict]
+    order = [CellStatus.FAIL, CellStatus.UNSUPPORTED, CellStatus.NOT_RUN]
+    counts = [f"{(run.audit['verdict'] == one).sum()} {one}" for one in CellStatus]
     return {
         "run": run.name,
         "matrices": matrices,
         "counts": ", ".join(counts),
-        "symbols": [(SYMBOLS[one], one) for one in Verdict],
+        "symbols": [(SYMBOLS[one], one) for one in CellStatus],
         "reasons": sorted(reasons, key=lambda one: order.index(one["verdict"])),
     }
 
@@ -86,11 +86,11 @@ def audit(run: Run) -> dict[str, Any]:
 def _mark(cell: Row | None) -> dict[str, str] | None:
     if cell is None:
         return None
-    verdict = Verdict(cell["verdict"])
+    verdict = CellStatus(cell["verdict"])
     return {"symbol": SYMBOLS[verdict], "verdict": verdict, "reason": cell["reason"]}
 
 
-def machines(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def machines(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
     """Every machine once, with the runs that were made on it; of a CSV file alone, what its rows say."""
     found: dict[str, dict[str, Any]] = {}
     for run in runs:

@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 
 from swiglu_bench.charts import training as chart
-from swiglu_bench.charts.style import Look
+from swiglu_bench.charts.style import Style
 from swiglu_bench.report import ranking
 from swiglu_bench.report.drawing import DRAWN
 from swiglu_bench.report.sentences import together
@@ -58,31 +58,31 @@ def hidden(training: Training) -> set[str]:
     return {one.implementation for one in training.summaries if one.frozen}
 
 
-def charts(training: Training, look: Look) -> Iterator[tuple[str, str, alt.LayerChart | str]]:
+def charts(training: Training, style: Style) -> Iterator[tuple[str, str, alt.LayerChart | str]]:
     """Question, what is drawn how, and the chart or why there is none; who is drawn is the page's choice."""
     names = drawn(training)
     question = "How does the loss fall?"
     if names:
         about = "means over seeds; thin: eager's seeds one by one" if BASELINE in names else "means over seeds"
-        yield question, about, _choosable(chart.over_steps(training.losses, names, look), training)
+        yield question, about, _choosable(chart.over_steps(training.losses, names, style), training)
     else:
         yield question, "", "Nothing was trained to the end, so there is no curve."
     question, others = "How far is each loss from eager's?", [name for name in names if name != BASELINE]
     if others and BASELINE in training.losses:
         about = "loss less eager's from the same seed and at the same step, mean over seeds"
         about += f"; dotted: {PERMUTED}, its sums in another order" if PERMUTED in others else ""
-        yield question, about, _choosable(chart.from_eager(training.losses, names, look), training)
+        yield question, about, _choosable(chart.from_eager(training.losses, names, style), training)
     else:
         yield question, "", "Nothing was trained beside eager, so there is no difference to draw."
 
 
-def picture(training: Training, look: Look) -> alt.VConcatChart | str:
+def picture(training: Training, style: Style) -> alt.VConcatChart | str:
     """Both charts as one, or why there is none."""
     names, first = drawn(training), training.summaries[0]
     if not names:
         return "Nothing was trained to the end, so there is no curve."
     title = f"{first.task}: loss over steps"
-    return chart.curves(training.losses, names, title, look, hidden(training))
+    return chart.curves(training.losses, names, title, style, hidden(training))
 
 
 def _choosable(one: alt.LayerChart, training: Training) -> alt.LayerChart:

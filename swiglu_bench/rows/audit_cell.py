@@ -7,7 +7,7 @@ import enum
 from dataclasses import dataclass
 
 
-class Verdict(enum.StrEnum):
+class CellStatus(enum.StrEnum):
     """How a check of the contract ended."""
 
     PASS = "pass"
@@ -26,7 +26,7 @@ class Cell:
     implementation: str
     scope: str
     check: str
-    verdict: Verdict
+    verdict: CellStatus
     reason: str
     """Of every verdict but a plain pass; a pass may carry a remark."""
     dtype: str

@@ -31,7 +31,7 @@ FILTERS = ("implementation", "shape", "tokens", "dtype", "scope", "mode")
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """The rows of one command, in the order in which they were made, and what they were made with."""
 
     records: Sequence[Record]
@@ -55,7 +55,7 @@ class Run:
         """`forward` of `swiglu-bench forward --shapes smoke`; of several commands in one file, the last."""
         return verb(self.records[-1].command) if self.records else verb(str(self.about.get("command", "")))
 
-    def only(self, **wanted: Sequence[str]) -> Run:
+    def only(self, **wanted: Sequence[str]) -> FinishedRun:
         """The rows whose columns match one of the values given for each, globs included; an empty list is no filter.
 
         Raises BadInput where a value matches no row, naming what there is.
@@ -70,7 +70,7 @@ class Run:
                 kept = [r for r in kept if any(fnmatch.fnmatch(str(getattr(r, column)), p) for p in patterns)]
         if self.records and not kept:
             raise BadInput(f"{self.name} has no row that all of the filters choose; leave one of them out.")
-        return Run(kept, self.about, self.place)
+        return FinishedRun(kept, self.about, self.place)
 
 
 class Collected:
@@ -87,7 +87,7 @@ class Collected:
         """Nothing is open."""
 
 
-def as_text(run: Run, form: str) -> str:
+def as_text(run: FinishedRun, form: str) -> str:
     """A run as `json`, `jsonl` or `csv`: the columns of records.csv, one row per case and implementation."""
     return formats.as_text(
         form, [r.row() for r in run.records], {"kind": "run", "schema": SCHEMA_VERSION, **run.about}, COLUMNS
@@ -99,7 +99,7 @@ def verb(command: str) -> str:
     return next((word for word in command.split()[1:] if not word.startswith("-")), command)
 
 
-def load_run(path: Path, beside: bool = True) -> Run:
+def load_run(path: Path, beside: bool = True) -> FinishedRun:
     """Read a run's folder, or its records.csv and, unless told otherwise, samples and checks that lie beside it.
 
     Raises BadInput for what is not a run, or one that this version cannot read.
@@ -115,7 +115,7 @@ def load_run(path: Path, beside: bool = True) -> Run:
         record.twin_ms = tuple(float(row["twin_ms"]) for row in mine if row.get("twin_ms"))
         record.states = tuple(_state(row) for row in mine if row.get("sm_mhz") or row.get("power_w"))
         record.tensor_checks = tuple(_check(row) for row in checks.get(key, []))
-    return Run(records, read_about(file.parent), file.parent)
+    return FinishedRun(records, read_about(file.parent), file.parent)
 
 
 def records_file(path: Path) -> Path:

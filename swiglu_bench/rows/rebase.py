@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from swiglu_bench.measure.statistics import CONFIDENCE, Interval, ratio_interval, verdict
-from swiglu_bench.rows.finished_run import Run, case_of
+from swiglu_bench.rows.finished_run import FinishedRun, case_of
 from swiglu_bench.rows.record import Record
 from swiglu_bench.spec.cases import Mode
 from swiglu_bench.spec.errors import BadInput, did_you_mean
@@ -30,7 +30,7 @@ def noise(record: Record) -> float | None:
     return Interval(record.aa_ratio, record.aa_low, record.aa_high).noise
 
 
-def rebased(run: Run, baseline: str) -> Run:
+def rebased(run: FinishedRun, baseline: str) -> FinishedRun:
     """The run with every ratio, interval and verdict formed to `baseline`, where a case has it and its rounds.
 
     The noise floor stays that of the A/A pair of the rounds. Where the baseline has no time, or yields other gradients
@@ -56,4 +56,4 @@ def rebased(run: Run, baseline: str) -> Run:
             bare, comparable=comparable, ratio=found.median, ratio_low=found.low, ratio_high=found.high, verdict=said
         )  # fmt: skip
 
-    return Run([to(record) for record in run.records], run.about, run.place)
+    return FinishedRun([to(record) for record in run.records], run.about, run.place)

@@ -12,7 +12,7 @@ from swiglu_bench.audit.inputs import clear_limit
 from swiglu_bench.audit.matrix import unavailable
 from swiglu_bench.check.admission import admit
 from swiglu_bench.check.inputs import make_problem
-from swiglu_bench.check.judge import Yardstick, make_yardstick
+from swiglu_bench.check.judge import Judge, make_judge
 from swiglu_bench.spec.cases import (
     PLAIN,
     VARIANTS,
@@ -63,14 +63,14 @@ def run_alarms(
         case, extras = draw_case(source, device.type)
         tell(f"case {number + 1} of {count}: {case.label}")
         problem, extras = _problem(case, device, extras)
-        yardsticks = [make_yardstick(problem, variant) for variant in range(VARIANTS)]
+        judges = [make_judge(problem, variant) for variant in range(VARIANTS)]
         wanted = {name for name in ("bias", "limit", "packed") if getattr(extras, name) not in (False, None)}
         for implementation in implementations:
             if implementation.refuses(case) or not wanted <= implementation.offers:
                 continue
             if unavailable(implementation, device):
                 continue
-            yield Trialled(implementation.name, case, extras, _alarm(implementation, problem, yardsticks))
+            yield Trialled(implementation.name, case, extras, _alarm(implementation, problem, judges))
         torch.compiler.reset()
 
 
@@ -83,9 +83,9 @@ def _problem(case: Case, device: torch.device, extras: Extras) -> tuple[Problem,
     return make_problem(case, device, extras, plain.unannounced), extras
 
 
-def _alarm(implementation: Implementation, problem: Problem, yardsticks: Sequence[Yardstick]) -> str:
+def _alarm(implementation: Implementation, problem: Problem, judges: Sequence[Judge]) -> str:
     try:
-        checks = admit(implementation, problem, yardsticks, thorough=True).checks
+        checks = admit(implementation, problem, judges, thorough=True).checks
     except Exception as error:
         return f"raises {type(error).__name__}: {' '.join(str(error).split())[:300]}"
     return "; ".join(f"{check.tensor}: {check.reason}" for check in checks if not check.ok)

@@ -12,7 +12,7 @@ from swiglu_bench.audit import matrix
 from swiglu_bench.implementations import pytorch
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.rounds import Rule
-from swiglu_bench.rows.audit_cell import Verdict
+from swiglu_bench.rows.audit_cell import CellStatus
 from swiglu_bench.rows.record import Status
 from swiglu_bench.selftest import cheats, gpu, wrong
 from swiglu_bench.selftest.specimen import Specimen
@@ -84,6 +84,6 @@ def run_zoo(
 
 def _audited(specimen: Specimen, device: torch.device) -> Catch:
     (cell,) = matrix.audit([specimen.implementation], [specimen.scope], device, only=specimen.caught_by)
-    if cell.verdict is Verdict.NOT_RUN:
+    if cell.verdict is CellStatus.NOT_RUN:
         return Catch(specimen, reason=cell.reason, ran=False)
-    return Catch(specimen, (cell.check,) if cell.verdict is Verdict.FAIL else (), cell.reason)
+    return Catch(specimen, (cell.check,) if cell.verdict is CellStatus.FAIL else (), cell.reason)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from swiglu_bench.check.built import Produced, Trial
+from swiglu_bench.check.built import Built, Produced
 from swiglu_bench.check.inputs import torch_dtype
-from swiglu_bench.check.judge import Yardstick
+from swiglu_bench.check.judge import Judge
 from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.machine.nvml import Gpu, NoAnswer
 from swiglu_bench.measure.ceilings import bare_products
@@ -21,7 +21,7 @@ from swiglu_bench.measure.rounds import Contender, Rounds, run_rounds
 from swiglu_bench.measure.statistics import Interval, percentile, verdict
 from swiglu_bench.rows.record import GpuState, Record, Status
 from swiglu_bench.session.latency_graph_energy import Asides
-from swiglu_bench.session.settings import TWIN, Entry, Settings, Tell
+from swiglu_bench.session.settings import TWIN, Admitted, Settings, Tell
 from swiglu_bench.spec import costs
 from swiglu_bench.spec.cases import VARIANTS, Case, Mode
 from swiglu_bench.spec.errors import one_line
@@ -77,8 +77,8 @@ class Timer:
     def time(
         self,
         problem: Problem,
-        entries: Sequence[Entry],
-        yardsticks: Sequence[Yardstick],
+        entries: Sequence[Admitted],
+        judges: Sequence[Judge],
         ceilings: Ceilings,
         tell: Tell,
     ) -> Iterator[Record]:
@@ -89,9 +89,9 @@ class Timer:
         case, rule = problem.case, self.settings.rule
         by_name = {entry.record.implementation: entry for entry in entries}
         baseline = self.settings.baseline if self.settings.baseline in by_name else None
-        contenders = [Contender(name, partial(_prepare, entry.trial, case.mode)) for name, entry in by_name.items()]
+        contenders = [Contender(name, partial(_prepare, entry.built, case.mode)) for name, entry in by_name.items()]
         if baseline:
-            contenders.append(Contender(TWIN, partial(_prepare, by_name[baseline].trial, case.mode)))
+            contenders.append(Contender(TWIN, partial(_prepare, by_name[baseline].built, case.mode)))
         limits = _limits(problem, entries)
         contenders += [Contender(name, partial(_same_call, make)) for name, make in limits.values()]
         whose = {name: name for name in by_name} | ({TWIN: baseline} if baseline else {})
@@ -99,7 +99,7 @@ class Timer:
 
         def inspect(name: str, number: int, result: Callable[[], Produced]) -> None:
             if name in by_name and by_name[name].record.status is Status.OK:
-                found = yardsticks[number % VARIANTS].judge(result())
+                found = judges[number % VARIANTS].judge(result())
                 checks = tuple(one if one.ok else dataclasses.replace(one, check="timed loop") for one in found)
                 by_name[name].record.note_checks(checks, when=" in the timed loop")
 
@@ -114,7 +114,7 @@ class Timer:
             rule,
             baseline=baseline,
             seed=case.seed,
-            before_inspection=lambda number: yardsticks[number % VARIANTS].poison(),
+            before_inspection=lambda number: judges[number % VARIANTS].poison(),
             inspect=inspect,
             inspected_rounds=VARIANTS,  # each variant once: a remembered answer is right for one of them
             on_round=on_round,
@@ -133,13 +133,13 @@ class Timer:
                 log.info("%s, in the timed loop:", entry.record.implementation, exc_info=failure)
                 entry.record.end(Status.ERROR, f"In the timed loop: {one_line(failure)}")
         if baseline and by_name[baseline].record.status is not Status.OK:
-            baseline = None  # the time of a wrong answer is no yardstick
+            baseline = None  # the time of a wrong answer is no judge
         twin = rounds.ratio(TWIN, baseline) if baseline else None
         for entry in entries:
-            record, gradients = entry.record, entry.trial.gradients
+            record, gradients = entry.record, entry.built.gradients
             if baseline:
                 record.baseline = baseline
-                record.comparable = case.mode is Mode.FORWARD or gradients == by_name[baseline].trial.gradients
+                record.comparable = case.mode is Mode.FORWARD or gradients == by_name[baseline].built.gradients
             if record.status is Status.OK:
                 self._note_time(record, rounds)
                 _note_comparison(record, rounds, twin)
@@ -148,7 +148,7 @@ class Timer:
                 products_ms = rounds.timings[limit[0]].ms if limit else []
                 self._note_work(record, case, gradients, ceilings, products_ms)
         sound = [entry for entry in entries if entry.record.status is Status.OK]
-        Asides(self.settings, self.clock, self.gpu, self.mark).measure(problem, sound, yardsticks, tell)
+        Asides(self.settings, self.clock, self.gpu, self.mark).measure(problem, sound, judges, tell)
         for entry in entries:
             yield entry.record
 
@@ -197,19 +197,19 @@ class Timer:
             record.end(Status.ERROR, reason)
 
 
-def _prepare(trial: Trial, mode: Mode, number: int) -> Callable[[], Callable[[], Produced]]:
-    return trial.prepare(mode, number % VARIANTS)
+def _prepare(built: Built, mode: Mode, number: int) -> Callable[[], Callable[[], Produced]]:
+    return built.prepare(mode, number % VARIANTS)
 
 
 Products = tuple[costs.Product, ...]
 Make = Callable[[], Callable[[], object]]
 
 
-def _limits(problem: Problem, entries: Sequence[Entry]) -> dict[Products, tuple[str, Make]]:
+def _limits(problem: Problem, entries: Sequence[Admitted]) -> dict[Products, tuple[str, Make]]:
     """For each set of products that entries need: a name to time them under, and what makes the call."""
     limits: dict[Products, tuple[str, Make]] = {}
     for entry in entries:
-        wanted = tuple(costs.products(problem.case, entry.trial.gradients))
+        wanted = tuple(costs.products(problem.case, entry.built.gradients))
         if wanted and wanted not in limits:
             make = cache(partial(bare_products, wanted, problem.device, torch_dtype(problem.case)))
             limits[wanted] = (f"bare products {len(limits)}", make)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from swiglu_bench.check.built import Fixed, Produced
-from swiglu_bench.check.judge import Yardstick
+from swiglu_bench.check.judge import Judge
 from swiglu_bench.machine.nvml import Gpu
 from swiglu_bench.measure.clock import (
     Clock,
@@ -22,13 +22,13 @@ from swiglu_bench.measure.graph import Graph, capture
 from swiglu_bench.measure.replaced import put_back
 from swiglu_bench.measure.rounds import Contender, run_rounds
 from swiglu_bench.measure.statistics import percentile
-from swiglu_bench.session.settings import Entry, Settings, Tell
+from swiglu_bench.session.settings import Admitted, Settings, Tell
 from swiglu_bench.spec.cases import VARIANTS, Mode
 from swiglu_bench.spec.errors import one_line
 from swiglu_bench.spec.problem import Problem
 
 if TYPE_CHECKING:
-    from swiglu_bench.session.settings import Entry, Settings, Tell
+    from swiglu_bench.session.settings import Admitted, Settings, Tell
 
 MOST_ROUNDS = 50
 SHARE_OF_BUDGET = 0.25
@@ -50,7 +50,7 @@ class Asides:
         budget_s = settings.rule.budget_s * SHARE_OF_BUDGET
         self.rule = dataclasses.replace(settings.rule, max_rounds=MOST_ROUNDS, min_s=0.0, budget_s=budget_s)
 
-    def measure(self, problem: Problem, entries: Sequence[Entry], yardsticks: Sequence[Yardstick], tell: Tell) -> None:
+    def measure(self, problem: Problem, entries: Sequence[Admitted], judges: Sequence[Judge], tell: Tell) -> None:
         """Fill the columns of rows that are right so far. A CPU has none of these figures.
 
         Raises DeviceLost where a contender breaks the device.
@@ -61,7 +61,7 @@ class Asides:
         self._latency(problem, entries, LatencyClock(self.clock))
         self.mark("")
         tell("CUDA graphs", 0.93)
-        self._graphs(problem, entries, yardsticks, self.clock)
+        self._graphs(problem, entries, judges, self.clock)
         self.mark("")
         if self.settings.energy:
             tell("energy", 0.96)
@@ -73,12 +73,12 @@ class Asides:
                 record.latency_us = record.graph_us = record.energy_j = record.uj_per_token = None
                 record.graph_reason = f"Meanwhile somebody replaced {', '.join(replaced)}."
 
-    def _latency(self, problem: Problem, entries: Sequence[Entry], clock: LatencyClock) -> None:
+    def _latency(self, problem: Problem, entries: Sequence[Admitted], clock: LatencyClock) -> None:
         mode = problem.case.mode
 
-        def contender(entry: Entry) -> Contender:
-            trial = entry.trial
-            return Contender(entry.record.implementation, lambda number: trial.prepare(mode, number % VARIANTS))
+        def contender(entry: Admitted) -> Contender:
+            built = entry.built
+            return Contender(entry.record.implementation, lambda number: built.prepare(mode, number % VARIANTS))
 
         contenders = [contender(entry) for entry in entries]
         rounds = run_rounds(contenders, clock, self.rule, seed=problem.case.seed, on_turn=self.mark)
@@ -87,9 +87,7 @@ class Asides:
             if timing.samples and not timing.failure:
                 entry.record.latency_us = percentile(timing.ms, 50) * 1e3
 
-    def _graphs(
-        self, problem: Problem, entries: Sequence[Entry], yardsticks: Sequence[Yardstick], clock: CudaClock
-    ) -> None:
+    def _graphs(self, problem: Problem, entries: Sequence[Admitted], judges: Sequence[Judge], clock: CudaClock) -> None:
         """Replays in rounds of their own, each on inputs copied in before it; a wrong replay has no time."""
         if problem.case.mode is Mode.BACKWARD:
             for entry in entries:
@@ -102,7 +100,7 @@ class Asides:
             name = entry.record.implementation
             self.mark(name)
             try:
-                fixed = entry.trial.fixed(problem.case.mode)
+                fixed = entry.built.fixed(problem.case.mode)
                 recorded[name] = capture(fixed.call, problem.device)
             except Exception as error:  # whatever a contender or CUDA has against being recorded
                 self._must_answer(error)
@@ -113,7 +111,7 @@ class Asides:
         def inspect(name: str, number: int, result: object) -> None:
             del result  # a replay returns nothing: what it computed is where the recorded call left it
             produced: Callable[[], Produced] = recorded[name].result
-            checks = yardsticks[number % VARIANTS].judge(produced())
+            checks = judges[number % VARIANTS].judge(produced())
             wrong = [f"{check.tensor}: {check.reason}" for check in checks if not check.ok]
             if wrong:
                 by_name[name].graph_reason = f"Its replay is incorrect: {'; '.join(wrong)}."
@@ -135,7 +133,7 @@ class Asides:
             elif not by_name[name].graph_reason:
                 by_name[name].graph_us = percentile(timing.ms, 50) * 1e3
 
-    def _energy(self, problem: Problem, entries: Sequence[Entry]) -> None:
+    def _energy(self, problem: Problem, entries: Sequence[Admitted]) -> None:
         """Each contender back to back for a while, in shuffled order; a backward alone cannot be run so."""
         if self.gpu is None or problem.case.mode is Mode.BACKWARD:
             return
@@ -143,7 +141,7 @@ class Asides:
             record = entry.record
             self.mark(record.implementation)
             try:
-                call = entry.trial.fixed(problem.case.mode).call
+                call = entry.built.fixed(problem.case.mode).call
                 record.energy_j = joules_per_call(call, self.gpu.energy_j, self._next_turn(record.implementation))
                 record.uj_per_token = record.energy_j / record.tokens * 1e6
             except Exception as error:  # NVML without a counter, or whatever the contender raises

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from swiglu_bench.check.admission import admit
-from swiglu_bench.check.built import Trial
+from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import make_problem, torch_dtype
-from swiglu_bench.check.judge import Yardstick, make_yardstick
+from swiglu_bench.check.judge import Judge, make_judge
 from swiglu_bench.machine import ceilings_cache, machine
 from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.measure.clock import Clock, DeviceLost, answers, make_clock
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.session.case_timing import Timer
-from swiglu_bench.session.settings import Entry, Listener, Settings, Task, Tell, teller
+from swiglu_bench.session.settings import Admitted, Listener, Settings, Task, Tell, teller
 from swiglu_bench.spec import costs
 from swiglu_bench.spec.cases import VARIANTS, WEIGHTS, Case, Mode
 from swiglu_bench.spec.errors import one_line
@@ -101,23 +101,23 @@ class Session:
             return
         try:
             problem = make_problem(case, self.settings.device)
-            yardsticks = tuple(make_yardstick(problem, variant) for variant in range(VARIANTS))
+            judges = tuple(make_judge(problem, variant) for variant in range(VARIANTS))
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
                 raise  # a CPU without memory raises a plain RuntimeError
             reason = f"The device ran out of memory for the inputs and their fp64 truth: {one_line(error)}"
             yield from (record.end(Status.SKIPPED, reason) for _, record in able)
             return
-        entries: list[Entry] = []
+        entries: list[Admitted] = []
         for index, (implementation, record) in enumerate(able):
             tell(f"checking {implementation.name}", 0.5 * index / len(able))
-            entry = self._admit(implementation, record, problem, yardsticks)
+            entry = self._admit(implementation, record, problem, judges)
             if entry and self.settings.task is Task.TIME:
                 entries.append(entry)
             else:
                 yield record
         if entries:
-            yield from self.timer.time(problem, entries, yardsticks, self.ceilings(torch_dtype(case)), tell)
+            yield from self.timer.time(problem, entries, judges, self.ceilings(torch_dtype(case)), tell)
 
     def blank(self, case: Case, implementation: Implementation) -> Record:
         """The row of one implementation at one case before anything has run."""
@@ -180,19 +180,19 @@ class Session:
         return None
 
     def _admit(
-        self, implementation: Implementation, record: Record, problem: Problem, yardsticks: tuple[Yardstick, ...]
-    ) -> Entry | None:
+        self, implementation: Implementation, record: Record, problem: Problem, judges: tuple[Judge, ...]
+    ) -> Admitted | None:
         """Build and check one contender; its record ends here unless it is returned for timing."""
         task = self.settings.task
         verify = task is Task.VERIFY
         clock = self.clock  # made while the device works
         self.mark(implementation.name)
         try:
-            admission = admit(implementation, problem, yardsticks, thorough=verify, distribution=verify)
+            admission = admit(implementation, problem, judges, thorough=verify, distribution=verify)
             record.first_call_ms = admission.first_call_ms
             record.note_checks(admission.checks)
             if record.status is Status.OK and task is Task.MEMORY:
-                self._note_memory(record, admission.trial)
+                self._note_memory(record, admission.built)
         except Exception as error:  # a contender may raise anything; it costs its row only
             log.info("%s, while it was checked:", implementation.name, exc_info=error)
             record.end(Status.ERROR, one_line(error))
@@ -201,13 +201,13 @@ class Session:
         self.mark("")  # not where the device is lost or the process ends: then the mark tells whose doing it was
         if task is not Task.TIME or record.status is not Status.OK:
             return None
-        return Entry(admission.trial, record)
+        return Admitted(admission.built, record)
 
-    def _note_memory(self, record: Record, trial: Trial) -> None:
-        use = trial.memory()
+    def _note_memory(self, record: Record, built: Built) -> None:
+        use = built.memory()
         record.saved_bytes, record.peak_bytes, record.workspace_bytes = use.saved_bytes, use.peak_bytes, use.kept_bytes
-        case = trial.problem.case
-        footprint = trial.implementation.footprints.get(case.scope)
+        case = built.problem.case
+        footprint = built.implementation.footprints.get(case.scope)
         if footprint:
             record.predicted_saved_bytes, record.predicted_peak_bytes = costs.predicted_memory(case, footprint)
             record.predicted_workspace_bytes = 0

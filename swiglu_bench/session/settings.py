@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import torch
 
-from swiglu_bench.check.built import Trial
+from swiglu_bench.check.built import Built
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Record
 from swiglu_bench.spec.cases import Case
@@ -62,10 +62,10 @@ Listener = Callable[[Progress], None]
 
 
 @dataclass
-class Entry:
+class Admitted:
     """A contender of the case at hand that passed validation."""
 
-    trial: Trial
+    built: Built
     record: Record
 
 

@@ -36,7 +36,7 @@ class Footprint:
 
 
 def products(case: Case, gradients: tuple[str, ...]) -> list[Product]:
-    """The bare matrix products of a case, gate and up as one packed product; the yardstick for its matmul limit.
+    """The bare matrix products of a case, gate and up as one packed product; the judge for its matmul limit.
 
     `gradients` says which gradients the backward must yield; the products for others are left out.
     """

@@ -76,7 +76,7 @@ class Fingerprints:
         return hashlib.sha256(json.dumps(made_of, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-class Plan:
+class Remaining:
     """Which cases a sweep still has to run, given the rows that earlier sweeps left in its folder."""
 
     def __init__(

@@ -24,7 +24,7 @@ from swiglu_bench.session.settings import Progress, Settings, Task
 from swiglu_bench.spec.cases import Case
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.sweep.output import Output, logs, opened
-from swiglu_bench.sweep.resume import Fingerprints, Plan
+from swiglu_bench.sweep.resume import Fingerprints, Remaining
 from swiglu_bench.writers import Writer
 from swiglu_bench.writers.console import ConsoleWriter, Tables
 from swiglu_bench.writers.tables import memory_tables, verify_detail_tables, verify_tables
@@ -73,7 +73,9 @@ def sweep(
     fingerprints = Fingerprints(chosen, settings, this)
     interrupted = failed = False
     with opened(command, settings, this, output, warn) as into, ExitStack() as stack:
-        plan = Plan(cases, fingerprints, settings.command, into.files.rows() if into.files and output.resume else [])
+        plan = Remaining(
+            cases, fingerprints, settings.command, into.files.rows() if into.files and output.resume else []
+        )
         if len(plan.todo) < len(cases):
             done = len(cases) - len(plan.todo)
             say(f"{done} of {len(cases)} cases are finished in {into.folder} and are kept.")

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from swiglu_bench.check import tolerance
-from swiglu_bench.check.built import Produced, Trial
+from swiglu_bench.check.built import Built, Produced
 from swiglu_bench.check.inputs import make_problem, torch_dtype
 from swiglu_bench.measure.memory import measure_memory
 from swiglu_bench.measure.rounds import Contender, Rule, run_rounds
@@ -31,7 +31,7 @@ from swiglu_bench.tp.figures import (
 )
 from swiglu_bench.tp.group import Group, GroupClock, RankFailed
 from swiglu_bench.tp.plan import ALONE, ASYNC
-from swiglu_bench.tp.truth import Yardsticks, check_same, make_yardsticks, own_part
+from swiglu_bench.tp.truth import Judges, check_same, make_judges, own_part
 
 
 class Sink(Protocol):
@@ -66,8 +66,8 @@ class CaseRun:
         )
         check_same(self.group, self.whole)
         self.parts = {way: contenders.part_of(self.group, self.whole, way) for way in {False, *(w for _, w in rows)}}
-        self.trials: dict[str, Trial] = {}
-        self.yardsticks: list[Yardsticks] = []
+        self.builds: dict[str, Built] = {}
+        self.judges: list[Judges] = []
 
     def run(self, rule: Rule, ceiling_gbps: Callable[[bool], float | None]) -> None:
         """Check, time, and fill the rows; `ceiling_gbps` of a way of splitting is measured before the rounds."""
@@ -75,7 +75,7 @@ class CaseRun:
         tell("fp64", 0.0)
         part = self.parts[False]
         for variant in range(VARIANTS):
-            self.yardsticks.append(self.group.together(partial(make_yardsticks, self.group, self.whole, part, variant)))
+            self.judges.append(self.group.together(partial(make_judges, self.group, self.whole, part, variant)))
         weights = self._prints()
         for number, ((name, way), row) in enumerate(self.rows.items()):
             mark(name)
@@ -100,40 +100,40 @@ class CaseRun:
     def _admit(self, name: str, way: bool, row: Row) -> None:
         known = contenders.split(self.known[name], self.group, self.whole, way)
         began = time.perf_counter()
-        trial: Trial = self.group.together(lambda: Trial(known, self.parts[way]))
+        built: Built = self.group.together(lambda: Built(known, self.parts[way]))
         for variant in range(VARIANTS):
-            produced = self.group.together(partial(self._once, trial, variant))
+            produced = self.group.together(partial(self._once, built, variant))
             row.first_call_ms = row.first_call_ms or (time.perf_counter() - began) * 1e3
             self._judge(row, produced, variant, way)
         if name == ASYNC:
-            self.group.together(lambda: contenders.check_fused(trial.prepare(self.case.mode, 0)))
+            self.group.together(lambda: contenders.check_fused(built.prepare(self.case.mode, 0)))
         if _sound(row):
-            peak = self.group.together(lambda: _peak_bytes(trial, self.case.mode))
+            peak = self.group.together(lambda: _peak_bytes(built, self.case.mode))
             row.peak_bytes = int(self.group.largest(peak)[0])
-            self.trials[key(name, way)] = trial
+            self.builds[key(name, way)] = built
 
     def _admit_alone(self, name: str) -> None:
         """Without collectives, on this rank's part; and the whole on each GPU by itself, which is checked."""
         known, reason = self.known[name], ""
         try:
-            trial: Trial = self.group.together(lambda: Trial(known, self.parts[False]))
-            self.group.together(partial(self._once, trial, 0))
-            self.trials[key(name, LOCAL)] = trial
-            trial = self.group.together(lambda: Trial(known, self.whole))
+            built: Built = self.group.together(lambda: Built(known, self.parts[False]))
+            self.group.together(partial(self._once, built, 0))
+            self.builds[key(name, LOCAL)] = built
+            built = self.group.together(lambda: Built(known, self.whole))
             for variant in range(VARIANTS):
-                mine = own_part(self.group, self.whole, self.group.together(partial(self._once, trial, variant)))
-                checks = _worst(self.group.gather(self.yardsticks[variant].single.judge(dict(mine))))
+                mine = own_part(self.group, self.whole, self.group.together(partial(self._once, built, variant)))
+                checks = _worst(self.group.gather(self.judges[variant].single.judge(dict(mine))))
                 reason = reason or "; ".join(f"{one.tensor}: {one.reason}" for one in checks if not one.ok)
             if not reason:
-                self.trials[key(name, SINGLE)] = trial
+                self.builds[key(name, SINGLE)] = built
         except RankFailed as error:
             reason = str(error)
         for (other, _), row in self.rows.items():
             if ALONE.get(other, other) == name:
                 row.single_reason = reason
 
-    def _once(self, trial: Trial, variant: int) -> Produced:
-        produced = trial.infer(variant) if self.case.mode is Mode.FORWARD else trial.train(variant)
+    def _once(self, built: Built, variant: int) -> Produced:
+        produced = built.infer(variant) if self.case.mode is Mode.FORWARD else built.train(variant)
         self.clock.synchronize()
         return produced
 
@@ -141,7 +141,7 @@ class CaseRun:
         """Hold what the ranks produced against the truth; a wrong tensor on any of them makes the row incorrect."""
         values = {name: self._gathered(one) if way and name in ("output", "x") else one
                   for name, one in produced.items()}  # fmt: skip
-        checks = _worst(self.group.gather(self.yardsticks[variant].split.judge(values)))
+        checks = _worst(self.group.gather(self.judges[variant].split.judge(values)))
         worst = max(checks, key=lambda one: one.used)
         row.error, row.eager_error, row.error_ratio = worst.error, worst.eager_error, worst.used
         failed = [f"{one.tensor}: {one.reason}" for one in checks if not one.ok]
@@ -168,11 +168,11 @@ class CaseRun:
     def _time(self, rule: Rule, ceiling_gbps: Callable[[bool], float | None]) -> None:
         case, mode = self.case, self.case.mode
         ways = {way for (name, way), row in self.rows.items() if _sound(row)}
-        players = [Contender(one, _guarded(trial, mode)) for one, trial in self.trials.items()]
+        players = [Contender(one, _guarded(built, mode)) for one, built in self.builds.items()]
         whose = {key(name, kind): name for name, _ in self.rows for kind in (False, True, LOCAL, SINGLE)}
         gbps: dict[bool, float | None] = {}
         for way in sorted(ways):
-            eager = self.trials.get(key("eager", way))
+            eager = self.builds.get(key("eager", way))
             if eager:
                 players.append(Contender(key(TWIN, way), _guarded(eager, mode)))
             if self.group.size > 1:
@@ -191,9 +191,9 @@ class CaseRun:
 
         rounds = run_rounds(
             players, self.clock, rule,
-            baseline=next((key("eager", way) for way in sorted(ways) if key("eager", way) in self.trials), None),
+            baseline=next((key("eager", way) for way in sorted(ways) if key("eager", way) in self.builds), None),
             seed=case.seed,
-            before_inspection=lambda number: self.yardsticks[number % VARIANTS].split.poison(),
+            before_inspection=lambda number: self.judges[number % VARIANTS].split.poison(),
             inspect=inspect, inspected_rounds=VARIANTS,
             on_round=lambda number: self.sink.tell(
                 f"timing, round {number}", 0.7 + 0.3 * min(1, number / rule.min_rounds)
@@ -217,12 +217,12 @@ def _sound(row: Row) -> bool:
     return row.status is Status.OK
 
 
-def _guarded(trial: Trial, mode: Mode) -> Callable[[int], Callable[[], Any]]:
+def _guarded(built: Built, mode: Mode) -> Callable[[int], Callable[[], Any]]:
     """What fails while it is prepared fails when it is called: in the sample, of which all ranks hear."""
 
     def ready(number: int) -> Callable[[], Any]:
         try:
-            return trial.prepare(mode, number % VARIANTS)
+            return built.prepare(mode, number % VARIANTS)
         except Exception as error:
             failure = error
 
@@ -234,16 +234,16 @@ def _guarded(trial: Trial, mode: Mode) -> Callable[[int], Callable[[], Any]]:
     return ready
 
 
-def _peak_bytes(trial: Trial, mode: Mode) -> int:
+def _peak_bytes(built: Built, mode: Mode) -> int:
     """Highest use of one call, above inputs and weights."""
-    call = trial.prepare(mode, 0)
+    call = built.prepare(mode, 0)
 
     def run() -> torch.Tensor:
         output = call()()["output"]
         assert output is not None
         return output
 
-    return measure_memory(trial.problem.device, run, None).peak_bytes
+    return measure_memory(built.problem.device, run, None).peak_bytes
 
 
 def _worst(of_ranks: list[tuple[TensorCheck, ...]]) -> list[TensorCheck]:

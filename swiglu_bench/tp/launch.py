@@ -20,7 +20,7 @@ from swiglu_bench.processes import forkserver
 from swiglu_bench.processes.child import Died, last_words, manner_of_death
 from swiglu_bench.processes.worker import NOBODY, Setting
 from swiglu_bench.tp import rank
-from swiglu_bench.tp.plan import Plan
+from swiglu_bench.tp.plan import RankTask
 from swiglu_bench.tp.rank import Spot
 
 POLL_S = 0.2
@@ -42,7 +42,7 @@ def default_environment() -> None:
 class Ranks:
     """`size` processes on this machine that work on a plan; what they print goes into logs."""
 
-    def __init__(self, size: int, device_type: str, plan: Plan, logs: Path) -> None:
+    def __init__(self, size: int, device_type: str, plan: RankTask, logs: Path) -> None:
         self._plan = plan
         self._limit_s = plan.timeout_s + GRACE_S
         patience = timedelta(seconds=plan.timeout_s)

@@ -18,7 +18,7 @@ WAYS = {"no": (False,), "yes": (True,), "both": (False, True)}
 
 
 @dataclass(frozen=True)
-class Plan:
+class RankTask:
     """All that a group of ranks has to know."""
 
     run_id: str
@@ -31,7 +31,7 @@ class Plan:
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)
     """Implementations that take no part, and why."""
 
-    def without(self, name: str, reason: str, done: int) -> Plan:
+    def without(self, name: str, reason: str, done: int) -> RankTask:
         """The same but for an implementation and the first `done` cases."""
         return dataclasses.replace(self, cases=self.cases[done:], skipped=self.skipped | {name: reason})
 

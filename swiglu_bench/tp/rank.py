@@ -22,7 +22,7 @@ from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.tp import contenders
 from swiglu_bench.tp.case import Sink
 from swiglu_bench.tp.group import Group
-from swiglu_bench.tp.plan import Plan
+from swiglu_bench.tp.plan import RankTask
 from swiglu_bench.tp.session import Session
 
 
@@ -36,7 +36,7 @@ class Spot:
     port: int
 
 
-def serve(pipe: Connection, mark: MutableSequence[int], setting: Setting, spot: Spot, plan: Plan) -> None:
+def serve(pipe: Connection, mark: MutableSequence[int], setting: Setting, spot: Spot, plan: RankTask) -> None:
     """Be a rank; rank 0 sends `about`, `tell`, `rows` of each case, then `done`. Exceptions end it."""
     settle(setting)
     store = TCPStore(
@@ -87,7 +87,7 @@ class _Pipe(Sink):
 
     TELL_EVERY_S = 0.1
 
-    def __init__(self, pipe: Connection, mark: MutableSequence[int], plan: Plan) -> None:
+    def __init__(self, pipe: Connection, mark: MutableSequence[int], plan: RankTask) -> None:
         self._pipe, self._mark, self._names = pipe, mark, plan.names
         self._told_at = 0.0
 

@@ -21,7 +21,7 @@ from swiglu_bench.sweep import output, request
 from swiglu_bench.sweep.output import default_folder
 from swiglu_bench.tp.files import Folder
 from swiglu_bench.tp.launch import END_S, Ranks
-from swiglu_bench.tp.plan import Plan
+from swiglu_bench.tp.plan import RankTask
 from swiglu_bench.tp.rank import Silent, catalogue
 from swiglu_bench.tp.session import blank
 from swiglu_bench.writers import tp_tables
@@ -66,7 +66,7 @@ class TpRun:
         self._bar.start()
         self._stack.callback(self._bar.stop)
 
-    def spawn(self, plan: Plan, sizes: Sequence[int], device_type: str, wait: bool) -> int:
+    def spawn(self, plan: RankTask, sizes: Sequence[int], device_type: str, wait: bool) -> int:
         """Let groups of processes on this machine work on the plan, one size after the other; the exit status."""
         interrupted = False
         with self._stack:
@@ -86,7 +86,7 @@ class TpRun:
             return INTERRUPTED
         return self.status
 
-    def join(self, plan: Plan, device: torch.device, timeout_s: float) -> int:
+    def join(self, plan: RankTask, device: torch.device, timeout_s: float) -> int:
         """Be one of the ranks that torchrun started; rank 0 takes the rows. The exit status."""
         from swiglu_bench.tp.group import Group
         from swiglu_bench.tp.session import Session
@@ -152,7 +152,7 @@ class TpRun:
         """A line that needs attention."""
         self.say(f"Warning: {text}", "yellow")
 
-    def _one_size(self, plan: Plan, size: int, device_type: str, logs: Path) -> None:
+    def _one_size(self, plan: RankTask, size: int, device_type: str, logs: Path) -> None:
         """All cases with so many ranks; a group that dies is replaced by one without the implementation that ran."""
         while plan.cases:
             ranks = Ranks(size, device_type, plan, logs)
@@ -181,7 +181,7 @@ class TpRun:
             finally:
                 ranks.end(patience_s)
 
-    def _give_up(self, plan: Plan, size: int, ended: int, reason: str) -> None:
+    def _give_up(self, plan: RankTask, size: int, ended: int, reason: str) -> None:
         """Nobody's code ran: no further group would fare better."""
         for case in plan.cases[ended:]:
             rows = [
@@ -193,7 +193,7 @@ class TpRun:
                 row.status, row.reason = Status.ERROR, reason
             self.take(rows)
 
-    def _conclude(self, plan: Plan) -> None:
+    def _conclude(self, plan: RankTask) -> None:
         self._bar.stop()
         if not self.quiet:
             for table in tp_tables.tables(self.rows):

@@ -21,8 +21,8 @@ from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.tp import collectives, contenders, traffic
 from swiglu_bench.tp.case import CaseRun, Sink
 from swiglu_bench.tp.group import Group, GroupClock, RankFailed
-from swiglu_bench.tp.plan import ASYNC, Plan, local
-from swiglu_bench.tp.truth import NoYardstick
+from swiglu_bench.tp.plan import ASYNC, RankTask, local
+from swiglu_bench.tp.truth import NoReference
 
 
 def default_rule(budget_s: float) -> Rule:
@@ -46,7 +46,7 @@ def blank(
 class Session:
     """The cases of a plan on one group; `known` has the implementations by name."""
 
-    def __init__(self, group: Group, plan: Plan, known: Mapping[str, Implementation], sink: Sink) -> None:
+    def __init__(self, group: Group, plan: RankTask, known: Mapping[str, Implementation], sink: Sink) -> None:
         self.group, self.plan, self.known, self.sink = group, plan, known, sink
         self.clock = GroupClock(group)
         self.machine = machine.describe(group.device)
@@ -87,7 +87,7 @@ class Session:
             try:
                 run = CaseRun(self.group, self.clock, self.known, self.sink, case, able)
                 run.run(default_rule(self.plan.budget_s), lambda way: self._ceiling_gbps(way, torch_dtype(case)))
-            except (NoYardstick, RankFailed) as error:
+            except (NoReference, RankFailed) as error:
                 for row in able.values():
                     row.status, row.reason = Status.ERROR, f"{one_line(error).partition(': ')[2] or error}"
         return list(rows.values())

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from swiglu_bench.check import tolerance
-from swiglu_bench.check.built import Produced, Trial
+from swiglu_bench.check.built import Built, Produced
 from swiglu_bench.check.inputs import torch_dtype
-from swiglu_bench.check.judge import REFERENCE, Sealed, Yardstick
+from swiglu_bench.check.judge import REFERENCE, Judge, Sealed
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.spec.cases import Mode
 from swiglu_bench.spec.costs import longest_sum
@@ -28,27 +28,27 @@ from swiglu_bench.tp.contenders import cuts, part_of, rows_of
 from swiglu_bench.tp.group import Group
 
 
-class NoYardstick(RuntimeError):
+class NoReference(RuntimeError):
     """The ranks' own reference is wrong: what they add up is not the answer."""
 
 
 @dataclass(frozen=True)
-class Yardsticks:
+class Judges:
     """Of one variant: for contenders on all ranks, and on one GPU."""
 
-    split: Yardstick
-    single: Yardstick
+    split: Judge
+    single: Judge
 
 
 def check_same(group: Group, problem: Problem) -> None:
-    """Raise NoYardstick unless all ranks drew the same tensors."""
+    """Raise NoReference unless all ranks drew the same tensors."""
     tensors = [*problem.weights.values(), *(one for those in problem.activations for one in those), *problem.upstream]
     prints = group.gather([tolerance.fingerprint(one).tolist() for one in tensors])
     if any(one != prints[0] for one in prints):
-        raise NoYardstick("The ranks drew different tensors from one seed: their GPUs are not of one kind.")
+        raise NoReference("The ranks drew different tensors from one seed: their GPUs are not of one kind.")
 
 
-def make_yardsticks(group: Group, problem: Problem, part: Problem, variant: int) -> Yardsticks:
+def make_judges(group: Group, problem: Problem, part: Problem, variant: int) -> Judges:
     """Compute the truth and both references. `part` is this rank's problem with all tokens."""
     truth = shared_truth(group, problem, variant)
     single = own_part(group, problem, dict(_run(problem, variant)))
@@ -62,17 +62,17 @@ def make_yardsticks(group: Group, problem: Problem, part: Problem, variant: int)
     for name, (alone, parted) in errors.items():
         # n parts rounded, then n - 1 sums of them: each loses about one rounding
         if not parted.relative <= (1 + group.size) * (alone.relative + roundoff):
-            raise NoYardstick(
+            raise NoReference(
                 f"The sum of the ranks' parts is wrong in {name}: plain PyTorch with plain collectives is off by "
                 f"{parted.relative:.2e}, on one rank by {alone.relative:.2e}."
             )
     sealed = {name: Sealed(value) for name, value in truth.items()}
     make = [
-        Yardstick(sealed, {name: both[which] for name, both in errors.items()}, torch_dtype(problem.case),
+        Judge(sealed, {name: both[which] for name, both in errors.items()}, torch_dtype(problem.case),
                   longest_sum(problem.case))
         for which in (0, 1)
     ]  # fmt: skip
-    return Yardsticks(split=make[1], single=make[0])
+    return Judges(split=make[1], single=make[0])
 
 
 def shared_truth(group: Group, problem: Problem, variant: int) -> dict[str, Tensor]:
@@ -95,6 +95,6 @@ def own_part(group: Group, problem: Problem, produced: Produced) -> dict[str, Te
 
 
 def _run(problem: Problem, variant: int) -> dict[str, Tensor]:
-    trial = Trial(REFERENCE, problem)
-    produced = trial.infer(variant) if problem.case.mode is Mode.FORWARD else trial.train(variant)
+    built = Built(REFERENCE, problem)
+    produced = built.infer(variant) if problem.case.mode is Mode.FORWARD else built.train(variant)
     return {name: one for name, one in produced.items() if one is not None}

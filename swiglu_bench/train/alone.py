@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from swiglu_bench.check.built import Trial
+from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import make_problem
 from swiglu_bench.measure.clock import make_clock
 from swiglu_bench.measure.rounds import Contender as Player
@@ -29,11 +29,11 @@ def measure(
         if Scope.MLP not in contender.implementation.scopes:
             continue
         try:
-            trial = Trial(contender.implementation, problem)
-            trial.train(0)
+            built = Built(contender.implementation, problem)
+            built.train(0)
         except Exception:  # its training has said so, or will
             continue
-        players.append(Player(contender.name, partial(_prepare, trial)))
+        players.append(Player(contender.name, partial(_prepare, built)))
     if baseline not in {player.name for player in players}:
         return {}
     rounds = run_rounds(players, make_clock(device), rule, baseline=baseline)
@@ -41,5 +41,5 @@ def measure(
     return {name: ratio.median for name, ratio in ratios.items() if ratio}
 
 
-def _prepare(trial: Trial, number: int) -> Callable[[], object]:
-    return trial.prepare(Mode.STEP, number % VARIANTS)
+def _prepare(built: Built, number: int) -> Callable[[], object]:
+    return built.prepare(Mode.STEP, number % VARIANTS)

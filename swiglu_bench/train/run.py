@@ -24,7 +24,7 @@ from swiglu_bench.train.blocks import Contender, why_not
 from swiglu_bench.train.files import Folder
 from swiglu_bench.train.model import Experiment
 from swiglu_bench.train.progress import Show
-from swiglu_bench.train.session import Plan, Results
+from swiglu_bench.train.session import Results, TrainingSchedule
 from swiglu_bench.train.summary import in_order
 from swiglu_bench.writers import wandb_run
 from swiglu_bench.writers.training_tables import tables
@@ -65,7 +65,7 @@ class TrainRun:
 
     def plan(
         self, seeds: Sequence[int], budget_s: float, ratios: dict[str, float] | None, checkpoint_every: int
-    ) -> Plan:
+    ) -> TrainingSchedule:
         """eager, eager with its sums in another order, and the others."""
         eager, *others = [Contender(one.name, one) for one in self.able]
         contenders = [eager, Contender(PERMUTED, eager.implementation, permuted=True), *others]
@@ -73,11 +73,13 @@ class TrainRun:
         def timed(one: Contender) -> bool:
             return not one.permuted and not (self.interpret and one.implementation.backend == "triton")
 
-        return Plan(self.experiment, contenders, seeds, paired.default_rule(budget_s), timed, ratios, checkpoint_every)
+        return TrainingSchedule(
+            self.experiment, contenders, seeds, paired.default_rule(budget_s), timed, ratios, checkpoint_every
+        )
 
     def go(
         self,
-        plan: Plan,
+        plan: TrainingSchedule,
         settings: dict[str, Any],
         csv: bool,
         out: Path | None,

@@ -29,7 +29,7 @@ BASELINE = "eager"
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingSchedule:
     """What is to be done."""
 
     experiment: Experiment
@@ -65,7 +65,7 @@ Listen = Callable[[Row | None, str], None]
 """Hears each step, or None and what is going on."""
 
 
-def run(plan: Plan, results: Results, folder: Folder | None, listen: Listen) -> None:
+def run(plan: TrainingSchedule, results: Results, folder: Folder | None, listen: Listen) -> None:
     """Do it all; what was found until an interruption is in `results`. Raises DeviceLost with a broken device."""
     finished = folder.finished() if folder else {}
     for seed in plan.seeds:
@@ -87,7 +87,7 @@ def run(plan: Plan, results: Results, folder: Folder | None, listen: Listen) -> 
     _time(plan, results, listen)
 
 
-def summaries(plan: Plan, results: Results, about: Callable[[Contender], Summary]) -> list[Summary]:
+def summaries(plan: TrainingSchedule, results: Results, about: Callable[[Contender], Summary]) -> list[Summary]:
     """A row for each contender but the permuted one; `about` makes it."""
     experiment = plan.experiment
     unit = experiment.workload.tokens
@@ -120,7 +120,7 @@ def summaries(plan: Plan, results: Results, about: Callable[[Contender], Summary
 
 
 def _train(
-    plan: Plan, contender: Contender, seed: int, results: Results, folder: Folder | None, listen: Listen
+    plan: TrainingSchedule, contender: Contender, seed: int, results: Results, folder: Folder | None, listen: Listen
 ) -> None:
     name, began = contender.name, time.monotonic()
     listen(None, f"{name}, seed {seed}")
@@ -179,7 +179,7 @@ def _between_steps() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _time(plan: Plan, results: Results, listen: Listen) -> None:
+def _time(plan: TrainingSchedule, results: Results, listen: Listen) -> None:
     """Step times of all that trained, and what they ought to be."""
     contenders = [one for one in plan.contenders if plan.timed(one) and one.name not in results.failures]
     if BASELINE not in {one.name for one in contenders}:

@@ -11,15 +11,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swiglu_bench.rows.audit_cell import CELL_COLUMNS, Cell, Verdict
+from swiglu_bench.rows.audit_cell import CELL_COLUMNS, Cell, CellStatus
 from swiglu_bench.rows.csv_table import Table as File
 
 AUDIT = "audit.csv"
 SYMBOLS = {
-    Verdict.PASS: ("✓", "green"),
-    Verdict.FAIL: ("✗", "bold red"),
-    Verdict.UNSUPPORTED: ("–", "yellow"),
-    Verdict.NOT_RUN: ("·", "dim"),
+    CellStatus.PASS: ("✓", "green"),
+    CellStatus.FAIL: ("✗", "bold red"),
+    CellStatus.UNSUPPORTED: ("–", "yellow"),
+    CellStatus.NOT_RUN: ("·", "dim"),
 }
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -50,7 +50,7 @@ def contract_tables(cells: Sequence[Cell], about: Mapping[str, str]) -> Iterator
         for name, found in rows.items():
             table.add_row(Text(name, "bold"), *(_symbol(found.get(check)) for check in checks))
         yield table
-    names = Verdict.PASS, Verdict.FAIL, Verdict.UNSUPPORTED, Verdict.NOT_RUN
+    names = CellStatus.PASS, CellStatus.FAIL, CellStatus.UNSUPPORTED, CellStatus.NOT_RUN
     yield Text.assemble(*((f"{SYMBOLS[one][0]} {one}   ", SYMBOLS[one][1]) for one in names))
     yield Group(
         *(
@@ -69,13 +69,13 @@ def _reasons(cells: Sequence[Cell]) -> Iterator[RenderableType]:
     """Every reason once, with all that have it: failures first, and one line for those that could not run at all."""
     whole = Counter((cell.implementation, cell.verdict, cell.reason) for cell in cells)
     count = Counter(cell.implementation for cell in cells)
-    merged: dict[tuple[Verdict, str, str], dict[str, dict[str, None]]] = {}
+    merged: dict[tuple[CellStatus, str, str], dict[str, dict[str, None]]] = {}
     for cell in cells:
         if cell.reason:
             always = whole[cell.implementation, cell.verdict, cell.reason] == count[cell.implementation] > 1
             named = merged.setdefault((cell.verdict, "every check" if always else cell.check, cell.reason), {})
             named.setdefault(cell.implementation, {})[cell.scope] = None
-    for verdict in (Verdict.FAIL, Verdict.UNSUPPORTED, Verdict.NOT_RUN, Verdict.PASS):
+    for verdict in (CellStatus.FAIL, CellStatus.UNSUPPORTED, CellStatus.NOT_RUN, CellStatus.PASS):
         for (one, check, reason), named in merged.items():
             if one is verdict:
                 who = "; ".join(f"{name} ({', '.join(scopes)})" for name, scopes in named.items())

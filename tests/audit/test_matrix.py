@@ -12,7 +12,7 @@ from torch import Tensor
 from swiglu_bench.audit import matrix, surroundings
 from swiglu_bench.audit.matrix import CHECKS, audit
 from swiglu_bench.implementations import fused, liger, pytorch, unsloth
-from swiglu_bench.rows.audit_cell import Cell, Verdict
+from swiglu_bench.rows.audit_cell import Cell, CellStatus
 from swiglu_bench.selftest.specimen import glu, right_backward, right_forward
 from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.spec.errors import BadInput
@@ -40,33 +40,33 @@ def test_eager_keeps_the_whole_contract_that_it_offers(scope: Scope) -> None:
     found = cells(pytorch.eager, scope)
     assert list(found) == NAMES
     unsupported = {"packed weights", "opcheck"} | ({"bias"} if scope is Scope.ACTIVATION else set())
-    assert {name for name, cell in found.items() if cell.verdict is Verdict.UNSUPPORTED} == unsupported
-    assert {name for name, cell in found.items() if cell.verdict is Verdict.NOT_RUN} == set(IDLE)
-    assert {name for name, cell in found.items() if cell.verdict is Verdict.FAIL} == set()
-    assert all(cell.reason for cell in found.values() if cell.verdict is not Verdict.PASS)
+    assert {name for name, cell in found.items() if cell.verdict is CellStatus.UNSUPPORTED} == unsupported
+    assert {name for name, cell in found.items() if cell.verdict is CellStatus.NOT_RUN} == set(IDLE)
+    assert {name for name, cell in found.items() if cell.verdict is CellStatus.FAIL} == set()
+    assert all(cell.reason for cell in found.values() if cell.verdict is not CellStatus.PASS)
 
 
 @interpreted
 def test_a_kernel_of_ours_in_the_interpreter() -> None:
     wanted = ("0 tokens", "non-contiguous", "bias", "clamp", "packed weights", "second backward", "opcheck")
     found = cells(fused.fused_dw_torch, Scope.GLU, *wanted, "double backward")
-    assert {name: cell.verdict for name, cell in found.items()} == dict.fromkeys(wanted, Verdict.PASS) | {
-        "double backward": Verdict.UNSUPPORTED
+    assert {name: cell.verdict for name, cell in found.items()} == dict.fromkeys(wanted, CellStatus.PASS) | {
+        "double backward": CellStatus.UNSUPPORTED
     }
 
 
 @interpreted
 def test_what_overwrites_its_inputs_says_so() -> None:
     found = cells(unsloth.unsloth, Scope.ACTIVATION, "mutated inputs", "second backward")
-    assert found["mutated inputs"].verdict is Verdict.UNSUPPORTED
+    assert found["mutated inputs"].verdict is CellStatus.UNSUPPORTED
     assert found["mutated inputs"].reason == "its backward overwrites gate, up, as it declares"
-    assert found["second backward"].verdict is Verdict.UNSUPPORTED
+    assert found["second backward"].verdict is CellStatus.UNSUPPORTED
     assert "raises RuntimeError" in found["second backward"].reason
 
 
 def test_what_cannot_run_here_is_never_a_pass() -> None:
     found = cells(liger.liger, Scope.GLU)
-    assert {cell.verdict for cell in found.values()} == {Verdict.NOT_RUN}
+    assert {cell.verdict for cell in found.values()} == {CellStatus.NOT_RUN}
     assert all("Triton" in cell.reason or "GPU" in cell.reason for cell in found.values())
 
 
@@ -94,7 +94,7 @@ def around_overwriting(problem: Problem) -> Step:
 
 def test_a_second_backward_on_overwritten_tensors_is_found_to_differ_in_silence() -> None:
     cell = cells(declared(around_overwriting), Scope.GLU, "second backward")["second backward"]
-    assert cell.verdict is Verdict.FAIL
+    assert cell.verdict is CellStatus.FAIL
     assert cell.reason.startswith("the second backward silently differs: x: relative error")
 
 
@@ -177,22 +177,22 @@ def breaks_the_graph(problem: Problem) -> Step:
 @pytest.mark.parametrize(
     ("build", "check", "verdict", "words"),
     [
-        (dense_only, "non-contiguous", Verdict.FAIL, "with every other column: output: relative error"),
-        (counts, "determinism", Verdict.FAIL, "x of run 3 of 5 differs"),
-        (swallows, "NaN and Inf", Verdict.FAIL, "output is finite where eager is not"),
-        (spreads, "NaN and Inf", Verdict.FAIL, "output is not finite where eager is"),
-        (swallows, "very large", Verdict.FAIL, "output is finite where eager is not"),
-        (spoils_x, "mutated inputs", Verdict.FAIL, "inference overwrites x"),
-        (never_empty, "0 tokens", Verdict.UNSUPPORTED, "raises ZeroDivisionError"),
-        (in_half, "outliers", Verdict.FAIL, "output: "),
-        (in_half, "float32", Verdict.FAIL, "output: relative error"),
-        (cuts_the_graph, "double backward", Verdict.FAIL, "silently cut off"),
-        (keeps_two_matrices, "packed weights", Verdict.FAIL, "not one of (160, 48)"),
-        (breaks_the_graph, "compile fullgraph", Verdict.UNSUPPORTED, "raises "),
-        (lambda p: Step(lambda x: right_forward(x.float(), *p.weights.values())), "autocast", Verdict.PASS, ""),
+        (dense_only, "non-contiguous", CellStatus.FAIL, "with every other column: output: relative error"),
+        (counts, "determinism", CellStatus.FAIL, "x of run 3 of 5 differs"),
+        (swallows, "NaN and Inf", CellStatus.FAIL, "output is finite where eager is not"),
+        (spreads, "NaN and Inf", CellStatus.FAIL, "output is not finite where eager is"),
+        (swallows, "very large", CellStatus.FAIL, "output is finite where eager is not"),
+        (spoils_x, "mutated inputs", CellStatus.FAIL, "inference overwrites x"),
+        (never_empty, "0 tokens", CellStatus.UNSUPPORTED, "raises ZeroDivisionError"),
+        (in_half, "outliers", CellStatus.FAIL, "output: "),
+        (in_half, "float32", CellStatus.FAIL, "output: relative error"),
+        (cuts_the_graph, "double backward", CellStatus.FAIL, "silently cut off"),
+        (keeps_two_matrices, "packed weights", CellStatus.FAIL, "not one of (160, 48)"),
+        (breaks_the_graph, "compile fullgraph", CellStatus.UNSUPPORTED, "raises "),
+        (lambda p: Step(lambda x: right_forward(x.float(), *p.weights.values())), "autocast", CellStatus.PASS, ""),
     ],
 )
-def test_a_broken_contract_is_found(build: Any, check: str, verdict: Verdict, words: str) -> None:
+def test_a_broken_contract_is_found(build: Any, check: str, verdict: CellStatus, words: str) -> None:
     cell = cells(declared(build, offers=("packed",)), Scope.GLU, check)[check]
     assert (cell.verdict, words in cell.reason) == (verdict, True), cell
 
@@ -200,14 +200,14 @@ def test_a_broken_contract_is_found(build: Any, check: str, verdict: Verdict, wo
 def test_a_bias_or_bound_that_is_declared_and_left_out_is_a_failure() -> None:
     one = declared(lambda problem: glu(problem), offers=("bias", "limit"))
     found = cells(one, Scope.GLU, "bias", "clamp")
-    assert {cell.verdict for cell in found.values()} == {Verdict.FAIL}
+    assert {cell.verdict for cell in found.values()} == {CellStatus.FAIL}
 
 
 def test_a_failure_of_the_device_ends_the_checks_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([True, False, *[False] * 100])
     monkeypatch.setattr(matrix, "answers", lambda device: next(answers))
     found = list(cells(pytorch.eager).values())
-    assert [cell.verdict for cell in found[:3]] == [Verdict.PASS, Verdict.FAIL, Verdict.NOT_RUN]
+    assert [cell.verdict for cell in found[:3]] == [CellStatus.PASS, CellStatus.FAIL, CellStatus.NOT_RUN]
     assert found[1].reason.startswith("it broke the device")
     assert all("the device was lost in 'float16' of eager" in cell.reason for cell in found[2:])
 
@@ -216,7 +216,7 @@ def test_memory_that_does_not_suffice_is_not_a_failure(monkeypatch: pytest.Monke
     def full(problem: Problem) -> Step:
         raise torch.OutOfMemoryError("no room")
 
-    assert cells(declared(full), Scope.GLU, "float32")["float32"].verdict is Verdict.NOT_RUN
+    assert cells(declared(full), Scope.GLU, "float32")["float32"].verdict is CellStatus.NOT_RUN
 
 
 # Beyond 2^31 elements: the same code, on small tensors
@@ -234,7 +234,7 @@ def test_rows_on_both_sides_of_every_boundary_are_judged() -> None:
 def test_some_rows_of_a_case_are_judged_as_the_case_of_those_rows(scope: Scope) -> None:
     subject = matrix.Subject(pytorch.eager, scope, CPU, Dtype.BFLOAT16)
     case = Case(Shape("s", 24, 40, "made up", (60,)), 60, Dtype.BFLOAT16, scope, Mode.STEP)
-    assert surroundings._judge_rows(subject, case, [0, 1, 30, 31, 59]).verdict is Verdict.PASS
+    assert surroundings._judge_rows(subject, case, [0, 1, 30, 31, 59]).verdict is CellStatus.PASS
 
 
 @pytest.mark.parametrize("wraps", [True, False])
@@ -249,7 +249,7 @@ def test_rows_beyond_a_boundary_that_are_wrong_are_found(wraps: bool) -> None:
     subject = matrix.Subject(declared(build, Scope.ACTIVATION), Scope.ACTIVATION, CPU, Dtype.BFLOAT16)
     case = Case(Shape("s", 24, 40, "made up", (60,)), 60, Dtype.BFLOAT16, Scope.ACTIVATION, Mode.STEP)
     found = surroundings._judge_rows(subject, case, [0, 1, 30, 31, 33, 59])
-    assert found.verdict is Verdict.FAIL
+    assert found.verdict is CellStatus.FAIL
     assert "output: relative error" in found.reason
 
 

@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from swiglu_bench.charts.style import (
-    Look,
+    Style,
     linear_range,
     log_range,
     slots,
@@ -17,8 +17,8 @@ def test_a_known_name_keeps_its_colour_and_the_others_get_what_is_free() -> None
     known = ["eager", "compile", "liger"]
     assert slots(["mine", "liger", "yours"], known) == {"liger": 2, "mine": 0, "yours": 1}
     everything = slots([f"n{index}" for index in range(40)], [])
-    look = Look(everything)
-    shown = {(look.colour(name), look.shape(name), look.dash(name)) for name in everything}
+    style = Style(everything)
+    shown = {(style.colour(name), style.shape(name), style.dash(name)) for name in everything}
     assert len(shown) == 40
 
 

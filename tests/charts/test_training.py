@@ -14,10 +14,10 @@ LOSSES = {
 
 
 def curves(losses: training.Losses, frozen: list[str]) -> dict[str, Any]:
-    from swiglu_bench.charts.style import Look, slots
+    from swiglu_bench.charts.style import Style, slots
 
     names = list(losses)
-    return training.curves(losses, names, "digits", Look(slots(names, ["eager", "fused"])), frozen).to_dict()
+    return training.curves(losses, names, "digits", Style(slots(names, ["eager", "fused"])), frozen).to_dict()
 
 
 def test_curves_are_means_and_differences_are_by_seed() -> None:

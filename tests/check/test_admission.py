@@ -9,9 +9,9 @@ from torch import Tensor
 
 from swiglu_bench.check import admission
 from swiglu_bench.check.admission import admit
-from swiglu_bench.check.built import Trial
+from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import make_problem
-from swiglu_bench.check.judge import make_yardstick
+from swiglu_bench.check.judge import make_judge
 from swiglu_bench.implementations import pytorch
 from swiglu_bench.rows.record import FAULTS
 from swiglu_bench.selftest.specimen import glu
@@ -33,8 +33,8 @@ def declared(build: Callable[[Problem], Step], scope: Scope = Scope.GLU, **field
 
 def faults(one: Implementation, problem: Problem, **how: bool) -> dict[str, str]:
     """What it fails, by tensor."""
-    yardsticks = [make_yardstick(problem, variant) for variant in range(VARIANTS)]
-    return {check.tensor: check.check for check in admit(one, problem, yardsticks, **how).checks if not check.ok}
+    judges = [make_judge(problem, variant) for variant in range(VARIANTS)]
+    return {check.tensor: check.check for check in admit(one, problem, judges, **how).checks if not check.ok}
 
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.STEP])
@@ -57,10 +57,10 @@ def test_what_is_offered_is_kept(scope: Scope, extras: Extras) -> None:
 
 def test_each_tensor_has_one_verdict_the_worst() -> None:
     problem = make_problem(small_case(), "cpu")
-    yardsticks = [make_yardstick(problem, variant) for variant in range(VARIANTS)]
-    checks = admit(pytorch.eager, problem, yardsticks, thorough=True, distribution=True).checks
+    judges = [make_judge(problem, variant) for variant in range(VARIANTS)]
+    checks = admit(pytorch.eager, problem, judges, thorough=True, distribution=True).checks
     assert [check.tensor for check in checks] == ["output (inference)", "output", "x", "w_gate", "w_up"]
-    each = [yardsticks[variant].eager["output"].relative for variant in range(VARIANTS)]
+    each = [judges[variant].eager["output"].relative for variant in range(VARIANTS)]
     assert checks[1].error == pytest.approx(max(each), rel=0.3)
     assert all(check.median_error is not None and len(check.worst_index) == 2 for check in checks)
 
@@ -152,17 +152,17 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[FakeGraph]:
 
 def test_a_graph_is_replayed_on_other_inputs(graphs: list[FakeGraph]) -> None:
     problem = make_problem(small_case(), "cpu")
-    yardsticks = [make_yardstick(problem, variant) for variant in range(VARIANTS)]
-    assert admission.replayed(Trial(pytorch.eager, problem), yardsticks) == []
+    judges = [make_judge(problem, variant) for variant in range(VARIANTS)]
+    assert admission.replayed(Built(pytorch.eager, problem), judges) == []
     assert len(graphs) == 1
 
 
 def test_a_graph_without_the_work_is_found(graphs: list[FakeGraph], monkeypatch: pytest.MonkeyPatch) -> None:
     problem = make_problem(small_case(), "cpu")
-    yardsticks = [make_yardstick(problem, variant) for variant in range(VARIANTS)]
+    judges = [make_judge(problem, variant) for variant in range(VARIANTS)]
     for replay, reason in ((lambda graph: None, "NaN"), (lambda graph: graph.result.fill_(1.0), "relative error")):
         monkeypatch.setattr(FakeGraph, "replay", replay)
-        failed = admission.replayed(Trial(pytorch.eager, problem), yardsticks)
+        failed = admission.replayed(Built(pytorch.eager, problem), judges)
         assert len(failed) == VARIANTS
         assert all(check.tensor == "output (CUDA graph)" and reason in check.reason for check in failed)
 
@@ -194,8 +194,8 @@ def test_work_behind_the_clock_s_back_is_found(
     monkeypatch.setattr(admission, "_elapsed_ms", lambda start, end: (end.at - start.at) * 1e3)
     monkeypatch.setattr(admission, "_cuda_synchronize", lambda device: time.sleep(after_s))
     problem = make_problem(small_case(), "cpu")
-    yardsticks = [make_yardstick(problem, variant) for variant in range(VARIANTS)]
-    watch = admission._Watch(Trial(pytorch.eager, problem), yardsticks, distribution=False)
+    judges = [make_judge(problem, variant) for variant in range(VARIANTS)]
+    watch = admission._Watch(Built(pytorch.eager, problem), judges, distribution=False)
     watch._on_gpu = True
     told = watch._tardiness()
     assert told.startswith(words) if words else not told

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from specimens import small_case
 
 from swiglu_bench.check.inputs import make_problem, torch_dtype
-from swiglu_bench.check.judge import Sealed, Yardstick, make_yardstick
+from swiglu_bench.check.judge import Judge, Sealed, make_judge
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.spec.cases import (
@@ -57,9 +57,9 @@ def in_high_precision(problem: Problem, variant: int, *, drop: int = 0, swap: bo
     }
 
 
-def setting(scope: Scope, dtype: Dtype, tokens: int = 33, shape: Shape = MIDDLE) -> tuple[Problem, Yardstick]:
+def setting(scope: Scope, dtype: Dtype, tokens: int = 33, shape: Shape = MIDDLE) -> tuple[Problem, Judge]:
     problem = make_problem(small_case(scope=scope, dtype=dtype, tokens=tokens, shape=shape), "cpu")
-    return problem, make_yardstick(problem, 0)
+    return problem, make_judge(problem, 0)
 
 
 def failed(checks: tuple[TensorCheck, ...]) -> set[str]:
@@ -77,8 +77,8 @@ every_setting = pytest.mark.parametrize(
 @every_setting
 @pytest.mark.parametrize("tokens", [1, 2, 33, 130])
 def test_a_result_kept_in_fp32_until_the_store_passes(scope: Scope, dtype: Dtype, tokens: int) -> None:
-    problem, yardstick = setting(scope, dtype, tokens)
-    checks = yardstick.judge(in_high_precision(problem, 0))
+    problem, judge = setting(scope, dtype, tokens)
+    checks = judge.judge(in_high_precision(problem, 0))
     assert {check.tensor for check in checks} == {"output", *tensors(scope)}
     assert not failed(checks), [(check.tensor, check.reason) for check in checks]
 
@@ -87,23 +87,23 @@ def test_a_result_kept_in_fp32_until_the_store_passes(scope: Scope, dtype: Dtype
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_it_passes_whatever_the_seed(scope: Scope, dtype: Dtype, seed: int) -> None:
     problem = make_problem(small_case(scope=scope, dtype=dtype, seed=seed), "cpu")
-    checks = make_yardstick(problem, 1).judge(in_high_precision(problem, 1))
+    checks = make_judge(problem, 1).judge(in_high_precision(problem, 1))
     assert not failed(checks), [(check.tensor, check.reason) for check in checks]
 
 
 @every_setting
 def test_eager_stands_exactly_at_its_own_mark(scope: Scope, dtype: Dtype) -> None:
-    _, yardstick = setting(scope, dtype)
-    for name, error in yardstick.eager.items():
+    _, judge = setting(scope, dtype)
+    for name, error in judge.eager.items():
         assert error.finite
-        assert 0 < error.relative < 40 * torch.finfo(yardstick.dtype).eps, name
+        assert 0 < error.relative < 40 * torch.finfo(judge.dtype).eps, name
         assert error.relative < error.maximum
 
 
 def test_eager_loses_more_than_one_rounding_in_16_bits() -> None:
-    """The reason for a yardstick: eager rounds gate, up and silu, so a fused kernel beats it."""
-    problem, yardstick = setting(Scope.GLU, Dtype.BFLOAT16)
-    checks = {check.tensor: check for check in yardstick.judge(in_high_precision(problem, 0))}
+    """The reason for a judge: eager rounds gate, up and silu, so a fused kernel beats it."""
+    problem, judge = setting(Scope.GLU, Dtype.BFLOAT16)
+    checks = {check.tensor: check for check in judge.judge(in_high_precision(problem, 0))}
     assert checks["output"].error < 0.7 * checks["output"].eager_error
 
 
@@ -213,26 +213,26 @@ FAULTS = [
 def test_a_fault_fails_in_the_tensor_that_has_it_and_nowhere_else(
     scope: Scope, dtype: Dtype, fault: Callable[[Produced, str], torch.Tensor | None]
 ) -> None:
-    problem, yardstick = setting(scope, dtype)
+    problem, judge = setting(scope, dtype)
     produced = in_high_precision(problem, 0)
     for name in produced:
-        checks = yardstick.judge(produced | {name: fault(produced, name)})
+        checks = judge.judge(produced | {name: fault(produced, name)})
         assert failed(checks) == {name}, f"{fault.__name__} in {name}"
         assert all(check.reason for check in checks if not check.ok)
 
 
 @every_setting
 def test_gate_and_up_swapped_fails_everywhere(scope: Scope, dtype: Dtype) -> None:
-    problem, yardstick = setting(scope, dtype)
-    assert failed(yardstick.judge(in_high_precision(problem, 0, swap=True))) >= {"output", *ACTIVATIONS[scope]}
+    problem, judge = setting(scope, dtype)
+    assert failed(judge.judge(in_high_precision(problem, 0, swap=True))) >= {"output", *ACTIVATIONS[scope]}
 
 
 @every_setting
 def test_gradients_of_gate_and_up_swapped_fail(scope: Scope, dtype: Dtype) -> None:
-    problem, yardstick = setting(scope, dtype)
+    problem, judge = setting(scope, dtype)
     produced = in_high_precision(problem, 0)
     first, second = ("gate", "up") if scope is Scope.ACTIVATION else ("w_gate", "w_up")
-    checks = yardstick.judge(produced | {first: produced[second], second: produced[first]})
+    checks = judge.judge(produced | {first: produced[second], second: produced[first]})
     assert failed(checks) == {first, second}
 
 
@@ -240,37 +240,37 @@ def test_gradients_of_gate_and_up_swapped_fail(scope: Scope, dtype: Dtype) -> No
 @pytest.mark.parametrize("dtype", list(Dtype))
 @pytest.mark.parametrize("drop", [K_TILE, 1], ids=["tile", "column"])
 def test_a_dropped_k_tile_fails(scope: Scope, dtype: Dtype, drop: int) -> None:
-    problem, yardstick = setting(scope, dtype)
-    checks = yardstick.judge(in_high_precision(problem, 0, drop=drop))
+    problem, judge = setting(scope, dtype)
+    checks = judge.judge(in_high_precision(problem, 0, drop=drop))
     assert failed(checks) == {"output", *tensors(scope)}
 
 
 @every_setting
 def test_a_stale_result_fails_everywhere(scope: Scope, dtype: Dtype) -> None:
-    problem, yardstick = setting(scope, dtype)
-    assert failed(yardstick.judge(in_high_precision(problem, 1))) == {"output", *tensors(scope)}
-    assert not failed(make_yardstick(problem, 1).judge(in_high_precision(problem, 1)))
+    problem, judge = setting(scope, dtype)
+    assert failed(judge.judge(in_high_precision(problem, 1))) == {"output", *tensors(scope)}
+    assert not failed(make_judge(problem, 1).judge(in_high_precision(problem, 1)))
 
 
 @pytest.mark.parametrize("dtype", list(Dtype))
 def test_one_bad_row_of_thousands_fails(dtype: Dtype) -> None:
     """Where the norm of many rows hides the one, the largest element shows it."""
     narrow = Shape("narrow", 8, 64, "made up", (1,))
-    problem, yardstick = setting(Scope.ACTIVATION, dtype, tokens=20_000, shape=narrow)
+    problem, judge = setting(Scope.ACTIVATION, dtype, tokens=20_000, shape=narrow)
     produced = in_high_precision(problem, 0)
     for fault in (last_row_unwritten, last_row_unmasked, one_wrong_element):
-        assert failed(yardstick.judge(produced | {"output": fault(produced, "output")})) == {"output"}
+        assert failed(judge.judge(produced | {"output": fault(produced, "output")})) == {"output"}
 
 
 @every_setting
 def test_the_verdict_flips_at_the_budget(scope: Scope, dtype: Dtype) -> None:
     """An error of known size is added to the truth; fp64 carries it so that no rounding blurs its size."""
-    _, yardstick = setting(scope, dtype)
-    in_fp64 = dataclasses.replace(yardstick, dtype=torch.float64)
-    summation = math.sqrt(yardstick.longest_sum) * 2.0**-24
-    for name, sealed in yardstick.truth.items():
+    _, judge = setting(scope, dtype)
+    in_fp64 = dataclasses.replace(judge, dtype=torch.float64)
+    summation = math.sqrt(judge.longest_sum) * 2.0**-24
+    for name, sealed in judge.truth.items():
         truth = sealed.open()
-        eager = yardstick.eager[name].relative
+        eager = judge.eager[name].relative
         flat = torch.randint(0, 2, truth.shape, generator=torch.Generator().manual_seed(1)) * 2.0 - 1
         flat *= truth.norm() / math.sqrt(truth.numel())  # the same for every element: none of them stands out
         for factor, passes in ((0.5, True), (1.49, True), (1.51, False), (5.0, False)):
@@ -279,21 +279,21 @@ def test_the_verdict_flips_at_the_budget(scope: Scope, dtype: Dtype) -> None:
             assert check.reason.startswith("" if passes else "relative error")
 
 
-# The yardstick itself
+# The judge itself
 
 
 @pytest.mark.parametrize("scope", list(Scope))
 def test_a_forward_case_judges_the_output_alone(scope: Scope) -> None:
     problem = make_problem(small_case(scope=scope, mode=Mode.FORWARD), "cpu")
-    yardstick = make_yardstick(problem, 0)
-    assert set(yardstick.truth) == set(yardstick.eager) == {"output"}
-    assert not failed(yardstick.judge({"output": in_high_precision(problem, 0)["output"]}))
+    judge = make_judge(problem, 0)
+    assert set(judge.truth) == set(judge.eager) == {"output"}
+    assert not failed(judge.judge({"output": in_high_precision(problem, 0)["output"]}))
 
 
 def test_a_label_words_the_name() -> None:
-    problem, yardstick = setting(Scope.GLU, Dtype.FLOAT32)
+    problem, judge = setting(Scope.GLU, Dtype.FLOAT32)
     produced = in_high_precision(problem, 0)
-    (check,) = yardstick.judge({"output": produced["output"]}, "{} (inference)")
+    (check,) = judge.judge({"output": produced["output"]}, "{} (inference)")
     assert check.tensor == "output (inference)"
     assert check.ok
 
@@ -301,23 +301,23 @@ def test_a_label_words_the_name() -> None:
 def test_making_it_changes_nothing_of_the_problem() -> None:
     problem = make_problem(small_case(scope=Scope.MLP), "cpu")
     kept = [value.clone() for value in (*problem.weights.values(), *problem.activations[0], problem.upstream[0])]
-    make_yardstick(problem, 0)
+    make_judge(problem, 0)
     now = [*problem.weights.values(), *problem.activations[0], problem.upstream[0]]
     assert all(torch.equal(one, other) and other.grad is None for one, other in zip(kept, now, strict=True))
 
 
 def test_poisoning_touches_neither_truth_nor_problem() -> None:
-    problem, yardstick = setting(Scope.GLU, Dtype.FLOAT32)
-    yardstick.poison()
-    assert all(torch.isfinite(value.open()).all() for value in yardstick.truth.values())
-    assert not failed(yardstick.judge(in_high_precision(problem, 0)))
+    problem, judge = setting(Scope.GLU, Dtype.FLOAT32)
+    judge.poison()
+    assert all(torch.isfinite(value.open()).all() for value in judge.truth.values())
+    assert not failed(judge.judge(in_high_precision(problem, 0)))
 
 
 def test_nobody_finds_the_truth_among_the_tensors() -> None:
-    problem, yardstick = setting(Scope.MLP, Dtype.FLOAT32)
+    problem, judge = setting(Scope.MLP, Dtype.FLOAT32)
     answers = compute_truth(problem, 0)
     alive = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.dtype is torch.float64]
-    for name, sealed in yardstick.truth.items():
+    for name, sealed in judge.truth.items():
         assert torch.equal(sealed.open(), answers[name])
         mine = {id(value) for value in answers.values()}
         twins = [one for one in alive if id(one) not in mine and one.shape == sealed.shape]
@@ -342,10 +342,10 @@ def test_an_injected_error_of_known_size_flips_the_verdict_where_the_budget_is(
     scope: Scope, dtype: Dtype, factor: float, which: int
 ) -> None:
     """The truth with an error of `factor` times the budget, the same for every element, or of one element alone."""
-    _, yardstick = _settings(scope, dtype)
-    in_fp64 = dataclasses.replace(yardstick, dtype=torch.float64)
-    name = list(yardstick.truth)[which % len(yardstick.truth)]
-    truth = yardstick.truth[name].open()
+    _, judge = _settings(scope, dtype)
+    in_fp64 = dataclasses.replace(judge, dtype=torch.float64)
+    name = list(judge.truth)[which % len(judge.truth)]
+    truth = judge.truth[name].open()
     rms = (truth.norm() / math.sqrt(truth.numel())).item()
     (clean,) = in_fp64.judge({name: truth})
     assert clean.ok
@@ -363,5 +363,5 @@ def test_an_injected_error_of_known_size_flips_the_verdict_where_the_budget_is(
 
 
 @functools.cache
-def _settings(scope: Scope, dtype: Dtype) -> tuple[Problem, Yardstick]:
+def _settings(scope: Scope, dtype: Dtype) -> tuple[Problem, Judge]:
     return setting(scope, dtype)

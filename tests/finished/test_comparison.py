@@ -12,10 +12,10 @@ from rendered import shown, unwrapped
 from specimens import a_record
 
 from swiglu_bench.finished import comparison_tables
-from swiglu_bench.finished.change import Outcome, Verdict
+from swiglu_bench.finished.change import ChangeKind, Outcome
 from swiglu_bench.finished.comparison import Comparison, compare, judge, reaching
 from swiglu_bench.measure.statistics import Interval, median_interval, quotient, verdict
-from swiglu_bench.rows.finished_run import Run, load_run
+from swiglu_bench.rows.finished_run import FinishedRun, load_run
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.spec.errors import BadInput
 
@@ -29,7 +29,7 @@ ABOUT = {
 def a_run(
     ratio: float = 0.8, drift: float = 1.0, spread: float = 0.01, seed: int = 0, rounds: int = 60, about: Any = ABOUT,
     **changes: Any,
-) -> Run:  # fmt: skip
+) -> FinishedRun:  # fmt: skip
     """Eager and mine in common rounds: what drifts hits both."""
     random = np.random.default_rng(seed)
 
@@ -50,7 +50,7 @@ def a_run(
             ratio_low=against.low, ratio_high=against.high, **shared,
         ),
     ]  # fmt: skip
-    return Run(rows, about, Path("run"))
+    return FinishedRun(rows, about, Path("run"))
 
 
 def mine(found: Comparison) -> Any:
@@ -60,9 +60,9 @@ def mine(found: Comparison) -> Any:
 
 def test_a_slower_machine_is_no_regression() -> None:
     found = compare(a_run(), a_run(drift=1.3, seed=1), 0.02)
-    assert (found.by, mine(found).verdict, found.outcome) == ("ratio", Verdict.TIE, Outcome.FINE)
+    assert (found.by, mine(found).verdict, found.outcome) == ("ratio", ChangeKind.TIE, Outcome.FINE)
     (drift,) = (change for change in found.changes if change.implementation == "eager")
-    assert drift.verdict is Verdict.DRIFT
+    assert drift.verdict is ChangeKind.DRIFT
     assert drift.quotient.median == pytest.approx(1.3, rel=0.02)
     assert "another state" in " ".join(found.warnings)
 
@@ -77,20 +77,20 @@ def test_by_time_a_slower_machine_is_unclear_and_never_hidden() -> None:
 @pytest.mark.parametrize(
     ("ratio", "expected", "outcome"),
     [
-        (0.88, Verdict.SLOWER, Outcome.REGRESSION),
-        (0.72, Verdict.FASTER, Outcome.FINE),
-        (0.8, Verdict.TIE, Outcome.FINE),
-        (0.816, Verdict.SLOWER, Outcome.UNKNOWN),
+        (0.88, ChangeKind.SLOWER, Outcome.REGRESSION),
+        (0.72, ChangeKind.FASTER, Outcome.FINE),
+        (0.8, ChangeKind.TIE, Outcome.FINE),
+        (0.816, ChangeKind.SLOWER, Outcome.UNKNOWN),
     ],
 )
-def test_what_changed_is_seen(ratio: float, expected: Verdict, outcome: Outcome) -> None:
+def test_what_changed_is_seen(ratio: float, expected: ChangeKind, outcome: Outcome) -> None:
     found = compare(a_run(spread=0.004, rounds=200), a_run(ratio, spread=0.004, rounds=200, seed=1), 0.02)
     assert (mine(found).verdict, found.outcome) == (expected, outcome)
 
 
 def test_noise_is_unclear() -> None:
     found = compare(a_run(spread=0.2), a_run(spread=0.2, seed=1), 0.02)
-    assert (mine(found).verdict, found.outcome) == (Verdict.UNCLEAR, Outcome.UNKNOWN)
+    assert (mine(found).verdict, found.outcome) == (ChangeKind.UNCLEAR, Outcome.UNKNOWN)
 
 
 def test_equal_runs_get_a_verdict_hardly_ever() -> None:
@@ -140,9 +140,9 @@ def test_verdicts(low: float, high: float, verdict: str, outcome: str) -> None:
 
 def test_without_samples_the_rows_intervals_serve() -> None:
     bare = a_run(ratio=0.9, seed=1)
-    without = Run([dataclasses.replace(r, samples_ms=()) for r in bare.records], ABOUT, bare.place)
+    without = FinishedRun([dataclasses.replace(r, samples_ms=()) for r in bare.records], ABOUT, bare.place)
     found = compare(a_run(), without, 0.02)
-    assert mine(found).verdict is Verdict.SLOWER
+    assert mine(found).verdict is ChangeKind.SLOWER
     assert "The second run has rows without samples" in " ".join(found.warnings)
 
 
@@ -155,25 +155,25 @@ def test_few_rounds_say_nothing() -> None:
 @pytest.mark.parametrize(
     ("status", "expected", "outcome"),
     [
-        (Status.INCORRECT, Verdict.BROKEN, Outcome.REGRESSION),
-        (Status.ERROR, Verdict.BROKEN, Outcome.REGRESSION),
-        (Status.SKIPPED, Verdict.UNCLEAR, Outcome.UNKNOWN),
+        (Status.INCORRECT, ChangeKind.BROKEN, Outcome.REGRESSION),
+        (Status.ERROR, ChangeKind.BROKEN, Outcome.REGRESSION),
+        (Status.SKIPPED, ChangeKind.UNCLEAR, Outcome.UNKNOWN),
     ],
 )
-def test_what_is_not_ok_any_more(status: Status, expected: Verdict, outcome: Outcome) -> None:
+def test_what_is_not_ok_any_more(status: Status, expected: ChangeKind, outcome: Outcome) -> None:
     def lose(record: Record) -> Record:
         return dataclasses.replace(record, status=status, reason="No.", time_ms=None, samples_ms=())
 
     good = a_run()
-    bad = Run([good.records[0], lose(good.records[1])], ABOUT, good.place)
+    bad = FinishedRun([good.records[0], lose(good.records[1])], ABOUT, good.place)
     found = compare(good, bad, 0.02)
     assert (mine(found).verdict, mine(found).remark, found.outcome) == (expected, f"{status}: No.", outcome)
-    assert mine(compare(bad, good, 0.02)).verdict is Verdict.MENDED
+    assert mine(compare(bad, good, 0.02)).verdict is ChangeKind.MENDED
 
 
 def test_memory_is_counted() -> None:
-    def a_memory_run(peak: int) -> Run:
-        return Run(
+    def a_memory_run(peak: int) -> FinishedRun:
+        return FinishedRun(
             [a_record(implementation="mine", time_ms=None, ratio=None, saved_bytes=0, peak_bytes=peak)], {}, None
         )
 
@@ -206,7 +206,7 @@ def test_cases_that_moved_to_another_gpu_are_told() -> None:
 
 def test_what_cannot_be_compared() -> None:
     timed = a_run()
-    memory = Run([a_record(time_ms=None, peak_bytes=1)], {}, Path("memory"))
+    memory = FinishedRun([a_record(time_ms=None, peak_bytes=1)], {}, Path("memory"))
     for other, complaint in (
         (a_run(scope="mlp"), "The runs have other scopes: glu .* and mlp .*--scope"),
         (a_run(mode="step"), "The runs have other modes"),

@@ -4,7 +4,7 @@ from specimens import a_record, without_time
 
 from swiglu_bench.finished.recommend import Choice, recommend, rows, sentence
 from swiglu_bench.implementations import CATALOGUE
-from swiglu_bench.rows.finished_run import Run
+from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.spec.errors import BadInput
 
@@ -19,7 +19,7 @@ def timed(name: str, ratio: float, seed: int = 0, **changes: object) -> Record:
 
 
 def choose(*records: Record, most: int | None = None) -> Choice:
-    (choice,) = recommend([Run(records, {})], KNOWN, most)
+    (choice,) = recommend([FinishedRun(records, {})], KNOWN, most)
     return choice
 
 
@@ -67,10 +67,10 @@ def test_what_is_wrong_or_does_less_is_left_out() -> None:
 def test_memory_is_measured_or_by_arithmetic_or_unknown() -> None:
     records = (timed("eager", 1.0), timed("compile", 0.8), timed("mine", 0.7))
     memory = [a_record(implementation="compile", mode="step", time_ms=None, peak_bytes=100)]
-    (choice,) = recommend([Run(records, {}), Run(memory, {})], KNOWN, 10**9)
+    (choice,) = recommend([FinishedRun(records, {}), FinishedRun(memory, {})], KNOWN, 10**9)
     assert (best(choice), choice.memory.peak_bytes, choice.memory.measured) == ("compile", 100, True)
     assert choice.excluded == {"mine": "its memory is neither measured nor declared"}
-    (choice,) = recommend([Run(records, {}), Run(memory, {})], KNOWN, 99)
+    (choice,) = recommend([FinishedRun(records, {}), FinishedRun(memory, {})], KNOWN, 99)
     assert choice.record is None
     assert choice.excluded["compile"] == "peak 0.0 MiB"
     assert choice.excluded["eager"].endswith("MiB by arithmetic")
@@ -78,13 +78,15 @@ def test_memory_is_measured_or_by_arithmetic_or_unknown() -> None:
 
 
 def test_each_case_has_its_own() -> None:
-    choices = recommend([Run([timed("eager", 1.0), timed("compile", 0.9), timed("eager", 0.9, tokens=8)], {})], KNOWN)
+    choices = recommend(
+        [FinishedRun([timed("eager", 1.0), timed("compile", 0.9), timed("eager", 0.9, tokens=8)], {})], KNOWN
+    )
     assert [(row["tokens"], row["implementation"]) for row in rows(choices)] == [(7, "compile"), (8, "eager")]
 
 
 def test_nothing_timed_is_told() -> None:
     with pytest.raises(BadInput, match="No row has a time"):
-        recommend([Run([a_record(time_ms=None, peak_bytes=1)], {})], KNOWN)
+        recommend([FinishedRun([a_record(time_ms=None, peak_bytes=1)], {})], KNOWN)
 
 
 @pytest.mark.parametrize("one", CATALOGUE, ids=lambda one: one.name)

@@ -14,7 +14,7 @@ from torch.nn.functional import silu
 
 from swiglu_bench.check.admission import admit
 from swiglu_bench.check.inputs import make_problem
-from swiglu_bench.check.judge import make_yardstick
+from swiglu_bench.check.judge import make_judge
 from swiglu_bench.implementations import peers
 from swiglu_bench.spec import registry
 from swiglu_bench.spec.cases import (
@@ -90,8 +90,8 @@ def quack(monkeypatch: pytest.MonkeyPatch) -> Quack:
 def failures(one: Implementation, case: Case) -> list[str]:
     """What admission has against it, with every check that it knows."""
     problem = make_problem(case, CPU)
-    yardsticks = [make_yardstick(problem, variant) for variant in range(VARIANTS)]
-    checks = admit(one, problem, yardsticks, thorough=True).checks
+    judges = [make_judge(problem, variant) for variant in range(VARIANTS)]
+    checks = admit(one, problem, judges, thorough=True).checks
     if case.mode is Mode.STEP:
         assert {check.tensor for check in checks} >= set(one.gradients(case.scope))
     return [f"{check.tensor}: {check.reason}" for check in checks if not check.ok]
@@ -214,5 +214,5 @@ def test_the_real_package(one: Implementation, scope: Scope) -> None:
         pytest.skip(reason)
     importlib.import_module(one.package)
     problem = make_problem(case, "cuda")
-    yardsticks = [make_yardstick(problem, variant) for variant in range(VARIANTS)]
-    assert [check for check in admit(one, problem, yardsticks).checks if not check.ok] == []
+    judges = [make_judge(problem, variant) for variant in range(VARIANTS)]
+    assert [check for check in admit(one, problem, judges).checks if not check.ok] == []

@@ -10,7 +10,7 @@ from from_files import from_file
 from swiglu_bench.audit import matrix
 from swiglu_bench.implementations import fused, pytorch
 from swiglu_bench.processes import audit_parent
-from swiglu_bench.rows.audit_cell import Cell, Verdict
+from swiglu_bench.rows.audit_cell import Cell, CellStatus
 from swiglu_bench.spec.cases import Scope
 from swiglu_bench.spec.implementation import Implementation
 
@@ -35,13 +35,13 @@ def test_the_same_cells_as_in_one_process(tmp_path: Path, one: Implementation) -
 def test_a_death_costs_one_cell_and_says_how(tmp_path: Path) -> None:
     found = cells(tmp_path, from_file(deadly.aborts))
     assert [cell.check for cell in found] == [check.name for check in FEW]
-    assert [cell.verdict for cell in found] == [Verdict.FAIL] * 3 + [Verdict.NOT_RUN]
+    assert [cell.verdict for cell in found] == [CellStatus.FAIL] * 3 + [CellStatus.NOT_RUN]
     assert all(cell.reason.startswith("its process was killed by SIGABRT; ") for cell in found[:3])
 
 
 def test_a_check_that_hangs_costs_one_cell(tmp_path: Path) -> None:
     found = cells(tmp_path, from_file(deadly.hangs), timeout_s=4.0)
-    assert [cell.verdict for cell in found] == [Verdict.FAIL] * 3 + [Verdict.NOT_RUN]
+    assert [cell.verdict for cell in found] == [CellStatus.FAIL] * 3 + [CellStatus.NOT_RUN]
     assert found[0].reason.startswith("it took longer than 4 s (--timeout); ")
 
 
@@ -54,5 +54,5 @@ def test_what_has_no_such_scope_has_no_cell(tmp_path: Path) -> None:
 
 def test_a_process_that_cannot_be_started_is_told_once_for_all(tmp_path: Path) -> None:
     found = cells(tmp_path / "missing", from_file(deadly.sound))
-    assert [cell.verdict for cell in found] == [Verdict.NOT_RUN] * 4
+    assert [cell.verdict for cell in found] == [CellStatus.NOT_RUN] * 4
     assert "cannot be written" in found[0].reason

@@ -9,10 +9,10 @@ pytest.importorskip("altair", reason="the extra `report` is not installed")
 from reported import COMMITTED, EVIL, IN_A_CHECKOUT, awkward, timed, write
 from specimens import a_record
 
-from swiglu_bench.charts.style import PALETTE, Look, slots
+from swiglu_bench.charts.style import PALETTE, Style, slots
 from swiglu_bench.report import charts, memory_charts
 from swiglu_bench.report.load import load
-from swiglu_bench.report.page import Drawn, colours, draw, looks
+from swiglu_bench.report.page import Drawn, colours, draw, styles
 from swiglu_bench.report.points import NoChart
 from swiglu_bench.report.sections import sections
 
@@ -21,7 +21,7 @@ def answers(*paths: Path) -> dict[str, Drawn]:
     """The questions of the first section of these runs."""
     runs = [load(path) for path in paths]
     found = sections(runs)
-    return {drawn.name: drawn for drawn in draw(found[0], looks(found, colours(runs))[0])}
+    return {drawn.name: drawn for drawn in draw(found[0], styles(found, colours(runs))[0])}
 
 
 def values(spec: Any) -> Iterator[dict[str, Any]]:
@@ -123,7 +123,7 @@ def test_memory_by_itself(tmp_path: Path) -> None:
 
 def test_a_chart_of_nothing_is_refused(tmp_path: Path) -> None:
     rows = load(write(tmp_path / "run", [a_record(error=None, time_ms=None)])).records
-    look = Look(slots(["mine"], []))
+    style = Style(slots(["mine"], []))
     for chart in (
         charts.time,
         charts.error,
@@ -133,7 +133,7 @@ def test_a_chart_of_nothing_is_refused(tmp_path: Path) -> None:
         memory_charts.pareto,
     ):
         with pytest.raises(NoChart):
-            chart(rows, look)
+            chart(rows, style)
 
 
 @IN_A_CHECKOUT

@@ -4,7 +4,7 @@ from reported import COMMITTED, EVIL, IN_A_CHECKOUT, awkward, timed, write
 from specimens import a_record, without_time
 
 from swiglu_bench.report.load import load
-from swiglu_bench.report.page import colours, looks
+from swiglu_bench.report.page import colours, styles
 from swiglu_bench.report.sections import sections
 from swiglu_bench.report.sentences import headline, sentences
 from swiglu_bench.rows.record import Record, Status
@@ -13,7 +13,7 @@ from swiglu_bench.rows.record import Record, Status
 def said(folder: Path) -> str:
     runs = [load(folder)]
     (section, *_) = found = sections(runs)
-    return "\n".join(sentences(section, looks(found, colours(runs))[0]))
+    return "\n".join(sentences(section, styles(found, colours(runs))[0]))
 
 
 def test_winners_ties_and_losers_are_named(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_run_in_which_everything_failed(tmp_path: Path) -> None:
 def test_the_committed_runs() -> None:
     runs = [load(COMMITTED / name) for name in ("forward", "memory", "verify")]
     found = sections(runs)
-    texts = [headline(section, look) for section, look in zip(found, looks(found, colours(runs)), strict=True)]
+    texts = [headline(section, style) for section, style in zip(found, styles(found, colours(runs)), strict=True)]
     assert " times the speed of eager" in texts[0]
     assert any("MiB" in text for text in texts[1:])
     assert any("checked rows are right" in text for text in texts[1:])

@@ -7,7 +7,7 @@ pytest.importorskip("altair", reason="the extra `report` is not installed")
 
 from reported import COMMITTED, EVIL, IN_A_CHECKOUT, REASON, trained
 
-from swiglu_bench.charts.style import Look, slots
+from swiglu_bench.charts.style import Style, slots
 from swiglu_bench.report import training as told
 from swiglu_bench.rows.record import Status
 from swiglu_bench.rows.training import PERMUTED, Summary
@@ -55,24 +55,24 @@ def test_where_there_is_nothing_to_compare(run: Training) -> None:
     broken = Summary("1", "digits", "small", "eager", "everything", Status.ERROR, "It broke.")
     nothing = Training(run.path, [broken], {}, {})
     assert told.sentences(nothing) == ["Nothing was trained to the end.", "error: eager: It broke."]
-    assert [chart for _, _, chart in told.charts(nothing, Look({}))] == [
+    assert [chart for _, _, chart in told.charts(nothing, Style({}))] == [
         "Nothing was trained to the end, so there is no curve.",
         "Nothing was trained beside eager, so there is no difference to draw.",
     ]
-    assert told.picture(nothing, Look({})) == "Nothing was trained to the end, so there is no curve."
+    assert told.picture(nothing, Style({})) == "Nothing was trained to the end, so there is no curve."
     assert told.context(nothing)["title"] == "training of small"
 
 
 def test_what_is_frozen_starts_hidden_and_every_curve_can_be_chosen(run: Training) -> None:
-    look = Look(slots(run.names, []))
-    above, below = (chart.to_dict() for _, _, chart in told.charts(run, look))
+    style = Style(slots(run.names, []))
+    above, below = (chart.to_dict() for _, _, chart in told.charts(run, style))
     for spec in (above, below):
         (shown,) = [one["value"] for one in spec["params"] if one["name"] == "shown"]
         assert shown == ["eager", PERMUTED, "level", EVIL]
         assert all("shown" in layer["transform"][0]["filter"] for layer in spec["layer"])
         assert all(layer["encoding"]["color"]["legend"] is None for layer in spec["layer"])
     assert {one["implementation"] for one in below["data"]["values"]} == {PERMUTED, "level", EVIL, "frozen"}
-    only = told.charts(run.keep(["level"]), look)
+    only = told.charts(run.keep(["level"]), style)
     assert [
         sorted(name for name in chart.to_dict()["layer"][0]["encoding"]["color"]["scale"]["domain"])
         for _, _, chart in only

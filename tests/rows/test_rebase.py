@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from specimens import a_record
 
-from swiglu_bench.rows.finished_run import Run
+from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.rebase import rebased
 from swiglu_bench.spec.errors import BadInput
 
@@ -23,7 +23,7 @@ FROZEN = row("frozen", [0.5] * 30, gradients="x", mode="step")
 
 
 def test_ratios_are_those_of_the_rounds() -> None:
-    found = {one.implementation: one for one in rebased(Run([EAGER, FAST, SAME], {}), "fast").records}
+    found = {one.implementation: one for one in rebased(FinishedRun([EAGER, FAST, SAME], {}), "fast").records}
     assert {one.baseline for one in found.values()} == {"fast"}
     assert found["eager"].ratio == pytest.approx(2.0)
     assert (found["eager"].ratio_low, found["eager"].ratio_high, found["eager"].verdict) == (
@@ -35,22 +35,22 @@ def test_ratios_are_those_of_the_rounds() -> None:
 
 def test_one_that_does_less_has_no_ratio() -> None:
     baseline = replace(FAST, mode="step")
-    for one in rebased(Run([baseline, FROZEN], {}), "fast").records[1:]:
+    for one in rebased(FinishedRun([baseline, FROZEN], {}), "fast").records[1:]:
         assert (one.ratio, one.verdict, one.comparable) == (None, "", False)
 
 
 def test_a_case_without_the_baseline_has_no_ratios() -> None:
     alone = replace(EAGER, tokens=9)
-    *_, last = rebased(Run([EAGER, FAST, alone], {}), "fast").records
+    *_, last = rebased(FinishedRun([EAGER, FAST, alone], {}), "fast").records
     assert (last.ratio, last.baseline) == (None, "fast")
 
 
 def test_a_name_without_rounds_is_refused() -> None:
     with pytest.raises(BadInput, match="--baseline: no row of this run has rounds of 'fats'; did you mean fast"):
-        rebased(Run([EAGER, FAST], {}), "fats")
+        rebased(FinishedRun([EAGER, FAST], {}), "fats")
 
 
 def test_rows_of_two_gpus_make_no_ratio() -> None:
     one, other = replace(EAGER, gpu_uuid="GPU-0"), replace(FAST, gpu_uuid="GPU-1")
-    last, _ = rebased(Run([one, other], {}), "fast").records
+    last, _ = rebased(FinishedRun([one, other], {}), "fast").records
     assert (last.ratio, last.verdict) == (None, "")

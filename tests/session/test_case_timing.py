@@ -53,13 +53,13 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Record]]:
         clock = ScriptedClock(other_ms, jitter)
         monkeypatch.setattr(ceilings_cache, "ceilings", lambda *_: Ceilings(10.0, 0.1, "2026-01-01T00:00:00Z"))
         monkeypatch.setattr(session, "make_clock", lambda *_: clock)
-        real = session.Trial.prepare
+        real = session.Built.prepare
 
-        def prepare(trial: Any, mode: Mode, variant: int) -> Any:
-            clock.is_other = trial.implementation.name != "eager"
-            return real(trial, mode, variant)
+        def prepare(built: Any, mode: Mode, variant: int) -> Any:
+            clock.is_other = built.implementation.name != "eager"
+            return real(built, mode, variant)
 
-        monkeypatch.setattr(session.Trial, "prepare", prepare)
+        monkeypatch.setattr(session.Built, "prepare", prepare)
         rule = Rule(warmup_rounds=1, min_rounds=40, max_rounds=40, budget_s=60.0)
         how = Settings(**({"task": Task.TIME, "device": CPU, "command": "c", "run_id": "r", "rule": rule} | changes))
         rows: Iterator[Record] = run([small_case(mode=mode)], [pytorch.eager, *others], how, THIS)

@@ -11,9 +11,9 @@ import user_implementations as mine
 from specimens import a_record, small_case
 from torch import Tensor
 
-from swiglu_bench.check.built import Trial
+from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import make_problem
-from swiglu_bench.check.judge import make_yardstick
+from swiglu_bench.check.judge import make_judge
 from swiglu_bench.implementations import pytorch
 from swiglu_bench.machine.nvml import NoAnswer
 from swiglu_bench.measure.clock import CpuClock, DeviceLost
@@ -22,7 +22,7 @@ from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.session import latency_graph_energy
 from swiglu_bench.session.latency_graph_energy import Asides
-from swiglu_bench.session.settings import Entry, Settings, Task
+from swiglu_bench.session.settings import Admitted, Settings, Task
 from swiglu_bench.spec.cases import VARIANTS, Mode
 from swiglu_bench.spec.implementation import Implementation, Step
 from swiglu_bench.spec.problem import Problem
@@ -71,10 +71,10 @@ def measured(
     **settings: Any,
 ) -> dict[str, Record]:
     problem = make_problem(small_case(mode=mode), CPU)
-    yardsticks = [make_yardstick(problem, variant) for variant in range(VARIANTS)]
-    entries = [Entry(Trial(one, problem), a_record(implementation=one.name)) for one in implementations]
+    judges = [make_judge(problem, variant) for variant in range(VARIANTS)]
+    entries = [Admitted(Built(one, problem), a_record(implementation=one.name)) for one in implementations]
     how = Settings(Task.TIME, CPU, "c", "r", rule=RULE, **settings)
-    Asides(how, clock or DressedClock(), gpu, mark).measure(problem, entries, yardsticks, lambda *_: None)  # type: ignore[arg-type]
+    Asides(how, clock or DressedClock(), gpu, mark).measure(problem, entries, judges, lambda *_: None)  # type: ignore[arg-type]
     return {entry.record.implementation: entry.record for entry in entries}
 
 

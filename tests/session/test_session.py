@@ -232,7 +232,7 @@ def test_results_of_one_contender_do_not_pass_for_another_s() -> None:
     """Memory is poisoned before each contender, so what it does not write is not the last one's right answer."""
     told: list[str] = []
 
-    class Watched(judge.Yardstick):
+    class Watched(judge.Judge):
         def poison(self) -> None:
             told.append("poison")
 
@@ -241,8 +241,8 @@ def test_results_of_one_contender_do_not_pass_for_another_s() -> None:
             return super().judge(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        make = runner.make_yardstick
-        patch.setattr(runner, "make_yardstick", lambda *given: Watched(**vars(make(*given))))
+        make = runner.make_judge
+        patch.setattr(runner, "make_judge", lambda *given: Watched(**vars(make(*given))))
         rows(small_case(), [pytorch.eager, mine.mine], settings(Task.VERIFY))
     assert told == ["poison", *["poison", "judge"] * 2 * VARIANTS] * 2
 

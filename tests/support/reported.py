@@ -10,7 +10,7 @@ import pytest
 from places import ROOT
 from specimens import a_record, without_time
 
-from swiglu_bench.rows.audit_cell import Cell, Verdict
+from swiglu_bench.rows.audit_cell import Cell, CellStatus
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.rows.training import PERMUTED, End, Row, Summary
 from swiglu_bench.train.files import Folder
@@ -115,7 +115,7 @@ def audited(folder: Path) -> Path:
     """An audit with every verdict."""
     folder.mkdir(parents=True, exist_ok=True)
     file = ContractFile(folder)
-    for check, verdict in zip(("bias", "clamp", "0 tokens", "2^31"), Verdict, strict=True):
-        reason = "" if verdict is Verdict.PASS else f"{verdict} for <i>reasons</i>"
+    for check, verdict in zip(("bias", "clamp", "0 tokens", "2^31"), CellStatus, strict=True):
+        reason = "" if verdict is CellStatus.PASS else f"{verdict} for <i>reasons</i>"
         file.write(Cell(EVIL, "glu", check, verdict, reason, "float32", "cpu"))
     return folder

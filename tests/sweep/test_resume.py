@@ -9,7 +9,7 @@ from places import SUPPORT
 from specimens import a_record, small_case
 
 from swiglu_bench.implementations import liger, pytorch
-from swiglu_bench.machine import machine
+from swiglu_bench.machine import machine, sources
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Record
 from swiglu_bench.session.session import Session
@@ -23,7 +23,7 @@ from swiglu_bench.spec.cases import (
 )
 from swiglu_bench.spec.registry import from_file
 from swiglu_bench.sweep import resume
-from swiglu_bench.sweep.resume import Fingerprints, Plan, key_of_case, key_of_row
+from swiglu_bench.sweep.resume import Fingerprints, Remaining, key_of_case, key_of_row
 
 CPU = torch.device("cpu")
 THIS = machine.describe(CPU)
@@ -34,7 +34,7 @@ CASES = [small_case(tokens=tokens) for tokens in (1, 2)]
 
 def rows_of(cases: list[Case], settings: Settings = SETTINGS) -> list[dict[str, str]]:
     """What a whole sweep leaves in records.csv."""
-    plan, session = Plan(cases, Fingerprints(BOTH, settings, THIS), settings.command), Session(settings, THIS)
+    plan, session = Remaining(cases, Fingerprints(BOTH, settings, THIS), settings.command), Session(settings, THIS)
     found = []
     for case in cases:
         for one in BOTH:
@@ -46,8 +46,8 @@ def rows_of(cases: list[Case], settings: Settings = SETTINGS) -> list[dict[str, 
 
 def plan_for(
     rows: list[dict[str, str]], chosen: Any = BOTH, settings: Settings = SETTINGS, cases: list[Case] = CASES
-) -> Plan:
-    return Plan(cases, Fingerprints(chosen, settings, THIS), settings.command, rows)
+) -> Remaining:
+    return Remaining(cases, Fingerprints(chosen, settings, THIS), settings.command, rows)
 
 
 def test_a_case_and_its_rows_have_one_key() -> None:
@@ -156,9 +156,9 @@ def test_the_source_of_a_user_s_file_changes_it(tmp_path: Path) -> None:
 
 def test_the_suite_s_and_the_kernels_sources_change_it(monkeypatch: pytest.MonkeyPatch) -> None:
     case, before = key_of_case(CASES[0]), Fingerprints(BOTH, SETTINGS, THIS)
-    real = resume._sources
-    for package in resume.PACKAGES:
-        monkeypatch.setattr(resume, "_sources", lambda name, changed=package: real(name) + "x" * (name == changed))
+    real = sources._sources
+    for package in sources.PACKAGES:
+        monkeypatch.setattr(sources, "_sources", lambda name, changed=package: real(name) + "x" * (name == changed))
         assert Fingerprints(BOTH, SETTINGS, THIS).of(case, "eager") != before.of(case, "eager")
 
 

@@ -146,14 +146,14 @@ def test_a_sum_that_is_not_the_answer_is_no_yardstick():
     rows = truth.rows_of(1, 2, problem)  # another rank's weights: what a wrong cut would compute with
     wrong = {"w_gate": problem.weights["w_gate"][rows], "w_up": problem.weights["w_up"][rows]}
     part.weights.update(wrong)
-    with pytest.raises(truth.NoYardstick, match="The sum of the ranks' parts is wrong in output"):
-        truth.make_yardsticks(Fake(), problem, part, 0)
+    with pytest.raises(truth.NoReference, match="The sum of the ranks' parts is wrong in output"):
+        truth.make_judges(Fake(), problem, part, 0)
 
 
 def test_ranks_that_draw_other_tensors_are_noticed():
     problem = make_problem(CASE, "cpu", unannounced=1)
     truth.check_same(Fake(), problem)
-    with pytest.raises(truth.NoYardstick, match="not of one kind"):
+    with pytest.raises(truth.NoReference, match="not of one kind"):
         truth.check_same(Fake(others=lambda prints: prints[::-1]), problem)
 
 

@@ -17,7 +17,7 @@ from swiglu_bench.train import paired, session
 from swiglu_bench.train.blocks import Contender
 from swiglu_bench.train.files import CHECKPOINTS, Folder
 from swiglu_bench.train.loop import Training
-from swiglu_bench.train.session import Plan, Results, run, summaries
+from swiglu_bench.train.session import Results, TrainingSchedule, run, summaries
 
 ABOUT: dict[str, Any] = {"command": "", "run_id": "1", "settings": {"steps": 6, "seeds": 1}, "machine": {"torch": "2"}}
 RULE = Rule(warmup_rounds=1, min_rounds=3, max_rounds=4, min_s=0, budget_s=1)
@@ -28,9 +28,9 @@ def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paired, "TURN_S", 0.001)
 
 
-def plan(path: Path, *contenders: Contender, timed: bool = False, **changes: Any) -> Plan:
+def plan(path: Path, *contenders: Contender, timed: bool = False, **changes: Any) -> TrainingSchedule:
     those = contenders or (contender("eager"), Contender(PERMUTED, BY_NAME["eager"], True), contender("eager-packed"))
-    return Plan(images(path), those, [0, 1], RULE, lambda one: timed and not one.permuted, **changes)
+    return TrainingSchedule(images(path), those, [0, 1], RULE, lambda one: timed and not one.permuted, **changes)
 
 
 def folder(path: Path, resume: bool = False, warn: Callable[[str], object] = print) -> Folder:

@@ -2,22 +2,22 @@ from pathlib import Path
 
 from rich.console import Console
 
-from swiglu_bench.rows.audit_cell import Cell, Verdict
+from swiglu_bench.rows.audit_cell import Cell, CellStatus
 from swiglu_bench.writers.contract import ContractFile, contract_tables
 
 
-def a_cell(name: str, check: str, verdict: Verdict, reason: str = "", scope: str = "glu") -> Cell:
+def a_cell(name: str, check: str, verdict: CellStatus, reason: str = "", scope: str = "glu") -> Cell:
     return Cell(name, scope, check, verdict, reason, "float32", "cpu")
 
 
 CELLS = [
-    a_cell("eager", "zeros", Verdict.PASS),
-    a_cell("eager", "bias", Verdict.PASS),
-    a_cell("mine", "zeros", Verdict.FAIL, "output: off"),
-    a_cell("mine", "bias", Verdict.UNSUPPORTED, "it does not offer this"),
-    a_cell("mine", "bias", Verdict.UNSUPPORTED, "it does not offer this", "mlp"),
-    a_cell("idle", "zeros", Verdict.NOT_RUN, "no GPU"),
-    a_cell("idle", "bias", Verdict.NOT_RUN, "no GPU"),
+    a_cell("eager", "zeros", CellStatus.PASS),
+    a_cell("eager", "bias", CellStatus.PASS),
+    a_cell("mine", "zeros", CellStatus.FAIL, "output: off"),
+    a_cell("mine", "bias", CellStatus.UNSUPPORTED, "it does not offer this"),
+    a_cell("mine", "bias", CellStatus.UNSUPPORTED, "it does not offer this", "mlp"),
+    a_cell("idle", "zeros", CellStatus.NOT_RUN, "no GPU"),
+    a_cell("idle", "bias", CellStatus.NOT_RUN, "no GPU"),
 ]
 
 
