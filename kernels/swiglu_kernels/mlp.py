@@ -37,14 +37,7 @@ import torch
 
 from swiglu_kernels import reference
 from swiglu_kernels.calls import autocast, repeat
-from swiglu_kernels.calls.checks import (
-    check_chunk,
-    check_down,
-    check_formula,
-    check_glu,
-    check_option,
-    check_vector,
-)
+from swiglu_kernels.calls.checks import check_chunk, check_down, check_formula, check_glu, check_option, check_vector
 from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.calls.operator import operator
 from swiglu_kernels.calls.saved import backward_with, call_and_keep, call_past_dispatcher, note_call

@@ -25,13 +25,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from swiglu_kernels.calls.split import Split
-from swiglu_kernels.modules import (
-    FusedModule,
-    FusedSwiGLU,
-    FusedSwiGLUMLP,
-    FusedSwiGLUPackedMLP,
-    why_not_plain,
-)
+from swiglu_kernels.modules import FusedModule, FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP, why_not_plain
 
 
 class SwiGLUParallel(ParallelStyle):

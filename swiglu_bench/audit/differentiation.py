@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from swiglu_bench.audit.subject import (
-    PASSED,
-    Outcome,
-    Subject,
-    failed,
-    unsupported,
-    verdict,
-)
+from swiglu_bench.audit.subject import PASSED, Outcome, Subject, failed, unsupported, verdict
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import torch_dtype
 from swiglu_bench.check.judge import REFERENCE, make_judge

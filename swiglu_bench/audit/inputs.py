@@ -8,14 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from swiglu_bench.audit.subject import (
-    PASSED,
-    Outcome,
-    Subject,
-    failed,
-    unsupported,
-    verdict,
-)
+from swiglu_bench.audit.subject import PASSED, Outcome, Subject, failed, unsupported, verdict
 from swiglu_bench.check.inputs import torch_dtype
 from swiglu_bench.check.judge import REFERENCE, make_judge
 from swiglu_bench.check.truth import compute_truth
@@ -146,10 +139,7 @@ def _propagates(subject: Subject, problem: Problem) -> Outcome:
         size = truth[name].abs()  # NaN neither fits nor exceeds
         fits, exceeds = size <= largest / OVERFLOW_MARGIN, ~(size <= largest * OVERFLOW_MARGIN)
         swallowed, spread = ~finite & exceeds & got, finite & fits & ~got
-        for mask, what in (
-            (swallowed, "is finite where eager is not"),
-            (spread, "is not finite where eager is"),
-        ):
+        for mask, what in ((swallowed, "is finite where eager is not"), (spread, "is not finite where eager is")):
             if mask.any():
                 place = tuple(mask.nonzero()[0].tolist())
                 return failed(f"{name} {what}: in {int(mask.sum())} of {value.numel()} elements, first at {place}")

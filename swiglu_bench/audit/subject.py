@@ -16,16 +16,7 @@ from swiglu_bench.check.inputs import make_problem
 from swiglu_bench.check.judge import make_judge
 from swiglu_bench.rows.audit_cell import CellStatus
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.spec.cases import (
-    PLAIN,
-    VARIANTS,
-    Case,
-    Dtype,
-    Extras,
-    Mode,
-    Scope,
-    Shape,
-)
+from swiglu_bench.spec.cases import PLAIN, VARIANTS, Case, Dtype, Extras, Mode, Scope, Shape
 from swiglu_bench.spec.implementation import Implementation, Step
 from swiglu_bench.spec.problem import Problem
 

@@ -10,15 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swiglu_bench.audit.subject import (
-    PASSED,
-    Outcome,
-    Subject,
-    failed,
-    not_run,
-    unsupported,
-    verdict,
-)
+from swiglu_bench.audit.subject import PASSED, Outcome, Subject, failed, not_run, unsupported, verdict
 from swiglu_bench.check.admission import replayed
 from swiglu_bench.check.inputs import lay_out, make_problem
 from swiglu_bench.check.judge import REFERENCE, make_judge
@@ -26,14 +18,7 @@ from swiglu_bench.check.tolerance import check, tensor_error
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.machine.machine import free_memory_bytes
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.spec.cases import (
-    ACTIVATIONS,
-    VARIANTS,
-    Case,
-    Dtype,
-    Mode,
-    Shape,
-)
+from swiglu_bench.spec.cases import ACTIVATIONS, VARIANTS, Case, Dtype, Mode, Shape
 from swiglu_bench.spec.costs import longest_sum
 from swiglu_bench.spec.problem import Problem
 

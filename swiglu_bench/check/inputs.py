@@ -7,16 +7,7 @@ import secrets
 import torch
 from torch import Tensor
 
-from swiglu_bench.spec.cases import (
-    ACTIVATIONS,
-    BIASES,
-    PLAIN,
-    VARIANTS,
-    WEIGHTS,
-    Case,
-    Extras,
-    Scope,
-)
+from swiglu_bench.spec.cases import ACTIVATIONS, BIASES, PLAIN, VARIANTS, WEIGHTS, Case, Extras, Scope
 from swiglu_bench.spec.problem import Problem
 
 

@@ -14,15 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from swiglu_bench.cli import (
-    finished,
-    measure,
-    recommend,
-    tune,
-)
-from swiglu_bench.cli import (
-    machine as machine_commands,
-)
+from swiglu_bench.cli import finished, measure, recommend, tune
+from swiglu_bench.cli import machine as machine_commands
 from swiglu_bench.cli import report as report_command
 from swiglu_bench.cli import tp as tp_command
 from swiglu_bench.cli import train as train_command

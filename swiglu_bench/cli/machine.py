@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from swiglu_bench.cli.options import (
-    HOW,
-    OUTPUT,
-    WHAT,
-    Device,
-    JsonForm,
-    Wait,
-)
+from swiglu_bench.cli.options import HOW, OUTPUT, WHAT, Device, JsonForm, Wait
 from swiglu_bench.rows import text as formats
 from swiglu_bench.spec.cases import parse_dtypes
 from swiglu_bench.spec.errors import BadInput

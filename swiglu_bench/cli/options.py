@@ -73,8 +73,7 @@ SkipImpl = Annotated[
                  autocompletion=complete_implementations),
 ]  # fmt: skip
 Seed = Annotated[
-    int,
-    typer.Option(help="Seed of inputs and of the order of rounds.", min=0, max=2**63 - 1, rich_help_panel=WHAT),
+    int, typer.Option(help="Seed of inputs and of the order of rounds.", min=0, max=2**63 - 1, rich_help_panel=WHAT)
 ]
 Device = Annotated[
     str | None,

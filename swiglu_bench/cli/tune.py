@@ -13,16 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swiglu_bench.cli.machine import _held, _table
-from swiglu_bench.cli.options import (
-    HOW,
-    OUTPUT,
-    WHAT,
-    Device,
-    Seed,
-    Tokens,
-    Wait,
-    complete_shapes,
-)
+from swiglu_bench.cli.options import HOW, OUTPUT, WHAT, Device, Seed, Tokens, Wait, complete_shapes
 from swiglu_bench.rows.text import screen
 from swiglu_bench.spec.cases import parse_dtypes, parse_tokens
 from swiglu_bench.spec.errors import BadInput, did_you_mean

@@ -1,12 +1,6 @@
 """The built-in implementations, in the order in which tables show them. One file per family, imported without torch."""
 
-from swiglu_bench.implementations import (
-    fused,
-    liger,
-    peers,
-    pytorch,
-    unsloth,
-)
+from swiglu_bench.implementations import fused, liger, peers, pytorch, unsloth
 from swiglu_bench.spec.implementation import Implementation
 
 CATALOGUE: tuple[Implementation, ...] = (

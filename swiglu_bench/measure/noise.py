@@ -7,13 +7,7 @@ from dataclasses import dataclass
 
 from swiglu_bench.measure.clock import Clock
 from swiglu_bench.measure.rounds import Contender, Rule, run_rounds
-from swiglu_bench.measure.statistics import (
-    Interval,
-    Verdict,
-    detectable,
-    percentile,
-    verdict,
-)
+from swiglu_bench.measure.statistics import Interval, Verdict, detectable, percentile, verdict
 
 SEEN_BY = (80, 95)
 """Percent of pairs in which the smallest detectable difference would have been seen."""

@@ -18,13 +18,7 @@ from pathlib import Path
 
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.processes.child import Child, Died
-from swiglu_bench.processes.worker import (
-    Afford,
-    Begin,
-    Import,
-    Load,
-    RunCase,
-)
+from swiglu_bench.processes.worker import Afford, Begin, Import, Load, RunCase
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.session import session
 from swiglu_bench.session.settings import Listener, Settings, Task, Tell, teller

@@ -11,23 +11,10 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from swiglu_bench.charts.style import (
-    CHARACTER,
-    WIDTH,
-    Style,
-    linear_range,
-    log_range,
-    token_text,
-)
+from swiglu_bench.charts.style import CHARACTER, WIDTH, Style, linear_range, log_range, token_text
 from swiglu_bench.report import drawing, ranking
 from swiglu_bench.report.frames import dicts, unique
-from swiglu_bench.report.points import (
-    NoChart,
-    counts,
-    points_of,
-    timed,
-    titled,
-)
+from swiglu_bench.report.points import NoChart, counts, points_of, timed, titled
 
 CELL_WIDTH, CELL_HEIGHT = 150, 44
 WIDE = 12

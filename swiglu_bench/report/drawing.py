@@ -11,15 +11,7 @@ from typing import Any
 
 import altair as alt
 
-from swiglu_bench.charts.style import (
-    HEIGHT,
-    LABEL_GAP,
-    WIDTH,
-    Range,
-    Style,
-    spread,
-    token_axis,
-)
+from swiglu_bench.charts.style import HEIGHT, LABEL_GAP, WIDTH, Range, Style, spread, token_axis
 
 Point = dict[str, Any]
 """implementation, tokens, value, low, high (None: no interval), and texts for the tooltip under TIPS' keys."""

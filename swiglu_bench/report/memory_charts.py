@@ -8,28 +8,11 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from swiglu_bench.charts.style import (
-    CHARACTER,
-    HEIGHT,
-    LABEL_GAP,
-    WIDTH,
-    Range,
-    Style,
-    linear_range,
-    log_range,
-    spread,
-)
+from swiglu_bench.charts.style import CHARACTER, HEIGHT, LABEL_GAP, WIDTH, Range, Style, linear_range, log_range, spread
 from swiglu_bench.report import drawing
 from swiglu_bench.report.drawing import Point
 from swiglu_bench.report.frames import dicts
-from swiglu_bench.report.points import (
-    MIB,
-    NoChart,
-    memory_text,
-    points_of,
-    timed,
-    titled,
-)
+from swiglu_bench.report.points import MIB, NoChart, memory_text, points_of, timed, titled
 
 
 def pareto(rows: pd.DataFrame, style: Style) -> alt.LayerChart:

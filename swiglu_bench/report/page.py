@@ -12,22 +12,9 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from swiglu_bench.charts.style import (
-    FORMS,
-    Style,
-    slots,
-    theme,
-    token_text,
-)
+from swiglu_bench.charts.style import FORMS, Style, slots, theme, token_text
 from swiglu_bench.charts.training import dash
-from swiglu_bench.report import (
-    charts,
-    memory_charts,
-    ranking,
-    sentences,
-    tables,
-    training,
-)
+from swiglu_bench.report import charts, memory_charts, ranking, sentences, tables, training
 from swiglu_bench.report.frames import groups, unique
 from swiglu_bench.report.load import ReportedRun
 from swiglu_bench.report.points import NoChart

@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.rows import text as formats
 from swiglu_bench.rows.csv_table import texts, typed
-from swiglu_bench.rows.record import (
-    COLUMNS,
-    SCHEMA_VERSION,
-    GpuState,
-    Record,
-    TensorCheck,
-)
+from swiglu_bench.rows.record import COLUMNS, SCHEMA_VERSION, GpuState, Record, TensorCheck
 from swiglu_bench.rows.run_folder import CHECKS, RECORDS, RUN, SAMPLE_KEY, SAMPLES, frame_of, read_records
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 

@@ -12,15 +12,7 @@ from typing import Any, TypeVar
 
 from swiglu_bench.rows.csv_table import texts, typed
 from swiglu_bench.rows.finished_run import read_about
-from swiglu_bench.rows.training import (
-    RUNS,
-    STEPS,
-    SUMMARY,
-    End,
-    Judged,
-    Row,
-    Summary,
-)
+from swiglu_bench.rows.training import RUNS, STEPS, SUMMARY, End, Judged, Row, Summary
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 
 Line = TypeVar("Line")

@@ -13,16 +13,7 @@ from swiglu_bench.audit.matrix import unavailable
 from swiglu_bench.check.admission import admit
 from swiglu_bench.check.inputs import make_problem
 from swiglu_bench.check.judge import Judge, make_judge
-from swiglu_bench.spec.cases import (
-    PLAIN,
-    VARIANTS,
-    Case,
-    Dtype,
-    Extras,
-    Mode,
-    Scope,
-    Shape,
-)
+from swiglu_bench.spec.cases import PLAIN, VARIANTS, Case, Dtype, Extras, Mode, Scope, Shape
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.spec.problem import Problem
 

@@ -8,13 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from swiglu_bench.selftest.specimen import (
-    INDEX_CHECK,
-    gate_gradients,
-    glu,
-    right_forward,
-    specimen,
-)
+from swiglu_bench.selftest.specimen import INDEX_CHECK, gate_gradients, glu, right_forward, specimen
 from swiglu_bench.spec.cases import Dtype, Mode, Scope
 from swiglu_bench.spec.implementation import Step
 from swiglu_bench.spec.problem import Problem

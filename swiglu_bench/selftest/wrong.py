@@ -9,13 +9,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from swiglu_bench.check.tolerance import unit_roundoff
-from swiglu_bench.selftest.specimen import (
-    gate_gradients,
-    glu,
-    right_backward,
-    right_forward,
-    specimen,
-)
+from swiglu_bench.selftest.specimen import gate_gradients, glu, right_backward, right_forward, specimen
 from swiglu_bench.spec.cases import Dtype, Mode, Scope
 from swiglu_bench.spec.costs import longest_sum
 from swiglu_bench.spec.implementation import Step

@@ -75,12 +75,7 @@ class Timer:
                 self.gpu_note = f"{reason}."
 
     def time(
-        self,
-        problem: Problem,
-        entries: Sequence[Admitted],
-        judges: Sequence[Judge],
-        ceilings: Ceilings,
-        tell: Tell,
+        self, problem: Problem, entries: Sequence[Admitted], judges: Sequence[Judge], ceilings: Ceilings, tell: Tell
     ) -> Iterator[Record]:
         """Play the rounds, then what is measured aside, and yield every entry's row.
 

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING
 from swiglu_bench.check.built import Fixed, Produced
 from swiglu_bench.check.judge import Judge
 from swiglu_bench.machine.nvml import Gpu
-from swiglu_bench.measure.clock import (
-    Clock,
-    CudaClock,
-    DeviceLost,
-    LatencyClock,
-    answers,
-)
+from swiglu_bench.measure.clock import Clock, CudaClock, DeviceLost, LatencyClock, answers
 from swiglu_bench.measure.energy import joules_per_call
 from swiglu_bench.measure.graph import Graph, capture
 from swiglu_bench.measure.replaced import put_back

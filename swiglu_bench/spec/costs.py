@@ -7,13 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swiglu_bench.spec.cases import (
-    ACTIVATIONS,
-    WEIGHTS,
-    Case,
-    Mode,
-    Scope,
-)
+from swiglu_bench.spec.cases import ACTIVATIONS, WEIGHTS, Case, Mode, Scope
 
 Product = tuple[int, int, int]
 """(m, n, k) of one matrix product."""

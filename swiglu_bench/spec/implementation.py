@@ -29,13 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from packaging.version import Version
 
-from swiglu_bench.spec.cases import (
-    ACTIVATIONS,
-    Case,
-    Dtype,
-    Scope,
-    tensors,
-)
+from swiglu_bench.spec.cases import ACTIVATIONS, Case, Dtype, Scope, tensors
 from swiglu_bench.spec.costs import Footprint
 
 if TYPE_CHECKING:

@@ -22,13 +22,7 @@ from swiglu_bench.spec.cases import VARIANTS, Case, Mode
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.spec.problem import Problem
 from swiglu_bench.tp import collectives, contenders, figures, traffic
-from swiglu_bench.tp.figures import (
-    COLLECTIVES,
-    LOCAL,
-    SINGLE,
-    TWIN,
-    key,
-)
+from swiglu_bench.tp.figures import COLLECTIVES, LOCAL, SINGLE, TWIN, key
 from swiglu_bench.tp.group import Group, GroupClock, RankFailed
 from swiglu_bench.tp.plan import ALONE, ASYNC
 from swiglu_bench.tp.truth import Judges, check_same, make_judges, own_part

@@ -17,13 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from swiglu_bench.measure.clock import (
-    Clock,
-    CpuClock,
-    CudaClock,
-    DeviceLost,
-    Sample,
-)
+from swiglu_bench.measure.clock import Clock, CpuClock, CudaClock, DeviceLost, Sample
 from swiglu_bench.spec.errors import one_line
 
 T = TypeVar("T")

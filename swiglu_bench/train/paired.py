@@ -12,14 +12,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from swiglu_bench.measure.clock import (
-    Clock,
-    CpuClock,
-    CudaClock,
-    DeviceLost,
-    LatencyClock,
-    answers,
-)
+from swiglu_bench.measure.clock import Clock, CpuClock, CudaClock, DeviceLost, LatencyClock, answers
 from swiglu_bench.measure.memory import MemoryUse, measure_memory
 from swiglu_bench.measure.rounds import Contender as Player
 from swiglu_bench.measure.rounds import Rule, run_rounds

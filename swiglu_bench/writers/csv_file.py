@@ -10,11 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.rows.csv_table import Table, reason
-from swiglu_bench.rows.record import (
-    COLUMNS,
-    Record,
-    TensorCheck,
-)
+from swiglu_bench.rows.record import COLUMNS, Record, TensorCheck
 from swiglu_bench.rows.run_folder import CHECKS, RECORDS, SAMPLE_COLUMNS, SAMPLE_KEY, SAMPLES
 
 if TYPE_CHECKING:

@@ -10,16 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.writers.tables import (
-    NAME_WIDTH,
-    STYLES,
-    Notes,
-    absent,
-    by,
-    mebibytes,
-    several_gpus,
-    title,
-)
+from swiglu_bench.writers.tables import NAME_WIDTH, STYLES, Notes, absent, by, mebibytes, several_gpus, title
 
 VERDICT_STYLES = {"faster": "green", "slower": "red", "tie": "dim"}
 FEW_TOKENS = 256

@@ -17,15 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.writers.wandb_content import (
-    FIGURES,
-    case_of,
-    charts,
-    facts,
-    figures,
-    summarize,
-    tables,
-)
+from swiglu_bench.writers.wandb_content import FIGURES, case_of, charts, facts, figures, summarize, tables
 
 START_TIMEOUT_S = 30
 FINISH_TIMEOUT_S = 60

@@ -2,15 +2,7 @@ import itertools
 
 import pytest
 
-from swiglu_bench.charts.style import (
-    Style,
-    linear_range,
-    log_range,
-    slots,
-    spread,
-    token_text,
-    tokens_text,
-)
+from swiglu_bench.charts.style import Style, linear_range, log_range, slots, spread, token_text, tokens_text
 
 
 def test_a_known_name_keeps_its_colour_and_the_others_get_what_is_free() -> None:

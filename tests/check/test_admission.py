@@ -15,14 +15,7 @@ from swiglu_bench.check.judge import make_judge
 from swiglu_bench.implementations import pytorch
 from swiglu_bench.rows.record import FAULTS
 from swiglu_bench.selftest.specimen import glu
-from swiglu_bench.spec.cases import (
-    PLAIN,
-    VARIANTS,
-    Dtype,
-    Extras,
-    Mode,
-    Scope,
-)
+from swiglu_bench.spec.cases import PLAIN, VARIANTS, Dtype, Extras, Mode, Scope
 from swiglu_bench.spec.implementation import Implementation, Step, implementation
 from swiglu_bench.spec.problem import Problem
 

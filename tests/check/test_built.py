@@ -11,15 +11,7 @@ from swiglu_bench.check.inputs import make_problem
 from swiglu_bench.check.judge import make_judge
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.implementations import fused, pytorch
-from swiglu_bench.spec.cases import (
-    ACTIVATIONS,
-    VARIANTS,
-    Dtype,
-    Mode,
-    Scope,
-    Shape,
-    tensors,
-)
+from swiglu_bench.spec.cases import ACTIVATIONS, VARIANTS, Dtype, Mode, Scope, Shape, tensors
 from swiglu_bench.spec.costs import predicted_memory
 from swiglu_bench.spec.implementation import Implementation, Step, implementation
 from swiglu_bench.spec.problem import Problem

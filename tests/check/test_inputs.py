@@ -5,16 +5,7 @@ import torch
 from specimens import small_case
 
 from swiglu_bench.check.inputs import lay_out, make_problem, restore_parameters, torch_dtype
-from swiglu_bench.spec.cases import (
-    ACTIVATIONS,
-    VARIANTS,
-    WEIGHTS,
-    Dtype,
-    Extras,
-    Mode,
-    Scope,
-    Shape,
-)
+from swiglu_bench.spec.cases import ACTIVATIONS, VARIANTS, WEIGHTS, Dtype, Extras, Mode, Scope, Shape
 from swiglu_bench.spec.problem import Problem
 
 

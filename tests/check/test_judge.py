@@ -17,14 +17,7 @@ from swiglu_bench.check.inputs import make_problem, torch_dtype
 from swiglu_bench.check.judge import Judge, Sealed, make_judge
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.spec.cases import (
-    ACTIVATIONS,
-    Dtype,
-    Mode,
-    Scope,
-    Shape,
-    tensors,
-)
+from swiglu_bench.spec.cases import ACTIVATIONS, Dtype, Mode, Scope, Shape, tensors
 from swiglu_bench.spec.problem import Problem
 
 Produced = dict[str, torch.Tensor | None]

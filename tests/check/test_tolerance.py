@@ -7,14 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swiglu_bench.check import tolerance
-from swiglu_bench.check.tolerance import (
-    MARGIN,
-    MAX_MARGIN,
-    TensorError,
-    poison,
-    tensor_error,
-    unit_roundoff,
-)
+from swiglu_bench.check.tolerance import MARGIN, MAX_MARGIN, TensorError, poison, tensor_error, unit_roundoff
 from swiglu_bench.rows.record import TensorCheck
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

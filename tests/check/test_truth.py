@@ -6,16 +6,7 @@ from specimens import small_case
 from swiglu_bench.check import truth
 from swiglu_bench.check.inputs import make_problem
 from swiglu_bench.check.truth import compute_truth
-from swiglu_bench.spec.cases import (
-    ACTIVATIONS,
-    VARIANTS,
-    Dtype,
-    Extras,
-    Mode,
-    Scope,
-    Shape,
-    tensors,
-)
+from swiglu_bench.spec.cases import ACTIVATIONS, VARIANTS, Dtype, Extras, Mode, Scope, Shape, tensors
 from swiglu_bench.spec.problem import Problem
 
 

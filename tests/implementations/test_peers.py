@@ -17,14 +17,7 @@ from swiglu_bench.check.inputs import make_problem
 from swiglu_bench.check.judge import make_judge
 from swiglu_bench.implementations import peers
 from swiglu_bench.spec import registry
-from swiglu_bench.spec.cases import (
-    VARIANTS,
-    Case,
-    Dtype,
-    Mode,
-    Scope,
-    Shape,
-)
+from swiglu_bench.spec.cases import VARIANTS, Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.spec.implementation import Implementation
 
 CPU = torch.device("cpu")

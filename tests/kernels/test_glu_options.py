@@ -11,13 +11,7 @@ from accuracy import DEVICE, DTYPES, check_against_reference, random_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swiglu_kernels import (
-    backend_for,
-    reference,
-    swiglu_glu,
-    swiglu_glu_packed,
-    swiglu_mlp,
-)
+from swiglu_kernels import backend_for, reference, swiglu_glu, swiglu_glu_packed, swiglu_mlp
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.portable.glu_forward import forward_launch
 from swiglu_kernels.tiles.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve

@@ -17,12 +17,7 @@ from swiglu_kernels.tiles.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS
 pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")
 
 NAMES = "x w_gate w_up w_down bias_gate bias_up bias_down"
-GATES = [
-    {},
-    {"alpha": 1.702, "limit": 1.0, "up_offset": 1.0},
-    {"gate_multiplier": 0.7},
-    {"activation": "gelu_tanh"},
-]
+GATES = [{}, {"alpha": 1.702, "limit": 1.0, "up_offset": 1.0}, {"gate_multiplier": 0.7}, {"activation": "gelu_tanh"}]
 CHUNKED = [
     {"weight_grad": weight_grad, "save": "input", "chunk_tokens": chunk}
     for weight_grad, chunk in [("triton", 10), ("torch", 16), ("none", 7), ("auto", 1000)]

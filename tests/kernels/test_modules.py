@@ -175,10 +175,7 @@ def test_initialisation_is_that_of_the_stock_mlp():
 def test_state_dict_of_the_packed_mlp():
     module = built(FusedSwiGLUPackedMLP)
     shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    assert shapes == {
-        "gate_up_proj.weight": (2 * INTERMEDIATE, HIDDEN),
-        "down_proj.weight": (HIDDEN, INTERMEDIATE),
-    }
+    assert shapes == {"gate_up_proj.weight": (2 * INTERMEDIATE, HIDDEN), "down_proj.weight": (HIDDEN, INTERMEDIATE)}
 
 
 def test_packed_weights_are_read_where_they_lie(monkeypatch):

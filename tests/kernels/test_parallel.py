@@ -239,13 +239,7 @@ def tensor_parallel_details() -> dict[str, Any]:
     from torch.distributed.tensor import Shard, distribute_tensor
     from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
-    from swiglu_kernels import (
-        FusedSwiGLU,
-        FusedSwiGLUMLP,
-        FusedSwiGLUPackedMLP,
-        patch_model,
-        unpatch,
-    )
+    from swiglu_kernels import FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP, patch_model, unpatch
     from swiglu_kernels.parallel import SwiGLUParallel
 
     mesh = init_device_mesh("cpu", (WORLD,))

@@ -10,14 +10,7 @@ from fake_nvml import FakeNvml, NVMLError, install
 from packaging.version import Version
 
 from swiglu_bench.machine import doctor
-from swiglu_bench.machine.doctor import (
-    Finding,
-    Severity,
-    examine,
-    gpu_findings,
-    machine_findings,
-    version_findings,
-)
+from swiglu_bench.machine.doctor import Finding, Severity, examine, gpu_findings, machine_findings, version_findings
 from swiglu_bench.measure import crosscheck
 from swiglu_bench.measure.crosscheck import Agreement
 

@@ -6,13 +6,7 @@ import torch
 
 from swiglu_bench.measure import crosscheck
 from swiglu_bench.measure.clock import CpuClock, Sample
-from swiglu_bench.measure.crosscheck import (
-    REPEATS,
-    Agreement,
-    agreements,
-    compare,
-    per_call,
-)
+from swiglu_bench.measure.crosscheck import REPEATS, Agreement, agreements, compare, per_call
 
 
 class DriftingClock(CpuClock):

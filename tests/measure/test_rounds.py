@@ -6,14 +6,7 @@ import pytest
 
 from swiglu_bench.measure import rounds as rounds_module
 from swiglu_bench.measure.clock import DeviceLost, Sample
-from swiglu_bench.measure.rounds import (
-    RETRIES,
-    Contender,
-    Rounds,
-    Rule,
-    Timing,
-    run_rounds,
-)
+from swiglu_bench.measure.rounds import RETRIES, Contender, Rounds, Rule, Timing, run_rounds
 
 
 class FakeClock:

@@ -5,13 +5,7 @@ import typing
 from places import ROOT
 
 from swiglu_bench.rows.audit_cell import CELL_COLUMNS
-from swiglu_bench.rows.record import (
-    BESIDE,
-    COLUMNS,
-    Record,
-    Status,
-    TensorCheck,
-)
+from swiglu_bench.rows.record import BESIDE, COLUMNS, Record, Status, TensorCheck
 from swiglu_bench.rows.run_folder import SAMPLE_COLUMNS
 from swiglu_bench.rows.training import RUN_COLUMNS, STEP_COLUMNS, SUMMARY_COLUMNS
 from swiglu_bench.writers.csv_file import CHECK_COLUMNS

@@ -20,15 +20,7 @@ from swiglu_bench.session import case_timing
 from swiglu_bench.session import session as runner
 from swiglu_bench.session.session import run
 from swiglu_bench.session.settings import Progress, Settings, Task
-from swiglu_bench.spec.cases import (
-    VARIANTS,
-    Case,
-    Dtype,
-    Mode,
-    Scope,
-    Shape,
-    tensors,
-)
+from swiglu_bench.spec.cases import VARIANTS, Case, Dtype, Mode, Scope, Shape, tensors
 from swiglu_bench.spec.implementation import Implementation
 
 CPU = torch.device("cpu")

@@ -65,10 +65,7 @@ def test_expand_goes_shape_by_shape_with_tokens_ascending() -> None:
 
 def test_expand_takes_given_tokens_instead_and_the_seed() -> None:
     cases = expand([SMALL], scopes=[Scope.GLU], modes=[Mode.STEP], dtypes=[Dtype.BFLOAT16], tokens=[9, 2, 9], seed=5)
-    assert [(case.tokens, case.seed, case.dtype) for case in cases] == [
-        (2, 5, Dtype.BFLOAT16),
-        (9, 5, Dtype.BFLOAT16),
-    ]
+    assert [(case.tokens, case.seed, case.dtype) for case in cases] == [(2, 5, Dtype.BFLOAT16), (9, 5, Dtype.BFLOAT16)]
 
 
 def test_expand_runs_nothing_twice() -> None:

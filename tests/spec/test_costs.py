@@ -5,17 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from specimens import small_case
 
-from swiglu_bench.spec.cases import (
-    ACTIVATIONS,
-    VARIANTS,
-    WEIGHTS,
-    Case,
-    Dtype,
-    Mode,
-    Scope,
-    Shape,
-    tensors,
-)
+from swiglu_bench.spec.cases import ACTIVATIONS, VARIANTS, WEIGHTS, Case, Dtype, Mode, Scope, Shape, tensors
 from swiglu_bench.spec.costs import (
     Footprint,
     flops,

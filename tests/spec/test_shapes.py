@@ -9,14 +9,7 @@ from specimens import result_or_complaint
 from swiglu_bench.spec import shapes
 from swiglu_bench.spec.cases import Shape
 from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.spec.shapes import (
-    DEFAULT_TOKENS,
-    ShapeFile,
-    SweepFile,
-    all_configs,
-    config_names,
-    load_shapes,
-)
+from swiglu_bench.spec.shapes import DEFAULT_TOKENS, ShapeFile, SweepFile, all_configs, config_names, load_shapes
 
 EXPECTED_SIZES = {
     "mnist": (784, 512),

@@ -14,13 +14,7 @@ from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Record
 from swiglu_bench.session.session import Session
 from swiglu_bench.session.settings import Settings, Task
-from swiglu_bench.spec.cases import (
-    Case,
-    Dtype,
-    Mode,
-    Scope,
-    Shape,
-)
+from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.spec.registry import from_file
 from swiglu_bench.sweep import resume
 from swiglu_bench.sweep.resume import Fingerprints, Remaining, key_of_case, key_of_row

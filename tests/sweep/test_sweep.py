@@ -66,9 +66,7 @@ def _wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def play(
-    monkeypatch: pytest.MonkeyPatch,
-    *events: Record | BaseException,
-    output: Output = SCREEN_ONLY,
+    monkeypatch: pytest.MonkeyPatch, *events: Record | BaseException, output: Output = SCREEN_ONLY
 ) -> tuple[int, str]:
     """The exit status and the text of a sweep whose runner yields these rows or raises."""
 

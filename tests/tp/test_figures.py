@@ -6,21 +6,8 @@ from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Timing
 from swiglu_bench.rows.ranks import Row
 from swiglu_bench.rows.record import Status
-from swiglu_bench.spec.cases import (
-    Case,
-    Dtype,
-    Mode,
-    Scope,
-    Shape,
-)
-from swiglu_bench.tp.figures import (
-    COLLECTIVES,
-    LOCAL,
-    SINGLE,
-    TWIN,
-    fill,
-    key,
-)
+from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
+from swiglu_bench.tp.figures import COLLECTIVES, LOCAL, SINGLE, TWIN, fill, key
 from swiglu_bench.writers import tp_tables
 
 CASE = Case(Shape("made-up", 1024, 4096, "for tests", ()), 2048, Dtype.BFLOAT16, Scope.MLP, Mode.FORWARD)

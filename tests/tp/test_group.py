@@ -12,13 +12,7 @@ from swiglu_bench.check.judge import REFERENCE
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.measure.clock import CudaClock, Sample
 from swiglu_bench.measure.rounds import Contender, Rule, run_rounds
-from swiglu_bench.spec.cases import (
-    Case,
-    Dtype,
-    Mode,
-    Scope,
-    Shape,
-)
+from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.tp import case, contenders, truth
 from swiglu_bench.tp.group import AlignedCudaClock, Group, GroupClock, RankFailed
 

@@ -8,22 +8,10 @@ from torch.nn import functional
 from trained import BY_NAME, NANO, contender, decoder, images
 
 from swiglu_bench.rows.training import PERMUTED
-from swiglu_bench.spec.cases import (
-    Case,
-    Dtype,
-    Mode,
-    Scope,
-    Shape,
-)
+from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.spec.implementation import Step, implementation
 from swiglu_bench.spec.problem import Problem
-from swiglu_bench.train.blocks import (
-    Contender,
-    GradientMissing,
-    blocks,
-    trained,
-    why_not,
-)
+from swiglu_bench.train.blocks import Contender, GradientMissing, blocks, trained, why_not
 from swiglu_bench.train.loop import Training
 from swiglu_bench.train.model import experiment as prepare
 from swiglu_bench.train.model import sites

@@ -7,13 +7,7 @@ from trained import idx, write_mnist
 
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.train import data
-from swiglu_bench.train.data import (
-    IDX_FILES,
-    Text,
-    digits,
-    mnist,
-    text,
-)
+from swiglu_bench.train.data import IDX_FILES, Text, digits, mnist, text
 
 CPU = torch.device("cpu")
 

@@ -13,14 +13,7 @@ import pytest
 from places import ROOT, SUPPORT
 from specimens import a_check
 
-from swiglu_bench.rows.record import (
-    COLUMNS,
-    SCHEMA_VERSION,
-    GpuState,
-    Record,
-    Status,
-    columns,
-)
+from swiglu_bench.rows.record import COLUMNS, SCHEMA_VERSION, GpuState, Record, Status, columns
 from swiglu_bench.rows.run_folder import SAMPLE_COLUMNS, SAMPLE_KEY, create_folder, read_records, write_run_file
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.writers import csv_file

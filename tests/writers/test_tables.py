@@ -6,13 +6,7 @@ from specimens import a_check, a_record, without_time
 
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.writers import tables
-from swiglu_bench.writers.tables import (
-    Notes,
-    mebibytes,
-    memory_tables,
-    verify_detail_tables,
-    verify_tables,
-)
+from swiglu_bench.writers.tables import Notes, mebibytes, memory_tables, verify_detail_tables, verify_tables
 
 # Figures
 

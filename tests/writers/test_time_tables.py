@@ -6,13 +6,7 @@ from rendered import WIDTHS, assert_every_mark_has_its_reason, assert_fits, show
 from specimens import a_record, without_time
 
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.writers.time_tables import (
-    milliseconds,
-    rate,
-    ratio,
-    time_line,
-    time_tables,
-)
+from swiglu_bench.writers.time_tables import milliseconds, rate, ratio, time_line, time_tables
 
 # Figures
 

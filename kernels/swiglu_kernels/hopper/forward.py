@@ -17,13 +17,7 @@ import dataclasses
 import torch
 
 from swiglu_kernels.hopper import loop, shared
-from swiglu_kernels.hopper.shared import (
-    ALIGNMENT_BYTES,
-    CONSUMER_WARPS,
-    GLUON_MISSING,
-    descriptor,
-    fits_tma,
-)
+from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, descriptor, fits_tma
 from swiglu_kernels.launches.backend import multiprocessors
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import Capability, Tile, waves
@@ -50,17 +44,7 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
     from swiglu_kernels.hopper.loop import locate_all, multiply
-    from swiglu_kernels.hopper.shared import (
-        halves,
-        load,
-        load_rest,
-        position,
-        sigmoid,
-        start,
-        synchronize,
-        view,
-        write,
-    )
+    from swiglu_kernels.hopper.shared import halves, load, load_rest, position, sigmoid, start, synchronize, view, write
 
     _ROWS, _DEPTH, _WIDE, _PART = (gl.constexpr(size) for size in (ROWS, DEPTH, WIDE, PART))
     _BUFFERS, _RELEASES = gl.constexpr(BUFFERS), gl.constexpr(loop.RELEASES)
@@ -243,11 +227,7 @@ def forward_launch(
     tile = tile or tile_for(M, N, programs, preactivations is not None)
     last = tile.columns - WIDE
     tiles = -(-M // ROWS) * -(-N // tile.columns)
-    blocks = {
-        "x": (x, ROWS, DEPTH),
-        "w_gate": (w_gate, WIDE, DEPTH),
-        "w_up": (w_up, WIDE, DEPTH),
-    }
+    blocks = {"x": (x, ROWS, DEPTH), "w_gate": (w_gate, WIDE, DEPTH), "w_up": (w_up, WIDE, DEPTH)}
     for rows in (part for part in REST if last & part):
         blocks |= {f"w_gate_{rows}": (w_gate, rows, DEPTH), f"w_up_{rows}": (w_up, rows, DEPTH)}
     outputs = shared.forward_outputs(z, preactivations)

@@ -112,10 +112,7 @@ if GLUON_MISSING is None:
         ]
         if turn_of >= 0:
             lines.append(f"@leader mbarrier.arrive.shared::cta.b64 _, [{barriers}+{turn + 8 * (1 - turn_of)}];")
-        lines += [
-            "wgmma.wait_group.sync.aligned 0;",
-            f"@leader mbarrier.arrive.shared::cta.b64 _, [before+{empty}];",
-        ]
+        lines += ["wgmma.wait_group.sync.aligned 0;", f"@leader mbarrier.arrive.shared::cta.b64 _, [before+{empty}];"]
         for first in range(0, registers, registers // 2):
             for number in range(again):
                 lines += [

@@ -28,13 +28,7 @@ from collections.abc import Sequence
 import torch
 
 from swiglu_kernels.hopper import shared
-from swiglu_kernels.hopper.shared import (
-    ALIGNMENT_BYTES,
-    CONSUMER_WARPS,
-    GLUON_MISSING,
-    descriptor,
-    fits_tma,
-)
+from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, descriptor, fits_tma
 from swiglu_kernels.launches.backend import multiprocessors
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import Capability, Tile, waves
@@ -66,15 +60,7 @@ if GLUON_MISSING is None:
         warpgroup_mma_wait,
     )
 
-    from swiglu_kernels.hopper.shared import (
-        before,
-        fill,
-        halves,
-        load,
-        position,
-        sigmoid,
-        store,
-    )
+    from swiglu_kernels.hopper.shared import before, fill, halves, load, position, sigmoid, store
 
     @gluon.jit
     def _load_tile(matrix, outer, depth, arrived, tile, ACROSS: gl.constexpr):

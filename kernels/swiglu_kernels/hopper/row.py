@@ -38,14 +38,7 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
     from swiglu_kernels.hopper.loop import locate, multiply_half
-    from swiglu_kernels.hopper.shared import (
-        load,
-        load_rest,
-        sigmoid,
-        start,
-        synchronize,
-        view,
-    )
+    from swiglu_kernels.hopper.shared import load, load_rest, sigmoid, start, synchronize, view
 
     _ROWS, _HALF, _DEPTH, _UNIT = (gl.constexpr(size) for size in (ROWS, ROWS // 2, DEPTH, UNIT))
     _RELEASES = gl.constexpr(2 * loop.RELEASES)  # both consumers read every stage

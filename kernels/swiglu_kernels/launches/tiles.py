@@ -60,14 +60,8 @@ many programs at most; their parts are no larger than the weights."""
 _SIXTEEN_TOKENS = [(3.5, 128, 3), (4.5, 64, 3), (float("inf"), 128, 5)]
 # On the fly: five tensors are loaded, two accumulators. Read: two loops of one plain product, one accumulator.
 _INPUT_GRAD_ON_THE_FLY: dict[Family, list[tuple[float, Tile]]] = {
-    "hopper": [
-        (16, Tile(16, 32, 64, warps=4, stages=3)),
-        (float("inf"), Tile(128, 128, 64, warps=8, stages=3)),
-    ],
-    "ampere": [
-        (16, Tile(16, 32, 64, warps=4, stages=3)),
-        (float("inf"), Tile(128, 64, 32, warps=8, stages=3)),
-    ],
+    "hopper": [(16, Tile(16, 32, 64, warps=4, stages=3)), (float("inf"), Tile(128, 128, 64, warps=8, stages=3))],
+    "ampere": [(16, Tile(16, 32, 64, warps=4, stages=3)), (float("inf"), Tile(128, 64, 32, warps=8, stages=3))],
 }
 _INPUT_GRAD_READ: dict[Family, list[tuple[float, Tile]]] = {
     "hopper": [
@@ -75,10 +69,7 @@ _INPUT_GRAD_READ: dict[Family, list[tuple[float, Tile]]] = {
         (128, Tile(128, 64, 64, warps=4, stages=4)),
         (float("inf"), Tile(128, 256, 64, warps=8, stages=3)),
     ],
-    "ampere": [
-        (16, Tile(16, 32, 128, warps=4, stages=3)),
-        (float("inf"), Tile(128, 128, 32, warps=8, stages=4)),
-    ],
+    "ampere": [(16, Tile(16, 32, 128, warps=4, stages=3)), (float("inf"), Tile(128, 128, 32, warps=8, stages=4))],
 }
 _WEIGHT_GRAD: dict[Family, list[tuple[float, Tile]]] = {
     "hopper": [(float("inf"), Tile(128, 128, 64, warps=8, stages=3))],
@@ -91,10 +82,7 @@ _DOWN_BACKWARD: dict[Family, list[tuple[float, Tile]]] = {
         (512, Tile(128, 64, 64, warps=4, stages=4)),
         (float("inf"), Tile(128, 128, 64, warps=8, stages=4)),
     ],
-    "ampere": [
-        (16, Tile(16, 32, 128, warps=4, stages=3)),
-        (float("inf"), Tile(128, 128, 32, warps=8, stages=4)),
-    ],
+    "ampere": [(16, Tile(16, 32, 128, warps=4, stages=3)), (float("inf"), Tile(128, 128, 32, warps=8, stages=4))],
 }
 _DOWN_WEIGHT_GRAD: dict[Family, list[tuple[float, Tile]]] = {
     "hopper": [(float("inf"), Tile(128, 128, 64, warps=8, stages=4))],

@@ -20,15 +20,7 @@ from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.launches.precision import float32_dot_precision
 from swiglu_kernels.launches.tiles import Capability, Tile, forward_tile, recompute_tile
-from swiglu_kernels.portable.arithmetic import (
-    dot,
-    gated,
-    gated_gradients,
-    grouped_tile,
-    halves,
-    output_tile,
-    round_to,
-)
+from swiglu_kernels.portable.arithmetic import dot, gated, gated_gradients, grouped_tile, halves, output_tile, round_to
 from swiglu_kernels.tiles.candidates import forward_schedule
 from swiglu_kernels.tiles.tuning import lookup, portable_tile
 

@@ -185,10 +185,7 @@ def down_backward_launch(
 
 
 def down_weight_grad_launch(
-    d_out: torch.Tensor,
-    h: torch.Tensor,
-    d_w_down: torch.Tensor,
-    capability: Capability | None = None,
+    d_out: torch.Tensor, h: torch.Tensor, d_w_down: torch.Tensor, capability: Capability | None = None
 ) -> Launch:
     """Describe the launch that writes d_w_down.
 

@@ -40,12 +40,7 @@ def _hopper_multiprocessors(device: torch.device) -> int:
 
 
 def resolve(
-    weight_grad: str,
-    save: str,
-    input_grad: str,
-    x: torch.Tensor,
-    intermediate: int,
-    chunk_tokens: int = 0,
+    weight_grad: str, save: str, input_grad: str, x: torch.Tensor, intermediate: int, chunk_tokens: int = 0
 ) -> tuple[str, str, str]:
     """Return (weight_grad, save, input_grad) with every "auto" replaced by what is fastest.
 

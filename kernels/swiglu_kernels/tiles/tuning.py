@@ -25,14 +25,7 @@ import torch
 from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import triton
 from swiglu_kernels.launches.tiles import Capability, Tile
-from swiglu_kernels.tiles.candidates import (
-    KERNELS,
-    TUNED_DTYPES,
-    Choice,
-    Problem,
-    bucket,
-    why_illegal,
-)
+from swiglu_kernels.tiles.candidates import KERNELS, TUNED_DTYPES, Choice, Problem, bucket, why_illegal
 
 VARIABLE = "SWIGLU_KERNELS_TUNING"
 SCHEMA = 1

@@ -10,13 +10,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swiglu_kernels import (
-    glu,
-    mlp,
-    reference,
-    swiglu_glu,
-    swiglu_mlp,
-)
+from swiglu_kernels import glu, mlp, reference, swiglu_glu, swiglu_mlp
 from swiglu_kernels.calls import repeat
 from swiglu_kernels.calls.saved import call_past_dispatcher
 from swiglu_kernels.launches import backend, plan

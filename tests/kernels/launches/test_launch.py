@@ -1,13 +1,7 @@
 import pytest
 import torch
 
-from swiglu_kernels.launches.launch import (
-    INT32_MAX,
-    Launch,
-    flat_needs_int64,
-    tile_needs_int64,
-    vectorises,
-)
+from swiglu_kernels.launches.launch import INT32_MAX, Launch, flat_needs_int64, tile_needs_int64, vectorises
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,7 @@ import torch
 from gpus import CPU, a_gpu
 
 from swiglu_bench.processes.pool import place
-from swiglu_bench.processes.pool.place import (
-    Place,
-    check_alike,
-    gpus,
-    names,
-    visible,
-)
+from swiglu_bench.processes.pool.place import Place, check_alike, gpus, names, visible
 from swiglu_bench.spec.errors import BadInput
 
 
