@@ -1,6 +1,10 @@
+import inspect
+import io
 import json
 import shlex
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from places import ROOT
@@ -12,6 +16,7 @@ from swiglu_bench.rows.csv_table import cell
 from swiglu_bench.rows.record import COLUMNS
 from swiglu_bench.rows.run_folder import read_records
 from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.sweep.options import TimingOptions
 
 FORWARD = ROOT / "results/nvidia-h200/2026-11-21/forward"
 TINY = {"shapes": "24x40", "tokens": [3, 7], "impl": ["eager", "eager-packed", "fused"], "device": "cpu"}
@@ -33,8 +38,10 @@ def test_rows_come_as_a_frame(found) -> None:
 
 
 def test_the_command_line_that_does_the_same_is_kept(found) -> None:
-    words = shlex.split(found.about["command"])
-    assert words[:6] == ["swiglu-bench", "forward", "--shapes", "24x40", "--tokens", "3,7"]
+    words = "--shapes 24x40 --tokens 3,7 --impl eager,eager-packed,fused --device cpu --in-process --quiet --no-csv"
+    assert shlex.split(found.about["command"]) == ["swiglu-bench", "forward", *words.split(), "--budget", "0.3"]
+    assert found.about["options"]["tokens"] == "3,7"
+    assert found.about["options"]["impl"] == TINY["impl"]
 
 
 def test_the_best_of_each_case(found) -> None:
@@ -48,14 +55,14 @@ def test_it_shows_itself(found) -> None:
     assert html.startswith("<pre")
     assert "eager-packed" in html
     assert "24x40  (hidden 24, intermediate 40)  glu forward float32" in repr(found)
-    console = Console(width=60, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=60, record=True, quiet=False, file=io.StringIO())
     console.print(found)
     assert all(len(line) <= 60 for line in console.export_text().splitlines())
 
 
 def test_files_are_written_where_they_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = swiglu_bench.run("memory", shapes="24x40", tokens=3, impl="eager", device="cpu", out=tmp_path / "run",
-                            in_process=True)  # fmt: skip
+    few: dict[str, Any] = {"shapes": "24x40", "tokens": 3, "impl": "eager", "device": "cpu", "in_process": True}
+    told = swiglu_bench.run("memory", **few, out=str(tmp_path / "run"))
     assert told.place == tmp_path / "run"
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -93,6 +100,11 @@ def test_bad_input_is_one_sentence(arguments: dict[str, object], words: str) -> 
         swiglu_bench.run(**arguments)
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_what_python_shows_of_it() -> None:
+    assert dir(swiglu_bench) == ["Step", "__version__", "implementation", "load", "run"]
+    parameters = inspect.signature(swiglu_bench.run).parameters
+    assert list(parameters) == ["command", "progress", *(field.name for field in fields(TimingOptions))]
+    assert (parameters["baseline"].default, parameters["baseline"].annotation) == ("eager", str)
+    assert parameters["impl"].annotation == list[str] | None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         swiglu_bench.nothing  # noqa: B018

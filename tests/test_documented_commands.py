@@ -1,7 +1,8 @@
 """Every command and every block of Python that a document shows, run on this machine in a form that is cheap.
 
 Shell blocks are given to bash with nothing on its PATH and `swiglu-bench` as a function that notes its arguments, so
-that quotes, variables, loops and comments are the shell's business. `CHEAP` chooses what is done with each command.
+that quotes, variables, loops and comments are the shell's business. `WAYS` says which commands are run, and how; the
+others are parsed.
 """
 
 import functools
@@ -19,13 +20,12 @@ from typing import Any
 import pytest
 import torch
 import typer
+from command_line import swiglu_bench as command_line
 from places import ROOT
 from torch import nn
 
 import swiglu_bench
 from swiglu_bench.cli import app
-from swiglu_bench.measure import ceilings
-from swiglu_bench.session import session
 from swiglu_kernels import reference
 
 DOCUMENTS = [
@@ -39,46 +39,19 @@ STANDS_FOR = {"RUN": A_RUN, "before.run": A_PRECISE_RUN, "after.run": A_PRECISE_
 """What documents call the reader's own runs, and a row of such a run."""
 # Not 3 tokens: what a forward written out loses more than eager on so few elements is chance.
 SMALL = ("--shapes", "24x40", "--tokens", "32", "--device", "cpu", "--in-process")
-DRY, SMALL_VERIFY, SMALL_TIME, AS_IT_IS, PARSED = "dry", "verify", "time", "as it is", "parsed"
-EXTRA = {
-    DRY: ("--dry-run", "--device", "cpu"),
-    SMALL_VERIFY: SMALL,
-    SMALL_TIME: (*SMALL, "--budget", "0.1", "--no-energy"),
-    AS_IT_IS: (),
-}
-"""What is added to the documented arguments; the last of an option counts."""
-CHEAP: tuple[tuple[str, str], ...] = (
-    # The first line whose words are all in the command counts: what is special stands above what is general.
-    ("verify mine.py:mine", SMALL_VERIFY),
+DRY = ("--dry-run", "--device", "cpu")
+WAYS: tuple[tuple[str, tuple[str, ...] | None], ...] = (
     ("forward mine.py:mine compile", DRY),  # which takes long to compile
-    ("forward mine.py:mine", SMALL_TIME),
-    ("forward --gpus", PARSED),  # several GPUs
-    ("forward --ray", PARSED),  # a cluster
-    ("step --ray", PARSED),
-    ("forward", DRY),
-    ("backward", DRY),
-    ("step", DRY),
-    ("memory", DRY),
-    ("verify", DRY),
-    ("show parquet", PARSED),  # needs pyarrow
-    ("show", AS_IT_IS),
-    ("compare", AS_IT_IS),
-    ("history", AS_IT_IS),
-    ("list", AS_IT_IS),
-    ("recommend --run", AS_IT_IS),
-    ("recommend", PARSED),  # measures
-    ("audit", PARSED),  # minutes
-    ("selftest", PARSED),
-    ("noise", PARSED),
-    ("ceilings", PARSED),
-    ("inspect", PARSED),  # compiles for GPUs
-    ("tune", PARSED),  # a GPU
-    ("doctor", PARSED),  # judges this machine
-    ("report", PARSED),  # half a minute of charts: test_report_command.py
-    ("publish", PARSED),  # an account
-    ("tp", PARSED),  # processes: test_tp_command.py
-    ("train", PARSED),  # a minute and more: test_train_command.py
+    ("forward mine.py:mine", (*SMALL, "--budget", "0.1", "--no-energy")),
+    ("forward --gpus", None),  # several GPUs
+    ("forward --ray", None),  # a cluster
+    ("step --ray", None),
+    *((command, DRY) for command in ("forward", "backward", "step", "memory", "verify")),
+    ("show parquet", None),  # needs pyarrow
+    *((command, ()) for command in ("show", "compare", "history", "list", "recommend --run")),
 )
+"""What is added to documented arguments before they are run; None: they are parsed only. The first line whose words are
+all in the command counts, and the last of an option."""
 RECORD = """
 exec 3>&1
 swiglu-bench() { printf '%s\\0' "$@" >&3; printf '\\n' >&3; }
@@ -97,65 +70,38 @@ def shell_commands(block: str) -> list[list[str]]:
     """The arguments of each `swiglu-bench` that a shell block runs."""
     bash = shutil.which("bash")
     assert bash, "bash reads the shell blocks of the documents"
-    read = functools.partial(
-        subprocess.run,
-        env={"PATH": "/nowhere", "GITHUB_STEP_SUMMARY": os.devnull},
+    environment = {"PATH": "/nowhere", "GITHUB_STEP_SUMMARY": os.devnull}
+    done = subprocess.run(
+        [bash, "--noprofile", "--norc", "-c", RECORD + block], env=environment, capture_output=True, text=True,
         cwd="/",  # where nothing matches the wildcards that belong to swiglu-bench
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-    )
-    checked = read([bash, "-n", "-c", block])
-    assert checked.returncode == 0, checked.stderr
-    done = read([bash, "--noprofile", "--norc", "-c", RECORD + block])
+    )  # fmt: skip
+    assert not re.search("syntax error|unexpected EOF", done.stderr), done.stderr
     return [line.removesuffix("\0").split("\0") for line in done.stdout.splitlines()]
 
 
 @functools.cache
-def documented() -> list[Any]:
-    return [
-        pytest.param(arguments, id=f"{document.name}:{line}: {shlex.join(arguments)}")
+def documented() -> dict[tuple[str, ...], str]:
+    """The arguments of every documented command, and a place where it stands."""
+    return {
+        tuple(arguments): f"{document.name}:{line}: {shlex.join(arguments)}"
         for document in DOCUMENTS
         for line, block in blocks(document, "sh")
         for arguments in shell_commands(block)
-    ]
+    }
 
 
-def is_about(words: str, arguments: list[str]) -> bool:
+def is_about(words: str, arguments: tuple[str, ...]) -> bool:
     command, *others = words.split()
     return command == arguments[0] and all(word in " ".join(arguments[1:]) for word in others)
 
 
-def how(arguments: list[str]) -> str:
-    for words, way in CHEAP:
-        if is_about(words, arguments):
-            return way
-    return pytest.fail(f"CHEAP does not say how to try `swiglu-bench {shlex.join(arguments)}`; add a line for it.")
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the committed results, which commands may add to."""
-    folder = tmp_path_factory.mktemp("results")
-    if (ROOT / A_RUN).exists():
-        shutil.copytree(ROOT / "results" / "nvidia-h200", folder / "nvidia-h200")
-    return folder
-
-
 @pytest.fixture
-def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, results: Path) -> Path:
-    """An empty folder with the results, the reader's own implementation, and small ceilings."""
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the reader's own implementation and the committed results, which commands may add to."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "0"))
-    monkeypatch.setitem(ceilings.COPY_BYTES, "cpu", 2**20)
-    monkeypatch.setitem(ceilings.PRODUCT_SIDE, "cpu", 64)
-    monkeypatch.setattr(session, "_tidy", lambda device: None)
     if not (ROOT / A_RUN).exists():
         pytest.skip("the committed results are not here")
-    (tmp_path / "results").symlink_to(results)
+    shutil.copytree(ROOT / "results/nvidia-h200", tmp_path / "results/nvidia-h200", copy_function=os.symlink)
     (tmp_path / "mine.py").write_text(own_implementations()[0], encoding="utf-8")
     return tmp_path
 
@@ -166,51 +112,25 @@ def own_implementations() -> list[str]:
     return sorted(shown, key=lambda text: "my_package" in text)
 
 
-def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["swiglu-bench", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        app.main()
-    return int(ended.value.code or 0)
-
-
-@pytest.mark.parametrize("arguments", documented())
-def test_a_documented_command(
-    arguments: list[str], reader: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [STANDS_FOR.get(argument, argument) for argument in arguments]
-    way = how(arguments)
-    if way == PARSED:
+@pytest.mark.parametrize("arguments", [pytest.param(one, id=place) for one, place in documented().items()])
+@pytest.mark.usefixtures("reader")
+def test_a_documented_command(arguments: tuple[str, ...]) -> None:
+    arguments = tuple(STANDS_FOR.get(argument, argument) for argument in arguments)
+    more = next((more for words, more in WAYS if is_about(words, arguments)), None)
+    if more is None:
         group = typer.main.get_command(app.app)
         with group.make_context("swiglu-bench", list(arguments), resilient_parsing=False) as context:
             name, command, rest = group.resolve_command(context, list(arguments))  # type: ignore[attr-defined]
             command.make_context(name, rest, parent=context)
         return
-    status = run_here(monkeypatch, *arguments, *EXTRA[way])
-    printed = capsys.readouterr()
-    assert status == 0, printed.err + printed.out
-    assert printed.out
+    ran = command_line(*arguments, *more)
+    assert ran.code == 0, ran.err + ran.out
+    assert ran.out
 
 
-def test_the_documents_show_commands() -> None:
+def test_the_documents_show_commands_of_every_way() -> None:
     assert len(documented()) > 30
-
-
-def test_a_command_that_nobody_listed_fails() -> None:
-    with pytest.raises(pytest.fail.Exception, match="CHEAP does not say how to try `swiglu-bench invented --x`"):
-        how(["invented", "--x"])
-
-
-def test_every_line_of_the_table_is_about_a_documented_command() -> None:
-    idle = [words for words, _ in CHEAP if not any(is_about(words, one.values[0]) for one in documented())]
-    assert not idle
-
-
-def test_shell_blocks_are_read_as_a_shell_reads_them() -> None:
-    block = """for c in a b; do swiglu-bench $c --impl 'x*'; done  # no
-        X=1 swiglu-bench d "e f" >> "$GITHUB_STEP_SUMMARY" """
-    assert shell_commands(block) == [["a", "--impl", "x*"], ["b", "--impl", "x*"], ["d", "e f"]]
-    with pytest.raises(AssertionError, match="matching"):
-        shell_commands("swiglu-bench 'open")
+    assert not [words for words, _ in WAYS if not any(is_about(words, arguments) for arguments in documented())]
 
 
 # Python
@@ -253,13 +173,8 @@ def test_a_documented_block_of_python(text: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(swiglu_bench, "run", functools.partial(small, swiglu_bench.run))
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
         monkeypatch.setenv(name, str(value))  # a group of one, for blocks about several GPUs
-    names = {
-        "x": torch.randn(3, 24),
-        "w_gate": torch.randn(40, 24),
-        "w_up": torch.randn(40, 24),
-        "w_down": torch.randn(24, 40),
-        "model": LlamaMLP(),
-    }
+    sizes = {"x": (3, 24), "w_gate": (40, 24), "w_up": (40, 24), "w_down": (24, 40)}
+    names = {"model": LlamaMLP(), **{name: torch.randn(size) for name, size in sizes.items()}}
     try:
         exec(compile(text, "document", "exec"), names)
     finally:
@@ -268,13 +183,10 @@ def test_a_documented_block_of_python(text: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("text", own_implementations())
-def test_a_documented_implementation(
-    text: str, reader: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_documented_implementation(text: str, reader: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (reader / "mine.py").write_text(text, encoding="utf-8")
     package = type(sys)("my_package")
     package.my_swiglu = reference.swiglu_glu  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "my_package", package)
-    assert run_here(monkeypatch, "verify", "--impl", "mine.py:mine", *SMALL, "--format", "json") == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert {row["status"] for row in rows if row["scope"] == "glu"} == {"ok"}
+    ran = command_line("verify", "--impl", "mine.py:mine", "--scope", "glu", *SMALL, "--format", "json")
+    assert {row["status"] for row in json.loads(ran.out)["rows"]} == {"ok"}

@@ -1,80 +1,81 @@
-"""The commands about finished runs: comparing two, showing one, listing all."""
+"""The commands about finished runs: comparing two, showing one, listing all, sending one to W&B."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from swiglu_bench.cli.options import (
-    HOW,
-    OUTPUT,
-    Form,
-    TimeDetail,
-    WandbEntity,
-    WandbGroup,
-    WandbId,
-    WandbProject,
-    WandbTags,
-    complete_implementations,
-)
-from swiglu_bench.rows import text as formats
+from swiglu_bench.cli.options import command_of
+from swiglu_bench.rows import text
 from swiglu_bench.spec.cases import parse_dtypes, parse_tokens
 from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.sweep import options
+from swiglu_bench.sweep.options import HOW, OUTPUT, Text, option
 from swiglu_bench.sweep.request import split
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from swiglu_bench.rows.finished_run import FinishedRun
-    from swiglu_bench.rows.training_run import Training
 
 CHOOSE = "Which rows"
 RunPath = Annotated[Path, typer.Argument(help="Folder of a run, or its records.csv.", show_default=False)]
-ImplFilter = Annotated[
-    str | None,
-    typer.Option(
-        "--impl", help="Names or globs, comma-separated.", rich_help_panel=CHOOSE, show_default=False,
-        autocompletion=complete_implementations,
-    ),
-]  # fmt: skip
-ShapeFilter = Annotated[
-    str | None, typer.Option("--shape", help="Names or globs.", rich_help_panel=CHOOSE, show_default=False)
-]
-TokensFilter = Annotated[
-    str | None, typer.Option("--tokens", help="As 1,128,1k,8k.", rich_help_panel=CHOOSE, show_default=False)
-]
-DtypeFilter = Annotated[
-    str | None, typer.Option("--dtype", help="bf16, fp16, fp32.", rich_help_panel=CHOOSE, show_default=False)
-]
-ScopeFilter = Annotated[
-    str | None, typer.Option("--scope", help="activation, glu, mlp.", rich_help_panel=CHOOSE, show_default=False)
-]
-ModeFilter = Annotated[
-    str | None, typer.Option("--mode", help="forward, backward, step.", rich_help_panel=CHOOSE, show_default=False)
-]
 
 
-def compare(
-    before: RunPath,
-    after: RunPath,
+@dataclass(frozen=True, kw_only=True)
+class RowOptions:
+    """The options that choose rows of a finished run."""
+
+    impl: Annotated[
+        Text, option(CHOOSE, "Names or globs, comma-separated.", autocompletion=options.complete_implementations)
+    ] = None
+    shape: Annotated[Text, option(CHOOSE, "Names or globs.")] = None
+    tokens: Annotated[Text, option(CHOOSE, "As 1,128,1k,8k.")] = None
+    dtype: Annotated[Text, option(CHOOSE, "bf16, fp16, fp32.")] = None
+    scope: Annotated[Text, option(CHOOSE, "activation, glu, mlp.")] = None
+    mode: Annotated[Text, option(CHOOSE, "forward, backward, step.")] = None
+
+    def of(self, path: Path, baseline: str | None = None) -> FinishedRun:
+        """A run with these rows, its ratios relative to `baseline` where that is given."""
+        from swiglu_bench.rows.finished_run import load_run
+
+        chosen = load_run(path).only(
+            implementation=[] if baseline else self.names,
+            shape=_parts(self.shape),
+            tokens=[str(count) for count in parse_tokens(self.tokens)] if self.tokens is not None else [],
+            dtype=[one.value for one in parse_dtypes(self.dtype)] if self.dtype is not None else [],
+            scope=_parts(self.scope),
+            mode=_parts(self.mode),
+        )
+        if baseline:
+            from swiglu_bench.rows.ratios import rebased
+
+            chosen = rebased(chosen, baseline).only(implementation=self.names)
+        return chosen
+
+    @property
+    def names(self) -> list[str]:
+        """The parts of --impl."""
+        return _parts(self.impl)
+
+
+def _compare(
+    rows: RowOptions, before: RunPath, after: RunPath,
     max_regression: Annotated[
-        str, typer.Option(help="How much worse a row may be, as 2%; beyond it it exits with 1.", rich_help_panel=HOW)
+        str, option(HOW, "How much worse a row may be, as 2%; beyond it it exits with 1.")
     ] = "2%",
     by: Annotated[
         str,
-        typer.Option(
-            help="ratio (to the baseline: drift of the machine cancels), time, or auto: ratio where both runs have the "
-            "same baseline.",
-            rich_help_panel=HOW,
-        ),
+        option(HOW, "ratio (to the baseline: drift of the machine cancels), time, or auto: ratio where both runs have "
+               "the same baseline."),
     ] = "auto",
-    impl: ImplFilter = None, shape: ShapeFilter = None, tokens: TokensFilter = None, dtype: DtypeFilter = None,
-    scope: ScopeFilter = None, mode: ModeFilter = None,
-    form: Annotated[
-        str, typer.Option("--format", help="table, github (Markdown), json, jsonl or csv.", rich_help_panel=OUTPUT)
-    ] = "table",
+    form: Annotated[str, option(OUTPUT, "table, github (Markdown), json, jsonl or csv.", "--format")] = "table",
 ) -> None:  # fmt: skip
     """Compare two runs row by row: quotient, interval, verdict. Made for CI.
 
@@ -83,69 +84,48 @@ def compare(
 
     Example: swiglu-bench compare results/nvidia-h200/2026-11-20/forward results/nvidia-h200/2026-11-21/forward
     """
-    formats.check("--format", form, "table", "github", *formats.ROWS)
-    formats.check("--by", by, "auto", "ratio", "time")
-    tolerance = _share("--max-regression", max_regression)
+    text.check("--format", form, "table", "github", *text.ROWS)
+    text.check("--by", by, "auto", "ratio", "time")
+    share = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", max_regression)
+    if not share:
+        raise BadInput(f"--max-regression: {max_regression!r} is not a percentage; give one such as 2% or 0.5%.")
     from swiglu_bench.finished import comparison, comparison_tables
 
-    runs = [filtered(path, impl, shape, tokens, dtype, scope, mode) for path in (before, after)]
-    wanted = None if by == "auto" else cast(Literal["ratio", "time"], by)
-    found = comparison.compare(runs[0], runs[1], tolerance, wanted)
+    found = comparison.compare(rows.of(before), rows.of(after), float(share[1]) / 100, by)
     status = {"fine": 0, "regression": 1, "cannot tell": 3}[found.outcome]
     if form == "table":
-        screen = formats.screen()
-        for part in comparison_tables.tables(found):
-            screen.print(part)
+        _print(comparison_tables.tables(found))
     elif form == "github":
-        formats.put(comparison_tables.markdown(found) + "\n")
+        text.put(comparison_tables.markdown(found) + "\n")
     else:
         about = {
             "kind": "comparison", "version": 1, "before": str(before), "after": str(after), "by": found.by,
-            "max_regression": tolerance, "outcome": found.outcome.value, "exit_status": status,
+            "max_regression": found.tolerance, "outcome": found.outcome.value, "exit_status": status,
             "warnings": found.warnings,
         }  # fmt: skip
-        formats.put(formats.as_text(form, comparison_tables.rows(found), about, comparison_tables.COLUMNS))
+        text.put(text.as_text(form, comparison_tables.rows(found), about, comparison_tables.COLUMNS))
     raise typer.Exit(status)
 
 
-def show(
-    run: RunPath,
-    impl: ImplFilter = None, shape: ShapeFilter = None, tokens: TokensFilter = None, dtype: DtypeFilter = None,
-    scope: ScopeFilter = None, mode: ModeFilter = None,
+def _show(
+    rows: RowOptions, run: RunPath,
     sort: Annotated[
-        str | None,
-        typer.Option(
-            help="A figure of records.csv, such as ratio: implementations by its median; or implementation.",
-            rich_help_panel=OUTPUT, show_default=False,
-        ),
+        Text,
+        option(OUTPUT, "A figure of records.csv, such as ratio: implementations by its median; or implementation."),
     ] = None,
-    reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.", rich_help_panel=OUTPUT)] = False,
+    reverse: Annotated[bool, option(OUTPUT, "The other way round.", "--reverse")] = False,
     pivot: Annotated[
-        str | None,
-        typer.Option(
-            help="Show one figure of records.csv, such as time_ms: implementations down, token counts across.",
-            rich_help_panel=OUTPUT, show_default=False,
-        ),
+        Text,
+        option(OUTPUT, "Show one figure of records.csv, such as time_ms: implementations down, token counts across."),
     ] = None,
     baseline: Annotated[
-        str | None,
-        typer.Option(
-            help="Form the ratios to this implementation, timed in the same rounds, instead.", rich_help_panel=CHOOSE,
-            show_default=False,
-        ),
+        Text, option(CHOOSE, "Form the ratios to this implementation, timed in the same rounds, instead.")
     ] = None,
-    detail: TimeDetail = False,
+    detail: options.TimeDetail = False,
     form: Annotated[
-        str,
-        typer.Option(
-            "--format", help="table, json, jsonl, csv, parquet (with --output), or with --pivot github.",
-            rich_help_panel=OUTPUT,
-        ),
+        str, option(OUTPUT, "table, json, jsonl, csv, parquet (with --output), or with --pivot github.", "--format")
     ] = "table",
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="New file instead of stdout.", rich_help_panel=OUTPUT, show_default=False),
-    ] = None,
+    output: Annotated[Path | None, option(OUTPUT, "New file instead of stdout.", "--output", "-o")] = None,
 ) -> None:  # fmt: skip
     """Show a finished run again: its tables, filtered and sorted, or its rows for another program.
 
@@ -153,106 +133,120 @@ def show(
 
     Example: swiglu-bench show results/nvidia-h200/2026-11-21/step-mlp --baseline compile --sort ratio
     """
-    formats.check("--format", form, "table", "github", "parquet", *formats.ROWS)
+    text.check("--format", form, "table", "github", "parquet", *text.ROWS)
     if output and form == "table":
         raise BadInput("--output is for rows; give --format json, jsonl, csv, parquet or github with it.")
     if form == "parquet" and not output:
-        raise BadInput("--format parquet is no text; give the file as --output FILE.")
-    from swiglu_bench.rows import training_run
+        raise BadInput("--format parquet is binary and needs --output FILE.")
+    from swiglu_bench.rows.training import training_folder
 
-    trained = training_run.folder_of(run)
+    trained = training_folder(run)
     if trained:
-        others = {
-            "--shape": shape, "--tokens": tokens, "--dtype": dtype, "--scope": scope, "--mode": mode, "--sort": sort,
-            "--reverse": reverse, "--pivot": pivot, "--baseline": baseline, "--detail": detail,
-            "--format github": form == "github",
+        refused = {
+            "--shape": rows.shape, "--tokens": rows.tokens, "--dtype": rows.dtype, "--scope": rows.scope,
+            "--mode": rows.mode, "--sort": sort, "--reverse": reverse, "--pivot": pivot, "--baseline": baseline,
+            "--detail": detail, "--format github": form == "github",
         }  # fmt: skip
-        refused = ", ".join(name for name, given in others.items() if given)
-        if refused:
-            raise BadInput(f"{run} is a training run, which is shown by --impl, --format and --output; omit {refused}.")
-        _show_training(training_run.load(trained).only(_parts(impl)), form, output)
+        names = ", ".join(name for name, given in refused.items() if given)
+        if names:
+            raise BadInput(f"{run} is a training run, which is shown by --impl, --format and --output; omit {names}.")
+        _show_training(trained, rows.names, form, output)
         return
     if form == "github" and not pivot:
         raise BadInput("--format github needs --pivot FIGURE, such as --pivot time_ms.")
-    from swiglu_bench.finished import show as showing
-    from swiglu_bench.rows.finished_run import as_text
-
-    if baseline:
-        from swiglu_bench.rows.rebase import rebased
-
-        everything = rebased(filtered(run, None, shape, tokens, dtype, scope, mode), baseline)
-        chosen = everything.only(implementation=_parts(impl))
-    else:
-        chosen = filtered(run, impl, shape, tokens, dtype, scope, mode)
+    chosen = rows.of(run, baseline)
     if sort:
-        chosen = showing.ordered(chosen, sort, reverse)
-    rows = showing.pivot(chosen, showing.figure(pivot, "--pivot")) if pivot else None
-    if form == "table":
-        screen = formats.screen()
-        for part in (
-            showing.grid(rows, str(pivot)) if rows is not None else showing.tables(chosen, screen.width, detail)
-        ):
-            screen.print(part)
-    elif form == "parquet":
-        assert output is not None
-        formats.write_parquet(chosen.frame if rows is None else rows, output)
-    elif form == "github":
-        formats.put(showing.markdown(rows or []) + "\n", output)
-    elif rows is None:
-        formats.put(as_text(chosen, form), output)
+        from swiglu_bench.finished.show import ordered
+
+        chosen = ordered(chosen, sort, reverse)
+    if pivot:
+        _show_pivot(chosen, pivot, str(run), form, output)
     else:
-        about = {"kind": "pivot", "figure": pivot, "run": str(run)}
-        formats.put(formats.as_text(form, rows, about, rows[0] if rows else ()), output)
+        _show_run(chosen, detail, form, output)
 
 
-def _show_training(training: Training, form: str, output: Path | None) -> None:
+def _show_training(folder: Path, names: list[str], form: str, output: Path | None) -> None:
     """The tables that `train` printed, or the rows of summary.csv."""
-    from swiglu_bench.rows.training import SUMMARY_COLUMNS
+    from swiglu_bench.rows.training import SUMMARY_COLUMNS, load_training
     from swiglu_bench.writers.training_tables import tables
 
-    rows = [one.row() for one in training.summaries]
+    training = load_training(folder).only(names)
     if form == "table":
-        screen = formats.screen()
-        for part in tables(training.summaries):
-            screen.print(part, highlight=False)
+        _print(tables(training.summaries))
+    else:
+        rows = [one.row() for one in training.summaries]
+        _write(form, rows, {"kind": "training", **training.about}, SUMMARY_COLUMNS, output)
+
+
+def _show_pivot(run: FinishedRun, column: str, name: str, form: str, output: Path | None) -> None:
+    """One figure over token counts."""
+    from swiglu_bench.finished import show as showing
+
+    rows = showing.pivot(run, showing.figure(column, "--pivot"))
+    if form == "table":
+        _print(showing.grid(rows, column))
+    elif form == "github":
+        text.put(showing.markdown(rows) + "\n", output)
+    else:
+        _write(form, rows, {"kind": "pivot", "figure": column, "run": name}, rows[0] if rows else (), output)
+
+
+def _show_run(run: FinishedRun, detail: bool, form: str, output: Path | None) -> None:
+    """The tables that the command printed, or the rows of records.csv."""
+    from swiglu_bench.finished.show import tables
+    from swiglu_bench.rows.finished_run import as_text
+
+    if form == "table":
+        _print(tables(run, text.screen().width, detail))
     elif form == "parquet":
         assert output is not None
-        formats.write_parquet(rows, output)
+        text.write_parquet(run.frame, output)
     else:
-        formats.put(formats.as_text(form, rows, {"kind": "training", **training.about}, SUMMARY_COLUMNS), output)
+        text.put(as_text(run, form), output)
+
+
+def _write(
+    form: str, rows: Sequence[Mapping[str, Any]], about: Mapping[str, Any], columns: Iterable[str], output: Path | None
+) -> None:
+    if form == "parquet":
+        assert output is not None
+        text.write_parquet(rows, output)
+    else:
+        text.put(text.as_text(form, rows, about, columns), output)
+
+
+def _print(parts: Iterable[RenderableType]) -> None:
+    screen = text.screen()
+    for part in parts:
+        screen.print(part, highlight=False)
 
 
 def history(
     root: Annotated[Path, typer.Argument(help="Folder with runs at any depth.")] = Path("results"),
-    limit: Annotated[int, typer.Option(help="At most so many; 0: all.", min=0, rich_help_panel=OUTPUT)] = 0,
-    form: Form = "table",
+    limit: Annotated[int, option(OUTPUT, "At most so many; 0: all.", min=0)] = 0,
+    form: options.Form = "table",
 ) -> None:
     """List all runs under a folder, newest first: what each was, how it went, where it is.
 
     Example: swiglu-bench history results
     """
-    formats.check("--format", form, "table", *formats.ROWS)
-    from swiglu_bench.finished import history as listing
+    text.check("--format", form, "table", *text.ROWS)
+    from swiglu_bench.finished.history import COLUMNS, lines, tables
 
     if not root.is_dir():
         raise BadInput(f"{root} is not a folder; give one with runs in it.")
-    found = listing.lines(root)[: limit or None]
+    found = lines(root)[: limit or None]
     if not found:
         raise BadInput(f"No run is in {root} or below; give a folder with runs in it.")
     if form == "table":
-        screen = formats.screen()
-        for part in listing.tables(found, root, screen.width):
-            screen.print(part)
-        return
-    if form == "csv":
-        found = [{k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in line.items()} for line in found]
-    formats.put(formats.as_text(form, found, {"kind": "history", "version": 1, "folder": str(root)}, listing.COLUMNS))
+        _print(tables(found, root, text.screen().width))
+    else:
+        text.put(text.as_text(form, found, {"kind": "history", "version": 1, "folder": str(root)}, COLUMNS))
 
 
 def publish(
-    run: RunPath,
-    wandb_project: WandbProject = "swiglu-bench", wandb_entity: WandbEntity = None, wandb_group: WandbGroup = None,
-    wandb_tags: WandbTags = None, wandb_id: WandbId = None,
+    run: RunPath, wandb_project: options.WandbProject = "swiglu-bench", wandb_entity: options.WandbEntity = None,
+    wandb_group: options.WandbGroup = None, wandb_tags: options.WandbTags = None, wandb_id: options.WandbId = None,
 ) -> None:  # fmt: skip
     """Send a finished run to Weights & Biases, as --log-wandb would have. Exits 1 if not all of it could be sent.
 
@@ -262,18 +256,19 @@ def publish(
 
     from swiglu_bench.machine.machine import slug_of
     from swiglu_bench.rows.finished_run import load_run
-    from swiglu_bench.sweep.output import Wandb, wandb_run
-    from swiglu_bench.sweep.request import split
+    from swiglu_bench.sweep.output import wandb_run
 
     found = load_run(run)
     if not found.records:
         raise BadInput(f"{run} has no rows to publish; give a run that has some.")
-    wanted = Wandb(wandb_project, wandb_entity, wandb_group, tuple(split(wandb_tags)), wandb_id)
+    wanted = options.SweepOptions(
+        wandb_project=wandb_project, wandb_entity=wandb_entity, wandb_group=wandb_group, wandb_tags=wandb_tags,
+        wandb_id=wandb_id,
+    )  # fmt: skip
     slug = slug_of(found.records[0].device if found.records[0].cuda else "cpu")
-    say = partial(formats.screen().print, markup=False, highlight=False, soft_wrap=True)
-    with closing(
-        wandb_run(wanted, found.command, slug, found.about, found.place, lambda text: say(f"Warning: {text}"))
-    ) as sent:
+    say = partial(text.screen().print, markup=False, highlight=False, soft_wrap=True)
+    sent = wandb_run(wanted, found.command, slug, found.about, found.place, lambda line: say(f"Warning: {line}"))
+    with closing(sent):
         for record in found.records:
             sent.write(record)
     if sent.url_or_path:
@@ -281,30 +276,8 @@ def publish(
     raise typer.Exit(int(sent.failed))
 
 
-def filtered(
-    path: Path, impl: str | None, shape: str | None, tokens: str | None, dtype: str | None, scope: str | None,
-    mode: str | None,
-) -> FinishedRun:  # fmt: skip
-    """A run with the rows that the options choose."""
-    from swiglu_bench.rows.finished_run import load_run
-
-    return load_run(path).only(
-        implementation=_parts(impl),
-        shape=_parts(shape),
-        tokens=[str(count) for count in parse_tokens(tokens)] if tokens is not None else [],
-        dtype=[one.value for one in parse_dtypes(dtype)] if dtype is not None else [],
-        scope=_parts(scope),
-        mode=_parts(mode),
-    )
+def _parts(names: str | None) -> list[str]:
+    return split([names]) if names else []
 
 
-def _parts(text: str | None) -> list[str]:
-    return split([text]) if text else []
-
-
-def _share(option: str, text: str) -> float:
-    """0.02 of 2%."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", text)
-    if not match:
-        raise BadInput(f"{option}: {text!r} is not a percentage; give one such as 2% or 0.5%.")
-    return float(match[1]) / 100
+compare, show = command_of(RowOptions, _compare), command_of(RowOptions, _show)

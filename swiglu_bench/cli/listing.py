@@ -1,134 +1,116 @@
-"""What `list` and `--dry-run` print."""
+"""The command `list`, and the tables of it and of `--dry-run`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from swiglu_bench.rows import text
 from swiglu_bench.spec.cases import VARIANTS, Case, Scope
 from swiglu_bench.spec.costs import needed_bytes
-from swiglu_bench.spec.implementation import Implementation
-from swiglu_bench.spec.shapes import Config, ShapeFile
-from swiglu_bench.writers.tables import Notes
+from swiglu_bench.sweep import request
+from swiglu_bench.sweep.options import TIMEOUT_S, Device, JsonForm
 
 if TYPE_CHECKING:
-    from swiglu_kernels.standalone.compiled import Report
+    from swiglu_bench.machine.machine import Machine
+    from swiglu_bench.spec.implementation import Implementation
+
+FACTS = ("name", "description", "trains", "weight_layout", "backend", "package", "usage", "source", "on_request")
+"""What `list --format json` says of an implementation, besides scopes, offers and why it cannot run."""
+COLUMNS = {"shapes": ("hidden", "intermediate", "tokens", "source"), "sweeps": ("shapes", "tokens", "source")}
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column)
-    return table
+def list_(device: Device = None, form: JsonForm = "table") -> None:
+    """Show implementations with their availability, shapes and sweeps, and this machine.
 
+    Example: swiglu-bench list
+    """
+    text.check("--format", form, text.TABLE, "json")
+    from swiglu_bench.machine import machine
 
-def implementations(
-    catalogue: Sequence[Implementation], device_type: str, capability: str = ""
-) -> Iterator[RenderableType]:
-    """Every implementation with what it can do and whether it runs here; reasons against it under the table."""
-    table = _table("Implementations", "name", "scopes", "gradients", "weights", "here", "what it is")
-    for column in table.columns:
-        column.overflow = "fold"
-        column.no_wrap = column.header in {"name", "here"}
-    notes = Notes()
-    for one in catalogue:
-        reason = one.unavailable(device_type, capability=capability)
-        usual = "on request" if one.on_request else "yes"
-        here = Text(usual, "green") if reason is None else Text(f"no {notes.mark(reason)}", "yellow")
-        trains = {"everything": "all", "inputs": "inputs", "nothing": "none"}[one.trains]
-        scopes = "all" if len(one.scopes) == len(Scope) else " ".join(sorted(one.scopes))
-        table.add_row(Text(one.name, "bold"), scopes, trains, one.weight_layout, here, one.description)
-    yield table
-    yield from notes.lines()
-
-
-def shapes(configs: Sequence[Config]) -> Iterator[RenderableType]:
-    """Every shape, then every sweep."""
-    sizes = _table("Shapes", "name", "hidden", "intermediate", "tokens", "source")
-    sweeps = _table("Sweeps", "name", "shapes", "tokens", "source")
-    for config in configs:
-        content = config.content
-        tokens = ", ".join(map(str, content.tokens)) if content.tokens else "the shapes' own"
-        name = Text(config.name, "bold")
-        if isinstance(content, ShapeFile):
-            sizes.add_row(name, str(content.hidden), str(content.intermediate), tokens, content.source)
-        else:
-            sweeps.add_row(name, ", ".join(content.shapes), tokens, content.source)
-    for table in (sizes, sweeps):
-        table.columns[0].no_wrap = True
-    yield sizes
-    yield sweeps
-
-
-def everything(
-    catalogue: Sequence[Implementation], configs: Sequence[Config], about: Mapping[str, Any]
-) -> dict[str, Any]:
-    """All that `list` shows, for a program."""
-    device = str(about["device_type"])
-    return {
+    this = machine.describe(machine.find_device(device))
+    told = {
         "kind": "list",
-        "implementations": [
-            {
-                "name": one.name, "description": one.description, "scopes": sorted(one.scopes), "trains": one.trains,
-                "weight_layout": one.weight_layout, "backend": one.backend, "package": one.package,
-                "offers": sorted(one.offers), "usage": one.usage, "source": one.source,
-                "unavailable": one.unavailable(device, capability=str(about["compute_capability"] or "")),
+        "implementations": implementations(request.catalogue(request.loader(TIMEOUT_S)), this),
+        **_shapes_and_sweeps(),
+        "machine": this.as_dict(),
+    }
+    if form == "json":
+        text.put(text.as_json(told))
+        return
+    for part in tables(told):
+        text.screen().print(part)
+
+
+def implementations(known: Sequence[Implementation], this: Machine) -> list[dict[str, Any]]:
+    """Facts of each implementation, and why it is unavailable on this machine, if it is."""
+    return [
+        {fact: getattr(one, fact) for fact in FACTS}
+        | {"scopes": sorted(one.scopes), "offers": sorted(one.offers)}
+        | {"unavailable": one.unavailable(this.device_type, capability=this.compute_capability)}
+        for one in known
+    ]
+
+
+def _shapes_and_sweeps() -> dict[str, list[dict[str, Any]]]:
+    from swiglu_bench.spec.shapes import ShapeFile, all_configs
+
+    found: dict[str, list[dict[str, Any]]] = {"shapes": [], "sweeps": []}
+    for one in all_configs():
+        kind = "shapes" if isinstance(one.content, ShapeFile) else "sweeps"
+        found[kind].append({"name": one.name, **one.content.model_dump()})
+    return found
+
+
+def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+    """An empty table of texts, with figures in the columns of `right`."""
+    from swiglu_bench.writers.tables import new_table
+
+    return new_table(columns, title, text=set(columns) - set(right), wrap=columns)
+
+
+def tables(told: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """Implementations, with the reasons against those that cannot run here; shapes; sweeps; this machine."""
+    from swiglu_bench.writers.tables import Notes
+
+    found, notes = table("Implementations", "name", "scopes", "gradients", "weights", "here", "what it is"), Notes()
+    found.columns[0].no_wrap = found.columns[4].no_wrap = True
+    for one in told["implementations"]:
+        reason, usual = one["unavailable"], "on request" if one["on_request"] else "yes"
+        here = Text(usual, "green") if reason is None else Text(f"no {notes.mark(reason)}", "yellow")
+        trains = {"everything": "all", "inputs": "inputs", "nothing": "none"}[one["trains"]]
+        scopes = "all" if len(one["scopes"]) == len(Scope) else " ".join(one["scopes"])
+        found.add_row(Text(one["name"], "bold"), scopes, trains, one["weight_layout"], here, one["description"])
+    yield found
+    yield from notes.lines()
+    for kind, columns in COLUMNS.items():
+        found = table(kind.title(), "name", *columns)
+        found.columns[0].no_wrap = True
+        for one in told[kind]:
+            shown = {
+                name: ", ".join(map(str, value)) if isinstance(value, list) else str(value or "the shapes' own")
+                for name, value in one.items()
             }
-            for one in catalogue
-        ],
-        "shapes": [
-            {"name": one.name, **one.content.model_dump()} for one in configs if isinstance(one.content, ShapeFile)
-        ],
-        "sweeps": [
-            {"name": one.name, **one.content.model_dump()} for one in configs if not isinstance(one.content, ShapeFile)
-        ],
-        "machine": dict(about),
-    }  # fmt: skip
-
-
-def machine(about: Mapping[str, Any]) -> Table:
-    """The machine, a line per fact."""
-    table = _table("Machine", "what", "value")
-    for name, value in about.items():
-        text = f"{value / 2**30:.1f} GiB" if name == "memory_bytes" else "-" if value in (None, "") else str(value)
-        table.add_row(name.replace("_", " "), text)
-    return table
+            found.add_row(Text(one["name"], "bold"), *(shown[column] for column in columns))
+        yield found
+    found = table("Machine", "what", "value")
+    for name, value in told["machine"].items():
+        fact = f"{value / 2**30:.1f} GiB" if name == "memory_bytes" else "-" if value in (None, "") else str(value)
+        found.add_row(name.replace("_", " "), fact)
+    yield found
 
 
 def dry_run(cases: Sequence[Case], chosen: Sequence[Implementation], free_bytes: int) -> Iterator[RenderableType]:
     """The cases of a sweep and the memory each needs."""
-    table = _table("Cases", "shape", "scope", "mode", "dtype", "tokens", "memory needed", "")
+    found = table("Cases", "shape", "scope", "mode", "dtype", "tokens", "memory needed", "")
     for case in cases:
         need = needed_bytes(case, VARIANTS)
-        verdict = (
-            "" if need <= free_bytes else Text(f"skipped: the device has {free_bytes / 2**30:.1f} GiB free", "yellow")
-        )
+        lacks = f"skipped: the device has {free_bytes / 2**30:.1f} GiB free" if need > free_bytes else ""
         size = f"{need / 2**20:,.1f} MiB"
-        table.add_row(case.shape.name, case.scope, case.mode, case.dtype, str(case.tokens), size, verdict)
-    yield table
+        found.add_row(case.shape.name, case.scope, case.mode, case.dtype, str(case.tokens), size, Text(lacks, "yellow"))
+    yield found
     yield Text(f"{len(cases)} cases x {len(chosen)} implementations: {', '.join(one.name for one in chosen)}")
-
-
-def kernels(reports: Iterable[Report]) -> Iterator[RenderableType]:
-    """What the compiler made of each kernel of swiglu_kernels; spills in red."""
-    figures = ("tokens", "registers", "spills", "shared", "wgmma", "tcgen05", "mma.sync", "TMA")
-    table = _table("Compiled kernels", "target", "dtype", "kernel", *figures)
-    for column in table.columns[3:]:
-        column.justify = "right"
-    for one in reports:
-        spills = Text(f"{one.stack_bytes} B", "bold red") if one.stack_bytes else Text("none", "green")
-        counts = (str(count) if count else "-" for count in (one.wgmma, one.tcgen05, one.mma, one.tma))
-        target = f"sm_{one.capability.replace('.', '')}"
-        shared = f"{one.shared_bytes / 1024:.0f} KiB"
-        table.add_row(target, one.dtype, one.kernel, str(one.tokens), str(one.registers), spills, shared, *counts)
-    yield table
-    yield Text(
-        "registers and spills (stack) per thread, shared memory per program, instructions in the PTX; compiled here "
-        "for each target, no GPU needed.",
-        style="dim",
-    )

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from swiglu_bench.cli.options import OUTPUT, WHAT
 from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.sweep.options import OUTPUT, WHAT, Texts, option
+from swiglu_bench.sweep.request import command_line, split
 
 if TYPE_CHECKING:
     from swiglu_bench.report.load import ReportedRun
@@ -23,25 +21,17 @@ NEEDS = {"altair": "altair", "jinja2": "jinja2", "vl_convert": "vl-convert-pytho
 
 def report(
     runs: Annotated[
-        list[Path],
-        typer.Argument(help="Run folders, a folder of them, or CSV files of runs.", show_default=False),
+        list[Path], typer.Argument(help="Run folders, a folder of them, or CSV files of runs.", show_default=False)
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="The page. \\[default: report.html, unless pictures are asked for]",
-            rich_help_panel=OUTPUT, show_default=False,
-        ),
+        option(OUTPUT, "The page. \\[default: report.html, unless pictures are asked for]", "--output", "-o"),
     ] = None,
-    png: Annotated[Path | None, typer.Option(help="Folder for the charts as PNG.", rich_help_panel=OUTPUT)] = None,
-    svg: Annotated[Path | None, typer.Option(help="Folder for the charts as SVG.", rich_help_panel=OUTPUT)] = None,
-    dark: Annotated[bool, typer.Option("--dark", help="Pictures on black.", rich_help_panel=OUTPUT)] = False,
+    png: Annotated[Path | None, option(OUTPUT, "Folder for the charts as PNG.")] = None,
+    svg: Annotated[Path | None, option(OUTPUT, "Folder for the charts as SVG.")] = None,
+    dark: Annotated[bool, option(OUTPUT, "Pictures on black.", "--dark")] = False,
     impl: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--impl", help="Only these implementations: names or globs, comma-separated or repeated.",
-            rich_help_panel=WHAT, show_default=False,
-        ),
+        Texts, option(WHAT, "Only these implementations: names or globs, comma-separated or repeated.")
     ] = None,
 ) -> None:  # fmt: skip
     """Make one HTML file of runs, readable without a network: who wins where, charts,
@@ -61,13 +51,12 @@ def report(
     from swiglu_bench.report.load import folders, load, only
 
     found = [load(path) for given in runs for path in folders(given)]
-    patterns = [part.strip() for text in impl or [] for part in text.split(",") if part.strip()]
-    if patterns:
-        found = only(found, patterns)
+    if split(impl):
+        found = only(found, split(impl))
     if output:
         from swiglu_bench.report.page import page
 
-        _write_page(output, page(found, shlex.join(["swiglu-bench", *sys.argv[1:]])))
+        _write_page(output, page(found, command_line()))
         typer.echo(f"Report: {output}")
     if png:
         _write_pictures(found, png, "png", dark)
@@ -77,12 +66,12 @@ def report(
 
 def _check_places(page: Path | None, png: Path | None, svg: Path | None) -> None:
     """Whether there is room for everything, before the work starts; nothing but an HTML page is ever replaced."""
-    for option, folder in (("--output", page and page.parent), ("--png", png), ("--svg", svg)):
+    for name, folder in (("--output", page and page.parent), ("--png", png), ("--svg", svg)):
         try:
             if folder:
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BadInput(f"{option}: {folder} cannot be written: {error.strerror}; give one that can.") from None
+            raise BadInput(f"{name}: {folder} cannot be written: {error.strerror}; give one that can.") from None
     if page and page.is_dir():
         raise BadInput(f"--output: {page} is a folder; give a file.")
     if page and page.exists() and not page.read_bytes()[:15].lower().startswith(b"<!doctype html>"):
@@ -99,22 +88,20 @@ def _check_installed() -> None:
 
 def _write_page(path: Path, text: str) -> None:
     """Whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    from swiglu_bench.rows.csv_table import reason, write_whole
+
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, text.encode("utf-8"))
     except OSError as error:
-        raise BadInput(f"--output: {path} cannot be written: {error.strerror}; give a file that can.") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise BadInput(f"--output: {path} cannot be written: {reason(error)}; give a file that can.") from None
 
 
 def _write_pictures(runs: Sequence[ReportedRun], folder: Path, form: Literal["png", "svg"], dark: bool) -> None:
     from swiglu_bench.charts.export import picture
-    from swiglu_bench.report.images import charts_of
+    from swiglu_bench.report.questions import pictures
 
     count = 0
-    for name, chart in charts_of(runs):
+    for name, chart in pictures(runs):
         if isinstance(chart, str):
             typer.echo(f"no {name}: {chart}")
             continue

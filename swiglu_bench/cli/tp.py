@@ -7,7 +7,12 @@ from typing import Annotated
 
 import typer
 
-from swiglu_bench.cli.options import (
+from swiglu_bench.rows import text as formats
+from swiglu_bench.spec.cases import Mode, parse_dtypes, parse_tokens
+from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.spec.implementation import Implementation
+from swiglu_bench.sweep import request
+from swiglu_bench.sweep.options import (
     HOW,
     WHAT,
     Csv,
@@ -24,11 +29,6 @@ from swiglu_bench.cli.options import (
     Wait,
     WandbProject,
 )
-from swiglu_bench.rows import text as formats
-from swiglu_bench.spec.cases import Mode, parse_dtypes, parse_tokens
-from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.spec.implementation import Implementation
-from swiglu_bench.sweep import request
 
 DEFAULT = ("eager", "compile", "compile-async-tp", "liger", "fused-auto", "fused-mlp-auto")
 """Take part unless told otherwise."""

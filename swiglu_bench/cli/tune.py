@@ -11,32 +11,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import RenderableType
+from rich.text import Text
 
-from swiglu_bench.cli.machine import _held, _table
-from swiglu_bench.cli.options import HOW, OUTPUT, WHAT, Device, Seed, Tokens, Wait, complete_shapes
+from swiglu_bench.cli.listing import table
 from swiglu_bench.rows.text import screen
 from swiglu_bench.spec.cases import parse_dtypes, parse_tokens
 from swiglu_bench.spec.errors import BadInput, did_you_mean
+from swiglu_bench.sweep.options import HOW, OUTPUT, WHAT, Device, Seed, Tokens, Wait, complete_shapes, option
+from swiglu_bench.sweep.request import INTERRUPTED, held
 
 if TYPE_CHECKING:
     import torch
-    from rich.console import RenderableType
 
     from swiglu_bench.tuning.tuner import Found
     from swiglu_kernels.tiles.candidates import Problem
     from swiglu_kernels.tiles.tuning import Entry, Machine
 
 DEFAULT_KERNELS = "forward,forward-preact,input-grad,weight-grad"
-"""Those that swiglu_glu launches unless told otherwise."""
+"""Those that swiglu_glu launches by default."""
 LEGEND = "tile: rows x columns x depth, warps, stages, row tiles of a group. ratio: best other / shipped, 95% interval."
 MULTIPLE = 16
-"""Of the sizes: what the kernels can access 16 bytes at a time (`launch.vectorises`)."""
+"""Sizes are multiples of this: then the kernels access memory 16 bytes at a time (`launch.vectorises`)."""
 STYLES = {"faster": "bold green", "slower": "dim", "tie": "dim"}
 
 
 @dataclass
 class Job:
-    """One kernel for one problem, and what came of it: a finding, or why there is none."""
+    """One kernel for one problem, and the result: what was found, or why nothing was."""
 
     kernel: str
     shape: str
@@ -46,31 +48,22 @@ class Job:
 
 def tune(
     shapes: Annotated[
-        str, typer.Option(help="Shape or sweep names, comma-separated.", rich_help_panel=WHAT,
-                          autocompletion=complete_shapes),
+        str, option(WHAT, "Shape or sweep names, comma-separated.", autocompletion=complete_shapes)
     ] = "llama7b",
     tokens: Tokens = None,
-    dtype: Annotated[str, typer.Option(help="bf16, fp16, comma-separated.", rich_help_panel=WHAT)] = "bf16",
-    kernel: Annotated[
-        str, typer.Option(help="Kernels by name or glob, comma-separated; '*' are all ten.", rich_help_panel=WHAT)
-    ] = DEFAULT_KERNELS,
+    dtype: Annotated[str, option(WHAT, "bf16, fp16, comma-separated.")] = "bf16",
+    kernel: Annotated[str, option(WHAT, "Kernels by name or glob, comma-separated; '*': all.")] = DEFAULT_KERNELS,
     candidates: Annotated[
-        int,
-        typer.Option(help="Portable tiles to try for each, the nearest to the shipped one first.", min=1, max=500,
-                     rich_help_panel=HOW),
+        int, option(HOW, "Portable tiles to try for each, the nearest to the shipped one first.", min=1, max=500)
     ] = 24,
-    budget: Annotated[
-        float, typer.Option(help="Seconds for each of the two rounds of timing.", min=0.01, rich_help_panel=HOW)
-    ] = 5.0,
-    seed: Seed = 0, device: Device = None, wait: Wait = True,
-    show: Annotated[
-        bool, typer.Option("--show", help="Show what is kept, and measure nothing.", rich_help_panel=OUTPUT)
-    ] = False,
-    clear: Annotated[
-        bool, typer.Option("--clear", help="Remove what is kept, and measure nothing.", rich_help_panel=OUTPUT)
-    ] = False,
-) -> None:  # fmt: skip
-    """Find the fastest tiles of swiglu_kernels for this GPU and keep them; without, the shipped ones run.
+    budget: Annotated[float, option(HOW, "Seconds for each of the two rounds of timing.", min=0.01)] = 5.0,
+    seed: Seed = 0,
+    device: Device = None,
+    wait: Wait = True,
+    show: Annotated[bool, option(OUTPUT, "Show what is kept, and measure nothing.", "--show")] = False,
+    clear: Annotated[bool, option(OUTPUT, "Remove what is kept, and measure nothing.", "--clear")] = False,
+) -> None:
+    """Find the fastest tiles of swiglu_kernels for this GPU and keep them; otherwise the shipped ones run.
 
     Each candidate is checked against the shipped tile and timed beside it in interleaved rounds. It is kept only if
     it is faster by more than noise, for this GPU, these versions and token counts up to the next power of two. The
@@ -82,7 +75,7 @@ def tune(
         raise BadInput("--show was given together with --clear; leave one of them out.")
     from swiglu_bench.machine import machine
     from swiglu_bench.tuning import tuned_file
-    from swiglu_kernels.launches.backend import multiprocessors
+    from swiglu_kernels.launches.backend import backend_for, multiprocessors
     from swiglu_kernels.tiles import tuning
 
     path = tuning.path()
@@ -98,39 +91,32 @@ def tune(
         console.print(*_kept(tuning.entries(), tuning.machine_of(chosen)))
         say(f"{LEGEND} Kept in {path}", style="dim")
         return
-    here = _here(chosen)
+    here = tuning.machine_of(chosen)
+    if here is None or backend_for(chosen) == "torch":
+        raise BadInput(
+            "tune needs an NVIDIA GPU of compute capability 8.0 or newer and Triton, because it times kernels; "
+            "--show and --clear work anywhere."
+        )
     jobs = _jobs(shapes, tokens, dtype, kernel, (here.major_minor, multiprocessors(chosen)))
     status, done = 0, []
-    with _held(chosen, wait):
+    with held(chosen, wait):
         try:
             for job in _tune_all(jobs, chosen, here, path, candidates, budget, seed):
                 done.append(job)
                 status |= isinstance(job.found, str)
         except KeyboardInterrupt:
-            status = 130
+            status = INTERRUPTED
     console.print(_table_of(done))
-    for line in _rejections(done):
-        say(line, style="dim")
+    for job in done:
+        if not isinstance(job.found, str):
+            for choice, reason in job.found.rejected.items():
+                say(f"rejected: {job.kernel}, {job.problem.tokens} tokens, {choice}: {reason[:160]}", style="dim")
     say(f"{LEGEND} Kept in {path}", style="dim")
     raise typer.Exit(int(status))
 
 
-def _here(device: torch.device) -> Machine:
-    """What choices are kept under; raises BadInput where there is nothing to tune."""
-    from swiglu_kernels import backend_for
-    from swiglu_kernels.tiles import tuning
-
-    here = tuning.machine_of(device)
-    if here is None or backend_for(device) == "torch":
-        raise BadInput(
-            "tune needs an NVIDIA GPU of compute capability 8.0 or newer and Triton, for it times kernels; "
-            "--show and --clear work anywhere."
-        )
-    return here
-
-
 def _jobs(shapes: str, tokens: str | None, dtype: str, kernel: str, gpu: tuple[tuple[int, int], int]) -> list[Job]:
-    """Everything to tune, checked before any work; `gpu` is its capability and its number of multiprocessors."""
+    """Everything to tune, checked before any work; `gpu` is its compute capability and number of multiprocessors."""
     import torch
 
     from swiglu_bench.spec.shapes import load_shapes
@@ -148,9 +134,8 @@ def _jobs(shapes: str, tokens: str | None, dtype: str, kernel: str, gpu: tuple[t
     jobs = []
     for shape in load_shapes(shapes):
         if shape.hidden % MULTIPLE or shape.intermediate % MULTIPLE:
-            raise BadInput(
-                f"--shapes: {shape.name} keeps its shipped tiles; give sizes that are multiples of {MULTIPLE}."
-            )
+            needed = f"give sizes that are multiples of {MULTIPLE}"
+            raise BadInput(f"--shapes: {shape.name} keeps its shipped tiles; {needed}.")
         counts = sorted(set(parse_tokens(tokens) if tokens is not None else shape.tokens))
         for first, second in itertools.pairwise(counts):
             if bucket(first) == bucket(second):
@@ -204,50 +189,34 @@ def _name(problem: Problem) -> str:
 
 
 def _table_of(jobs: Iterable[Job]) -> RenderableType:
-    from rich.text import Text
-
-    table = _table("Tiles", "kernel", "problem", "shipped", "best other", "ratio", "verdict", "tried")
+    tiles = table("Tiles", "kernel", "problem", "shipped", "best other", "ratio", "verdict", "tried")
     for job in jobs:
-        at, found = job.problem, job.found
-        problem = f"{job.shape} {_name(at)}\n{at.tokens} tokens"
+        found = job.found
+        problem = f"{job.shape} {_name(job.problem)}\n{job.problem.tokens} tokens"
         if isinstance(found, str):
-            table.add_row(job.kernel, problem, Text(found, "red"), "", "", Text("error", "red"), "")
+            tiles.add_row(job.kernel, problem, Text(found, "red"), "", "", Text("error", "red"), "")
             continue
+        timed = ((found.shipped, found.shipped_ms), (found.best, found.best_ms))
+        shipped, best = (f"{choice}\n{ms * 1e3:.4g} us" for choice, ms in timed)
         ratio = f"{found.ratio.median:.4f}\n[{found.ratio.low:.4f}, {found.ratio.high:.4f}]"
         verdict = Text(found.verdict, STYLES[found.verdict])
-        shipped, best = (
-            f"{choice}\n{ms * 1e3:.4g} us"
-            for choice, ms in ((found.shipped, found.shipped_ms), (found.best, found.best_ms))
-        )
         tried = f"{found.tried}" + (f"\n{len(found.rejected)} rejected" if found.rejected else "")
-        table.add_row(job.kernel, problem, shipped, best, ratio, verdict, tried)
-    return table
-
-
-def _rejections(jobs: Iterable[Job]) -> Iterator[str]:
-    """A line for each candidate that did not run or was wrong."""
-    for job in jobs:
-        if not isinstance(job.found, str):
-            for choice, reason in job.found.rejected.items():
-                yield f"rejected: {job.kernel}, {job.problem.tokens} tokens, {choice}: {reason[:160]}"
+        tiles.add_row(job.kernel, problem, shipped, best, ratio, verdict, tried)
+    return tiles
 
 
 def _kept(entries: Sequence[Entry], here: Machine | None) -> Iterator[RenderableType]:
     """A table for each machine and set of versions that something is kept for."""
-    from rich.text import Text
-
     if not entries:
-        yield Text("No tuned tile is kept: what is shipped runs.")
+        yield Text("No tuned tile is kept: the shipped ones run.")
     for made_on in dict.fromkeys(one.machine for one in entries):
         versions = f"torch {made_on.torch}, Triton {made_on.triton}, kernels {made_on.kernels}"
         used = "in use here" if made_on == here else "not in use here"
         title = f"{made_on.gpu} ({made_on.capability}), {versions}: {used}"
-        table = _table(
-            title, "kernel", "dtype", "tokens up to", "hidden", "intermediate", "choice", "ratio", "at (UTC)"
-        )
+        tiles = table(title, "kernel", "dtype", "tokens up to", "hidden", "intermediate", "choice", "ratio", "at (UTC)")
         for one in entries:
             if one.machine == made_on:
                 ratio = "{:.4f} [{:.4f}, {:.4f}]".format(*one.ratio)
                 sizes = map(str, (one.tokens, one.hidden, one.intermediate))
-                table.add_row(one.kernel, one.dtype, *sizes, str(one.choice), ratio, one.at)
-        yield table
+                tiles.add_row(one.kernel, one.dtype, *sizes, str(one.choice), ratio, one.at)
+        yield tiles

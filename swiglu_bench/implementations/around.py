@@ -1,7 +1,4 @@
-"""An elementwise `silu_mul(gate, up)` put into each scope: alone, behind two projections, or in the whole MLP.
-
-Biases are torch's: `linear` adds them.
-"""
+"""How an implementation of one part is completed to the scope of a problem with torch's own products."""
 
 from __future__ import annotations
 
@@ -18,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def around(problem: Problem, silu_mul: Callable[[Tensor, Tensor], Tensor]) -> Step:
-    """The Step that runs `silu_mul` with the products of the problem's scope done by torch's linear."""
+    """The Step that runs an elementwise `silu_mul(gate, up)` with the products of the problem's scope done by torch."""
     from torch.nn.functional import linear
 
     weights = problem.weights
-    # Looked up here: torch.compile traces what is below, and not every version knows a dictionary's bound method.
+    # Looked up here: torch.compile traces what is below, and not every version supports a dictionary's bound method.
     bias_gate, bias_up, bias_down = (problem.biases.get(f"bias_{name}") for name in ("gate", "up", "down"))
 
     def hidden(x: Tensor) -> Tensor:
@@ -38,13 +35,14 @@ def around(problem: Problem, silu_mul: Callable[[Tensor, Tensor], Tensor]) -> St
 
 
 def packed(problem: Problem, glu: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Step:
-    """The Step of `glu(x, w_gate_up, bias_gate_up)` with one [2 * intermediate, hidden] weight of the Step's own."""
+    """The Step of `glu(x, w_gate_up, bias_gate_up)` with its own [2 * intermediate, hidden] copy of gate and up."""
     import torch
     from torch.nn.functional import linear
 
-    own = problem.weights | problem.biases
+    own = problem.parameters
     trains = own["w_gate"].requires_grad
-    for kind in ("w", "bias") if problem.biases else ("w",):
+    kinds = ("w", "bias") if problem.biases else ("w",)
+    for kind in kinds:
         joined = torch.cat([own.pop(f"{kind}_gate"), own.pop(f"{kind}_up")]).detach()
         own[f"{kind}_gate_up"] = joined.requires_grad_(trains)
 
@@ -53,7 +51,7 @@ def packed(problem: Problem, glu: Callable[[Tensor, Tensor, Tensor | None], Tens
         return linear(hidden, own["w_down"], own.get("bias_down")) if "w_down" in own else hidden
 
     def to_canonical(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        for kind in ("w", "bias"):
+        for kind in kinds:
             if f"{kind}_gate_up" in gradients:
                 gradients[f"{kind}_gate"], gradients[f"{kind}_up"] = gradients.pop(f"{kind}_gate_up").chunk(2)
         return gradients

@@ -1,97 +1,23 @@
 """The kernels of swiglu_kernels: the gate alone, and one launch for both projections and the gate.
 
-The fused rows differ in what backward does: whether weights get gradients, who computes them, and whether gate and up
-were kept (`-preact`) or are computed again from x.
+The fused rows differ in their backward: whether weights get gradients, who computes them, and whether gate and up were
+kept (`-preact`) or are computed again from x.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.implementations.around import around, packed
 from swiglu_bench.spec.cases import Scope
 from swiglu_bench.spec.costs import Footprint
-from swiglu_bench.spec.implementation import Implementation, Step, Trains, implementation
+from swiglu_bench.spec.implementation import Implementation, Step, implementation
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from swiglu_bench.spec.problem import Problem
-
-
-def _build(problem: Problem, **choices: Any) -> Step:
-    """x -> z by swiglu_glu, and torch's product with w_down behind it in the mlp scope."""
-    from torch.nn.functional import linear
-
-    from swiglu_kernels import swiglu_glu, swiglu_glu_packed
-
-    weights, biases = problem.weights, problem.biases
-    bias_gate, bias_up, bias_down = (biases.get(f"bias_{name}") for name in ("gate", "up", "down"))
-    choices = {"limit": problem.extras.limit, **choices}
-    if problem.extras.packed:
-        return packed(problem, partial(swiglu_glu_packed, **choices))
-
-    def glu(x: Tensor) -> Tensor:
-        return swiglu_glu(x, weights["w_gate"], weights["w_up"], bias_gate, bias_up, **choices)
-
-    if problem.case.scope is Scope.GLU:
-        return Step(glu)
-    return Step(lambda x: linear(glu(x), weights["w_down"], bias_down))
-
-
-def _build_mlp(problem: Problem, **choices: Any) -> Step:
-    """The whole block by swiglu_mlp."""
-    from swiglu_kernels import swiglu_mlp
-
-    tensors, choices = (*problem.weights.values(), *problem.biases.values()), {"limit": problem.extras.limit, **choices}
-    return Step(lambda x: swiglu_mlp(x, *tensors, **choices))
-
-
-def _usage(call: str, **choices: Any) -> str:
-    """The import and the call, with the choices that are not left to it."""
-    arguments = [f", {name}={value!r}" for name, value in choices.items() if value != "auto"]
-    result = "" if call.startswith("patch") else "out = "
-    return f"from swiglu_kernels import {call.partition('(')[0]}; {result}{call}{''.join(arguments)})"
-
-
-def _row(
-    name: str,
-    description: str,
-    *,
-    weight_grad: Literal["none", "torch", "triton", "auto"],
-    save: Literal["input", "preact", "auto"],
-    input_grad: Literal["fused", "two_step", "auto"] = "two_step",
-    glu: Footprint,
-    mlp: Footprint,
-) -> Implementation:
-    trains: Trains = "inputs" if weight_grad == "none" else "everything"
-    declare = implementation(
-        name,
-        scopes=(Scope.GLU, Scope.MLP),
-        description=description,
-        backend="triton",
-        trains=trains,
-        offers=("bias", "limit", "packed"),
-        footprints={Scope.GLU: glu, Scope.MLP: mlp},
-        usage=_usage("swiglu_glu(x, w_gate, w_up", weight_grad=weight_grad, save=save, input_grad=input_grad),
-    )
-    return declare(partial(_build, weight_grad=weight_grad, save=save, input_grad=input_grad))
-
-
-def _mlp_row(name: str, description: str, footprint: Footprint | None = None, **choices: Any) -> Implementation:
-    declare = implementation(
-        name,
-        scopes=(Scope.MLP,),
-        description=description,
-        backend="triton",
-        offers=("bias", "limit"),
-        footprints={Scope.MLP: footprint} if footprint else {},
-        usage=_usage(
-            "swiglu_mlp(x, w_gate, w_up, w_down" if "chunk_tokens" in choices else "patch_model(model", **choices
-        ),
-    )
-    return declare(partial(_build_mlp, **choices))
 
 
 @implementation(
@@ -114,101 +40,100 @@ def silu_mul(problem: Problem) -> Step:
     return around(problem, silu_mul)
 
 
-fused = _row(
-    "fused",
-    "one Triton launch from x to z; backward computes gate and up again and yields dX only (frozen weights)",
-    weight_grad="none",
-    save="input",
-    glu=Footprint(saved=0, phases=((3, 1, 0),)),
-    mlp=Footprint(saved=0, phases=((3, 2, 0),)),
-)
-fused_dw_torch = _row(
-    "fused-dw-torch",
-    "fused, with weight gradients by torch products",
-    weight_grad="torch",
-    save="input",
-    glu=Footprint(saved=0, phases=((3, 1, 2),)),
-    mlp=Footprint(saved=1, phases=((3, 2, 3), (2, 1, 1))),
-)
-fused_dw_triton = _row(
-    "fused-dw-triton",
-    "fused, with weight gradients by one Triton launch",
-    weight_grad="triton",
-    save="input",
-    glu=Footprint(saved=0, phases=((3, 1, 2),)),
-    mlp=Footprint(saved=1, phases=((3, 2, 3), (2, 1, 1))),
-)
-fused_preact = _row(
-    "fused-preact",
-    "as fused, but the forward launch also stores gate and up for backward",
-    weight_grad="none",
-    save="preact",
-    glu=Footprint(saved=2, phases=((3, 1, 0),)),
-    mlp=Footprint(saved=2, phases=((3, 2, 0),)),
-)
-fused_dw_torch_preact = _row(
-    "fused-dw-torch-preact",
-    "fused-preact, with weight gradients by torch products",
-    weight_grad="torch",
-    save="preact",
-    glu=Footprint(saved=2, phases=((3, 1, 2),)),
-    mlp=Footprint(saved=3, phases=((3, 2, 3), (4, 1, 1))),
-)
-fused_dw_triton_preact = _row(
-    "fused-dw-triton-preact",
-    "fused-preact, with weight gradients by one Triton launch",
-    weight_grad="triton",
-    save="preact",
-    glu=Footprint(saved=2, phases=((3, 1, 2),)),
-    mlp=Footprint(saved=3, phases=((3, 2, 3), (4, 1, 1))),
-)
-fused_on_the_fly = _row(
-    "fused-on-the-fly",
-    "fused-preact, with dX and weight gradients by one launch each that form d_gate and d_up in the main loop",
-    weight_grad="triton",
-    save="preact",
-    input_grad="fused",
-    glu=Footprint(saved=2, phases=((3, 1, 2),)),
-    mlp=Footprint(saved=3, phases=((3, 2, 3), (4, 1, 1))),
-)
-fused_auto = _row(
-    "fused-auto",
-    "swiglu_glu with every choice left to it",
-    weight_grad="auto",
-    save="auto",
-    input_grad="auto",
-    glu=Footprint(saved=2, phases=((3, 1, 2),)),
-    mlp=Footprint(saved=3, phases=((3, 2, 3), (4, 1, 1))),
-)
-fused_mlp = _mlp_row(
-    "fused-mlp",
-    "swiglu_mlp: the product dOut x W_down yields d_gate, d_up and h in its epilogue; dX and dW by torch products",
-    Footprint(saved=2, phases=((3, 1, 1), (2, 2, 3))),
-    weight_grad="torch",
-    save="preact",
-    input_grad="torch",
-)
-fused_mlp_recompute = _mlp_row(
-    "fused-mlp-recompute",
-    "swiglu_mlp keeping x only: the backward makes gate, up and h again",
-    Footprint(saved=0, phases=((3, 1, 1), (2, 2, 3))),
-    weight_grad="auto",
-    save="input",
-    input_grad="auto",
-)
-fused_mlp_chunked = _mlp_row(
-    "fused-mlp-chunked",
-    "swiglu_mlp keeping x only, as much at a time as 1024 tokens take, dX summed in fp32",
-    weight_grad="auto",
-    save="input",
-    input_grad="auto",
-    chunk_tokens=1024,
-)
-fused_mlp_auto = _mlp_row(
-    "fused-mlp-auto",
-    "swiglu_mlp with every choice left to it",
-    Footprint(saved=2, phases=((3, 1, 1), (2, 2, 3))),
-    weight_grad="auto",
-    save="auto",
-    input_grad="auto",
-)
+def _build_glu(problem: Problem, **choices: Any) -> Step:
+    """x -> z by swiglu_glu, and in the mlp scope torch's product with w_down behind it."""
+    from torch.nn.functional import linear
+
+    from swiglu_kernels import swiglu_glu, swiglu_glu_packed
+
+    weights = problem.weights
+    bias_gate, bias_up, bias_down = (problem.biases.get(f"bias_{name}") for name in ("gate", "up", "down"))
+    choices["limit"] = problem.extras.limit
+    if problem.extras.packed:
+        return packed(problem, partial(swiglu_glu_packed, **choices))
+
+    def glu(x: Tensor) -> Tensor:
+        return swiglu_glu(x, weights["w_gate"], weights["w_up"], bias_gate, bias_up, **choices)
+
+    if problem.case.scope is Scope.GLU:
+        return Step(glu)
+    return Step(lambda x: linear(glu(x), weights["w_down"], bias_down))
+
+
+def _build_mlp(problem: Problem, **choices: Any) -> Step:
+    """The whole block by swiglu_mlp."""
+    from swiglu_kernels import swiglu_mlp
+
+    tensors = tuple(problem.parameters.values())
+    return Step(lambda x: swiglu_mlp(x, *tensors, limit=problem.extras.limit, **choices))
+
+
+def _usage(call: str, choices: dict[str, Any]) -> str:
+    """The import and the call, with the choices that are not left to it."""
+    arguments = [f", {name}={value!r}" for name, value in choices.items() if value != "auto"]
+    return f"from swiglu_kernels import {call.removeprefix('out = ').partition('(')[0]}; {call}{''.join(arguments)})"
+
+
+def _glu_row(name: str, weight_grad: str, save: str, input_grad: str, description: str) -> Implementation:
+    """swiglu_glu with its choices. One that trains weights keeps h as well in the mlp scope, for w_down's gradient."""
+    frozen, kept = weight_grad == "none", 0 if save == "input" else 2
+    if frozen:
+        footprints = {Scope.GLU: Footprint(kept, ((3, 1, 0),)), Scope.MLP: Footprint(kept, ((3, 2, 0),))}
+    else:
+        at_mlp = Footprint(kept + 1, ((3, 2, 3), (kept + 2, 1, 1)))
+        footprints = {Scope.GLU: Footprint(kept, ((3, 1, 2),)), Scope.MLP: at_mlp}
+    choices: dict[str, Any] = {"weight_grad": weight_grad, "save": save, "input_grad": input_grad}
+    declare = implementation(
+        name,
+        scopes=(Scope.GLU, Scope.MLP),
+        description=description,
+        backend="triton",
+        trains="inputs" if frozen else "everything",
+        offers=("bias", "limit", "packed"),
+        footprints=footprints,
+        usage=_usage("out = swiglu_glu(x, w_gate, w_up", choices),
+    )
+    return declare(partial(_build_glu, **choices))
+
+
+def _mlp_row(name: str, call: str, choices: dict[str, Any], description: str) -> Implementation:
+    """swiglu_mlp with its choices. The peak of one in chunks is no fixed number of whole tensors: none is predicted."""
+    footprint = Footprint(0 if choices["save"] == "input" else 2, ((3, 1, 1), (2, 2, 3)))
+    declare = implementation(
+        name,
+        scopes=(Scope.MLP,),
+        description=description,
+        backend="triton",
+        offers=("bias", "limit"),
+        footprints={} if "chunk_tokens" in choices else {Scope.MLP: footprint},
+        usage=_usage(call, choices),
+    )
+    return declare(partial(_build_mlp, **choices))
+
+
+_GLU_ROWS = (  # name, weight_grad, save, input_grad, description
+    ("fused", "none", "input", "two_step",
+     "one Triton launch from x to z; backward computes gate and up again and yields dX only (frozen weights)"),
+    ("fused-dw-torch", "torch", "input", "two_step", "fused, with weight gradients by torch products"),
+    ("fused-dw-triton", "triton", "input", "two_step", "fused, with weight gradients by one Triton launch"),
+    ("fused-preact", "none", "preact", "two_step",
+     "as fused, but the forward launch also stores gate and up for backward"),
+    ("fused-dw-torch-preact", "torch", "preact", "two_step", "fused-preact, with weight gradients by torch products"),
+    ("fused-dw-triton-preact", "triton", "preact", "two_step",
+     "fused-preact, with weight gradients by one Triton launch"),
+    ("fused-on-the-fly", "triton", "preact", "fused",
+     "fused-preact, with dX and weight gradients by one launch each that form d_gate and d_up in the main loop"),
+    ("fused-auto", "auto", "auto", "auto", "swiglu_glu with every choice left to it"),
+)  # fmt: skip
+_MLP_ROWS = (  # name, usage, choices, description
+    ("fused-mlp", "patch_model(model", {"weight_grad": "torch", "save": "preact", "input_grad": "torch"},
+     "swiglu_mlp: the product dOut x W_down yields d_gate, d_up and h in its epilogue; dX and dW by torch products"),
+    ("fused-mlp-recompute", "patch_model(model", {"save": "input"},
+     "swiglu_mlp keeping x only: the backward makes gate, up and h again"),
+    ("fused-mlp-chunked", "out = swiglu_mlp(x, w_gate, w_up, w_down", {"save": "input", "chunk_tokens": 1024},
+     "swiglu_mlp keeping x only, as much at a time as 1024 tokens take, dX summed in fp32"),
+    ("fused-mlp-auto", "patch_model(model", {"save": "auto"}, "swiglu_mlp with every choice left to it"),
+)  # fmt: skip
+_FAMILY = (silu_mul, *(_glu_row(*row) for row in _GLU_ROWS), *(_mlp_row(*row) for row in _MLP_ROWS))
+ROWS = {one.name: one for one in _FAMILY}
+"""The family by name, in the order in which tables show it."""

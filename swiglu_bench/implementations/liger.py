@@ -1,4 +1,4 @@
-"""The real liger-kernel: its fused SiLU-mul between torch's products."""
+"""The real liger-kernel: its SiLU-mul between torch's products, and its fused MLP."""
 
 from __future__ import annotations
 
@@ -35,3 +35,28 @@ def liger(problem: Problem) -> Step:
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
     return around(problem, LigerSiLUMulFunction.apply)
+
+
+@implementation(
+    "liger-mlp",
+    scopes=(Scope.MLP,),
+    description="liger-kernel's LigerMLPFunction: autotuned Triton kernels; w_down and the weight gradients by cuBLAS",
+    usage="from liger_kernel.ops.mlp import LigerMLPFunction; "
+    "out = LigerMLPFunction.apply(x, w_gate, w_up, w_down)  # x is [batch, tokens, hidden]",
+    backend="triton",
+    package="liger_kernel",
+    imports="liger_kernel.ops.mlp",
+    interpretable="liger-kernel's LigerMLPFunction takes CUDA tensors only; it runs on a GPU only.",
+    multiple=8,  # rows must step by 16 bytes
+    footprints={Scope.MLP: Footprint(saved=3, phases=((3, 2, 3),))},
+)
+def liger_mlp(problem: Problem) -> Step:
+    """As liger_kernel.transformers.LigerMLP calls it. Its backward overwrites what it saved: no second one.
+
+    It stores gate and up even under torch.no_grad as long as a weight requires a gradient, for it reads
+    `ctx.needs_input_grad`.
+    """
+    from liger_kernel.ops.mlp import LigerMLPFunction
+
+    weights = tuple(problem.weights[name] for name in ("w_gate", "w_up", "w_down"))
+    return Step(lambda x: LigerMLPFunction.apply(x.unsqueeze(0), *weights).squeeze(0))

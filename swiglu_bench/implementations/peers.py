@@ -1,6 +1,7 @@
 """Other projects' fused kernels, to compare with: QuACK and flash-swiglu-mlp, as their own modules call them.
 
-`pip install 'swiglu-bench[peers]'` brings both; without them, or on another GPU than theirs, their rows say so.
+`pip install 'swiglu-bench[peers]'` installs both. Without them, or on another GPU than they are made for, their rows
+are skipped with the reason.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def gate_gradient(dz: Tensor, preactivation: Tensor) -> Tensor:
 
 
 def _quack_glu(w_gate_up: Tensor, tuned: bool) -> Callable[[Tensor], Tensor]:
-    """x -> z. QuACK's differentiable function yields the pre-activations; from z to these, torch.compile goes back."""
+    """x -> z. QuACK's function differentiates only to the pre-activations; the gate's backward is torch.compile's."""
     import torch
     from quack.gemm_interface import gemm_gated
     from quack.linear import linear_gated_func
@@ -125,5 +126,5 @@ def flash_swiglu_mlp(problem: Problem) -> Step:
     """As its FlashSwiGLUMLP calls it. Its backward overwrites what it saved: no second one."""
     from flash_swiglu_mlp import flash_swiglu
 
-    w_gate, w_up, w_down = (problem.weights[name] for name in ("w_gate", "w_up", "w_down"))
-    return Step(lambda x: flash_swiglu(x.unsqueeze(0), w_gate, w_up, w_down).squeeze(0))  # [batch, tokens, hidden]
+    weights = tuple(problem.weights[name] for name in ("w_gate", "w_up", "w_down"))
+    return Step(lambda x: flash_swiglu(x.unsqueeze(0), *weights).squeeze(0))  # [batch, tokens, hidden]

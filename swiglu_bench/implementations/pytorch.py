@@ -117,12 +117,12 @@ def compiled_packed(problem: Problem) -> Step:
     "compile-max-autotune",
     scopes=(Scope.GLU, Scope.MLP),
     description="compile with the mode max-autotune-no-cudagraphs: Inductor chooses among cuBLAS and its own products",
+    usage="mlp = torch.compile(mlp, fullgraph=True, mode='max-autotune-no-cudagraphs')",
     backend="inductor",
     offers=("bias", "limit"),
     on_request=True,
-    usage="mlp = torch.compile(mlp, fullgraph=True, mode='max-autotune-no-cudagraphs')",
-    footprints={scope: footprint for scope, footprint in compiled.footprints.items() if scope is not Scope.ACTIVATION},
+    footprints={scope: compiled.footprints[scope] for scope in (Scope.GLU, Scope.MLP)},
 )
 def compiled_max_autotune(problem: Problem) -> Step:
-    """Without CUDA graphs, which no other row is given either; graph time is measured for every row."""
+    """Without CUDA graphs, which no other row uses either; graph time is measured for every row."""
     return _compile(around(problem, _gate(problem)), "max-autotune-no-cudagraphs")

@@ -1,7 +1,7 @@
 """This machine's best rates, measured at most once a day and kept in the user's cache folder.
 
-A file holds the figures of one GPU under one driver and one PyTorch. A file that is cut short, altered or implausible
-is worth nothing: what it held is measured again.
+A file holds the figures of one GPU under one driver and one PyTorch. If it is cut short, altered or implausible, its
+figures are measured again.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ class _File(BaseModel):
     checksum: str = ""
 
     def digest(self) -> str:
-        text = self.model_dump_json(exclude={"checksum"})
-        return hashlib.sha256(text.encode()).hexdigest()
+        return hashlib.sha256(self.model_dump_json(exclude={"checksum"}).encode()).hexdigest()
 
 
 class Limits:
@@ -72,27 +71,29 @@ class Limits:
         self.device = device
         self.clock = clock
         self._refresh = refresh
-        self._key = _key(machine)
+        self._key = {
+            "device": machine.device, "uuid": machine.gpu_uuid, "driver": machine.driver, "torch": machine.torch,
+            "cpu_threads": str(machine.cpu_threads), "power_limit_w": str(machine.power_limit_w),
+        }  # fmt: skip
         name = hashlib.sha256(json.dumps(self._key, sort_keys=True).encode()).hexdigest()[:16]
         self.path = (folder or platformdirs.user_cache_path("swiglu-bench", appauthor=False)) / f"limits-{name}.json"
 
     def copy(self, size_bytes: int | None = None) -> Figure:
-        """Bandwidth of a copy in GB/s, of the size that counts unless given."""
+        """Bandwidth of a copy in GB/s, of the size that sweeps use unless given."""
         if size_bytes is None:
             size_bytes = COPY_BYTES[self.device.type]
             if self.device.type == "cuda":
                 room = torch.cuda.mem_get_info(self.device)[0] // 8
                 size_bytes = min(size_bytes, 1 << (room.bit_length() - 1))  # a round size is found again in the cache
         sheet = self.machine.datasheet
-        # A small copy stays in the L2 cache, which is faster than the memory that the datasheet speaks of.
+        # A small copy stays in the L2 cache, which is faster than the memory that the datasheet describes.
         most = sheet.gbps if sheet and size_bytes > 4 * (self.machine.l2_bytes or 0) else None
         return self._figure(f"copy {size_bytes} B, GB/s", lambda: copy_gbps(self.device, self.clock, size_bytes), most)
 
     def product(self, dtype: torch.dtype, size: tuple[int, int, int] | None = None) -> Figure:
-        """Rate of a product (m, n, k) in TFLOP/s, of the square that counts unless given."""
+        """Rate of a product (m, n, k) in TFLOP/s, of the square that sweeps use unless given."""
         m, n, k = size or (PRODUCT_SIDE[self.device.type],) * 3
-        name = str(dtype).removeprefix("torch.")
-        sheet = self.machine.datasheet
+        name, sheet = str(dtype).removeprefix("torch."), self.machine.datasheet
         return self._figure(
             f"product {name} {m}x{n}x{k}, TFLOP/s",
             lambda: matmul_tflops(self.device, dtype, self.clock, m, n, k),
@@ -102,9 +103,8 @@ class Limits:
     def _figure(self, name: str, measure: Callable[[], float], most: float | None) -> Figure:
         """From the cache, if it is fresh and not above what the datasheet allows; else measured, and kept if sound."""
         now = datetime.datetime.now(datetime.UTC)
-        kept = self._read().get(name)
-        sound = kept and kept.at <= now < kept.at + FRESH and (most is None or kept.value <= most)
-        if kept and sound and not self._refresh:
+        kept = None if self._refresh else self._read().get(name)
+        if kept and kept.at <= now < kept.at + FRESH and (most is None or kept.value <= most):
             return kept
         figure = Figure(value=measure(), at=now)
         if most is None or figure.value <= most:
@@ -122,21 +122,14 @@ class Limits:
         file = _File(machine=self._key, figures=self._read() | {name: figure})
         file.checksum = file.digest()
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        with contextlib.suppress(OSError):  # the figure is as good; it is measured again next time
+        with contextlib.suppress(OSError):  # the figure is still valid; it is measured again next time
             self.path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_text(file.model_dump_json(indent=1))
             temporary.replace(self.path)
 
 
 def ceilings(machine: Machine, device: torch.device, dtype: torch.dtype, clock: Clock) -> Ceilings:
-    """The two rates that a sweep's limits are made from."""
+    """The two rates that a sweep's limits are computed from."""
     limits = Limits(machine, device, clock)
     copy, product = limits.copy(), limits.product(dtype)
     return Ceilings(copy.value, product.value, min(copy, product, key=lambda one: one.at).at_text)
-
-
-def _key(machine: Machine) -> dict[str, str]:
-    return {
-        "device": machine.device, "uuid": machine.gpu_uuid, "driver": machine.driver, "torch": machine.torch,
-        "cpu_threads": str(machine.cpu_threads), "power_limit_w": str(machine.power_limit_w),
-    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What on this machine would spoil a measurement: one finding per question, each with what to do about it."""
+"""What on this machine would spoil a measurement: one finding per check, each with what to do about it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from swiglu_bench.machine import system_file
+from swiglu_bench.machine.machine import installed
 from swiglu_bench.machine.nvml import APPLICATION_CLOCKS, THROTTLES, Gpu, NoAnswer
 from swiglu_bench.measure import crosscheck
 
@@ -40,7 +42,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """The answer to one question."""
+    """The answer to one check."""
 
     check: str
     found: str
@@ -51,6 +53,7 @@ class Finding:
 
 Answer = tuple[str, Severity, str]
 OK, WARN, FAIL, UNKNOWN = Severity
+ON = {True: "on", False: "off"}
 
 
 def examine(device: torch.device, cross_check: bool = False) -> Iterator[Finding]:
@@ -71,210 +74,184 @@ def gpu_findings(device: torch.device) -> Iterator[Finding]:
     try:
         gpu = Gpu(device)
     except NoAnswer as reason:
-        yield Finding("NVML", str(reason), WARN, "Without it, throttling and other users of the GPU go unseen.")
+        yield Finding("NVML", str(reason), WARN, "Without it, throttling and other users of the GPU go unnoticed.")
         return
-    yield _finding("load by others", lambda: _load(gpu))  # before this process gives it any
-    torch.cuda.synchronize(device)  # now the driver counts this process, which tells its numbers from a container's
-    yield _finding("other processes", lambda: _others(gpu))
-    yield _finding("free GPU memory", lambda: _memory(gpu))
-    yield _finding("MIG", lambda: _mig(gpu))
-    yield _finding("persistence mode", lambda: _persistence(gpu))
-    yield _finding("power limit", lambda: _power(gpu))
-    yield _finding("ECC", lambda: _ecc(gpu))
-    yield _finding("pending memory repair", lambda: _repair(gpu))
-    yield _finding("driver", lambda: _driver(gpu))
+    yield _finding("load by others", _load, gpu)  # before this process causes any
+    torch.cuda.synchronize(device)  # now the driver lists this process, which tells its ids from a container's
+    for check, ask in IDLE_CHECKS.items():
+        yield _finding(check, ask, gpu)
     with torch.cuda.device(device):
         _spin(LOAD_MS)
-        yield _finding("clock under load", lambda: _clock(gpu))
-        yield _finding("throttling", lambda: _throttling(gpu))
-        yield _finding("temperature", lambda: _temperature(gpu))
+        for check, ask in LOAD_CHECKS.items():
+            yield _finding(check, ask, gpu)
         torch.cuda.synchronize(device)
 
 
 def _spin(milliseconds: int) -> None:
-    """Keep the GPU busy without heating it, and come back half-way: clocks have risen to where they may by then."""
+    """Keep the GPU busy without heating it, and return half-way: its clocks have risen by then."""
     torch.cuda._sleep(2_000_000 * milliseconds)
     time.sleep(milliseconds / 2e3)
 
 
-def _finding(check: str, ask: Callable[[], Answer]) -> Finding:
+def _finding(check: str, ask: Callable[[Gpu], Answer], gpu: Gpu) -> Finding:
     try:
-        return Finding(check, *ask())
+        return Finding(check, *ask(gpu))
     except NoAnswer as reason:
         return Finding(check, f"the driver does not say: {reason}", UNKNOWN)
 
 
-def _others(gpu: Gpu) -> Answer:
-    others = gpu.other_processes()
-    if not others:
-        return "none", OK, ""
-    return f"processes {', '.join(map(str, others))}", FAIL, "End them, or choose another GPU with --device."
+def _judged(found: str, bad: bool, severity: Severity, advice: str) -> Answer:
+    """What was found, with a severity and advice if it is bad."""
+    return (found, severity, advice) if bad else (found, OK, "")
 
 
 def _load(gpu: Gpu) -> Answer:
     percent = gpu.ask("UtilizationRates").gpu
-    if percent <= BUSY_PERCENT:
-        return f"{percent}%", OK, ""
-    return f"{percent}% busy before this program used it", FAIL, "Something else runs on this GPU; wait or end it."
+    advice = "Something else was running on this GPU before this program used it; wait for it or end it."
+    return _judged(f"{percent}%", percent > BUSY_PERCENT, FAIL, advice)
+
+
+def _others(gpu: Gpu) -> Answer:
+    others = gpu.other_processes()
+    found = f"processes {', '.join(map(str, others))}" if others else "none"
+    return _judged(found, bool(others), FAIL, "End them, or choose another GPU with --device.")
 
 
 def _memory(gpu: Gpu) -> Answer:
     info = gpu.ask("MemoryInfo")
-    text = f"{info.free / 2**30:.1f} of {info.total / 2**30:.1f} GiB"
-    if info.free >= FREE_SHARE * info.total:
-        return text, OK, ""
-    return text, WARN, "Large cases will be skipped; end what holds the memory."
+    found = f"{info.free / 2**30:.1f} of {info.total / 2**30:.1f} GiB"
+    advice = "Large cases will be skipped; end what holds the memory."
+    return _judged(found, info.free < FREE_SHARE * info.total, WARN, advice)
 
 
 def _mig(gpu: Gpu) -> Answer:
-    if gpu.maybe(lambda: gpu.ask("MigMode")) in (None, [0, 0], (0, 0)):
-        return "off", OK, ""
-    return "on", WARN, "A part of a GPU shares memory and power with its neighbours; measure on a whole one."
+    on = gpu.maybe(lambda: gpu.ask("MigMode")) not in (None, [0, 0], (0, 0))
+    advice = "A part of a GPU shares memory and power with the other parts; measure on a whole one."
+    return _judged(ON[on], on, WARN, advice)
 
 
 def _persistence(gpu: Gpu) -> Answer:
-    if gpu.ask("PersistenceMode"):
-        return "on", OK, ""
-    return "off", WARN, "The driver may unload between commands: `sudo nvidia-smi -pm 1`."
+    on = bool(gpu.ask("PersistenceMode"))
+    return _judged(ON[on], not on, WARN, "The driver may unload between commands: `sudo nvidia-smi -pm 1`.")
 
 
 def _power(gpu: Gpu) -> Answer:
     limit_w, default_w = gpu.power_limit_w(), gpu.ask("PowerManagementDefaultLimit") / 1e3
-    if limit_w >= default_w:
-        return f"{limit_w:.0f} W", OK, ""
     advice = f"Times are those of a slower card: `sudo nvidia-smi -pl {default_w:.0f}`."
-    return f"{limit_w:.0f} W, by default {default_w:.0f} W", WARN, advice
+    return _judged(f"{limit_w:.0f} W, by default {default_w:.0f} W", limit_w < default_w, WARN, advice)
 
 
 def _ecc(gpu: Gpu) -> Answer:
     current, pending = gpu.ask("EccMode")
-    errors = gpu.maybe(
-        lambda: gpu.ask("TotalEccErrors", gpu.nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, gpu.nvml.NVML_VOLATILE_ECC)
-    )
+    kind = gpu.nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, gpu.nvml.NVML_VOLATILE_ECC
+    errors = gpu.maybe(lambda: gpu.ask("TotalEccErrors", *kind))
     if errors:
         return f"{errors} uncorrected errors since boot", FAIL, "Results may be wrong; reset or replace the card."
     if current != pending:
-        return "a change waits for a reboot", WARN, "Reboot, so that runs before and after are of one kind."
-    if not current:
-        return "off", WARN, "Bandwidth is above that of the same card with ECC on; say so beside the results."
-    return "on, no uncorrected errors", OK, ""
+        return "a change takes effect at the next reboot", WARN, "Reboot, so that all runs have the same setting."
+    advice = "Bandwidth is higher than with ECC on; mention it beside the results."
+    return _judged("on, no uncorrected errors" if current else "off", not current, WARN, advice)
 
 
 def _repair(gpu: Gpu) -> Answer:
     _, _, pending, failed = gpu.ask("RemappedRows")
     if failed:
-        return "a row of memory could not be replaced", FAIL, "Replace the card."
-    if pending:
-        return "rows of memory wait to be replaced", WARN, "Reset the GPU or reboot."
-    return "none", OK, ""
+        return "a row of memory could not be remapped", FAIL, "Replace the card."
+    found = "rows of memory wait to be remapped" if pending else "none"
+    return _judged(found, pending, WARN, "Reset the GPU or reboot.")
 
 
 def _driver(gpu: Gpu) -> Answer:
-    number = gpu.ask_system("CudaDriverVersion")
-    offers, wanted = (number // 1000, number % 1000 // 10), torch.version.cuda or ""
-    text = f"{gpu.driver()}, up to CUDA {offers[0]}.{offers[1]}; PyTorch was built for {wanted or 'none'}"
-    if wanted and offers[0] < int(wanted.split(".")[0]):
-        return text, FAIL, "Update the driver, or install a PyTorch for its CUDA version."
-    return text, OK, ""
+    number, wanted = gpu.ask_system("CudaDriverVersion"), torch.version.cuda or ""
+    major, minor = number // 1000, number % 1000 // 10
+    found = f"{gpu.driver()}, up to CUDA {major}.{minor}; PyTorch was built for {wanted or 'none'}"
+    too_old = bool(wanted) and major < int(wanted.split(".")[0])
+    return _judged(found, too_old, FAIL, "Update the driver, or install a PyTorch for its CUDA version.")
 
 
 def _clock(gpu: Gpu) -> Answer:
     now_mhz, most_mhz = gpu.sm_mhz(), gpu.max_sm_mhz()
-    text = f"{now_mhz} MHz of {most_mhz} MHz"
+    found = f"{now_mhz} MHz of {most_mhz} MHz"
     if gpu.reasons() & APPLICATION_CLOCKS:
-        return f"{text}, held by application clocks", WARN, "`sudo nvidia-smi -rac` and `-rgc` give the default back."
-    if now_mhz < NEAR_TOP * most_mhz:
-        return text, WARN, "If clocks are locked on purpose, say so beside the results; else `sudo nvidia-smi -rgc`."
-    return text, OK, ""
+        return f"{found}, held by application clocks", WARN, "Restore the default: `sudo nvidia-smi -rac` and `-rgc`."
+    advice = "If clocks are locked on purpose, mention it beside the results; else `sudo nvidia-smi -rgc`."
+    return _judged(found, now_mhz < NEAR_TOP * most_mhz, WARN, advice)
 
 
 def _throttling(gpu: Gpu) -> Answer:
     throttles = gpu.throttles()
-    if not throttles:
-        return "none", OK, ""
-    thermal = [name for name in throttles if name != THROTTLES[0x004]]
-    advice = "Look at cooling and power supply." if thermal else "The card is at its power limit with next to no load."
-    return ", ".join(throttles), FAIL if thermal else WARN, advice
+    if set(throttles) - {THROTTLES[0x004]}:
+        return ", ".join(throttles), FAIL, "Check cooling and power supply."
+    advice = "The card is at its power limit with almost no load."
+    return _judged(", ".join(throttles) or "none", bool(throttles), WARN, advice)
 
 
 def _temperature(gpu: Gpu) -> Answer:
     now_c = gpu.temperature_c()
-    slowdown = getattr(gpu.nvml, "NVML_TEMPERATURE_THRESHOLD_SLOWDOWN", 1)
-    slow_c = gpu.maybe(lambda: gpu.ask("TemperatureThreshold", slowdown))
-    if slow_c is None:
-        return f"{now_c} °C; where it slows down is not known", OK, ""
-    text = f"{now_c} °C; it slows down at {slow_c} °C"
-    return (text, OK, "") if now_c < slow_c - HOT_MARGIN_C else (text, WARN, "Let it cool, or improve its cooling.")
+    threshold = getattr(gpu.nvml, "NVML_TEMPERATURE_THRESHOLD_SLOWDOWN", 1)
+    slow_c = gpu.maybe(lambda: gpu.ask("TemperatureThreshold", threshold))
+    found = f"{now_c} °C; it slows down at {'an unknown temperature' if slow_c is None else f'{slow_c} °C'}"
+    hot = slow_c is not None and now_c >= slow_c - HOT_MARGIN_C
+    return _judged(found, hot, WARN, "Let it cool, or improve its cooling.")
+
+
+IDLE_CHECKS: dict[str, Callable[[Gpu], Answer]] = {
+    "other processes": _others, "free GPU memory": _memory, "MIG": _mig, "persistence mode": _persistence,
+    "power limit": _power, "ECC": _ecc, "pending memory repair": _repair, "driver": _driver,
+}  # fmt: skip
+LOAD_CHECKS: dict[str, Callable[[Gpu], Answer]] = {
+    "clock under load": _clock, "throttling": _throttling, "temperature": _temperature,
+}  # fmt: skip
 
 
 def version_findings() -> Iterator[Finding]:
-    """Whether packages are versions that the suite was run with, and fit each other."""
+    """Whether packages are versions that the suite was run with, and are compatible with each other."""
     for package, (oldest, newest) in TESTED.items():
-        version = _installed(package)
-        if version is None:
+        version = installed(package)
+        if not version:
             advice = "Rows that need it are skipped: `pip install -c constraints.txt .`."
             yield Finding(package, "not installed", WARN, advice)
-        elif Version(oldest).release[:2] <= version.release[:2] <= Version(newest).release[:2]:
-            yield Finding(package, str(version), OK)
-        else:
-            tested = oldest if oldest == newest else f"{oldest} to {newest}"
-            yield Finding(package, str(version), WARN, f"Tested with {tested}: `pip install -c constraints.txt .`.")
+            continue
+        first, last = Version(oldest).release[:2], Version(newest).release[:2]
+        advice = f"Tested with {' to '.join(dict.fromkeys((oldest, newest)))}: `pip install -c constraints.txt .`."
+        yield Finding(package, *_judged(version, not first <= Version(version).release[:2] <= last, WARN, advice))
     yield _pairing()
     for tool, loss in (("nvcc", "CUDA sources cannot be compiled"), ("ncu", "kernels cannot be profiled")):
         place = shutil.which(tool)
-        advice = "" if place else f"Without it {loss}; nothing here needs it to measure."
-        yield Finding(tool, place or "not found", OK if place else WARN, advice)
+        advice = f"Without it {loss}; measuring does not need it."
+        yield Finding(tool, *_judged(place or "not found", not place, WARN, advice))
 
 
 def _pairing() -> Finding:
-    """A torch release is built and tested with one triton, and names it."""
-    triton = _installed("triton")
+    """A torch release is built and tested with one triton, which its metadata names."""
+    check, triton = "torch and triton", installed("triton")
     wanted = [Requirement(text) for text in importlib.metadata.requires("torch") or []]
     named = [one for one in wanted if one.name == "triton" and (one.marker is None or one.marker.evaluate())]
-    if triton is None or not named:
-        return Finding("torch and triton", "this torch names no triton", UNKNOWN)
-    if named[0].specifier.contains(triton, prereleases=True):
-        return Finding("torch and triton", f"torch asks for triton{named[0].specifier}", OK)
-    found = f"torch asks for triton{named[0].specifier}, {triton} is installed"
-    return Finding("torch and triton", found, FAIL, "Install the triton that torch names; compiled code may fail.")
-
-
-def _installed(package: str) -> Version | None:
-    try:
-        return Version(importlib.metadata.version(package))
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    if not triton or not named:
+        return Finding(check, "this torch names no triton" if triton else "triton is not installed", UNKNOWN)
+    fits = named[0].specifier.contains(triton, prereleases=True)
+    found = f"torch asks for triton{named[0].specifier}" + ("" if fits else f", {triton} is installed")
+    advice = "Install the triton that torch names; compiled code may fail."
+    return Finding(check, *_judged(found, not fits, FAIL, advice))
 
 
 def machine_findings(sys_folder: Path, folder: Path) -> Iterator[Finding]:
-    """Disk, CPU clock and power supply; `sys_folder` is /sys, `folder` is where results go."""
+    """Disk, CPU clock and power supply; `sys_folder` is /sys, `folder` is where results are written."""
     free = shutil.disk_usage(folder).free
-    text = f"{free / 2**30:.1f} GiB"
-    short = free < FREE_DISK_BYTES
-    yield Finding("free disk", text, WARN if short else OK, "Samples and compiled kernels need room." if short else "")
-    governor = _text(sys_folder / "devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    advice = "Samples and compiled kernels need room."
+    yield Finding("free disk", *_judged(f"{free / 2**30:.1f} GiB", free < FREE_DISK_BYTES, WARN, advice))
+    governor = system_file.value(sys_folder / "devices/system/cpu/cpu0/cpufreq/scaling_governor")
     if governor is None:
-        yield Finding("CPU governor", "not told, as in a virtual machine", UNKNOWN)
-    elif governor == "powersave":
-        advice = "Host time and latency vary: `sudo cpupower frequency-set -g performance`."
-        yield Finding("CPU governor", governor, WARN, advice)
+        yield Finding("CPU governor", "not reported, as in a virtual machine", UNKNOWN)
     else:
-        yield Finding("CPU governor", governor, OK)
+        advice = "Host time and latency vary: `sudo cpupower frequency-set -g performance`."
+        yield Finding("CPU governor", *_judged(governor, governor == "powersave", WARN, advice))
     busy = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
-    yield Finding(
-        "CPU load", f"{busy:.0%} of its threads", WARN if busy > 0.5 else OK,
-        "Host time, latency and CPU times suffer; wait for the others." if busy > 0.5 else "",
-    )  # fmt: skip
-    mains = [_text(supply / "online") for supply in sorted((sys_folder / "class/power_supply").glob("*"))]
+    advice = "Host time, latency and CPU times suffer; wait for the other programs."
+    yield Finding("CPU load", *_judged(f"{busy:.0%} of its threads", busy > 0.5, WARN, advice))
+    mains = [system_file.value(supply / "online") for supply in (sys_folder / "class/power_supply").glob("*")]
     if "0" in mains and "1" not in mains:
         yield Finding("power supply", "battery", WARN, "Plug it in: clocks are lower on battery.")
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None
 
 
 def clock_findings(device: torch.device) -> Iterator[Finding]:
@@ -283,10 +260,10 @@ def clock_findings(device: torch.device) -> Iterator[Finding]:
     if device.type != "cuda":
         yield Finding(check, "needs a GPU", UNKNOWN)
         return
+    advice = f"They differ by more than {crosscheck.TOLERANCE:.0%}: do not trust times here."
     for one in crosscheck.agreements(device):
         if isinstance(one, str):
             yield Finding(check, one, UNKNOWN)
-            continue
-        found = f"{one.workload}: {one.ours_us:.1f} us, profiler {one.profiler_us:.1f} us ({one.difference:+.1%})"
-        advice = "" if one.holds else f"They differ by more than {crosscheck.TOLERANCE:.0%}: do not trust times here."
-        yield Finding(check, found, OK if one.holds else FAIL, advice)
+        else:
+            found = f"{one.workload}: {one.ours_us:.1f} us, profiler {one.profiler_us:.1f} us ({one.difference:+.1%})"
+            yield Finding(check, *_judged(found, not one.holds, FAIL, advice))

@@ -1,4 +1,4 @@
-"""One sweep at a time on a GPU and in a folder, across processes. Whoever holds a lock has its name beside it."""
+"""One sweep at a time on a GPU and in a folder, across processes. A file beside each lock names its holder."""
 
 from __future__ import annotations
 
@@ -21,16 +21,14 @@ def device(
     one: torch.device, command: str, wait: bool, tell: Callable[[str], object]
 ) -> contextlib.AbstractContextManager[None]:
     """Hold a device as `gpu` does, so that nothing else measures on it meanwhile; a CPU has no lock."""
-    if one.type != "cuda":
-        return contextlib.nullcontext()
-    return gpu(gpu_uuid(one), command, wait, tell)
+    return gpu(gpu_uuid(one), command, wait, tell) if one.type == "cuda" else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def gpu(uuid: str, command: str, wait: bool, tell: Callable[[str], object]) -> Iterator[None]:
     """Hold a GPU, by its UUID so that its number in CUDA_VISIBLE_DEVICES does not matter.
 
-    Where another sweep of this user holds it, `tell` hears whose, and this one waits, or raises BadInput.
+    Where another sweep of this user holds it, `tell` is called with its holder and this one waits, or raises BadInput.
     """
     folder = Path(tempfile.gettempdir()) / f"swiglu-bench-{getattr(os, 'getuid', int)()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -47,7 +45,7 @@ def gpu(uuid: str, command: str, wait: bool, tell: Callable[[str], object]) -> I
 
 @contextlib.contextmanager
 def folder(path: Path, command: str) -> Iterator[None]:
-    """Hold an output folder, which has to exist; raises BadInput where another sweep writes into it."""
+    """Hold an output folder, which must exist; raises BadInput where another sweep writes into it."""
     lock = path / ".lock"
     with contextlib.ExitStack() as stack:
         if not _hold(stack, lock, command, timeout_s=0):
@@ -56,16 +54,16 @@ def folder(path: Path, command: str) -> Iterator[None]:
 
 
 def _hold(stack: contextlib.ExitStack, path: Path, command: str, timeout_s: float) -> bool:
-    """Take a lock until the stack unwinds; False where it was not to be had in time."""
+    """Take a lock until the stack unwinds; False where that was not possible in time."""
     lock = FileLock(path)
     try:
         lock.acquire(timeout=timeout_s, poll_interval=POLL_S)
     except Timeout:
         return False
     stack.callback(lock.release)
-    # Removed while the lock is held: one that waits on the removed file finds that out and takes a new one.
+    # Removed while the lock is held: a process that waits on the removed file notices that and locks a new one.
     stack.callback(path.unlink, missing_ok=True)
-    holder = _holder_file(path)
+    holder = path.with_suffix(".holder")
     stack.callback(holder.unlink, missing_ok=True)
     with contextlib.suppress(OSError):  # a full disk; the lock itself holds
         holder.write_text(f"process {os.getpid()}: {command}", encoding="utf-8", errors="backslashreplace")
@@ -73,11 +71,7 @@ def _hold(stack: contextlib.ExitStack, path: Path, command: str, timeout_s: floa
 
 
 def _holder(path: Path) -> str:
-    try:
-        return " ".join(_holder_file(path).read_text(encoding="utf-8").split()) or "another process"
-    except OSError:  # it has just begun, or just ended
-        return "another process"
-
-
-def _holder_file(path: Path) -> Path:
-    return path.with_suffix(".holder")
+    """Who holds a lock, by the file beside it."""
+    with contextlib.suppress(OSError):  # the holder has just begun, or just ended
+        return " ".join(path.with_suffix(".holder").read_text(encoding="utf-8").split()) or "another process"
+    return "another process"

@@ -1,4 +1,4 @@
-"""The machine a run happened on: GPU, driver, versions, commit, and the GPU's state of the moment."""
+"""The machine that a run happened on: GPU, driver, versions, commit; its free memory and its clock time."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from swiglu_bench.machine import system_file
 from swiglu_bench.machine.nvml import Gpu, NoAnswer, gpu_uuid
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.version import __version__
@@ -21,7 +22,7 @@ from swiglu_bench.version import __version__
 
 @dataclass(frozen=True)
 class Datasheet:
-    """Vendor's figures: dense 16-bit matrix rate and memory bandwidth."""
+    """Vendor's figures: dense 16-bit matrix rate, memory bandwidth and dense TF32 matrix rate."""
 
     tflops: float
     gbps: float
@@ -49,11 +50,11 @@ def slug_of(device: str) -> str:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a reader of a figure needs to know about where it came from."""
+    """What a reader of a figure needs to know about where it was measured."""
 
     host: str
     gpu_index: int | None
-    """Of this host, as `nvidia-smi` counts; None on a CPU, or where NVML does not say."""
+    """Number on this host, as `nvidia-smi` counts; None on a CPU, or where NVML does not answer."""
     gpu_uuid: str
     """"" on a CPU."""
     device: str
@@ -74,7 +75,7 @@ class Machine:
     cpu_threads: int
     version: str
     tuned_tiles: str
-    """Which tiles a user's `tune` has chosen for this device, as a digest; "" where there are none."""
+    """Digest of the tiles that `tune` has chosen for this device; "" where there are none."""
 
     @property
     def slug(self) -> str:
@@ -112,15 +113,13 @@ def find_device(text: str | None) -> torch.device:
 
 def describe(device: torch.device) -> Machine:
     """Read everything that a Machine states."""
-    from swiglu_kernels.tiles import (
-        tuning,  # imports Triton: not before `request.find_device` has chosen its interpreter
-    )
+    from swiglu_kernels.tiles import tuning  # imports Triton, whose interpreter `request.find_device` chooses before
 
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-    state = gpu_state(device)
+    driver, index, power_limit_w = _from_nvml(device)
     return Machine(
         host=platform.node(),
-        gpu_index=state.get("index"),
+        gpu_index=index,
         gpu_uuid=gpu_uuid(device),
         device=gpu.name if gpu else _cpu_name(),
         device_type=device.type,
@@ -128,12 +127,12 @@ def describe(device: torch.device) -> Machine:
         sm_count=gpu.multi_processor_count if gpu else None,
         l2_bytes=gpu.L2_cache_size if gpu else None,
         compute_capability=capability(device),
-        power_limit_w=state.get("power_limit_w"),
-        driver=state.get("driver", ""),
+        power_limit_w=power_limit_w,
+        driver=driver,
         cuda=torch.version.cuda or "" if gpu else "",
         torch=torch.__version__,
-        triton=_version("triton"),
-        liger_kernel=_version("liger-kernel"),
+        triton=installed("triton"),
+        liger_kernel=installed("liger-kernel"),
         python=platform.python_version(),
         system=platform.platform(),
         cpu=_cpu_name(),
@@ -148,20 +147,15 @@ def capability(device: torch.device) -> str:
     return "{}.{}".format(*torch.cuda.get_device_capability(device)) if device.type == "cuda" else ""
 
 
-def gpu_state(device: torch.device) -> dict[str, Any]:
-    """Driver, index, clocks, power and temperature through NVML; empty on a CPU or where NVML does not answer."""
+def _from_nvml(device: torch.device) -> tuple[str, int | None, float | None]:
+    """Driver, index and power limit; empty on a CPU or where NVML does not answer."""
     if device.type != "cuda":
-        return {}
+        return "", None, None
     try:
         gpu = Gpu(device)
     except NoAnswer:
-        return {}
-    questions = {
-        "driver": gpu.driver, "index": gpu.index, "sm_mhz": gpu.sm_mhz, "sm_max_mhz": gpu.max_sm_mhz,
-        "power_w": gpu.power_w, "power_limit_w": gpu.power_limit_w, "temperature_c": gpu.temperature_c,
-    }  # fmt: skip
-    answers = {name: gpu.maybe(question) for name, question in questions.items()}
-    return {name: answer for name, answer in answers.items() if answer is not None}
+        return "", None, None
+    return gpu.maybe(gpu.driver) or "", gpu.maybe(gpu.index), gpu.maybe(gpu.power_limit_w)
 
 
 def free_memory_bytes(device: torch.device) -> int:
@@ -174,12 +168,10 @@ def free_memory_bytes(device: torch.device) -> int:
 
 def host_memory_bytes(available: bool = False) -> int:
     """The machine's memory, or the part of it that programs may still take, in bytes."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        field = "MemAvailable" if available else "MemTotal"
-        match = re.search(rf"^{field}:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
-        if match:
-            return int(match[1]) * 1024
+    field = "MemAvailable" if available else "MemTotal"
+    kib = system_file.value(Path("/proc/meminfo"), rf"^{field}:\s+(\d+) kB")
+    if kib:
+        return int(kib) * 1024
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return 8 * 2**30  # Windows has neither; a cautious guess that only limits which cases are tried
@@ -195,7 +187,8 @@ def run_id(began: str) -> str:
     return f"{began.replace('-', '').replace(':', '')}-{os.getpid()}"
 
 
-def _version(package: str) -> str:
+def installed(package: str) -> str:
+    """Version of an installed package; "" where it is missing."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -207,20 +200,14 @@ def _own_version() -> str:
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return __version__
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
     try:
-        commit = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"],
-            capture_output=True, text=True, timeout=10, check=True,
-        ).stdout.strip()  # fmt: skip
+        commit = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return __version__
     return f"{__version__}+{commit}"
 
 
 def _cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
-        if match:
-            return match[1]
-    return platform.processor() or platform.machine()
+    listed = system_file.value(Path("/proc/cpuinfo"), r"^model name\s*:\s*(.+)$")
+    return listed or platform.processor() or platform.machine()

@@ -1,16 +1,16 @@
-"""One GPU as its driver sees it, through NVML: clocks, power, energy, throttling, who else uses it."""
+"""One GPU as its driver reports it, through NVML: clocks, power, energy, throttling, other users."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from swiglu_bench.machine import system_file
 from swiglu_bench.rows.record import GpuState
 
 T = TypeVar("T")
@@ -28,27 +28,17 @@ APPLICATION_CLOCKS = 0x002
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether a process is this one or one of the suite's: its first process, or whatever descends from that."""
+    """Whether a process is this one or one of the suite's: its first process, or a descendant of that."""
     first = multiprocessing.parent_process() or multiprocessing.current_process()
     while pid:
         if pid in (os.getpid(), first.pid):
             return True
-        pid = _parent(pid)
+        pid = int(system_file.value(Path(f"/proc/{pid}/status"), r"^PPid:\s+(\d+)$") or 0)
     return False
 
 
-def _parent(pid: int) -> int:
-    """0: none, or not known."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:  # gone, or not Linux
-        return 0
-    found = re.search(r"^PPid:\s+(\d+)$", status, re.MULTILINE)
-    return int(found[1]) if found else 0
-
-
 def gpu_uuid(device: torch.device) -> str:
-    """A GPU's own name, GPU-... or MIG-..., whatever its number in CUDA_VISIBLE_DEVICES; "" for a CPU."""
+    """A GPU's UUID, GPU-... or MIG-..., whatever its number in CUDA_VISIBLE_DEVICES; "" for a CPU."""
     if device.type != "cuda":
         return ""
     uuid = str(torch.cuda.get_device_properties(device).uuid)
@@ -57,43 +47,41 @@ def gpu_uuid(device: torch.device) -> str:
 
 
 class NoAnswer(Exception):
-    """Why NVML does not know: one phrase."""
+    """NVML cannot answer; the message is one phrase that says why."""
 
 
 class Gpu:
     """Questions to NVML about one GPU; each raises NoAnswer where the driver or the card does not support it."""
 
-    def __init__(self, device: torch.device, nvml: Any = None) -> None:
+    def __init__(self, device: torch.device) -> None:
         """Open the GPU that CUDA calls `device`. Raises NoAnswer without a driver, NVML or the GPU's identifier."""
-        if nvml is None:
-            import pynvml
+        import pynvml
 
-            nvml = pynvml
-        self.nvml = nvml
+        self.nvml: Any = pynvml
         try:
-            nvml.nvmlInit()
-            self.handle = nvml.nvmlDeviceGetHandleByUUID(gpu_uuid(device))
-        except nvml.NVMLError as error:
+            pynvml.nvmlInit()
+            self.handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid(device))
+        except pynvml.NVMLError as error:
             raise NoAnswer(f"NVML does not answer: {error}") from None
 
     def ask(self, question: str, *arguments: Any) -> Any:
         """The answer of nvmlDeviceGet`question`."""
-        return self._try(lambda: getattr(self.nvml, f"nvmlDeviceGet{question}")(self.handle, *arguments))
+        return self._ask(f"nvmlDeviceGet{question}", self.handle, *arguments)
 
     def ask_system(self, question: str) -> Any:
         """The answer of nvmlSystemGet`question`."""
-        return self._try(lambda: getattr(self.nvml, f"nvmlSystemGet{question}")())
+        return self._ask(f"nvmlSystemGet{question}")
 
-    def _try(self, call: Callable[[], T]) -> T:
+    def _ask(self, question: str, *arguments: Any) -> Any:
         try:
-            return call()
+            return getattr(self.nvml, question)(*arguments)
         except self.nvml.NVMLError as error:
             raise NoAnswer(str(error)) from None
         except AttributeError as error:  # an nvidia-ml-py or a library that is older than the question
             raise NoAnswer(f"not known to this version of NVML ({error})") from None
 
     def maybe(self, question: Callable[[], T]) -> T | None:
-        """An answer, or None where there is none."""
+        """The answer to a question, or None where there is none."""
         try:
             return question()
         except NoAnswer:
@@ -108,11 +96,11 @@ class Gpu:
         return int(self.ask("Index"))
 
     def sm_mhz(self) -> int:
-        """Clock of the multiprocessors at this moment."""
+        """Present clock of the multiprocessors."""
         return int(self.ask("ClockInfo", self.nvml.NVML_CLOCK_SM))
 
     def max_sm_mhz(self) -> int:
-        """The clock's upper end."""
+        """Highest clock of the multiprocessors."""
         return int(self.ask("MaxClockInfo", self.nvml.NVML_CLOCK_SM))
 
     def power_w(self) -> float:
@@ -124,7 +112,7 @@ class Gpu:
         return float(self.ask("EnforcedPowerLimit")) / 1e3
 
     def temperature_c(self) -> int:
-        """Of the GPU itself."""
+        """Temperature of the GPU itself."""
         return int(self.ask("Temperature", self.nvml.NVML_TEMPERATURE_GPU))
 
     def energy_j(self) -> float:
@@ -132,30 +120,30 @@ class Gpu:
         return float(self.ask("TotalEnergyConsumption")) / 1e3
 
     def reasons(self) -> int:
-        """NVML's bits for why the clocks are what they are."""
+        """NVML's bits for what decides the present clocks."""
         try:
             return int(self.ask("CurrentClocksEventReasons"))
         except NoAnswer:
             return int(self.ask("CurrentClocksThrottleReasons"))  # the name before driver 535
 
     def throttles(self) -> list[str]:
-        """What holds the clocks down at this moment."""
+        """What holds the clocks down at present."""
         bits = self.reasons()
         return [name for bit, name in THROTTLES.items() if bits & bit]
 
     def other_processes(self) -> list[int]:
-        """Process numbers that compute on this GPU and are not of this run.
+        """Ids of processes that compute on this GPU and are not of this run.
 
-        Raises NoAnswer where processes are there and none is this one: a container has numbers of its own.
+        Raises NoAnswer where this process is not among them: the ids of a container differ from the driver's.
         """
         found = {process.pid for process in self.ask("ComputeRunningProcesses")}
         others = sorted(pid for pid in found if not _is_ours(pid))
         if len(others) == len(found) > 0 and torch.cuda.is_initialized():
-            raise NoAnswer("process numbers in here are not the driver's, as in a container")
+            raise NoAnswer("process ids in here are not the driver's, as in a container")
         return others
 
     def state(self) -> GpuState:
-        """What is kept of each round."""
+        """The figures that are kept of each round."""
         throttles = self.maybe(self.throttles)
         return GpuState(
             sm_mhz=self.maybe(self.sm_mhz),

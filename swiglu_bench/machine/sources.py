@@ -1,4 +1,4 @@
-"""What code and what kind of machine made a row: what has to be the same for two rows to stand in one run."""
+"""The code and the kind of machine behind a row; rows of one run must agree in both."""
 
 from __future__ import annotations
 

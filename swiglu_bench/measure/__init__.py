@@ -1,1 +1,1 @@
-"""From a callable to samples and figures. Knows nothing of SwiGLU."""
+"""From a callable to samples and figures. Nothing in here is about SwiGLU."""

@@ -1,4 +1,4 @@
-"""What this machine can do at best, measured: a copy, a matrix product, the bare products of a case."""
+"""The best rates of this machine, measured: a copy, a matrix product, the bare products of a case."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from swiglu_bench.measure.clock import Clock
 
 COPY_BYTES = {"cuda": 2**31, "cpu": 2**28}
-"""Of the copy that counts as the machine's bandwidth: far larger than every cache."""
+"""Size of the copy that defines the machine's bandwidth: far larger than every cache."""
 PRODUCT_SIDE = {"cuda": 8192, "cpu": 512}
-"""Of the square product that counts as the machine's rate."""
+"""Size of the square product that defines the machine's rate."""
 ALIGNMENT_BYTES = 16
-"""Of the rows of an operand; cuBLAS is much slower without."""
+"""Alignment of an operand's rows below which cuBLAS is much slower."""
 
 WARMUPS, LEAST_SAMPLES, LEAST_S = 3, 9, 0.1
-"""A figure is kept for a day: what disturbs the machine for some milliseconds must not decide on it."""
+"""A figure is kept for a day, so a disturbance of some milliseconds must not decide it."""
 
 
 def _median_ms(clock: Clock, call: Callable[[], object]) -> float:
@@ -39,7 +39,7 @@ def copy_gbps(device: torch.device, clock: Clock, size_bytes: int) -> float:
     """
     source = torch.empty(size_bytes // 4, dtype=torch.float32, device=device).uniform_()
     target = torch.empty_like(source)
-    return 2 * 4 * source.numel() / _median_ms(clock, lambda: target.copy_(source)) / 1e6
+    return 2 * source.nbytes / _median_ms(clock, lambda: target.copy_(source)) / 1e6
 
 
 def matmul_tflops(device: torch.device, dtype: torch.dtype, clock: Clock, m: int, n: int, k: int) -> float:
@@ -52,8 +52,8 @@ def bare_products(
 ) -> Callable[[], list[Tensor]]:
     """A callable that runs C[m, n] = A[m, k] B[n, k]^T for each (m, n, k) on random data, and nothing else.
 
-    Operands lie in memory as cuBLAS multiplies them fast: in rows of k elements, or where these are not multiples of 16
-    bytes, as of 1100 tokens that a weight's gradient sums over, in rows of m and n.
+    Operands have the layout that cuBLAS multiplies fast: rows of k elements or, where these are not multiples of 16
+    bytes (such as the 1100 tokens that a weight's gradient sums over), rows of m and n elements.
     """
 
     def drawn(outer: int, k: int) -> Tensor:

@@ -17,7 +17,7 @@ class Sample:
     ms: float
     """GPU: between two events with the queue filled before the first; CPU: wall clock."""
     host_us: float
-    """Until the call returned to the host."""
+    """Time until the call returned to the host."""
     queue_filled: bool
     """The GPU reached the first event only after the host had queued everything, so no launch gap is in `ms`."""
     result: Any
@@ -69,8 +69,8 @@ class CpuClock:
 class CudaClock:
     """CUDA events behind a filled queue, with the L2 cache full of other data before each sample.
 
-    A short spin holds the GPU while the host queues event, work, event; launch gaps of the host then never count.
-    Whether that succeeded is asked of the first event once everything is queued, and told in the sample.
+    A short spin holds the GPU while the host queues event, work, event, so that launch gaps of the host do not count.
+    After everything is queued the first event is queried: it must not have passed. The sample records the answer.
     """
 
     MARGIN_US = 50.0
@@ -103,13 +103,13 @@ class CudaClock:
     def flush(self) -> None:
         """Fill the L2 cache with other data, where it is to be cold.
 
-        By reading: lines that were written would have to be written back while the sample runs, some 50 MB of them.
+        The data is read, not written: written lines, some 50 MB of them, would be written back during the sample.
         """
         if self._other_data is not None:
             torch.sum(self._other_data, dim=0, out=self._sum)
 
     def align(self) -> None:
-        """Queue what comes between the spin and the first event: nothing, where one GPU works by itself."""
+        """Queue work between the spin and the first event; a clock for several GPUs lets them start together here."""
 
     def sample(self, call: Callable[[], Any], lead_us: float) -> Sample:
         """Run `call` once behind a spin that outlasts the `lead_us` in which the host queues it."""
@@ -129,9 +129,9 @@ class CudaClock:
 
 
 class LatencyClock:
-    """What a caller waits: from an idle GPU through the call to an idle GPU, by the host's clock.
+    """The time that a caller waits: from an idle GPU through the call to an idle GPU, by the host's clock.
 
-    The L2 cache is cold or hot before it as the `clock` has it.
+    The L2 cache is cold or hot before the call, as in samples of the given `clock`.
     """
 
     def __init__(self, clock: CudaClock) -> None:

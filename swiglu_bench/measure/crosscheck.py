@@ -1,4 +1,4 @@
-"""The suite's clock against a second one: the durations of kernels as the GPU's own profiler (CUPTI) has them."""
+"""The suite's clock against a second one: the durations of kernels that the GPU's own profiler (CUPTI) reports."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Agreement:
 
     @property
     def difference(self) -> float:
-        """Ours over the profiler's, less 1."""
+        """Ours over the profiler's, minus 1."""
         return self.ours_us / self.profiler_us - 1
 
     @property
     def holds(self) -> bool:
-        """Within the tolerance."""
+        """Whether the difference is within the tolerance."""
         return abs(self.difference) <= TOLERANCE
 
 
@@ -52,25 +52,27 @@ def workloads(device: torch.device) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "sigmoid of 2^28 numbers, fp32", lambda: torch.sigmoid(source, out=target)
 
 
-def compare(name: str, call: Callable[[], Any], clock: Clock, profiled: Callable[..., list[float]]) -> Agreement:
-    """Time a call with the clock, with `profiled` (as `profiled_us` below) and with the clock again.
+def compare(name: str, call: Callable[[], Any], clock: Clock) -> Agreement:
+    """Time a call with the clock, with the profiler and with the clock again, so that a drift cancels.
 
-    Raises ValueError where the workload is too short to be compared.
+    Raises RuntimeError where the workload is too short to be compared.
     """
+
+    def timed() -> list[float]:
+        return [clock.sample(call, 100.0).ms * 1e3 for _ in range(REPEATS // 2)]
+
     for _ in range(3):
         call()
     clock.synchronize()
-    before = [clock.sample(call, 100.0).ms * 1e3 for _ in range(REPEATS // 2)]
-    theirs = profiled(call, clock)
-    after = [clock.sample(call, 100.0).ms * 1e3 for _ in range(REPEATS // 2)]
+    before, theirs, after = timed(), profiled_us(call, clock), timed()
     agreement = Agreement(name, percentile(before + after, 50), percentile(theirs, 50))
     if agreement.profiler_us < LEAST_US:
-        raise ValueError(f"{name} takes {agreement.profiler_us:.1f} us, less than the {LEAST_US:g} us that it needs.")
+        raise RuntimeError(f"it takes {agreement.profiler_us:.1f} us, and a comparison needs at least {LEAST_US:g} us")
     return agreement
 
 
 def profiled_us(call: Callable[[], Any], clock: Clock) -> list[float]:
-    """The summed durations of the kernels, copies and fills of each of some calls, made as the clock makes them.
+    """The summed durations of the kernels, copies and fills of each of some calls, made the way the clock makes them.
 
     Raises RuntimeError where the profiler sees no kernels, or a number of them that differs from call to call.
     """
@@ -98,9 +100,9 @@ def per_call(durations_us: list[float]) -> list[float]:
 
 def agreements(device: torch.device) -> Iterator[Agreement | str]:
     """Each workload by both clocks, or why it could not be compared."""
-    clock = CudaClock(device, cold_l2=False)  # what flushes the cache is a kernel too
+    clock = CudaClock(device, cold_l2=False)  # flushing the cache would be a kernel too
     for name, call in workloads(device):
         try:
-            yield compare(name, call, clock, profiled_us)
-        except (RuntimeError, ValueError) as reason:
+            yield compare(name, call, clock)
+        except RuntimeError as reason:
             yield f"{name}: {reason}"

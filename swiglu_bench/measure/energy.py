@@ -8,11 +8,11 @@ from collections.abc import Callable
 LOOP_S = 0.4
 BATCH_S = 0.004
 STUCK_S = 2.0
-"""A counter that stands still for this long, with the device at work, does not count."""
+"""A counter that does not move for this long while the device works is unusable."""
 
 
 def joules_per_call(call: Callable[[], object], read_j: Callable[[], float], synchronize: Callable[[], None]) -> float:
-    """Energy of the device during calls back to back, divided by their number; what the host delays is part of it.
+    """Energy of the device during back-to-back calls, divided by their number; delays by the host are included.
 
     The loop runs between two steps of the counter, at least 0.4 s apart, so that the width of a step does not
     matter; calls are counted in batches of about 4 ms, which bounds the error to about 1%. Raises RuntimeError if the
@@ -26,7 +26,7 @@ def joules_per_call(call: Callable[[], object], read_j: Callable[[], float], syn
     batch = max(1, int(BATCH_S / max(time.perf_counter() - began, 1e-6)))
 
     def run_to_step() -> tuple[int, float]:
-        """Calls until the counter moves, and where it then stands."""
+        """Calls until the counter moves, and its value then."""
         before, since, calls = read_j(), time.perf_counter(), 0
         while True:
             for _ in range(batch):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 WARMUPS = 3
-"""Calls before the recording, as PyTorch's notes on CUDA graphs ask: what initialises itself then has done so."""
+"""Calls before the recording, as PyTorch's notes on CUDA graphs ask, so that lazy initialisation is not recorded."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Graph:
 
 
 def capture(call: Callable[[], Any], device: torch.device) -> Graph:
-    """Record `call`, whose tensors must stay where they are. Raises whatever the call or CUDA raises against it."""
+    """Record `call`, whose tensors must stay where they are. Raises what the call raises, or CUDA while recording."""
     graph = torch.cuda.CUDAGraph()
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))

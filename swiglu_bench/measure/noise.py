@@ -1,4 +1,4 @@
-"""How often this machine sees a difference where there is none, and how small a difference it can see."""
+"""How often this machine reports a difference where there is none, and how small a difference it can detect."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from swiglu_bench.measure.clock import Clock
 from swiglu_bench.measure.rounds import Contender, Rule, run_rounds
 from swiglu_bench.measure.statistics import Interval, Verdict, detectable, percentile, verdict
-
-SEEN_BY = (80, 95)
-"""Percent of pairs in which the smallest detectable difference would have been seen."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +35,8 @@ class Pair:
 
 def measure_pair(call: Callable[[], object], clock: Clock, rule: Rule, seed: int) -> Pair:
     """Time one call under three names: a baseline, its twin and a contender."""
-
-    def prepare(number: int) -> Callable[[], object]:
-        del number
-        return call
-
-    names = ("baseline", "twin", "contender")
-    rounds = run_rounds([Contender(name, prepare) for name in names], clock, rule, baseline="baseline", seed=seed)
+    contenders = [Contender(name, lambda number: call) for name in ("baseline", "twin", "contender")]
+    rounds = run_rounds(contenders, clock, rule, baseline="baseline", seed=seed)
     for timing in rounds.timings.values():
         if timing.failure:
             raise timing.failure
@@ -63,20 +55,20 @@ class Summary:
     false_positives: int
     """Pairs with a verdict other than tie."""
     excluding_1: int
-    """Pairs whose 95% interval excludes 1; 5% are to be expected at most."""
+    """Pairs whose 95% interval excludes 1; at most 5% are to be expected."""
     half_width: float
     """Median half-width of the interval."""
-    detectable: tuple[float, ...]
-    """The difference that is seen in 80% and in 95% of the pairs."""
+    detectable: tuple[float, float]
+    """The difference that 80% of the pairs would have shown, and that 95% would have."""
 
 
 def summarise(pairs: Sequence[Pair]) -> Summary:
-    """Count and condense."""
+    """Count false positives and condense the pairs to a few figures."""
     least = [pair.detectable for pair in pairs]
     return Summary(
         pairs=len(pairs),
         false_positives=sum(pair.verdict is not Verdict.TIE for pair in pairs),
         excluding_1=sum(pair.ratio.excludes(1.0) for pair in pairs),
         half_width=percentile([pair.ratio.half_width for pair in pairs], 50),
-        detectable=tuple(percentile(least, share) for share in SEEN_BY),
+        detectable=(percentile(least, 80), percentile(least, 95)),
     )

@@ -1,4 +1,4 @@
-"""Interleaved rounds: every contender once a round, in an order shuffled per round, so that drift hits all alike."""
+"""Interleaved rounds: each contender once a round, in an order shuffled per round, so that drift affects all alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swiglu_bench.measure.clock import Clock, DeviceLost, Sample, answers
 from swiglu_bench.measure.statistics import Interval, median_interval, percentile, ratio_interval
 
 RETRIES = 3
-"""How often a sample with a gap in the queue is taken again, behind a longer spin, before it is kept and marked."""
+"""Attempts at a sample without a gap in the queue, each behind a longer spin; the last one is kept and marked."""
 
 
 @dataclass(frozen=True)
@@ -29,22 +29,22 @@ class Contender:
 class Rule:
     """When to stop: once every ratio is known to `precision`, or the budget or the rounds are spent.
 
-    `min_s` makes more of short cases than `precision` asks for: clocks and power wander over some hundred milliseconds,
-    and an end that comes at a fixed time does not depend on what was seen, as one that waits for precision does.
+    `min_s` gives short cases more rounds than `precision` asks for: clocks and power vary over some hundred
+    milliseconds, and stopping at a fixed time does not depend on the samples, as stopping for precision does.
     """
 
     warmup_rounds: int = 3
-    """Run first and not kept: caches fill, clocks settle."""
+    """Rounds that run first and are not kept: caches fill, clocks settle."""
     min_rounds: int = 10
-    """Whatever the budget."""
+    """At least these, whatever the budget."""
     max_rounds: int = 500
     min_s: float = 2.0
-    """No stop for precision before."""
+    """Precision does not stop the rounds earlier."""
     budget_s: float = 10.0
     precision: float = 0.005
     """Half-width of the ratio's 95% interval, relative to the ratio."""
     rest_s: float = 0.0
-    """Pause before each sample, in which the device cools; 0: the steady state of one that never rests."""
+    """Pause before each sample, in which the device cools; 0: the steady state without pauses."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Timing:
 
     samples: list[Sample] = field(default_factory=list)
     failure: BaseException | None = None
-    """What it raised, if it did; it then takes no further part."""
+    """The exception that it raised, if any; it then takes no further part."""
 
     @property
     def ms(self) -> list[float]:
@@ -62,7 +62,7 @@ class Timing:
 
 
 class Timed(Protocol):
-    """A row that takes what the rounds say of one contender by itself."""
+    """A row with the figures that the rounds give for one contender by itself."""
 
     time_ms: float | None
     time_p10_ms: float | None
@@ -89,7 +89,7 @@ class Rounds:
         return ratio_interval(mine.ms, base.ms)
 
     def note(self, name: str, row: Timed) -> None:
-        """Enter a contender's median and spread into a row, and how they were measured; it has samples."""
+        """Enter a contender's median and spread into a row, and how they were measured; it must have samples."""
         timing = self.timings[name]
         row.time_ms = percentile(timing.ms, 50)
         row.time_p10_ms, row.time_p90_ms = percentile(timing.ms, 10), percentile(timing.ms, 90)
@@ -115,29 +115,29 @@ def run_rounds(
     """Time all contenders in interleaved rounds.
 
     `inspect(name, round, result)` sees what the calls of the last `inspected_rounds` rounds returned, each before the
-    next call; which rounds are the last is not known to any contender. `before_inspection(round)` is called before each
-    call that will be inspected is prepared, `on_round` after each round, `on_turn` with a contender's name before each
-    of its turns. `now` tells the seconds that the rule counts, by default the wall clock's. Raises DeviceLost where a
-    contender broke the device for all: what the others would be timed on then is no device.
+    next call; no contender can know which rounds are the last. `before_inspection(round)` is called before each call
+    that will be inspected is prepared, `on_round` after each round, `on_turn` with a contender's name before each of
+    its turns. `now` returns the seconds that the rule counts, by default those of the wall clock. Raises DeviceLost
+    where a contender broke the device, since nothing can be timed on it any more.
     """
     now = now or time.perf_counter
     shuffle = random.Random(seed)
     timings = {contender.name: Timing() for contender in contenders}
     lead_us = dict.fromkeys(timings, 100.0)
 
-    def play(number: int, keep: bool, look: bool) -> None:
+    def play(number: int, keep: bool, inspected: bool) -> None:
         for contender in shuffle.sample(contenders, len(contenders)):
             timing = timings[contender.name]
             if timing.failure:
                 continue
             if rule.rest_s:
                 time.sleep(rule.rest_s)
-            if look:
+            if inspected:
                 before_inspection(number)
             on_turn(contender.name)
             try:
                 sample = _take(contender, clock, number, lead_us)
-                if look and inspect:
+                if inspected and inspect:
                     inspect(contender.name, number, sample.result)
             except Exception as error:  # a contender may raise anything; the others go on
                 if not answers(clock):
@@ -146,13 +146,13 @@ def run_rounds(
                 continue
             if keep:
                 timing.samples.append(dataclasses.replace(sample, result=None))
-            del sample  # or the next contender could find this one's answer to the same question
+            del sample  # or the next contender could find this one's result in memory
 
     for number in range(rule.warmup_rounds):
-        play(number, keep=False, look=False)
-    began, number, last, look_again, stopped_by = now(), 0, 0, rule.min_rounds, ""
+        play(number, keep=False, inspected=False)
+    began, number, last, next_check, stopped_by = now(), 0, 0, rule.min_rounds, ""
     while not stopped_by or number < last:
-        play(number, keep=True, look=bool(stopped_by))
+        play(number, keep=True, inspected=bool(stopped_by))
         number += 1
         if on_round:
             on_round(number)
@@ -160,8 +160,8 @@ def run_rounds(
             last = number + inspected_rounds
             spent_s = now() - began
             stopped_by = _spent(rule, number, last, spent_s)
-            if not stopped_by and last >= look_again and spent_s >= rule.min_s:
-                look_again = math.ceil(1.25 * last)  # the more often one looks, the sooner chance looks like precision
+            if not stopped_by and last >= next_check and spent_s >= rule.min_s:
+                next_check = math.ceil(1.25 * last)  # frequent checks would mistake chance for precision sooner
                 stopped_by = "precision" if _precise(timings, rule, baseline) else ""
     return Rounds(timings, stopped_by)
 
@@ -178,7 +178,7 @@ def _take(contender: Contender, clock: Clock, number: int, lead_us: dict[str, fl
 
 
 def _spent(rule: Rule, number: int, last: int, spent_s: float) -> str:
-    """Which allowance is spent after this many rounds, or "". The inspected rounds follow and bring it to `last`."""
+    """Which allowance is spent after this many rounds, or "". The inspected rounds still follow, up to `last`."""
     if last < rule.min_rounds:
         return ""
     if last >= rule.max_rounds:
@@ -187,7 +187,7 @@ def _spent(rule: Rule, number: int, last: int, spent_s: float) -> str:
 
 
 def _precise(timings: dict[str, Timing], rule: Rule, baseline: str | None) -> bool:
-    """Whether every ratio is known well enough; where there are none, every time."""
+    """Whether every ratio is known to the rule's precision; where there is no ratio, every time."""
     working = {name: timing.ms for name, timing in timings.items() if not timing.failure}
     base = working.get(baseline or "")
     if base is None or len(working) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,7 +14,7 @@ CONFIDENCE = 0.95
 
 
 class Verdict(StrEnum):
-    """What a ratio to the baseline amounts to."""
+    """What a ratio to the baseline means."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -35,11 +36,11 @@ class Interval:
 
     @property
     def noise(self) -> float:
-        """Of a ratio that ought to be 1: how far from 1 the interval reaches."""
+        """How far from 1 the interval of a ratio reaches whose true value is 1."""
         return max(abs(self.low - 1), abs(self.high - 1))
 
     def excludes(self, value: float) -> bool:
-        """Whether the value lies outside."""
+        """Whether the value lies outside the interval."""
         return not self.low <= value <= self.high
 
 
@@ -54,36 +55,40 @@ def ratio_interval(values: Sequence[float], baseline: Sequence[float], confidenc
 
 
 def median_interval(values: Sequence[float] | np.ndarray, confidence: float = CONFIDENCE) -> Interval:
-    """The median and the interval of the sign test, by default of 95%: two of the sorted values, whatever their law.
+    """The median and its interval by the sign test, by default of 95%: two of the sorted values.
 
-    For independent values it is exact (conservative: the binomial distribution is discrete). Where neighbours in the
-    sequence are alike, n values say as much as fewer independent ones, and the ranks move outwards accordingly. A
-    bootstrap of the median is narrower than the truth on both counts: of 12 independent rounds it misses 6 to 7%.
+    It holds for any distribution. For independent values it is exact (conservative: the binomial distribution is
+    discrete). Where neighbours in the sequence correlate, n values say as much as fewer independent ones, and the ranks
+    move outwards accordingly. A bootstrap of the median is too narrow in both cases: at 12 independent rounds its 95%
+    interval misses the truth in 6 to 7% of experiments.
     """
     values = np.asarray(values, dtype=np.float64)
     count, middle = len(values), float(np.median(values))
     effective = max(1, int(count / _inflation(np.sign(values - middle))))
-    # The largest rank such that the true median lies below that value with at most half of
-    # what the confidence leaves; 0 if there is none.
-    rank = int(scipy.stats.binom.ppf((1 - confidence) / 2, effective, 0.5))
-    below = max(0, int((rank - 0.5) / effective * count))
+    below = max(0, int((_rank(effective, confidence) - 0.5) / effective * count))
     ordered = np.sort(values)
     return Interval(middle, float(ordered[below]), float(ordered[count - 1 - below]))
 
 
-def quotient(after: Interval, before: Interval) -> Interval:
-    """The quotient of two medians: if each interval holds its median with 97.5%, this one holds theirs with 95%.
+@functools.cache
+def _rank(count: int, confidence: float) -> int:
+    """The largest rank such that the true median lies below that value with at most (1 - confidence) / 2; else 0."""
+    return int(scipy.stats.binom.ppf((1 - confidence) / 2, count, 0.5))
 
-    Nothing is assumed: neither how the samples are distributed nor that the two sets are independent (Bonferroni). For
-    independent ones of about the same spread it is 1.4 times as wide as it would have to be.
+
+def quotient(after: Interval, before: Interval) -> Interval:
+    """The quotient of two medians: two intervals of 97.5% confidence give one of 95%.
+
+    It assumes neither a distribution of the samples nor that the two sets are independent (Bonferroni). For independent
+    sets of about the same spread it is 1.4 times as wide as necessary.
     """
     return Interval(after.median / before.median, after.low / before.high, after.high / before.low)
 
 
 def _inflation(signs: np.ndarray) -> float:
-    """How many times the variance of the signs' sum exceeds that of independent ones (Newey and West 1987), at least 1.
+    """Variance of the signs' sum relative to that of independent signs (Newey and West 1987), at least 1.
 
-    Only as many lags as the cube root of the count allows: more would be noise.
+    The number of lags is about the cube root of the count; more would add noise.
     """
     count = len(signs)
     lags = min(round(count ** (1 / 3)) + 1, count - 1)
@@ -99,7 +104,7 @@ def verdict(ratio: Interval, noise: float) -> Verdict:
 
 
 def detectable(ratio: Interval, noise: float) -> float:
-    """From an A/A pair: the least true difference that would have got a verdict, faster as well as slower."""
+    """The least true difference that an A/A pair with this ratio and noise would have shown, be it faster or slower."""
     faster = max(1 - 1 / ratio.high, 1 - (1 - noise) / ratio.median)
     slower = max(1 / ratio.low - 1, (1 + noise) / ratio.median - 1)
     return max(0.0, faster, slower)

@@ -1,7 +1,7 @@
-"""What is measured: shapes, scopes, modes and the cases a sweep expands to. No torch in here.
+"""What is measured: shapes, scopes, modes and the cases that a sweep expands to. No torch in here.
 
 A *shape* is the pair of sizes of one model's feed-forward block, a *sweep* names shapes and token counts, and a *case*
-is one cell of the work: shape x tokens x dtype x scope x mode x seed.
+is one combination of shape, token count, dtype, scope, mode and seed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from swiglu_bench.spec.errors import BadInput
 
 
 class Scope(enum.StrEnum):
-    """Where the fusion boundary lies. Times of two scopes are never put in one ratio."""
+    """Where the fusion boundary lies. A ratio never compares times of two scopes."""
 
     ACTIVATION = "activation"
     """gate, up -> silu(gate) * up"""
@@ -27,16 +27,15 @@ class Scope(enum.StrEnum):
 
 
 class Mode(enum.StrEnum):
-    """Which part of a training step is timed."""
+    """Which part of a training step is timed; `step` is forward and backward together."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
     STEP = "step"
-    """forward and backward together"""
 
 
 class Dtype(enum.StrEnum):
-    """Data type of inputs, weights and output; every implementation accumulates as it sees fit."""
+    """Data type of inputs, weights and output; each implementation chooses the type it accumulates in."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
@@ -58,20 +57,18 @@ ACTIVATIONS = {Scope.ACTIVATION: ("gate", "up"), Scope.GLU: ("x",), Scope.MLP: (
 """The tensors that change from call to call, in the order in which an implementation's forward takes them."""
 
 WEIGHTS = {Scope.ACTIVATION: (), Scope.GLU: ("w_gate", "w_up"), Scope.MLP: ("w_gate", "w_up", "w_down")}
-"""The tensors that stay: the parameters of the block, each [out_features, in_features] as nn.Linear has them."""
-
-VARIANTS = 2
-"""Sets of activations that rotate through the timed loop, so that a remembered answer is a wrong answer.
-
-The first is drawn from the case's seed, the others from seeds that nobody knows before the run.
-"""
+"""The parameters of the block, each [out_features, in_features] as in nn.Linear."""
 
 BIASES = {Scope.ACTIVATION: (), Scope.GLU: ("bias_gate", "bias_up"), Scope.MLP: ("bias_gate", "bias_up", "bias_down")}
-"""The vectors added to each projection where a problem asks for biases: each [out_features]."""
+"""The vectors added to each projection where a problem has biases: each [out_features]."""
+
+VARIANTS = 2
+"""Sets of activations that take turns in the timed loop, so that a cached answer is wrong. The first is drawn from the
+case's seed, the others from seeds that are not known before the run."""
 
 
 def tensors(scope: Scope) -> tuple[str, ...]:
-    """Names of everything a complete backward yields a gradient for: activations first, then weights."""
+    """Names of everything that a complete backward yields a gradient for: activations first, then weights."""
     return ACTIVATIONS[scope] + WEIGHTS[scope]
 
 
@@ -89,11 +86,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What a problem asks for beyond plain SwiGLU; an implementation takes those that it names in `offers`."""
+    """What a problem asks for beyond plain SwiGLU; an implementation supports those that it names in `offers`."""
 
     bias: bool = False
     limit: float | None = None
-    """gate is bounded from above by it and up to [-limit, limit] before the product, as gpt-oss does."""
+    """The gate is clamped from above to it and up to [-limit, limit] before the product, as in gpt-oss."""
     packed: bool = False
     """The gate and up weights are one [2 * intermediate, hidden] matrix, the gate's rows first."""
 
@@ -103,7 +100,7 @@ PLAIN = Extras()
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One cell of the work. Hashable, and everything needed to make the same tensors again."""
+    """One unit of work. It is hashable and holds everything needed to draw the same tensors again."""
 
     shape: Shape
     tokens: int
@@ -136,14 +133,11 @@ def expand(
     ]
 
 
-_COUNT = re.compile(r"(\d{1,12})([kK]?)")
-
-
 def parse_tokens(text: str) -> list[int]:
     """Token counts from '1,128,1k,8k'; k is 1024. Raises BadInput for anything else, 0 and below included."""
     counts = []
     for part in (piece.strip() for piece in text.split(",")):
-        match = _COUNT.fullmatch(part)
+        match = re.fullmatch(r"(\d{1,12})([kK]?)", part)
         count = int(match[1]) * (1024 if match[2] else 1) if match else 0
         if count < 1:
             raise BadInput(f"--tokens: {part!r} is not a token count; give positive integers such as 1,128,1k,8k.")

@@ -6,14 +6,16 @@ Legend for products: C[m, n] = A[m, k] B[k, n], 2 m n k operations. T tokens, H 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from swiglu_bench.spec.cases import ACTIVATIONS, WEIGHTS, Case, Mode, Scope
 
 Product = tuple[int, int, int]
 """(m, n, k) of one matrix product."""
+Amount = TypeVar("Amount", int, list[Product])
 
 TRUTH_CHUNK = 2048
-"""Tokens that the fp64 truth handles at a time."""
+"""Tokens that the fp64 reference computes at a time."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Footprint:
 
 
 def products(case: Case, gradients: tuple[str, ...]) -> list[Product]:
-    """The bare matrix products of a case, gate and up as one packed product; the judge for its matmul limit.
+    """The bare matrix products of a case, from which its matmul limit is computed; gate and up are one packed product.
 
     `gradients` says which gradients the backward must yield; the products for others are left out.
     """
@@ -49,36 +51,32 @@ def products(case: Case, gradients: tuple[str, ...]) -> list[Product]:
             backward.append((tokens, intermediate, hidden))
         if "w_down" in gradients:
             backward.append((hidden, intermediate, tokens))
-    return _of_mode(case.mode, forward, backward)
+    return _in_mode(case.mode, forward, backward)
 
 
-def _of_mode(mode: Mode, forward: list[Product], backward: list[Product]) -> list[Product]:
+def _in_mode(mode: Mode, forward: Amount, backward: Amount) -> Amount:
     return {Mode.FORWARD: forward, Mode.BACKWARD: backward, Mode.STEP: forward + backward}[mode]
 
 
 def flops(case: Case, gradients: tuple[str, ...]) -> int:
     """Floating-point operations of the case's products, plus the gate's: 5 an element forward, 12 backward."""
-    gate = case.tokens * case.shape.intermediate * {Mode.FORWARD: 5, Mode.BACKWARD: 12, Mode.STEP: 17}[case.mode]
+    gate = case.tokens * case.shape.intermediate * _in_mode(case.mode, 5, 12)
     return sum(2 * m * n * k for m, n, k in products(case, gradients)) + gate
 
 
 def min_bytes(case: Case, gradients: tuple[str, ...]) -> int:
     """Fewest bytes to move through device memory: each input read once, each output written once.
 
-    Backward reads the upstream gradient, the activations and the weights and writes the gradients; what an
-    implementation chose to save between the two is its own affair and not counted.
+    Backward reads the upstream gradient, activations and weights; what is saved for it is a choice and not counted.
     """
     size = tensor_elements(case)
-    inputs = sum(size[name] for name in ACTIVATIONS[case.scope] + WEIGHTS[case.scope])
-    output = size["output"]
-    forward = inputs + output
-    backward = inputs + output + sum(size[name] for name in gradients)
-    elements = {Mode.FORWARD: forward, Mode.BACKWARD: backward, Mode.STEP: forward + backward}[case.mode]
-    return elements * case.dtype.bytes
+    forward = sum(size[name] for name in (*ACTIVATIONS[case.scope], *WEIGHTS[case.scope], "output"))
+    backward = forward + sum(size[name] for name in gradients)
+    return _in_mode(case.mode, forward, backward) * case.dtype.bytes
 
 
 def longest_sum(case: Case) -> int:
-    """Terms of the longest sum that an output or a gradient of the case takes: what its fp32 rounding grows with."""
+    """Number of terms in the longest sum behind an output or gradient of the case; fp32 rounding grows with it."""
     if case.scope is Scope.ACTIVATION:
         return 1
     sums = [case.shape.hidden, 2 * case.shape.intermediate]
@@ -88,20 +86,16 @@ def longest_sum(case: Case) -> int:
 def tensor_elements(case: Case) -> dict[str, int]:
     """Elements of every named tensor of a case, `output` included."""
     tokens, hidden, intermediate = case.tokens, case.shape.hidden, case.shape.intermediate
-    weight = hidden * intermediate
     return {
         "x": tokens * hidden,
-        "gate": tokens * intermediate,
-        "up": tokens * intermediate,
-        "w_gate": weight,
-        "w_up": weight,
-        "w_down": weight,
+        **dict.fromkeys(("gate", "up"), tokens * intermediate),
+        **dict.fromkeys(("w_gate", "w_up", "w_down"), hidden * intermediate),
         "output": tokens * (hidden if case.scope is Scope.MLP else intermediate),
     }
 
 
 def predicted_memory(case: Case, footprint: Footprint) -> tuple[int, int]:
-    """(saved, peak) bytes of one forward and backward as arithmetic has it."""
+    """(saved, peak) bytes of one forward and backward that follow from a footprint."""
     tokens, hidden, intermediate = case.tokens, case.shape.hidden, case.shape.intermediate
     unit = (tokens * intermediate, tokens * hidden, intermediate * hidden)
     peak = max(sum(count * size for count, size in zip(phase, unit, strict=True)) for phase in footprint.phases)
@@ -109,7 +103,7 @@ def predicted_memory(case: Case, footprint: Footprint) -> tuple[int, int]:
 
 
 def needed_bytes(case: Case, variants: int) -> int:
-    """Device memory that measuring a case takes at least: the tensors, their fp64 truth, and one contender's work."""
+    """Least device memory for measuring a case: the tensors, their fp64 reference, and one contender's work."""
     size = tensor_elements(case)
     weights = sum(size[name] for name in WEIGHTS[case.scope])
     activations = sum(size[name] for name in ACTIVATIONS[case.scope])

@@ -1,4 +1,4 @@
-"""How errors are told: bad input in one sentence, near matches for a misspelt name, an exception in one line."""
+"""How errors are reported: bad input in one sentence, near matches for a misspelt name, an exception in one line."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import difflib
 from collections.abc import Sequence
 
 MOST_CHARACTERS = 300
-"""Of an exception's text in a row or a message."""
+"""Most characters of an exception's text in a row or a message."""
 
 
 class BadInput(ValueError):
-    """Something the user gave is wrong; the message is one sentence that says what and what would be right."""
+    """The user's input is wrong; the message is one sentence that says what is wrong and what would be right."""
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """'did you mean a or b?' where something is near, else the list of what there is."""
+    """'did you mean a or b?' where a known name is similar, else the list of known names."""
     near = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
     near += [name for name in known if word and name.startswith(word) and name not in near][:3]
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}."
 
 
-def one_line(error: BaseException, most: int = MOST_CHARACTERS) -> str:
+def one_line(error: BaseException) -> str:
     """An exception as part of a sentence: its type and its text."""
-    text = " ".join(str(error).split())[:most].rstrip(".: ")
+    text = " ".join(str(error).split())[:MOST_CHARACTERS].rstrip(".: ")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

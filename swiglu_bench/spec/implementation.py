@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
     from swiglu_bench.spec.problem import Problem
 
-WeightLayout = Literal["separate", "packed", "interleaved", "none"]
+WeightLayout = Literal["separate", "packed", "interleaved"]
 Backend = Literal["torch", "inductor", "triton", "cutlass"]
 _MODULES = {"inductor": "torch._inductor.compile_fx", "triton": "triton"}
-"""Of a backend, which take seconds to import."""
+"""The module behind a backend, where importing it takes seconds."""
 Trains = Literal["everything", "inputs", "nothing"]
 Offer = Literal["bias", "limit", "packed"]
 
@@ -69,62 +69,56 @@ class Implementation:
     build: Callable[[Problem], Step] = field(repr=False)
     weight_layout: WeightLayout = "separate"
     backend: Backend = "torch"
-    """What runs it: decides where it is available. `triton` needs a GPU, or Triton's interpreter for `verify`."""
+    """What executes it, which decides where it is available. `triton` needs a GPU; `verify` can use the interpreter."""
     package: str = ""
     """The module that must be importable, where it needs more than torch."""
     imports: str = ""
-    """What of the package its build imports: that is done before the first call is timed. Empty: the package."""
+    """The module that its build imports; it is imported before the first call is timed. Empty: `package`."""
     trains: Trains = "everything"
     """Whose gradients it yields: inputs and weights, inputs only (frozen weights), or none (forward only)."""
     interpretable: str = "yes"
-    """`yes`, or why Triton's CPU interpreter cannot run it."""
+    """`yes`, or the reason why Triton's CPU interpreter cannot run it."""
     gpus: tuple[int, ...] = ()
-    """Major compute capabilities of the GPUs it is made for; empty: it runs wherever its backend does."""
+    """Major compute capabilities of the GPUs that it is made for; empty: all that its backend supports."""
     dtypes: frozenset[Dtype] = frozenset(Dtype)
-    """The data types it takes."""
+    """The data types that it takes."""
     multiple: int = 1
-    """What hidden and intermediate sizes must be multiples of."""
+    """Hidden and intermediate sizes must be multiples of this."""
     on_request: bool = False
-    """Whether it takes part only where `--impl` names it: its build takes minutes for each case."""
+    """Whether it takes part only where `--impl` names it, because its build takes minutes for each case."""
     offers: frozenset[Offer] = frozenset()
-    """Which of `problem.extras` its build honours; it is never asked for another."""
+    """Which of `problem.extras` its build supports; it is never asked for another."""
     overwrites: frozenset[str] = frozenset()
-    """Activations that its backward overwrites by contract, where the scope hands them to it; any other is a fault."""
+    """Activations that its backward overwrites by contract; overwriting any other input is a fault."""
     footprints: Mapping[Scope, Footprint] = field(default_factory=dict, hash=False)
-    """The memory it should take at each scope by arithmetic; a scope left out has no prediction."""
+    """The memory that it should take at each scope by arithmetic; a scope left out has no prediction."""
     usage: str = ""
-    """A line of Python that has it in a model; shown by `recommend`."""
+    """A line of Python that puts it into a model; shown by `recommend`."""
     source: str = "swiglu_bench"
     """The module of its build function."""
     file: str = field(default="", compare=False)
     """The file of its build function."""
     address: str = field(default="", compare=False)
-    """What `load` finds it by in another process: empty for the suite's own, which are found by name."""
+    """What `registry.load` finds it by in another process; empty for the suite's own, which are found by name."""
 
     def __post_init__(self) -> None:
-        """Take any iterable of names for a set of them."""
+        """Accept any iterable of names for a set of them."""
         for name, kind in (("scopes", Scope), ("dtypes", Dtype), ("offers", str), ("overwrites", str)):
             object.__setattr__(self, name, frozenset(map(kind, getattr(self, name))))
         object.__setattr__(self, "gpus", tuple(self.gpus))
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """What has to be imported for it, other than its file and torch itself."""
+        """The modules to import for it, other than its file and torch itself."""
         return tuple(filter(None, (_MODULES.get(self.backend), self.imports or self.package)))
 
     def declared(self) -> Implementation:
-        """All but the code: what can be sent to a process that must not run it."""
-        return dataclasses.replace(self, build=_elsewhere)
+        """A copy without the build function, to send to a process that must not run it."""
+        return dataclasses.replace(self, build=_not_here)
 
     def gradients(self, scope: Scope) -> tuple[str, ...]:
         """Names of the tensors whose gradients it yields at a scope."""
-        match self.trains:
-            case "everything":
-                return tensors(scope)
-            case "inputs":
-                return ACTIVATIONS[scope]
-            case _:
-                return ()
+        return {"everything": tensors(scope), "inputs": ACTIVATIONS[scope], "nothing": ()}[self.trains]
 
     def refuses(self, case: Case) -> str | None:
         """Why it does not take a case on any machine (one sentence), or None if it does."""
@@ -141,35 +135,36 @@ class Implementation:
 
         `capability` is the GPU's compute capability, as "9.0"; "" where it is not known.
         """
-        if self.gpus and (device_type == "cpu" or capability.split(".")[0] not in ("", *map(str, self.gpus))):
+        on_cpu = device_type == "cpu"
+        if self.gpus and (on_cpu or capability.split(".")[0] not in ("", *map(str, self.gpus))):
             made_for = " or ".join(f"{major}.x" for major in self.gpus)
             here = f"this GPU has {capability}" if capability else "there is none here"
             return f"It needs a GPU of compute capability {made_for}; {here}."
         if self.backend == "triton":
             if not _installed("triton"):
                 return f"Triton is not installed (it has no package for {platform.system()})."
-            if device_type == "cpu" and not interpreter:
+            if on_cpu and not interpreter:
                 return "Triton kernels need a GPU; `swiglu-bench verify` checks them here through the interpreter."
-            if device_type == "cpu" and self.interpretable != "yes":
+            if on_cpu and self.interpretable != "yes":
                 return self.interpretable
-            if device_type == "cpu" and (broken := _interpreter_breaks()):
+            if on_cpu and (broken := _broken_interpreter()):
                 return broken
         if self.package and not _installed(self.package):
             return f"The package {self.package} is not installed."
         if self.backend == "inductor":
-            if device_type == "cpu" and not _cpp_compiler():
+            if on_cpu and not _cpp_compiler():
                 return "torch.compile on a CPU needs a C++ compiler; none was found (set CXX, or install g++ or clang)."
-            if device_type == "cuda" and not _installed("triton"):
+            if not on_cpu and not _installed("triton"):
                 return "torch.compile on a GPU needs Triton, which is not installed."
         return None
 
 
-def _elsewhere(problem: Problem) -> Step:
-    raise AssertionError(f"This process only knows what was declared, and builds nothing: {problem.case.label}.")
+def _not_here(problem: Problem) -> Step:
+    raise AssertionError(f"This process has declarations only and cannot build: {problem.case.label}.")
 
 
-def _interpreter_breaks() -> str | None:
-    """Why Triton's interpreter cannot work with what is installed, in one sentence, or None."""
+def _broken_interpreter() -> str | None:
+    """Why Triton's interpreter cannot work with the installed versions, in one sentence, or None."""
     triton, numpy = (Version(importlib.metadata.version(name)) for name in ("triton", "numpy"))
     if triton < Version("3.7") and numpy >= Version("2.4"):
         return (
@@ -182,7 +177,7 @@ def _interpreter_breaks() -> str | None:
 def _installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # the parent of a dotted name is missing, or no proper module
+    except (ImportError, ValueError):  # the parent of a dotted name is missing, or is not a proper module
         return False
 
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class Problem:
     """Tensors of one case. Contenders share them and must not change them.
 
-    `weights` are [out_features, in_features], as nn.Linear has them; `activations[v]` and `upstream[v]` are variant v
-    of the inputs, in the order of `cases.ACTIVATIONS`, and of the gradient of the output. Variant 0 is drawn from the
-    case's seed, as the weights are; the others from `unannounced`, a seed that no contender can know before the run.
+    `weights` are [out_features, in_features] as in nn.Linear; `activations[v]` and `upstream[v]` are variant v of the
+    inputs, in the order of `cases.ACTIVATIONS`, and of the gradient of the output. The weights and variant 0 are drawn
+    from the case's seed; the other variants from `unannounced`, a seed that no contender can know before the run.
     """
 
     case: Case
@@ -32,7 +32,7 @@ class Problem:
     """[out_features] each, by the names of `cases.BIASES`; empty unless `extras.bias`."""
     unannounced: int = 0
     desk: list[Tensor] = field(default_factory=list)
-    """The activations and the upstream gradient of the run at hand, at the same addresses for every run."""
+    """The activations and the upstream gradient of the current run, at the same addresses for every run."""
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -40,7 +40,7 @@ class Problem:
         return self.weights | self.biases
 
     def for_building(self) -> Problem:
-        """What an implementation's build sees: everything but activations, so that no answer can be made beforehand."""
+        """What an implementation's build sees: no activations, so that no answer can be computed in advance."""
         return dataclasses.replace(self, activations=(), upstream=(), unannounced=0, desk=[])
 
     def with_leaves(self, requires_grad: bool) -> Problem:

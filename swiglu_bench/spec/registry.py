@@ -9,6 +9,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from swiglu_bench.spec.errors import BadInput, did_you_mean, one_line
@@ -17,37 +18,35 @@ from swiglu_bench.spec.implementation import Implementation
 ENTRY_POINT_GROUP = "swiglu_bench.implementations"
 
 
+def _published() -> dict[str, EntryPoint]:
+    return {f"{one.name} = {one.value}": one for one in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
+
+
 def entry_point_addresses() -> list[str]:
     """Addresses of the implementations that installed packages publish under `swiglu_bench.implementations`."""
-    return [f"{entry.name} = {entry.value}" for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)]
+    return list(_published())
 
 
 def load(address: str) -> Implementation:
     """The Implementation at `path/to/file.py:name` or of an entry point. This runs its file or imports its package."""
-    entries = [
-        entry
-        for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
-        if f"{entry.name} = {entry.value}" == address
-    ]
-    found = from_entry_point(entries[0]) if entries else from_file(address)
+    entry = _published().get(address)
+    found = _from_entry_point(entry, address) if entry else from_file(address)
     return dataclasses.replace(found, address=address)
 
 
-def from_entry_point(entry: importlib.metadata.EntryPoint) -> Implementation:
-    """The Implementation that an installed package publishes."""
+def _from_entry_point(entry: EntryPoint, address: str) -> Implementation:
     try:
-        thing = entry.load()
+        found = entry.load()
     except Exception as error:
         raise BadInput(
-            f"The entry point {entry.name} = {entry.value} failed to import: {one_line(error)}; "
-            "repair or uninstall its package."
+            f"The entry point {address} failed to import: {one_line(error)}; repair or uninstall its package."
         ) from error
-    if not isinstance(thing, Implementation):
+    if not isinstance(found, Implementation):
         raise BadInput(
-            f"The entry point {entry.name} = {entry.value} is a {type(thing).__name__}, not an Implementation; "
-            "decorate its build function with swiglu_bench.implementation."
+            f"The entry point {address} is a {type(found).__name__}, not an Implementation; decorate its build "
+            "function with swiglu_bench.implementation."
         )
-    return thing
+    return found
 
 
 def check_file(spec: str) -> None:
@@ -60,18 +59,17 @@ def check_file(spec: str) -> None:
 def from_file(spec: str) -> Implementation:
     """The Implementation that `path/to/file.py:name` names. This runs the file's code."""
     check_file(spec)
-    path_text, _, name = spec.rpartition(":")
-    path = Path(path_text)
-    module_spec = importlib.util.spec_from_file_location(f"swiglu_bench_user_{path.stem}", path)
+    path, _, name = spec.rpartition(":")
+    module_spec = importlib.util.spec_from_file_location(f"swiglu_bench_user_{Path(path).stem}", path)
     assert module_spec is not None
     assert module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module
+    sys.modules[module_spec.name] = module  # dataclasses look their module up
     try:
         module_spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise BadInput(f"--impl {spec}: {path} failed to import: {one_line(error)}.") from error
-    offered = {thing.name: thing for thing in vars(module).values() if isinstance(thing, Implementation)}
+    offered = {value.name: value for value in vars(module).values() if isinstance(value, Implementation)}
     chosen = offered.get(name) or getattr(module, name, None)
     if not isinstance(chosen, Implementation):
         names = ", ".join(offered) or "none (decorate a build function with swiglu_bench.implementation)"
@@ -85,32 +83,32 @@ def select(
     unwanted: Sequence[str] = (),
     load_file: Callable[[str], Implementation] = load,
 ) -> list[Implementation]:
-    """The implementations that names and globs choose, in the catalogue's order, files after them.
+    """The implementations that names and globs choose, in the catalogue's order, those of files after them.
 
-    `wanted` empty means all but those `on_request`; `load_file` gets one from `path/to/file.py:name`. Raises BadInput
-    for a pattern that matches nothing, offering near matches.
+    An empty `wanted` means all but those `on_request`; `load_file` gets one from `path/to/file.py:name`. Raises
+    BadInput for a pattern that matches nothing, offering near matches.
     """
-    names = [candidate.name for candidate in catalogue]
+    names = [one.name for one in catalogue]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
-        sources = " and ".join(candidate.source for candidate in catalogue if candidate.name == twice)
+        sources = " and ".join(one.source for one in catalogue if one.name == twice)
         raise BadInput(f"Two implementations are called {twice!r}, from {sources}; rename or uninstall one of them.")
 
-    def matches(patterns: Sequence[str], option: str) -> list[str]:
-        chosen: list[str] = []
+    def matches(patterns: Sequence[str], option: str) -> set[str]:
+        chosen: set[str] = set()
         for pattern in patterns:
             hits = fnmatch.filter(names, pattern)
             if not hits:
                 raise BadInput(f"{option}: no implementation is called {pattern!r}; {did_you_mean(pattern, names)}")
-            chosen += hits
+            chosen.update(hits)
         return chosen
 
     files = [spec for spec in wanted if ".py:" in spec]
-    patterns = [spec for spec in wanted if spec not in files]
-    usual = {candidate.name for candidate in catalogue if not candidate.on_request}
-    keep = set(matches(patterns, "--impl")) if wanted else usual
-    drop = set(matches(unwanted, "--skip-impl"))
-    chosen = [candidate for candidate in catalogue if candidate.name in keep - drop]
+    keep = matches([spec for spec in wanted if spec not in files], "--impl")
+    if not wanted:
+        keep = {one.name for one in catalogue if not one.on_request}
+    keep -= matches(unwanted, "--skip-impl")
+    chosen = [one for one in catalogue if one.name in keep]
     for spec in files:
         check_file(spec)
         extra = load_file(spec)

@@ -1,16 +1,15 @@
-"""Shapes and sweeps from YAML: found by name, checked by pydantic, wrong ones named by file and line. No torch."""
+"""Shapes and sweeps from YAML: found by name, checked by pydantic; errors name the file and the line. No torch."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import pydantic
-import yaml
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from swiglu_bench.spec import yaml_file
 from swiglu_bench.spec.cases import Shape
@@ -19,40 +18,29 @@ from swiglu_bench.spec.errors import BadInput, did_you_mean
 DEFAULT_TOKENS = (1, 16, 128, 1024, 2048, 4096, 8192)
 
 Size = Annotated[int, Field(gt=0, le=2**24)]
-Tokens = Annotated[list[Annotated[int, Field(gt=0, le=2**24)]], Field(min_length=1)]
+Tokens = Annotated[list[Size], Field(min_length=1)]
+Source = Annotated[str, Field(min_length=1)]
 
 
-class ShapeFile(pydantic.BaseModel):
+class ShapeFile(pydantic.BaseModel, extra="forbid", strict=True):
     """One shape, as a YAML file states it."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     hidden: Size
     intermediate: Size
-    source: Annotated[str, Field(min_length=1)]
+    source: Source
     tokens: Tokens = list(DEFAULT_TOKENS)
 
 
-class SweepFile(pydantic.BaseModel):
+class SweepFile(pydantic.BaseModel, extra="forbid", strict=True):
     """A named sweep: shapes, and token counts that replace the shapes' own."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
     shapes: Annotated[list[str], Field(min_length=1)]
     tokens: Tokens | None = None
-    source: Annotated[str, Field(min_length=1)]
+    source: Source
 
 
-@dataclass(frozen=True)
-class Config:
-    """A parsed file of configs/: what `list` shows."""
-
-    name: str
-    path: Path
-    content: ShapeFile | SweepFile
-    node: yaml.Node = field(repr=False, compare=False)
-
-    def line(self, *location: int | str) -> int:
-        """The line of the file that states a key, or an entry of its list."""
-        return yaml_file.line(self.node, location)
+Config = yaml_file.Document[ShapeFile | SweepFile]
+"""A file of configs/, read and checked."""
 
 
 def configs_folder() -> Path:
@@ -76,12 +64,11 @@ def load_shapes(text: str) -> list[Shape]:
     """Shapes for `--shapes`: names of shapes or sweeps, YAML paths, or HIDDENxINTERMEDIATE, separated by commas.
 
     Raises BadInput for a name that does not exist (offering near ones), sizes that are not positive, a file that is
-    missing or malformed (naming file and line), and two shapes of one name.
+    missing or malformed (naming file and line), and two different shapes of one name.
     """
     shapes: dict[str, Shape] = {}
-    for word in (part.strip() for part in text.split(",")):
-        found = _find(word)
-        for shape in [found] if isinstance(found, Shape) else _expand(found):
+    for word in text.split(","):
+        for shape in _named(word.strip()):
             other = shapes.setdefault(shape.name, shape)
             if (other.hidden, other.intermediate) != (shape.hidden, shape.intermediate):
                 raise BadInput(f"--shapes: two different shapes are called {shape.name!r}; rename one of them.")
@@ -89,52 +76,42 @@ def load_shapes(text: str) -> list[Shape]:
     return list(shapes.values())
 
 
-def _find(word: str) -> Shape | Config:
+def _named(word: str, in_sweep: bool = False) -> list[Shape]:
     """What one word of `--shapes`, or of a sweep's list, names."""
     sizes = re.fullmatch(r"(-?\d{1,20})[xX](-?\d{1,20})", word)
     if sizes:
         hidden, intermediate = int(sizes[1]), int(sizes[2])
         if not (0 < hidden <= 2**24 and 0 < intermediate <= 2**24):
             raise BadInput(f"--shapes: {word!r} has a size outside 1 to 2^24; give HIDDENxINTERMEDIATE, as 4096x11008.")
-        return Shape(f"{hidden}x{intermediate}", hidden, intermediate, "given on the command line", DEFAULT_TOKENS)
+        return [Shape(f"{hidden}x{intermediate}", hidden, intermediate, "given on the command line", DEFAULT_TOKENS)]
     if word.endswith((".yaml", ".yml")) or "/" in word:
+        path = Path(word)
         if not os.path.isfile(word):  # Path.is_file would raise for a folder that may not be entered
             raise BadInput(f"--shapes: there is no file {word!r}; give a YAML file with hidden and intermediate.")
-        return _read(Path(word))
-    known = config_names()
-    if word not in known:
-        raise BadInput(f"--shapes: there is no shape or sweep {word!r}; {did_you_mean(word, known)}")
-    return _read(configs_folder() / f"{word}.yaml")
-
-
-def _expand(config: Config) -> list[Shape]:
+    else:
+        path, known = configs_folder() / f"{word}.yaml", config_names()
+        if word not in known:
+            raise BadInput(f"--shapes: there is no shape or sweep {word!r}; {did_you_mean(word, known)}")
+    config = _read(path)
     content = config.content
     if isinstance(content, ShapeFile):
         return [Shape(config.name, content.hidden, content.intermediate, content.source, tuple(content.tokens))]
-    members = []
-    for index, word in enumerate(content.shapes):
-        place = f"{config.path}:{config.line('shapes', index)}"
+    if in_sweep:
+        raise BadInput(f"--shapes: {word!r} is a sweep; a sweep may only name shapes.")
+    members: list[Shape] = []
+    for index, member in enumerate(content.shapes):
         try:
-            found = _find(word)
+            members += _named(member, in_sweep=True)
         except BadInput as error:
+            place = f"{path}:{config.line('shapes', index)}"
             raise BadInput(f"{place}: shapes: {str(error).removeprefix('--shapes: ')}") from None
-        if isinstance(found, Shape):
-            members.append(found)
-        elif isinstance(found.content, ShapeFile):
-            members += _expand(found)
-        else:
-            raise BadInput(f"{place}: the sweep names the sweep {word!r}; a sweep may only name shapes.")
     if content.tokens is None:
         return members
-    return [
-        Shape(shape.name, shape.hidden, shape.intermediate, shape.source, tuple(content.tokens)) for shape in members
-    ]
+    return [dataclasses.replace(shape, tokens=tuple(content.tokens)) for shape in members]
 
 
 def _read(path: Path) -> Config:
-    document = yaml_file.read(path, _model, "hidden, intermediate and source")
-    return Config(path.stem, path, document.content, document.node)
+    def model(data: dict[str, Any]) -> type[ShapeFile | SweepFile]:
+        return SweepFile if "shapes" in data else ShapeFile
 
-
-def _model(data: dict[str, Any]) -> type[ShapeFile | SweepFile]:
-    return SweepFile if "shapes" in data else ShapeFile
+    return yaml_file.read(path, model, "hidden, intermediate and source")

@@ -7,113 +7,89 @@ import dataclasses
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.machine import locks
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.rows import run_folder
-from swiglu_bench.session.settings import Settings
 from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.writers import Writer, csv_file
+from swiglu_bench.sweep.options import AuditOptions, SweepOptions, given
+from swiglu_bench.sweep.request import Request, Say, split
+from swiglu_bench.writers import Writer
+from swiglu_bench.writers.csv_file import CsvFile
 
 if TYPE_CHECKING:
     from swiglu_bench.writers.wandb_run import WandbRun
 
 
-@dataclass(frozen=True)
-class Wandb:
-    """Where a W&B run belongs."""
-
-    project: str = "swiglu-bench"
-    entity: str | None = None
-    group: str | None = None
-    """None: the command."""
-    tags: tuple[str, ...] = ()
-    """Besides those that every run gets."""
-    id: str | None = None
-    """Of a run to go on with, or to give a new one."""
-
-
-@dataclass(frozen=True)
-class Output:
-    """What the user asked for."""
-
-    csv: bool
-    folder: Path | None
-    """None: results/GPU/DATE/TIME-COMMAND."""
-    wandb: Wandb | None
-    """None: not to W&B."""
-    resume: bool = False
-    """Keep the cases of the folder that are finished, and run the others."""
-    quiet: bool = False
-    """On the screen, only what needs attention."""
-
-
 @dataclass
 class Opened:
-    """What came of it."""
+    """What takes the rows of a sweep."""
 
     folder: Path | None
-    files: csv_file.CsvFile | None = None
-    writers: list[Writer] = field(default_factory=list)
-    places: list[Callable[[], str]] = field(default_factory=list)
-    """Each says where results are; empty where there are none."""
+    files: CsvFile | None = None
+    wandb: WandbRun | None = None
+
+    @property
+    def writers(self) -> list[Writer]:
+        """Those that are there."""
+        return [one for one in (self.files, self.wandb) if one]
+
+    def places(self) -> Iterator[str]:
+        """Where the rows are."""
+        if self.folder:
+            yield f"Rows, samples and machine: {self.folder}"
+        if self.wandb and self.wandb.url_or_path:
+            yield f"W&B: {self.wandb.url_or_path}"
 
 
 @contextlib.contextmanager
-def opened(
-    command: str, settings: Settings, this: Machine, output: Output, warn: Callable[[str], None]
-) -> Iterator[Opened]:
-    """Everything that is to take rows; raises BadInput where one of them cannot."""
-    if output.folder and not output.csv:
-        raise BadInput("--out was given together with --no-csv; leave one of them out.")
-    if output.resume and not output.folder:
-        raise BadInput("--resume needs the folder of the sweep to go on with; give it as --out FOLDER.")
-    into = Opened((output.folder or default_folder(this, command, settings.run_id)) if output.csv else None)
+def opened(request: Request, this: Machine, warn: Say) -> Iterator[Opened]:
+    """Everything that the request wants rows to go to. Raises BadInput where one of them cannot be opened."""
+    command, options, settings = request.command, request.options, request.settings
+    if options.resume and not options.out:
+        raise BadInput("--resume needs the folder of the sweep to continue; give it as --out FOLDER.")
+    into, run = Opened(folder_of(command, options, this, settings.run_id)), about(request, this)
     with ExitStack() as stack:
         if into.folder:
             run_folder.create_folder(into.folder)
             stack.enter_context(locks.folder(into.folder, settings.command))
-            into.files = csv_file.CsvFile(into.folder, warn=warn)
-            run_folder.write_run_file(into.folder, about(settings, this))
-            stack.callback(into.files.close)
-            into.writers.append(into.files)
-            into.places.append(lambda: f"Rows, samples and machine: {into.folder}")
-        if output.wandb:
-            run = wandb_run(output.wandb, command, this.slug, about(settings, this), into.folder, warn)
-            stack.callback(run.close)
-            into.writers.append(run)
-            into.places.append(lambda: run.url_or_path and f"W&B: {run.url_or_path}")
+            into.files = stack.enter_context(closing(CsvFile(into.folder, warn=warn)))
+            run_folder.write_run_file(into.folder, run)
+        if options.log_wandb:
+            into.wandb = stack.enter_context(closing(wandb_run(options, command, this.slug, run, into.folder, warn)))
         yield into
 
 
 def wandb_run(
-    wanted: Wandb, command: str, slug: str, config: dict[str, Any], folder: Path | None, warn: Callable[[str], None]
-) -> WandbRun:
-    """A W&B run that takes rows, named and tagged by command and device."""
+    options: SweepOptions, command: str, slug: str, run: dict[str, Any], folder: Path | None, warn: Say
+) -> WandbRun:  # fmt: skip
+    """A W&B run that takes rows, where the `--wandb-...` options say, named and tagged by command and device."""
     from swiglu_bench.writers.wandb_run import WandbRun
 
     return WandbRun(
-        project=wanted.project,
-        config=config,
+        project=options.wandb_project,
+        config=run,
         name=f"{command} {slug}",
-        tags=list(dict.fromkeys([command, slug, *wanted.tags])),
-        group=wanted.group or command,
-        entity=wanted.entity,
-        run_id=wanted.id,
+        tags=list(dict.fromkeys([command, slug, *split(options.wandb_tags)])),
+        group=options.wandb_group or command,
+        entity=options.wandb_entity,
+        run_id=options.wandb_id,
         folder=folder,
         warn=warn,
     )
 
 
-def about(settings: Settings, this: Machine) -> dict[str, Any]:
-    """What run.json says: the command, its settings, the machine."""
+def about(request: Request, this: Machine) -> dict[str, Any]:
+    """The content of run.json: the command, its options, the settings that follow from them, the machine."""
+    settings = request.settings
     return {
         "command": settings.command,
         "run_id": settings.run_id,
+        "options": given(request.options),
         "settings": {
             "baseline": settings.baseline,
             "l2": "cold" if settings.cold_l2 else "hot",
@@ -126,9 +102,9 @@ def about(settings: Settings, this: Machine) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def logs(folder: Path | None, wanted: Callable[[], bool]) -> Iterator[Path]:
-    """A folder for what implementations print, in the run's folder or a temporary one; empty files do not stay.
+    """A folder for what implementations print, in the run's folder or a temporary one; empty files are removed.
 
-    A temporary one stays only where it is `wanted` in the end, because rows name it.
+    A temporary folder is kept only if it is `wanted` in the end, because rows name it.
     """
     place = folder / "logs" if folder else Path(tempfile.mkdtemp(prefix="swiglu-bench-"))
     run_folder.create_folder(place)
@@ -141,13 +117,20 @@ def logs(folder: Path | None, wanted: Callable[[], bool]) -> Iterator[Path]:
             for file in place.rglob("*.log"):
                 if file.stat().st_size == 0:
                     file.unlink()
-            for folder_or_file in [*place.iterdir(), place]:  # of each GPU, where there are several
+            for folder_or_file in [*place.iterdir(), place]:  # one for each GPU, where there are several
                 if folder_or_file.is_dir() and not any(folder_or_file.iterdir()):
                     folder_or_file.rmdir()
 
 
+def folder_of(command: str, options: SweepOptions | AuditOptions, this: Machine, moment: str) -> Path | None:
+    """Where the files of a command go; None for --no-csv. Raises BadInput for --no-csv with --out."""
+    if options.out and not options.csv:
+        raise BadInput("--out was given together with --no-csv; leave one of them out.")
+    return (options.out or default_folder(this, command, moment)) if options.csv else None
+
+
 def default_folder(this: Machine, name: str, moment: str) -> Path:
-    """Where the files of a run go unless told otherwise; `moment` is a run id, or a time as `machine.now` gives it."""
+    """Where the files of a run go by default; `moment` is a run id, or a time from `machine.now`."""
     digits = moment.replace("-", "").replace(":", "")
     date, clock = digits[:8], digits[9:15]
     return Path("results") / this.slug / f"{date[:4]}-{date[4:6]}-{date[6:]}" / f"{clock}-{name}"

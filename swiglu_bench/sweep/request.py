@@ -1,4 +1,4 @@
-"""From option strings to what a command works on: device, cases, implementations; bad input is found first."""
+"""From options to what a command works on: device, cases, implementations, GPUs; bad input is found first."""
 
 from __future__ import annotations
 
@@ -8,116 +8,166 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
+import typer
+
+from swiglu_bench.rows import text
 from swiglu_bench.spec.cases import Case, Mode, Scope, expand, parse_dtypes, parse_tokens
 from swiglu_bench.spec.errors import BadInput, did_you_mean
+from swiglu_bench.sweep.options import AuditOptions, SweepOptions, TimingOptions
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     import torch
     from rich.console import Console
 
     from swiglu_bench.processes.pool.team import Team
+    from swiglu_bench.session.settings import Settings
     from swiglu_bench.spec.implementation import Implementation
 
+INTERRUPTED = 130
+"""The exit status after Ctrl-C."""
+REGIMES = {"steady": 0.0, "rested": 0.05}
+"""Seconds before each sample; `rested` is some twenty times a large kernel, so that power and clocks recover."""
+VERIFY_TOKENS = {"cpu": (33,), "cuda": (1, 127, 1024)}
+"""Token counts of `verify` unless told otherwise: an odd number, and on a GPU one token and whole tiles too."""
 
-def find_device(text: str | None, interpret: bool) -> torch.device:
+Load = Callable[[str], "Implementation"]
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a measuring command was asked for, checked and complete."""
+
+    command: str
+    options: SweepOptions
+    settings: Settings
+    cases: Sequence[Case]
+    implementations: Sequence[Implementation]
+    team: Team | None = None
+    """The places that share the cases; None: one device."""
+
+
+@contextmanager
+def requested(command: str, options: SweepOptions, console: Console, line: str) -> Iterator[Request]:
+    """The request of the command `line`, until the command ends. Raises BadInput."""
+    if options.detail and command == "memory":
+        raise BadInput("--detail shows the errors of tensors, which memory does not check; give it to verify.")
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    timing = options if isinstance(options, TimingOptions) else None
+    with _team_of(options, command == "verify", say) as team:
+        device = team.device if team else find_device(options.device, interpret=command == "verify")
+        cases = _cases_of(command, options, device.type)
+        if timing:
+            text.check("--l2", timing.l2, "cold", "hot")
+            text.check("--regime", timing.regime, *REGIMES)
+        chosen = implementations_of(options, timing.baseline if timing else None)
+        for path in dict.fromkeys(one.file for one in chosen if ".py:" in one.address):
+            say(f"Note: --impl runs the code of {path}.")
+        yield Request(command, options, _settings_of(command, options, device, line), cases, chosen, team)
+
+
+def _settings_of(command: str, options: SweepOptions, device: torch.device, line: str) -> Settings:
+    from swiglu_bench.machine import machine
+    from swiglu_bench.measure.rounds import Rule
+    from swiglu_bench.session.settings import Settings, Task
+
+    timing = options if isinstance(options, TimingOptions) else None
+    return Settings(
+        task=Task.TIME if timing else Task(command),
+        device=device,
+        command=line,
+        run_id=machine.run_id(machine.now()),
+        baseline=timing.baseline if timing else "",
+        rule=Rule(budget_s=timing.budget, rest_s=REGIMES[timing.regime]) if timing else Rule(budget_s=0.0),
+        cold_l2=not timing or timing.l2 == "cold",
+        energy=timing is not None and timing.energy,
+        detail=options.detail,
+        interpreter=command == "verify" and device.type == "cpu",
+    )
+
+
+def find_device(name: str | None, interpret: bool) -> torch.device:
     """The device to use; where Triton's interpreter will be needed, it is switched on before Triton is imported."""
     from swiglu_bench.machine import machine
 
-    device = machine.find_device(text)
+    device = machine.find_device(name)
     if interpret and device.type == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
     return device
 
 
 @contextmanager
-def team_of(options: dict[str, Any], interpret: bool, console: Console) -> Iterator[Team | None]:
+def _team_of(options: SweepOptions, interpret: bool, say: Say) -> Iterator[Team | None]:
     """The places that `--gpus` or `--ray` names, until the command ends; None for one device."""
-    gpus, address = options["gpus"], options["ray"]
+    gpus, address = options.gpus, options.ray
     if gpus is None and address is None:
         yield None
         return
-    option = "--gpus" if address is None else "--ray"
-    together = "were given together; give one of them"
-    for given, reason in (
-        (gpus is not None and address is not None, f"--gpus and --ray {together}"),
-        (options["in_process"], f"{option} needs child processes; leave --in-process out"),
-        (gpus is not None and options["device"] is not None, f"--gpus and --device {together}"),
-        (address is not None and options["dry_run"], "--dry-run looks at this host only, and --ray at others"),
-    ):
-        if given:
-            raise BadInput(f"{reason}.")
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    if gpus is not None and address is not None:
+        raise BadInput("--gpus and --ray were given together; give one of them.")
+    if options.in_process:
+        raise BadInput(f"{'--ray' if gpus is None else '--gpus'} needs child processes; leave --in-process out.")
     team: Team
-    if address is None:
+    if gpus is not None:
+        if options.device is not None:
+            raise BadInput("--gpus and --device were given together; give one of them.")
+        from swiglu_bench.processes.pool import place
         from swiglu_bench.processes.pool.local import LocalTeam
-        from swiglu_bench.processes.pool.place import gpus as places
 
-        team = LocalTeam(places(gpus), options["timeout"], say)
+        team = LocalTeam(place.gpus(gpus), options.timeout, say)
     else:
         from swiglu_bench.processes.pool.ray_team import RayTeam
 
         environment = {"TRITON_INTERPRET": "1"} if interpret else {}
-        team = RayTeam(address, options["device"], options["timeout"], say, environment)
+        team = RayTeam(str(address), options.device, options.timeout, say, environment)
     with closing(team):
         yield team
 
 
-VERIFY_TOKENS = {"cpu": (33,), "cuda": (1, 127, 1024)}
-"""Token counts of `verify` unless told otherwise: an odd number, and on a GPU one token and whole tiles too."""
-
-
-def cases_of(command: str, device: torch.device, mode: Mode, options: dict[str, Any]) -> list[Case]:
-    """The cases that a command visits, with what it takes where an option was not given."""
+def _cases_of(command: str, options: SweepOptions, device_type: str) -> list[Case]:
+    """The cases that a measuring command visits, with its defaults where an option was not given."""
     from swiglu_bench.spec.shapes import load_shapes
 
-    on_gpu, verifying = device.type == "cuda", command == "verify"
-    default_shapes = "smoke,odd" + (",llama7b" if on_gpu else "") if verifying else "llama7b" if on_gpu else "smoke"
-    default_dtype = "fp32,fp16,bf16" if verifying else "bf16" if on_gpu else "fp32"
-    default_scopes = "activation,glu,mlp" if verifying else "glu"
-    default_tokens = VERIFY_TOKENS[device.type] if verifying else None
+    on_gpu, tokens = device_type == "cuda", None
+    shapes, scopes, dtypes = ("llama7b", "glu", "bf16") if on_gpu else ("smoke", "glu", "fp32")
+    if command == "verify":
+        shapes, scopes, dtypes = "smoke,odd" + ",llama7b" * on_gpu, "activation,glu,mlp", "fp32,fp16,bf16"
+        tokens = VERIFY_TOKENS[device_type]
     return expand(
-        load_shapes(options["shapes"] if options["shapes"] is not None else default_shapes),
-        scopes=scopes_of(options["scope"] if options["scope"] is not None else default_scopes),
-        modes=[mode],
-        dtypes=parse_dtypes(options["dtype"] if options["dtype"] is not None else default_dtype),
-        tokens=parse_tokens(options["tokens"]) if options["tokens"] is not None else default_tokens,
-        seed=options["seed"],
+        load_shapes(options.shapes if options.shapes is not None else shapes),
+        scopes=scopes_of(options.scope if options.scope is not None else scopes),
+        modes=[Mode(command) if isinstance(options, TimingOptions) else Mode.STEP],
+        dtypes=parse_dtypes(options.dtype if options.dtype is not None else dtypes),
+        tokens=parse_tokens(options.tokens) if options.tokens is not None else tokens,
+        seed=options.seed,
     )
 
 
-def scopes_of(text: str) -> list[Scope]:
+def scopes_of(names: str) -> list[Scope]:
     """Scopes from 'glu,mlp'. Raises BadInput for anything else."""
-    return [Scope(choice("--scope", part.strip(), [scope.value for scope in Scope])) for part in text.split(",")]
+    return [Scope(choice("--scope", part.strip(), list(Scope))) for part in names.split(",")]
 
 
-T = TypeVar("T", bound=str)
-
-
-def choice(option: str, value: T, known: Sequence[str]) -> T:
-    """The value, one of those known; raises BadInput for another."""
-    if value not in known:
-        raise BadInput(f"{option}: {value!r} is not one of {', '.join(known)}; {did_you_mean(value, known)}")
+def choice(option: str, value: str, known: Sequence[str]) -> str:
+    """The value, which has to be one of those known. Raises BadInput for another."""
+    text.check(option, value, *known)
     return value
 
 
-Load = Callable[[str], "Implementation"]
-
-
 def loader(timeout_s: float | None) -> Load:
-    """What brings implementations that are not the suite's own, by their address: without their code, unless None."""
+    """What loads implementations of others by their address: in a child process without their code, or here if None."""
     if timeout_s is None:
         from swiglu_bench.spec.registry import load
 
         return load
 
     def declare(address: str) -> Implementation:
-        from swiglu_bench.processes import parent  # takes a while; most commands name no such implementation
+        from swiglu_bench.processes import parent  # a long import, and most commands name no such implementation
 
         return parent.declare(address, timeout_s)
 
@@ -125,25 +175,24 @@ def loader(timeout_s: float | None) -> Load:
 
 
 def catalogue(load: Load) -> list[Implementation]:
-    """The suite\'s own implementations, and those that packages publish."""
+    """The suite's own implementations, and those that installed packages publish."""
     from swiglu_bench.implementations import CATALOGUE
     from swiglu_bench.spec.registry import entry_point_addresses
 
     return [*CATALOGUE, *map(load, entry_point_addresses())]
 
 
-def implementations_of(options: dict[str, Any]) -> list[Implementation]:
-    """The chosen implementations; a baseline that was not chosen is measured along with them."""
+def implementations_of(options: SweepOptions | AuditOptions, baseline: str | None = None) -> list[Implementation]:
+    """The chosen implementations, and the baseline if it was not chosen."""
     from swiglu_bench.spec.registry import select
 
-    wanted, unwanted = split(options["impl"]), split(options["skip_impl"])
-    load = loader(None if options["in_process"] else options["timeout"])
+    wanted, unwanted = split(options.impl), split(options.skip_impl)
+    load = loader(None if options.in_process else options.timeout)
     known = catalogue(load)
     chosen = select(known, wanted, unwanted, load)
-    baseline = options.get("baseline")
-    if baseline is None or baseline in {implementation.name for implementation in chosen}:
+    if baseline is None or baseline in {one.name for one in chosen}:
         return chosen
-    names = [implementation.name for implementation in known]
+    names = [one.name for one in known]
     if baseline not in names:
         raise BadInput(f"--baseline: no implementation is called {baseline!r}; {did_you_mean(baseline, names)}")
     if any(fnmatch.fnmatch(baseline, pattern) for pattern in unwanted):
@@ -161,10 +210,8 @@ def command_line() -> str:
     return shlex.join(["swiglu-bench", *sys.argv[1:]])
 
 
-def held(device: torch.device, wait: bool, console: Console) -> AbstractContextManager[None]:
-    """A GPU for this command alone."""
+def held(device: torch.device, wait: bool) -> AbstractContextManager[None]:
+    """A GPU for this command alone; a message on stderr says when it has to be waited for."""
     from swiglu_bench.machine import locks
 
-    return locks.device(
-        device, command_line(), wait, partial(console.print, markup=False, highlight=False, soft_wrap=True)
-    )
+    return locks.device(device, command_line(), wait, partial(typer.echo, err=True))

@@ -1,4 +1,4 @@
-"""One implementation trained from one seed, step by step, with checkpoints."""
+"""A network with an implementation's blocks in it, and its training from one seed, step by step, with checkpoints."""
 
 from __future__ import annotations
 
@@ -9,71 +9,95 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from swiglu_bench.check.inputs import torch_dtype
-from swiglu_bench.rows.training import Judged, Row
-from swiglu_bench.spec.cases import Dtype
-from swiglu_bench.train.blocks import Block, Contender, blocks, trained
+from swiglu_bench.rows.training import TrainingStep
+from swiglu_bench.train.blocks import PROJECTIONS, Block, Trainee
 from swiglu_bench.train.data import Batch
 from swiglu_bench.train.model import Experiment, sites
 
-WARM_UP = 0.1
-"""Share of the steps in which the learning rate rises to its full size; it then stays."""
+
+class FittedModel:
+    """A network, a trainee's blocks for it, and the optimiser of everything that is trained with these blocks.
+
+    Several may share one network and take turns in it: each is made before the first is installed.
+    """
+
+    def __init__(self, experiment: Experiment, trainee: Trainee, network: nn.Module) -> None:
+        self.experiment, self.trainee, self.network = experiment, trainee, network
+        self._sites = sites(network)
+        self.blocks = [
+            Block(trainee, experiment.case, {one: getattr(site.mlp, part).weight for one, part in PROJECTIONS.items()})
+            for site in self._sites
+        ]
+        replaced = {id(parameter) for site in self._sites for parameter in site.get_submodule("mlp").parameters()}
+        around = [parameter for parameter in network.parameters() if id(parameter) not in replaced]
+        trained = [master for block in self.blocks if block.trains_weights for master in block.masters.values()]
+        self.parameters = around + trained
+        """Those that are trained: around the blocks, and the blocks' own."""
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=0.0, fused=experiment.device.type == "cuda")
+
+    def install(self) -> None:
+        """Put the blocks into the network."""
+        for site, block in zip(self._sites, self.blocks, strict=True):
+            site.mlp = block
+
+    def learn(self, batch: Batch) -> Tensor:
+        """Forward and backward: the loss; the gradients are then in the parameters."""
+        loss, _ = self.experiment.loss(self.network, batch)
+        loss.backward()
+        return loss.detach()
+
+    def update(self) -> None:
+        """The optimiser's part of a step."""
+        if limit := self.experiment.workload.max_gradient_norm:
+            nn.utils.clip_grad_norm_(self.parameters, limit)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
 
 
-class Training:
-    """A network with a contender's blocks in it, its optimiser, and the step it is at."""
+class SeedTraining(FittedModel):
+    """A trainee trained from one seed."""
 
-    def __init__(self, experiment: Experiment, contender: Contender, seed: int) -> None:
-        torch.manual_seed(seed)  # on every device: the same weights for all contenders
-        self.experiment = experiment
-        self.contender = contender
-        self.seed = seed
-        self.step = 0
-        self.network = experiment.make()
-        self.blocks = blocks(contender, experiment.case(), self.network)
-        self.parameters = trained(self.network, self.blocks)
-        install(self.network, self.blocks)
-        self.optimizer = optimizer(self.parameters, experiment.device)
+    def __init__(self, experiment: Experiment, trainee: Trainee, seed: int) -> None:
+        torch.manual_seed(seed)  # on every device: the same weights for all trainees
+        super().__init__(experiment, trainee, experiment.make())
+        self.seed, self.step = seed, 0
+        self.install()
 
-    def advance(self) -> Row:
+    def advance(self) -> TrainingStep:
         """Train one step."""
-        experiment = self.experiment
         began = time.perf_counter()
-        rate = learning_rate(experiment, self.step)
+        rate = self.experiment.learning_rate(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        loss = learn(experiment, self.network, self.seed, self.step)
+        loss = self.learn(self.experiment.data.batch(self.seed, self.step))
         if self.step == 0:
             for block in self.blocks:
                 block.check_gradients()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.update()
         value = loss.item()
         took_ms = (time.perf_counter() - began) * 1e3
         self.step += 1
-        return Row(self.contender.name, self.seed, self.step - 1, value, rate, took_ms)
+        return TrainingStep(self.trainee.name, self.seed, self.step - 1, value, rate, took_ms)
 
-    def judge(self) -> Judged:
+    @torch.no_grad()
+    def judge(self) -> tuple[float, float]:
         """Loss and metric over the held-out data."""
         total = right = count = 0.0
-        experiment = self.experiment
-        with torch.no_grad(), precision(experiment):
-            for batch, rows in experiment.data.held_out():
-                loss, logits = experiment.loss(self.network, batch)
-                if experiment.metric == "accuracy":  # the last batch is padded: its loss is over the rows that count
-                    kept = logits[:rows].float()
-                    loss = nn.functional.cross_entropy(kept, batch[1][:rows])
-                    right += (kept.argmax(-1) == batch[1][:rows]).sum().item()
-                total += loss.item() * rows
-                count += rows
+        classifies = self.experiment.workload.metric == "accuracy"
+        for batch, rows in self.experiment.data.held_out():
+            loss, logits = self.experiment.loss(self.network, batch, rows)
+            if classifies:
+                right += (logits.argmax(-1) == batch[1][:rows]).sum().item()
+            total += loss.item() * rows
+            count += rows
         mean = total / count
-        metric = right / count if experiment.metric == "accuracy" else math.exp(min(mean, 700.0))
-        return Judged(mean, metric)
+        return mean, right / count if classifies else math.exp(min(mean, 700.0))
 
     def save(self, path: Path) -> None:
-        """Whole or not at all."""
+        """Write a checkpoint, completely or not at all."""
+        path.parent.mkdir(exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         state = {"step": self.step, "network": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
         try:
@@ -83,44 +107,8 @@ class Training:
             temporary.unlink(missing_ok=True)
 
     def load(self, path: Path) -> None:
-        """Go on where `save` left off."""
+        """Continue from a checkpoint."""
         state: dict[str, Any] = torch.load(path, map_location=self.experiment.device, weights_only=True)
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step = state["step"]
-
-
-def install(network: nn.Module, those: list[Block], places: list[nn.Module] | None = None) -> None:
-    """Put blocks where the network has its own, or where `places` say."""
-    for place, block in zip(places if places is not None else sites(network), those, strict=True):
-        place.mlp = block
-
-
-def optimizer(parameters: list[nn.Parameter], device: torch.device, rate: float = 0.0) -> torch.optim.Optimizer:
-    """AdamW with torch's defaults; its one-kernel version on a GPU."""
-    return torch.optim.AdamW(parameters, lr=rate, fused=device.type == "cuda")
-
-
-def learn(experiment: Experiment, network: nn.Module, seed: int, step: int) -> torch.Tensor:
-    """Forward and backward of one step: the loss, the gradients in the parameters."""
-    return learn_from(experiment, network, experiment.data.batch(seed, step))
-
-
-def learn_from(experiment: Experiment, network: nn.Module, batch: Batch) -> torch.Tensor:
-    """The same of a batch at hand."""
-    with precision(experiment):
-        loss, _ = experiment.loss(network, batch)
-    loss.backward()
-    return loss.detach()
-
-
-def precision(experiment: Experiment) -> torch.autocast:
-    """Autocast to the products' dtype, unless that is fp32."""
-    dtype = torch_dtype(experiment.case())
-    return torch.autocast(experiment.device.type, dtype, enabled=experiment.dtype is not Dtype.FLOAT32)
-
-
-def learning_rate(experiment: Experiment, step: int) -> float:
-    """Linear warm-up, then constant."""
-    rise = max(1, round(experiment.steps * WARM_UP))
-    return experiment.workload.learning_rate * min(1.0, (step + 1) / rise)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from swiglu_bench.check.inputs import torch_dtype
 from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.train import data as datasets
-from swiglu_bench.train.data import Batch, Data, Images
-from swiglu_bench.train.workload import VOCABULARY, Classifier, Llama, Workload
+from swiglu_bench.train.data import Batch, Images, Text
+from swiglu_bench.train.options import TrainOptions
+from swiglu_bench.train.workload import VOCABULARY, Llama, Workload
 
 
 @dataclass(frozen=True)
@@ -22,50 +24,50 @@ class Experiment:
     """A model with its data, ready to be trained from any seed."""
 
     workload: Workload
-    data: Data
+    data: Images | Text
     make: Callable[[], nn.Module]
-    """A new network on the device, in fp32, drawn from torch's current seed."""
-    loss: Callable[[nn.Module, Batch], tuple[Tensor, Tensor]]
-    """Mean loss over the batch and the logits."""
+    """A new network on the device, in fp32, with random weights from torch's current seed."""
     steps: int
     device: torch.device
     dtype: Dtype
     """Of products; weights and the optimiser's state are fp32."""
 
-    @property
-    def metric(self) -> str:
-        """What is computed of the held-out data."""
-        return "perplexity" if isinstance(self.workload, Llama) else "accuracy"
-
-    @property
-    def unit(self) -> str:
-        """What a rate counts."""
-        return "tokens" if isinstance(self.workload, Llama) else "samples"
-
-    def case(self, mode: Mode = Mode.STEP) -> Case:
+    @functools.cached_property
+    def case(self) -> Case:
         """A block of the model as the benchmarks name it."""
         w = self.workload
         shape = Shape(f"{w.hidden}x{w.intermediate}", w.hidden, w.intermediate, w.source, (w.tokens,))
-        return Case(shape, w.tokens, self.dtype, Scope.MLP, mode)
+        return Case(shape, w.tokens, self.dtype, Scope.MLP, Mode.STEP)
 
+    def loss(self, network: nn.Module, batch: Batch, rows: int | None = None) -> tuple[Tensor, Tensor]:
+        """Mean loss over the batch or its first rows, and their logits; products are in the dtype, by autocast."""
+        inputs, targets = batch
+        enabled = self.dtype is not Dtype.FLOAT32
+        with torch.autocast(self.device.type, torch_dtype(self.case), enabled=enabled):
+            if isinstance(self.workload, Llama):  # each token is to predict the next one
+                logits, targets = network(input_ids=inputs).logits[:, :-1], targets[:, 1:]
+            else:
+                logits = network(inputs)
+            logits, targets = logits[:rows].float(), targets[:rows]
+            return functional.cross_entropy(logits.flatten(0, -2), targets.flatten()), logits
 
-class SwiGLU(nn.Module):
-    """down_proj(silu(gate_proj(x)) * up_proj(x)): holds the weights until an implementation takes its place."""
-
-    def __init__(self, hidden: int, intermediate: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden, intermediate, bias=False)
-        self.up_proj = nn.Linear(hidden, intermediate, bias=False)
-        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
+    def learning_rate(self, step: int) -> float:
+        """Linear warm-up, then constant."""
+        rise = max(1, round(self.steps * self.workload.warm_up))
+        return self.workload.learning_rate * min(1.0, (step + 1) / rise)
 
 
 class Network(nn.Module):
-    """Images as [batch, pixels] to logits."""
+    """Images as [batch, pixels] to logits; `mlp` only holds weights until an implementation takes its place."""
 
     def __init__(self, pixels: int, hidden: int, intermediate: int, classes: int = 10) -> None:
         super().__init__()
         self.embed = nn.Linear(pixels, hidden)
-        self.mlp = SwiGLU(hidden, intermediate)
+        self.mlp = nn.ModuleDict({
+            "gate_proj": nn.Linear(hidden, intermediate, bias=False),
+            "up_proj": nn.Linear(hidden, intermediate, bias=False),
+            "down_proj": nn.Linear(intermediate, hidden, bias=False),
+        })  # fmt: skip
         self.head = nn.Linear(hidden, classes)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -79,35 +81,24 @@ def sites(network: nn.Module) -> list[nn.Module]:
     return [module for module in network.modules() if hasattr(getattr(module, "mlp", None), "gate_proj")]
 
 
-def experiment(
-    workload: Workload, source: Path | None, device: torch.device, dtype: Dtype, epochs: int | None, steps: int | None
-) -> Experiment:
-    """Read the data and say how the model is made. Raises BadInput for data or a package that is not there."""
-    if isinstance(workload, Llama):
-        if epochs is not None:
+def prepare(w: Workload, options: TrainOptions, device: torch.device, dtype: Dtype) -> Experiment:
+    """Read the data and decide how the model is made. Raises BadInput for missing data or a missing package."""
+    if isinstance(w, Llama):
+        if options.epochs is not None:
             raise BadInput("--epochs is for images; give the task llama --steps.")
-        llama_text = datasets.text(source, workload.sequence, workload.batch, device)
-        make = _llama(workload, device)
-        return Experiment(workload, llama_text, make, _next_token, steps or workload.steps, device, dtype)
-    if workload.task == "digits" and source is not None:
+        text = datasets.text(options.data, w.sequence, w.batch, device)
+        return Experiment(w, text, _llama(w, device), options.steps or w.steps, device, dtype)
+    if w.task == "digits" and options.data is not None:
         raise BadInput("--data is for mnist and llama; the task digits brings its own.")
-    images = (
-        datasets.digits(workload.batch, device)
-        if workload.task == "digits"
-        else datasets.mnist(source, workload.batch, device)
-    )
-    count = steps or (epochs or workload.epochs) * images.steps_per_epoch
-    return Experiment(workload, images, _classifier(workload, images, device), _classes, count, device, dtype)
-
-
-def _classifier(workload: Classifier, images: Images, device: torch.device) -> Callable[[], nn.Module]:
+    images = datasets.digits(w.batch, device) if w.task == "digits" else datasets.mnist(options.data, w.batch, device)
     pixels = images.train[0].shape[1]
 
     def make() -> nn.Module:
         with device:
-            return Network(pixels, workload.hidden, workload.intermediate)
+            return Network(pixels, w.hidden, w.intermediate)
 
-    return make
+    steps = options.steps or (options.epochs or w.epochs) * images.steps_per_epoch
+    return Experiment(w, images, make, steps, device, dtype)
 
 
 def _llama(workload: Llama, device: torch.device) -> Callable[[], nn.Module]:
@@ -118,16 +109,10 @@ def _llama(workload: Llama, device: torch.device) -> Callable[[], nn.Module]:
             "The task llama needs transformers; install it with: pip install 'swiglu-bench[train]'."
         ) from None
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=workload.hidden,
-        intermediate_size=workload.intermediate,
-        num_hidden_layers=workload.layers,
-        num_attention_heads=workload.heads,
-        num_key_value_heads=workload.kv_heads,
-        max_position_embeddings=workload.sequence,
-        tie_word_embeddings=False,
-        use_cache=False,
-    )
+        vocab_size=VOCABULARY, hidden_size=workload.hidden, intermediate_size=workload.intermediate,
+        num_hidden_layers=workload.layers, num_attention_heads=workload.heads, num_key_value_heads=workload.kv_heads,
+        max_position_embeddings=workload.sequence, tie_word_embeddings=False, use_cache=False,
+    )  # fmt: skip
 
     def make() -> nn.Module:
         with device:
@@ -135,13 +120,3 @@ def _llama(workload: Llama, device: torch.device) -> Callable[[], nn.Module]:
             return network.float()
 
     return make
-
-
-def _classes(network: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    logits = network(batch[0])
-    return functional.cross_entropy(logits.float(), batch[1]), logits
-
-
-def _next_token(network: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    logits = network(input_ids=batch[0]).logits[:, :-1].float()
-    return functional.cross_entropy(logits.flatten(0, 1), batch[1][:, 1:].flatten()), logits

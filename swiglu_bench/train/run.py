@@ -1,177 +1,202 @@
-"""One run of `swiglu-bench train`: its folder, locks, W&B run and screen around the session, and its exit status."""
+"""One call of `swiglu-bench train`: its folder, locks, W&B run and screen around the session, and its exit status."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
-from swiglu_bench.charts.training import draw
+from swiglu_bench.charts.export import NoPicture, save
 from swiglu_bench.machine import locks, machine
-from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import Status
-from swiglu_bench.rows.training import PERMUTED, Summary
+from swiglu_bench.rows.training import BASELINE, PERMUTED, Summary, TrainingStep
+from swiglu_bench.spec import registry
+from swiglu_bench.spec.cases import Dtype, parse_dtypes
+from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.sweep import request
 from swiglu_bench.sweep.output import default_folder
-from swiglu_bench.train import paired, session
-from swiglu_bench.train.blocks import Contender, why_not
-from swiglu_bench.train.files import Folder
-from swiglu_bench.train.model import Experiment
-from swiglu_bench.train.progress import Show
-from swiglu_bench.train.session import Results, TrainingSchedule
-from swiglu_bench.train.summary import in_order
+from swiglu_bench.train import model, workload
+from swiglu_bench.train.blocks import Trainee, why_not
+from swiglu_bench.train.files import TrainingFolder
+from swiglu_bench.train.options import TrainOptions
+from swiglu_bench.train.session import TrainingSession
+from swiglu_bench.train.step_costs import read_ratios
 from swiglu_bench.writers import wandb_run
+from swiglu_bench.writers.console import Bar
 from swiglu_bench.writers.training_tables import tables
-from swiglu_bench.writers.wandb_run import WandbRun
 
-INTERRUPTED = 130
+DEFAULT = (
+    "eager", "compile", "unsloth", "fused", "fused-dw-torch", "fused-dw-triton", "fused-auto", "fused-mlp-auto",
+)  # fmt: skip
+"""The implementations trained by default, besides those that need a package of others."""
 
 
-class TrainRun:
-    """One call of the command: who takes part, what is said, and the exit status."""
+class TrainingRun:
+    """Who takes part, what is printed and written, and the exit status. Raises BadInput before any work starts."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        chosen: Sequence[Implementation],
-        this: Machine,
-        task: str,
-        model: str,
-        interpret: bool,
-        console: Console,
-    ) -> None:
-        self.console = console
-        self.rows: list[Summary] = []
-        self.about: dict[str, Any] = {}
-        self.experiment = experiment
-        self.this = this
-        self.task = task
-        self.model = model
-        self.interpret = interpret
-        self.command = request.command_line()
-        self.started = machine.now()
-        self.run_id = machine.run_id(self.started)
-        self.names = [one.name for one in chosen]
-        where = (experiment.case(), experiment.device.type, interpret, this.compute_capability)
-        reasons = {one.name: why_not(one, *where) for one in chosen}
-        self.able = [one for one in chosen if reasons[one.name] is None]
-        self.skipped = [self._skip(one, reason) for one in chosen if (reason := reasons[one.name])]
-
-    def plan(
-        self, seeds: Sequence[int], budget_s: float, ratios: dict[str, float] | None, checkpoint_every: int
-    ) -> TrainingSchedule:
-        """eager, eager with its sums in another order, and the others."""
-        eager, *others = [Contender(one.name, one) for one in self.able]
-        contenders = [eager, Contender(PERMUTED, eager.implementation, permuted=True), *others]
-
-        def timed(one: Contender) -> bool:
-            return not one.permuted and not (self.interpret and one.implementation.backend == "triton")
-
-        return TrainingSchedule(
-            self.experiment, contenders, seeds, paired.default_rule(budget_s), timed, ratios, checkpoint_every
-        )
-
-    def go(
-        self,
-        plan: TrainingSchedule,
-        settings: dict[str, Any],
-        csv: bool,
-        out: Path | None,
-        resume: bool,
-        project: str | None,
-        wait: bool,
-    ) -> int:
-        """The exit status."""
-        about = self.about = {
-            "command": self.command, "run_id": self.run_id, "settings": settings, "machine": self.this.as_dict(),
+    def __init__(self, options: TrainOptions, device: torch.device, console: Console) -> None:
+        self.options, self.console = options, console
+        name = options.model or workload.default_model(options.task, device.type == "cuda")
+        sizes, chosen = workload.load(options.task, name), chosen_implementations(options)
+        experiment = self.experiment = model.prepare(sizes, options, device, _dtype(options.dtype, device.type))
+        self.step_ratios = read_ratios(options.step_run, experiment.case) if options.step_run else None
+        self.machine, started = machine.describe(device), machine.now()
+        settings = {
+            "task": options.task, "workload": sizes.model_dump(), "data": experiment.data.about,
+            "steps": experiment.steps, "dtype": experiment.dtype.value, "seed": options.seed, "seeds": options.seeds,
+            "interpret": options.interpret, "budget_s": options.budget, "step_run": options.step_run,
+            "checkpoint_every": options.checkpoint_every,
         }  # fmt: skip
-        results, lost, interrupted = session.Results(), "", False
-        with ExitStack() as stack:
-            folder = None
-            if csv:
-                path = out or default_folder(self.this, f"train-{self.task}", self.started)
-                run_folder.create_folder(path)
-                stack.enter_context(locks.folder(path, self.command))
-                folder = Folder(path, about, resume, self._warn)
-                stack.callback(folder.close)
-            wandb = self._wandb(project, about, folder.path if folder else None) if project else None
-            if wandb:
-                stack.callback(wandb.close)
-            stack.enter_context(locks.device(self.experiment.device, self.command, wait, self._say))
-            self._say(self._what())
-            wanted = {(one.name, seed) for one in plan.contenders for seed in plan.seeds}
-            done = len(wanted & folder.finished().keys()) if folder else 0
-            if done:
-                self._say(f"{done} of {len(wanted)} trainings are finished in {out} and are kept.")
-            show = stack.enter_context(Show(self.console, plan.experiment.steps, len(wanted) - done, wandb))
-            try:
-                session.run(plan, results, folder, show.listen)
-            except KeyboardInterrupt:
-                interrupted = True
-            except DeviceLost as error:
-                lost = f"The GPU is lost to this process ({error}); what had ended by then is kept."
-            show.__exit__(None, None, None)
-            summaries = session.summaries(plan, results, self._about)
-            if lost:
-                self._warn(lost)
-            self._tell(summaries, results, folder, wandb)
-        if interrupted:
-            self._say("Interrupted: what ran was kept; go on with --resume.", style="yellow")
-            return INTERRUPTED
-        return int(bool(lost) or any(one.failed for one in summaries))
+        self.about: dict[str, Any] = {
+            "command": request.command_line(), "run_id": machine.run_id(started), "settings": settings,
+            "machine": self.machine.as_dict(),
+        }  # fmt: skip
+        where = (experiment.case, device.type, options.interpret, self.machine.compute_capability)
+        self.trainees: list[Trainee] = []
+        self.rows: list[Summary] = []
+        for title, one in [(BASELINE, chosen[0]), (PERMUTED, chosen[0]), *((one.name, one) for one in chosen[1:])]:
+            row = Summary(
+                self.about["run_id"], options.task, name, title, one.trains, Status.OK, device=self.machine.device,
+                torch=self.machine.torch, triton=self.machine.triton, version=self.machine.version, timestamp=started,
+            )  # fmt: skip
+            self.rows.append(row)
+            if reason := why_not(one, *where):
+                row.status, row.reason = Status.SKIPPED, reason
+            else:
+                row.steps, row.metric, row.unit = experiment.steps, sizes.metric, sizes.unit
+                self.trainees.append(Trainee(one, row, permuted=title == PERMUTED))
 
-    def _tell(self, summaries: list[Summary], results: Results, folder: Any, wandb: WandbRun | None) -> None:
-        shown = {one.implementation: one for one in (*summaries, *self.skipped)}
-        self.rows = rows = in_order(shown, ["eager", PERMUTED, *self.names[1:]])
-        for table in tables(rows):
+    def perform(self) -> int:
+        """Train and time everything, then print and write the tables; the exit status."""
+        options, experiment, status = self.options, self.experiment, 0
+        with ExitStack() as stack:
+            folder = self._open_folder(stack) if options.csv else None
+            wandb = self._open_wandb(stack, folder) if options.log_wandb else None
+            stack.enter_context(locks.device(experiment.device, self.about["command"], options.wait, self._say))
+            self._say(
+                f"{options.task} on {self.machine.device}: {experiment.data.about}; blocks "
+                f"{experiment.case.shape.name}, {experiment.case.tokens} tokens a step, {experiment.steps} steps, "
+                f"{experiment.dtype.value}."
+            )
+            session = TrainingSession(experiment, self.trainees, options, self.step_ratios, folder)
+            left = sum((trainee.name, seed) not in session.finished for trainee, seed in session.wanted)
+            if done := len(session.wanted) - left:
+                self._say(f"{done} of {done + left} trainings are finished in {options.out} and are kept.")
+            try:
+                with TrainingProgress(self.console, experiment.steps, left, wandb) as progress:
+                    session.run(progress.listen)
+            except KeyboardInterrupt:
+                status = request.INTERRUPTED
+            except DeviceLost as error:
+                status = 1
+                self._warn(f"The GPU is lost to this process ({error}); what had ended by then is kept.")
+            self._show(folder, wandb)
+        if status == request.INTERRUPTED:
+            self._say("Interrupted: finished work was kept; continue with --resume.", style="yellow")
+        return status or int(any(row.failed for row in self.rows))
+
+    def _show(self, folder: TrainingFolder | None, wandb: wandb_run.WandbRun | None) -> None:
+        """Print the tables, and write what was found."""
+        for table in tables(self.rows):
             self.console.print(table, highlight=False)
         if folder:
-            folder.summarise(rows)
-            frozen = [one.implementation for one in rows if one.frozen]
-            self._say(draw(folder.path, results.losses, f"{self.task}: loss over steps", self.names, frozen))
+            folder.summarise(self.rows)
+            self._say(self.draw(folder.path))
             self._say(f"Losses, summary and machine: {folder.path}")
         if wandb:
             figures = ("final_loss", "metric_mean", "step_ms", "ratio", "expected_ratio", "curve", "verdict")
-            wandb.conclude({f"{name}/{one.implementation}": getattr(one, name) for one in rows for name in figures})
+            wandb.conclude({f"{one}/{row.implementation}": getattr(row, one) for row in self.rows for one in figures})
             if wandb.url_or_path:
                 self._say(f"W&B: {wandb.url_or_path}")
 
-    def _what(self) -> str:
-        experiment, w = self.experiment, self.experiment.workload
-        return (
-            f"{self.task} on {self.this.device}: {experiment.data.about}; blocks {w.hidden}x{w.intermediate}, "
-            f"{w.tokens} tokens a step, {experiment.steps} steps, {experiment.dtype.value}."
-        )
+    def draw(self, folder: Path) -> str:
+        """Write curves.png and curves.svg; what was written, or why nothing was, in one sentence."""
+        losses = {one.name: one.losses for one in self.trainees if one.losses}
+        known = [row.implementation for row in self.rows if row.implementation != PERMUTED]
+        frozen = [row.implementation for row in self.rows if row.frozen]
 
-    def _wandb(self, project: str, about: dict[str, Any], folder: Path | None) -> WandbRun:
-        name, tags = f"train {self.task} {self.this.slug}", ["train", self.task, self.this.slug]
-        run = wandb_run.WandbRun(project=project, config=about, name=name, tags=tags, folder=folder, warn=self._warn)
+        def make() -> Any:
+            from swiglu_bench.charts.style import Style, slots
+            from swiglu_bench.charts.training import curves
+
+            if not losses:
+                raise NoPicture("nothing was trained to the end")
+            title = f"{self.options.task}: loss over steps"
+            return curves(losses, list(losses), title, Style(slots(losses, known)), frozen)
+
+        try:
+            return f"Curves: {save(folder, 'curves', make)}"
+        except NoPicture as reason:
+            return f"No picture of the curves: {reason}."
+
+    def _open_folder(self, stack: ExitStack) -> TrainingFolder:
+        name = f"train-{self.options.task}"
+        path = self.options.out or default_folder(self.machine, name, self.about["run_id"])
+        run_folder.create_folder(path)
+        stack.enter_context(locks.folder(path, self.about["command"]))
+        folder = TrainingFolder(path, self.about, self.options.resume, self._warn)
+        stack.callback(folder.flush)
+        return folder
+
+    def _open_wandb(self, stack: ExitStack, folder: TrainingFolder | None) -> wandb_run.WandbRun:
+        tags = ["train", self.options.task, self.machine.slug]
+        run = wandb_run.WandbRun(
+            self.options.wandb_project, self.about, " ".join(tags), tags, folder=folder.path if folder else None,
+            warn=self._warn,
+        )  # fmt: skip
         for figures in ("loss/*", "step_ms/*"):
             run.define(figures, "step")
+        stack.callback(run.close)
         return run
-
-    def _about(self, contender: Contender) -> Summary:
-        return self._row(contender.name, contender.implementation.trains)
-
-    def _skip(self, one: Implementation, reason: str) -> Summary:
-        row = self._row(one.name, one.trains)
-        row.status, row.reason = Status.SKIPPED, reason
-        return row
-
-    def _row(self, name: str, trains: str) -> Summary:
-        return Summary(
-            self.run_id, self.task, self.model, name, trains, Status.OK, device=self.this.device,
-            torch=self.this.torch, triton=self.this.triton, version=self.this.version, timestamp=self.started,
-        )  # fmt: skip
 
     def _say(self, text: str, style: str = "") -> None:
         self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def _warn(self, text: str) -> None:
         self._say(f"Warning: {text}", style="yellow")
+
+
+class TrainingProgress(Bar):
+    """A bar with the live loss, or without a terminal a line for each of `count` trainings; logs to W&B."""
+
+    def __init__(self, console: Console, steps: int, count: int, wandb: wandb_run.WandbRun | None = None) -> None:
+        super().__init__(console, disable=not console.is_terminal)
+        self._steps = steps
+        self._wandb = wandb
+        self._bar = self.add_task("starting", total=steps * count)
+
+    def listen(self, event: TrainingStep | str) -> None:
+        """A step, or what else begins."""
+        if isinstance(event, str):
+            text, ended = event, event.startswith("keeping")
+        else:
+            curve, ended = f"{event.implementation}/seed{event.seed}", event.step + 1 == self._steps
+            where = f"{event.implementation}, seed {event.seed}: step {event.step + 1}/{self._steps}"
+            text = f"{where}, loss {event.loss:.4f}"
+            if self._wandb:
+                self._wandb.log({"step": event.step, f"loss/{curve}": event.loss, f"step_ms/{curve}": event.step_ms})
+        self.update(self._bar, description=text, advance=int(isinstance(event, TrainingStep)))
+        if ended and not self.console.is_terminal:
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def chosen_implementations(options: TrainOptions) -> list[Implementation]:
+    """The chosen implementations after eager, with which every curve is compared."""
+    known = request.catalogue(registry.load)
+    usual = [one.name for one in known if one.name in DEFAULT or (not one.on_request and (one.package or one.address))]
+    chosen = registry.select(known, request.split(options.impl) or usual, request.split(options.skip_impl))
+    eager = next(one for one in known if one.name == BASELINE)
+    return [eager, *(one for one in chosen if one.name != BASELINE)]
+
+
+def _dtype(text: str | None, device_type: str) -> Dtype:
+    found = parse_dtypes(text if text is not None else "bf16" if device_type == "cuda" else "fp32")
+    if found not in ([Dtype.BFLOAT16], [Dtype.FLOAT32]):
+        raise BadInput(f"--dtype: {text!r} is not one that train takes; give bf16 or fp32.")
+    return found[0]

@@ -18,14 +18,20 @@ if TYPE_CHECKING:
 
 
 def keep(path: Path, entry: Entry, wins: bool, tell: Callable[[str], object]) -> None:
-    """Enter a choice in place of an earlier one, or only take that out, where the shipped choice is as good.
+    """Enter a choice in place of an earlier one; where it does not win, only remove the earlier one.
 
-    `tell` hears where a file that was not sound went. Raises BadInput where the file cannot be written.
+    A file that is not sound is moved aside, since a user may need it, and `tell` is called with where to. Raises
+    BadInput where the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(_lock(path)):
-            others = [one for one in _sound(path, tell) if one.place != entry.place]
+            try:
+                others = [one for one in tuning.read(path) if one.place != entry.place]
+            except ValueError as error:
+                others, unsound = [], path.with_name(f"{path.name}.unsound")
+                path.replace(unsound)
+                tell(f"{path} is {error}; it was moved to {unsound}.")
             tuning.write([*others, entry] if wins else others)
     except OSError as error:
         raise BadInput(f"{path} cannot be written: {error.strerror}; name another in {tuning.VARIABLE}.") from None
@@ -33,7 +39,7 @@ def keep(path: Path, entry: Entry, wins: bool, tell: Callable[[str], object]) ->
 
 
 def clear(path: Path) -> str:
-    """Remove the file and say so; one that a user named stays, with BadInput, unless it holds tuned choices."""
+    """Remove the file and say so. Raises BadInput for one that a user named and that holds no tuned choices."""
     if not path.exists():
         return f"Nothing is kept in {path}."
     try:
@@ -49,17 +55,6 @@ def clear(path: Path) -> str:
         _lock(path).unlink()
     tuning.forget()
     return f"Removed {path}{held}."
-
-
-def _sound(path: Path, tell: Callable[[str], object]) -> list[Entry]:
-    """What the file holds; one that is not sound is put aside, for somebody may miss it."""
-    try:
-        return tuning.read(path)
-    except ValueError as error:
-        aside = path.with_name(f"{path.name}.unsound")
-        path.replace(aside)
-        tell(f"{path} is {error}; it was moved to {aside}.")
-        return []
 
 
 def _lock(path: Path) -> Path:

@@ -1,8 +1,7 @@
 """Each check of the contract, on implementations that keep it and on ones that break it."""
 
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from swiglu_bench.implementations import fused, liger, pytorch, unsloth
 from swiglu_bench.rows.audit_cell import Cell, CellStatus
 from swiglu_bench.selftest.specimen import glu, right_backward, right_forward
 from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
-from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Implementation, Step, implementation
 from swiglu_bench.spec.problem import Problem
 
@@ -49,7 +47,7 @@ def test_eager_keeps_the_whole_contract_that_it_offers(scope: Scope) -> None:
 @interpreted
 def test_a_kernel_of_ours_in_the_interpreter() -> None:
     wanted = ("0 tokens", "non-contiguous", "bias", "clamp", "packed weights", "second backward", "opcheck")
-    found = cells(fused.fused_dw_torch, Scope.GLU, *wanted, "double backward")
+    found = cells(fused.ROWS["fused-dw-torch"], Scope.GLU, *wanted, "double backward")
     assert {name: cell.verdict for name, cell in found.items()} == dict.fromkeys(wanted, CellStatus.PASS) | {
         "double backward": CellStatus.UNSUPPORTED
     }
@@ -251,31 +249,3 @@ def test_rows_beyond_a_boundary_that_are_wrong_are_found(wraps: bool) -> None:
     found = surroundings._judge_rows(subject, case, [0, 1, 30, 31, 33, 59])
     assert found.verdict is CellStatus.FAIL
     assert "output: relative error" in found.reason
-
-
-# The command
-
-
-def test_the_command_writes_its_cells_and_is_strict_only_when_asked(tmp_path: Path, capsys: Any) -> None:
-    from rich.console import Console
-
-    from swiglu_bench.cli.audit import run_audit
-    from swiglu_bench.machine import machine
-
-    about = {"command": "c", "machine": machine.describe(CPU)}
-    bad = declared(lambda problem: glu(problem), offers=("bias",))
-
-    def ask(tell: Callable[[str], None], logs: Path) -> Iterator[Cell]:
-        return audit([bad], [Scope.GLU], CPU, tell=tell)
-
-    for strict, code in ((False, 0), (True, 1)):
-        folder = tmp_path / str(strict)
-        assert run_audit(ask, about, folder, True, strict, Console(width=100)) == code
-        lines = (folder / "audit.csv").read_text(encoding="utf-8").splitlines()
-        assert lines[0] == "implementation,scope,check,verdict,reason,dtype,device"
-        assert len(lines) == 1 + len(CHECKS)
-        assert (folder / "run.json").exists()
-    out = capsys.readouterr().out
-    assert "✗ bias" in out
-    with pytest.raises(BadInput, match="is a file"):
-        run_audit(ask, about, tmp_path / "True" / "run.json", True, False, Console())

@@ -10,7 +10,7 @@ from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import make_problem
 from swiglu_bench.check.judge import make_judge
 from swiglu_bench.check.truth import compute_truth
-from swiglu_bench.implementations import fused, pytorch
+from swiglu_bench.implementations import fused, liger, pytorch
 from swiglu_bench.spec.cases import ACTIVATIONS, VARIANTS, Dtype, Mode, Scope, Shape, tensors
 from swiglu_bench.spec.costs import predicted_memory
 from swiglu_bench.spec.implementation import Implementation, Step, implementation
@@ -360,8 +360,7 @@ def test_memory_is_what_arithmetic_predicts(one: Implementation, scope: Scope, t
     ("one", "scope"),
     [
         (one, scope)
-        for one in vars(fused).values()
-        if isinstance(one, Implementation)
+        for one in (*fused.ROWS.values(), liger.liger_mlp)
         for scope in one.footprints
         if scope is not Scope.ACTIVATION
     ],

@@ -1,87 +1,60 @@
-"""Help and shell completion answer before anyone notices: no command line imports the heavy packages to print text."""
+"""Help and shell completion answer at once: no command line imports the heavy packages to print text."""
 
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 
-HEAVY = ("altair", "torch", "triton", "liger_kernel", "pandas", "scipy", "wandb")
+from swiglu_bench.cli.app import PANELS
 
-RUN_THE_CLI = f"""
-import atexit, sys
-atexit.register(lambda: print("\\nheavy:", *(name for name in {HEAVY} if name in sys.modules)))
-sys.argv = ["swiglu-bench", *sys.argv[1:]]
+HEAVY = {"altair", "torch", "triton", "liger_kernel", "pandas", "scipy", "wandb"}
+COMPLETIONS = {"swiglu-bench forward --shapes smo": "smoke", "swiglu-bench audit --impl eager-": "eager-packed"}
+
+RUN_ALL = """
+import contextlib, io, json, os, sys
 from swiglu_bench.cli.app import main
-sys.exit(main())
+
+texts = {}
+for line in sys.argv[1:]:
+    words = line.split()
+    os.environ.pop("_SWIGLU_BENCH_COMPLETE", None)
+    if not line.endswith(("--help", "--version")):
+        os.environ |= {"_SWIGLU_BENCH_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": "3"}
+    sys.argv = words
+    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
+        main()
+    texts[line] = text.getvalue()
+import swiglu_bench.implementations
+print(json.dumps({"texts": texts, "modules": list(sys.modules)}))
 """
+LINES = ["swiglu-bench --help", "swiglu-bench --version", *COMPLETIONS]
+LINES += [f"swiglu-bench {name} --help" for commands in PANELS.values() for name in commands]
 
 
-def text_and_heavy_imports(code: str, *arguments: str, **variables: str) -> tuple[str, list[str]]:
-    """What a fresh interpreter prints, and which heavy packages it had imported when it ended."""
-    completed = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env=os.environ | {"NO_COLOR": "1", "COLUMNS": "120"} | variables,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert completed.returncode == 0, completed.stdout + completed.stderr
-    text, _, heavy = completed.stdout.rpartition("\nheavy:")
-    return text, heavy.split()
+@pytest.fixture(scope="module")
+def told() -> dict[str, dict[str, str]]:
+    """What one fresh interpreter prints for all of these, and what it has imported by then."""
+    env = os.environ | {"NO_COLOR": "1", "COLUMNS": "120"}
+    done = subprocess.run([sys.executable, "-c", RUN_ALL, *LINES], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, dict[str, str]] = json.loads(done.stdout)
+    return found
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "",
-        "list",
-        "forward",
-        "backward",
-        "step",
-        "memory",
-        "verify",
-        "audit",
-        "train",
-        "selftest",
-        "report",
-        "ceilings",
-        "noise",
-        "doctor",
-        "compare",
-        "show",
-        "history",
-        "publish",
-        "recommend",
-    ],
-)
-def test_help_imports_nothing_heavy(command: str) -> None:
-    text, heavy = text_and_heavy_imports(RUN_THE_CLI, *command.split(), "--help")
-    assert "Usage: swiglu-bench" in text
-    assert command in text
-    assert not heavy
+def test_nothing_heavy_is_imported(told: dict[str, dict[str, str]]) -> None:
+    assert HEAVY.isdisjoint(told["modules"])
 
 
-def test_version_imports_nothing_heavy() -> None:
-    text, heavy = text_and_heavy_imports(RUN_THE_CLI, "--version")
-    assert text.startswith("swiglu-bench ")
-    assert not heavy
+def test_every_command_has_help(told: dict[str, dict[str, str]]) -> None:
+    for line, text in told["texts"].items():
+        if line.endswith("--help"):
+            assert f"Usage: {line.removesuffix(' --help')} [" in text
+            assert line.split()[1] in told["texts"]["swiglu-bench --help"]
+    assert told["texts"]["swiglu-bench --version"].startswith("swiglu-bench ")
 
 
-@pytest.mark.parametrize(
-    ("option", "start", "whole"), [("--shapes", "smo", "smoke"), ("--impl", "eager-", "eager-packed")]
-)
-def test_completion_imports_nothing_heavy(option: str, start: str, whole: str) -> None:
-    text, heavy = text_and_heavy_imports(
-        RUN_THE_CLI,
-        _SWIGLU_BENCH_COMPLETE="complete_bash",
-        COMP_WORDS=f"swiglu-bench forward {option} {start}",
-        COMP_CWORD="3",
-    )
-    assert whole in text.split()
-    assert not heavy
-
-
-def test_the_catalogue_imports_nothing_heavy() -> None:
-    code = f"import sys, swiglu_bench.implementations; print('\\nheavy:', *(set({HEAVY}) & set(sys.modules)))"
-    assert text_and_heavy_imports(code) == ("", [])
+def test_completion_offers_names(told: dict[str, dict[str, str]]) -> None:
+    for line, name in COMPLETIONS.items():
+        assert name in told["texts"][line].split()

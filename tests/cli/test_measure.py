@@ -1,105 +1,249 @@
+"""forward, backward, step, memory and verify from the command line to their files and their exit status."""
+
 import csv
 import io
 import json
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from command_line import Ran, swiglu_bench
 from places import SUPPORT
-from typer.testing import CliRunner, Result
 
-from swiglu_bench.cli.app import app
+from swiglu_bench.implementations import CATALOGUE
 from swiglu_bench.machine import machine
 from swiglu_bench.processes.pool.place import Place
+from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import COLUMNS
-from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.session import session
 
-TINY = ("--shapes", "24x40", "--tokens", "3", "--device", "cpu", "--in-process", "--no-csv")
-QUICK = (*TINY, "--budget", "0.2", "--impl", "eager,eager-packed")
-
-
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments, env={"COLUMNS": "100", "NO_COLOR": "1"})
+SMALL = ("--shapes", "24x40", "--device", "cpu", "--in-process")
+ONE = (*SMALL, "--tokens", "3")
+QUICK = ("--budget", "0.1", "--impl", "eager,eager-packed")
+FILES = {"records.csv", "samples.csv", "checks.csv", "run.json"}
 
 
-@pytest.mark.parametrize("form", ["json", "jsonl", "csv"])
-def test_only_rows_are_on_stdout(form: str) -> None:
-    result = invoke("forward", *QUICK, "--format", form)
-    assert result.exit_code == 0
-    assert "eager: ok" in result.stderr
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def user_file() -> Path:
+    """Implementations in a user's own file."""
+    return Path(shutil.copy(SUPPORT / "user_implementations.py", "mine.py"))
+
+
+def records(folder: str | Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = run_folder.read_records(Path(folder)).to_dict("records")
+    return rows
+
+
+# Files
+
+
+@pytest.fixture(scope="module")
+def forward(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Path]:
+    """A run of `forward` with files."""
+    folder = tmp_path_factory.mktemp("forward") / "my run"
+    return swiglu_bench("forward", *SMALL, "--tokens", "3,7", "--scope", "glu,mlp", *QUICK, "--out", folder), folder
+
+
+def test_a_timing_run_leaves_its_rows_and_samples(forward: tuple[Ran, Path]) -> None:
+    ran, folder = forward
+    assert (ran.code, ran.err) == (0, "")
+    assert {path.name for path in folder.iterdir()} == FILES
+    rows = records(folder)
+    keys = [(row["scope"], row["tokens"], row["implementation"]) for row in rows]
+    assert keys == [
+        (scope, tokens, name) for scope in ("glu", "mlp") for tokens in (3, 7) for name in ("eager", "eager-packed")
+    ]
+    for row in rows:
+        assert (row["mode"], row["status"], row["dtype"], row["baseline"]) == ("forward", "ok", "float32", "eager")
+        assert row["time_ms"] > 0
+        assert row["ratio"] > 0
+        line = f"24x40 {row['scope']} forward float32 tokens={row['tokens']} {row['implementation']}: ok, "
+        assert line in ran.out
+    samples = (folder / "samples.csv").read_text(encoding="utf-8").splitlines()
+    assert len(samples) == 1 + sum(row["rounds"] for row in rows)
+    assert ran.out.rstrip().endswith(f"Rows, samples and machine: {folder}")
+
+
+def test_run_json_says_what_was_run_and_where(forward: tuple[Ran, Path]) -> None:
+    _, folder = forward
+    about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    assert about["command"].startswith("swiglu-bench forward --shapes 24x40 ")
+    assert about["command"].endswith(f"--out '{folder}'")
+    assert about["machine"]["device_type"] == "cpu"
+    assert about["settings"]["budget_s"] == about["options"]["budget"] == 0.1
+    assert about["options"]["impl"] == ["eager,eager-packed"]
+    assert (about["options"]["out"], about["options"]["dtype"]) == (str(folder), None)
+    assert (records(folder)[0]["run_id"], records(folder)[0]["command"]) == (about["run_id"], about["command"])
+
+
+@pytest.mark.parametrize(("command", "form"), [("forward", "json"), ("backward", "jsonl"), ("step", "csv")])
+def test_only_rows_are_on_stdout_and_a_default_folder_has_them(command: str, form: str) -> None:
+    ran = swiglu_bench(command, *ONE, *QUICK, "--format", form)
+    assert ran.code == 0
+    assert "eager: ok" in ran.err
     match form:
         case "json":
-            told = json.loads(result.stdout)
+            told = json.loads(ran.out)
             rows = told["rows"]
-            assert told["settings"]["budget_s"] == 0.2
+            assert told["settings"]["budget_s"] == told["options"]["budget"] == 0.1
         case "jsonl":
-            rows = [json.loads(line) for line in result.stdout.splitlines()]
+            rows = [json.loads(line) for line in ran.out.splitlines()]
         case _:
-            rows = list(csv.DictReader(io.StringIO(result.stdout)))
-    assert [row["implementation"] for row in rows] == ["eager", "eager-packed"]
+            rows = list(csv.DictReader(io.StringIO(ran.out)))
+    assert [(row["implementation"], row["mode"], row["status"]) for row in rows] == [
+        ("eager", command, "ok"), ("eager-packed", command, "ok"),
+    ]  # fmt: skip
     assert tuple(rows[0]) == COLUMNS
+    (file,) = Path("results").rglob("records.csv")
+    assert re.fullmatch(rf"results/cpu/\d{{4}}-\d\d-\d\d/\d{{6}}-{command}/records\.csv", file.as_posix())
 
 
-def test_what_an_implementation_prints_is_not_on_stdout(tmp_path: Path) -> None:
-    own = Path(shutil.copy(SUPPORT / "user_implementations.py", tmp_path / "mine.py"))
-    own.write_text(own.read_text() + "\nprint('loud')\n")
-    result = invoke("memory", *TINY, "--impl", f"{own}:mine", "--format", "json")
-    assert json.loads(result.stdout)["rows"], result.output
-    assert "loud" in result.stderr
+def test_memory_resumed_quiet_and_into_the_same_folder() -> None:
+    arguments = ("memory", *ONE, "--impl", "eager,eager-packed", "--out", "run")
+    ran = swiglu_bench(*arguments)
+    assert (ran.code, ran.err) == (0, "")
+    assert "MiB, workspace 0.000 MiB" in ran.out
+    first = records("run")
+    for row in first:
+        assert row["saved_bytes"] == row["predicted_saved_bytes"] > 0
+        assert row["peak_bytes"] == row["predicted_peak_bytes"] > row["saved_bytes"]
+        assert row["time_ms"] != row["time_ms"], "memory is not timed"
+    again = swiglu_bench(*arguments, "--resume", "--format", "jsonl")
+    assert "1 of 1 cases are finished in run and are kept." in again.err
+    kept = [json.loads(line) for line in again.out.splitlines()]
+    assert [row["run_id"] for row in kept] == [row["run_id"] for row in first], "kept rows are among those for programs"
+    assert len(records("run")) == 2
+    assert swiglu_bench(*arguments, "-q").out == "Rows, samples and machine: run\n"
+    assert len(records("run")) == 4, "without --resume rows are added"
 
 
-def test_kept_rows_are_among_those_for_programs(tmp_path: Path) -> None:
-    arguments = ("memory", *TINY[:-1], "--impl", "eager", "--out", str(tmp_path / "run"), "--format", "jsonl")
-    first, again = invoke(*arguments), invoke(*arguments, "--resume")
-    assert "1 of 1 cases are finished" in again.stderr
-    one, other = json.loads(first.stdout), json.loads(again.stdout)
-    assert one["peak_bytes"] == other["peak_bytes"]
-    assert one["run_id"] == other["run_id"]
+# Which implementations
 
 
-def test_quiet_says_where_the_results_are_and_no_more(tmp_path: Path) -> None:
-    result = invoke("memory", *TINY[:-1], "--impl", "eager", "--out", str(tmp_path / "run"), "-q")
-    assert result.stdout == f"Rows, samples and machine: {tmp_path / 'run'}\n"
+def test_verify_on_a_cpu_checks_every_kernel_through_the_interpreter() -> None:
+    from swiglu_kernels import backend_for
+
+    if backend_for(torch.device("cpu")) != "interpreter":
+        pytest.skip("Triton's interpreter is not in use: there is a GPU, or no Triton")
+    arguments = ("--shapes", "20x24", "--tokens", "5", "--dtype", "fp32", "--skip-impl", "compile*", "--out", "run")
+    ran = swiglu_bench("verify", "--device", "cpu", "--in-process", *arguments)
+    assert (ran.code, ran.err) == (0, "")
+    rows = {(row["implementation"], row["scope"]): row for row in records("run")}
+    kernels = [one for one in CATALOGUE if one.backend == "triton" and one.interpretable == "yes" and not one.gpus]
+    assert kernels
+    for one in kernels:
+        for scope in one.scopes:
+            row = rows[one.name, scope]
+            assert (row["status"], row["interpreted"]) == ("ok", True)
+            names = [part.split("=")[0] for part in row["errors"].split()]
+            assert names == ["output_(inference)", "output", *one.gradients(scope)]
+    liger = [row for (name, _), row in rows.items() if name == "liger"]
+    assert liger
+    assert all(row["status"] == "skipped" and "interpreter" in row["reason"] for row in liger)
 
 
-def test_another_format_is_refused_before_any_work() -> None:
-    assert isinstance(invoke("forward", *QUICK, "--format", "parquet").exception, BadInput)
+def test_on_a_cpu_forward_skips_the_kernels_with_the_reason() -> None:
+    ran = swiglu_bench("forward", *ONE, "--budget", "0.1", "--skip-impl", "compile*", "--out", "run")
+    assert ran.code == 0
+    backends = {one.name: one.backend for one in CATALOGUE}
+    for row in records("run"):
+        if backends[row["implementation"]] == "torch":
+            assert row["status"] == "ok"
+        else:
+            assert (row["status"], bool(row["reason"])) == ("skipped", True)
+            if row["implementation"].startswith("fused"):
+                assert ("no glu scope" if "mlp" in row["implementation"] else "Triton") in row["reason"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("command", "names", "code"),
     [
-        (("--gpus", "0"), "--gpus: this machine has no usable CUDA GPU; leave it out."),
-        (("--gpus", "all", "--ray", "auto"), "--gpus and --ray were given together; give one of them."),
-        (("--gpus", "0", "--device", "cuda:0"), "--gpus and --device were given together; give one of them."),
-        (("--gpus", "0", "--in-process"), "--gpus needs child processes; leave --in-process out."),
-        (("--ray", "auto", "--in-process"), "--ray needs child processes; leave --in-process out."),
-        (("--ray", "auto", "--dry-run"), "--dry-run looks at this host only, and --ray at others."),
-        (("--ray", "nowhere"), "--ray: 'nowhere' is no address; give auto or HOST:PORT."),
+        ("forward", {"mine": "ok", "swapped": "incorrect", "fragile": "error"}, 1),
+        ("verify", {"mine": "ok", "swapped": "incorrect", "unbuilt": "error"}, 1),
+        ("verify", {"mine": "ok", "foreign": "skipped"}, 0),
     ],
 )
-def test_places_that_cannot_be_had_are_refused(
-    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], sentence: str
+def test_what_fails_exits_1_and_the_others_are_measured(
+    user_file: Path, command: str, names: dict[str, str], code: int
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr("swiglu_bench.processes.forkserver.start", lambda: None)
-    refused = invoke("verify", "--shapes", "24x40", *arguments).exception
-    assert isinstance(refused, BadInput)
-    assert str(refused) == sentence
+    impl = ",".join(["eager", *(f"{user_file}:{name}" for name in names)])
+    few = (*SMALL, "--tokens", "32", "--dtype", "fp32", "--scope", "glu")
+    ran = swiglu_bench(command, *few, "--impl", impl, "--out", "run")
+    assert ran.code == code
+    assert f"Note: --impl runs the code of {user_file.resolve()}." in ran.out
+    found = {row["implementation"]: row for row in records("run")}
+    assert {name: row["status"] for name, row in found.items()} == {"eager": "ok", **names}
+    for name, status in names.items():
+        if status != "ok":
+            assert found[name]["reason"]
+            assert found[name]["time_ms"] != found[name]["time_ms"], "no correctness, no number"
+            assert f"{name}: {status}: " in ran.out or status == "skipped"
 
 
-def test_a_team_runs_the_cases_of_a_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_an_implementation_prints_is_not_on_stdout(user_file: Path) -> None:
+    user_file.write_text(user_file.read_text() + "\nprint('loud')\n")
+    ran = swiglu_bench("memory", *ONE, "--impl", f"{user_file}:mine", "--no-csv", "--format", "json")
+    assert json.loads(ran.out)["rows"]
+    assert "loud" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("more", "names", "baseline"),
+    [
+        ("--impl eager-packed", ["eager", "eager-packed"], "eager"),
+        ("--impl eager-packed --baseline eager-packed", ["eager-packed"], "eager-packed"),
+        ("--impl eager-packed,mine.py:mine --skip-impl eage?", ["eager-packed", "mine"], ""),
+        ("--impl eager,mine.py:mine --baseline mine", ["eager", "mine"], "mine"),
+    ],
+)
+@pytest.mark.usefixtures("user_file")
+def test_the_baseline_is_measured_along_unless_it_is_skipped(more: str, names: list[str], baseline: str) -> None:
+    ran = swiglu_bench("forward", *ONE, "--budget", "0.05", "--no-csv", "--format", "json", *more.split())
+    rows = json.loads(ran.out)["rows"]
+    assert [(row["implementation"], row["baseline"]) for row in rows] == [(name, baseline) for name in names]
+
+
+def test_a_team_runs_the_cases_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `--gpus 0,1` on a machine with two, which here are CPUs."""
     this = machine.describe(torch.device("cpu"))
     monkeypatch.setattr(
         "swiglu_bench.processes.pool.place.gpus", lambda text: [Place(int(one), this) for one in text.split(",")]
     )
-    result = invoke(
-        "memory", "--shapes", "24x40", "--tokens", "3,5", "--impl", "eager", "--gpus", "0,1", "--out",
-        str(tmp_path / "run"), "--format", "jsonl",
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    few = ("--shapes", "24x40", "--tokens", "3,5", "--impl", "eager", "--no-csv")
+    ran = swiglu_bench("memory", *few, "--gpus", "0,1", "--format", "jsonl")
+    assert ran.code == 0, ran.err
+    rows = [json.loads(line) for line in ran.out.splitlines()]
     assert sorted(row["tokens"] for row in rows) == [3, 5]
     assert {row["host"] for row in rows} == {this.host}
+
+
+# --dry-run
+
+
+@pytest.mark.parametrize(
+    ("line", "cases", "words"),
+    [
+        ("step --shapes 24x40 --tokens 3,7 --scope glu,mlp --dtype fp32,bf16 --impl eager*", 8, "eager, eager-packed"),
+        ("forward --shapes 24x40,24x40 --tokens 3,3 --dtype fp32,float --scope glu,glu", 1, "24x40 glu forward"),
+        ("forward --detail --tokens 5", 1, "smoke glu forward float32 5"),
+        ("verify --tokens 5", 18, "smoke odd activation glu mlp float32 float16 bfloat16"),
+    ],
+)
+def test_a_dry_run_prints_the_cases_and_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, cases: int, words: str
+) -> None:
+    monkeypatch.setattr(session, "run", lambda *_: pytest.fail("the work has started"))
+    ran = swiglu_bench(*line.split(), "--device", "cpu", "--dry-run")
+    assert (ran.code, ran.err) == (0, "")
+    assert len(re.findall(r" MiB +$| MiB$", ran.out, flags=re.MULTILINE)) == cases
+    assert f"{cases} cases x" in ran.out
+    assert all(word in ran.out for word in words.split())
+    assert list(tmp_path.iterdir()) == []

@@ -5,32 +5,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import Result
+from command_line import Ran, swiglu_bench
 from fake_clock import FakeClock
-from typer.testing import CliRunner
 
-from swiglu_bench.cli import tune as tune_command
-from swiglu_bench.cli.app import app
 from swiglu_bench.measure import clock as clock_module
-from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.tuning import tuner
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.tiles import tuning
+from swiglu_kernels.tiles.candidates import KERNELS
 from swiglu_kernels.tiles.tuning import Machine
 
 HERE = Machine("NVIDIA Test", "9.0", "2.0", "3.0", "abc")
-GPU = ((9, 0), 132)
-SMALL = ("--shapes", "32x64", "--dtype", "fp16", "--candidates", "3", "--device", "cpu", "--budget", "0.05")
+SMALL = ("--shapes", "32x64", "--dtype", "fp16", "--candidates", "3", "--budget", "0.05", "--tokens", "5")
 
 
-def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["tune", *arguments], env={"COLUMNS": "200", "NO_COLOR": "1"})
-
-
-def complaint(*arguments: str) -> str:
-    error = invoke(*arguments).exception
-    assert isinstance(error, BadInput)
-    assert "\n" not in str(error)
-    return str(error)
+def tune(*arguments: str) -> Ran:
+    return swiglu_bench("tune", "--device", "cpu", *arguments, width=200)
 
 
 @pytest.fixture(autouse=True)
@@ -50,13 +40,27 @@ def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock_module, "make_clock", lambda device: FakeClock(lambda launch: float(launch.num_stages)))
 
 
+@pytest.fixture
+def fails_at(monkeypatch: pytest.MonkeyPatch) -> dict[str, BaseException]:
+    """What tuning a kernel raises; other kernels are tuned."""
+    fails: dict[str, BaseException] = {}
+    really = tuner.tune
+
+    def sometimes(kernel: str, *rest: object) -> tuner.Found:
+        if kernel in fails:
+            raise fails[kernel]
+        return really(kernel, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tuner, "tune", sometimes)
+    return fails
+
+
 @pytest.mark.usefixtures("_gpu")
 def test_a_winner_is_kept_shown_used_and_removed(path: Path) -> None:
-    ran = invoke(*SMALL, "--tokens", "5", "--kernel", "input-grad,recompute")
-    assert ran.exit_code == 0, ran.output
-    assert "faster" in ran.stdout
-    assert "16x32x128 4w 3s g16" in ran.stdout
-    assert "0.66" in ran.stdout
+    ran = tune(*SMALL, "--kernel", "input-grad,recompute")
+    assert ran.code == 0, ran.err
+    for text in ("faster", "16x32x128 4w 3s g16", "0.66"):
+        assert text in ran.out
     kept = tuning.read(path)
     assert [(one.kernel, one.dtype, one.tokens, one.hidden, one.intermediate) for one in kept] == [
         ("input-grad", "float16", 8, 32, 64),
@@ -66,73 +70,51 @@ def test_a_winner_is_kept_shown_used_and_removed(path: Path) -> None:
     used = tuning.lookup("input-grad", torch.empty(1, dtype=torch.float16), 7, 32, 64)
     assert used == kept[0].choice
 
-    shown = invoke("--show", "--device", "cpu")
-    assert shown.exit_code == 0
+    shown = tune("--show")
+    assert shown.code == 0
     title = "NVIDIA Test (9.0), torch 2.0, Triton 3.0, kernels abc: in use here"
     for text in (title, str(used), str(path), "input-grad", "recompute", "float16"):
-        assert text in shown.stdout
+        assert text in shown.out
 
-    cleared = invoke("--clear")
-    assert cleared.stdout == f"Removed {path} with tuned choices: 2.\n"
-    assert "No tuned tile is kept" in invoke("--show", "--device", "cpu").stdout
+    assert tune("--clear").out == f"Removed {path} with tuned choices: 2.\n"
+    assert "No tuned tile is kept" in tune("--show").out
 
 
 @pytest.mark.usefixtures("_gpu")
 def test_where_nothing_is_faster_nothing_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock_module, "make_clock", lambda device: FakeClock(lambda launch: 1.0))
-    ran = invoke(*SMALL, "--tokens", "5", "--kernel", "forward")
-    assert ran.exit_code == 0, ran.output
-    assert "tie" in ran.stdout
+    ran = tune(*SMALL, "--kernel", "recompute")
+    assert ran.code == 0, ran.err
+    assert "tie" in ran.out
     assert tuning.read(path) == []
 
 
 @pytest.mark.usefixtures("_gpu")
-def test_what_cannot_be_tuned_costs_its_row(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swiglu_bench.tuning import tuner
-
-    tune = tuner.tune
-
-    def sometimes(kernel: str, *rest: object) -> tuner.Found:
-        if kernel == "forward":
-            raise tuner.CannotTune("no room")
-        return tune(kernel, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(tuner, "tune", sometimes)
-    ran = invoke(*SMALL, "--tokens", "5", "--kernel", "forward,recompute")
-    assert ran.exit_code == 1
-    assert "no room" in ran.stdout
+@pytest.mark.parametrize(
+    ("kernels", "error", "code", "words"),
+    [("forward,recompute", tuner.CannotTune("no room"), 1, "no room"),
+     ("recompute,forward", KeyboardInterrupt(), 130, "faster")],
+)  # fmt: skip
+def test_what_cannot_be_tuned_costs_its_row_and_an_interruption_keeps_the_others(
+    path: Path, fails_at: dict[str, BaseException], kernels: str, error: BaseException, code: int, words: str
+) -> None:
+    fails_at["forward"] = error
+    ran = tune(*SMALL, "--kernel", kernels)
+    assert ran.code == code
+    assert words in ran.out
     assert [one.kernel for one in tuning.read(path)] == ["recompute"]
 
 
 @pytest.mark.usefixtures("_gpu")
-def test_what_was_found_before_an_interruption_is_kept_and_shown(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from swiglu_bench.tuning import tuner
-
-    tune = tuner.tune
-
-    def interrupted(kernel: str, *rest: object) -> tuner.Found:
-        if kernel == "recompute":
-            raise KeyboardInterrupt
-        return tune(kernel, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(tuner, "tune", interrupted)
-    ran = invoke(*SMALL, "--tokens", "5", "--kernel", "forward,recompute")
-    assert ran.exit_code == 130
-    assert "faster" in ran.stdout
-    assert [one.kernel for one in tuning.read(path)] == ["forward"]
-
-
-def test_every_kernel_by_a_glob() -> None:
-    names = {job.kernel for job in tune_command._jobs("smoke", "1,128", "bf16", "*", GPU)}
-    assert len(names) == 9
-    assert len(tune_command._jobs("smoke", "1,128", "bf16,fp16", "forward*", GPU)) == 8
+def test_kernels_are_chosen_by_a_glob(fails_at: dict[str, BaseException]) -> None:
+    fails_at |= dict.fromkeys(KERNELS, tuner.CannotTune("no room"))
+    for pattern, names in (("*", set(KERNELS)), ("forward*", {name for name in KERNELS if name.startswith("forward")})):
+        ran = tune("--shapes", "smoke", "--tokens", "1,128", "--dtype", "bf16,fp16", "--kernel", pattern)
+        assert ran.out.count("no room") == 4 * len(names)
+        assert {line.split()[0] for line in ran.out.splitlines() if "no room" in line} == names
 
 
 # Input
-
-
-def test_a_cpu_has_nothing_to_tune() -> None:
-    assert "tune needs an NVIDIA GPU" in complaint("--device", "cpu")
 
 
 @pytest.mark.usefixtures("_gpu")
@@ -143,7 +125,6 @@ def test_a_cpu_has_nothing_to_tune() -> None:
         (("--kernel", ""), "--kernel: there is no kernel ''"),
         (("--dtype", "fp32"), "--dtype: float32 keeps its shipped tiles; give bf16 or fp16."),
         (("--tokens", "1000,1024"), "--tokens: 1000 and 1024 share one choice, that of up to 1024 tokens"),
-        (("--tokens", "0"), "--tokens: '0' is not a token count"),
         (("--shapes", "llama77b"), "llama77b"),
         (("--shapes", "40x64"), "--shapes: 40x64 keeps its shipped tiles; give sizes that are multiples of 16."),
         (("--show", "--clear"), "--show was given together with --clear"),
@@ -153,10 +134,11 @@ def test_bad_input_is_one_sentence_before_any_work(
     arguments: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clock_module, "make_clock", lambda device: pytest.fail("it began to measure"))
-    assert words in complaint("--device", "cpu", *arguments)
+    assert words in tune(*arguments).complaint
 
 
-def test_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_has_nothing_to_tune_and_switched_off_neither_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "tune needs an NVIDIA GPU" in tune().complaint
     monkeypatch.setenv(tuning.VARIABLE, "off")
     for option in ("--show", "--clear", "--kernel=forward"):
-        assert complaint(option).startswith("SWIGLU_KERNELS_TUNING is off")
+        assert tune(option).complaint.startswith("SWIGLU_KERNELS_TUNING is off")

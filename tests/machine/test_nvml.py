@@ -1,16 +1,14 @@
+import multiprocessing
 import os
-import subprocess
-import sys
-from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from fake_nvml import FakeNvml, NVMLError, install
 
-from swiglu_bench.machine import nvml
 from swiglu_bench.machine.nvml import THROTTLES, Gpu, NoAnswer
-from swiglu_bench.processes import forkserver
 from swiglu_bench.rows.record import GpuState
 
 CUDA = torch.device("cuda", 0)
@@ -21,7 +19,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, pids: list[int] | None = None, **answer
     return Gpu(CUDA)
 
 
-def test_figures_come_in_the_units_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_have_the_units_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     one = gpu(monkeypatch)
     assert (one.sm_mhz(), one.max_sm_mhz(), one.temperature_c()) == (1980, 1980, 40)
     assert (one.power_w(), one.power_limit_w(), one.energy_j()) == (120.5, 700.0, 5000.0)
@@ -31,7 +29,7 @@ def test_figures_come_in_the_units_of_their_names(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(("uuid", "name"), [("12-34", "GPU-12-34"), ("GPU-12", "GPU-12"), ("MIG-12", "MIG-12")])
 def test_the_gpu_is_found_by_its_identifier(monkeypatch: pytest.MonkeyPatch, uuid: str, name: str) -> None:
     install(monkeypatch, FakeNvml())
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: type("P", (), {"uuid": uuid}))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: SimpleNamespace(uuid=uuid))
     assert Gpu(CUDA).handle == name
 
 
@@ -43,25 +41,23 @@ def test_no_driver_is_one_phrase(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("answer", [NVMLError("Not Supported"), None])
 def test_a_question_that_is_not_answered(monkeypatch: pytest.MonkeyPatch, answer: Exception | None) -> None:
     one = gpu(monkeypatch, TotalEnergyConsumption=answer)
+    assert one.maybe(one.energy_j) is None
     with pytest.raises(NoAnswer):
         one.energy_j()
-    assert one.maybe(one.energy_j) is None
 
 
 @pytest.mark.parametrize(
-    ("bits", "names"),
+    ("answers", "names"),
     [
-        (0, []), (1, []), (2, []), (4, ["software-power-cap"]), (0x44, ["software-power-cap", "hardware-thermal"]),
-        (0x1FF, list(THROTTLES.values())),
+        ({"CurrentClocksEventReasons": 0}, []),
+        ({"CurrentClocksEventReasons": 3}, []),  # choices: idle, application clocks
+        ({"CurrentClocksEventReasons": 0x44}, ["software-power-cap", "hardware-thermal"]),
+        ({"CurrentClocksEventReasons": 0x1FF}, list(THROTTLES.values())),
+        ({"CurrentClocksEventReasons": None, "CurrentClocksThrottleReasons": 0x20}, ["software-thermal"]),
     ],
-)  # fmt: skip
-def test_what_holds_the_clocks_down_has_names(monkeypatch: pytest.MonkeyPatch, bits: int, names: list[str]) -> None:
-    assert gpu(monkeypatch, CurrentClocksEventReasons=bits).throttles() == names
-
-
-def test_older_drivers_call_them_throttle_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = gpu(monkeypatch, CurrentClocksEventReasons=None, CurrentClocksThrottleReasons=0x20)
-    assert one.throttles() == ["software-thermal"]
+)
+def test_throttling_has_names(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any], names: list[str]) -> None:
+    assert gpu(monkeypatch, **answers).throttles() == names
 
 
 def test_a_state_lacks_only_what_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,31 +66,28 @@ def test_a_state_lacks_only_what_is_not_answered(monkeypatch: pytest.MonkeyPatch
     assert silent.state() == GpuState(1980, None, 40, None)
 
 
-def test_this_process_and_its_children_are_not_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        assert gpu(monkeypatch, [os.getpid(), child.pid]).other_processes() == []
-        assert gpu(monkeypatch, [1, os.getpid()]).other_processes() == [1]
-    finally:
-        child.communicate()
+@pytest.fixture
+def child() -> Any:
+    process = multiprocessing.get_context("fork").Process(target=lambda: os.read(read, 1))
+    read, write = os.pipe()
+    process.start()
+    yield process
+    os.write(write, b".")
+    process.join()
 
 
-def _ask_about_the_family(pipe: Connection, sibling: int) -> None:
-    pipe.send([nvml._is_ours(pid) for pid in (os.getpid(), os.getppid(), sibling, 1)])
-    pipe.recv()
+def test_this_process_and_its_children_are_not_others(monkeypatch: pytest.MonkeyPatch, child: Any) -> None:
+    assert gpu(monkeypatch, [os.getpid(), child.pid]).other_processes() == []
+    assert gpu(monkeypatch, [1, os.getpid()]).other_processes() == [1]
 
 
-def test_in_a_child_process_the_others_of_the_suite_are_not_others() -> None:
-    """Children are forked from a process in between, which is the parent that the system knows."""
-    ours, theirs = forkserver.CONTEXT.Pipe()
-    sibling = forkserver.fork(_ask_about_the_family, theirs, 1)
-    ours.recv()
-    mine, childs = forkserver.CONTEXT.Pipe()
-    child = forkserver.fork(_ask_about_the_family, childs, sibling.pid)
-    assert mine.recv() == [True, True, True, False]
-    for pipe, process in ((ours, sibling), (mine, child)):
-        pipe.send(None)
-        process.join()
+def test_in_a_child_process_the_others_of_the_suite_are_not_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's parent of a child is the fork server, process 200; the suite's first process is 100."""
+    parents = {200: 100, 300: 200, os.getpid(): 200, 400: 1, 100: 1, 1: 0}
+    texts = {Path(f"/proc/{pid}/status"): f"Name:\tpython\nPPid:\t{parent}\n" for pid, parent in parents.items()}
+    monkeypatch.setattr(Path, "read_text", lambda path: texts[path])
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(pid=100))
+    assert gpu(monkeypatch, [100, 200, 300, 400, os.getpid()]).other_processes() == [400]
 
 
 def test_in_a_container_nobody_is_accused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +100,7 @@ def test_in_a_container_nobody_is_accused(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_real_gpu_answers() -> None:
     torch.zeros(1, device=CUDA)
     one = Gpu(CUDA)
-    state = one.state()
-    assert state.sm_mhz is not None
-    assert state.throttle is not None
+    assert None not in (one.state().sm_mhz, one.state().throttle)
     before = one.energy_j()
     torch.cuda._sleep(2_000_000_000)
     torch.cuda.synchronize()

@@ -4,7 +4,6 @@ from typing import Any
 import pytest
 import torch
 
-from swiglu_bench.measure import ceilings as ceilings_module
 from swiglu_bench.measure.ceilings import bare_products, copy_gbps, matmul_tflops
 from swiglu_bench.measure.clock import CpuClock, Sample, make_clock
 
@@ -12,17 +11,17 @@ CPU = torch.device("cpu")
 
 
 class SteadyClock(CpuClock):
-    """Every call takes half a millisecond."""
+    """Every call takes half a millisecond, and every fifth sample is interrupted."""
 
     def __init__(self) -> None:
         self.results: list[torch.Tensor] = []
 
     def sample(self, call: Callable[[], Any], lead_us: float) -> Sample:
         self.results.append(call())
-        return Sample(0.5, 10.0, True, None)
+        return Sample(500.0 if len(self.results) % 5 == 0 else 0.5, 10.0, True, None)
 
 
-def test_bandwidth_counts_bytes_read_and_written() -> None:
+def test_bandwidth_counts_bytes_read_and_written_and_ignores_interruptions() -> None:
     clock = SteadyClock()
     found = copy_gbps(CPU, clock, 2**16)
     assert clock.results[0].nbytes == 2**16
@@ -39,23 +38,15 @@ def test_a_rate_counts_two_operations_a_term(dtype: torch.dtype) -> None:
     assert (product.shape, product.dtype) == ((32, 16), dtype)
 
 
-def test_a_slow_sample_does_not_lower_them() -> None:
-    """The median counts, so that one interruption is no ceiling."""
-
-    class Interrupted(SteadyClock):
-        def sample(self, call: Callable[[], Any], lead_us: float) -> Sample:
-            sample = super().sample(call, lead_us)
-            return Sample(500.0, 10.0, True, None) if len(self.results) % 5 == 0 else sample
-
-    assert copy_gbps(CPU, Interrupted(), 2**16) == copy_gbps(CPU, SteadyClock(), 2**16)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bare_products_have_the_sizes_and_the_type_asked_for(dtype: torch.dtype) -> None:
     sizes = [(3, 4, 5), (1, 2, 6), (7, 7, 1)]
     results = bare_products(sizes, CPU, dtype)()
     assert [tuple(result.shape) for result in results] == [(m, n) for m, n, _ in sizes]
     assert all(result.dtype == dtype and not result.requires_grad for result in results)
+    assert bare_products([], CPU, torch.float32)() == []
+    first, second = bare_products([(8, 8, 8), (8, 8, 8)], CPU, dtype)()
+    assert not torch.equal(first, second), "a second product that finds its operand in the cache would be too fast"
 
 
 @pytest.mark.parametrize(
@@ -83,16 +74,6 @@ def test_bare_products_are_products_of_aligned_rows(
     assert all(value.std() > 0.1 for value in drawn), "a GPU multiplies zeros faster than numbers"
 
 
-def test_products_do_not_share_operands() -> None:
-    """A second product that finds its operand in the cache would be too fast."""
-    first, second = bare_products([(8, 8, 8), (8, 8, 8)], CPU, torch.float32)()
-    assert not torch.equal(first, second)
-
-
-def test_no_products_are_no_work() -> None:
-    assert bare_products([], CPU, torch.float32)() == []
-
-
 @pytest.mark.gpu
 def test_a_gpu_s_rates_are_positive_and_below_its_datasheet() -> None:
     from swiglu_bench.machine.machine import describe
@@ -100,15 +81,6 @@ def test_a_gpu_s_rates_are_positive_and_below_its_datasheet() -> None:
     device = torch.device("cuda", 0)
     clock = make_clock(device)
     copied, rate = copy_gbps(device, clock, 2**30), matmul_tflops(device, torch.bfloat16, clock, 8192, 8192, 8192)
-    assert copied > 0
-    assert rate > 0
     sheet = describe(device).datasheet
-    if sheet:
-        assert copied <= sheet.gbps
-        assert rate <= sheet.tflops
-
-
-def test_a_gpu_s_copy_and_product_are_large() -> None:
-    """They must leave every cache and fill every multiprocessor."""
-    assert ceilings_module.COPY_BYTES["cuda"] >= 2**30
-    assert ceilings_module.PRODUCT_SIDE["cuda"] >= 4096
+    assert 0 < copied <= (sheet.gbps if sheet else float("inf"))
+    assert 0 < rate <= (sheet.tflops if sheet else float("inf"))

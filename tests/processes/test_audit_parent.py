@@ -27,7 +27,7 @@ def cells(logs: Path, one: Implementation, timeout_s: float = 60.0) -> list[Cell
     return list(audit_parent.audit([one], [Scope.GLU], CPU, None, lambda doing: None, timeout_s=timeout_s, logs=logs))
 
 
-@pytest.mark.parametrize("one", [pytorch.eager, fused.fused], ids=lambda one: one.name)
+@pytest.mark.parametrize("one", [pytorch.eager, fused.ROWS["fused"]], ids=lambda one: one.name)
 def test_the_same_cells_as_in_one_process(tmp_path: Path, one: Implementation) -> None:
     assert cells(tmp_path, one) == list(matrix.audit([one], [Scope.GLU], CPU))
 

@@ -10,13 +10,13 @@ from rich.console import Console
 
 from swiglu_bench.audit import matrix
 from swiglu_bench.check import judge
-from swiglu_bench.cli import selftest
-from swiglu_bench.cli.selftest import CHECKS, run_selftest
 from swiglu_bench.implementations import pytorch
 from swiglu_bench.machine import machine
 from swiglu_bench.rows.record import FAULTS
 from swiglu_bench.selftest import cheats
+from swiglu_bench.selftest import run as selftest
 from swiglu_bench.selftest.alarms import draw_case, run_alarms
+from swiglu_bench.selftest.run import CHECKS, run_selftest
 from swiglu_bench.selftest.specimen import INDEX_CHECK, glu, specimen
 from swiglu_bench.selftest.zoo import SPECIMENS, Catch, run_zoo
 from swiglu_bench.spec.cases import Scope
@@ -85,7 +85,7 @@ def test_a_right_implementation_is_not_caught_and_that_fails_the_self_test(
     harmless = specimen("harmless", "right", "relative error")(right)
     monkeypatch.setattr(selftest, "SPECIMENS", (harmless,))
     monkeypatch.setattr(selftest, "run_zoo", lambda *given: run_zoo(*given, [harmless]))
-    assert run_selftest([], CPU, 0, 0, True, Console(width=120)) == 1
+    assert not run_selftest([], CPU, 0, 0, True, Console(width=120)).passed
     out = capsys.readouterr().out
     assert "GOT THROUGH" in out
     assert "harmless: not caught, expected relative error" in out
@@ -110,7 +110,7 @@ def test_an_alarm_is_told_and_fails(capsys: Any) -> None:
         return Step(lambda *given: 1.1 * step.forward(*given))
 
     wrong = implementation("wrong", scopes=Scope, description="d", offers=("bias", "limit"))(build)
-    assert run_selftest([wrong], CPU, 0, 4, False, Console(width=200)) == 1
+    assert not run_selftest([wrong], CPU, 0, 4, False, Console(width=200)).passed
     out = capsys.readouterr().out
     assert "wrong at " in out
     assert "seed" in out

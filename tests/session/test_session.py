@@ -484,7 +484,7 @@ def test_verify_marks_what_the_interpreter_ran() -> None:
 
     if backend_for(CPU) != "interpreter":
         pytest.skip("Triton's interpreter is not in use: there is a GPU, or no Triton")
-    found = rows(small_case(), [pytorch.eager, fused.fused_dw_triton], settings(Task.VERIFY, interpreter=True))
+    found = rows(small_case(), [pytorch.eager, fused.ROWS["fused-dw-triton"]], settings(Task.VERIFY, interpreter=True))
     assert (found["fused-dw-triton"].status, found["fused-dw-triton"].interpreted) == (Status.OK, True)
     assert not found["eager"].interpreted
 

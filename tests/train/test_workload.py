@@ -1,42 +1,35 @@
 from pathlib import Path
 
 import pytest
+from places import ROOT
 
 from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.train.workload import Llama, load, names, usual
+from swiglu_bench.train.workload import default_model, load
+
+OWN = "task: llama\nhidden: 36\nintermediate: 64\nlayers: 1\nheads: {}\nkv_heads: 1\nsequence: 8\nbatch: 1\n"
+OWN += "learning_rate: 1.0e-3\nsteps: 3\nsource: here\n"
 
 
-def test_every_model_of_the_suite_can_be_read() -> None:
-    assert names() == ["digits", "llama-1b", "llama-tiny", "mnist"]
-    for name in names():
-        workload = load(name.split("-")[0], name)
-        assert workload.tokens > 0
+def test_every_model_of_the_suite_can_be_read_and_each_task_has_one() -> None:
+    for name in (path.stem for path in (ROOT / "configs" / "train").glob("*.yaml")):
+        assert load(name.split("-")[0], name).tokens > 0
+    defaults = [default_model(task, on_gpu) for task in ("digits", "llama") for on_gpu in (False, True)]
+    assert defaults == ["digits", "digits", "llama-tiny", "llama-1b"]
 
 
-def test_each_task_has_its_own_and_llama_one_for_a_gpu() -> None:
-    assert usual("digits", on_gpu=True) == "digits"
-    small, large = (load("llama", usual("llama", on_gpu)) for on_gpu in (False, True))
-    assert isinstance(small, Llama)
-    assert isinstance(large, Llama)
-    assert (small.layers, large.layers, large.sequence) == (2, 16, 4096)
-
-
-def test_a_name_that_is_none_and_one_of_another_task() -> None:
-    with pytest.raises(BadInput, match="there is no model 'llama-2b'; did you mean llama-1b"):
-        load("llama", "llama-2b")
-    with pytest.raises(BadInput, match=r"is of the task mnist; give --task mnist"):
-        load("llama", "mnist")
-
-
-def test_a_mistake_names_file_and_line(tmp_path: Path) -> None:
-    text = "task: llama\nhidden: 36\nintermediate: 64\nlayers: 1\nheads: {}\nkv_heads: 1\nsequence: 8\nbatch: 1\n"
-    text += "learning_rate: 1.0e-3\nsteps: 3\nsource: here\n"
-    path = tmp_path / "own.yaml"
-    path.write_text(text.format("none"))
-    with pytest.raises(BadInput, match=r"own.yaml:5: heads: .*found 'none'"):
-        load("llama", str(path))
-    path.write_text(text.format(4))
-    with pytest.raises(BadInput, match="even multiple of heads"):
-        load("llama", str(path))
-    path.write_text(text.format(2))
-    assert load("llama", str(path)).tokens == 8
+@pytest.mark.parametrize(
+    ("model", "heads", "message"),
+    [
+        ("llama-2b", 2, "there is no model 'llama-2b'; did you mean llama-1b"),
+        ("mnist", 2, "is for the task mnist; give --task mnist"),
+        ("own.yaml", "none", r"own.yaml:5: heads: .*found 'none'"),
+        ("own.yaml", 4, "even multiple of heads"),
+    ],
+)
+def test_a_mistake_is_named(
+    model: str, heads: object, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text(OWN.format(heads))
+    with pytest.raises(BadInput, match=message):
+        load("llama", model)

@@ -21,28 +21,18 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     tuning.forget()
 
 
-def silent(text: str) -> None:
-    pytest.fail(text)
-
-
-def test_a_choice_replaces_the_earlier_one_of_its_place(path: Path) -> None:
+def test_a_choice_replaces_the_earlier_one_of_its_place_or_only_removes_it(path: Path) -> None:
     other, later = replace(ENTRY, tokens=16), replace(ENTRY, ratio=(0.8, 0.7, 0.9), at="later")
     for entry in (ENTRY, other, later):
-        tuned_file.keep(path, entry, True, silent)
+        tuned_file.keep(path, entry, True, pytest.fail)
     assert tuning.read(path) == [other, later]
-
-
-def test_what_the_shipped_choice_equals_is_taken_out(path: Path) -> None:
-    other = replace(ENTRY, tokens=16)
-    for entry in (ENTRY, other):
-        tuned_file.keep(path, entry, True, silent)
-    tuned_file.keep(path, ENTRY, False, silent)
+    tuned_file.keep(path, ENTRY, False, pytest.fail)
     assert tuning.read(path) == [other]
 
 
 def test_many_at_once_lose_nothing(path: Path) -> None:
     entries = [replace(ENTRY, hidden=size) for size in range(1, 9)]
-    writers = [threading.Thread(target=tuned_file.keep, args=(path, entry, True, silent)) for entry in entries]
+    writers = [threading.Thread(target=tuned_file.keep, args=(path, entry, True, pytest.fail)) for entry in entries]
     for writer in writers:
         writer.start()
     for writer in writers:
@@ -50,7 +40,7 @@ def test_many_at_once_lose_nothing(path: Path) -> None:
     assert sorted(tuning.read(path), key=lambda entry: entry.hidden) == entries
 
 
-def test_a_file_that_is_not_sound_is_put_aside(path: Path) -> None:
+def test_a_file_that_is_not_sound_is_moved_aside(path: Path) -> None:
     path.parent.mkdir()
     path.write_text("somebody's letters")
     said: list[str] = []
@@ -63,12 +53,12 @@ def test_a_file_that_is_not_sound_is_put_aside(path: Path) -> None:
 def test_a_place_that_cannot_be_written(path: Path) -> None:
     path.parent.write_text("a file where a folder has to be")
     with pytest.raises(BadInput, match=r"cannot be written: .*; name another in SWIGLU_KERNELS_TUNING."):
-        tuned_file.keep(path, ENTRY, True, silent)
+        tuned_file.keep(path, ENTRY, True, pytest.fail)
 
 
 def test_clearing(path: Path) -> None:
     assert tuned_file.clear(path) == f"Nothing is kept in {path}."
-    tuned_file.keep(path, ENTRY, True, silent)
+    tuned_file.keep(path, ENTRY, True, pytest.fail)
     assert tuned_file.clear(path) == f"Removed {path} with tuned choices: 1."
     assert list(path.parent.iterdir()) == []
 

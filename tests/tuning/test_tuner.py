@@ -19,7 +19,8 @@ from swiglu_kernels.tiles.candidates import Choice, Problem, candidates
 CPU = torch.device("cpu")
 PROBLEM = Problem(5, 32, 64, torch.float16, None)
 RULE = Rule(warmup_rounds=0, min_rounds=10, max_rounds=12, min_s=0.0, budget_s=30.0)
-SHIPPED, *OTHERS = candidates("forward", PROBLEM, 4)
+SHIPPED, *OTHERS = candidates("forward", PROBLEM, 2)
+FIRST, SECOND = OTHERS
 
 pytestmark = pytest.mark.skipif(backend_for(CPU) != "interpreter", reason="Triton's interpreter is not in use")
 
@@ -31,54 +32,54 @@ def is_of(launch: Launch, choice: Choice) -> bool:
     return same and (launch.num_warps, launch.num_stages) == (tile.warps, tile.stages)
 
 
-def takes(**ms_by_name: float) -> FakeClock:
-    """A clock by whose time each candidate takes 2 ms, but those named `shipped`, `first`, `second`, ..."""
-    named = dict(zip(("shipped", "first", "second", "third", "fourth"), (SHIPPED, *OTHERS), strict=True))
-    speeds = {named[name]: ms for name, ms in ms_by_name.items()}
-    return FakeClock(lambda launch: next((ms for choice, ms in speeds.items() if is_of(launch, choice)), 2.0))
+def takes(shipped: float = 2.0, first: float = 2.0, second: float = 2.0) -> FakeClock:
+    """A clock by which the choices take so many milliseconds."""
+    speeds = {SHIPPED: shipped, FIRST: first, SECOND: second}
+    return FakeClock(lambda launch: next(ms for choice, ms in speeds.items() if is_of(launch, choice)))
 
 
-def tuned(clock: FakeClock) -> Found:
-    return tune("forward", PROBLEM, CPU, clock, RULE, 4)
+def tuned(clock: FakeClock, tell: Callable[[str], None] = lambda doing: None) -> Found:
+    return tune("forward", PROBLEM, CPU, clock, RULE, 2, tell=tell)
 
 
 # Who wins
 
 
-def test_the_fastest_wins() -> None:
-    found = tuned(takes(shipped=1.0, second=0.8, third=0.7))
-    assert (found.shipped, found.best, found.winner) == (SHIPPED, OTHERS[2], OTHERS[2])
-    assert found.verdict is Verdict.FASTER
-    assert found.ratio.median == pytest.approx(0.7, rel=0.01)
-    assert (found.shipped_ms, found.best_ms) == (pytest.approx(1.0, rel=0.01), pytest.approx(0.7, rel=0.01))
-    assert found.tried == 5
-    assert found.rejected == {}
-
-
-def test_the_shipped_one_stays_where_others_are_slower() -> None:
-    found = tuned(takes(shipped=1.0, first=1.2))
-    assert (found.best, found.verdict, found.winner) == (OTHERS[0], Verdict.SLOWER, SHIPPED)
-
-
-def test_a_gain_within_the_noise_is_none() -> None:
-    found = tuned(takes(shipped=1.0, first=0.9995))
-    assert (found.best, found.verdict, found.winner) == (OTHERS[0], Verdict.TIE, SHIPPED)
+@pytest.mark.parametrize(
+    ("ms", "best", "verdict", "winner"),
+    [
+        ({"first": 0.8, "second": 0.7}, SECOND, Verdict.FASTER, SECOND),
+        ({"first": 1.2}, FIRST, Verdict.SLOWER, SHIPPED),
+        ({"first": 0.9999}, FIRST, Verdict.TIE, SHIPPED),  # within the noise
+    ],
+)
+def test_the_fastest_wins(ms: dict[str, float], best: Choice, verdict: Verdict, winner: Choice) -> None:
+    found = tuned(takes(shipped=1.0, **ms))
+    assert (found.shipped, found.best, found.verdict, found.winner) == (SHIPPED, best, verdict, winner)
+    assert found.ratio.median == pytest.approx(min(ms.values()), rel=0.01)
+    assert (found.shipped_ms, found.best_ms) == (
+        pytest.approx(1.0, rel=0.01),
+        pytest.approx(min(ms.values()), rel=0.01),
+    )
+    assert (found.tried, found.rejected) == (3, {})
 
 
 def test_luck_in_the_first_round_of_timing_counts_for_nothing() -> None:
     """A candidate that was fast until the final began."""
     said: list[str] = []
-    clock = FakeClock(lambda launch: 0.5 if is_of(launch, OTHERS[1]) and said[-1] == "timing 5" else 1.0)
-    found = tune("forward", PROBLEM, CPU, clock, RULE, 4, tell=said.append)
-    assert said[-2:] == ["timing 5", "timing the fastest"]
-    assert found.winner == SHIPPED
+    clock = FakeClock(lambda launch: 0.5 if is_of(launch, FIRST) and said[-1] == "timing 3" else 1.0)
+    assert tuned(clock, said.append).winner == SHIPPED
+    assert said[-2:] == ["timing 3", "timing the fastest"]
 
 
 # What may not win
 
 
+Change = Callable[[Choice, Callable[[Workload], None]], None]
+
+
 @pytest.fixture
-def change(monkeypatch: pytest.MonkeyPatch) -> Callable[[Choice, Callable[[Workload], None]], None]:
+def change(monkeypatch: pytest.MonkeyPatch) -> Change:
     """Do something to a workload after each launch of a choice."""
 
     def install(choice: Choice, act: Callable[[Workload], None]) -> None:
@@ -100,20 +101,30 @@ def change(monkeypatch: pytest.MonkeyPatch) -> Callable[[Choice, Callable[[Workl
     return install
 
 
-Change = Callable[[Choice, Callable[[Workload], None]], None]
+def fails(reason: str) -> Callable[[Workload], None]:
+    def act(work: Workload) -> None:
+        raise RuntimeError(reason)
+
+    return act
 
 
-def test_a_wrong_candidate_is_never_timed(change: Change) -> None:
-    change(OTHERS[0], lambda work: work.outputs[0][3, 7].mul_(1.5))
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        (lambda work: work.outputs[0][3, 7].mul_(1.5), "1 of 320 elements differ, first (3, 7): "),
+        (lambda work: work.outputs[0][4, 63].fill_(float("nan")), "1 of 320 elements differ, first (4, 63): nan for"),
+        (fails("out of resource:\n shared memory"), "RuntimeError: out of resource: shared memory"),
+    ],
+    ids=["wrong", "an element is not written", "it does not run"],
+)
+def test_a_bad_candidate_is_rejected_before_it_is_timed(
+    change: Change, act: Callable[[Workload], None], reason: str
+) -> None:
+    change(FIRST, act)
     found = tuned(takes(shipped=1.0, first=0.1, second=0.9))
-    assert found.winner == OTHERS[1]
-    assert list(found.rejected) == [OTHERS[0]]
-    assert found.rejected[OTHERS[0]].startswith("1 of 320 elements differ, first (3, 7): ")
-
-
-def test_an_element_that_is_not_written_is_wrong(change: Change) -> None:
-    change(OTHERS[0], lambda work: work.outputs[0][4, 63].fill_(float("nan")))
-    assert "first (4, 63): nan for" in tuned(takes(shipped=1.0, first=0.1)).rejected[OTHERS[0]]
+    assert found.winner == SECOND
+    assert list(found.rejected) == [FIRST]
+    assert found.rejected[FIRST].startswith(reason)
 
 
 def test_one_that_is_wrong_only_when_it_is_timed_is_rejected(change: Change) -> None:
@@ -124,20 +135,10 @@ def test_one_that_is_wrong_only_when_it_is_timed_is_rejected(change: Change) -> 
         if len(runs) > 1:
             work.outputs[0][0, 0] = 77.0
 
-    change(OTHERS[0], later)
+    change(FIRST, later)
     found = tuned(takes(shipped=1.0, first=0.1, second=0.9))
-    assert found.winner == OTHERS[1]
-    assert "when it was timed: 1 of 320 elements differ" in found.rejected[OTHERS[0]]
-
-
-def test_one_that_cannot_run_costs_itself_only(change: Change) -> None:
-    def fail(work: Workload) -> None:
-        raise RuntimeError("out of resource:\n shared memory")
-
-    change(OTHERS[0], fail)
-    found = tuned(takes(shipped=1.0, second=0.9))
-    assert found.winner == OTHERS[1]
-    assert found.rejected == {OTHERS[0]: "RuntimeError: out of resource: shared memory"}
+    assert found.winner == SECOND
+    assert "when it was timed: 1 of 320 elements differ" in found.rejected[FIRST]
 
 
 def test_one_that_breaks_the_device_ends_it(change: Change) -> None:
@@ -147,7 +148,7 @@ def test_one_that_breaks_the_device_ends_it(change: Change) -> None:
         clock.lost = True
         raise RuntimeError("an illegal memory access was encountered")
 
-    change(OTHERS[0], fail)
+    change(FIRST, fail)
     with pytest.raises(DeviceLost, match="forward with 16x"):
         tuned(clock)
 
@@ -155,24 +156,22 @@ def test_one_that_breaks_the_device_ends_it(change: Change) -> None:
 # Where nothing can be tuned
 
 
-def test_what_is_shipped_does_not_run(change: Change) -> None:
-    def fail(work: Workload) -> None:
-        raise RuntimeError("no kernel image")
-
-    change(SHIPPED, fail)
-    with pytest.raises(CannotTune, match="RuntimeError: no kernel image"):
-        tuned(takes())
-
-
-def test_what_is_shipped_leaves_elements_unwritten(change: Change) -> None:
-    change(SHIPPED, lambda work: work.outputs[0][0].fill_(float("nan")))
-    with pytest.raises(CannotTune, match=r"what is shipped, 16x.*, leaves elements unwritten"):
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        (fails("no kernel image"), "RuntimeError: no kernel image"),
+        (lambda work: work.outputs[0][0].fill_(float("nan")), r"the shipped choice, 16x.*, leaves elements unwritten"),
+    ],
+)
+def test_the_shipped_choice_does_not_work(change: Change, act: Callable[[Workload], None], reason: str) -> None:
+    change(SHIPPED, act)
+    with pytest.raises(CannotTune, match=reason):
         tuned(takes())
 
 
 def test_all_candidates_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "difference", lambda found, expected: "all of it")
-    with pytest.raises(CannotTune, match="none of 4 candidates is right; the first: all of it"):
+    with pytest.raises(CannotTune, match="none of 2 candidates is right; the first: all of it"):
         tuned(takes())
 
 

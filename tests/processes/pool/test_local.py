@@ -29,8 +29,9 @@ from swiglu_bench.session.settings import Settings, Task
 from swiglu_bench.spec.cases import Mode
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Implementation
-from swiglu_bench.sweep.output import Output
-from swiglu_bench.sweep.sweep import INTERRUPTED, Process, sweep
+from swiglu_bench.sweep.options import TimingOptions
+from swiglu_bench.sweep.request import INTERRUPTED, Request
+from swiglu_bench.sweep.sweep import sweep
 from swiglu_bench.writers import Writer
 
 CPU = torch.device("cpu")
@@ -51,9 +52,8 @@ def run(
 ) -> tuple[int, str]:  # fmt: skip
     text = io.StringIO()
     console = Console(file=text, width=120, color_system=None)
-    output = Output(csv=True, folder=folder, wandb=None, resume=resume)
-    process = Process(60.0, team=team)
-    status = sweep("forward", CASES, implementations, SETTINGS, team.assemble(), output, console, process, also)
+    request = Request("forward", TimingOptions(out=folder, resume=resume), SETTINGS, CASES, implementations, team)
+    status = sweep(request, team.assemble(), console, also)
     return status, text.getvalue()
 
 
@@ -182,9 +182,8 @@ def test_two_gpus_share_the_cases(tmp_path: Path) -> None:
 
     team = LocalTeam(gpus("0,1"), 60.0, print)
     how = Settings(Task.TIME, team.device, "swiglu-bench forward", "r", rule=Rule(budget_s=1.0))
-    output = Output(csv=True, folder=tmp_path / "run", wandb=None)
-    console = Console(file=io.StringIO())
-    assert sweep("forward", CASES, BOTH, how, team.assemble(), output, console, Process(60.0, team=team)) == 0
+    request = Request("forward", TimingOptions(out=tmp_path / "run"), how, CASES, BOTH, team)
+    assert sweep(request, team.assemble(), Console(file=io.StringIO())) == 0
     rows = load_run(tmp_path / "run").records
     assert {row.status for row in rows} == {Status.OK}
     assert {row.gpu_uuid for row in rows} == {place.machine.gpu_uuid for place in gpus("0,1")}

@@ -1,0 +1,84 @@
+"""The command `inspect`: what the compiler makes of each kernel of swiglu_kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from swiglu_bench.cli.listing import table
+from swiglu_bench.rows import text
+from swiglu_bench.spec.cases import Case, Mode, Scope, expand, parse_dtypes, parse_tokens
+from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.sweep.options import WHAT, JsonForm, complete_shapes, option
+
+if TYPE_CHECKING:
+    from swiglu_kernels.standalone.compiled import Report
+
+LEGEND = """\
+registers and spills (stack) are per thread, shared memory is per program, instructions are counted in the PTX; \
+compiled here for each target, without a GPU."""
+
+
+def inspect(
+    target: Annotated[str, option(WHAT, "Compute capabilities, such as sm_80,sm_90,sm_100.")] = "sm_80,sm_90,sm_100",
+    shapes: Annotated[str, option(WHAT, "Shapes to specialise for.", autocompletion=complete_shapes)] = "llama7b",
+    tokens: Annotated[str, option(WHAT, "Token counts, which choose the tiles.")] = "8k",
+    dtype: Annotated[str, option(WHAT, "bf16, fp16, fp32, comma-separated.")] = "bf16",
+    form: JsonForm = "table",
+) -> None:
+    """Compile every kernel for GPUs that need not be here: registers, spills, shared memory, wgmma and TMA counts.
+
+    Exits 1 if a kernel spills registers.
+
+    Example: swiglu-bench inspect --target sm_90 --tokens 1,128,8k
+    """
+    text.check("--format", form, text.TABLE, "json")
+    from swiglu_bench.spec.shapes import load_shapes
+
+    matches = [re.fullmatch(r"(?:sm_)?(\d+)(\d)a?", part.strip()) for part in target.split(",")]
+    if not all(matches):
+        raise BadInput(f"--target: {target!r} is not a list of compute capabilities; give sm_80, sm_90 or sm_100.")
+    capabilities = [(int(match[1]), int(match[2])) for match in matches if match]
+    sizes, dtypes, counts = load_shapes(shapes), parse_dtypes(dtype), parse_tokens(tokens)
+    cases = expand(sizes, scopes=[Scope.GLU], modes=[Mode.STEP], dtypes=dtypes, tokens=counts)
+    reports = list(_compiled(cases, capabilities))
+    if form == "json":
+        text.put(text.as_json({"kind": "kernels", "rows": [dataclasses.asdict(report) for report in reports]}))
+    else:
+        text.screen().print(_table(reports), Text(LEGEND, "dim"))
+    raise typer.Exit(int(any(report.stack_bytes for report in reports)))
+
+
+def _compiled(cases: list[Case], capabilities: list[tuple[int, int]]) -> Iterator[Report]:
+    if importlib.util.find_spec("triton") is None:
+        raise BadInput("inspect needs Triton, which is not installed; it exists for Linux.")
+    os.environ.pop("TRITON_INTERPRET", None)  # interpreted kernels are never compiled
+    import torch
+
+    from swiglu_kernels.standalone import compiled
+
+    for capability, case in itertools.product(capabilities, cases):
+        dtype = getattr(torch, case.dtype.value)
+        what = (case.tokens, case.shape.hidden, case.shape.intermediate, dtype, capability)
+        for name in compiled.launches(*what):
+            yield compiled.report(name, *what)
+
+
+def _table(reports: Iterable[Report]) -> Table:
+    figures = ("tokens", "registers", "spills", "shared", "wgmma", "tcgen05", "mma.sync", "TMA")
+    found = table("Compiled kernels", "target", "dtype", "kernel", *figures, right=figures)
+    for one in reports:
+        spills = Text(f"{one.stack_bytes} B", "bold red") if one.stack_bytes else Text("none", "green")
+        counts = (str(count) if count else "-" for count in (one.wgmma, one.tcgen05, one.mma, one.tma))
+        target, shared = f"sm_{one.capability.replace('.', '')}", f"{one.shared_bytes / 1024:.0f} KiB"
+        found.add_row(target, one.dtype, one.kernel, str(one.tokens), str(one.registers), spills, shared, *counts)
+    return found

@@ -1,0 +1,76 @@
+"""An audit from its implementations to its exit status: each cell goes at once to audit.csv, the matrix comes last."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from swiglu_bench.audit import matrix
+from swiglu_bench.machine import machine
+from swiglu_bench.processes import audit_parent
+from swiglu_bench.rows import run_folder
+from swiglu_bench.rows.audit_cell import Cell, CellStatus
+from swiglu_bench.spec.cases import Dtype, Scope
+from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.spec.implementation import Implementation
+from swiglu_bench.sweep.options import AuditOptions, given
+from swiglu_bench.sweep.output import folder_of, logs
+from swiglu_bench.sweep.request import INTERRUPTED, command_line, held
+from swiglu_bench.writers.contract import ContractFile, contract_tables
+
+
+def run_audit(
+    chosen: Sequence[Implementation],
+    scopes: Sequence[Scope],
+    device: torch.device,
+    dtype: Dtype | None,
+    options: AuditOptions,
+    console: Console,
+) -> tuple[int, dict[str, Any], list[Cell]]:
+    """Run every check: the exit status, the content of run.json, and the cells.
+
+    The status is 1 with --strict and a fail, and 130 when interrupted.
+    """
+    this, cells, interrupted = machine.describe(device), list[Cell](), False
+    about = {"command": command_line(), "options": given(options), "machine": this.as_dict()}
+    folder, file = folder_of("audit", options, this, machine.now()), None
+    if folder:
+        run_folder.create_folder(folder)
+        run_folder.write_run_file(folder, about)
+        file = ContractFile(folder)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(held(device, options.wait))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton.runtime.interpreter")
+        status = stack.enter_context(console.status(""))
+        place = stack.enter_context(logs(folder, lambda: any(cell.verdict is CellStatus.FAIL for cell in cells)))
+        asked = (chosen, scopes, device, dtype)
+        if options.in_process:
+            found = matrix.audit(*asked, tell=status.update)
+        else:
+            found = audit_parent.audit(*asked, status.update, timeout_s=options.timeout, logs=place)
+        try:
+            for cell in found:
+                cells.append(cell)
+                if file:
+                    file.write(cell)
+        except KeyboardInterrupt:
+            interrupted = True
+        except OSError as error:
+            raise BadInput(f"--out: {folder} cannot be written: {error.strerror}.") from None
+    console.width = max(console.width, 80)
+    for part in contract_tables(cells, {check.name: check.about for check in matrix.CHECKS}):
+        console.print(part, soft_wrap=not hasattr(part, "columns"))
+    counts = {verdict: sum(cell.verdict is verdict for cell in cells) for verdict in CellStatus}
+    console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    if folder:
+        console.print(f"Cells and machine: {folder}", markup=False, highlight=False, soft_wrap=True)
+    if interrupted:
+        console.print(f"Interrupted: {len(cells)} cells were kept.", style="yellow")
+        return INTERRUPTED, about, cells
+    return int(options.strict and counts[CellStatus.FAIL] > 0), about, cells

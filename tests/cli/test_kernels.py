@@ -1,0 +1,43 @@
+import json
+from typing import Any
+
+import pytest
+from command_line import swiglu_bench
+
+from swiglu_kernels.standalone import compiled
+from swiglu_kernels.standalone.compiled import Report
+
+ARGUMENTS = ("inspect", "--target", "sm_80, 90a", "--shapes", "24x40", "--tokens", "1,8", "--dtype", "fp16")
+
+
+@pytest.fixture(autouse=True)
+def compiler(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Nothing is compiled; the bytes that each kernel spills."""
+    spills = {"forward": 0, "dX": 0}
+
+    def report(name: str, tokens: int, hidden: int, intermediate: int, dtype: Any, capability: Any) -> Report:
+        assert (hidden, intermediate) == (24, 40)
+        return Report(name, "{}.{}".format(*capability), str(dtype), tokens, 128, spills[name], 2**16, 5, 0, 7, 3)
+
+    monkeypatch.setattr(compiled, "launches", lambda *_: spills)
+    monkeypatch.setattr(compiled, "report", report)
+    return spills
+
+
+def test_every_kernel_is_shown_for_every_target_and_token_count() -> None:
+    ran = swiglu_bench(*ARGUMENTS, width=140)
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.count("none") == 8
+    for text in ("sm_80", "sm_90", "torch.float16", "forward", "dX", "128", "64 KiB"):
+        assert text in ran.out
+    rows = json.loads(swiglu_bench(*ARGUMENTS, "--format", "json").out)["rows"]
+    assert [(row["capability"], row["tokens"], row["kernel"]) for row in rows] == [
+        (capability, tokens, name) for capability in ("8.0", "9.0") for tokens in (1, 8) for name in ("forward", "dX")
+    ]
+
+
+def test_a_spill_exits_1(compiler: dict[str, int]) -> None:
+    compiler["dX"] = 96
+    ran = swiglu_bench(*ARGUMENTS, width=140)
+    assert ran.code == 1
+    assert ran.out.count("96 B") == 4

@@ -1,0 +1,49 @@
+import importlib.util
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from swiglu_bench.implementations import CATALOGUE
+from swiglu_bench.spec.cases import ACTIVATIONS, tensors
+from swiglu_bench.spec.implementation import Implementation
+
+UNPREDICTED = {"fused-mlp-chunked", "quack", "quack-tuned", "flash-swiglu-mlp"}
+"""The peak of a chunked one is no fixed number of whole tensors, and the peers' kernels allocate as they like."""
+
+
+@pytest.mark.parametrize("one", CATALOGUE, ids=lambda one: one.name)
+def test_entries_are_complete(one: Implementation) -> None:
+    assert [other.name for other in CATALOGUE].count(one.name) == 1
+    assert one.description
+    assert one.scopes
+    assert set(one.footprints) == (set() if one.name in UNPREDICTED else one.scopes)
+    assert "," not in one.name, "a comma separates names on the command line"
+    assert one.imports.partition(".")[0] in ("", one.package)
+    frozen = one.name in {"fused", "fused-preact"}
+    assert {one.gradients(scope) for scope in one.scopes} == {
+        ACTIVATIONS[scope] if frozen else tensors(scope) for scope in one.scopes
+    }
+
+
+@pytest.mark.parametrize("one", CATALOGUE, ids=lambda one: one.name)
+def test_reasons_are_sentences_and_a_gpu_with_all_packages_runs_everything(
+    one: Implementation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for reason in filter(None, map(one.unavailable, ("cpu", "cuda"))):
+        assert reason[0].isupper() or reason.startswith("torch.compile")
+        assert reason.endswith(".")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    assert one.unavailable("cuda") is None
+
+
+def test_importing_the_catalogue_imports_no_torch() -> None:
+    code = (
+        "import sys, swiglu_bench.implementations; "
+        "print({'torch', 'triton', 'swiglu_kernels', 'liger_kernel', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "set()\n"

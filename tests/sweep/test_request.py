@@ -1,0 +1,51 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from specimens import result_or_complaint
+
+from swiglu_bench.implementations import CATALOGUE
+from swiglu_bench.measure.rounds import Rule
+from swiglu_bench.session.settings import Task
+from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.sweep import request
+from swiglu_bench.sweep.options import SweepOptions, TimingOptions
+from swiglu_bench.sweep.request import REGIMES, requested
+
+names = st.sampled_from([one.name for one in CATALOGUE])
+patterns = st.one_of(st.text(), names, st.sampled_from(["*", "eager*", "[a-", "[!x]*", "?", "a.py:b", ".py:", ","]))
+
+
+@given(st.lists(patterns, max_size=3), st.lists(patterns, max_size=3), st.one_of(st.none(), names, st.text(max_size=8)))
+def test_any_text_is_implementations_or_bad_input(wanted: list[str], unwanted: list[str], baseline: str | None) -> None:
+    options = SweepOptions(impl=wanted, skip_impl=unwanted, in_process=True)
+    chosen = result_or_complaint(lambda: request.implementations_of(options, baseline))
+    if isinstance(chosen, BadInput):
+        assert str(chosen).endswith((".", "?"))
+    else:
+        assert chosen
+        assert len({one.name for one in chosen}) == len(chosen)
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "wanted"),
+    [
+        ("forward", TimingOptions(), {"task": Task.TIME, "cold_l2": True, "energy": True, "rule": Rule(budget_s=20.0)}),
+        ("backward", TimingOptions(l2="hot", energy=False), {"cold_l2": False, "energy": False}),
+        ("step", TimingOptions(regime="rested", budget=3.0), {"rule": Rule(budget_s=3.0, rest_s=REGIMES["rested"])}),
+        ("step", TimingOptions(baseline="compile"), {"baseline": "compile", "interpreter": False}),
+        ("memory", SweepOptions(), {"task": Task.MEMORY, "baseline": "", "energy": False, "cold_l2": True}),
+        ("verify", SweepOptions(detail=True), {"task": Task.VERIFY, "interpreter": True, "detail": True}),
+    ],
+)
+def test_settings_follow_from_the_options(
+    monkeypatch: pytest.MonkeyPatch, command: str, options: SweepOptions, wanted: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with requested(command, options, Console(), "swiglu-bench x") as asked:
+        found = {name: getattr(asked.settings, name) for name in wanted}
+    assert found == wanted
+    assert (asked.command, asked.settings.command, asked.settings.device.type) == (command, "swiglu-bench x", "cpu")
