@@ -9,6 +9,8 @@ from typing import Any
 
 import altair as alt
 
+from swiglu_bench.rows.quantities import token_text
+
 PALETTE = (
     "#7d8590", "#a8754a", "#3f86e0", "#159a94", "#dd7a1c", "#b58d14", "#8b9720", "#dc4453", "#9268da", "#d957a6",
     "#2f9e5b", "#5f70dc", "#5d8ba3", "#b24ec6", "#d9705f", "#1b98c2", "#639c1e", "#c2566f", "#a47bb0", "#a9822f",
@@ -58,6 +60,11 @@ class Style:
         """Those that another stands for."""
         return {name for others in self.alike.values() for name in others}
 
+    def standing(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The names, or those that stand for them, in the order of the colours."""
+        stands = {other: name for name, others in self.alike.items() for other in others}
+        return tuple(sorted({stands.get(name, name) for name in names}, key=list(self.slots).index))
+
 
 def slots(names: Iterable[str], known: Sequence[str]) -> dict[str, int]:
     """A colour number per name: a known one always has its own, the others get the first that are free."""
@@ -87,17 +94,6 @@ def theme(dark: bool, background: str | None = None) -> dict[str, Any]:
         "rule": {"color": faint},
         "style": {"halo": {"stroke": background or ("#14171b" if dark else "#ffffff"), "strokeWidth": 4}},
     }  # fmt: skip
-
-
-def token_text(count: int) -> str:
-    """As the command line takes it: 8k for 8192."""
-    return f"{count // 1024}k" if count >= 1024 and count % 1024 == 0 else str(count)
-
-
-def tokens_text(counts: Iterable[int]) -> str:
-    """'1, 16 and 1k tokens'."""
-    *most, last = [token_text(count) for count in sorted(set(counts))]
-    return f"{', '.join(most)} and {last} tokens" if most else f"{last} token{'' if last == '1' else 's'}"
 
 
 def token_axis(counts: Iterable[int]) -> alt.X:

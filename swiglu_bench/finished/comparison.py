@@ -14,13 +14,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from enum import StrEnum
+from typing import Any
 
-from swiglu_bench.finished.change import By, Change, ChangeKind, Outcome
 from swiglu_bench.finished.circumstances import circumstances
 from swiglu_bench.measure.statistics import Interval, median_interval, quotient
-from swiglu_bench.rows import rebase
 from swiglu_bench.rows.finished_run import FinishedRun, case_label, case_of, latest
+from swiglu_bench.rows.grouping import unique
+from swiglu_bench.rows.ratios import ratio
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.spec.errors import BadInput
 
@@ -30,13 +31,57 @@ FEWEST_ROUNDS = 7
 """Of fewer samples not even the smallest and the largest enclose the median with that confidence."""
 
 
+class ChangeKind(StrEnum):
+    """What a row amounts to."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    TIE = "tie"
+    """Equal to within what is tolerated, and surely so."""
+    UNCLEAR = "unclear"
+    LESS = "less"
+    MORE = "more"
+    """Memory."""
+    BROKEN = "broken"
+    """It was ok and is not any more."""
+    MENDED = "mended"
+    DRIFT = "drift"
+    """The baseline's time, which depends on the machine as much as on the code, and is not judged."""
+
+
+class Outcome(StrEnum):
+    """Whether a row keeps a change from going in."""
+
+    FINE = "fine"
+    REGRESSION = "regression"
+    UNKNOWN = "cannot tell"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One implementation at one case in both runs."""
+
+    case: tuple[Any, ...]
+    implementation: str
+    figure: str
+    """What `before` and `after` are: `ratio`, `time_ms`, `peak_bytes`, `saved_bytes`, `error_ratio`, or `status`."""
+    before: float | None
+    after: float | None
+    quotient: Interval | None
+    """B/A; below 1 is faster, or less."""
+    verdict: ChangeKind
+    outcome: Outcome
+    remark: str = ""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """All rows that both runs have, and what a reader has to know before believing them."""
 
     before: FinishedRun
     after: FinishedRun
-    by: By
+    by: str
+    """ratio, time, memory or status."""
     tolerance: float
     changes: tuple[Change, ...]
     warnings: tuple[str, ...]
@@ -48,56 +93,55 @@ class Comparison:
         return next((one for one in (Outcome.REGRESSION, Outcome.UNKNOWN) if one in found), Outcome.FINE)
 
 
-def compare(
-    before: FinishedRun, after: FinishedRun, tolerance: float, by: Literal["ratio", "time"] | None = None
-) -> Comparison:
-    """Compare two runs; `tolerance` is the regression that is let through, 0.02 for 2%.
+def compare(before: FinishedRun, after: FinishedRun, tolerance: float, by: str = "auto") -> Comparison:
+    """Compare two runs by `ratio`, `time` or what suits them (`auto`); `tolerance` is 0.02 for a regression of 2%.
 
     Raises BadInput where they measured different things: other scopes or modes, times and memory, no case in common.
     """
+    runs = (before, after)
     kind = _kind(before, after)
-    mine, theirs = ({(case_of(r), r.implementation): r for r in latest(run.records)} for run in (before, after))
+    mine, theirs = ({(case_of(r), r.implementation): r for r in latest(run.records)} for run in runs)
     common = [key for key in theirs if key in mine]
     if not common:
         raise BadInput(
             f"{before.name} and {after.name} have no case and implementation in common; compare two that do."
         )
-    baselines = [{r.baseline for r in run.records if r.baseline} for run in (before, after)]
+    baselines = [{r.baseline for r in run.records if r.baseline} for run in runs]
     if by == "ratio" and baselines[0] != baselines[1]:
         names = " and ".join(", ".join(sorted(names)) or "none" for names in baselines)
         raise BadInput(f"--by ratio: the runs have other baselines ({names}); compare them by time.")
     same_baseline = baselines[0] == baselines[1] and len(baselines[0]) == 1
-    chosen: By = kind if kind != "time" else by or ("ratio" if same_baseline else "time")
-    partners = [
-        {case_of(r): r for r in latest(run.records) if r.implementation == r.baseline} for run in (before, after)
-    ]
+    if kind == "time":
+        kind = by if by != "auto" else "ratio" if same_baseline else "time"
 
     changes: list[Change] = []
     for case, name in common:
         a, b = mine[case, name], theirs[case, name]
         if a.status is not Status.OK or b.status is not Status.OK:
             changes += _of_status(a, b)
-        elif chosen == "memory":
+        elif kind == "memory":
             changes += _of_memory(a, b, tolerance)
-        elif chosen == "status":
+        elif kind == "status":
             both = (a.error_ratio, b.error_ratio)
             changes.append(Change(case, name, "error_ratio", *both, None, ChangeKind.TIE, Outcome.FINE))
         elif a.time_ms is not None and b.time_ms is not None:
-            changes.append(_of_time(a, b, partners[0].get(case), partners[1].get(case), chosen, tolerance))
-    warnings = (*circumstances(before, after, chosen, changes), *_unmatched(mine, theirs))
-    return Comparison(before, after, chosen, tolerance, tuple(changes), warnings)
+            partners = (mine.get((case, a.baseline)), theirs.get((case, b.baseline)))
+            changes.append(_of_time(a, b, *partners, kind, tolerance))
+    drift = [one.quotient.median for one in changes if one.verdict is ChangeKind.DRIFT and one.quotient]
+    warnings = (*circumstances(before, after, kind, drift), *_unmatched(mine, theirs))
+    return Comparison(before, after, kind, tolerance, tuple(changes), warnings)
 
 
-def _kind(before: FinishedRun, after: FinishedRun) -> Literal["time", "memory", "status"]:
+def _kind(before: FinishedRun, after: FinishedRun) -> str:
     """What the runs have measured; raises BadInput where it is not the same."""
     for column in ("scope", "mode"):
         sets = [sorted({str(getattr(record, column)) for record in run.records}) for run in (before, after)]
         if sets[0] != sets[1]:
-            what = " and ".join(
-                f"{', '.join(names) or 'nothing'} ({run.name})"
-                for names, run in zip(sets, (before, after), strict=True)
+            one, other = (", ".join(names) or "nothing" for names in sets)
+            raise BadInput(
+                f"The runs have other {column}s: {one} ({before.name}) and {other} ({after.name}); "
+                f"choose what both have with --{column}."
             )
-            raise BadInput(f"The runs have other {column}s: {what}; choose what both have with --{column}.")
     kinds = [_measured(run) for run in (before, after)]
     if kinds[0] != kinds[1]:
         raise BadInput(
@@ -106,7 +150,7 @@ def _kind(before: FinishedRun, after: FinishedRun) -> Literal["time", "memory", 
     return kinds[0]
 
 
-def _measured(run: FinishedRun) -> Literal["time", "memory", "status"]:
+def _measured(run: FinishedRun) -> str:
     if any(record.time_ms is not None for record in run.records):
         return "time"
     return "memory" if any(record.peak_bytes is not None for record in run.records) else "status"
@@ -119,13 +163,10 @@ def _of_status(a: Record, b: Record) -> Iterator[Change]:
         if b.status is Status.OK:
             yield dataclasses.replace(change, remark=f"was {a.status}: {a.reason}")
         return
-    broken = b.status in {Status.INCORRECT, Status.ERROR}
-    yield dataclasses.replace(
-        change,
-        verdict=ChangeKind.BROKEN if broken else ChangeKind.UNCLEAR,
-        outcome=Outcome.REGRESSION if broken else Outcome.UNKNOWN,
-        remark=f"{b.status}: {b.reason}",
-    )
+    verdict, outcome = ChangeKind.UNCLEAR, Outcome.UNKNOWN
+    if b.status in {Status.INCORRECT, Status.ERROR}:
+        verdict, outcome = ChangeKind.BROKEN, Outcome.REGRESSION
+    yield dataclasses.replace(change, verdict=verdict, outcome=outcome, remark=f"{b.status}: {b.reason}")
 
 
 def _of_memory(a: Record, b: Record, tolerance: float) -> Iterator[Change]:
@@ -137,26 +178,25 @@ def _of_memory(a: Record, b: Record, tolerance: float) -> Iterator[Change]:
         times = new / old if old else float("inf") if new else 1.0
         outcome = Outcome.REGRESSION if times > 1 + tolerance else Outcome.FINE
         verdict = ChangeKind.TIE if old == new else ChangeKind.LESS if new < old else ChangeKind.MORE
-        yield Change(
-            case_of(b), b.implementation, figure, old, new, Interval(times, times, times), verdict, outcome
-        )  # fmt: skip
+        between = Interval(times, times, times)
+        yield Change(case_of(b), b.implementation, figure, old, new, between, verdict, outcome)
 
 
-def _of_time(a: Record, b: Record, base_a: Record | None, base_b: Record | None, by: By, tolerance: float) -> Change:
+def _of_time(a: Record, b: Record, base_a: Record | None, base_b: Record | None, by: str, tolerance: float) -> Change:
     is_baseline = b.implementation == b.baseline
-    ratios = (_ratio(a, base_a), _ratio(b, base_b)) if by == "ratio" and not is_baseline else (None, None)
-    old, new = ratios if ratios[0] and ratios[1] else (_time(a), _time(b))
-    assert old is not None
-    assert new is not None
+    figure, old, new = "time_ms", _time(a), _time(b)
     floor, remark = _floor(a, b)
-    if by == "ratio" and not is_baseline and not ratios[0]:
-        remark = "by time: it has no ratio to the baseline in both runs"
+    if by == "ratio" and not is_baseline:
+        ratio_a, ratio_b = _ratio(a, base_a), _ratio(b, base_b)
+        if ratio_a and ratio_b:
+            figure, old, new = "ratio", ratio_a, ratio_b
+        else:
+            remark = "by time: it has no ratio to the baseline in both runs"
     if by == "time" and not is_baseline and base_a and base_b and base_a.time_ms and base_b.time_ms:
         drift = base_b.time_ms / base_a.time_ms
         floor = max(floor, drift - 1, 1 / drift - 1)
         remark = f"{b.baseline} itself changed x{drift:.3f}"
     found = reaching(quotient(new, old), floor)
-    figure = "ratio" if ratios[0] and ratios[1] else "time_ms"
     verdict, outcome = judge(found, tolerance)
     few = min(a.rounds or 0, b.rounds or 0)
     if few < FEWEST_ROUNDS:
@@ -168,12 +208,8 @@ def _of_time(a: Record, b: Record, base_a: Record | None, base_b: Record | None,
 
 def _ratio(record: Record, baseline: Record | None) -> Interval | None:
     """The ratio to the baseline, from the rounds where they were kept, else as the row has it (then of 95%)."""
-    found = rebase.ratio(record, baseline, EACH) if baseline else None
-    if found:
-        return found
-    if record.ratio is None or record.ratio_low is None or record.ratio_high is None:
-        return None
-    return Interval(record.ratio, record.ratio_low, record.ratio_high)
+    found = ratio(record, baseline, EACH) if baseline else None
+    return found or (Interval(*record.interval) if record.interval else None)
 
 
 def _time(record: Record) -> Interval:
@@ -186,7 +222,7 @@ def _time(record: Record) -> Interval:
 
 def _floor(a: Record, b: Record) -> tuple[float, str]:
     """How far from 1 the noise of both runs may bring a quotient, by their A/A pairs; and which of them is missing."""
-    known = [noise for record in (a, b) if (noise := rebase.noise(record)) is not None]
+    known = [record.noise for record in (a, b) if record.noise is not None]
     if not known:
         return 0.0, "no A/A pair"
     one, other = (known * 2)[:2]  # the noise of a run without a pair is taken for the other's
@@ -195,9 +231,8 @@ def _floor(a: Record, b: Record) -> tuple[float, str]:
 
 def reaching(found: Interval, floor: float) -> Interval:
     """The interval, extended so that it reaches at least `floor` to either side of its median."""
-    return Interval(
-        found.median, min(found.low, found.median / (1 + floor)), max(found.high, found.median * (1 + floor))
-    )  # fmt: skip
+    low, high = found.median / (1 + floor), found.median * (1 + floor)
+    return Interval(found.median, min(found.low, low), max(found.high, high))
 
 
 def judge(found: Interval, tolerance: float) -> tuple[ChangeKind, Outcome]:
@@ -214,5 +249,5 @@ def _unmatched(mine: dict[Any, Record], theirs: dict[Any, Record]) -> Iterator[s
     for which, rows, others in (("first", mine, theirs), ("second", theirs, mine)):
         alone = [row for key, row in rows.items() if key not in others and row.status is not Status.SKIPPED]
         if alone:
-            names = ", ".join(dict.fromkeys(row.implementation for row in alone))
+            names = ", ".join(unique(row.implementation for row in alone))
             yield f"Only the {which} run has {len(alone)} rows, such as {case_label(case_of(alone[0]))}, of {names}."

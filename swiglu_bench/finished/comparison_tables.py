@@ -6,35 +6,51 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from rich import box
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from swiglu_bench.finished.change import Change, ChangeKind, Outcome
-from swiglu_bench.finished.comparison import Comparison
+from swiglu_bench.finished.comparison import Change, ChangeKind, Comparison, Outcome
+from swiglu_bench.rows.finished_run import table_label
+from swiglu_bench.rows.grouping import grouped
+from swiglu_bench.rows.quantities import mebibytes, milliseconds
+from swiglu_bench.writers.markdown import table as markdown_table
+from swiglu_bench.writers.tables import new_table
 
 STYLES = {
     ChangeKind.FASTER: "green", ChangeKind.SLOWER: "red", ChangeKind.TIE: "dim", ChangeKind.UNCLEAR: "yellow",
     ChangeKind.LESS: "green", ChangeKind.MORE: "red", ChangeKind.BROKEN: "bold red",
     ChangeKind.MENDED: "green", ChangeKind.DRIFT: "dim",
+    Outcome.FINE: "green", Outcome.REGRESSION: "bold red", Outcome.UNKNOWN: "yellow",
 }  # fmt: skip
 HEADS = ("tokens", "implementation", "before", "after", "change", "interval", "verdict")
+TEXT = {"implementation", "verdict"}
+CASE = ("shape", "hidden", "intermediate", "scope", "mode", "dtype", "tokens")
 COLUMNS = (
-    "shape", "hidden", "intermediate", "scope", "mode", "dtype", "tokens", "implementation", "figure", "before",
-    "after", "quotient", "quotient_low", "quotient_high", "verdict", "outcome", "remark",
+    *CASE, "implementation", "figure", "before", "after", "quotient", "quotient_low", "quotient_high", "verdict",
+    "outcome", "remark",
 )  # fmt: skip
+RATIO = (
+    "before, after: median ratio to the baseline in the same rounds of one run, so that the machine's drift from run "
+    "to run cancels; change: after / before; the baseline's own row is its time, and not judged. "
+)
+TIME = "before, after: median time; change: after / before. The interval reaches as far as the baseline moved, too. "
+INTERVAL = (
+    "Two runs have no rounds in common: the interval is made of the ends of two 97.5% intervals, one per run, holds "
+    "the quotient with at least 95%, and reaches as far as the A/A pairs of both runs. What differs from process to "
+    "process without being the code's doing (memory layout, autotuning) is in the quotient and not in the interval."
+)
+METHODS = {
+    "ratio": RATIO + INTERVAL,
+    "time": TIME + INTERVAL,
+    "memory": "MiB, counted and not sampled: what differs differs.",
+    "status": "Rows that are ok in both runs are counted and not listed; nothing was timed.",
+}
 
 
 def tables(found: Comparison) -> Iterator[RenderableType]:
     """One table per shape, scope, mode and dtype, how to read them, and what stands against believing them."""
     for head, changes in _groups(found):
-        table = Table(title=head, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-        for name in HEADS:
-            text = name in {"implementation", "verdict"}
-            table.add_column(
-                name, justify="left" if text else "right", no_wrap=name != "implementation", overflow="fold"
-            )
+        table = new_table(HEADS, head, text=TEXT, wrap={"implementation"})
         for change in changes:
             *cells, verdict = _cells(change)
             table.add_row(*map(Text, cells), Text(verdict, STYLES[change.verdict]))
@@ -44,31 +60,29 @@ def tables(found: Comparison) -> Iterator[RenderableType]:
         yield Text(line, "dim")
     for warning in found.warnings:
         yield Text(f"Warning: {warning}", "yellow")
-    style = {Outcome.FINE: "green", Outcome.REGRESSION: "bold red", Outcome.UNKNOWN: "yellow"}[found.outcome]
-    yield Text(conclusion(found), style)
+    yield Text(conclusion(found), STYLES[found.outcome])
 
 
 def markdown(found: Comparison) -> str:
     """The same for a comment on a pull request."""
-    lines = [f"### swiglu-bench: {conclusion(found)}", ""]
-    lines += [f"> **Warning:** {warning}" for warning in found.warnings] + [""] * bool(found.warnings)
+    parts = [f"### swiglu-bench: {conclusion(found)}"]
+    parts += ["\n".join(f"> **Warning:** {warning}" for warning in found.warnings)]
     for head, changes in _groups(found):
-        lines += [f"**{head}**", "", f"| {' | '.join(HEADS)} |", "| ---: | --- | ---: | ---: | ---: | ---: | --- |"]
+        rows = []
         for change in changes:
             tokens, name, *cells, verdict = _cells(change)
             strong = f"**{verdict}**" if change.outcome is not Outcome.FINE else verdict
-            lines.append(f"| {tokens} | `{name}` | {' | '.join(cells)} | {strong} |".replace("|  |", "| |"))
-        lines.append("")
-    lines += [*remarks(found), ""] if list(remarks(found)) else []
-    lines.append(f"<sub>{method(found)}</sub>")
-    return "\n".join(lines)
+            rows.append([tokens, f"`{name}`", *cells, strong])
+        parts += [f"**{head}**", markdown_table(HEADS, rows, text=TEXT)]
+    parts += ["\n".join(remarks(found)), f"<sub>{method(found)}</sub>"]
+    return "\n\n".join(filter(None, parts))
 
 
 def rows(found: Comparison) -> list[dict[str, Any]]:
     """One flat row per change, for a program."""
     return [
         {
-            **dict(zip(COLUMNS, change.case, strict=False)),
+            **dict(zip(CASE, change.case, strict=True)),
             "implementation": change.implementation,
             "figure": change.figure,
             "before": change.before,
@@ -89,61 +103,36 @@ def conclusion(found: Comparison) -> str:
     counts = Counter(change.verdict for change in found.changes)
     spread = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ChangeKind if counts[verdict])
     bad = sum(change.outcome is found.outcome for change in found.changes)
-    beyond = f"{found.tolerance:.3g}".rstrip("0").rstrip(".") if found.tolerance == 0 else f"{found.tolerance:.2%}"
-    match found.outcome:
-        case Outcome.REGRESSION:
-            end = f"{bad} regressed by more than {beyond} or broke."
-        case Outcome.UNKNOWN:
-            end = f"no regression is proven, and of {bad} rows none beyond {beyond} can be ruled out."
-        case _:
-            end = f"no row is worse by more than {beyond}."
-    return f"{spread}: {end}" if spread else "Nothing to compare was ok in either run."
+    beyond = f"{found.tolerance:.2%}" if found.tolerance else "0"
+    ends = {
+        Outcome.REGRESSION: f"{bad} regressed by more than {beyond} or broke.",
+        Outcome.UNKNOWN: f"no regression is proven, and of {bad} rows none beyond {beyond} can be ruled out.",
+        Outcome.FINE: f"no row is worse by more than {beyond}.",
+    }
+    return f"{spread}: {ends[found.outcome]}" if spread else "Nothing to compare was ok in either run."
 
 
 def method(found: Comparison) -> str:
     """What the figures are and how sure."""
-    ratio = (
-        "before, after: median ratio to the baseline in the same rounds of one run, so that the machine's drift from "
-        "run to run cancels; change: after / before; the baseline's own row is its time, and not judged. "
-    )
-    time = (
-        "before, after: median time; change: after / before. The interval reaches as far as the baseline moved, too. "
-    )
-    interval = (
-        "Two runs have no rounds in common: the interval is made of the ends of two 97.5% intervals, one per run, "
-        "holds the quotient with at least 95%, and reaches as far as the A/A pairs of both runs. What differs from "
-        "process to process without being the code's doing (memory layout, autotuning) is in the quotient and not "
-        "in the interval."
-    )
-    words = f" tie: within {found.tolerance:.2%} for sure; unclear: the interval holds 1 and more than that."
-    match found.by:
-        case "ratio":
-            return ratio + interval + words
-        case "time":
-            return time + interval + words
-        case "memory":
-            return "MiB, counted and not sampled: what differs differs."
-        case _:
-            return "Rows that are ok in both runs are counted and not listed; nothing was timed."
+    text = METHODS[found.by]
+    if found.by in {"ratio", "time"}:
+        text += f" tie: within {found.tolerance:.2%} for sure; unclear: the interval holds 1 and more than that."
+    return text
 
 
 def remarks(found: Comparison) -> Iterator[str]:
     """What is to be said of single rows, the same thing once."""
-    said: dict[str, list[str]] = {}
-    for change in found.changes:
-        if change.remark:
-            said.setdefault(change.remark, []).append(f"{change.implementation} at {change.case[-1]}")
-    for remark, where in said.items():
+    for remark, changes in grouped(found.changes, lambda change: change.remark).items():
+        where = [f"{change.implementation} at {change.case[-1]}" for change in changes]
         more = f" and {len(where) - 3} more" if len(where) > 3 else ""
-        yield f"{', '.join(where[:3])}{more}: {remark}"
+        if remark:
+            yield f"{', '.join(where[:3])}{more}: {remark}"
 
 
 def _groups(found: Comparison) -> Iterator[tuple[str, list[Change]]]:
-    groups: dict[tuple[Any, ...], list[Change]] = {}
-    for change in (one for one in found.changes if one.figure != "error_ratio"):
-        groups.setdefault(change.case[:-1], []).append(change)
-    for (shape, _, _, scope, mode, dtype), changes in groups.items():
-        yield f"{shape} {scope} {mode} {dtype}", sorted(changes, key=lambda change: change.case[-1])
+    shown = (change for change in found.changes if change.figure != "error_ratio")
+    for case, changes in grouped(shown, lambda change: change.case[:-1]).items():
+        yield table_label(case), sorted(changes, key=lambda change: change.case[-1])
 
 
 def _cells(change: Change) -> list[str]:
@@ -152,8 +141,9 @@ def _cells(change: Change) -> list[str]:
     figures = [_figure(change.figure, value) for value in (change.before, change.after)]
     times, interval = "", ""
     if change.quotient:
-        times, interval = f"x{change.quotient.median:.3f}", f"{change.quotient.low:.3f}-{change.quotient.high:.3f}"
-        interval = "" if change.quotient.low == change.quotient.high else interval
+        times = f"x{change.quotient.median:.3f}"
+        if change.quotient.low != change.quotient.high:
+            interval = f"{change.quotient.low:.3f}-{change.quotient.high:.3f}"
     verdict = change.verdict + (" !" if change.outcome is Outcome.REGRESSION else "")
     return [str(change.case[-1]), name, *figures, times, interval, verdict]
 
@@ -161,10 +151,6 @@ def _cells(change: Change) -> list[str]:
 def _figure(figure: str, value: float | None) -> str:
     if value is None:
         return ""
-    match figure:
-        case "ratio":
-            return f"x{value:.3f}"
-        case "time_ms":
-            return f"{value * 1e3:.4g} us" if value < 1 else f"{value:.4g} ms"
-        case _:
-            return f"{value / 2**20:.1f}"
+    if figure == "time_ms":
+        return milliseconds(value)
+    return f"x{value:.3f}" if figure == "ratio" else mebibytes(value)

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
-from rich import box
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from swiglu_bench.rows.finished_run import FinishedRun
+from swiglu_bench.rows.grouping import grouped
 from swiglu_bench.rows.record import COLUMNS, Record
 from swiglu_bench.spec.errors import BadInput, did_you_mean
-from swiglu_bench.writers.tables import by, memory_tables, verify_detail_tables, verify_tables
+from swiglu_bench.writers.markdown import table as markdown_table
+from swiglu_bench.writers.tables import TABLE, by, memory_tables, new_table, verify_detail_tables, verify_tables
 from swiglu_bench.writers.time_tables import time_tables
 
-TABLE = ("shape", "scope", "mode", "dtype")
-"""What the rows of one table have in common."""
+NAME = "implementation"
+FIGURES = [
+    one.name
+    for one in dataclasses.fields(Record)
+    if one.name in COLUMNS and one.type in {"int", "float", "int | None", "float | None"}
+]
 
 
 def tables(run: FinishedRun, width: int, detail: bool) -> Iterator[RenderableType]:
@@ -35,27 +41,29 @@ def ordered(run: FinishedRun, column: str, reverse: bool) -> FinishedRun:
 
     Raises BadInput for what is not a figure.
     """
-    if column == "implementation":
-        return FinishedRun(sorted(run.records, key=lambda r: r.implementation, reverse=reverse), run.about, run.place)
+    if column == NAME:
+        records = sorted(run.records, key=lambda record: record.implementation, reverse=reverse)
+        return dataclasses.replace(run, records=records)
     figure(column, "--sort")
-    records: list[Record] = []
+    records = []
     for group in by(run.records, *TABLE):
-        median: dict[str, float] = {}
-        for own in by(group, "implementation"):
+        known: list[tuple[float, list[Record]]] = []
+        unknown: list[Record] = []
+        for own in by(group, NAME):
             values = [value for record in own if (value := getattr(record, column)) is not None]
             if values:
-                median[own[0].implementation] = statistics.median(values)
-        known = [record for record in group if record.implementation in median]
-        known.sort(key=lambda record: median[record.implementation], reverse=reverse)
-        records += known + [record for record in group if record.implementation not in median]
-    return FinishedRun(records, run.about, run.place)
+                known.append((statistics.median(values), own))
+            else:
+                unknown += own
+        known.sort(key=itemgetter(0), reverse=reverse)
+        records += [record for _, own in known for record in own] + unknown
+    return dataclasses.replace(run, records=records)
 
 
 def figure(column: str, option: str) -> str:
     """The column, where it is a figure; raises BadInput where it is not."""
-    figures = [name for name in COLUMNS if name not in TABLE and _is_figure(name)]
-    if column not in figures:
-        raise BadInput(f"{option}: {column!r} is not a figure of records.csv; {did_you_mean(column, figures)}")
+    if column not in FIGURES:
+        raise BadInput(f"{option}: {column!r} is not a figure of records.csv; {did_you_mean(column, FIGURES)}")
     return column
 
 
@@ -63,46 +71,30 @@ def pivot(run: FinishedRun, column: str) -> list[dict[str, Any]]:
     """One row per implementation and table, one column per token count: the column's value at that case."""
     tokens = sorted({record.tokens for record in run.records})
     rows = []
-    for group in by(run.records, *TABLE):
-        for own in by(group, "implementation"):
-            cells = {record.tokens: getattr(record, column) for record in own}
-            if any(value is not None for value in cells.values()):
-                head = {name: getattr(own[0], name) for name in (*TABLE, "implementation")}
-                rows.append(head | {str(count): cells.get(count) for count in tokens})
+    for own in (own for group in by(run.records, *TABLE) for own in by(group, NAME)):
+        cells = {record.tokens: getattr(record, column) for record in own}
+        if any(value is not None for value in cells.values()):
+            head = {name: getattr(own[0], name) for name in (*TABLE, NAME)}
+            rows.append(head | {str(count): cells.get(count) for count in tokens})
     return rows
 
 
 def grid(rows: Sequence[dict[str, Any]], column: str) -> Iterator[RenderableType]:
     """A pivot as a table each for what rows have in common."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(" ".join(str(row[name]) for name in TABLE), []).append(row)
-    for head, group in groups.items():
-        table = Table(title=f"{head}: {column}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        names = [name for name in group[0] if name not in TABLE]
-        for name in names:
-            is_name = name == "implementation"
-            table.add_column("" if is_name else name, justify="left" if is_name else "right", no_wrap=is_name)
+    for head, group in grouped(rows, itemgetter(*TABLE)).items():
+        _, *tokens = (name for name in group[0] if name not in TABLE)
+        table = new_table(["", *tokens], f"{' '.join(head)}: {column}", text={""}, wrap=tokens)
         for row in group:
-            table.add_row(*(Text(_short(row[name])) for name in names))
+            table.add_row(*(Text(_short(row[name])) for name in (NAME, *tokens)))
         yield table
     if not rows:
         yield Text(f"No row has {column}.", "yellow")
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
-    """A pivot as one Markdown table."""
-    names = list(rows[0]) if rows else []
-    lines = [
-        f"| {' | '.join(names)} |",
-        "|" + " --- |" * len(TABLE) + " --- |" + " ---: |" * (len(names) - len(TABLE) - 1),
-    ]
-    return "\n".join([*lines, *(f"| {' | '.join(_short(row[name]) for name in names)} |" for row in rows)])
-
-
-def _is_figure(name: str) -> bool:
-    annotation = Record.__dataclass_fields__[name].type
-    return annotation in {"int", "float", "int | None", "float | None"}
+    """A pivot as one Markdown table; empty without rows."""
+    cells = [list(map(_short, row.values())) for row in rows]
+    return markdown_table(list(rows[0]), cells, text={*TABLE, NAME}) if rows else ""
 
 
 def _short(value: object) -> str:

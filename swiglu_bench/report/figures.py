@@ -14,93 +14,120 @@ question to a CSV of `swiglu-bench noise` is `pairs`, to the tp.csv of `swiglu-b
 from __future__ import annotations
 
 import html
-import json
-import re
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import altair as alt
 
 from swiglu_bench.charts.export import picture
 from swiglu_bench.charts.scaling import points_of, scaling
-from swiglu_bench.report import noise_chart, sentences, training
-from swiglu_bench.report.images import Picture, charts_of
+from swiglu_bench.charts.style import HEIGHT, PALETTE, WIDTH
+from swiglu_bench.report import sentences, training
 from swiglu_bench.report.load import ReportedRun, load, only
-from swiglu_bench.report.page import colours, styles
+from swiglu_bench.report.questions import Picture, colours, pictures, style_of
 from swiglu_bench.report.sections import sections
-from swiglu_bench.rows import csv_table, run_folder
-from swiglu_bench.rows.ranks import COLUMNS
-from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.writers.markdown import parse
-
-BLOCK = re.compile(
-    r"(<!-- figure: (?P<run>\S+) (?P<question>[\w-]+)(?P<names>[^>]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL
-)
-SENTENCE = re.compile(r"(<!-- sentence: (?P<run>\S+)(?P<names>[^>]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
+from swiglu_bench.rows import csv_table, ranks
+from swiglu_bench.rows.grouping import unique
+from swiglu_bench.rows.run_folder import read_about
+from swiglu_bench.spec.errors import BadInput, one_line
+from swiglu_bench.writers.markdown import choose, fill_blocks
 
 
-def fill(document: Path) -> tuple[str, dict[Path, bytes]]:
-    """The document's text with every block made again, and the pictures; paths are relative to the document."""
+def fill(document: Path) -> tuple[str, dict[Path, tuple[Picture, bool]]]:
+    """The document's text with every block made again, and by file the charts of its pictures: light ones, dark ones.
+
+    Paths in the text are relative to the document.
+    """
     inside = document.parent.name == "docs" and not (document.parent / "docs").exists()  # a checkout may be called docs
     folder = Path("figures" if inside else "docs/figures")
-    pictures: dict[Path, bytes] = {}
+    files: dict[Path, tuple[Picture, bool]] = {}
 
-    def replace(match: re.Match[str]) -> str:
-        source = document.parent / match["run"]
+    def figure(source: Path, words: list[str]) -> str:
+        question, *chosen = words
         chart: Picture
-        if match["question"] == "scaling":
-            name, chart, said = _scaling(source, match["names"])
+        if question == "scaling":
+            name, chart, said = _scaling(source, chosen)
         elif source.suffix == ".csv":
-            name, (chart, said) = f"{source.stem}-{match['question']}", noise_chart.pairs(source)
+            name, (chart, said) = f"{source.stem}-{question}", pairs(source)
         else:
-            name, chart, said = _of_run(document, source, match["question"], match["names"].split())
-        files = {dark: folder / f"{name}{'-dark' if dark else ''}.svg" for dark in (False, True)}
-        for dark, file in files.items():
-            pictures[document.parent / file] = picture(chart, "svg", dark)
+            name, chart, said = _of_run(source, question, chosen)
+        light, dark = (folder / f"{name}{end}.svg" for end in ("", "-dark"))
+        files.update({document.parent / light: (chart, False), document.parent / dark: (chart, True)})
         return (
-            f'{match[1]}<picture>\n  <source media="(prefers-color-scheme: dark)" srcset="{files[True].as_posix()}">\n'
-            f'  <img src="{files[False].as_posix()}" alt="{html.escape(said)}">\n</picture>\n{match["end"]}'
+            f'<picture>\n  <source media="(prefers-color-scheme: dark)" srcset="{dark.as_posix()}">\n'
+            f'  <img src="{light.as_posix()}" alt="{html.escape(said)}">\n</picture>'
         )
 
-    def say(match: re.Match[str]) -> str:
-        return f"{match[1]}{_said(_chosen(document.parent / match['run'], match['names'].split()))}\n{match['end']}"
-
-    return SENTENCE.sub(say, BLOCK.sub(replace, document.read_text(encoding="utf-8"))), pictures
+    text = fill_blocks(document, {"figure": figure, "sentence": lambda source, names: _said(_chosen(source, names))})
+    return text, files
 
 
-def _chosen(source: Path, names: list[str]) -> list[ReportedRun]:
-    runs = [load(source)]
-    return only(runs, names) if names else runs
+def _chosen(source: Path, names: Sequence[str]) -> list[ReportedRun]:
+    return only([load(source)], names) if names else [load(source)]
 
 
-def _of_run(document: Path, source: Path, question: str, names: list[str]) -> tuple[str, Picture, str]:
+def _of_run(source: Path, question: str, names: Sequence[str]) -> tuple[str, Picture, str]:
     """The one chart of a run that answers a question: its name, itself, and what it shows in a sentence."""
     runs = _chosen(source, names)
-    found = {name: chart for name, chart in charts_of(runs) if name.endswith(f"-{question}")}
+    found = [(name, chart) for name, chart in pictures(runs) if name.endswith(f"-{question}")]
     if len(found) != 1:
-        raise BadInput(f"{document}: {source} has {len(found)} charts {question!r}; a figure is one.")
-    ((name, chart),) = found.items()
+        raise BadInput(f"{source} has {len(found)} charts {question!r}; a figure is one.")
+    ((name, chart),) = found
     if isinstance(chart, str):
-        raise BadInput(f"{document}: {source} has no chart {question!r}: {chart}")
+        raise BadInput(f"{source} has no chart {question!r}: {chart}")
     return name, chart, _said(runs, first=True)
 
 
-def _scaling(source: Path, words: str) -> tuple[str, Picture, str]:
+def _scaling(source: Path, words: Sequence[str]) -> tuple[str, Picture, str]:
     """The figure of a tp.csv, of the implementations and the values of columns that the words name."""
-    names, chosen = parse(words)
-    rows = [
-        row
-        for row in csv_table.Table(source, COLUMNS).rows()
-        if (not names or row["implementation"] in names)
-        and all(row[column] == value for column, value in chosen.items())
-    ]
+    rows = choose(csv_table.read(source, ranks.Row), words)
     if not rows:
-        raise BadInput(f"{source}: no row is of {' '.join(words.split())}.")
-    names = list(dict.fromkeys(row["implementation"] for row in rows))
-    shapes = list(dict.fromkeys(row["shape"] for row in rows))
-    gpus = ", ".join(sorted({row["ranks"] for row in rows} | {"1"}, key=int))
-    said = f"Time and efficiency of {', '.join(names)} at {', '.join(shapes)}, on {gpus} GPUs."
-    run = json.loads(source.with_name(run_folder.RUN).read_text(encoding="utf-8"))
-    return f"scaling-{'-'.join(shapes)}", scaling(points_of(rows), run["settings"]["implementations"]), said
+        raise BadInput(f"{source}: no row is of {' '.join(words)}.")
+    names = ", ".join(unique(row.implementation for row in rows))
+    shapes = unique(row.shape for row in rows)
+    gpus = ", ".join(map(str, sorted({row.ranks for row in rows} | {1})))
+    said = f"Time and efficiency of {names} at {', '.join(shapes)}, on {gpus} GPUs."
+    texts = [{name: csv_table.cell(value) for name, value in row.row().items()} for row in rows]
+    known = read_about(source.parent)["settings"]["implementations"]
+    return f"scaling-{'-'.join(shapes)}", scaling(points_of(texts), known), said
+
+
+def pairs(path: Path) -> tuple[alt.LayerChart, str]:
+    """The chart, and what it shows in one sentence. Raises BadInput for a file that `noise` did not write."""
+    try:
+        rows = sorted(csv_table.texts(path), key=lambda row: float(row["ratio"]))
+        names = ("ratio", "ratio_low", "ratio_high")
+        data: list[dict[str, Any]] = [
+            {"place": place, "verdict": row["verdict"], **{name: (float(row[name]) - 1) * 100 for name in names}}
+            for place, row in enumerate(rows, start=1)
+        ]
+        floor = 100 * statistics.median(float(row["noise"]) for row in rows)
+    except (OSError, KeyError, ValueError) as error:
+        raise BadInput(f"{path}: expected a CSV that `swiglu-bench noise` wrote, got {one_line(error)}.") from None
+    seen = sum(row["verdict"] != "tie" for row in data)
+    without_1 = sum(row["ratio_low"] > 0 or row["ratio_high"] < 0 for row in data)
+    said = (
+        f"{len(rows)} pairs of the same call under two names: {without_1} of the 95% intervals exclude no difference, "
+        f"and {seen} pairs get a verdict."
+    )
+    colour = alt.condition("datum.verdict == 'tie'", alt.value(PALETTE[2]), alt.value(PALETTE[7]))
+    place = alt.X("place:Q", title="pair, sorted by its ratio", scale=alt.Scale(nice=False, padding=8))
+    base = alt.Chart(alt.Data(values=data))
+    axis = alt.Y("ratio_low:Q", title="difference in time (%), with its 95% interval")
+    bars = base.mark_rule(strokeWidth=1.5, opacity=0.55).encode(x=place, y=axis, y2="ratio_high:Q", color=colour)
+    dots = base.mark_circle(size=22, opacity=1).encode(x=place, y="ratio:Q", color=colour)
+    lines = alt.Chart(alt.Data(values=[{"y": floor}, {"y": -floor}])).mark_rule(strokeDash=[5, 3]).encode(y="y:Q")
+    zero = alt.Chart(alt.Data(values=[{"y": 0}])).mark_rule().encode(y="y:Q")
+    title = alt.Title(
+        "What does the same call differ by from itself?",
+        subtitle=f"{len(rows)} A/A pairs, {without_1} intervals without 0, {seen} verdicts; dashed: median noise floor",
+    )
+    chart = alt.LayerChart(layer=[zero, lines, bars, dots])
+    chart.width, chart.height, chart.title = WIDTH, HEIGHT * 3 // 4, title
+    return chart, said
 
 
 def _said(runs: Sequence[ReportedRun], first: bool = False) -> str:
@@ -108,15 +135,15 @@ def _said(runs: Sequence[ReportedRun], first: bool = False) -> str:
     run, *_ = runs
     if run.training:
         return training.sentences(run.training)[0]
-    section, *_ = found = sections(runs)
-    style, *_ = styles(found, colours(runs))
+    section, *_ = sections(runs)
+    style = style_of(section, colours(runs))
     return sentences.sentences(section, style)[0] if first else sentences.headline(section, style)
 
 
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
         text, made = fill(Path(argument))
-        for path, content in made.items():
+        for path, (chart, dark) in made.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+            path.write_bytes(picture(chart, "svg", dark))
         Path(argument).write_text(text, encoding="utf-8")

@@ -5,27 +5,22 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from swiglu_bench.report.frames import unique
-from swiglu_bench.rows import training_run
-from swiglu_bench.rows.audit_cell import CELL_COLUMNS, CellStatus
-from swiglu_bench.rows.finished_run import read_about
-from swiglu_bench.rows.record import COLUMNS
-from swiglu_bench.rows.run_folder import RECORDS, read_records
-from swiglu_bench.rows.training import STEPS
-from swiglu_bench.rows.training_run import Training
+from swiglu_bench.rows import csv_table
+from swiglu_bench.rows.audit_cell import CELL_COLUMNS, Cell
+from swiglu_bench.rows.finished_run import latest
+from swiglu_bench.rows.grouping import grouped, unique
+from swiglu_bench.rows.record import Record
+from swiglu_bench.rows.run_folder import AUDIT, RECORDS, read_about, read_rows
+from swiglu_bench.rows.training import STEPS, FinishedTraining, load_training, training_folder
 from swiglu_bench.spec.errors import BadInput, did_you_mean
-from swiglu_bench.writers.contract import AUDIT
 
 FILES = (RECORDS, AUDIT, STEPS)
 """Each makes a folder a run."""
-CASE = ["shape", "tokens", "dtype", "scope", "mode", "implementation"]
-"""What names a row within one run on one machine."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +28,12 @@ class ReportedRun:
     """One run folder, or one CSV file."""
 
     path: Path
-    records: pd.DataFrame
-    """Empty where there is only an audit. One row per device, case and implementation: the last one written."""
-    audit: pd.DataFrame
-    """Columns of a cell of the contract matrix; empty where there was no audit."""
     about: dict[str, Any]
     """run.json; empty where there is none."""
-    training: Training | None = None
+    records: Sequence[Record] = ()
+    """One per device, case and implementation: the last one written."""
+    audit: Sequence[Cell] = field(default=())
+    training: FinishedTraining | None = None
     """What `train` wrote; then there are neither records nor an audit."""
 
     @property
@@ -51,13 +45,14 @@ class ReportedRun:
     def implementations(self) -> list[str]:
         """Every name that a row has."""
         trained = self.training.names if self.training else []
-        return unique([*self.records["implementation"], *self.audit["implementation"], *trained])
+        measured = [row.implementation for row in self.records]
+        return unique([*measured, *(cell.implementation for cell in self.audit), *trained])
 
     @property
     def commands(self) -> list[str]:
         """The exact commands that made the rows, oldest first."""
         written = [str(self.about["command"])] if self.about.get("command") else []
-        return list(dict.fromkeys([*self.records["command"], *written]))
+        return unique([*(row.command for row in self.records), *written])
 
 
 def load(path: Path) -> ReportedRun:
@@ -67,22 +62,24 @@ def load(path: Path) -> ReportedRun:
     """
     if not path.exists():
         raise BadInput(f"{path} does not exist; give a run's folder, a {RECORDS} or an {AUDIT}.")
-    trained = training_run.folder_of(path)
+    trained = training_folder(path)
     if trained:
-        training = training_run.load(trained)
-        return ReportedRun(trained, _no_records(), _cells(None), training.about, training)
-    folder = path if path.is_dir() else path.parent
+        training = load_training(trained)
+        return ReportedRun(trained, training.about, training=training)
     if path.is_dir():
-        records, audit = (folder / name if (folder / name).exists() else None for name in (RECORDS, AUDIT))
-        if not records and not audit:
+        files = [path / name if (path / name).exists() else None for name in (RECORDS, AUDIT)]
+        if not any(files):
             raise BadInput(
                 f"{path} holds none of {RECORDS}, {AUDIT} and {STEPS}; give a run's folder, as results/GPU/DATE/RUN."
             )
+        about = read_about(path)
     else:
-        records, audit = (None, path) if _is_audit(path) else (path, None)
-    rows = read_records(records) if records else _no_records()
-    rows = rows.drop_duplicates(["device", *CASE], keep="last", ignore_index=True)
-    return ReportedRun(path, rows, _cells(audit), read_about(folder))
+        files = [None, path] if _is_audit(path) else [path, None]
+        about = read_about(path.parent)
+    records, audit = files
+    by_device = grouped(read_rows(records) if records else (), attrgetter("device"))
+    rows = [row for own in by_device.values() for row in latest(own)]
+    return ReportedRun(path, about, rows, csv_table.read(audit, Cell, AUDIT) if audit else ())
 
 
 def folders(path: Path) -> list[Path]:
@@ -95,44 +92,27 @@ def folders(path: Path) -> list[Path]:
 
 def only(runs: Sequence[ReportedRun], patterns: Sequence[str]) -> list[ReportedRun]:
     """The runs with the rows of these implementations alone, names or globs; raises BadInput for one without rows."""
-    names = unique([name for run in runs for name in run.implementations])
+    names = unique(name for run in runs for name in run.implementations)
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
             raise BadInput(f"--impl: no row of these runs is of {pattern!r}; {did_you_mean(pattern, names)}")
-    wanted = [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
-    kept = []
-    for run in runs:
-        records, audit = (
-            table[table["implementation"].isin(wanted)].reset_index(drop=True) for table in (run.records, run.audit)
+    wanted = {name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)}
+    kept = (
+        dataclasses.replace(
+            run,
+            records=[row for row in run.records if row.implementation in wanted],
+            audit=[cell for cell in run.audit if cell.implementation in wanted],
+            training=run.training and run.training.keep(wanted),
         )
-        training = run.training and run.training.keep(wanted)
-        if len(records) or len(audit) or (training and training.names):
-            kept.append(dataclasses.replace(run, records=records, audit=audit, training=training))
-    return kept
-
-
-def _no_records() -> pd.DataFrame:
-    return pd.DataFrame({name: pd.Series(dtype=object) for name in COLUMNS})
+        for run in runs
+    )
+    return [run for run in kept if run.implementations]
 
 
 def _is_audit(path: Path) -> bool:
     try:
-        with path.open(encoding="utf-8-sig") as file:
-            return file.readline().strip() == ",".join(CELL_COLUMNS)
+        return csv_table.header(path) == CELL_COLUMNS
     except UnicodeDecodeError:
         return False
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}.") from None
-
-
-def _cells(path: Path | None) -> pd.DataFrame:
-    if path is None:
-        return pd.DataFrame(columns=list(CELL_COLUMNS), dtype=str)
-    foreign = BadInput(f"{path} is not an {AUDIT} that this version can read.")
-    try:
-        frame = pd.read_csv(path, dtype=str, keep_default_na=False)
-    except (ValueError, OSError):  # what pandas raises for a malformed file is a ValueError
-        raise foreign from None
-    if list(frame.columns) != list(CELL_COLUMNS) or not set(frame["verdict"]) <= set(CellStatus):
-        raise foreign
-    return frame
+        raise BadInput(f"{path} cannot be read: {csv_table.reason(error)}.") from None

@@ -6,37 +6,42 @@ from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
-import pandas as pd
 
 from swiglu_bench.charts.style import CHARACTER, HEIGHT, LABEL_GAP, WIDTH, Range, Style, linear_range, log_range, spread
 from swiglu_bench.report import drawing
-from swiglu_bench.report.drawing import Point
-from swiglu_bench.report.frames import dicts
-from swiglu_bench.report.points import MIB, NoChart, memory_text, points_of, timed, titled
+from swiglu_bench.report.drawing import COLOUR, NoChart, Point, memory_text, points_of, timed, titled
+from swiglu_bench.rows.quantities import MIB
+from swiglu_bench.rows.record import Record, Status
+
+SIZES = "format(datum.value, ',~f')"
 
 
-def pareto(rows: pd.DataFrame, style: Style) -> alt.LayerChart:
+def pareto(rows: Sequence[Record], style: Style) -> alt.LayerChart:
     """Peak memory against time at one token count; the line joins those that none beats at both."""
-    usable = timed(rows)
-    usable = usable[usable["comparable"]].dropna(subset="peak_bytes")
+    usable = [row for row in timed(rows) if row.comparable and row.peak_bytes is not None]
     if len(usable) < 2:
-        raise NoChart(_no_memory(rows))
-    points = points_of(usable, usable["time_ms"])
-    for point, row in zip(points, dicts(usable), strict=True):
-        point["mib"] = row["peak_bytes"] / MIB
+        mode = rows[0].mode
+        raise NoChart(
+            "No run in this report measured the memory of these cases: swiglu-bench memory does."
+            if mode == "step"
+            else "Memory is measured for whole steps by swiglu-bench memory, and so not set against the time of a "
+            f"{mode}."
+        )
+    points = points_of(usable, lambda row: row.time_ms)
+    for point, row in zip(points, usable, strict=True):
+        point["mib"] = _mib(row.peak_bytes)
     drawn = [point for point in points if point["implementation"] not in style.hidden()]
     down, across = _roomy([point["value"] for point in points]), _roomy([point["mib"] for point in points], 0.25)
     for point, (place, side) in zip(drawn, _beside(drawn, style, down, across), strict=True):
         point["place"], point["side"] = place, side
-    sizes = alt.Axis(values=across.ticks, labelExpr="format(datum.value, ',~f')", labelOverlap="greedy")
+    sizes = alt.Axis(values=across.ticks, labelExpr=SIZES, labelOverlap="greedy")
     times = alt.Axis(values=down.ticks, labelExpr="format(datum.value, '~g')")
     x = alt.X("mib:Q", title="peak memory (MiB), smaller is better", scale=across.scale(), axis=sizes)
     y = alt.Y("value:Q", title="time of a step (ms), smaller is better", scale=down.scale(), axis=times)
-    base = drawing.drawn_of(points, style)
-    colour = alt.Color("colour:N", scale=None)
+    base = drawing.drawn()
     line = drawing.dashed(_front(points))
     dots = base.mark_point(filled=True, size=90, opacity=1).encode(
-        x=x, y=y, color=colour, shape=alt.Shape("shape:N", scale=None), tooltip=drawing.tooltips(points)
+        x=x, y=y, color=COLOUR, shape=drawing.SHAPE, tooltip=drawing.tooltips(points)
     )
     names = []
     for side, align, dx in (("right", "left", 10), ("left", "right", -10)):
@@ -44,53 +49,45 @@ def pareto(rows: pd.DataFrame, style: Style) -> alt.LayerChart:
             x=x, y=alt.Y("place:Q", scale=None), text="label:N"
         )
         text: dict[str, Any] = {"align": align, "dx": dx, "baseline": "middle"}
-        names += [here.mark_text(style="halo", **text), here.mark_text(**text).encode(color=colour)]
+        names += [here.mark_text(style="halo", **text), here.mark_text(**text).encode(color=COLOUR)]
     labels = alt.LayerChart(layer=names).properties(name=drawing.LABELS)
     chart = alt.LayerChart(layer=[line.encode(x=x, y=y, order="mib:Q"), labels, dots])
-    chart = chart.properties(width=WIDTH, height=HEIGHT).add_params(drawing.shown(points, style))
+    chart = drawing.filled(chart.properties(width=WIDTH, height=HEIGHT), points, style)
     what = "dashed: no other is both faster and smaller, by the medians"
     return titled(chart, "What does speed cost in memory?", usable, style, what)
 
 
-def memory(rows: pd.DataFrame, style: Style) -> alt.LayerChart:
+def memory(rows: Sequence[Record], style: Style) -> alt.LayerChart:
     """Peak and saved memory of a step at one token count, and what arithmetic predicts for the peak."""
-    usable = rows[(rows["status"] == "ok") & rows["peak_bytes"].notna()].sort_values("peak_bytes")
-    if usable.empty:
+    usable = [row for row in rows if row.status is Status.OK and row.peak_bytes is not None]
+    if not usable:
         raise NoChart("No memory was measured in these rows.")
-    values = [
+    usable.sort(key=lambda row: row.peak_bytes or 0)
+    points: list[Point] = [
         {
-            "implementation": row["implementation"], "peak": row["peak_bytes"] / MIB,
-            "saved": _mib(row["saved_bytes"]), "predicted": _mib(row["predicted_peak_bytes"]),
-            "colour": style.colour(row["implementation"]), "label": style.label(row["implementation"]),
+            "implementation": row.implementation,
+            "peak": _mib(row.peak_bytes),
+            "saved": _mib(row.saved_bytes),
+            "predicted": _mib(row.predicted_peak_bytes),
             "memory": memory_text(row),
         }
-        for row in dicts(usable)
-    ]  # fmt: skip
-    base = alt.Chart(alt.InlineData(values=values)).transform_filter(drawing.DRAWN)
-    y = alt.Y("label:N", title=None, sort=[one["label"] for one in values], axis=alt.Axis(ticks=False, domain=False))
-    colour, tip = alt.Color("colour:N", scale=None), drawing.tooltips(values)
-    x = alt.X("peak:Q", title="MiB, smaller is better",
-              axis=alt.Axis(tickCount=8, labelExpr="format(datum.value, ',~f')", labelOverlap="greedy"))  # fmt: skip
-    peak = base.mark_bar(opacity=0.35, height=16).encode(x=x, y=y, color=colour, tooltip=tip)
-    saved = base.mark_bar(height=16).encode(x=alt.X("saved:Q"), y=y, color=colour, tooltip=tip)
+        for row in usable
+    ]
+    base, tip = drawing.drawn(), drawing.tooltips(points)
+    labels = [style.label(row.implementation) for row in usable]
+    y = alt.Y("label:N", title=None, sort=labels, axis=alt.Axis(ticks=False, domain=False))
+    axis = alt.Axis(tickCount=8, labelExpr=SIZES, labelOverlap="greedy")
+    x = alt.X("peak:Q", title="MiB, smaller is better", axis=axis)
+    peak = base.mark_bar(opacity=0.35, height=16).encode(x=x, y=y, color=COLOUR, tooltip=tip)
+    saved = base.mark_bar(height=16).encode(x=alt.X("saved:Q"), y=y, color=COLOUR, tooltip=tip)
     tick = base.transform_filter("datum.predicted != null").mark_tick(thickness=2, height=20, color=drawing.GREY)
     chart = alt.LayerChart(layer=[peak, saved, tick.encode(x=alt.X("predicted:Q"), y=y, tooltip=tip)])
-    chart = drawing.rows(chart, values, style)
     what = "bar: peak above inputs and weights; full colour: of it saved for backward; tick: predicted peak"
-    return titled(chart, "How much memory does a step need?", usable, style, what)
+    return titled(drawing.rows(chart, points, style), "How much memory does a step need?", usable, style, what)
 
 
-def _mib(value: Any) -> float | None:
-    return float(value) / MIB if pd.notna(value) else None
-
-
-def _no_memory(rows: pd.DataFrame) -> str:
-    mode = str(rows["mode"].iloc[0])
-    if mode != "step":
-        return (
-            f"Memory is measured for whole steps by swiglu-bench memory, and so not set against the time of a {mode}."
-        )
-    return "No run in this report measured the memory of these cases: swiglu-bench memory does."
+def _mib(size_bytes: int | None) -> float | None:
+    return None if size_bytes is None else size_bytes / MIB
 
 
 def _front(points: Sequence[Point]) -> list[Point]:

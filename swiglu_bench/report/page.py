@@ -1,100 +1,32 @@
-"""A report as one HTML file that needs no network: words, charts, tables and the chart libraries inside it."""
+"""A report as one HTML file that needs no network: sentences, charts, tables and the chart libraries inside it."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import altair as alt
-import pandas as pd
 
-from swiglu_bench.charts.style import FORMS, Style, slots, theme, token_text
+from swiglu_bench.charts.style import FORMS, Style, theme
 from swiglu_bench.charts.training import dash
-from swiglu_bench.report import charts, memory_charts, ranking, sentences, tables, training
-from swiglu_bench.report.frames import groups, unique
+from swiglu_bench.report import sentences, tables, training
 from swiglu_bench.report.load import ReportedRun
-from swiglu_bench.report.points import NoChart
+from swiglu_bench.report.questions import answers, colours, style_of
 from swiglu_bench.report.sections import WORK, Section, sections
-from swiglu_bench.rows.training_run import Training
+from swiglu_bench.rows.grouping import grouped, unique
+from swiglu_bench.rows.quantities import together
+from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.training import FinishedTraining
 from swiglu_bench.writers.training_tables import grids
 
+HERE = Path(__file__).parent
 EXPORT = "window.vegaEmbed = vegaEmbed;"
 """What of the chart libraries the page's own script uses."""
-Draw = Callable[[pd.DataFrame, Style], alt.LayerChart]
-
-
-@dataclass(frozen=True)
-class Question:
-    """What one kind of chart answers."""
-
-    name: str
-    draw: Draw
-    each: tuple[str, ...]
-    """Columns whose values have a chart each: of shape, dtype and tokens."""
-
-
-QUESTIONS = {
-    "time": (
-        Question("speed-up", charts.speedup, ("shape",)),
-        Question("fastest", charts.crossover, ()),
-        Question("time", charts.time, ("shape",)),
-        Question("limit", charts.limit, ("shape",)),
-        Question("memory-and-time", memory_charts.pareto, ("shape", "tokens")),
-        Question("error", charts.error, ("dtype",)),
-    ),
-    "memory": (
-        Question("memory", memory_charts.memory, ("shape", "tokens")),
-        Question("error", charts.error, ("dtype",)),
-    ),
-    "verify": (Question("error", charts.error, ("dtype",)),),
-}
-"""What each kind of section asks, the most important first."""
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """The charts of one question, or why there is none."""
-
-    name: str
-    charts: list[tuple[str, alt.LayerChart]] = field(default_factory=list)
-    """What tells them apart, and the chart."""
-    reason: str = ""
-
-
-def draw(section: Section, style: Style) -> Iterator[Drawn]:
-    """Every question of a section, answered or with the reason why not."""
-    for question in QUESTIONS[section.kind]:
-        found, reasons = [], []
-        for text, rows in _each(section.rows, question.each):
-            try:
-                found.append((text, question.draw(rows, style)))
-            except NoChart as error:
-                reasons.append(str(error))
-        yield Drawn(question.name, found, reasons[0] if reasons and not found else "")
-
-
-def colours(runs: Sequence[ReportedRun]) -> dict[str, int]:
-    """The number of each implementation's colour: one in all sections."""
-    from swiglu_bench.implementations import CATALOGUE
-
-    names = [name for run in runs for name in run.implementations]
-    return slots(names, [implementation.name for implementation in CATALOGUE])
-
-
-def styles(found: Sequence[Section], numbers: Mapping[str, int]) -> list[Style]:
-    """How each section is drawn."""
-    return [
-        Style(
-            numbers,
-            ranking.alike(section.rows) if section.kind == "time" else {},
-            frozenset(section.ok.loc[~section.ok["comparable"].astype(bool), "implementation"]),
-        )
-        for section in found
-    ]
+Spec = dict[str, Any]
 
 
 def page(runs: Sequence[ReportedRun], made_by: str) -> str:
@@ -102,26 +34,25 @@ def page(runs: Sequence[ReportedRun], made_by: str) -> str:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    found, numbers = sections(runs), colours(runs)
-    specs: list[dict[str, Any]] = []
-    shown = [_section(one, style, specs) for one, style in zip(found, styles(found, numbers), strict=True)]
+    found, numbers, specs = sections(runs), colours(runs), list[Spec]()
+    shown = [_section(one, style_of(one, numbers), specs) for one in found]
     shown += [_training(run.name, run.training, Style(numbers), specs) for run in runs if run.training]
-    here = Path(__file__).parent
+    devices = unique(section.device for section in found if section.device)
+    devices = unique(
+        [*devices, *(str(run.about["machine"].get("device", "")) for run in runs if "machine" in run.about)]
+    )
     return environment.get_template("page.html").render(
-        title=_title(found, runs),
-        sections=[{"id": f"section-{number}", **section} for number, section in enumerate(shown)],
-        audits=[tables.audit(run) for run in runs if len(run.audit)],
+        title=f"SwiGLU on {together(devices)}" if devices else "SwiGLU",
+        sections=shown,
+        audits=[tables.audit(run) for run in runs if run.audit],
         machines=tables.machines(runs),
-        runs=[
-            {"name": run.name, "path": str(run.path), "commands": run.commands, "settings": _settings(run)}
-            for run in runs
-        ],
+        runs=[{"name": run.name, "commands": run.commands, "settings": _settings(run)} for run in runs],
         made_by=made_by,
-        style=(here / "page.css").read_text(encoding="utf-8"),
-        script=(here / "page.js").read_text(encoding="utf-8"),
+        style=(HERE / "page.css").read_text(encoding="utf-8"),
+        script=(HERE / "page.js").read_text(encoding="utf-8"),
         libraries=_libraries(),
         data=_json({"charts": specs, "themes": {"light": theme(dark=False), "dark": theme(dark=True)}}),
     )
@@ -135,19 +66,17 @@ def _libraries() -> str:
     return vl_convert.javascript_bundle(EXPORT).replace("</script", "<\\/script")
 
 
-def _section(section: Section, style: Style, specs: list[dict[str, Any]]) -> dict[str, Any]:
+def _section(section: Section, style: Style, specs: list[Spec]) -> dict[str, Any]:
     """What the template shows of a section; its charts go to the end of `specs`."""
     blocks = []
-    for answer in draw(section, style):
-        block: dict[str, Any] = {"reason": answer.reason, "options": [], "question": answer.name}
-        for text, chart in answer.charts:
-            spec = chart.to_dict()
-            block["question"], block["about"] = spec["title"]["text"], spec["usermeta"]["about"]
-            block["options"].append({"text": text, "chart": len(specs)})
-            specs.append(_for_page(spec))
+    for answer in answers(section, style):
+        block = _block(answer.name, answer.reason, answer.charts, specs)
+        if block["options"]:
+            first = answer.charts[0][1]
+            block |= {"question": first.title.text, "about": first.usermeta["about"]}
         blocks.append(block)
-    drawn = section.rows[section.rows["status"].isin(["ok", "incorrect"])]
-    timed = section.ok[section.ok["time_ms"].notna()]
+    drawn = unique(row.implementation for row in section.rows if row.status in {Status.OK, Status.INCORRECT})
+    by_shape = grouped(section.timed, attrgetter("shape"))
     return {
         "title": section.title,
         "work": WORK.get(section.scope, ""),
@@ -156,26 +85,21 @@ def _section(section: Section, style: Style, specs: list[dict[str, Any]]) -> dic
         "memory_from": section.memory_from,
         "headline": sentences.headline(section, style),
         "sentences": sentences.sentences(section, style),
-        "names": [_chip(name, style) for name in unique(drawn["implementation"])],
+        "names": [_chip(name, style) for name in drawn],
         "blocks": blocks,
-        "tables": [tables.figures(shape, rows) for (shape,), rows in groups(timed, "shape")],
+        "tables": [tables.figures(shape, rows) for shape, rows in by_shape.items()],
         "grids": [],
         "problems": tables.problems(section.rows),
     }
 
 
-def _training(run: str, trained: Training, style: Style, specs: list[dict[str, Any]]) -> dict[str, Any]:
+def _training(run: str, trained: FinishedTraining, style: Style, specs: list[Spec]) -> dict[str, Any]:
     """What the template shows of a training run, in the same places."""
-    hidden = training.hidden(trained)
-    blocks: list[dict[str, Any]] = []
+    hidden, said = training.hidden(trained), training.sentences(trained)
+    blocks = []
     for question, about, chart in training.charts(trained, style):
-        if isinstance(chart, str):
-            blocks.append({"reason": chart, "question": question, "about": about, "options": []})
-            continue
-        options = [{"text": "", "chart": len(specs)}]
-        blocks.append({"reason": "", "question": question, "about": about, "options": options})
-        specs.append(_for_page(chart.to_dict()))
-    said = training.sentences(trained)
+        reason, charts = (chart, []) if isinstance(chart, str) else ("", [("", chart)])
+        blocks.append(_block(question, reason, charts, specs) | {"about": about})
     return {
         **training.context(trained),
         "run": run,
@@ -183,7 +107,7 @@ def _training(run: str, trained: Training, style: Style, specs: list[dict[str, A
         "headline": said[0],
         "sentences": said,
         "names": [
-            _chip(name, style) | {"shown": name not in hidden, "dash": _dashes(dash(name, style)), "point": ""}
+            _chip(name, style) | {"shown": name not in hidden, "dash": dash(name, style), "point": ""}
             for name in training.drawn(trained)
         ],
         "blocks": blocks,
@@ -193,42 +117,30 @@ def _training(run: str, trained: Training, style: Style, specs: list[dict[str, A
     }
 
 
-def _each(rows: pd.DataFrame, columns: tuple[str, ...]) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The rows in the parts that have a chart each, the largest token count first, with what tells them apart."""
-    if not columns:
-        yield "", rows
-        return
-    several = [column for column in columns if rows[column].nunique() > 1]
-    parts = sorted(groups(rows, *columns), key=lambda part: -part[0][-1] if "tokens" in columns else 0)
-    for key, part in parts:
-        named = dict(zip(columns, key, strict=True))
-        texts = [str(named["shape"])] if "shape" in several else []
-        texts += [str(named["dtype"])] if "dtype" in several else []
-        texts += [f"{token_text(named['tokens'])} tokens"] if "tokens" in several else []
-        yield ", ".join(texts), part
+def _block(
+    question: str, reason: str, charts: Sequence[tuple[str, alt.LayerChart]], specs: list[Spec]
+) -> dict[str, Any]:
+    """A question with its charts, or the reason why there are none."""
+    options = [{"text": text, "chart": number} for number, (text, _) in enumerate(charts, start=len(specs))]
+    specs += [_for_page(chart.to_dict()) for _, chart in charts]
+    return {"question": question, "about": "", "reason": reason, "options": options}
 
 
-def _for_page(spec: dict[str, Any]) -> dict[str, Any]:
+def _for_page(spec: Spec) -> Spec:
     """A chart without what the page says or decides itself: title, theme, width."""
-    for name in ("title", "config", "$schema"):
-        spec.pop(name, None)
-    return (
-        spec
-        if "columns" in spec["usermeta"]
-        else spec | {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
-    )
+    spec = {name: value for name, value in spec.items() if name not in {"title", "config", "$schema"}}
+    if "columns" in spec["usermeta"]:
+        return spec
+    return spec | {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
 
 
 def _chip(name: str, style: Style) -> dict[str, Any]:
+    """An entry of the list of names, which is the charts' legend."""
     point = "square" if FORMS.index(style.shape(name)) % 2 == 1 else "circle"
     return {
         "name": name, "colour": style.colour(name), "shown": name not in style.hidden(), "label": style.label(name),
-        "dash": _dashes(style.dash(name)), "point": point,
+        "dash": style.dash(name), "point": point,
     }  # fmt: skip
-
-
-def _dashes(lengths: Sequence[int]) -> str:
-    return " ".join(map(str, lengths))
 
 
 def _settings(run: ReportedRun) -> str:
@@ -243,12 +155,6 @@ def _facts(settings: Mapping[str, Any]) -> Iterator[str]:
             yield from _facts({one: text for one, text in value.items() if one not in settings})
         elif value not in ("", None):
             yield f"{name} {value}"
-
-
-def _title(found: Sequence[Section], runs: Sequence[ReportedRun]) -> str:
-    devices = dict.fromkeys(section.device for section in found if section.device)
-    devices |= dict.fromkeys(str(run.about["machine"].get("device", "")) for run in runs if "machine" in run.about)
-    return f"SwiGLU on {sentences.together(list(devices))}" if devices else "SwiGLU"
 
 
 def _json(value: Any) -> str:

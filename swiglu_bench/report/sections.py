@@ -5,18 +5,20 @@ Memory is measured by a run of its own; it joins the times of a step by machine 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
-import pandas as pd
-
-from swiglu_bench.report.frames import groups, unique
-from swiglu_bench.report.load import CASE, ReportedRun
+from swiglu_bench.report.load import ReportedRun
+from swiglu_bench.rows.finished_run import case_of
+from swiglu_bench.rows.grouping import grouped, unique
+from swiglu_bench.rows.record import Record, Status
 
 Kind = Literal["time", "memory", "verify"]
-MEMORY = ["saved_bytes", "peak_bytes", "workspace_bytes"]
+MEMORY = ("saved_bytes", "peak_bytes", "workspace_bytes")
 WORK = {"glu": "x to silu(x Wg) * (x Wu)", "activation": "gate, up to silu(gate) * up", "mlp": "x to out, all of it"}
 
 
@@ -31,7 +33,7 @@ class Section:
     mode: str
     dtype: str
     """Of `verify`, which is about errors alone: all of them, comma-separated."""
-    rows: pd.DataFrame
+    rows: Sequence[Record]
     memory_from: str = ""
     """The run whose memory figures stand in the rows, where it is another one."""
 
@@ -42,65 +44,68 @@ class Section:
         return f"{head} of {self.scope}, {self.dtype}"
 
     @property
-    def ok(self) -> pd.DataFrame:
+    def ok(self) -> list[Record]:
         """The rows whose figures count."""
-        return self.rows[self.rows["status"] == "ok"]
+        return [row for row in self.rows if row.status is Status.OK]
 
     @property
-    def shapes(self) -> list[str]:
-        """In the order of the run."""
-        return unique(self.rows["shape"])
+    def timed(self) -> list[Record]:
+        """The rows whose times count."""
+        return [row for row in self.ok if row.time_ms is not None]
 
     @property
     def baseline(self) -> str:
-        """What ratios are to; empty where no row has one."""
-        named = self.rows.loc[self.rows["baseline"] != "", "baseline"]
-        return str(named.iloc[0]) if len(named) else ""
+        """What ratios are relative to; empty where no row has one."""
+        return next((row.baseline for row in self.rows if row.baseline), "")
 
 
 def sections(runs: Sequence[ReportedRun]) -> list[Section]:
     """All sections of these runs: times first, then memory, then verification."""
     found = [one for run in runs for one in _of_run(run)]
     memories = [one for one in found if one.kind == "memory"]
-    found = [_with_memory(one, memories) for one in found]
     order = ["time", "memory", "verify"]
-    return sorted(found, key=lambda one: order.index(one.kind))
+    return sorted((_with_memory(one, memories) for one in found), key=lambda one: order.index(one.kind))
 
 
 def _of_run(run: ReportedRun) -> Iterator[Section]:
-    checked: dict[tuple[str, str, str], list[pd.DataFrame]] = {}
-    for (device, scope, mode, dtype), rows in groups(run.records, "device", "scope", "mode", "dtype"):
+    checked: dict[tuple[str, str, str], list[Record]] = {}
+    for (device, scope, mode, dtype), rows in grouped(
+        run.records, attrgetter("device", "scope", "mode", "dtype")
+    ).items():
         kind = _kind(rows)
         if kind == "verify":
-            checked.setdefault((device, scope, mode), []).append(rows)
+            checked.setdefault((device, scope, mode), []).extend(rows)
         else:
-            yield Section(kind, run, device, scope, mode, dtype, rows.reset_index(drop=True))
-    for (device, scope, mode), parts in checked.items():
-        together = pd.concat(parts, ignore_index=True)
-        yield Section("verify", run, device, scope, mode, ", ".join(unique(together["dtype"])), together)
+            yield Section(kind, run, device, scope, mode, dtype, rows)
+    for (device, scope, mode), rows in checked.items():
+        yield Section("verify", run, device, scope, mode, ", ".join(unique(row.dtype for row in rows)), rows)
 
 
-def _kind(rows: pd.DataFrame) -> Kind:
+def _kind(rows: Sequence[Record]) -> Kind:
     """What was measured or, where every row failed, what the command was to measure."""
-    if rows["time_ms"].notna().any():
+    if any(row.time_ms is not None for row in rows):
         return "time"
-    if rows["peak_bytes"].notna().any():
+    if any(row.peak_bytes is not None for row in rows):
         return "memory"
-    said = re.match(r"(?:\S*swiglu-bench )?(memory|verify)\b", str(rows["command"].iloc[0]))
+    said = re.match(r"(?:\S*swiglu-bench )?(memory|verify)\b", rows[0].command)
     if said:
         return "memory" if said[1] == "memory" else "verify"
-    return "verify" if (rows["status"] == "ok").any() else "time"
+    return "verify" if any(row.status is Status.OK for row in rows) else "time"
 
 
 def _with_memory(section: Section, memories: Sequence[Section]) -> Section:
     """The section with the memory of the same cases on the same machine, from the last run that has it."""
-    if section.kind != "time" or section.mode != "step" or section.rows["peak_bytes"].notna().any():
+    if section.kind != "time" or section.mode != "step" or any(row.peak_bytes is not None for row in section.rows):
         return section
     for other in reversed(memories):
-        if (other.device, other.scope, other.dtype) != (section.device, section.scope, section.dtype):
+        if other.device != section.device:
             continue
-        rows = section.rows.drop(columns=MEMORY).merge(other.ok[[*CASE, *MEMORY]], on=CASE, how="left")
-        if rows["peak_bytes"].notna().any():
-            found = section.kind, section.run, section.device, section.scope, section.mode, section.dtype
-            return Section(*found, rows, memory_from=other.run.name)
+        sizes = {_work(row): {name: getattr(row, name) for name in MEMORY} for row in other.ok}
+        if any(sizes.get(_work(row), {}).get("peak_bytes") is not None for row in section.rows):
+            rows = [dataclasses.replace(row, **sizes.get(_work(row), {})) for row in section.rows]
+            return dataclasses.replace(section, rows=rows, memory_from=other.run.name)
     return section
+
+
+def _work(row: Record) -> tuple[object, ...]:
+    return *case_of(row), row.implementation

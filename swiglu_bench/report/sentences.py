@@ -4,113 +4,101 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
-import pandas as pd
-
-from swiglu_bench.charts.style import Style, tokens_text
+from swiglu_bench.charts.style import Style
 from swiglu_bench.report import ranking
-from swiglu_bench.report.frames import dicts, groups, unique
 from swiglu_bench.report.ranking import Place
 from swiglu_bench.report.sections import Section
-from swiglu_bench.writers.tables import several_gpus
+from swiglu_bench.rows.grouping import grouped, unique
+from swiglu_bench.rows.quantities import mebibytes, together, tokens_text
+from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.writers.cautions import cautions
 
-Case = tuple[str, int]
+Rows = Sequence[Record]
 SEVERAL = 3
 """Cases of more shapes than these are counted instead of listed."""
 MANY = 6
 """More sentences about winners than these are not read."""
+WAITS = 0.95
+"""Where the host was ahead of the GPU in fewer of the rounds than this, a time may hold waiting for the host."""
 
 
 def sentences(section: Section, style: Style) -> list[str]:
     """The most important first."""
     tell = {"time": _times, "memory": _memory, "verify": _errors}[section.kind]
-    return [*tell(section, style), *_absent(section)]
+    return [*tell(section, style), *_absent(section.rows)]
 
 
 def headline(section: Section, style: Style) -> str:
     """What the section says in short: who wins where; of memory and errors the first sentence."""
-    if section.kind != "time":
-        return sentences(section, style)[0]
-    found = ranking.places(section.rows)
+    found = ranking.places(section.rows) if section.kind == "time" else []
     return " ".join(_winners(found, section, style)) if found else sentences(section, style)[0]
-
-
-def together(names: Sequence[str], between: str = "and") -> str:
-    """'a, b and c'."""
-    return f" {between} ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _times(section: Section, style: Style) -> Iterator[str]:
     found = ranking.places(section.rows)
     if not found:
         yield "Nothing was timed beside a baseline in the same rounds, so no winner can be named."
-    else:
-        yield from _winners(found, section, style)
+    yield from _winners(found, section, style)
     for name, others in style.alike.items():
         yield f"{name} stands for {together(others)} too: they tie with it in every case, and start hidden."
     yield from _against_baseline(section)
-    unranked = section.ok[section.ok["time_ms"].notna() & ~section.ok["comparable"]]
-    if len(unranked):
-        names = together(unique(unranked["implementation"]))
-        yield f"Not ranked (*), because they do less than the baseline (fewer gradients): {names}."
-    yield from _noise(section.ok, section.baseline)
-    yield from _cautions(section.ok)
+    unranked = _names(row for row in section.timed if not row.comparable)
+    if unranked:
+        yield f"Not ranked (*), because they do less than the baseline (fewer gradients): {unranked}."
+    yield from _noise(section)
+    yield from (text for text, _ in cautions(section.timed))
+    waiting = [row for row in section.ok if row.queue_filled is not None and row.queue_filled < WAITS]
+    if waiting:
+        yield f"Waiting for the host may be in the times of {_names(waiting)} at {_tokens(waiting)} (queue_filled)."
 
 
 def _winners(found: Sequence[Place], section: Section, style: Style) -> Iterator[str]:
     """One sentence for each set of winners; implementations that another stands for count as that one."""
-    stands = {other: name for name, others in style.alike.items() for other in others}
-    by_winners: dict[tuple[str, ...], list[Place]] = {}
-    for place in found:
-        winners = {stands.get(name, name) for name in (place.best, *place.ties)}
-        by_winners.setdefault(tuple(sorted(winners, key=list(style.slots).index)), []).append(place)
+    by_winners = grouped(found, lambda place: style.standing(place.first))
     if len(by_winners) > MANY:
         yield _mixed(by_winners, len(found))
         return
     for names, won in sorted(by_winners.items(), key=lambda one: -len(one[1])):
         where = _where([(place.shape, place.tokens) for place in won], section)
-        speed = _span([place.speedup for place in won], "{:.2f}")
-        against = f"{speed} times the speed of {section.baseline}"
+        against = f"{_span((place.speedup for place in won), '{:.2f}')} times the speed of {section.baseline}"
         if names == (section.baseline,):
             yield f"Nothing is faster than {section.baseline}, the baseline, at {where}."
             continue
         if len(names) > 1:
-            verb = "tie for the first place"
-            sentence = f"{together(names)} {verb} at {where}"
+            sentence = f"{together(names)} tie for the first place at {where}"
             sentence += f", at {against}" if section.baseline not in names else ""
         else:
             sentence = f"{names[0]} is the fastest at {where}: {against}"
         ahead = [place for place in won if place.runner_up]
         if ahead:
-            following = together(list(dict.fromkeys(stands.get(p.runner_up, p.runner_up) for p in ahead)), "or")
-            longer = [100 * (1 / (1 - place.lead) - 1) for place in ahead]
-            sentence += f"; the next, {following}, takes {_span(longer, '{:.1f}')}% longer"
+            following = together(unique(name for place in ahead for name in style.standing([place.runner_up])), "or")
+            longer = _span((100 * place.longer for place in ahead), "{:.1f}")
+            sentence += f"; the next, {following}, takes {longer}% longer"
         yield f"{sentence}."
 
 
 def _mixed(by_winners: Mapping[tuple[str, ...], Sequence[Place]], cases: int) -> str:
     """One sentence where the winners change too often to list: how often each is first."""
     first: Counter[str] = Counter()
-    alone: Counter[str] = Counter()
     for names, won in by_winners.items():
         first.update({name: len(won) for name in names})
-        alone.update({names[0]: len(won)} if len(names) == 1 else {})
-    counts = [f"{name} in {count} (alone in {alone[name]})" for name, count in first.most_common()]
+    counts = [f"{name} in {count} (alone in {len(by_winners.get((name,), ()))})" for name, count in first.most_common()]
     return f"The winner changes from case to case; of {cases}, first are {together(counts)}; the map below names them."
 
 
 def _against_baseline(section: Section) -> Iterator[str]:
     """Who is slower than the baseline, and who cannot be told from it."""
-    rows = ranking.ranked(section.rows)
-    rows = rows[rows["implementation"] != rows["baseline"]]
+    able = [row for row in section.rows if row.interval and row.comparable and row.implementation != row.baseline]
     slower, ties = [], []
-    for (name,), mine in groups(rows, "implementation"):
-        behind = mine[_verdicts(mine) == "slower"]
-        level = mine[_verdicts(mine) == "tie"]
-        if len(behind):
-            much = _span(behind["ratio"], "{:.2f}")
+    for name, own in grouped(able, attrgetter("implementation")).items():
+        behind = [row for row in own if ranking.verdict(row) == "slower"]
+        level = [row for row in own if ranking.verdict(row) == "tie"]
+        if behind:
+            much = _span((row.ratio or 0.0 for row in behind), "{:.2f}")
             slower.append(f"{name} ({_where(_cases(behind), section)}: {much} times the time)")
-        if len(level):
+        if level:
             ties.append(f"{name} ({_where(_cases(level), section)})")
     if slower:
         yield f"Slower than {section.baseline}: {'; '.join(slower)}."
@@ -118,127 +106,93 @@ def _against_baseline(section: Section) -> Iterator[str]:
         yield f"Not to be told from {section.baseline}: {'; '.join(ties)}."
 
 
-def _verdicts(rows: pd.DataFrame) -> pd.Series:
-    """The rows' verdicts; of rows older than that column, what their intervals say."""
-    by_interval = pd.Series("tie", index=rows.index).mask(rows["ratio_high"] < 1, "faster")
-    by_interval = by_interval.mask(rows["ratio_low"] > 1, "slower")
-    return rows["verdict"].where(rows["verdict"] != "", by_interval)
-
-
-def _noise(rows: pd.DataFrame, baseline: str) -> Iterator[str]:
-    pairs = rows.dropna(subset="aa_low")
-    if len(pairs):
-        most = max((pairs["aa_low"] - 1).abs().max(), (pairs["aa_high"] - 1).abs().max())
+def _noise(section: Section) -> Iterator[str]:
+    noise = [row.noise for row in section.ok if row.noise is not None]
+    if noise:
         yield (
-            f"Noise: {baseline} against itself in the same rounds stays within {most:.2%} of 1, interval included; "
-            "what is no further apart than that, case by case, is a tie."
+            f"Noise: {section.baseline} against itself in the same rounds stays within {max(noise):.2%} of 1, interval "
+            "included; what is no further apart than that, case by case, is a tie."
         )
-    elif rows["ratio_low"].notna().any():
+    elif any(row.interval for row in section.ok):
         yield "These rows carry no A/A pair (an older version wrote them): ties are judged by the intervals alone."
-
-
-def _cautions(rows: pd.DataFrame) -> Iterator[str]:
-    """What spoils the figures."""
-    short = rows[rows["stopped_by"] == "budget"]
-    if len(short):
-        where = tokens_text(short["tokens"])
-        yield f"The budget was spent before every ratio was known to within 0.5%: {where}."
-    throttled = rows[rows["throttle"] != ""]
-    if len(throttled):
-        what = together(list(dict.fromkeys(" ".join(throttled["throttle"]).split())))
-        most = throttled["throttled_share"].max()
-        yield f"Clocks were held down by {what}, in up to {most:.0%} of the rounds: {tokens_text(throttled['tokens'])}."
-    crowded = rows[rows["other_processes"].fillna(0) > 0]
-    if len(crowded):
-        yield f"Another process used the GPU: {tokens_text(crowded['tokens'])}."
-    behind = rows[rows["queue_filled"] < 0.95]
-    if len(behind):
-        names = together(unique(behind["implementation"]))
-        yield f"Waiting for the host may be in the times of {names} at {tokens_text(behind['tokens'])} (queue_filled)."
-    spread = several_gpus(
-        (row["host"], None if pd.isna(row["gpu_index"]) else row["gpu_index"], row["gpu_uuid"]) for row in dicts(rows)
-    )
-    if spread:
-        yield spread
-    yield from dict.fromkeys(note for note in rows["gpu_note"] if note)
 
 
 def _memory(section: Section, style: Style) -> Iterator[str]:
     del style
-    measured = section.ok.dropna(subset="peak_bytes")
-    if measured.empty:
+    measured = [row for row in section.ok if row.peak_bytes is not None]
+    if not measured:
         yield "No memory could be measured."
         return
-    gradients = measured["gradients"].map(lambda text: len(text.split()))
-    most = measured[gradients == gradients.max()]
-    for (shape,), rows in groups(most, "shape"):
-        largest = rows[rows["tokens"] == rows["tokens"].max()].sort_values("peak_bytes", kind="stable")
-        first, last = largest.iloc[0], largest.iloc[-1]
-        at = f"{shape} at {tokens_text([first['tokens']])}"
-        if last["peak_bytes"] <= 1.01 * first["peak_bytes"]:
-            yield f"{at}: all peaks are within 1% of {_mebibytes(first['peak_bytes'])}."
-            continue
-        yield (
-            f"{at}: {first['implementation']} has the lowest peak, {_mebibytes(first['peak_bytes'])}; "
-            f"{last['implementation']} the highest, {_mebibytes(last['peak_bytes'])}."
-        )
-    less = unique(measured.loc[gradients < gradients.max(), "implementation"])
-    if less:
-        yield f"Left out of that, because they yield fewer gradients and need less for it: {together(less)}."
-
-
-def _mebibytes(value: float) -> str:
-    return f"{value / 2**20:,.0f} MiB" if value >= 100 * 2**20 else f"{value / 2**20:.3g} MiB"
+    by_gradients = grouped(measured, lambda row: len(row.gradients.split()))
+    whole = by_gradients.pop(max(by_gradients))
+    for shape, rows in grouped(whole, attrgetter("shape")).items():
+        tokens = max(row.tokens for row in rows)
+        largest = sorted((row for row in rows if row.tokens == tokens), key=lambda row: row.peak_bytes or 0)
+        first, last = largest[0], largest[-1]
+        low, high = (f"{mebibytes(row.peak_bytes)} MiB" for row in (first, last))
+        at = f"{shape} at {tokens_text([tokens])}"
+        if (last.peak_bytes or 0) <= 1.01 * (first.peak_bytes or 0):
+            yield f"{at}: all peaks are within 1% of {low}."
+        else:
+            yield f"{at}: {first.implementation} has the lowest peak, {low}; {last.implementation} the highest, {high}."
+    if by_gradients:
+        less = _names(row for rows in by_gradients.values() for row in rows)
+        yield f"Left out of that, because they yield fewer gradients and need less for it: {less}."
 
 
 def _errors(section: Section, style: Style) -> Iterator[str]:
     del style
-    checked = section.rows[section.rows["status"].isin(["ok", "incorrect"])]
-    wrong = checked[checked["status"] == "incorrect"]
-    if checked.empty:
+    wrong = [row for row in section.rows if row.status is Status.INCORRECT]
+    checked = len(section.ok) + len(wrong)
+    if not checked:
         yield "Nothing could be checked."
         return
-    right = len(checked) - len(wrong)
-    sentence = f"{right} of {len(checked)} checked rows are right"
-    worst = checked[checked["status"] == "ok"].dropna(subset="error_ratio")
-    if len(worst):
-        most = max(dicts(worst), key=lambda row: row["error_ratio"])
+    sentence = f"{len(section.ok)} of {checked} checked rows are right"
+    known = [row for row in section.ok if row.error_ratio is not None]
+    if known:
+        most = max(known, key=lambda row: row.error_ratio or 0.0)
         sentence += (
-            f"; the nearest to the limit is {most['implementation']} ({most['shape']}, {most['dtype']}, "
-            f"{tokens_text([most['tokens']])}), with {most['error_ratio']:.0%} of what is allowed"
+            f"; the nearest to the limit is {most.implementation} ({most.shape}, {most.dtype}, "
+            f"{tokens_text([most.tokens])}), with {most.error_ratio:.0%} of what is allowed"
         )
     yield f"{sentence}."
-    if len(wrong):
-        yield f"Incorrect: {together(list(dict.fromkeys(wrong['implementation'])))}."
+    if wrong:
+        yield f"Incorrect: {_names(wrong)}."
 
 
-def _absent(section: Section) -> Iterator[str]:
-    counts = section.rows["status"].value_counts()
-    named = {"incorrect": "incorrect", "error": "failed", "skipped": "skipped"}
-    parts = [f"{counts[status]} {text}" for status, text in named.items() if counts.get(status)]
+def _absent(rows: Rows) -> Iterator[str]:
+    counts = Counter(row.status for row in rows)
+    named = {Status.INCORRECT: "incorrect", Status.ERROR: "failed", Status.SKIPPED: "skipped"}
+    parts = [f"{counts[status]} {text}" for status, text in named.items() if counts[status]]
     if parts:
-        yield f"Without figures: {together(parts)}, of {len(section.rows)} rows; the reasons are below."
+        yield f"Without figures: {together(parts)}, of {len(rows)} rows; the reasons are below."
 
 
-def _cases(rows: pd.DataFrame) -> list[Case]:
-    return [(str(shape), int(tokens)) for shape, tokens in zip(rows["shape"], rows["tokens"], strict=True)]
+def _names(rows: Iterable[Record]) -> str:
+    return together(unique(row.implementation for row in rows))
 
 
-def _where(cases: Sequence[Case], section: Section) -> str:
+def _tokens(rows: Rows) -> str:
+    return tokens_text(row.tokens for row in rows)
+
+
+def _cases(rows: Iterable[Record]) -> list[tuple[str, int]]:
+    return [(row.shape, row.tokens) for row in rows]
+
+
+def _where(cases: Sequence[tuple[str, int]], section: Section) -> str:
     """Token counts, shapes or both, whichever tell cases of the section apart."""
     every = set(_cases(ranking.ranked(section.rows)))
     if len(every) > 1 and set(cases) >= every:
         return "every case" if len({shape for shape, _ in every}) > 1 else "every token count"
-    by_shape: dict[str, list[int]] = {}
-    for shape, count in cases:
-        by_shape.setdefault(shape, []).append(count)
-    if len(section.shapes) == 1:
+    if len({row.shape for row in section.rows}) == 1:
         return tokens_text(count for _, count in cases)
+    by_shape = grouped(cases, lambda case: case[0])
     if len({count for _, count in every}) == 1:
         return together(list(by_shape))
     if len(by_shape) > SEVERAL:
         return f"{len(cases)} of {len(every)} cases"
-    return together([f"{shape} ({tokens_text(counts)})" for shape, counts in by_shape.items()])
+    return together([f"{shape} ({tokens_text(count for _, count in own)})" for shape, own in by_shape.items()])
 
 
 def _span(values: Iterable[float], form: str) -> str:

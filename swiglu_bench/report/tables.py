@@ -2,105 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
-import pandas as pd
-
-from swiglu_bench.charts.style import token_text
-from swiglu_bench.report.frames import Row, dicts, groups, unique
 from swiglu_bench.report.load import ReportedRun
-from swiglu_bench.rows.audit_cell import CellStatus
-from swiglu_bench.writers.tables import size
+from swiglu_bench.rows.audit_cell import Cell, CellStatus
+from swiglu_bench.rows.grouping import grouped, unique
+from swiglu_bench.rows.quantities import plus_minus, size, token_text
+from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.writers.contract import SYMBOLS
 
-SYMBOLS = {CellStatus.PASS: "✓", CellStatus.FAIL: "✗", CellStatus.UNSUPPORTED: "–", CellStatus.NOT_RUN: "·"}
+MACHINE = ("device", "driver", "cuda", "torch", "triton", "version")
+"""What rows say of the machine, where there is no run.json."""
 
 
-def figures(shape: str, rows: pd.DataFrame) -> dict[str, Any]:
+def figures(shape: str, rows: Iterable[Record]) -> dict[str, Any]:
     """Time and ratio of every case of a shape."""
-    counts = sorted(set(rows["tokens"]))
-    lines = []
-    for (name,), mine in groups(rows, "implementation"):
-        by_count = {row["tokens"]: row for row in dicts(mine)}
-        lines.append((name, [_figures(by_count[count]) if count in by_count else None for count in counts]))
+    by_name = {
+        name: {row.tokens: _figures(row) for row in own}
+        for name, own in grouped(rows, attrgetter("implementation")).items()
+    }
+    counts = sorted({count for cells in by_name.values() for count in cells})
+    lines = [(name, [cells.get(count) for count in counts]) for name, cells in by_name.items()]
     return {"shape": shape, "counts": [token_text(count) for count in counts], "lines": lines}
 
 
-def _figures(row: Row) -> dict[str, str]:
+def _figures(row: Record) -> dict[str, str]:
     ratio = ""
-    if row["implementation"] == row["baseline"]:
+    if row.implementation == row.baseline:
         ratio = "baseline"
-    elif not row["comparable"]:
+    elif not row.comparable:
         ratio = "fewer gradients"
-    elif pd.notna(row["ratio_low"]):
-        ratio = f"{row['ratio']:.3f} ± {(row['ratio_high'] - row['ratio_low']) / 2:.3f}"
-    return {"time": f"{row['time_ms']:.4g}", "ratio": ratio, "verdict": row["verdict"]}
+    elif row.interval:
+        ratio = plus_minus(*row.interval)
+    return {"time": f"{row.time_ms:.4g}", "ratio": ratio, "verdict": row.verdict}
 
 
-def problems(rows: pd.DataFrame) -> list[dict[str, Any]]:
+def problems(rows: Iterable[Record]) -> list[dict[str, Any]]:
     """Every row without figures, those with the same status and reason together; failures first."""
-    rows = rows[rows["status"] != "ok"]
-    found = []
-    for (status, reason), same in groups(rows, "status", "reason"):
-        cases: dict[tuple[str, str], list[int]] = {}
-        for shape, dtype, tokens in zip(same["shape"], same["dtype"], same["tokens"], strict=True):
-            cases.setdefault((shape, dtype), []).append(int(tokens))
-        where = [
-            f"{shape}, {dtype}, {', '.join(map(token_text, sorted(set(counts))))} tokens"
-            for (shape, dtype), counts in cases.items()
-        ]
-        names = unique(same["implementation"])
-        found.append({"status": status, "reason": reason, "names": names, "where": where, "rows": len(same)})
-    return sorted(found, key=lambda one: one["status"] == "skipped")
+    failed = grouped((row for row in rows if row.status is not Status.OK), attrgetter("status", "reason"))
+    return [
+        {
+            "status": status,
+            "reason": reason,
+            "names": unique(row.implementation for row in same),
+            "where": [
+                f"{shape}, {dtype}, {', '.join(map(token_text, sorted({row.tokens for row in own})))} tokens"
+                for (shape, dtype), own in grouped(same, attrgetter("shape", "dtype")).items()
+            ],
+        }
+        for (status, reason), same in sorted(failed.items(), key=lambda one: one[0][0] is Status.SKIPPED)
+    ]
 
 
 def audit(run: ReportedRun) -> dict[str, Any]:
     """The contract matrix: checks down, implementations across, a matrix per scope."""
     matrices = []
-    for (scope,), cells in groups(run.audit, "scope"):
-        names = unique(cells["implementation"])
-        by_key = {(cell["check"], cell["implementation"]): cell for cell in dicts(cells)}
-        lines = [(check, [_mark(by_key.get((check, name))) for name in names]) for check in unique(cells["check"])]
+    for scope, cells in grouped(run.audit, attrgetter("scope")).items():
+        names = unique(cell.implementation for cell in cells)
+        by_key = {(cell.check, cell.implementation): cell for cell in cells}
+        lines = [
+            (check, [by_key.get((check, name)) for name in names]) for check in unique(cell.check for cell in cells)
+        ]
         matrices.append({"scope": scope, "names": names, "lines": lines})
-    given = run.audit[(run.audit["reason"] != "") & (run.audit["verdict"] != CellStatus.PASS)]
-    reasons = [
-        {
-            "verdict": verdict,
-            "check": check,
-            "reason": reason,
-            "names": unique([f"{row['implementation']} ({row['scope']})" for row in dicts(same)]),
-        }
-        for (verdict, check, reason), same in groups(given, "verdict", "check", "reason")
-    ]
+    given = grouped(
+        (cell for cell in run.audit if cell.reason and cell.verdict is not CellStatus.PASS),
+        attrgetter("verdict", "check", "reason"),
+    )
     order = [CellStatus.FAIL, CellStatus.UNSUPPORTED, CellStatus.NOT_RUN]
-    counts = [f"{(run.audit['verdict'] == one).sum()} {one}" for one in CellStatus]
+    counts = {one: sum(cell.verdict is one for cell in run.audit) for one in CellStatus}
     return {
         "run": run.name,
         "matrices": matrices,
-        "counts": ", ".join(counts),
-        "symbols": [(SYMBOLS[one], one) for one in CellStatus],
-        "reasons": sorted(reasons, key=lambda one: order.index(one["verdict"])),
+        "counts": ", ".join(f"{count} {verdict}" for verdict, count in counts.items()),
+        "symbols": {verdict: symbol for verdict, (symbol, _) in SYMBOLS.items()},
+        "reasons": [(*key, _who(same)) for key, same in sorted(given.items(), key=lambda one: order.index(one[0][0]))],
     }
 
 
-def _mark(cell: Row | None) -> dict[str, str] | None:
-    if cell is None:
-        return None
-    verdict = CellStatus(cell["verdict"])
-    return {"symbol": SYMBOLS[verdict], "verdict": verdict, "reason": cell["reason"]}
+def _who(cells: Iterable[Cell]) -> list[str]:
+    return unique(f"{cell.implementation} ({cell.scope})" for cell in cells)
 
 
 def machines(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
     """Every machine once, with the runs that were made on it; of a CSV file alone, what its rows say."""
     found: dict[str, dict[str, Any]] = {}
     for run in runs:
-        machine = run.about.get("machine")
-        if machine is None:
-            columns = ["device", "driver", "cuda", "torch", "triton", "version"]
-            described = dicts(run.records[columns].drop_duplicates())
-        else:
-            described = [machine]
-        for one in described:
+        described = unique(tuple((name, getattr(row, name)) for name in MACHINE) for row in run.records)
+        for one in [run.about["machine"]] if "machine" in run.about else map(dict, described):
             facts = {name: value for name, value in one.items() if value not in (None, "") and name != "version"}
             readable = dict(_fact(name, value) for name, value in facts.items())
             entry = found.setdefault(str(facts), {"facts": readable, "runs": []})

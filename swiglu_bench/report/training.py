@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,12 +11,10 @@ from swiglu_bench.charts import training as chart
 from swiglu_bench.charts.style import Style
 from swiglu_bench.report import ranking
 from swiglu_bench.report.drawing import DRAWN
-from swiglu_bench.report.sentences import together
-from swiglu_bench.rows.training import PERMUTED, Curve, Summary
-from swiglu_bench.rows.training_run import Training
+from swiglu_bench.rows.quantities import together
+from swiglu_bench.rows.training import BASELINE, PERMUTED, Curve, FinishedTraining, Summary
 from swiglu_bench.writers.training_tables import ratio_text, remarks
 
-BASELINE = "eager"
 LEARNS = {
     Curve.SAME: "as eager does, to within rounding",
     Curve.WITHIN_SEEDS: "as eager does, within the spread of its seeds",
@@ -26,7 +23,7 @@ LEARNS = {
 }
 
 
-def context(training: Training) -> dict[str, Any]:
+def context(training: FinishedTraining) -> dict[str, Any]:
     """Title, work and device of the section."""
     first = next(iter(training.summaries), None)
     settings = training.about.get("settings", {})
@@ -41,24 +38,24 @@ def context(training: Training) -> dict[str, Any]:
     }
 
 
-def sentences(training: Training) -> list[str]:
+def sentences(training: FinishedTraining) -> list[str]:
     """The most important first: who learns the same and who of those is the fastest, in one; then what spoils it."""
     rows = training.summaries
     headline = " ".join([*_learning(rows), *_fastest(rows)])
     return [headline, *_noise(rows), *remarks(rows)]
 
 
-def drawn(training: Training) -> list[str]:
+def drawn(training: FinishedTraining) -> list[str]:
     """Who has curves: what was trained to the end from a seed."""
     return [name for name in training.names if training.losses.get(name)]
 
 
-def hidden(training: Training) -> set[str]:
+def hidden(training: FinishedTraining) -> set[str]:
     """Who starts hidden, because the differences of what learns less by design would flatten the others'."""
     return {one.implementation for one in training.summaries if one.frozen}
 
 
-def charts(training: Training, style: Style) -> Iterator[tuple[str, str, alt.LayerChart | str]]:
+def charts(training: FinishedTraining, style: Style) -> Iterator[tuple[str, str, alt.LayerChart | str]]:
     """Question, what is drawn how, and the chart or why there is none; who is drawn is the page's choice."""
     names = drawn(training)
     question = "How does the loss fall?"
@@ -76,7 +73,7 @@ def charts(training: Training, style: Style) -> Iterator[tuple[str, str, alt.Lay
         yield question, "", "Nothing was trained beside eager, so there is no difference to draw."
 
 
-def picture(training: Training, style: Style) -> alt.VConcatChart | str:
+def picture(training: FinishedTraining, style: Style) -> alt.VConcatChart | str:
     """Both charts as one, or why there is none."""
     names, first = drawn(training), training.summaries[0]
     if not names:
@@ -85,7 +82,7 @@ def picture(training: Training, style: Style) -> alt.VConcatChart | str:
     return chart.curves(training.losses, names, title, style, hidden(training))
 
 
-def _choosable(one: alt.LayerChart, training: Training) -> alt.LayerChart:
+def _choosable(one: alt.LayerChart, training: FinishedTraining) -> alt.LayerChart:
     """A chart whose legend is the page's list of names."""
     one.layer = [layer.transform_filter(DRAWN) for layer in one.layer]  # each may have data of its own
     for layer in one.layer:
@@ -116,37 +113,31 @@ def _fastest(rows: Sequence[Summary]) -> Iterator[str]:
     if not able:
         return
     best, *others = sorted(able, key=lambda one: one.ratio or 0.0)
-    ties = [one.implementation for one in others if _tie(best, one)]
+    ties = [one.implementation for one in others if ranking.tie(_interval(best), _interval(one), best.noise)]
     figures = f"{ratio_text(best)} of eager's time"
     figures += f"; Amdahl's law expects {best.expected_ratio:.3f}" if best.expected_ratio is not None else ""
-    name, saving = best.implementation, 1 - (best.ratio or 1.0)
+    name, saving = best.implementation, f"{1 - (best.ratio or 1.0):.1%} off a whole step ({figures})"
     if best.verdict != "faster":
         yield f"Nothing is faster than eager: {name}, the next, takes {figures}."
     elif ties:
-        yield (
-            f"{together([name, *ties])} tie for the fastest step: {name}, with the lowest ratio, takes "
-            f"{saving:.1%} off a whole step ({figures})."
-        )
+        yield f"{together([name, *ties])} tie for the fastest step: {name}, with the lowest ratio, takes {saving}."
     else:
-        yield f"{name} is the fastest: it takes {saving:.1%} off a whole step ({figures})."
+        yield f"{name} is the fastest: it takes {saving}."
 
 
-def _tie(one: Summary, other: Summary) -> bool:
-    """As two rows of a sweep are told apart."""
-    known = [abs(end - 1) for end in (one.aa_low, one.aa_high) if end is not None]
-    first, second = (dataclasses.asdict(row) | {"baseline": BASELINE} for row in (one, other))
-    return ranking.tie(first, second, max(known, default=0.0))
+def _interval(one: Summary) -> ranking.Ratio:
+    return one.ratio or 0.0, one.ratio_low or 0.0, one.ratio_high or 0.0
 
 
 def _noise(rows: Sequence[Summary]) -> Iterator[str]:
-    timed = next((one for one in rows if one.aa_low is not None and one.aa_high is not None), None)
-    if timed is None or timed.aa_low is None or timed.aa_high is None:
-        return
-    most = max(abs(timed.aa_low - 1), abs(timed.aa_high - 1))
-    text = f"Noise: eager against itself in the same rounds stays within {most:.2%} of 1, interval included"
-    if timed.stopped_by == "budget":
-        text += "; the budget was spent before every ratio was known to within 0.5%"
-    yield f"{text}."
+    timed = [one for one in rows if one.aa_low is not None]
+    if timed:
+        spent = any(one.stopped_by == "budget" for one in timed)
+        end = "; the budget was spent before every ratio was known to within 0.5%" if spent else ""
+        yield (
+            f"Noise: eager against itself in the same rounds stays within {timed[0].noise:.2%} of 1, interval included"
+            f"{end}."
+        )
 
 
 def _verb(verb: str, names: Sequence[str]) -> str:

@@ -23,12 +23,24 @@ Row = TypeVar("Row")
 
 
 def cell(value: object) -> str:
-    """As records.csv writes a value: nothing for None, true and false, nine significant figures, one line."""
+    """As records.csv writes a value: nothing for None, true and false, nine significant figures, one line.
+
+    Of a list the items, and of a dictionary the keys, with spaces between them.
+    """
     if value is None:
         return ""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, (list, dict)):
+        return " ".join(map(cell, value))
     return f"{value:.9g}" if isinstance(value, float) else " ".join(str(value).split())
+
+
+def as_csv(rows: Iterable[Iterable[Any]]) -> str:
+    """Rows as the text of a CSV file."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([cell(value) for value in row] for row in rows)
+    return text.getvalue()
 
 
 class Table:
@@ -36,7 +48,7 @@ class Table:
 
     def __init__(self, path: Path, columns: Iterable[str]) -> None:
         self.path = path
-        self._header = _lines([columns])
+        self._header = _bytes([columns])
         self._pending = b""
         try:
             self._resume()
@@ -51,7 +63,7 @@ class Table:
 
     def append(self, rows: Iterable[Iterable[Any]]) -> None:
         """Write what is pending and then `rows`; on OSError the rest stays pending."""
-        self._pending += _lines(rows)
+        self._pending += _bytes(rows)
         with self.path.open("ab", buffering=0) as file:
             if file.tell() == 0 and not self._pending.startswith(self._header):
                 self._pending = self._header + self._pending
@@ -69,17 +81,8 @@ class Table:
         """Remove all other rows."""
         lines = self._lines()
         kept = [line for line, row in lines if wanted(row)]
-        if len(kept) == len(lines):
-            return
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        try:
-            with temporary.open("wb") as file:
-                file.write(self._header + b"".join(kept))
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        if len(kept) < len(lines):
+            write_whole(self.path, self._header + b"".join(kept))
 
     def _lines(self) -> list[tuple[bytes, dict[str, str]]]:
         """Each line on the disk, as it is there and as a row; every row is one line."""
@@ -102,9 +105,23 @@ class Table:
 
 
 def texts(file: Path) -> list[dict[str, str]]:
-    """Whole lines; a last one without its end was cut short by a kill."""
+    """The whole lines of a CSV file by column; a last line without its end was cut short by a kill."""
     text = file.read_text(encoding="utf-8-sig")
     return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+
+
+def header(file: Path) -> tuple[str, ...]:
+    """The columns of a CSV file; none where it has no lines."""
+    with file.open(encoding="utf-8-sig", newline="") as opened:
+        return tuple(next(csv.reader(opened), ()))
+
+
+def read(file: Path, kind: type[Row], name: str = "") -> list[Row]:
+    """The whole lines of a CSV file as objects; raises BadInput for one that is not a file called `name`."""
+    try:
+        return [typed(kind, row) for row in texts(file)]
+    except (OSError, ValueError, TypeError, csv.Error) as error:
+        raise BadInput(f"{file} is not a {name or file.name} that this version can read: {error}.") from None
 
 
 def typed(kind: type[Row], row: Mapping[str, str]) -> Row:
@@ -114,7 +131,7 @@ def typed(kind: type[Row], row: Mapping[str, str]) -> Row:
     """
     hints = _hints(typing.cast(Any, kind))
     if None in row or None in row.values():
-        raise ValueError("a line has more or fewer cells than the head")
+        raise ValueError("a line has more or fewer cells than the header")
     if unknown := [name for name in row if name not in hints]:
         raise ValueError(f"the column {unknown[0]} is not known")
     return kind(**{name: _value(hints[name], text) for name, text in row.items()})
@@ -130,15 +147,26 @@ def _value(hint: Any, text: str) -> Any:
         if text == "":
             return None
         (hint,) = (one for one in typing.get_args(hint) if one is not types.NoneType)
-    return text == "true" if hint is bool else hint(text)
+    return text.lower() == "true" if hint is bool else hint(text)
 
 
-def _lines(rows: Iterable[Iterable[Any]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([cell(value) for value in row] for row in rows)
-    return text.getvalue().encode("utf-8", errors="backslashreplace")
+def _bytes(rows: Iterable[Iterable[Any]]) -> bytes:
+    return as_csv(rows).encode("utf-8", errors="backslashreplace")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Put a file in its place whole or not at all; raises OSError where the disk does not take it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def reason(error: OSError) -> str:
-    """What the system says against a file."""
+    """What the system says about a file that cannot be read or written."""
     return error.strerror or type(error).__name__

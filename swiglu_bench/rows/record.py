@@ -65,98 +65,65 @@ class Record:
     implementation: str
     weight_layout: str
     gradients: str
-    """Space-separated names of the tensors whose gradients this implementation yields."""
     status: Status
     reason: str = ""
-    """Why a row is skipped, incorrect or an error: one sentence."""
 
     # time
     time_ms: float | None = None
-    """Median over rounds of the time between two GPU events (CPU: wall clock) around the timed work."""
     time_p10_ms: float | None = None
     time_p90_ms: float | None = None
     rounds: int | None = None
     stopped_by: str = ""
-    """precision | budget | rounds: which rule ended the measurement."""
     host_us: float | None = None
-    """Median time until the call returned to the host."""
     queue_filled: float | None = None
-    """Share of samples in which the GPU started only after the host had queued everything (1.0 is right)."""
     first_call_ms: float | None = None
-    """Build, compile and first call together, measured once."""
     l2: str = ""
-    """cold | hot | cpu"""
     regime: str = _since(2, "")
-    """steady: no rest between samples; rested: a pause before each."""
     latency_us: float | None = _since(2)
-    """Median of: the GPU idle, the call, the GPU idle again, by the host's clock."""
     graph_us: float | None = _since(2)
-    """Median time of a replay of the same work recorded as a CUDA graph."""
     graph_reason: str = _since(2, "")
-    """Why there is no graph time, on a GPU."""
     cycles: float | None = _since(2)
-    """Clock cycles of the multiprocessors in time_ms, at sm_mhz."""
 
     # comparison
     baseline: str = ""
     ratio: float | None = None
-    """Median over rounds of time / the baseline's time in the same round; below 1 is faster than the baseline."""
     ratio_low: float | None = None
     ratio_high: float | None = None
     verdict: str = _since(2, "")
-    """faster | slower | tie; a tie too where the ratio is no further from 1 than the A/A pair's interval reaches."""
     aa_ratio: float | None = _since(2)
-    """The same ratio of the baseline to itself under another name, in the same rounds: this machine's noise."""
     aa_low: float | None = _since(2)
     aa_high: float | None = _since(2)
     comparable: bool = True
-    """False where this row yields fewer gradients than the baseline, so no ratio is formed."""
 
     # work and limit
     flops: int | None = None
-    """Floating-point operations that the case needs at its fusion boundary, recomputation not counted."""
     min_bytes: int | None = None
-    """Fewest bytes to move: every input read once, every output written once."""
     tflops: float | None = None
     gbps: float | None = None
     limit_ms: float | None = None
-    """Time of the case's bare products in the same rounds, or of min_bytes at the measured copy bandwidth."""
     limit_kind: str = ""
-    """matmul | bandwidth: which of the two binds, by operations and bytes at the measured ceilings."""
     limit_pct: float | None = None
     copy_gbps: float | None = None
     matmul_tflops: float | None = None
     ceilings_at: str = _since(2, "")
-    """UTC, when the older of the two was measured."""
     datasheet_gbps: float | None = _since(2)
     datasheet_tflops: float | None = _since(2)
 
     # state of the GPU, read once a round
     sm_mhz: float | None = _since(2)
-    """Median over rounds."""
     power_w: float | None = _since(2)
-    """Median over rounds."""
     temperature_c: float | None = _since(2)
-    """At the last round."""
     throttle: str = _since(2, "")
-    """What held the clocks down in any round, space-separated."""
     throttled_share: float | None = _since(2)
-    """Share of the rounds in which anything did."""
     other_processes: int | None = _since(2)
-    """Processes that were on the GPU before or after the rounds and are not of this run."""
     gpu_note: str = _since(2, "")
-    """Why figures of this chapter are missing."""
     energy_j: float | None = _since(2)
-    """Energy of the GPU per call, calls back to back."""
     uj_per_token: float | None = _since(2)
 
     # memory
     saved_bytes: int | None = None
-    """Held between forward and backward beyond inputs, weights and output."""
     peak_bytes: int | None = None
-    """Highest use during the timed work, above inputs and weights."""
     workspace_bytes: int | None = None
-    """What the implementation keeps between calls."""
     predicted_saved_bytes: int | None = None
     predicted_peak_bytes: int | None = None
     predicted_workspace_bytes: int | None = None
@@ -165,29 +132,21 @@ class Record:
     error: float | None = None
     eager_error: float | None = None
     error_ratio: float | None = None
-    """Largest over tensors of error / what is allowed; above 1 is incorrect."""
     errors: str = ""
-    """`tensor=error/eager's error` for the output and every gradient, space-separated."""
     interpreted: bool = False
-    """True where Triton's interpreter ran the kernel on a CPU: the result counts, time does not exist."""
 
     # machine
     host: str = _since(3, "")
     gpu_index: int | None = _since(3)
-    """Of that host, as `nvidia-smi` counts."""
     gpu_uuid: str = _since(3, "")
-    """All rows of a case are from one GPU."""
     device: str = ""
     driver: str = ""
     cuda: str = ""
     torch: str = ""
     triton: str = ""
     version: str = ""
-    """swiglu-bench's own version and, from a checkout, its commit."""
     timestamp: str = ""
-    """UTC, ISO 8601"""
     fingerprint: str = _since(2, "")
-    """Hash of sources, versions, machine, settings and case: `--resume` keeps a row that would be made the same."""
     schema: int = SCHEMA_VERSION
 
     samples_ms: tuple[float, ...] = field(default=(), repr=False)
@@ -218,6 +177,20 @@ class Record:
     def row(self) -> dict[str, Any]:
         """The CSV row: every column, in order."""
         return {name: getattr(self, name) for name in COLUMNS}
+
+    @property
+    def interval(self) -> tuple[float, float, float] | None:
+        """The ratio to the baseline and the ends of its 95% interval."""
+        if self.ratio is None or self.ratio_low is None or self.ratio_high is None:
+            return None
+        return self.ratio, self.ratio_low, self.ratio_high
+
+    @property
+    def noise(self) -> float | None:
+        """How far from 1 the interval of the A/A pair of these rounds reaches; None where there was no pair."""
+        if self.aa_low is None or self.aa_high is None:
+            return None
+        return max(abs(self.aa_low - 1), abs(self.aa_high - 1))
 
 
 @dataclass(frozen=True, slots=True)

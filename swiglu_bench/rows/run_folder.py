@@ -1,18 +1,16 @@
-"""The files of a run's folder: what they are called, how the folder is made, run.json, and records.csv as a frame."""
+"""The files of a run's folder: their names, how the folder is made, run.json, and the rows of records.csv."""
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import io
 import json
-import os
 import tempfile
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swiglu_bench.rows import csv_table
 from swiglu_bench.rows.csv_table import reason
 from swiglu_bench.rows.record import COLUMNS, SCHEMA_VERSION, Record, columns
 from swiglu_bench.spec.errors import BadInput
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 RECORDS = "records.csv"
 SAMPLES = "samples.csv"
 CHECKS = "checks.csv"
+AUDIT = "audit.csv"
 RUN = "run.json"
 
 SAMPLE_KEY = ("run_id", "shape", "tokens", "dtype", "scope", "mode", "implementation")
@@ -50,75 +49,84 @@ def create_folder(folder: Path) -> None:
 
 def write_run_file(folder: Path, run: dict[str, Any]) -> None:
     """Write run.json (command, settings, machine) whole or not at all; raises BadInput if it cannot be written."""
-    temporary = folder / f".{RUN}.{os.getpid()}"
+    text = json.dumps(run, indent=2, ensure_ascii=False, default=str) + "\n"
     try:
-        text = json.dumps(run, indent=2, ensure_ascii=False, default=str) + "\n"
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-        temporary.replace(folder / RUN)
+        csv_table.write_whole(folder / RUN, text.encode("utf-8", errors="backslashreplace"))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise BadInput(f"--out: {folder / RUN} cannot be written: {reason(error)}.") from None
 
 
-def read_records(path: Path) -> pandas.DataFrame:
-    """Read a records.csv, given as the file or its folder, with a type per column as Record has it.
+def read_about(folder: Path) -> dict[str, Any]:
+    """run.json of a folder; empty where there is none. Raises BadInput for one that is broken."""
+    file = folder / RUN
+    try:
+        about = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{file} cannot be read: {error}; fix or delete it.") from None
+    if not isinstance(about, dict):
+        raise BadInput(f"{file} holds no JSON object; fix or delete it.")
+    if not isinstance(about.get("machine", {}), dict):
+        raise BadInput(f"{file} names a machine that is no JSON object; fix or delete it.")
+    return about
 
-    Missing figures are NaN or NA, missing texts empty, and so are columns that an older version did not have. Raises
-    BadInput for a file that is missing, not a records.csv, or of a newer schema.
-    """
-    import pandas
 
+def find_runs(root: Path) -> Iterator[Path]:
+    """The records.csv of every run under a folder."""
+    yield from sorted(root.rglob(RECORDS))
+
+
+def records_file(path: Path) -> Path:
+    """The records.csv that a path means: itself, or the one in that folder; raises BadInput where there is none."""
+    if not path.exists():
+        raise BadInput(f"{path} does not exist; give the folder of a run, or its {RECORDS}.")
     file = path / RECORDS if path.is_dir() else path
+    if file.exists():
+        return file
+    if (path / AUDIT).exists():
+        raise BadInput(f"{path} is an audit and has no {RECORDS}; give the folder of a run that has one.")
+    below = next(find_runs(path), None)
+    hint = f"a folder below it has, such as {below.parent}" if below else "give the folder of a run"
+    raise BadInput(f"{path} has no {RECORDS}; {hint}.")
+
+
+def read_rows(path: Path) -> list[Record]:
+    """Read a records.csv, given as the file or its folder; columns that an older version did not have are empty.
+
+    Raises BadInput for a file that is missing, not a records.csv, or of a newer schema.
+    """
+    file = records_file(path)
     foreign = BadInput(f"{file} is not a {RECORDS} that this version can read.")
     try:
-        text = file.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise BadInput(f"{file} does not exist; give a {RECORDS} or a folder that holds one.") from None
-    except OSError as error:
-        raise BadInput(f"{file} cannot be read: {reason(error)}.") from None
-    except UnicodeDecodeError:
-        raise foreign from None
-    text = text[: text.rfind("\n") + 1]
-
-    try:
-        rows = csv.DictReader(io.StringIO(text))
-        names = tuple(rows.fieldnames or ())
+        names = csv_table.header(file)
         ours = {"run_id", "schema"} <= set(names)
-        newest = max((int(row["schema"]) for row in rows if ours and str(row["schema"]).isdecimal()), default=0)
-    except csv.Error:
+        schemas = [row["schema"] for row in csv_table.texts(file)] if ours else []
+    except (OSError, ValueError, csv.Error):
         raise foreign from None
+    newest = max((int(schema) for schema in schemas if str(schema).isdecimal()), default=0)
     if newest > SCHEMA_VERSION:
         raise BadInput(
             f"{file} was written by a newer swiglu-bench (schema {newest}; this one reads up to {SCHEMA_VERSION})."
         )
     if names not in {columns(schema) for schema in range(1, SCHEMA_VERSION + 1)}:
         raise foreign
+    return csv_table.read(file, Record, RECORDS)
 
-    dtypes = _dtypes()
-    missing = {name: ["", "nan"] for name, dtype in dtypes.items() if dtype != "str"}
-    try:
-        frame = pandas.read_csv(
-            io.StringIO(text),
-            dtype={name: dtypes[name] for name in names},
-            keep_default_na=False,
-            na_values={name: values for name, values in missing.items() if name in names},
-        )
-    except ValueError:
-        raise foreign from None
-    for name in set(COLUMNS) - set(names):
-        frame[name] = pandas.Series(["" if dtypes[name] == "str" else None] * len(frame), dtype=dtypes[name])
-    return frame[list(COLUMNS)]
+
+def read_records(path: Path) -> pandas.DataFrame:
+    """The rows of a records.csv as a data frame, with a type per column; missing figures are NaN or NA.
+
+    Raises BadInput as `read_rows` does.
+    """
+    return frame_of(read_rows(path))
 
 
 def frame_of(records: Iterable[Record]) -> pandas.DataFrame:
-    """Records as a table that is typed as `read_records` types a file."""
+    """Records as a data frame, with a type per column as Record has it."""
     import pandas
 
-    rows = [{**record.row(), "status": record.status.value} for record in records]
-    return pandas.DataFrame(rows, columns=list(COLUMNS)).astype(_dtypes())
-
-
-def _dtypes() -> dict[str, str]:
     hints = typing.get_type_hints(Record)
-    return {name: _DTYPES.get(hints[name], "str") for name in COLUMNS}
+    rows = [{**record.row(), "status": record.status.value} for record in records]
+    frame = pandas.DataFrame(rows, columns=list(COLUMNS), dtype=object)
+    return frame.astype({name: _DTYPES.get(hints[name], "str") for name in COLUMNS})

@@ -1,8 +1,7 @@
-"""What commands print for other programs. With any format but a table, stdout carries that and nothing else."""
+"""What commands print for other programs: JSON, JSON lines, CSV, Parquet. Then stdout carries that and nothing else."""
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from swiglu_bench.rows.csv_table import cell
+from swiglu_bench.rows import csv_table
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
@@ -36,9 +35,9 @@ def screen(form: str = TABLE) -> Console:
     return Console(stderr=form != TABLE)
 
 
-def as_json(document: object) -> str:
+def as_json(document: object, indent: int | None = 2) -> str:
     """JSON as the standard has it: figures that are not finite become null."""
-    return json.dumps(_finite(document), indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
+    return json.dumps(_finite(document), indent=indent, ensure_ascii=False, allow_nan=False, default=str) + "\n"
 
 
 def as_text(form: str, rows: Sequence[Mapping[str, Any]], about: Mapping[str, Any], columns: Iterable[str]) -> str:
@@ -46,15 +45,9 @@ def as_text(form: str, rows: Sequence[Mapping[str, Any]], about: Mapping[str, An
     if form == "json":
         return as_json({**about, "rows": rows})
     if form == "jsonl":
-        return "".join(
-            json.dumps(_finite(row), ensure_ascii=False, allow_nan=False, default=str) + "\n" for row in rows
-        )
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
+        return "".join(as_json(row, indent=None) for row in rows)
     names = list(columns)
-    lines.writerow(names)
-    lines.writerows([cell(row.get(name)) for name in names] for row in rows)
-    return text.getvalue()
+    return csv_table.as_csv([names, *([row.get(name) for name in names] for row in rows)])
 
 
 def put(text: str, file: Path | None = None) -> None:
@@ -70,10 +63,9 @@ def write_parquet(rows: pandas.DataFrame | Sequence[Mapping[str, Any]], file: Pa
     """Rows as a new Parquet file; raises BadInput where pandas has no engine for it."""
     import pandas
 
-    frame = rows if isinstance(rows, pandas.DataFrame) else pandas.DataFrame(list(rows))
     buffer = io.BytesIO()
     try:
-        frame.to_parquet(buffer, index=False)
+        pandas.DataFrame(rows).to_parquet(buffer, index=False)
     except ImportError:
         raise BadInput("--format parquet needs pyarrow or fastparquet; install one of them, or choose csv.") from None
     with _new(file) as opened:
@@ -86,7 +78,8 @@ def _new(file: Path) -> BinaryIO:
     except FileExistsError:
         raise BadInput(f"--output: {file} is already there; give a new file.") from None
     except OSError as error:
-        raise BadInput(f"--output: {file} cannot be written: {error.strerror}; give a file that can.") from None
+        reason = csv_table.reason(error)
+        raise BadInput(f"--output: {file} cannot be written: {reason}; give a file that can.") from None
 
 
 def _finite(value: Any) -> Any:

@@ -1,23 +1,37 @@
-"""What a training run keeps: a line of train.csv per step, of runs.csv per seed, of summary.csv per implementation."""
+"""The rows of a training run (one per step, per seed and per implementation), and a finished run read back."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import enum
+import fnmatch
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+from swiglu_bench.rows.csv_table import texts, typed
 from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.run_folder import read_about
+from swiglu_bench.spec.errors import BadInput, did_you_mean
 
-STEPS, RUNS, SUMMARY = "train.csv", "runs.csv", "summary.csv"
+Line = TypeVar("Line")
+Losses = dict[str, dict[int, list[float]]]
+"""Of every step, by implementation and seed."""
+Ended = dict[tuple[str, int], tuple["TrainedSeed", list[float]]]
+"""What was trained to the end, by implementation and seed, and its losses."""
+
+STEPS, SEEDS, SUMMARY = "train.csv", "runs.csv", "summary.csv"
+BASELINE = "eager"
 PERMUTED = "eager, permuted"
-"""eager with the rows of gate and up, and the columns of down, in another order: the same model, rounded otherwise."""
+"""eager with its intermediate features in another order: the same model, rounded differently."""
 SAVING_TOLERANCE = 0.2
-"""Of the saving: how far what was measured may be from what was expected."""
+"""How far the measured saving may be from the expected one, as a share of the saving."""
 
 
 @dataclass(frozen=True)
-class Row:
+class TrainingStep:
     """One step: a line of train.csv."""
 
     implementation: str
@@ -30,59 +44,51 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """Of the held-out data after the last step."""
-
-    loss: float
-    metric: float
-    """Accuracy, or perplexity."""
-
-
-@dataclass(frozen=True)
-class End:
-    """A contender trained from one seed to the end: a line of runs.csv."""
+class TrainedSeed:
+    """An implementation trained from one seed to the end: a line of runs.csv."""
 
     implementation: str
     seed: int
     steps: int
     parameters: int
-    """Weights that learnt."""
+    """Trained weights."""
     held_out_loss: float
     metric: float
+    """Accuracy or perplexity on the held-out data, after the last step."""
     seconds: float
-    """Since it was begun, or gone on with, checks and checkpoints included."""
+    """Since the start, or since the run was resumed, checks and checkpoints included."""
 
 
 class Curve(enum.StrEnum):
-    """What the difference to eager amounts to."""
+    """How a loss curve compares with eager's."""
 
     SAME = "same"
-    """No more than rounding in another order does."""
+    """It differs no more than rounding in another order does."""
     WITHIN_SEEDS = "within seeds"
-    """More than that, or not told from it, and no more than the spread of eager's seeds."""
+    """It differs more than that, or rounding is not known, and no more than the spread of eager's seeds."""
     DIFFERS = "differs"
-    """More than both."""
+    """It differs more than both."""
     UNKNOWN = "unknown"
-    """More than rounding does, and one seed has no spread."""
+    """It differs more than rounding does, and a single seed has no spread."""
 
 
 @dataclass
 class Summary:
-    """None means: not measured, or does not apply."""
+    """An implementation's line of summary.csv; None means: not measured, or does not apply."""
 
     run_id: str
     task: str
     model: str
     implementation: str
     trains: str
-    """everything, or inputs: its block's weights stay as they were drawn."""
+    """everything, or inputs: the weights of its blocks keep their initial values."""
     status: Status
     reason: str = ""
     seeds: int = 0
     """Seeds from which it was trained to the end."""
     steps: int | None = None
     parameters: int | None = None
-    """Weights that learn."""
+    """Trained weights."""
 
     # does it train the same
     final_loss: float | None = None
@@ -114,7 +120,7 @@ class Summary:
     block_backward_ms: float | None = None
     optimizer_ms: float | None = None
     block_ratio: float | None = None
-    """Of the block by itself, to eager's."""
+    """Time of one block by itself, relative to eager's."""
     expected_ratio: float | None = None
     as_expected: bool | None = None
     saved_bytes: int | None = None
@@ -133,16 +139,96 @@ class Summary:
 
     @property
     def frozen(self) -> bool:
-        """Whether its blocks' weights stay as they were drawn, so that it learns less by design and does less work."""
+        """Whether the weights of its blocks are not trained, so that by design it learns less and does less work."""
         return self.trains == "inputs"
 
     @property
+    def half_width(self) -> float:
+        """Half of the ratio's 95% interval; 0 where there is none."""
+        return ((self.ratio_high or 0.0) - (self.ratio_low or 0.0)) / 2
+
+    @property
+    def noise(self) -> float:
+        """How far from 1 the interval of eager's ratio to itself reaches; 0 where there is none."""
+        return max(abs((self.aa_low or 1.0) - 1), abs((self.aa_high or 1.0) - 1))
+
+    @property
     def failed(self) -> bool:
-        """Whether it ended in an error, or trains everything and yet learns otherwise than eager."""
-        otherwise = self.curve == Curve.DIFFERS and not self.frozen
-        return self.status is Status.ERROR or otherwise
+        """Whether it ended in an error, or trains everything and its curve still differs from eager's."""
+        return self.status is Status.ERROR or (self.curve == Curve.DIFFERS and not self.frozen)
 
 
-STEP_COLUMNS = tuple(one.name for one in dataclasses.fields(Row))
-RUN_COLUMNS = tuple(one.name for one in dataclasses.fields(End))
-SUMMARY_COLUMNS = tuple(one.name for one in dataclasses.fields(Summary))
+STEP_COLUMNS, SEED_COLUMNS, SUMMARY_COLUMNS = (
+    tuple(one.name for one in dataclasses.fields(kind)) for kind in (TrainingStep, TrainedSeed, Summary)
+)
+
+
+@dataclass(frozen=True)
+class FinishedTraining:
+    """A training run that has ended, read from its folder."""
+
+    path: Path
+    summaries: list[Summary]
+    losses: Losses
+    """Of everything trained to the end, including what is not shown: differences are taken from eager's losses."""
+    about: dict[str, Any]
+    """run.json; empty where there is none."""
+
+    @property
+    def names(self) -> list[str]:
+        """Implementations, in the order of the tables."""
+        return [one.implementation for one in self.summaries]
+
+    def only(self, patterns: Sequence[str]) -> FinishedTraining:
+        """Keep the summaries that a name or glob matches; no pattern keeps all. Raises BadInput where one has none."""
+        found = {pattern: fnmatch.filter(self.names, pattern) for pattern in patterns}
+        for pattern, names in found.items():
+            if not names:
+                raise BadInput(f"{self.path} has no implementation {pattern!r}; {did_you_mean(pattern, self.names)}")
+        return self.keep({name for names in found.values() for name in names}) if patterns else self
+
+    def keep(self, names: Collection[str]) -> FinishedTraining:
+        """Keep the summaries of these implementations."""
+        return dataclasses.replace(self, summaries=[one for one in self.summaries if one.implementation in names])
+
+
+def training_folder(path: Path) -> Path | None:
+    """The folder of the training run that a path names: the folder itself, or one of its CSV files."""
+    folder = path.parent if path.name in (STEPS, SEEDS, SUMMARY) and path.is_file() else path
+    return folder if (folder / STEPS).is_file() else None
+
+
+def find_trainings(root: Path) -> Iterator[Path]:
+    """The folder of every training run under a folder."""
+    yield from sorted(file.parent for file in root.rglob(STEPS))
+
+
+def load_training(folder: Path) -> FinishedTraining:
+    """Read a training run's folder; raises BadInput for one that has not ended or that this version cannot read."""
+    if not (folder / SUMMARY).exists():
+        raise BadInput(
+            f"{folder} is a training run that has not ended: it has no {SUMMARY}; "
+            "resume it with its own command, --out and --resume, or leave it out."
+        )
+    summaries = _read(folder / SUMMARY, Summary)
+    finished = ended(_read(folder / STEPS, TrainingStep), _read(folder / SEEDS, TrainedSeed))
+    losses: Losses = {}
+    for (name, seed), (_, of_steps) in finished.items():
+        losses.setdefault(name, {})[seed] = of_steps
+    return FinishedTraining(folder, summaries, losses, read_about(folder))
+
+
+def ended(steps: Iterable[TrainingStep], seeds: Iterable[TrainedSeed]) -> Ended:
+    """The seeds trained to the end, all of whose steps are there."""
+    losses: dict[tuple[str, int], list[float]] = {}
+    for step in steps:
+        losses.setdefault((step.implementation, step.seed), []).append(step.loss)
+    keyed = {(one.implementation, one.seed): one for one in seeds}
+    return {key: (one, losses[key]) for key, one in keyed.items() if len(losses.get(key, ())) == one.steps}
+
+
+def _read(file: Path, kind: type[Line]) -> list[Line]:
+    try:
+        return [typed(kind, row) for row in texts(file)]
+    except (OSError, ValueError, TypeError, csv.Error) as error:
+        raise BadInput(f"{file} is not a {file.name} that this version can read: {error}.") from None

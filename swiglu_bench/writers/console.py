@@ -10,8 +10,10 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.segment import SegmentLines
 from rich.table import Column
 
+from swiglu_bench.rows.finished_run import case_label, case_of
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.writers.time_tables import caption_lines, time_line
+from swiglu_bench.writers.tables import TABLE, by_reason
+from swiglu_bench.writers.time_tables import caution_lines, time_line
 
 Tables = Callable[[Sequence[Record], int], Iterator[RenderableType]]
 NARROW = 70
@@ -64,9 +66,10 @@ class ConsoleWriter:
     def write(self, record: Record) -> None:
         """Take a row: into the table, or without a terminal at once as a line, skips together after their case."""
         self.records.append(record)
-        if _table_of(record) not in self._open and not self._in_any_order:
+        table = tuple(getattr(record, name) for name in TABLE)
+        if table not in self._open and not self._in_any_order:
             self._print_tables()
-        current = self._open.setdefault(_table_of(record), [])
+        current = self._open.setdefault(table, [])
         current.append(record)
         if self._quiet:
             if record.status in {Status.INCORRECT, Status.ERROR}:
@@ -74,7 +77,7 @@ class ConsoleWriter:
         elif self.console.is_terminal:
             self._progress.show(self._tables(current, self.console.width))
         elif record.status is Status.SKIPPED:
-            if self._skipped and _case(self._skipped[0]) != _case(record):
+            if self._skipped and case_of(self._skipped[0]) != case_of(record):
                 self._tell_skips()
             self._skipped.append(record)
         else:
@@ -89,7 +92,7 @@ class ConsoleWriter:
         self._tell_skips()
         self._print_tables()
         if not self._shows_tables:
-            for line in caption_lines(self.records):
+            for line in caution_lines(self.records):
                 self._line(line)
 
     def _print_tables(self) -> None:
@@ -102,15 +105,10 @@ class ConsoleWriter:
 
     def _tell_skips(self) -> None:
         """One line for each reason with all that it holds for; what was said of the same before is not said again."""
-        names: dict[str, list[str]] = {}
-        for record in self._skipped:
-            if (record.implementation, record.reason) not in self._skips_told:
-                names.setdefault(record.reason, []).append(record.implementation)
-            self._skips_told.add((record.implementation, record.reason))
-        for reason, those in names.items():
-            first = self._skipped[0]
-            case = f"{first.shape} {first.scope} {first.mode} {first.dtype} tokens={first.tokens}"
-            self._line(f"{case} skipped: {', '.join(those)}: {reason}")
+        skips = [(record.reason, record.implementation) for record in self._skipped]
+        for line in by_reason("skipped", (skip for skip in skips if skip not in self._skips_told)):
+            self._line(f"{case_label(case_of(self._skipped[0]))} {line}")
+        self._skips_told.update(skips)
         self._skipped.clear()
 
     def _line(self, text: str) -> None:
@@ -144,12 +142,3 @@ class Bar(Progress):
         yield self.make_tasks_table(self.tasks)
         if self._below:
             yield self._below
-
-
-def _case(record: Record) -> tuple[object, ...]:
-    return *_table_of(record), record.tokens
-
-
-def _table_of(record: Record) -> tuple[object, ...]:
-    """Rows that agree in this stand in one table."""
-    return record.shape, record.scope, record.mode, record.dtype

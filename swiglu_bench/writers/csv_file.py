@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swiglu_bench.rows.csv_table import Table, reason
 from swiglu_bench.rows.record import COLUMNS, Record, TensorCheck
 from swiglu_bench.rows.run_folder import CHECKS, RECORDS, SAMPLE_COLUMNS, SAMPLE_KEY, SAMPLES
 
-if TYPE_CHECKING:
-    pass
-
 CHECK_FIELDS = tuple(one.name for one in dataclasses.fields(TensorCheck))
 CHECK_COLUMNS = (*SAMPLE_KEY, *CHECK_FIELDS)
 """checks.csv is long: one line per tensor that was checked, with the distribution of its error where `verify` asked."""
+OWNER = itemgetter(*SAMPLE_KEY)
+"""What a sample or a check has in common with the row that it belongs to."""
 
 
 class CsvFile:
@@ -33,13 +33,13 @@ class CsvFile:
         self._samples = Table(folder / SAMPLES, SAMPLE_COLUMNS)
         self._checks = Table(folder / CHECKS, CHECK_COLUMNS)
         self._records = Table(folder / RECORDS, COLUMNS)
+        self._tables = (self._samples, self._checks, self._records)
         self._warn = warn
         self._warned = False
 
     def write(self, record: Record) -> None:
         """Append the record: samples and checks first, so that every row of records.csv has them."""
-        samples, checks = _samples(record), _checks(record)
-        for table, rows in ((self._samples, samples), (self._checks, checks), (self._records, [record.row().values()])):
+        for table, rows in zip(self._tables, (_samples(record), _checks(record), [record.row().values()]), strict=True):
             try:
                 table.append(rows)
             except OSError as error:
@@ -55,20 +55,20 @@ class CsvFile:
         """Remove rows, and with them all samples and checks that have no row."""
         try:
             self._records.keep(lambda row: not unwanted(row))
-            owners = {_owner(row) for row in self._records.rows()}
+            owners = set(map(OWNER, self._records.rows()))
             for table in (self._samples, self._checks):
-                table.keep(lambda row: _owner(row) in owners)
+                table.keep(lambda row: OWNER(row) in owners)
         except OSError as error:
             self._warn(f"{self._records.path} still has outdated rows: {reason(error)}.")
 
     @property
     def lost(self) -> bool:
         """Whether rows are not on the disk."""
-        return any(table.unwritten for table in (self._samples, self._checks, self._records))
+        return any(table.unwritten for table in self._tables)
 
     def close(self) -> None:
         """Try the rows that could not be written a last time, and say how many are lost."""
-        for table in (self._samples, self._checks, self._records):
+        for table in self._tables:
             try:
                 if table.unwritten:
                     table.append([])
@@ -76,20 +76,14 @@ class CsvFile:
                 self._warn(f"{table.path} lacks its last {table.unwritten} lines: {reason(error)}.")
 
 
-def _owner(row: dict[str, str]) -> tuple[str, ...]:
-    """What a sample or a check and the row it belongs to have in common."""
-    return tuple(row[name] for name in SAMPLE_KEY)
-
-
-def _samples(record: Record) -> list[list[Any]]:
-    key = [getattr(record, name) for name in SAMPLE_KEY]
+def _samples(record: Record) -> Iterator[list[Any]]:
+    key = attrgetter(*SAMPLE_KEY)(record)
     beside = itertools.zip_longest(record.samples_ms, record.twin_ms, record.states)
-    return [
-        [*key, number, time_ms, twin_ms, *(dataclasses.astuple(state) if state else [None] * 4)]
-        for number, (time_ms, twin_ms, state) in enumerate(beside)
-    ]
+    for number, (time_ms, twin_ms, state) in enumerate(beside):
+        yield [*key, number, time_ms, twin_ms, *(dataclasses.astuple(state) if state else [None] * 4)]
 
 
-def _checks(record: Record) -> list[list[Any]]:
-    key = [getattr(record, name) for name in SAMPLE_KEY]
-    return [[*key, *(getattr(check, name) for name in CHECK_FIELDS)] for check in record.tensor_checks]
+def _checks(record: Record) -> Iterator[list[Any]]:
+    key = attrgetter(*SAMPLE_KEY)(record)
+    for check in record.tensor_checks:
+        yield [*key, *(getattr(check, name) for name in CHECK_FIELDS)]

@@ -1,4 +1,4 @@
-"""Markdown tables made from a records.csv, so that no figure in a document is typed by hand.
+"""Markdown tables made from CSV files of runs, so that no figure in a document is typed by hand.
 
 A document holds a marked block; `python -m swiglu_bench.writers.markdown README.md` (`make readme`) fills it again:
 
@@ -14,150 +14,159 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import pandas as pd
+from swiglu_bench.rows import csv_table, ranks
+from swiglu_bench.rows.grouping import grouped, unique
+from swiglu_bench.rows.quantities import MIB, plus_minus, size
+from swiglu_bench.rows.ranking import quickest
+from swiglu_bench.rows.record import COLUMNS, Record
+from swiglu_bench.rows.run_folder import read_rows
+from swiglu_bench.rows.training import Summary
+from swiglu_bench.writers.tables import by
 
-from swiglu_bench.rows.run_folder import read_records
-from swiglu_bench.writers.tables import size
-
-TRAINING = re.compile(r"(<!-- training: (?P<path>\S+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
-RANKS = re.compile(r"(<!-- ranks: (?P<path>\S+)(?P<words>[^>]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
-BLOCK = re.compile(r"(<!-- table: (?P<path>\S+)(?P<words>[^>]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
+Row = TypeVar("Row")
+Make = Callable[[Path, list[str]], str]
+"""What fills a block, from the path and the words after it."""
 
 
-def time_table(frame: pd.DataFrame) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], text: Collection[str] = ()) -> str:
+    """A Markdown table; columns of figures to the right, those whose heads are in `text` to the left."""
+    rule = ["---" if name in text else "---:" for name in head]
+    first, *others = (f"| {' | '.join(line)} |" for line in (head, rule, *rows))
+    return "\n".join([first.replace("|  |", "| |"), *others])
+
+
+def time_table(rows: Iterable[Record]) -> str:
     """Implementations down, token counts across: median time and ratio to the baseline, the fastest in bold."""
-    timed = frame[frame["time_ms"].notna()]
-    tokens = sorted(timed["tokens"].unique())
-    best = timed[timed["comparable"]].groupby("tokens")["time_ms"].min()
-    lines = _head(tokens)
-    for name in dict.fromkeys(timed["implementation"]):
-        mine = timed[timed["implementation"] == name].set_index("tokens")
-        cells = []
-        for count in tokens:
-            if count not in mine.index:
-                cells.append("")
-                continue
-            row = mine.loc[count]
-            text = f"{row['time_ms']:.3f} ms"
-            if pd.notna(row["ratio"]):
-                text += " (baseline)" if name == row["baseline"] else f" ({_ratio(row)})"
-            elif not row["comparable"]:
-                text += " (dX only)"
-            cells.append(f"**{text}**" if row["comparable"] and row["time_ms"] == best[count] else text)
-        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    timed = [row for row in rows if row.time_ms is not None]
+    fastest = [quickest(same) for same in by(timed, "tokens")]
+
+    def cell(row: Record) -> str:
+        text = f"{row.time_ms:.3f} ms"
+        if row.interval:
+            text += " (baseline)" if row.implementation == row.baseline else f" ({plus_minus(*row.interval)})"
+        elif not row.comparable:
+            text += " (dX only)"
+        return f"**{text}**" if any(row is one for one in fastest) else text
+
+    return _over_tokens(timed, cell)
 
 
-def figure_table(frame: pd.DataFrame, figure: str) -> str:
+def figure_table(rows: Iterable[Record], figure: str) -> str:
     """Implementations down, token counts across: one figure of records.csv; bytes are shown as MiB.
 
     Raises ValueError where the rows have no such figure, or several for one cell.
     """
-    if figure not in frame or not frame[figure].notna().any():
+    known = [row for row in rows if figure in COLUMNS and getattr(row, figure) is not None]
+    if not known:
         raise ValueError(f"figure={figure}: these rows have no such figure; results/README.md names the columns.")
-    known = frame[frame[figure].notna()]
-    tokens = sorted(known["tokens"].unique())
-    if known.duplicated(["implementation", "tokens"]).any():
+    if len(by(known, "implementation", "tokens")) < len(known):
         raise ValueError(f"figure={figure}: several rows for one cell; choose with scope=, mode=, dtype= or shape=.")
-    lines = _head(tokens)
-    for name in dict.fromkeys(known["implementation"]):
-        mine = known[known["implementation"] == name].set_index("tokens")[figure]
-        cells = [_figure_text(figure, mine[count]) if count in mine.index else "" for count in tokens]
-        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+
+    def cell(row: Record) -> str:
+        value = getattr(row, figure)
+        if figure.endswith("_bytes"):
+            return f"{value / MIB:,.0f} MiB"
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+    return _over_tokens(known, cell)
 
 
-def training_table(frame: pd.DataFrame) -> str:
+def _over_tokens(rows: list[Record], cell: Callable[[Record], str]) -> str:
+    tokens = sorted({row.tokens for row in rows})
+    lines = []
+    for name, own in grouped(rows, attrgetter("implementation")).items():
+        cells = {row.tokens: cell(row) for row in own}
+        lines.append([f"`{name}`", *(cells.get(count, "") for count in tokens)])
+    return table(["tokens", *(f"{count:,}" for count in tokens)], lines, text={"tokens"})
+
+
+def training_table(rows: Iterable[Summary]) -> str:
     """Implementations down: curve, step time, its ratio to eager's, the expected one, memory kept."""
-    lines = ["| | curve | step | ÷ eager's | expected | kept |", "| --- | --- | ---: | ---: | ---: | ---: |"]
-    for row in frame[frame["step_ms"].notna()].to_dict("records"):
+    lines = []
+    for row in rows:
+        if row.step_ms is None:
+            continue
         curve, ratio, expected = "baseline", "baseline", ""
-        if pd.notna(row["ratio"]):
-            curve = row["curve"] if row["trains"] == "everything" else f"{row['curve']} (frozen)"
-            ratio = _ratio(row)
-            expected = f"{row['expected_ratio']:.3f}" + ("" if row["as_expected"] else " *")
-        cells = [curve, f"{row['step_ms']:.1f} ms", ratio, expected, size(row["saved_bytes"])]
-        lines.append(f"| `{row['implementation']}` | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        if row.ratio is not None and row.ratio_low is not None and row.ratio_high is not None:
+            curve = f"{row.curve} (frozen)" if row.frozen else row.curve
+            ratio = plus_minus(row.ratio, row.ratio_low, row.ratio_high)
+            expected = f"{row.expected_ratio:.3f}" + ("" if row.as_expected else " *")
+        kept = "" if row.saved_bytes is None else size(row.saved_bytes)
+        lines.append([f"`{row.implementation}`", curve, f"{row.step_ms:.1f} ms", ratio, expected, kept])
+    return table(["", "curve", "step", "÷ eager's", "expected", "kept"], lines, text={"", "curve"})
 
 
-def ranks_table(frame: pd.DataFrame) -> str:
+def ranks_table(rows: Iterable[ranks.Row]) -> str:
     """Token counts and numbers of GPUs down: the baseline's communication, then each implementation's time."""
-    timed = frame[frame["time_ms"].notna() & (frame["ranks"] > 1)]
-    names = list(dict.fromkeys(timed["implementation"]))
-    lines = [
-        "| tokens | GPUs | communication alone | bus, of its ceiling | "
-        + " | ".join(f"`{name}`" for name in names)
-        + " |",
-        "| ---: | ---: | ---: | ---: |" + " ---: |" * len(names),
-    ]
-    for (tokens, ranks), rows in timed.groupby(["tokens", "ranks"]):
-        if rows.duplicated("implementation").any():
+    timed = [row for row in rows if row.time_ms is not None and row.ranks > 1]
+    names = unique(row.implementation for row in timed)
+    lines = []
+    for (tokens, count), same in sorted(grouped(timed, attrgetter("tokens", "ranks")).items()):
+        of = {row.implementation: row for row in same}
+        if len(of) < len(same):
             raise ValueError("Several rows for one cell; choose with mode=, shape= or sequence_parallel=.")
-        of = {row["implementation"]: row for row in rows.to_dict("records")}
-        base = of[next(name for name in names if of.get(name, {}).get("verdict") == "baseline")]
-        cells = [f"{base['comm_ms']:.3f} ms", f"{base['bus_gbps']:.0f} of {base['bus_ceiling_gbps']:.0f} GB/s"]
-        for name in names:
-            row = of.get(name)
-            if row is None:
-                cells.append("")
-                continue
-            ratio = "baseline" if row is base else _ratio(row)
-            cells.append(f"{row['time_ms']:.3g} ms ({ratio}), {row['efficiency']:.0%}")
-        lines.append(f"| {tokens:,} | {ranks} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        base = next(row for row in same if row.verdict == "baseline")
+        cells = [f"{base.comm_ms:.3f} ms", f"{base.bus_gbps:.0f} of {base.bus_ceiling_gbps:.0f} GB/s"]
+        cells += [_rank_cell(of[name]) if name in of else "" for name in names]
+        lines.append([f"{tokens:,}", str(count), *cells])
+    head = ("tokens", "GPUs", "communication alone", "bus, of its ceiling")
+    return table([*head, *(f"`{name}`" for name in names)], lines)
 
 
-def _ratio(row: Mapping[Any, Any] | pd.Series) -> str:
-    return f"{row['ratio']:.3f} ± {(row['ratio_high'] - row['ratio_low']) / 2:.3f}"
-
-
-def _head(tokens: Sequence[int]) -> list[str]:
-    return ["| tokens | " + " | ".join(f"{count:,}" for count in tokens) + " |", "| --- |" + " ---: |" * len(tokens)]
-
-
-def _figure_text(figure: str, value: float) -> str:
-    if figure.endswith("_bytes"):
-        return f"{value / 2**20:,.0f} MiB"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+def _rank_cell(row: ranks.Row) -> str:
+    ratio = "baseline"
+    if row.verdict != ratio:
+        ratio = plus_minus(row.ratio or 0.0, row.ratio_low or 0.0, row.ratio_high or 0.0)
+    return f"{row.time_ms:.3g} ms ({ratio}), {row.efficiency:.0%}"
 
 
 def fill(document: Path) -> str:
     """The document's text with every marked table made again; paths are relative to the document."""
 
-    def replace(match: re.Match[str]) -> str:
-        chosen, figure = _choose(read_records(document.parent / match["path"]), match["words"])
-        return f"{match[1]}{figure_table(chosen, figure) if figure else time_table(chosen)}\n{match['end']}"
+    def times(path: Path, words: list[str]) -> str:
+        figures = [word.removeprefix("figure=") for word in words if word.startswith("figure=")]
+        rows = choose(read_rows(path), [word for word in words if not word.startswith("figure=")])
+        return figure_table(rows, figures[0]) if figures else time_table(rows)
 
-    def replace_training(match: re.Match[str]) -> str:
-        table = training_table(pd.read_csv(document.parent / match["path"]))
-        return f"{match[1]}{table}\n{match['end']}"
+    def training(path: Path, words: list[str]) -> str:
+        return training_table(choose(csv_table.read(path, Summary), words))
 
-    def replace_ranks(match: re.Match[str]) -> str:
-        chosen, _ = _choose(pd.read_csv(document.parent / match["path"]), match["words"])
-        return f"{match[1]}{ranks_table(chosen)}\n{match['end']}"
+    def several_gpus(path: Path, words: list[str]) -> str:
+        return ranks_table(choose(csv_table.read(path, ranks.Row), words))
 
-    text = document.read_text(encoding="utf-8")
-    return RANKS.sub(replace_ranks, TRAINING.sub(replace_training, BLOCK.sub(replace, text)))
+    return fill_blocks(document, {"table": times, "training": training, "ranks": several_gpus})
 
 
-def _choose(frame: pd.DataFrame, words: str) -> tuple[pd.DataFrame, str | None]:
-    """The rows that the words of a block choose, and the figure that they ask for."""
-    names, options = parse(words)
-    figure = options.pop("figure", None)
-    for column, value in options.items():
-        frame = frame[frame[column].astype(str) == value]
-    return frame[frame["implementation"].isin(names)] if names else frame, figure
+def fill_blocks(document: Path, makers: Mapping[str, Make]) -> str:
+    """The document's text with the content of each block of these kinds made again.
+
+    A block is `<!-- KIND: PATH words -->`, content, `<!-- end -->`; the path is relative to the document.
+    """
+    kinds = "|".join(makers)
+    block = rf"(?P<head><!-- (?P<kind>{kinds}): (?P<path>\S+)(?P<words>[^>]*) -->\n).*?(?P<end><!-- end -->)"
+
+    def made(match: re.Match[str]) -> str:
+        content = makers[match["kind"]](document.parent / match["path"], match["words"].split())
+        return f"{match['head']}{content}\n{match['end']}"
+
+    return re.sub(block, made, document.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-def parse(words: str) -> tuple[list[str], dict[str, str]]:
-    """The names among the words of a block, and what they say as NAME=VALUE."""
-    options = dict(word.split("=", 1) for word in words.split() if "=" in word)
-    return [word for word in words.split() if "=" not in word], options
+def choose(rows: Sequence[Row], words: Iterable[str]) -> list[Row]:
+    """The rows of the implementations that the words name, or all, and with the values that COLUMN=VALUE asks for."""
+    names = [word for word in words if "=" not in word]
+    values = dict(word.split("=", 1) for word in words if "=" in word)
+
+    def wanted(row: Any) -> bool:
+        fits = all(csv_table.cell(getattr(row, column)) == value.lower() for column, value in values.items())
+        return fits and (not names or row.implementation in names)
+
+    return [row for row in rows if wanted(row)]
 
 
 if __name__ == "__main__":

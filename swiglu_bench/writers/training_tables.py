@@ -1,8 +1,8 @@
-"""What a training run prints: whether it learns the same, whether it is faster, and every reason."""
+"""What a training run prints: whether each implementation learns the same, whether it is faster, and every reason."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -15,50 +15,63 @@ from swiglu_bench.rows.training import SAVING_TOLERANCE, Summary
 
 MEANING = {"same": "good", "within seeds": "good", "differs": "bad", "faster": "good", "slower": "bad"}
 STYLES = {"good": "green", "bad": "bold red", "middle": "yellow"}
-WORDS = ("curve", "verdict")
-"""Columns that are no figures."""
+TEXT_COLUMNS = ("curve", "verdict")
+"""Columns that hold no numbers."""
+SPEED_NOTE = (
+    "ratio: step time relative to eager's in the same round, median and half the 95% interval; expected: by Amdahl's "
+    "law from the blocks' share of eager's step and the ratio of one block by itself; * off by more than "
+    f"{SAVING_TOLERANCE:.0%} of the saving."
+)
+PARTS_NOTE = (
+    "fwd, bwd: all SwiGLU blocks of a step; MLP: their share of it; saved (for backward) and peak (of forward and "
+    "backward) are in addition to weights and the optimiser's state."
+)
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A text, and whether it is good news."""
 
     text: str
     meaning: str = ""
-    """good, bad or middle; empty: it is a figure."""
+    """good, bad or middle; empty for a number."""
 
 
 @dataclass(frozen=True)
-class Grid:
+class TrainingTable:
     """A table before it is drawn, on a terminal or a page."""
 
     title: str
     columns: Sequence[str]
     """The first is the implementation."""
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[TableCell]]
     note: str
     """What the columns mean."""
 
 
-def grids(summaries: Sequence[Summary]) -> Iterator[Grid]:
-    """Whether they learn the same, whether they are faster, where time and memory go; each where anything is known."""
+Columns = Mapping[str, Callable[[Summary], str | TableCell]]
+"""What stands under each head; a head may name the metric or the unit."""
+
+
+def grids(summaries: Sequence[Summary]) -> Iterator[TrainingTable]:
+    """The tables for which there is anything: learning, speed, and where time and memory go."""
     trained = [one for one in summaries if one.final_loss is not None]
     if trained:
-        yield _learning(trained)
+        yield _table("Does it learn the same?", LEARNING, trained, _rule(trained))
     timed = [one for one in trained if one.step_ms is not None]
     if timed:
-        yield _speed(timed)
-        yield _parts(timed)
+        yield _table("Is it faster?", SPEED, timed, SPEED_NOTE)
+        yield _table("Where time and memory go", PARTS, timed, PARTS_NOTE)
 
 
 def tables(summaries: Sequence[Summary]) -> Iterator[RenderableType]:
-    """All of it for a terminal: the tables, what they mean, and what is missing from them."""
+    """Everything for a terminal: the tables, what they mean, and what is missing from them."""
     for grid in grids(summaries):
         table = Table(title=grid.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
         first, *others = grid.columns
         table.add_column(first, overflow="fold", min_width=10)
         for column in others:
-            table.add_column(column, no_wrap=True, justify="left" if column in WORDS else "right")
+            table.add_column(column, no_wrap=True, justify="left" if column in TEXT_COLUMNS else "right")
         for row in grid.rows:
             table.add_row(*(Text(cell.text, STYLES.get(cell.meaning, "")) for cell in row))
         yield table
@@ -68,119 +81,96 @@ def tables(summaries: Sequence[Summary]) -> Iterator[RenderableType]:
 
 
 def remarks(summaries: Sequence[Summary]) -> Iterator[str]:
-    """Sentences on rows that need them."""
+    """Sentences on the rows that need one."""
     for one in summaries:
         if one.frozen and one.final_loss is not None:
             yield (
-                f"{one.implementation} yields no weight gradients: its blocks' weights stay as they were drawn, "
-                "so it learns less by design and does less work."
+                f"{one.implementation} yields no weight gradients: its blocks keep their initial weights, "
+                "so by design it learns less and does less work."
             )
     off = [
-        f"{one.implementation} (it takes {one.ratio:.3f} of eager's time, expected was {one.expected_ratio:.3f})"
+        f"{one.implementation} (it takes {one.ratio:.3f} of eager's time, {one.expected_ratio:.3f} was expected)"
         for one in summaries
         if one.as_expected is False
     ]
     if off:
-        yield f"The step is off what was expected, by more than {SAVING_TOLERANCE:.0%} of the saving: {', '.join(off)}."
-    reasons: dict[str, list[str]] = {}
+        yield f"The saving differs from the expected one by more than {SAVING_TOLERANCE:.0%} of it: {', '.join(off)}."
+    names: dict[tuple[Status, str], list[str]] = {}
     for one in summaries:
         if one.status is not Status.OK:
-            reasons.setdefault(f"{one.status}: {one.reason}", []).append(one.implementation)
-    for reason, names in reasons.items():
-        status, _, text = reason.partition(": ")
-        yield f"{status}: {', '.join(names)}: {text}"
-
-
-def _learning(rows: Sequence[Summary]) -> Grid:
-    lines = []
-    for one in rows:
-        curve = "baseline" if one.difference is None else one.curve
-        lines.append(
-            (
-                Cell(one.implementation),
-                Cell(_spread(one.final_loss, one.final_loss_spread)),
-                Cell("" if one.difference is None else f"{one.difference:+.2g}"),
-                Cell(f"{curve} (frozen)", "middle") if one.frozen else Cell(curve, MEANING.get(one.curve, "")),
-                Cell(_spread(one.metric_mean, one.metric_spread)),
-            )
-        )
-    columns = ("implementation", "final loss", "less eager's", "curve", rows[0].metric)
-    return Grid("Does it learn the same?", columns, lines, _rule(rows))
-
-
-def _rule(rows: Sequence[Summary]) -> str:
-    judged = next((one for one in rows if one.difference is not None), None)
-    text = f"final loss: mean over the last fifth of {rows[0].steps} steps, over {_seeds(rows[0].seeds)}."
-    if judged is None:
-        return text
-    rounding = "not known" if judged.rounding is None else f"{judged.rounding:.2g}"
-    seeds = "not known, with one seed" if judged.eager_spread is None else f"{judged.eager_spread:.2g}"
-    return (
-        f"{text} same: each seed's difference at most 3 times what another order of sums does to eager ({rounding}); "
-        f"within seeds: the mean difference at most the spread of eager's seeds ({seeds}); else differs, "
-        "or unknown with one seed."
-    )
-
-
-def _speed(rows: Sequence[Summary]) -> Grid:
-    lines = []
-    for one in rows:
-        assert one.step_ms
-        assert one.rate
-        star = " *" if one.as_expected is False else ""
-        verdict = Cell(one.verdict, MEANING.get(one.verdict, ""))
-        lines.append(
-            (
-                Cell(one.implementation),
-                Cell(f"{one.step_ms:.4g}"),
-                Cell(ratio_text(one)),
-                Cell(f"{one.verdict}, less work", "middle") if one.frozen else verdict,
-                Cell("" if one.expected_ratio is None else f"{one.expected_ratio:.3f}{star}"),
-                Cell(f"{one.rate:,.0f}"),
-            )
-        )
-    columns = ("implementation", "step ms", "ratio", "verdict", "expected", f"{rows[0].unit}/s")
-    note = (
-        "ratio: of the step's time to eager's in the same round, median and half the 95% interval; expected: by "
-        "Amdahl's law from the blocks' share of eager's step and the ratio of the block by itself; * off by more "
-        f"than {SAVING_TOLERANCE:.0%} of the saving."
-    )
-    return Grid("Is it faster?", columns, lines, note)
+            names.setdefault((one.status, one.reason), []).append(one.implementation)
+    for (status, reason), those in names.items():
+        yield f"{status}: {', '.join(those)}: {reason}"
 
 
 def ratio_text(one: Summary) -> str:
     """The ratio of its step to eager's, with half of the interval; empty where there is none."""
-    if one.ratio is None or one.ratio_low is None or one.ratio_high is None:
-        return ""
-    return f"{one.ratio:.3f} ± {(one.ratio_high - one.ratio_low) / 2:.3f}"
+    return "" if one.ratio is None else f"{one.ratio:.3f} ± {one.half_width:.3f}"
 
 
-def _parts(rows: Sequence[Summary]) -> Grid:
-    lines = []
-    for one in rows:
-        times = (one.block_forward_ms, one.block_backward_ms, one.optimizer_ms)
-        texts = ("" if time_ms is None else f"{time_ms:.3g}" for time_ms in times)
-        share = "" if one.block_share is None else f"{one.block_share:.0%}"
-        memory = _mib(one.saved_bytes), _mib(one.peak_bytes)
-        lines.append([Cell(text) for text in (one.implementation, *texts, share, *memory)])
-    columns = ("implementation", "fwd ms", "bwd ms", "AdamW ms", "MLP", "saved MiB", "peak MiB")
-    note = (
-        "fwd, bwd: all SwiGLU blocks of a step; MLP: their share of it; saved for backward, and peak of "
-        "forward and backward: above weights and the optimiser's state."
+def _rule(rows: Sequence[Summary]) -> str:
+    """How the curves were compared."""
+    count = rows[0].seeds
+    over = "one seed" if count == 1 else f"{count} seeds, ± their spread"
+    text = f"final loss: mean over the last fifth of {rows[0].steps} steps, over {over}."
+    judged = next((one for one in rows if one.difference is not None), None)
+    if judged is None:
+        return text
+    rounding = _number(judged.rounding, ".2g") or "not known"
+    spread = _number(judged.eager_spread, ".2g") or "not known, with one seed"
+    return (
+        f"{text} same: each seed's difference is at most 3 times what another summation order does to eager "
+        f"({rounding}); within seeds: the mean difference is at most the spread of eager's seeds ({spread}); "
+        "else differs, or unknown with one seed."
     )
-    return Grid("Where time and memory go", columns, lines, note)
 
 
-def _seeds(count: int) -> str:
-    return "one seed" if count == 1 else f"{count} seeds, ± their spread"
+def _curve(one: Summary) -> TableCell:
+    text = "baseline" if one.difference is None else one.curve
+    return TableCell(f"{text} (frozen)", "middle") if one.frozen else TableCell(text, MEANING.get(one.curve, ""))
 
 
-def _spread(mean: float | None, spread: float | None) -> str:
+def _verdict(one: Summary) -> TableCell:
+    text = f"{one.verdict}, less work" if one.frozen else one.verdict
+    return TableCell(text, "middle" if one.frozen else MEANING.get(one.verdict, ""))
+
+
+def _table(title: str, columns: Columns, rows: Sequence[Summary], note: str) -> TrainingTable:
+    heads = [head.format(metric=rows[0].metric, unit=rows[0].unit) for head in columns]
+    values = [[one.implementation, *(value_of(one) for value_of in columns.values())] for one in rows]
+    cells = [[value if isinstance(value, TableCell) else TableCell(value) for value in row] for row in values]
+    return TrainingTable(title, ("implementation", *heads), cells, note)
+
+
+def _number(value: float | None, form: str, unit: int = 1) -> str:
+    return "" if value is None else format(value / unit, form)
+
+
+def _with_spread(mean: float | None, spread: float | None) -> str:
     if mean is None:
         return ""
     digits = 4 if mean < 10 else 2  # of a perplexity
     return f"{mean:.{digits}f}" if spread is None else f"{mean:.{digits}f} ± {spread:.{digits}f}"
 
 
-def _mib(size: int | None) -> str:
-    return "" if size is None else f"{size / 2**20:,.1f}"
+LEARNING: Columns = {
+    "final loss": lambda one: _with_spread(one.final_loss, one.final_loss_spread),
+    "minus eager's": lambda one: _number(one.difference, "+.2g"),
+    "curve": _curve,
+    "{metric}": lambda one: _with_spread(one.metric_mean, one.metric_spread),
+}
+SPEED: Columns = {
+    "step ms": lambda one: _number(one.step_ms, ".4g"),
+    "ratio": ratio_text,
+    "verdict": _verdict,
+    "expected": lambda one: _number(one.expected_ratio, ".3f") + (" *" if one.as_expected is False else ""),
+    "{unit}/s": lambda one: _number(one.rate, ",.0f"),
+}
+PARTS: Columns = {
+    "fwd ms": lambda one: _number(one.block_forward_ms, ".3g"),
+    "bwd ms": lambda one: _number(one.block_backward_ms, ".3g"),
+    "AdamW ms": lambda one: _number(one.optimizer_ms, ".3g"),
+    "MLP": lambda one: _number(one.block_share, ".0%"),
+    "saved MiB": lambda one: _number(one.saved_bytes, ",.1f", 2**20),
+    "peak MiB": lambda one: _number(one.peak_bytes, ",.1f", 2**20),
+}

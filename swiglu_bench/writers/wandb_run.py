@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.spec.errors import one_line
 from swiglu_bench.writers.wandb_content import FIGURES, case_of, charts, facts, figures, summarize, tables
 
 START_TIMEOUT_S = 30
@@ -62,7 +61,7 @@ class WandbRun:
             self._run, outage = _start(folder, **about)
             self._upload = f"wandb sync {Path(self._run.dir).parent}"
             if outage:
-                warn(f"W&B cannot be reached, the run is kept on disk: {outage} To upload it later: {self._upload}")
+                warn(f"W&B cannot be reached, the run is kept on disk: {outage}. To upload it later: {self._upload}")
             self.url_or_path = self._where()
             for figure in FIGURES:
                 self._run.define_metric(f"{figure}/*", step_metric="tokens", summary="none")
@@ -70,7 +69,7 @@ class WandbRun:
         except Exception as error:  # W&B raises many kinds, and none may cost the run
             self._run, self._warned = None, True
             warn(
-                f"The run is not logged to W&B: {_first_line(error)} "
+                f"The run is not logged to W&B: {one_line(error)}. "
                 "Log in with `wandb login`, or set WANDB_MODE=offline to keep the run on disk."
             )
 
@@ -116,7 +115,7 @@ class WandbRun:
             action(self._run)
         except Exception as error:  # as above: an outage, a dead service process, a full disk
             if not self._warned:
-                self._warn(f"W&B has failed, the run goes on: {_first_line(error)} To upload it later: {self._upload}")
+                self._warn(f"W&B has failed, the run goes on: {one_line(error)}. To upload it later: {self._upload}")
             self._warned = True
 
     def _where(self) -> str:
@@ -149,7 +148,7 @@ def _start(folder: Path | None, **about: Any) -> tuple[Any, str]:
                 raise
             wandb.teardown()  # the service that waited in vain
             wandb.setup(settings=wandb.Settings(silent=True))
-            return begin(mode="offline", settings=wandb.Settings(silent=True, **known)), _first_line(error)
+            return begin(mode="offline", settings=wandb.Settings(silent=True, **known)), one_line(error)
 
 
 @contextlib.contextmanager
@@ -160,10 +159,3 @@ def _no_terminal() -> Iterator[None]:
         yield
     finally:
         sys.stdin = stdin
-
-
-def _first_line(error: Exception) -> str:
-    """The error's first line, ending as a sentence."""
-    messages = [one["msg"] for one in error.errors()] if isinstance(error, ValidationError) else [str(error).strip()]
-    text = next(iter(messages[0].splitlines()), "") or type(error).__name__
-    return text if text.endswith(".") else f"{text}."

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from swiglu_bench.charts.style import Style, linear_range, log_range, slots, spread, token_text, tokens_text
+from swiglu_bench.charts.style import Style, linear_range, log_range, slots, spread
 
 
 def test_a_known_name_keeps_its_colour_and_the_others_get_what_is_free() -> None:
@@ -12,16 +12,6 @@ def test_a_known_name_keeps_its_colour_and_the_others_get_what_is_free() -> None
     style = Style(everything)
     shown = {(style.colour(name), style.shape(name), style.dash(name)) for name in everything}
     assert len(shown) == 40
-
-
-@pytest.mark.parametrize(("count", "text"), [(1, "1"), (127, "127"), (1024, "1k"), (8192, "8k"), (1000, "1000")])
-def test_token_counts(count: int, text: str) -> None:
-    assert token_text(count) == text
-
-
-def test_token_counts_in_words() -> None:
-    assert tokens_text([1]) == "1 token"
-    assert tokens_text([1024, 1, 16, 16]) == "1, 16 and 1k tokens"
 
 
 @pytest.mark.parametrize("ends", [(0.05, 2.2), (0.9, 1.1), (3e-5, 7e3), (5.0, 5.0), (0.0123, 0.0131)])

@@ -1,25 +1,20 @@
 import dataclasses
-import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from places import ROOT
 from rendered import shown, unwrapped
 from specimens import a_record
 
 from swiglu_bench.finished import comparison_tables
-from swiglu_bench.finished.change import ChangeKind, Outcome
-from swiglu_bench.finished.comparison import Comparison, compare, judge, reaching
-from swiglu_bench.measure.statistics import Interval, median_interval, quotient, verdict
-from swiglu_bench.rows.finished_run import FinishedRun, load_run
+from swiglu_bench.finished.comparison import Change, ChangeKind, Comparison, Outcome, compare, judge, reaching
+from swiglu_bench.measure.statistics import Interval, median_interval, quotient
+from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.spec.errors import BadInput
 
-FORWARD = ROOT / "results/nvidia-h200/2026-11-21/forward"
 ABOUT = {
     "machine": {"device": "NVIDIA H200", "torch": "2.11", "power_limit_w": 700.0},
     "settings": {"precision": 0.005},
@@ -39,10 +34,8 @@ def a_run(
     common = drift * noise()
     eager, twin, mine = common * noise(), common * noise(), ratio * common * noise()
     pair, against = median_interval(twin / eager), median_interval(mine / eager)
-    shared = {
-        "baseline": "eager", "rounds": rounds, "aa_ratio": pair.median, "aa_low": pair.low, "aa_high": pair.high,
-        **changes,
-    }  # fmt: skip
+    pair_figures = {"aa_ratio": pair.median, "aa_low": pair.low, "aa_high": pair.high}
+    shared = {"baseline": "eager", "rounds": rounds, **pair_figures, **changes}
     rows = [
         a_record(implementation="eager", samples_ms=tuple(eager), time_ms=float(np.median(eager)), **shared),
         a_record(
@@ -53,9 +46,21 @@ def a_run(
     return FinishedRun(rows, about, Path("run"))
 
 
-def mine(found: Comparison) -> Any:
+def changed(run: FinishedRun, **changes: Any) -> FinishedRun:
+    """The run with other values in the row of mine."""
+    eager, mine = run.records
+    return dataclasses.replace(run, records=[eager, dataclasses.replace(mine, **changes)])
+
+
+def mine(found: Comparison) -> Change:
     (change,) = (change for change in found.changes if change.implementation == "mine")
     return change
+
+
+def times(found: Comparison) -> float:
+    change = mine(found)
+    assert change.quotient
+    return change.quotient.median
 
 
 def test_a_slower_machine_is_no_regression() -> None:
@@ -63,6 +68,7 @@ def test_a_slower_machine_is_no_regression() -> None:
     assert (found.by, mine(found).verdict, found.outcome) == ("ratio", ChangeKind.TIE, Outcome.FINE)
     (drift,) = (change for change in found.changes if change.implementation == "eager")
     assert drift.verdict is ChangeKind.DRIFT
+    assert drift.quotient
     assert drift.quotient.median == pytest.approx(1.3, rel=0.02)
     assert "another state" in " ".join(found.warnings)
 
@@ -70,7 +76,7 @@ def test_a_slower_machine_is_no_regression() -> None:
 def test_by_time_a_slower_machine_is_unclear_and_never_hidden() -> None:
     found = compare(a_run(), a_run(drift=1.3, seed=1), 0.02, by="time")
     assert mine(found).outcome is Outcome.UNKNOWN
-    assert mine(found).quotient.median == pytest.approx(1.3, rel=0.02)
+    assert times(found) == pytest.approx(1.3, rel=0.02)
     assert "eager itself changed x1.299" in mine(found).remark
 
 
@@ -88,20 +94,18 @@ def test_what_changed_is_seen(ratio: float, expected: ChangeKind, outcome: Outco
     assert (mine(found).verdict, found.outcome) == (expected, outcome)
 
 
-def test_noise_is_unclear() -> None:
+def test_noise_and_few_rounds_say_nothing() -> None:
     found = compare(a_run(spread=0.2), a_run(spread=0.2, seed=1), 0.02)
     assert (mine(found).verdict, found.outcome) == (ChangeKind.UNCLEAR, Outcome.UNKNOWN)
+    found = compare(a_run(rounds=5), a_run(rounds=5), 0.02)
+    assert (mine(found).remark, found.outcome) == ("5 rounds are too few for an interval", Outcome.UNKNOWN)
 
 
 def test_equal_runs_get_a_verdict_hardly_ever() -> None:
     """Without the floor of the A/A pairs, too: the interval alone has its 95%."""
-    wrong = sum(
-        mine(compare(a_run(seed=seed, aa_ratio=None), a_run(seed=1000 + seed, aa_ratio=None), 0.02)).quotient.excludes(
-            1
-        )
-        for seed in range(200)
-    )
-    assert wrong <= 200 * 0.05
+    runs = [a_run(seed=seed, aa_low=None) for seed in range(200)]
+    pairs = (mine(compare(one, other, 0.02)).quotient for one, other in zip(runs[::2], runs[1::2], strict=True))
+    assert sum(found is not None and found.excludes(1) for found in pairs) <= 100 * 0.05
 
 
 def test_the_quotient_s_interval_is_made_of_the_worst_ends() -> None:
@@ -112,7 +116,7 @@ def test_the_quotient_s_interval_is_made_of_the_worst_ends() -> None:
 @pytest.mark.parametrize("confidence", [0.8, 0.95, 0.975])
 def test_more_confidence_is_a_wider_interval(confidence: float) -> None:
     random = np.random.default_rng(0)
-    values = random.exponential(size=(2000, 25))
+    values = random.exponential(size=(1000, 25))
     held = np.mean([not median_interval(row, confidence).excludes(math.log(2)) for row in values])
     assert held >= confidence - 0.01
 
@@ -138,18 +142,14 @@ def test_verdicts(low: float, high: float, verdict: str, outcome: str) -> None:
     assert judge(Interval((low + high) / 2, low, high), 0.02) == (verdict, outcome)
 
 
-def test_without_samples_the_rows_intervals_serve() -> None:
-    bare = a_run(ratio=0.9, seed=1)
-    without = FinishedRun([dataclasses.replace(r, samples_ms=()) for r in bare.records], ABOUT, bare.place)
-    found = compare(a_run(), without, 0.02)
+def test_without_samples_the_rows_intervals_serve_and_without_those_the_times() -> None:
+    found = compare(a_run(), changed(a_run(ratio=0.9, seed=1), samples_ms=()), 0.02)
     assert mine(found).verdict is ChangeKind.SLOWER
     assert "The second run has rows without samples" in " ".join(found.warnings)
-
-
-def test_few_rounds_say_nothing() -> None:
-    found = compare(a_run(rounds=5), a_run(rounds=5), 0.02)
-    assert mine(found).remark == "5 rounds are too few for an interval"
-    assert found.outcome is Outcome.UNKNOWN
+    found = compare(a_run(), changed(a_run(ratio=0.9), samples_ms=(), ratio_low=None), 0.02)
+    assert (mine(found).figure, mine(found).remark) == (
+        "time_ms", "by time: it has no ratio to the baseline in both runs",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -161,22 +161,18 @@ def test_few_rounds_say_nothing() -> None:
     ],
 )
 def test_what_is_not_ok_any_more(status: Status, expected: ChangeKind, outcome: Outcome) -> None:
-    def lose(record: Record) -> Record:
-        return dataclasses.replace(record, status=status, reason="No.", time_ms=None, samples_ms=())
-
     good = a_run()
-    bad = FinishedRun([good.records[0], lose(good.records[1])], ABOUT, good.place)
+    bad = changed(good, status=status, reason="No.", time_ms=None, samples_ms=())
     found = compare(good, bad, 0.02)
     assert (mine(found).verdict, mine(found).remark, found.outcome) == (expected, f"{status}: No.", outcome)
     assert mine(compare(bad, good, 0.02)).verdict is ChangeKind.MENDED
 
 
-def test_memory_is_counted() -> None:
-    def a_memory_run(peak: int) -> FinishedRun:
-        return FinishedRun(
-            [a_record(implementation="mine", time_ms=None, ratio=None, saved_bytes=0, peak_bytes=peak)], {}, None
-        )
+def a_memory_run(peak: int) -> FinishedRun:
+    return FinishedRun([a_record(time_ms=None, ratio=None, saved_bytes=0, peak_bytes=peak)], {}, Path("memory"))
 
+
+def test_memory_is_counted() -> None:
     found = compare(a_memory_run(100), a_memory_run(103), 0.02)
     assert [(c.figure, c.verdict) for c in found.changes] == [("saved_bytes", "tie"), ("peak_bytes", "more")]
     assert found.outcome is Outcome.REGRESSION
@@ -184,69 +180,65 @@ def test_memory_is_counted() -> None:
 
 
 def test_what_else_differs_is_told() -> None:
-    other = {
-        "machine": {"device": "NVIDIA A100", "torch": "2.12", "power_limit_w": 400.0},
-        "settings": {"precision": 0.01},
-    }
-    found = compare(a_run(), a_run(about=other, l2="hot"), 0.02)
+    machine = {"device": "NVIDIA A100", "torch": "2.12", "power_limit_w": 400.0}
+    found = compare(a_run(), a_run(about={"machine": machine, "settings": {"precision": 0.01}}, l2="hot"), 0.02)
     text = " ".join(found.warnings)
-    assert "Other machines: device NVIDIA H200 and NVIDIA A100; power limit 700.0 and 400.0." in text
-    assert "Other versions: PyTorch 2.11 and 2.12." in text
-    assert "Other methods: L2 cold and hot." in text
-    assert "Other methods: precision 0.005 and 0.01." in text
-    assert "another build of eager" in text
+    for part in (
+        "Other machines: device NVIDIA H200 and NVIDIA A100; power limit 700.0 and 400.0.",
+        "Other versions: PyTorch 2.11 and 2.12.",
+        "Other methods: L2 cold and hot; precision 0.005 and 0.01.",
+        "another build of eager",
+    ):
+        assert part in text
     assert not compare(a_run(), a_run(seed=1), 0.02).warnings
-
-
-def test_cases_that_moved_to_another_gpu_are_told() -> None:
-    here, there = a_run(gpu_uuid="GPU-0"), a_run(gpu_uuid="GPU-1")
-    assert any(text.startswith("1 case was on another GPU") for text in compare(here, there, 0.02).warnings)
+    here, there = a_run(gpu_uuid="GPU-0"), a_run(gpu_uuid="GPU-1", other_processes=1)
+    moved, crowded = compare(here, there, 0.02).warnings
+    assert moved.startswith("1 case was on another GPU")
+    assert crowded == "Another process used the GPU during the second run."
     assert not compare(here, here, 0.02).warnings
 
 
+def test_rows_that_only_one_run_has_are_told() -> None:
+    more = dataclasses.replace(a_run(), records=[*a_run().records, a_record(implementation="new")])
+    *_, told = compare(a_run(), more, 0.02).warnings
+    assert told == "Only the second run has 1 rows, such as small glu forward float32 tokens=7, of new."
+
+
 def test_what_cannot_be_compared() -> None:
-    timed = a_run()
-    memory = FinishedRun([a_record(time_ms=None, peak_bytes=1)], {}, Path("memory"))
     for other, complaint in (
         (a_run(scope="mlp"), "The runs have other scopes: glu .* and mlp .*--scope"),
         (a_run(mode="step"), "The runs have other modes"),
         (a_run(tokens=9), "no case and implementation in common"),
-        (memory, "run has time, memory has memory"),
+        (a_memory_run(1), "run has time, memory has memory"),
     ):
         with pytest.raises(BadInput, match=complaint):
-            compare(timed, other, 0.02)
+            compare(a_run(), other, 0.02)
     with pytest.raises(BadInput, match="other baselines"):
-        compare(timed, a_run(baseline="mine"), 0.02, by="ratio")
-    assert compare(timed, a_run(baseline="mine"), 0.02).by == "time"
-
-
-def test_a_committed_run_made_slower(tmp_path: Path) -> None:
-    before = load_run(FORWARD)
-    shutil.copytree(FORWARD, tmp_path / "slow")
-    after = load_run(tmp_path / "slow")
-    for record in after.records:
-        if record.implementation == "fused" and record.tokens == 4096:
-            record.samples_ms = tuple(1.05 * ms for ms in record.samples_ms)
-    found = compare(before, after, 0.02)
-    worse = [change for change in found.changes if change.outcome is not Outcome.FINE]
-    assert [(c.implementation, c.case[-1], c.verdict) for c in worse] == [("fused", 4096, "slower")]
-    text = unwrapped(shown(comparison_tables.tables(found), 100))
-    assert "1 regressed by more than 2.00% or broke." in text
-    (fused,) = (one for one in before.records if one.implementation == "fused" and one.tokens == 4096)
-    assert (
-        f"| 4096 | `fused` | x{fused.ratio:.3f} | x{1.05 * fused.ratio:.3f} | x1.050 | "
-        in comparison_tables.markdown(found)
-    )
-    assert "**slower !**" in comparison_tables.markdown(found)
-    assert {tuple(row) for row in comparison_tables.rows(found)} == {comparison_tables.COLUMNS}
-    assert json.dumps(comparison_tables.rows(found))
+        compare(a_run(), a_run(baseline="mine"), 0.02, by="ratio")
+    assert compare(a_run(), a_run(baseline="mine"), 0.02).by == "time"
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
-def test_tables_fit(width: int) -> None:
-    text = shown(comparison_tables.tables(compare(load_run(FORWARD), load_run(FORWARD), 0.02)), width)
+def test_the_tables_the_markdown_and_the_rows(width: int) -> None:
+    before, after = a_run(spread=0.002, rounds=300), a_run(ratio=0.88, spread=0.002, rounds=300)
+    found = compare(before, after, 0.02)
+    text = shown(comparison_tables.tables(found), width)
     assert all(len(line) <= width for line in text.splitlines())
+    assert "1 regressed by more than 2.00% or broke." in unwrapped(text)
+    (old, new), markdown = (run.records[1].ratio for run in (before, after)), comparison_tables.markdown(found)
+    assert f"| 7 | `mine` | x{old:.3f} | x{new:.3f} | x1.100 | " in markdown
+    assert "**slower !**" in markdown
+    assert "**small glu forward float32**\n\n| tokens | implementation |" in markdown
+    assert [tuple(row) for row in comparison_tables.rows(found)] == [comparison_tables.COLUMNS] * 2
+    assert "of 1 rows none beyond 0 can be ruled out." in comparison_tables.conclusion(compare(before, before, 0.0))
 
 
-def test_the_verdict_of_a_sweep_is_as_it_was() -> None:
-    assert verdict(Interval(0.9, 0.89, 0.91), 0.01) == "faster"
+def test_kinds_of_rows_are_told_apart() -> None:
+    def checked(**changes: Any) -> FinishedRun:
+        return FinishedRun([a_record(time_ms=None, **changes)], {}, Path("verify"))
+
+    found = compare(checked(), checked(), 0.02)
+    assert (found.by, comparison_tables.conclusion(found)) == ("status", "1 tie: no row is worse by more than 2.00%.")
+    records: list[Record] = [a_record(time_ms=None, status=Status.ERROR, reason="No.")]
+    broken = compare(checked(), FinishedRun(records, {}), 0.02)
+    assert comparison_tables.conclusion(broken) == "1 broken: 1 regressed by more than 2.00% or broke."

@@ -21,6 +21,7 @@ from swiglu_bench.machine import machine
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.processes import parent
 from swiglu_bench.processes.parent import declare, log_name
+from swiglu_bench.processes.worker import RunCase
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.session import session
 from swiglu_bench.session.settings import Progress, Settings, Task
@@ -149,7 +150,7 @@ def test_every_task_is_isolated(tmp_path: Path, task: Task) -> None:
 
 def test_the_suite_s_own_death_is_everyone_s_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def break_off(self: Any, job: Any, *arguments: Any) -> Any:
-        if isinstance(job, parent.Run) and len(job.implementations) > 1:
+        if isinstance(job, RunCase) and len(job.implementations) > 1:
             os.kill(self._process.pid, 9)
         return ask(self, job, *arguments)
 
@@ -261,7 +262,7 @@ def test_what_a_file_declares_comes_without_its_code() -> None:
     declared = declare(address, 60.0)
     assert declared == dataclasses.replace(mine.frozen.declared(), source=declared.source)
     assert (declared.address, declared.file) == (address, mine.__file__)
-    with pytest.raises(AssertionError, match="only knows what was declared"):
+    with pytest.raises(AssertionError, match="has declarations only"):
         declared.build(make_problem(small_case(), "cpu"))
 
 

@@ -1,9 +1,6 @@
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("pandas")
-
 from reported import COMMITTED, IN_A_CHECKOUT, audited, awkward, timed, trained, write
 
 from swiglu_bench.report.load import folders, load, only
@@ -15,7 +12,7 @@ def test_a_folder_and_its_csv_are_the_same_rows(tmp_path: Path) -> None:
     run = load(folder)
     assert (run.name, len(run.records), len(run.audit)) == ("run", 24, 0)
     assert run.about["machine"]["device"] == "A GPU & more"
-    assert load(folder / "records.csv").records.equals(run.records)
+    assert repr(load(folder / "records.csv").records) == repr(run.records)
     assert len(run.commands) == 2  # the rows' own, and run.json's
 
 
@@ -23,21 +20,20 @@ def test_an_audit_by_its_folder_or_file(tmp_path: Path) -> None:
     folder = audited(tmp_path / "audit")
     for path in (folder, folder / "audit.csv"):
         run = load(path)
-        assert (len(run.records), list(run.audit["verdict"])) == (0, ["pass", "fail", "unsupported", "not run"])
+        assert (len(run.records), [cell.verdict for cell in run.audit]) == (
+            0, ["pass", "fail", "unsupported", "not run"],
+        )  # fmt: skip
 
 
-def test_of_a_case_that_was_run_twice_the_last_row_counts(tmp_path: Path) -> None:
-    run = load(write(tmp_path / "run", [timed("a", 1, 0.9), timed("a", 1, 0.7)]))
-    assert list(run.records["ratio"]) == [0.7]
+def test_of_a_case_that_was_run_twice_the_last_row_counts_on_each_machine(tmp_path: Path) -> None:
+    rows = (timed("a", 1, 0.9), timed("a", 1, 0.7), timed("a", 1, 0.8, device="Another GPU"))
+    assert [row.ratio for row in load(write(tmp_path / "run", *rows)).records] == [0.7, 0.8]
 
 
 @IN_A_CHECKOUT
 def test_a_folder_of_runs() -> None:
-    found = folders(COMMITTED)
-    assert COMMITTED / "forward" in found
-    assert sorted(found) == sorted(
-        file.parent for one in ("records", "train") for file in COMMITTED.glob(f"*/{one}.csv")
-    )
+    runs = {file.parent for one in ("records", "train") for file in COMMITTED.glob(f"*/{one}.csv")}
+    assert folders(COMMITTED) == sorted(runs)
     assert folders(COMMITTED / "forward") == [COMMITTED / "forward"]
 
 
@@ -47,11 +43,10 @@ def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"holds none of records.csv, audit.csv and train.csv"):
         load(tmp_path)
     (tmp_path / "audit.csv").write_text("a,b\n1,2\n", encoding="utf-8")
-    with pytest.raises(BadInput, match=r"is not an audit.csv"):
+    with pytest.raises(BadInput, match=r"is not an? audit.csv"):
         load(tmp_path)
     (tmp_path / "audit.csv").unlink()
-    write(tmp_path, [timed("a", 1, 0.9)])
-    (tmp_path / "run.json").write_text("[", encoding="utf-8")
+    (write(tmp_path, timed("a", 1, 0.9)) / "run.json").write_text("[", encoding="utf-8")
     with pytest.raises(BadInput, match=r"run.json cannot be read"):
         load(tmp_path)
 
@@ -64,18 +59,15 @@ def test_a_training_by_its_folder_or_file_and_below_a_folder(tmp_path: Path) -> 
         assert run.training
         assert (run.name, len(run.records), len(run.audit)) == ("train", 0, 0)
         assert run.commands == ["swiglu-bench train"]
-    (kept,) = only([run, load(awkward(tmp_path / "run"))], ["lev*", "frozen"])[:1]
-    assert kept.training
-    assert kept.training.names == ["level", "frozen"]
-    assert [run.name for run in only([run, load(tmp_path / "run")], ["slow"])] == ["run"]
-    (folder / "summary.csv").unlink()
-    with pytest.raises(BadInput, match="has not ended"):
-        load(folder)
 
 
 def test_only_some_implementations(tmp_path: Path) -> None:
-    runs = [load(awkward(tmp_path / "run")), load(audited(tmp_path / "audit"))]
-    (kept,) = only(runs, ["ea*", "slow"])
-    assert set(kept.records["implementation"]) == {"eager", "slow"}
+    runs = [load(trained(tmp_path / "train")), load(awkward(tmp_path / "run")), load(audited(tmp_path / "audit"))]
+    (kept,) = only(runs, ["ea*", "slow"])[1:]
+    assert {row.implementation for row in kept.records} == {"eager", "slow"}
+    training = only(runs, ["lev*", "frozen"])[0].training
+    assert training
+    assert training.names == ["level", "frozen"]
+    assert [run.name for run in only(runs, ["slow"])] == ["run"]
     with pytest.raises(BadInput, match=r"--impl: no row of these runs is of 'eagr'; did you mean eager"):
         only(runs, ["eagr"])

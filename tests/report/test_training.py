@@ -10,22 +10,21 @@ from reported import COMMITTED, EVIL, IN_A_CHECKOUT, REASON, trained
 from swiglu_bench.charts.style import Style, slots
 from swiglu_bench.report import training as told
 from swiglu_bench.rows.record import Status
-from swiglu_bench.rows.training import PERMUTED, Summary
-from swiglu_bench.rows.training_run import Training, load
+from swiglu_bench.rows.training import PERMUTED, FinishedTraining, Summary, load_training
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Training:
-    return load(trained(tmp_path / "run"))
+def run(tmp_path: Path) -> FinishedTraining:
+    return load_training(trained(tmp_path / "run"))
 
 
-def changed(run: Training, **of: dict[str, object]) -> list[str]:
+def changed(run: FinishedTraining, **of: dict[str, object]) -> list[str]:
     """What is said where rows are other than they are."""
     rows = [dataclasses.replace(one, **of.get(one.implementation, {})) for one in run.summaries]  # type: ignore[arg-type]
     return told.sentences(dataclasses.replace(run, summaries=rows))
 
 
-def test_who_learns_the_same_and_who_is_the_fastest_of_those(run: Training) -> None:
+def test_who_learns_the_same_and_who_is_the_fastest_of_those(run: FinishedTraining) -> None:
     headline, *others = told.sentences(run)
     assert headline == (
         f"All 2 that train every weight learn as eager does, to within rounding. {EVIL} is the fastest: it takes 10.0% "
@@ -36,7 +35,7 @@ def test_who_learns_the_same_and_who_is_the_fastest_of_those(run: Training) -> N
         assert words in text, words
 
 
-def test_ties_and_what_is_not_faster(run: Training) -> None:
+def test_ties_and_what_is_not_faster(run: FinishedTraining) -> None:
     near = {"ratio": 0.902, "ratio_low": 0.9, "ratio_high": 0.904}
     assert f"{EVIL} and level tie for the fastest step: {EVIL}, with the lowest" in changed(run, level=near)[0]
     slower = {"verdict": "tie"}
@@ -44,16 +43,16 @@ def test_ties_and_what_is_not_faster(run: Training) -> None:
     assert "0.990 ± 0.002" in changed(run, **{EVIL: {"curve": "differs"}})[0], "who learns otherwise is not ranked"
 
 
-def test_curves_that_are_not_alike(run: Training) -> None:
+def test_curves_that_are_not_alike(run: FinishedTraining) -> None:
     text = changed(run, level={"curve": "differs"}, **{EVIL: {"curve": "within seeds"}})[0]
     assert text.startswith(f"{EVIL} learns as eager does, within the spread of its seeds. level learns otherwise than")
     assert "one seed cannot judge" in changed(run, level={"curve": "unknown"})[0]
 
 
-def test_where_there_is_nothing_to_compare(run: Training) -> None:
+def test_where_there_is_nothing_to_compare(run: FinishedTraining) -> None:
     assert "no curves are compared" in told.sentences(run.keep(["eager", "frozen"]))[0]
     broken = Summary("1", "digits", "small", "eager", "everything", Status.ERROR, "It broke.")
-    nothing = Training(run.path, [broken], {}, {})
+    nothing = FinishedTraining(run.path, [broken], {}, {})
     assert told.sentences(nothing) == ["Nothing was trained to the end.", "error: eager: It broke."]
     assert [chart for _, _, chart in told.charts(nothing, Style({}))] == [
         "Nothing was trained to the end, so there is no curve.",
@@ -63,7 +62,7 @@ def test_where_there_is_nothing_to_compare(run: Training) -> None:
     assert told.context(nothing)["title"] == "training of small"
 
 
-def test_what_is_frozen_starts_hidden_and_every_curve_can_be_chosen(run: Training) -> None:
+def test_what_is_frozen_starts_hidden_and_every_curve_can_be_chosen(run: FinishedTraining) -> None:
     style = Style(slots(run.names, []))
     above, below = (chart.to_dict() for _, _, chart in told.charts(run, style))
     for spec in (above, below):
@@ -79,7 +78,7 @@ def test_what_is_frozen_starts_hidden_and_every_curve_can_be_chosen(run: Trainin
     ] == [["level"]] * 2
 
 
-def test_what_the_section_is_about(run: Training) -> None:
+def test_what_the_section_is_about(run: FinishedTraining) -> None:
     assert told.context(run) == {
         "title": "training of small, float32", "work": "blocks 8x16; 4 steps from 2 seeds; digits",
         "device": "A GPU & more",
@@ -88,6 +87,6 @@ def test_what_the_section_is_about(run: Training) -> None:
 
 @IN_A_CHECKOUT
 def test_the_committed_run() -> None:
-    training = load(COMMITTED / "train-llama")
+    training = load_training(COMMITTED / "train-llama")
     headline = told.sentences(training)[0]
     assert "off a whole step" in headline or "Nothing is faster" in headline

@@ -2,71 +2,74 @@ import dataclasses
 import re
 import typing
 
+import pytest
 from places import ROOT
+from specimens import a_check, a_record
 
 from swiglu_bench.rows.audit_cell import CELL_COLUMNS
-from swiglu_bench.rows.record import BESIDE, COLUMNS, Record, Status, TensorCheck
+from swiglu_bench.rows.record import BESIDE, COLUMNS, Record, Status
 from swiglu_bench.rows.run_folder import SAMPLE_COLUMNS
-from swiglu_bench.rows.training import RUN_COLUMNS, STEP_COLUMNS, SUMMARY_COLUMNS
+from swiglu_bench.rows.training import SEED_COLUMNS, STEP_COLUMNS, SUMMARY_COLUMNS
 from swiglu_bench.writers.csv_file import CHECK_COLUMNS
 
 README = ROOT / "results" / "README.md"
+FILES = {
+    "records.csv": COLUMNS, "samples.csv": SAMPLE_COLUMNS, "checks.csv": CHECK_COLUMNS, "audit.csv": CELL_COLUMNS,
+    "train.csv": STEP_COLUMNS, "runs.csv": SEED_COLUMNS, "summary.csv": SUMMARY_COLUMNS,
+}  # fmt: skip
+UNITS = {"ms": "ms", "us": "µs", "bytes": "B", "gbps": "GB/s", "tflops": "TFLOP/s", "pct": "%", "tokens": "tokens"}
 
 
-def table(title: str) -> list[list[str]]:
-    """Cells of all table rows of one chapter of results/README.md, without the tables' heads."""
-    chapter = re.split(r"^## ", README.read_text(encoding="utf-8"), flags=re.M)
-    (text,) = (part for part in chapter if part.startswith(title + "\n"))
-    return [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")
-    ]
+@pytest.mark.parametrize("name", FILES)
+def test_every_column_is_described_in_order_with_the_unit_of_its_name(name: str) -> None:
+    chapters = re.split(r"^## ", README.read_text(encoding="utf-8"), flags=re.M)
+    (text,) = (part for part in chapters if part.startswith(name + "\n"))
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
+    described = {column.strip().strip("`"): (unit.strip(), meaning.strip()) for column, unit, meaning in lines}
+    assert tuple(described) == FILES[name]
+    for column, (unit, meaning) in described.items():
+        suffix = column.rpartition("_")[2]
+        assert name != "records.csv" or (meaning and unit == UNITS.get(suffix, unit)), column
 
 
-def test_every_column_of_records_csv_is_described_in_order():
-    rows = table("records.csv")
-    assert tuple(name.strip("`") for name, _, _ in rows) == COLUMNS
-    assert all(meaning for _, _, meaning in rows)
+def test_the_row_is_every_column_in_order_and_flat() -> None:
+    row = a_record(tokens=8).row()
+    assert tuple(row) == COLUMNS
+    assert (row["tokens"], row["status"]) == (8, Status.OK)
+    hints = typing.get_type_hints(Record)
+    assert {hints[name] for name in COLUMNS} <= {str, int, int | None, float | None, bool, Status}
+    assert {f.name for f in dataclasses.fields(Record)} - set(COLUMNS) == BESIDE
 
 
-def test_every_column_of_samples_csv_is_described_in_order():
-    assert tuple(name.strip("`") for name, _, _ in table("samples.csv")) == SAMPLE_COLUMNS
+def test_a_row_ends_with_a_reason() -> None:
+    record = a_record()
+    assert record.end(Status.SKIPPED, "No GPU.") is record
+    assert (record.status, record.reason) == (Status.SKIPPED, "No GPU.")
 
 
-def test_every_column_of_checks_csv_and_audit_csv_is_described_in_order():
-    assert tuple(name.strip("`") for name, _, _ in table("checks.csv")) == CHECK_COLUMNS
-    assert tuple(name.strip("`") for name, _, _ in table("audit.csv")) == CELL_COLUMNS
+def test_the_worst_tensor_is_the_row_s_error() -> None:
+    record = a_record()
+    record.note_checks((a_check(error=1e-7), a_check(tensor="w gate", error=1.5e-7)))
+    assert (record.status, record.error) == (Status.OK, 1.5e-7)
+    assert record.error_ratio == 1.5e-7 / 2e-7
+    assert record.errors == "output=1.000e-07/1.000e-07 w_gate=1.500e-07/1.000e-07"
 
 
-def test_every_column_of_a_training_run_is_described_in_order():
-    for title, columns in (("train.csv", STEP_COLUMNS), ("runs.csv", RUN_COLUMNS), ("summary.csv", SUMMARY_COLUMNS)):
-        assert tuple(name.strip("`") for name, _, _ in table(title)) == columns
+def test_every_tensor_that_fails_is_named() -> None:
+    record = a_record()
+    record.note_checks(tuple(a_check(tensor=name, ok=False, reason="bad") for name in "xy"), when=" in the timed loop")
+    assert (record.status, record.reason) == (Status.INCORRECT, "x: bad; y: bad in the timed loop.")
 
 
-def test_what_was_used_of_the_budget():
-    check = TensorCheck("output", True, 1.0, 1.0, 2.0, 3.0, 1.0, 4.0)
+def test_what_was_used_of_the_budget() -> None:
+    check = a_check(error=1.0, allowed=2.0, max_error=3.0, max_allowed=4.0)
     assert check.used == 0.75
     assert dataclasses.replace(check, max_error=0.0, max_allowed=0.0).used == 0.5
     assert dataclasses.replace(check, error=float("inf")).used == float("inf")
 
 
-def test_the_described_unit_is_the_one_in_the_name():
-    units = {"ms": "ms", "us": "µs", "bytes": "B", "gbps": "GB/s", "tflops": "TFLOP/s", "pct": "%", "tokens": "tokens"}
-    described = {name.strip("`"): unit for name, unit, _ in table("records.csv")}
-    for name, unit in described.items():
-        suffix = name.rpartition("_")[2]
-        assert suffix not in units or unit == units[suffix], name
-
-
-def test_a_row_is_every_column_in_order():
-    record = Record(
-        "r", "forward", "llama7b", 4096, 11008, 8, "float32", "glu", "forward", 0, "eager", "packed", "", Status.OK
-    )
-    assert tuple(record.row()) == COLUMNS
-    assert record.row()["tokens"] == 8
-    assert record.row()["status"] is Status.OK
-
-
-def test_the_row_is_flat_and_only_the_lists_are_left_out():
-    hints = typing.get_type_hints(Record)
-    assert {hints[name] for name in COLUMNS} <= {str, int, int | None, float | None, bool, Status}
-    assert {f.name for f in dataclasses.fields(Record)} - set(COLUMNS) == BESIDE
+def test_the_interval_and_the_noise_are_there_or_not() -> None:
+    assert a_record().interval == (0.8, 0.79, 0.81)
+    assert a_record(ratio_low=None).interval is None
+    assert a_record(aa_low=0.97, aa_high=1.02).noise == pytest.approx(0.03)
+    assert a_record().noise is None

@@ -1,19 +1,21 @@
-"""Runs on the disk for the tests of reports: a real one, and one in which everything happens that a page must stand."""
+"""Runs for the tests of reports: real ones, and one in which everything happens that a page has to survive."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from places import ROOT
 from specimens import a_record, without_time
 
+from swiglu_bench.report.load import ReportedRun
 from swiglu_bench.rows.audit_cell import Cell, CellStatus
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.rows.training import PERMUTED, End, Row, Summary
-from swiglu_bench.train.files import Folder
+from swiglu_bench.rows.run_folder import write_run_file
+from swiglu_bench.rows.training import PERMUTED, Summary, TrainedSeed, TrainingStep
+from swiglu_bench.train.files import TrainingFolder
 from swiglu_bench.writers.contract import ContractFile
 from swiglu_bench.writers.csv_file import CsvFile
 
@@ -44,19 +46,30 @@ def unranked(name: str, tokens: int, **changes: object) -> Record:
     return dataclasses.replace(row, ratio=None, ratio_low=None, ratio_high=None)
 
 
-def write(folder: Path, records: list[Record], **about: object) -> Path:
+def a_memory(name: str, peak_mib: int, **changes: object) -> Record:
+    """A row of a run that measured memory."""
+    bare = {"time_ms": None, "baseline": "", "ratio": None, "ratio_low": None, "ratio_high": None, "mode": "step"}
+    sizes = {"peak_bytes": peak_mib << 20, "saved_bytes": peak_mib << 19}
+    return a_record(implementation=name, tokens=1024, **bare | sizes | changes)
+
+
+def write(folder: Path, *records: Record, **about: object) -> Path:
     """A run's folder with these rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = CsvFile(folder)
-    for record in records:
-        file.write(record)
-    file.close()
+    with closing(CsvFile(folder)) as file:
+        for record in records:
+            file.write(record)
     if about:
-        (folder / "run.json").write_text(json.dumps(about), encoding="utf-8")
+        write_run_file(folder, about)
     return folder
 
 
-def awkward(folder: Path) -> Path:
+def a_run(*records: Record, name: str = "run") -> ReportedRun:
+    """A run with these rows as it is once it is loaded."""
+    return ReportedRun(Path(name), {}, records)
+
+
+def awkward_rows() -> list[Record]:
     """Ties, skips, a failure, a wrong result, an unranked row, two shapes, and names that are HTML."""
     rows = []
     for shape in ("small", EVIL_SHAPE):
@@ -71,24 +84,30 @@ def awkward(folder: Path) -> Path:
             without_time(Status.ERROR, REASON, implementation="broken", **at),
             without_time(Status.INCORRECT, "output: too far", implementation="wrong", error=0.5, **at),
         ]  # fmt: skip
+    return rows
+
+
+def awkward(folder: Path) -> Path:
+    """The folder of a run with such rows."""
     machine = {"device": "A GPU & more", "memory_bytes": 3 << 30, "power_limit_w": 700.0, "version": "1"}
-    return write(
-        folder, rows, command=f"swiglu-bench forward --impl '{EVIL}'", machine=machine, settings={"l2": "cold"}
-    )
+    command = f"swiglu-bench forward --impl '{EVIL}'"
+    return write(folder, *awkward_rows(), command=command, machine=machine, settings={"l2": "cold"})
 
 
 def trained(folder: Path) -> Path:
     """A training in which one is as eager, one is frozen, one was skipped and one, named in HTML, is faster."""
     machine = {"device": "A GPU & more", "torch": "2"}
     settings = {"dtype": "float32", "data": "digits", "workload": {"hidden": 8, "intermediate": 16}, "step_run": None}
-    files = Folder(folder, {"command": "swiglu-bench train", "settings": settings, "machine": machine}, False, print)
+    files = TrainingFolder(
+        folder, {"command": "swiglu-bench train", "settings": settings, "machine": machine}, False, print
+    )
     rows = []
     curves = {"eager": 0.0, PERMUTED: 0.01, "level": 0.005, EVIL: 0.02, "frozen": 5.0}
     for name, above in curves.items():
         for seed in (0, 1):
             for step in range(4):
-                files.write(Row(name, seed, step, 4.0 - step + seed + above, 0.1, 1.0))
-            files.end(End(name, seed, 4, 100, 1.0, 0.5, 1.0))
+                files.write(TrainingStep(name, seed, step, 4.0 - step + seed + above, 0.1, 1.0))
+            files.end(TrainedSeed(name, seed, 4, 100, 1.0, 0.5, 1.0))
         row = Summary("1", "digits", "small", name, "everything", Status.OK, seeds=2, steps=4, device="A GPU & more")
         row.timestamp = "2026-01-01T00:00:00Z"
         row.final_loss, row.final_loss_spread, row.metric_mean = 1.5, 0.7, 0.5
@@ -107,7 +126,7 @@ def trained(folder: Path) -> Path:
     skipped = Summary("1", "digits", "small", "absent", "everything", Status.SKIPPED, REASON, device="A GPU & more")
     skipped.timestamp = rows[0].timestamp
     files.summarise([*rows, skipped])
-    files.close()
+    files.flush()
     return folder
 
 

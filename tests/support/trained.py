@@ -3,17 +3,23 @@
 import gzip
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from swiglu_bench.implementations import CATALOGUE
+from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.training import PERMUTED, Summary
 from swiglu_bench.spec.cases import Dtype
-from swiglu_bench.train.blocks import Contender
+from swiglu_bench.spec.implementation import Implementation
+from swiglu_bench.train.blocks import Trainee
 from swiglu_bench.train.data import IDX_FILES
-from swiglu_bench.train.model import Experiment, experiment
+from swiglu_bench.train.model import Experiment, prepare
+from swiglu_bench.train.options import TrainOptions
 from swiglu_bench.train.workload import Classifier, Llama
 
+CPU = torch.device("cpu")
 BY_NAME = {one.name: one for one in CATALOGUE}
 SIZES = Classifier(task="mnist", hidden=16, intermediate=24, batch=16, learning_rate=0.01, epochs=2, source="for tests")
 NANO = Llama(
@@ -43,16 +49,22 @@ def write_mnist(folder: Path, count: int = 70, zipped: bool = False) -> Path:
 
 def images(folder: Path, steps: int = 6, dtype: Dtype = Dtype.FLOAT32) -> Experiment:
     """The classifier on such files."""
-    return experiment(SIZES, write_mnist(folder), torch.device("cpu"), dtype, None, steps)
+    return prepare(SIZES, TrainOptions(data=write_mnist(folder), steps=steps), CPU, dtype)
 
 
-def decoder(folder: Path, steps: int = 2, dtype: Dtype = Dtype.FLOAT32) -> Experiment:
+def decoder(folder: Path, device: torch.device = CPU, dtype: Dtype = Dtype.FLOAT32, **sizes: int) -> Experiment:
     """The decoder on a small text."""
     text = folder / "text.txt"
-    text.write_bytes(b"a rose is a rose is a rose. " * 40)
-    return experiment(NANO, text, torch.device("cpu"), dtype, None, steps)
+    text.write_bytes(b"a rose is a rose is a rose. " * 400)
+    return prepare(NANO.model_copy(update=sizes), TrainOptions(data=text), device, dtype)
 
 
-def contender(name: str) -> Contender:
-    """A built-in implementation under its own name."""
-    return Contender(name, BY_NAME[name])
+def trainee(name: str, one: Implementation | None = None, **fields: Any) -> Trainee:
+    """A built-in implementation, or one of a test's own, that nothing is known of yet."""
+    one = one or BY_NAME[name]
+    return Trainee(one, Summary("1", "mnist", "mnist", name, one.trains, Status.OK), **fields)
+
+
+def permuted() -> Trainee:
+    """eager with its intermediate features in another order."""
+    return trainee(PERMUTED, BY_NAME["eager"], permuted=True)

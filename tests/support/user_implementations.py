@@ -2,7 +2,7 @@
 
 import torch
 
-from swiglu_bench.spec.implementation import Step, implementation
+from swiglu_bench import Step, implementation
 
 
 def glu(x, problem):

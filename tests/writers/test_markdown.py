@@ -1,121 +1,111 @@
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from places import ROOT
+from reported import write
+from specimens import a_bare_record
 
-from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.rows.run_folder import read_records
-from swiglu_bench.writers import markdown
-from swiglu_bench.writers.csv_file import CsvFile
+from swiglu_bench.rows import ranks
+from swiglu_bench.rows.csv_table import Table
+from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.training import SUMMARY_COLUMNS, Summary
+from swiglu_bench.writers.markdown import figure_table, fill
 
-
-def row(implementation: str, tokens: int, **figures: object) -> Record:
-    record = Record(
-        run_id="r", command="c", shape="s", hidden=2, intermediate=3, tokens=tokens, dtype="float32", scope="glu",
-        mode="step", seed=0, implementation=implementation, weight_layout="separate", gradients="x", status=Status.OK,
-    )  # fmt: skip
-    for name, value in figures.items():
-        setattr(record, name, value)
-    return record
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    rows = CsvFile(tmp_path)
-    timed = {"baseline": "a", "ratio_low": 0.49, "ratio_high": 0.51}
-    rows.write(row("a", 1, time_ms=2.0, baseline="a", ratio=1.0, ratio_low=1.0, ratio_high=1.0))
-    rows.write(row("b", 1, time_ms=1.0, ratio=0.5, **timed))
-    rows.write(row("frozen", 1, time_ms=0.1, comparable=False))
-    rows.write(row("b", 1024, status=Status.ERROR, reason="broke"))
-    rows.close()
-    return tmp_path
+TIMED = {"baseline": "a", "ratio_low": 0.49, "ratio_high": 0.51}
+ROWS = [
+    a_bare_record(implementation="a", tokens=1, time_ms=2.0, baseline="a", ratio=1.0, ratio_low=1.0, ratio_high=1.0),
+    a_bare_record(implementation="b", tokens=1, time_ms=1.0, ratio=0.5, peak_bytes=3 << 29, **TIMED),
+    a_bare_record(implementation="frozen", tokens=1, time_ms=0.1, comparable=False),
+    a_bare_record(implementation="b", tokens=1024, status=Status.ERROR, reason="broke", peak_bytes=1 << 20),
+]
 
 
-def test_a_table(folder: Path) -> None:
-    assert markdown.time_table(read_records(folder)).splitlines() == [
-        "| tokens | 1 |",
-        "| --- | ---: |",
-        "| `a` | 2.000 ms (baseline) |",
-        "| `b` | **1.000 ms (0.500 ± 0.010)** |",
-        "| `frozen` | 0.100 ms (dX only) |",
-    ]
-
-
-def test_a_document_is_filled_and_filled_again(folder: Path) -> None:
+def filled(folder: Path, block: str) -> list[str]:
+    """What a block holds after it was filled twice."""
     document = folder / "page.md"
-    document.write_text("before\n<!-- table: records.csv b -->\nold\n<!-- end -->\nafter\n", encoding="utf-8")
-    text = markdown.fill(document)
-    assert "| `b` |" in text
-    assert "old" not in text
-    assert "| `a` |" not in text
-    assert (text.startswith("before\n<!-- table"), text.endswith("<!-- end -->\nafter\n")) == (True, True)
-    document.write_text(text, encoding="utf-8")
-    assert markdown.fill(document) == text
+    document.write_text(f"before\n<!-- {block} -->\nold\n<!-- end -->\nafter\n", encoding="utf-8")
+    document.write_text(fill(document), encoding="utf-8")
+    text = fill(document)
+    assert text == document.read_text(encoding="utf-8")
+    before, start, *content, end, after = text.splitlines()
+    assert (before, start, end, after) == ("before", f"<!-- {block} -->", "<!-- end -->", "after")
+    return content
 
 
-def test_a_table_of_one_figure(folder: Path) -> None:
-    frame = read_records(folder)
-    assert markdown.figure_table(frame, "time_ms").splitlines()[2:] == [
+def test_a_table_of_times(tmp_path: Path) -> None:
+    write(tmp_path, *ROWS)
+    head = ["| tokens | 1 |", "| --- | ---: |"]
+    mine = "| `b` | **1.000 ms (0.500 ± 0.010)** |"
+    assert filled(tmp_path, "table: records.csv") == [
+        *head, "| `a` | 2.000 ms (baseline) |", mine, "| `frozen` | 0.100 ms (dX only) |",
+    ]  # fmt: skip
+    assert filled(tmp_path, "table: records.csv a b scope=glu") == [*head, "| `a` | 2.000 ms (baseline) |", mine]
+
+
+def test_a_table_of_one_figure(tmp_path: Path) -> None:
+    write(tmp_path, *ROWS)
+    assert filled(tmp_path, "table: records.csv figure=time_ms")[2:] == [
         "| `a` | 2 |",
         "| `b` | 1 |",
         "| `frozen` | 0.1 |",
     ]
-    frame["peak_bytes"] = [1.5 * 2**30, 2**20, float("nan"), 2**20]
-    assert markdown.figure_table(frame, "peak_bytes").splitlines() == [
-        "| tokens | 1 | 1,024 |",
-        "| --- | ---: | ---: |",
-        "| `a` | 1,536 MiB |  |",
-        "| `b` | 1 MiB | 1 MiB |",
-    ]
-
-
-def test_a_block_chooses_figure_and_rows(folder: Path) -> None:
-    document = folder / "page.md"
-    document.write_text("<!-- table: records.csv figure=ratio scope=glu b -->\n<!-- end -->\n", encoding="utf-8")
-    assert "| `b` | 0.5 |" in markdown.fill(document)
-
-
-@pytest.mark.parametrize("words", ["figure=speed", "figure=energy_j", "figure=time_ms scope=mlp"])
-def test_a_block_without_figures(folder: Path, words: str) -> None:
-    document = folder / "page.md"
-    document.write_text(f"<!-- table: records.csv {words} -->\n<!-- end -->\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=f"{words.split()[0]}: these rows have no such figure"):
-        markdown.fill(document)
-
-
-def test_a_cell_with_two_rows(folder: Path) -> None:
-    frame = read_records(folder)
+    assert filled(tmp_path, "table: records.csv b figure=peak_bytes") == [
+        "| tokens | 1 | 1,024 |", "| --- | ---: | ---: |", "| `b` | 1,536 MiB | 1 MiB |",
+    ]  # fmt: skip
+    for words in ("figure=speed", "figure=energy_j", "figure=time_ms scope=mlp"):
+        with pytest.raises(ValueError, match=f"{words.split()[0]}: these rows have no such figure"):
+            filled(tmp_path, f"table: records.csv {words}")
     with pytest.raises(ValueError, match="several rows for one cell"):
-        markdown.figure_table(pd.concat([frame, frame]), "time_ms")
+        figure_table(ROWS * 2, "time_ms")
+
+
+def test_a_table_of_a_training(tmp_path: Path) -> None:
+    def row(name: str, trains: str = "everything", **figures: object) -> list[object]:
+        one = Summary("1", "digits", "small", name, trains, Status.OK, step_ms=2.0, **figures)  # type: ignore[arg-type]
+        return list(one.row().values())
+
+    ratio = {"ratio": 0.95, "ratio_low": 0.94, "ratio_high": 0.96, "expected_ratio": 0.9}
+    rows = [
+        row("eager", saved_bytes=3 << 29),
+        row("mine", curve="same", as_expected=False, saved_bytes=1 << 30, **ratio),
+        row("frozen", "inputs", curve="differs", as_expected=True, saved_bytes=1 << 20, **ratio),
+    ]
+    Table(tmp_path / "summary.csv", SUMMARY_COLUMNS).append(rows)
+    assert filled(tmp_path, "training: summary.csv") == [
+        "| | curve | step | ÷ eager's | expected | kept |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+        "| `eager` | baseline | 2.0 ms | baseline |  | 1.5 GiB |",
+        "| `mine` | same | 2.0 ms | 0.950 ± 0.010 | 0.900 * | 1.0 GiB |",
+        "| `frozen` | differs (frozen) | 2.0 ms | 0.950 ± 0.010 | 0.900 | 1.0 MiB |",
+    ]
 
 
 def test_a_table_of_ranks(tmp_path: Path) -> None:
-    columns = ["tokens", "ranks", "mode", "implementation", "time_ms", "ratio", "ratio_low", "ratio_high", "verdict",
-               "efficiency", "comm_ms", "bus_gbps", "bus_ceiling_gbps"]  # fmt: skip
+    def row(count: int, mode: str, name: str, time_ms: float | None, **figures: object) -> list[object]:
+        bus = {"bus_ceiling_gbps": 300.0, "verdict": "baseline" if name == "eager" else "faster"}
+        one = ranks.Row("1", "s", 8, 16, 1024, "bfloat16", mode, 0, count, True, name, time_ms=time_ms, **bus | figures)  # type: ignore[arg-type]
+        return list(one.row().values())
+
     rows = [
-        [1024, 1, "step", "eager", 8.0, 1, 1, 1, "baseline", 1.0, None, None, None],
-        [1024, 2, "step", "eager", 5.0, 1, 1, 1, "baseline", 0.8, 0.25, 120.4, 300],
-        [1024, 2, "step", "mine", 4.5, 0.9, 0.89, 0.93, "faster", 0.75, 0.25, 120.4, 300],
-        [1024, 2, "step", "broken", None, None, None, None, "", None, None, None, None],
-        [1024, 4, "step", "eager", 3.0, 1, 1, 1, "baseline", 0.667, 0.5, 200, 300],
-        [1024, 2, "forward", "eager", 2.0, 1, 1, 1, "baseline", 0.8, 0.1, 120, 300],
+        row(1, "step", "eager", 8.0, efficiency=1.0),
+        row(2, "step", "eager", 5.0, efficiency=0.8, comm_ms=0.25, bus_gbps=120.4),
+        row(2, "step", "mine", 4.5, ratio=0.9, ratio_low=0.89, ratio_high=0.93, efficiency=0.75),
+        row(2, "step", "broken", None),
+        row(4, "step", "eager", 3.0, efficiency=0.667, comm_ms=0.5, bus_gbps=200.0),
+        row(2, "forward", "eager", 2.0, efficiency=0.8, comm_ms=0.1, bus_gbps=120.0),
     ]
-    pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "tp.csv", index=False)
-    document = tmp_path / "page.md"
-    document.write_text("<!-- ranks: tp.csv mode=step -->\n<!-- end -->\n", encoding="utf-8")
-    assert markdown.fill(document).splitlines()[1:-1] == [
+    Table(tmp_path / "tp.csv", ranks.COLUMNS).append(rows)
+    assert filled(tmp_path, "ranks: tp.csv mode=step sequence_parallel=True") == [
         "| tokens | GPUs | communication alone | bus, of its ceiling | `eager` | `mine` |",
         "| ---: | ---: | ---: | ---: | ---: | ---: |",
         "| 1,024 | 2 | 0.250 ms | 120 of 300 GB/s | 5 ms (baseline), 80% | 4.5 ms (0.900 ± 0.020), 75% |",
         "| 1,024 | 4 | 0.500 ms | 200 of 300 GB/s | 3 ms (baseline), 67% |  |",
     ]
-    document.write_text("<!-- ranks: tp.csv -->\n<!-- end -->\n", encoding="utf-8")
     with pytest.raises(ValueError, match="Several rows for one cell"):
-        markdown.fill(document)
+        filled(tmp_path, "ranks: tp.csv")
 
 
 @pytest.mark.skipif(not (ROOT / "results").exists(), reason="not in a checkout")
 @pytest.mark.parametrize("document", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
 def test_the_documents_say_what_their_csv_says(document: Path) -> None:
-    assert markdown.fill(document) == document.read_text(encoding="utf-8")
+    assert fill(document) == document.read_text(encoding="utf-8")

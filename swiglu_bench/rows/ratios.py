@@ -1,4 +1,4 @@
-"""What the rounds that a finished run kept say of any two of its contenders: all were timed in the same ones."""
+"""Ratios of any two rows that were timed in the same rounds, from the samples that a finished run kept."""
 
 from __future__ import annotations
 
@@ -16,22 +16,15 @@ def ratio(record: Record, other: Record, confidence: float = CONFIDENCE) -> Inte
 
     Rows of two GPUs have none, whatever else they share.
     """
-    if record.gpu_uuid != other.gpu_uuid:
+    if record.gpu_uuid != other.gpu_uuid or record.run_id != other.run_id:
         return None
-    if record.run_id != other.run_id or not record.samples_ms or len(record.samples_ms) != len(other.samples_ms):
+    if not record.samples_ms or len(record.samples_ms) != len(other.samples_ms):
         return None
     return ratio_interval(record.samples_ms, other.samples_ms, confidence)
 
 
-def noise(record: Record) -> float | None:
-    """How far from 1 the A/A pair of a row's rounds reaches; None where there was no pair."""
-    if record.aa_ratio is None or record.aa_low is None or record.aa_high is None:
-        return None
-    return Interval(record.aa_ratio, record.aa_low, record.aa_high).noise
-
-
 def rebased(run: FinishedRun, baseline: str) -> FinishedRun:
-    """The run with every ratio, interval and verdict formed to `baseline`, where a case has it and its rounds.
+    """The run with every ratio, interval and verdict relative to `baseline`, where a case has it and its rounds.
 
     The noise floor stays that of the A/A pair of the rounds. Where the baseline has no time, or yields other gradients
     than a row, the row has no ratio. Raises BadInput for a name that no timed row has.
@@ -41,19 +34,18 @@ def rebased(run: FinishedRun, baseline: str) -> FinishedRun:
     if baseline not in names:
         raise BadInput(f"--baseline: no row of {run.name} has rounds of {baseline!r}; {did_you_mean(baseline, names)}")
 
-    def to(record: Record) -> Record:
+    def relative(record: Record) -> Record:
         bare = replace(record, baseline=baseline, ratio=None, ratio_low=None, ratio_high=None, verdict="")
         other = timed.get((record.run_id, case_of(record), baseline))
         if other is None:
             return bare
-        comparable = record.mode == Mode.FORWARD or record.gradients == other.gradients
-        found = ratio(record, other) if comparable else None
+        bare.comparable = record.mode == Mode.FORWARD or record.gradients == other.gradients
+        found = ratio(record, other) if bare.comparable else None
         if found is None:
-            return replace(bare, comparable=comparable)
-        floor = noise(record)
-        said = "" if floor is None or record is other else verdict(found, floor).value
-        return replace(
-            bare, comparable=comparable, ratio=found.median, ratio_low=found.low, ratio_high=found.high, verdict=said
-        )  # fmt: skip
+            return bare
+        judged = record.noise is not None and record is not other
+        bare.verdict = verdict(found, record.noise or 0.0).value if judged else ""
+        bare.ratio, bare.ratio_low, bare.ratio_high = found.median, found.low, found.high
+        return bare
 
-    return FinishedRun([to(record) for record in run.records], run.about, run.place)
+    return FinishedRun([relative(record) for record in run.records], run.about, run.place)

@@ -1,0 +1,161 @@
+import json
+import math
+import os
+import shutil
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from places import ROOT
+from specimens import a_bare_record
+
+from swiglu_bench.rows.record import COLUMNS, SCHEMA_VERSION, Record, Status, columns
+from swiglu_bench.rows.run_folder import create_folder, read_records, read_rows, write_run_file
+from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.writers.csv_file import CsvFile
+
+
+def keep(folder: Path, *records: Record) -> Path:
+    with closing(CsvFile(folder, warn=pytest.fail)) as file:
+        for record in records:
+            file.write(record)
+    return folder
+
+
+def test_a_folder_is_made_with_its_parents_and_left_empty(tmp_path: Path) -> None:
+    create_folder(tmp_path / "a" / "b")
+    create_folder(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "complaint"),
+    [
+        ("file", r"--out: .*file is a file; give a folder\."),
+        ("file/sub", r"--out: .*sub cannot be written: Not a directory"),
+        ("x" * 300, "File name too long"),
+        pytest.param(
+            "/proc", "/proc cannot be written",
+            marks=pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that takes no files"),
+        ),
+        pytest.param(
+            "read-only", "cannot be written: Permission denied",
+            marks=pytest.mark.skipif(getattr(os, "geteuid", lambda: 0)() == 0, reason="root may write anywhere"),
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_a_folder_is_told(tmp_path: Path, path: str, complaint: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "read-only").mkdir(mode=0o500)
+    with pytest.raises(BadInput, match=complaint):
+        create_folder(tmp_path / path)
+
+
+def test_run_json_is_readable_and_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run_file(tmp_path, {"command": "old"})
+    write_run_file(tmp_path, {"command": "forward ×2", "settings": {"out": Path("x")}, "status": Status.OK})
+    text = (tmp_path / "run.json").read_text(encoding="utf-8")
+    assert json.loads(text) == {"command": "forward ×2", "settings": {"out": "x"}, "status": "ok"}
+    assert text.startswith('{\n  "command": "forward ×2",\n')
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(BadInput, match=r"run\.json cannot be written: No space left on device"):
+        write_run_file(tmp_path, {"command": "new"})
+    assert (tmp_path / "run.json").read_text(encoding="utf-8") == text
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    with pytest.raises(BadInput, match="No such file or directory"):
+        write_run_file(tmp_path / "missing", {})
+
+
+def test_values_and_types_come_back(tmp_path: Path) -> None:
+    figures = {"time_ms": 1.5, "ratio": math.nan, "error_ratio": math.inf, "flops": 2**60 + 1, "rounds": 10}
+    keep(
+        tmp_path,
+        a_bare_record(**figures, reason="NA"),
+        a_bare_record(status=Status.SKIPPED, reason="None, or null", comparable=False, gradients=""),
+    )
+    for path in (tmp_path, tmp_path / "records.csv"):
+        frame = read_records(path)
+        assert tuple(frame.columns) == COLUMNS
+        kinds = {"tokens": "int64", "flops": "Int64", "time_ms": "float64", "comparable": "bool"}
+        assert {name: str(frame[name].dtype) for name in kinds} == kinds
+        assert list(frame["tokens"]) == [7, 7]
+        assert frame["flops"][0] == 2**60 + 1
+        assert frame["flops"].isna().tolist() == [False, True]
+        assert (frame["time_ms"][0], frame["error_ratio"][0]) == (1.5, math.inf)
+        assert frame["ratio"].isna().all()
+        assert frame["comparable"].tolist() == [True, False]
+        assert frame["status"].tolist() == ["ok", "skipped"]
+        assert frame["reason"].tolist() == ["NA", "None, or null"]
+        assert frame["gradients"].tolist() == ["x w_gate w_up", ""]
+        assert frame["l2"].tolist() == ["", ""]
+
+
+def test_no_rows_yet(tmp_path: Path) -> None:
+    CsvFile(tmp_path)
+    assert (len(read_records(tmp_path)), str(read_records(tmp_path)["time_ms"].dtype)) == (0, "float64")
+
+
+def test_what_is_not_there_is_told(tmp_path: Path) -> None:
+    for path, complaint in (
+        (tmp_path / "nothing", r"nothing does not exist; give the folder of a run, or its records\.csv\."),
+        (tmp_path, r"has no records\.csv; give the folder of a run"),
+        (tmp_path / "a" / "b", "does not exist"),
+    ):
+        with pytest.raises(BadInput, match=complaint):
+            read_rows(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"a,b\n1,2\n", b"\xff\xfe\x00\n", b"\0\0\0\n", b'"' + b"x" * 200_000 + b"\n",
+        ",".join(COLUMNS[:-4] + COLUMNS[-3:]).encode() + b"\n",
+    ],
+)  # fmt: skip
+def test_another_file_is_told(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "other.csv"
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=r"other\.csv is not a records\.csv"):
+        read_rows(path)
+
+
+def test_a_figure_that_is_no_number_is_told(tmp_path: Path) -> None:
+    keep(tmp_path, a_bare_record(tokens="many"))
+    with pytest.raises(BadInput, match=r"is not a records\.csv .*'many'"):
+        read_rows(tmp_path)
+
+
+@pytest.mark.parametrize("names", [COLUMNS, (*COLUMNS[:-1], "new_column", "schema")])
+def test_a_newer_schema_is_told(tmp_path: Path, names: tuple[str, ...]) -> None:
+    row = [str(SCHEMA_VERSION + 1) if name == "schema" else "1" for name in names]
+    (tmp_path / "records.csv").write_text(",".join(names) + "\n" + ",".join(row) + "\n")
+    newer = rf"newer swiglu-bench \(schema {SCHEMA_VERSION + 1}; this one reads up to {SCHEMA_VERSION}\)\."
+    with pytest.raises(BadInput, match=newer):
+        read_rows(tmp_path)
+
+
+def test_an_older_schema_reads_with_empty_columns(tmp_path: Path) -> None:
+    old = columns(1)
+    assert len(old) < len(COLUMNS)
+    cells = {name: value for name, value in a_bare_record(time_ms=1.5).row().items() if name in old} | {"schema": 1}
+    texts = ["" if value is None else str(value).lower() for value in cells.values()]
+    (tmp_path / "records.csv").write_text(",".join(cells) + "\n" + ",".join(texts) + "\n")
+    frame = read_records(tmp_path)
+    assert tuple(frame.columns) == COLUMNS
+    assert (frame["time_ms"][0], frame["fingerprint"][0], frame["verdict"][0], frame["schema"][0]) == (1.5, "", "", 1)
+    assert frame["graph_us"].isna().all()
+    assert frame["other_processes"].isna().all()
+
+
+def test_a_spreadsheet_s_line_ends_are_accepted(tmp_path: Path) -> None:
+    path = keep(tmp_path, a_bare_record()) / "records.csv"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    keep(tmp_path, a_bare_record())
+    assert len(read_rows(path)) == 2
+
+
+def test_every_committed_run_can_be_read() -> None:
+    files = sorted((ROOT / "results").rglob("records.csv"))
+    assert files or not shutil.which("git"), "not in a checkout"
+    for file in files:
+        assert read_rows(file.parent), file

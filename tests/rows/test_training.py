@@ -1,0 +1,55 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+from reported import EVIL, REASON, trained
+
+from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.training import PERMUTED, Summary, find_trainings, load_training, training_folder
+from swiglu_bench.spec.errors import BadInput
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return trained(tmp_path / "a" / "run")
+
+
+def test_what_was_written_is_read_by_its_folder_or_any_of_its_files(folder: Path, tmp_path: Path) -> None:
+    assert list(find_trainings(tmp_path)) == [folder]
+    paths = (folder, folder / "train.csv", folder / "summary.csv", tmp_path, tmp_path / "none" / "train.csv")
+    assert [training_folder(path) for path in paths] == [folder] * 3 + [None] * 2
+    training = load_training(folder)
+    assert training.names == ["eager", PERMUTED, "level", EVIL, "frozen", "absent"]
+    level, absent = training.summaries[2], training.summaries[-1]
+    assert (level.ratio, level.as_expected, level.seeds, level.saved_bytes) == (0.99, False, 2, None)
+    assert (absent.status, absent.reason, absent.final_loss) == (Status.SKIPPED, REASON, None)
+    assert training.losses["level"][1] == pytest.approx([5.005, 4.005, 3.005, 2.005])
+    assert training.about["machine"]["torch"] == "2"
+    assert training.only(["fr*", "level"]).names == ["level", "frozen"]
+    assert "eager" in training.only(["level"]).losses, "differences are taken from it"
+    assert training.only([]) is training
+    with pytest.raises(BadInput, match="has no implementation 'levl'; did you mean level"):
+        training.only(["levl"])
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "message"),
+    [
+        ("runs.csv", "steps", r"runs.csv is not a runs.csv .*the column other is not known"),
+        ("summary.csv", "final_loss", r"summary.csv is not a summary.csv"),
+    ],
+)
+def test_what_cannot_be_read_is_named(folder: Path, name: str, column: str, message: str) -> None:
+    (folder / name).write_text((folder / name).read_text().replace(f"{column},", "other,"))
+    with pytest.raises(BadInput, match=message):
+        load_training(folder)
+    (folder / "summary.csv").unlink()
+    with pytest.raises(BadInput, match=r"is a training run that has not ended: it has no summary.csv"):
+        load_training(folder)
+
+
+def test_one_that_learns_otherwise_fails_unless_it_is_frozen() -> None:
+    row = Summary("1", "digits", "digits", "x", "everything", Status.OK, curve="differs")
+    assert row.failed
+    assert not dataclasses.replace(row, trains="inputs").failed
+    assert not dataclasses.replace(row, curve="within seeds").failed

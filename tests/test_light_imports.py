@@ -1,0 +1,21 @@
+"""What the command line reads before a command runs loads without torch: help and shell completion are instant."""
+
+import subprocess
+import sys
+
+LIGHT = """
+import importlib, sys
+for module in sys.argv[1:]:
+    importlib.import_module("swiglu_bench." + module)
+    heavy = {"torch", "triton", "pandas", "wandb", "liger_kernel", "swiglu_kernels"} & set(sys.modules)
+    assert not heavy, (module, heavy)
+"""
+MODULES = (
+    "cli.app spec.cases spec.shapes spec.registry implementations rows.record rows.run_folder rows.training "
+    "sweep.options tp.plan tp.files tp.figures train.verdicts train.files train.workload "
+    "charts finished.comparison finished.recommendation finished.history report.page writers"
+)
+
+
+def test_data_options_and_what_shows_results_load_without_torch() -> None:
+    subprocess.run([sys.executable, "-c", LIGHT, *MODULES.split()], timeout=60, check=True)

@@ -1,0 +1,36 @@
+from typing import Any
+
+import pytest
+from specimens import a_record
+
+from swiglu_bench.rows.record import Record
+from swiglu_bench.writers.cautions import cautions
+
+CALM = {"stopped_by": "precision", "throttle": "", "other_processes": 0, "gpu_note": ""}
+
+
+def said(*rows: Record) -> list[str]:
+    return [text for text, _ in cautions(rows)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"stopped_by": "budget"}, "The budget was spent before every ratio was known to within 0.5%: 7 tokens."),
+        (
+            {"throttle": "software-power-cap", "throttled_share": 0.83},
+            "Clocks were held down by software-power-cap, in up to 83% of the rounds: 7 tokens.",
+        ),
+        ({"other_processes": 2}, "Another process used the GPU: 7 tokens."),
+        ({"gpu_note": "NVML does not answer: Driver Not Loaded."}, "NVML does not answer: Driver Not Loaded."),
+    ],
+)
+def test_what_spoils_the_figures_is_said(changes: dict[str, Any], sentence: str) -> None:
+    assert said(a_record(**CALM, tokens=1024), a_record(**CALM | changes)) == [sentence]
+    assert said(a_record(**CALM)) == []
+
+
+def test_where_cases_of_several_gpus_ran_is_said() -> None:
+    rows = [a_record(tokens=index + 1, host="h", gpu_index=index, gpu_uuid=f"GPU-{index}") for index in range(10)]
+    assert said(*rows)[0].startswith("The cases ran on 10 GPUs (h 0, h 1, h 2, h 3, h 4, h 5, h 6, h 7 and 2 more): ")
+    assert said(rows[0], rows[0]) == []
