@@ -3,22 +3,41 @@
 
 PYTHON ?= python3
 ARGS ?=
+WORKERS ?= 4
+TRITONS ?= 3.6.0 3.7.1 3.8.0 3.9.0
 VENV := .venv
 BIN := $(VENV)/bin
 REQUIREMENTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help bench test lint readme figures docs lint-ruff lint-format lint-types lint-imports clean distclean
+.PHONY: help bench test test-gpu test-versions lint readme figures docs lint-ruff lint-format lint-types lint-imports clean distclean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 bench: $(VENV)/.installed-bench ## Time SwiGLU here: llama7b on a GPU, the smoke shape on a CPU
 	$(BIN)/swiglu-bench forward $(ARGS)
 
 test: $(VENV)/.installed-test ## Run the tests; those that need a GPU say so where there is none
 	$(BIN)/pytest -n auto --maxprocesses 4 $(ARGS)
+
+test-gpu: $(VENV)/.installed-test ## Run the tests that need a GPU, in parallel on one (WORKERS, 4 unless given)
+	$(BIN)/python -c "import torch, triton; print('torch', torch.__version__, 'triton', triton.__version__, \
+		torch.cuda.get_device_name())"
+	$(BIN)/pytest -m gpu -n $(WORKERS) $(ARGS)
+
+test-versions: $(VENV)/.installed-test ## Compile every kernel by each Triton of TRITONS; results/versions has the output
+	@mkdir -p results/versions
+	@set -e; for version in $(TRITONS); do \
+		$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/triton-$$version --upgrade \
+			triton==$$version; \
+		echo "Triton $$version"; log=results/versions/triton-$$version.txt; \
+		echo "$$ make test-versions TRITONS=$$version" >$$log; \
+		PYTHONPATH=build/triton-$$version TRITON_CACHE_DIR=build/cache-$$version \
+			$(BIN)/python -m swiglu_kernels.standalone.compiled --every >>$$log || { cat $$log; exit 1; }; \
+		tail -n 1 $$log; \
+	done
 
 lint: lint-ruff lint-format lint-types lint-imports docs ## Check style, format, types, imports, documents (-k: all of them)
 

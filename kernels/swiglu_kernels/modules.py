@@ -24,7 +24,8 @@ from torch import nn
 from swiglu_kernels.calls import autocast
 from swiglu_kernels.calls.checks import check_like, check_option, check_tensor
 from swiglu_kernels.glu import swiglu_glu
-from swiglu_kernels.launches.backend import Backend, backend_for
+from swiglu_kernels.hopper.shared import why_aside
+from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.mlp import swiglu_mlp
 from swiglu_kernels.tiles.choices import AUTO, INPUT_GRADS, SAVES, WEIGHT_GRADS
 
@@ -136,9 +137,14 @@ class FusedModule(nn.Module):
     """How its parameters and its calls are shared among ranks; `parallel.SwiGLUParallel` sets it."""
 
     @property
-    def backend(self) -> Backend:
-        """What runs where the parameters are: "triton", "interpreter", or "torch" (the reference, no kernel at all)."""
-        return backend_for(next(self.parameters()).device)
+    def backend(self) -> str:
+        """What runs where the parameters are: "triton", "interpreter", or "torch" (the reference, no kernel at all).
+
+        "triton, portable kernels only: ..." where those by hand for this GPU step aside, with the reason.
+        """
+        device = next(self.parameters()).device
+        reason = why_aside(device)
+        return backend_for(device) if reason is None else f"{backend_for(device)}, portable kernels only: {reason}"
 
     def extra_repr(self) -> str:
         """Return the options and the backend."""

@@ -32,12 +32,15 @@ def list_(device: Device = None, form: JsonForm = "table") -> None:
     text.check("--format", form, text.TABLE, "json")
     from swiglu_bench.machine import machine
 
-    this = machine.describe(machine.find_device(device))
+    found = machine.find_device(device)
+    this = machine.describe(found)
+    from swiglu_kernels.hopper.shared import why_aside  # imports Triton, whose interpreter is chosen before
+
     told = {
         "kind": "list",
         "implementations": implementations(request.catalogue(request.loader(TIMEOUT_S)), this),
         **_shapes_and_sweeps(),
-        "machine": this.as_dict(),
+        "machine": this.as_dict() | {"kernels_that_step_aside": why_aside(found) or ""},
     }
     if form == "json":
         text.put(text.as_json(told))

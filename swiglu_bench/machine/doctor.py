@@ -60,6 +60,7 @@ def examine(device: torch.device, cross_check: bool = False) -> Iterator[Finding
     """All findings about a device and the machine around it; `cross_check` compares the clock with the profiler's."""
     yield from gpu_findings(device)
     yield from version_findings()
+    yield from kernel_findings(device)
     yield from machine_findings(Path("/sys"), Path.cwd())
     if cross_check:
         yield from clock_findings(device)
@@ -233,6 +234,15 @@ def _pairing() -> Finding:
     found = f"torch asks for triton{named[0].specifier}" + ("" if fits else f", {triton} is installed")
     advice = "Install the triton that torch names; compiled code may fail."
     return Finding(check, *_judged(found, not fits, FAIL, advice))
+
+
+def kernel_findings(device: torch.device) -> Iterator[Finding]:
+    """What of swiglu_kernels steps aside here."""
+    from swiglu_kernels.hopper import shared
+
+    reason = shared.why_aside(device)
+    advice = f"The portable kernels run instead; Triton {' or '.join(shared.RUN_ON_A_GPU)} brings them back."
+    yield Finding("kernels by hand", *_judged(reason or "none steps aside", reason is not None, WARN, advice))
 
 
 def machine_findings(sys_folder: Path, folder: Path) -> Iterator[Finding]:

@@ -133,7 +133,7 @@ if GLUON_MISSING is None:
         w_up = (w_up_64, w_up_32, w_up_16, w_up_8)
         LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)  # swizzled over 128 bytes, 16 bits an element
         ring = gl.allocate_shared_memory(z.dtype.element_ty, [UNITS + 2, _UNIT, _DEPTH], LAYOUT)
-        barriers = view(ring.index(UNITS), gl.int64, [_DEPTH * 2, 1], mbarrier.MBarrierLayout())  # more than there are
+        barriers = view(ring.index(UNITS), gl.int64, [_DEPTH * 16, 1], mbarrier.MBarrierLayout())  # all of a unit
         for stage in gl.static_range(STAGES):
             mbarrier.init(barriers.index(stage), count=1)
             mbarrier.init(barriers.index(STAGES + stage), count=_RELEASES)

@@ -9,15 +9,19 @@ One program per multiprocessor walks through the tiles of its output. A producer
 consumer warpgroups multiply. Barriers: `full` completes when TMA has written a stage, `empty` when its wgmma is done,
 `turn` of a consumer when the other one has issued the last wgmma of its main loop.
 
-Triton 3.6 to 3.9 have Gluon for Hopper; what they name differently is here. GLUON_MISSING says why there is none.
+Triton 3.6 to 3.9 have Gluon for Hopper; what they name differently is here. GLUON_MISSING says why there is none, and
+`why_aside` why the portable kernels run all the same: a compiler that these schedules ran with on no GPU may break them.
 """
 
+import contextlib
 import functools
 import importlib.util
+import os
+from collections.abc import Iterator
 
 import torch
 
-from swiglu_kernels.launches.backend import INTERPRETING, TRITON_AVAILABLE
+from swiglu_kernels.launches.backend import INTERPRETING, TRITON_AVAILABLE, capability_of, triton
 from swiglu_kernels.launches.tiles import Capability
 
 CONSUMER_WARPS = 4
@@ -35,6 +39,46 @@ def _gluon_is_missing() -> str | None:
 
 
 GLUON_MISSING = _gluon_is_missing()
+RUN_ON_A_GPU = ("3.6",)
+"""Minor versions of Triton with which all tests of these kernels passed on a GPU."""
+VARIABLE = "SWIGLU_KERNELS_BY_HAND"
+"""`on` runs these kernels with any version of Triton, `off` with none; read at import."""
+
+
+def _not_to_run(version: str, wish: str) -> str | None:
+    """Say what speaks against these kernels with a version of Triton and the value of VARIABLE, or return None."""
+    if wish == "off":
+        return f"{VARIABLE}=off"
+    if wish == "on" or ".".join(version.split(".")[:2]) in RUN_ON_A_GPU:
+        return None
+    tested = ", ".join(RUN_ON_A_GPU)
+    return f"they ran on a GPU with Triton {tested}, not with {version}; {VARIABLE}=on runs them all the same"
+
+
+_aside = _not_to_run(str(getattr(triton, "__version__", "")), os.environ.get(VARIABLE, ""))
+
+
+def why_off() -> str | None:
+    """Say why these kernels run on no GPU here, or return None."""
+    return GLUON_MISSING or _aside
+
+
+def why_aside(device: torch.device) -> str | None:
+    """Say why the portable kernels run on a GPU that these are made for; None there where they do not, and elsewhere."""
+    made_for = not INTERPRETING and TRITON_AVAILABLE and (capability_of(device) or (0,))[0] == 9
+    return why_off() if made_for else None
+
+
+@contextlib.contextmanager
+def by_hand_aside(reason: str | None) -> Iterator[None]:
+    """Describe launches as if these kernels ran with no version of Triton, for a reason; None: with every one."""
+    global _aside
+    kept, _aside = _aside, reason
+    try:
+        yield
+    finally:
+        _aside = kept
+
 
 if GLUON_MISSING is None:
     from triton.experimental import gluon
@@ -138,10 +182,10 @@ def missing_for(capability: Capability | None, *operands: torch.Tensor) -> str |
         capability: of the GPU that would run it; None for none.
         operands: matrices; their strides are for `fits_tma` to judge.
     """
-    if GLUON_MISSING is not None:
-        return GLUON_MISSING
     if capability is None or capability[0] != 9:
         return "the kernel is for compute capability 9.0"
+    if off := why_off():
+        return off
     if any(operand.dtype not in SIXTEEN_BITS for operand in operands):
         return "the kernel is for 16-bit types"
     if any(0 in operand.shape for operand in operands):

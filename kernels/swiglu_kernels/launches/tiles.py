@@ -100,6 +100,10 @@ _UNALIGNED: list[tuple[float, Tile]] = [
 ]
 
 
+FORMULA_DEPTH = 32
+"""The most, where operands are formed on the fly by another formula than plain SiLU: deeper tiles spill registers."""
+
+
 def family_of(capability: Capability | None) -> Family:
     """Name the tile table for a compute capability; None (the interpreter) reads the Hopper table."""
     return "hopper" if capability is None or capability[0] in (9, 10) else "ampere"

@@ -10,6 +10,8 @@ Either kernel has two forms. ON_THE_FLY, it reads dZ, gate and up and forms d_ga
 they never exist in memory. Otherwise it reads d_gate and d_up that another kernel has made.
 """
 
+from dataclasses import replace
+
 import torch
 
 from swiglu_kernels.hopper import products
@@ -17,7 +19,7 @@ from swiglu_kernels.launches.backend import capability_of, multiprocessors, tl, 
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.launches.precision import float32_dot_precision
-from swiglu_kernels.launches.tiles import Capability, input_grad_tile, weight_grad_tile
+from swiglu_kernels.launches.tiles import FORMULA_DEPTH, Capability, input_grad_tile, weight_grad_tile
 from swiglu_kernels.portable.arithmetic import (
     dot,
     gated_gradients,
@@ -262,6 +264,8 @@ def input_grad_launch(
     dz = gate if dz is None else dz  # never touched unless on the fly
     aligned = vectorises(dz, gate, w_gate, w_up, dx)
     tile = portable_tile(tuned, aligned) or input_grad_tile(M, gate.dtype, capability, aligned, on_the_fly)
+    if on_the_fly and formula != PLAIN:
+        tile = replace(tile, depth=min(tile.depth, FORMULA_DEPTH))
     left, right = (tile.rows, tile.depth), (tile.depth, tile.columns)
     return Launch(
         kernel=_input_grad_kernel,
@@ -321,6 +325,8 @@ def weight_grad_launch(
     dz = gate if dz is None else dz  # never touched unless on the fly
     aligned = vectorises(dz, gate, x, d_w_gate)
     tile = portable_tile(tuned, aligned) or weight_grad_tile(N, x.dtype, capability, aligned)
+    if on_the_fly and formula != PLAIN:
+        tile = replace(tile, depth=min(tile.depth, FORMULA_DEPTH))
     left, right = (tile.depth, tile.rows), (tile.depth, tile.columns)
     return Launch(
         kernel=_weight_grad_kernel,

@@ -82,6 +82,29 @@ def _store_gradients(
 
 
 @triton.jit
+def _store_half(
+    d_h, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, tile_n, M, N, multiplier, alpha, limit, up_offset,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, STORE_H: tl.constexpr, FORMULA: tl.constexpr,
+):  # fmt: skip
+    """As `_store_gradients`; halved once more where the formula is a long one that makes h as well."""
+    if STORE_H and FORMULA != "silu":
+        left, right = halves(d_h)
+        _store_gradients(
+            left, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, 2 * tile_n, M, N,
+            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, STORE_H, FORMULA,
+        )  # fmt: skip
+        _store_gradients(
+            right, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, 2 * tile_n + 1, M, N,
+            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, STORE_H, FORMULA,
+        )  # fmt: skip
+    else:
+        _store_gradients(
+            d_h, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, tile_n, M, N,
+            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N, WIDE, STORE_H, FORMULA,
+        )  # fmt: skip
+
+
+@triton.jit
 def _down_backward_kernel(
     d_out_ptr, w_down_ptr, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, M, N, H,
     d_out_m, d_out_h, w_down_h, w_down_n, multiplier, alpha, limit, up_offset,
@@ -96,11 +119,11 @@ def _down_backward_kernel(
     )  # fmt: skip
     if BLOCK_N >= 64:  # in halves, one after the other: five whole tiles at once spill registers
         left, right = halves(d_h)
-        _store_gradients(
+        _store_half(
             left, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, 2 * tile_n, M, N,
             multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, STORE_H, FORMULA,
         )  # fmt: skip
-        _store_gradients(
+        _store_half(
             right, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, 2 * tile_n + 1, M, N,
             multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, STORE_H, FORMULA,
         )  # fmt: skip

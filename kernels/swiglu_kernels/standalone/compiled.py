@@ -1,30 +1,40 @@
 """What the compiler makes of each matrix kernel, on any machine with Triton and without a GPU.
 
     python -m swiglu_kernels.standalone.compiled [--capability 9.0] [--dtype bfloat16] [--tokens 8192] [--json]
+    python -m swiglu_kernels.standalone.compiled --every [--capability 9.0] [--json]
 
 The launches are described on meta tensors with the tiles of the named GPU, so what is compiled is what would run there.
+`--every` takes those of `covering.py` instead of one shape's, as many at a time as there are cores.
 Not under TRITON_INTERPRET=1: interpreted kernels are never compiled.
 """
 
 import argparse
 import dataclasses
+import functools
+import itertools
 import json
+import multiprocessing
+import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
 
-from swiglu_kernels.launches.backend import INTERPRETING, TRITON_AVAILABLE
+from swiglu_kernels.launches.backend import INTERPRETING, TRITON_AVAILABLE, triton
 from swiglu_kernels.launches.formula import Formula
 from swiglu_kernels.launches.launch import INT32_MAX, Launch
 from swiglu_kernels.launches.tiles import Capability
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch, recompute_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.standalone.covering import covering
 
+FEW_BYTES = 8
+"""Of a thread's registers, that some versions of ptxas spill once, outside of a main loop."""
 _POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
 
 
@@ -112,9 +122,7 @@ def compile_launch(launch: Launch, capability: Capability) -> Any:
     source_type = GluonASTSource if isinstance(launch.kernel, GluonJITFunction) else ASTSource
     source = source_type(launch.kernel, signature, constants, attributes)
     target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
-    return triton_compile(
-        source, target=target, options={"num_warps": launch.num_warps, "num_stages": launch.num_stages}
-    )
+    return triton_compile(source, target=target, options=launch.options)
 
 
 def _resource_usage(cubin: bytes) -> tuple[int, int]:
@@ -136,7 +144,12 @@ def report(
     name: str, tokens: int, hidden: int, intermediate: int, dtype: torch.dtype, capability: Capability
 ) -> Report:
     """Compile one kernel by its name in `launches` and count what it uses."""
-    compiled = compile_launch(launches(tokens, hidden, intermediate, dtype, capability)[name](), capability)
+    launch = launches(tokens, hidden, intermediate, dtype, capability)[name]()
+    return _report(name, launch, tokens, dtype, capability)
+
+
+def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capability: Capability) -> Report:
+    compiled = compile_launch(launch, capability)
     registers, stack_bytes = _resource_usage(compiled.asm["cubin"])
     ptx = compiled.asm["ptx"]
     return Report(
@@ -154,6 +167,26 @@ def report(
     )
 
 
+_covering = functools.cache(covering)
+
+
+def _report_of(capability: Capability, number: int) -> Report:
+    name, launch = _covering(capability)[number]
+    tensors = (getattr(value, "base", value) for value in launch.arguments.values())
+    dtype = next(tensor.dtype for tensor in tensors if isinstance(tensor, torch.Tensor))
+    try:
+        return _report(name, launch, launch.arguments.get("M", 0), dtype, capability)
+    except Exception as error:
+        raise RuntimeError(f"{name!r} for {capability} under Triton {triton.__version__}: {error}") from error
+
+
+def every(capabilities: list[Capability]) -> Iterator[Report]:
+    """Compile what covers every kernel and tile for compute capabilities, as many at a time as there are cores."""
+    numbers = [(one, number) for one in capabilities for number in range(len(_covering(one)))]
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("fork")) as pool:
+        yield from pool.map(_report_of, *zip(*numbers, strict=True))
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Print a line per kernel, or JSON."""
     parser = argparse.ArgumentParser(
@@ -165,20 +198,36 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--intermediate", type=int, default=11008)
     parser.add_argument("--kernel", action="append", help="name as printed, repeatable (default all)")
+    parser.add_argument("--every", action="store_true", help="every kernel and tile, instead of those of one shape")
     parser.add_argument("--json", action="store_true", help="one JSON list instead of a table")
     options = parser.parse_args(arguments)
+    texts = (text.split(".") for text in options.capability or ["8.0", "9.0", "10.0"])
+    capabilities = [(int(major), int(minor)) for major, minor in texts]
     reports = []
-    for text in options.capability or ["8.0", "9.0", "10.0"]:
-        major, minor = (int(part) for part in text.split("."))
-        for tokens in options.tokens or [8192]:
-            shape = (tokens, options.hidden, options.intermediate)
-            dtype = getattr(torch, options.dtype)
-            for name in options.kernel or launches(*shape, dtype, (major, minor)):
-                reports.append(dataclasses.asdict(report(name, *shape, dtype, (major, minor))))
-                if not options.json:
-                    print("  ".join(f"{key} {value}" for key, value in reports[-1].items()))
+    for one in every(capabilities) if options.every else _of_one_shape(options, capabilities):
+        reports.append(dataclasses.asdict(one))
+        if options.every and not options.json:
+            units = "wgmma" if one.wgmma else "tcgen05" if one.tcgen05 else "mma" if one.mma else "no matrix unit"
+            print(
+                f"{one.capability:>4}  {one.registers:3} registers  {one.stack_bytes:3} B spilled  "
+                f"{one.shared_bytes:6} B shared  {units:14}  {one.kernel}"
+            )
+        elif not options.json:
+            print("  ".join(f"{key} {value}" for key, value in reports[-1].items()))
     if options.json:
         print(json.dumps(reports))
+    elif options.every:
+        spilling = sum(one["stack_bytes"] > FEW_BYTES for one in reports)
+        print(
+            f"Triton {triton.__version__}: {len(reports)} kernels compiled, {spilling} spill more than {FEW_BYTES} bytes"
+        )
+
+
+def _of_one_shape(options: argparse.Namespace, capabilities: list[Capability]) -> Iterator[Report]:
+    for capability, tokens in itertools.product(capabilities, options.tokens or [8192]):
+        what = (tokens, options.hidden, options.intermediate, getattr(torch, options.dtype), capability)
+        for name in options.kernel or launches(*what):
+            yield report(name, *what)
 
 
 if __name__ == "__main__":

@@ -205,7 +205,7 @@ KERNELS = {
 def by_hand_is_possible(problem: Problem) -> bool:
     """Whether schedules by hand can run for a GPU and dtype; tensors may still rule them out."""
     on_hopper = problem.capability is not None and problem.capability[0] == 9
-    return on_hopper and problem.dtype in TUNED_DTYPES and shared.GLUON_MISSING is None
+    return on_hopper and problem.dtype in TUNED_DTYPES and shared.why_off() is None
 
 
 def shipped(name: str, problem: Problem) -> Choice:

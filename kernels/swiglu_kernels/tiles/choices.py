@@ -20,7 +20,7 @@ measured.
 import torch
 
 from swiglu_kernels.hopper.products import fills_waves
-from swiglu_kernels.hopper.shared import GLUON_MISSING
+from swiglu_kernels.hopper.shared import why_off
 from swiglu_kernels.launches.backend import capability_of, constant_in_graphs, multiprocessors
 
 AUTO = "auto"
@@ -34,7 +34,7 @@ FEW_TOKENS = 8
 @constant_in_graphs  # a GPU does not change while a compiled function lives
 def _hopper_multiprocessors(device: torch.device) -> int:
     """Return how many multiprocessors run `hopper_products.py` here, 0 for none."""
-    if device.type != "cuda" or GLUON_MISSING is not None or capability_of(device) != (9, 0):
+    if device.type != "cuda" or why_off() is not None or capability_of(device) != (9, 0):
         return 0
     return multiprocessors(device)
 

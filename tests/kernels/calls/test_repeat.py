@@ -28,7 +28,7 @@ class Kernel:
         self.bound = self.launched = 0
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        def bind(*, num_warps: int, num_stages: int, **arguments: Any) -> Any:
+        def bind(*, num_warps: int, num_stages: int, enable_fp_fusion: bool, **arguments: Any) -> Any:
             self.bound += 1
             self.compute(*(one.data_ptr() if isinstance(one, torch.Tensor) else one for one in arguments.values()))
             return Compiled(self)

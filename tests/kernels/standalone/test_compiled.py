@@ -2,23 +2,25 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
-from swiglu_kernels.launches import backend
-from swiglu_kernels.standalone.compiled import compile_launch, launches
+from swiglu_kernels.hopper import forward, row
+from swiglu_kernels.launches import backend, tiles
+from swiglu_kernels.standalone import covering
+from swiglu_kernels.standalone.compiled import FEW_BYTES, compile_launch, launches
 
 pytestmark = pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is not installed")
 
-SHARED_BYTES = {"8.0": 163 * 1024, "8.6": 99 * 1024, "9.0": 227 * 1024, "10.0": 227 * 1024}
-
-
-SPILLS = {("dX on the fly", "9.0"): 24}
+SHARED_BYTES = {"8.0": 163 * 1024, "9.0": 227 * 1024, "10.0": 227 * 1024}
+UNITS = {"8.0": "mma", "9.0": "wgmma", "10.0": "tcgen05"}
+SPILLS = {"dX on the fly, 64 tokens, bfloat16": 24}
 """Bytes that a kernel may spill: this one, which nothing chooses by itself, under Triton 3.9."""
 
 
-def compile_kernels(*arguments: str) -> list[dict]:
+def compile_kernels(*arguments: str) -> list[dict[str, Any]]:
     """Compile in a process without the interpreter, whose kernels cannot be compiled."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "swiglu_kernels.standalone.compiled", "--json", *arguments]
@@ -36,49 +38,52 @@ def missing_tool(capability: str) -> str | None:
     return None if os.path.exists(path) else f"this Triton has no {name} at {path}"
 
 
-@pytest.fixture(scope="module")
-def reports() -> list[dict]:
-    capabilities = [capability for capability in SHARED_BYTES if missing_tool(capability) is None]
-    return compile_kernels(*(word for capability in capabilities for word in ("--capability", capability)))
-
-
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("capability", SHARED_BYTES)
-def test_kernels_compile_without_spills(reports, capability):
-    reason = missing_tool(capability)
-    if reason is not None:
+def test_every_kernel_that_can_be_chosen_compiles_without_spills(capability: str) -> None:
+    """By the installed Triton; `make test-versions` does so with others."""
+    if reason := missing_tool(capability):
         pytest.skip(reason)
-    chosen = [report for report in reports if report["capability"] == capability]
-    assert len(chosen) == 11
-    for report in chosen:
-        assert report["shared_bytes"] <= SHARED_BYTES[capability], report
-        assert report["stack_bytes"] <= SPILLS.get((report["kernel"], capability), 0), report
-        tensor_core_instructions = {"8": "mma", "9": "wgmma", "10": "tcgen05"}[capability.split(".")[0]]
-        assert report[tensor_core_instructions] > 0, report
-
-
-def test_float32_and_few_tokens_compile_without_spills():
-    if reason := missing_tool("9.0"):
-        pytest.skip(reason)
-    names = ["--kernel", "forward, gate and up stored", "--kernel", "dX on the fly"]
-    for report in compile_kernels(
-        "--capability", "9.0", "--dtype", "float32", "--tokens", "1", "--tokens", "300", *names
-    ):
-        assert report["stack_bytes"] == 0, report
-
-
-def test_few_tokens_and_narrow_weights_compile():
-    if reason := missing_tool("9.0"):
-        pytest.skip(reason)
-    sizes = ("--hidden", "7168", "--intermediate", "2048", "--tokens", "1", "--tokens", "16", "--tokens", "128")
-    reports = compile_kernels(
-        "--capability", "9.0", *sizes, "--kernel", "forward", "--kernel", "forward, parts added up"
-    )
-    assert len(reports) == 6
+    reports = compile_kernels("--every", "--capability", capability)
+    names = " ".join(report["kernel"] for report in reports)
+    for kernel in ("forward", "recompute", "dX", "dW", "mlp", "silu_mul", "unsloth"):
+        assert kernel in names
+    assert ("row forward" in names) == ("ping-pong forward" in names) == ("gate backward" in names)
+    if capability == "9.0":
+        assert all(f"ping-pong forward, {columns} columns" in names for columns in forward.COLUMNS)
+        assert all(f"tokens, {columns} columns" in names for columns in range(8, row.MOST_COLUMNS + 1, 8))
+    else:
+        assert "row forward" not in names
     for report in reports:
-        assert report["stack_bytes"] <= 8, report  # eight under Triton 3.9
+        assert report["shared_bytes"] <= SHARED_BYTES[capability], report
+        assert report["stack_bytes"] <= SPILLS.get(report["kernel"], FEW_BYTES), report
+        if "8192 tokens, bfloat16" in report["kernel"] or "columns" in report["kernel"]:
+            assert report[UNITS[capability]] > 0, report
 
 
-def test_nothing_is_compiled_under_the_interpreter(monkeypatch):
+def test_every_tile_that_is_shipped_is_among_them() -> None:
+    capability, covered = (9, 0), set()
+    for _, launch in covering.covering(capability):
+        sizes = [launch.arguments.get(f"BLOCK_{axis}") for axis in "MNKH"]
+        covered |= {(*sorted(size for size in sizes if size), launch.num_warps, launch.num_stages)}
+    shipped = [
+        tiles.forward_tile(tokens, hidden, intermediate, dtype, capability, aligned, 132)
+        for tokens in (1, 16, 17, 64, 65, 128, 129, 512, 513, 8192)
+        for hidden in (1024, 2048, 3584, 4096, 7168, 8192)
+        for intermediate in (768, 2048, 2880, 5632, 11008, 14336, 18944, 28672)
+        for dtype in (torch.bfloat16, torch.float32)
+        for aligned in (True, False)
+    ]
+    tables = (
+        tiles._FORWARD, tiles._INPUT_GRAD_ON_THE_FLY, tiles._INPUT_GRAD_READ, tiles._WEIGHT_GRAD, tiles._DOWN_BACKWARD,
+        tiles._DOWN_WEIGHT_GRAD, {"hopper": tiles._FLOAT32}, {"hopper": tiles._UNALIGNED},
+    )  # fmt: skip
+    shipped += [tile for table in tables for _, tile in table["hopper"]]
+    for tile in shipped:
+        assert (*sorted((tile.rows, tile.columns, tile.depth)), tile.warps, tile.stages) in covered, tile
+
+
+def test_nothing_is_compiled_under_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     from swiglu_kernels.standalone import compiled
 
     monkeypatch.setattr(compiled, "INTERPRETING", True)

@@ -1,0 +1,131 @@
+"""As few launches as cover every kernel that can be chosen, in every shipped tile and schedule, for a kind of GPU.
+
+What differs in a number alone (a size, a stride, how many row tiles are swept together) is compiled once. Where a
+kernel stores more or less, or applies another gate, the form that needs most registers stands for all of them.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from swiglu_kernels.hopper import forward, products, row, shared
+from swiglu_kernels.launches.formula import Formula
+from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.launches.tiles import Capability
+from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
+from swiglu_kernels.portable.glu_forward import forward_launch, recompute_launch
+from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.silu_mul import backward_launch as silu_mul_backward
+from swiglu_kernels.silu_mul import forward_launch as silu_mul_forward
+from swiglu_kernels.unsloth import backward_launch as unsloth_backward
+from swiglu_kernels.unsloth import forward_launch as unsloth_forward
+
+TOKENS = (16, 64, 128, 512, 8192)
+"""The ends of the rows of `tiles.py`."""
+WEIGHTS = ((4096, 11008), (7168, 2048), (2048, 2880), (3584, 18944), (8192, 28672))
+"""(hidden, intermediate) that take every tile of few tokens on 132 multiprocessors."""
+CLAMPED = Formula(alpha=1.702, limit=7.0, up_offset=1.0)
+_NUMBERS = {"M", "N", "K", "H", "GROUP", "WIDE", "PRECISION", "PARTS", "share", "columns", "n_elements", "TOKENS"}
+
+
+def covering(capability: Capability) -> list[tuple[str, Launch]]:
+    """Name and describe them, on meta tensors and for 132 multiprocessors."""
+    found: dict[tuple[Any, ...], tuple[str, Launch]] = {}
+    with shared.by_hand_aside("portable kernels are asked for"):
+        for name, launch in _portable(capability):
+            parts = (launch,) if launch.then is None else (launch, launch.then)
+            for part, one in zip(("", ", parts added up"), parts, strict=False):
+                found.setdefault(_kind(one), (name + part, one))
+    if capability[0] == 9 and shared.GLUON_MISSING is None:
+        for name, launch in _by_hand():
+            found.setdefault((name, *_kind(launch)), (name, launch))
+    return list(found.values())
+
+
+def _kind(launch: Launch) -> tuple[Any, ...]:
+    """What decides how a launch is compiled, but for what differs in a number alone."""
+    tensors = [getattr(value, "base", value) for value in launch.arguments.values()]
+    dtypes = {tensor.dtype for tensor in tensors if isinstance(tensor, torch.Tensor)}
+    aligned = all(
+        value == 1 or value % 16 == 0 for name, value in launch.arguments.items() if "_" in name and type(value) is int
+    )
+    compiled_in = frozenset(
+        (name, value)
+        for name, value in launch.arguments.items()
+        if name.isupper() and name not in _NUMBERS and not name.startswith("EVEN")
+    )
+    return str(launch.kernel), frozenset(dtypes), aligned, launch.num_warps, launch.num_stages, compiled_in
+
+
+def _portable(capability: Capability) -> Iterator[tuple[str, Launch]]:
+    cases = [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True)]
+    for (dtype, aligned), tokens, (hidden, intermediate) in itertools.product(cases, TOKENS, WEIGHTS):
+
+        def tensor(*shape: int, dtype: torch.dtype = dtype, aligned: bool = aligned) -> torch.Tensor:
+            rows, columns = shape
+            return torch.empty(rows, columns + (not aligned), dtype=dtype, device="meta")[:, :columns]
+
+        def dense(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device="meta")
+
+        x, z, weight = tensor(tokens, hidden), dense(tokens, intermediate), tensor(intermediate, hidden)
+        w_down, biases = tensor(hidden, intermediate), (dense(intermediate), dense(intermediate))
+        at = f"{tokens} tokens, {str(dtype).removeprefix('torch.')}{'' if aligned else ', unaligned'}"
+        for name, launch in {
+            "forward": forward_launch(x, weight, weight, z, (z, z), capability, biases, CLAMPED),
+            "recompute": recompute_launch(z, x, weight, weight, z, z, capability, biases, CLAMPED),
+            "dX on the fly": input_grad_launch(z, z, z, weight, weight, dense(tokens, hidden), capability),
+            "dX read": input_grad_launch(None, z, z, weight, weight, dense(tokens, hidden), capability),
+            "dW on the fly": weight_grad_launch(z, z, z, x, weight, weight, capability),
+            "dW read": weight_grad_launch(None, z, z, x, weight, weight, capability),
+            "mlp d_gate, d_up, h": down_backward_launch(x, w_down, (z, z), z, z, z, capability, CLAMPED),
+            "mlp dW_down": down_weight_grad_launch(x, z, w_down, capability),
+        }.items():
+            yield f"{name}, {at}", launch
+    x, z, weight = (
+        torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((512, 4096), (512, 11008), (11008, 4096))
+    )
+    yield "dX on the fly, clamped", input_grad_launch(z, z, z, weight, weight, x, capability, CLAMPED)
+    yield "dW on the fly, clamped", weight_grad_launch(z, z, z, x, weight, weight, capability, CLAMPED)
+    yield "silu_mul", silu_mul_forward(z, z, z)
+    yield "silu_mul backward", silu_mul_backward(z, z, z, z, z, CLAMPED)
+    yield "unsloth", unsloth_forward(z, z, z)
+    yield "unsloth backward", unsloth_backward(z, z, z)
+
+
+def _by_hand() -> Iterator[tuple[str, Launch]]:
+    def tensor(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(rows, columns, dtype=dtype, device="meta")
+
+    x, weight, z = tensor(8192, 4096), tensor(11008, 4096), tensor(8192, 11008)
+    for columns, stored in itertools.product(forward.COLUMNS, (None, (z, z))):
+        tile = replace(forward.TILE, columns=columns)
+        name = f"ping-pong forward, {columns} columns{', gate and up stored' if stored else ''}"
+        yield name, forward.forward_launch(x, weight, weight, z, stored, tile)
+    for number in range(1, 17):  # every width, every number of tokens and both forms, not every combination
+        tokens, columns = (number - 1) % 8 * row.X_STEP + row.X_STEP, 8 * number
+        x, z = tensor(tokens, 4096), tensor(tokens, 132 * columns)
+        weight, stored = tensor(132 * columns, 4096), None if number % 4 == 0 else (z, z)
+        yield f"row forward, {tokens} tokens, {columns} columns", row.forward_launch(x, weight, weight, z, stored)
+    gate, dx, weight = tensor(8192, 11008), tensor(8192, 4096), tensor(11008, 4096)
+    for across in (True, False):
+        matrix = weight if across else weight.t().contiguous().t()
+        pairs, lies = [(gate, matrix)] * 2, "" if across else ", weights transposed"
+        for schedule in ("ping-pong", "cooperative"):
+            yield f"{schedule} dX{lies}", products.sum_launch(pairs, dx, schedule)
+        added = tensor(*dx.shape, dtype=torch.float32)
+        yield f"ping-pong dX, added{lies}", products.sum_launch(pairs, added, accumulate=True)
+        yield (
+            f"gate backward{lies}",
+            products.gate_backward_launch(dx, matrix.t(), (gate, gate), gate, gate, gate if across else None),
+        )
+    for tokens, outputs in itertools.product((8192, 8208, 8224), (1, 2)):
+        pairs = [(tensor(tokens, 11008), tensor(tokens, 4096))] * outputs
+        last = tokens % products.DEPTH
+        yield (
+            f"ping-pong dW of {outputs}{f', {last} rows left' if last else ''}",
+            products.transposed_launch(pairs, [weight] * outputs),
+        )

@@ -1,0 +1,67 @@
+"""Which versions of Triton the kernels by hand run with, and who says so where they do not."""
+
+import pytest
+import torch
+
+from swiglu_bench.machine import doctor
+from swiglu_kernels import FusedSwiGLU
+from swiglu_kernels.hopper import forward, products, shared
+from swiglu_kernels.hopper.shared import RUN_ON_A_GPU, VARIABLE, by_hand_aside, why_aside
+from swiglu_kernels.launches import backend
+from swiglu_kernels.tiles import choices
+from swiglu_kernels.tiles.candidates import Problem, shipped
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were one, and Gluon."""
+    monkeypatch.setattr(shared, "GLUON_MISSING", None)
+    for module in (shared, backend):
+        monkeypatch.setattr(module, "INTERPRETING", False)
+        monkeypatch.setattr(module, "TRITON_AVAILABLE", True)
+        monkeypatch.setattr(module, "capability_of", lambda device: (9, 0) if device.type == "cuda" else None)
+    monkeypatch.setattr(choices, "capability_of", lambda device: (9, 0))
+    monkeypatch.setattr(choices, "multiprocessors", lambda device: 132)
+
+
+def test_a_version_that_ran_on_no_gpu_is_named() -> None:
+    assert all(shared._not_to_run(f"{version}.1", "") is None for version in RUN_ON_A_GPU)
+    reason = str(shared._not_to_run("4.2.0", ""))
+    assert "4.2.0" in reason
+    assert all(version in reason for version in RUN_ON_A_GPU)
+    assert "4.2.0" in str(shared._not_to_run("4.2.0+git1.2", ""))
+
+
+def test_the_environment_decides_for_good() -> None:
+    assert shared._not_to_run("4.2.0", "on") is None
+    assert VARIABLE in str(shared._not_to_run(f"{RUN_ON_A_GPU[0]}.0", "off"))
+
+
+@pytest.mark.usefixtures("hopper")
+def test_they_step_aside_for_the_portable_kernels() -> None:
+    x, weight = (torch.empty(1024, 1024, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    problem = Problem(1024, 4096, 11008, torch.bfloat16, (9, 0))
+    for reason, schedule in ((None, "ping-pong"), ("Triton 4.2.0 ran on no GPU", "portable")):
+        with by_hand_aside(reason):
+            assert forward.why_not(x, weight, weight, (9, 0)) == reason
+            assert products.why_not([(x, weight)], [x], (9, 0)) == reason
+            assert shipped("forward", problem).schedule == schedule
+            assert choices._hopper_multiprocessors(GPU) == (132 if reason is None else 0)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_who_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = FusedSwiGLU(8, 8)
+    monkeypatch.setattr(type(next(module.parameters())), "device", GPU, raising=False)
+    with by_hand_aside("Triton 4.2.0 ran on no GPU"):
+        assert why_aside(GPU) == "Triton 4.2.0 ran on no GPU"
+        assert why_aside(torch.device("cpu")) is None
+        assert module.backend == "triton, portable kernels only: Triton 4.2.0 ran on no GPU"
+        (finding,) = doctor.kernel_findings(GPU)
+        assert (finding.severity, finding.found) == (doctor.WARN, "Triton 4.2.0 ran on no GPU")
+    with by_hand_aside(None):
+        assert module.backend == "triton"
+        (finding,) = doctor.kernel_findings(GPU)
+        assert finding.severity is doctor.OK
