@@ -8,12 +8,15 @@ around each.
 
 PTX needs addresses, and Triton does not tell where in shared memory it puts a buffer. `locate` therefore marks buffers
 with a pattern each, once for a program, and looks for them. It does so with two patterns one after the other: shared
-memory is not cleared between kernels, and what an earlier one left there may hold any one pattern.
+memory is not cleared between kernels, and what an earlier one left there may hold any one pattern. A program that does
+not find a buffer ends with an assertion that names the kernel and the version of Triton (`lost`), so such kernels are
+compiled with assertions: one comparison for each buffer and program.
 
 Measured on an H200: NOTES.md. Descriptors and wgmma: PTX ISA 8.7, "Asynchronous Warpgroup Level Matrix Instructions".
 """
 
 from swiglu_kernels.hopper.shared import GLUON_MISSING
+from swiglu_kernels.launches.backend import triton
 
 BLOCK = 64
 """Rows and columns of what the accumulator is handed over in; also the depth of a stage, 128 bytes."""
@@ -21,6 +24,18 @@ FAR = 128 * 1024
 """Bytes between the two pieces of shared memory that a thread looks at: 128 threads cover 256 KB."""
 RELEASES = 4
 """Arrivals that free a stage or hand over the turn: one of each warp."""
+
+NOWHERE = 0x7FFFFFFF
+"""The address of a buffer that is not found."""
+
+
+def lost(kernel: str) -> str:
+    """Say what a program's end means that does not find its buffers."""
+    return (
+        f"swiglu_kernels: {kernel} does not find its buffers in shared memory under Triton {triton.__version__}; "
+        "SWIGLU_KERNELS_BY_HAND=off runs the portable kernels instead"
+    )
+
 
 if GLUON_MISSING is None:
     from triton.experimental import gluon
@@ -30,7 +45,7 @@ if GLUON_MISSING is None:
 
     _BLOCK = gl.constexpr(BLOCK)
     _MARKS, _OTHER_MARKS = gl.constexpr(0x5AC3), gl.constexpr(0x35A6)  # of three buffers: these and the next two
-    _FAR = gl.constexpr(FAR)
+    _FAR, _NOWHERE = gl.constexpr(FAR), gl.constexpr(NOWHERE)
     _LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16]))
 
     @gluon.constexpr_function
@@ -237,24 +252,29 @@ if GLUON_MISSING is None:
         return seen
 
     @gluon.jit
-    def _found(seen, again, NUMBER: gl.constexpr):
-        """The address of the piece that held mark NUMBER, once of each pattern."""
+    def _found(seen, again, NUMBER: gl.constexpr, LOST: gl.constexpr):
+        """The address of the piece that held mark NUMBER, once of each pattern; where none did, the program ends."""
         ONE: gl.constexpr = (_MARKS + NUMBER) * 0x10001
         OTHER: gl.constexpr = (_OTHER_MARKS + NUMBER) * 0x10001
         near = (seen[1] == ONE) & (seen[2] == ONE) & (again[1] == OTHER) & (again[2] == OTHER)
         far = (seen[3] == ONE) & (seen[4] == ONE) & (again[3] == OTHER) & (again[4] == OTHER)
-        return gl.min(gl.where(near, seen[0], gl.where(far, seen[0] + _FAR, 0x7FFFFFFF)), 0)
+        address = gl.min(gl.where(near, seen[0], gl.where(far, seen[0] + _FAR, _NOWHERE)), 0)
+        gl.device_assert(address != _NOWHERE, LOST)
+        return address
 
     @gluon.jit
-    def locate(buffer):
-        """Return the address of a buffer of at least 8 rows of 128 bytes, whose contents are lost."""
+    def locate(buffer, LOST: gl.constexpr):
+        """Return the address of a buffer of at least 8 rows of 128 bytes, whose contents are lost.
+
+        LOST: what is printed where it is not found.
+        """
         _mark(buffer, _MARKS)
         seen = _pieces()
         _mark(buffer, _OTHER_MARKS)
-        return _found(seen, _pieces(), 0)
+        return _found(seen, _pieces(), 0, LOST)
 
     @gluon.jit
-    def locate_all(left, right, barriers):
+    def locate_all(left, right, barriers, LOST: gl.constexpr):
         """Return the addresses of three such buffers."""
         _mark(left, _MARKS)
         _mark(right, _MARKS + 1)
@@ -264,4 +284,4 @@ if GLUON_MISSING is None:
         _mark(right, _OTHER_MARKS + 1)
         _mark(barriers, _OTHER_MARKS + 2)
         again = _pieces()
-        return _found(seen, again, 0), _found(seen, again, 1), _found(seen, again, 2)
+        return _found(seen, again, 0, LOST), _found(seen, again, 1, LOST), _found(seen, again, 2, LOST)
