@@ -10,6 +10,7 @@ FusedSwiGLU                           a module in place of two Linears and the g
 FusedSwiGLUMLP, FusedSwiGLUPackedMLP  modules with the state_dict of a Llama, Qwen or Mistral MLP, and of Phi-3's
 patch_model(model), unpatch(model)    put them into a Hugging Face model, and take them out again
 reference                             the definitions, in PyTorch
+warm_up(model, tokens=[1, 64])        compile what these token counts need, before the first request
 backend_for(tensor)                   where a kernel would run: "triton", "interpreter" or "torch"
 """
 
@@ -22,6 +23,7 @@ from swiglu_kernels.modules import FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPacke
 from swiglu_kernels.patch import PatchReport, patch_model, unpatch
 from swiglu_kernels.silu_mul import silu_mul
 from swiglu_kernels.unsloth import swiglu_DWf_DW_dfg_kernel, swiglu_fg_kernel, unsloth_silu_mul
+from swiglu_kernels.warm_up import warm_up
 
 __all__ = [
     "FusedSwiGLU",
@@ -39,4 +41,5 @@ __all__ = [
     "swiglu_mlp",
     "unpatch",
     "unsloth_silu_mul",
+    "warm_up",
 ]

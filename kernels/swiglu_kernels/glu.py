@@ -27,7 +27,7 @@ from swiglu_kernels.calls import autocast, repeat
 from swiglu_kernels.calls.checks import check_formula, check_glu, check_option, check_vector
 from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.calls.operator import operator
-from swiglu_kernels.calls.saved import backward_with, call_and_keep, call_past_dispatcher, note_call
+from swiglu_kernels.calls.saved import backward_with, call_and_keep, call_past_dispatcher, load, save
 from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import Formula, formula_of
@@ -230,15 +230,14 @@ _glu_backward.register_fake(_backward_outputs)
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    x, w_gate, w_up, weight_grad, save, input_grad, bias_gate, bias_up, *ctx.formula = inputs
+    x, w_gate, w_up, weight_grad, kept, input_grad, bias_gate, bias_up, *ctx.formula = inputs
     _, gate, up = output
-    ctx.options = weight_grad, save, input_grad
+    ctx.options = weight_grad, kept, input_grad
     ctx.mark_non_differentiable(gate, up)
-    note_call(ctx)
     ctx.set_materialize_grads(False)  # or autograd fills two [M, N] tensors of zeros for gate and up
-    saved_x = None if (weight_grad, save) == ("none", "preact") else x
-    biases = (bias_gate, bias_up) if save == "input" else (None, None)
-    ctx.save_for_backward(saved_x, w_gate, w_up, gate, up, *biases)
+    saved_x = None if (weight_grad, kept) == ("none", "preact") else x
+    biases = (bias_gate, bias_up) if kept == "input" else (None, None)
+    save(ctx, saved_x, (w_gate, w_up), (gate, up), biases)
 
 
 def _backward(ctx, dz, _d_gate, _d_up):
@@ -246,11 +245,11 @@ def _backward(ctx, dz, _d_gate, _d_up):
         return (None,) * 13
     needs_x, needs_w_gate, needs_w_up = ctx.needs_input_grad[:3]
     needs_bias_gate, needs_bias_up = ctx.needs_input_grad[6:8]
-    *tensors, bias_gate, bias_up = ctx.saved_tensors
+    (*tensors, bias_gate, bias_up), free = load(ctx, dz, weights=2)
     refuse_create_graph(_glu_backward, tensors[0])
     needs_bias = needs_bias_gate or needs_bias_up
     arguments = dz, *tensors, *ctx.options, needs_x, needs_bias, bias_gate, bias_up, *ctx.formula
-    dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = backward_with(ctx, _glu_backward, tensors[3], *arguments)
+    dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = backward_with(free, _glu_backward, *tensors[3:], *arguments)
     frozen = ctx.options[0] == "none"
     return (
         dx if needs_x else None,

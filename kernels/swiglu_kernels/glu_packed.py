@@ -16,7 +16,7 @@ from swiglu_kernels.calls import autocast
 from swiglu_kernels.calls.checks import check_formula, check_option, check_packed, check_vector
 from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.calls.operator import operator
-from swiglu_kernels.calls.saved import backward_with, call_and_keep, note_call
+from swiglu_kernels.calls.saved import backward_with, call_and_keep, load, save
 from swiglu_kernels.glu import as_matrix, forward_outputs, like_leading, needs_backward, new, run_backward, run_forward
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import formula_of
@@ -111,23 +111,22 @@ _glu_packed_backward.register_fake(_backward_outputs)
 
 def _setup_context(ctx, inputs, output) -> None:
     x, w_gate_up, bias_gate_up, *ctx.options = inputs
-    _, weight_grad, save, *_ = ctx.options
+    _, weight_grad, kept, *_ = ctx.options
     _, gate, up = output
     ctx.mark_non_differentiable(gate, up)
-    note_call(ctx)
     ctx.set_materialize_grads(False)
-    saved_x = None if (weight_grad, save) == ("none", "preact") else x
-    ctx.save_for_backward(saved_x, w_gate_up, gate, up, bias_gate_up if save == "input" else None)
+    saved_x = None if (weight_grad, kept) == ("none", "preact") else x
+    save(ctx, saved_x, (w_gate_up,), (gate, up), (bias_gate_up if kept == "input" else None,))
 
 
 def _backward(ctx, dz, _d_gate, _d_up):
     if dz is None:  # undefined, since gradients are not materialised
         return (None,) * 12
-    saved = ctx.saved_tensors
+    saved, free = load(ctx, dz, weights=1)
     refuse_create_graph(_glu_packed_backward, saved[0])
     needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
     arguments = dz, *saved, needs_x, needs_bias, *ctx.options
-    dx, d_weight, d_bias = backward_with(ctx, _glu_packed_backward, saved[2], *arguments)
+    dx, d_weight, d_bias = backward_with(free, _glu_packed_backward, *saved[2:4], *arguments)
     frozen = ctx.options[1] == "none"
     return (
         dx if needs_x else None,

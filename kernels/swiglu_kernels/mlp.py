@@ -40,7 +40,7 @@ from swiglu_kernels.calls import autocast, repeat
 from swiglu_kernels.calls.checks import check_chunk, check_down, check_formula, check_glu, check_option, check_vector
 from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.calls.operator import operator
-from swiglu_kernels.calls.saved import backward_with, call_and_keep, call_past_dispatcher, note_call
+from swiglu_kernels.calls.saved import backward_with, call_and_keep, call_past_dispatcher, load, save
 from swiglu_kernels.glu import (
     as_matrix,
     launch_of,
@@ -246,25 +246,24 @@ def _(d_out: torch.Tensor, w_gate: torch.Tensor, needs: Sequence[bool], weight_g
 
 def _setup_context(ctx, inputs, output) -> None:
     x, w_gate, w_up, w_down, bias_gate, bias_up, _, *ctx.options = inputs
-    weight_grad, save, *_ = ctx.options
+    weight_grad, kept, *_ = ctx.options
     _, gate, up = output
     ctx.mark_non_differentiable(gate, up)
-    note_call(ctx)
     ctx.set_materialize_grads(False)
-    saved_x = None if (weight_grad, save) == ("none", "preact") else x
-    biases = (bias_gate, bias_up) if save == "input" else (None, None)
-    ctx.save_for_backward(saved_x, w_gate, w_up, w_down, gate, up, *biases)
+    saved_x = None if (weight_grad, kept) == ("none", "preact") else x
+    biases = (bias_gate, bias_up) if kept == "input" else (None, None)
+    save(ctx, saved_x, (w_gate, w_up, w_down), (gate, up), biases)
 
 
 def _backward(ctx, d_out, _d_gate, _d_up):
     if d_out is None:  # undefined, since gradients are not materialised
         return (None,) * 16
-    saved = ctx.saved_tensors
+    saved, free = load(ctx, d_out, weights=3)
     refuse_create_graph(_mlp_backward, saved[0])
     needs = list(ctx.needs_input_grad[:7])
     if ctx.options[0] == "none":
         needs[W_GATE] = needs[W_UP] = needs[W_DOWN] = False
-    gradients = backward_with(ctx, _mlp_backward, saved[4], d_out, *saved, needs, *ctx.options)
+    gradients = backward_with(free, _mlp_backward, *saved[4:6], d_out, *saved, needs, *ctx.options)
     return (*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), *(None,) * 9)
 
 

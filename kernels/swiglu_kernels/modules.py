@@ -170,7 +170,7 @@ class FusedModule(nn.Module):
         tensor = check_like("x", x, first, check_tensor(first, weights[0]))
         for name, weight in zip(names[1:], weights[1:], strict=True):
             check_like(f"{name}.weight", weight, first, weights[0])
-        in_features = linears[0].in_features
+        in_features = weights[0].shape[1]  # as nn.Linear, which reads its own in_features for its name alone
         if tensor.dim() == 0 or tensor.shape[-1] != in_features:
             raise ValueError(
                 f"x: expected [..., {in_features}], the in_features of {names[0]}, got {tuple(tensor.shape)}"

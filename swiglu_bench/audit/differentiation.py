@@ -128,6 +128,26 @@ def mutated_inputs(subject: Subject) -> Outcome:
     return PASSED
 
 
+def saved_tensors(subject: Subject) -> Outcome:
+    """What a hook on saved tensors keeps is left as it was by the backward."""
+    if not subject.implementation.gradients(subject.scope):
+        return unsupported(NO_BACKWARD)
+    held: list[tuple[Tensor, Tensor]] = []
+
+    def keep(saved: Tensor) -> Tensor:
+        held.append((saved, saved.detach().clone()))
+        return saved
+
+    built = subject.built(subject.problem())
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+        built.train(0)
+    changed = sorted({tuple(now.shape) for now, was in held if not same_bits(now.detach(), was)})
+    if not changed:
+        return PASSED
+    text = f"the backward overwrites saved tensors of {', '.join(map(str, changed))} that somebody holds"
+    return unsupported(f"{text}, as it declares") if subject.implementation.overwrites else failed(text)
+
+
 def _sentence(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return text if len(text) <= 200 else text[:197] + "..."

@@ -45,6 +45,7 @@ CHECKS = (
     Check("clamp", inputs.clamp),
     Check("packed weights", inputs.packed),
     Check("mutated inputs", differentiation.mutated_inputs),
+    Check("saved tensors", differentiation.saved_tensors),
     Check("determinism", differentiation.determinism),
     Check("second backward", differentiation.second_backward),
     Check("double backward", differentiation.double_backward),

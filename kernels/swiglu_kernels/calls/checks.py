@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import ACTIVATIONS
+from swiglu_kernels.launches.internals import tangents_possible
 
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -168,7 +169,7 @@ def check_chunk(value: object) -> int:
 
 def refuse_tangents(*operands: torch.Tensor) -> None:
     """Raise under forward-mode differentiation: a custom operator would drop the tangents and say nothing."""
-    if forward_ad._current_level < 0:  # no tangents anywhere
+    if not tangents_possible():
         return
     if backend_for(operands[0]) == "torch":
         return  # the reference is PyTorch's own, and differentiable either way

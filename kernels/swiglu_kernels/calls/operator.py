@@ -13,13 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C import (
-    _after_autograd_keyset,
-    _any_requires_grad,
-    _are_functorch_transforms_active,
-    _AutoDispatchBelowAutograd,
-)
-from torch._compile import _disable_dynamo
+
+from swiglu_kernels.launches import internals
 
 NAMESPACE = "swiglu_kernels"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -58,11 +53,12 @@ class Operator:
         """Call the operator."""
         if (
             torch.compiler.is_compiling()
-            or _are_functorch_transforms_active()
-            or (torch.is_grad_enabled() and _any_requires_grad(*arguments))
+            or not internals.has_operators
+            or internals.transforms_active()
+            or (torch.is_grad_enabled() and internals.any_requires_grad(*arguments))
         ):
             return self._overload(*arguments)
-        with _AutoDispatchBelowAutograd():  # past a kernel in Python that would find nothing to do
+        with internals.below_autograd():  # past a kernel in Python that would find nothing to do
             return self._overload(*arguments)
 
     def register_fake(self, function: Callable[..., Any]) -> None:
@@ -79,10 +75,13 @@ class Operator:
 
     def register_autograd(self, backward: Callable[..., Any], setup_context: Callable[..., None] | None = None) -> None:
         """Register backward(ctx, *gradients) and setup_context(ctx, inputs, output), as torch.library has them."""
+        if not internals.has_operators:
+            torch.library.register_autograd(self.name, backward, setup_context=setup_context, lib=_LIBRARY)
+            return
 
         def below(keyset: Any, *arguments: Any) -> Any:
-            with _AutoDispatchBelowAutograd():
-                return self._overload.redispatch(keyset & _after_autograd_keyset, *arguments)
+            with internals.below_autograd():
+                return self._overload.redispatch(keyset & internals.after_autograd, *arguments)
 
         def forward(ctx: Any, *arguments_and_keyset: Any) -> Any:
             *arguments, keyset = arguments_and_keyset
@@ -98,7 +97,7 @@ class Operator:
         differentiable: Any = type(self._name, (torch.autograd.Function,), methods)
 
         def autograd(keyset: Any, *arguments: Any) -> Any:
-            if torch.is_grad_enabled() and _any_requires_grad(*arguments):
+            if torch.is_grad_enabled() and internals.any_requires_grad(*arguments):
                 return differentiable.apply(*arguments, keyset)
             return below(keyset, *arguments)
 
@@ -132,7 +131,7 @@ def _not_for_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     Unlike what PyTorch has for that, it does not import Dynamo, which takes two seconds: where nobody else has, nothing
     is traced.
     """
-    disabled = _disable_dynamo(function)
+    disabled = internals.disabled_in_dynamo(function)
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:

@@ -10,17 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C import (
-    _are_functorch_transforms_active,
-    _get_tracing_state,
-    _len_torch_dispatch_stack,
-    _len_torch_function_stack,
-)
-from torch._C._autograd import _profiler_enabled
-from torch.autograd import forward_ad
 
 from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import INTERPRETING
+from swiglu_kernels.launches.internals import watched
 
 Kind = tuple[Any, ...]
 Again = Callable[..., torch.Tensor | None]
@@ -36,7 +29,7 @@ def kind_of(name: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Ki
         tensors: what it was given as tensors, or None; unchecked.
         options: what else it was given; unchecked.
     """
-    if INTERPRETING or torch.compiler.is_compiling() or _is_watched() or tensors[0] is None:
+    if INTERPRETING or torch.compiler.is_compiling() or watched() or tensors[0] is None:
         return None
     for tensor in tensors:
         if tensor is None:
@@ -54,18 +47,6 @@ def kind_of(name: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Ki
 def on_gpu(tensor: torch.Tensor) -> bool:
     """Tell whether kernels may run on a tensor."""
     return tensor.is_cuda
-
-
-def _is_watched() -> bool:
-    return bool(
-        _len_torch_dispatch_stack()
-        or _len_torch_function_stack()
-        or _are_functorch_transforms_active()
-        or torch.is_autocast_enabled("cuda")
-        or _profiler_enabled()
-        or _get_tracing_state() is not None
-        or forward_ad._current_level >= 0
-    )
 
 
 def known(kind: Kind | None) -> Again | None:

@@ -1,12 +1,23 @@
-"""Whether a backward may overwrite what the forward saved: if nobody else sees it and autograd is done with it."""
+"""What a forward saves for its backward, and whether that may overwrite it: if nobody else holds it.
+
+Weights and biases are saved as aliases. A parameter whose `.data` is replaced before the backward (`module.to(dtype)`)
+then has the gradients that the forward's values give, as with PyTorch's own linear; one that is written in place is
+found out by its version, as ever.
+
+Gate and up are the backward's own where the call was made by `call_and_keep`, and it may write d_gate and d_up over
+them when autograd frees the graph. Hooks on saved tensors, and `grad_fn.saved_tensors`, may have handed them to others
+(offloading, checkpointing, debuggers): whoever holds a tensor or its memory is counted. Their versions are raised, so
+that what slips through is an error and no wrong number.
+"""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from swiglu_kernels.calls.operator import Operator
+from swiglu_kernels.launches import internals
 
 
 class _Call(threading.local):
@@ -14,6 +25,7 @@ class _Call(threading.local):
 
 
 _call = _Call()
+Counts = tuple[int, int, int]
 
 
 def call_and_keep(operator: Operator, *arguments: Any) -> Any:
@@ -36,24 +48,89 @@ def _keeping(call: Callable[..., Any], *arguments: Any) -> Any:
         _call.keeps_to_itself = False
 
 
-def note_call(ctx: Any) -> None:
-    """Note in setup_context which kind of call this is, for `may_overwrite`."""
+def save(
+    ctx: Any,
+    x: torch.Tensor | None,
+    weights: Sequence[torch.Tensor],
+    preactivations: tuple[torch.Tensor, torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+) -> None:
+    """Save these in setup_context, in this order, for `load`; x may be None."""
     ctx.keeps_to_itself = _call.keeps_to_itself
+    ctx.shape_of_x = None if x is None else x.shape
+    # What is no leaf is no parameter: the graph alone holds it.
+    ctx.leaves = [one if one is not None and one.is_leaf else None for one in (*weights, *biases)]
+    kept = [one.detach() if one is not None and one.is_leaf else one for one in (*weights, *biases)]
+    ctx.save_for_backward(x, *kept[: len(weights)], *preactivations, *kept[len(weights) :])
 
 
-def backward_with(ctx: Any, operator: Operator, saved: torch.Tensor, *arguments: Any) -> Any:
-    """Call the operator of a backward, or its function with `in_place=True` where `saved` may be overwritten."""
-    if may_overwrite(ctx, saved):
-        return operator.function(*arguments, in_place=True)
-    return operator(*arguments)
+def load(ctx: Any, gradient: torch.Tensor, weights: int) -> tuple[list[Any], bool]:
+    """Return what was saved, and whether the backward that is running may overwrite gate and up.
 
+    Where a graph of the gradients is asked for (create_graph), parameters come as themselves, which carry its edges.
 
-def may_overwrite(ctx: Any, saved: torch.Tensor) -> bool:
-    """Tell whether the backward that is running may overwrite an output that its forward saved.
+    Args:
+        ctx: as `save` left it.
+        gradient: of the forward's first output.
+        weights: how many were saved.
 
-    It may where the call was made by `call_and_keep`, the graph is freed afterwards (no retain_graph), and the tensor
-    is an ordinary one: one that belongs to a trace, a transform or a mode may be asked for again.
+    Raises:
+        RuntimeError: data of another kind was put into x since, or with create_graph any into a parameter.
     """
-    if not ctx.keeps_to_itself or type(saved) is not torch.Tensor or torch.compiler.is_compiling():
-        return False
-    return torch._C._current_graph_task_id() != -1 and not torch._C._autograd._get_current_graph_task_keep_graph()
+    saved, counts = _unpacked(ctx, 1 + weights, ctx.keeps_to_itself and internals.graph_is_freed())
+    x = saved[0]
+    if x is not None and (x.shape != ctx.shape_of_x or x.dtype != gradient.dtype):
+        raise RuntimeError(
+            f"x was {tuple(ctx.shape_of_x)}, {gradient.dtype} in the forward; since then its .data became "
+            f"{tuple(x.shape)}, {x.dtype}"
+        )
+    if not torch.is_grad_enabled():  # autograd enables gradients in a backward for create_graph alone
+        free = all(held <= most for one in counts for held, most in zip(one, _ALONE, strict=True))
+        return list(saved), bool(counts) and free
+    tensors = list(saved)
+    for number, leaf in enumerate(ctx.leaves, start=1):
+        position = number if number <= weights else number + 2
+        if leaf is None:
+            continue
+        if leaf.data_ptr() != saved[position].data_ptr() or leaf.dtype != saved[position].dtype:
+            raise RuntimeError(
+                "a parameter's .data was replaced after the forward: create_graph=True has no graph of it"
+            )
+        tensors[position] = leaf
+    return tensors, False
+
+
+def _unpacked(ctx: Any, first: int, count: bool) -> tuple[tuple[Any, ...], list[Counts]]:
+    """Return what was saved; with `count`, who holds the two tensors from `first` on, if they are ordinary ones.
+
+    One that belongs to a trace, a transform or a mode may be asked for again.
+    """
+    saved = ctx.saved_tensors
+    if not count or type(saved[first]) is not torch.Tensor or torch.compiler.is_compiling():
+        return saved, []
+    return saved, [internals.references(saved[first]), internals.references(saved[first + 1])]
+
+
+class _Probe(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x.clone(), x.clone())
+        return x.clone()
+
+
+def _alone() -> Counts:
+    """Return what is counted where nobody but a node of the graph holds a tensor."""
+    with torch.inference_mode(False), torch.enable_grad():
+        node = _Probe.apply(torch.zeros(1, device="cpu", requires_grad=True)).grad_fn
+    return _unpacked(node, 0, True)[1][0]
+
+
+_ALONE = _alone() if internals.can_count else (0, 0, 0)
+
+
+def backward_with(free: bool, operator: Operator, gate: torch.Tensor, up: torch.Tensor, *arguments: Any) -> Any:
+    """Call the operator of a backward, or its function with `in_place=True` where gate and up are free."""
+    if not free:
+        return operator(*arguments)
+    torch.autograd.graph.increment_version((gate, up))
+    return operator.function(*arguments, in_place=True)

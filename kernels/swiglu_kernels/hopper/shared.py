@@ -9,8 +9,8 @@ One program per multiprocessor walks through the tiles of its output. A producer
 consumer warpgroups multiply. Barriers: `full` completes when TMA has written a stage, `empty` when its wgmma is done,
 `turn` of a consumer when the other one has issued the last wgmma of its main loop.
 
-Triton 3.6 to 3.9 have Gluon for Hopper; what they name differently is here. GLUON_MISSING says why there is none, and
-`why_aside` why the portable kernels run all the same: a compiler that these schedules ran with on no GPU may break them.
+Triton 3.6 to 3.9 have Gluon for Hopper; what they name differently is here. GLUON_MISSING says why there is none.
+`why_aside` says why the portable kernels run all the same: a compiler that was never tried on a GPU may break these.
 """
 
 import contextlib
@@ -64,7 +64,7 @@ def why_off() -> str | None:
 
 
 def why_aside(device: torch.device) -> str | None:
-    """Say why the portable kernels run on a GPU that these are made for; None there where they do not, and elsewhere."""
+    """Say why the portable kernels run on a GPU that these are made for; None where these run, and on other devices."""
     made_for = not INTERPRETING and TRITON_AVAILABLE and (capability_of(device) or (0,))[0] == 9
     return why_off() if made_for else None
 

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import torch
 
+from swiglu_kernels.launches.internals import constant_in_graphs
+
 Backend = Literal["triton", "interpreter", "torch"]
 
 MINIMUM_CAPABILITY = (8, 0)
@@ -39,15 +41,6 @@ triton, tl = _import_triton()
 TRITON_AVAILABLE = triton is not _NoTriton
 # Triton binds every kernel to the interpreter or to the compiler when it is decorated, hence once, at import.
 INTERPRETING = TRITON_AVAILABLE and bool(triton.knobs.runtime.interpret)
-
-
-def constant_in_graphs(function: Any) -> Any:
-    """Let Dynamo take the function's result for a constant.
-
-    As `torch.compiler.assume_constant_result` does, which imports all of Dynamo for it: a second and a half.
-    """
-    function._dynamo_marked_constant = True
-    return function
 
 
 def backend_for(where: torch.Tensor | torch.device) -> Backend:

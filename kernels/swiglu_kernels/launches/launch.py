@@ -18,8 +18,8 @@ class Launch:
     """A jit kernel with everything it is called with.
 
     `arguments` maps the kernel's parameter names to tensors, TMA descriptors, integers, and constexpr values. `then` is
-    launched next. `scratch`, one of the tensors, is for these launches alone: it may be another one each time. `asserts`
-    compiles the kernel's assertions.
+    launched next. `scratch`, one of the tensors, is for these launches alone: it may be another one each time.
+    `asserts` compiles the kernel's assertions.
     """
 
     kernel: Any
@@ -33,7 +33,7 @@ class Launch:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the compiler is told; a * b + c is rounded once, whatever a Triton does by default (3.9 announces none)."""
+        """What the compiler is told. a * b + c is rounded once, whatever a Triton does by default."""
         asserts = {"debug": True, "sanitize_overflow": False} if self.asserts else {}
         return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True} | asserts
 

@@ -16,7 +16,9 @@ from swiglu_kernels.launches.launch import Launch, on_device
 from swiglu_kernels.launches.precision import float32_dot_precision
 
 MOST_PLANS = 4096
-"""About 2 KB each. Beyond, all are forgotten: a new number of tokens in every call would fill any memory."""
+"""About 2 KB each. Beyond, the oldest is forgotten: a new number of tokens in every call would fill any memory."""
+DESCRIBES = {"base", "shape", "strides", "block_shape", "layout", "padding", "round_f32_to_tf32"}
+"""What a TMA descriptor holds in Triton 3.6 to 3.9; one that holds more is made by its own constructor."""
 
 
 class Plan:
@@ -42,7 +44,7 @@ class Plan:
                 assert id(tensor) in numbers, f"{name}: a launch holds the tensors that it was described from, no views"
                 places = self.pointers if tensor is value else self.descriptors
                 places.append((position, numbers[id(tensor)]))
-                value = None if tensor is value else (type(value), {**vars(value), "base": None})
+                value = None if tensor is value else (_maker(value), {**vars(value), "base": None})
             self.values.append(value)
 
     def run(self, tensors: list[torch.Tensor]) -> None:
@@ -60,11 +62,28 @@ class Plan:
         for position, number in self.pointers:
             values[position] = tensors[number].data_ptr()
         for position, number in self.descriptors:
-            of_type, fields = values[position]
-            descriptor = object.__new__(of_type)  # what __init__ checks is the same for all tensors of a kind
-            descriptor.__dict__.update(fields, base=tensors[number])
-            values[position] = descriptor
+            make, fields = values[position]
+            values[position] = make(fields, tensors[number])
         return values
+
+
+def _maker(descriptor: Any) -> Callable[[dict[str, Any], torch.Tensor], Any]:
+    """Return what makes another descriptor like this one, of the same fields for another tensor.
+
+    What its constructor checks is the same for all tensors of a kind, and left out where nothing else can be in it.
+    """
+    of_type = type(descriptor)
+
+    def copied(fields: dict[str, Any], base: torch.Tensor) -> Any:
+        made = object.__new__(of_type)
+        made.__dict__.update(fields, base=base)
+        return made
+
+    def constructed(fields: dict[str, Any], base: torch.Tensor) -> Any:
+        return of_type(**{**fields, "base": base})
+
+    known = vars(descriptor).keys() <= DESCRIBES and not any("__slots__" in vars(one) for one in of_type.__mro__)
+    return copied if known else constructed
 
 
 _plans: dict[tuple[Any, ...], Plan] = {}
@@ -106,9 +125,9 @@ def forget() -> None:
 
 
 def keep(memory: dict[tuple[Any, ...], Any], key: tuple[Any, ...], value: Any) -> None:
-    """Remember a value, of at most MOST_PLANS."""
-    if len(memory) >= MOST_PLANS:
-        memory.clear()
+    """Remember a value; of at most MOST_PLANS, the newest."""
+    while len(memory) >= MOST_PLANS:
+        memory.pop(next(iter(memory), key), None)  # the oldest; another thread may be as quick
     memory[key] = value
 
 

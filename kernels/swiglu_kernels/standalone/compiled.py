@@ -218,9 +218,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(json.dumps(reports))
     elif options.every:
         spilling = sum(one["stack_bytes"] > FEW_BYTES for one in reports)
-        print(
-            f"Triton {triton.__version__}: {len(reports)} kernels compiled, {spilling} spill more than {FEW_BYTES} bytes"
-        )
+        compiler = f"Triton {triton.__version__}"
+        print(f"{compiler}: {len(reports)} kernels compiled, {spilling} spill more than {FEW_BYTES} bytes")
 
 
 def _of_one_shape(options: argparse.Namespace, capabilities: list[Capability]) -> Iterator[Report]:

@@ -116,7 +116,7 @@ def _by_hand() -> Iterator[tuple[str, Launch]]:
         pairs, lies = [(gate, matrix)] * 2, "" if across else ", weights transposed"
         for schedule in ("ping-pong", "cooperative"):
             yield f"{schedule} dX{lies}", products.sum_launch(pairs, dx, schedule)
-        added = tensor(*dx.shape, dtype=torch.float32)
+        added = tensor(8192, 4096, torch.float32)
         yield f"ping-pong dX, added{lies}", products.sum_launch(pairs, added, accumulate=True)
         yield (
             f"gate backward{lies}",

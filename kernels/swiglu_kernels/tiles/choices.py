@@ -21,7 +21,8 @@ import torch
 
 from swiglu_kernels.hopper.products import fills_waves
 from swiglu_kernels.hopper.shared import why_off
-from swiglu_kernels.launches.backend import capability_of, constant_in_graphs, multiprocessors
+from swiglu_kernels.launches.backend import capability_of, multiprocessors
+from swiglu_kernels.launches.internals import constant_in_graphs
 
 AUTO = "auto"
 WEIGHT_GRADS = ("triton", "torch", "none", AUTO)

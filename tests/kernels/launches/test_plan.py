@@ -186,6 +186,47 @@ def test_plans_do_not_fill_the_memory(kernel, monkeypatch):
     for rows in range(1, 9):
         plan.run(describe, torch.empty(rows, 8), torch.empty(4, 8))
         assert len(plan._plans) <= 3
+    bound = len(kernel.bound)
+    for rows in (6, 7, 8):  # the newest are there still
+        plan.run(describe, torch.empty(rows, 8), torch.empty(4, 8))
+    assert len(kernel.bound) == bound
+    plan.run(describe, torch.empty(5, 8), torch.empty(4, 8))
+    assert len(kernel.bound) == bound + 1
+
+
+class OneMore(Descriptor):
+    """As a later Triton may have it: something that follows from the rest, made by the constructor."""
+
+    def __init__(self, base: torch.Tensor, block_shape: list[int] | None = None, handle: int = 0) -> None:
+        super().__init__(base)
+        self.handle = base.data_ptr()
+
+
+class Slotted(Descriptor):
+    __slots__ = ("handle",)
+
+    def __init__(self, base: torch.Tensor, block_shape: list[int] | None = None) -> None:
+        super().__init__(base)
+        self.handle = base.data_ptr()
+
+
+@pytest.mark.parametrize("of_type", [OneMore, Slotted])
+def test_a_descriptor_that_holds_more_is_made_by_its_constructor(kernel, of_type):
+    describe, _ = describing(kernel, of_type)
+    tensors = [torch.empty(4, 8) for _ in range(2)]
+    for tensor in tensors:
+        plan.run(describe, tensor, torch.empty(4, 8))
+    ((descriptor, *_),) = kernel.launched
+    assert descriptor.base is tensors[1]
+    assert descriptor.handle == tensors[1].data_ptr()
+
+
+@pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is not installed")
+def test_the_installed_descriptor_holds_what_is_known():
+    """Read from its source, as it cannot be imported under the interpreter's name for a kernel."""
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    assert set(TensorDescriptor.__dataclass_fields__) <= plan.DESCRIBES
 
 
 def test_a_triton_whose_kernels_cannot_be_launched_again_is_said_so(kernel, monkeypatch):

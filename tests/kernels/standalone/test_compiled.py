@@ -16,8 +16,14 @@ pytestmark = pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is 
 
 SHARED_BYTES = {"8.0": 163 * 1024, "9.0": 227 * 1024, "10.0": 227 * 1024}
 UNITS = {"8.0": "mma", "9.0": "wgmma", "10.0": "tcgen05"}
-SPILLS = {"dX on the fly, 64 tokens, bfloat16": 24}
-"""Bytes that a kernel may spill: this one, which nothing chooses by itself, under Triton 3.9."""
+SPILLS = {
+    "dX on the fly, 64 tokens, bfloat16": 24,
+    "recompute, 8192 tokens, bfloat16": 40,
+    "dX read, 16 tokens, bfloat16": 24,
+    "dW on the fly, 16 tokens, bfloat16, unaligned": 24,
+    "dW read, 16 tokens, float32": 16,
+}
+"""Bytes that Triton 3.8 or 3.9 spills; 3.6 and 3.7 spill no more than FEW_BYTES anywhere."""
 
 
 def compile_kernels(*arguments: str) -> list[dict[str, Any]]:
@@ -44,6 +50,7 @@ def test_every_kernel_that_can_be_chosen_compiles_without_spills(capability: str
     """By the installed Triton; `make test-versions` does so with others."""
     if reason := missing_tool(capability):
         pytest.skip(reason)
+    later = tuple(map(int, backend.triton.__version__.split(".")[:2])) >= (3, 8)
     reports = compile_kernels("--every", "--capability", capability)
     names = " ".join(report["kernel"] for report in reports)
     for kernel in ("forward", "recompute", "dX", "dW", "mlp", "silu_mul", "unsloth"):
@@ -56,7 +63,7 @@ def test_every_kernel_that_can_be_chosen_compiles_without_spills(capability: str
         assert "row forward" not in names
     for report in reports:
         assert report["shared_bytes"] <= SHARED_BYTES[capability], report
-        assert report["stack_bytes"] <= SPILLS.get(report["kernel"], FEW_BYTES), report
+        assert report["stack_bytes"] <= (SPILLS.get(report["kernel"], FEW_BYTES) if later else FEW_BYTES), report
         if "8192 tokens, bfloat16" in report["kernel"] or "columns" in report["kernel"]:
             assert report[UNITS[capability]] > 0, report
 

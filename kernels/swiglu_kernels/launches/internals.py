@@ -1,0 +1,104 @@
+"""Every private name of PyTorch that these kernels use: looked for once, and done without where a release has none.
+
+    what is done with them                                                    what happens without
+    calls that were made before go past PyTorch's dispatcher (`repeat.py`)    every call goes through it
+    operators with little between the call and the kernel (`operator.py`)     operators as `torch.library` makes them
+    a backward overwrites what its forward saved (`saved.py`)                 it allocates new buffers
+
+OFF says which of these are off here, and which names are missing.
+"""
+
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+
+def _find(*paths: str) -> tuple[list[Any], str]:
+    """Return what torch has under these names, None for what it has not, and a list of the missing names."""
+    found = []
+    for path in paths:
+        value: Any = torch
+        for name in path.split("."):
+            value = getattr(value, name, None)
+        found.append(value)
+    missing = (f"torch.{path}" for path, value in zip(paths, found, strict=True) if value is None)
+    return found, ", ".join(missing)
+
+
+(_dispatch_modes, _function_modes, _transforms, _profiler, _tracing, _level), _unwatched = _find(
+    "_C._len_torch_dispatch_stack", "_C._len_torch_function_stack", "_C._are_functorch_transforms_active",
+    "_C._autograd._profiler_enabled", "_C._get_tracing_state", "autograd.forward_ad._current_level",
+)  # fmt: skip
+(below_autograd, any_requires_grad, after_autograd), _no_operators = _find(
+    "_C._AutoDispatchBelowAutograd", "_C._any_requires_grad", "_C._after_autograd_keyset"
+)
+"""A context, a function of an operator's arguments, and a set of dispatch keys; see `has_operators`."""
+(_task_id, _keeps_graph, _storage_uses, _uses), _no_counts = _find(
+    "_C._current_graph_task_id", "_C._autograd._get_current_graph_task_keep_graph", "_C._storage_Use_Count",
+    "Tensor._use_count",
+)  # fmt: skip
+(_disable_dynamo,), _ = _find("_compile._disable_dynamo")
+
+can_count = not _no_counts
+has_operators = not (_no_operators or _transforms is None)
+_OFF = {
+    "every call goes through PyTorch's dispatcher, some 30 us longer": _unwatched or _no_operators,
+    "operators are those of torch.library, some 40 us longer": _no_operators,
+    "a backward allocates what it could have overwritten": _no_counts,
+}
+OFF = tuple(f"{loss}: this PyTorch has no {missing}" for loss, missing in _OFF.items() if missing)
+"""One sentence for each thing that is off."""
+if OFF:
+    warnings.warn(f"swiglu_kernels works, but {'; '.join(OFF)}", stacklevel=2)
+_SHORT = not (_unwatched or _no_operators)
+
+
+def watched() -> bool:
+    """Tell whether anybody may watch what the dispatcher does: a trace, transform, mode, autocast or the profiler."""
+    return not _SHORT or bool(
+        _dispatch_modes()
+        or _function_modes()
+        or _transforms()
+        or torch.is_autocast_enabled("cuda")
+        or _profiler()
+        or _tracing() is not None
+        or forward_ad._current_level >= 0
+    )
+
+
+def transforms_active() -> bool:
+    """Tell whether a transform of torch.func may be active."""
+    return _transforms is None or _transforms()
+
+
+def tangents_possible() -> bool:
+    """Tell whether any tensor may have a tangent."""
+    return _level is None or forward_ad._current_level >= 0
+
+
+def graph_is_freed() -> bool:
+    """Tell whether a backward is running after which autograd is done with its graph; False where nobody knows."""
+    return can_count and _task_id() != -1 and not _keeps_graph()
+
+
+def references(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Count who holds a tensor in Python, who in C++, and who its memory; this call is among them."""
+    return sys.getrefcount(tensor), _uses(tensor), _storage_uses(tensor.untyped_storage()._cdata)
+
+
+def constant_in_graphs(function: Any) -> Any:
+    """Let Dynamo take the function's result for a constant; a Dynamo that does not know the mark traces the function.
+
+    As `torch.compiler.assume_constant_result` does, which imports all of Dynamo for it: a second and a half.
+    """
+    function._dynamo_marked_constant = True
+    return function
+
+
+def disabled_in_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, as Dynamo does not trace it; this imports no Dynamo where PyTorch lets it."""
+    return torch.compiler.disable(function) if _disable_dynamo is None else _disable_dynamo(function)

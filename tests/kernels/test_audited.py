@@ -1,0 +1,54 @@
+"""The audit asks of every implementation that its backward leaves what somebody else holds; of these kernels first."""
+
+import os
+
+import pytest
+import torch
+
+from swiglu_bench.audit.matrix import audit
+from swiglu_bench.implementations import fused, pytorch, unsloth
+from swiglu_bench.rows.audit_cell import Cell, CellStatus
+from swiglu_bench.spec.cases import Scope
+from swiglu_bench.spec.implementation import Implementation, Step, implementation
+from swiglu_bench.spec.problem import Problem
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1" and DEVICE.type == "cpu", reason="no GPU, and no interpreter"
+)
+
+
+def cell(one: Implementation, scope: Scope) -> Cell:
+    (found,) = audit([one], [scope], DEVICE, only=["saved tensors"])
+    return found
+
+
+@pytest.mark.parametrize("name", ["silu-mul", "fused-auto", "fused-dw-torch-preact", "fused-mlp-auto"])
+def test_ours_leave_it(name: str) -> None:
+    one = fused.ROWS[name]
+    for scope in one.scopes:
+        assert cell(one, scope).verdict is CellStatus.PASS
+
+
+def test_who_overwrites_it_is_found_out() -> None:
+    class Doubles(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x + 1)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (saved,) = ctx.saved_tensors
+            saved.data.mul_(2)  # in silence
+            return gradient
+
+    def spoils(problem: Problem) -> Step:
+        step = pytorch.eager.build(problem)
+        return Step(lambda x: Doubles.apply(step.forward(x)))
+
+    found = cell(implementation("mine", scopes=["glu"], description="d")(spoils), Scope.GLU)
+    assert found.verdict is CellStatus.FAIL
+    assert "(19, 80)" in found.reason
+    assert cell(pytorch.eager, Scope.GLU).verdict is CellStatus.PASS
+    assert cell(unsloth.unsloth, Scope.ACTIVATION).verdict is CellStatus.UNSUPPORTED

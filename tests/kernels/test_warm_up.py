@@ -1,0 +1,60 @@
+import pytest
+import torch
+from torch import nn
+
+from swiglu_kernels import FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP, backend_for, warm_up
+from swiglu_kernels.launches import plan
+from swiglu_kernels.launches.launch import Launch
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no GPU, and Triton's interpreter is off")
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> set[tuple[object, ...]]:
+    """The kernels that ran, by what they are compiled for."""
+    seen: set[tuple[object, ...]] = set()
+    run_alone = Launch.run_alone
+
+    def noted(self: Launch) -> object:
+        numbers = {name: value for name, value in self.arguments.items() if isinstance(value, (int, str))}
+        seen.add((self.kernel, self.num_warps, self.num_stages, *sorted(map(str, numbers.items()))))
+        return run_alone(self)
+
+    monkeypatch.setattr(Launch, "run_alone", noted)
+    plan.forget()
+    return seen
+
+
+def model() -> nn.Module:
+    layers = [FusedSwiGLUMLP(32, 48), FusedSwiGLUMLP(32, 48), FusedSwiGLU(32, 48), FusedSwiGLUPackedMLP(32, 48)]
+    return nn.ModuleList(layers).to(DEVICE)
+
+
+@pytest.mark.parametrize("gradients", [False, True], ids=["", "gradients"])
+def test_later_calls_need_no_other_kernel(launched: set[tuple[object, ...]], gradients: bool) -> None:
+    layers = model()
+    assert warm_up(layers, tokens=[1, 40, 40], gradients=gradients) == (12 if gradients else 6), "two layers are alike"
+    assert all(parameter.grad is None for parameter in layers.parameters())
+    before = set(launched)
+    for layer in layers:
+        for tokens in (1, 40):
+            with torch.set_grad_enabled(gradients):
+                out = layer(torch.randn(tokens, 32, device=DEVICE, requires_grad=gradients))
+            if gradients:
+                out.sum().backward()
+    assert launched == before
+
+
+def test_shapes(launched: set[tuple[object, ...]]) -> None:
+    assert warm_up([(32, 48), (16, 16)], tokens=[3], dtype=torch.float32, device=DEVICE) == 4
+    assert launched
+
+
+def test_what_cannot_be_warmed_up() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        warm_up(model(), tokens=[0, 4])
+    with pytest.raises(ValueError, match="at least 1"):
+        warm_up(model(), tokens=[])
+    with pytest.raises(ValueError, match="Linear has no fused module"):
+        warm_up(nn.Linear(2, 2), tokens=[1])
