@@ -4,6 +4,7 @@
 PYTHON ?= python3
 ARGS ?=
 WORKERS ?= 4
+SANITIZER ?= compute-sanitizer
 TRITONS ?= 3.6.0 3.7.1 3.8.0 3.9.0
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +12,7 @@ REQUIREMENTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help bench test test-gpu test-versions lint readme figures docs lint-ruff lint-format lint-types lint-imports clean distclean
+.PHONY: help bench test test-gpu test-versions sanitize lint readme figures docs lint-ruff lint-format lint-types lint-imports clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,6 +38,13 @@ test-versions: $(VENV)/.installed-test ## Compile every kernel by each Triton of
 		PYTHONPATH=build/triton-$$version TRITON_CACHE_DIR=build/cache-$$version \
 			$(BIN)/python -m swiglu_kernels.standalone.compiled --every >>$$log || { cat $$log; exit 1; }; \
 		tail -n 1 $$log; \
+	done
+
+sanitize: $(VENV)/.installed-test ## Run every kernel once under each tool of compute-sanitizer (SANITIZER: where it is)
+	@for tool in memcheck racecheck initcheck; do \
+		echo "compute-sanitizer --tool $$tool"; \
+		PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(SANITIZER) --tool $$tool --error-exitcode 3 --target-processes all \
+			$(BIN)/python -m swiglu_kernels.standalone.odd_sizes --few || exit; \
 	done
 
 lint: lint-ruff lint-format lint-types lint-imports docs ## Check style, format, types, imports, documents (-k: all of them)

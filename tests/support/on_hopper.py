@@ -7,7 +7,7 @@ import torch
 from accuracy import assert_as_accurate_as_eager
 
 from swiglu_kernels import reference
-from swiglu_kernels.hopper import forward
+from swiglu_kernels.hopper import forward, shared
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import Tile
 
@@ -25,7 +25,8 @@ def check_against_fp64(
     x = torch.randn(tokens, hidden, device="cuda").to(dtype)
     weights = [(torch.randn(intermediate, hidden, device="cuda") * hidden**-0.5).to(dtype) for _ in range(2)]
     z, gate, up = (x.new_full((tokens, intermediate), float("nan")) for _ in range(3))
-    assert forward.why_not(x, *weights, torch.cuda.get_device_capability()) is None
+    with shared.by_hand_aside(None):  # these tests are what a version of Triton has to pass
+        assert forward.why_not(x, *weights, torch.cuda.get_device_capability()) is None
     describe(x, *weights, z, (gate, up) if store else None, *tile).run()
     exact = [x.double() @ weight.double().T for weight in weights]
     eager = [x @ weight.T for weight in weights]

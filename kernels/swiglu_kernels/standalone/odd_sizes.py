@@ -1,0 +1,244 @@
+"""One call of every kernel at sizes that no tile divides, against fp64: for a new GPU, a new Triton, a sanitizer.
+
+    python -m swiglu_kernels.standalone.odd_sizes [--few]
+    compute-sanitizer --tool memcheck python -m swiglu_kernels.standalone.odd_sizes --few
+
+Outputs lie between rows that nothing may touch, and begin as NaN. A line per kernel; exits 1 if one of them is wrong.
+Kernels by hand run on Hopper whatever the version of Triton.
+"""
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from swiglu_kernels.hopper import forward, products, row, shared
+from swiglu_kernels.launches.backend import capability_of, triton
+from swiglu_kernels.launches.formula import PLAIN, Formula
+from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
+from swiglu_kernels.portable.glu_forward import NO_BIASES, forward_launch, recompute_launch
+from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.reference import swiglu_glu as definition
+from swiglu_kernels.silu_mul import backward_launch as silu_mul_backward
+from swiglu_kernels.silu_mul import forward_launch as silu_mul_forward
+from swiglu_kernels.unsloth import backward_launch as unsloth_backward
+from swiglu_kernels.unsloth import forward_launch as unsloth_forward
+
+ROUNDINGS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-22}
+SLACK = 4
+"""Roundings that a value may be off by: of what was stored before, of the operands that were made, of the result."""
+MARGIN = 16
+CLAMPED = Formula(alpha=1.702, limit=1.0, up_offset=1.0)
+PORTABLE = [(1, 72, 200), (16, 51, 83), (37, 200, 136), (131, 72, 264), (9, 2056, 40)]
+BY_HAND = [(131, 72, 200), (517, 264, 1032), (300, 1032, 136)]
+FEW_TOKENS = [(1, 72, 200), (17, 264, 1032), (77, 136, 2880), (128, 520, 3000)]
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far the worst output of a launch is from fp64, in roundings of its dtype."""
+
+    name: str
+    roundings: float
+    reason: str = ""
+
+    @property
+    def right(self) -> bool:
+        """Whether that is what rounding explains, and nothing else was written."""
+        return not self.reason and self.roundings <= SLACK
+
+
+class Sizes:
+    """The tensors of one size and dtype, their fp64 values, and outputs between margins."""
+
+    def __init__(self, size: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+        tokens, hidden, intermediate = size
+        self.dtype, self.device = dtype, device
+        source = torch.Generator(device=device).manual_seed(tokens)
+
+        def draw(rows: int, columns: int, scale: float = 1.0) -> torch.Tensor:
+            return (torch.randn(rows, columns, generator=source, device=device) * scale).to(dtype)
+
+        self.x, self.d_out = draw(tokens, hidden), draw(tokens, hidden)
+        self.w_gate, self.w_up = (draw(intermediate, hidden, hidden**-0.5) for _ in range(2))
+        self.w_down = draw(hidden, intermediate, intermediate**-0.5)
+        self.gate, self.up, self.dz = (draw(tokens, intermediate) for _ in range(3))
+        self.z_like, self.x_like, self.w_like = (tokens, intermediate), (tokens, hidden), (intermediate, hidden)
+        self.buffers: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def new(self, name: str, shape: tuple[int, int], like: torch.Tensor | None = None) -> torch.Tensor:
+        """An output, NaN or as another tensor."""
+        dtype = self.dtype if like is None else like.dtype
+        buffer = torch.full((shape[0] + 2 * MARGIN, shape[1]), float("nan"), dtype=dtype, device=self.device)
+        out = buffer[MARGIN : MARGIN + shape[0]]
+        if like is not None:
+            out.copy_(like)
+        self.buffers[name] = buffer, out
+        return out
+
+    def judged(self, name: str, exact: Tensors) -> Outcome:
+        """Compare what was written; outputs without an exact value are not."""
+        worst = 0.0
+        for output, (buffer, got) in self.buffers.items():
+            if not (buffer[:MARGIN].isnan().all() and buffer[-MARGIN:].isnan().all()):
+                return Outcome(name, float("nan"), f"{output}: rows before or behind it were written")
+            if output in exact:
+                error = (got.double() - exact[output]).abs()
+                if not error.isfinite().all():
+                    return Outcome(name, float("nan"), f"{output}: {int((~error.isfinite()).sum())} are not finite")
+                size = exact[output].abs() + exact[output].square().mean().sqrt()
+                worst = max(worst, float((error / size).max()) / ROUNDINGS[got.dtype])
+        self.buffers = {}
+        return Outcome(name, worst)
+
+
+def gradients(dz: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, formula: Formula) -> Tensors:
+    """What fp64 says of d_gate, d_up and h."""
+    leaves = [one.double().requires_grad_() for one in (gate, up)]
+    h = gated(*leaves, formula)
+    d_gate, d_up = torch.autograd.grad(h, leaves, dz.double())
+    return {"d_gate": d_gate, "d_up": d_up, "h": h.detach()}
+
+
+def gated(gate: torch.Tensor, up: torch.Tensor, formula: Formula) -> torch.Tensor:
+    """The gate in the dtype of its operands."""
+    identity = torch.eye(gate.shape[1], dtype=gate.dtype, device=gate.device)
+    zero = torch.zeros_like(identity)
+    both = torch.cat((gate, up), 1)
+    numbers = {"alpha": formula.alpha, "limit": formula.limit, "up_offset": formula.up_offset}
+    return definition(both, torch.cat((identity, zero), 1), torch.cat((zero, identity), 1), **numbers)
+
+
+def outcomes(device: torch.device, few: bool = False) -> Iterator[Outcome]:
+    """Launch everything once for each size; `few`: at one or two sizes, in 16 bits."""
+    dtypes = [torch.float16] if few else [torch.bfloat16, torch.float16, torch.float32]
+    with shared.by_hand_aside("portable kernels are asked for"):
+        for size, dtype in itertools.product(PORTABLE[1:4:2] if few else PORTABLE, dtypes):
+            yield from _portable(Sizes(size, dtype, device), f"{size} {str(dtype).removeprefix('torch.')}")
+    capability = capability_of(device)
+    if shared.GLUON_MISSING is not None or capability is None or capability[0] != 9:
+        return
+    for size, dtype in itertools.product(BY_HAND[:1] if few else BY_HAND, dtypes[:2]):
+        yield from _by_hand(Sizes(size, dtype, device), f"{size} {str(dtype).removeprefix('torch.')}")
+    for size, dtype in itertools.product(FEW_TOKENS[:2] if few else FEW_TOKENS, dtypes[:2]):
+        label = f"{size} {str(dtype).removeprefix('torch.')}"
+        yield from _forwards(Sizes(size, dtype, device), f"row forward {label}", row.forward_launch)
+
+
+def _forwards(at: Sizes, name: str, describe: Callable[..., Launch], *more: object) -> Iterator[Outcome]:
+    exact = {"gate": at.x.double() @ at.w_gate.double().t(), "up": at.x.double() @ at.w_up.double().t()}
+    exact["z"] = gated(exact["gate"], exact["up"], PLAIN)
+    for stored in (False, True):
+        z = at.new("z", at.z_like)
+        preactivations = (at.new("gate", at.z_like), at.new("up", at.z_like)) if stored else None
+        describe(at.x, at.w_gate, at.w_up, z, preactivations, *more).run()
+        yield at.judged(f"{name}{', stored' if stored else ''}", exact)
+
+
+def _portable(at: Sizes, label: str) -> Iterator[Outcome]:
+    d, w_gate, w_up, x = (lambda one: one.double()), at.w_gate.double(), at.w_up.double(), at.x.double()
+    yield from _forwards(at, f"forward {label}", forward_launch)
+    for formula in (PLAIN, CLAMPED):
+        name = f"{label}{'' if formula == PLAIN else ' clamped'}"
+        made = gradients(at.dz, x @ w_gate.t(), x @ w_up.t(), formula)
+        recomputed = at.new("d_gate", at.z_like), at.new("d_up", at.z_like)
+        recompute_launch(at.dz, at.x, at.w_gate, at.w_up, *recomputed, None, NO_BIASES, formula).run()
+        # Where gate or up is next to a bound, rounding decides on its gradient.
+        yield at.judged(f"recompute {name}", made if formula == PLAIN else {})
+        made = gradients(at.dz, at.gate, at.up, formula)
+        exact = {"dx": made["d_gate"] @ w_gate + made["d_up"] @ w_up}
+        dx = at.new("dx", at.x_like)
+        input_grad_launch(at.dz, at.gate, at.up, at.w_gate, at.w_up, dx, None, formula).run()
+        yield at.judged(f"dX on the fly {name}", exact)
+        exact = {"d_w_gate": made["d_gate"].t() @ x, "d_w_up": made["d_up"].t() @ x}
+        d_weights = at.new("d_w_gate", at.w_like), at.new("d_w_up", at.w_like)
+        weight_grad_launch(at.dz, at.gate, at.up, at.x, *d_weights, None, formula).run()
+        yield at.judged(f"dW on the fly {name}", exact)
+        silu_mul_backward(at.dz, at.gate, at.up, at.new("d_gate", at.z_like), at.new("d_up", at.z_like), formula).run()
+        yield at.judged(f"silu_mul backward {name}", made)
+        yield _gate_backward(at, f"gate backward {name}", down_backward_launch, None, formula)
+    dx = at.new("dx", at.x_like)
+    input_grad_launch(None, at.gate, at.up, at.w_gate, at.w_up, dx).run()
+    yield at.judged(f"dX read {label}", {"dx": d(at.gate) @ w_gate + d(at.up) @ w_up})
+    d_weights = at.new("d_w_gate", at.w_like), at.new("d_w_up", at.w_like)
+    weight_grad_launch(None, at.gate, at.up, at.x, *d_weights).run()
+    yield at.judged(f"dW read {label}", {"d_w_gate": d(at.gate).t() @ x, "d_w_up": d(at.up).t() @ x})
+    d_down = at.new("d_w_down", at.w_like[::-1])
+    down_weight_grad_launch(at.d_out, at.gate, d_down).run()
+    yield at.judged(f"dW_down {label}", {"d_w_down": d(at.d_out).t() @ d(at.gate)})
+    h = gated(d(at.gate), d(at.up), PLAIN)
+    silu_mul_forward(at.gate, at.up, at.new("h", at.z_like)).run()
+    yield at.judged(f"silu_mul {label}", {"h": h})
+    unsloth_forward(at.gate, at.up, at.new("h", at.z_like)).run()
+    yield at.judged(f"unsloth {label}", {"h": h})
+    made = gradients(at.dz, at.gate, at.up, PLAIN)
+    three = (("h", at.dz), ("d_up", at.gate), ("d_gate", at.up))
+    unsloth_backward(*(at.new(name, at.z_like, like) for name, like in three)).run()
+    yield at.judged(f"unsloth backward {label}", made)
+
+
+def _gate_backward(
+    at: Sizes, name: str, describe: Callable[..., Launch], *more: object, wants_h: bool = True
+) -> Outcome:
+    formula = next((one for one in more if isinstance(one, Formula)), PLAIN)
+    exact = gradients(at.d_out.double() @ at.w_down.double(), at.gate, at.up, formula)
+    d_gate, d_up = at.new("d_gate", at.z_like, at.gate), at.new("d_up", at.z_like, at.up)  # in place
+    h = at.new("h", at.z_like) if wants_h else None
+    describe(at.d_out, at.w_down, (d_gate, d_up), d_gate, d_up, h, *more).run()
+    return at.judged(name, exact)
+
+
+def _by_hand(at: Sizes, label: str) -> Iterator[Outcome]:
+    for columns in forward.COLUMNS:
+        tile = replace(forward.TILE, columns=columns)
+        yield from _forwards(at, f"ping-pong forward of {columns} {label}", forward.forward_launch, tile)
+    pairs = [(at.gate, at.w_gate), (at.up, at.w_up)]
+    exact = sum(left.double() @ right.double() for left, right in pairs)
+    assert isinstance(exact, torch.Tensor)
+    across = [(left, right.t().contiguous().t()) for left, right in pairs]
+    for (lies, operands), schedule in itertools.product(
+        (("", pairs), (" transposed", across)), ("ping-pong", "cooperative")
+    ):
+        products.sum_launch(operands, at.new("dx", at.x_like), schedule).run()
+        yield at.judged(f"{schedule} dX{lies} {label}", {"dx": exact})
+    start = at.d_out.float()
+    products.sum_launch(pairs, at.new("dx", at.x_like, start), accumulate=True).run()
+    total = exact + start.double()
+    outcome = at.judged(f"ping-pong dX, added {label}", {"dx": total})
+    yield replace(outcome, roundings=outcome.roundings / 16)  # sums of products by tensor cores
+    for count in (1, 2):
+        operands = [(at.gate, at.x), (at.up, at.x)][:count]
+        products.transposed_launch(operands, [at.new(f"d_{number}", at.w_like) for number in range(count)]).run()
+        truth = {f"d_{number}": left.double().t() @ right.double() for number, (left, right) in enumerate(operands)}
+        yield at.judged(f"ping-pong dW of {count} {label}", truth)
+    for wants_h in (False, True):
+        name = f"gate backward by hand{', h' if wants_h else ''} {label}"
+        yield _gate_backward(at, name, products.gate_backward_launch, wants_h=wants_h)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print a line for each launch, those that are wrong once more at the end."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--few", action="store_true", help="one or two sizes of each, in fp16")
+    options = parser.parse_args(arguments)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = []
+    for one in outcomes(device, options.few):
+        found.append(one)
+        print(
+            f"{'ok   ' if one.right else 'WRONG'} {one.roundings:6.2f} roundings  {one.name}  {one.reason}", flush=True
+        )
+    wrong = [one for one in found if not one.right]
+    versions = f"torch {torch.__version__}, Triton {getattr(triton, '__version__', 'none')}"
+    print(f"{versions}, {device}: {len(found)} launches, {len(wrong)} wrong")
+    print(*(f"{one.name}: {one.reason or f'{one.roundings:.1f} roundings'}" for one in wrong), sep="\n")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Every kernel at odd sizes against fp64: all of them on a GPU, the portable ones in the interpreter elsewhere."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from swiglu_kernels.launches.backend import backend_for
+from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.standalone import odd_sizes
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no GPU, and Triton's interpreter is off")
+
+
+def portable() -> list[odd_sizes.Outcome]:
+    return list(odd_sizes._portable(odd_sizes.Sizes((17, 24, 40), torch.float16, DEVICE), "here"))
+
+
+def test_each_is_right() -> None:
+    found = portable()
+    assert all(one.right for one in found), [one for one in found if not one.right]
+    names = " ".join(one.name for one in found)
+    for kernel in ("forward", "recompute", "dX", "dW", "gate backward", "silu_mul", "unsloth"):
+        assert kernel in names
+
+
+def test_what_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Launch.run
+
+    def spoil_one(launch: Launch) -> None:
+        run(launch)
+        launch.arguments["z_ptr"][3, 5] += 0.1
+
+    def spoil_a_margin(launch: Launch) -> None:
+        run(launch)
+        z = launch.arguments["z_ptr"]
+        torch.as_strided(z, (1,), (1,), z.storage_offset() - 1).fill_(1.0)
+
+    at = odd_sizes.Sizes((17, 24, 40), torch.float16, DEVICE)
+    for spoil in (spoil_one, spoil_a_margin, lambda launch: None):
+        monkeypatch.setattr(Launch, "run", spoil)
+        assert not next(odd_sizes._forwards(at, "forward", odd_sizes.forward_launch)).right
+        at.buffers.clear()
+    assert not replace(odd_sizes.Outcome("one", 1.0), roundings=odd_sizes.SLACK * 2).right
+
+
+@pytest.mark.gpu
+def test_all_of_them_on_a_gpu() -> None:
+    wrong = [one for one in odd_sizes.outcomes(torch.device("cuda")) if not one.right]
+    assert not wrong
