@@ -25,7 +25,6 @@ class _Call(threading.local):
 
 
 _call = _Call()
-Counts = tuple[int, int, int]
 
 
 def call_and_keep(operator: Operator, *arguments: Any) -> Any:
@@ -77,7 +76,8 @@ def load(ctx: Any, gradient: torch.Tensor, weights: int) -> tuple[list[Any], boo
     Raises:
         RuntimeError: data of another kind was put into x since, or with create_graph any into a parameter.
     """
-    saved, counts = _unpacked(ctx, 1 + weights, ctx.keeps_to_itself and internals.graph_is_freed())
+    saved = ctx.saved_tensors
+    free = ctx.keeps_to_itself and internals.graph_is_freed() and _are_free(saved, 1 + weights)
     x = saved[0]
     if x is not None and (x.shape != ctx.shape_of_x or x.dtype != gradient.dtype):
         raise RuntimeError(
@@ -85,8 +85,7 @@ def load(ctx: Any, gradient: torch.Tensor, weights: int) -> tuple[list[Any], boo
             f"{tuple(x.shape)}, {x.dtype}"
         )
     if not torch.is_grad_enabled():  # autograd enables gradients in a backward for create_graph alone
-        free = all(held <= most for one in counts for held, most in zip(one, _ALONE, strict=True))
-        return list(saved), bool(counts) and free
+        return list(saved), free
     tensors = list(saved)
     for number, leaf in enumerate(ctx.leaves, start=1):
         position = number if number <= weights else number + 2
@@ -100,15 +99,17 @@ def load(ctx: Any, gradient: torch.Tensor, weights: int) -> tuple[list[Any], boo
     return tensors, False
 
 
-def _unpacked(ctx: Any, first: int, count: bool) -> tuple[tuple[Any, ...], list[Counts]]:
-    """Return what was saved; with `count`, who holds the two tensors from `first` on, if they are ordinary ones.
+def _are_free(saved: tuple[Any, ...], first: int) -> bool:
+    """Tell whether nobody else holds the two tensors from `first` on, and they are ordinary ones.
 
     One that belongs to a trace, a transform or a mode may be asked for again.
     """
-    saved = ctx.saved_tensors
-    if not count or type(saved[first]) is not torch.Tensor or torch.compiler.is_compiling():
-        return saved, []
-    return saved, [internals.references(saved[first]), internals.references(saved[first + 1])]
+    return (
+        type(saved[first]) is torch.Tensor
+        and not torch.compiler.is_compiling()
+        and internals.held_by_no_more(saved[first], _ALONE)
+        and internals.held_by_no_more(saved[first + 1], _ALONE)
+    )
 
 
 class _Probe(torch.autograd.Function):
@@ -118,11 +119,12 @@ class _Probe(torch.autograd.Function):
         return x.clone()
 
 
-def _alone() -> Counts:
+def _alone() -> tuple[int, int, int]:
     """Return what is counted where nobody but a node of the graph holds a tensor."""
     with torch.inference_mode(False), torch.enable_grad():
         node = _Probe.apply(torch.zeros(1, device="cpu", requires_grad=True)).grad_fn
-    return _unpacked(node, 0, True)[1][0]
+    saved = node.saved_tensors
+    return internals.references(saved[0])
 
 
 _ALONE = _alone() if internals.can_count else (0, 0, 0)

@@ -99,9 +99,9 @@ class Sizes:
 
 def gradients(dz: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, formula: Formula) -> Tensors:
     """What fp64 says of d_gate, d_up and h."""
-    leaves = [one.double().requires_grad_() for one in (gate, up)]
-    h = gated(*leaves, formula)
-    d_gate, d_up = torch.autograd.grad(h, leaves, dz.double())
+    gate, up = gate.double().requires_grad_(), up.double().requires_grad_()
+    h = gated(gate, up, formula)
+    d_gate, d_up = torch.autograd.grad(h, (gate, up), dz.double())
     return {"d_gate": d_gate, "d_up": d_up, "h": h.detach()}
 
 
@@ -110,8 +110,8 @@ def gated(gate: torch.Tensor, up: torch.Tensor, formula: Formula) -> torch.Tenso
     identity = torch.eye(gate.shape[1], dtype=gate.dtype, device=gate.device)
     zero = torch.zeros_like(identity)
     both = torch.cat((gate, up), 1)
-    numbers = {"alpha": formula.alpha, "limit": formula.limit, "up_offset": formula.up_offset}
-    return definition(both, torch.cat((identity, zero), 1), torch.cat((zero, identity), 1), **numbers)
+    w_gate, w_up = torch.cat((identity, zero), 1), torch.cat((zero, identity), 1)
+    return definition(both, w_gate, w_up, alpha=formula.alpha, limit=formula.limit, up_offset=formula.up_offset)
 
 
 def outcomes(device: torch.device, few: bool = False) -> Iterator[Outcome]:
