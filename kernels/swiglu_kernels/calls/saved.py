@@ -107,8 +107,8 @@ def _are_free(saved: tuple[Any, ...], first: int) -> bool:
     return (
         type(saved[first]) is torch.Tensor
         and not torch.compiler.is_compiling()
-        and internals.held_by_no_more(saved[first], _ALONE)
-        and internals.held_by_no_more(saved[first + 1], _ALONE)
+        and internals.held_by_no_more(saved, first, _ALONE)
+        and internals.held_by_no_more(saved, first + 1, _ALONE)
     )
 
 
@@ -124,7 +124,7 @@ def _alone() -> tuple[int, int, int]:
     with torch.inference_mode(False), torch.enable_grad():
         node = _Probe.apply(torch.zeros(1, device="cpu", requires_grad=True)).grad_fn
     saved = node.saved_tensors
-    return internals.references(saved[0])
+    return internals.references(saved, 0)
 
 
 _ALONE = _alone() if internals.can_count else (0, 0, 0)

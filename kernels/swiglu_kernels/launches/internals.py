@@ -85,18 +85,22 @@ def graph_is_freed() -> bool:
     return can_count and _task_id() != -1 and not _keeps_graph()
 
 
-def references(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Count who holds a tensor in Python, who in C++, and who its memory; this call is among them."""
-    return sys.getrefcount(tensor), _uses(tensor), _storage_uses(tensor.untyped_storage()._cdata)
+def references(saved: tuple[Any, ...], number: int) -> tuple[int, int, int]:
+    """Count who holds a tensor of a tuple in Python, who in C++, and who its memory; the tuple and this are among them.
+
+    It takes the tuple because the caller of a function may hold the arguments, or not: Dynamo's frames do.
+    """
+    storage = saved[number].untyped_storage()
+    return sys.getrefcount(saved[number]), _uses(saved[number]), _storage_uses(storage._cdata)
 
 
-def held_by_no_more(tensor: torch.Tensor, most: tuple[int, int, int]) -> bool:
+def held_by_no_more(saved: tuple[Any, ...], number: int, most: tuple[int, int, int]) -> bool:
     """Tell whether none of `references` is larger, in 0.6 us."""
     python, cpp, memory = most
     return (
-        sys.getrefcount(tensor) <= python
-        and _uses(tensor) <= cpp
-        and _storage_uses(tensor.untyped_storage()._cdata) <= memory
+        sys.getrefcount(saved[number]) <= python
+        and _uses(saved[number]) <= cpp
+        and _storage_uses(saved[number].untyped_storage()._cdata) <= memory
     )
 
 

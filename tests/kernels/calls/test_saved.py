@@ -66,6 +66,20 @@ def test_only_a_backward_that_frees_its_graph_overwrites(operation, calls: range
         assert answers == [False, False, True, False]
 
 
+def test_a_graph_break_elsewhere_changes_nothing(answers: list[bool]) -> None:
+    """From then on Dynamo's own frames call functions, and hold their arguments."""
+
+    @torch.compile(backend="eager")
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return x + 1
+
+    for _ in range(2):
+        swiglu_glu(*operands(swiglu_glu), save="preact").sum().backward()
+        broken(torch.ones(2))
+    assert answers == [True, True]
+
+
 def keep_a_view(tensor: torch.Tensor, held: list[torch.Tensor]) -> torch.Tensor:
     held.append(tensor.detach())
     return tensor
