@@ -12,7 +12,7 @@ REQUIREMENTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help bench test test-gpu test-versions sanitize lint readme figures docs lint-ruff lint-format lint-types lint-imports clean distclean
+.PHONY: help bench test test-gpu test-versions sanitize lint results readme figures docs lint-ruff lint-format lint-types lint-imports clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -21,7 +21,7 @@ bench: $(VENV)/.installed-bench ## Time SwiGLU here: llama7b on a GPU, the smoke
 	$(BIN)/swiglu-bench forward $(ARGS)
 
 test: $(VENV)/.installed-test ## Run the tests; those that need a GPU say so where there is none
-	$(BIN)/pytest -n auto --maxprocesses 4 $(ARGS)
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 test-gpu: $(VENV)/.installed-test ## Run the tests that need a GPU, in parallel on one (WORKERS, 4 unless given)
 	$(BIN)/python -c "import torch, triton; print('torch', torch.__version__, 'triton', triton.__version__, \
@@ -63,6 +63,9 @@ lint-imports: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-dev ## Build the documentation into build/site; a warning or a dead link is an error
 	$(BIN)/mkdocs build
+
+results: $(VENV)/.installed-bench ## Measure again what the documents quote: make results ARGS="FOLDER [PIECE ...]"
+	PATH="$(abspath $(BIN)):$$PATH" results/regenerate.sh $(ARGS)
 
 readme: $(VENV)/.installed-bench ## Make the tables of the documents again from results/
 	$(BIN)/python -m swiglu_bench.writers.markdown README.md docs/*.md

@@ -37,6 +37,14 @@ def _seeded(request: pytest.FixtureRequest) -> None:
     torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
 
 
+@pytest.fixture
+def _quiet_machine() -> Iterator[None]:
+    from quiet import quiet_machine
+
+    with quiet_machine():
+        yield
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _no_user_s_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """For child processes and longer fixtures, one for all tests: measuring the limits again takes half a second."""

@@ -168,7 +168,7 @@ def small(real: Callable[..., Any], command: str, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("text", python_blocks())
-@pytest.mark.usefixtures("reader")
+@pytest.mark.usefixtures("reader", "_quiet_machine")
 def test_a_documented_block_of_python(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swiglu_bench, "run", functools.partial(small, swiglu_bench.run))
     for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():

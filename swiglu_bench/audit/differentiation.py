@@ -9,14 +9,26 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from swiglu_bench.audit.subject import PASSED, Outcome, Subject, failed, unsupported, verdict
+from swiglu_bench.audit.subject import (
+    DRAW,
+    PASSED,
+    Inputs,
+    Outcome,
+    Subject,
+    failed,
+    inputs_of,
+    judge_on,
+    unsupported,
+    verdict,
+)  # fmt: skip
 from swiglu_bench.check.built import Built
-from swiglu_bench.check.inputs import torch_dtype
-from swiglu_bench.check.judge import REFERENCE, make_judge
-from swiglu_bench.check.tolerance import check, fingerprint, same_bits, tensor_error
+from swiglu_bench.check.inputs import Draw, new_seed, torch_dtype
+from swiglu_bench.check.judge import REFERENCE
+from swiglu_bench.check.results import fingerprint
+from swiglu_bench.check.tolerance import check, tensor_error
 from swiglu_bench.spec.cases import ACTIVATIONS
 from swiglu_bench.spec.costs import longest_sum
-from swiglu_bench.spec.implementation import Step
+from swiglu_bench.spec.errors import one_line
 from swiglu_bench.spec.problem import Problem
 
 REPEATS = 5
@@ -28,13 +40,13 @@ def second_backward(subject: Subject) -> Outcome:
     if not subject.implementation.gradients(subject.scope):
         return unsupported(NO_BACKWARD)
     problem = subject.problem()
-    judge, built = make_judge(problem, 0), subject.built(problem)
-    built.train(0)  # what the first backward alone cannot do is no matter of the second
+    built = subject.built(problem)
+    built.train(DRAW)  # what the first backward alone cannot do is no matter of the second
     try:
-        produced = built.train_twice(0)
+        produced = built.train_twice(DRAW)
     except Exception as error:
-        return unsupported(f"the second backward raises {type(error).__name__}: {_sentence(error)}")
-    outcome = verdict(judge.judge(produced))
+        return unsupported(f"the second backward raises {one_line(error)}")
+    outcome = judge_on(problem, inputs_of(problem, DRAW), produced)
     return outcome if outcome is PASSED else failed(f"the second backward silently differs: {outcome.reason}")
 
 
@@ -43,31 +55,31 @@ def double_backward(subject: Subject) -> Outcome:
     if not subject.implementation.gradients(subject.scope):
         return unsupported(NO_BACKWARD)
     problem = subject.problem()
-    generator = torch.Generator(device=problem.device).manual_seed(1)
-    direction = torch.randn(problem.activations[0][0].shape, generator=generator, device=problem.device)
-    eager = _differentiated_twice(Built(REFERENCE, problem).step, problem, direction, torch_dtype(problem.case))
-    truth = _differentiated_twice(Step(_in_fp64(problem)), problem, direction, torch.float64)
+    inputs, dtype = inputs_of(problem, DRAW), torch_dtype(problem.case)
+    direction = inputs_of(problem, Draw(DRAW.seed + 10)).activations[0]
+    eager = _differentiated_twice(Built(REFERENCE, problem).forward, inputs, direction, dtype)
+    truth = _differentiated_twice(_in_fp64(problem), inputs, direction, torch.float64)
     try:
-        mine = _differentiated_twice(subject.built(problem).step, problem, direction, torch_dtype(problem.case))
+        mine = _differentiated_twice(subject.built(problem).forward, inputs, direction, dtype)
     except _Disconnected:
         return failed("the gradient is silently cut off from the graph: create_graph=True has no effect")
     except RuntimeError as error:
-        return unsupported(_sentence(error))
-    assert truth is not None
-    assert eager is not None
+        return unsupported(one_line(error))
     budget, terms = tensor_error(eager, truth), 4 * longest_sum(problem.case)
     name = f"second derivative by {ACTIVATIONS[subject.scope][0]}"
-    return verdict([check(name, mine, truth, budget, torch_dtype(problem.case), terms)])
+    return verdict([check(name, mine, truth, budget, dtype, terms)])
 
 
 class _Disconnected(Exception):
     pass
 
 
-def _differentiated_twice(step: Step, problem: Problem, direction: Tensor, dtype: torch.dtype) -> Tensor | None:
-    leaves = [value.to(dtype, copy=True).requires_grad_() for value in problem.activations[0]]
-    output = step.forward(*leaves)
-    (gradient,) = torch.autograd.grad(output, leaves[0], problem.upstream[0].to(dtype), create_graph=True)
+def _differentiated_twice(
+    forward: Callable[..., Tensor], inputs: Inputs, direction: Tensor, dtype: torch.dtype
+) -> Tensor:
+    leaves = [value.to(dtype, copy=True).requires_grad_() for value in inputs.activations]
+    output = forward(*leaves)
+    (gradient,) = torch.autograd.grad(output, leaves[0], inputs.upstream.to(dtype), create_graph=True)
     if not gradient.requires_grad:
         raise _Disconnected
     return torch.autograd.grad(gradient, leaves[0], direction.to(dtype))[0]
@@ -75,9 +87,8 @@ def _differentiated_twice(step: Step, problem: Problem, direction: Tensor, dtype
 
 def _in_fp64(problem: Problem) -> Callable[..., Tensor]:
     """The definition on fp64 weights."""
-    parameters = {name: value.double() for name, value in problem.parameters.items()}
-    weights = {name: parameters[name] for name in problem.weights}
-    biases = {name: parameters[name] for name in problem.biases}
+    weights = {name: value.double() for name, value in problem.weights.items()}
+    biases = {name: value.double() for name, value in problem.biases.items()}
     return REFERENCE.build(dataclasses.replace(problem, weights=weights, biases=biases)).forward
 
 
@@ -92,13 +103,21 @@ def checkpointing(subject: Subject) -> Outcome:
     return subject.wrapped(around).values()
 
 
+def model_use(subject: Subject) -> Outcome:
+    """Calls that share a graph, gradients that add up, weights that change, a second layer, batches, frozen weights."""
+    if not subject.implementation.gradients(subject.scope):
+        return unsupported(NO_BACKWARD)
+    admitting, contender = subject.admitting()
+    return verdict(admitting.use(contender))
+
+
 def determinism(subject: Subject) -> Outcome:
     """Five runs, bit for bit."""
-    problem = subject.problem()
-    built = subject.built(problem)
+    built = subject.built(subject.problem())
+    draw = Draw(new_seed())
     first: dict[str, Tensor] = {}
     for number in range(REPEATS):
-        for name, value in built.train(0).items():
+        for name, value in built.train(draw).items():
             if value is None:
                 return failed(f"{name}: no gradient came back")
             mark = fingerprint(value)
@@ -109,17 +128,19 @@ def determinism(subject: Subject) -> Outcome:
 
 def mutated_inputs(subject: Subject) -> Outcome:
     """Which of its inputs, weights and the upstream gradient are other than before."""
-    problem = subject.problem()
-    built = subject.built(problem)
-    constants = {name: value.detach().clone() for name, value in built.parameters.items()}
-    names = (*ACTIVATIONS[subject.scope], "the upstream gradient")
+    built = subject.built(subject.problem())
+    desk = built.desk
+
+    def marks() -> dict[str, Tensor]:
+        found = {("the upstream gradient" if n == "upstream" else n): fingerprint(v) for n, v in desk.given.items()}
+        return found | {name: fingerprint(value) for name, value in built.parameters.items()}
+
+    desk.activations(DRAW)
+    desk.upstream(DRAW)
+    before = marks()
     for run, after in ((built.infer, "inference"), (built.train, "its backward")):
-        run(0)
-        given = (*problem.activations[0], problem.upstream[0])
-        changed = {
-            name for name, there, value in zip(names, problem.desk, given, strict=True) if not same_bits(there, value)
-        }
-        changed |= {name for name, value in built.parameters.items() if not same_bits(value.detach(), constants[name])}
+        run(DRAW)
+        changed = {name for name, mark in marks().items() if not torch.equal(mark, before[name])}
         text = f"{after} overwrites {', '.join(sorted(changed))}"
         if changed and run == built.train and changed <= subject.implementation.overwrites:
             return unsupported(f"{text}, as it declares")
@@ -140,14 +161,11 @@ def saved_tensors(subject: Subject) -> Outcome:
 
     built = subject.built(subject.problem())
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
-        built.train(0)
-    changed = sorted({tuple(now.shape) for now, was in held if not same_bits(now.detach(), was)})
+        built.train(DRAW)
+    changed = sorted(
+        {tuple(now.shape) for now, was in held if not torch.equal(fingerprint(now.detach()), fingerprint(was))}
+    )
     if not changed:
         return PASSED
     text = f"the backward overwrites saved tensors of {', '.join(map(str, changed))} that somebody holds"
     return unsupported(f"{text}, as it declares") if subject.implementation.overwrites else failed(text)
-
-
-def _sentence(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= 200 else text[:197] + "..."

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from swiglu_bench.audit.subject import PASSED, Outcome, Subject, failed, unsupported, verdict
-from swiglu_bench.check.inputs import torch_dtype
-from swiglu_bench.check.judge import REFERENCE, make_judge
+from swiglu_bench.audit.subject import (
+    DRAW,
+    PASSED,
+    Inputs,
+    Outcome,
+    Subject,
+    failed,
+    inputs_of,
+    judge_on,
+    unsupported,
+)  # fmt: skip
+from swiglu_bench.check.built import Built
+from swiglu_bench.check.inputs import Draw, Values
+from swiglu_bench.check.judge import REFERENCE
 from swiglu_bench.check.truth import compute_truth
-from swiglu_bench.spec.cases import VARIANTS, Dtype, Extras, Scope
+from swiglu_bench.session.admission import Drawn
+from swiglu_bench.spec.cases import Dtype, Extras, Scope
 from swiglu_bench.spec.implementation import Offer
 from swiglu_bench.spec.problem import Problem
 
-OUTLIER_CHANNELS, OUTLIER_SCALE = 3, 100.0
 VERY_LARGE = {torch.float16: 1e4, torch.bfloat16: 1e20, torch.float32: 1e20}
 """A size at which gate and up still fit the dtype and their product does not."""
 OVERFLOW_MARGIN = 2.0
@@ -25,49 +35,47 @@ OVERFLOW_MARGIN = 2.0
 
 def float32(subject: Subject) -> Outcome:
     """Output and gradients in fp32."""
-    return subject.values(dtype=Dtype.FLOAT32)
+    return subject.values(subject.case(dtype=Dtype.FLOAT32))
 
 
 def float16(subject: Subject) -> Outcome:
     """Output and gradients in fp16."""
-    return subject.values(dtype=Dtype.FLOAT16)
+    return subject.values(subject.case(dtype=Dtype.FLOAT16))
 
 
 def bfloat16(subject: Subject) -> Outcome:
     """Output and gradients in bf16."""
-    return subject.values(dtype=Dtype.BFLOAT16)
+    return subject.values(subject.case(dtype=Dtype.BFLOAT16))
 
 
 def odd_sizes(subject: Subject) -> Outcome:
     """Sizes that no tile divides."""
-    return subject.values(tokens=37, hidden=51, intermediate=83)
+    return subject.values(subject.case(tokens=37, hidden=51, intermediate=83))
 
 
 def no_tokens(subject: Subject) -> Outcome:
     """An empty batch: an empty output, weight gradients of zeros."""
-    return subject.values(tokens=0)
+    return subject.values(subject.case(tokens=0))
 
 
 def one_token(subject: Subject) -> Outcome:
     """As in decoding."""
-    return subject.values(tokens=1)
+    return subject.values(subject.case(tokens=1))
 
 
 def non_contiguous(subject: Subject) -> Outcome:
     """Activations and upstream gradients with gaps, transposed, and one value expanded."""
     problem = subject.problem()
-    problem = dataclasses.replace(problem, upstream=(torch.ones_like(problem.upstream[0]), *problem.upstream[1:]))
-    judges = [make_judge(problem, variant) for variant in range(VARIANTS)]
-    built = subject.built(problem)
-    expanded = torch.ones((), dtype=torch_dtype(problem.case), device=problem.device).expand_as(problem.upstream[0])
-    layouts: tuple[tuple[str, int, Callable[[Tensor], Tensor], Tensor], ...] = (
-        ("an expanded upstream gradient", 0, lambda value: value.clone(), expanded),
-        ("every other column", 1, _every_other_column, _every_other_column(problem.upstream[1])),
-        ("transposed", 1, _transposed, _transposed(problem.upstream[1])),
+    built, inputs = subject.built(problem), inputs_of(problem, DRAW)
+    ones = inputs.upstream.new_ones(()).expand_as(inputs.upstream)
+    layouts: tuple[tuple[str, Callable[[Tensor], Tensor], Tensor], ...] = (
+        ("an expanded upstream gradient", torch.clone, ones),
+        ("every other column", _every_other_column, _every_other_column(inputs.upstream)),
+        ("transposed", _transposed, _transposed(inputs.upstream)),
     )
-    for name, variant, lay, upstream in layouts:
-        produced = built.run_on([lay(value) for value in problem.activations[variant]], upstream)
-        outcome = verdict(judges[variant].judge(produced))
+    for name, lay, upstream in layouts:
+        produced = built.run_on([lay(value) for value in inputs.activations], upstream)
+        outcome = judge_on(problem, Inputs(inputs.activations, upstream), produced)
         if outcome is not PASSED:
             return failed(f"with {name}: {outcome.reason}")
     return PASSED
@@ -81,25 +89,14 @@ def _transposed(value: Tensor) -> Tensor:
     return value.t().contiguous().t()
 
 
-def _with_activations(problem: Problem, change: Callable[[Tensor], Tensor]) -> Problem:
-    """The same problem with other activations."""
-    changed = tuple(tuple(change(value.clone()) for value in variant) for variant in problem.activations)
-    return dataclasses.replace(problem, activations=changed, desk=[])
-
-
 def outliers(subject: Subject) -> Outcome:
-    """A few channels 100 times larger than the others, as in trained models; within the same error budget."""
-
-    def enlarge(value: Tensor) -> Tensor:
-        value[:, :: value.shape[1] // OUTLIER_CHANNELS] *= OUTLIER_SCALE
-        return value
-
-    return subject.values(_with_activations(subject.problem(), enlarge))
+    """Tokens and a few channels far larger than the others, as in trained models; within the same error budget."""
+    return subject.values(values=Values.WIDE)
 
 
 def zeros(subject: Subject) -> Outcome:
     """Activations of zeros: everything that depends on them is exactly zero."""
-    return subject.values(_with_activations(subject.problem(), torch.zeros_like))
+    return subject.values(values=Values.ZEROS)
 
 
 def nan_and_inf(subject: Subject) -> Outcome:
@@ -109,7 +106,7 @@ def nan_and_inf(subject: Subject) -> Outcome:
         value[3, 5], value[7, 11], value[13, 2] = torch.nan, torch.inf, -torch.inf
         return value
 
-    return _propagates(subject, _with_activations(subject.problem(), spoil))
+    return _propagates(subject, spoil)
 
 
 def very_large(subject: Subject) -> Outcome:
@@ -119,17 +116,21 @@ def very_large(subject: Subject) -> Outcome:
         value[[2, 9]] *= VERY_LARGE[value.dtype]
         return value
 
-    return _propagates(subject, _with_activations(subject.problem(), enlarge))
+    return _propagates(subject, enlarge)
 
 
-def _propagates(subject: Subject, problem: Problem) -> Outcome:
+def _propagates(subject: Subject, change: Callable[[Tensor], Tensor]) -> Outcome:
     """Finite where eager and the truth both are, not finite where neither is; where they differ, either is right.
 
     Within a factor of OVERFLOW_MARGIN of the dtype's largest number, rounding decides, and either is right as well.
     """
-    truth = compute_truth(problem, 0)
-    eager = dataclasses.replace(subject, implementation=REFERENCE).built(problem).train(0)
-    produced = subject.built(problem).train(0)
+    problem = subject.problem()
+    inputs = inputs_of(problem, DRAW).changed(change)
+    truth = compute_truth(problem, inputs.activations, inputs.upstream)
+    eager, produced = (
+        Built(one, problem).run_on([value.clone() for value in inputs.activations], inputs.upstream)
+        for one in (REFERENCE, subject.implementation)
+    )
     for name, value in produced.items():
         expected = eager[name]
         if value is None or expected is None:
@@ -163,16 +164,16 @@ def clamp(subject: Subject) -> Outcome:
     why = _offered(subject, "limit")
     if why:
         return unsupported(why)
-    plain = subject.problem()
-    limit = clear_limit(plain)
-    return subject.values(subject.problem(extras=Extras(limit=limit), unannounced=plain.unannounced))
+    plain, draws = subject.problem(), (DRAW, Draw(DRAW.seed + 10))
+    limit = clear_limit(plain, [inputs_of(plain, draw) for draw in draws])
+    return subject.values(extras=Extras(limit=limit), drawn=Drawn(0, draws))
 
 
-def clear_limit(problem: Problem) -> float | None:
+def clear_limit(problem: Problem, inputs: Sequence[Inputs]) -> float | None:
     """The middle of the widest gap between the sizes of gate and up, among those that bound some and not most."""
     sizes: list[Tensor] = []
-    for variant in problem.activations:
-        pair = variant if len(variant) == 2 else [variant[0] @ problem.weights[name].T for name in ("w_gate", "w_up")]
+    for given in (one.activations for one in inputs):
+        pair = given if len(given) == 2 else [given[0] @ problem.weights[name].T for name in ("w_gate", "w_up")]
         sizes += [value.double().abs().flatten() for value in pair]
     ordered = torch.cat(sizes).sort().values
     ordered = ordered[(ordered > 1.0) & (ordered < 2.8)]
@@ -192,4 +193,4 @@ def packed(subject: Subject) -> Outcome:
     hidden, intermediate = problem.case.shape.hidden, problem.case.shape.intermediate
     if (2 * intermediate, hidden) not in shapes:
         return failed(f"it keeps weights of {sorted(shapes)}, not one of {(2 * intermediate, hidden)}")
-    return subject.values(problem)
+    return subject.values(extras=Extras(packed=True))

@@ -10,8 +10,10 @@ import torch
 from swiglu_bench.audit import differentiation, inputs, surroundings
 from swiglu_bench.audit.subject import Outcome, Subject, not_run, unsupported
 from swiglu_bench.machine import machine
+from swiglu_bench.measure.clock import answers
 from swiglu_bench.rows.audit_cell import Cell, CellStatus
 from swiglu_bench.spec.cases import Dtype, Scope
+from swiglu_bench.spec.errors import one_line
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_kernels import backend_for
 
@@ -44,6 +46,7 @@ CHECKS = (
     Check("bias", inputs.bias),
     Check("clamp", inputs.clamp),
     Check("packed weights", inputs.packed),
+    Check("model use", differentiation.model_use),
     Check("mutated inputs", differentiation.mutated_inputs),
     Check("saved tensors", differentiation.saved_tensors),
     Check("determinism", differentiation.determinism),
@@ -117,20 +120,6 @@ def _ask(check: Check, subject: Subject) -> Outcome:
     try:
         return check.ask(subject)
     except torch.OutOfMemoryError as error:
-        return not_run(f"the device ran out of memory: {_one_line(error)}")
+        return not_run(f"the device ran out of memory: {one_line(error)}")
     except Exception as error:  # an implementation may raise anything; that is how most of them refuse
-        return unsupported(f"raises {type(error).__name__}: {_one_line(error)}")
-
-
-def answers(device: torch.device) -> bool:
-    """Whether the device still works for this process."""
-    try:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-    except RuntimeError:
-        return False
-    return True
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
+        return unsupported(f"raises {one_line(error)}")

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from swiglu_bench.check.admission import admit
-from swiglu_bench.check.built import Built
-from swiglu_bench.check.inputs import make_problem
-from swiglu_bench.check.judge import make_judge
+from swiglu_bench.check import tolerance
+from swiglu_bench.check.built import Built, Produced
+from swiglu_bench.check.inputs import Desk, Draw, Values, make_problem
+from swiglu_bench.check.judge import REFERENCE
+from swiglu_bench.check.results import form_fault
+from swiglu_bench.check.truth import compute_truth
+from swiglu_bench.machine import machine
 from swiglu_bench.rows.audit_cell import CellStatus
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.spec.cases import PLAIN, VARIANTS, Case, Dtype, Extras, Mode, Scope, Shape
+from swiglu_bench.session.admission import Admitting, Drawn
+from swiglu_bench.session.here import Here
+from swiglu_bench.session.places import Contender
+from swiglu_bench.session.settings import Settings, Task
+from swiglu_bench.spec.cases import PLAIN, Case, Dtype, Extras, Mode, Scope, Shape
+from swiglu_bench.spec.costs import longest_sum
 from swiglu_bench.spec.implementation import Implementation, Step
 from swiglu_bench.spec.problem import Problem
 
 TOKENS, HIDDEN, INTERMEDIATE = 19, 48, 80
+DRAW = Draw(1)
+_describe = functools.cache(machine.describe)
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,18 @@ def not_run(reason: str) -> Outcome:
 
 
 @dataclass(frozen=True)
+class Inputs:
+    """Activations and an upstream gradient of one's own: other strides or values than those of a draw."""
+
+    activations: Sequence[Tensor]
+    upstream: Tensor
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Inputs:
+        """The same with other activations."""
+        return Inputs([change(value.clone()) for value in self.activations], self.upstream)
+
+
+@dataclass(frozen=True)
 class Subject:
     """Who is audited, where, and in which dtype unless a check has its own."""
 
@@ -58,19 +80,16 @@ class Subject:
     device: torch.device
     dtype: Dtype
 
-    def problem(
-        self,
-        tokens: int = TOKENS,
-        hidden: int = HIDDEN,
-        intermediate: int = INTERMEDIATE,
-        dtype: Dtype | None = None,
-        extras: Extras = PLAIN,
-        unannounced: int | None = None,
-    ) -> Problem:
-        """A small problem of its scope."""
+    def case(
+        self, tokens: int = TOKENS, hidden: int = HIDDEN, intermediate: int = INTERMEDIATE, dtype: Dtype | None = None
+    ) -> Case:
+        """A small case of its scope."""
         shape = Shape("audit", hidden, intermediate, "sizes of the audit", (tokens,))
-        case = Case(shape, tokens, dtype or self.dtype, self.scope, Mode.STEP)
-        return make_problem(case, self.device, extras, unannounced)
+        return Case(shape, tokens, dtype or self.dtype, self.scope, Mode.STEP)
+
+    def problem(self, case: Case | None = None, extras: Extras = PLAIN) -> Problem:
+        """The weights of a small case."""
+        return make_problem(case or self.case(), self.device, extras, seed=0)
 
     def built(self, problem: Problem) -> Built:
         """The implementation built for a problem."""
@@ -86,11 +105,51 @@ class Subject:
 
         return dataclasses.replace(self, implementation=dataclasses.replace(self.implementation, build=build_wrapped))
 
-    def values(self, problem: Problem | None = None, **changes: Any) -> Outcome:
-        """Whether it passes what a sweep asks before timing: on a problem, or on one that differs by `changes`."""
-        problem = problem or self.problem(**changes)
-        judges = [make_judge(problem, variant) for variant in range(VARIANTS)]
-        return verdict(admit(self.implementation, problem, judges).checks)
+    def admitting(
+        self, case: Case | None = None, *, extras: Extras = PLAIN, values: Values = Values.NORMAL,
+        drawn: Drawn | None = None,
+    ) -> tuple[Admitting, Contender]:  # fmt: skip
+        """What a sweep asks of a contender before it gets a time, in this process; but for a model's use."""
+        case = case or self.case()
+        here = Here(Settings(Task.VERIFY, self.device, "audit", ""), _describe(self.device))
+        drawn = drawn or Drawn.new(values)
+        here.judge.begin_case(case, drawn.weights, extras)
+        return Admitting(here, case, drawn, extras=extras), here.contender(self.implementation)
+
+    def values(
+        self, case: Case | None = None, *, extras: Extras = PLAIN, values: Values = Values.NORMAL,
+        drawn: Drawn | None = None,
+    ) -> Outcome:  # fmt: skip
+        """Whether it passes what a sweep asks of one problem before timing."""
+        admitting, contender = self.admitting(case, extras=extras, values=values, drawn=drawn)
+        return verdict(admitting.admit(contender).checks)
+
+
+def inputs_of(problem: Problem, draw: Draw) -> Inputs:
+    """What a draw lays out, in tensors of one's own."""
+    desk = Desk(problem)
+    return Inputs(desk.activations(draw), desk.upstream(draw))
+
+
+def judge_on(problem: Problem, inputs: Inputs, produced: Produced) -> Outcome:
+    """The verdict on results for inputs of one's own."""
+    expected = Built(REFERENCE, problem).run_on([value.clone() for value in inputs.activations], inputs.upstream)
+    return judge_beside(problem, inputs, produced, expected)
+
+
+def judge_beside(problem: Problem, inputs: Inputs, produced: Produced, expected: Produced) -> Outcome:
+    """The same beside the results `expected` of eager, in its dtypes."""
+    truth = compute_truth(problem, inputs.activations, inputs.upstream)
+    terms = longest_sum(problem.case)
+
+    def judge(name: str, value: Tensor | None) -> TensorCheck:
+        eager = expected[name]
+        fault = form_fault(value, truth[name].shape, eager.dtype, problem.device)
+        return tolerance.check(
+            name, value, truth[name], tolerance.tensor_error(eager, truth[name]), eager.dtype, terms, fault
+        )
+
+    return verdict(judge(name, value) for name, value in produced.items())
 
 
 def verdict(checks: Iterable[TensorCheck]) -> Outcome:

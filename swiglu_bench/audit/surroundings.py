@@ -10,17 +10,23 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swiglu_bench.audit.subject import PASSED, Outcome, Subject, failed, not_run, unsupported, verdict
-from swiglu_bench.check.admission import replayed
-from swiglu_bench.check.inputs import lay_out, make_problem
-from swiglu_bench.check.judge import REFERENCE, make_judge
-from swiglu_bench.check.tolerance import check, tensor_error
-from swiglu_bench.check.truth import compute_truth
+from swiglu_bench.audit.subject import (
+    DRAW,
+    PASSED,
+    Outcome,
+    Subject,
+    failed,
+    inputs_of,
+    judge_beside,
+    judge_on,
+    not_run,
+    unsupported,
+    verdict,
+)  # fmt: skip
+from swiglu_bench.check.judge import REFERENCE
 from swiglu_bench.machine.machine import free_memory_bytes
-from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.spec.cases import ACTIVATIONS, VARIANTS, Case, Dtype, Mode, Shape
-from swiglu_bench.spec.costs import longest_sum
-from swiglu_bench.spec.problem import Problem
+from swiglu_bench.session.reports import CallReport
+from swiglu_bench.spec.cases import ACTIVATIONS, Case, Dtype, Mode, Shape
 
 BUILT_IN = {"aten", "prim", "prims", "inductor", "profiler", "c10d", "_c10d_functional"}
 LARGE_HIDDEN, LARGE_INTERMEDIATE = 64, 8192
@@ -60,13 +66,12 @@ class _Calls(TorchDispatchMode):
 
 def opcheck(subject: Subject) -> Outcome:
     """torch.library.opcheck on every custom operator that its forward calls, with the arguments of that call."""
-    problem = subject.problem()
-    built = subject.built(problem)
-    activations, _ = lay_out(problem, 0)
+    built = subject.built(subject.problem())
+    activations = built.desk.activations(DRAW)
     calls = _Calls()
     try:
         with calls:
-            built.step.forward(*(value.requires_grad_(bool(built.gradients)) for value in activations))
+            built.forward(*(value.requires_grad_(bool(built.gradients)) for value in activations))
     except RuntimeError as error:
         if "dispatch mode" not in str(error):
             raise
@@ -90,8 +95,7 @@ def _as_leaf(value: Any, requires_grad: bool) -> Any:
 
 def autocast(subject: Subject) -> Outcome:
     """fp32 tensors under bf16 autocast: dtypes as eager has them there, errors within eager's budget there."""
-    problem = subject.problem(dtype=Dtype.FLOAT32)
-    truth = compute_truth(problem, 0)
+    problem = subject.problem(subject.case(dtype=Dtype.FLOAT32))
 
     def around(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def under_autocast(*activations: Tensor) -> Tensor:
@@ -100,31 +104,23 @@ def autocast(subject: Subject) -> Outcome:
 
         return under_autocast
 
-    eager = dataclasses.replace(subject, implementation=REFERENCE).wrapped(around).built(problem).train(0)
-    produced = subject.wrapped(around).built(problem).train(0)
-    terms = longest_sum(problem.case)
-
-    def judge(name: str, value: Tensor | None, expected: Tensor | None) -> TensorCheck:
-        assert expected is not None
-        return check(name, value, truth[name], tensor_error(expected, truth[name]), expected.dtype, terms)
-
-    return verdict(judge(name, value, eager[name]) for name, value in produced.items())
+    eager = dataclasses.replace(subject, implementation=REFERENCE).wrapped(around).built(problem).train(DRAW)
+    produced = subject.wrapped(around).built(problem).train(DRAW)
+    return judge_beside(problem, inputs_of(problem, DRAW), produced, eager)
 
 
 def cuda_graph(subject: Subject) -> Outcome:
     """Inference recorded as a CUDA graph, replayed on inputs that were changed in place."""
     if subject.device.type != "cuda":
         return not_run("CUDA graphs exist on a GPU only")
-    problem = subject.problem()
-    judges = [make_judge(problem, variant) for variant in range(VARIANTS)]
-    built = subject.built(problem)
-    built.infer(0)
-    try:
-        wrong = replayed(built, judges)
-    except Exception as error:
+    admitting, contender = subject.admitting()
+    admitting.build(contender)
+    contender.ask(CallReport, "check", DRAW, False)
+    reason = contender.tell("record", Mode.FORWARD)
+    if reason:
         torch.cuda.synchronize(subject.device)
-        return unsupported(f"it cannot be recorded: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
-    return verdict(wrong)
+        return unsupported(reason)
+    return verdict(admitting.replayed(contender))
 
 
 def beyond_int32(subject: Subject) -> Outcome:
@@ -157,28 +153,27 @@ def rows_to_judge(tokens: int, width: int) -> list[int]:
 
 def _judge_rows(subject: Subject, case: Case, rows: list[int]) -> Outcome:
     """Run a case as a whole and judge some of its rows, against the problem that consists of those rows alone."""
-    part = make_problem(dataclasses.replace(case, tokens=len(rows)), subject.device)
+    part = subject.problem(dataclasses.replace(case, tokens=len(rows)))
+    inputs = inputs_of(part, DRAW)
     index = torch.tensor(rows, device=subject.device)
-    widths = {"x": case.shape.hidden, "gate": case.shape.intermediate, "up": case.shape.intermediate}
     generator = torch.Generator(device=subject.device).manual_seed(case.seed)
 
-    def whole(width: int, rows_there: Tensor, fill: bool) -> Tensor:
-        value = rows_there.new_zeros(case.tokens, width)
+    def whole(rows_there: Tensor, fill: bool) -> Tensor:
+        value = rows_there.new_zeros(case.tokens, rows_there.shape[1])
         if fill:
             value.normal_(generator=generator)
         return value.index_copy_(0, index, rows_there)
 
     names = ACTIVATIONS[case.scope]
-    activations = [whole(widths[name], there, True) for name, there in zip(names, part.activations[0], strict=True)]
-    upstream = whole(part.upstream[0].shape[1], part.upstream[0], False)
-    problem = Problem(case, subject.device, part.weights, (), ())
-    produced = subject.built(problem).run_on(activations, upstream)
+    activations = [whole(there, True) for there in inputs.activations]
+    upstream = whole(inputs.upstream, False)
+    produced = subject.built(dataclasses.replace(part, case=case)).run_on(activations, upstream)
     per_row = {"output", *names}
     judged = {
         name: value[index] if name in per_row and value is not None and len(value) == case.tokens else value
         for name, value in produced.items()
     }
-    outcome = verdict(make_judge(part, 0).judge(judged))
+    outcome = judge_on(part, inputs, judged)
     if outcome is not PASSED:
         return outcome
     for name in names:

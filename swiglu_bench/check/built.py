@@ -1,38 +1,53 @@
-"""One implementation on one problem: built, then run the ways that validation and measuring need."""
+"""One implementation built for one problem, and the calls that checking and timing make of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from swiglu_bench.check.inputs import lay_out
+from swiglu_bench.check.inputs import Desk, Draw
+from swiglu_bench.check.layout import find_layout
 from swiglu_bench.measure.memory import MemoryUse, measure_memory
 from swiglu_bench.spec.cases import ACTIVATIONS, Mode
-from swiglu_bench.spec.implementation import Implementation
+from swiglu_bench.spec.implementation import Implementation, Step
 from swiglu_bench.spec.problem import Problem
 
-Produced = dict[str, Tensor | None]
-"""What a run yields: `output` and, after a backward, the gradient of each input by its name."""
+Produced = dict[str, Any]
+"""What a call yields: `output` and, after a backward, the gradient of each input by its name; None: none came."""
+Pause = Callable[[], AbstractContextManager[object]]
+"""Takes what happens in its context out of the time."""
+
+_backward, _no_grad = torch.autograd.backward, torch.no_grad
 
 
 @dataclass(frozen=True)
-class Fixed:
-    """A call on tensors that stay where they are."""
+class Call:
+    """One call in three parts."""
 
-    load: Callable[[int], None]
-    """Puts a variant of the inputs into them."""
-    call: Callable[[], Callable[[], Produced]]
+    prepare: Callable[[], None]
+    """Lay out the inputs and do what is not timed."""
+    run: Callable[[Pause], None]
+    """The timed work."""
+    results: Callable[[], Produced]
+    """Hand out what it produced."""
+
+    def __call__(self) -> Produced:
+        """All of it, untimed."""
+        self.prepare()
+        self.run(nullcontext)
+        return self.results()
 
 
 class Built:
     """An implementation built for a problem.
 
-    Every run starts on the activations and the upstream gradient laid out anew at the same addresses, and a backward
-    from a fresh forward: several implementations overwrite what they saved or were given, and replaying their graph
-    computes on garbage.
+    Every call begins with a fresh forward: several implementations overwrite what they saved or were given, and
+    replaying their graph would compute on garbage. Nothing of a Step is looked up after the build.
     """
 
     def __init__(self, implementation: Implementation, problem: Problem) -> None:
@@ -42,145 +57,162 @@ class Built:
         if trains_weights:
             self.gradients += tuple(problem.biases)
         self.problem = problem.with_leaves(requires_grad=trains_weights)
-        self.step = implementation.build(self.problem.for_building())
-        self.parameters = dict(self.problem.parameters if self.step.parameters is None else self.step.parameters)
+        step = implementation.build(self.problem)
+        if type(step) is not Step:
+            raise TypeError(f"build returned a {type(step).__name__}; it has to return a swiglu_bench.Step")
+        self.forward = step.forward
+        self.parameters = dict(self.problem.parameters if step.parameters is None else step.parameters)
+        for name, value in self.parameters.items():
+            if not isinstance(value, Tensor) or not value.is_leaf:
+                raise TypeError(f"the parameter {name!r} is not a leaf tensor, so that it gets no gradient")
+        self._plain = all(type(value) in (Tensor, torch.nn.Parameter) for value in self.parameters.values())
+        if self._plain:
+            self.layout = find_layout(self.parameters, step.to_canonical)
+            self._take_apart: Callable[[dict[str, Tensor]], dict[str, Tensor]] = self.layout.take_apart
+        else:  # DTensors: the layout of a split implementation is the suite's own (tp)
+            self._take_apart = step.to_canonical or dict
+        self.desk = Desk(self.problem)
 
-    def infer(self, variant: int) -> Produced:
+    def infer(self, draw: Draw) -> Produced:
         """Forward without autograd."""
-        return self._forward_call(variant)()()
+        return self.call(Mode.FORWARD, draw)()
 
-    def train(self, variant: int) -> Produced:
-        """Forward and backward; the output and every promised gradient in the canonical layout."""
-        return self._backward_call(variant)()() if self.gradients else self._with_graph(variant)
-
-    def run_on(self, activations: Sequence[Tensor], upstream: Tensor) -> Produced:
-        """Forward and backward on tensors of one's own: other strides, sizes or values than the problem's."""
-        self._drop_gradients()
-        leaves = [value.detach().requires_grad_(bool(self.gradients)) for value in activations]
-        output = self.step.forward(*leaves)
+    def train(self, draw: Draw) -> Produced:
+        """Forward and backward; the output and every promised gradient. Forward alone where there are none."""
         if self.gradients:
-            torch.autograd.backward(output, upstream)
-        return {"output": output.detach(), **self._collect(leaves)}
+            return self.call(Mode.BACKWARD, draw)()
+        return self.forward_to_train(draw)
 
-    def train_twice(self, variant: int) -> Produced:
-        """One forward and, with its graph retained, two backwards: the output and the gradients of the second."""
-        leaves, upstream = self._fresh(variant)
-        output = self.step.forward(*leaves)
-        torch.autograd.backward(output, upstream, retain_graph=True)
-        self._drop_gradients()
-        for leaf in leaves:
-            leaf.grad = None
-        torch.autograd.backward(output, upstream)
-        return {"output": output.detach(), **self._collect(leaves)}
+    def forward_to_train(self, draw: Draw) -> Produced:
+        """The forward of a call that a backward could follow."""
+        leaves = self.desk.activations(draw)
+        return {"output": _detached(self.forward(*(value.requires_grad_(bool(self.gradients)) for value in leaves)))}
 
-    def prepare(self, mode: Mode, variant: int) -> Callable[[], Callable[[], Produced]]:
-        """Do what stays outside the timed region; the returned call does the timed work and hands out its results.
+    def call(self, mode: Mode, draw: Draw, upstream_first: bool = False) -> Call:
+        """A call of a mode on the inputs of a draw, which are laid out when the call is prepared.
 
-        The results are only collected when asked for, so that collecting them costs the timed region nothing.
+        The upstream gradient is drawn after the forward has returned, so that no forward can know it; a step whose time
+        cannot be paused for that has it drawn before.
         """
+        kept: dict[str, Any] = {}
+
+        def lay_out(requires_grad: bool) -> None:
+            self.drop_gradients()
+            leaves = self.desk.activations(draw)
+            kept["leaves"] = [value.requires_grad_() for value in leaves] if requires_grad else leaves
+            if requires_grad and upstream_first:
+                lay_upstream()
+
+        def forward() -> None:
+            kept["output"] = output = self.forward(*kept["leaves"])
+            if not isinstance(output, Tensor):
+                raise TypeError(f"forward returned {_kind(output)}; it has to return one tensor")
+
+        def infer(pause: Pause) -> None:
+            with _no_grad():
+                forward()
+
+        def lay_upstream() -> None:
+            kept["upstream"] = self.desk.upstream(draw)
+
+        def backward(pause: Pause) -> None:
+            _backward(kept["output"], kept["upstream"])
+
+        def step(pause: Pause) -> None:
+            forward()
+            if not upstream_first:
+                with pause():
+                    lay_upstream()
+            backward(pause)
+
+        def results() -> Produced:
+            found = self._collect(kept["leaves"]) if mode is not Mode.FORWARD else {}
+            return {"output": _detached(kept.pop("output")), **found}
+
+        def prepare_backward() -> None:
+            lay_out(True)
+            forward()
+            lay_upstream()
+
         match mode:
             case Mode.FORWARD:
-                return self._forward_call(variant)
-            case Mode.BACKWARD:
-                return self._backward_call(variant)
+                return Call(lambda: lay_out(False), infer, results)
             case Mode.STEP:
-                return self._step_call(variant)
+                return Call(lambda: lay_out(True), step, results)
+            case Mode.BACKWARD:
+                return Call(prepare_backward, backward, results)
 
-    def fixed(self, mode: Mode) -> Fixed:
-        """The same work on tensors that stay where they are, as a CUDA graph needs it; forward or step.
+    def recordable(self, mode: Mode) -> Callable[[], Callable[[], Produced]]:
+        """The work of a forward or a step on tensors that stay where they are, as a CUDA graph needs it.
 
-        Every call begins with a forward, so that what an implementation overwrites is made anew.
+        Its inputs are whatever lies on the desk; every call begins with a forward, so that what an implementation
+        overwrites is made anew.
         """
         assert mode is not Mode.BACKWARD
-        wants_grad = mode is Mode.STEP and bool(self.gradients)
-        leaves = [value.clone().requires_grad_(wants_grad) for value in self.problem.activations[0]]
-        upstream = self.problem.upstream[0].clone()
-
-        def load(variant: int) -> None:
-            with torch.no_grad():
-                for leaf, value in zip(leaves, self.problem.activations[variant], strict=True):
-                    leaf.copy_(value)
-                upstream.copy_(self.problem.upstream[variant])
+        leaves = [self.desk.given[name].detach() for name in self.desk.names]
 
         def forward() -> Callable[[], Produced]:
-            with torch.no_grad():
-                output = self.step.forward(*leaves)
+            with _no_grad():
+                output = self.forward(*leaves)
             return lambda: {"output": output}
 
         def step() -> Callable[[], Produced]:
-            self._drop_gradients()
+            self.drop_gradients()
             for leaf in leaves:
-                leaf.grad = None
-            output = self.step.forward(*leaves)
-            torch.autograd.backward(output, upstream)
+                leaf.requires_grad_(bool(self.gradients)).grad = None
+            output = self.forward(*leaves)
+            _backward(output, self.desk.given["upstream"])
             # Held here, because the parameters' own are dropped before anything else runs on them; without the graph of
             # autograd, whose nodes would bind the parameters to the stream of a recording.
             kept, found = output.detach(), self._found(leaves)
             return lambda: {"output": kept, **self._canonical(found)}
 
-        return Fixed(load, forward if mode is Mode.FORWARD else step)
+        return forward if mode is Mode.FORWARD else step
 
-    def memory(self) -> MemoryUse:
+    def run_on(self, activations: Sequence[Tensor], upstream: Tensor) -> Produced:
+        """Forward and backward on tensors of one's own: other strides, sizes or values than those of a draw."""
+        self.drop_gradients()
+        leaves = [value.detach().requires_grad_(bool(self.gradients)) for value in activations]
+        output = self.forward(*leaves)
+        if self.gradients:
+            _backward(output, upstream)
+        return {"output": _detached(output), **self._collect(leaves)}
+
+    def train_twice(self, draw: Draw) -> Produced:
+        """One forward and, with its graph retained, two backwards: the output and the gradients of the second."""
+        self.drop_gradients()
+        leaves = [value.requires_grad_() for value in self.desk.activations(draw)]
+        output = self.forward(*leaves)
+        _backward(output, self.desk.upstream(draw), retain_graph=True)
+        self.drop_gradients()
+        for leaf in leaves:
+            leaf.grad = None
+        _backward(output, self.desk.upstream(draw))
+        return {"output": output.detach(), **self._collect(leaves)}
+
+    def memory(self, draw: Draw) -> MemoryUse:
         """Bytes of one forward and backward (forward alone where it yields no gradients)."""
-        leaves, upstream = self._fresh(0)
+        self.drop_gradients()
+        leaves = [value.requires_grad_(bool(self.gradients)) for value in self.desk.activations(draw)]
+        upstream = self.desk.upstream(draw)
 
         def backward(output: Tensor) -> Produced:
-            torch.autograd.backward(output, upstream)
+            _backward(output, upstream)
             taken = self._collect(leaves)
-            self._drop_gradients()
+            self.drop_gradients()
             for leaf in leaves:
                 leaf.grad = None
             return taken
 
         try:
             return measure_memory(
-                self.problem.device, lambda: self.step.forward(*leaves), backward if self.gradients else None
+                self.problem.device, lambda: self.forward(*leaves), backward if self.gradients else None
             )
         finally:
-            self._drop_gradients()
+            self.drop_gradients()
 
-    def _forward_call(self, variant: int) -> Callable[[], Callable[[], Produced]]:
-        activations, _ = lay_out(self.problem, variant)
-        forward = self.step.forward
-
-        def call() -> Callable[[], Produced]:
-            with torch.no_grad():
-                output = forward(*activations)
-            return lambda: {"output": output}
-
-        return call
-
-    def _step_call(self, variant: int) -> Callable[[], Callable[[], Produced]]:
-        leaves, upstream = self._fresh(variant)
-
-        def call() -> Callable[[], Produced]:
-            output = self.step.forward(*leaves)
-            torch.autograd.backward(output, upstream)
-            return lambda: {"output": output.detach(), **self._collect(leaves)}
-
-        return call
-
-    def _backward_call(self, variant: int) -> Callable[[], Callable[[], Produced]]:
-        leaves, upstream = self._fresh(variant)
-        output = self.step.forward(*leaves)
-        kept = output.detach()
-
-        def call() -> Callable[[], Produced]:
-            torch.autograd.backward(output, upstream)
-            return lambda: {"output": kept, **self._collect(leaves)}
-
-        return call
-
-    def _with_graph(self, variant: int) -> Produced:
-        leaves, _ = self._fresh(variant)
-        return {"output": self.step.forward(*leaves).detach()}
-
-    def _fresh(self, variant: int) -> tuple[list[Tensor], Tensor]:
-        self._drop_gradients()
-        activations, upstream = lay_out(self.problem, variant)
-        return [value.requires_grad_(bool(self.gradients)) for value in activations], upstream
-
-    def _drop_gradients(self) -> None:
+    def drop_gradients(self) -> None:
+        """Set the parameters' gradients to None."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
@@ -188,14 +220,30 @@ class Built:
         return self._canonical(self._found(leaves))
 
     def _found(self, leaves: list[Tensor]) -> dict[str, Tensor]:
-        names = ACTIVATIONS[self.problem.case.scope]
-        return {
-            name: value.grad
-            for name, value in (*zip(names, leaves, strict=True), *self.parameters.items())
-            if value.grad is not None
-        }
+        named = (*zip(ACTIVATIONS[self.problem.case.scope], leaves, strict=True), *self.parameters.items())
+        return {name: value.grad for name, value in named if value.grad is not None}
 
     def _canonical(self, found: dict[str, Tensor]) -> Produced:
-        if self.step.to_canonical is not None and all(name in found for name in self.parameters):
-            found = self.step.to_canonical(found)
+        own = {name: value for name, value in found.items() if name in self.parameters}
+        if self._plain or len(own) == len(self.parameters):
+            found = found | self._take_apart(own)
         return {name: found.get(name) for name in self.gradients}
+
+
+def add_up(
+    call: Callable[[Draw], Produced], draws: Sequence[Draw], sums: Mapping[str, Tensor], flush: Callable[[], None]
+) -> None:
+    """Calls back to back, each with its own inputs and a cold cache, and the sums of their results."""
+    for draw in draws:
+        flush()
+        produced = call(draw)
+        for name, place in sums.items():
+            place.add_(produced[name])
+
+
+def _detached(output: Any) -> Any:
+    return output.detach() if type(output) is Tensor else output
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

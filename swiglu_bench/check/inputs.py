@@ -1,14 +1,46 @@
-"""The tensors of a case drawn from its seed, laid out for a call, and put back where a contender changed them."""
+"""The tensors of a case, drawn from seeds: its weights once, its activations and upstream gradient for every call.
+
+No seed is known before the call that it is for: the process that times draws it then, and sends it to the contender's
+process and to the judge's, which draw the same values on the same device.
+"""
 
 from __future__ import annotations
 
 import secrets
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from swiglu_bench.spec.cases import ACTIVATIONS, BIASES, PLAIN, VARIANTS, WEIGHTS, Case, Extras, Scope
+from swiglu_bench.spec.cases import ACTIVATIONS, BIASES, PLAIN, WEIGHTS, Case, Extras, Scope
 from swiglu_bench.spec.problem import Problem
+
+
+class Values(StrEnum):
+    """How the values of a call are distributed."""
+
+    NORMAL = "normal"
+    WIDE = "wide"
+    """Tokens and channels of very different sizes, with gates beyond 30, as trained models have them."""
+    TINY_UPSTREAM = "tiny upstream"
+    """Upstream gradients of 2^-20 (fp16: 2^-8) the usual size, as a loss over many tokens yields them."""
+    ZEROS = "zero"
+    """Activations of zeros."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One call's activations and upstream gradient."""
+
+    seed: int
+    values: Values = Values.NORMAL
+
+
+def new_seed() -> int:
+    """A seed that nothing else knows."""
+    return secrets.randbits(62)
 
 
 def torch_dtype(case: Case) -> torch.dtype:
@@ -17,21 +49,10 @@ def torch_dtype(case: Case) -> torch.dtype:
     return dtype
 
 
-def make_problem(
-    case: Case, device: torch.device | str, extras: Extras = PLAIN, unannounced: int | None = None
-) -> Problem:
-    """Draw the tensors of a case on a device from its seed.
-
-    Activations are standard normal and weights normal with variance 1 / in_features, so that gate and up are of unit
-    size, where SiLU is neither linear nor flat, as in a trained model. Biases are normal with a tenth of that size.
-    `unannounced` makes the variants after the first again; None draws a new seed for them.
-    """
-    device = torch.device(device)
-    unannounced = secrets.randbits(31) if unannounced is None else unannounced
-    known = torch.Generator(device=device).manual_seed(case.seed)
-    unknown = torch.Generator(device=device).manual_seed(unannounced)
+def sizes(case: Case) -> dict[str, tuple[int, ...]]:
+    """Sizes of every named tensor of a case; `upstream` has those of the output."""
     hidden, intermediate = case.shape.hidden, case.shape.intermediate
-    sizes: dict[str, tuple[int, ...]] = {
+    return {
         "x": (case.tokens, hidden),
         "gate": (case.tokens, intermediate),
         "up": (case.tokens, intermediate),
@@ -41,39 +62,70 @@ def make_problem(
         "bias_gate": (intermediate,),
         "bias_up": (intermediate,),
         "bias_down": (hidden,),
+        "upstream": (case.tokens, hidden if case.scope is Scope.MLP else intermediate),
     }
-    output = (case.tokens, hidden if case.scope is Scope.MLP else intermediate)
-
-    def draw(size: tuple[int, ...], generator: torch.Generator, scale: float = 1.0) -> Tensor:
-        values = torch.randn(size, generator=generator, device=device, dtype=torch.float32)
-        return values.mul_(scale).to(torch_dtype(case))
-
-    weights = {name: draw(sizes[name], known, sizes[name][1] ** -0.5) for name in WEIGHTS[case.scope]}
-    generators = (known, *(unknown for _ in range(VARIANTS - 1)))
-    activations = tuple(tuple(draw(sizes[name], one) for name in ACTIVATIONS[case.scope]) for one in generators)
-    upstream = tuple(draw(output, one) for one in generators)
-    biases = {name: draw(sizes[name], known, 0.1) for name in BIASES[case.scope]} if extras.bias else {}
-    return Problem(case, device, weights, activations, upstream, extras, biases, unannounced)
 
 
-def lay_out(problem: Problem, variant: int) -> tuple[list[Tensor], Tensor]:
-    """Put a variant on the desk: activations and the gradient of the output, as new tensors over the same memory.
+def make_problem(
+    case: Case, device: torch.device | str, extras: Extras = PLAIN, seed: int | None = None, *, gate_offset: float = 0.0
+) -> Problem:
+    """Draw the weights of a case; `seed` None: from a new seed.
 
-    Contenders work on these, so that nobody spoils another's inputs, and whoever takes an address for an answer is
-    wrong.
+    They are normal with variance 1 / in_features, so that gate and up are of unit size for normal activations, where
+    SiLU is neither linear nor flat, as in a trained model. Biases are normal with a tenth of that size. `gate_offset`
+    moves the gates of activations drawn by a `Desk` with the same offset by about that much.
     """
-    values = (*problem.activations[variant], problem.upstream[variant])
-    if not problem.desk:
-        problem.desk.extend(torch.empty_like(value) for value in values)
-    for place, value in zip(problem.desk, values, strict=True):
-        place.copy_(value)
-    *activations, upstream = (place.detach() for place in problem.desk)
-    return activations, upstream
+    device, found = torch.device(device), sizes(case)
+    source = torch.Generator(device=device).manual_seed(new_seed() if seed is None else seed)
+
+    def draw(name: str, scale: float) -> Tensor:
+        values = torch.empty(found[name], device=device, dtype=torch.float32).normal_(generator=source).mul_(scale)
+        return values.to(torch_dtype(case))
+
+    weights = {name: draw(name, found[name][1] ** -0.5) for name in WEIGHTS[case.scope]}
+    biases = {name: draw(name, 0.1) for name in BIASES[case.scope]} if extras.bias else {}
+    if gate_offset and "w_gate" in weights:
+        weights["w_gate"] += gate_offset / case.shape.hidden  # each token's x has a mean of 1 then
+    return Problem(case, device, weights, biases, extras)
 
 
-def restore_parameters(problem: Problem) -> None:
-    """Draw weights and biases again, in place, after a contender changed them."""
-    again = make_problem(problem.case, problem.device, problem.extras)
-    with torch.no_grad():
-        for name, value in again.parameters.items():
-            problem.parameters[name].copy_(value)
+class Desk:
+    """Where the activations and the upstream gradient of each call lie: at the same addresses for every call.
+
+    So an address says nothing about what lies there. `gate_offset` is that of the problem's weights.
+    """
+
+    def __init__(self, problem: Problem, gate_offset: float = 0.0) -> None:
+        self.problem = problem
+        self.names = ACTIVATIONS[problem.case.scope]
+        self._offset = gate_offset
+        self._source = torch.Generator(device=problem.device)
+
+    def activations(self, draw: Draw) -> list[Tensor]:
+        """Draw the activations of a call: new tensors over the same memory."""
+        for number, name in enumerate(self.names):
+            value = self._draw(name, draw.seed + number)
+            if draw.values is Values.WIDE:
+                value[::4] *= 16.0 if name in ("x", "gate") else 1.0
+                value[:, :: max(1, value.shape[1] // 3)] *= 4.0
+            elif draw.values is Values.ZEROS:
+                value.zero_()
+            if self._offset and name in ("x", "gate"):
+                value += 1.0 if name == "x" else self._offset
+        return [self.given[name].detach() for name in self.names]
+
+    def upstream(self, draw: Draw) -> Tensor:
+        """Draw the upstream gradient of a call."""
+        value = self._draw("upstream", ~draw.seed)
+        if draw.values is Values.TINY_UPSTREAM:
+            value *= 2.0 ** (-8 if value.dtype is torch.float16 else -20)
+        return value.detach()
+
+    @cached_property
+    def given(self) -> dict[str, Tensor]:
+        """What lies there now, by name; `upstream` among it."""
+        found, empty = sizes(self.problem.case), partial(torch.empty, dtype=torch_dtype(self.problem.case))
+        return {name: empty(found[name], device=self.problem.device) for name in (*self.names, "upstream")}
+
+    def _draw(self, name: str, seed: int) -> Tensor:
+        return self.given[name].normal_(generator=self._source.manual_seed(seed & (2**63 - 1)))

@@ -1,18 +1,24 @@
-"""The truth of a problem, and how far plain eager PyTorch is from it in the case's dtype: what others are judged by."""
+"""What contenders are judged by: the fp64 truth of a call, and how far plain eager PyTorch is from it in that dtype.
+
+A Judge lives in a process that never imports a contender. It draws inputs from the seeds that the contender gets.
+"""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from swiglu_bench.check import tolerance
-from swiglu_bench.check.built import Built, Produced
-from swiglu_bench.check.inputs import torch_dtype
+from swiglu_bench.check.built import Built, Produced, add_up
+from swiglu_bench.check.inputs import Draw, sizes, torch_dtype
+from swiglu_bench.check.results import Fault, form_fault
 from swiglu_bench.check.truth import compute_truth
+from swiglu_bench.measure.clock import Clock
 from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.spec.cases import Mode, Scope
 from swiglu_bench.spec.costs import longest_sum
@@ -20,67 +26,142 @@ from swiglu_bench.spec.implementation import Step, implementation
 from swiglu_bench.spec.problem import Problem
 from swiglu_kernels import reference
 
-
-class Sealed:
-    """An fp64 tensor that nobody can use who merely finds it: its bits lie under random ones until it is opened.
-
-    A contender runs in the same process as its judge, and Python hides nothing: gc.get_objects() lists every tensor.
-    """
-
-    def __init__(self, value: Tensor) -> None:
-        self.shape, self.device = value.shape, value.device
-        self._seed = secrets.randbits(62)
-        self._bits = value.contiguous().view(torch.int64).bitwise_xor_(self._pad())
-
-    def _pad(self) -> Tensor:
-        generator = torch.Generator(device=self.device).manual_seed(self._seed)
-        limits = torch.iinfo(torch.int64)
-        return torch.randint(limits.min, limits.max, self.shape, generator=generator, device=self.device)
-
-    def open(self) -> Tensor:
-        """A copy of the value."""
-        return self._bits.bitwise_xor(self._pad()).view(torch.float64)
+KEPT = 2
+"""Truths kept at a time: those of the calls by which all contenders of a case are admitted."""
+SLACK = 1.5
+"""Of the comparison with eager's own result, beside the sum of both errors."""
+SUM_SLACK, SPREAD = 4.0, 8.0
+"""Of the comparison of sums of many calls, in units of what their rounding loses; for one element, times that."""
 
 
 @dataclass(frozen=True)
-class Judge:
-    """The fp64 truth of one variant of a problem, and eager PyTorch's distance from it, per tensor."""
+class Truth:
+    """The fp64 answer to one call, and eager PyTorch's distance from it, per tensor."""
 
-    truth: Mapping[str, Sealed]
+    values: Mapping[str, Tensor]
     eager: Mapping[str, tolerance.TensorError]
-    dtype: torch.dtype
-    longest_sum: int
+
+
+class Judge:
+    """Judges the results of calls on one problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.dtype = torch_dtype(problem.case)
+        self._reference = Built(REFERENCE, problem)
+        self._desk = self._reference.desk
+        self._truths: OrderedDict[tuple[Draw, bool], Truth] = OrderedDict()
+        self._longest_sum = longest_sum(problem.case)
+
+    def truth(self, draw: Draw, backward: bool) -> Truth:
+        """The truth of a call; the last few are kept."""
+        key = (draw, backward or (draw, True) in self._truths)
+        if key not in self._truths:
+            while len(self._truths) >= KEPT:
+                self._truths.popitem(last=False)
+            produced = self._reference.train(draw) if backward else self._reference.infer(draw)
+            activations = [value.clone() for value in self._desk.activations(draw)]
+            values = self.answer(activations, self._desk.upstream(draw) if backward else None)
+            eager = {name: tolerance.tensor_error(produced[name], values[name]) for name in values}
+            self._truths[key] = Truth(values, eager)
+        return self._truths[key]
+
+    def answer(self, activations: Sequence[Tensor], upstream: Tensor | None) -> dict[str, Tensor]:
+        """The fp64 answer, as `compute_truth` has it."""
+        return compute_truth(self.problem, activations, upstream)
 
     def judge(
-        self, produced: Produced, label: str = "{}", others: Iterable[Tensor] = (), distribution: bool = False
+        self,
+        produced: Produced,
+        draw: Draw,
+        *,
+        label: str = "{}",
+        faults: Mapping[str, Fault] | None = None,
+        distribution: bool = False,
     ) -> tuple[TensorCheck, ...]:
-        """One verdict for each produced tensor.
+        """One verdict for each produced tensor; `label` words its name, as in "{} (inference)".
 
-        `label` words its name, as in "{} (inference)"; `others` are tensors whose memory no result may share.
+        `faults` says what is wrong with tensors whose values do not count; the others have the right form.
         """
-        others = list(others)
+        truth, faults = self.truth(draw, backward=produced.keys() != {"output"}), faults or {}
         return tuple(
             tolerance.check(
-                label.format(name), value, self.truth[name].open(), self.eager[name], self.dtype, self.longest_sum,
-                others, distribution,
+                label.format(name), value, truth.values[name], truth.eager[name], self.dtype, self._longest_sum,
+                faults.get(name), distribution,
             )
             for name, value in produced.items()
         )  # fmt: skip
 
-    def poison(self) -> None:
-        """Poison the memory that the next contender will get for its results."""
-        device = next(iter(self.truth.values())).device
-        tolerance.poison([one.shape for one in self.truth.values()], self.dtype, device)
+    def judge_here(
+        self, produced: Produced, draw: Draw, *, others: Iterable[Tensor] = (), distribution: bool = False
+    ) -> tuple[TensorCheck, ...]:
+        """The same for results of a contender in this process; `others` are tensors whose memory none may share."""
+        truth, others = self.truth(draw, backward=produced.keys() != {"output"}), list(others)
+        found = {
+            name: form_fault(value, truth.values[name].shape, self.dtype, self.problem.device, others)
+            for name, value in produced.items()
+        }
+        faults = {name: fault for name, fault in found.items() if fault}
+        return self.judge(produced, draw, faults=faults, distribution=distribution)
+
+    def handling_ms(self, draws: Sequence[Draw], backward: bool, clock: Clock) -> float:
+        """Milliseconds a call that `add_up` takes for anything but the call: inputs, cache and sums."""
+        names = self.problem.parameters.keys() | {*self._desk.names, "upstream"} if backward else {"upstream"}
+        found = sizes(self.problem.case)
+        results, sums = (
+            {name: torch.zeros(found[name], dtype=self.dtype, device=self.problem.device) for name in names}
+            for _ in range(2)
+        )
+
+        def lay_out(draw: Draw) -> Produced:
+            self._desk.activations(draw)
+            if backward:
+                self._desk.upstream(draw)
+            return results
+
+        clock.synchronize()
+        began = time.perf_counter()
+        add_up(lay_out, draws, sums, clock.flush)
+        clock.synchronize()
+        return (time.perf_counter() - began) * 1e3 / len(draws)
+
+    def compare(self, mode: Mode, draws: Sequence[Draw]) -> Callable[[Mapping[str, Tensor]], str]:
+        """Run the reference on draws; what is returned holds the sum of a contender's results against the reference's.
+
+        It says what is wrong, or "". Far cheaper than a truth: a result may be as far from eager's as the budgets of
+        both allow, by the errors of the calls that admitted the contenders.
+        """
+        expected = self._reference.call(mode, draws[0])()
+        for draw in draws[1:]:
+            for name, value in self._reference.call(mode, draw)().items():
+                expected[name] += value
+        rounding = 0.0 if len(draws) == 1 else SUM_SLACK * tolerance.unit_roundoff(self.dtype) * len(draws) ** 0.5
+        truth = next(one for (_, backward), one in self._truths.items() if backward or mode is Mode.FORWARD)
+        budgets = {
+            name: tolerance.budget_of(value, truth.eager[name], self.dtype, self._longest_sum)
+            for name, value in truth.values.items()
+        }
+
+        def wrong(found: Mapping[str, Tensor]) -> str:
+            for name, value in found.items():
+                right, budget, eager = expected[name], budgets[name], truth.eager[name]
+                if not value.numel():
+                    continue
+                difference = torch.sub(value, right)
+                norms = [_norm(difference, 2), _norm(right, 2), _norm(difference, torch.inf)]
+                off, size, most = torch.stack(norms).tolist()
+                scale = size / value.numel() ** 0.5
+                if not off <= (SLACK * (budget.relative + eager.relative) + rounding) * size:
+                    return f"{name}: relative difference {off / size if size else off:.2e} from eager's result"
+                if not most <= (SLACK * (budget.maximum + eager.maximum) + SPREAD * rounding) * scale:
+                    return f"{name}: one element differs from eager's by {most / scale if scale else most:.2e} x rms"
+            return ""
+
+        return wrong
 
 
-def make_judge(problem: Problem, variant: int) -> Judge:
-    """Compute the truth and run the reference once; nothing of either is left in the open."""
-    truth = compute_truth(problem, variant)
-    built = Built(REFERENCE, problem)
-    produced = built.infer(variant) if problem.case.mode is Mode.FORWARD else built.train(variant)
-    errors = {name: tolerance.tensor_error(value, truth[name]) for name, value in produced.items() if value is not None}
-    sealed = {name: Sealed(value) for name, value in truth.items()}
-    return Judge(sealed, errors, torch_dtype(problem.case), longest_sum(problem.case))
+def _norm(value: Tensor, order: float) -> Tensor:
+    return torch.linalg.vector_norm(value, order, dtype=torch.float32)
 
 
 @implementation(

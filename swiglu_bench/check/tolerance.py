@@ -2,10 +2,11 @@
 
 An implementation may lose MARGIN times what eager PyTorch loses in the same dtype, measured from fp64 on the same
 inputs, plus a rounding floor: one rounding to the dtype, and what an fp32 sum of that length loses in any order
-(sqrt(n) times fp32's unit roundoff, the probabilistic bound of Higham and Mary 2019). Two errors are judged per tensor:
+(sqrt(n) times fp32's unit roundoff, the probabilistic bound of Higham and Mary 2019). Three errors are judged:
 
-* the relative error ||value - truth|| / ||truth||, which sees a systematic loss and a wrong row or column, and
-* the largest element error over the truth's root mean square, which sees a single wrong element.
+* the relative error ||value - truth|| / ||truth||, which sees a wrong row or column,
+* the largest element error over the truth's root mean square, which sees a single wrong element, and
+* the bias, the errors away from zero over the sum of all absolute values, which sees a small systematic loss.
 
 Eager's loss on few elements is chance: on three it may be a tenth of what it is on three thousand. A tensor of fewer
 than about 140 elements has a larger factor than MARGIN: the one that the ratio of two errors of one size exceeds once
@@ -16,21 +17,24 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import scipy.stats
 import torch
 from torch import Tensor
 
+from swiglu_bench.check.results import Fault
 from swiglu_bench.rows.record import TensorCheck
 
 MARGIN = 1.5
 """Allowed relative error in units of eager's."""
 MAX_MARGIN = 3.0
 """Allowed largest element error in units of eager's; an extreme of many elements scatters more than their norm."""
-
-
+BIAS_SHARE = 0.15
+"""Allowed bias as a share of the allowed relative error: errors of rounding have none but by chance."""
+CHANCE = 6.0
+"""Standard deviations of a bias that has no direction, which count for nothing."""
 FEW_MARGIN = 20.0
 """The most that either factor grows to for tensors of few elements."""
 
@@ -55,17 +59,13 @@ class TensorError:
     relative: float
     maximum: float
     finite: bool
+    bias: float = 0.0
+    """Sum of the errors away from zero, over the sum of the truth's absolute values."""
+    bias_by_chance: float = 0.0
+    """One standard deviation of what that would be if errors had no direction."""
     median: float | None = None
     p999: float | None = None
     worst_index: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Why a tensor fails without a look at its values: the check's name and a phrase."""
-
-    check: str
-    reason: str
 
 
 def tensor_error(value: Tensor, truth: Tensor, distribution: bool = False) -> TensorError:
@@ -84,15 +84,17 @@ def tensor_error(value: Tensor, truth: Tensor, distribution: bool = False) -> Te
         zero = bool((difference == 0).all())
         return TensorError(0.0 if zero else math.inf, 0.0 if zero else math.inf, True)
     relative = difference.norm().item() / (scale * math.sqrt(truth.numel()))
+    total = truth.abs().sum().item()
+    bias, by_chance = torch.sum(difference * truth.sign()).item() / total, difference.norm().item() / total
     errors = difference.abs_().flatten()
     maximum = errors.max().item() / scale
     if not distribution:
-        return TensorError(relative, maximum, True)
+        return TensorError(relative, maximum, True, bias, by_chance)
     place = _index(int(errors.argmax()), truth.shape)
     ordered = (errors / scale).float().sort().values
     ranks = ((ordered.numel() - 1) // 2, math.ceil(0.999 * ordered.numel()) - 1)
     median, p999 = (ordered[rank].item() for rank in ranks)
-    return TensorError(relative, maximum, True, median, p999, place)
+    return TensorError(relative, maximum, True, bias, by_chance, median, p999, place)
 
 
 def _index(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
@@ -103,59 +105,24 @@ def _index(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(index))
 
 
-def form_fault(
-    value: Tensor | None, shape: Sequence[int], dtype: torch.dtype, device: torch.device, others: Iterable[Tensor] = ()
-) -> Fault | None:
-    """What is wrong with a result before its values count: no ordinary tensor, another form, or memory of `others`."""
-    if value is None:
-        return Fault("missing", "missing: no gradient came back")
-    if type(value) is not Tensor or value.layout is not torch.strided or value.is_conj() or value.is_neg():
-        return Fault("plain tensor", f"is a {type(value).__name__}, layout {value.layout}, expected an ordinary tensor")
-    if tuple(value.shape) != tuple(shape):
-        return Fault("form", f"has shape {tuple(value.shape)}, expected {tuple(shape)}")
-    if value.dtype != dtype:
-        return Fault("form", f"has dtype {value.dtype}, expected {dtype}")
-    if value.device.type != device.type or device.index not in (None, value.device.index):
-        return Fault("form", f"is on {value.device}, expected {device}")
-    first, end = _extent(value)
-    if value.numel() and (not value.data_ptr() or end - value.untyped_storage().data_ptr() > _storage_bytes(value)):
-        return Fault("plain tensor", "has no memory of its own")
-    if any(first < other_end and other_first < end for other_first, other_end in map(_extent, others)):
-        return Fault("aliasing", "shares memory with an input or a weight")
-    return None
+@dataclass(frozen=True)
+class Budget:
+    """What an implementation may lose on one tensor."""
+
+    relative: float
+    maximum: float
 
 
-def _storage_bytes(value: Tensor) -> int:
-    return value.untyped_storage().nbytes()
-
-
-def _extent(value: Tensor) -> tuple[int, int]:
-    """First and one-past-last byte address of what a strided tensor may touch."""
-    if value.numel() == 0:
-        return 0, 0
-    reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-    return value.data_ptr(), value.data_ptr() + (reach + 1) * value.element_size()
-
-
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def fingerprint(value: Tensor) -> Tensor:
-    """Two int64 sums over a tensor's bits, weighted by row and by column, on its device: equal for equal tensors.
-
-    It is queued on the current stream and waits for nothing; NaN counts as the bits that it is.
-    """
-    bits = value.detach().contiguous().view(_BITS[value.element_size()])
-    bits = bits.reshape(-1, bits.shape[-1]) if bits.dim() > 1 else bits.reshape(1, -1)
-    sums = [bits.sum(dim, dtype=torch.int64) for dim in (1, 0)]
-    return torch.stack([(one * torch.arange(1, one.numel() + 1, device=one.device)).sum() for one in sums])
-
-
-def same_bits(value: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of one dtype are equal bit for bit, NaN included."""
-    bits = _BITS[value.element_size()]
-    return value.shape == other.shape and torch.equal(
-        value.detach().contiguous().view(bits), other.detach().contiguous().view(bits)
+def budget_of(truth: Tensor, eager: TensorError, dtype: torch.dtype, longest_sum: int) -> Budget:
+    """The errors allowed on a tensor, from eager's."""
+    roundoff = unit_roundoff(dtype)
+    summation = math.sqrt(longest_sum) * unit_roundoff(torch.float32)
+    peak = truth.abs().max().item() / (truth.norm().item() / math.sqrt(truth.numel()) or 1.0) if truth.numel() else 0.0
+    chance = scatter(truth.numel())
+    few = max(1.0, chance / MARGIN)
+    return Budget(
+        relative=max(MARGIN, chance) * eager.relative + few * (roundoff / 2 + summation),
+        maximum=max(MAX_MARGIN, chance) * eager.maximum + few * (roundoff + summation) * peak,
     )
 
 
@@ -166,57 +133,45 @@ def check(
     eager: TensorError,
     dtype: torch.dtype,
     longest_sum: int,
-    others: Iterable[Tensor] = (),
+    fault: Fault | None = None,
     distribution: bool = False,
 ) -> TensorCheck:
-    """The verdict on one tensor.
+    """The verdict on one tensor, which has the truth's shape unless it has a `fault`.
 
-    `eager` is eager PyTorch's error on it, the judge; `longest_sum` the terms of the longest sum in it; `others`
-    are tensors whose memory it must not share.
+    `eager` is eager PyTorch's error on the same inputs, `longest_sum` the number of terms of the longest sum in it.
     """
-    roundoff = unit_roundoff(dtype)
-    summation = math.sqrt(longest_sum) * unit_roundoff(torch.float32)
-    peak = truth.abs().max().item() / (truth.norm().item() / math.sqrt(truth.numel()) or 1.0) if truth.numel() else 0.0
-    chance = scatter(truth.numel())
-    few = max(1.0, chance / MARGIN)
-    allowed = max(MARGIN, chance) * eager.relative + few * (roundoff / 2 + summation)
-    max_allowed = max(MAX_MARGIN, chance) * eager.maximum + few * (roundoff + summation) * peak
+    budget = budget_of(truth, eager, dtype, longest_sum)
     error = TensorError(math.inf, math.inf, False)
-    fault = form_fault(value, truth.shape, dtype, truth.device, others)
     if not fault:
         assert value is not None
         error = tensor_error(value, truth, distribution)
+        systematic = max(0.0, abs(error.bias) - CHANCE * error.bias_by_chance)
         if not error.finite:
             wrong = int((~torch.isfinite(value)).sum())
             fault = Fault("finite", f"NaN or Inf in {wrong} of {value.numel()} elements")
-        elif error.relative > allowed:
-            text = f"relative error {error.relative:.2e} exceeds {allowed:.2e} (eager loses {eager.relative:.2e})"
+        elif error.relative > budget.relative:
+            text = (
+                f"relative error {error.relative:.2e} exceeds {budget.relative:.2e} (eager loses {eager.relative:.2e})"
+            )
             fault = Fault("relative error", text)
-        elif error.maximum > max_allowed:
-            text = f"largest element error {error.maximum:.2e} x rms exceeds {max_allowed:.2e}"
+        elif error.maximum > budget.maximum:
+            text = f"largest element error {error.maximum:.2e} x rms exceeds {budget.maximum:.2e}"
             fault = Fault("largest element", text)
+        elif systematic > BIAS_SHARE * budget.relative + MARGIN * abs(eager.bias):
+            text = f"its values are off by {error.bias:+.2e} on average, away from zero (eager's by {eager.bias:+.2e})"
+            fault = Fault("bias", text)
     return TensorCheck(
         tensor=name,
         ok=fault is None,
         error=error.relative,
         eager_error=eager.relative,
-        allowed=allowed,
+        allowed=budget.relative,
         max_error=error.maximum,
         eager_max_error=eager.maximum,
-        max_allowed=max_allowed,
+        max_allowed=budget.maximum,
         reason=fault.reason if fault else "",
         check=fault.check if fault else "",
         median_error=error.median,
         p999_error=error.p999,
         worst_index=error.worst_index,
     )
-
-
-def poison(shapes: Iterable[Sequence[int]], dtype: torch.dtype, device: torch.device) -> None:
-    """Fill memory that the allocator is about to hand out again with NaN, so that an unwritten element shows.
-
-    Blocks of the shapes of the tensors to come are allocated, filled and freed; an implementation that allocates its
-    output without writing all of it then returns NaN, not the previous contender's right answer.
-    """
-    blocks = [torch.full(shape, math.nan, dtype=dtype, device=device) for shape in shapes for _ in range(2)]
-    del blocks

@@ -9,26 +9,26 @@ any contender, and works through tokens in chunks to bound its memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from swiglu_bench.spec.cases import ACTIVATIONS, Mode, Scope
+from swiglu_bench.spec.cases import ACTIVATIONS, Scope
 from swiglu_bench.spec.costs import TRUTH_CHUNK
 from swiglu_bench.spec.problem import Problem
 
 
-def compute_truth(problem: Problem, variant: int) -> dict[str, Tensor]:
-    """fp64 tensors of one variant: `output` and, unless the case is forward only, the gradient of every input."""
-    case = problem.case
-    backward = case.mode is not Mode.FORWARD
+def compute_truth(problem: Problem, activations: Sequence[Tensor], upstream: Tensor | None) -> dict[str, Tensor]:
+    """fp64 tensors: `output` and, given the upstream gradient, the gradient of every activation and parameter."""
+    case, backward = problem.case, upstream is not None
     weights = {name: value.detach().double() for name, value in problem.parameters.items()}
     limit = problem.extras.limit
     answer: dict[str, list[Tensor]] = {name: [] for name in ("output", *ACTIVATIONS[case.scope])}
     sums: dict[str, Tensor] = {name: torch.zeros_like(value) for name, value in weights.items()} if backward else {}
     for start in range(0, max(case.tokens, 1), TRUTH_CHUNK):
         rows = slice(start, start + TRUTH_CHUNK)
-        inputs = [value[rows].double() for value in problem.activations[variant]]
-        upstream = problem.upstream[variant][rows].double()
+        inputs = [value[rows].double() for value in activations]
         if case.scope is Scope.ACTIVATION:
             gate, up = inputs
         else:
@@ -44,15 +44,16 @@ def compute_truth(problem: Problem, variant: int) -> dict[str, Tensor]:
         hidden = silu * up
         output = hidden @ weights["w_down"].T if case.scope is Scope.MLP else hidden
         answer["output"].append(output + weights["bias_down"] if "bias_down" in weights else output)
-        if not backward:
+        if upstream is None:
             continue
+        d_hidden = upstream[rows].double()
         if case.scope is Scope.MLP:
-            sums["w_down"].addmm_(upstream.T, hidden)
+            sums["w_down"].addmm_(d_hidden.T, hidden)
             if problem.biases:
-                sums["bias_down"] += upstream.sum(0)
-            upstream = upstream @ weights["w_down"]
-        d_up = upstream * silu
-        d_gate = upstream * up * (sigmoid * (1 + gate * (1 - sigmoid)))
+                sums["bias_down"] += d_hidden.sum(0)
+            d_hidden = d_hidden @ weights["w_down"]
+        d_up = d_hidden * silu
+        d_gate = d_hidden * up * (sigmoid * (1 + gate * (1 - sigmoid)))
         if limit is not None:
             d_gate, d_up = d_gate * gate_passes, d_up * up_passes
         if case.scope is Scope.ACTIVATION:

@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from swiglu_bench.rows import text
-from swiglu_bench.spec.cases import VARIANTS, Case, Scope
-from swiglu_bench.spec.costs import needed_bytes
+from swiglu_bench.spec.cases import Case, Scope
 from swiglu_bench.sweep import request
 from swiglu_bench.sweep.options import TIMEOUT_S, Device, JsonForm
 
 if TYPE_CHECKING:
     from swiglu_bench.machine.machine import Machine
+    from swiglu_bench.session.settings import Settings
     from swiglu_bench.spec.implementation import Implementation
 
 FACTS = ("name", "description", "trains", "weight_layout", "backend", "package", "usage", "source", "on_request")
@@ -107,11 +107,15 @@ def tables(told: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield found
 
 
-def dry_run(cases: Sequence[Case], chosen: Sequence[Implementation], free_bytes: int) -> Iterator[RenderableType]:
+def dry_run(
+    settings: Settings, cases: Sequence[Case], chosen: Sequence[Implementation], free_bytes: int
+) -> Iterator[RenderableType]:
     """The cases of a sweep and the memory each needs."""
+    from swiglu_bench.session import policy
+
     found = table("Cases", "shape", "scope", "mode", "dtype", "tokens", "memory needed", "")
     for case in cases:
-        need = needed_bytes(case, VARIANTS)
+        need = policy.needed_bytes(settings, case)
         lacks = f"skipped: the device has {free_bytes / 2**30:.1f} GiB free" if need > free_bytes else ""
         size = f"{need / 2**20:,.1f} MiB"
         found.add_row(case.shape.name, case.scope, case.mode, case.dtype, str(case.tokens), size, Text(lacks, "yellow"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,14 +15,14 @@ from rich.text import Text
 
 from swiglu_bench.cli.listing import table
 from swiglu_bench.rows import csv_table, run_folder, text
-from swiglu_bench.spec.cases import Dtype, parse_dtypes
+from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, parse_dtypes
 from swiglu_bench.spec.errors import BadInput, one_line
-from swiglu_bench.sweep.options import HOW, OUTPUT, WHAT, Device, JsonForm, Wait, option
+from swiglu_bench.sweep.options import HOW, OUTPUT, TIMEOUT_S, WHAT, Device, JsonForm, Wait, option
 from swiglu_bench.sweep.request import INTERRUPTED, held
 
 if TYPE_CHECKING:
     from swiglu_bench.machine.ceilings_cache import Figure, Limits
-    from swiglu_bench.measure.noise import Pair, Summary
+    from swiglu_bench.session.noise import Pair, Summary
 
 SHAPES = "llama7b,llama3-8b,llama3-70b"
 """Whose products `ceilings` measures on a GPU, at 8192 tokens; on a CPU those of the smoke shape, at 512."""
@@ -115,10 +116,13 @@ def noise(
     pairs: Annotated[int, option(WHAT, "A/A pairs to time.", min=2)] = 100,
     tokens: Annotated[
         int | None,
-        option(WHAT, "Rows of the product that is timed; 8192 of llama7b take about 2 ms on an H200. \\[default: 8192 "
+        option(WHAT, "Tokens of the forward that is timed; 8192 of llama7b take 2 ms on an H200. \\[default: 8192 "
                "on a GPU, 64 of the smoke shape on a CPU]", min=1),
     ] = None,
     device: Device = None,
+    under_load: Annotated[
+        bool, option(HOW, "Let other programs compete: one on every CPU, and on a GPU one there.", "--under-load")
+    ] = False,
     budget: Annotated[float, option(HOW, "Seconds for each pair.", min=0.01)] = 10.0,
     wait: Wait = True,
     out: Annotated[
@@ -127,43 +131,52 @@ def noise(
     ] = None,
     form: JsonForm = "table",
 ) -> None:  # fmt: skip
-    """Time the same work under two names, many times: how often a difference is seen where there is none.
+    """Time eager under several names, many times: how often a difference is seen where there is none.
 
-    Each pair is judged as a sweep judges a contender, by the same rounds, stopping rule and noise floor. Exits 1 if
+    Each pair is judged as a sweep judges a contender, by processes, rounds, stopping rule and noise floor. Exits 1 if
     more than 5% of the pairs got a verdict.
 
     Example: swiglu-bench noise --pairs 100
     """
     text.check("--format", form, text.TABLE, "json")
-    import torch
+    import tempfile
+
     from rich.progress import track
 
+    from swiglu_bench.implementations import pytorch
     from swiglu_bench.machine import machine
-    from swiglu_bench.measure import noise as measuring
-    from swiglu_bench.measure.ceilings import bare_products
-    from swiglu_bench.measure.clock import make_clock
     from swiglu_bench.measure.rounds import Rule
+    from swiglu_bench.processes.competitor import competitors
+    from swiglu_bench.processes.crew import Crew
+    from swiglu_bench.session import noise as measuring
+    from swiglu_bench.session.settings import Settings, Task
     from swiglu_bench.spec.shapes import load_shapes
     from swiglu_bench.sweep.output import default_folder
 
     chosen = machine.find_device(device)
-    name, count, dtype = ("llama7b", 8192, torch.bfloat16) if chosen.type == "cuda" else ("smoke", 64, torch.float32)
-    (shape,) = load_shapes(name)
-    count = tokens or count
+    on_gpu = chosen.type == "cuda"
+    (shape,) = load_shapes("llama7b" if on_gpu else "smoke")
+    dtype = Dtype.BFLOAT16 if on_gpu else Dtype.FLOAT32
+    case = Case(shape, tokens or (8192 if on_gpu else 64), dtype, Scope.GLU, Mode.FORWARD)
     this, console = machine.describe(chosen), text.screen(form)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     path = out or default_folder(this, "noise.csv", machine.now())
     if path.exists():
         raise BadInput(f"--out: {path} is already there; give a new file.")
+    settings = Settings(Task.TIME, chosen, "noise", machine.run_id(machine.now()), rule=Rule(budget_s=budget))
     found: list[Pair] = []
-    with held(chosen, wait):
+    with held(chosen, wait), tempfile.TemporaryDirectory(prefix="swiglu-bench-") as logs, ExitStack() as stack:
         run_folder.create_folder(path.parent)
         file = csv_table.Table(path, NOISE_COLUMNS)
-        say(f"{pairs} A/A pairs of the two products of {name} at {count} tokens on {this.device}")
-        clock, call = make_clock(chosen), bare_products([(count, shape.intermediate, shape.hidden)] * 2, chosen, dtype)
+        others = stack.enter_context(competitors(chosen)) if under_load else 0
+        beside = f" beside {others} programs that compete with them" if others else ""
+        say(f"{pairs} A/A pairs of {case.label} on {this.device}{beside}")
+        crew = Crew(settings, this, TIMEOUT_S, Path(logs))
+        stack.callback(crew.end)
+        series = measuring.Pairs(crew, case, pytorch.eager)
         try:
             for number in track(range(pairs), "timing pairs", console=console, transient=True):
-                found.append(measuring.measure_pair(call, clock, Rule(budget_s=budget), number))
+                found.append(series.measure())
                 file.append([_noise_row(number, found[-1])])
         except KeyboardInterrupt:
             console.print(f"Interrupted after {len(found)} pairs.", style="yellow")
@@ -190,6 +203,11 @@ def _noise_row(number: int, pair: Pair) -> list[object]:
     ]  # fmt: skip
 
 
+def _share(difference: float) -> str:
+    """A difference in percent, or as a factor where it is larger than that."""
+    return f"{difference:.3%}" if difference < 1 else f"{1 + difference:.3g} times"
+
+
 def _noise_table(summary: Summary, pairs: Sequence[Pair]) -> Table:
     found = table("Noise floor of this machine", "figure", "value", "meaning", right=["value"])
     times = sorted(pair.time_ms for pair in pairs)
@@ -198,10 +216,11 @@ def _noise_table(summary: Summary, pairs: Sequence[Pair]) -> Table:
     for row in (
         ("time", f"{times[len(times) // 2]:.4g} ms", "median of the pairs' medians"),
         ("false positives", f"{summary.false_positives} of {count}", "pairs called faster or slower; at most 5%"),
-        ("intervals without 1", f"{summary.excluding_1} of {count}", "before the noise floor counts; about 5%"),
-        ("half-width", f"{summary.half_width:.3%}", "of the ratio's 95% interval, median"),
-        ("smallest detectable", f"{eighty:.3%}", "a true difference that 80% of the pairs would have shown"),
-        ("", f"{ninety_five:.3%}", "and 95% of them"),
+        ("intervals without 1", f"{summary.excluding_1} of {count}", "before the noise between processes counts"),
+        ("half-width", _share(summary.half_width), "of the ratio's 95% interval, median"),
+        ("noise", _share(summary.noise), "between equal processes, by the baseline's twins, median"),
+        ("smallest detectable", _share(eighty), "a true difference that 80% of the pairs would have shown"),
+        ("", _share(ninety_five), "and 95% of them"),
     ):  # fmt: skip
         found.add_row(*row)
     return found

@@ -75,4 +75,4 @@ def _dry_run(command: str, options: SweepOptions, console: Console) -> None:
 
     with request.requested(command, options, console, request.command_line()) as asked:
         free_bytes = free_memory_bytes(asked.settings.device)
-        console.print(*listing.dry_run(asked.cases, asked.implementations, free_bytes))
+        console.print(*listing.dry_run(asked.settings, asked.cases, asked.implementations, free_bytes))

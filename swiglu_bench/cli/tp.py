@@ -100,15 +100,16 @@ def tp(
         raise BadInput("--out was given together with --no-csv; leave one of them out.")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts bytes on a CPU, talks on stderr
     os.environ.setdefault("GLOG_minloglevel", "2")
-    from swiglu_bench.tp.launch import default_environment
+    from swiglu_bench.tp.ranks import default_environment, under_torchrun
 
     default_environment()
     from swiglu_bench.machine import machine
     from swiglu_bench.processes import forkserver
+    from swiglu_bench.session.settings import Settings, Task
     from swiglu_bench.spec.shapes import load_shapes
-    from swiglu_bench.tp.plan import RankTask, cases_of
-    from swiglu_bench.tp.rank import quiet as hush
-    from swiglu_bench.tp.rank import under_torchrun
+    from swiglu_bench.tp.bench import quiet as hush
+    from swiglu_bench.tp.case import default_rule
+    from swiglu_bench.tp.plan import Plan, cases_of
     from swiglu_bench.tp.run import TpRun
 
     spot = under_torchrun()
@@ -119,7 +120,7 @@ def tp(
         raise BadInput(f"--device: {device} is one GPU; give cuda or cpu, and choose GPUs by CUDA_VISIBLE_DEVICES.")
     sizes = _sizes(gpus, one.type, spot)
     if not spot:
-        forkserver.start()
+        forkserver.start("swiglu_bench.tp.bench", "torch.distributed.tensor.parallel", "torch._dynamo")
     on_gpu = one.type == "cuda"
     cases = cases_of(
         load_shapes(shapes if shapes is not None else "llama7b" if on_gpu else "smoke"),
@@ -128,19 +129,20 @@ def tp(
         parse_tokens(tokens) if tokens is not None else None,
         seed, sizes, True in ways,
     )  # fmt: skip
-    chosen, skipped = _choose(impl, skip_impl, on_gpu)
+    chosen, beside, skipped = _choose(impl, skip_impl, on_gpu, None if spot else timeout)
     run_id = machine.run_id(machine.now())
-    plan = RankTask(run_id, cases, tuple(one.declared() for one in chosen), ways, budget, timeout, skipped)
-    settings = {
+    plan = Plan(run_id, cases, chosen, ways, budget, timeout, beside, skipped)
+    settings = Settings(Task.TIME, one, request.command_line(), run_id, rule=default_rule(budget))
+    about = {
         "gpus": sizes, "modes": [kind.value for kind in kinds], "sequence_parallel": sequence_parallel, "seed": seed,
         "implementations": plan.names, "budget_s": budget, "timeout_s": timeout,
         "environment": {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "TORCH_"))},
     }  # fmt: skip
     hush()
     first = spot is None or spot[0] == 0
-    run = TpRun(machine.describe(one), run_id, settings, formats.screen(form), quiet or not first)
+    run = TpRun(machine.describe(one), settings, about, formats.screen(form), quiet or not first)
     run.open(csv and first, out, wandb_project if log_wandb and first else None, len(cases) * len(sizes))
-    status = run.join(plan, one, timeout) if spot else run.spawn(plan, sizes, one.type, wait)
+    status = run.join(plan, settings) if spot else run.spawn(plan, sizes, settings, wait)
     if form == "json" and first:
         formats.put(formats.as_json({"kind": "tp", **run.about, "rows": [row.row() for row in run.rows]}))
     raise typer.Exit(status)
@@ -172,19 +174,25 @@ def _sizes(gpus: str | None, device_type: str, spot: tuple[int, int] | None) -> 
 
 
 def _choose(
-    impl: list[str] | None, skip_impl: list[str] | None, on_gpu: bool
-) -> tuple[list[Implementation], dict[str, str]]:
-    """eager and the chosen implementations of the whole MLP, and which of them are left out here, and why."""
+    impl: list[str] | None, skip_impl: list[str] | None, on_gpu: bool, timeout_s: float | None
+) -> tuple[tuple[Implementation, ...], tuple[Implementation, ...], dict[str, str]]:
+    """Without their code: eager and the chosen implementations of the whole MLP, and those that they are timed as
+    without collectives; which of the first are left out here, and why. `timeout_s` is for loading one."""
     from swiglu_bench.spec.cases import Scope
-    from swiglu_bench.spec.registry import load, select
+    from swiglu_bench.spec.registry import select
     from swiglu_bench.tp.contenders import async_tp
+    from swiglu_bench.tp.plan import ALONE
 
+    load = request.loader(timeout_s)
     known = [one for one in request.catalogue(load) if Scope.MLP in one.scopes]
     place = next(number for number, one in enumerate(known) if one.name == "compile") + 1
     known.insert(place, async_tp)
     wanted = request.split(impl)
-    chosen = select(known, wanted or DEFAULT, request.split(skip_impl))
-    eager = next(one for one in known if one.name == "eager")
-    chosen = [eager, *(one for one in chosen if one.name != "eager")]
+    chosen = select(known, wanted or DEFAULT, request.split(skip_impl), load)
+    chosen = [next(one for one in known if one.name == "eager"), *(one for one in chosen if one.name != "eager")]
+    names = {one.name for one in chosen}
+    alone = {ALONE.get(name, name) for name in names} - names
     left = {} if wanted or on_gpu else {"compile": ON_REQUEST_ON_A_CPU}
-    return chosen, left
+    return (
+        tuple(one.declared() for one in chosen), tuple(one.declared() for one in known if one.name in alone), left,
+    )  # fmt: skip

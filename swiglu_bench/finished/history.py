@@ -12,7 +12,7 @@ from rich.text import Text
 from swiglu_bench.rows.finished_run import case_of, load_run
 from swiglu_bench.rows.grouping import unique
 from swiglu_bench.rows.ranking import median_ratios
-from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.record import FAILED, Record, Status
 from swiglu_bench.rows.run_folder import find_runs
 from swiglu_bench.rows.training import Summary, find_trainings, load_training
 from swiglu_bench.spec.cases import Scope
@@ -59,7 +59,7 @@ def _measured(folder: Path) -> Line:
         "implementations": len({record.implementation for record in run.records}),
         "ok": statuses.count(Status.OK),
         "skipped": statuses.count(Status.SKIPPED),
-        "failed": statuses.count(Status.INCORRECT) + statuses.count(Status.ERROR),
+        "failed": sum(map(statuses.count, FAILED)),
     }
 
 

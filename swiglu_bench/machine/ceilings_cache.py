@@ -1,7 +1,7 @@
 """This machine's best rates, measured at most once a day and kept in the user's cache folder.
 
 A file holds the figures of one GPU under one driver and one PyTorch. If it is cut short, altered or implausible, its
-figures are measured again.
+figures are measured again. A figure is kept only where it was measured on a quiet machine and came out alike twice.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ import platformdirs
 import torch
 from pydantic import AwareDatetime, BaseModel, Field, ValidationError
 
+from swiglu_bench.machine.load import LoadWatch
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.ceilings import COPY_BYTES, PRODUCT_SIDE, copy_gbps, matmul_tflops
 from swiglu_bench.measure.clock import Clock
 
 FRESH = datetime.timedelta(days=1)
+ALIKE = 1.1
 
 
 @dataclass(frozen=True)
@@ -37,13 +39,16 @@ class Ceilings:
     """A large square product of the dtype, in 10^12 operations per second."""
     measured_at: str = ""
     """UTC, ISO 8601: the older of the two."""
+    unsure: str = ""
+    """Why they may be wrong, in one sentence."""
 
 
 class Figure(BaseModel):
-    """One rate and when it was measured."""
+    """One rate, when it was measured, and why it may be wrong."""
 
     value: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     at: AwareDatetime
+    unsure: str = ""
 
     @property
     def at_text(self) -> str:
@@ -87,7 +92,7 @@ class Limits:
                 size_bytes = min(size_bytes, 1 << (room.bit_length() - 1))  # a round size is found again in the cache
         sheet = self.machine.datasheet
         # A small copy stays in the L2 cache, which is faster than the memory that the datasheet describes.
-        most = sheet.gbps if sheet and size_bytes > 4 * (self.machine.l2_bytes or 0) else None
+        most = sheet.gbps if sheet and size_bytes > 4 * (self.machine.cache_bytes or 0) else None
         return self._figure(f"copy {size_bytes} B, GB/s", lambda: copy_gbps(self.device, self.clock, size_bytes), most)
 
     def product(self, dtype: torch.dtype, size: tuple[int, int, int] | None = None) -> Figure:
@@ -106,8 +111,14 @@ class Limits:
         kept = None if self._refresh else self._read().get(name)
         if kept and kept.at <= now < kept.at + FRESH and (most is None or kept.value <= most):
             return kept
-        figure = Figure(value=measure(), at=now)
-        if most is None or figure.value <= most:
+        watch = LoadWatch()
+        values = sorted(measure() for _ in range(2))
+        load = watch.load()
+        unsure = load.reason(self.device.type) if load else ""
+        if not unsure and values[1] > ALIKE * values[0]:
+            unsure = f"Measured twice, they differ by {values[1] / values[0] - 1:.0%}."
+        figure = Figure(value=values[1], at=now, unsure=unsure and f"The machine's limits are unsure. {unsure}")
+        if not unsure and (most is None or figure.value <= most):
             self._write(name, figure)
         return figure
 
@@ -132,4 +143,5 @@ def ceilings(machine: Machine, device: torch.device, dtype: torch.dtype, clock: 
     """The two rates that a sweep's limits are computed from."""
     limits = Limits(machine, device, clock)
     copy, product = limits.copy(), limits.product(dtype)
-    return Ceilings(copy.value, product.value, min(copy, product, key=lambda one: one.at).at_text)
+    at = min(copy, product, key=lambda one: one.at).at_text
+    return Ceilings(copy.value, product.value, at, copy.unsure or product.unsure)

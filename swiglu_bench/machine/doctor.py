@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from swiglu_bench.machine import system_file
+from swiglu_bench.machine.load import look
 from swiglu_bench.machine.machine import installed
 from swiglu_bench.machine.nvml import APPLICATION_CLOCKS, THROTTLES, Gpu, NoAnswer
 from swiglu_bench.measure import crosscheck
@@ -256,9 +256,13 @@ def machine_findings(sys_folder: Path, folder: Path) -> Iterator[Finding]:
     else:
         advice = "Host time and latency vary: `sudo cpupower frequency-set -g performance`."
         yield Finding("CPU governor", *_judged(governor, governor == "powersave", WARN, advice))
-    busy = os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else 0.0
-    advice = "Host time, latency and CPU times suffer; wait for the other programs."
-    yield Finding("CPU load", *_judged(f"{busy:.0%} of its threads", busy > 0.5, WARN, advice))
+    load = look()
+    if load is None:
+        yield Finding("CPU load", "not known on this system", UNKNOWN)
+    else:
+        found = f"others use {load.others:.1f} of {load.cpus} CPUs, {load.steal:.0%} stolen"
+        advice = "Host time, latency and CPU times suffer; wait for the other programs."
+        yield Finding("CPU load", *_judged(found, bool(load.reason("cpu")), WARN, advice))
     mains = [system_file.value(supply / "online") for supply in (sys_folder / "class/power_supply").glob("*")]
     if "0" in mains and "1" not in mains:
         yield Finding("power supply", "battery", WARN, "Plug it in: clocks are lower on battery.")

@@ -7,14 +7,13 @@ import importlib.metadata
 import os
 import platform
 import re
-import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from swiglu_bench.machine import system_file
+from swiglu_bench.machine import sources, system_file
 from swiglu_bench.machine.nvml import Gpu, NoAnswer, gpu_uuid
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.version import __version__
@@ -61,7 +60,8 @@ class Machine:
     device_type: str
     memory_bytes: int
     sm_count: int | None
-    l2_bytes: int | None
+    cache_bytes: int | None
+    """Of a GPU the L2 cache, of a CPU its largest."""
     compute_capability: str
     power_limit_w: float | None
     driver: str
@@ -125,7 +125,7 @@ def describe(device: torch.device) -> Machine:
         device_type=device.type,
         memory_bytes=gpu.total_memory if gpu else host_memory_bytes(),
         sm_count=gpu.multi_processor_count if gpu else None,
-        l2_bytes=gpu.L2_cache_size if gpu else None,
+        cache_bytes=gpu.L2_cache_size if gpu else _cpu_cache_bytes(),
         compute_capability=capability(device),
         power_limit_w=power_limit_w,
         driver=driver,
@@ -145,6 +145,11 @@ def describe(device: torch.device) -> Machine:
 def capability(device: torch.device) -> str:
     """The compute capability of a GPU, as "9.0"; "" for a CPU."""
     return "{}.{}".format(*torch.cuda.get_device_capability(device)) if device.type == "cuda" else ""
+
+
+def _cpu_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int | None:
+    sizes = [system_file.value(path, r"^(\d+)K$") for path in folder.glob("index*/size")]
+    return max((int(size) * 1024 for size in sizes if size), default=None)
 
 
 def _from_nvml(device: torch.device) -> tuple[str, int | None, float | None]:
@@ -200,12 +205,8 @@ def _own_version() -> str:
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return __version__
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
-    try:
-        commit = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return __version__
-    return f"{__version__}+{commit}"
+    commit = sources.git(root, "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*")
+    return f"{__version__}+{commit}" if commit else __version__
 
 
 def _cpu_name() -> str:

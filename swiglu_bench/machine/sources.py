@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,6 +16,12 @@ PACKAGES = ("swiglu_bench", "swiglu_kernels")
 def code() -> dict[str, str]:
     """A digest of the sources of each of the suite's packages, as they are installed here."""
     return {package: _sources(package) for package in PACKAGES}
+
+
+def origins() -> dict[str, str | None]:
+    """The file that each package is imported from in this process."""
+    specs = {name: importlib.util.find_spec(name) for name in (*PACKAGES, "torch", "triton", "numpy")}
+    return {name: spec.origin if spec else None for name, spec in specs.items()}
 
 
 def _sources(package: str) -> str:
@@ -29,3 +37,26 @@ def digest(files: Iterable[Path]) -> str:
     for file in files:
         found.update(file.name.encode(errors="surrogatepass") + b"\0" + file.read_bytes() + b"\0")
     return found.hexdigest()
+
+
+@functools.cache
+def standing(version: str, root: Path = Path(__file__).parents[2]) -> str:
+    """How the kernels of a version stand to those of this checkout, as part of a sentence; "" outside of one."""
+    commit, dirty = version.partition("+")[2].removesuffix("-dirty"), version.endswith("-dirty")
+    if not commit or not (root / ".git").exists():
+        return ""
+    date = git(root, "log", "-1", "--format=%cs", commit, "--")
+    if date is None:
+        return "of a commit that is not in this checkout"
+    since = len((git(root, "log", "--format=%h", f"{commit}..HEAD", "--", "kernels/swiglu_kernels") or "").split())
+    state = f"the kernels have changed in {since} commits since" if since else "with the kernels of today"
+    return f"of {date}, {'with changes that no commit holds, ' if dirty else ''}{state}"
+
+
+def git(root: Path, *arguments: str) -> str | None:
+    """What git answers; None where it refuses, or is not there."""
+    try:
+        done = subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from swiglu_bench.measure.clock import Clock
+from swiglu_bench.measure.statistics import percentile
 
 COPY_BYTES = {"cuda": 2**31, "cpu": 2**28}
 """Size of the copy that defines the machine's bandwidth: far larger than every cache."""
@@ -22,14 +22,15 @@ WARMUPS, LEAST_SAMPLES, LEAST_S = 3, 9, 0.1
 """A figure is kept for a day, so a disturbance of some milliseconds must not decide it."""
 
 
-def _median_ms(clock: Clock, call: Callable[[], object]) -> float:
+def _best_ms(clock: Clock, call: Callable[[], object]) -> float:
+    """The fastest decile: what disturbs a sample makes it longer."""
     for _ in range(WARMUPS):
         call()
     samples_ms: list[float] = []
     began = time.perf_counter()
     while len(samples_ms) < LEAST_SAMPLES or time.perf_counter() - began < LEAST_S:
         samples_ms.append(clock.sample(call, 100.0).ms)
-    return statistics.median(samples_ms)
+    return percentile(samples_ms, 10)
 
 
 def copy_gbps(device: torch.device, clock: Clock, size_bytes: int) -> float:
@@ -39,12 +40,12 @@ def copy_gbps(device: torch.device, clock: Clock, size_bytes: int) -> float:
     """
     source = torch.empty(size_bytes // 4, dtype=torch.float32, device=device).uniform_()
     target = torch.empty_like(source)
-    return 2 * source.nbytes / _median_ms(clock, lambda: target.copy_(source)) / 1e6
+    return 2 * source.nbytes / _best_ms(clock, lambda: target.copy_(source)) / 1e6
 
 
 def matmul_tflops(device: torch.device, dtype: torch.dtype, clock: Clock, m: int, n: int, k: int) -> float:
     """Rate of one product C[m, n] = A[m, k] B[n, k]^T of random data, in 10^12 operations per second."""
-    return 2 * m * n * k / _median_ms(clock, bare_products([(m, n, k)], device, dtype)) / 1e9
+    return 2 * m * n * k / _best_ms(clock, bare_products([(m, n, k)], device, dtype)) / 1e9
 
 
 def bare_products(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,9 +19,18 @@ class Sample:
     """GPU: between two events with the queue filled before the first; CPU: wall clock."""
     host_us: float
     """Time until the call returned to the host."""
+    queue_us: float
+    """From the spin that holds the GPU until everything was queued, what is prepared behind it included."""
     queue_filled: bool
     """The GPU reached the first event only after the host had queued everything, so no launch gap is in `ms`."""
     result: Any
+
+
+Action = Callable[[], Any]
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 class Clock(Protocol):
@@ -28,12 +38,23 @@ class Clock(Protocol):
 
     cache: str
 
-    def sample(self, call: Callable[[], Any], lead_us: float) -> Sample:
-        """Run `call` once and time it; the host needs about `lead_us` to queue it."""
+    def sample(self, call: Action, lead_us: float, prepare: Action = _nothing, hand_over: Action = _nothing) -> Sample:
+        """Run `call` once and time it; the host needs about `lead_us` to queue it and what comes before.
+
+        `prepare` lays out inputs, untimed, as late as possible before the call. `hand_over` takes its results at once.
+        """
+        ...
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Within a call: what happens in this context is no part of its time."""
         ...
 
     def synchronize(self) -> None:
         """Wait until everything queued has run."""
+        ...
+
+    def flush(self) -> None:
+        """Fill the cache with other data, where it is to be cold."""
         ...
 
 
@@ -41,10 +62,11 @@ class DeviceLost(RuntimeError):
     """A contender broke the device for this process: after an illegal memory access, every call on a GPU fails."""
 
 
-def answers(clock: Clock) -> bool:
+def answers(device: torch.device) -> bool:
     """Whether the device still works for this process."""
     try:
-        clock.synchronize()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
     except RuntimeError:
         return False
     return True
@@ -55,22 +77,39 @@ class CpuClock:
 
     cache = "cpu"
 
-    def sample(self, call: Callable[[], Any], lead_us: float) -> Sample:
+    def __init__(self) -> None:
+        self._paused_s = 0.0
+
+    def sample(self, call: Action, lead_us: float, prepare: Action = _nothing, hand_over: Action = _nothing) -> Sample:
         """Run `call` once and time it; nothing is queued, so `lead_us` has no meaning."""
+        prepare()
+        self._paused_s = 0.0
         start = time.perf_counter()
         result = call()
-        seconds = time.perf_counter() - start
-        return Sample(seconds * 1e3, seconds * 1e6, True, result)
+        seconds = time.perf_counter() - start - self._paused_s
+        hand_over()
+        return Sample(seconds * 1e3, seconds * 1e6, seconds * 1e6, True, result)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Take this out of the call's time."""
+        start = time.perf_counter()
+        yield
+        self._paused_s += time.perf_counter() - start
 
     def synchronize(self) -> None:
         """Nothing is ever queued on a CPU."""
+
+    def flush(self) -> None:
+        """A CPU's caches are as they are."""
 
 
 class CudaClock:
     """CUDA events behind a filled queue, with the L2 cache full of other data before each sample.
 
-    A short spin holds the GPU while the host queues event, work, event, so that launch gaps of the host do not count.
-    After everything is queued the first event is queried: it must not have passed. The sample records the answer.
+    A short spin holds the GPU while the host queues inputs, event, work, event: launch gaps of the host do not count,
+    and no stream of a contender's own finds the inputs before the call begins. After everything is queued the first
+    event is queried: it must not have passed. The sample records the answer.
     """
 
     MARGIN_US = 50.0
@@ -84,6 +123,8 @@ class CudaClock:
         flush_bytes = self.L2_FACTOR * properties.L2_cache_size
         self._other_data = torch.zeros(flush_bytes // 4, device=device) if cold_l2 else None
         self._sum = torch.zeros((), device=device)
+        self._pauses: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._paused_s = 0.0
         self._cycles_per_us = self._calibrate()
 
     def _calibrate(self) -> float:
@@ -111,21 +152,39 @@ class CudaClock:
     def align(self) -> None:
         """Queue work between the spin and the first event; a clock for several GPUs lets them start together here."""
 
-    def sample(self, call: Callable[[], Any], lead_us: float) -> Sample:
+    def sample(self, call: Action, lead_us: float, prepare: Action = _nothing, hand_over: Action = _nothing) -> Sample:
         """Run `call` once behind a spin that outlasts the `lead_us` in which the host queues it."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        self.flush()
+        self._pauses.clear()
+        self._paused_s = 0.0
         spin_us = min(lead_us + self.MARGIN_US, self.SPIN_LIMIT_US)
+        queued = time.perf_counter()
         torch.cuda._sleep(int(spin_us * self._cycles_per_us))
+        prepare()
+        self.flush()
         self.align()
         start.record()
         before = time.perf_counter()
         result = call()
-        host_us = (time.perf_counter() - before) * 1e6
+        host_us = (time.perf_counter() - before - self._paused_s) * 1e6
         end.record()
+        queue_us = (time.perf_counter() - queued) * 1e6
         filled = not start.query()
+        hand_over()
         end.synchronize()
-        return Sample(start.elapsed_time(end), host_us, filled, result)
+        paused_ms = sum(first.elapsed_time(last) for first, last in self._pauses)
+        return Sample(start.elapsed_time(end) - paused_ms, host_us, queue_us, filled, result)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Take this out of the call's time on the GPU."""
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start = time.perf_counter()
+        first.record()
+        yield
+        last.record()
+        self._pauses.append((first, last))
+        self._paused_s += time.perf_counter() - start
 
 
 class LatencyClock:
@@ -136,18 +195,24 @@ class LatencyClock:
 
     def __init__(self, clock: CudaClock) -> None:
         self.cache = clock.cache
-        self.synchronize = clock.synchronize
-        self._flush = clock.flush
+        self.synchronize, self.flush = clock.synchronize, clock.flush
 
-    def sample(self, call: Callable[[], Any], lead_us: float) -> Sample:
+    def sample(self, call: Action, lead_us: float, prepare: Action = _nothing, hand_over: Action = _nothing) -> Sample:
         """Run `call` once on an idle device; nothing is queued before it, so `lead_us` has no meaning."""
-        self._flush()
+        prepare()
+        self.flush()
         self.synchronize()
         start = time.perf_counter()
         result = call()
         host_us = (time.perf_counter() - start) * 1e6
         self.synchronize()
-        return Sample((time.perf_counter() - start) * 1e3, host_us, True, result)
+        ms = (time.perf_counter() - start) * 1e3
+        hand_over()
+        return Sample(ms, host_us, host_us, True, result)
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Nothing can be taken out of a latency."""
+        raise NotImplementedError("a call whose latency is taken lays out all of its inputs before")
 
 
 def make_clock(device: torch.device, cold_l2: bool = True) -> Clock:

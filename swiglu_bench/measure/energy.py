@@ -11,27 +11,23 @@ STUCK_S = 2.0
 """A counter that does not move for this long while the device works is unusable."""
 
 
-def joules_per_call(call: Callable[[], object], read_j: Callable[[], float], synchronize: Callable[[], None]) -> float:
+def joules_per_call(run: Callable[[int], object], read_j: Callable[[], float]) -> float:
     """Energy of the device during back-to-back calls, divided by their number; delays by the host are included.
 
-    The loop runs between two steps of the counter, at least 0.4 s apart, so that the width of a step does not
-    matter; calls are counted in batches of about 4 ms, which bounds the error to about 1%. Raises RuntimeError if the
-    counter does not move.
+    `run` makes that many calls and waits for them. The loop runs between two steps of the counter, at least 0.4 s
+    apart, so that the width of a step does not matter; calls are counted in batches of about 4 ms, which bounds the
+    error to about 1%. Raises RuntimeError if the counter does not move.
     """
-    call()
-    synchronize()
+    run(1)
     began = time.perf_counter()
-    call()
-    synchronize()
+    run(1)
     batch = max(1, int(BATCH_S / max(time.perf_counter() - began, 1e-6)))
 
     def run_to_step() -> tuple[int, float]:
         """Calls until the counter moves, and its value then."""
         before, since, calls = read_j(), time.perf_counter(), 0
         while True:
-            for _ in range(batch):
-                call()
-            synchronize()
+            run(batch)
             calls += batch
             now = read_j()
             if now != before:

@@ -6,11 +6,11 @@ import dataclasses
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from swiglu_bench.measure.clock import Clock, DeviceLost, Sample, answers
+from swiglu_bench.measure.clock import Clock, DeviceLost, Sample
 from swiglu_bench.measure.statistics import Interval, median_interval, percentile, ratio_interval
 
 RETRIES = 3
@@ -19,10 +19,15 @@ RETRIES = 3
 
 @dataclass(frozen=True)
 class Contender:
-    """A name and a function that prepares one call untimed (inputs of that round, a fresh forward) and returns it."""
+    """A name, and a function that takes one sample: of the given round, by a host that needs about so many us."""
 
     name: str
-    prepare: Callable[[int], Callable[[], Any]]
+    take: Callable[[int, float], Sample]
+
+
+def on_clock(name: str, clock: Clock, prepare: Callable[[int], Callable[[], Any]]) -> Contender:
+    """A contender in this process: `prepare` readies the call of a round untimed and returns it."""
+    return Contender(name, lambda number, lead_us: clock.sample(prepare(number), lead_us))
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,6 @@ class Rounds:
 
 def run_rounds(
     contenders: Sequence[Contender],
-    clock: Clock,
     rule: Rule,
     *,
     baseline: str | None = None,
@@ -108,17 +112,19 @@ def run_rounds(
     before_inspection: Callable[[int], None] = lambda number: None,
     inspect: Callable[[str, int, Any], None] | None = None,
     inspected_rounds: int = 1,
-    on_round: Callable[[int], None] | None = None,
+    on_round: Callable[[int], Mapping[str, Exception] | None] = lambda number: None,
     on_turn: Callable[[str], None] = lambda name: None,
     now: Callable[[], float] | None = None,
+    device_works: Callable[[], bool] = lambda: True,
 ) -> Rounds:
     """Time all contenders in interleaved rounds.
 
     `inspect(name, round, result)` sees what the calls of the last `inspected_rounds` rounds returned, each before the
     next call; no contender can know which rounds are the last. `before_inspection(round)` is called before each call
-    that will be inspected is prepared, `on_round` after each round, `on_turn` with a contender's name before each of
-    its turns. `now` returns the seconds that the rule counts, by default those of the wall clock. Raises DeviceLost
-    where a contender broke the device, since nothing can be timed on it any more.
+    that will be inspected is prepared, `on_turn` with a contender's name before each of its turns. `on_round` is called
+    after each round, warm-up included (negative numbers); contenders that it returns take no further part. `now`
+    returns the seconds that the rule counts, by default those of the wall clock. Raises DeviceLost where a contender
+    fails and `device_works` says that it broke the device for all.
     """
     now = now or time.perf_counter
     shuffle = random.Random(seed)
@@ -136,26 +142,26 @@ def run_rounds(
                 before_inspection(number)
             on_turn(contender.name)
             try:
-                sample = _take(contender, clock, number, lead_us)
+                sample = _take(contender, number, lead_us)
                 if inspected and inspect:
                     inspect(contender.name, number, sample.result)
             except Exception as error:  # a contender may raise anything; the others go on
-                if not answers(clock):
+                if not device_works():
                     raise DeviceLost(f"{type(error).__name__}: {error}") from error
                 timing.failure = error
                 continue
             if keep:
                 timing.samples.append(dataclasses.replace(sample, result=None))
             del sample  # or the next contender could find this one's result in memory
+        for name, failure in (on_round(number) or {}).items():
+            timings[name].failure = timings[name].failure or failure
 
-    for number in range(rule.warmup_rounds):
+    for number in range(-rule.warmup_rounds, 0):
         play(number, keep=False, inspected=False)
     began, number, last, next_check, stopped_by = now(), 0, 0, rule.min_rounds, ""
     while not stopped_by or number < last:
         play(number, keep=True, inspected=bool(stopped_by))
         number += 1
-        if on_round:
-            on_round(number)
         if not stopped_by:
             last = number + inspected_rounds
             spent_s = now() - began
@@ -166,11 +172,10 @@ def run_rounds(
     return Rounds(timings, stopped_by)
 
 
-def _take(contender: Contender, clock: Clock, number: int, lead_us: dict[str, float]) -> Sample:
+def _take(contender: Contender, number: int, lead_us: dict[str, float]) -> Sample:
     for _ in range(RETRIES):
-        call = contender.prepare(number)
-        sample = clock.sample(call, lead_us[contender.name])
-        lead_us[contender.name] = max(0.8 * lead_us[contender.name], 1.2 * sample.host_us)
+        sample = contender.take(number, lead_us[contender.name])
+        lead_us[contender.name] = max(0.8 * lead_us[contender.name], 1.2 * sample.queue_us)
         if sample.queue_filled:
             break
         lead_us[contender.name] *= 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -94,6 +95,25 @@ def _inflation(signs: np.ndarray) -> float:
     lags = min(round(count ** (1 / 3)) + 1, count - 1)
     tapered = ((1 - lag / (lags + 1)) * float(signs[:-lag] @ signs[lag:]) / count for lag in range(1, lags + 1))
     return max(1.0, 1 + 2 * sum(tapered))
+
+
+def noise_interval(aliases: Sequence[Interval | None]) -> Interval | None:
+    """What the ratio of one more process of the baseline would be, with 95% confidence, from those of a few.
+
+    Processes differ by more than their samples tell: by where the system lets each run, above all on a busy machine.
+    The aliases' logarithms and the baseline's own, 0, are taken for a normal sample (prediction interval with Student's
+    quantile), and the interval is at least as wide as each alias's own, which the samples tell. None without aliases.
+    """
+    known = [alias for alias in aliases if alias is not None]
+    if not known:
+        return None
+    logs = np.log([1.0, *(alias.median for alias in known)])
+    quantile = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(known)) if len(known) > 1 else 0.0
+    middle, reach = float(logs.mean()), float(quantile * logs.std(ddof=1) * math.sqrt(1 + 1 / len(logs)))
+    low, high = math.exp(middle - reach), math.exp(middle + reach)
+    return Interval(
+        math.exp(middle), min(low, *(alias.low for alias in known)), max(high, *(alias.high for alias in known))
+    )
 
 
 def verdict(ratio: Interval, noise: float) -> Verdict:

@@ -1,1 +1,1 @@
-"""Which code runs in which process, and what the death of one costs."""
+"""Child processes: started, asked, stopped and ended, on one device or on many; what the death of one costs."""

@@ -18,16 +18,22 @@ from typing import Any
 
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 CONTEXT = multiprocessing.get_context(METHOD)
-CONTEXT.set_forkserver_preload(["swiglu_bench.processes.worker"])
+PRELOAD = ["swiglu_bench.processes.worker"]
+CONTEXT.set_forkserver_preload(PRELOAD)
 LOCK = threading.Lock()
 """Held while the environment is another, and while an exit status is read: starting a process reads those of all
 others, and of two readers of one status one gets nothing."""
 
 
-def start() -> None:
-    """Let the imports begin, so that they are done when the first child is wanted. The environment has to be final."""
+def start(*also: str) -> None:
+    """Let the imports begin, so that they are done when the first child is wanted. The environment has to be final.
+
+    `also` names further modules to import.
+    """
     if METHOD == "forkserver":
         from multiprocessing import forkserver
+
+        CONTEXT.set_forkserver_preload([*PRELOAD, *also])
 
         with _alone():
             forkserver.ensure_running()
@@ -49,6 +55,16 @@ def ended(process: Any, timeout_s: float) -> bool:
         return process.exitcode is not None
 
 
+def let_go() -> None:
+    """In a child: no longer hold the server, which ends with the program, and children that stand still with it."""
+    from multiprocessing import forkserver
+
+    server: Any = forkserver._forkserver
+    alive, server._forkserver_alive_fd = server._forkserver_alive_fd, None
+    if alive is not None:
+        os.close(alive)
+
+
 def environment() -> dict[str, str]:
     """That of this process, but for what a start changes in it for a moment."""
     with LOCK:
@@ -60,12 +76,13 @@ def _alone() -> Iterator[None]:
     """Processes started meanwhile do not import this program's main module again, and leave no message when killed.
 
     What a killed process shared is cleaned up by multiprocessing's tracker, which would warn that it was leaked.
-    Packages are to come from where they come from here. And torch is to ask NVML whether there is a GPU: asking CUDA
-    would make it unusable in every fork.
+    Packages are to come from where they come from here, and not from the current folder. And torch is to ask NVML
+    whether there is a GPU: asking CUDA would make it unusable in every fork.
     """
     wanted = {
         "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",
         "PYTHONPATH": os.pathsep.join(os.path.abspath(folder) for folder in sys.path),
+        "PYTHONSAFEPATH": "1",
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
     with LOCK:

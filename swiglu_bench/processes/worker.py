@@ -1,22 +1,26 @@
-"""What runs in a child process: it does one job after the other, each with code of implementations that may kill it.
+"""What runs in a child process: it answers one question after the other, by the object of its role.
 
-The parent's side of the pipe is `child.py`. Jobs come in as the classes below; answers go back as pairs of a kind and a
-value: any number of `answer` and `tell`, then `done`, or `refused` for bad input, or `lost` for a broken device.
+A contender's process has a Workbench and no judge, the judge's has a JudgeBench and imports no contender. A question is
+the name of a method and its arguments. A contender's process answers in JSON: pickled objects would run code in its
+parent.
 """
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import faulthandler
 import gc
 import importlib
+import json
 import logging
 import multiprocessing
 import os
+import pkgutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,75 +29,25 @@ from typing import Any
 import torch
 
 from swiglu_bench.audit import matrix
-from swiglu_bench.implementations import CATALOGUE
+from swiglu_bench.check.conduct import GlobalState
+from swiglu_bench.machine import sources
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost, answers
 from swiglu_bench.processes import forkserver
-from swiglu_bench.rows.audit_cell import Cell
-from swiglu_bench.session import session
+from swiglu_bench.session.judge_bench import JudgeBench
+from swiglu_bench.session.reports import MOST_REASON, OutcomeReport, Report
 from swiglu_bench.session.settings import Settings
+from swiglu_bench.session.workbench import Workbench
 from swiglu_bench.spec import registry
-from swiglu_bench.spec.cases import Case, Dtype, Scope
-from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.spec.cases import Dtype, Scope
+from swiglu_bench.spec.errors import BadInput, one_line
 from swiglu_bench.spec.implementation import Implementation
 
-NOBODY = -1
-"""In the mark: no implementation's code runs."""
-
-
-@dataclass(frozen=True)
-class Load:
-    """Answer with what the implementation at an address declares."""
-
-    address: str
-
-
-@dataclass(frozen=True)
-class Begin:
-    """From now on work for this run, and make the device's context; no answer."""
-
-    settings: Settings
-    machine: Machine
-
-
-@dataclass(frozen=True)
-class Import:
-    """Import what these implementations, given without their code, need; no answer.
-
-    What fails here fails again where they are built, and is told there.
-    """
-
-    implementations: Sequence[Implementation]
-
-
-@dataclass(frozen=True)
-class Afford:
-    """Answer with why the case is too large for the device or the budget, or None."""
-
-    case: Case
-    contenders: int
-
-
-@dataclass(frozen=True)
-class RunCase:
-    """Answer with the row of each of these implementations, given without their code."""
-
-    case: Case
-    implementations: Sequence[Implementation]
-
-
-@dataclass(frozen=True)
-class Audit:
-    """Answer with the cell of each of these checks of the contract, for an implementation given without its code."""
-
-    implementation: Implementation
-    scope: Scope
-    device: torch.device
-    dtype: Dtype | None
-    checks: tuple[str, ...]
-
-
-Job = Load | Begin | Import | Afford | RunCase | Audit
+CONTENDER, JUDGE = f"{__name__}:ContenderRole", f"{__name__}:JudgeRole"
+"""The classes of the objects that answer; other folders have roles of their own."""
+MOST_BYTES = 2**24
+"""Of one answer."""
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 @dataclass(frozen=True)
@@ -103,124 +57,131 @@ class Setting:
     log: Path
     environment: dict[str, str]
     threads: int
+    origins: dict[str, str | None]
+    """The file that each package has to come from."""
 
     @classmethod
     def of_this_process(cls, log: Path, environment: Mapping[str, str]) -> Setting:
-        """What holds here, but for variables that are other ones there, and a file for all that the child prints."""
-        return cls(log, {**forkserver.environment(), **environment}, torch.get_num_threads())
+        """This process's settings, some environment variables changed, and a file for all that the child prints."""
+        changed = {**forkserver.environment(), **environment}
+        return cls(log, changed, torch.get_num_threads(), sources.origins())
 
 
-def serve(pipe: Connection, mark: MutableSequence[int], setting: Setting) -> None:
-    """Do jobs until the pipe closes."""
+class ContenderRole:
+    """The questions that a contender's process answers before and beside those of its Workbench."""
+
+    def __init__(self) -> None:
+        self._bench: Workbench | None = None
+        self._failure: Exception | None = None
+
+    def declare(self, address: str) -> dict[str, Any]:
+        """What the implementation at an address declares; its code runs here."""
+        return registry.load(address).as_data()
+
+    def begin(self, settings: Settings, declared: Implementation) -> None:
+        """Import what an implementation needs, and be its process from now on.
+
+        What fails to import fails again at the build, and is told there; its own file has to load here.
+        """
+        state = GlobalState()
+        for module in declared.modules:
+            with suppress(Exception):
+                importlib.import_module(module)
+        try:
+            self._bench = Workbench(settings, registry.find(declared), state)
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def audit(
+        self, declared: Implementation, scope: Scope, device: torch.device, dtype: Dtype | None, check: str
+    ) -> OutcomeReport:
+        """One cell of the contract matrix; raises DeviceLost where the check broke the device."""
+        (cell,) = matrix.audit([registry.find(declared)], [scope], device, dtype, [check])
+        if not answers(device):
+            raise DeviceLost(cell.reason)
+        return OutcomeReport(verdict=cell.verdict.value, reason=cell.reason[:MOST_REASON])
+
+    def __getattr__(self, name: str) -> Any:
+        """Methods of the Workbench; where it could not begin, each question fails as that did."""
+        bench, failure = self.__dict__.get("_bench"), self.__dict__.get("_failure")
+        if failure:
+            raise failure
+        if bench is None or name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(bench, name)
+
+
+class JudgeRole:
+    """The same for the judge's process."""
+
+    def __init__(self) -> None:
+        self._bench: JudgeBench | None = None
+
+    def begin(self, settings: Settings, this: Machine) -> None:
+        """Make the device's context."""
+        self._bench = JudgeBench(settings, this)
+
+    def __getattr__(self, name: str) -> Any:
+        """Methods of the JudgeBench."""
+        bench = self.__dict__.get("_bench")
+        if bench is None or name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(bench, name)
+
+
+def serve(pipe: Connection, role: str, setting: Setting) -> None:
+    """Answer questions until the pipe closes."""
     settle(setting)
-    bench = _Bench(pipe, mark)
+    trusted = role == JUDGE
+    answerer = pkgutil.resolve_name(role)()
     while True:
         try:
-            job = pipe.recv()
+            method, arguments = pipe.recv()
         except EOFError:
             return
-        try:
-            for answer in bench.do(job):
-                pipe.send(("answer", answer))
-            pipe.send(("done", None))
-        except BadInput as error:
-            pipe.send(("refused", str(error)))
-        except RuntimeError as error:
-            if not bench.lost(error):
-                raise
-            logging.exception("The device is lost.")
-            pipe.send(("lost", str(error)))
+        kind, value = answer(answerer, method, arguments)
+        if trusted:
+            pipe.send((kind, value))
+        else:
+            pipe.send_bytes(json.dumps((kind, value)).encode())
+        if kind == "lost":
             return
 
 
-class _Bench:
-    """What a child keeps from job to job: the session, and the implementations that it has loaded."""
+def answer(answerer: Any, method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
+    """How a question ends, and what is answered, reports as plain data, or what was raised, in one line."""
+    try:
+        return "answer", _plain(getattr(answerer, method)(*arguments))
+    except BadInput as error:
+        return "refused", str(error)
+    except DeviceLost as error:
+        return "lost", one_line(error)
+    except Exception as error:  # a contender may raise anything
+        _log(error)
+        if isinstance(error, RuntimeError) and torch.cuda.is_initialized() and not answers(torch.device("cuda")):
+            return "lost", one_line(error)
+        return "failed", one_line(error)
 
-    def __init__(self, pipe: Connection, mark: MutableSequence[int]) -> None:
-        self._pipe = pipe
-        self._mark = mark
-        self._names: list[str] = []
-        self._loaded: dict[str, Implementation] = {one.name: one for one in CATALOGUE}
-        self._session: session.Session | None = None
 
-    def lost(self, error: RuntimeError) -> bool:
-        """Whether an error means that a contender broke the device, wherever it was noticed."""
-        return isinstance(error, DeviceLost) or (self._session is not None and not answers(self._session.clock))
+def _log(error: Exception) -> None:
+    """The stack, into the log; an exception whose text cannot be had is one, too."""
+    with suppress(Exception):
+        logging.getLogger("swiglu_bench").info("An implementation raised:", exc_info=error)
 
-    def do(self, job: Job) -> Iterator[Any]:
-        match job:
-            case Load(address):
-                self._note(0)
-                yield registry.load(address).declared()
-                self._note(NOBODY)
-                return
-            case Begin(settings, this):
-                self._session = session.Session(settings, this, self._mark_name)
-                torch.zeros((), device=settings.device)
-                return
-            case Import(declared):
-                self._import(declared)
-                return
-            case Audit():
-                yield from self._audit(job)
-                return
-        assert self._session is not None
-        match job:
-            case Afford(case, contenders):
-                yield self._session.unaffordable(case, contenders)
-            case RunCase(case, declared):
-                self._names = [one.name for one in declared]
-                yield from self._session.run_case(case, [self._load(one) for one in declared], self._tell)
 
-    def _audit(self, job: Audit) -> Iterator[Cell]:
-        """One check a turn; raises DeviceLost after the cell of one that broke the device."""
-        name = job.implementation.name
-        self._names = [name]
-
-        def turn(doing: str) -> None:
-            self._tell(doing, 0.0)
-            self._mark_name(name)
-
-        for cell in matrix.audit(
-            [self._load(job.implementation)], [job.scope], job.device, job.dtype, job.checks, turn
-        ):
-            self._mark_name("")
-            yield cell
-            if not matrix.answers(job.device):
-                raise DeviceLost(cell.reason)
-
-    def _import(self, declared: Sequence[Implementation]) -> None:
-        self._names = [one.name for one in declared]
-        for one in declared:
-            self._mark_name(one.name)
-            for module in one.modules:
-                with contextlib.suppress(Exception):
-                    importlib.import_module(module)
-            self._mark_name("")
-
-    def _load(self, declared: Implementation) -> Implementation:
-        if declared.name not in self._loaded:
-            self._mark_name(declared.name)
-            self._loaded[declared.name] = registry.load(declared.address)
-            self._mark_name("")
-        return self._loaded[declared.name]
-
-    def _tell(self, doing: str, fraction: float) -> None:
-        self._pipe.send(("tell", (doing, fraction)))
-
-    def _mark_name(self, name: str) -> None:
-        self._note(self._names.index(name) if name else NOBODY)
-
-    def _note(self, number: int) -> None:
-        """Shared memory, not the pipe: the parent must not wake up at every sample that is timed."""
-        self._mark[0] = number
-        self._mark[1] += 1
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, Report) else value
 
 
 def settle(setting: Setting) -> None:
     """Take over the parent's settings, print into the log, and end when the parent does."""
     if hasattr(os, "setsid"):
         os.setsid()  # the terminal's Ctrl-C is the parent's to handle; and what a child starts can be ended with it
+    if sys.platform == "linux":  # a process that stands still cannot notice its parent's end by itself
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # what this process starts stays its descendant
+        forkserver.let_go()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     log = os.open(setting.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
@@ -235,6 +196,10 @@ def settle(setting: Setting) -> None:
     os.environ.clear()
     os.environ.update(setting.environment)
     torch.set_num_threads(setting.threads)
+    for package, origin in sources.origins().items():
+        if origin != setting.origins[package]:
+            there = setting.origins[package]
+            raise SystemExit(f"{package} would come from {origin} here; in the parent it comes from {there}")
     gc.freeze()  # all that was imported: a collection between cases then takes no time
 
 

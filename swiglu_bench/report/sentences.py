@@ -22,6 +22,8 @@ MANY = 6
 """More sentences about winners than these are not read."""
 WAITS = 0.95
 """Where the host was ahead of the GPU in fewer of the rounds than this, a time may hold waiting for the host."""
+TELLS_NOTHING = 0.5
+"""Noise beyond which a machine was too busy for a percentage to make sense."""
 
 
 def sentences(section: Section, style: Style) -> list[str]:
@@ -108,7 +110,12 @@ def _against_baseline(section: Section) -> Iterator[str]:
 
 def _noise(section: Section) -> Iterator[str]:
     noise = [row.noise for row in section.ok if row.noise is not None]
-    if noise:
+    if noise and max(noise) > TELLS_NOTHING:
+        yield (
+            f"Noise: in at least one case {section.baseline} cannot be told from itself at {1 + max(noise):.2g} times "
+            "the time, so busy was the machine; smaller differences there are ties."
+        )
+    elif noise:
         yield (
             f"Noise: {section.baseline} against itself in the same rounds stays within {max(noise):.2%} of 1, interval "
             "included; what is no further apart than that, case by case, is a tie."
@@ -162,7 +169,12 @@ def _errors(section: Section, style: Style) -> Iterator[str]:
 
 def _absent(rows: Rows) -> Iterator[str]:
     counts = Counter(row.status for row in rows)
-    named = {Status.INCORRECT: "incorrect", Status.ERROR: "failed", Status.SKIPPED: "skipped"}
+    named = {
+        Status.INCORRECT: "incorrect",
+        Status.ERROR: "failed",
+        Status.UNSETTLED: "unsettled",
+        Status.SKIPPED: "skipped",
+    }
     parts = [f"{counts[status]} {text}" for status, text in named.items() if counts[status]]
     if parts:
         yield f"Without figures: {together(parts)}, of {len(rows)} rows; the reasons are below."

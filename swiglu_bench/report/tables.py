@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
+from swiglu_bench.machine.sources import standing
 from swiglu_bench.report.load import ReportedRun
 from swiglu_bench.rows.audit_cell import Cell, CellStatus
 from swiglu_bench.rows.grouping import grouped, unique
@@ -94,7 +95,8 @@ def machines(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
             facts = {name: value for name, value in one.items() if value not in (None, "") and name != "version"}
             readable = dict(_fact(name, value) for name, value in facts.items())
             entry = found.setdefault(str(facts), {"facts": readable, "runs": []})
-            entry["runs"].append({"name": run.name, "version": one.get("version", "")})
+            version = one.get("version", "")
+            entry["runs"].append({"name": run.name, "version": " ".join(filter(None, (version, standing(version))))})
     return list(found.values())
 
 

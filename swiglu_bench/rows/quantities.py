@@ -33,7 +33,10 @@ def size(size_bytes: float) -> str:
 
 
 def plus_minus(ratio: float, low: float, high: float) -> str:
-    """A ratio with half of its interval: '0.800 ± 0.010'."""
+    """A ratio with half of its interval, '0.800 ± 0.010', or with both ends where these are far or not alike."""
+    below, above = ratio - low, high - ratio
+    if max(below, above) > 0.01 and (max(below, above) > 2 * min(below, above) or high - low > 0.2 * ratio):
+        return f"{ratio:.3f} ({low:.3f} to {high:.3f})" if high < 100 else f"{ratio:.3f} ({low:.3g} to {high:.3g})"
     return f"{ratio:.3f} ± {(high - low) / 2:.3f}"
 
 

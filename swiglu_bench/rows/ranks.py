@@ -9,7 +9,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.record import FAILED, Status
 
 
 @dataclass
@@ -86,6 +86,10 @@ class Row:
     samples: tuple[dict[str, float | None], ...] = field(default=(), repr=False)
     """Of each round: time_ms, compute_ms, comm_ms, single_ms, and on eager's row twin_ms; in tp_samples.csv."""
 
+    def end(self, status: Status, reason: str) -> None:
+        """Close a row that carries no figures, and why."""
+        self.status, self.reason = status, reason
+
     def row(self) -> dict[str, Any]:
         """The CSV row: every column, in order."""
         return {name: getattr(self, name) for name in COLUMNS}
@@ -93,7 +97,7 @@ class Row:
     @property
     def failed(self) -> bool:
         """Whether the row makes the command fail."""
-        return self.status in {Status.INCORRECT, Status.ERROR}
+        return self.status in FAILED
 
 
 COLUMNS = tuple(one.name for one in dataclasses.fields(Row) if one.name != "samples")

@@ -11,7 +11,9 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
-SCHEMA_VERSION = 3
+from swiglu_bench.rows.load import Load
+
+SCHEMA_VERSION = 4
 
 
 def _since(schema: int, default: Any = None) -> Any:
@@ -31,10 +33,15 @@ FAULTS = {
     "complete on return": "it still changed after the stream had reached the end of the call",
     "kept": "a later call changed the result of an earlier one",
     "inputs unchanged": "it changed its inputs, or weights",
+    "bias": "the mean of its errors, away from zero, is more than rounding explains",
+    "random state": "it drew from a global random number generator",
+    "global state": "it changed a setting of torch or Python that is not its own",
+    "use": "wrong as a model uses it: shared graphs, added gradients, changed weights, a second layer, other values",
     "own clock": "it replaced functions that time is taken with",
-    "wall clock": "the GPU's events and the wall clock disagree, or work went on after the last event",
     "graph replay": "a CUDA graph of it computes something else when its inputs change",
     "timed loop": "right before, wrong while it was timed",
+    "wall clock": "calls back to back take longer, by the clock of another process, than its samples say",
+    "slows others": "others are slower while its process lives, or it worked while others were timed",
 }
 """The checks that every implementation has to pass before it gets a time, by name, and what fails each."""
 
@@ -46,6 +53,12 @@ class Status(enum.StrEnum):
     SKIPPED = "skipped"
     INCORRECT = "incorrect"
     ERROR = "error"
+    UNSETTLED = "unsettled"
+    """The machine was too busy for a check that rests on time."""
+
+
+FAILED = frozenset({Status.INCORRECT, Status.ERROR, Status.UNSETTLED})
+"""What makes a command fail."""
 
 
 @dataclass(slots=True)
@@ -116,6 +129,9 @@ class Record:
     throttle: str = _since(2, "")
     throttled_share: float | None = _since(2)
     other_processes: int | None = _since(2)
+    cpus: int | None = _since(4)
+    other_cpus: float | None = _since(4)
+    steal: float | None = _since(4)
     gpu_note: str = _since(2, "")
     energy_j: float | None = _since(2)
     uj_per_token: float | None = _since(2)
@@ -133,6 +149,8 @@ class Record:
     eager_error: float | None = None
     error_ratio: float | None = None
     errors: str = ""
+    drawn: str = _since(4, "")
+    remarks: str = _since(4, "")
     interpreted: bool = False
 
     # machine
@@ -163,6 +181,10 @@ class Record:
         self.status, self.reason = status, reason
         return self
 
+    def remark(self, text: str) -> None:
+        """Add a sentence about how the row came about."""
+        self.remarks = f"{self.remarks} {text}".strip()
+
     def note_checks(self, checks: tuple[TensorCheck, ...], when: str = "") -> None:
         """Enter the verdict; a tensor that fails makes the row incorrect and names itself."""
         self.tensor_checks = checks
@@ -184,6 +206,12 @@ class Record:
         if self.ratio is None or self.ratio_low is None or self.ratio_high is None:
             return None
         return self.ratio, self.ratio_low, self.ratio_high
+
+    @property
+    def load(self) -> Load | None:
+        """What other programs did meanwhile, where it is known."""
+        known = self.cpus and self.other_cpus is not None and self.steal is not None
+        return Load(self.cpus or 0, self.other_cpus or 0.0, self.steal or 0.0) if known else None
 
     @property
     def noise(self) -> float | None:

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from swiglu_bench.audit.inputs import clear_limit
 from swiglu_bench.audit.matrix import unavailable
-from swiglu_bench.check.admission import admit
+from swiglu_bench.audit.subject import inputs_of
 from swiglu_bench.check.inputs import make_problem
-from swiglu_bench.check.judge import Judge, make_judge
-from swiglu_bench.spec.cases import PLAIN, VARIANTS, Case, Dtype, Extras, Mode, Scope, Shape
+from swiglu_bench.machine.machine import Machine, describe
+from swiglu_bench.measure.rounds import Rule
+from swiglu_bench.processes.crew import Crew
+from swiglu_bench.rows.record import Status, TensorCheck
+from swiglu_bench.session.admission import Admitting, Drawn
+from swiglu_bench.session.here import Here
+from swiglu_bench.session.settings import Settings, Task
+from swiglu_bench.spec.cases import PLAIN, Case, Dtype, Extras, Mode, Scope, Shape
+from swiglu_bench.spec.errors import one_line
 from swiglu_bench.spec.implementation import Implementation
-from swiglu_bench.spec.problem import Problem
 
 LARGEST = {"cpu": (200, 300, 130), "cuda": (2048, 4096, 2048)}
 """Hidden, intermediate and tokens that are drawn at most."""
+TIMED = 10
+"""Of so many cases, one is timed as well, each contender in its process."""
+RULE = Rule(warmup_rounds=2, min_rounds=10, max_rounds=12, min_s=0.0, budget_s=60.0)
+TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -49,34 +62,63 @@ def run_alarms(
     implementations: Sequence[Implementation], device: torch.device, seed: int, count: int, tell: Callable[[str], None]
 ) -> Iterator[Trialled]:
     """Every available implementation at `count` random cases that it can be asked for."""
-    source = random.Random(seed)
-    for number in range(count):
-        case, extras = draw_case(source, device.type)
-        tell(f"case {number + 1} of {count}: {case.label}")
-        problem, extras = _problem(case, device, extras)
-        judges = [make_judge(problem, variant) for variant in range(VARIANTS)]
-        wanted = {name for name in ("bias", "limit", "packed") if getattr(extras, name) not in (False, None)}
-        for implementation in implementations:
-            if implementation.refuses(case) or not wanted <= implementation.offers:
-                continue
-            if unavailable(implementation, device):
-                continue
-            yield Trialled(implementation.name, case, extras, _alarm(implementation, problem, judges))
-        torch.compiler.reset()
-
-
-def _problem(case: Case, device: torch.device, extras: Extras) -> tuple[Problem, Extras]:
-    """The problem, with a limit that is near no value: at the bound the gradient jumps, and rounding decides."""
-    plain = make_problem(case, device)
-    if extras.limit is not None:
-        limit = clear_limit(plain)
-        extras = Extras(limit=limit) if limit is not None else PLAIN
-    return make_problem(case, device, extras, plain.unannounced), extras
-
-
-def _alarm(implementation: Implementation, problem: Problem, judges: Sequence[Judge]) -> str:
+    source, this = random.Random(seed), describe(device)
+    here = [one for one in implementations if not unavailable(one, device)]
+    used: dict[tuple[str, ...], tuple[TensorCheck, ...]] = {}
+    timing = _Timing(device, this)
     try:
-        checks = admit(implementation, problem, judges, thorough=True).checks
+        for number in range(count):
+            case, extras = draw_case(source, device.type)
+            tell(f"case {number + 1} of {count}: {case.label}")
+            drawn = Drawn.new()
+            extras = _with_clear_limit(case, device, extras, drawn)
+            wanted = {name for name in ("bias", "limit", "packed") if getattr(extras, name) not in (False, None)}
+            asked = [one for one in here if not one.refuses(case) and wanted <= one.offers]
+            place = Here(Settings(Task.VERIFY, device, "selftest", "selftest"), this)
+            place.judge.begin_case(case, drawn.weights, extras)
+            admitting = Admitting(place, case, drawn, thorough=True, extras=extras, used=used)
+            for one in asked:
+                yield Trialled(one.name, case, extras, _alarm(admitting, place, one))
+            place.tidy()
+            if number % TIMED == 0 and extras == PLAIN:
+                yield from timing.trial(case, asked)
+    finally:
+        timing.end()
+
+
+class _Timing:
+    """Cases that are timed in earnest, for a false alarm of what is only looked at then."""
+
+    def __init__(self, device: torch.device, this: Machine) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="swiglu-bench-")
+        settings = Settings(Task.TIME, device, "selftest", "selftest", rule=RULE, energy=False)
+        self._crew = Crew(settings, this, TIMEOUT_S, Path(self._folder.name))
+
+    def trial(self, case: Case, implementations: Sequence[Implementation]) -> Iterator[Trialled]:
+        """Each implementation that has a time, or should have one."""
+        for record in self._crew.run_case(case, implementations, lambda doing, fraction: None):
+            if record.status is not Status.SKIPPED:
+                alarm = "" if record.status in {Status.OK, Status.UNSETTLED} else f"timed: {record.reason}"
+                yield Trialled(record.implementation, case, PLAIN, alarm)
+
+    def end(self) -> None:
+        """End its processes."""
+        self._crew.end()
+        self._folder.cleanup()
+
+
+def _with_clear_limit(case: Case, device: torch.device, extras: Extras, drawn: Drawn) -> Extras:
+    """A limit that is near no value: at the bound the gradient jumps, and rounding decides."""
+    if extras.limit is None:
+        return extras
+    plain = make_problem(case, device, seed=drawn.weights)
+    limit = clear_limit(plain, [inputs_of(plain, draw) for draw in drawn.draws])
+    return dataclasses.replace(extras, limit=limit) if limit is not None else PLAIN
+
+
+def _alarm(admitting: Admitting, place: Here, implementation: Implementation) -> str:
+    try:
+        checks = admitting.admit(place.contender(implementation)).checks
     except Exception as error:
-        return f"raises {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return f"raises {one_line(error)}"
     return "; ".join(f"{check.tensor}: {check.reason}" for check in checks if not check.ok)

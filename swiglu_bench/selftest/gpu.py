@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from swiglu_bench.measure.clock import CudaClock
 from swiglu_bench.selftest.specimen import INDEX_CHECK, gate_gradients, glu, right_forward, specimen
 from swiglu_bench.spec.cases import Dtype, Mode, Scope
 from swiglu_bench.spec.implementation import Step
@@ -18,7 +19,7 @@ SLOW_CYCLES = 20_000_000
 
 
 @specimen("side-stream", "works on a stream of its own that waits for nobody",
-          ("new inputs", "relative error", "finite", "largest element"), mode=Mode.FORWARD, needs_gpu=True)  # fmt: skip
+          ("complete on return", "new inputs", "relative error"), mode=Mode.FORWARD, needs_gpu=True)  # fmt: skip
 def side_stream(problem: Problem) -> Step:
     """Events on the current stream have nothing to time; the inputs may not be there yet."""
     stream = torch.cuda.Stream(problem.device)
@@ -124,6 +125,48 @@ def zeros_above(problem: Problem) -> Step:
     return Step(lambda gate, up: _Small.apply(False, gate, up))
 
 
+@specimen("side-stream-later", "after some calls it works on a stream that is never joined",
+          ("timed loop", "wall clock", "complete on return"), mode=Mode.FORWARD, needs_gpu=True)  # fmt: skip
+def side_stream_later(problem: Problem) -> Step:
+    """It waits for the check to be over."""
+    stream = torch.cuda.Stream(problem.device)
+    calls: list[int] = []
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        calls.append(1)
+        if len(calls) < 24:
+            return right_forward(x, w_gate, w_up)
+        out = torch.zeros(x.shape[0], w_gate.shape[0], dtype=x.dtype, device=x.device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            out.copy_(right_forward(x, w_gate, w_up))
+        return out
+
+    return glu(problem, forward)
+
+
+@specimen("gpu-burner", "leaves work on the GPU behind that goes on when its process stands still",
+          ("slows others", "wall clock"), mode=Mode.FORWARD, tokens=100_000, needs_gpu=True)  # fmt: skip
+def gpu_burner(problem: Problem) -> Step:
+    """The others share the GPU with it, by slices of some ms; the suite's wait for the end of all work is gone."""
+    stream = torch.cuda.Stream(problem.device)
+    CudaClock.synchronize = lambda self: torch.cuda.current_stream().synchronize()  # type: ignore[method-assign]
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        if stream.query():
+            with torch.cuda.stream(stream):
+                for _ in range(20):
+                    torch.mm(_burnt(x), _burnt(x))
+        return right_forward(x, w_gate, w_up)
+
+    return glu(problem, forward)
+
+
+def _burnt(x: Tensor) -> Tensor:
+    return torch.empty(8192, 8192, dtype=torch.bfloat16, device=x.device)
+
+
 SPECIMENS = (
-    side_stream, side_stream_not_joined, deferred, patched_elapsed_time, skips_in_graphs, int32_wraps, zeros_above,
+    side_stream, side_stream_not_joined, deferred, patched_elapsed_time, skips_in_graphs, side_stream_later,
+    gpu_burner, int32_wraps, zeros_above,
 )  # fmt: skip

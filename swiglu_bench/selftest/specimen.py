@@ -29,6 +29,8 @@ class Specimen:
     task: str
     """time | verify | audit: which of the suite's ways in it is sent through."""
     needs_gpu: bool
+    tokens: int | None = None
+    """Of its case, where those of the others would not show it."""
 
     @property
     def name(self) -> str:
@@ -46,13 +48,14 @@ def specimen(
     mode: Mode = Mode.STEP,
     task: str = "time",
     needs_gpu: bool = False,
+    tokens: int | None = None,
 ) -> Callable[[Callable[[Problem], Step]], Specimen]:
     """Turn a build function into a Specimen; the arguments are the fields of that class."""
 
     def wrap(build: Callable[[Problem], Step]) -> Specimen:
         made = implementation(name, scopes=[scope], description=description)(build)
         names = (caught_by,) if isinstance(caught_by, str) else tuple(caught_by)
-        return Specimen(made, names, scope, dtype, mode, task, needs_gpu)
+        return Specimen(made, names, scope, dtype, mode, task, needs_gpu, tokens)
 
     return wrap
 

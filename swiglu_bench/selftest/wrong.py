@@ -195,8 +195,70 @@ def other_dtype(problem: Problem) -> Step:
     return glu(problem, lambda x, w_gate, w_up: right_forward(x, w_gate, w_up).float())
 
 
+@specimen("sigmoid-tail", "a sigmoid that is 0 below -8", "use")
+def sigmoid_tail(problem: Problem) -> Step:
+    """The tail of an approximation; normal gates never go there."""
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        gate = x @ w_gate.T
+        return gate * torch.where(gate < -8, 0.0, torch.sigmoid(gate)) * (x @ w_up.T)
+
+    return glu(problem, forward)
+
+
+@specimen("gate-bounded", "bounds the gate at 20", "use")
+def gate_bounded(problem: Problem) -> Step:
+    """Against an overflow of exp, on the wrong side."""
+    return glu(problem, lambda x, w_gate, w_up: silu((x @ w_gate.T).clamp(max=20)) * (x @ w_up.T))
+
+
+@specimen("nan-hidden", "replaces NaN and Inf by numbers", "use")
+def nan_hidden(problem: Problem) -> Step:
+    """A training run that diverges looks well."""
+    return glu(problem, lambda x, *weights: right_forward(x, *weights).nan_to_num())
+
+
+@specimen("small-gradients-flushed", "takes small upstream gradients for zero", "use")
+def small_gradients_flushed(problem: Problem) -> Step:
+    """A loss over many tokens has no others."""
+
+    def backward(dz: Tensor, *saved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return right_backward(torch.where(dz.abs() < 1e-5, 0.0, dz), *saved)
+
+    return glu(problem, backward=backward)
+
+
+@specimen("truncated", "cuts the output's digits off instead of rounding", "bias", dtype=Dtype.BFLOAT16,
+          mode=Mode.FORWARD)  # fmt: skip
+def truncated(problem: Problem) -> Step:
+    """The upper half of fp32's bits; each value a little too small."""
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        out = right_forward(x.float(), w_gate.float(), w_up.float())
+        return (out.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
+
+    return glu(problem, forward)
+
+
+@specimen("sometimes-skips-a-row", "one call in seven leaves a row of the output zero", "timed loop",
+          mode=Mode.FORWARD)  # fmt: skip
+def sometimes_skips_a_row(problem: Problem) -> Step:
+    """A race that the check does not meet."""
+    calls: list[int] = []
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        calls.append(1)
+        out = right_forward(x, w_gate, w_up)
+        if len(calls) > 24 and len(calls) % 7 == 0:
+            out[len(calls) % len(out)] = 0
+        return out
+
+    return glu(problem, forward)
+
+
 SPECIMENS = (
     zeros, swapped, silu_in_fp16, dropped_k_tile, last_row, last_column, gradient_of_row_0, dw_misses_tokens,
     dw_exchanged, exchanged, nan_in_one_element, one_wrong_element, fp16_product, fp8_product, gradient_in_fp8,
-    upstream_ignored, no_weight_gradient, other_dtype,
+    upstream_ignored, no_weight_gradient, other_dtype, sigmoid_tail, gate_bounded, nan_hidden,
+    small_gradients_flushed, truncated, sometimes_skips_a_row,
 )  # fmt: skip

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 
 import torch
 
@@ -12,20 +14,25 @@ from swiglu_bench.audit import matrix
 from swiglu_bench.implementations import pytorch
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.rounds import Rule
+from swiglu_bench.processes import crew
 from swiglu_bench.rows.audit_cell import CellStatus
-from swiglu_bench.rows.record import Status
-from swiglu_bench.selftest import cheats, gpu, wrong
+from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.selftest import conduct, gpu, memory, timing, usage, wrong
 from swiglu_bench.selftest.specimen import Specimen
-from swiglu_bench.session import session
-from swiglu_bench.session.settings import Settings, Task
+from swiglu_bench.session.settings import Progress, Settings, Task
 from swiglu_bench.spec.cases import Case, Shape
 
-SPECIMENS: tuple[Specimen, ...] = (*wrong.SPECIMENS, *cheats.SPECIMENS, *gpu.SPECIMENS)
+SPECIMENS: tuple[Specimen, ...] = (
+    *wrong.SPECIMENS, *memory.SPECIMENS, *usage.SPECIMENS, *timing.SPECIMENS, *conduct.SPECIMENS, *gpu.SPECIMENS,
+)  # fmt: skip
 
 SHAPES = {"cpu": Shape("zoo", 64, 96, "sizes of the self-test", (33,)),
           "cuda": Shape("zoo", 512, 1024, "sizes of the self-test", (1000,))}  # fmt: skip
-RULE = Rule(warmup_rounds=2, min_rounds=10, max_rounds=12, budget_s=60.0)
-NEEDS_GPU = "needs a GPU"
+RULE = Rule(warmup_rounds=2, min_rounds=30, max_rounds=32, min_s=0.0, budget_s=60.0)
+"""More rounds than calls after which a specimen takes the check to be over."""
+NEEDS_GPU, TOO_BUSY = "needs a GPU", "the machine is too busy"
+ATTEMPTS = 3
+TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -54,25 +61,14 @@ def run_zoo(
 
     def case_of(specimen: Specimen) -> tuple[str, Case]:
         shape = SHAPES[device.type]
-        case = Case(shape, shape.tokens[0], specimen.dtype, specimen.scope, specimen.mode)
+        case = Case(shape, specimen.tokens or shape.tokens[0], specimen.dtype, specimen.scope, specimen.mode)
         return specimen.task, case
 
     swept = [specimen for specimen in here if specimen.task != "audit"]
     for (task, case), group in groupby(sorted(swept, key=lambda one: str(case_of(one))), key=case_of):
         chosen = {specimen.name: specimen for specimen in group}
-        tell(f"{case.label}: {', '.join(chosen)}")
-        settings = Settings(
-            task=Task(task), device=device, command="selftest", run_id="selftest", rule=RULE, energy=False
-        )
-        contenders = [pytorch.eager, *(specimen.implementation for specimen in chosen.values())]
-        for record in session.run([case], contenders, settings, this):
-            if record.implementation in chosen:
-                checks = tuple(dict.fromkeys(one.check for one in record.tensor_checks if not one.ok))
-                if record.status is Status.OK or (record.status is Status.ERROR and not checks):
-                    checks = ()
-                yield Catch(chosen[record.implementation], checks, record.reason)
-            elif record.status is not Status.OK:
-                raise AssertionError(f"eager itself is {record.status} at {case.label}: {record.reason}")
+        settings = Settings(Task(task), device, "selftest", "selftest", rule=RULE, energy=False)
+        yield from _swept(case, chosen, settings, this, tell)
     for specimen in here:
         if specimen.task == "audit":
             tell(specimen.name)
@@ -80,6 +76,39 @@ def run_zoo(
     for specimen in specimens:
         if specimen not in here:
             yield Catch(specimen, reason=NEEDS_GPU, ran=False)
+
+
+def _swept(
+    case: Case, chosen: dict[str, Specimen], settings: Settings, this: machine.Machine, tell: Callable[[str], None]
+) -> Iterator[Catch]:
+    """Some specimens at one case, each in its process; again where the machine was too busy to tell."""
+
+    def listen(progress: Progress) -> None:
+        tell(f"{case.label}: {progress.doing}")
+
+    left = dict(chosen)
+    for _ in range(ATTEMPTS):
+        contenders = [pytorch.eager, *(specimen.implementation for specimen in left.values())]
+        with tempfile.TemporaryDirectory(prefix="swiglu-bench-") as folder:
+            found = crew.run([case], contenders, settings, this, listen, timeout_s=TIMEOUT_S, logs=Path(folder))
+            rows = {record.implementation: record for record in found}
+        eager = rows.pop(pytorch.eager.name)
+        if eager.status not in {Status.OK, Status.UNSETTLED}:
+            raise AssertionError(f"eager itself is {eager.status} at {case.label}: {eager.reason}")
+        for name, record in rows.items():
+            checks = _failed(record)
+            if checks or Status.UNSETTLED not in {eager.status, record.status}:
+                yield Catch(left.pop(name), checks, record.reason)
+        if not left:
+            return
+    for specimen in left.values():
+        yield Catch(specimen, reason=TOO_BUSY, ran=False)
+
+
+def _failed(record: Record) -> tuple[str, ...]:
+    """Names of the checks that failed; one that ends with an error is caught by that."""
+    found = tuple(dict.fromkeys(one.check for one in record.tensor_checks if not one.ok))
+    return found or (("error",) if record.status is Status.ERROR else ())
 
 
 def _audited(specimen: Specimen, device: torch.device) -> Catch:

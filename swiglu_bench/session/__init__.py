@@ -1,1 +1,1 @@
-"""One case after another in this process: built, checked, timed, turned into rows."""
+"""The way of a case: admitted, timed and judged, turned into rows. What each process does, not where it runs."""

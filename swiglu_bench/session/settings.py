@@ -8,12 +8,9 @@ from enum import StrEnum
 
 import torch
 
-from swiglu_bench.check.built import Built
 from swiglu_bench.measure.rounds import Rule
-from swiglu_bench.rows.record import Record
 from swiglu_bench.spec.cases import Case
 
-TWIN = "baseline's twin"
 Tell = Callable[[str, float], None]
 
 
@@ -21,8 +18,6 @@ class Task(StrEnum):
     """What a run wants of each contender."""
 
     TIME = "time"
-    CHECK = "check"
-    """Only what `time` asks for before it times: build, first call, verdict."""
     MEMORY = "memory"
     VERIFY = "verify"
 
@@ -59,14 +54,6 @@ class Progress:
 
 
 Listener = Callable[[Progress], None]
-
-
-@dataclass
-class Admitted:
-    """A contender of the case at hand that passed validation."""
-
-    built: Built
-    record: Record
 
 
 def teller(listen: Listener, number: int, cases: Sequence[Case]) -> Tell:

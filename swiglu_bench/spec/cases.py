@@ -62,10 +62,6 @@ WEIGHTS = {Scope.ACTIVATION: (), Scope.GLU: ("w_gate", "w_up"), Scope.MLP: ("w_g
 BIASES = {Scope.ACTIVATION: (), Scope.GLU: ("bias_gate", "bias_up"), Scope.MLP: ("bias_gate", "bias_up", "bias_down")}
 """The vectors added to each projection where a problem has biases: each [out_features]."""
 
-VARIANTS = 2
-"""Sets of activations that take turns in the timed loop, so that a cached answer is wrong. The first is drawn from the
-case's seed, the others from seeds that are not known before the run."""
-
 
 def tensors(scope: Scope) -> tuple[str, ...]:
     """Names of everything that a complete backward yields a gradient for: activations first, then weights."""

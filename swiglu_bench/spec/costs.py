@@ -102,14 +102,27 @@ def predicted_memory(case: Case, footprint: Footprint) -> tuple[int, int]:
     return footprint.saved * unit[0] * case.dtype.bytes, peak * case.dtype.bytes
 
 
-def needed_bytes(case: Case, variants: int) -> int:
-    """Least device memory for measuring a case: the tensors, their fp64 reference, and one contender's work."""
+def judge_bytes(case: Case) -> int:
+    """Device memory that judging a case takes: its tensors, eager's results on them, and the fp64 truths at hand."""
+    size, given = tensor_elements(case), _given(case)
+    results = size["output"] + (given if case.mode is not Mode.FORWARD else 0)
+    chunk = 8 * min(case.tokens, TRUTH_CHUNK) * case.shape.intermediate
+    return (given + size["output"] + 3 * results + _work(case)) * case.dtype.bytes + (3 * results + given + chunk) * 8
+
+
+def contender_bytes(case: Case) -> int:
+    """Device memory that a contender's process takes: tensors, work, and its results twice, once for the judge."""
+    size, given = tensor_elements(case), _given(case)
+    results = size["output"] + (given if case.mode is not Mode.FORWARD else 0)
+    return (given + size["output"] + 2 * results + _work(case)) * case.dtype.bytes
+
+
+def _given(case: Case) -> int:
+    """Elements of the activations and weights."""
     size = tensor_elements(case)
-    weights = sum(size[name] for name in WEIGHTS[case.scope])
-    activations = sum(size[name] for name in ACTIVATIONS[case.scope])
-    backward = case.mode is not Mode.FORWARD
-    inputs = (weights + (variants + 1) * (activations + size["output"])) * case.dtype.bytes  # 1: those in use
-    truth = (weights + variants * (size["output"] + (activations + weights if backward else 0))) * 8
-    chunk = 8 * min(case.tokens, TRUTH_CHUNK) * case.shape.intermediate * 8
-    work = (size["output"] + 6 * case.tokens * case.shape.intermediate + weights + activations) * case.dtype.bytes
-    return inputs + truth + chunk + 2 * work
+    return sum(size[name] for name in ACTIVATIONS[case.scope] + WEIGHTS[case.scope])
+
+
+def _work(case: Case) -> int:
+    """Elements that eager's forward and backward hold at most beside inputs and results."""
+    return 6 * case.tokens * case.shape.intermediate

@@ -22,5 +22,8 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 
 def one_line(error: BaseException) -> str:
     """An exception as part of a sentence: its type and its text."""
-    text = " ".join(str(error).split())[:MOST_CHARACTERS].rstrip(".: ")
+    try:
+        text = " ".join(str(error).split())[:MOST_CHARACTERS].rstrip(".: ")
+    except Exception:  # a contender's own exception
+        text = "its text cannot be read"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

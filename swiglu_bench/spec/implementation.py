@@ -116,6 +116,22 @@ class Implementation:
         """A copy without the build function, to send to a process that must not run it."""
         return dataclasses.replace(self, build=_not_here)
 
+    def as_data(self) -> dict[str, Any]:
+        """All but the code, as plain data that a process which is not trusted may send."""
+        fields = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.name != "build"}
+        sets = {name: sorted(value) for name, value in fields.items() if isinstance(value, frozenset)}
+        footprints = {scope: dataclasses.asdict(one) for scope, one in self.footprints.items()}
+        return fields | sets | {"gpus": list(self.gpus), "footprints": footprints}
+
+    @classmethod
+    def from_data(cls, data: Any) -> Implementation:
+        """What `as_data` returned; raises ValueError or TypeError for anything else."""
+        footprints = {
+            Scope(scope): Footprint(int(one["saved"]), tuple(tuple(map(int, phase)) for phase in one["phases"]))  # type: ignore[misc]
+            for scope, one in data["footprints"].items()
+        }
+        return cls(**(data | {"footprints": footprints, "build": _not_here}))
+
     def gradients(self, scope: Scope) -> tuple[str, ...]:
         """Names of the tensors whose gradients it yields at a scope."""
         return {"everything": tensors(scope), "inputs": ACTIVATIONS[scope], "nothing": ()}[self.trains]

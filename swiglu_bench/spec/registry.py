@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import importlib
 import importlib.metadata
 import importlib.util
 import os
@@ -32,6 +33,19 @@ def load(address: str) -> Implementation:
     entry = _published().get(address)
     found = _from_entry_point(entry, address) if entry else from_file(address)
     return dataclasses.replace(found, address=address)
+
+
+def find(declared: Implementation) -> Implementation:
+    """The implementation, with its code, that was declared in another process: by its address, or the suite's own."""
+    if declared.address:
+        return load(declared.address)
+    found = list(vars(importlib.import_module(declared.source)).values())
+    found += [thing for group in found if isinstance(group, dict) for thing in group.values()]
+    for thing in found:
+        one = getattr(thing, "implementation", thing)
+        if isinstance(one, Implementation) and one.name == declared.name:
+            return one
+    raise BadInput(f"{declared.source} has no implementation {declared.name!r}; its code has changed.")
 
 
 def _from_entry_point(entry: EntryPoint, address: str) -> Implementation:

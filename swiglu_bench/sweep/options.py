@@ -114,7 +114,9 @@ class SweepOptions:
     scope: ScopeOption = None
     impl: Impl = None
     skip_impl: SkipImpl = None
-    seed: Seed = 0
+    seed: Annotated[
+        int, option(WHAT, "Seed of the order within each round; inputs are new in every run.", min=0, max=2**63 - 1)
+    ] = 0
     device: Device = None
     gpus: Annotated[
         Text, option(HOW, "Several GPUs of this host, each with one case at a time: indices such as 0,1,2,3, or all.")

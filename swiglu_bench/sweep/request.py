@@ -167,9 +167,9 @@ def loader(timeout_s: float | None) -> Load:
         return load
 
     def declare(address: str) -> Implementation:
-        from swiglu_bench.processes import parent  # a long import, and most commands name no such implementation
+        from swiglu_bench.processes import crew  # a long import, and most commands name no such implementation
 
-        return parent.declare(address, timeout_s)
+        return crew.declare(address, timeout_s)
 
     return declare
 

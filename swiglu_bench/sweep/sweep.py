@@ -11,15 +11,16 @@ from pathlib import Path
 from rich.console import Console
 
 from swiglu_bench.machine import locks
+from swiglu_bench.machine.load import look
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost
-from swiglu_bench.processes import parent
+from swiglu_bench.processes import crew
 from swiglu_bench.processes.child import DoesNotEnd
 from swiglu_bench.processes.pool import team
 from swiglu_bench.processes.pool.team import NoPlace
 from swiglu_bench.rows.csv_table import typed
-from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.session import session
+from swiglu_bench.rows.record import FAILED, Record, Status
+from swiglu_bench.session import here
 from swiglu_bench.session.settings import Progress, Settings, Task
 from swiglu_bench.spec.cases import Case
 from swiglu_bench.sweep.output import logs, opened
@@ -68,6 +69,7 @@ def sweep(request: Request, this: Machine, console: Console, also: Sequence[Writ
         try:
             if todo and not request.team:  # a team holds each of its GPUs itself
                 stack.enter_context(locks.device(settings.device, settings.command, options.wait, say))
+                _warn_of_load(settings.device.type, warn)
             rows = _rows(request, todo, this, into.folder, shown, warn)
             with shown, contextlib.closing(rows):
                 for record in rows:
@@ -90,7 +92,15 @@ def sweep(request: Request, this: Machine, console: Console, also: Sequence[Writ
         return INTERRUPTED
     failed |= into.files is not None and into.files.lost
     statuses = {row["status"] for row in remaining.kept} | {record.status for record in shown.records}
-    return int(failed or bool(statuses & {Status.INCORRECT, Status.ERROR}))
+    return int(failed or bool(statuses & FAILED))
+
+
+def _warn_of_load(device_type: str, warn: Say) -> None:
+    """Before the first case: what it will share the CPUs with."""
+    load = look()
+    reason = load.reason(device_type) if load else ""
+    if reason:
+        warn(f"{reason} Times will vary, and verdicts be fewer.")
 
 
 def _rows(
@@ -106,7 +116,7 @@ def _rows(
 
     options, settings, chosen, places = request.options, request.settings, request.implementations, request.team
     if options.in_process:
-        yield from session.run(todo, chosen, settings, this, listen)
+        yield from here.run(todo, chosen, settings, this, listen)
         return
     with logs(folder, wanted=lambda: any(row.status is Status.ERROR for row in shown.records)) as place:
         if places:
@@ -114,7 +124,7 @@ def _rows(
             with contextlib.closing(places):
                 yield from team.run(places, todo, chosen, settings, shown.advance, warn)
         else:
-            yield from parent.run(todo, chosen, settings, this, listen, timeout_s=options.timeout, logs=place)
+            yield from crew.run(todo, chosen, settings, this, listen, timeout_s=options.timeout, logs=place)
 
 
 def _tables(settings: Settings) -> Tables:

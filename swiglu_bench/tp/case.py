@@ -1,250 +1,214 @@
-"""One case on every rank: contenders built, checked and timed together, and their rows filled."""
+"""The way of a case through a group of ranks, from its implementations to their rows."""
 
 from __future__ import annotations
 
-import dataclasses
-import secrets
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
 
-import torch
-
-from swiglu_bench.check import tolerance
-from swiglu_bench.check.built import Built, Produced
-from swiglu_bench.check.inputs import make_problem, torch_dtype
-from swiglu_bench.measure.memory import measure_memory
-from swiglu_bench.measure.rounds import Contender, Rule, run_rounds
+from swiglu_bench.machine import machine
+from swiglu_bench.measure import rounds as interleaved
+from swiglu_bench.measure.clock import Sample
+from swiglu_bench.measure.rounds import Rounds, Rule, run_rounds
 from swiglu_bench.rows.ranks import Row
 from swiglu_bench.rows.record import Status, TensorCheck
-from swiglu_bench.spec.cases import VARIANTS, Case, Mode
-from swiglu_bench.spec.implementation import Implementation
-from swiglu_bench.spec.problem import Problem
-from swiglu_bench.tp import collectives, contenders, figures, traffic
-from swiglu_bench.tp.figures import COLLECTIVES, LOCAL, SINGLE, TWIN, key
-from swiglu_bench.tp.group import Group, GroupClock, RankFailed
-from swiglu_bench.tp.plan import ALONE, ASYNC
-from swiglu_bench.tp.truth import Judges, check_same, make_judges, own_part
+from swiglu_bench.session.admission import Admitting, Drawn
+from swiglu_bench.session.places import ContenderFailed
+from swiglu_bench.session.reports import BuildReport, Malformed, MemoryReport, SampleReport
+from swiglu_bench.session.round_judge import RoundJudge, WrongResult, contender_of
+from swiglu_bench.session.settings import Tell
+from swiglu_bench.spec.cases import Case, Mode
+from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.tp import figures
+from swiglu_bench.tp.figures import COLLECTIVES, TWIN, key
+from swiglu_bench.tp.place import RankContender, RankPlace, merged
+from swiglu_bench.tp.plan import ALONE, ASYNC, LOCAL, SINGLE, Plan
+
+FAILURES = (ContenderFailed, Malformed, BadInput)
 
 
-class Sink(Protocol):
-    """Who hears of it; rank 0's alone does anything."""
-
-    def mark(self, name: str) -> None:
-        """Whose code runs now; "" for nobody's."""
-
-    def tell(self, doing: str, fraction: float) -> None:
-        """How far the case is."""
-
-    def rows(self, rows: list[Row]) -> None:
-        """A case has ended."""
+def default_rule(budget_s: float) -> Rule:
+    """Few rounds suffice: a call of many ranks is long."""
+    return Rule(warmup_rounds=2, min_rounds=10, max_rounds=200, min_s=0.5, budget_s=budget_s)
 
 
-class CaseRun:
+def blanks(plan: Plan, case: Case, machines: Sequence[dict[str, object]], size: int) -> dict[tuple[str, bool], Row]:
+    """The rows of a case before anything was measured. `machines`: of the ranks; the first stands for all."""
+    this, hosts = machines[0], list(dict.fromkeys(str(one["host"]) for one in machines))
+    about = {name: this[name] for name in ("device", "driver", "cuda", "torch", "triton", "version")}
+    return {
+        (name, way): Row(
+            plan.run_id, case.shape.name, case.shape.hidden, case.shape.intermediate, case.tokens, case.dtype.value,
+            case.mode.value, case.seed, size, way, name,
+            hosts=len(hosts), host=" ".join(hosts), timestamp=machine.now(), **about,  # type: ignore[arg-type]
+        )
+        for name in plan.names
+        for way in plan.ways
+    }  # fmt: skip
+
+
+def run_case(place: RankPlace, plan: Plan, case: Case, rows: dict[tuple[str, bool], Row], tell: Tell) -> None:
+    """Check, time, and fill the rows. Raises ranks.GroupLost."""
+    reasons = place.own("why_not", case, plan.names, plan.ways)
+    for one, row, *of_ranks in zip(rows, rows.values(), *reasons, strict=True):
+        reason = plan.skipped.get(one[0]) or next(filter(None, of_ranks), None)
+        if reason:
+            row.end(Status.SKIPPED, reason)
+    able = {one: row for one, row in rows.items() if row.status is Status.OK}
+    try:
+        if able:
+            _CaseRun(place, plan, case, able, tell).run()
+    except FAILURES as error:  # a question that no contender's code runs for
+        for row in able.values():
+            row.end(Status.ERROR, f"{str(error).removeprefix('NoReference: ')}.")
+    place.own("end_case")
+
+
+class _CaseRun:
     """One case: `rows` are those of the contenders that may take part, by name and way of splitting."""
 
-    def __init__(
-        self,
-        group: Group,
-        clock: GroupClock,
-        known: Mapping[str, Implementation],
-        sink: Sink,
-        case: Case,
-        rows: dict[tuple[str, bool], Row],
-    ) -> None:
-        self.group, self.clock, self.known, self.sink, self.case, self.rows = group, clock, known, sink, case, rows
-        unannounced = self.group.first(secrets.randbits(31))
-        self.whole: Problem = self.group.together(
-            lambda: make_problem(case, self.group.device, unannounced=unannounced)
-        )
-        check_same(self.group, self.whole)
-        self.parts = {way: contenders.part_of(self.group, self.whole, way) for way in {False, *(w for _, w in rows)}}
-        self.builds: dict[str, Built] = {}
-        self.judges: list[Judges] = []
+    def __init__(self, place: RankPlace, plan: Plan, case: Case, rows: dict[tuple[str, bool], Row], tell: Tell) -> None:
+        self._place, self._plan, self._case, self._rows, self._tell = place, plan, case, rows, tell
+        self._known = {one.name: one for one in plan.everybody}
+        self._drawn = Drawn.new()
+        self._admitting = Admitting(place, case, self._drawn)
+        self._gradients: dict[str, tuple[str, ...]] = {}
+        """Of the contenders whose results are judged in the rounds, by key."""
+        self._judged: dict[str, RankContender] = {}
+        self._beside: dict[str, RankContender] = {}
 
-    def run(self, rule: Rule, ceiling_gbps: Callable[[bool], float | None]) -> None:
-        """Check, time, and fill the rows; `ceiling_gbps` of a way of splitting is measured before the rounds."""
-        tell, mark = self.sink.tell, self.sink.mark
-        tell("fp64", 0.0)
-        part = self.parts[False]
-        for variant in range(VARIANTS):
-            self.judges.append(self.group.together(partial(make_judges, self.group, self.whole, part, variant)))
-        weights = self._prints()
-        for number, ((name, way), row) in enumerate(self.rows.items()):
-            mark(name)
-            tell(f"checking {name}{', split sequence' if way else ''}", 0.1 + 0.5 * number / len(self.rows))
+    def run(self) -> None:
+        """Check, time, and fill the rows."""
+        self._tell("fp64", 0.0)
+        self._place.own("begin_case", self._case, self._drawn)
+        for number, ((name, way), row) in enumerate(self._rows.items()):
+            self._tell(f"checking {name}{', split sequence' if way else ''}", 0.1 + 0.5 * number / len(self._rows))
             try:
                 self._admit(name, way, row)
-            except RankFailed as error:
-                row.status, row.reason = Status.ERROR, f"{error}."
+            except FAILURES as error:
+                row.end(Status.ERROR, f"{error}.")
                 if name == ASYNC:  # torch's own experiment: that it does not work here is no fault of the run
-                    row.status, row.reason = Status.SKIPPED, f"It does not work here: {error}."
-        for name in dict.fromkeys(ALONE.get(name, name) for (name, _), row in self.rows.items() if _sound(row)):
-            mark(name)
-            tell(f"checking {name} on one GPU", 0.6)
-            self._admit_alone(name)
-        self._time(rule, ceiling_gbps)
-        mark("")
-        if any(self.group.gather(self._prints() != weights)):
-            for row in filter(_sound, self.rows.values()):
-                row.status, row.reason = Status.ERROR, "While the case ran, somebody changed the weights."
-                row.time_ms = row.ratio = None
+                    row.end(Status.SKIPPED, f"It does not work here: {error}.")
+        for name in dict.fromkeys(ALONE.get(name, name) for (name, _), row in self._rows.items() if _sound(row)):
+            self._tell(f"checking {name} on one GPU", 0.6)
+            reason = self._admit_alone(name)
+            for (other, _), row in self._rows.items():
+                if ALONE.get(other, other) == name:
+                    row.single_reason = reason
+        if self._judged:
+            self._time()
 
     def _admit(self, name: str, way: bool, row: Row) -> None:
-        known = contenders.split(self.known[name], self.group, self.whole, way)
-        began = time.perf_counter()
-        built: Built = self.group.together(lambda: Built(known, self.parts[way]))
-        for variant in range(VARIANTS):
-            produced = self.group.together(partial(self._once, built, variant))
-            row.first_call_ms = row.first_call_ms or (time.perf_counter() - began) * 1e3
-            self._judge(row, produced, variant, way)
+        contender = self._place.seat(self._known[name], way)
+        admission = self._admitting.admit(contender)
         if name == ASYNC:
-            self.group.together(lambda: contenders.check_fused(built.prepare(self.case.mode, 0)))
+            contender.tell("check_fused", self._drawn.draws[0])
+        row.first_call_ms = admission.first_call_ms
+        _note(row, admission.checks)
         if _sound(row):
-            peak = self.group.together(lambda: _peak_bytes(built, self.case.mode))
-            row.peak_bytes = int(self.group.largest(peak)[0])
-            self.builds[key(name, way)] = built
+            row.peak_bytes = contender.ask(MemoryReport, "memory", self._drawn.draws[0]).peak_bytes
+            self._judged[contender.name], self._gradients[contender.name] = contender, admission.gradients
 
-    def _admit_alone(self, name: str) -> None:
-        """Without collectives, on this rank's part; and the whole on each GPU by itself, which is checked."""
-        known, reason = self.known[name], ""
+    def _admit_alone(self, name: str) -> str:
+        """Without collectives, on this rank's part; and the whole on each GPU by itself: what is wrong with it."""
+        known = self._known[name]
         try:
-            built: Built = self.group.together(lambda: Built(known, self.parts[False]))
-            self.group.together(partial(self._once, built, 0))
-            self.builds[key(name, LOCAL)] = built
-            built = self.group.together(lambda: Built(known, self.whole))
-            for variant in range(VARIANTS):
-                mine = own_part(self.group, self.whole, self.group.together(partial(self._once, built, variant)))
-                checks = _worst(self.group.gather(self.judges[variant].single.judge(dict(mine))))
-                reason = reason or "; ".join(f"{one.tensor}: {one.reason}" for one in checks if not one.ok)
-            if not reason:
-                self.builds[key(name, SINGLE)] = built
-        except RankFailed as error:
-            reason = str(error)
-        for (other, _), row in self.rows.items():
-            if ALONE.get(other, other) == name:
-                row.single_reason = reason
-
-    def _once(self, built: Built, variant: int) -> Produced:
-        produced = built.infer(variant) if self.case.mode is Mode.FORWARD else built.train(variant)
-        self.clock.synchronize()
-        return produced
-
-    def _judge(self, row: Row, produced: Produced, variant: int, way: bool, when: str = "") -> None:
-        """Hold what the ranks produced against the truth; a wrong tensor on any of them makes the row incorrect."""
-        values = {name: self._gathered(one) if way and name in ("output", "x") else one
-                  for name, one in produced.items()}  # fmt: skip
-        checks = _worst(self.group.gather(self.judges[variant].split.judge(values)))
-        worst = max(checks, key=lambda one: one.used)
-        row.error, row.eager_error, row.error_ratio = worst.error, worst.eager_error, worst.used
+            part, whole = self._place.seat(known, LOCAL), self._place.seat(known, SINGLE)
+            part.ask(BuildReport, "build")
+            part.ask(SampleReport, "sample", self._drawn.draws[0], 100.0)
+            self._beside[part.name] = part
+            checks = self._admitting.admit(whole).checks
+        except FAILURES as error:
+            return str(error)
         failed = [f"{one.tensor}: {one.reason}" for one in checks if not one.ok]
-        if not failed and not way:
-            copies = {name: tolerance.fingerprint(one).tolist() for name, one in values.items()
-                      if one is not None and name in ("output", "x")}  # fmt: skip
-            others = self.group.gather(copies)
-            failed = [f"{name}: the ranks' copies differ" for name in copies
-                      if any(other.get(name) != others[0].get(name) for other in others)]  # fmt: skip
-        if failed:
-            row.status, row.reason = Status.INCORRECT, "; ".join(failed) + when + "."
+        if not failed:
+            self._beside[whole.name] = whole
+        return "; ".join(failed)
 
-    def _gathered(self, value: torch.Tensor | None) -> torch.Tensor | None:
-        """All ranks' tokens; what has not the size of a part stays as it is, for the judge to refuse."""
-        expected = (self.case.tokens // self.group.size, self.case.shape.hidden)
-        fits = value is not None and type(value) is torch.Tensor and tuple(value.shape) == expected
-        if not all(self.group.gather(fits)):
-            return value
-        assert value is not None
-        whole = value.new_empty(self.case.tokens, self.case.shape.hidden)
-        collectives.gather_into(whole, value.detach().contiguous())
-        return whole
-
-    def _time(self, rule: Rule, ceiling_gbps: Callable[[bool], float | None]) -> None:
-        case, mode = self.case, self.case.mode
-        ways = {way for (name, way), row in self.rows.items() if _sound(row)}
-        players = [Contender(one, _guarded(built, mode)) for one, built in self.builds.items()]
-        whose = {key(name, kind): name for name, _ in self.rows for kind in (False, True, LOCAL, SINGLE)}
+    def _time(self) -> None:
+        case, ways = self._case, sorted({way for (_, way), row in self._rows.items() if _sound(row)})
+        judge = RoundJudge(self._place, self._results)
         gbps: dict[bool, float | None] = {}
-        for way in sorted(ways):
-            eager = self.builds.get(key("eager", way))
-            if eager:
-                players.append(Contender(key(TWIN, way), _guarded(eager, mode)))
-            if self.group.size > 1:
-                elements = case.tokens * case.shape.hidden
-                call = collectives.bare(self.group, traffic.kinds(mode, way), elements, torch_dtype(case))
-                players.append(Contender(key(COLLECTIVES, way), lambda number, call=call: call))  # type: ignore[misc]
-            self.sink.tell("the ceiling of the collectives", 0.68)
-            gbps[way] = ceiling_gbps(way)
-        if not players:
-            return
+        timed: list[interleaved.Contender] = []
+        for way in ways:
+            self._twin(way)
+            if self._place.ranks.size > 1:
+                timed.append(interleaved.Contender(key(COLLECTIVES, way), partial(self._take_collectives, way)))
+            self._tell("the ceiling of the collectives", 0.68)
+            of_ranks = self._place.own("ceiling_gbps", way)
+            gbps[way] = None if None in of_ranks else min(of_ranks)
+        timed += [contender_of(name, one, judge) for name, one in self._judged.items()]
+        timed += [
+            interleaved.Contender(name, partial(_take_unjudged, one, judge)) for name, one in self._beside.items()
+        ]
+        rule, bases = default_rule(self._plan.budget_s), [key("eager", way) for way in ways]
 
-        def inspect(name: str, number: int, result: Callable[[], Produced]) -> None:
-            for (own, way), row in self.rows.items():
-                if key(own, way) == name and _sound(row):
-                    self._judge(row, result(), number % VARIANTS, way, " in the timed loop")
+        def on_round(number: int) -> dict[str, Exception]:
+            self._tell(f"timing, round {number}", 0.7 + 0.3 * min(1, number / rule.min_rounds))
+            return judge.judge()
 
-        rounds = run_rounds(
-            players, self.clock, rule,
-            baseline=next((key("eager", way) for way in sorted(ways) if key("eager", way) in self.builds), None),
-            seed=case.seed,
-            before_inspection=lambda number: self.judges[number % VARIANTS].split.poison(),
-            inspect=inspect, inspected_rounds=VARIANTS,
-            on_round=lambda number: self.sink.tell(
-                f"timing, round {number}", 0.7 + 0.3 * min(1, number / rule.min_rounds)
-            ),
-            on_turn=lambda name: self.sink.mark(whose.get(name, "")),
-            now=self.clock.now,
-        )  # fmt: skip
-        for (name, way), row in self.rows.items():
+        baseline = next((one for one in bases if one in self._judged), None)
+        rounds = run_rounds(timed, rule, baseline=baseline, seed=case.seed, on_round=on_round)
+        for name, error in judge.judge_last().items():
+            rounds.timings[name].failure = rounds.timings[name].failure or error
+        changed = self._place.judge.changed_weights("any")
+        for (name, way), row in self._rows.items():
+            if _sound(row) and changed:
+                row.end(Status.ERROR, "While the case ran, somebody changed the weights.")
+            elif _sound(row):
+                self._close(row, key(name, way), rounds)
+        for (name, way), row in self._rows.items():
             if _sound(row):
                 figures.fill(row, rounds, case, name, way, gbps[way])
 
-    def _prints(self) -> list[Any]:
-        tensors = [
-            *self.whole.weights.values(),
-            *(one for part in self.parts.values() for one in part.weights.values()),
-        ]
-        return [tolerance.fingerprint(one).tolist() for one in tensors]
+    def _close(self, row: Row, name: str, rounds: Rounds) -> None:
+        """End the row of one that failed in the rounds, or does so after them."""
+        failure = rounds.timings[name].failure
+        if isinstance(failure, WrongResult):
+            row.end(Status.INCORRECT, f"{failure} in the timed loop.")
+        elif failure:
+            row.end(Status.ERROR, f"In the timed loop: {failure}.")
+        else:
+            try:
+                _note(
+                    row, self._admitting.check_again(self._judged[name], self._gradients[name]), " after it was timed"
+                )
+            except FAILURES as error:
+                row.end(Status.ERROR, f"After it was timed: {error}.")
+
+    def _twin(self, way: bool) -> None:
+        """Eager once more, so that what is noise is known."""
+        eager = key("eager", way)
+        if eager in self._judged:
+            twin = self._place.seat(self._known["eager"], way, TWIN)
+            self._gradients[twin.name], self._judged[twin.name] = self._admitting.build(twin), twin
+
+    def _take_collectives(self, way: bool, number: int, lead_us: float) -> Sample:
+        answers = self._place.own("sample_collectives", way, lead_us)
+        return _sample(merged([SampleReport.checked(answer) for answer in answers]))
+
+    def _results(self, name: str) -> Sequence[str]:
+        return ("output", *(self._gradients[name] if self._case.mode is not Mode.FORWARD else ()))
+
+
+def _take_unjudged(contender: RankContender, judge: RoundJudge, number: int, lead_us: float) -> Sample:
+    """A turn on the inputs of its round, whose results nobody looks at."""
+    return _sample(contender.ask(SampleReport, "sample", judge.draw(number, contender.name), lead_us))
+
+
+def _sample(report: SampleReport) -> Sample:
+    return Sample(report.ms, report.host_us, report.queue_us, report.queue_filled, None)
 
 
 def _sound(row: Row) -> bool:
     return row.status is Status.OK
 
 
-def _guarded(built: Built, mode: Mode) -> Callable[[int], Callable[[], Any]]:
-    """What fails while it is prepared fails when it is called: in the sample, of which all ranks hear."""
-
-    def ready(number: int) -> Callable[[], Any]:
-        try:
-            return built.prepare(mode, number % VARIANTS)
-        except Exception as error:
-            failure = error
-
-        def fail() -> Any:
-            raise failure
-
-        return fail
-
-    return ready
-
-
-def _peak_bytes(built: Built, mode: Mode) -> int:
-    """Highest use of one call, above inputs and weights."""
-    call = built.prepare(mode, 0)
-
-    def run() -> torch.Tensor:
-        output = call()()["output"]
-        assert output is not None
-        return output
-
-    return measure_memory(built.problem.device, run, None).peak_bytes
-
-
-def _worst(of_ranks: list[tuple[TensorCheck, ...]]) -> list[TensorCheck]:
-    """For each tensor the check of the rank that fails, or else of the one that is the nearest to failing."""
-    worst = []
-    for checks in zip(*of_ranks, strict=True):
-        rank = max(range(len(checks)), key=lambda one: (not checks[one].ok, checks[one].used))
-        one = checks[rank]
-        worst.append(one if one.ok else dataclasses.replace(one, reason=f"on rank {rank} {one.reason}"))
-    return worst
+def _note(row: Row, checks: Sequence[TensorCheck], when: str = "") -> None:
+    """Enter verdicts; one that fails makes the row incorrect."""
+    judged = [one for one in checks if one.tensor != "conduct"]
+    if judged:
+        worst = max(judged, key=lambda one: one.used)
+        row.error, row.eager_error, row.error_ratio = worst.error, worst.eager_error, worst.used
+    failed = [f"{one.tensor}: {one.reason}" for one in checks if not one.ok]
+    if failed:
+        row.end(Status.INCORRECT, "; ".join(failed) + when + ".")

@@ -1,4 +1,4 @@
-"""The bare collectives of wires.py, run and timed by themselves."""
+"""The bare collectives of traffic.py, run and timed by themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from swiglu_bench.tp.group import Group, GroupClock
+from swiglu_bench.measure.clock import Clock
+from swiglu_bench.tp.group import Group
 from swiglu_bench.tp.traffic import Kind, bus_bytes
 
 LARGE_BYTES = {"cuda": 2**29, "cpu": 2**22}
@@ -45,7 +46,7 @@ def bare(group: Group, these: tuple[Kind, ...], elements: int, dtype: torch.dtyp
     return run
 
 
-def ceiling_gbps(group: Group, clock: GroupClock, these: tuple[Kind, ...], dtype: torch.dtype) -> float | None:
+def ceiling_gbps(group: Group, clock: Clock, these: tuple[Kind, ...], dtype: torch.dtype) -> float | None:
     """Bus bandwidth of the same collectives on a large tensor, in 10^9 bytes per second; None for one rank."""
     if group.size == 1:
         return None

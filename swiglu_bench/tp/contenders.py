@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from swiglu_bench.check.inputs import Desk, Draw
 from swiglu_bench.spec.cases import Scope
 from swiglu_bench.spec.implementation import Implementation, Step, implementation
 from swiglu_bench.spec.problem import Problem
@@ -43,22 +44,30 @@ def cuts(rank: int, size: int, problem: Problem) -> dict[str, tuple[slice, ...]]
     return {"w_gate": (rows,), "w_up": (rows,), "w_down": (slice(None), rows)}
 
 
-def part_of(group: Group, problem: Problem, by_sequence: bool) -> Problem:
-    """The problem as this rank has it: its weights, and all tokens or its part of them."""
+def part_of(group: Group, problem: Problem) -> Problem:
+    """The problem as this rank has it: its part of the weights."""
     cut = cuts(group.rank, group.size, problem)
     weights = {name: value[cut[name]].contiguous() for name, value in problem.weights.items()}
+    return dataclasses.replace(problem, case=local(problem.case, group.size), weights=weights)
 
-    def mine(value: Tensor) -> Tensor:
-        return value.chunk(group.size)[group.rank] if by_sequence else value
 
-    return dataclasses.replace(
-        problem,
-        case=local(problem.case, group.size),
-        weights=weights,
-        activations=tuple(tuple(map(mine, values)) for values in problem.activations),
-        upstream=tuple(map(mine, problem.upstream)),
-        desk=[],
-    )
+class PartOfTokens(Desk):
+    """Draws what all ranks have and hands out this rank's tokens."""
+
+    def __init__(self, problem: Problem, group: Group) -> None:
+        super().__init__(problem)
+        self._group = group
+
+    def activations(self, draw: Draw) -> list[Tensor]:
+        """Of a call, this rank's part."""
+        return [self._mine(value) for value in super().activations(draw)]
+
+    def upstream(self, draw: Draw) -> Tensor:
+        """The same of the upstream gradient."""
+        return self._mine(super().upstream(draw))
+
+    def _mine(self, value: Tensor) -> Tensor:
+        return value.chunk(self._group.size)[self._group.rank]
 
 
 def split(known: Implementation, group: Group, whole: Problem, by_sequence: bool) -> Implementation:
@@ -84,12 +93,10 @@ class _PlainMLP(nn.Module):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__()
-        hidden, intermediate = problem.case.shape.hidden, problem.case.shape.intermediate
-        sizes = {"gate_proj": (hidden, intermediate), "up_proj": (hidden, intermediate),
-                 "down_proj": (intermediate, hidden)}  # fmt: skip
         for name, projection in PROJECTIONS.items():
-            linear = nn.Linear(*sizes[projection], bias=False, device="meta")
-            linear.weight = nn.Parameter(problem.weights[name].detach())
+            weight = problem.weights[name].detach()
+            linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+            linear.weight = nn.Parameter(weight)
             setattr(self, projection, linear)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -6,34 +6,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swiglu_bench.measure.statistics import median_interval, percentile, verdict
+from swiglu_bench.measure.statistics import median_interval, noise_interval, percentile, verdict
 from swiglu_bench.rows.ranks import Row
-from swiglu_bench.rows.record import Status
 from swiglu_bench.spec import costs
 from swiglu_bench.spec.cases import Case, tensors
-from swiglu_bench.tp.plan import ALONE
+from swiglu_bench.tp.plan import ALONE, LOCAL, SINGLE, Kind
 from swiglu_bench.tp.traffic import bus_bytes, kinds, tensor_bytes
 
 if TYPE_CHECKING:
     from swiglu_bench.measure.rounds import Rounds
 
-LOCAL, SINGLE = "local", "single"
 TWIN, COLLECTIVES = "eager's twin", "collectives"
 
 
-def key(name: str, kind: bool | str) -> str:
+def key(name: str, kind: Kind) -> str:
     """What a contender is called among those that are timed; `kind` is a way of splitting, LOCAL or SINGLE."""
     return f"{name} {kind}"
 
 
 def fill(row: Row, rounds: Rounds, case: Case, name: str, way: bool, ceiling_gbps: float | None) -> None:
-    """Enter what the rounds say of one row that was right; one that failed in them becomes an error."""
-    own = key(name, way)
-    timing = rounds.timings[own]
-    if timing.failure or not timing.samples:
-        row.status, row.reason = Status.ERROR, f"In the timed loop: {timing.failure}."
-        return
-    alone = ALONE.get(name, name)
+    """Enter what the rounds say of one row that was right."""
+    own, alone = key(name, way), ALONE.get(name, name)
     others = {
         "time_ms": own, "twin_ms": key(TWIN, way) if name == "eager" else "", "compute_ms": key(alone, LOCAL),
         "comm_ms": key(COLLECTIVES, way), "single_ms": key(alone, SINGLE),
@@ -59,8 +52,7 @@ def _compare(row: Row, rounds: Rounds, own: str, way: bool) -> None:
     eager, twin = key("eager", way), key(TWIN, way)
     if eager not in rounds.timings or twin not in rounds.timings:
         return
-    noise = rounds.ratio(twin, eager)
-    ratio = rounds.ratio(own, eager)
+    noise, ratio = noise_interval([rounds.ratio(twin, eager)]), rounds.ratio(own, eager)
     if noise is None or ratio is None:
         return
     row.aa_ratio, row.aa_low, row.aa_high = noise.median, noise.low, noise.high

@@ -13,13 +13,17 @@ from swiglu_bench.spec.implementation import Implementation
 ASYNC = "compile-async-tp"
 ALONE = {ASYNC: "compile"}
 """Without collectives, this one is that one."""
+Kind = bool | str
+"""How an implementation is run: split, False with all tokens on every rank, True with its part of them; else:"""
+LOCAL, SINGLE = "local", "single"
+"""Without collectives, on a rank's part of the weights; whole, on each GPU by itself."""
 WAYS = {"no": (False,), "yes": (True,), "both": (False, True)}
 """Values of --sequence-parallel, and whether tokens are split between the collectives."""
 
 
 @dataclass(frozen=True)
-class RankTask:
-    """All that a group of ranks has to know."""
+class Plan:
+    """What a command is to measure with each number of ranks."""
 
     run_id: str
     cases: tuple[Case, ...]
@@ -28,12 +32,15 @@ class RankTask:
     ways: tuple[bool, ...]
     budget_s: float
     timeout_s: float
+    beside: tuple[Implementation, ...] = ()
+    """What some of these are timed as without collectives, and takes no part itself."""
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)
     """Implementations that take no part, and why."""
 
-    def without(self, name: str, reason: str, done: int) -> RankTask:
-        """The same but for an implementation and the first `done` cases."""
-        return dataclasses.replace(self, cases=self.cases[done:], skipped=self.skipped | {name: reason})
+    @property
+    def everybody(self) -> tuple[Implementation, ...]:
+        """Whose code a rank has to have."""
+        return (*self.implementations, *self.beside)
 
     @property
     def names(self) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +13,36 @@ import torch
 from rich.console import Console
 
 from swiglu_bench.charts import scaling
-from swiglu_bench.machine import locks, machine
+from swiglu_bench.machine import locks
 from swiglu_bench.machine.machine import Machine
-from swiglu_bench.processes.child import Died
-from swiglu_bench.processes.worker import NOBODY
+from swiglu_bench.processes.child import DoesNotEnd
 from swiglu_bench.rows.ranks import Row
 from swiglu_bench.rows.record import Status
-from swiglu_bench.sweep import output, request
+from swiglu_bench.session.settings import Settings
+from swiglu_bench.sweep import output
 from swiglu_bench.sweep.output import default_folder
+from swiglu_bench.sweep.request import INTERRUPTED
+from swiglu_bench.tp.bench import RankBench
+from swiglu_bench.tp.case import blanks, run_case
 from swiglu_bench.tp.files import Folder
-from swiglu_bench.tp.launch import END_S, Ranks
-from swiglu_bench.tp.plan import RankTask
-from swiglu_bench.tp.rank import Silent, catalogue
-from swiglu_bench.tp.session import blank
+from swiglu_bench.tp.place import RankPlace
+from swiglu_bench.tp.plan import Plan
+from swiglu_bench.tp.ranks import GroupLost, Launched, Spawned, follow
 from swiglu_bench.writers import tp_tables
 from swiglu_bench.writers.console import Bar
 from swiglu_bench.writers.wandb_run import WandbRun
 
-INTERRUPTED = 130
-
 
 class TpRun:
-    """Takes rows as they come: into files, to W&B, onto the screen. `settings` are for run.json."""
+    """Takes rows as they come: into files, to W&B, onto the screen. `options` are for run.json."""
 
-    def __init__(self, this: Machine, run_id: str, settings: dict[str, Any], console: Console, quiet: bool) -> None:
+    def __init__(
+        self, this: Machine, settings: Settings, options: dict[str, Any], console: Console, quiet: bool
+    ) -> None:
         self.this, self.console, self.quiet = this, console, quiet
         self.rows: list[Row] = []
         self.about: dict[str, Any] = {
-            "command": request.command_line(), "run_id": run_id, "settings": settings, "machine": this.as_dict(),
+            "command": settings.command, "run_id": settings.run_id, "settings": options, "machine": this.as_dict(),
             "groups": {},
         }  # fmt: skip
         self._stack = ExitStack()
@@ -66,54 +70,49 @@ class TpRun:
         self._bar.start()
         self._stack.callback(self._bar.stop)
 
-    def spawn(self, plan: RankTask, sizes: Sequence[int], device_type: str, wait: bool) -> int:
+    def spawn(self, plan: Plan, sizes: Sequence[int], settings: Settings, wait: bool) -> int:
         """Let groups of processes on this machine work on the plan, one size after the other; the exit status."""
         interrupted = False
         with self._stack:
             try:
-                for number in range(max(sizes) if device_type == "cuda" else 0):
+                for number in range(max(sizes) if settings.device.type == "cuda" else 0):
                     one = torch.device("cuda", number)
                     self._stack.enter_context(locks.device(one, self.about["command"], wait, self.say))
                 folder = self._folder.path if self._folder else None
                 logs = self._stack.enter_context(output.logs(folder, lambda: self._lost))
                 for size in sizes:
-                    self._one_size(plan, size, device_type, logs)
+                    self._one_size(plan, size, settings, logs)
             except KeyboardInterrupt:
                 interrupted = True
+            except DoesNotEnd as error:
+                self._lost = True
+                self.warn(f"{error} The run ends here.")
             self._conclude(plan)
         if interrupted:
             self.say("Interrupted: what ran was kept.", "yellow")
             return INTERRUPTED
         return self.status
 
-    def join(self, plan: RankTask, device: torch.device, timeout_s: float) -> int:
-        """Be one of the ranks that torchrun started; rank 0 takes the rows. The exit status."""
-        from swiglu_bench.tp.group import Group
-        from swiglu_bench.tp.session import Session
-
+    def join(self, plan: Plan, settings: Settings) -> int:
+        """Be one of the ranks that torchrun started; rank 0 asks the others and takes the rows. The exit status."""
+        bench = RankBench()
         with self._stack:
-            self._stack.enter_context(locks.device(device, self.about["command"], False, self.say))
-            group = Group.join(device, timeout_s)
-            session = Session(
-                group, plan, catalogue(plan.implementations), _Here(self) if group.rank == 0 else Silent()
-            )
-            about = session.about()
-            if group.rank == 0:
-                self.note_group(group.size, about)
-            session.run()
-            failed = group.first(self.status)
-            group.close()
-            if group.rank == 0:
-                self._conclude(plan)
-        return failed
+            self._stack.enter_context(locks.device(settings.device, self.about["command"], False, self.say))
+            bench.join(settings, plan.timeout_s, plan.everybody)
+            self._stack.callback(torch.distributed.destroy_process_group)
+            if bench.group.rank:
+                return follow(bench)
+            ranks = Launched(bench)
+            try:
+                self._cases(plan, RankPlace(ranks, settings))
+                ranks.end(self.status)
+            except GroupLost as loss:
+                self._lost = True
+                self._give_up(plan, self._done, ranks.size, loss)
+            self._conclude(plan)
+        return self.status
 
-    def note_group(self, size: int, about: dict[str, Any]) -> None:
-        """Enter the machines of a group's ranks."""
-        self.about["groups"][str(size)] = about
-        if self._folder:
-            self._folder.describe(self.about)
-
-    def take(self, rows: Sequence[Row]) -> None:
+    def _take(self, rows: Sequence[Row]) -> None:
         """The rows of a case."""
         for row in rows:
             if row.implementation in self._fatal:
@@ -121,7 +120,7 @@ class TpRun:
         self._fatal.clear()
         self.rows += rows
         self._done += 1
-        self.tell("", 0.0)
+        self._tell("", "", 0.0)
         if self._folder:
             self._folder.write(rows)
         for row in rows:
@@ -135,9 +134,8 @@ class TpRun:
             if row.failed if self.quiet else not self.console.is_terminal and row.status is not Status.SKIPPED:
                 self.say(tp_tables.line(row))
 
-    def tell(self, doing: str, fraction: float) -> None:
-        """Move the bar."""
-        self._bar.update(self._task, completed=self._done + fraction, description=doing)
+    def _tell(self, where: str, doing: str, fraction: float) -> None:
+        self._bar.update(self._task, completed=self._done + fraction, description=where + doing)
 
     @property
     def status(self) -> int:
@@ -152,48 +150,52 @@ class TpRun:
         """A line that needs attention."""
         self.say(f"Warning: {text}", "yellow")
 
-    def _one_size(self, plan: RankTask, size: int, device_type: str, logs: Path) -> None:
-        """All cases with so many ranks; a group that dies is replaced by one without the implementation that ran."""
+    def _one_size(self, plan: Plan, size: int, settings: Settings, logs: Path) -> None:
+        """All cases with so many ranks; a group that is lost is replaced by one without the implementation that ran."""
         while plan.cases:
-            ranks = Ranks(size, device_type, plan, logs)
-            ended, patience_s = 0, 0.0
-            try:
-                for kind, value in ranks.events():
-                    if kind == "about":
-                        self.note_group(size, value)
-                    elif kind == "rows":
-                        ended += 1
-                        self.take(value)
-                    else:
-                        self.tell(f"{size} ranks, {plan.cases[ended].label}: {value[0]}", value[1])
-                patience_s = END_S
-                return
-            except Died as death:
-                self._lost = True
-                if death.culprit == NOBODY:
-                    self._give_up(plan, size, ended, f"The group of {size} ended: {death}.")
+            name, done = "", self._done
+            with ExitStack() as group:
+                try:
+                    ranks = Spawned(size, settings, plan.everybody, plan.timeout_s, logs)
+                    group.callback(ranks.end)
+                    place = RankPlace(ranks, settings)
+                    try:
+                        self._cases(plan, place)
+                    finally:
+                        name = place.whose
                     return
-                name, case = plan.names[death.culprit], plan.cases[ended]
-                reason = f"It ended the group of {size} ranks at {case.label}: {death}."
-                self.warn(f"{name}: {reason} The others go on without it.")
-                self._fatal.add(name)
-                plan = plan.without(name, reason, ended)
-            finally:
-                ranks.end(patience_s)
+                except GroupLost as loss:
+                    self._lost, lost = True, loss
+            if not name:
+                self._give_up(plan, self._done - done, size, lost)
+                return
+            plan = dataclasses.replace(plan, cases=plan.cases[self._done - done :])
+            reason = f"It ended the group of {size} ranks at {plan.cases[0].label}: {lost}."
+            self.warn(f"{name}: {reason} The others go on without it.")
+            self._fatal.add(name)
+            plan = dataclasses.replace(plan, skipped=plan.skipped | {name: reason})
 
-    def _give_up(self, plan: RankTask, size: int, ended: int, reason: str) -> None:
-        """Nobody's code ran: no further group would fare better."""
-        for case in plan.cases[ended:]:
-            rows = [
-                blank(plan.run_id, case, size, way, name, [self.this], machine.now())
-                for name in plan.names
-                for way in plan.ways
-            ]
+    def _cases(self, plan: Plan, place: RankPlace) -> None:
+        """All cases, one after the other. Raises GroupLost."""
+        size, machines = place.ranks.size, place.machines
+        ranks = [{"rank": rank, "host": one["host"], "device": one["device"]} for rank, one in enumerate(machines)]
+        self.about["groups"][str(size)] = {"ranks": ranks, "hosts": {one["host"]: one for one in reversed(machines)}}
+        if self._folder:
+            self._folder.describe(self.about)
+        for case in plan.cases:
+            rows = blanks(plan, case, machines, size)
+            run_case(place, plan, case, rows, partial(self._tell, f"{size} ranks, {case.label}: "))
+            self._take(list(rows.values()))
+
+    def _give_up(self, plan: Plan, done: int, size: int, loss: GroupLost) -> None:
+        """No further group would fare better, or there can be none: the cases that are not done."""
+        for case in plan.cases[done:]:
+            rows = list(blanks(plan, case, [self.this.as_dict()], size).values())
             for row in rows:
-                row.status, row.reason = Status.ERROR, reason
-            self.take(rows)
+                row.end(Status.ERROR, f"The group of {size} ended: {loss}.")
+            self._take(rows)
 
-    def _conclude(self, plan: RankTask) -> None:
+    def _conclude(self, plan: Plan) -> None:
         self._bar.stop()
         if not self.quiet:
             for table in tp_tables.tables(self.rows):
@@ -204,18 +206,3 @@ class TpRun:
             self.say(f"Rows, samples and machines: {self._folder.path}")
         if self._wandb and self._wandb.url_or_path:
             self.say(f"W&B: {self._wandb.url_or_path}")
-
-
-class _Here(Silent):
-    """Rank 0 under torchrun hears itself."""
-
-    def __init__(self, run: TpRun) -> None:
-        self._run = run
-
-    def tell(self, doing: str, fraction: float) -> None:
-        """Onto the screen."""
-        self._run.tell(doing, fraction)
-
-    def rows(self, rows: list[Row]) -> None:
-        """Into the files."""
-        self._run.take(rows)

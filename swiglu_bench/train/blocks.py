@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from swiglu_bench.check.inputs import torch_dtype
-from swiglu_bench.measure.clock import DeviceLost
+from swiglu_bench.measure.clock import DeviceLost, answers
 from swiglu_bench.rows.record import Status
 from swiglu_bench.rows.training import Summary, TrainedSeed
 from swiglu_bench.spec.cases import WEIGHTS, Case, Dtype, Scope
@@ -57,11 +57,8 @@ class Trainee:
         try:
             yield
         except Exception as error:
-            if device.type == "cuda":
-                try:
-                    torch.cuda.synchronize(device)
-                except RuntimeError:
-                    raise DeviceLost(one_line(error)) from error
+            if not answers(device):
+                raise DeviceLost(one_line(error)) from error
             self.row.status, self.row.reason = Status.ERROR, f"{doing}: {one_line(error)}."
 
 
@@ -134,7 +131,7 @@ class Block(nn.Module):
     def _build(self, one: Implementation, case: Case, weights: Mapping[str, Tensor]) -> tuple[Step, dict[str, Tensor]]:
         """The Step built on leaves of the case's dtype, and the leaves that it uses: its own or these."""
         leaves = {name: self._leaf(weights[name], torch_dtype(case)) for name in WEIGHTS[case.scope]}
-        step = one.build(Problem(case, weights["w_gate"].device, leaves, (), ()))
+        step = one.build(Problem(case, weights["w_gate"].device, leaves))
         return step, dict(leaves if step.parameters is None else step.parameters)
 
     def _leaf(self, weight: Tensor, dtype: torch.dtype) -> Tensor:

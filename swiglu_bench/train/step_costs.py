@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,15 @@ from typing import Any
 import torch
 
 from swiglu_bench.check.built import Built
-from swiglu_bench.check.inputs import make_problem
-from swiglu_bench.measure.clock import Clock, CpuClock, CudaClock, LatencyClock, make_clock
+from swiglu_bench.check.inputs import Draw, make_problem
+from swiglu_bench.measure.clock import Clock, CpuClock, CudaClock, LatencyClock, answers, make_clock
 from swiglu_bench.measure.memory import measure_memory
-from swiglu_bench.measure.rounds import Contender, Rounds, Rule, run_rounds
+from swiglu_bench.measure.rounds import Rounds, Rule, on_clock, run_rounds
 from swiglu_bench.measure.statistics import Interval, percentile, verdict
 from swiglu_bench.rows.record import Status
 from swiglu_bench.rows.run_folder import read_records
 from swiglu_bench.rows.training import BASELINE
-from swiglu_bench.session.settings import TWIN
-from swiglu_bench.spec.cases import VARIANTS, Case, Mode, Scope
+from swiglu_bench.spec.cases import Case, Mode, Scope
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.train.blocks import Trainee
 from swiglu_bench.train.loop import FittedModel
@@ -33,6 +33,7 @@ TURN_S = 0.1
 TURN_STEPS = (2, 64)
 WATCHED_STEPS, WARM_STEPS = 5, 5
 """Steps to see where the time goes. Warm ones come first: a rested device is faster than one at its power limit."""
+TWIN = "eager, again"
 Tell = Callable[[str], None]
 
 
@@ -98,10 +99,15 @@ def _rounds(models: dict[str, FittedModel], clock: Clock, rule: Rule, seed: int,
 
         return turn
 
-    contenders = [Contender(name, partial(prepare, model)) for name, model in models.items()]
-    contenders.append(Contender(TWIN, partial(prepare, models[BASELINE])))
+    contenders = [on_clock(name, clock, partial(prepare, model)) for name, model in models.items()]
+    contenders.append(on_clock(TWIN, clock, partial(prepare, models[BASELINE])))
     rounds = run_rounds(
-        contenders, clock, rule, baseline=BASELINE, seed=seed, on_round=lambda number: tell(f"timing, round {number}")
+        contenders,
+        rule,
+        baseline=BASELINE,
+        seed=seed,
+        on_round=lambda number: tell(f"timing, round {number}"),
+        device_works=partial(answers, models[BASELINE].experiment.device),
     )
     return rounds, steps
 
@@ -189,20 +195,20 @@ def measure_ratios(trainees: Sequence[Trainee], case: Case, device: torch.device
 
     Left out are implementations without the scope mlp, and those that fail by themselves.
     """
-    problem = make_problem(case, device)
+    problem, clock = make_problem(case, device), make_clock(device)
     contenders = []
     for trainee in trainees:
         if Scope.MLP not in trainee.implementation.scopes:
             continue
         try:
             built = Built(trainee.implementation, problem)
-            built.train(0)
+            built.train(Draw(0))
         except Exception:  # its training has reported the reason, or will
             continue
-        contenders.append(Contender(trainee.name, partial(_prepare, built)))
+        contenders.append(on_clock(trainee.name, clock, partial(_prepare, built)))
     if BASELINE not in {contender.name for contender in contenders}:
         return {}
-    rounds = run_rounds(contenders, make_clock(device), rule, baseline=BASELINE)
+    rounds = run_rounds(contenders, rule, baseline=BASELINE, device_works=partial(answers, device))
     ratios = {name: rounds.ratio(name, BASELINE) for name in rounds.timings if name != BASELINE}
     return {name: ratio.median for name, ratio in ratios.items() if ratio}
 
@@ -224,4 +230,6 @@ def read_ratios(path: Path, case: Case) -> dict[str, float]:
 
 
 def _prepare(built: Built, number: int) -> Callable[[], object]:
-    return built.prepare(Mode.STEP, number % VARIANTS)
+    call = built.call(Mode.STEP, Draw(number), upstream_first=True)
+    call.prepare()
+    return partial(call.run, nullcontext)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from swiglu_bench.measure.clock import Clock, DeviceLost, answers
-from swiglu_bench.measure.rounds import Contender, Rounds, Rule, run_rounds
+from swiglu_bench.measure.rounds import Rounds, Rule, on_clock, run_rounds
 from swiglu_bench.measure.statistics import Interval, Verdict, percentile, verdict
 from swiglu_bench.spec.errors import one_line
 from swiglu_kernels.launches.launch import Launch
@@ -93,7 +93,7 @@ def tune(
             launch = work.describe(choice)
             reason = difference(_outputs(work, launch, clock), expected)
         except Exception as error:  # the compiler or the driver may raise anything; it costs the candidate only
-            if not answers(clock):
+            if not answers(device):
                 raise DeviceLost(f"{kernel} with {choice}: {error}") from error
             reason = one_line(error)
         if reason:
@@ -103,7 +103,7 @@ def tune(
     if len(launches) == 1:
         raise CannotTune(f"none of {len(others)} candidates is right; the first: {next(iter(rejected.values()))}")
 
-    race = _Race(work, expected, clock, seed)
+    race = _Race(work, device, expected, clock, seed)
     tell(f"timing {len(launches)}")
     first = race.run(launches, replace(SCREEN, budget_s=rule.budget_s))
     finalists = _ranked(first, [choice for choice in launches if choice != shipped], rejected)[:FINALISTS]
@@ -124,6 +124,7 @@ class _Race:
     """Launches of one workload timed in interleaved rounds; the results of the last round are checked again."""
 
     work: Workload
+    device: torch.device
     expected: list[Tensor]
     clock: Clock
     seed: int
@@ -133,13 +134,13 @@ class _Race:
         shipped, *others = launches.items()
         named = [(SHIPPED, shipped[1]), (TWIN, shipped[1]), *((str(choice), launch) for choice, launch in others)]
         return run_rounds(
-            [Contender(name, partial(lambda run, number: run, launch.run)) for name, launch in named],
-            self.clock,
+            [on_clock(name, self.clock, partial(lambda run, number: run, launch.run)) for name, launch in named],
             rule,
             baseline=SHIPPED,
             seed=self.seed,
             before_inspection=lambda number: _poison(self.work),
             inspect=self._inspect,
+            device_works=partial(answers, self.device),
         )
 
     def _inspect(self, name: str, number: int, result: Any) -> None:

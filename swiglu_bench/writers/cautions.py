@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
-from swiglu_bench.rows.grouping import unique
+from swiglu_bench.rows.grouping import grouped, unique
+from swiglu_bench.rows.load import MOST_STEAL
 from swiglu_bench.rows.quantities import together, tokens_text
 from swiglu_bench.rows.record import Record
 
@@ -13,7 +15,7 @@ MOST_GPUS = 8
 
 
 def cautions(timed: Sequence[Record]) -> Iterator[tuple[str, str]]:
-    """Spent budgets, throttling, other processes, several GPUs: a sentence each, and its style on a terminal."""
+    """Spent budgets, throttling, other processes, several GPUs, remarks: a sentence each, and its style."""
     short = [row for row in timed if row.stopped_by == "budget"]
     if short:
         yield f"The budget was spent before every ratio was known to within 0.5%: {_tokens(short)}.", "yellow"
@@ -25,6 +27,18 @@ def cautions(timed: Sequence[Record]) -> Iterator[tuple[str, str]]:
     crowded = [row for row in timed if row.other_processes]
     if crowded:
         yield f"Another process used the GPU: {_tokens(crowded)}.", "bold red"
+    busy = [(row, load) for row in timed if (load := row.load) and load.reason("cpu" if row.l2 == "cpu" else "cuda")]
+    if busy:
+        _, worst = max(busy, key=lambda one: one[1].others)
+        stolen = max(load.steal for _, load in busy)
+        hosts = f", and a virtual machine's host took {stolen:.0%} of the time" if stolen > MOST_STEAL else ""
+        yield (
+            (
+                f"The machine was busy: other programs used up to {worst.others:.1f} of {worst.cpus} CPUs{hosts}: "
+                f"{_tokens([row for row, _ in busy])}."
+            ),
+            "bold red",
+        )
     gpus = {row.gpu_uuid: f"{row.host} {row.gpu_uuid if row.gpu_index is None else row.gpu_index}" for row in timed}
     names = sorted(name for uuid, name in gpus.items() if uuid)
     if len(names) > 1:
@@ -38,6 +52,8 @@ def cautions(timed: Sequence[Record]) -> Iterator[tuple[str, str]]:
         )
     for note in unique(row.gpu_note for row in timed if row.gpu_note):
         yield note, "yellow"
+    for remarks, rows in grouped((row for row in timed if row.remarks), attrgetter("remarks")).items():
+        yield f"{together(unique(row.implementation for row in rows))}, {_tokens(rows)}: {remarks}", "yellow"
 
 
 def _tokens(rows: Sequence[Record]) -> str:

@@ -18,7 +18,8 @@ from swiglu_bench.rows.record import Record, Status, TensorCheck
 
 TABLE = ("shape", "scope", "mode", "dtype")
 """Rows that agree in this stand in one table of times."""
-STYLES = {Status.OK: "green", Status.SKIPPED: "dim", Status.INCORRECT: "bold red", Status.ERROR: "bold red"}
+STYLES = {Status.OK: "green", Status.SKIPPED: "dim", Status.INCORRECT: "bold red", Status.ERROR: "bold red",
+          Status.UNSETTLED: "bold yellow"}  # fmt: skip
 NAME_WIDTH = 26
 VERDICT_WIDTH = 12
 FIGURE_WIDTH = 11
@@ -170,7 +171,7 @@ def _verify_rows(table: Table, records: list[Record], notes: Notes, figures: int
     """The worst check per tensor over the token counts of one implementation."""
     table.add_row(Text(records[0].implementation, "bold"))
     for record in records:
-        if record.status in {Status.SKIPPED, Status.ERROR}:
+        if record.status in {Status.SKIPPED, Status.ERROR, Status.UNSETTLED}:
             text = f"{record.status} {notes.mark(f'{record.tokens} tokens: {record.reason}')}"
             table.add_row(*[""] * (1 + figures), Text(text, STYLES[record.status]))
     checks = [(record.tokens, check) for record in records for check in record.tensor_checks]

@@ -13,7 +13,7 @@ from swiglu_bench.rows.finished_run import case_of as work_of
 from swiglu_bench.rows.grouping import grouped, unique
 from swiglu_bench.rows.quantities import MIB
 from swiglu_bench.rows.ranking import median_ratios, ranked
-from swiglu_bench.rows.record import COLUMNS, Record, Status
+from swiglu_bench.rows.record import COLUMNS, FAILED, Record, Status
 
 
 def _mib(column: str) -> Callable[[Record], float | None]:
@@ -88,12 +88,12 @@ def summarize(records: Sequence[Record]) -> dict[str, float | str]:
     if medians:
         summary["best_implementation"] = min(medians, key=lambda name: medians[name])
         summary["best_median_ratio"] = min(medians.values())
-    summary["failures"] = sum(record.status in {Status.INCORRECT, Status.ERROR} for record in records)
+    summary["failures"] = sum(record.status in FAILED for record in records)
     return summary
 
 
 def tables(records: Sequence[Record]) -> dict[str, Any]:
-    """`records`: every row and column; `standing`: one line each; `not_ok`: what has no figures, and why."""
+    """`records`: every row and column; `standing`: one line each; `not_ok`: why a row has no figures; `remarks`."""
     import wandb
 
     rows = [[_plain(value) for value in record.row().values()] for record in records]
@@ -101,13 +101,16 @@ def tables(records: Sequence[Record]) -> dict[str, Any]:
     heads = ["implementation", *(column.removeprefix("rows_") for column in STANDING)]
     lines = [[name, *own.values()] for name, own in standing(records).items()]
     found["standing"] = wandb.Table(columns=heads, data=lines)
-    lost = [
-        [record.implementation, case_of(record), record.tokens, record.status.value, record.reason]
-        for record in records
-        if record.status is not Status.OK
-    ]
-    if lost:
-        found["not_ok"] = wandb.Table(columns=["implementation", "case", "tokens", "status", "reason"], data=lost)
+    for table, column, wanted in (
+        ("not_ok", "reason", lambda record: record.status is not Status.OK),
+        ("remarks", "remarks", attrgetter("remarks")),
+    ):
+        noted = [
+            [record.implementation, case_of(record), record.tokens, record.status.value, getattr(record, column)]
+            for record in filter(wanted, records)
+        ]
+        if noted:
+            found[table] = wandb.Table(columns=["implementation", "case", "tokens", "status", column], data=noted)
     return found
 
 

@@ -12,7 +12,8 @@ from swiglu_bench.audit import matrix, surroundings
 from swiglu_bench.audit.matrix import CHECKS, audit
 from swiglu_bench.implementations import fused, liger, pytorch, unsloth
 from swiglu_bench.rows.audit_cell import Cell, CellStatus
-from swiglu_bench.selftest.specimen import glu, right_backward, right_forward
+from swiglu_bench.selftest import memory, usage, wrong
+from swiglu_bench.selftest.specimen import Specimen, glu, right_backward, right_forward
 from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.spec.implementation import Implementation, Step, implementation
 from swiglu_bench.spec.problem import Problem
@@ -42,6 +43,25 @@ def test_eager_keeps_the_whole_contract_that_it_offers(scope: Scope) -> None:
     assert {name for name, cell in found.items() if cell.verdict is CellStatus.NOT_RUN} == set(IDLE)
     assert {name for name, cell in found.items() if cell.verdict is CellStatus.FAIL} == set()
     assert all(cell.reason for cell in found.values() if cell.verdict is not CellStatus.PASS)
+
+
+@pytest.mark.parametrize(
+    ("specimen", "fails"),
+    [
+        (usage.shared_workspace, {"model use"}),
+        (
+            memory.input_changed,
+            {"mutated inputs", "float32", "float16", "bfloat16", "odd sizes", "1 token", "outliers"},
+        ),
+    ],
+    ids=lambda value: value.name if isinstance(value, Specimen) else "",
+)
+def test_wrong_implementations_fail_what_they_break_and_nothing_else(specimen: Specimen, fails: set[str]) -> None:
+    found = cells(specimen.implementation)
+    failed = {name for name, cell in found.items() if cell.verdict is CellStatus.FAIL}
+    assert list(found) == NAMES
+    assert fails <= failed <= fails | {"compile fullgraph", "checkpointing"}
+    assert all(found[name].reason for name in failed)
 
 
 @interpreted
@@ -96,13 +116,6 @@ def test_a_second_backward_on_overwritten_tensors_is_found_to_differ_in_silence(
     assert cell.reason.startswith("the second backward silently differs: x: relative error")
 
 
-def dense_only(problem: Problem) -> Step:
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        return right_forward(torch.as_strided(x, x.shape, (x.shape[1], 1)), w_gate, w_up)
-
-    return glu(problem, forward)
-
-
 def counts(problem: Problem) -> Step:
     calls: list[int] = []
 
@@ -114,23 +127,10 @@ def counts(problem: Problem) -> Step:
     return glu(problem, backward=backward)
 
 
-def swallows(problem: Problem) -> Step:
-    return glu(problem, lambda *tensors: right_forward(*tensors).nan_to_num())
-
-
 def spreads(problem: Problem) -> Step:
     def forward(*tensors: Tensor) -> Tensor:
         out = right_forward(*tensors)
         return out + 0 * out.sum()
-
-    return glu(problem, forward)
-
-
-def spoils_x(problem: Problem) -> Step:
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        out = right_forward(x, w_gate, w_up)
-        x.data.mul_(2)
-        return out
 
     return glu(problem, forward)
 
@@ -158,10 +158,6 @@ def cuts_the_graph(problem: Problem) -> Step:
     return Step(lambda x: Once.apply(x, *problem.weights.values()))
 
 
-def keeps_two_matrices(problem: Problem) -> Step:
-    return pytorch.eager.build(problem)
-
-
 def breaks_the_graph(problem: Problem) -> Step:
     step = pytorch.eager.build(problem)
 
@@ -175,17 +171,22 @@ def breaks_the_graph(problem: Problem) -> Step:
 @pytest.mark.parametrize(
     ("build", "check", "verdict", "words"),
     [
-        (dense_only, "non-contiguous", CellStatus.FAIL, "with every other column: output: relative error"),
+        (
+            usage.ignores_strides.implementation.build,
+            "non-contiguous",
+            CellStatus.FAIL,
+            "with every other column: output: relative error",
+        ),
         (counts, "determinism", CellStatus.FAIL, "x of run 3 of 5 differs"),
-        (swallows, "NaN and Inf", CellStatus.FAIL, "output is finite where eager is not"),
+        (wrong.nan_hidden.implementation.build, "NaN and Inf", CellStatus.FAIL, "output is finite where eager is not"),
         (spreads, "NaN and Inf", CellStatus.FAIL, "output is not finite where eager is"),
-        (swallows, "very large", CellStatus.FAIL, "output is finite where eager is not"),
-        (spoils_x, "mutated inputs", CellStatus.FAIL, "inference overwrites x"),
+        (wrong.nan_hidden.implementation.build, "very large", CellStatus.FAIL, "output is finite where eager is not"),
+        (memory.input_changed.implementation.build, "mutated inputs", CellStatus.FAIL, "inference overwrites x"),
         (never_empty, "0 tokens", CellStatus.UNSUPPORTED, "raises ZeroDivisionError"),
         (in_half, "outliers", CellStatus.FAIL, "output: "),
         (in_half, "float32", CellStatus.FAIL, "output: relative error"),
         (cuts_the_graph, "double backward", CellStatus.FAIL, "silently cut off"),
-        (keeps_two_matrices, "packed weights", CellStatus.FAIL, "not one of (160, 48)"),
+        (pytorch.eager.build, "packed weights", CellStatus.FAIL, "not one of (160, 48)"),
         (breaks_the_graph, "compile fullgraph", CellStatus.UNSUPPORTED, "raises "),
         (lambda p: Step(lambda x: right_forward(x.float(), *p.weights.values())), "autocast", CellStatus.PASS, ""),
     ],

@@ -17,23 +17,14 @@ def rows(*counts: int, single: str = "8") -> list[dict[str, str]]:
     ]  # fmt: skip
 
 
-@pytest.fixture
-def _altair() -> None:
+def test_a_figure_of_several_sizes_begins_at_one_gpu_and_the_last_row_of_a_case_counts(tmp_path: Path) -> None:
     pytest.importorskip("altair")
     pytest.importorskip("vl_convert")
-
-
-@pytest.mark.usefixtures("_altair")
-def test_a_figure_of_several_sizes_begins_at_one_gpu(tmp_path: Path) -> None:
     assert scaling.draw(tmp_path, rows(2, 4), ["eager"]).startswith("Scaling: ")
     assert (tmp_path / "scaling.svg").read_text().count("made-up, 1,024 tokens") >= 2
     points = scaling.points_of(rows(2, 4))
     assert {one["ranks"] for one in points} == {1, 2, 4}
     assert {one["efficiency"] for one in points if one["ranks"] == 1} == {1.0}
-
-
-@pytest.mark.usefixtures("_altair")
-def test_the_last_row_of_a_case_counts() -> None:
     later = [row | {"time_ms": "1"} for row in rows(2)]
     assert {one["ms"] for one in scaling.points_of(rows(2) + later) if one["ranks"] == 2} == {1.0}
 

@@ -3,53 +3,67 @@ import math
 import pytest
 import torch
 from specimens import small_case
+from torch import Tensor
 
-from swiglu_bench.check.inputs import lay_out, make_problem, restore_parameters, torch_dtype
-from swiglu_bench.spec.cases import ACTIVATIONS, VARIANTS, WEIGHTS, Dtype, Extras, Mode, Scope, Shape
+from swiglu_bench.check.inputs import Desk, Draw, Values, make_problem, new_seed, sizes, torch_dtype
+from swiglu_bench.spec.cases import ACTIVATIONS, WEIGHTS, Dtype, Extras, Scope, Shape
 from swiglu_bench.spec.problem import Problem
 
+WIDE_SHAPE = Shape("wide", 512, 300, "made up", (1,))
 
-def everything(problem: Problem) -> list[torch.Tensor]:
-    return [*problem.weights.values(), *(one for variant in problem.activations for one in variant), *problem.upstream]
+
+def drawn(problem: Problem, draw: Draw) -> dict[str, Tensor]:
+    """Copies of what a draw lays out on a new desk."""
+    desk = Desk(problem)
+    values = dict(zip(desk.names, desk.activations(draw), strict=True)) | {"upstream": desk.upstream(draw)}
+    return {name: value.clone() for name, value in values.items()}
+
+
+def alike(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+# Weights
+
+
+@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize("scope", list(Scope))
+def test_the_same_seed_gives_the_same_tensors_whatever_the_global_generator(scope: Scope, dtype: Dtype) -> None:
+    case = small_case(scope=scope, dtype=dtype)
+    torch.manual_seed(1)
+    first = make_problem(case, "cpu", Extras(bias=True), 3)
+    values = drawn(first, Draw(5))
+    torch.manual_seed(2)
+    before = torch.random.get_rng_state()
+    second = make_problem(case, "cpu", Extras(bias=True), 3)
+    assert alike(first.parameters, second.parameters)
+    assert alike(values, drawn(second, Draw(5)))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_weights_without_a_seed_are_new_each_time_whatever_the_case_s_seed() -> None:
+    first, second = (make_problem(small_case(seed=3), "cpu") for _ in range(2))
+    assert not any(torch.equal(value, second.weights[name]) for name, value in first.weights.items())
+    assert new_seed() != new_seed()
 
 
 @pytest.mark.parametrize("scope", list(Scope))
 @pytest.mark.parametrize("dtype", list(Dtype))
-def test_the_same_seeds_give_the_same_tensors(scope: Scope, dtype: Dtype) -> None:
+def test_sizes_and_types(scope: Scope, dtype: Dtype) -> None:
     case = small_case(scope=scope, dtype=dtype)
-    torch.manual_seed(1)
-    first = everything(make_problem(case, "cpu", unannounced=3))
-    torch.manual_seed(2)
-    second = everything(make_problem(case, "cpu", unannounced=3))
-    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-
-
-def test_one_variant_is_drawn_from_a_seed_that_nobody_can_know() -> None:
-    first, second = (make_problem(small_case(), "cpu") for _ in range(2))
-    assert first.unannounced != second.unannounced
-    assert torch.equal(first.activations[0][0], second.activations[0][0])
-    assert not torch.equal(first.activations[1][0], second.activations[1][0])
-    again = make_problem(small_case(), "cpu", unannounced=first.unannounced)
-    assert torch.equal(again.activations[1][0], first.activations[1][0])
-
-
-def test_a_build_sees_no_inputs() -> None:
-    seen = make_problem(small_case(), "cpu").for_building()
-    assert seen.activations == seen.upstream == ()
-    assert not seen.desk
-    assert not seen.unannounced
-    assert set(seen.weights) == {"w_gate", "w_up"}
-
-
-def test_variants_are_laid_out_at_the_same_addresses() -> None:
-    problem = make_problem(small_case(scope=Scope.ACTIVATION), "cpu")
-    first, upstream = lay_out(problem, 0)
-    addresses = [value.data_ptr() for value in (*first, upstream)]
-    second, other_upstream = lay_out(problem, 1)
-    assert addresses == [value.data_ptr() for value in (*second, other_upstream)]
-    assert all(torch.equal(one, other) for one, other in zip(second, problem.activations[1], strict=True))
-    assert torch.equal(other_upstream, problem.upstream[1])
-    assert not {*addresses} & {value.data_ptr() for value in everything(problem)}
+    problem = make_problem(case, torch.device("cpu"))
+    given = drawn(problem, Draw(0))
+    wide, narrow = (7, 40), (7, 24)
+    expected = {"x": narrow, "gate": wide, "up": wide, "w_gate": (40, 24), "w_up": (40, 24), "w_down": (24, 40)}
+    assert set(problem.weights) == set(WEIGHTS[scope])
+    assert list(given) == [*ACTIVATIONS[scope], "upstream"]
+    for name, value in (problem.weights | given).items():
+        size = expected.get(name, narrow if scope is Scope.MLP else wide)
+        assert tuple(value.shape) == sizes(case)[name] == size
+        assert value.dtype == torch_dtype(case) == getattr(torch, dtype.value)
+        assert value.is_contiguous()
+        assert not value.requires_grad
+        assert torch.isfinite(value).all()
 
 
 def test_biases_come_only_where_they_are_asked_for() -> None:
@@ -62,70 +76,14 @@ def test_biases_come_only_where_they_are_asked_for() -> None:
     assert all(leaf.requires_grad for leaf in problem.with_leaves(True).parameters.values())
 
 
-def test_parameters_that_somebody_changed_are_drawn_again() -> None:
-    problem = make_problem(small_case(), "cpu", Extras(bias=True))
-    before = {name: value.clone() for name, value in problem.parameters.items()}
-    for value in problem.parameters.values():
-        value.zero_()
-    restore_parameters(problem)
-    assert all(torch.equal(value, before[name]) for name, value in problem.parameters.items())
-
-
-def test_another_seed_gives_other_tensors() -> None:
-    first, second = (everything(make_problem(small_case(seed=seed), "cpu")) for seed in (0, 1))
-    assert not any(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-
-
-def test_modes_share_their_tensors() -> None:
-    first, second = (
-        everything(make_problem(small_case(mode=mode), "cpu", unannounced=5)) for mode in (Mode.FORWARD, Mode.STEP)
-    )
-    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-
-
-def test_drawing_leaves_the_global_generator_alone() -> None:
-    before = torch.random.get_rng_state()
-    make_problem(small_case(), "cpu")
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("scope", list(Scope))
-def test_no_two_tensors_are_alike(scope: Scope) -> None:
-    """Gate and up that are equal, or variants that are, would let a wrong kernel pass."""
-    tensors = everything(make_problem(small_case(scope=scope), "cpu"))
-    for index, one in enumerate(tensors):
-        for other in tensors[:index]:
-            assert one.shape != other.shape or not torch.equal(one, other)
-
-
-@pytest.mark.parametrize("scope", list(Scope))
-@pytest.mark.parametrize("dtype", list(Dtype))
-def test_sizes_and_types(scope: Scope, dtype: Dtype) -> None:
-    case = small_case(scope=scope, dtype=dtype)
-    problem = make_problem(case, torch.device("cpu"))
-    sizes = {
-        "x": (7, 24), "gate": (7, 40), "up": (7, 40), "w_gate": (40, 24), "w_up": (40, 24), "w_down": (24, 40),
-    }  # fmt: skip
-    assert {name: tuple(value.shape) for name, value in problem.weights.items()} == {
-        name: sizes[name] for name in WEIGHTS[scope]
-    }
-    assert len(problem.activations) == len(problem.upstream) == VARIANTS
-    for variant in problem.activations:
-        assert [tuple(value.shape) for value in variant] == [sizes[name] for name in ACTIVATIONS[scope]]
-    assert {tuple(value.shape) for value in problem.upstream} == {(7, 24 if scope is Scope.MLP else 40)}
-    for value in everything(problem):
-        assert value.dtype == torch_dtype(case) == getattr(torch, dtype.value)
-        assert value.is_contiguous()
-        assert not value.requires_grad
-        assert torch.isfinite(value).all()
-
-
-def test_gate_and_up_are_of_unit_size() -> None:
-    wide = Shape("wide", 512, 300, "made up", (1,))
-    problem = make_problem(small_case(shape=wide, tokens=200), "cpu")
-    for name in ("w_gate", "w_up"):
-        projected = problem.activations[0][0] @ problem.weights[name].T
-        assert math.isclose(projected.std().item(), 1.0, abs_tol=0.05)
+@pytest.mark.parametrize("offset", [0.0, -9.0])
+def test_gate_and_up_are_of_unit_size_and_gates_are_where_the_offset_moves_them(offset: float) -> None:
+    problem = make_problem(small_case(shape=WIDE_SHAPE, tokens=200), "cpu", gate_offset=offset)
+    (x,) = Desk(problem, offset).activations(Draw(1))
+    for name, middle in (("w_gate", offset), ("w_up", 0.0)):
+        projected = x @ problem.weights[name].T
+        assert math.isclose(projected.mean().item(), middle, abs_tol=0.3)
+        assert math.isclose(projected.std().item(), 1.0, abs_tol=0.1 if not offset else 0.6)
 
 
 @pytest.mark.parametrize("requires_grad", [True, False])
@@ -141,4 +99,55 @@ def test_leaves_are_one_s_own_but_share_the_values(requires_grad: bool) -> None:
         assert not weight.requires_grad
     theirs.weights["w_up"].sum().backward()
     assert mine.weights["w_up"].grad is None
-    assert mine.activations is problem.activations
+
+
+# Draws
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+def test_no_two_tensors_are_alike(scope: Scope) -> None:
+    """Gate and up that are equal, or draws that are, would let a wrong kernel pass."""
+    problem = make_problem(small_case(scope=scope), "cpu", seed=0)
+    found = [*problem.weights.values(), *drawn(problem, Draw(0)).values(), *drawn(problem, Draw(10)).values()]
+    for index, one in enumerate(found):
+        for other in found[:index]:
+            assert one.shape != other.shape or not torch.equal(one, other)
+
+
+def test_a_draw_lies_where_the_one_before_lay_in_tensors_of_its_own() -> None:
+    desk = Desk(make_problem(small_case(scope=Scope.ACTIVATION), "cpu"))
+    first, upstream = desk.activations(Draw(1)), desk.upstream(Draw(1))
+    addresses = [value.data_ptr() for value in (*first, upstream)]
+    first[0].requires_grad_()
+    second = desk.activations(Draw(2))
+    assert addresses == [value.data_ptr() for value in (*second, desk.upstream(Draw(2)))]
+    assert not any(value.requires_grad or value is first[index] for index, value in enumerate(second))
+    assert torch.equal(first[0], second[0]), "the memory is the same, so that the old values are gone"
+    assert set(desk.given) == {"gate", "up", "upstream"}
+
+
+@pytest.mark.parametrize("scope", [Scope.ACTIVATION, Scope.GLU])
+def test_wide_values_have_gates_beyond_30_and_sizes_of_channels_far_apart(scope: Scope) -> None:
+    problem = make_problem(small_case(scope=scope, shape=WIDE_SHAPE, tokens=64), "cpu", seed=0)
+    wide, normal = (drawn(problem, Draw(1, values)) for values in (Values.WIDE, Values.NORMAL))
+    gate = wide["gate"] if scope is Scope.ACTIVATION else wide["x"] @ problem.weights["w_gate"].T
+    assert gate.abs().max() > 30
+    for name in ACTIVATIONS[scope]:
+        channels = wide[name].abs().amax(0)
+        assert channels.max() > 3.5 * channels.median()
+    assert torch.equal(wide["upstream"], normal["upstream"])
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [(Dtype.FLOAT32, 2.0**-20), (Dtype.FLOAT16, 2.0**-8)])
+def test_a_tiny_upstream_gradient_is_the_normal_one_made_small(dtype: Dtype, factor: float) -> None:
+    problem = make_problem(small_case(dtype=dtype), "cpu", seed=0)
+    tiny, normal = (drawn(problem, Draw(1, values)) for values in (Values.TINY_UPSTREAM, Values.NORMAL))
+    assert torch.equal(tiny["upstream"], normal["upstream"] * factor)
+    assert torch.equal(tiny["x"], normal["x"])
+
+
+def test_activations_of_zeros_keep_their_upstream_gradient() -> None:
+    found = drawn(make_problem(small_case(scope=Scope.ACTIVATION), "cpu"), Draw(1, Values.ZEROS))
+    assert not found["gate"].any()
+    assert not found["up"].any()
+    assert found["upstream"].all()

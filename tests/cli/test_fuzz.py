@@ -1,6 +1,7 @@
 """Whatever is typed: no traceback, and an exit status that the README knows."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 
 from swiglu_bench.implementations import CATALOGUE
 from swiglu_bench.machine import machine
-from swiglu_bench.processes import parent
+from swiglu_bench.processes import crew
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.session import session
+from swiglu_bench.session import here, policy
 from swiglu_bench.spec.cases import Case
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.sweep.options import COMMANDS
@@ -26,15 +27,15 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     """Every contender of the first cases gets a row, ended in each of the ways in turn."""
 
     def run(cases: Sequence[Case], chosen: Sequence[Implementation], how: Any, this: Any, *_: Any) -> Iterator[Record]:
-        blank = session.Session(how, this).blank
+        blank = partial(policy.blank, how, this)
         for number, case in enumerate(cases[:2]):
             status = [Status.SKIPPED, Status.INCORRECT, Status.ERROR][number % 3]
             yield from (blank(case, one).end(status, "It is only pretended.") for one in chosen)
 
     this = machine.describe(machine.find_device("cpu"))
     monkeypatch.setattr(machine, "describe", lambda device: this)
-    monkeypatch.setattr(session, "run", run)
-    monkeypatch.setattr(parent, "run", lambda *given, **_: run(*given))
+    monkeypatch.setattr(here, "run", run)
+    monkeypatch.setattr(crew, "run", lambda *given, **_: run(*given))
     monkeypatch.setattr("swiglu_bench.processes.forkserver.start", lambda: None)
     monkeypatch.chdir(tmp_path)
 

@@ -9,9 +9,9 @@ from specimens import small_case
 from swiglu_bench.cli import listing
 from swiglu_bench.implementations import CATALOGUE
 from swiglu_bench.machine.machine import describe
-from swiglu_bench.spec.cases import VARIANTS, Shape
-from swiglu_bench.spec.costs import needed_bytes
-from swiglu_bench.spec.implementation import Step, implementation
+from swiglu_bench.session import policy
+from swiglu_bench.session.settings import Settings, Task
+from swiglu_bench.spec.cases import Shape
 from swiglu_bench.spec.shapes import ShapeFile, all_configs, config_names
 
 CPU = torch.device("cpu")
@@ -49,35 +49,17 @@ def test_list_for_programs() -> None:
     assert told["machine"]["torch"] == torch.__version__
 
 
-def test_what_an_implementation_can_do() -> None:
-    def build(problem: object) -> Step:
-        return Step(lambda x: x)
-
-    some = [
-        implementation("all-round", scopes=["activation", "glu", "mlp"], description="does all")(build),
-        implementation("packed", scopes=["mlp", "glu"], description="d", weight_layout="packed", trains="inputs")(
-            build
-        ),
-        implementation("server", scopes=["glu"], description="d", trains="nothing", package="surely_not_installed")(
-            build
-        ),
-    ]
-    told = {"implementations": listing.implementations(some, describe(CPU)), "shapes": [], "sweeps": [], "machine": {}}
-    text = shown(listing.tables(told), 200)
-    assert re.search(r"all-round +all +all +separate +yes +does all", text)
-    assert re.search(r"packed +glu mlp +inputs +packed +yes", text)
-    assert re.search(r"server +glu +none +separate +no \[1\]", text)
-    assert "[1] The package surely_not_installed is not installed." in text
-
-
 def test_a_dry_run_names_the_cases_and_their_memory() -> None:
     cases = [small_case(tokens=3), small_case(tokens=7, shape=Shape("wide", 4096, 11008, "made up", (1,)))]
-    need = [needed_bytes(case, VARIANTS) for case in cases]
-    text = shown(listing.dry_run(cases, CATALOGUE[:2], free_bytes=max(need) - 1), 200)
+    settings = Settings(Task.TIME, CPU, "c", "r")
+    need = [policy.needed_bytes(settings, case) for case in cases]
+    free_bytes = int(max(need)) - 1
+    assert [bool(policy.too_large(settings, case, free_bytes)) for case in cases] == [False, True]
+    text = shown(listing.dry_run(settings, cases, CATALOGUE[:2], free_bytes), 200)
     lines = [line for line in text.splitlines() if " glu " in line]
     assert len(lines) == 2
     for case, size, line in zip(cases, need, lines, strict=True):
         assert re.search(rf"{case.shape.name} +glu +step +float32 +{case.tokens} +{size / 2**20:,.1f} MiB", line)
     assert "skipped: the device has" not in lines[0]
-    assert f"skipped: the device has {(max(need) - 1) / 2**30:.1f} GiB free" in lines[1]
+    assert f"skipped: the device has {free_bytes / 2**30:.1f} GiB free" in lines[1]
     assert text.rstrip().endswith("2 cases x 2 implementations: eager, eager-packed")

@@ -9,9 +9,9 @@ from command_line import swiglu_bench
 from swiglu_bench.cli import machine
 from swiglu_bench.machine import ceilings_cache, doctor, locks
 from swiglu_bench.machine.doctor import Finding, Severity
-from swiglu_bench.measure import noise as noise_module
-from swiglu_bench.measure.noise import Pair
+from swiglu_bench.machine.load import LoadWatch
 from swiglu_bench.measure.statistics import Interval
+from swiglu_bench.session.noise import Pair, Pairs
 from swiglu_bench.spec.errors import BadInput
 
 
@@ -29,7 +29,9 @@ def measured(*more: str) -> str:
     return ran.out
 
 
-def test_ceilings_are_shown_and_kept() -> None:
+def test_ceilings_are_shown_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings_cache, "ALIKE", 1e9)  # other tests run beside this one
+    monkeypatch.setattr(LoadWatch, "_read", lambda self: None)
     first = measured()
     assert measured() == first, "from the cache, to the digit"
     for text in ("copy, 1 MiB *", "float32 product, 64 cubed *", "smoke: 64x128 by 128x352", "GB/s", "TFLOP/s"):
@@ -66,7 +68,7 @@ def pairs_of(monkeypatch: pytest.MonkeyPatch, *ratios: float) -> None:
             raise KeyboardInterrupt
         return Pair(2.0, Interval(middle, middle - 0.001, middle + 0.001), 0.002, 60, "precision")
 
-    monkeypatch.setattr(noise_module, "measure_pair", pair)
+    monkeypatch.setattr(Pairs, "measure", pair)
 
 
 def test_noise_counts_false_positives_and_keeps_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,10 +109,12 @@ def test_a_file_that_is_there_is_kept_and_one_that_cannot_be_written_is_refused(
     assert swiglu_bench(*NOISE[:-1], "n.csv/pairs.csv").complaint == "--out: n.csv is a file; give a folder."
 
 
-def test_noise_on_this_machine() -> None:
-    ran = swiglu_bench(*NOISE, "--pairs", "2", "--budget", "0.05")
+@pytest.mark.parametrize("load", [(), ("--under-load",)], ids=["as it is", "under load"])
+def test_noise_on_this_machine(load: tuple[str, ...]) -> None:
+    ran = swiglu_bench(*NOISE, "--pairs", "2", "--budget", "0.05", *load)
     assert ran.code in {0, 1}
     assert "smallest detectable" in ran.out
+    assert ("that compete" in ran.out) is bool(load)
 
 
 # doctor

@@ -18,7 +18,8 @@ from swiglu_bench.machine import machine
 from swiglu_bench.processes.pool.place import Place
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import COLUMNS
-from swiglu_bench.session import session
+from swiglu_bench.session import here
+from swiglu_bench.spec.cases import Scope
 
 SMALL = ("--shapes", "24x40", "--device", "cpu", "--in-process")
 ONE = (*SMALL, "--tokens", "3")
@@ -79,8 +80,7 @@ def test_run_json_says_what_was_run_and_where(forward: tuple[Ran, Path]) -> None
     assert about["command"].endswith(f"--out '{folder}'")
     assert about["machine"]["device_type"] == "cpu"
     assert about["settings"]["budget_s"] == about["options"]["budget"] == 0.1
-    assert about["options"]["impl"] == ["eager,eager-packed"]
-    assert (about["options"]["out"], about["options"]["dtype"]) == (str(folder), None)
+    assert (about["options"]["impl"], about["options"]["out"]) == (["eager,eager-packed"], str(folder))
     assert (records(folder)[0]["run_id"], records(folder)[0]["command"]) == (about["run_id"], about["command"])
 
 
@@ -128,71 +128,52 @@ def test_memory_resumed_quiet_and_into_the_same_folder() -> None:
 # Which implementations
 
 
-def test_verify_on_a_cpu_checks_every_kernel_through_the_interpreter() -> None:
+@pytest.mark.parametrize(
+    ("scope", "impl"),
+    [("activation", "silu-mul,unsloth,liger"), ("glu", "fused*,unsloth"), ("mlp", "fused-mlp*,unsloth")],
+)
+def test_verify_on_a_cpu_checks_every_kernel_through_the_interpreter(scope: Scope, impl: str) -> None:
     from swiglu_kernels import backend_for
 
     if backend_for(torch.device("cpu")) != "interpreter":
         pytest.skip("Triton's interpreter is not in use: there is a GPU, or no Triton")
-    arguments = ("--shapes", "20x24", "--tokens", "5", "--dtype", "fp32", "--skip-impl", "compile*", "--out", "run")
-    ran = swiglu_bench("verify", "--device", "cpu", "--in-process", *arguments)
-    assert (ran.code, ran.err) == (0, "")
-    rows = {(row["implementation"], row["scope"]): row for row in records("run")}
-    kernels = [one for one in CATALOGUE if one.backend == "triton" and one.interpretable == "yes" and not one.gpus]
-    assert kernels
-    for one in kernels:
-        for scope in one.scopes:
-            row = rows[one.name, scope]
+    few = ("--shapes", "20x24", "--tokens", "5", "--dtype", "fp32", "--scope", scope, "--impl", impl)
+    ran = swiglu_bench("verify", "--device", "cpu", "--in-process", *few, "--no-csv", "--format", "json")
+    assert ran.code == 0, ran.err
+    for row in json.loads(ran.out)["rows"]:
+        (one,) = (one for one in CATALOGUE if one.name == row["implementation"])
+        if scope in one.scopes and one.interpretable == "yes":
             assert (row["status"], row["interpreted"]) == ("ok", True)
             names = [part.split("=")[0] for part in row["errors"].split()]
             assert names == ["output_(inference)", "output", *one.gradients(scope)]
-    liger = [row for (name, _), row in rows.items() if name == "liger"]
-    assert liger
-    assert all(row["status"] == "skipped" and "interpreter" in row["reason"] for row in liger)
-
-
-def test_on_a_cpu_forward_skips_the_kernels_with_the_reason() -> None:
-    ran = swiglu_bench("forward", *ONE, "--budget", "0.1", "--skip-impl", "compile*", "--out", "run")
-    assert ran.code == 0
-    backends = {one.name: one.backend for one in CATALOGUE}
-    for row in records("run"):
-        if backends[row["implementation"]] == "torch":
-            assert row["status"] == "ok"
         else:
-            assert (row["status"], bool(row["reason"])) == ("skipped", True)
-            if row["implementation"].startswith("fused"):
-                assert ("no glu scope" if "mlp" in row["implementation"] else "Triton") in row["reason"]
+            assert (row["status"], "interpret" in row["reason"]) == ("skipped", one.name == "liger")
 
 
 @pytest.mark.parametrize(
     ("command", "names", "code"),
     [
-        ("forward", {"mine": "ok", "swapped": "incorrect", "fragile": "error"}, 1),
-        ("verify", {"mine": "ok", "swapped": "incorrect", "unbuilt": "error"}, 1),
+        ("forward", {"mine": "ok", "swapped": "incorrect", "fragile": "error", "fused": "skipped"}, 1),
         ("verify", {"mine": "ok", "foreign": "skipped"}, 0),
     ],
 )
 def test_what_fails_exits_1_and_the_others_are_measured(
     user_file: Path, command: str, names: dict[str, str], code: int
 ) -> None:
-    impl = ",".join(["eager", *(f"{user_file}:{name}" for name in names)])
-    few = (*SMALL, "--tokens", "32", "--dtype", "fp32", "--scope", "glu")
+    user_file.write_text(user_file.read_text() + "\nprint('loud')\n")
+    impl = ",".join(["eager", *(name if name == "fused" else f"{user_file}:{name}" for name in names)])
+    few = (*SMALL, "--tokens", "32", "--dtype", "fp32", "--scope", "glu", "--format", "json")
     ran = swiglu_bench(command, *few, "--impl", impl, "--out", "run")
     assert ran.code == code
-    assert f"Note: --impl runs the code of {user_file.resolve()}." in ran.out
-    found = {row["implementation"]: row for row in records("run")}
+    assert f"--impl runs the code of {user_file.resolve()}" in ran.err
+    assert "loud" in ran.err
+    found = {row["implementation"]: row for row in json.loads(ran.out)["rows"]}
     assert {name: row["status"] for name, row in found.items()} == {"eager": "ok", **names}
     for name, status in names.items():
         if status != "ok":
             assert found[name]["reason"]
-            assert found[name]["time_ms"] != found[name]["time_ms"], "no correctness, no number"
-            assert f"{name}: {status}: " in ran.out or status == "skipped"
-
-
-def test_what_an_implementation_prints_is_not_on_stdout(user_file: Path) -> None:
-    user_file.write_text(user_file.read_text() + "\nprint('loud')\n")
-    ran = swiglu_bench("memory", *ONE, "--impl", f"{user_file}:mine", "--no-csv", "--format", "json")
-    assert json.loads(ran.out)["rows"]
-    assert "loud" in ran.err
+            assert found[name]["time_ms"] is None, "no correctness, no number"
+            assert f"{name}: {status}: " in ran.err or status == "skipped"
 
 
 @pytest.mark.parametrize(
@@ -201,7 +182,7 @@ def test_what_an_implementation_prints_is_not_on_stdout(user_file: Path) -> None
         ("--impl eager-packed", ["eager", "eager-packed"], "eager"),
         ("--impl eager-packed --baseline eager-packed", ["eager-packed"], "eager-packed"),
         ("--impl eager-packed,mine.py:mine --skip-impl eage?", ["eager-packed", "mine"], ""),
-        ("--impl eager,mine.py:mine --baseline mine", ["eager", "mine"], "mine"),
+        ("--impl eager,mine.py:mine --baseline mine", ["mine", "eager"], "mine"),
     ],
 )
 @pytest.mark.usefixtures("user_file")
@@ -232,7 +213,6 @@ def test_a_team_runs_the_cases_of_a_command(monkeypatch: pytest.MonkeyPatch) -> 
     ("line", "cases", "words"),
     [
         ("step --shapes 24x40 --tokens 3,7 --scope glu,mlp --dtype fp32,bf16 --impl eager*", 8, "eager, eager-packed"),
-        ("forward --shapes 24x40,24x40 --tokens 3,3 --dtype fp32,float --scope glu,glu", 1, "24x40 glu forward"),
         ("forward --detail --tokens 5", 1, "smoke glu forward float32 5"),
         ("verify --tokens 5", 18, "smoke odd activation glu mlp float32 float16 bfloat16"),
     ],
@@ -240,7 +220,7 @@ def test_a_team_runs_the_cases_of_a_command(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_dry_run_prints_the_cases_and_writes_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, cases: int, words: str
 ) -> None:
-    monkeypatch.setattr(session, "run", lambda *_: pytest.fail("the work has started"))
+    monkeypatch.setattr(here, "run", lambda *_: pytest.fail("the work has started"))
     ran = swiglu_bench(*line.split(), "--device", "cpu", "--dry-run")
     assert (ran.code, ran.err) == (0, "")
     assert len(re.findall(r" MiB +$| MiB$", ran.out, flags=re.MULTILINE)) == cases

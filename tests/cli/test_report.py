@@ -10,7 +10,6 @@ from reported import audited, timed, trained, write
 from specimens import a_record
 
 from swiglu_bench.cli import app
-from swiglu_bench.cli import report as command
 
 
 def report(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -82,10 +81,3 @@ def test_bad_input_is_one_sentence_and_loses_nothing(
     assert report(monkeypatch, *arguments) == 2
     assert message in capsys.readouterr().err
     assert records.read_bytes() == before
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(command.NEEDS, "no_such_module", "no-such-package")
-    assert report(monkeypatch, "run") == 2
-    told = "report needs no-such-package; install them with: pip install 'swiglu-bench[report]'"
-    assert told in capsys.readouterr().err

@@ -7,11 +7,9 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
-from rich.console import Console
-from trained import CPU, write_mnist
+from trained import write_mnist
 from typer.testing import CliRunner, Result
 
-from swiglu_bench.charts import export
 from swiglu_bench.cli.app import app
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.train import run, step_costs
@@ -134,13 +132,3 @@ def test_what_is_trained_by_default() -> None:
     assert {*run.DEFAULT, "liger", "quack"} <= set(names)
     assert not {"fused-preact", "quack-tuned", "compile-max-autotune"} & set(names)
     assert [one.name for one in run.chosen_implementations(TrainOptions(impl=["fused"]))] == ["eager", "fused"]
-
-
-def test_without_curves_the_reason_is_given(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
-    trained = run.TrainingRun(TrainOptions(task="mnist", model=str(model), data=model.parent), CPU, Console())
-    assert "nothing was trained to the end" in trained.draw(model.parent)
-    trained.trainees[0].losses[0] = [3.0, 2.0]
-    assert "cannot be written" in trained.draw(model.parent / "none")
-    monkeypatch.setattr(export, "NEEDS", ("altair", "no_such_module"))
-    assert "no_such_module missing; pip install" in trained.draw(model.parent)

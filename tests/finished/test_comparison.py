@@ -108,22 +108,15 @@ def test_equal_runs_get_a_verdict_hardly_ever() -> None:
     assert sum(found is not None and found.excludes(1) for found in pairs) <= 100 * 0.05
 
 
-def test_the_quotient_s_interval_is_made_of_the_worst_ends() -> None:
+def test_intervals_of_quotients_of_confidence_and_of_noise() -> None:
     found = quotient(Interval(1.0, 0.9, 1.2), Interval(2.0, 1.8, 2.5))
     assert (found.median, found.low, found.high) == (0.5, 0.9 / 2.5, 1.2 / 1.8)
-
-
-@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.975])
-def test_more_confidence_is_a_wider_interval(confidence: float) -> None:
-    random = np.random.default_rng(0)
-    values = random.exponential(size=(1000, 25))
-    held = np.mean([not median_interval(row, confidence).excludes(math.log(2)) for row in values])
-    assert held >= confidence - 0.01
-
-
-def test_the_interval_reaches_as_far_as_the_noise() -> None:
     found = reaching(Interval(1.0, 0.999, 1.03), 0.01)
     assert (found.low, found.high) == (pytest.approx(1 / 1.01), 1.03)
+    values = np.random.default_rng(0).exponential(size=(1000, 25))
+    for confidence in (0.8, 0.95, 0.975):
+        held = np.mean([not median_interval(row, confidence).excludes(math.log(2)) for row in values])
+        assert held >= confidence - 0.01
 
 
 @pytest.mark.parametrize(
@@ -196,9 +189,6 @@ def test_what_else_differs_is_told() -> None:
     assert moved.startswith("1 case was on another GPU")
     assert crowded == "Another process used the GPU during the second run."
     assert not compare(here, here, 0.02).warnings
-
-
-def test_rows_that_only_one_run_has_are_told() -> None:
     more = dataclasses.replace(a_run(), records=[*a_run().records, a_record(implementation="new")])
     *_, told = compare(a_run(), more, 0.02).warnings
     assert told == "Only the second run has 1 rows, such as small glu forward float32 tokens=7, of new."

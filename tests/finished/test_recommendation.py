@@ -50,6 +50,8 @@ def test_other_rounds_are_no_comparison() -> None:
     choice = choose(timed("compile", 0.8), timed("eager", 1.0, run_id="other"))
     assert (choice.unsure, choice.confidence) == (["eager"], "unsure")
     assert sentence(choice) == "not compared in common rounds: eager"
+    with pytest.raises(BadInput, match="No row has a time"):
+        choose(a_record(time_ms=None, peak_bytes=1))
 
 
 def test_what_is_wrong_or_does_less_is_left_out() -> None:
@@ -85,18 +87,6 @@ def test_each_case_has_its_own_row() -> None:
     assert "mine: not one of the suite's; as its registration builds it" in text
 
 
-def test_nothing_timed_is_told() -> None:
-    with pytest.raises(BadInput, match="No row has a time"):
-        recommend([FinishedRun([a_record(time_ms=None, peak_bytes=1)], {})], KNOWN)
-
-
 @pytest.mark.parametrize("one", CATALOGUE, ids=lambda one: one.name)
 def test_what_an_implementation_says_of_its_use_is_python(one) -> None:
     compile(one.usage, one.name, "exec")
-
-
-def test_choices_that_are_not_left_to_it_are_named() -> None:
-    assert KNOWN["fused-auto"].usage == "from swiglu_kernels import swiglu_glu; out = swiglu_glu(x, w_gate, w_up)"
-    assert KNOWN["fused-dw-torch"].usage.endswith(", weight_grad='torch', save='input', input_grad='two_step')")
-    assert KNOWN["fused-mlp-auto"].usage == "from swiglu_kernels import patch_model; patch_model(model)"
-    assert KNOWN["fused-mlp-chunked"].usage.endswith("(x, w_gate, w_up, w_down, save='input', chunk_tokens=1024)")

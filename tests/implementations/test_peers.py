@@ -15,11 +15,11 @@ from specimens import small_case
 from torch import Tensor
 from torch.nn.functional import silu
 
-from swiglu_bench.check.admission import admit
-from swiglu_bench.check.inputs import make_problem
-from swiglu_bench.check.judge import make_judge
+from swiglu_bench.check.built import Built
+from swiglu_bench.check.inputs import Draw, make_problem, new_seed
+from swiglu_bench.check.judge import Judge
 from swiglu_bench.implementations import liger, peers
-from swiglu_bench.spec.cases import VARIANTS, Case, Dtype, Mode, Scope, Shape
+from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.spec.implementation import Implementation
 
 CPU = torch.device("cpu")
@@ -80,13 +80,16 @@ def quack(monkeypatch: pytest.MonkeyPatch) -> Quack:
 
 
 def failures(one: Implementation, case: Case, device: str = "cpu") -> list[str]:
-    """What admission has against it; on a CPU with every check that it knows."""
-    problem = make_problem(case, device)
-    judges = [make_judge(problem, variant) for variant in range(VARIANTS)]
-    checks = admit(one, problem, judges, thorough=device == "cpu").checks
-    if case.mode is Mode.STEP:
-        assert {check.tensor for check in checks} >= set(one.gradients(case.scope))
-    return [f"{check.tensor}: {check.reason}" for check in checks if not check.ok]
+    """What is wrong with the results of two calls."""
+    problem, failed = make_problem(case, device), []
+    judge, built = Judge(problem), Built(one, problem)
+    for draw in (Draw(new_seed()), Draw(new_seed())):
+        produced = built.infer(draw) if case.mode is Mode.FORWARD else built.train(draw)
+        checks = judge.judge_here(produced, draw, others=list(built.parameters.values()))
+        assert {check.tensor for check in checks} == {"output", *produced}
+        assert len(checks) == 1 + (case.mode is not Mode.FORWARD) * len(one.gradients(case.scope))
+        failed += [f"{check.tensor}: {check.reason}" for check in checks if not check.ok]
+    return failed
 
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.STEP])

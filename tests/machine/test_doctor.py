@@ -14,6 +14,7 @@ from swiglu_bench.machine import doctor
 from swiglu_bench.machine.doctor import Finding, Severity, examine, gpu_findings, machine_findings, version_findings
 from swiglu_bench.measure import crosscheck
 from swiglu_bench.measure.crosscheck import Agreement
+from swiglu_bench.rows.load import Load
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 OK, WARN, FAIL, UNKNOWN = Severity
@@ -102,13 +103,6 @@ def versions(monkeypatch: pytest.MonkeyPatch, requires: list[str], versions: dic
     return {one.check: one for one in version_findings()}
 
 
-def test_versions_that_are_tested_and_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda tool: f"/bin/{tool}")
-    findings = versions(monkeypatch, ["numpy", "triton==3.6.0; platform_system != 'Nowhere'"], GOOD)
-    assert {one.severity for one in findings.values()} == {OK}
-    assert findings["ncu"].found == "/bin/ncu"
-
-
 @pytest.mark.parametrize("version", ["2.10.1", "2.99.0", "3.0"])
 def test_a_version_out_of_the_tested_range(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     findings = versions(monkeypatch, ["triton==3.7.1"], GOOD | {"torch": version})
@@ -118,7 +112,10 @@ def test_a_version_out_of_the_tested_range(monkeypatch: pytest.MonkeyPatch, vers
     assert (pairing.severity, pairing.found) == (FAIL, "torch asks for triton==3.7.1, 3.6.0 is installed")
 
 
-def test_missing_packages_and_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tested_versions_and_missing_packages_and_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda tool: f"/bin/{tool}")
+    findings = versions(monkeypatch, ["numpy", "triton==3.6.0; platform_system != 'Nowhere'"], GOOD)
+    assert {one.severity for one in findings.values()} == {OK}
     monkeypatch.setattr(shutil, "which", lambda tool: None)
     findings = versions(monkeypatch, ["triton==3.7.1"], {"torch": "2.11.0"})
     assert {findings[name].severity for name in ("triton", "liger-kernel", "nvcc", "ncu")} == {WARN}
@@ -150,15 +147,22 @@ def test_files_of_the_system(tmp_path: Path, check: str, files: dict[str, str], 
     assert findings.get(check) is severity
 
 
-@pytest.mark.parametrize(("load", "free", "severity"), [(0.1, 2**40, OK), (100.0, 2**20, WARN)])
+@pytest.mark.parametrize(
+    ("load", "free", "severities"),
+    [
+        (Load(16, 0.1, 0.0), 2**40, (OK, OK)),
+        (Load(16, 12.0, 0.0), 2**20, (WARN, WARN)),
+        (Load(16, 0.1, 0.1), 2**40, (WARN, OK)),
+        (None, 2**40, (UNKNOWN, OK)),
+    ],
+)
 def test_load_and_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: float, free: int, severity: Severity
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load: Load | None, free: int, severities: tuple[Severity, Severity]
 ) -> None:
-    monkeypatch.setattr(doctor.os, "getloadavg", lambda: (load, 0.0, 0.0))
-    monkeypatch.setattr(doctor.os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(doctor, "look", lambda: load)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=free))
     findings = {one.check: one.severity for one in machine_findings(tmp_path, tmp_path)}
-    assert (findings["CPU load"], findings["free disk"]) == (severity, severity)
+    assert (findings["CPU load"], findings["free disk"]) == severities
 
 
 # The clock

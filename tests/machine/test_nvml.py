@@ -33,17 +33,14 @@ def test_the_gpu_is_found_by_its_identifier(monkeypatch: pytest.MonkeyPatch, uui
     assert Gpu(CUDA).handle == name
 
 
-def test_no_driver_is_one_phrase(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NoAnswer, match=r"^NVML does not answer: Driver Not Loaded$"):
-        gpu(monkeypatch, Init=NVMLError("Driver Not Loaded"))
-
-
 @pytest.mark.parametrize("answer", [NVMLError("Not Supported"), None])
 def test_a_question_that_is_not_answered(monkeypatch: pytest.MonkeyPatch, answer: Exception | None) -> None:
     one = gpu(monkeypatch, TotalEnergyConsumption=answer)
     assert one.maybe(one.energy_j) is None
     with pytest.raises(NoAnswer):
         one.energy_j()
+    with pytest.raises(NoAnswer, match=r"^NVML does not answer: Driver Not Loaded$"):
+        gpu(monkeypatch, Init=NVMLError("Driver Not Loaded"))
 
 
 @pytest.mark.parametrize(

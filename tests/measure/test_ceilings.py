@@ -14,11 +14,12 @@ class SteadyClock(CpuClock):
     """Every call takes half a millisecond, and every fifth sample is interrupted."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.results: list[torch.Tensor] = []
 
-    def sample(self, call: Callable[[], Any], lead_us: float) -> Sample:
+    def sample(self, call: Callable[[], Any], *others: Any) -> Sample:
         self.results.append(call())
-        return Sample(500.0 if len(self.results) % 5 == 0 else 0.5, 10.0, True, None)
+        return Sample(500.0 if len(self.results) % 5 == 0 else 0.5, 10.0, 10.0, True, None)
 
 
 def test_bandwidth_counts_bytes_read_and_written_and_ignores_interruptions() -> None:

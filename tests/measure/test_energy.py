@@ -18,15 +18,15 @@ class Meter:
         self.now_ms += 1e-4
         return self.now_ms / 1e3
 
-    def call(self) -> None:
-        self.calls += 1
-        self.now_ms += self.call_ms
+    def run(self, calls: int) -> None:
+        self.calls += calls
+        self.now_ms += calls * self.call_ms
 
     def read_j(self) -> float:
         return 0.5 * self.step_ms * (self.now_ms // self.step_ms)
 
     def measure(self, read_j: Callable[[], float] | None = None) -> float:
-        return joules_per_call(self.call, read_j or self.read_j, lambda: None)
+        return joules_per_call(self.run, read_j or self.read_j)
 
 
 @pytest.mark.parametrize("call_ms", [0.02, 0.5, 2.0, 7.0])

@@ -13,6 +13,8 @@ from swiglu_bench.measure.replaced import put_back
         "torch.cuda.Event.elapsed_time",
         "torch.equal",
         "torch.Tensor.norm",
+        "torch.nn.functional.silu",
+        "torch.matmul",
     ],
 )
 def test_a_replaced_function_is_named_and_put_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,15 @@ from swiglu_bench.report.load import folders, load, only
 from swiglu_bench.spec.errors import BadInput
 
 
-def test_a_folder_and_its_csv_are_the_same_rows(tmp_path: Path) -> None:
+def test_a_folder_and_its_csv_are_the_same_rows_and_the_last_of_a_case_on_each_machine_counts(tmp_path: Path) -> None:
     folder = awkward(tmp_path / "run")
     run = load(folder)
     assert (run.name, len(run.records), len(run.audit)) == ("run", 24, 0)
     assert run.about["machine"]["device"] == "A GPU & more"
     assert repr(load(folder / "records.csv").records) == repr(run.records)
     assert len(run.commands) == 2  # the rows' own, and run.json's
+    rows = (timed("a", 1, 0.9), timed("a", 1, 0.7), timed("a", 1, 0.8, device="Another GPU"))
+    assert [row.ratio for row in load(write(tmp_path / "again", *rows)).records] == [0.7, 0.8]
 
 
 def test_an_audit_by_its_folder_or_file(tmp_path: Path) -> None:
@@ -23,11 +25,6 @@ def test_an_audit_by_its_folder_or_file(tmp_path: Path) -> None:
         assert (len(run.records), [cell.verdict for cell in run.audit]) == (
             0, ["pass", "fail", "unsupported", "not run"],
         )  # fmt: skip
-
-
-def test_of_a_case_that_was_run_twice_the_last_row_counts_on_each_machine(tmp_path: Path) -> None:
-    rows = (timed("a", 1, 0.9), timed("a", 1, 0.7), timed("a", 1, 0.8, device="Another GPU"))
-    assert [row.ratio for row in load(write(tmp_path / "run", *rows)).records] == [0.7, 0.8]
 
 
 @IN_A_CHECKOUT

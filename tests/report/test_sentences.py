@@ -42,9 +42,7 @@ def test_waiting_for_the_host_and_other_cautions_are_said() -> None:
     text = said(timed("eager", 1, 1.0), timed("a", 1, 0.5, queue_filled=0.5, other_processes=2))
     assert "Waiting for the host may be in the times of a at 1 token (queue_filled)." in text
     assert "Another process used the GPU: 1 token." in text
-
-
-def test_a_run_in_which_everything_failed() -> None:
+    assert "Not checked by" in said(timed("eager", 1, 1.0), timed("a", 1, 0.5, remarks="Not checked by the clock."))
     text = said(without_time(Status.ERROR, "no"))
     assert "no winner can be named" in text
     assert "Without figures: 1 failed, of 1 rows" in text

@@ -78,13 +78,6 @@ def test_what_is_frozen_starts_hidden_and_every_curve_can_be_chosen(run: Finishe
     ] == [["level"]] * 2
 
 
-def test_what_the_section_is_about(run: FinishedTraining) -> None:
-    assert told.context(run) == {
-        "title": "training of small, float32", "work": "blocks 8x16; 4 steps from 2 seeds; digits",
-        "device": "A GPU & more",
-    }  # fmt: skip
-
-
 @IN_A_CHECKOUT
 def test_the_committed_run() -> None:
     training = load_training(COMMITTED / "train-llama")

@@ -86,8 +86,3 @@ def test_other_columns_are_refused_and_left_alone(tmp_path: Path, content: str) 
     with pytest.raises(BadInput, match=r"--out: .*a\.csv has other columns"):
         Table(tmp_path / "a.csv", "ab")
     assert (tmp_path / "a.csv").read_text() == content
-
-
-def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"--out: .* cannot be written: Is a directory"):
-        Table(tmp_path, "ab")

@@ -1,7 +1,16 @@
 import pytest
 
 from swiglu_bench.rows.grouping import grouped, unique
-from swiglu_bench.rows.quantities import mebibytes, microjoules, milliseconds, size, together, token_text, tokens_text
+from swiglu_bench.rows.quantities import (
+    mebibytes,
+    microjoules,
+    milliseconds,
+    plus_minus,
+    size,
+    together,
+    token_text,
+    tokens_text,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -27,3 +36,18 @@ def test_groups_keep_their_order() -> None:
         (True, ["a"] * 3),
     ]
     assert unique("banana") == ["b", "a", "n"]
+
+
+@pytest.mark.parametrize(
+    ("interval", "text"),
+    [
+        ((0.8, 0.79, 0.81), "0.800 ± 0.010"),
+        ((1.0, 0.999, 1.002), "1.000 ± 0.002"),
+        ((0.499, 0.48, 7.132), "0.499 (0.480 to 7.132)"),
+        ((0.5, 0.3, 0.7), "0.500 (0.300 to 0.700)"),
+        ((1.0, 0.9, 12345.6), "1.000 (0.9 to 1.23e+04)"),
+    ],
+    ids=["symmetric", "narrow", "skewed", "wide", "without bound"],
+)
+def test_an_interval_that_is_skewed_or_wide_shows_both_ends(interval: tuple[float, float, float], text: str) -> None:
+    assert plus_minus(*interval) == text

@@ -1,12 +1,9 @@
 import json
 import math
-import os
-import shutil
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from places import ROOT
 from specimens import a_bare_record
 
 from swiglu_bench.rows.record import COLUMNS, SCHEMA_VERSION, Record, Status, columns
@@ -19,34 +16,29 @@ def keep(folder: Path, *records: Record) -> Path:
     with closing(CsvFile(folder, warn=pytest.fail)) as file:
         for record in records:
             file.write(record)
+    path = folder / "records.csv"
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))  # a spreadsheet's line ends are accepted
     return folder
-
-
-def test_a_folder_is_made_with_its_parents_and_left_empty(tmp_path: Path) -> None:
-    create_folder(tmp_path / "a" / "b")
-    create_folder(tmp_path / "a" / "b")
-    assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("path", "complaint"),
     [
-        ("file", r"--out: .*file is a file; give a folder\."),
-        ("file/sub", r"--out: .*sub cannot be written: Not a directory"),
+        ("file", "file is a file; give a folder"),
+        ("file/sub", "cannot be written: Not a directory"),
         ("x" * 300, "File name too long"),
-        pytest.param(
-            "/proc", "/proc cannot be written",
-            marks=pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that takes no files"),
-        ),
-        pytest.param(
-            "read-only", "cannot be written: Permission denied",
-            marks=pytest.mark.skipif(getattr(os, "geteuid", lambda: 0)() == 0, reason="root may write anywhere"),
-        ),
+        ("/proc", "/proc cannot be written"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_a_folder_is_told(tmp_path: Path, path: str, complaint: str) -> None:
+)
+def test_a_folder_is_made_and_left_empty_and_what_cannot_be_one_is_told(
+    tmp_path: Path, path: str, complaint: str
+) -> None:
+    for _ in range(2):
+        create_folder(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
     (tmp_path / "file").touch()
-    (tmp_path / "read-only").mkdir(mode=0o500)
+    if path == "/proc" and not Path("/proc/self").exists():
+        pytest.skip("needs a file system that takes no files")
     with pytest.raises(BadInput, match=complaint):
         create_folder(tmp_path / path)
 
@@ -83,26 +75,9 @@ def test_values_and_types_come_back(tmp_path: Path) -> None:
         assert frame["flops"].isna().tolist() == [False, True]
         assert (frame["time_ms"][0], frame["error_ratio"][0]) == (1.5, math.inf)
         assert frame["ratio"].isna().all()
-        assert frame["comparable"].tolist() == [True, False]
-        assert frame["status"].tolist() == ["ok", "skipped"]
-        assert frame["reason"].tolist() == ["NA", "None, or null"]
-        assert frame["gradients"].tolist() == ["x w_gate w_up", ""]
-        assert frame["l2"].tolist() == ["", ""]
-
-
-def test_no_rows_yet(tmp_path: Path) -> None:
-    CsvFile(tmp_path)
-    assert (len(read_records(tmp_path)), str(read_records(tmp_path)["time_ms"].dtype)) == (0, "float64")
-
-
-def test_what_is_not_there_is_told(tmp_path: Path) -> None:
-    for path, complaint in (
-        (tmp_path / "nothing", r"nothing does not exist; give the folder of a run, or its records\.csv\."),
-        (tmp_path, r"has no records\.csv; give the folder of a run"),
-        (tmp_path / "a" / "b", "does not exist"),
-    ):
-        with pytest.raises(BadInput, match=complaint):
-            read_rows(path)
+        texts = {"status": ["ok", "skipped"], "reason": ["NA", "None, or null"], "gradients": ["x w_gate w_up", ""]}
+        assert {name: frame[name].tolist() for name in texts} == texts
+        assert (frame["comparable"].tolist(), frame["l2"].tolist()) == ([True, False], ["", ""])
 
 
 @pytest.mark.parametrize(
@@ -119,12 +94,6 @@ def test_another_file_is_told(tmp_path: Path, content: bytes) -> None:
         read_rows(path)
 
 
-def test_a_figure_that_is_no_number_is_told(tmp_path: Path) -> None:
-    keep(tmp_path, a_bare_record(tokens="many"))
-    with pytest.raises(BadInput, match=r"is not a records\.csv .*'many'"):
-        read_rows(tmp_path)
-
-
 @pytest.mark.parametrize("names", [COLUMNS, (*COLUMNS[:-1], "new_column", "schema")])
 def test_a_newer_schema_is_told(tmp_path: Path, names: tuple[str, ...]) -> None:
     row = [str(SCHEMA_VERSION + 1) if name == "schema" else "1" for name in names]
@@ -134,28 +103,15 @@ def test_a_newer_schema_is_told(tmp_path: Path, names: tuple[str, ...]) -> None:
         read_rows(tmp_path)
 
 
-def test_an_older_schema_reads_with_empty_columns(tmp_path: Path) -> None:
-    old = columns(1)
-    assert len(old) < len(COLUMNS)
-    cells = {name: value for name, value in a_bare_record(time_ms=1.5).row().items() if name in old} | {"schema": 1}
-    texts = ["" if value is None else str(value).lower() for value in cells.values()]
+@pytest.mark.parametrize("schema", range(1, SCHEMA_VERSION))
+def test_an_older_schema_reads_with_empty_columns(tmp_path: Path, schema: int) -> None:
+    old = columns(schema)
+    cells = {name: value for name, value in a_bare_record(time_ms=1.5).row().items() if name in old}
+    texts = ["" if value is None else str(value).lower() for value in (cells | {"schema": schema}).values()]
     (tmp_path / "records.csv").write_text(",".join(cells) + "\n" + ",".join(texts) + "\n")
     frame = read_records(tmp_path)
     assert tuple(frame.columns) == COLUMNS
-    assert (frame["time_ms"][0], frame["fingerprint"][0], frame["verdict"][0], frame["schema"][0]) == (1.5, "", "", 1)
-    assert frame["graph_us"].isna().all()
-    assert frame["other_processes"].isna().all()
-
-
-def test_a_spreadsheet_s_line_ends_are_accepted(tmp_path: Path) -> None:
-    path = keep(tmp_path, a_bare_record()) / "records.csv"
-    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-    keep(tmp_path, a_bare_record())
-    assert len(read_rows(path)) == 2
-
-
-def test_every_committed_run_can_be_read() -> None:
-    files = sorted((ROOT / "results").rglob("records.csv"))
-    assert files or not shutil.which("git"), "not in a checkout"
-    for file in files:
-        assert read_rows(file.parent), file
+    assert (frame["time_ms"][0], frame["schema"][0], frame["remarks"][0]) == (1.5, schema, "")
+    missing = [name for name in COLUMNS if name not in old]
+    assert missing
+    assert (frame[missing].isna() | (frame[missing] == "")).all(axis=None)

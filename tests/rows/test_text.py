@@ -31,8 +31,3 @@ def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "one"
     with pytest.raises(BadInput, match="cannot be written"):
         text.put("two", tmp_path / "no" / "file")
-
-
-def test_people_are_told_where_programs_do_not_read() -> None:
-    assert not text.screen().stderr
-    assert text.screen("json").stderr

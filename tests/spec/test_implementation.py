@@ -74,11 +74,6 @@ TORCH, INDUCTOR, TRITON = dummy("torch"), dummy("inductor", backend="inductor"),
 THEIRS = dummy("theirs", backend="triton", package="theirs", interpretable="It cannot be interpreted.")
 
 
-def test_torch_runs_everywhere(installed: set[str]) -> None:
-    installed.clear()
-    assert {TORCH.unavailable(device, way) for device in ("cpu", "cuda") for way in (False, True)} == {None}
-
-
 def test_triton_on_a_cpu_needs_the_interpreter(installed: set[str]) -> None:
     assert "Triton kernels need a GPU; `swiglu-bench verify`" in (TRITON.unavailable("cpu") or "")
     assert TRITON.unavailable("cpu", interpreter=True) is None
@@ -98,17 +93,15 @@ def test_the_interpreter_has_its_needs(
     assert reason is None if works else "needs a NumPy older than 2.4, and 2.4.0 is installed" in str(reason)
 
 
-def test_without_triton(installed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    installed.remove("triton")
+def test_what_is_not_installed(installed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    installed.clear()
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    assert {TORCH.unavailable(device, way) for device in ("cpu", "cuda") for way in (False, True)} == {None}
     for device in ("cpu", "cuda"):
-        assert TRITON.unavailable(device, interpreter=True) == "Triton is not installed (it has no package for Darwin)."
-    assert INDUCTOR.unavailable("cuda") == "torch.compile on a GPU needs Triton, which is not installed."
+        assert "Triton is not installed" in (TRITON.unavailable(device, interpreter=True) or "")
+    assert "needs Triton" in (INDUCTOR.unavailable("cuda") or "")
     assert INDUCTOR.unavailable("cpu") is None
-
-
-def test_without_its_package(installed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    installed.remove("theirs")
+    installed.add("triton")
     assert THEIRS.unavailable("cuda") == "The package theirs is not installed."
     monkeypatch.undo()
     nested = dummy("nested", package="surely_not_installed.part")  # find_spec raises for a parent that is missing

@@ -1,15 +1,16 @@
 import re
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from specimens import result_or_complaint
 
-from swiglu_bench.spec import shapes, yaml_file
+from swiglu_bench.spec import shapes
 from swiglu_bench.spec.cases import Shape
 from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.spec.shapes import DEFAULT_TOKENS, ShapeFile, SweepFile, all_configs, config_names, load_shapes
+from swiglu_bench.spec.shapes import DEFAULT_TOKENS, ShapeFile, all_configs, config_names, load_shapes
 
 EXPECTED_SIZES = {
     "mnist": (784, 512), "llama7b": (4096, 11008), "llama3-8b": (4096, 14336), "llama3-70b": (8192, 28672),
@@ -75,11 +76,6 @@ def test_configs_come_from_the_installed_package_if_it_has_them(
 # Names in --shapes
 
 
-@pytest.mark.parametrize("text", ["4096x11008", "4096X11008", " 04096x11008 "])
-def test_sizes_on_the_command_line(text: str) -> None:
-    assert load_shapes(text) == [Shape("4096x11008", 4096, 11008, "given on the command line", DEFAULT_TOKENS)]
-
-
 def test_names_of_several_kinds(tmp_path: Path) -> None:
     path = write(tmp_path, "hidden: 8\nintermediate: 16\nsource: made up\ntokens: [2]\n")
     loaded = load_shapes(f"smoke, {path},3x5,smoke,3x5")
@@ -88,30 +84,26 @@ def test_names_of_several_kinds(tmp_path: Path) -> None:
     assert "two different shapes are called 'smoke'" in complaint(f"smoke,{path}")
 
 
-@pytest.mark.parametrize("text", ["0x5", "5x0", "-1x5", "5x-1", "-3x-3", "16777217x1", f"1x{10**18}"])
-def test_sizes_out_of_range(text: str) -> None:
-    message = complaint(text)
-    assert message.startswith(f"--shapes: '{text}' has a size outside 1 to 2^24")
-    assert "HIDDENxINTERMEDIATE" in message
+@pytest.mark.parametrize("text", ["0x5", "5x-1", "-3x-3", "16777217x1", f"1x{10**18}"])
+def test_sizes_on_the_command_line(text: str) -> None:
+    assert load_shapes(" 04096X11008 ") == [
+        Shape("4096x11008", 4096, 11008, "given on the command line", DEFAULT_TOKENS)
+    ]
+    assert complaint(text).startswith(f"--shapes: '{text}' has a size outside 1 to 2^24")
 
 
 @pytest.mark.parametrize(
     ("text", "offered"),
     [
-        ("lama7b", "llama7b"), ("llama3", "llama3-8b"), ("Smoke", "smoke"), ("deepseek", "deepseek-v3-expert"),
-        ("qwen", "qwen2.5-7b"), ("nonsense", "known: "), ("", "known: "), ("smoke,", "known: "),
-        ("9" * 5000 + "x1", "known: "),
+        ("lama7b", "llama7b"), ("Smoke", "smoke"), ("deepseek", "deepseek-v3-expert"), ("nonsense", "known: "),
+        ("smoke,", "known: "), ("9" * 5000 + "x1", "known: "), ("gone.yml", "no file"), ("no/such/file", "no file"),
+        ("a/" * 5000, "no file"), ("nul\0/x.yaml", "no file"),
     ],
 )  # fmt: skip
 def test_an_unknown_name_gets_near_matches(text: str, offered: str) -> None:
     message = complaint(text)
-    assert message.startswith("--shapes: there is no shape or sweep ")
+    assert message.startswith("--shapes: there is no ")
     assert offered in message
-
-
-@pytest.mark.parametrize("text", ["gone.yaml", "gone.yml", "no/such/file", "a/" * 5000, "nul\0/x.yaml"])
-def test_a_missing_file(text: str) -> None:
-    assert "there is no file" in complaint(text)
 
 
 @given(st.text())
@@ -127,35 +119,20 @@ GOOD = "hidden: 8\nintermediate: 16\nsource: made up\n"
 MISTAKES = {
     "missing key": ("hidden: 8\nsource: made up\n", 1, "intermediate: Field required"),
     "negative size": ("hidden: 8\nintermediate: -16\nsource: made up\n", 2, "greater than 0 (found -16)"),
-    "zero size": ("# zero\nhidden: 0\nintermediate: 16\nsource: s\n", 2, "greater than 0 (found 0)"),
     "enormous size": ("hidden: 8\nintermediate: 99999999\nsource: s\n", 2, "less than or equal to 16777216"),
     "more than 64 bits": (f"hidden: 0x{'f' * 6000}\nintermediate: 1\nsource: s\n", 1, "more than 64 bits"),
-    "size as text": ("hidden: '8'\nintermediate: 16\nsource: s\n", 1, "hidden: Input should be a valid integer"),
-    "size as fraction": ("hidden: 8\nintermediate: 1.5\nsource: s\n", 2, "(found 1.5)"),
     "size as whole float": ("hidden: 8.0\nintermediate: 16\nsource: s\n", 1, "valid integer (found 8.0)"),
-    "size as truth": ("hidden: yes\nintermediate: 16\nsource: s\n", 1, "valid integer (found True)"),
-    "size left empty": ("hidden:\nintermediate: 16\nsource: s\n", 1, "valid integer (found None)"),
-    "no source": ("hidden: 8\nintermediate: 16\n", 1, "source: Field required"),
-    "empty source": ("hidden: 8\nintermediate: 16\n\n\nsource: ''\n", 5, "source: "),
     "unknown key": (f"{GOOD}hiden: 3\n", 4, "hiden: Extra inputs are not permitted (found 3)"),
-    "key that is no text": (f"{GOOD}4: 3\n", 4, "4: "),
     "duplicate key": (f"{GOOD}hidden: 9\n", 4, "hidden: the key is given twice"),
     "token of zero": (f"{GOOD}tokens:\n  - 4\n  - 0\n", 6, "tokens.1: Input should be greater than 0 (found 0)"),
     "no tokens": (f"{GOOD}tokens: []\n", 4, "tokens: List should have at least 1 item"),
-    "tokens not a list": (f"{GOOD}tokens: 5\n", 4, "tokens: Input should be a valid list"),
-    "a list": ("- 1\n- 2\n", 1, "expected keys such as hidden, intermediate and source; found a list"),
     "a word": ("llama7b\n", 1, "found text"),
     "an empty file": ("", 1, "found an empty file"),
     "a value without end": ("hidden: &a [*a]\nintermediate: 1\nsource: s\n", 1, "valid integer (found a list)"),
-    "unclosed bracket": (f"{GOOD}tokens: [1, 2\n", 5, "while parsing a flow sequence, expected ',' or ']'"),
-    "tab": ("hidden: 8\n\tintermediate: 16\n", 2, "not valid YAML"),
     "two documents": ("---\nhidden: 8\n---\nhidden: 9\n", 3, "not valid YAML: expected a single document"),
-    "unknown alias": ("hidden: *gone\n", 1, "not valid YAML: found undefined alias"),
     "sweep without shapes": ("shapes: []\nsource: s\n", 1, "shapes: List should have at least 1 item"),
-    "sweep of numbers": ("source: s\nshapes:\n  - smoke\n  - 7\n", 4, "shapes.1: Input should be a valid string"),
     "sweep of unknown": ("source: s\nshapes:\n  - smoke\n  - lama7b\n", 4, "'lama7b'; did you mean llama7b"),
     "sweep of sweeps": ("source: s\nshapes: [smoke,\n  models]\n", 3, "a sweep may only name shapes"),
-    "sweep and shape": ("shapes: [smoke]\nhidden: 3\nsource: s\n", 2, "hidden: Extra inputs are not permitted"),
 }  # fmt: skip
 
 
@@ -169,28 +146,6 @@ def test_a_mistake_in_a_file_is_named_with_file_and_line(tmp_path: Path, mistake
     assert len(message) < len(path) + 300
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"\x00", b"hidden: !!timestamp x", b"hidden: !!int ''", b"hidden: !!bool x", b"[" * 1200,
-        b"hidden: 2001-02-31", b"source: caf\xe9\n",
-    ],
-)  # fmt: skip
-def test_what_breaks_the_yaml_library_is_bad_input(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "broken.yaml").write_bytes(content)
-    assert "not valid YAML" in complaint(str(tmp_path / "broken.yaml"))
-
-
-def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path, GOOD)
-
-    def refuse(*_: object, **__: object) -> str:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "read_text", refuse)
-    assert complaint(path) == f"{path}: cannot be read: Permission denied."
-
-
 def test_aliases_that_grow_without_end_cost_nothing(tmp_path: Path) -> None:
     """Nine levels of ten aliases each are a thousand million values."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
@@ -200,13 +155,22 @@ def test_aliases_that_grow_without_end_cost_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "tag", ["object/apply:pathlib.Path.touch", "object/new:os.system", "name:os.system", "module:this"]
-)
-def test_yaml_cannot_execute_anything(tmp_path: Path, tag: str) -> None:
-    victim = tmp_path / "touched"
-    message = complaint(write(tmp_path, f"hidden: !!python/{tag} [{victim}]\nintermediate: 1\nsource: s\n"))
-    assert "could not determine a constructor for the tag" in message
-    assert not victim.exists()
+    "content",
+    [
+        b"\x00", b"hidden: !!timestamp x", b"hidden: !!int ''", b"hidden: !!bool x", b"[" * 1200,
+        b"hidden: 2001-02-31", b"source: caf\xe9\n", b"hidden: !!python/object/apply:pathlib.Path.touch [touched]",
+        b"hidden: !!python/object/new:os.system [touch touched]", b"hidden: !!python/name:os.system",
+    ],
+)  # fmt: skip
+def test_what_breaks_the_yaml_library_or_would_run_code_is_bad_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("broken.yaml").write_bytes(content)
+    assert "not valid YAML" in complaint("broken.yaml")
+    assert not Path("touched").exists()
+    monkeypatch.setattr(Path, "read_text", MagicMock(side_effect=PermissionError(13, "Permission denied")))
+    assert complaint("broken.yaml") == "broken.yaml: cannot be read: Permission denied."
 
 
 def test_a_user_s_sweep(tmp_path: Path) -> None:
@@ -215,12 +179,6 @@ def test_a_user_s_sweep(tmp_path: Path) -> None:
     assert {shape.name: shape.tokens for shape in load_shapes(path)} == dict.fromkeys(("smoke", "own", "3x5"), (9,))
     itself = write(tmp_path, f"shapes: [{tmp_path / 'self.yaml'}]\nsource: s\n", "self.yaml")
     assert "a sweep may only name shapes" in complaint(itself)
-
-
-def test_a_config_knows_its_lines(tmp_path: Path) -> None:
-    text = "source: s\n\nshapes:\n  - smoke\n  - odd\n"
-    config = yaml_file.read(Path(write(tmp_path, text)), lambda data: SweepFile, "shapes")
-    assert [config.line("source"), config.line("shapes"), config.line("shapes", 1)] == [1, 3, 5]
 
 
 keys = st.sampled_from(["hidden", "intermediate", "source", "tokens", "shapes", "<<", "a", "? [x]"])

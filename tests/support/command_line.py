@@ -14,11 +14,9 @@ from typing import Any
 
 import pytest
 import typer
+from quiet import quiet_machine
 
 from swiglu_bench.cli import app
-from swiglu_bench.measure import ceilings
-
-SMALL_CEILINGS = {"COPY_BYTES": 2**20, "PRODUCT_SIDE": 64}
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,7 @@ def swiglu_bench(*arguments: str | Path, width: int = 100) -> Ran:
         for name, value in {"COLUMNS": str(width), "NO_COLOR": "1"}.items():
             patch.setenv(name, value)
         patch.setenv("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "0"))  # commands change it
-        for name, size in SMALL_CEILINGS.items():
-            patch.setitem(getattr(ceilings, name), "cpu", size)
+        stack.enter_context(quiet_machine())
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
         ended = stack.enter_context(pytest.raises(SystemExit))

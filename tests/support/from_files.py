@@ -2,13 +2,9 @@
 
 import dataclasses
 
-import deadly_implementations as deadly
-import user_implementations as mine
-
 from swiglu_bench.spec.implementation import Implementation
 
 
-def from_file(thing: Implementation) -> Implementation:
+def from_file(one: Implementation) -> Implementation:
     """As `--impl file.py:name` brings it: without its code."""
-    module = deadly if thing in vars(deadly).values() else mine
-    return dataclasses.replace(thing.declared(), address=f"{module.__file__}:{thing.name}")
+    return dataclasses.replace(one.declared(), address=f"{one.file}:{one.name}")

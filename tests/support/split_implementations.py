@@ -24,7 +24,7 @@ def on_rank_1(action):
     return call
 
 
-def contender(name, action=lambda: None, after=0, factor=lambda: 1.0):
+def contender(name, action=lambda: None, after=0, factor=lambda calls: 1.0):
     @implementation(name, scopes=["mlp"], description="fails")
     def build(problem):
         calls = []
@@ -33,7 +33,7 @@ def contender(name, action=lambda: None, after=0, factor=lambda: 1.0):
             calls.append(1)
             if len(calls) > after:
                 action()
-            return mlp(problem, x, factor())
+            return mlp(problem, x, factor(len(calls)))
 
         return Step(forward)
 
@@ -49,10 +49,30 @@ def hang():
         time.sleep(0.01)
 
 
-wrong = contender("wrong", factor=lambda: 1.0 + 0.01 * dist.get_rank())
+def wrong_on_rank_1(calls):
+    return 1.0 + 0.01 * dist.get_rank()
+
+
+def wrong_later(calls):
+    return 1.01 if calls > 8 and dist.get_rank() == 1 else 1.0
+
+
+wrong = contender("wrong", factor=wrong_on_rank_1)
+later = contender("later", factor=wrong_later)
 fails = contender("fails", fail)
+fails_alone = contender("fails-alone", on_rank_1(fail))
 dies = contender("dies", on_rank_1(lambda: os._exit(3)))
 hangs = contender("hangs", on_rank_1(hang))
+
+
+@implementation("spoils", scopes=["mlp"], description="changes its weights in its first call")
+def spoils(problem):
+    def forward(x):
+        with torch.no_grad():
+            problem.weights["w_up"].mul_(1.5)
+        return mlp(problem, x)
+
+    return Step(forward)
 
 
 @implementation("no-weights", scopes=["mlp"], description="frozen", trains="inputs")

@@ -3,6 +3,7 @@
 import torch
 
 from swiglu_bench import Step, implementation
+from swiglu_bench.check.usage import SIZES
 
 
 def glu(x, problem):
@@ -21,7 +22,12 @@ def swapped(problem):
     return Step(lambda x: torch.nn.functional.silu(x @ up.T) * (x @ gate.T))
 
 
-RIGHT_CALLS = 4  # enough for all checks that come before the timed loop
+RIGHT_CALLS = 2  # those of the checks that come before the timed loop
+
+
+def used_as_a_model_does(problem):
+    """Whether the call is of the scenarios, which have sizes of their own: there, these are right."""
+    return problem.case.shape.hidden == SIZES["cpu"][0]
 
 
 @implementation("stale", scopes=["glu"], description="after a few calls it remembers its last answer")
@@ -29,7 +35,7 @@ def stale(problem):
     answers = []
 
     def forward(x):
-        if len(answers) < RIGHT_CALLS:
+        if len(answers) < RIGHT_CALLS or used_as_a_model_does(problem):
             answers.append(glu(x, problem))
         return answers[-1]
 
@@ -42,7 +48,7 @@ def late(problem):
 
     def forward(x):
         answers.append(glu(x, problem))
-        return answers[-1 if len(answers) <= RIGHT_CALLS else -2]
+        return answers[-1 if len(answers) <= RIGHT_CALLS or used_as_a_model_does(problem) else -2]
 
     return Step(forward)
 
@@ -58,7 +64,7 @@ def fragile(problem):
 
     def forward(x):
         calls.append(1)
-        if len(calls) > 5:
+        if len(calls) > RIGHT_CALLS and not used_as_a_model_does(problem):
             raise FloatingPointError("worn out")
         return glu(x, problem)
 

@@ -6,6 +6,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ from specimens import a_record, small_case, without_time
 
 from swiglu_bench.machine import locks, machine
 from swiglu_bench.measure.clock import DeviceLost
-from swiglu_bench.processes import parent
+from swiglu_bench.processes import crew
 from swiglu_bench.processes.child import DoesNotEnd
 from swiglu_bench.processes.pool.team import NoPlace
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.session import session
+from swiglu_bench.session import here, policy
 from swiglu_bench.session.settings import Progress, Settings, Task
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Step, implementation
@@ -29,6 +30,7 @@ from swiglu_bench.sweep.options import TimingOptions
 from swiglu_bench.sweep.request import INTERRUPTED, Request
 from swiglu_bench.sweep.sweep import sweep
 
+pytestmark = pytest.mark.usefixtures("_quiet_machine")
 CPU = torch.device("cpu")
 THIS = machine.describe(CPU)
 SETTINGS = Settings(Task.TIME, CPU, "swiglu-bench forward", "20250102T030405Z-77")
@@ -48,9 +50,7 @@ class FakeWandb:
     url_or_path = "https://wandb.example/run"
 
     def __init__(self, **options: Any) -> None:
-        self.options = options
-        self.rows: list[Record] = []
-        self.closed = 0
+        self.options, self.rows, self.closed = options, list[Record](), 0
         FakeWandb.opened.append(self)
 
     def write(self, record: Record) -> None:
@@ -88,7 +88,7 @@ def play(monkeypatch: pytest.MonkeyPatch, *events: Record | BaseException, **opt
                 raise event
             yield event
 
-    monkeypatch.setattr(session, "run", run)
+    monkeypatch.setattr(here, "run", run)
     return run_sweep(**options)
 
 
@@ -114,7 +114,7 @@ def test_a_row_is_on_the_disk_before_the_next_is_asked_for(monkeypatch: pytest.M
             yield a_record(tokens=tokens)
             seen.append(len(run_folder.read_records(Path("run"))))
 
-    monkeypatch.setattr(session, "run", run)
+    monkeypatch.setattr(here, "run", run)
     run_sweep(out=Path("run"))
     assert seen == [1, 2, 3]
 
@@ -139,52 +139,29 @@ def test_every_writer_gets_every_row_and_is_closed(monkeypatch: pytest.MonkeyPat
     assert (run.options["name"], run.options["tags"]) == ("forward cpu", ["forward", "cpu", "a", "b"])
 
 
-def test_w_and_b_without_files_and_without_a_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(FakeWandb, "url_or_path", "")
-    _, text = play(monkeypatch, OK, log_wandb=True)
-    assert "W&B" not in text
-    assert FakeWandb.opened[0].options["folder"] is None
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_warning_of_a_writer_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeWandb, "write", lambda self, record: self.options["warn"]("the network [is] gone"))
-    assert "Warning: the network [is] gone\n" in play(monkeypatch, OK, log_wandb=True)[1]
-
-
-def test_progress_reaches_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(cases: Any, chosen: Any, settings: Any, this: Any, listen: Any) -> Iterator[Record]:
-        listen(Progress(0, 1, small_case(), "timing, round 3", 0.7))
-        yield OK
-
-    monkeypatch.setattr(session, "run", run)
-    status, text = run_sweep(screen={"width": 160, "force_terminal": True})
-    assert status == 0
-    assert "case 1/1: small, 7 tokens, timing, round 3" in text
-
-
 @pytest.mark.parametrize(
     ("task", "words"), [(Task.TIME, "forward"), (Task.MEMORY, "memory"), (Task.VERIFY, "verify, 7")]
 )
-def test_each_task_has_its_tables(monkeypatch: pytest.MonkeyPatch, task: Task, words: str) -> None:
-    how = Settings(task, CPU, "c", SETTINGS.run_id)
-    assert words in play(monkeypatch, SKIPPED, how=how, screen={"force_terminal": True})[1]
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (DeviceLost("illegal memory access"), "The GPU is lost to this process (illegal memory access)"),
-        (DoesNotEnd("Process 7 was killed and does not end."), "Process 7 was killed and does not end. The sweep ends"),
-        (NoPlace("2 cases are left."), "2 cases are left. The same command with --out and --resume runs them."),
-    ],
-)
-def test_what_ends_a_sweep_early_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, error: BaseException, words: str
+def test_progress_and_the_task_s_tables_reach_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, task: Task, words: str
 ) -> None:
+    def run(cases: Any, chosen: Any, settings: Any, this: Any, listen: Any) -> Iterator[Record]:
+        listen(Progress(0, 1, small_case(), "timing, round 3", 0.7))
+        yield SKIPPED
+
+    monkeypatch.setattr(here, "run", run)
+    how = Settings(task, CPU, "c", SETTINGS.run_id)
+    _, text = run_sweep(how, screen={"width": 160, "force_terminal": True})
+    assert "case 1/1: small, 7 tokens, timing, round 3" in text
+    assert words in text
+
+
+@pytest.mark.parametrize("error", [DeviceLost("illegal access"), DoesNotEnd("Process 7 is there."), NoPlace("2 left.")])
+def test_what_ends_a_sweep_early_is_told(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     status, text = play(monkeypatch, OK, error)
     assert status == 1
-    assert f"Warning: {words}" in " ".join(text.split())
+    (line,) = (line for line in text.splitlines() if line.startswith("Warning: "))
+    assert str(error) in line
 
 
 # Resuming, and what must not happen at the same time
@@ -203,10 +180,10 @@ def resume(monkeypatch: pytest.MonkeyPatch, how: Settings, kill_at: int | None =
             if case.tokens == kill_at:
                 raise Killed
             ran.append(case.tokens)
-            blank = session.Session(settings, this).blank
+            blank = partial(policy.blank, settings, this)
             yield from (blank(case, one).end(Status.SKIPPED, "It is only pretended.") for one in chosen)
 
-    monkeypatch.setattr(session, "run", run)
+    monkeypatch.setattr(here, "run", run)
     with contextlib.suppress(Killed):
         status, text = run_sweep(how, CASES, [MINE, OTHER], out=Path("run"), resume=True)
         assert status == 0
@@ -214,7 +191,9 @@ def resume(monkeypatch: pytest.MonkeyPatch, how: Settings, kill_at: int | None =
     return ran, ""
 
 
-def test_resume_continues_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_continues_where_it_ended_and_a_kept_row_that_failed_fails_the_sweep_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     again = dataclasses.replace(SETTINGS, run_id="second")
     assert resume(monkeypatch, SETTINGS, kill_at=3)[0] == [1, 2]
     ran, text = resume(monkeypatch, again)
@@ -224,6 +203,10 @@ def test_resume_continues_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> Non
     assert list(rows["tokens"]) == [1, 1, 2, 2, 3, 3]
     assert len(set(rows["fingerprint"])) == 6
     assert resume(monkeypatch, again)[0] == []
+    monkeypatch.setattr(here, "run", lambda cases, *_: (INCORRECT for _ in cases))
+    cases = [dataclasses.replace(CASES[0], tokens=INCORRECT.tokens, mode=INCORRECT.mode)]
+    assert [run_sweep(cases=cases, out=Path("failed"), resume=True)[0] for _ in range(2)] == [1, 1]
+    assert len(run_folder.read_records(Path("failed"))) == 1
 
 
 def test_resume_replaces_a_case_that_is_cut_short_or_was_run_with_other_settings(
@@ -239,14 +222,6 @@ def test_resume_replaces_a_case_that_is_cut_short_or_was_run_with_other_settings
     assert sorted(zip(rows["tokens"], rows["run_id"], strict=True)) == [
         (1, "third"), (1, "third"), (2, "third"), (2, "third"), (3, "second"), (3, "second"),
     ]  # fmt: skip
-
-
-def test_a_kept_row_that_failed_fails_the_sweep_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "run", lambda cases, *_: (INCORRECT for _ in cases))
-    cases = [dataclasses.replace(CASES[0], tokens=INCORRECT.tokens, mode=INCORRECT.mode)]
-    for _ in range(2):
-        assert run_sweep(cases=cases, out=Path("run"), resume=True)[0] == 1
-    assert len(run_folder.read_records(Path("run"))) == 1
 
 
 def test_two_sweeps_into_one_folder_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +244,7 @@ def test_rows_that_a_full_disk_did_not_take_fail_the_sweep(monkeypatch: pytest.M
         yield OK
         yield OK
 
-    monkeypatch.setattr(session, "run", run)
+    monkeypatch.setattr(here, "run", run)
     status, text = run_sweep(out=Path("run"))
     assert status == 1
     warnings = [line for line in text.splitlines() if line.startswith("Warning: ")]
@@ -305,7 +280,7 @@ def test_logs_stay_where_a_row_names_them(monkeypatch: pytest.MonkeyPatch, tmp_p
         (logs / "silent.log").touch()
         yield ends
 
-    monkeypatch.setattr(parent, "run", run)
+    monkeypatch.setattr(crew, "run", run)
     for folder in ({"out": Path("run")}, {}):
         run_sweep(in_process=False, timeout=7.0, **folder)
     assert [path.name for path in Path("run/logs").iterdir()] == ["mine.log"]

@@ -56,15 +56,11 @@ def test_a_place_that_cannot_be_written(path: Path) -> None:
         tuned_file.keep(path, ENTRY, True, pytest.fail)
 
 
-def test_clearing(path: Path) -> None:
+def test_clearing_spares_a_file_of_another_kind_that_was_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuned_file.clear(path) == f"Nothing is kept in {path}."
     tuned_file.keep(path, ENTRY, True, pytest.fail)
     assert tuned_file.clear(path) == f"Removed {path} with tuned choices: 1."
     assert list(path.parent.iterdir()) == []
-
-
-def test_clearing_spares_a_file_of_another_kind_that_was_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path.parent.mkdir()
     path.write_text("somebody's letters")
     with pytest.raises(BadInput, match=r"which is not a file of tuned choices .*; remove it yourself"):
         tuned_file.clear(path)

@@ -108,18 +108,32 @@ def fails(reason: str) -> Callable[[Workload], None]:
     return act
 
 
+def later(act: Callable[[Workload], None]) -> Callable[[Workload], None]:
+    """Not when it is checked, but when it is timed."""
+    runs: list[Workload] = []
+
+    def act_later(work: Workload) -> None:
+        runs.append(work)
+        if len(runs) > 1:
+            act(work)
+
+    return act_later
+
+
 @pytest.mark.parametrize(
     ("act", "reason"),
     [
         (lambda work: work.outputs[0][3, 7].mul_(1.5), "1 of 320 elements differ, first (3, 7): "),
         (lambda work: work.outputs[0][4, 63].fill_(float("nan")), "1 of 320 elements differ, first (4, 63): nan for"),
         (fails("out of resource:\n shared memory"), "RuntimeError: out of resource: shared memory"),
+        (
+            later(lambda work: work.outputs[0][0, 0].fill_(77.0)),
+            f"{FIRST}, when it was timed: 1 of 320 elements differ",
+        ),
     ],
-    ids=["wrong", "an element is not written", "it does not run"],
+    ids=["wrong", "an element is not written", "it does not run", "wrong when it is timed"],
 )
-def test_a_bad_candidate_is_rejected_before_it_is_timed(
-    change: Change, act: Callable[[Workload], None], reason: str
-) -> None:
+def test_a_bad_candidate_is_rejected(change: Change, act: Callable[[Workload], None], reason: str) -> None:
     change(FIRST, act)
     found = tuned(takes(shipped=1.0, first=0.1, second=0.9))
     assert found.winner == SECOND
@@ -127,30 +141,14 @@ def test_a_bad_candidate_is_rejected_before_it_is_timed(
     assert found.rejected[FIRST].startswith(reason)
 
 
-def test_one_that_is_wrong_only_when_it_is_timed_is_rejected(change: Change) -> None:
-    runs = []
-
-    def later(work: Workload) -> None:
-        runs.append(work)
-        if len(runs) > 1:
-            work.outputs[0][0, 0] = 77.0
-
-    change(FIRST, later)
-    found = tuned(takes(shipped=1.0, first=0.1, second=0.9))
-    assert found.winner == SECOND
-    assert "when it was timed: 1 of 320 elements differ" in found.rejected[FIRST]
-
-
-def test_one_that_breaks_the_device_ends_it(change: Change) -> None:
-    clock = takes()
-
-    def fail(work: Workload) -> None:
-        clock.lost = True
-        raise RuntimeError("an illegal memory access was encountered")
-
-    change(FIRST, fail)
-    with pytest.raises(DeviceLost, match="forward with 16x"):
-        tuned(clock)
+@pytest.mark.parametrize("when", [lambda act: act, later], ids=["checked", "timed"])
+def test_one_that_breaks_the_device_ends_it(
+    change: Change, monkeypatch: pytest.MonkeyPatch, when: Callable[..., Callable[[Workload], None]]
+) -> None:
+    monkeypatch.setattr(tuner, "answers", lambda device: False)
+    change(FIRST, when(fails("an illegal memory access was encountered")))
+    with pytest.raises(DeviceLost, match="illegal memory access"):
+        tuned(takes())
 
 
 # Where nothing can be tuned
@@ -163,13 +161,13 @@ def test_one_that_breaks_the_device_ends_it(change: Change) -> None:
         (lambda work: work.outputs[0][0].fill_(float("nan")), r"the shipped choice, 16x.*, leaves elements unwritten"),
     ],
 )
-def test_the_shipped_choice_does_not_work(change: Change, act: Callable[[Workload], None], reason: str) -> None:
+def test_where_the_shipped_choice_or_no_other_works(
+    change: Change, monkeypatch: pytest.MonkeyPatch, act: Callable[[Workload], None], reason: str
+) -> None:
     change(SHIPPED, act)
     with pytest.raises(CannotTune, match=reason):
         tuned(takes())
-
-
-def test_all_candidates_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     monkeypatch.setattr(tuner, "difference", lambda found, expected: "all of it")
     with pytest.raises(CannotTune, match="none of 2 candidates is right; the first: all of it"):
         tuned(takes())

@@ -70,31 +70,12 @@ def test_skips_are_a_line_for_each_reason_and_said_once() -> None:
     ]  # fmt: skip
 
 
-def test_what_spoils_the_figures_ends_the_lines() -> None:
-    rows = [a_record(implementation="eager", stopped_by="budget"), a_record(throttle="cap", throttled_share=1.0)]
-    assert play(False, rows=rows).splitlines()[2:] == [
-        f"{CASE}: The budget was spent before every ratio was known to within 0.5%: 7 tokens.",
-        f"{CASE}: Clocks were held down by cap, in up to 100% of the rounds: 7 tokens.",
-    ]
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_quiet_shows_failures_and_what_spoils_figures(terminal: bool) -> None:
-    first, second = play(terminal, rows=[*ROWS, a_record(stopped_by="budget")], quiet=True).splitlines()
-    assert first == f"{CASE} tokens=7 wrong: incorrect: output: [bold]wrong[/bold]."
-    assert "The budget was spent" in second
-
-
-@pytest.mark.parametrize("no_color", [True, False])
-def test_colours_only_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch, no_color: bool) -> None:
-    monkeypatch.setenv("NO_COLOR", "1") if no_color else monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    output = io.StringIO()
-    console = Console(file=output, force_terminal=True, width=100)
-    for table in time_tables([a_record(implementation="eager"), a_record(verdict="faster")], 100):
-        console.print(table)
-    assert "faster" in output.getvalue()
-    assert ("\x1b[32m" in output.getvalue()) is not no_color
+@pytest.mark.parametrize(("terminal", "quiet"), [(True, True), (False, True), (False, False)])
+def test_failures_and_what_spoils_figures_end_the_lines_of_a_quiet_run_too(terminal: bool, quiet: bool) -> None:
+    *others, first, second = play(terminal, rows=[*ROWS, a_record(stopped_by="budget")], quiet=quiet).splitlines()
+    assert len(others) == (0 if quiet else 4)
+    assert not quiet or first == f"{CASE} tokens=7 wrong: incorrect: output: [bold]wrong[/bold]."
+    assert "budget was spent" in second
 
 
 @pytest.mark.parametrize("width", [60, 200])
@@ -120,24 +101,17 @@ def test_the_bar_says_what_runs_and_makes_room_for_the_tables(width: int, shown:
     assert output.getvalue().count("\x1b[?25h") == output.getvalue().count("\x1b[?25l"), "the cursor is shown again"
 
 
-def test_the_table_fills_in_under_the_bar_while_it_runs() -> None:
+def test_the_table_fills_in_while_it_runs_and_is_printed_before_the_next_begins() -> None:
     console, output = a_console(terminal=True)
-    with ConsoleWriter(console, time_tables, case_count=1) as writer:
-        for count, row in enumerate(ROWS[:2], start=1):
+    writer = ConsoleWriter(console, time_tables, case_count=2)
+    with writer:
+        for count, row in enumerate((a_record(shape="first", implementation="eager"), a_record(shape="first")), 1):
             writer.write(row)
             writer._progress.refresh()
             frame = output.getvalue().rpartition("starting")[2]
             assert [name in frame for name in ("eager", "mine")] == [True, count == 2]
-
-
-def test_a_finished_table_is_printed_before_the_next_begins() -> None:
-    console, output = a_console(terminal=True)
-    writer = ConsoleWriter(console, time_tables, case_count=2)
-    with writer:
-        for row in (a_record(shape="first", implementation="eager"), a_record(shape="first"), a_record(shape="second")):
-            writer.write(row)
-        assert output.getvalue().count("first  (hidden 24") == 1
-        assert "second" not in output.getvalue()
+        writer.write(a_record(shape="second"))
+        assert "second" not in output.getvalue().rpartition("starting")[0]
     before = len(output.getvalue())
     writer.close()
     assert [output.getvalue()[before:].count(f"{name}  (hidden 24") for name in ("first", "second")] == [0, 1]

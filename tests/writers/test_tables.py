@@ -6,11 +6,7 @@ from specimens import a_check, a_record, without_time
 
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.writers import tables
-from swiglu_bench.writers.tables import by_reason, memory_tables, verify_detail_tables, verify_tables
-
-
-def test_a_reason_is_one_line_with_all_that_have_it() -> None:
-    assert by_reason("no", [("x", "a"), ("y", "b"), ("x", "c"), ("x", "a")]) == ["no: a, c: x", "no: b: y"]
+from swiglu_bench.writers.tables import memory_tables, verify_detail_tables, verify_tables
 
 
 @WIDTHS

@@ -17,10 +17,13 @@ def test_summary() -> None:
     assert summarize(records) == {
         "best_ratio/eager": 1.0, "median_ratio/eager": 1.0, "worst_error_ratio/eager": 0.5,
         "rows_ok/eager": 1, "rows_skipped/eager": 0, "rows_incorrect/eager": 0, "rows_error/eager": 0,
+        "rows_unsettled/eager": 0,
         "best_ratio/fused": 0.6, "median_ratio/fused": 0.7, "worst_error_ratio/fused": 9.0,
         "rows_ok/fused": 2, "rows_skipped/fused": 0, "rows_incorrect/fused": 1, "rows_error/fused": 0,
+        "rows_unsettled/fused": 0,
         "fastest_at/eager": 0, "fastest_at/fused": 2, "best_implementation": "fused", "best_median_ratio": 0.7,
         "failures": 1, "rows_ok/liger": 0, "rows_skipped/liger": 1, "rows_incorrect/liger": 0, "rows_error/liger": 0,
+        "rows_unsettled/liger": 0,
     }  # fmt: skip
 
 

@@ -7,10 +7,10 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from places import SUPPORT
@@ -33,7 +33,7 @@ RECORDS = (
         implementation="fused", tokens=128, time_ms=1.2, ratio=0.8, saved_bytes=3 * 2**20, error_ratio=0.25,
         verdict=Verdict.FASTER,  # an enumeration in a column of texts, which wandb refuses
     ),
-    a_bare_record(implementation="fused", time_ms=60.0, ratio=0.6, tokens=8192),
+    a_bare_record(implementation="fused", time_ms=60.0, ratio=0.6, tokens=8192, remarks="Not checked."),
     a_bare_record(implementation="fused", tokens=1, status=Status.INCORRECT, reason="too far off", error_ratio=9.0),
     a_bare_record(implementation="liger", tokens=128, status=Status.SKIPPED, reason="It has no glu scope."),
 )  # fmt: skip
@@ -119,19 +119,20 @@ class TestOffline:
     def kept(self, run: WandbRun, folder: Path) -> Kept:
         return Kept(folder)
 
-    def test_the_run_is_described_and_can_be_filtered_by_what_was_run(self, kept: Kept) -> None:
+    def test_the_run_is_described_and_summed_up(self, run: WandbRun, kept: Kept, folder: Path) -> None:
         about = kept.about
-        assert (about.project, about.display_name, list(about.tags)) == ("swiglu", "forward llama7b", ["h200"])
-        assert about.run_group == "group"
+        assert (about.project, about.display_name, about.run_group) == ("swiglu", "forward llama7b", "group")
+        assert list(about.tags) == ["h200"]
         assert {key: kept.config[key] for key in CONFIG} == CONFIG
-        assert kept.config["implementations"] == ["eager", "fused", "liger"]
-        assert kept.config["tokens"] == [128, 8192, 1]
-
-    def test_figures_are_drawn_over_tokens(self, kept: Kept) -> None:
+        assert (kept.config["implementations"], kept.config["tokens"]) == (["eager", "fused", "liger"], [128, 8192, 1])
         assert {(metric.glob_name, metric.step_metric) for metric in kept.metrics if metric.glob_name} == {
             (f"{figure}/*", "tokens") for figure in FIGURES
         }
         assert all(metric.summary.none for metric in kept.metrics), "the last of a curve is no figure to sort runs by"
+        expected = summarize(RECORDS)
+        assert {key: kept.summary[key] for key in expected} == expected
+        (place,) = folder.glob("wandb/offline-run-*")
+        assert run.url_or_path.startswith(f"{place} ")
 
     def test_every_ok_record_gives_its_figures_and_nothing_else_does(self, kept: Kept) -> None:
         steps = [{key: value for key, value in step.items() if not key.startswith("_")} for step in kept.steps]
@@ -143,7 +144,7 @@ class TestOffline:
         ]
         assert len(steps) == 4
         logged = {key for key in steps[3] if "/" not in key and key.endswith("._type")}
-        assert logged == {"records._type", "standing._type", "not_ok._type"}
+        assert logged == {"records._type", "standing._type", "not_ok._type", "remarks._type"}
 
     def test_the_tables(self, kept: Kept) -> None:
         records = kept.table("records")
@@ -152,16 +153,17 @@ class TestOffline:
             [str(value) if isinstance(value, (Status, Verdict)) else value for value in record.row().values()]
             for record in RECORDS
         ]
-        assert kept.table("standing")["columns"][-2:] == ["incorrect", "error"]
+        assert kept.table("standing")["columns"][-3:] == ["incorrect", "error", "unsettled"]
         assert kept.table("standing")["data"] == [
-            ["eager", 0, 1.0, 1.0, 0.5, 1, 0, 0, 0],
-            ["fused", 2, 0.7, 0.6, 9.0, 2, 0, 1, 0],
-            ["liger", 0, None, None, None, 0, 1, 0, 0],
+            ["eager", 0, 1.0, 1.0, 0.5, 1, 0, 0, 0, 0],
+            ["fused", 2, 0.7, 0.6, 9.0, 2, 0, 1, 0, 0],
+            ["liger", 0, None, None, None, 0, 1, 0, 0, 0],
         ]
         assert kept.table("not_ok")["data"] == [
             ["fused", CASE, 1, "incorrect", "too far off"],
             ["liger", CASE, 128, "skipped", "It has no glu scope."],
         ]
+        assert kept.table("remarks")["data"] == [["fused", CASE, 8192, "ok", "Not checked."]]
 
     def test_charts_are_drawn(self, kept: Kept) -> None:
         shown = {key.removeprefix("_wandb.visualize."): one for key, one in kept.config.items() if "visualize" in key}
@@ -172,14 +174,6 @@ class TestOffline:
         line = kept.table(f"charts/time_ms/{CASE}")["data"]
         assert sorted(line) == [[128, "eager", 1.5], [128, "fused", 1.2], [8192, "fused", 60.0]]
 
-    def test_the_summary_has_the_figures_per_implementation(self, kept: Kept) -> None:
-        expected = summarize(RECORDS)
-        assert {key: kept.summary[key] for key in expected} == expected
-
-    def test_it_says_where_the_run_is_and_how_to_upload_it(self, run: WandbRun, folder: Path) -> None:
-        (place,) = folder.glob("wandb/offline-run-*")
-        assert run.url_or_path == f"{place} (to upload it: wandb sync {place})"
-
 
 def test_a_run_may_be_continued_and_have_no_rows(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     WandbRun("swiglu", CONFIG, "name", folder=tmp_path, warn=pytest.fail, entity="team", run_id="mine-1").close()
@@ -189,37 +183,28 @@ def test_a_run_may_be_continued_and_have_no_rows(tmp_path: Path, capfd: pytest.C
     assert capfd.readouterr() == ("", ""), "nothing is printed"
 
 
-def test_an_id_that_cannot_be_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("broken", ["no library", "no such id", "the connection", "nothing, it is disabled"])
+def test_what_goes_wrong_is_one_line_and_never_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
     told: list[str] = []
-    run = WandbRun("swiglu", CONFIG, "name", folder=tmp_path, warn=told.append, run_id="a/b")
-    run.close()
-    assert run.failed
-    assert "Run ID" in told[0]
-
-
-def test_disabled_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", "disabled")
+    if broken == "no library":
+        monkeypatch.setitem(sys.modules, "wandb", None)
+    if broken != "no such id":
+        monkeypatch.setenv("WANDB_MODE", "disabled")
     wandb.teardown()
-    run = WandbRun("swiglu", CONFIG, "name", folder=tmp_path, warn=pytest.fail)
-    run.write(RECORDS[0])
-    run.close()
-    assert run.url_or_path == ""
-    wandb.teardown()
-
-
-def test_every_failure_after_the_first_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    run = WandbRun("swiglu", CONFIG, "name", folder=tmp_path, warn=told.append)
-
-    def fail(*_: Any) -> None:
-        raise ConnectionResetError("Connection lost\nand more")
-
-    monkeypatch.setattr(run._run, "log", fail)
+    run_id = "a/b" if broken == "no such id" else None
+    run = WandbRun("swiglu", CONFIG, "name", folder=tmp_path, warn=told.append, run_id=run_id)
+    if broken == "the connection":
+        failing = MagicMock(side_effect=ConnectionResetError("Connection lost\nand more"))
+        monkeypatch.setattr(run._run, "log", failing)
     for record in RECORDS:
         run.write(record)
     run.close()
-    (line,) = told
-    assert line.startswith("W&B has failed, the run goes on: ConnectionResetError: Connection lost and more. To upload")
+    words = {"no library": "ModuleNotFoundError", "no such id": "Run ID", "the connection": "Connection lost and more."}
+    assert (len(told), run.failed) == ((1, True) if broken in words else (0, False))
+    assert words.get(broken, "") in "".join(told)
+    wandb.teardown()
 
 
 def test_without_a_key_a_terminal_is_asked_nothing_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -240,19 +225,8 @@ def test_without_a_key_a_terminal_is_asked_nothing_and_the_run_goes_on(tmp_path:
     text = os.read(ours, 65536).decode()
     os.close(ours)
     told, went_on = text.splitlines()
-    assert told.startswith("TOLD The run is not logged to W&B: UsageError: No API key configured.")
-    assert told.endswith("Log in with `wandb login`, or set WANDB_MODE=offline to keep the run on disk.")
+    assert "No API key configured" in told
     assert went_on == "WENT ON '' True"
-
-
-def test_a_broken_library_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    run = WandbRun("swiglu", CONFIG, "name", folder=tmp_path, warn=told.append)
-    run.write(RECORDS[0])
-    run.close()
-    (line,) = told
-    assert line.startswith("The run is not logged to W&B: ModuleNotFoundError: import of wandb halted")
 
 
 class Answers(http.server.BaseHTTPRequestHandler):
@@ -310,8 +284,8 @@ class TestOnline:
         run.close()
         (folder,) = tmp_path.glob("wandb/run-*")
         (line,) = told
-        assert line.startswith("W&B has failed, the run goes on: ")
-        assert line.endswith(f": Timed out finishing run. To upload it later: wandb sync {folder}")
+        assert "Timed out finishing run" in line
+        assert line.endswith(f": wandb sync {folder}")
 
     def test_without_a_network_at_the_start_the_run_is_kept_on_disk(
         self, server: http.server.ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -321,17 +295,13 @@ class TestOnline:
         server.server_close()
         monkeypatch.setattr(wandb_run, "START_TIMEOUT_S", 1)
         told: list[str] = []
-        began = time.monotonic()
         run = WandbRun("swiglu", CONFIG, "name", folder=tmp_path, warn=told.append)
-        assert time.monotonic() - began < 20
         run.write(RECORDS[0])
         run.close()
         (line,) = told
         (folder,) = tmp_path.glob("wandb/offline-run-*")
-        assert line.startswith("W&B cannot be reached, the run is kept on disk: ")
         assert "imed out" in line
-        assert line.endswith(f". To upload it later: wandb sync {folder}")
+        assert line.endswith(f": wandb sync {folder}")
         assert "\n" not in line
-        assert run.url_or_path == f"{folder} (to upload it: wandb sync {folder})"
         assert list(folder.glob("run-*.wandb"))
         assert capfd.readouterr() == ("", "")

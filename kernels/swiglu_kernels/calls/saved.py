@@ -122,8 +122,11 @@ class _Probe(torch.autograd.Function):
 def _alone() -> tuple[int, int, int]:
     """Return what is counted where nobody but a node of the graph holds a tensor."""
     with torch.inference_mode(False), torch.enable_grad():
-        node = _Probe.apply(torch.zeros(1, device="cpu", requires_grad=True)).grad_fn
-    saved = node.saved_tensors
+        output = _Probe.apply(torch.zeros(1, device="cpu", requires_grad=True))
+    try:
+        saved = output.grad_fn.saved_tensors  # some releases of PyTorch free them with the output
+    except RuntimeError:
+        return 0, 0, 0  # nobody holds so few: nothing is overwritten
     return internals.references(saved, 0)
 
 

@@ -15,7 +15,7 @@ import torch
 from swiglu_bench.machine import locks
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.processes.child import DoesNotEnd, Stopped
-from swiglu_bench.processes.parent import Crew
+from swiglu_bench.processes.crew import Crew
 from swiglu_bench.processes.pool.place import Place
 from swiglu_bench.processes.pool.team import Done, Lost
 from swiglu_bench.session.settings import Settings

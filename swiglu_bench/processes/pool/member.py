@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from swiglu_bench.processes.parent import Crew
+    from swiglu_bench.processes.crew import Crew
     from swiglu_bench.rows.record import Record
     from swiglu_bench.session.settings import Settings
     from swiglu_bench.spec.cases import Case
@@ -68,7 +68,7 @@ class Member:
         import torch
 
         from swiglu_bench.machine import locks, machine
-        from swiglu_bench.processes.parent import Crew
+        from swiglu_bench.processes.crew import Crew
         from swiglu_bench.spec.errors import BadInput
 
         this = machine.describe(torch.device(self._device))

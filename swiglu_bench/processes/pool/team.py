@@ -17,7 +17,7 @@ from swiglu_bench.processes.pool import place as places
 from swiglu_bench.processes.pool.place import Place
 from swiglu_bench.processes.pool.schedule import Schedule
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.session.session import Session
+from swiglu_bench.session import policy
 from swiglu_bench.session.settings import Settings
 from swiglu_bench.spec.cases import Case
 from swiglu_bench.spec.implementation import Implementation
@@ -128,8 +128,8 @@ def run(
                 warn(f"{last}; {cases[case].label} is run once more.")
                 continue
             done += 1
-            session = Session(settings, place.machine)
-            yield from (session.blank(cases[case], one).end(Status.ERROR, given_up) for one in implementations)
+            rows = (policy.blank(settings, place.machine, cases[case], one) for one in implementations)
+            yield from (row.end(Status.ERROR, given_up) for row in rows)
 
 
 def _progress(team: Team, cases: Sequence[Case], running: Mapping[int, int], done: int) -> tuple[float, str]:

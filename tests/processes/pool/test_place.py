@@ -3,7 +3,7 @@ import torch
 from gpus import CPU, a_gpu
 
 from swiglu_bench.processes.pool import place
-from swiglu_bench.processes.pool.place import Place, check_alike, gpus, names, visible
+from swiglu_bench.processes.pool.place import Place, check_alike, gpus, visible
 from swiglu_bench.spec.errors import BadInput
 
 
@@ -25,20 +25,10 @@ def test_gpus_by_index(text: str, numbers: list[int]) -> None:
 
 
 @pytest.mark.usefixtures("four")
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("4", "--gpus: 4 was asked for, but there are only GPUs 0 to 3."),
-        ("0,0", "--gpus: 0,0 names a GPU twice; name each once."),
-        ("cuda:0", "--gpus: 'cuda:0' are no GPUs; give indices as 0,1,2,3, or all."),
-        ("", "--gpus: '' are no GPUs; give indices as 0,1,2,3, or all."),
-        ("-1", "--gpus: '-1' are no GPUs; give indices as 0,1,2,3, or all."),
-    ],
-)
-def test_what_are_no_gpus_is_refused(text: str, sentence: str) -> None:
-    with pytest.raises(BadInput) as refused:
+@pytest.mark.parametrize("text", ["4", "0,0", "cuda:0", "", "-1"])
+def test_what_are_no_gpus_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match=r"^--gpus: .*\.$"):
         gpus(text)
-    assert str(refused.value) == sentence
 
 
 def test_without_a_gpu_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,12 +56,8 @@ def test_a_list_of_visible_gpus_is_respected(listed: str | None, index: int, see
 def test_gpus_of_two_models_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
     models = {0: "NVIDIA H200", 1: "NVIDIA H100"}
     monkeypatch.setattr(place.machine, "describe", lambda device: a_gpu(device.index, device=models[device.index]))
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(BadInput, match=r"a GPU 0 and a GPU 1 .* NVIDIA H200 and NVIDIA H100"):
         gpus("0,1")
-    assert str(refused.value) == (
-        "a GPU 0 and a GPU 1 are not alike: device is NVIDIA H200 and NVIDIA H100; "
-        "sweep over one kind of machine at a time."
-    )
 
 
 @pytest.mark.parametrize("change", ["driver", "torch", "cpu", "tuned_tiles"])
@@ -82,21 +68,6 @@ def test_everything_that_a_fingerprint_speaks_for_has_to_be_alike(change: str) -
     check_alike(one, Place(1, a_gpu(1, host="b", power_limit_w=600.0)))
 
 
-def test_places_in_words() -> None:
-    here, there = Place(0, a_gpu(0)), Place(1, a_gpu(0, host="b"))
-    assert [names([here]), names([here, Place(2, a_gpu(1))]), names([here, there])] == [
-        "1 GPU", "2 GPUs", "2 GPUs of 2 hosts",
-    ]  # fmt: skip
-    assert names([Place(0, CPU), Place(1, CPU)]) == "2 CPU processes"
-
-
 def test_a_seat_is_the_gpu_whichever_process_has_it() -> None:
     assert Place(0, a_gpu(0)).seat == Place(7, a_gpu(0)).seat != Place(0, a_gpu(1)).seat
     assert Place(0, CPU).seat != Place(1, CPU).seat
-
-
-@pytest.mark.gpu
-def test_this_machine_s_gpus() -> None:
-    found = gpus("all")
-    assert len(found) == torch.cuda.device_count()
-    assert len({one.machine.gpu_uuid for one in found}) == len(found)

@@ -10,7 +10,7 @@ from swiglu_bench.implementations import pytorch
 from swiglu_bench.processes.pool.place import Place
 from swiglu_bench.processes.pool.team import Done, Lost, NoPlace, run
 from swiglu_bench.rows.record import Status
-from swiglu_bench.session.session import Session
+from swiglu_bench.session import policy
 from swiglu_bench.session.settings import Settings, Task
 from swiglu_bench.spec.cases import Case
 
@@ -42,8 +42,7 @@ class FakeTeam:
                 self.places[place + 10] = Place(place + 10, this)
             self._events.append(Lost(place, "it was killed"))
         else:
-            session = Session(SETTINGS, this)
-            self._events.append(Done(place, [session.blank(case, one) for one in BOTH]))
+            self._events.append(Done(place, [policy.blank(SETTINGS, this, case, one) for one in BOTH]))
 
     def wait(self, timeout_s: float) -> list[Done | Lost]:
         found, self._events = self._events, []

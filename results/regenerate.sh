@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Measures again what the documents quote, on this machine's GPU, from a clean checkout of one commit:
+#   results/regenerate.sh FOLDER [PIECE ...]     FOLDER: such as results/nvidia-h200/2026-12-24; default: all pieces
+# Each piece takes at most ten minutes on an H200, and one that is there already is kept (delete its folder to repeat it).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+pieces="forward forward-llama3-8b forward-others step-mlp step step-others backward memory memory-mlp verify selftest audit noise doctor"
+if [ $# -lt 1 ]; then
+  echo "Give the folder for the results, and which of these, if not all: $pieces" >&2
+  exit 2
+fi
+if [ -n "$(git status --porcelain --untracked-files=no -- swiglu_bench kernels configs pyproject.toml)" ]; then
+  echo "The checkout has changes that no commit holds; commit them first, so that results name the code that they are of." >&2
+  exit 2
+fi
+folder=$1
+shift
+mkdir -p "$folder"
+bench="python -m swiglu_bench"
+peers=eager,compile,liger,fused-auto,fused-mlp-auto,quack
+others=mistral-7b,llama3-70b,qwen2.5-7b,qwen3-32b,gpt-oss,mixtral-expert,deepseek-v3-expert
+
+sweep() { # NAME COMMAND OPTION...
+  local name=$1
+  shift
+  [ -e "$folder/$name" ] || $bench "$@" --out "$folder/$name" || [ $? -eq 1 ]
+}
+
+for piece in ${*:-$pieces}; do
+  echo "== $piece"
+  case $piece in
+    forward)
+      sweep forward forward --shapes llama7b --tokens 1,16,128,512,1k,2k,4k,8k,16k --budget 4 --no-energy \
+        --impl eager,eager-packed,compile,compile-packed,liger,unsloth,fused,quack ;;
+    forward-llama3-8b)
+      sweep forward-llama3-8b forward --shapes llama3-8b --tokens 1,16,128,512,1k,2k,4k,8k,16k --budget 4 --no-energy \
+        --impl eager,compile,liger,fused,quack ;;
+    forward-others)
+      sweep forward-others forward --shapes $others --tokens 4k --budget 2.5 --no-energy --impl eager,compile,liger,fused,quack ;;
+    step-mlp)
+      sweep step-mlp step --shapes llama7b --scope mlp --tokens 1k,2k,4k,8k --budget 6 --no-energy \
+        --impl $peers,fused-mlp-recompute,fused-mlp-chunked ;;
+    step)
+      sweep step step --shapes llama7b --tokens 128,1k,2k,4k,8k --budget 5 --no-energy \
+        --impl eager,compile,compile-packed,liger,unsloth,fused-dw-torch,fused-auto,quack ;;
+    step-others)
+      sweep step-others step --shapes $others --scope glu,mlp --tokens 4k --budget 2.5 --no-energy --impl $peers ;;
+    backward) sweep backward backward --shapes llama7b ;;
+    memory) sweep memory memory --shapes llama7b --scope glu,mlp --tokens 1k,8k --skip-impl 'compile-m*' ;;
+    memory-mlp)
+      sweep memory-mlp memory --shapes llama7b --scope mlp --tokens 8k --impl $peers,fused-mlp-recompute,fused-mlp-chunked ;;
+    verify) sweep verify verify ;;
+    selftest) $bench selftest >"$folder/selftest.txt" || [ $? -eq 1 ] ;;
+    audit) $bench audit --impl eager,liger,fused-auto,fused-mlp-auto --out "$folder/audit" || [ $? -eq 1 ] ;;
+    noise) $bench noise --out "$folder/noise.csv" >"$folder/noise.txt" || [ $? -eq 1 ] ;;
+    doctor) $bench doctor --clock >"$folder/doctor.txt" || [ $? -eq 1 ] ;;
+    *)
+      echo "There is no piece $piece; there are: $pieces" >&2
+      exit 2
+      ;;
+  esac
+done

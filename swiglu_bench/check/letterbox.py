@@ -1,0 +1,89 @@
+"""Memory through which a contender's process hands results to the judge's: made by the judge, mapped by the contender.
+
+On a CPU it is a file in shared memory, on a GPU memory of the judge's process that CUDA shares between processes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import tempfile
+from collections.abc import Mapping
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+ALIGNMENT_BYTES = 512
+
+Sizes = Mapping[str, tuple[int, ...]]
+
+
+class Letterbox:
+    """A tensor for each name, in one block of memory."""
+
+    def __init__(self, memory: Tensor, sizes: Sizes, dtype: torch.dtype, file: Path | None = None) -> None:
+        self._memory, self._file = memory, file
+        self.tensors: dict[str, Tensor] = {}
+        offset = 0
+        for name, size in sizes.items():
+            length = math.prod(size) * dtype.itemsize
+            self.tensors[name] = memory[offset : offset + length].view(dtype).view(size)
+            offset += _padded(length)
+
+    @classmethod
+    def make(cls, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Letterbox:
+        """A new one."""
+        if device.type == "cuda":
+            return cls.here(sizes, dtype, device)
+        length = _length(sizes, dtype)
+        shared = Path("/dev/shm")
+        folder = str(shared) if os.access(shared, os.W_OK) else None
+        descriptor, name = tempfile.mkstemp(prefix="swiglu-bench-", dir=folder)
+        os.truncate(descriptor, length)
+        os.close(descriptor)
+        return cls(_mapped(name, length), sizes, dtype, Path(name))
+
+    @classmethod
+    def here(cls, sizes: Sizes, dtype: torch.dtype, device: torch.device) -> Letterbox:
+        """A new one in a tensor's memory, which on a CPU is this process's alone."""
+        return cls(torch.zeros(_length(sizes, dtype), dtype=torch.uint8, device=device), sizes, dtype)
+
+    def address(self) -> bytes:
+        """What another process opens it by."""
+        if self._file:
+            return pickle.dumps((str(self._file), self._memory.numel()))
+        return bytes(ForkingPickler.dumps(self._memory))
+
+    @classmethod
+    def open(cls, address: bytes, sizes: Sizes, dtype: torch.dtype) -> Letterbox:
+        """The one at an address, in another process than the one that made it; a file can be opened once.
+
+        Its name goes at once: mapped memory stays, and none is left behind by processes that are killed.
+        """
+        found = pickle.loads(address)
+        if isinstance(found, Tensor):
+            return cls(found, sizes, dtype)
+        memory = _mapped(*found)
+        Path(found[0]).unlink(missing_ok=True)
+        return cls(memory, sizes, dtype)
+
+    def close(self) -> None:
+        """Give the memory back; the maker's part."""
+        self.tensors.clear()
+        if self._file:
+            self._file.unlink(missing_ok=True)
+
+
+def _mapped(name: str, length: int) -> Tensor:
+    return torch.from_file(name, shared=True, size=length, dtype=torch.uint8)
+
+
+def _length(sizes: Sizes, dtype: torch.dtype) -> int:
+    return max(ALIGNMENT_BYTES, sum(_padded(math.prod(size) * dtype.itemsize) for size in sizes.values()))
+
+
+def _padded(length: int) -> int:
+    return -(-length // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,0 +1,300 @@
+"""How a model uses a layer: calls that share a graph, gradients that add up, weights that change, a second layer.
+
+Many kernels are right when they are called once and wrong here: a workspace that two calls share, a gradient that is
+assigned instead of added, weights packed once and stale after the optimiser's step, a cache by shape that serves two
+layers. Each scenario is a function of layers and inputs; it runs with the contender in its process, and with the
+reference in the judge's, in the case's dtype and in fp64. Sizes are small, so that every implementation can be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from swiglu_bench.check import tolerance
+from swiglu_bench.check.built import Built
+from swiglu_bench.check.inputs import Desk, Draw, Values, make_problem, torch_dtype
+from swiglu_bench.check.judge import REFERENCE
+from swiglu_bench.check.results import Fault
+from swiglu_bench.check.truth import compute_truth
+from swiglu_bench.rows.record import TensorCheck
+from swiglu_bench.spec.cases import WEIGHTS, Case, Mode, Shape
+from swiglu_bench.spec.costs import longest_sum
+from swiglu_bench.spec.implementation import Implementation
+from swiglu_bench.spec.problem import Problem
+
+TOKENS = 32
+SIZES = {"cpu": (64, 96), "cuda": (256, 512)}
+"""Hidden and intermediate."""
+TAIL = -9.0
+"""Where the gates of the second layer are: SiLU is next to nothing there, and its sigmoid has to be right."""
+
+
+VALUES = (Values.WIDE, Values.TINY_UPSTREAM)
+"""The kinds of values that a layer is asked for beside normal ones."""
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Everything that is drawn for the scenarios of one implementation."""
+
+    weights: int
+    tail_weights: int
+    other_weights: int
+    inputs: tuple[int, int, int]
+
+
+class Layer:
+    """One layer: a contender's, or the reference's in any dtype."""
+
+    def __init__(self, implementation: Implementation, problem: Problem) -> None:
+        self.built = Built(implementation, problem)
+        self.forward = self.built.forward
+
+    def set_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Change the weights in place, as an optimiser does."""
+        with torch.no_grad():
+            for name, view in self.built.layout.views.items():
+                view.of(self.built.parameters[view.parameter].detach()).copy_(weights[name])
+
+    def gradients(self) -> dict[str, Tensor]:
+        """What has gathered in the weights, by their names."""
+        own = {name: value.grad for name, value in self.built.parameters.items() if value.grad is not None}
+        return {f"d {name}": value for name, value in self.built.layout.take_apart(own).items()}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every scenario is given: two layers, other weights for the first, and three sets of inputs."""
+
+    layer: Layer
+    tail: Layer
+    """Its gates are around TAIL for `tail_inputs`."""
+    other_weights: Mapping[str, Tensor]
+    inputs: Sequence[Sequence[Tensor]]
+    tail_inputs: Sequence[Tensor]
+    upstream: Sequence[Tensor]
+
+    def leaves(self, number: int) -> list[Tensor]:
+        """A set of inputs as fresh leaves."""
+        return [value.clone().requires_grad_() for value in self.inputs[number]]
+
+
+Results = dict[str, Tensor]
+
+
+def two_calls(given: Setting) -> Results:
+    """Two forwards, then one backward through both."""
+    first, second = given.leaves(0), given.leaves(1)
+    outputs = [given.layer.forward(*first), given.layer.forward(*second)]
+    torch.autograd.backward(outputs, list(given.upstream[:2]))
+    return {
+        **{f"output {number + 1}": value.detach() for number, value in enumerate(outputs)},
+        **_gradients(first, " 1"), **_gradients(second, " 2"), **_clones(given.layer.gradients()),
+    }  # fmt: skip
+
+
+def accumulated(given: Setting) -> Results:
+    """A backward into gradients that are there already: they add up."""
+    leaves = given.leaves(2)
+    torch.autograd.backward(given.layer.forward(*leaves), given.upstream[2])
+    return {**_gradients(leaves), **_clones(given.layer.gradients())}
+
+
+def changed_weights(given: Setting) -> Results:
+    """Weights changed in place between two calls, as by an optimiser."""
+    given.layer.built.drop_gradients()
+    given.layer.set_weights(given.other_weights)
+    leaves = given.leaves(0)
+    output = given.layer.forward(*leaves)
+    torch.autograd.backward(output, given.upstream[0])
+    return {"output": output.detach(), **_gradients(leaves), **_clones(given.layer.gradients())}
+
+
+def two_layers(given: Setting) -> Results:
+    """A second layer of the same shape with other weights, called in between."""
+    given.layer.built.drop_gradients()
+    first, second = given.leaves(0), [value.clone().requires_grad_() for value in given.tail_inputs]
+    outputs = [given.layer.forward(*first), given.tail.forward(*second)]
+    torch.autograd.backward(outputs[0], given.upstream[0])
+    torch.autograd.backward(outputs[1], given.upstream[1])
+    own = {f"{name} of the first": value for name, value in given.layer.gradients().items()}
+    return {
+        "output of the second": outputs[1].detach(), **_gradients(first, " of the first"),
+        **_gradients(second, " of the second"), **_clones(own | given.tail.gradients()),
+    }  # fmt: skip
+
+
+def inputs_without_gradient(given: Setting) -> Results:
+    """Activations that need no gradient, as in the first layer of a model."""
+    given.layer.built.drop_gradients()
+    output = given.layer.forward(*(value.clone() for value in given.inputs[0]))
+    torch.autograd.backward(output, given.upstream[0])
+    return _clones(given.layer.gradients())
+
+
+def frozen_weights(given: Setting) -> Results:
+    """Weights that need no gradient: the activations' are the same."""
+    parameters = given.layer.built.parameters.values()
+    for value in parameters:
+        value.requires_grad_(False)
+    try:
+        leaves = given.leaves(0)
+        torch.autograd.backward(given.layer.forward(*leaves), given.upstream[0])
+        return _gradients(leaves)
+    finally:
+        for value in parameters:
+            value.requires_grad_()
+
+
+def batches(given: Setting) -> Results:
+    """[batch, sequence, features] instead of [tokens, features]."""
+    leaves = [value.clone().unflatten(0, (2, -1)).requires_grad_() for value in given.inputs[0]]
+    output = given.layer.forward(*leaves)
+    torch.autograd.backward(output, given.upstream[0].unflatten(0, (2, -1)))
+    return {"output": output.detach().flatten(0, 1), **{n: v.flatten(0, 1) for n, v in _gradients(leaves).items()}}
+
+
+def strided(given: Setting) -> Results:
+    """Activations and an upstream gradient that are not contiguous."""
+    leaves = [_every_other_column(value).requires_grad_() for value in given.inputs[0]]
+    output = given.layer.forward(*leaves)
+    torch.autograd.backward(output, _every_other_column(given.upstream[0]))
+    return {"output": output.detach(), **_gradients(leaves)}
+
+
+def nan_and_inf(given: Setting) -> Results:
+    """A token with a NaN and one with an Inf: they reach what they reach in eager, and no other token."""
+    inputs = [value.clone() for value in given.inputs[0]]
+    inputs[0][3, 5], inputs[0][7, 11] = torch.nan, torch.inf
+    with torch.no_grad():
+        return {"output": given.layer.forward(*inputs)}
+
+
+Scenario = Callable[[Setting], Results]
+REQUIRED: tuple[Scenario, ...] = (two_calls, accumulated, changed_weights, two_layers)
+"""In this order: each goes on where the one before has left the layer."""
+TOLERATED: tuple[Scenario, ...] = (nan_and_inf, inputs_without_gradient, frozen_weights, batches, strided)
+"""What an implementation may refuse with an error; a wrong result is one here, too."""
+WEIGHTS_ONLY = (changed_weights, two_layers, inputs_without_gradient, frozen_weights)
+"""Those that make no sense without weights that learn."""
+
+
+BUILD = "build"
+"""What is said to have raised where the layers could not be built."""
+
+
+def wanted(implementation: Implementation, case: Case) -> list[str]:
+    """Names of all that an implementation is asked for: kinds of values, and scenarios; none without gradients."""
+    asked = scenarios(implementation, case)
+    return [*(one.value for one in VALUES), *(one.__name__ for one in asked)] if asked else []
+
+
+def scenarios(implementation: Implementation, case: Case) -> tuple[Scenario, ...]:
+    """Those that an implementation is asked for at a scope.
+
+    The suite's own rows of torch.compile, which compiles anew for each kind of call, are spared the tolerated ones.
+    """
+    if not implementation.gradients(case.scope):
+        return ()
+    compiled = implementation.backend == "inductor" and implementation.source.startswith("swiglu_bench.")
+    weights = set(implementation.gradients(case.scope)) & {"w_gate"}
+    asked = REQUIRED if compiled else REQUIRED + TOLERATED
+    return tuple(one for one in asked if weights or one not in WEIGHTS_ONLY)
+
+
+def small_case(case: Case, device_type: str) -> Case:
+    """The case at the scenarios' sizes."""
+    hidden, intermediate = SIZES[device_type]
+    shape = Shape(f"{hidden}x{intermediate}", hidden, intermediate, "sizes of the scenarios", (TOKENS,))
+    return replace(case, shape=shape, tokens=TOKENS, mode=Mode.STEP)
+
+
+def arrange(implementation: Implementation, case: Case, device: torch.device, seeds: Seeds) -> Setting:
+    """Build the layers and draw the inputs, in the case's dtype."""
+    problem = make_problem(case, device, seed=seeds.weights)
+    tail = make_problem(case, device, seed=seeds.tail_weights, gate_offset=TAIL)
+    desk, tail_desk = Desk(problem), Desk(tail, TAIL)
+    draws = [Draw(seed) for seed in seeds.inputs]
+    return Setting(
+        layer=Layer(implementation, problem),
+        tail=Layer(implementation, tail),
+        other_weights=make_problem(case, device, seed=seeds.other_weights).weights,
+        inputs=[[value.clone() for value in desk.activations(draw)] for draw in draws],
+        tail_inputs=[value.clone() for value in tail_desk.activations(draws[0])],
+        upstream=[desk.upstream(draw).clone() for draw in draws],
+    )
+
+
+def in_fp64(given: Setting) -> Setting:
+    """The same with the reference's layers and everything in fp64."""
+
+    def layer(one: Layer) -> Layer:
+        problem = one.built.problem
+        weights = {name: value.detach().double() for name, value in problem.weights.items()}
+        return Layer(REFERENCE, replace(problem, weights=weights))
+
+    return Setting(
+        layer(given.layer), layer(given.tail), {n: v.double() for n, v in given.other_weights.items()},
+        [[value.double() for value in one] for one in given.inputs], [value.double() for value in given.tail_inputs],
+        [value.double() for value in given.upstream],
+    )  # fmt: skip
+
+
+class Expected:
+    """What the scenarios have to yield, from the reference: their truth in fp64, and eager's results and errors."""
+
+    def __init__(
+        self, case: Case, device: torch.device, seeds: Seeds, wanted: Sequence[str], gradients: Sequence[str]
+    ) -> None:
+        """`wanted` names the scenarios, `gradients` those that the implementation yields."""
+        given = arrange(REFERENCE, case, device, seeds)
+        exact = in_fp64(given)
+        self._case = case
+        self.truth: Results = {}
+        self._eager: Results = {}
+        built = given.layer.built
+        for values in (one for one in VALUES if one.value in wanted):
+            draw = Draw(seeds.inputs[0], values)
+            eager = built.train(draw)
+            truth = compute_truth(built.problem, built.desk.activations(draw), built.desk.upstream(draw))
+            self.truth |= {f"{values}: {name}": value for name, value in truth.items()}
+            self._eager |= {f"{values}: {name}": eager[name] for name in truth}
+        for scenario in (one for one in REQUIRED + TOLERATED if one.__name__ in wanted):
+            for store, results in ((self.truth, scenario(exact)), (self._eager, scenario(given))):
+                store.update({f"{scenario.__name__}: {name}": value for name, value in results.items()})
+        frozen = set(WEIGHTS[case.scope]) - set(gradients)
+        self.truth = {n: value for n, value in self.truth.items() if not frozen & set(n.split())}
+
+    def judge(self, results: Mapping[str, Tensor]) -> list[TensorCheck]:
+        """One verdict for each result."""
+        return [self._judge(name, value) for name, value in results.items()]
+
+    def _judge(self, name: str, value: Tensor) -> TensorCheck:
+        """Where eager and the truth are not finite, it must not be, either; where both are, it has to be right."""
+        truth, eager = self.truth[name], self._eager[name]
+        lost = ~torch.isfinite(truth) & ~torch.isfinite(eager)
+        counts = torch.isfinite(truth) & torch.isfinite(eager)
+        fault = Fault("finite", "is finite where eager has NaN or Inf") if torch.isfinite(value[lost]).any() else None
+        if not counts.all():
+            value, truth, eager = value[counts], truth[counts], eager[counts]
+        terms = 3 * longest_sum(self._case)
+        error = tolerance.tensor_error(eager, truth)
+        return tolerance.check(name, value, truth, error, torch_dtype(self._case), terms, fault)
+
+
+def _gradients(leaves: Sequence[Tensor], suffix: str = "") -> Results:
+    return {
+        f"d input {number}{suffix}": leaf.grad for number, leaf in enumerate(leaves) if leaf.grad is not None
+    }  # fmt: skip
+
+
+def _clones(values: Mapping[str, Tensor]) -> Results:
+    return {name: value.clone() for name, value in values.items()}
+
+
+def _every_other_column(value: Tensor) -> Tensor:
+    return value.new_zeros(value.shape[0], 2 * value.shape[1])[:, ::2].copy_(value)

@@ -1,0 +1,229 @@
+"""The processes of a run on one device: the judge's, and one for each contender.
+
+A contender is imported, built, compiled, checked and timed in its own process; the others stand still meanwhile. A
+crash, a hang or a broken GPU ends one process and costs one row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from swiglu_bench.machine.census import CpuUse, idle_share
+from swiglu_bench.machine.machine import Machine
+from swiglu_bench.processes import worker
+from swiglu_bench.processes.child import Child, Died
+from swiglu_bench.rows.record import Record
+from swiglu_bench.session.case import Kept, run_case
+from swiglu_bench.session.judge_bench import JudgeBench
+from swiglu_bench.session.places import Contender, ContenderFailed, JudgeLost
+from swiglu_bench.session.reports import Malformed, Report
+from swiglu_bench.session.settings import Listener, Settings, Tell, teller
+from swiglu_bench.spec.cases import Case
+from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.spec.implementation import Implementation
+
+R = TypeVar("R", bound=Report)
+IDLE_S, SETTLE_S, LOOK_S = 0.1, 1.0, 0.5
+QUIET = 0.05
+"""Of a CPU: less is nothing to look at again."""
+JUDGE_LIMIT_S = 86_400.0
+"""What the suite itself does has no limit of its own."""
+
+
+def run(
+    cases: Sequence[Case], implementations: Sequence[Implementation], settings: Settings, this_machine: Machine,
+    listen: Listener, *, timeout_s: float, logs: Path,
+) -> Iterator[Record]:  # fmt: skip
+    """All rows of all cases, in child processes whose output goes to files in `logs`.
+
+    `timeout_s` is for one answer of an implementation: to import, build, compile and check it, or for one timed call.
+    """
+    crew = Crew(settings, this_machine, timeout_s, logs)
+    try:
+        for number, case in enumerate(cases):
+            tell = teller(listen, number, cases)
+            tell("preparing", 0.0)
+            yield from crew.run_case(case, implementations, tell)
+    finally:
+        crew.end()
+
+
+def declare(address: str, timeout_s: float) -> Implementation:
+    """What the implementation at an address declares, its code loaded in a child; raises BadInput where that fails."""
+    folder = Path(tempfile.mkdtemp(prefix="swiglu-bench-"))
+    try:
+        child = Child(worker.CONTENDER, folder / "import.log")
+        try:
+            declared = Implementation.from_data(child.ask(timeout_s, "declare", address))
+        finally:
+            child.end()
+    except (Died, Malformed) as death:  # the log stays: the message names it
+        raise BadInput(f"--impl: {address} cannot be imported: {death}.") from None
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+    return declared
+
+
+class ProcessContender:
+    """A contender in a process of its own."""
+
+    def __init__(self, name: str, implementation: Implementation, child: Child, timeout_s: float) -> None:
+        self.name, self.implementation, self.child = name, implementation, child
+        self._timeout_s = timeout_s
+
+    def ask(self, kind: type[R], method: str, *arguments: Any) -> R:
+        """As Contender has it; a process whose report is malformed is ended."""
+        try:
+            return kind.checked(self._ask(method, *arguments))
+        except Malformed:
+            self.end()
+            raise
+
+    def tell(self, method: str, *arguments: Any) -> str:
+        """As Contender has it."""
+        answer = self._ask(method, *arguments)
+        if answer is not None and not isinstance(answer, str):
+            raise Malformed("its process sent a malformed answer")
+        return answer or ""
+
+    def end(self) -> None:
+        """Kill the process."""
+        self.child.end()
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        try:
+            return self.child.ask(self._timeout_s, method, *arguments)
+        finally:
+            self.child.suspend()
+
+
+class _JudgeProxy:
+    """A JudgeBench in another process."""
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def ask(*arguments: Any) -> Any:
+            try:
+                return self._child.ask(JUDGE_LIMIT_S, name, *arguments)
+            except (Died, ContenderFailed, Malformed) as error:
+                raise JudgeLost(str(error)) from error
+
+        return ask
+
+
+class Crew:
+    """The processes of a run on one device; a Place of `session`."""
+
+    def __init__(
+        self, settings: Settings, this_machine: Machine, timeout_s: float, logs: Path,
+        environment: Mapping[str, str] | None = None, stop: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        """`environment` and `stop` are those of `child.Child`."""
+        self.settings, self.machine = settings, this_machine
+        self._timeout_s, self._logs = timeout_s, logs
+        self._child = partial(Child, environment=environment, stop=stop)
+        self._judge: Child | None = None
+        self._contenders: dict[str, ProcessContender] = {}
+        self._kept = Kept()
+        self._cpu_use: CpuUse | None = None
+
+    @property
+    def judge(self) -> JudgeBench:
+        """The judge's process; a new one where it has ended."""
+        if self._judge is None or self._judge.ended:
+            try:
+                self._judge = self._child(worker.JUDGE, self._logs / "judge.log")
+            except Died as error:
+                raise JudgeLost(str(error)) from error
+            self._judge.post("begin", self.settings, self.machine)
+        return cast(JudgeBench, _JudgeProxy(self._judge))
+
+    def contender(self, implementation: Implementation, alias: str = "") -> Contender:
+        """An implementation's process; a new one where it has ended."""
+        name = f"{implementation.name} ({alias})" if alias else implementation.name
+        found = self._contenders.get(name)
+        if found is None or found.child.ended:
+            child = self._child(worker.CONTENDER, self._logs / log_name(name))
+            child.post("begin", self.settings, implementation.declared())
+            found = self._contenders[name] = ProcessContender(name, implementation, child, self._timeout_s)
+        return found
+
+    def start(self, implementations: Sequence[tuple[Implementation, str]], case: Case) -> None:
+        """Let the processes of these start and load side by side; how one fails is told when it is asked."""
+        before, new = set(self._contenders.values()), []
+        for implementation, alias in implementations:
+            with contextlib.suppress(Died):
+                found = cast(ProcessContender, self.contender(implementation, alias))
+                if found not in before:
+                    found.child.post("warm_up", case)
+                    new.append(found)
+        for found in new:
+            with contextlib.suppress(Exception):
+                found.child.settle(self._timeout_s)
+            found.child.suspend()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """While this is entered, every contender but the one that is asked stands still."""
+        for found in self._contenders.values():
+            found.child.suspend()
+        self._cpu_use = CpuUse(
+            {name: found.child.pid for name, found in self._contenders.items() if not found.child.ended}
+        )
+        yield
+
+    def burners(self) -> dict[str, float]:
+        """Contenders whose processes used the CPU while they had to stand still, and the share of the time."""
+        return self._cpu_use.while_suspended() if self._cpu_use else {}
+
+    def idle_share(self, contender: Contender) -> float:
+        """The share of a CPU that a contender's process uses while it has nothing to do, as threads that spin do."""
+        child = cast(ProcessContender, contender).child
+        child.resume()
+        try:
+            if idle_share(child.pid, IDLE_S) <= QUIET:
+                return 0.0
+            time.sleep(SETTLE_S)  # a pool of threads spins for a moment before it sleeps
+            return idle_share(child.pid, LOOK_S)
+        finally:
+            child.suspend()
+
+    def log_of(self, contender: Contender) -> str:
+        """Where a contender's process has printed something."""
+        child = cast(ProcessContender, contender).child
+        return f" (log: {child.log})" if child.printed else ""
+
+    def run_case(self, case: Case, implementations: Sequence[Implementation], tell: Tell) -> Iterator[Record]:
+        """All rows of one case.
+
+        Raises child.Stopped where `stop` says so, and child.DoesNotEnd where a process outlives its kill.
+        """
+        return run_case(self, case, implementations, tell, self._kept)
+
+    def end(self) -> None:
+        """Kill all processes."""
+        while self._contenders:
+            self._contenders.popitem()[1].end()
+        if self._judge:
+            self._judge.end()
+
+
+def log_name(name: str) -> str:
+    """The file for what a child prints: the implementation's name where that is plain, else a plain name of its own."""
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:60] or "unnamed"
+    if plain == name and name != "judge":
+        return f"{plain}.log"
+    return f"{plain}-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:8]}.log"

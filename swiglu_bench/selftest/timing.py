@@ -1,0 +1,195 @@
+"""Implementations whose work is done where nobody times it, or whose clock is not the suite's."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swiglu_bench.measure import clock as clocks
+from swiglu_bench.selftest.specimen import gate_gradients, glu, right_backward, right_forward, specimen
+from swiglu_bench.session.reports import SampleReport
+from swiglu_bench.session.workbench import Workbench
+from swiglu_bench.spec.cases import Mode
+from swiglu_bench.spec.implementation import Step
+from swiglu_bench.spec.problem import Problem
+
+CHECKED_CALLS = 24
+"""More calls than come before the first that is timed."""
+SPEEDUP = 10
+
+
+class _Lazy(Tensor):
+    """Memory, and a function that fills it when anybody looks."""
+
+    compute: Any
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        del types
+
+        def plain(value: Any) -> Any:
+            if not isinstance(value, _Lazy):
+                return value
+            return value.compute()
+
+        given = [plain(value) for value in arguments]
+        return function(*given, **{name: plain(value) for name, value in (keywords or {}).items()})
+
+
+@specimen("lazy", "a tensor that is computed when it is looked at", "plain tensor", mode=Mode.FORWARD)
+def lazy(problem: Problem) -> Step:
+    """The call returns at once; the work is done where nobody times it."""
+    w_gate, w_up = problem.weights.values()
+
+    def forward(x: Tensor) -> Tensor:
+        value = x.new_empty(x.shape[0], w_gate.shape[0]).as_subclass(_Lazy)
+        value.compute = lambda: right_forward(x, w_gate, w_up)
+        return value
+
+    return Step(forward)
+
+
+@specimen("background-thread", "a thread fills the output after the call has returned",
+          ("complete on return", "relative error"), mode=Mode.FORWARD)  # fmt: skip
+def background_thread(problem: Problem) -> Step:
+    """A call that costs nothing."""
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        answer = right_forward(x, w_gate, w_up)
+        out = torch.zeros_like(answer)
+
+        def fill() -> None:
+            time.sleep(0.02)
+            out.copy_(answer)
+
+        threading.Thread(target=fill).start()
+        return out
+
+    return glu(problem, forward)
+
+
+@specimen("patched-perf-counter", "makes Python's clock run slowly", "own clock")
+def patched_perf_counter(problem: Problem) -> Step:
+    """Ten times faster."""
+    real = time.perf_counter
+    time.perf_counter = lambda: real() / 10
+    return glu(problem)
+
+
+@specimen("patched-norm", "makes every error zero", "own clock")
+def patched_norm(problem: Problem) -> Step:
+    """The judge's own tools."""
+    real = Tensor.norm
+    Tensor.norm = lambda self, *given, **named: real(self, *given, **named) * 0 + 1  # type: ignore[method-assign]
+    return glu(problem, lambda x, w_gate, w_up: right_forward(x, w_up, w_gate))
+
+
+@specimen("lazy-gradient", "weight gradients that are computed when they are looked at",
+          ("plain tensor", "relative error", "finite"))  # fmt: skip
+def lazy_gradient(problem: Problem) -> Step:
+    """The backward returns at once."""
+
+    def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        d_gate, d_up = gate_gradients(dz, x @ w_gate.T, x @ w_up.T)
+        late = torch.empty_like(w_gate).as_subclass(_Lazy)
+        late.compute = lambda: d_gate.T @ x
+        return d_gate @ w_gate + d_up @ w_up, late, d_up.T @ x
+
+    return glu(problem, backward=backward)
+
+
+@specimen("late-thread", "after some calls, a thread fills the output after the call has returned", "timed loop",
+          mode=Mode.FORWARD)  # fmt: skip
+def late_thread(problem: Problem) -> Step:
+    """It waits for the check to be over."""
+    calls: list[int] = []
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        calls.append(1)
+        answer = right_forward(x, w_gate, w_up)
+        if len(calls) < CHECKED_CALLS:
+            return answer
+        out = torch.zeros_like(answer)
+        threading.Timer(0.05, out.copy_, [answer]).start()
+        return out
+
+    return glu(problem, forward)
+
+
+@specimen("thread-gradient", "a thread fills a weight gradient after the backward has returned",
+          ("complete on return", "relative error", "finite", "kept"))  # fmt: skip
+def thread_gradient(problem: Problem) -> Step:
+    """A backward that costs half."""
+
+    def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dx, dw_gate, dw_up = right_backward(dz, x, w_gate, w_up)
+        late = torch.zeros_like(dw_up)
+        threading.Timer(0.05, late.copy_, [dw_up]).start()
+        return dx, dw_gate, late
+
+    return glu(problem, backward=backward)
+
+
+@specimen("works-in-to-canonical", "leaves the weight gradients to Step.to_canonical", "error")
+def works_in_to_canonical(problem: Problem) -> Step:
+    """It is called after the clock has stopped."""
+    step = glu(problem)
+
+    def to_canonical(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value * 1.0 for name, value in gradients.items()}
+
+    return Step(step.forward, dict(problem.weights), to_canonical)
+
+
+@specimen("samples-edited", "makes its samples smaller before they are sent", "wall clock", mode=Mode.FORWARD)
+def samples_edited(problem: Problem) -> Step:
+    """The process is its own."""
+    real = Workbench.sample
+
+    def sample(self: Workbench, *given: Any, **named: Any) -> SampleReport:
+        report = real(self, *given, **named)
+        fast = {"ms": report.ms / SPEEDUP, "host_us": report.host_us / SPEEDUP}
+        return report.model_copy(update=fast)
+
+    Workbench.sample = sample  # type: ignore[method-assign]
+    return glu(problem)
+
+
+@specimen("clock-replaced", "brings a clock of its own", "wall clock", mode=Mode.FORWARD)
+def clock_replaced(problem: Problem) -> Step:
+    """It stands still most of the time."""
+    kind = clocks.CudaClock if problem.device.type == "cuda" else clocks.CpuClock
+    real = kind.sample
+
+    def sample(self: Any, *given: Any, **named: Any) -> clocks.Sample:
+        taken = real(self, *given, **named)
+        return clocks.Sample(taken.ms / SPEEDUP, taken.host_us / SPEEDUP, taken.queue_us, True, taken.result)
+
+    kind.sample = sample  # type: ignore[method-assign]
+    return glu(problem)
+
+
+@specimen("messages-edited", "edits what its process sends", "wall clock", mode=Mode.FORWARD)
+def messages_edited(problem: Problem) -> Step:
+    """One function below the suite's own."""
+    real = json.dumps
+
+    def dumps(thing: Any, *given: Any, **named: Any) -> str:
+        if isinstance(thing, tuple) and len(thing) == 2 and isinstance(thing[1], dict) and "ms" in thing[1]:
+            fast = {name: thing[1][name] / SPEEDUP for name in ("ms", "host_us")}
+            thing = (thing[0], thing[1] | fast)
+        return real(thing, *given, **named)
+
+    json.dumps = dumps  # type: ignore[assignment]
+    return glu(problem)
+
+
+SPECIMENS = (
+    lazy, lazy_gradient, background_thread, late_thread, thread_gradient, works_in_to_canonical, patched_perf_counter,
+    patched_norm, samples_edited, clock_replaced, messages_edited,
+)  # fmt: skip

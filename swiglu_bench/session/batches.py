@@ -1,0 +1,116 @@
+"""Calls back to back, timed from outside: what no process can do to its own samples.
+
+A contender takes its samples in its own process, where its code may do to them what it likes. It cannot make the
+parent's clock stop: whatever its calls leave out of their samples, or leave undone (to a thread, to another stream,
+until somebody looks), has to be done before the batch is over, because the sums of all results are held against
+eager's. What inputs and sums take is measured by the judge, an untimed forward by batches without the backward.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from swiglu_bench.check.inputs import Draw, new_seed
+from swiglu_bench.session.places import Contender, Place
+from swiglu_bench.session.round_judge import WrongResult
+from swiglu_bench.spec.cases import Case, Mode
+
+BATCH_MS = 100.0
+FEWEST_CALLS, MOST_CALLS = 4, 64
+TRIES = 15
+FAILURES = 5
+"""Tries in which a contender has to fail more than in those in which it does not."""
+BUSY, BEYOND_DOUBT = 1.5, 2.0
+"""Where the baseline's batch takes so much more or less than its samples say, a try tells nothing, and what tells
+anything on such a machine."""
+SHARE = 0.15
+UNSEEN_MS = {"cuda": 0.005, "cpu": 0.05}
+"""What a call may take more than its samples say, beside that share of them."""
+
+
+class WrongTime(RuntimeError):
+    """The parent's clock does not agree with a contender's samples; the message says how."""
+
+
+class Unsettled(RuntimeError):
+    """Nor does it for the baseline: the machine does not let the check be decided."""
+
+
+class Batches:
+    """The batches of one case."""
+
+    def __init__(
+        self, place: Place, case: Case, contenders: Mapping[str, Contender], names: Callable[[str], Sequence[str]]
+    ) -> None:
+        """`names` says which results a contender has to hand over."""
+        self._place, self._case, self._contenders, self._names = place, case, contenders, names
+
+    def disagreements(self, claimed_ms: Mapping[str, float], baseline: str = "") -> dict[str, Exception]:
+        """What is wrong, by contender, where calls should take as long as `claimed_ms` says; agreement is left out.
+
+        What they may take is relative to the baseline's own in the same try, for others may use the machine.
+        """
+        failures: dict[str, Exception] = {}
+        score = dict.fromkeys(self._contenders, 0)
+        least = dict.fromkeys(self._contenders, float("inf"))
+        calls = max(FEWEST_CALLS, min(MOST_CALLS, int(BATCH_MS / max([*claimed_ms.values(), 1e-3]))))
+        was_busy = False
+
+        def times_claimed(name: str) -> float | None:
+            try:
+                return self._call_ms(name, draws, handling_ms) / claimed_ms[name]
+            except Exception as error:  # a contender may raise anything
+                failures[name] = error
+                return None
+
+        for _ in range(TRIES):
+            left = [name for name in score if name not in failures and -FAILURES < score[name] < 1]
+            if not left:
+                break
+            draws = [Draw(new_seed()) for _ in range(calls)]
+            handling_ms, slowed = self._place.judge.expect_batch(draws), 1.0
+            if baseline in score and baseline not in failures:
+                found = times_claimed(baseline)
+                if found is not None and not 1 / BUSY < found < BUSY:
+                    was_busy = True
+                    continue
+                slowed = max(1.0, found or 1.0)
+                score[baseline] = 1
+            for name in left:
+                found = times_claimed(name) if name != baseline else None
+                if found is not None:
+                    excess = (found - UNSEEN_MS[self._device] / claimed_ms[name]) / slowed
+                    least[name] = min(least[name], excess)
+                    score[name] += 1 if excess <= 1 + SHARE else -1
+        for name in set(score) - set(failures):
+            what = f"by its samples a call takes {claimed_ms[name]:.3f} ms"
+            if score[name] == -FAILURES and (not was_busy or least[name] > BEYOND_DOUBT):
+                times = f"{least[name]:.2f} times that by the wall clock, back to back"
+                failures[name] = WrongTime(f"{what}, and at least {times}")
+            elif score[name] <= 0:
+                failures[name] = Unsettled(f"{what}, which the wall clock cannot confirm while the machine is busy")
+        return failures
+
+    @property
+    def _device(self) -> str:
+        return self._place.settings.device.type
+
+    def _call_ms(self, name: str, draws: Sequence[Draw], handling_ms: tuple[float, float]) -> float:
+        """Of one call of the case's mode, by the wall clock."""
+        contender, (with_backward_ms, forward_ms) = self._contenders[name], handling_ms
+        asking_ms = min(self._asked_ms(contender, ()) for _ in range(3))
+        before_ms = 0.0
+        if self._case.mode is Mode.BACKWARD:
+            before_ms = (self._asked_ms(contender, draws, True) - asking_ms) / len(draws) - forward_ms
+        took_ms = self._asked_ms(contender, draws) - asking_ms
+        wrong = self._place.judge.compare_batch(name, self._names(name))
+        if wrong:
+            raise WrongResult(f"{wrong}, in the sum of {len(draws)} calls back to back")
+        inputs_ms = forward_ms if self._case.mode is Mode.FORWARD else with_backward_ms
+        return took_ms / len(draws) - inputs_ms - before_ms
+
+    def _asked_ms(self, contender: Contender, draws: Sequence[Draw], forward_only: bool = False) -> float:
+        began = time.perf_counter()
+        contender.tell("batch", draws, forward_only)
+        return (time.perf_counter() - began) * 1e3

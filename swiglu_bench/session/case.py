@@ -1,0 +1,283 @@
+"""The way of a case, from its implementations to their rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from swiglu_bench.machine.ceilings_cache import Ceilings
+from swiglu_bench.machine.nvml import Gpu, NoAnswer
+from swiglu_bench.measure.clock import DeviceLost
+from swiglu_bench.rows.record import Record, Status, TensorCheck
+from swiglu_bench.session import policy
+from swiglu_bench.session.admission import Admitting, Drawn
+from swiglu_bench.session.latency_graph_energy import measure_beside
+from swiglu_bench.session.places import Contender, JudgeLost, Place
+from swiglu_bench.session.reports import MemoryReport
+from swiglu_bench.session.settings import Task, Tell
+from swiglu_bench.session.slowing import Turn, alone_ms, find_culprit, slow_the_next, slower, slows_the_next
+from swiglu_bench.session.timing import CaseTimer, Entry, blame
+from swiglu_bench.spec import costs
+from swiglu_bench.spec.cases import Case, Mode
+from swiglu_bench.spec.errors import BadInput, one_line
+from swiglu_bench.spec.implementation import Implementation
+
+MOST_IDLE = 0.15
+"""Of a CPU, that a contender's process may use while it has nothing to do. One that spins may get no more."""
+
+log = logging.getLogger(__name__)
+
+TWINS = ("twin 1", "twin 2", "twin 3")
+"""Processes of the baseline beside its first: how far apart they come is this machine's noise."""
+
+
+@dataclass
+class Kept:
+    """What lasts from case to case at one place."""
+
+    used: dict[tuple[str, ...], tuple[TensorCheck, ...]] = field(default_factory=dict)
+    """Verdicts on how a model uses an implementation."""
+    rests: set[str] = field(default_factory=set)
+    """Contenders whose processes were seen to rest."""
+    ceilings: dict[str, Ceilings] = field(default_factory=dict)
+    gpu: Gpu | None = None
+    gpu_note: str | None = None
+
+
+def run_case(
+    place: Place, case: Case, implementations: Sequence[Implementation], tell: Tell, kept: Kept
+) -> Iterator[Record]:
+    """All rows of one case; how one implementation ends never keeps another from its row."""
+    able: list[tuple[Implementation, Record]] = []
+    for implementation in implementations:
+        record = policy.blank(place.settings, place.machine, case, implementation)
+        reason = policy.inapplicable(place.settings, place.machine, case, implementation)
+        if reason:
+            yield record.end(Status.SKIPPED, reason)
+        else:
+            able.append((implementation, record))
+    if not able:
+        return
+    waiting = {record.implementation: record for _, record in able}
+    try:
+        for record in _CaseRun(place, case, tell, kept).run(able):
+            del waiting[record.implementation]
+            yield record
+    except JudgeLost as error:
+        yield from (record.end(Status.ERROR, f"The judge's process failed: {error}.") for record in waiting.values())
+        return
+    with suppress(JudgeLost):
+        place.judge.end_case()
+
+
+class _CaseRun:
+    """One case at one place."""
+
+    def __init__(self, place: Place, case: Case, tell: Tell, kept: Kept) -> None:
+        self._place, self._case, self._tell, self._kept = place, case, tell, kept
+        self._task = place.settings.task
+        self._drawn = Drawn.new()
+        self._alone_ms: list[float] = []
+        self._admitting = Admitting(
+            place, case, self._drawn, thorough=self._task is Task.VERIFY, used=kept.used
+        )  # fmt: skip
+
+    def run(self, able: Sequence[tuple[Implementation, Record]]) -> Iterator[Record]:
+        """The rows of the implementations that apply."""
+        free = self._place.judge.free_bytes()
+        reason = policy.too_large(self._place.settings, self._case, free)
+        if self._task is Task.TIME and not reason:
+            self._ceilings = self._measured_ceilings()
+            reason = policy.too_long(self._place.settings, self._case, len(able), self._ceilings)
+        reason = reason or self._place.judge.begin_case(self._case, self._drawn.weights)
+        for draw in self._drawn.draws:
+            reason = reason or self._place.judge.truth(draw, self._case.mode is not Mode.FORWARD)
+        if reason:
+            yield from (record.end(Status.SKIPPED, reason) for _, record in able)
+            return
+        seats = policy.seats(self._place.settings, self._case, free)
+        together = len(able) + len(TWINS) <= seats
+        entries: list[Entry] = []
+        for index, (implementation, record) in enumerate(self._baseline_first(able)):
+            self._tell(f"checking {implementation.name}", 0.5 * index / len(able))
+            if together and index < 2:  # first the baseline by itself, then all the others
+                first = index == 0 and implementation.name == self._place.settings.baseline
+                self._start([implementation] if first else [one for one, _ in able], twins=first)
+            entry = self._admit(implementation, record)
+            if entry and together:
+                self._time_alone(entry)
+            elif entry:
+                entry.contender.end()
+            if entry and self._task is Task.TIME:
+                entries.append(entry)
+            else:
+                yield record
+        if entries:
+            yield from self._time(entries, len(entries) if together else max(1, seats - len(TWINS) - 1))
+
+    def _start(self, implementations: Sequence[Implementation], twins: bool) -> None:
+        names = [(one, "") for one in implementations]
+        if twins and self._task is Task.TIME:
+            names += [(implementations[0], twin) for twin in TWINS]
+        self._place.start(names, self._case)
+
+    def _baseline_first(self, able: Sequence[tuple[Implementation, Record]]) -> list[tuple[Implementation, Record]]:
+        """So that it can be timed before any other's code has run."""
+        return sorted(able, key=lambda one: one[0].name != self._place.settings.baseline)
+
+    def _time_alone(self, entry: Entry) -> None:
+        """Take the baseline's time before the others begin; on a CPU, processes that stand still slow nobody."""
+        settings = self._place.settings
+        is_baseline = entry.record.implementation == settings.baseline
+        if is_baseline and self._task is Task.TIME and settings.device.type == "cuda":
+            with suppress(Exception):
+                self._alone_ms = alone_ms(entry.contender)
+
+    def _admit(self, implementation: Implementation, record: Record) -> Entry | None:
+        """Check one contender; its record ends here unless an entry comes back."""
+        contender: Contender | None = None
+        try:
+            contender = self._place.contender(implementation)
+            with self._place.held():
+                admission = self._admitting.admit(contender)
+                record.drawn = " ".join(str(seed) for seed in self._drawn.seeds)
+                record.first_call_ms = admission.first_call_ms
+                record.note_checks(admission.checks)
+                if record.status is Status.OK and self._task is Task.MEMORY:
+                    self._note_memory(record, contender)
+            if record.status is Status.OK and self._task is Task.TIME:
+                self._check_idle(record, contender)
+        except DeviceLost:
+            raise  # in this process: no contender could be measured after it
+        except BadInput as error:  # its file is not what it was when the run began
+            record.end(Status.ERROR, str(error))
+        except Exception as error:  # whatever a contender raises, and the end of its process, costs its own row
+            log.info("%s, while it was checked:", implementation.name, exc_info=error)
+            record.end(Status.ERROR, f"{_sentence(error)}{self._place.log_of(contender) if contender else ''}")
+        return Entry(contender, record, admission.gradients) if contender and record.status is Status.OK else None
+
+    def _check_idle(self, record: Record, contender: Contender) -> None:
+        """Once a run: whether its process rests when it has nothing to do, as it must in a user's own process."""
+        if contender.name not in self._kept.rests:
+            self._kept.rests.add(contender.name)
+            share = self._place.idle_share(contender)
+            if share > MOST_IDLE:
+                self._kept.rests.discard(contender.name)
+                blame(record, "slows others", f"its process uses {share:.0%} of a CPU while it has nothing to do")
+
+    def _note_memory(self, record: Record, contender: Contender) -> None:
+        use = contender.ask(MemoryReport, "memory", self._drawn.draws[0])
+        record.saved_bytes, record.peak_bytes, record.workspace_bytes = use.saved_bytes, use.peak_bytes, use.kept_bytes
+        footprint = contender.implementation.footprints.get(self._case.scope)
+        if footprint:
+            record.predicted_saved_bytes, record.predicted_peak_bytes = costs.predicted_memory(self._case, footprint)
+            record.predicted_workspace_bytes = 0
+
+    def _time(self, entries: list[Entry], at_once: int) -> Iterator[Record]:
+        """The rounds; where not all processes fit on the device, in groups with the baseline in each."""
+        base = next((one for one in entries if one.contender.name == self._place.settings.baseline), None)
+        others = [entry for entry in entries if entry is not base]
+        each = max(1, at_once - 1) if base else at_once
+        groups = [others[start : start + each] for start in range(0, len(others), each)] or [[]]
+        for group in groups:
+            members = [entry for entry in ([base, *group] if base else group) if self._ready(entry)]
+            self._time_together(members, base if base in members else None)
+            for entry in members if len(groups) > 1 else ():
+                entry.contender.end()
+        yield from (entry.record for entry in entries)
+
+    def _time_together(self, members: Sequence[Entry], base: Entry | None) -> None:
+        """Time some contenders, and without the one that makes others slow, should there be one."""
+        twins = self._twins(base) if base else []
+        timer = CaseTimer(self._place, self._case, self._ceilings, *self._nvml())
+        timer.time(members, twins, self._tell_timing)
+        for entry in members:
+            self._check_again(entry)
+        culprit = self._slows_others(base, members, timer.turns) if base else None
+        sound = [entry for entry in members if entry.record.status is Status.OK and entry is not culprit]
+        sound = [entry for entry in sound if self._ready(entry)]
+        if culprit and base:
+            blame(culprit.record, "slows others", f"beside it, {base.record.implementation} is slower")
+            self._time_together(sound, base if base in sound else None)
+            return
+        measure_beside(self._place, self._case, sound, timer.watch.gpu, self._tell_timing)
+
+    def _tell_timing(self, doing: str, share: float) -> None:
+        self._tell(doing, 0.5 + 0.5 * share)
+
+    def _slows_others(self, base: Entry, members: Sequence[Entry], turns: Sequence[Turn]) -> Entry | None:
+        """The contender that makes the baseline slower than it was alone, or those slower that come next; or None."""
+        others = {entry.contender.name: entry for entry in members if entry is not base}
+        equals = {base.contender.name, *(f"{base.contender.name} ({twin})" for twin in TWINS)}
+        for name in slow_the_next(turns, equals):
+            if name in others and self._ready(base) and self._ready(others[name]):
+                with suppress(Exception):
+                    if slows_the_next(base.contender, others[name].contender):
+                        return others[name]
+        times = base.record.samples_ms
+        if not self._alone_ms or not times or not slower(times, self._alone_ms):
+            return None
+
+        def revive(contender: Contender) -> Contender | None:
+            entry = others[contender.name]
+            return entry.contender if self._ready(entry) else None
+
+        found = find_culprit(base.contender, [one.contender for one in others.values()], revive, self._alone_ms)
+        return others[found.name] if found else None
+
+    def _twins(self, base: Entry) -> list[Contender]:
+        """Further processes of the baseline; none where they fail: then nothing tells noise from a difference."""
+        try:
+            twins = [self._place.contender(base.contender.implementation, twin) for twin in TWINS]
+            for twin in twins:
+                self._admitting.build(twin)
+        except Exception as error:
+            log.info("the baseline's twins:", exc_info=error)
+            return []
+        return twins
+
+    def _ready(self, entry: Entry) -> bool:
+        """Build a contender again whose process ended after its check."""
+        try:
+            contender = self._place.contender(entry.contender.implementation)
+            if contender is not entry.contender:
+                entry.contender = contender
+                self._admitting.build(contender)
+        except Exception as error:
+            entry.record.end(Status.ERROR, f"{_sentence(error)}{self._place.log_of(entry.contender)}")
+            return False
+        return True
+
+    def _check_again(self, entry: Entry) -> None:
+        """What was right before the rounds has to be right after them."""
+        if entry.record.status is Status.OK:
+            try:
+                failed = self._admitting.check_again(entry.contender, entry.gradients)
+            except Exception as error:
+                entry.record.end(Status.ERROR, f"{_sentence(error)}{self._place.log_of(entry.contender)}")
+            else:
+                for check in failed:
+                    blame(entry.record, check.check, f"{check.reason} (after it was timed)")
+
+    def _measured_ceilings(self) -> Ceilings:
+        dtype = self._case.dtype.value
+        if dtype not in self._kept.ceilings:
+            self._kept.ceilings[dtype] = self._place.judge.ceilings(dtype)
+        return self._kept.ceilings[dtype]
+
+    def _nvml(self) -> tuple[Gpu | None, str]:
+        if self._kept.gpu_note is None:
+            self._kept.gpu_note = ""
+            if self._place.settings.device.type == "cuda":
+                try:
+                    self._kept.gpu = Gpu(self._place.settings.device)
+                except NoAnswer as reason:
+                    self._kept.gpu_note = f"{reason}."
+        return self._kept.gpu, self._kept.gpu_note
+
+
+def _sentence(error: Exception) -> str:
+    """What happened, as the reason of a row."""
+    return f"{error}." if type(error).__module__.startswith("swiglu_bench.") else f"{one_line(error)}."

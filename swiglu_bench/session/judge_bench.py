@@ -1,0 +1,174 @@
+"""What runs in the judge's process: truths, verdicts, and what the suite itself measures on the device.
+
+No contender is ever imported here. Results come through letterboxes, which this process makes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from swiglu_bench.check import usage
+from swiglu_bench.check.inputs import Draw, make_problem, sizes, torch_dtype
+from swiglu_bench.check.judge import Judge
+from swiglu_bench.check.letterbox import Letterbox, Sizes
+from swiglu_bench.check.results import Fault, same_bits
+from swiglu_bench.machine import ceilings_cache, machine
+from swiglu_bench.machine.ceilings_cache import Ceilings
+from swiglu_bench.measure.ceilings import bare_products
+from swiglu_bench.measure.clock import Clock, Sample, make_clock
+from swiglu_bench.rows.record import TensorCheck
+from swiglu_bench.session.settings import Settings
+from swiglu_bench.spec.cases import PLAIN, Case, Extras
+from swiglu_bench.spec.costs import Product
+from swiglu_bench.spec.errors import one_line
+
+Delivered = Mapping[str, Sequence[str]]
+"""Names of the results in each contender's letterbox."""
+
+
+class JudgeBench:
+    """The suite's own process on a device. Methods are asked for by name, from the parent."""
+
+    def __init__(self, settings: Settings, this: machine.Machine) -> None:
+        """Make the device's context."""
+        self.settings, self._machine, self._device = settings, this, settings.device
+        torch.zeros((), device=settings.device)
+        self._clock: Clock | None = None
+        self._boxes: dict[tuple[str, str], Letterbox] = {}
+        self._products: dict[tuple[Product, ...], Callable[[], list[Tensor]]] = {}
+        self._expected: dict[str, usage.Expected] = {}
+
+    @property
+    def clock(self) -> Clock:
+        """The device's clock."""
+        if self._clock is None:
+            self._clock = make_clock(self._device, self.settings.cold_l2)
+        return self._clock
+
+    def free_bytes(self) -> int:
+        """What a case may still take on the device."""
+        return machine.free_memory_bytes(self._device)
+
+    def ceilings(self, dtype: str) -> Ceilings:
+        """The device's best rates for a dtype."""
+        return ceilings_cache.ceilings(self._machine, self._device, getattr(torch, dtype), self.clock)
+
+    def begin_case(self, case: Case, weights_seed: int, extras: Extras = PLAIN) -> str:
+        """Draw the weights; why the case cannot be judged here, or ""."""
+        self.end_case()
+        try:
+            self._judge = Judge(make_problem(case, self._device, extras, weights_seed))
+        except RuntimeError as error:
+            return _out_of_memory(error)
+        return ""
+
+    def end_case(self) -> None:
+        """Let go of the case."""
+        for box in self._boxes.values():
+            box.close()
+        self._boxes.clear()
+        self._products.clear()
+        self._expected.clear()
+        if hasattr(self, "_judge"):
+            del self._judge
+
+    def letterbox(self, contender: str, kind: str, names: Sequence[str]) -> tuple[bytes, Sizes]:
+        """A letterbox for results of these names, which are a case's tensors, or `output`."""
+        case = self._judge.problem.case
+        found = sizes(case) | {"output": sizes(case)["upstream"]}
+        return self._open(contender, kind, {name: found[name] for name in names}, torch_dtype(case))
+
+    def truth(self, draw: Draw, train: bool) -> str:
+        """Compute the truth of a call, which several contenders are judged by; why it cannot be, or ""."""
+        try:
+            self._judge.truth(draw, train)
+        except RuntimeError as error:
+            return _out_of_memory(error)
+        return ""
+
+    def judge(
+        self, contender: str, draw: Draw, results: Mapping[str, Fault | None], label: str, distribution: bool
+    ) -> tuple[TensorCheck, ...]:
+        """Verdicts on what lies in a contender's letterbox, and on what has a fault instead."""
+        places = self._boxes[contender, "results"].tensors
+        produced = {name: None if fault else places[name].clone() for name, fault in results.items()}
+        faults = {name: fault for name, fault in results.items() if fault}
+        return self._judge.judge(produced, draw, label=label, faults=faults, distribution=distribution)
+
+    def compare(self, draw: Draw, delivered: Delivered) -> dict[str, str]:
+        """Hold the results of a round against eager's on the same inputs: what is wrong, by contender."""
+        wrong = self._judge.compare(self._judge.problem.case.mode, [draw])
+        found = {contender: wrong(self._delivered(contender, names)) for contender, names in delivered.items()}
+        return {contender: reason for contender, reason in found.items() if reason}
+
+    def expect_batch(self, draws: Sequence[Draw]) -> tuple[float, float]:
+        """Add up eager's results of calls, for `compare_batch`.
+
+        Returns the ms a call that laying out inputs and adding up results takes by itself: with a backward, and for a
+        forward alone.
+        """
+        self._batch = self._judge.compare(self._judge.problem.case.mode, draws)
+        with_backward, forward = (self._judge.handling_ms(draws, backward, self.clock) for backward in (True, False))
+        return with_backward, forward
+
+    def compare_batch(self, contender: str, names: Sequence[str]) -> str:
+        """Hold the sums in a contender's letterbox against eager's: what is wrong, or ""."""
+        return self._batch(self._delivered(contender, names))
+
+    def _delivered(self, contender: str, names: Sequence[str]) -> dict[str, Tensor]:
+        places = self._boxes[contender, "results"].tensors
+        return {name: places[name] for name in names}
+
+    def changed_weights(self, contender: str) -> list[str]:
+        """Names of the weights in a contender's letterbox that are not the case's."""
+        places = self._boxes[contender, "weights"].tensors
+        return [name for name, value in places.items() if not same_bits(value, self._judge.problem.parameters[name])]
+
+    def usage_letterbox(
+        self, contender: str, case: Case, seeds: usage.Seeds, wanted: Sequence[str], gradients: Sequence[str]
+    ) -> tuple[bytes, Sizes]:
+        """A letterbox for the results of the scenarios of a model's use; their truth is computed now."""
+        expected = self._expected[contender] = usage.Expected(case, self._device, seeds, wanted, gradients)
+        found = {name: tuple(value.shape) for name, value in expected.truth.items()}
+        return self._open(contender, "usage", found, torch_dtype(case))
+
+    def judge_usage(self, contender: str, delivered: Sequence[str]) -> tuple[TensorCheck, ...]:
+        """Verdicts on the results of the scenarios."""
+        places = self._boxes.pop((contender, "usage"))
+        found = {name: places.tensors[name].clone() for name in delivered}
+        places.close()
+        return tuple(self._expected.pop(contender).judge(found))
+
+    def sample_products(self, products: tuple[Product, ...], lead_us: float) -> Sample:
+        """Time the bare products of a case once, after an untimed run as Workbench.sample has one."""
+        if products not in self._products:
+            dtype = torch_dtype(self._judge.problem.case)
+            self._products[products] = partial(bare_products, products, self._device, dtype)()
+        if not self.settings.rule.rest_s:
+            self._products[products]()
+        taken = self.clock.sample(self._products[products], lead_us)
+        return Sample(taken.ms, taken.host_us, taken.queue_us, taken.queue_filled, None)
+
+    def _open(self, contender: str, kind: str, found: Sizes, dtype: torch.dtype) -> tuple[bytes, Sizes]:
+        box = Letterbox.make(found, dtype, self._device)
+        for place in box.tensors.values():
+            place.fill_(math.nan)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        old = self._boxes.pop((contender, kind), None)
+        if old:
+            old.close()
+        self._boxes[contender, kind] = box
+        return box.address(), found
+
+
+def _out_of_memory(error: RuntimeError) -> str:
+    """The reason of a case that does not fit; raises other errors again. A CPU raises a plain RuntimeError."""
+    if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+        raise error
+    return f"The device ran out of memory for the inputs and their fp64 truth: {one_line(error)}"

@@ -1,0 +1,94 @@
+import gc
+import random
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from swiglu_bench.check.conduct import PUT_BACK, SETTINGS, GlobalState, random_state
+
+
+class Mode(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture(autouse=True)
+def _all_as_it_was() -> Iterator[None]:
+    state = GlobalState()
+    yield
+    state.put_back()
+
+
+BLAMED: dict[str, Callable[[], object]] = {
+    "torch's number of threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
+    "torch's default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "torch's default device": lambda: torch.set_default_device("meta"),
+    "torch's gradient mode": lambda: torch.set_grad_enabled(False),
+    "torch's anomaly mode": lambda: torch.autograd.set_detect_anomaly(True),
+    "torch's deterministic mode": lambda: torch.use_deterministic_algorithms(True),
+    "torch's precision of fp32 products": lambda: torch.set_float32_matmul_precision("medium"),
+    "the trace hook": lambda: sys.settrace(lambda *given: None),
+    "the profile hook": lambda: sys.setprofile(lambda *given: None),
+    "signal handlers": lambda: signal.signal(signal.SIGALRM, lambda *given: None),
+}
+SILENT: dict[str, Callable[[], object]] = {
+    "the garbage collector": gc.disable,
+    "the recursion limit": lambda: sys.setrecursionlimit(sys.getrecursionlimit() + 100),
+    "the warnings filters": lambda: warnings.simplefilter("ignore"),
+}
+
+
+def test_every_setting_has_a_change_below() -> None:
+    assert set(SETTINGS) == set(BLAMED)
+    assert set(PUT_BACK) == set(SILENT)
+
+
+@pytest.mark.parametrize("name", BLAMED)
+def test_a_changed_setting_is_put_back_and_remembered(name: str) -> None:
+    read = SETTINGS[name][0]
+    before, state = read(), GlobalState()
+    BLAMED[name]()
+    changed = read()
+    state.put_back()
+    after = read()
+    assert changed != before
+    assert after == before
+    assert name in state.changed
+    assert state.changed <= {name, "torch's function or dispatch modes"}, "a default device is a mode as well"
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_what_libraries_change_on_import_is_put_back_and_no_fault(name: str) -> None:
+    read = PUT_BACK[name][0]
+    before, state = read(), GlobalState()
+    SILENT[name]()
+    assert read() != before
+    state.put_back()
+    assert read() == before
+    assert state.changed == set()
+
+
+def test_a_mode_that_was_entered_and_never_left_is_named() -> None:
+    state, mode = GlobalState(), Mode()
+    with mode:
+        state.put_back()
+    assert state.changed == {"torch's function or dispatch modes"}
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(()), np.random.rand, random.random, lambda: None])
+def test_the_state_of_every_global_generator_is_looked_at(draw: Callable[[], object]) -> None:
+    draw()  # some draws change a generator's position only
+    before = random_state()
+    torch.randn(3, generator=torch.Generator())
+    np.random.default_rng().random()
+    random.Random(1).random()
+    assert random_state() == before, "generators of one's own are no matter"
+    drawn = draw()
+    assert (random_state() == before) is (drawn is None)

@@ -1,0 +1,141 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from specimens import small_case
+from torch import Tensor
+
+from swiglu_bench.audit.subject import Subject
+from swiglu_bench.check import usage
+from swiglu_bench.check.inputs import Values, new_seed
+from swiglu_bench.check.usage import REQUIRED, TOLERATED, VALUES, Seeds, arrange, scenarios
+from swiglu_bench.check.usage import small_case as small
+from swiglu_bench.implementations import pytorch
+from swiglu_bench.rows.record import TensorCheck
+from swiglu_bench.selftest import usage as wrong_in_use
+from swiglu_bench.selftest import wrong
+from swiglu_bench.selftest.specimen import Specimen, glu, right_backward, right_forward
+from swiglu_bench.spec.cases import Dtype, Scope
+from swiglu_bench.spec.implementation import Implementation, Step, implementation
+from swiglu_bench.spec.problem import Problem
+
+CPU = torch.device("cpu")
+
+
+def declared(build: Callable[[Problem], Step], **fields: Any) -> Implementation:
+    return implementation("mine", scopes=[Scope.GLU], description="d", **fields)(build)
+
+
+def faults(one: Implementation, scope: Scope = Scope.GLU, dtype: Dtype = Dtype.FLOAT32) -> tuple[TensorCheck, ...]:
+    """What an implementation does wrong as a model uses it, by the code of a sweep in this process."""
+    admitting, contender = Subject(one, scope, CPU, dtype).admitting()
+    return admitting.use(contender)
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize("one", [pytorch.eager, pytorch.eager_packed], ids=lambda one: one.name)
+def test_what_is_right_passes_at_every_scope_and_dtype(one: Implementation, scope: Scope, dtype: Dtype) -> None:
+    if scope in one.scopes:
+        assert faults(one, scope, dtype) == ()
+
+
+def test_a_kernel_that_keeps_more_digits_passes() -> None:
+    def forward(*given: Tensor) -> Tensor:
+        return right_forward(*(value.float() for value in given)).to(given[0].dtype)
+
+    def backward(*given: Tensor) -> Any:
+        return tuple(value.to(given[0].dtype) for value in right_backward(*(value.float() for value in given)))
+
+    assert faults(declared(lambda problem: glu(problem, forward, backward)), dtype=Dtype.BFLOAT16) == ()
+
+
+@pytest.mark.parametrize(
+    ("specimen", "where"),
+    [
+        (wrong_in_use.shared_workspace, {"two_calls"}),
+        (wrong_in_use.assigned_gradients, {"two_calls", "accumulated"}),
+        (wrong_in_use.stale_weights, {"changed_weights"}),
+        (wrong_in_use.weights_by_shape, {"two_layers"}),
+        (wrong_in_use.first_batch_only, {"batches"}),
+        (wrong_in_use.ignores_strides, {"strided"}),
+        (wrong_in_use.needs_every_gradient, {"inputs_without_gradient", "frozen_weights"}),
+        (wrong.sigmoid_tail, {"two_layers"}),
+        (wrong.gate_bounded, {Values.WIDE}),
+        (wrong.nan_hidden, {"nan_and_inf"}),
+        (wrong.small_gradients_flushed, {Values.TINY_UPSTREAM}),
+    ],
+    ids=lambda value: value.name if isinstance(value, Specimen) else "",
+)
+def test_each_kind_of_fault_shows_where_it_is_made(specimen: Specimen, where: set[str]) -> None:
+    found = faults(specimen.implementation)
+    assert {check.check for check in found} == {"use"}
+    assert where <= {check.tensor.partition(":")[0] for check in found}, [check.tensor for check in found]
+    assert all(check.reason for check in found)
+
+
+def test_nan_that_spreads_to_other_tokens_is_found() -> None:
+    def forward(*given: Tensor) -> Tensor:
+        out = right_forward(*given)
+        return out + 0 * out.sum()
+
+    (check,) = faults(declared(lambda problem: glu(problem, forward)))
+    assert check.tensor.startswith("nan_and_inf")
+
+
+def refusing(when: Callable[[Tensor], bool]) -> Implementation:
+    def forward(x: Tensor, *weights: Tensor) -> Tensor:
+        if when(x):
+            raise NotImplementedError("not here")
+        return right_forward(x, *weights)
+
+    return declared(lambda problem: glu(problem, forward))
+
+
+def test_a_refusal_with_an_error_is_tolerated_where_a_model_can_do_without() -> None:
+    assert faults(refusing(lambda x: x.dim() > 2 or not x.is_contiguous() or not torch.isfinite(x).all())) == ()
+
+
+def test_a_refusal_of_what_every_model_does_is_a_fault() -> None:
+    (check,) = faults(refusing(lambda x: bool(x.abs().max() > 30)))
+    assert check.check == "use"
+    assert "wide" in check.reason
+    assert "not here" in check.reason
+
+
+def test_results_of_another_form_are_missing() -> None:
+    one = declared(lambda problem: glu(problem, lambda x, *weights: right_forward(x, *weights)[..., :-1]))
+    assert {check.check for check in faults(one)} == {"use"}
+
+
+@pytest.mark.parametrize(
+    ("one", "scope", "asked"),
+    [
+        (pytorch.eager, Scope.GLU, REQUIRED + TOLERATED),
+        (pytorch.compiled, Scope.GLU, REQUIRED),
+        (declared(pytorch.eager.build, trains="nothing"), Scope.GLU, ()),
+        (pytorch.eager, Scope.ACTIVATION, tuple(one for one in REQUIRED + TOLERATED if one not in usage.WEIGHTS_ONLY)),
+        (declared(pytorch.eager.build, trains="inputs"), Scope.GLU,
+         tuple(one for one in REQUIRED + TOLERATED if one not in usage.WEIGHTS_ONLY)),
+    ],
+)  # fmt: skip
+def test_an_implementation_is_asked_for_what_it_offers(
+    one: Implementation, scope: Scope, asked: tuple[usage.Scenario, ...]
+) -> None:
+    case = small(small_case(scope=scope), "cpu")
+    assert scenarios(one, case) == asked
+    names = [*VALUES, *(scenario.__name__ for scenario in asked)] if asked else []
+    assert usage.wanted(one, case) == names
+
+
+def test_the_same_seeds_give_both_processes_the_same_question() -> None:
+    case = small(small_case(), "cpu")
+    seeds = Seeds(new_seed(), new_seed(), new_seed(), (new_seed(), new_seed(), new_seed()))
+    mine, theirs = (arrange(pytorch.eager, case, CPU, seeds) for _ in range(2))
+    assert all(torch.equal(value, theirs.other_weights[name]) for name, value in mine.other_weights.items())
+    for first, second in zip((*mine.inputs, mine.tail_inputs), (*theirs.inputs, theirs.tail_inputs), strict=True):
+        assert torch.equal(first[0], second[0])
+    assert all(torch.equal(*pair) for pair in zip(mine.upstream, theirs.upstream, strict=True))
+    gates = mine.tail_inputs[0] @ mine.tail.built.problem.weights["w_gate"].T
+    assert abs(gates.mean().item() - usage.TAIL) < 1

@@ -1,0 +1,136 @@
+"""What an implementation passes before it gets a time, by the code of a sweep in this process."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from specimens import small_case
+from torch import Tensor
+
+from swiglu_bench.audit.subject import Subject
+from swiglu_bench.check.built import Built
+from swiglu_bench.check.inputs import make_problem
+from swiglu_bench.check.judge import REFERENCE
+from swiglu_bench.check.tolerance import tensor_error
+from swiglu_bench.check.truth import compute_truth
+from swiglu_bench.implementations import pytorch
+from swiglu_bench.rows.record import FAULTS, TensorCheck
+from swiglu_bench.selftest import conduct, memory, timing, wrong
+from swiglu_bench.selftest.specimen import Specimen, glu
+from swiglu_bench.selftest.zoo import SHAPES
+from swiglu_bench.session.admission import Admitting, Drawn
+from swiglu_bench.spec.cases import PLAIN, Case, Dtype, Extras, Mode, Scope
+from swiglu_bench.spec.implementation import Implementation, Step, implementation
+from swiglu_bench.spec.problem import Problem
+
+CPU = torch.device("cpu")
+
+
+def declared(build: Callable[[Problem], Step], scope: Scope = Scope.GLU, **fields: Any) -> Implementation:
+    return implementation("mine", scopes=[scope], description="d", **fields)(build)
+
+
+def admitted(one: Implementation, case: Case, extras: Extras = PLAIN, drawn: Drawn | None = None) -> Any:
+    """The verdicts on an implementation, in full."""
+    drawn = drawn or Drawn.new()
+    admitting, contender = Subject(one, case.scope, CPU, case.dtype).admitting(case, extras=extras, drawn=drawn)
+    thorough = Admitting(admitting._place, case, drawn, thorough=True, extras=extras)
+    return thorough.admit(contender)
+
+
+def faults(one: Implementation, case: Case, extras: Extras = PLAIN) -> set[tuple[str, str]]:
+    return {(check.tensor, check.check) for check in admitted(one, case, extras).checks if not check.ok}
+
+
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.STEP])
+@pytest.mark.parametrize("dtype", list(Dtype))
+@pytest.mark.parametrize("build", [pytorch.eager.build, glu], ids=["eager", "the specimens' own"])
+def test_what_is_right_passes(build: Callable[[Problem], Step], dtype: Dtype, mode: Mode) -> None:
+    assert faults(declared(build), small_case(dtype=dtype, mode=mode)) == set()
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+@pytest.mark.parametrize("extras", [Extras(bias=True), Extras(packed=True), Extras(limit=9.0)], ids=str)
+def test_what_is_offered_is_kept(scope: Scope, extras: Extras) -> None:
+    one = pytorch.eager_packed if extras.packed else pytorch.eager
+    if scope in one.scopes:
+        assert faults(one, small_case(scope=scope), extras) == set()
+
+
+def test_each_tensor_has_one_verdict_the_worst_of_two_draws() -> None:
+    case, drawn = small_case(), Drawn.new()
+    admission = admitted(pytorch.eager, case, drawn=drawn)
+    checks: tuple[TensorCheck, ...] = admission.checks
+    assert [check.tensor for check in checks] == ["output (inference)", "output", "x", "w_gate", "w_up"]
+    assert all(check.median_error is not None and len(check.worst_index) == 2 for check in checks)
+    assert admission.gradients == ("x", "w_gate", "w_up")
+    built = Built(REFERENCE, make_problem(case, CPU, seed=drawn.weights))
+    errors = []
+    for draw in drawn.draws:
+        truth = compute_truth(built.problem, built.desk.activations(draw), None)["output"]
+        errors.append(tensor_error(built.infer(draw)["output"], truth).relative)
+    assert min(abs(checks[1].error / error - 1) for error in errors) < 1e-6
+
+
+class InPlace(torch.autograd.Function):
+    """Its gradients take the place of its inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return torch.nn.functional.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        gate, up = (value.detach() for value in ctx.saved_tensors)
+        d_up = dz * torch.nn.functional.silu(gate)
+        gate.copy_(torch.ops.aten.silu_backward(dz * up, gate))
+        return gate, up.copy_(d_up)
+
+
+@pytest.mark.parametrize("declares", [True, False])
+def test_only_what_it_declares_may_be_overwritten(declares: bool) -> None:
+    overwrites = ("gate", "up") if declares else ()
+    one = declared(lambda problem: Step(InPlace.apply), Scope.ACTIVATION, overwrites=overwrites)
+    expected = set() if declares else {("gate", "aliasing"), ("up", "aliasing"), ("conduct", "inputs unchanged")}
+    assert faults(one, small_case(scope=Scope.ACTIVATION)) == expected
+
+
+@pytest.mark.parametrize(
+    "specimen",
+    [
+        wrong.swapped, wrong.last_row, wrong.nan_in_one_element, wrong.no_weight_gradient, wrong.truncated,
+        memory.right_once, memory.first_answer, memory.cached_by_address, memory.last_gradient, memory.one_buffer,
+        memory.output_over_input, memory.weights_changed, memory.input_changed, timing.lazy,
+        timing.patched_perf_counter, conduct.patched_silu, conduct.one_thread, conduct.random_numbers,
+    ],
+    ids=lambda specimen: specimen.name,
+)  # fmt: skip
+def test_what_is_wrong_is_named_by_its_check(specimen: Specimen) -> None:
+    shape = SHAPES["cpu"]
+    case = small_case(scope=specimen.scope, dtype=specimen.dtype, mode=specimen.mode, shape=shape, tokens=33)
+    found = {check for _, check in faults(specimen.implementation, case)}
+    assert found & set(specimen.caught_by)
+    assert found <= set(FAULTS)
+
+
+@pytest.mark.parametrize(
+    ("value", "check", "came"),
+    [
+        (lambda x: (x, x), "", "tuple"), (lambda x: 1.0, "", "float"), (lambda x: None, "", "None"),
+        (lambda x: x.numpy(), "", "ndarray"), (lambda x: x.to_sparse(), "plain tensor", "sparse"),
+        (lambda x: x.new_ones(7, 40, device="meta"), "form", "meta"),
+        (lambda x: torch.nested.nested_tensor(list(x.unbind())), "plain tensor", "nested"),
+    ],
+)  # fmt: skip
+def test_results_of_odd_kinds_say_what_came_and_what_is_wanted(value: Any, check: str, came: str) -> None:
+    """What is no tensor at all ends the call; another kind of tensor is a verdict on it."""
+    one, case = declared(lambda problem: Step(value), trains="nothing"), small_case(mode=Mode.FORWARD)
+    if not check:
+        with pytest.raises(TypeError, match=f"{came}.*one tensor"):
+            admitted(one, case)
+        return
+    (found,) = (one for one in admitted(one, case).checks if not one.ok)
+    assert (found.tensor, found.check) == ("output", check)
+    assert came in found.reason

@@ -1,0 +1,217 @@
+"""Implementations that die, hang or misbehave: when built, when first called, or not before they are timed."""
+
+import ctypes
+import json
+import os
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import time
+import warnings
+import zlib
+
+import torch
+
+from swiglu_bench.check.usage import SIZES
+from swiglu_bench.session.workbench import Workbench
+from swiglu_bench.spec.implementation import Step, implementation
+
+CHECKED = 2
+"""Calls of the checks that come before the timed loop."""
+
+
+def used_as_a_model_does(problem):
+    return problem.case.shape.hidden == SIZES["cpu"][0]
+
+
+def bad(name, action=lambda: None, result=lambda output: output, after=0):
+    """Right but for `action` before each call after the first few, and what `result` makes of the output."""
+
+    @implementation(name, scopes=["glu"], description="bad")
+    def build(problem):
+        calls = []
+
+        def forward(x):
+            calls.append(1)
+            if not after or (len(calls) > after and not used_as_a_model_does(problem)):
+                action()
+            gate, up = x @ problem.weights["w_gate"].T, x @ problem.weights["w_up"].T
+            return result(torch.nn.functional.silu(gate) * up)
+
+        return Step(forward)
+
+    return build
+
+
+def spin():
+    print("turning and turning")
+    while True:
+        time.sleep(0.01)
+
+
+def raises(error):
+    def action():
+        raise error
+
+    return action
+
+
+# Deaths and hangs
+
+sound = bad("sound")
+exits = bad("exits", lambda: os._exit(3))
+leaves = bad("leaves", lambda: sys.exit(4))
+aborts = bad("aborts", os.abort)
+faults = bad("faults", lambda: ctypes.string_at(0))
+killed = bad("killed", lambda: os.kill(os.getpid(), signal.SIGKILL))
+hangs = bad("hangs", spin)
+escapes = bad("../../escapes", lambda: os._exit(6))
+exits_late = bad("exits-late", lambda: os._exit(5), after=CHECKED)
+hangs_late = bad("hangs-late", spin, after=CHECKED)
+alarmed = bad("alarmed", lambda: signal.setitimer(signal.ITIMER_REAL, 0.001), after=CHECKED)
+
+
+@implementation("dies-when-built", scopes=["glu"], description="dies")
+def dies_when_built(problem):
+    print("building")
+    os._exit(7)
+
+
+# What it raises
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+def out_of_memory():
+    raise MemoryError("no room at all")
+
+
+full = bad("full", out_of_memory)
+unspeakable = bad("unspeakable", raises(Unspeakable()), after=CHECKED)
+
+
+# What breaks a GPU for its process
+
+
+def device_assert():
+    torch.zeros(4, device="cuda")[torch.full((1,), 10**9, device="cuda")]
+
+
+def keep_the_gpu_busy():
+    torch.cuda._sleep(10**14)
+    torch.cuda.synchronize()
+
+
+asserts = bad("asserts", device_assert)
+asserts_late = bad("asserts-late", device_assert, after=CHECKED)
+busy = bad("busy", keep_the_gpu_busy)
+
+
+# What it says to its parent
+
+
+def replace_json():
+    json.dumps = lambda *_, **__: "{}"
+
+
+def rename_a_field():
+    real = json.dumps
+    json.dumps = lambda *given, **more: real(*given, **more).replace("queue_us", "queue_ms")
+
+
+def tell_everybody(message):
+    def action():
+        for number in range(3, 64):
+            try:
+                if stat.S_ISSOCK(os.fstat(number).st_mode):
+                    os.write(number, message)
+            except OSError:
+                pass
+
+    return action
+
+
+no_json = bad("no-json", replace_json, after=CHECKED)
+other_report = bad("other-report", rename_a_field, after=CHECKED)
+babbles = bad("babbles", tell_everybody(struct.pack("!i", 7) + b"garbage"), after=CHECKED)
+shouts = bad("shouts", tell_everybody(b"\xff" * 64), after=CHECKED)
+begins_a_sentence = bad("begins-a-sentence", tell_everybody(struct.pack("!i", 2**20) + b"["), after=CHECKED)
+
+
+# What it returns
+
+WRONG_KINDS = {
+    "tuple": bad("tuple", result=lambda output: (output, output)),
+    "float": bad("float", result=lambda output: 1.0),
+    "ndarray": bad("ndarray", result=lambda output: output.detach().numpy()),
+    "None": bad("None", result=lambda output: None),
+    "sparse": bad("sparse", result=lambda output: output.to_sparse()),
+    "meta": bad("meta", result=lambda output: output.to("meta")),
+    "nested": bad("nested", result=lambda output: torch.nested.nested_tensor(list(output.detach()))),
+}
+
+
+# What it leaves behind
+
+
+def leave_settings():
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    sys.setrecursionlimit(sys.getrecursionlimit() + 1000)
+    warnings.simplefilter("ignore")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+untidy = bad("untidy", result=lambda output: (leave_settings(), output)[1])
+
+
+# What it does to others, and to its own samples
+
+
+def once(action):
+    done = []
+
+    def first_time():
+        if not done:
+            done.append(1)
+            action()
+
+    return first_time
+
+
+def burn():
+    while True:
+        zlib.crc32(bytes(2**22))  # without Python's lock
+
+
+def burning_threads():
+    for _ in range(16):
+        threading.Thread(target=burn, daemon=True).start()
+
+
+def burning_child():
+    subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
+
+
+def edit_samples():
+    real = Workbench._take
+
+    def take(self, *given):
+        report = real(self, *given)
+        return report.model_copy(update={"ms": report.ms / 50, "host_us": report.host_us / 50})
+
+    Workbench._take = take
+
+
+editing = once(edit_samples)
+burns_threads = bad("burns-threads", once(burning_threads))
+burns_child = bad("burns-child", once(burning_child))
+edits = bad("edits", lambda: (editing(), time.sleep(0.002)))

@@ -1,0 +1,21 @@
+"""Measuring in this process as on a machine that does nothing else: tests run beside each other."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from swiglu_bench.machine.load import LoadWatch
+from swiglu_bench.measure import ceilings
+from swiglu_bench.session.batches import Batches
+
+
+@contextmanager
+def quiet_machine() -> Iterator[None]:
+    """No load is known, no call takes longer by the wall clock than by its samples, and limits are soon measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ceilings.COPY_BYTES, "cpu", 2**20)
+        patch.setitem(ceilings.PRODUCT_SIDE, "cpu", 64)
+        patch.setattr(LoadWatch, "_read", lambda self: None)
+        patch.setattr(Batches, "disagreements", lambda self, claimed_ms, baseline="": {})
+        yield
