@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import settings
 
 if importlib.util.find_spec("triton") is not None and not torch.cuda.is_available():
     # Before anything imports triton: a kernel is bound to the interpreter when it is decorated.
@@ -19,6 +20,10 @@ torch.set_num_threads(1)
 # A shell lets its background jobs ignore Ctrl-C, and their children inherit that: tests of Ctrl-C would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# Hypothesis's own limit is a time, which a busy machine exceeds.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 
 NUMBERS = itertools.count()
 
