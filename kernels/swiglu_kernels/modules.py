@@ -77,6 +77,7 @@ def _swiglu_mlp(
     bias_up: torch.Tensor | None,
     bias_down: torch.Tensor | None,
     *,
+    activation: str,
     options: Options,
 ) -> torch.Tensor:
     weight_grad = options.weight_grad
@@ -91,6 +92,7 @@ def _swiglu_mlp(
         bias_gate,
         bias_up,
         bias_down,
+        activation=activation,
         weight_grad=weight_grad,
         save=options.save,
         input_grad=options.input_grad,
@@ -133,6 +135,8 @@ class FusedModule(nn.Module):
     """What the modules of this file share: their options, the backend, the way from projections to operands."""
 
     options: Options
+    gate_activation: str = "silu"
+    """Of an MLP, as `swiglu_mlp` has it; "gelu_tanh" where `patch_model` found GeGLU."""
     tensor_parallel: "Split | None" = None
     """How its parameters and its calls are shared among ranks; `parallel.SwiGLUParallel` sets it."""
 
@@ -149,6 +153,7 @@ class FusedModule(nn.Module):
     def extra_repr(self) -> str:
         """Return the options and the backend."""
         options = ", ".join(f"{name}={value!r}" for name, value in dataclasses.asdict(self.options).items())
+        options += "" if self.gate_activation == "silu" else f", activation={self.gate_activation!r}"
         split = "" if self.tensor_parallel is None else f", tensor_parallel={self.tensor_parallel}"
         return f"{options}, backend={self.backend!r}{split}"
 
@@ -182,9 +187,9 @@ class FusedModule(nn.Module):
         tensor, weights, biases = self._operands(x, "gate_proj", "up_proj", "down_proj")
         split = self.tensor_parallel
         if split is None:
-            return _swiglu_mlp(tensor, *weights, *biases, options=self.options)
+            return _swiglu_mlp(tensor, *weights, *biases, activation=self.gate_activation, options=self.options)
         *biases, bias_down = biases
-        part = _swiglu_mlp(tensor, *weights, *biases, *[None], options=self.options)
+        part = _swiglu_mlp(tensor, *weights, *biases, *[None], activation=self.gate_activation, options=self.options)
         return split.sum(part, bias_down)
 
 
@@ -400,4 +405,7 @@ class FusedSwiGLUPackedMLP(FusedModule):
         x, (packed, w_down), (packed_bias, bias_down) = self._operands(x, "gate_up_proj", "down_proj")
         w_gate, w_up = packed.chunk(2)
         bias_gate, bias_up = (None, None) if packed_bias is None else packed_bias.chunk(2)
-        return _swiglu_mlp(x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down, options=self.options)
+        return _swiglu_mlp(
+            x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down,
+            activation=self.gate_activation, options=self.options,
+        )  # fmt: skip

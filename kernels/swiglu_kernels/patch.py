@@ -2,18 +2,24 @@
 
 A module is patched by giving it another class, as fully_shard does: the module object stays where it is and keeps its
 projections, parameters, hooks, training mode and names, so optimisers, tied weights and references to it stay valid.
-`LAYOUTS` says which classes are known. Nothing here imports transformers: classes are known by name, and what the name
-promises is checked on the instance. Whatever looks like a SwiGLU MLP and is left alone is reported with the reason.
+`LAYOUTS` says which arrangements are known, and by class name which forwards are known to compute just that. Nothing
+here imports transformers. Any other class of such an arrangement has to pass a self-check first: a few tokens through
+its forward and through the fused module. Whatever looks like a gated MLP and is left alone is reported with the reason.
 """
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Collection, Iterator
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import nn
 
 from swiglu_kernels.calls.checks import KERNEL_DTYPES
+from swiglu_kernels.launches.backend import backend_for
+from swiglu_kernels.launches.precision import float32_dot_precision
 from swiglu_kernels.modules import (
     FusedModule,
     FusedSwiGLUMLP,
@@ -30,7 +36,6 @@ class Layout:
 
     gated: tuple[str, ...]
     down: str
-    activation: str
     fused: type[FusedModule]
     classes: frozenset[str]
 
@@ -44,20 +49,27 @@ LAYOUTS = (
     Layout(
         gated=("gate_proj", "up_proj"),
         down="down_proj",
-        activation="act_fn",
         fused=FusedSwiGLUMLP,
         classes=frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"}),
     ),
-    Layout(
-        gated=("gate_up_proj",),
-        down="down_proj",
-        activation="activation_fn",
-        fused=FusedSwiGLUPackedMLP,
-        classes=frozenset({"Phi3MLP"}),
-    ),
+    Layout(gated=("gate_up_proj",), down="down_proj", fused=FusedSwiGLUPackedMLP, classes=frozenset({"Phi3MLP"})),
 )
-SILU_CLASSES = frozenset({"SiLU", "SiLUActivation"})
+OTHER_NAMES = frozenset({"w1", "w2", "w3"})
+"""What the three projections are called in models that no layout describes."""
+ACTIVATION_NAMES = ("act_fn", "activation_fn", "act", "activation")
+"""Where an MLP has its activation; the first that is there counts."""
+ACTIVATION_CLASSES = {
+    "SiLU": "silu",
+    "SiLUActivation": "silu",
+    "GELUTanh": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh",
+    "NewGELUActivation": "gelu_tanh",
+    "FastGELUActivation": "gelu_tanh",
+}
+CHECK_REACH = (1.0, 10.0, 100.0)
+"""Largest gate of each token in the self-check: a forward that bounds what it computes shows on the last."""
 _STOCK_CLASS = "_class_before_patch"
+_OWN_ATTRIBUTES = frozenset({"options", "gate_activation", "tensor_parallel", _STOCK_CLASS})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,6 +96,8 @@ class PatchReport:
 
     changed: tuple[Changed, ...]
     left_alone: tuple[LeftAlone, ...]
+    notes: tuple[str, ...] = ()
+    """What else there is to know: that nothing looks like an MLP, or that nothing is gained on this device."""
 
     def __str__(self) -> str:
         lines = [f"changed {len(self.changed)}, left alone {len(self.left_alone)}"]
@@ -91,7 +105,7 @@ class PatchReport:
         lines += [
             f"  {one.path or '(the model)'}: {one.class_name} left alone: {one.reason}" for one in self.left_alone
         ]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
 
 def patch_model(
@@ -102,44 +116,67 @@ def patch_model(
     save: str = "auto",
     input_grad: str = "auto",
 ) -> PatchReport:
-    """Let the SwiGLU MLPs of a model run on the fused op, in place.
+    """Let the gated MLPs of a model run on the fused op, in place.
 
-    Known are the MLPs of Hugging Face's Llama, Mistral, Qwen2, Qwen3 and Phi-3. Parameters, state_dict, hooks on the
-    MLP and training mode are untouched, so a checkpoint saved before or after loads into the stock model and back.
-    Patch before parallelize_module (with `parallel.SwiGLUParallel`), fully_shard, DistributedDataParallel and
-    torch.compile; adapters that wrap the projections exclude it.
+    Known are the MLPs of Hugging Face's Llama, Mistral, Qwen2, Qwen3 and Phi-3. Any other module with `gate_proj`,
+    `up_proj` and `down_proj`, or a packed `gate_up_proj` and `down_proj`, all plain torch.nn.Linear, and SiLU or GELU's
+    tanh approximation as its activation is taken if it passes a self-check: a few tokens through its own forward, in
+    both training modes, and through the fused module, with its own weights, agree within what their dtype rounds. So
+    are the MLPs of Gemma, Gemma 2 and 3, OLMo 2, SmolLM3, Granite, Cohere 2 and GLM-4. Experts whose weights are
+    stacked in one tensor (Mixtral, Qwen3-MoE, gpt-oss) are left alone, and the report names them.
+
+    Parameters, state_dict, hooks on the MLP and training mode are untouched, so a checkpoint saved before or after
+    loads into the stock model and back. Load weights first: the self-check needs them. Patch before parallelize_module
+    (with `parallel.SwiGLUParallel`), fully_shard, DistributedDataParallel and torch.compile; adapters that wrap the
+    projections exclude it.
 
     Args:
         model: any module; every module below it is looked at.
-        classes: names of further classes whose forward is `down_proj(act_fn(gate_proj(x)) * up_proj(x))` (or Phi-3's)
-            and nothing else. Their attributes are checked, their forward is taken on the caller's word.
+        classes: names of classes in the model whose forward is `down_proj(act_fn(gate_proj(x)) * up_proj(x))` (or
+            Phi-3's) and nothing else. Their attributes are checked, their forward is taken on the caller's word,
+            without the self-check: for weights on the meta device, or all zero.
         weight_grad: see `swiglu_glu`.
         save: see `swiglu_glu`.
         input_grad: see `swiglu_glu`.
 
     Returns:
-        What changed, and what looks like a SwiGLU MLP and was left alone, with the reason. A second call changes
-        nothing and says so.
+        What changed, and what looks like a gated MLP or its experts and was left alone, with the reason. A second call
+        changes nothing and says so. On a device without kernels it says that nothing is gained there.
 
     Raises:
         TypeError: model is not a torch.nn.Module, or classes is a string.
-        ValueError: an option has an unknown value. The model is then as it was.
+        ValueError: an option has an unknown value, or no MLP of the model has a class named in classes. The model is
+            then as it was.
     """
     _check_model(model)
     if isinstance(classes, str):
         raise TypeError(f"classes: expected a collection of class names, got the string {classes!r}")
     options = Options(weight_grad, save, input_grad)
-    changed, left_alone = [], []
-    for path, module, layout in _candidates(model):
+    candidates = list(_candidates(model))
+    _check_classes(classes, [module for _, module, _ in candidates])
+    changed, left_alone, without_kernels = [], [], set()
+    for path, module, layout in candidates:
         name = type(module).__name__
-        reason = _why_not(module, layout, layout.classes.union(classes))
-        if reason is not None:
-            left_alone.append(LeftAlone(path, name, reason))
+        reason = _why_not_layout(module) if layout is None else _why_not(module, layout, classes)
+        if layout is None or reason is not None:
+            left_alone.append(LeftAlone(path, name, reason or ""))
             continue
-        module.__dict__ |= {_STOCK_CLASS: type(module), "options": options}
+        module.__dict__ |= _fused_attributes(module, options)
         module.__class__ = layout.fused
         changed.append(Changed(path, name, layout.fused.__name__))
-    return PatchReport(tuple(changed), tuple(left_alone))
+        device = next(module.parameters()).device
+        if device.type != "meta" and backend_for(device) == "torch":
+            without_kernels.add(str(device))
+    notes = []
+    if without_kernels:
+        notes.append(
+            f"nothing is gained on {', '.join(sorted(without_kernels))}: the backend there is torch, PyTorch's own "
+            "operations; the kernels run on an NVIDIA GPU of compute capability 8.0 or newer, with Triton"
+        )
+    if not candidates:
+        layouts = "; or ".join(", ".join(layout.projections) for layout in LAYOUTS)
+        notes.append(f"no module of {type(model).__name__} has the projections of a gated MLP: {layouts}")
+    return PatchReport(tuple(changed), tuple(left_alone), tuple(notes))
 
 
 def unpatch(model: nn.Module) -> PatchReport:
@@ -172,7 +209,8 @@ def unpatch(model: nn.Module) -> PatchReport:
             left_alone.append(LeftAlone(path, name, f"it was {stock.__name__} and got this class after patch_model"))
             continue
         module.__class__ = stock
-        del module.__dict__["options"], module.__dict__[_STOCK_CLASS]
+        for attribute in ("options", "gate_activation", _STOCK_CLASS):
+            module.__dict__.pop(attribute, None)
         changed.append(Changed(path, name, stock.__name__))
     return PatchReport(tuple(changed), tuple(left_alone))
 
@@ -182,12 +220,49 @@ def _check_model(model: object) -> None:
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
 
 
-def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, Layout]]:
-    """Yield the modules that have the projections of a layout, each once."""
+def _check_classes(classes: Collection[str], candidates: list[nn.Module]) -> None:
+    """Raise where a name is that of no candidate, of no class above it, and of none that was patched."""
+    kinds = {module.__dict__.get(_STOCK_CLASS, type(module)) for module in candidates}
+    absent = sorted(set(classes) - {base.__name__ for kind in kinds for base in kind.__mro__})
+    if absent:
+        found = ", ".join(sorted(kind.__name__ for kind in kinds)) or "no MLP at all"
+        raise ValueError(f"classes: no MLP of the model is of class {', '.join(absent)}; the model has {found}")
+
+
+def _fused_attributes(module: nn.Module, options: Options) -> dict[str, Any]:
+    """Return what a module's __dict__ gains with the fused class."""
+    attributes = {_STOCK_CLASS: type(module), "options": options}
+    _, activation = _activation(module)
+    return attributes if activation == "silu" else {**attributes, "gate_activation": activation}
+
+
+def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, Layout | None]]:
+    """Yield the modules that have the projections of a layout, and with None those that have them in another way."""
     for path, module in model.named_modules():
         for layout in LAYOUTS:
             if all(isinstance(module._modules.get(name), nn.Module) for name in layout.projections):
                 yield path, module, layout
+                break
+        else:
+            if _stacked(module) or set(module._modules) >= OTHER_NAMES:
+                yield path, module, None
+
+
+def _stacked(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the module's own weights that hold several experts each."""
+    weights: dict[str, torch.Tensor] = {
+        name: one for name, one in module._parameters.items() if one is not None and one.dim() > 2
+    }
+    return weights if "down_proj" in weights or "expert" in type(module).__name__.lower() else {}
+
+
+def _why_not_layout(module: nn.Module) -> str:
+    """Say why a module that no layout describes is left alone."""
+    stacked = ", ".join(f"{name} {list(weight.shape)}" for name, weight in _stacked(module).items())
+    if stacked:
+        return f"its experts are stacked in {stacked}; what is patched has a torch.nn.Linear for each projection"
+    known = " or ".join(", ".join(layout.projections) for layout in LAYOUTS)
+    return f"its projections are called {', '.join(sorted(OTHER_NAMES))}; what is patched calls them {known}"
 
 
 def _why_not(module: nn.Module, layout: Layout, classes: Collection[str]) -> str | None:
@@ -197,11 +272,10 @@ def _why_not(module: nn.Module, layout: Layout, classes: Collection[str]) -> str
         return f"fused already ({module.extra_repr()}){advice}"
     if "forward" in module.__dict__:
         return "its forward was replaced"
-    return (
-        _why_not_projections(module, layout)
-        or _why_not_class(module, layout, classes)
-        or _why_not_activation(module, layout)
-    )
+    reason = _why_not_projections(module, layout) or _why_not_attributes(module, layout) or _why_not_activation(module)
+    if reason is not None or type(module).__name__ in layout.classes.union(classes):
+        return reason
+    return _why_not_shapes(module, layout) or _why_not_call(module) or _why_not_same(module, layout)
 
 
 def _why_not_projections(module: nn.Module, layout: Layout) -> str | None:
@@ -220,26 +294,115 @@ def _why_not_projections(module: nn.Module, layout: Layout) -> str | None:
     return None
 
 
-def _why_not_class(module: nn.Module, layout: Layout, classes: Collection[str]) -> str | None:
-    if type(module).__name__ not in classes:
-        known = ", ".join(sorted(classes))
-        return f"its forward is unknown (known: {known}; add its name to classes if it computes the same)"
-    further = set(module._modules) - {*layout.projections, layout.activation}
+def _why_not_attributes(module: nn.Module, layout: Layout) -> str | None:
+    further = set(module._modules) - {*layout.projections, _activation(module)[0]}
     further |= set(module._parameters) | set(module._buffers)
     if further:
         return f"it has more than the projections and the activation: {', '.join(sorted(further))}"
+    taken = sorted(_OWN_ATTRIBUTES.intersection(vars(module)))
+    if taken:
+        return f"the fused module needs these of its attributes for itself: {', '.join(taken)}"
     # Older transformers computed the MLP in slices then.
     if (getattr(getattr(module, "config", None), "pretraining_tp", None) or 1) > 1:
         return "config.pretraining_tp is above 1"
     return None
 
 
-def _why_not_activation(module: nn.Module, layout: Layout) -> str | None:
-    activation = getattr(module, layout.activation, None)
+def _activation(module: nn.Module) -> tuple[str | None, str | None]:
+    """Return the name of the attribute that holds the activation, and which of the kernels' activations it is."""
+    name = next((name for name in ACTIVATION_NAMES if hasattr(module, name)), None)
+    activation = None if name is None else getattr(module, name)
     if activation is F.silu:
-        return None
-    if not isinstance(activation, nn.Module) or type(activation).__name__ not in SILU_CLASSES:
-        name = getattr(activation, "__name__", type(activation).__name__)
-        return f"{layout.activation}: its activation is {name}, not SiLU"
-    reason = why_not_bare(activation)
-    return reason and f"{layout.activation}: {reason}"
+        return name, "silu"
+    if isinstance(activation, nn.GELU) and activation.approximate == "tanh":
+        return name, "gelu_tanh"
+    if isinstance(activation, functools.partial) and (activation.func, activation.args) == (F.gelu, ()):
+        return name, "gelu_tanh" if activation.keywords == {"approximate": "tanh"} else None
+    return name, ACTIVATION_CLASSES.get(type(activation).__name__) if isinstance(activation, nn.Module) else None
+
+
+def _why_not_activation(module: nn.Module) -> str | None:
+    name, known = _activation(module)
+    if name is None:
+        return f"it has no activation by the name of {', '.join(ACTIVATION_NAMES)}"
+    activation = getattr(module, name)
+    if known is None:
+        own = getattr(activation, "__name__", type(activation).__name__)
+        return f"{name}: its activation is {own}, not SiLU or the tanh approximation of GELU"
+    reason = why_not_bare(activation) if isinstance(activation, nn.Module) else None
+    return reason and f"{name}: {reason}"
+
+
+def _why_not_shapes(module: nn.Module, layout: Layout) -> str | None:
+    gated = [tuple(getattr(module, name).weight.shape) for name in layout.gated]
+    down = tuple(getattr(module, layout.down).weight.shape)
+    rows = sum(shape[0] for shape in gated)
+    if len(set(gated)) > 1 or rows != 2 * down[1]:
+        shapes = ", ".join(map(str, (*gated, down)))
+        return f"the weights of {', '.join(layout.projections)} do not fit together: {shapes}"
+    return None
+
+
+def _why_not_call(module: nn.Module) -> str | None:
+    """Say why a call is more than the forward of one tensor."""
+    if type(module).__call__ is not nn.Module.__call__:
+        return "its class has a __call__ of its own"
+    takes = list(inspect.signature(type(module).forward).parameters)[1:]
+    return None if len(takes) == 1 else f"its forward takes {', '.join(takes) or 'nothing'}, not one tensor"
+
+
+def _why_not_same(module: nn.Module, layout: Layout) -> str | None:
+    """Run the self-check: a few tokens through the module's forward and the fused one; nothing of it remains."""
+    first, down = getattr(module, layout.gated[0]).weight, getattr(module, layout.down).weight
+    if first.is_meta:
+        return "the self-check needs weights, these are on the meta device; load them first, or name it in classes"
+    # Each rounds h, gate and up on its way, and both sum in fp32, in any order.
+    rounding = (
+        2**-10 if first.dtype == torch.float32 and float32_dot_precision() == "tf32" else torch.finfo(first.dtype).eps
+    )
+    tolerance = 2 * rounding + sum(down.shape) ** 0.5 * 2**-22
+    cuda = [first.device] if first.device.type == "cuda" else []
+    with torch.no_grad(), torch.autocast(first.device.type, enabled=False), torch.random.fork_rng(cuda):
+        try:
+            x = _tokens(first[: down.shape[1]])
+            new = _twin(module, layout.fused, _fused_attributes(module, Options())).forward(x.clone())
+            for training in (False, True):
+                old = _twin(module, type(module), {"training": training}).forward(x.clone())
+                reason = _difference(old, new, tolerance)
+                if reason is not None:
+                    return f"the self-check, with training={training}: {reason}"
+        except Exception as error:
+            return f"the self-check: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return None
+
+
+def _twin(module: nn.Module, kind: type[nn.Module], attributes: dict[str, Any]) -> Any:
+    """Return a module of another class, or of other attributes, that shares everything else."""
+    twin = object.__new__(kind)
+    twin.__dict__ |= module.__dict__ | attributes
+    return twin
+
+
+def _tokens(w_gate: torch.Tensor) -> torch.Tensor:
+    """Return tokens [2, 3, hidden], the same ones for the same weights, that reach CHECK_REACH in the gate."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    x = torch.randn(2, len(CHECK_REACH), w_gate.shape[1], generator=generator, device="cpu").to(w_gate)
+    largest = F.linear(x, w_gate).float().abs().amax(-1, keepdim=True)
+    reach = torch.tensor(CHECK_REACH, device=x.device)[:, None]
+    return (x.float() * torch.where(largest > 0, reach / largest, 1.0)).to(x.dtype)
+
+
+def _difference(old: object, new: torch.Tensor, tolerance: float) -> str | None:
+    """Say how the outputs of two modules differ; tokens whose own result overflows are not compared."""
+    if not isinstance(old, torch.Tensor):
+        return f"its forward returns a {type(old).__name__}, not a tensor"
+    if (old.shape, old.dtype) != (new.shape, new.dtype):
+        return f"its forward returns {list(old.shape)} in {old.dtype}, the fused one {list(new.shape)} in {new.dtype}"
+    finite = old.isfinite().all(-1)
+    if not finite.any() or not old[finite].any():
+        return "its output is zero or not finite, which proves nothing; load its weights first, or name it in classes"
+    sizes, errors = (one[finite].double().norm(dim=-1) for one in (old, old.double() - new.double()))
+    off = (errors / sizes).max().item()
+    if not off <= tolerance:
+        return f"its output is off by {off:.2g} of its size from that of the fused module, tolerance {tolerance:.2g}"
+    return None

@@ -68,7 +68,7 @@ def _of_modules(model: nn.Module) -> list[Call]:
         if isinstance(module, FusedModule):
             own: list[torch.Tensor] = list(module.parameters())
             kinds = tuple((one.shape, one.stride(), one.dtype, one.device, one.requires_grad) for one in own)
-            found.setdefault((type(module), module.options, kinds), (module, own))
+            found.setdefault((type(module), module.options, module.gate_activation, kinds), (module, own))
     if not found:
         raise ValueError(f"{type(model).__name__} has no fused module: patch_model puts them in")
     return [(module, partial(_zeros_like, own[0]), own) for module, own in found.values()]
