@@ -47,11 +47,11 @@ class RowOptions:
 
         chosen = load_run(path).only(
             implementation=[] if baseline else self.names,
-            shape=_parts(self.shape),
+            shape=_parts("--shape", self.shape),
             tokens=[str(count) for count in parse_tokens(self.tokens)] if self.tokens is not None else [],
             dtype=[one.value for one in parse_dtypes(self.dtype)] if self.dtype is not None else [],
-            scope=_parts(self.scope),
-            mode=_parts(self.mode),
+            scope=_parts("--scope", self.scope),
+            mode=_parts("--mode", self.mode),
         )
         if baseline:
             from swiglu_bench.rows.ratios import rebased
@@ -62,7 +62,7 @@ class RowOptions:
     @property
     def names(self) -> list[str]:
         """The parts of --impl."""
-        return _parts(self.impl)
+        return _parts("--impl", self.impl)
 
 
 def _compare(
@@ -276,8 +276,8 @@ def publish(
     raise typer.Exit(int(sent.failed))
 
 
-def _parts(names: str | None) -> list[str]:
-    return split([names]) if names else []
+def _parts(option: str, names: str | None) -> list[str]:
+    return split([names], option) if names is not None else []
 
 
 compare, show = command_of(RowOptions, _compare), command_of(RowOptions, _show)

@@ -51,8 +51,8 @@ def report(
     from swiglu_bench.report.load import folders, load, only
 
     found = [load(path) for given in runs for path in folders(given)]
-    if split(impl):
-        found = only(found, split(impl))
+    if names := split(impl, "--impl"):
+        found = only(found, names)
     if output:
         from swiglu_bench.report.page import page
 
