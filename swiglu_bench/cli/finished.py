@@ -247,11 +247,13 @@ def history(
 def publish(
     run: RunPath, wandb_project: options.WandbProject = "swiglu-bench", wandb_entity: options.WandbEntity = None,
     wandb_group: options.WandbGroup = None, wandb_tags: options.WandbTags = None, wandb_id: options.WandbId = None,
+    form: options.JsonForm = "table",
 ) -> None:  # fmt: skip
     """Send a finished run to Weights & Biases, as --log-wandb would have. Exits 1 if not all of it could be sent.
 
     Example: swiglu-bench publish results/nvidia-h200/2026-11-21/forward --wandb-tags reference
     """
+    text.check("--format", form, text.TABLE, "json")
     from contextlib import closing
 
     from swiglu_bench.machine.machine import slug_of
@@ -266,13 +268,21 @@ def publish(
         wandb_id=wandb_id,
     )  # fmt: skip
     slug = slug_of(found.records[0].device if found.records[0].cuda else "cpu")
-    say = partial(text.screen().print, markup=False, highlight=False, soft_wrap=True)
+    say = partial(text.screen(form).print, markup=False, highlight=False, soft_wrap=True)
     sent = wandb_run(wanted, found.command, slug, found.about, found.place, lambda line: say(f"Warning: {line}"))
     with closing(sent):
         for record in found.records:
             sent.write(record)
     if sent.url_or_path:
         say(f"W&B: {sent.url_or_path}")
+    if form == "json":
+        about = {
+            "kind": "publication",
+            "run": str(run),
+            "url_or_path": sent.url_or_path,
+            "rows_sent": len(found.records),
+        }
+        text.put(text.as_json(about | {"failed": sent.failed}))
     raise typer.Exit(int(sent.failed))
 
 

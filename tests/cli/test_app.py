@@ -64,6 +64,7 @@ def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         ("verify --ray auto --dry-run", "--dry-run looks at this host only, and --ray at others; leave one of them"),
         ("verify --ray nowhere", "--ray: 'nowhere' is no"),
         ("audit --dtype bf16,fp16", "--dtype: audit takes one"),
+        ("selftest --no-zoo --false-alarms 0", "--no-zoo and --false-alarms 0 leave nothing"),
         ("selftest --impl nobody", "--impl: no implementation is called 'nobody'"),
         ("inspect --target hopper", "--target: 'hopper' is not a list of compute capabilities; give sm_80, sm_90"),
         ("doctor --format xml", "--format: 'xml' is not one of table, json"),

@@ -229,3 +229,6 @@ def test_a_dry_run_prints_the_cases_and_writes_nothing(
     assert f"{cases} cases x" in ran.out
     assert all(word in ran.out for word in words.split())
     assert list(tmp_path.iterdir()) == []
+    told = json.loads(swiglu_bench(*line.split(), "--device", "cpu", "--dry-run", "--format", "json").out)
+    assert (told["kind"], len(told["rows"])) == ("plan", cases)
+    assert all(row["needed_bytes"] > 0 for row in told["rows"])
