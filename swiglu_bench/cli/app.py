@@ -6,8 +6,9 @@ Nothing heavy is imported at the top of these files, so that `--help` and shell 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,6 +25,7 @@ from swiglu_bench.cli.selftest import selftest
 from swiglu_bench.cli.tp import tp
 from swiglu_bench.cli.train import train
 from swiglu_bench.cli.tune import tune
+from swiglu_bench.rows.csv_table import CutShort
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.sweep.options import AuditOptions
 from swiglu_bench.sweep.request import INTERRUPTED
@@ -54,6 +56,17 @@ for _panel, _commands in PANELS.items():
         app.command(_name, rich_help_panel=_panel)(_command)
 
 
+_show_warning = warnings.showwarning
+
+
+def _tell(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    """Python's warnings as they are, and the suite's own as all else that it says."""
+    if issubclass(category, CutShort):
+        typer.echo(f"Warning: {message}", err=True)
+    else:
+        _show_warning(message, category, *where, **more)
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"swiglu-bench {__version__}")
@@ -67,6 +80,7 @@ def _root(
     ] = False,
 ) -> None:
     del version
+    setattr(warnings, "showwarning", _tell)  # noqa: B010 -- mypy wants the names of all its parameters
 
 
 def main() -> None:

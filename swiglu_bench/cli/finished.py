@@ -47,11 +47,11 @@ class RowOptions:
 
         chosen = load_run(path).only(
             implementation=[] if baseline else self.names,
-            shape=_parts(self.shape),
+            shape=_parts("--shape", self.shape),
             tokens=[str(count) for count in parse_tokens(self.tokens)] if self.tokens is not None else [],
             dtype=[one.value for one in parse_dtypes(self.dtype)] if self.dtype is not None else [],
-            scope=_parts(self.scope),
-            mode=_parts(self.mode),
+            scope=_parts("--scope", self.scope),
+            mode=_parts("--mode", self.mode),
         )
         if baseline:
             from swiglu_bench.rows.ratios import rebased
@@ -62,7 +62,7 @@ class RowOptions:
     @property
     def names(self) -> list[str]:
         """The parts of --impl."""
-        return _parts(self.impl)
+        return _parts("--impl", self.impl)
 
 
 def _compare(
@@ -247,11 +247,13 @@ def history(
 def publish(
     run: RunPath, wandb_project: options.WandbProject = "swiglu-bench", wandb_entity: options.WandbEntity = None,
     wandb_group: options.WandbGroup = None, wandb_tags: options.WandbTags = None, wandb_id: options.WandbId = None,
+    form: options.JsonForm = "table",
 ) -> None:  # fmt: skip
     """Send a finished run to Weights & Biases, as --log-wandb would have. Exits 1 if not all of it could be sent.
 
     Example: swiglu-bench publish results/nvidia-h200/2026-11-21/forward --wandb-tags reference
     """
+    text.check("--format", form, text.TABLE, "json")
     from contextlib import closing
 
     from swiglu_bench.machine.machine import slug_of
@@ -266,18 +268,26 @@ def publish(
         wandb_id=wandb_id,
     )  # fmt: skip
     slug = slug_of(found.records[0].device if found.records[0].cuda else "cpu")
-    say = partial(text.screen().print, markup=False, highlight=False, soft_wrap=True)
+    say = partial(text.screen(form).print, markup=False, highlight=False, soft_wrap=True)
     sent = wandb_run(wanted, found.command, slug, found.about, found.place, lambda line: say(f"Warning: {line}"))
     with closing(sent):
         for record in found.records:
             sent.write(record)
     if sent.url_or_path:
         say(f"W&B: {sent.url_or_path}")
+    if form == "json":
+        about = {
+            "kind": "publication",
+            "run": str(run),
+            "url_or_path": sent.url_or_path,
+            "rows_sent": len(found.records),
+        }
+        text.put(text.as_json(about | {"failed": sent.failed}))
     raise typer.Exit(int(sent.failed))
 
 
-def _parts(names: str | None) -> list[str]:
-    return split([names]) if names else []
+def _parts(option: str, names: str | None) -> list[str]:
+    return split([names], option) if names is not None else []
 
 
 compare, show = command_of(RowOptions, _compare), command_of(RowOptions, _show)

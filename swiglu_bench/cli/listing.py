@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -12,7 +12,7 @@ from rich.text import Text
 from swiglu_bench.rows import text
 from swiglu_bench.spec.cases import Case, Scope
 from swiglu_bench.sweep import request
-from swiglu_bench.sweep.options import TIMEOUT_S, Device, JsonForm
+from swiglu_bench.sweep.options import OUTPUT, TIMEOUT_S, WHAT, Device, JsonForm, option
 
 if TYPE_CHECKING:
     from swiglu_bench.machine.machine import Machine
@@ -24,16 +24,26 @@ FACTS = ("name", "description", "trains", "weight_layout", "backend", "package",
 COLUMNS = {"shapes": ("hidden", "intermediate", "tokens", "source"), "sweeps": ("shapes", "tokens", "source")}
 
 
-def list_(device: Device = None, form: JsonForm = "table") -> None:
-    """Show implementations with their availability, shapes and sweeps, and this machine.
+def list_(
+    shapes: Annotated[bool, option(WHAT, "Shapes and sweeps, with their sizes and sources.", "--shapes")] = False,
+    machine: Annotated[bool, option(WHAT, "This machine, with all versions.", "--machine")] = False,
+    detail: Annotated[
+        bool, option(OUTPUT, "All facts of every implementation, also of those not available.", "--detail", "-v")
+    ] = False,
+    device: Device = None,
+    form: JsonForm = "table",
+) -> None:
+    """Show implementations and why one is not available here; with --shapes or --machine those instead.
 
-    Example: swiglu-bench list
+    --format json has all of it at once.
+
+    Example: swiglu-bench list --shapes
     """
     text.check("--format", form, text.TABLE, "json")
-    from swiglu_bench.machine import machine
+    from swiglu_bench.machine.machine import describe, find_device
 
-    found = machine.find_device(device)
-    this = machine.describe(found)
+    found = find_device(device)
+    this = describe(found)
     from swiglu_kernels.hopper.shared import why_aside  # imports Triton, whose interpreter is chosen before
 
     told = {
@@ -45,8 +55,8 @@ def list_(device: Device = None, form: JsonForm = "table") -> None:
     if form == "json":
         text.put(text.as_json(told))
         return
-    for part in tables(told):
-        text.screen().print(part)
+    for part in tables(told, detail, shapes, machine):
+        text.screen().print(part, highlight=False)
 
 
 def implementations(known: Sequence[Implementation], this: Machine) -> list[dict[str, Any]]:
@@ -76,21 +86,11 @@ def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
     return new_table(columns, title, text=set(columns) - set(right), wrap=columns)
 
 
-def tables(told: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Implementations, with the reasons against those that cannot run here; shapes; sweeps; this machine."""
-    from swiglu_bench.writers.tables import Notes
-
-    found, notes = table("Implementations", "name", "scopes", "gradients", "weights", "here", "what it is"), Notes()
-    found.columns[0].no_wrap = found.columns[4].no_wrap = True
-    for one in told["implementations"]:
-        reason, usual = one["unavailable"], "on request" if one["on_request"] else "yes"
-        here = Text(usual, "green") if reason is None else Text(f"no {notes.mark(reason)}", "yellow")
-        trains = {"everything": "all", "inputs": "inputs", "nothing": "none"}[one["trains"]]
-        scopes = "all" if len(one["scopes"]) == len(Scope) else " ".join(one["scopes"])
-        found.add_row(Text(one["name"], "bold"), scopes, trains, one["weight_layout"], here, one["description"])
-    yield found
-    yield from notes.lines()
-    for kind, columns in COLUMNS.items():
+def tables(told: Mapping[str, Any], detail: bool, shapes: bool, machine: bool) -> Iterator[RenderableType]:
+    """What was asked for: implementations in a line each or in detail, shapes and sweeps, this machine."""
+    if not shapes and not machine:
+        yield from _in_detail(told["implementations"]) if detail else _in_lines(told["implementations"])
+    for kind, columns in COLUMNS.items() if shapes else ():
         found = table(kind.title(), "name", *columns)
         found.columns[0].no_wrap = True
         for one in told[kind]:
@@ -100,24 +100,77 @@ def tables(told: Mapping[str, Any]) -> Iterator[RenderableType]:
             }
             found.add_row(Text(one["name"], "bold"), *(shown[column] for column in columns))
         yield found
-    found = table("Machine", "what", "value")
-    for name, value in told["machine"].items():
-        fact = f"{value / 2**30:.1f} GiB" if name == "memory_bytes" else "-" if value in (None, "") else str(value)
-        found.add_row(name.replace("_", " "), fact)
+    if machine:
+        found = table("Machine", "what", "value")
+        for name, value in told["machine"].items():
+            fact = f"{value / 2**30:.1f} GiB" if name == "memory_bytes" else "-" if value in (None, "") else str(value)
+            found.add_row(name.replace("_", " "), fact)
+        yield found
+
+
+def _in_lines(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+    """A line for each implementation that can run here, and one per reason for those that cannot."""
+    from swiglu_bench.writers.tables import by_reason
+
+    found = table("Implementations", "name", "scopes", "what it is")
+    found.columns[0].no_wrap = found.columns[1].no_wrap = True  # only the description gives way
+    here = [one for one in known if one["unavailable"] is None]
+    for one in here:
+        what = Text(one["description"], no_wrap=True, overflow="ellipsis")
+        found.add_row(Text(one["name"] + "*" * one["on_request"], "bold"), _scopes(one["scopes"]), what)
     yield found
+    if any(one["on_request"] for one in here):
+        yield Text("*: only where --impl names it.", "dim")
+    for line in by_reason("not here", ((one["unavailable"], one["name"]) for one in known if one["unavailable"])):
+        yield Text(line, "yellow")
+    yield Text(
+        "--detail: gradients, weights and every description; --shapes: sizes by name; --machine: this one.", "dim"
+    )
 
 
-def dry_run(
-    settings: Settings, cases: Sequence[Case], chosen: Sequence[Implementation], free_bytes: int
-) -> Iterator[RenderableType]:
-    """The cases of a sweep and the memory each needs."""
+def _in_detail(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+    """All facts of each implementation, and the reasons against those that cannot run here."""
+    from swiglu_bench.writers.tables import Notes
+
+    found, notes = table("Implementations", "name", "scopes", "gradients", "weights", "here", "what it is"), Notes()
+    found.columns[0].no_wrap = found.columns[4].no_wrap = True
+    for one in known:
+        reason, usual = one["unavailable"], "on request" if one["on_request"] else "yes"
+        here = Text(usual, "green") if reason is None else Text(f"no {notes.mark(reason)}", "yellow")
+        trains = {"everything": "all", "inputs": "inputs", "nothing": "none"}[one["trains"]]
+        found.add_row(
+            Text(one["name"], "bold"), _scopes(one["scopes"]), trains, one["weight_layout"], here, one["description"]
+        )
+    yield found
+    yield from notes.lines()
+
+
+def _scopes(names: Sequence[str]) -> str:
+    return "all" if len(names) == len(Scope) else " ".join(names)
+
+
+def planned(settings: Settings, cases: Sequence[Case], free_bytes: int) -> list[dict[str, Any]]:
+    """The cases of a sweep, the memory that each needs, and whether it fits."""
     from swiglu_bench.session import policy
 
+    return [
+        {
+            "shape": case.shape.name, "hidden": case.shape.hidden, "intermediate": case.shape.intermediate,
+            "scope": case.scope, "mode": case.mode, "dtype": case.dtype, "tokens": case.tokens,
+            "needed_bytes": policy.needed_bytes(settings, case),
+            "fits": policy.needed_bytes(settings, case) <= free_bytes,
+        }
+        for case in cases
+    ]  # fmt: skip
+
+
+def dry_run(cases: Sequence[Mapping[str, Any]], names: Sequence[str], free_bytes: int) -> Iterator[RenderableType]:
+    """Planned cases and the implementations that each is for."""
     found = table("Cases", "shape", "scope", "mode", "dtype", "tokens", "memory needed", "")
     for case in cases:
-        need = policy.needed_bytes(settings, case)
-        lacks = f"skipped: the device has {free_bytes / 2**30:.1f} GiB free" if need > free_bytes else ""
-        size = f"{need / 2**20:,.1f} MiB"
-        found.add_row(case.shape.name, case.scope, case.mode, case.dtype, str(case.tokens), size, Text(lacks, "yellow"))
+        lacks = "" if case["fits"] else f"skipped: the device has {free_bytes / 2**30:.1f} GiB free"
+        size = f"{case['needed_bytes'] / 2**20:,.1f} MiB"
+        what = (str(case[name]) for name in ("shape", "scope", "mode", "dtype", "tokens"))
+        found.add_row(*what, size, Text(lacks, "yellow"))
     yield found
-    yield Text(f"{len(cases)} cases x {len(chosen)} implementations: {', '.join(one.name for one in chosen)}")
+    yield Text(f"{len(cases)} cases x {len(names)} implementations: {', '.join(names)}")

@@ -244,7 +244,7 @@ def doctor(
     with held(chosen, wait):
         findings = list(examine(chosen, cross_check=clock))
     if form == "json":
-        text.put(text.as_json([dataclasses.asdict(one) for one in findings]))
+        text.put(text.as_json({"kind": "doctor", "rows": [dataclasses.asdict(one) for one in findings]}))
     else:
         console, checks = text.screen(), table("", "check", "", "found", "what to do")
         checks.columns[0].no_wrap = checks.columns[1].no_wrap = True

@@ -55,7 +55,7 @@ def measure(
     text.check("--format", form, text.TABLE, *text.ROWS)
     console = text.screen(form)
     if dry_run:
-        _dry_run(command, options, console)
+        _dry_run(command, options, console, form)
     elif form == text.TABLE:
         raise typer.Exit(perform(command, options, console, request.command_line())[0])
     else:
@@ -67,7 +67,7 @@ def measure(
         raise typer.Exit(status)
 
 
-def _dry_run(command: str, options: SweepOptions, console: Console) -> None:
+def _dry_run(command: str, options: SweepOptions, console: Console, form: str) -> None:
     if options.ray is not None:
         raise BadInput("--dry-run looks at this host only, and --ray at others; leave one of them out.")
     from swiglu_bench.cli import listing
@@ -75,4 +75,12 @@ def _dry_run(command: str, options: SweepOptions, console: Console) -> None:
 
     with request.requested(command, options, console, request.command_line()) as asked:
         free_bytes = free_memory_bytes(asked.settings.device)
-        console.print(*listing.dry_run(asked.settings, asked.cases, asked.implementations, free_bytes))
+        cases, names = (
+            listing.planned(asked.settings, asked.cases, free_bytes),
+            [one.name for one in asked.implementations],
+        )
+    if form == text.TABLE:
+        console.print(*listing.dry_run(cases, names, free_bytes))
+    else:
+        about = {"kind": "plan", "command": command, "free_bytes": free_bytes, "implementations": names}
+        text.put(text.as_text(form, cases, about, cases[0]))

@@ -38,7 +38,7 @@ def recommend(
     device: options.Device = None, budget: options.Budget = 20.0, in_process: options.InProcess = False,
     wait: options.Wait = True,
     out: Annotated[Path | None, option(OUTPUT, "Keep what is measured in this folder.")] = None,
-    form: options.Form = "table",
+    resume: options.Resume = False, force: options.Force = False, form: options.Form = "table",
 ) -> None:  # fmt: skip
     """Say what to use: the best implementation per token count, how sure that is, and the line of Python for it.
 
@@ -55,12 +55,13 @@ def recommend(
     if run:
         if request.split(skip_impl):
             raise BadInput("--skip-impl is for measuring now; choose rows of a --run with --impl.")
-        names = ",".join(request.split(impl)) or None
+        names = ",".join(request.split(impl, "--impl")) or None
         runs = [_chosen(path, mode, impl=names, shape=shapes, tokens=tokens, dtype=dtype, scope=scope) for path in run]
     else:
         given: dict[str, Any] = {
             "shapes": shapes, "tokens": tokens, "dtype": dtype, "scope": scope, "impl": impl, "skip_impl": skip_impl,
             "device": device, "in_process": in_process, "wait": wait, "csv": out is not None,
+            "resume": resume, "force": force,
         }  # fmt: skip
         runs = [_measured(mode, out, console, **given, budget=budget, energy=False)]
         runs += [_measured("memory", out, console, **given)] if most is not None else []

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from swiglu_bench.rows import text
 from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.sweep.options import OUTPUT, WHAT, Texts, option
+from swiglu_bench.sweep.options import OUTPUT, WHAT, JsonForm, Texts, option
 from swiglu_bench.sweep.request import command_line, split
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def report(
     impl: Annotated[
         Texts, option(WHAT, "Only these implementations: names or globs, comma-separated or repeated.")
     ] = None,
+    form: JsonForm = "table",
 ) -> None:  # fmt: skip
     """Make one HTML file of runs, readable without a network: who wins where, charts,
     loss curves, the contract matrix, the machine.
@@ -42,6 +44,7 @@ def report(
 
     Example: swiglu-bench report results/nvidia-h200/2026-11-21/{forward,step,memory} -o report.html
     """
+    text.check("--format", form, text.TABLE, "json")
     _check_installed()
     if dark and not (png or svg):
         raise BadInput("--dark is for pictures, and a page follows its reader's setting; give --png or --svg, too.")
@@ -50,18 +53,22 @@ def report(
     _check_places(output, png, svg)
     from swiglu_bench.report.load import folders, load, only
 
+    rows, err = list[dict[str, Any]](), form != text.TABLE
     found = [load(path) for given in runs for path in folders(given)]
-    if split(impl):
-        found = only(found, split(impl))
+    if names := split(impl, "--impl"):
+        found = only(found, names)
     if output:
         from swiglu_bench.report.page import page
 
         _write_page(output, page(found, command_line()))
-        typer.echo(f"Report: {output}")
+        typer.echo(f"Report: {output}", err=err)
     if png:
-        _write_pictures(found, png, "png", dark)
+        rows += _write_pictures(found, png, "png", dark, err)
     if svg:
-        _write_pictures(found, svg, "svg", dark)
+        rows += _write_pictures(found, svg, "svg", dark, err)
+    if form == "json":
+        read = [one.name for one in found]
+        text.put(text.as_json({"kind": "report", "runs": read, "page": output, "rows": rows}))
 
 
 def _check_places(page: Path | None, png: Path | None, svg: Path | None) -> None:
@@ -96,18 +103,24 @@ def _write_page(path: Path, text: str) -> None:
         raise BadInput(f"--output: {path} cannot be written: {reason(error)}; give a file that can.") from None
 
 
-def _write_pictures(runs: Sequence[ReportedRun], folder: Path, form: Literal["png", "svg"], dark: bool) -> None:
+def _write_pictures(
+    runs: Sequence[ReportedRun], folder: Path, form: Literal["png", "svg"], dark: bool, err: bool
+) -> list[dict[str, Any]]:
+    """The charts as files; each with its file, or why there is none."""
     from swiglu_bench.charts.export import picture
     from swiglu_bench.report.questions import pictures
 
-    count = 0
+    rows: list[dict[str, Any]] = []
     for name, chart in pictures(runs):
         if isinstance(chart, str):
-            typer.echo(f"no {name}: {chart}")
+            typer.echo(f"no {name}: {chart}", err=err)
+            rows.append({"picture": name, "file": None, "reason": chart})
             continue
+        file = folder / f"{name}.{form}"
         try:
-            (folder / f"{name}.{form}").write_bytes(picture(chart, form, dark))
+            file.write_bytes(picture(chart, form, dark))
         except OSError as error:
             raise BadInput(f"--{form}: {folder} cannot be written: {error.strerror}; give one that can.") from None
-        count += 1
-    typer.echo(f"{count} pictures: {folder}")
+        rows.append({"picture": name, "file": file, "reason": ""})
+    typer.echo(f"{sum(row['file'] is not None for row in rows)} pictures: {folder}", err=err)
+    return rows

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from swiglu_bench.rows import text
+from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.sweep import request
 from swiglu_bench.sweep.options import HOW, AuditOptions, Device, Impl, JsonForm, Seed, SkipImpl, Wait, option
 
@@ -32,6 +33,8 @@ def selftest(
     Example: swiglu-bench selftest --false-alarms 50 --skip-impl 'compile*'
     """
     text.check("--format", form, text.TABLE, "json")
+    if not zoo and false_alarms == 0:
+        raise BadInput("--no-zoo and --false-alarms 0 leave nothing to run; leave one of them out.")
     one = request.find_device(device, interpret=True)
     from swiglu_bench.selftest.run import run_selftest  # after Triton was told to interpret
 

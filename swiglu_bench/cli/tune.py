@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.text import Text
 
 from swiglu_bench.cli.listing import table
-from swiglu_bench.rows.text import screen
+from swiglu_bench.rows import text
 from swiglu_bench.spec.cases import parse_dtypes, parse_tokens
 from swiglu_bench.spec.errors import BadInput, did_you_mean
-from swiglu_bench.sweep.options import HOW, OUTPUT, WHAT, Device, Seed, Tokens, Wait, complete_shapes, option
+from swiglu_bench.sweep.options import HOW, OUTPUT, WHAT, Device, JsonForm, Seed, Tokens, Wait, complete_shapes, option
 from swiglu_bench.sweep.request import INTERRUPTED, held
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def tune(
     wait: Wait = True,
     show: Annotated[bool, option(OUTPUT, "Show what is kept, and measure nothing.", "--show")] = False,
     clear: Annotated[bool, option(OUTPUT, "Remove what is kept, and measure nothing.", "--clear")] = False,
+    form: JsonForm = "table",
 ) -> None:
     """Find the fastest tiles of swiglu_kernels for this GPU and keep them; otherwise the shipped ones run.
 
@@ -71,6 +73,7 @@ def tune(
 
     Example: swiglu-bench tune --shapes llama7b --tokens 1,16,128,1024 --kernel forward
     """
+    text.check("--format", form, text.TABLE, "json")
     if show and clear:
         raise BadInput("--show was given together with --clear; leave one of them out.")
     from swiglu_bench.machine import machine
@@ -81,13 +84,20 @@ def tune(
     path = tuning.path()
     if path is None:
         raise BadInput(f"{tuning.VARIABLE} is off, so that no tuned tile is read or written; unset it, or name a file.")
-    console = screen()
+    console, json = text.screen(form), form == "json"
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     if clear:
-        say(tuned_file.clear(path))
+        said = tuned_file.clear(path)
+        say(said)
+        if json:
+            text.put(text.as_json({"kind": "tuning", "file": path, "cleared": said, "rows": []}))
         return
     chosen = machine.find_device(device)
     if show:
+        if json:
+            rows = [dataclasses.asdict(one) | {"choice": str(one.choice)} for one in tuning.entries()]
+            text.put(text.as_json({"kind": "tuning", "file": path, "rows": rows}))
+            return
         console.print(*_kept(tuning.entries(), tuning.machine_of(chosen)))
         say(f"{LEGEND} Kept in {path}", style="dim")
         return
@@ -101,11 +111,14 @@ def tune(
     status, done = 0, []
     with held(chosen, wait):
         try:
-            for job in _tune_all(jobs, chosen, here, path, candidates, budget, seed):
+            for job in _tune_all(jobs, chosen, here, path, candidates, budget, seed, console):
                 done.append(job)
                 status |= isinstance(job.found, str)
         except KeyboardInterrupt:
             status = INTERRUPTED
+    if json:
+        text.put(text.as_json({"kind": "tuning", "file": path, "rows": list(map(_row_of, done))}))
+        raise typer.Exit(int(status))
     console.print(_table_of(done))
     for job in done:
         if not isinstance(job.found, str):
@@ -149,7 +162,14 @@ def _jobs(shapes: str, tokens: str | None, dtype: str, kernel: str, gpu: tuple[t
 
 
 def _tune_all(
-    jobs: Sequence[Job], device: torch.device, here: Machine, path: Path, most: int, budget_s: float, seed: int
+    jobs: Sequence[Job],
+    device: torch.device,
+    here: Machine,
+    path: Path,
+    most: int,
+    budget_s: float,
+    seed: int,
+    console: Console,
 ) -> Iterator[Job]:
     """Tune one after another and keep each winner at once; where the device is lost, the rest is not tuned."""
     from swiglu_bench.machine.machine import now
@@ -161,7 +181,7 @@ def _tune_all(
     from swiglu_kernels.tiles.candidates import bucket
 
     clock, rule = make_clock(device), Rule(budget_s=budget_s, min_s=min(1.0, budget_s / 2))
-    with screen().status("tuning") as line:
+    with console.status("tuning") as line:
         for number, job in enumerate(jobs):
             problem = job.problem
             at = f"{number + 1} of {len(jobs)}: {job.kernel}, {job.shape}, {problem.tokens} tokens"
@@ -186,6 +206,23 @@ def _tune_all(
 
 def _name(problem: Problem) -> str:
     return str(problem.dtype).removeprefix("torch.")
+
+
+def _row_of(job: Job) -> dict[str, Any]:
+    """What was found for one kernel, as data."""
+    problem, found = job.problem, job.found
+    row = {
+        "kernel": job.kernel, "shape": job.shape, "dtype": _name(problem), "tokens": problem.tokens,
+        "hidden": problem.hidden, "intermediate": problem.intermediate,
+    }  # fmt: skip
+    if isinstance(found, str):
+        return row | {"verdict": "error", "reason": found}
+    return row | {
+        "verdict": found.verdict, "shipped": str(found.shipped), "best": str(found.best), "winner": str(found.winner),
+        "shipped_ms": found.shipped_ms, "best_ms": found.best_ms, "ratio": found.ratio.median,
+        "ratio_low": found.ratio.low, "ratio_high": found.ratio.high, "tried": found.tried,
+        "rejected": {str(choice): reason for choice, reason in found.rejected.items()},
+    }  # fmt: skip
 
 
 def _table_of(jobs: Iterable[Job]) -> RenderableType:

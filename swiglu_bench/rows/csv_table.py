@@ -1,8 +1,8 @@
 """A CSV file that only grows by whole lines, written and read back: the one place that says how a value is a cell.
 
 Every line is one row: line breaks inside a text become spaces. A last line without its end is a row that a kill cut
-short; readers skip it and the next run that appends removes it. Whole rows are removed by writing the file anew beside
-the old one and putting it in its place.
+short; readers skip it and the next run that appends removes it, and both say so. Whole rows are removed by writing the
+file anew beside the old one and putting it in its place.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import io
 import os
 import types
 import typing
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,10 @@ from typing import Any, TypeVar
 from swiglu_bench.spec.errors import BadInput
 
 Row = TypeVar("Row")
+
+
+class CutShort(UserWarning):
+    """The last row of a file ends in the middle and is left out."""
 
 
 def cell(value: object) -> str:
@@ -50,6 +55,8 @@ class Table:
         self.path = path
         self._header = _bytes([columns])
         self._pending = b""
+        self.cut_short = False
+        """Whether the file ended in the middle of a row, which was removed."""
         try:
             self._resume()
             self.append([])
@@ -100,14 +107,25 @@ class Table:
         same = whole.replace(b"\r\n", b"\n").startswith(self._header) if whole else self._header.startswith(content)
         if not same:
             raise BadInput(f"--out: {self.path} has other columns than this version writes; choose another folder.")
+        names, *rows = csv.reader(io.StringIO(whole.decode("utf-8", errors="replace"))) if whole else [[]]
+        for number, row in enumerate(rows, 2):
+            if len(row) != len(names):
+                cells = f"{len(row)} cells and not {len(names)}"
+                raise BadInput(
+                    f"--out: line {number} of {self.path} was cut in the middle ({cells}); delete that line."
+                )
         if whole != content:
             os.truncate(self.path, len(whole))
+            self.cut_short = True
 
 
 def texts(file: Path) -> list[dict[str, str]]:
-    """The whole lines of a CSV file by column; a last line without its end was cut short by a kill."""
+    """The whole lines of a CSV file by column; a last line without its end was cut short, and a warning says so."""
     text = file.read_text(encoding="utf-8-sig")
-    return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        warnings.warn(f"{file} ends in the middle of a row, which is left out.", CutShort, stacklevel=1)
+    return list(csv.DictReader(io.StringIO(whole)))
 
 
 def header(file: Path) -> tuple[str, ...]:
@@ -118,10 +136,15 @@ def header(file: Path) -> tuple[str, ...]:
 
 def read(file: Path, kind: type[Row], name: str = "") -> list[Row]:
     """The whole lines of a CSV file as objects; raises BadInput for one that is not a file called `name`."""
+    found: list[Row] = []
     try:
-        return [typed(kind, row) for row in texts(file)]
+        for row in texts(file):
+            found.append(typed(kind, row))
+        return found
     except (OSError, ValueError, TypeError, csv.Error) as error:
-        raise BadInput(f"{file} is not a {name or file.name} that this version can read: {error}.") from None
+        what = f"{name or file.name} that this version can read"
+        where = "" if isinstance(error, OSError) else f"line {len(found) + 2}: "
+        raise BadInput(f"{file} is not a {what}: {where}{error}.") from None
 
 
 def typed(kind: type[Row], row: Mapping[str, str]) -> Row:

@@ -47,6 +47,23 @@ def create_folder(folder: Path) -> None:
         raise BadInput(f"--out: {folder} cannot be written: {reason(error)}; give a folder that can.") from None
 
 
+def has_rows(folder: Path) -> bool:
+    """Whether a command has left rows in records.csv there, or a part of one."""
+    try:
+        return len((folder / RECORDS).read_bytes().splitlines()) > 1
+    except OSError:
+        return False
+
+
+def remove_rows(folder: Path) -> None:
+    """Remove records.csv and what belongs to its rows; raises BadInput where that cannot be."""
+    try:
+        for name in (RECORDS, SAMPLES, CHECKS):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise BadInput(f"--force: the rows of {folder} cannot be removed: {reason(error)}; remove them.") from None
+
+
 def write_run_file(folder: Path, run: dict[str, Any]) -> None:
     """Write run.json (command, settings, machine) whole or not at all; raises BadInput if it cannot be written."""
     text = json.dumps(run, indent=2, ensure_ascii=False, default=str) + "\n"

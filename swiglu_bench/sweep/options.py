@@ -91,6 +91,12 @@ Quiet = Annotated[
            "--quiet", "-q"),
 ]  # fmt: skip
 Out = Annotated[Path | None, option(OUTPUT, "Folder for the files. \\[default: results/GPU/DATE/TIME-COMMAND]")]
+Resume = Annotated[
+    bool,
+    option(OUTPUT, "Continue in the folder of --out: keep finished cases, unless their code, versions, machine or "
+           "settings have changed.", "--resume"),
+]  # fmt: skip
+Force = Annotated[bool, option(OUTPUT, "Begin anew in the folder of --out: remove the rows that it has.", "--force")]
 Csv = Annotated[bool, option(OUTPUT, "Write records.csv, samples.csv and run.json.")]
 Form = Annotated[
     str, option(OUTPUT, "table, or json, jsonl or csv for a program: stdout then carries nothing else.", "--format")
@@ -136,11 +142,8 @@ class SweepOptions:
     ] = False  # fmt: skip
     quiet: Quiet = False
     out: Out = None
-    resume: Annotated[
-        bool,
-        option(OUTPUT, "Continue in the folder of --out: keep finished cases, unless their code, versions, machine or "
-               "settings have changed.", "--resume"),
-    ] = False  # fmt: skip
+    resume: Resume = False
+    force: Force = False
     csv: Csv = True
     log_wandb: LogWandb = False
     wandb_project: WandbProject = "swiglu-bench"

@@ -50,13 +50,23 @@ class Opened:
 def opened(request: Request, this: Machine, warn: Say) -> Iterator[Opened]:
     """Everything that the request wants rows to go to. Raises BadInput where one of them cannot be opened."""
     command, options, settings = request.command, request.options, request.settings
-    if options.resume and not options.out:
-        raise BadInput("--resume needs the folder of the sweep to continue; give it as --out FOLDER.")
+    for name in ("resume", "force"):
+        if getattr(options, name) and not options.out:
+            raise BadInput(f"--{name} is about a folder that has rows; give it as --out FOLDER.")
+    if options.resume and options.force:
+        raise BadInput("--resume was given together with --force; leave one of them out.")
     into, run = Opened(folder_of(command, options, this, settings.run_id)), about(request, this)
     with ExitStack() as stack:
         if into.folder:
             run_folder.create_folder(into.folder)
             stack.enter_context(locks.folder(into.folder, settings.command))
+            if options.force:
+                run_folder.remove_rows(into.folder)
+            elif not options.resume and run_folder.has_rows(into.folder):
+                raise BadInput(
+                    f"--out: {into.folder} has rows of an earlier run; add --resume to keep them and run what is "
+                    "missing, or --force to remove them and begin anew, or give another folder."
+                )
             into.files = stack.enter_context(closing(CsvFile(into.folder, warn=warn)))
             run_folder.write_run_file(into.folder, run)
         if options.log_wandb:

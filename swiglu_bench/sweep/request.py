@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import os
 import re
@@ -51,12 +52,23 @@ class Request:
     team: Team | None = None
     """The places that share the cases; None: one device."""
 
+    @property
+    def asked(self) -> set[str]:
+        """The implementations that --impl names: a baseline that is measured along with them is none."""
+        patterns = split(self.options.impl)
+        return {
+            one.name
+            for one in self.implementations
+            if not patterns or one.address in patterns or any(fnmatch.fnmatch(one.name, part) for part in patterns)
+        }
+
 
 @contextmanager
 def requested(command: str, options: SweepOptions, console: Console, line: str) -> Iterator[Request]:
     """The request of the command `line`, until the command ends. Raises BadInput."""
     if options.detail and command == "memory":
         raise BadInput("--detail shows the errors of tensors, which memory does not check; give it to verify.")
+    check_wandb(options)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     timing = options if isinstance(options, TimingOptions) else None
     with _team_of(options, command == "verify", say) as team:
@@ -186,7 +198,7 @@ def implementations_of(options: SweepOptions | AuditOptions, baseline: str | Non
     """The chosen implementations, and the baseline if it was not chosen."""
     from swiglu_bench.spec.registry import select
 
-    wanted, unwanted = split(options.impl), split(options.skip_impl)
+    wanted, unwanted = split(options.impl, "--impl"), split(options.skip_impl, "--skip-impl")
     load = loader(None if options.in_process else options.timeout)
     known = catalogue(load)
     chosen = select(known, wanted, unwanted, load)
@@ -200,9 +212,23 @@ def implementations_of(options: SweepOptions | AuditOptions, baseline: str | Non
     return select(known, [baseline]) + chosen
 
 
-def split(values: Sequence[str] | None) -> list[str]:
-    """The parts of options that may be repeated and hold commas."""
-    return [part for value in values or [] for part in re.split(r"\s*,\s*", value.strip()) if part]
+def split(values: Sequence[str] | None, option: str = "") -> list[str]:
+    """The parts of options that may be repeated and hold commas.
+
+    Raises BadInput for an `option` that was given and has none: it would choose as if it had not been given.
+    """
+    parts = [part for value in values or [] for part in re.split(r"\s*,\s*", value.strip()) if part]
+    if option and values and not parts:
+        raise BadInput(f"{option} was given without a name; give one, or leave the option out.")
+    return parts
+
+
+def check_wandb(options: SweepOptions) -> None:
+    """Raise BadInput for an option about a W&B run where none was asked for."""
+    for field in dataclasses.fields(options):
+        if field.name.startswith("wandb_") and getattr(options, field.name) != field.default and not options.log_wandb:
+            name = field.name.replace("_", "-")
+            raise BadInput(f"--{name} was given without --log-wandb; add that, or leave --{name} out.")
 
 
 def command_line() -> str:

@@ -28,7 +28,7 @@ from swiglu_bench.sweep.request import INTERRUPTED, Request, Say
 from swiglu_bench.sweep.resume import Fingerprints, Remaining
 from swiglu_bench.writers import Writer
 from swiglu_bench.writers.console import ConsoleWriter, Tables
-from swiglu_bench.writers.tables import memory_tables, verify_detail_tables, verify_tables
+from swiglu_bench.writers.tables import by_reason, memory_tables, verify_detail_tables, verify_tables
 from swiglu_bench.writers.time_tables import time_tables
 
 EARLY_ENDS: dict[type[BaseException], str] = {
@@ -38,11 +38,14 @@ EARLY_ENDS: dict[type[BaseException], str] = {
 }
 """What ends a sweep before its last case, and what the user is told then."""
 
+DONE = {Task.TIME: "timed", Task.MEMORY: "measured", Task.VERIFY: "checked"}
+
 
 def sweep(request: Request, this: Machine, console: Console, also: Sequence[Writer] = ()) -> int:
     """Run all cases; 0 when every row is ok or skipped, 1 with an incorrect one or an error, 130 when interrupted.
 
-    It is 1 as well where rows could not be kept. Writers in `also` get every row, those kept by `resume` first.
+    It is 1 as well where rows could not be kept, or where no row that was asked for is ok. Writers in `also` get every
+    row, those kept by `resume` first.
     """
 
     def say(text: str, style: str = "") -> None:
@@ -91,8 +94,17 @@ def sweep(request: Request, this: Machine, console: Console, also: Sequence[Writ
         say(f"Interrupted: {len(shown.records)} rows were kept.", style="yellow")
         return INTERRUPTED
     failed |= into.files is not None and into.files.lost
-    statuses = {row["status"] for row in remaining.kept} | {record.status for record in shown.records}
-    return int(failed or bool(statuses & FAILED))
+    found = [typed(Record, row) for row in remaining.kept] + shown.records
+    asked = [row for row in found if row.implementation in request.asked]
+    nothing = not any(row.status is Status.OK for row in asked)
+    if nothing and asked:
+        first, *others = by_reason("nothing that was asked for was " + DONE[settings.task], map(_why_not, asked))
+        warn(f"{first[0].upper()}{first[1:]}{' The other reasons are in the rows.' * bool(others)}")
+    return int(failed or nothing or any(row.status in FAILED for row in found))
+
+
+def _why_not(row: Record) -> tuple[str, str]:
+    return f"{row.status}: {row.reason}", row.implementation
 
 
 def _warn_of_load(device_type: str, warn: Say) -> None:

@@ -36,6 +36,9 @@ class CsvFile:
         self._tables = (self._samples, self._checks, self._records)
         self._warn = warn
         self._warned = False
+        for table in self._tables:
+            if table.cut_short:
+                warn(f"{table.path} ended in the middle of a row, which is removed; --resume runs its case again.")
 
     def write(self, record: Record) -> None:
         """Append the record: samples and checks first, so that every row of records.csv has them."""

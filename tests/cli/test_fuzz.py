@@ -43,7 +43,7 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 WORDS = "- -- , 0 -1 1 1k 1e9 nan inf smoke 24x40 0x0 ../x a/b.yaml / x:y fp32 bf16 glu mlp,glu eager fuse* [ x.py:y"
 OPTIONS = (
     "--shapes --tokens --dtype --scope --impl --skip-impl --seed --device --baseline --budget --l2 --out --timeout "
-    "--wandb-project --what -h --help --resume --no-csv --csv --dry-run --in-process --no-wait --wait --version"
+    "--wandb-project --what -h --help --resume --force --no-csv --csv --dry-run --in-process --no-wait --wait --version"
 )
 words = st.one_of(st.text(max_size=12), st.sampled_from([*WORDS.split(), "", "cuda:9", "cold", "\0", "\udc80", "é"]))
 options = st.sampled_from(OPTIONS.split())
@@ -78,5 +78,5 @@ def test_any_sensible_command_line_runs(
     command: str, shapes: str, tokens: list[int], impl: str, resume: bool, out: str
 ) -> None:
     arguments = [command, "--shapes", shapes, "--tokens", ",".join(map(str, tokens)), "--impl", impl, "--device", "cpu"]
-    arguments += [f"--out=out{out}", *(["--resume"] if resume else [])]
+    arguments += [f"--out=out{out}", "--resume" if resume else "--force"]
     assert swiglu_bench(*arguments).code in {0, 1}

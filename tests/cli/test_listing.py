@@ -18,10 +18,27 @@ CPU = torch.device("cpu")
 
 
 @WIDTHS
-def test_list(width: int) -> None:
+def test_list_has_a_line_for_each_implementation_and_one_per_reason(width: int) -> None:
     ran = swiglu_bench("list", "--device", "cpu", width=width)
     assert (ran.code, ran.err) == (0, "")
-    text = ran.out
+    words = " ".join(ran.out.split())
+    told = json.loads(swiglu_bench("list", "--device", "cpu", "--format", "json").out)["implementations"]
+    for one in told:
+        if one["unavailable"] is None:
+            assert len(re.findall(rf"^ ?{one['name']}\*? ", ran.out, flags=re.MULTILINE)) == 1
+        else:
+            assert one["name"] in words
+    for reason in {one["unavailable"] for one in told} - {None}:
+        assert words.count(" ".join(reason.split())) == 1
+    assert all(len(line) <= width for line in ran.out.splitlines())
+    assert "Shapes" not in ran.out
+    assert "Machine" not in ran.out
+
+
+@WIDTHS
+def test_nothing_is_lost_in_detail(width: int) -> None:
+    detail = swiglu_bench("list", "--device", "cpu", "--detail", width=width).out
+    text = detail + swiglu_bench("list", "--device", "cpu", "--shapes", "--machine", width=width).out
     assert all(len(line) <= width for line in text.splitlines())
     used = set(re.findall(r"\bno \[(\d+)\]", text))
     assert used == set(re.findall(r"^\[(\d+)\] \w", text, flags=re.MULTILINE))
@@ -55,7 +72,9 @@ def test_a_dry_run_names_the_cases_and_their_memory() -> None:
     need = [policy.needed_bytes(settings, case) for case in cases]
     free_bytes = int(max(need)) - 1
     assert [bool(policy.too_large(settings, case, free_bytes)) for case in cases] == [False, True]
-    text = shown(listing.dry_run(settings, cases, CATALOGUE[:2], free_bytes), 200)
+    rows = listing.planned(settings, cases, free_bytes)
+    assert [(row["fits"], row["needed_bytes"]) for row in rows] == [(True, need[0]), (False, need[1])]
+    text = shown(listing.dry_run(rows, ["eager", "eager-packed"], free_bytes), 200)
     lines = [line for line in text.splitlines() if " glu " in line]
     assert len(lines) == 2
     for case, size, line in zip(cases, need, lines, strict=True):

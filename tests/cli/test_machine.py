@@ -129,7 +129,7 @@ def test_only_a_failure_is_one(monkeypatch: pytest.MonkeyPatch, severities: tupl
     monkeypatch.setattr(doctor, "examine", lambda device, cross_check: iter(found))
     told, shown = (swiglu_bench("doctor", "--device", "cpu", "--format", form) for form in ("json", "table"))
     assert told.code == shown.code == status
-    assert [one["severity"] for one in json.loads(told.out)] == [str(one) for one in severities]
+    assert [one["severity"] for one in json.loads(told.out)["rows"]] == [str(one) for one in severities]
     for one in severities:
         assert f"check {one}" in shown.out
         assert f"found [{one}]" in shown.out

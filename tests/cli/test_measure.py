@@ -121,8 +121,10 @@ def test_memory_resumed_quiet_and_into_the_same_folder() -> None:
     kept = [json.loads(line) for line in again.out.splitlines()]
     assert [row["run_id"] for row in kept] == [row["run_id"] for row in first], "kept rows are among those for programs"
     assert len(records("run")) == 2
-    assert swiglu_bench(*arguments, "-q").out == "Rows, samples and machine: run\n"
-    assert len(records("run")) == 4, "without --resume rows are added"
+    assert "--force" in swiglu_bench(*arguments).complaint
+    assert swiglu_bench(*arguments, "-q", "--force").out == "Rows, samples and machine: run\n"
+    (row, _) = records("run")
+    assert row["run_id"] != first[0]["run_id"]
 
 
 # Which implementations
@@ -227,3 +229,6 @@ def test_a_dry_run_prints_the_cases_and_writes_nothing(
     assert f"{cases} cases x" in ran.out
     assert all(word in ran.out for word in words.split())
     assert list(tmp_path.iterdir()) == []
+    told = json.loads(swiglu_bench(*line.split(), "--device", "cpu", "--dry-run", "--format", "json").out)
+    assert (told["kind"], len(told["rows"])) == ("plan", cases)
+    assert all(row["needed_bytes"] > 0 for row in told["rows"])

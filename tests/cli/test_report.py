@@ -1,3 +1,4 @@
+import json
 import sys
 from pathlib import Path
 
@@ -30,6 +31,9 @@ def test_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     text = Path("report.html").read_text(encoding="utf-8")
     assert "Contract matrix" in text
     assert "swiglu-bench report runs" in text
+    assert report(monkeypatch, "runs", "--format", "json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["kind"], told["page"], len(told["runs"])) == ("report", "report.html", 2)
     assert report(monkeypatch, "runs", "--impl", "mine,none*") == 2
     assert report(monkeypatch, "runs", "--impl", "mine") == 0  # over the page that was there
     text = Path("report.html").read_text(encoding="utf-8")

@@ -1,5 +1,6 @@
 """`swiglu-bench tune` on a machine that looks like a GPU's, by a clock of the test's own."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +71,9 @@ def test_a_winner_is_kept_shown_used_and_removed(path: Path) -> None:
     used = tuning.lookup("input-grad", torch.empty(1, dtype=torch.float16), 7, 32, 64)
     assert used == kept[0].choice
 
+    told = json.loads(tune("--show", "--format", "json").out)
+    assert (told["kind"], told["file"]) == ("tuning", str(path))
+    assert [row["choice"] for row in told["rows"]] == [str(one.choice) for one in kept]
     shown = tune("--show")
     assert shown.code == 0
     title = "NVIDIA Test (9.0), torch 2.0, Triton 3.0, kernels abc: in use here"
@@ -93,6 +97,9 @@ def test_what_cannot_be_tuned_costs_its_row_and_an_interruption_keeps_the_others
     ran = tune(*SMALL, "--kernel", kernels)
     assert ran.code == code
     assert words in ran.out
+    told = json.loads(tune(*SMALL, "--kernel", kernels, "--format", "json").out)
+    assert told["kind"] == "tuning"
+    assert [words in row.values() for row in told["rows"]][:1] == [True]
     assert [one.kernel for one in tuning.read(path)] == ["recompute"]
 
 

@@ -67,7 +67,7 @@ def test_a_file_is_read_or_refused_in_a_sentence(tmp_path: Path) -> None:
     file.write_text("name,status,count\na,ok,1\n")
     assert read(file, Line) == [Line("a", Status.OK, 1)]
     file.write_text("name,status,counts\na,ok,1\n")
-    with pytest.raises(BadInput, match=r"lines\.csv is not a lines\.csv .* read: the column counts is not known\."):
+    with pytest.raises(BadInput, match=r"lines\.csv is not a lines\.csv .* read: .*the column counts is not known\."):
         read(file, Line)
     with pytest.raises(BadInput, match=r"none\.csv is not a lines\.csv that"):
         read(tmp_path / "none.csv", Line, "lines.csv")

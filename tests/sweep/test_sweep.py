@@ -21,6 +21,7 @@ from swiglu_bench.processes import crew
 from swiglu_bench.processes.child import DoesNotEnd
 from swiglu_bench.processes.pool.team import NoPlace
 from swiglu_bench.rows import run_folder
+from swiglu_bench.rows.csv_table import CutShort
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.session import here, policy
 from swiglu_bench.session.settings import Progress, Settings, Task
@@ -95,8 +96,9 @@ def play(monkeypatch: pytest.MonkeyPatch, *events: Record | BaseException, **opt
 @pytest.mark.parametrize(
     ("events", "status"),
     [
-        ([], 0),
+        ([], 1),
         ([OK, SKIPPED], 0),
+        ([SKIPPED, SKIPPED], 1),
         ([OK, INCORRECT, OK], 1),
         ([ERROR, OK], 1),
         ([INCORRECT, KeyboardInterrupt()], INTERRUPTED),
@@ -186,7 +188,7 @@ def resume(monkeypatch: pytest.MonkeyPatch, how: Settings, kill_at: int | None =
     monkeypatch.setattr(here, "run", run)
     with contextlib.suppress(Killed):
         status, text = run_sweep(how, CASES, [MINE, OTHER], out=Path("run"), resume=True)
-        assert status == 0
+        assert status == 1, "all rows are skipped"
         return ran, text
     return ran, ""
 
@@ -215,13 +217,55 @@ def test_resume_replaces_a_case_that_is_cut_short_or_was_run_with_other_settings
     resume(monkeypatch, SETTINGS)
     path = Path("run/records.csv")
     path.write_bytes(path.read_bytes()[:-30])  # a row cut short
-    assert resume(monkeypatch, dataclasses.replace(SETTINGS, run_id="second"))[0] == [3]
+    with pytest.warns(CutShort, match="run/records.csv"):
+        assert len(run_folder.read_records(Path("run"))) == 5
+    ran, text = resume(monkeypatch, dataclasses.replace(SETTINGS, run_id="second"))
+    assert ran == [3]
+    (told,) = (line for line in text.splitlines() if line.startswith("Warning: run/records.csv"))
+    assert "--resume" in told
     otherwise = dataclasses.replace(SETTINGS, run_id="third", cold_l2=False)
     assert resume(monkeypatch, otherwise, kill_at=3)[0] == [1, 2]
     rows = run_folder.read_records(Path("run"))
     assert sorted(zip(rows["tokens"], rows["run_id"], strict=True)) == [
         (1, "third"), (1, "third"), (2, "third"), (2, "third"), (3, "second"), (3, "second"),
     ]  # fmt: skip
+
+
+def test_a_folder_with_rows_needs_resume_or_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Path("run")
+    play(monkeypatch, OK, INCORRECT, out=run)
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    with pytest.raises(BadInput, match=r"run has rows .*--resume .*--force"):
+        play(monkeypatch, OK, out=run)
+    for options in ({"resume": True, "force": True, "out": run}, {"force": True}, {"resume": True}):
+        with pytest.raises(BadInput, match=r"--resume|--force"):
+            play(monkeypatch, OK, **options)
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+    play(monkeypatch, OK, out=run, force=True)
+    assert list(run_folder.read_records(run)["status"]) == ["ok"]
+
+
+def test_a_row_that_was_cut_in_the_middle_of_a_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, OK, OK, out=Path("run"))
+    path = Path("run/records.csv")
+    header, first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(header + first[:40] + b"\n" + second)
+    with pytest.raises(BadInput, match=r"line 2 of run/records.csv"):
+        play(monkeypatch, OK, out=Path("run"), resume=True)
+    with pytest.raises(BadInput, match=r"run/records.csv .*line 2"):
+        run_folder.read_records(Path("run"))
+
+
+def test_it_is_told_when_nothing_that_was_asked_for_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = (dataclasses.replace(OTHER, name="eager"), MINE)
+    rows = (dataclasses.replace(OK, implementation="eager"), SKIPPED)
+    status, text = play(monkeypatch, *rows, chosen=chosen, impl=["mine"])
+    assert status == 1
+    (told,) = (line for line in text.splitlines() if line.startswith("Warning: "))
+    assert "mine" in told
+    assert SKIPPED.reason in told
+    assert play(monkeypatch, *rows, chosen=chosen, impl=["mine,eager"])[0] == 0
+    assert play(monkeypatch, *rows, chosen=chosen)[0] == 0
 
 
 def test_two_sweeps_into_one_folder_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 import csv
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from places import SUPPORT
 from specimens import a_bare_record, a_check
 
+from swiglu_bench.rows.csv_table import CutShort
 from swiglu_bench.rows.record import COLUMNS, GpuState, Record, Status
 from swiglu_bench.rows.run_folder import SAMPLE_COLUMNS, SAMPLE_KEY, read_rows
 from swiglu_bench.spec.errors import BadInput
@@ -73,7 +75,10 @@ def test_a_row_cut_short_is_skipped_by_readers_and_removed_by_the_next_run(tmp_p
     write_all(tmp_path, a_bare_record(run_id="a"), a_bare_record(run_id="cut"))
     path = tmp_path / "records.csv"
     os.truncate(path, path.stat().st_size - cut)
-    assert [row.run_id for row in read_rows(path)] == ["a"]
+    with pytest.warns(CutShort, match=re.escape(str(path))):
+        assert [row.run_id for row in read_rows(path)] == ["a"]
+    with pytest.warns(UserWarning, match=re.escape(str(path))):
+        CsvFile(tmp_path).close()
     write_all(tmp_path, a_bare_record(run_id="b"))
     assert [row[0] for row in lines(path)] == ["run_id", "a", "b"]
 
