@@ -157,7 +157,7 @@ def planned(settings: Settings, cases: Sequence[Case], free_bytes: int) -> list[
         {
             "shape": case.shape.name, "hidden": case.shape.hidden, "intermediate": case.shape.intermediate,
             "scope": case.scope, "mode": case.mode, "dtype": case.dtype, "tokens": case.tokens,
-            "needed_bytes": policy.needed_bytes(settings, case),
+            "needed_bytes": int(policy.needed_bytes(settings, case)),
             "fits": policy.needed_bytes(settings, case) <= free_bytes,
         }
         for case in cases

@@ -47,10 +47,10 @@ def create_folder(folder: Path) -> None:
         raise BadInput(f"--out: {folder} cannot be written: {reason(error)}; give a folder that can.") from None
 
 
-def has_rows(folder: Path) -> bool:
-    """Whether a command has left rows in records.csv there, or a part of one."""
+def has_rows(folder: Path, name: str = RECORDS) -> bool:
+    """Whether a command has left rows in the file `name` there, or a part of one."""
     try:
-        return len((folder / RECORDS).read_bytes().splitlines()) > 1
+        return len((folder / name).read_bytes().splitlines()) > 1
     except OSError:
         return False
 

@@ -40,6 +40,8 @@ def run_audit(
     about = {"command": command_line(), "options": given(options), "machine": this.as_dict()}
     folder, file = folder_of("audit", options, this, machine.now()), None
     if folder:
+        if run_folder.has_rows(folder, run_folder.AUDIT):
+            raise BadInput(f"--out: {folder} has the cells of an earlier audit; give another folder.")
         run_folder.create_folder(folder)
         run_folder.write_run_file(folder, about)
         file = ContractFile(folder)

@@ -53,6 +53,7 @@ def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         ("forward --resume", "--resume is about a folder that has rows; give it as --out FOLDER."),
         ("forward --force", "--force is about a folder that has rows"),
         ("step --impl ", "--impl was given without a name"),
+        ("audit --out audited --impl eager", "--out: audited has the cells of an earlier audit"),
         ("audit --skip-impl ,", "--skip-impl was given without a name"),
         ("forward --wandb-project mine", "--wandb-project was given without --log-wandb"),
         ("memory --wandb-tags a,b", "--wandb-tags was given without --log-wandb"),
@@ -75,6 +76,8 @@ def test_bad_input_is_one_sentence(monkeypatch: pytest.MonkeyPatch, line: str, w
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr("swiglu_bench.processes.forkserver.start", lambda: None)
     Path("mine.yaml").write_text("hidden: 8\nintermediate: -2\nsource: s\n", encoding="utf-8")
+    Path("audited").mkdir()
+    Path("audited/audit.csv").write_text("a\n1\n", encoding="utf-8")
     for path in ("file", "results"):
         Path(path).write_text("in the way", encoding="utf-8")
     assert swiglu_bench(*line.split(" ")).complaint.startswith(words)

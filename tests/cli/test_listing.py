@@ -73,7 +73,7 @@ def test_a_dry_run_names_the_cases_and_their_memory() -> None:
     free_bytes = int(max(need)) - 1
     assert [bool(policy.too_large(settings, case, free_bytes)) for case in cases] == [False, True]
     rows = listing.planned(settings, cases, free_bytes)
-    assert [(row["fits"], row["needed_bytes"]) for row in rows] == [(True, need[0]), (False, need[1])]
+    assert [(row["fits"], row["needed_bytes"]) for row in rows] == [(True, int(need[0])), (False, int(need[1]))]
     text = shown(listing.dry_run(rows, ["eager", "eager-packed"], free_bytes), 200)
     lines = [line for line in text.splitlines() if " glu " in line]
     assert len(lines) == 2
