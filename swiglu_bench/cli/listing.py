@@ -108,14 +108,14 @@ def tables(told: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def dry_run(
-    settings: Settings, cases: Sequence[Case], chosen: Sequence[Implementation], free_bytes: int
+    settings: Settings, cases: Sequence[Case], chosen: Sequence[Implementation], free_bytes: int, processes: int = 1
 ) -> Iterator[RenderableType]:
-    """The cases of a sweep and the memory each needs."""
+    """The cases of a sweep and the memory each needs; `processes` share the device's at the same time."""
     from swiglu_bench.session import policy
 
     found = table("Cases", "shape", "scope", "mode", "dtype", "tokens", "memory needed", "")
     for case in cases:
-        need = policy.needed_bytes(settings, case)
+        need = policy.needed_bytes(settings, case, processes)
         lacks = f"skipped: the device has {free_bytes / 2**30:.1f} GiB free" if need > free_bytes else ""
         size = f"{need / 2**20:,.1f} MiB"
         found.add_row(case.shape.name, case.scope, case.mode, case.dtype, str(case.tokens), size, Text(lacks, "yellow"))
