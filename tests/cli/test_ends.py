@@ -30,9 +30,15 @@ def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
 
 
 @needs_full
-def test_what_is_printed_on_a_full_disk_is_missed_once() -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [("--help",), ("show", RUN), ("show", RUN, "--format", "json"), ("history", RUN.parent), ("compare", RUN, RUN),
+     ("tp", "--device", "cpu", "--shapes", "16x32", "--tokens", 8, "--dry-run")],
+    ids=lambda arguments: arguments[0],
+)  # fmt: skip
+def test_what_is_printed_on_a_full_disk_is_missed_once(arguments: tuple[object, ...]) -> None:
     with FULL.open("w") as full:
-        code, _, err = ended(start("show", RUN, stdout=full))
+        code, _, err = ended(start(*arguments, stdout=full))
     assert code == 1
     assert err.count("\n") == 1
     assert "stdout" in err
