@@ -14,6 +14,7 @@ import typer
 
 from swiglu_bench.cli import measure
 from swiglu_bench.cli.audit import audit
+from swiglu_bench.cli.ends import end
 from swiglu_bench.cli.finished import compare, history, publish, show
 from swiglu_bench.cli.kernels import inspect
 from swiglu_bench.cli.listing import list_
@@ -28,7 +29,6 @@ from swiglu_bench.cli.tune import tune
 from swiglu_bench.rows.csv_table import CutShort
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.sweep.options import AuditOptions
-from swiglu_bench.sweep.request import INTERRUPTED
 from swiglu_bench.version import __version__
 
 app = typer.Typer(
@@ -83,14 +83,12 @@ def _root(
     setattr(warnings, "showwarning", _tell)  # noqa: B010 -- mypy wants the names of all its parameters
 
 
-def main() -> None:
-    """The `swiglu-bench` command: bad input becomes one sentence and exit status 2."""
+def run() -> int:
+    """What the command line asks for; the exit status. Bad input becomes one sentence and exit status 2."""
     if len(sys.argv) == 1:
         sys.argv.append("--help")
     try:
-        sys.exit(app(standalone_mode=False))
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        return int(app(standalone_mode=False) or 0)
     except BadInput as error:
         message = str(error)
     except Exception as error:
@@ -98,8 +96,9 @@ def main() -> None:
             raise
         message = error.format_message()
     typer.echo(f"Error: {message}", err=True)
-    sys.exit(2)
+    return 2
 
 
-if __name__ == "__main__":
-    main()
+def main() -> None:
+    """The `swiglu-bench` command."""
+    end(run)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import itertools
+import multiprocessing
 import os
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -17,7 +19,7 @@ from rich.text import Text
 from swiglu_bench.cli.listing import table
 from swiglu_bench.rows import text
 from swiglu_bench.spec.cases import Case, Mode, Scope, expand, parse_dtypes, parse_tokens
-from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.spec.errors import BadInput, one_line
 from swiglu_bench.sweep.options import WHAT, JsonForm, complete_shapes, option
 
 if TYPE_CHECKING:
@@ -66,11 +68,41 @@ def _compiled(cases: list[Case], capabilities: list[tuple[int, int]]) -> Iterato
 
     from swiglu_kernels.standalone import compiled
 
-    for capability, case in itertools.product(capabilities, cases):
-        dtype = getattr(torch, case.dtype.value)
-        what = (case.tokens, case.shape.hidden, case.shape.intermediate, dtype, capability)
-        for name in compiled.launches(*what):
-            yield compiled.report(name, *what)
+    for capability in capabilities:
+        sizes = [
+            (case.tokens, case.shape.hidden, case.shape.intermediate, getattr(torch, case.dtype.value), capability)
+            for case in cases
+        ]
+        wanted = [(name, *size) for size in sizes for name in compiled.launches(*size)]
+        with ProcessPoolExecutor(1, multiprocessing.get_context("fork"), _say_nothing) as pool:
+            try:
+                reports = list(pool.map(_report, wanted))
+            except BrokenProcessPool:  # LLVM ends its process over what it does not know
+                reports = ["the compiler ended its process"]
+        for report in reports:
+            if isinstance(report, str):
+                raise BadInput(
+                    f"--target: Triton cannot compile for sm_{capability[0]}{capability[1]} ({report}); "
+                    "give one that it knows, such as sm_80, sm_90 or sm_100."
+                )
+            yield report
+
+
+def _report(what: tuple[Any, ...]) -> Report | str:
+    """In a child process: what one kernel uses, or why it cannot be compiled."""
+    from swiglu_kernels.standalone import compiled
+
+    try:
+        return compiled.report(*what)
+    except Exception as error:
+        return one_line(error)
+
+
+def _say_nothing() -> None:
+    """In a child process: LLVM says of each kernel anew that it does not know the target."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
 
 
 def _table(reports: Iterable[Report]) -> Table:

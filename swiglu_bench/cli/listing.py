@@ -149,16 +149,16 @@ def _scopes(names: Sequence[str]) -> str:
     return "all" if len(names) == len(Scope) else " ".join(names)
 
 
-def planned(settings: Settings, cases: Sequence[Case], free_bytes: int) -> list[dict[str, Any]]:
-    """The cases of a sweep, the memory that each needs, and whether it fits."""
+def planned(settings: Settings, cases: Sequence[Case], free_bytes: int, processes: int = 1) -> list[dict[str, Any]]:
+    """The cases of a sweep, the memory that each needs, and whether it fits; `processes` share the device's."""
     from swiglu_bench.session import policy
 
     return [
         {
             "shape": case.shape.name, "hidden": case.shape.hidden, "intermediate": case.shape.intermediate,
             "scope": case.scope, "mode": case.mode, "dtype": case.dtype, "tokens": case.tokens,
-            "needed_bytes": int(policy.needed_bytes(settings, case)),
-            "fits": policy.needed_bytes(settings, case) <= free_bytes,
+            "needed_bytes": int(policy.needed_bytes(settings, case, processes)),
+            "fits": policy.needed_bytes(settings, case, processes) <= free_bytes,
         }
         for case in cases
     ]  # fmt: skip

@@ -78,6 +78,9 @@ def tp(
                      min=1.0, rich_help_panel=HOW),
     ] = 180.0,
     wait: Wait = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the cases and the memory they need, and stop.", rich_help_panel=HOW)
+    ] = False,
     out: Out = None,
     csv: Csv = True,
     form: JsonForm = "table",
@@ -110,7 +113,7 @@ def tp(
     from swiglu_bench.tp.bench import quiet as hush
     from swiglu_bench.tp.case import default_rule
     from swiglu_bench.tp.plan import Plan, cases_of
-    from swiglu_bench.tp.run import TpRun
+    from swiglu_bench.tp.run import TpRun, sharing, too_large
 
     spot = under_torchrun()
     one = machine.find_device(device)
@@ -119,8 +122,6 @@ def tp(
     elif device and ":" in device:
         raise BadInput(f"--device: {device} is one GPU; give cuda or cpu, and choose GPUs by CUDA_VISIBLE_DEVICES.")
     sizes = _sizes(gpus, one.type, spot)
-    if not spot:
-        forkserver.start("swiglu_bench.tp.bench", "torch.distributed.tensor.parallel", "torch._dynamo")
     on_gpu = one.type == "cuda"
     cases = cases_of(
         load_shapes(shapes if shapes is not None else "llama7b" if on_gpu else "smoke"),
@@ -133,6 +134,21 @@ def tp(
     run_id = machine.run_id(machine.now())
     plan = Plan(run_id, cases, chosen, ways, budget, timeout, beside, skipped)
     settings = Settings(Task.TIME, one, request.command_line(), run_id, rule=default_rule(budget))
+    if dry_run:
+        from swiglu_bench.cli import listing
+
+        for size in sizes:
+            text, free_bytes = f"{size} ranks", machine.free_memory_bytes(one)
+            planned = listing.planned(settings, cases, free_bytes, sharing(size, settings))
+            listed = listing.dry_run(planned, [one.name for one in chosen], free_bytes)
+            formats.screen(form).print(text, *listed)
+        return
+    large = [] if spot else [too_large(cases, size, settings) for size in sizes]
+    if large and all(len(found) == len(cases) for found in large):
+        case, reason = next(iter(large[0].items()))
+        raise BadInput(f"--shapes: {case.label} is too large: {reason[:-1]}; give smaller shapes or fewer --gpus.")
+    if not spot:
+        forkserver.start("swiglu_bench.tp.bench", "torch.distributed.tensor.parallel", "torch._dynamo")
     about = {
         "gpus": sizes, "modes": [kind.value for kind in kinds], "sequence_parallel": sequence_parallel, "seed": seed,
         "implementations": plan.names, "budget_s": budget, "timeout_s": timeout,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import types
@@ -77,7 +78,8 @@ def _alone() -> Iterator[None]:
 
     What a killed process shared is cleaned up by multiprocessing's tracker, which would warn that it was leaked.
     Packages are to come from where they come from here, and not from the current folder. And torch is to ask NVML
-    whether there is a GPU: asking CUDA would make it unusable in every fork.
+    whether there is a GPU: asking CUDA would make it unusable in every fork. Ctrl-C is this program's alone: until the
+    server ignores it, which it does after its imports, it is held back.
     """
     wanted = {
         "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",
@@ -87,12 +89,15 @@ def _alone() -> Iterator[None]:
     }
     with LOCK:
         main, before = sys.modules["__main__"], {name: os.environ.get(name) for name in wanted}
-        sys.modules["__main__"] = types.ModuleType("__main__")
+        sys.modules["__main__"], held = types.ModuleType("__main__"), None
         os.environ.update(wanted)
         try:
-            resource_tracker.ensure_running()
+            resource_tracker.ensure_running()  # which holds Ctrl-C back from itself
+            held = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]) if METHOD == "forkserver" else None
             yield
         finally:
+            if held is not None:
+                signal.pthread_sigmask(signal.SIG_SETMASK, held)
             sys.modules["__main__"] = main
             for name, value in before.items():
                 if value is None:

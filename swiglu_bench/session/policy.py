@@ -62,17 +62,19 @@ def seats(settings: Settings, case: Case, free_bytes: int) -> int:
     return max(0, int((free_bytes - SPARE * costs.judge_bytes(case)) / each))
 
 
-def needed_bytes(settings: Settings, case: Case) -> float:
-    """The device's memory that the judge's process and one contender's take."""
-    return SPARE * (costs.judge_bytes(case) + costs.contender_bytes(case)) + CONTEXT_BYTES[settings.device.type]
+def needed_bytes(settings: Settings, case: Case, processes: int = 1) -> float:
+    """The device's memory that the judge's process and one contender's take; `processes` do so at the same time."""
+    each = SPARE * (costs.judge_bytes(case) + costs.contender_bytes(case)) + CONTEXT_BYTES[settings.device.type]
+    return processes * each
 
 
-def too_large(settings: Settings, case: Case, free_bytes: int) -> str | None:
+def too_large(settings: Settings, case: Case, free_bytes: int, processes: int = 1) -> str | None:
     """Why the case is too large for the device's memory, or None."""
-    need = needed_bytes(settings, case)
+    need = needed_bytes(settings, case, processes)
     if need <= free_bytes:
         return None
-    return f"It needs about {need / 2**30:.1f} GiB and the device has {free_bytes / 2**30:.1f} GiB free."
+    together = f" for {processes} processes together" if processes > 1 else ""
+    return f"It needs about {need / 2**30:.1f} GiB{together} and the device has {free_bytes / 2**30:.1f} GiB free."
 
 
 def too_long(settings: Settings, case: Case, contenders: int, ceilings: Ceilings) -> str | None:

@@ -14,11 +14,13 @@ from rich.console import Console
 
 from swiglu_bench.charts import scaling
 from swiglu_bench.machine import locks
-from swiglu_bench.machine.machine import Machine
+from swiglu_bench.machine.machine import Machine, free_memory_bytes
 from swiglu_bench.processes.child import DoesNotEnd
 from swiglu_bench.rows.ranks import Row
 from swiglu_bench.rows.record import Status
+from swiglu_bench.session import policy
 from swiglu_bench.session.settings import Settings
+from swiglu_bench.spec.cases import Case
 from swiglu_bench.sweep import output
 from swiglu_bench.sweep.output import default_folder
 from swiglu_bench.sweep.request import INTERRUPTED
@@ -31,6 +33,18 @@ from swiglu_bench.tp.ranks import GroupLost, Launched, Spawned, follow
 from swiglu_bench.writers import tp_tables
 from swiglu_bench.writers.console import Bar
 from swiglu_bench.writers.wandb_run import WandbRun
+
+
+def sharing(size: int, settings: Settings) -> int:
+    """How many of so many ranks share a device's memory: on a CPU all, each of which runs every case whole, too."""
+    return size if settings.device.type == "cpu" else 1
+
+
+def too_large(cases: Sequence[Case], size: int, settings: Settings) -> dict[Case, str]:
+    """The cases that the device's memory does not hold with so many ranks, and why."""
+    free_bytes, processes = free_memory_bytes(settings.device), sharing(size, settings)
+    found = {case: policy.too_large(settings, case, free_bytes, processes) for case in cases}
+    return {case: reason for case, reason in found.items() if reason}
 
 
 class TpRun:
@@ -81,7 +95,7 @@ class TpRun:
                 folder = self._folder.path if self._folder else None
                 logs = self._stack.enter_context(output.logs(folder, lambda: self._lost))
                 for size in sizes:
-                    self._one_size(plan, size, settings, logs)
+                    self._one_size(self._fitting(plan, size, settings), size, settings, logs)
             except KeyboardInterrupt:
                 interrupted = True
             except DoesNotEnd as error:
@@ -149,6 +163,17 @@ class TpRun:
     def warn(self, text: str) -> None:
         """A line that needs attention."""
         self.say(f"Warning: {text}", "yellow")
+
+    def _fitting(self, plan: Plan, size: int, settings: Settings) -> Plan:
+        """The plan without the cases that the machine's memory does not hold with so many ranks; these get rows."""
+        large = too_large(plan.cases, size, settings)
+        for case, reason in large.items():
+            rows = list(blanks(plan, case, [self.this.as_dict()] * size, size).values())
+            for row in rows:
+                row.end(Status.SKIPPED, reason)
+            self.say(f"{size} ranks, {case.label}: skipped: {reason}")
+            self._take(rows)
+        return dataclasses.replace(plan, cases=tuple(case for case in plan.cases if case not in large))
 
     def _one_size(self, plan: Plan, size: int, settings: Settings, logs: Path) -> None:
         """All cases with so many ranks; a group that is lost is replaced by one without the implementation that ran."""

@@ -125,7 +125,8 @@ class Bar(Progress):
             TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(elapsed_when_finished=False),
             TextColumn("left "),
         ) if console.width >= NARROW else ()  # fmt: skip
-        bar = (SpinnerColumn(), BarColumn(bar_width=20 if times else 8), TextColumn("{task.percentage:>3.0f}%"))
+        spinner = SpinnerColumn("line" if console.options.ascii_only else "dots")
+        bar = (spinner, BarColumn(bar_width=20 if times else 8), TextColumn("{task.percentage:>3.0f}%"))
         super().__init__(*bar, *times, doing, console=console, transient=True, expand=True, disable=disable)
 
     def show(self, renderables: Iterable[RenderableType]) -> None:

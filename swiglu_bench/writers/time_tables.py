@@ -57,7 +57,8 @@ def time_line(record: Record) -> str:
             compared += f", A/A {a_a(record)}"
         elif record.verdict:
             compared += f" {record.verdict}"
-        return f"{head}, {milliseconds(record.time_ms)}, {compared}, {rate(record)}, {record.limit_pct:.1f}% of limit"
+        limit = "limit unknown" if record.limit_pct is None else f"{record.limit_pct:.1f}% of limit"
+        return f"{head}, {milliseconds(record.time_ms)}, {compared}, {rate(record)}, {limit}"
     if record.peak_bytes is not None:
         return (
             f"{head}, saved {mebibytes(record.saved_bytes)} MiB, peak {mebibytes(record.peak_bytes)} MiB, "

@@ -1,4 +1,6 @@
 import json
+import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,3 +37,14 @@ def test_every_kernel_is_shown_for_every_target_and_token_count_and_a_spill_exit
     assert (ran.code, ran.out.count("none"), ran.out.count("96 B")) == (1, 4, 4)
     for text in ("sm_80", "sm_90", "torch.float16", "64 KiB"):
         assert text in ran.out
+
+
+@pytest.mark.parametrize("end", [lambda: os._exit(134), lambda: int("a kernel of no target")])
+def test_a_target_that_the_compiler_does_not_know_is_named(
+    monkeypatch: pytest.MonkeyPatch, end: Callable[[], object]
+) -> None:
+    monkeypatch.setattr(compiled, "report", lambda *_: end())
+    complaint = swiglu_bench("inspect", "--target", "sm_12").complaint
+    assert "--target" in complaint
+    assert "sm_12 " in complaint
+    assert "sm_90" in complaint

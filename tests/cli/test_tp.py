@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from swiglu_bench.cli import tp
 from swiglu_bench.cli.app import app
+from swiglu_bench.machine import machine
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.tp import ranks
 
@@ -150,3 +151,29 @@ def test_the_environment_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None
     ranks.default_environment()
     assert os.environ["NCCL_NVLS_ENABLE"] == "2"
     assert os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
+
+
+def test_what_the_memory_does_not_hold_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "host_memory_bytes", lambda available=False: 2**30)
+    monkeypatch.setattr("swiglu_bench.processes.forkserver.start", lambda *_: pytest.fail("processes were started"))
+    result = invoke("--device", "cpu", "--gpus", 4, "--shapes", "llama3-70b", "--tokens", 8)
+    assert isinstance(result.exception, BadInput)
+    for part in ("llama3-70b", "4 processes", "1.0 GiB free", "--gpus"):
+        assert part in str(result.exception)
+
+
+def test_a_dry_run_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swiglu_bench.processes.forkserver.start", lambda *_: pytest.fail("processes were started"))
+    result = small("--gpus", "1,2", "--dry-run")
+    assert result.exit_code == 0
+    for part in ("1 ranks", "2 ranks", "16x32", "MiB"):
+        assert part in result.output
+
+
+def test_a_case_that_does_not_fit_costs_its_own_rows(tmp_path: Path) -> None:
+    invoke("--device", "cpu", "--gpus", 1, "--shapes", "16x32", "--tokens", "8,1000000000", "--modes", "forward",
+           "--sequence-parallel", "no", "--impl", "eager", "--budget", 0.1, "--out", tmp_path)  # fmt: skip
+    found = {row["tokens"]: row for row in rows_of(tmp_path)}
+    assert found["1000000000"]["status"] == "skipped"
+    assert "GiB" in found["1000000000"]["reason"]
+    assert float(found["8"]["time_ms"]) > 0

@@ -1,0 +1,82 @@
+"""How the real program ends, whatever is on its way."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+FULL = Path("/dev/full")
+RUN = Path(__file__).parents[2] / "results" / "nvidia-h200" / "2026-11-21" / "memory"
+FORWARD = ("forward", "--shapes", "24x40", "--tokens", "3", "--device", "cpu", "--budget", "0.1", "--in-process",
+           "--impl", "eager")  # fmt: skip
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="a system without /dev/full")
+
+
+def start(*arguments: object, **how: object) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **how.pop("env", {})}
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment, "text": True, **how}
+    return subprocess.Popen([sys.executable, "-m", "swiglu_bench", *map(str, arguments)], **how)
+
+
+def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=120)
+    assert "Traceback" not in (out or "") + err
+    return process.returncode, out, err
+
+
+@needs_full
+@pytest.mark.parametrize(
+    "arguments",
+    [("--help",), ("show", RUN), ("show", RUN, "--format", "json"), ("history", RUN.parent), ("compare", RUN, RUN),
+     ("tp", "--device", "cpu", "--shapes", "16x32", "--tokens", 8, "--dry-run")],
+    ids=lambda arguments: arguments[0],
+)  # fmt: skip
+def test_what_is_printed_on_a_full_disk_is_missed_once(arguments: tuple[object, ...]) -> None:
+    with FULL.open("w") as full:
+        code, _, err = ended(start(*arguments, stdout=full))
+    assert code == 1
+    assert err.count("\n") == 1
+    assert "stdout" in err
+    assert os.strerror(28) in err
+
+
+@needs_full
+def test_a_sweep_goes_on_and_keeps_its_rows(tmp_path: Path) -> None:
+    with FULL.open("w") as full:
+        code, _, err = ended(start(*FORWARD, "--out", tmp_path / "out", stdout=full))
+    assert code == 1
+    assert "stdout" in err
+    rows = list(csv.DictReader((tmp_path / "out" / "records.csv").open()))
+    assert [row["implementation"] for row in rows] == ["eager"]
+
+
+def test_who_reads_a_part_is_told_nothing() -> None:
+    process = start("show", RUN)
+    assert process.stdout
+    process.stdout.close()
+    process.stdout = None
+    assert ended(process)[::2] == (0, "")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_a_terminal_with_few_characters_shows_what_it_can(encoding: str) -> None:
+    """Its bar, too."""
+    environment = {"PYTHONIOENCODING": encoding, "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"}
+    code, out, err = ended(start(*FORWARD, "--no-csv", env=environment))
+    assert code in {0, 1}, err
+    assert "eager" in out
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is a signal elsewhere, too, but is not sent like this")
+@pytest.mark.parametrize("command", ["forward", "train", "tp"])
+@pytest.mark.parametrize("after_s", [0.4, 2.0])
+def test_ctrl_c_while_a_command_starts(command: str, after_s: float, tmp_path: Path) -> None:
+    process = start(command, "--device", "cpu", "--no-csv", start_new_session=True, cwd=tmp_path)
+    time.sleep(after_s)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of its processes
+    assert ended(process)[0] == 130
