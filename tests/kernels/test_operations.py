@@ -231,6 +231,28 @@ def test_compiles_without_a_graph_break(name, options, dynamic):
     assert_equal(got, torch.autograd.grad(function(*inputs).sum(), wanted))
 
 
+@cases([{}], [{}], "glu biased", *PACKINGS)
+def test_autocast_casts_operands_and_casts_gradients_back(name, options):
+    """As it does with torch.nn.functional.linear."""
+    inputs = OPERATIONS[name].inputs()
+    halves = [one.detach().bfloat16().requires_grad_() for one in inputs]
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        out = OPERATIONS[name].function(*inputs)
+    expected = OPERATIONS[name].function(*halves)
+    assert out.dtype is torch.bfloat16
+    assert torch.equal(out, expected)
+    got = torch.autograd.grad(out.float().sum(), inputs)
+    wanted = torch.autograd.grad(expected.float().sum(), halves)
+    assert {one.dtype for one in got} == {torch.float32}
+    assert_equal(got, tuple(one.float() for one in wanted))
+
+
+@cases([{}], [{}], *PACKINGS)
+def test_autocast_leaves_float64_to_be_refused(name, options):
+    with torch.autocast(DEVICE.type, torch.bfloat16), pytest.raises(TypeError, match="float64"):
+        OPERATIONS[name].function(*(one.detach().double() for one in OPERATIONS[name].inputs()))
+
+
 ones = torch.ones
 GIVEN: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "glu": (swiglu_glu, {"x": ones(2, 4), "w_gate": ones(3, 4), "w_up": ones(3, 4)}),
