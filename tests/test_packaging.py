@@ -63,7 +63,7 @@ def install(wheel: Path, home: Path, *more: Path) -> Path:
     venv.create(home)
     programs = home / ("Scripts" if os.name == "nt" else "bin")
     pip = (sys.executable, "-m", "pip", "--python", programs / "python", "install", "--quiet", "--no-index")
-    run(*pip, "--no-deps", wheel, cwd=home)
+    run(*pip, "--no-deps", "--no-compile", wheel, cwd=home)
     (site,) = home.rglob("site-packages")
     dependencies = [path for path in sys.path if Path(path).name in {"site-packages", "dist-packages"}]
     (site / "dependencies_of_the_tests.pth").write_text("\n".join([*dependencies, *map(str, more)]), encoding="utf-8")

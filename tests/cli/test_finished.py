@@ -10,37 +10,23 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+from command_line import swiglu_bench
 from places import ROOT
 from reported import EVIL, trained, write
 from specimens import a_record, without_time
-from typer.testing import CliRunner, Result
 
-from swiglu_bench.cli.app import app
 from swiglu_bench.rows.record import COLUMNS, Status
-from swiglu_bench.spec.errors import BadInput
 
-pytestmark = pytest.mark.usefixtures("_quiet_machine")
 RESULTS = ROOT / "results/nvidia-h200/2026-11-21"
-
-
-def invoke(*arguments: str | Path, width: int = 140) -> Result:
-    return CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": str(width), "NO_COLOR": "1"})
-
-
-def complaint(*arguments: str | Path) -> str:
-    result = invoke(*arguments)
-    assert isinstance(result.exception, BadInput), result.output
-    assert result.stdout == ""
-    return str(result.exception)
 
 
 def parsed(*arguments: str | Path) -> Any:
     """What a command prints for a program."""
-    return json.loads(invoke(*arguments, "--format", "json").stdout)
+    return json.loads(swiglu_bench(*arguments, "--format", "json").out)
 
 
 def lines(*arguments: str | Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(invoke(*arguments, "--format", "csv").stdout)))
+    return list(csv.DictReader(io.StringIO(swiglu_bench(*arguments, "--format", "csv").out)))
 
 
 def rounds(seed: int, ratio: float) -> tuple[float, ...]:
@@ -67,18 +53,18 @@ def forward(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("form", "start"), [("table", "small glu"), ("github", "### swiglu-bench: "), ("json", "{")])
 def test_a_run_equals_itself(forward: Path, form: str, start: str) -> None:
-    result = invoke("compare", forward, forward, "--impl", "eager,fused", "--format", form)
-    assert result.exit_code == 0
-    assert result.stdout.startswith(start)
-    assert "no row is worse by more than 2.00%" in result.stdout or form == "json"
+    result = swiglu_bench("compare", forward, forward, "--impl", "eager,fused", "--format", form)
+    assert result.code == 0
+    assert result.out.startswith(start)
+    assert "no row is worse by more than 2.00%" in result.out or form == "json"
 
 
 def test_a_regression_exits_1_and_what_cannot_be_told_3(tmp_path: Path) -> None:
     before = write(tmp_path / "a", a_record(ratio=0.8, ratio_low=0.79, ratio_high=0.81))
     worse = write(tmp_path / "b", a_record(ratio=0.9, ratio_low=0.89, ratio_high=0.91))
     vague = write(tmp_path / "c", a_record(ratio=0.8, ratio_low=0.6, ratio_high=1.0))
-    assert [invoke("compare", before, other).exit_code for other in (worse, vague, before)] == [1, 3, 3]
-    assert invoke("compare", before, before, "--max-regression", "5%").exit_code == 0
+    assert [swiglu_bench("compare", before, other).code for other in (worse, vague, before)] == [1, 3, 3]
+    assert swiglu_bench("compare", before, before, "--max-regression", "5%").code == 0
     told = parsed("compare", before, worse)
     assert (told["outcome"], told["exit_status"], told["version"]) == ("regression", 1, 1)
     assert told["rows"][0]["quotient"] == pytest.approx(0.9 / 0.8)
@@ -106,7 +92,7 @@ def test_a_regression_exits_1_and_what_cannot_be_told_3(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_sentence(forward: Path, line: str, words: str) -> None:
-    assert words in complaint(*line.replace("RUN", str(forward)).split())
+    assert words in swiglu_bench(*line.replace("RUN", str(forward)).split()).complaint
 
 
 # show
@@ -114,10 +100,10 @@ def test_bad_input_is_one_sentence(forward: Path, line: str, words: str) -> None
 
 @pytest.mark.parametrize("command", ["forward", "step-mlp", "memory", "verify-few"])
 def test_every_committed_run_can_be_shown(command: str) -> None:
-    result = invoke("show", RESULTS / command, width=60)
-    assert result.exit_code == 0
-    assert result.stdout.startswith(("llama7b", "deepseek"))
-    assert all(len(line) <= 60 for line in result.stdout.splitlines())
+    result = swiglu_bench("show", RESULTS / command, width=60)
+    assert result.code == 0
+    assert result.out.startswith(("llama7b", "deepseek"))
+    assert all(len(line) <= 60 for line in result.out.splitlines())
 
 
 def test_rows_are_sorted_by_a_figure(forward: Path) -> None:
@@ -132,10 +118,10 @@ def test_rows_are_sorted_by_a_figure(forward: Path) -> None:
 
 def test_a_pivot_has_a_column_for_each_token_count(forward: Path) -> None:
     chosen = ("show", forward, "--impl", "fused", "--tokens", "1,8k", "--pivot")
-    head, _, row = invoke(*chosen, "time_ms", "--format", "github").stdout.splitlines()
+    head, _, row = swiglu_bench(*chosen, "time_ms", "--format", "github").out.splitlines()
     assert head == "| shape | scope | mode | dtype | implementation | 1 | 8192 |"
     assert row == "| small | glu | forward | float32 | fused | 0.8 | 0.8 |"
-    assert "No row has peak_bytes." in invoke(*chosen, "peak_bytes").stdout
+    assert "No row has peak_bytes." in swiglu_bench(*chosen, "peak_bytes").out
 
 
 def test_ratios_to_another_baseline(forward: Path) -> None:
@@ -149,14 +135,14 @@ def test_ratios_to_another_baseline(forward: Path) -> None:
 def test_rows_for_programs(tmp_path: Path, forward: Path) -> None:
     chosen = ("show", forward, "--impl", "eager,fused", "--tokens", "1")
     told = parsed(*chosen)
-    found = [json.loads(line) for line in invoke(*chosen, "--format", "jsonl").stdout.splitlines()]
+    found = [json.loads(line) for line in swiglu_bench(*chosen, "--format", "jsonl").out.splitlines()]
     assert told["rows"] == found
     assert (told["kind"], told["machine"]["device"], list(found[0])) == ("run", "A GPU", list(COLUMNS))
     head, eager, _, fused, *_ = (forward / "records.csv").read_text().splitlines(keepends=True)
     file = tmp_path / "rows.csv"
-    invoke(*chosen, "--format", "csv", "--output", file)
+    swiglu_bench(*chosen, "--format", "csv", "--output", file)
     assert file.read_text() == head + eager + fused, "the same texts as the file has"
-    assert "is already there" in complaint(*chosen, "--format", "csv", "--output", file)
+    assert "is already there" in swiglu_bench(*chosen, "--format", "csv", "--output", file).complaint
 
 
 def test_parquet_needs_an_engine(tmp_path: Path, forward: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,22 +150,22 @@ def test_parquet_needs_an_engine(tmp_path: Path, forward: Path, monkeypatch: pyt
 
     monkeypatch.setattr(pandas.DataFrame, "to_parquet", MagicMock(side_effect=ImportError("no engine")))
     file = tmp_path / "rows.parquet"
-    assert "needs pyarrow or fastparquet" in complaint("show", forward, "--format", "parquet", "-o", file)
+    assert "needs pyarrow or fastparquet" in swiglu_bench("show", forward, "--format", "parquet", "-o", file).complaint
     assert not file.exists()
 
 
 def test_a_training_is_shown_as_it_was_printed(tmp_path: Path) -> None:
     folder = trained(tmp_path / "run")
-    result = invoke("show", folder, "--impl", "eager*,level,absent")
-    assert result.exit_code == 0, result.output
+    result = swiglu_bench("show", folder, "--impl", "eager*,level,absent")
+    assert result.code == 0, result.err
     for words in ("Does it learn the same?", "eager, permuted", "0.990 ± 0.002", "skipped: absent: It broke"):
-        assert words in result.stdout, words
-    assert "frozen" not in result.stdout
-    assert invoke("show", folder / "train.csv", "--format", "csv").stdout == (folder / "summary.csv").read_text()
+        assert words in result.out, words
+    assert "frozen" not in result.out
+    assert swiglu_bench("show", folder / "train.csv", "--format", "csv").out == (folder / "summary.csv").read_text()
     told = parsed("show", folder, "--impl", "level")
     assert (told["kind"], told["settings"]["dtype"], told["rows"][0]["ratio"]) == ("training", "float32", 0.99)
-    assert "omit --sort, --detail" in complaint("show", folder, "--sort", "ratio", "--detail")
-    assert "did you mean level" in complaint("show", folder, "--impl", "levl")
+    assert "omit --sort, --detail" in swiglu_bench("show", folder, "--sort", "ratio", "--detail").complaint
+    assert "did you mean level" in swiglu_bench("show", folder, "--impl", "levl").complaint
 
 
 # history
@@ -192,7 +178,7 @@ def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
     (write(tmp_path / "broken", a_record()) / "run.json").write_text("[")
     trained(tmp_path / "train")
     (trained(tmp_path / "cut") / "summary.csv").unlink()
-    shown = invoke("history", tmp_path).stdout
+    shown = swiglu_bench("history", tmp_path).out
     assert [line.split()[0] for line in shown.splitlines() if line.startswith(" 202")] == [
         "2026-01-01", "2025-02-01", "2025-01-01",
     ]  # fmt: skip
@@ -211,7 +197,7 @@ def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [90, 200])
 def test_the_committed_runs_are_one_line_each(width: int) -> None:
-    found = invoke("history", ROOT / "results", width=width).stdout.splitlines()
+    found = swiglu_bench("history", ROOT / "results", width=width).out.splitlines()
     runs = [file for name in ("records.csv", "train.csv") for file in (ROOT / "results").rglob(name)]
     assert len([line for line in found if line.strip().startswith("20")]) == len(runs)
     assert len(found) <= len(runs) + 6, "and the head and the legend"
@@ -227,8 +213,8 @@ def test_a_finished_run_is_sent(forward: Path, monkeypatch: pytest.MonkeyPatch, 
     run = begin.return_value
     run.url_or_path, run.failed = "https://wandb.example/run", failed
     monkeypatch.setattr("swiglu_bench.writers.wandb_run.WandbRun", begin)
-    result = invoke("publish", forward, "--wandb-tags", "a,b", "--wandb-entity", "team", "--wandb-id", "x")
-    assert (result.exit_code, result.stdout) == (int(failed), "W&B: https://wandb.example/run\n")
+    result = swiglu_bench("publish", forward, "--wandb-tags", "a,b", "--wandb-entity", "team", "--wandb-id", "x")
+    assert (result.code, result.out) == (int(failed), "W&B: https://wandb.example/run\n")
     assert run.write.call_count == 6
     told = json.loads(invoke("publish", forward, "--format", "json").stdout)
     assert (told["kind"], told["failed"], told["rows_sent"]) == ("publication", failed, 6)
@@ -248,10 +234,10 @@ TRAINING = ("--run", RESULTS / "step-mlp", "--run", RESULTS / "memory-mlp", "--t
 
 
 def test_a_recommendation_from_a_run() -> None:
-    result = invoke("recommend", *TRAINING)
-    assert result.exit_code == 0
+    result = swiglu_bench("recommend", *TRAINING)
+    assert result.code == 0
     for words in ("fused-mlp-auto", "patch_model(model)", " MiB", "longer"):
-        assert words in result.stdout, words
+        assert words in result.out, words
     told = parsed("recommend", *TRAINING, "--max-memory", "600MiB")
     (row,) = told["rows"]
     assert (row["peak_is_measured"], row["excluded"]["fused-mlp-auto"]) == (True, "peak 730.0 MiB")
@@ -259,17 +245,17 @@ def test_a_recommendation_from_a_run() -> None:
     (row,) = lines("recommend", *TRAINING, "--max-memory", "1MiB")
     assert row["implementation"] == ""
     assert "fused-mlp-auto" in row["excluded"].split()
-    assert invoke("recommend", *TRAINING, "--max-memory", "1MiB").exit_code == 1
+    assert swiglu_bench("recommend", *TRAINING, "--max-memory", "1MiB").code == 1
 
 
 def test_measured_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    result = invoke(
+    result = swiglu_bench(
         "recommend", "--shapes", "24x40", "--tokens", "3", "--impl", "eager,eager-packed", "--device", "cpu",
         "--budget", "0.1", "--max-memory", "1GiB", "--in-process", "--format", "json",
     )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    (row,) = json.loads(result.stdout)["rows"]
+    assert result.code == 0, result.err
+    (row,) = json.loads(result.out)["rows"]
     assert row["implementation"] in {"eager", "eager-packed"}
     assert row["peak_is_measured"]
     assert row["confidence"] in {"clear", "tie"}
@@ -279,6 +265,6 @@ def test_measured_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_may_lack_what_older_versions_did_not_keep(tmp_path: Path, forward: Path) -> None:
     shutil.copytree(forward, tmp_path / "old")
     (tmp_path / "old/samples.csv").unlink()
-    result = invoke("recommend", "--run", tmp_path / "old", "--mode", "forward", "--tokens", "8k")
-    assert result.exit_code == 0
-    assert "not compared in common rounds" in result.stdout
+    result = swiglu_bench("recommend", "--run", tmp_path / "old", "--mode", "forward", "--tokens", "8k")
+    assert result.code == 0
+    assert "not compared in common rounds" in result.out

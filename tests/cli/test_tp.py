@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import Ran, swiglu_bench
 from places import SUPPORT
-from typer.testing import CliRunner, Result
 
 from swiglu_bench.cli import tp
-from swiglu_bench.cli.app import app
 from swiglu_bench.machine import machine
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.tp import ranks
@@ -22,13 +21,9 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="Py
 FAILING = SUPPORT / "split_implementations.py"
 
 
-def invoke(*arguments: object) -> Result:
-    environment = {"COLUMNS": "140", "NO_COLOR": "1"}
-    return CliRunner().invoke(app, ["tp", *map(str, arguments)], env=environment)
-
-
-def small(*more: object) -> Result:
-    return invoke("--device", "cpu", "--shapes", "16x32", "--tokens", 8, "--budget", 0.1, *more)
+def small(*more: str | Path) -> Ran:
+    fixed = ("--device", "cpu", "--shapes", "16x32", "--tokens", "8", "--budget", "0.1")
+    return swiglu_bench("tp", *fixed, *more, width=140)
 
 
 def rows_of(out: Path) -> list[dict[str, str]]:
@@ -36,15 +31,15 @@ def rows_of(out: Path) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def two_sizes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+def two_sizes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Path]:
     out = tmp_path_factory.mktemp("sizes") / "out"
     impl = f"eager-packed,liger,{FAILING}:wrong,{FAILING}:dies"
     return small("--gpus", "1,2", "--modes", "forward", "--impl", impl, "--out", out, "--format", "json"), out
 
 
-def test_what_is_right_is_timed(two_sizes: tuple[Result, Path]) -> None:
+def test_what_is_right_is_timed(two_sizes: tuple[Ran, Path]) -> None:
     result, out = two_sizes
-    assert result.exit_code == 1, result.output
+    assert result.code == 1, result.err
     rows = [row for row in rows_of(out) if row["status"] == "ok" and row["ranks"] == "2"]
     assert {(row["implementation"], row["sequence_parallel"]) for row in rows} == {
         (name, way) for name in ("eager", "eager-packed") for way in ("false", "true")
@@ -58,7 +53,7 @@ def test_what_is_right_is_timed(two_sizes: tuple[Result, Path]) -> None:
     assert {row["comm_ms"] for row in alone} == {""}
 
 
-def test_what_is_wrong_or_ends_the_group_costs_its_row(two_sizes: tuple[Result, Path]) -> None:
+def test_what_is_wrong_or_ends_the_group_costs_its_row(two_sizes: tuple[Ran, Path]) -> None:
     rows = [row for row in rows_of(two_sizes[1]) if row["ranks"] == "2"]
     found = {row["implementation"]: row for row in rows if row["sequence_parallel"] == "false"}
     assert found["wrong"]["status"] == "incorrect"
@@ -70,7 +65,7 @@ def test_what_is_wrong_or_ends_the_group_costs_its_row(two_sizes: tuple[Result, 
     assert not [row for row in rows if row["time_ms"] and row["status"] != "ok"]
 
 
-def test_the_folder_has_rows_samples_machines_and_a_figure(two_sizes: tuple[Result, Path]) -> None:
+def test_the_folder_has_rows_samples_machines_and_a_figure(two_sizes: tuple[Ran, Path]) -> None:
     result, out = two_sizes
     about = json.loads((out / "run.json").read_text())
     assert [one["rank"] for one in about["groups"]["2"]["ranks"]] == [0, 1]
@@ -79,7 +74,7 @@ def test_the_folder_has_rows_samples_machines_and_a_figure(two_sizes: tuple[Resu
     samples = list(csv.DictReader((out / "tp_samples.csv").open()))
     assert {"time_ms", "compute_ms", "comm_ms", "single_ms", "twin_ms"} <= set(samples[0])
     assert (out / "scaling.png").stat().st_size > 10_000
-    document: dict[str, Any] = json.loads(result.stdout)
+    document: dict[str, Any] = json.loads(result.out)
     assert len(document["rows"]) == len(rows_of(out))
 
 
@@ -124,9 +119,7 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
-    result = small(*arguments)
-    assert isinstance(result.exception, BadInput)
-    assert str(result.exception).startswith(sentence)
+    assert small(*arguments).complaint.startswith(sentence)
 
 
 def test_torchrun_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,8 +134,7 @@ def test_torchrun_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_command_s_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
-    result = small("--gpus", 2, "--out", tmp_path)
-    assert "holds a run of another command" in str(result.exception)
+    assert "holds a run of another command" in small("--gpus", "2", "--out", tmp_path).complaint
 
 
 def test_the_environment_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,23 +148,22 @@ def test_the_environment_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_the_memory_does_not_hold_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "host_memory_bytes", lambda available=False: 2**30)
     monkeypatch.setattr("swiglu_bench.processes.forkserver.start", lambda *_: pytest.fail("processes were started"))
-    result = invoke("--device", "cpu", "--gpus", 4, "--shapes", "llama3-70b", "--tokens", 8)
-    assert isinstance(result.exception, BadInput)
+    ran = swiglu_bench("tp", "--device", "cpu", "--gpus", "4", "--shapes", "llama3-70b", "--tokens", "8")
     for part in ("llama3-70b", "4 processes", "1.0 GiB free", "--gpus"):
-        assert part in str(result.exception)
+        assert part in ran.complaint
 
 
 def test_a_dry_run_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swiglu_bench.processes.forkserver.start", lambda *_: pytest.fail("processes were started"))
-    result = small("--gpus", "1,2", "--dry-run")
-    assert result.exit_code == 0
+    ran = small("--gpus", "1,2", "--dry-run")
+    assert ran.code == 0
     for part in ("1 ranks", "2 ranks", "16x32", "MiB"):
-        assert part in result.output
+        assert part in ran.out
 
 
 def test_a_case_that_does_not_fit_costs_its_own_rows(tmp_path: Path) -> None:
-    invoke("--device", "cpu", "--gpus", 1, "--shapes", "16x32", "--tokens", "8,1000000000", "--modes", "forward",
-           "--sequence-parallel", "no", "--impl", "eager", "--budget", 0.1, "--out", tmp_path)  # fmt: skip
+    small("--gpus", "1", "--tokens", "8,1000000000", "--modes", "forward", "--sequence-parallel", "no",
+          "--impl", "eager", "--out", tmp_path)  # fmt: skip
     found = {row["tokens"]: row for row in rows_of(tmp_path)}
     assert found["1000000000"]["status"] == "skipped"
     assert "GiB" in found["1000000000"]["reason"]

@@ -7,11 +7,9 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
+from command_line import Ran, swiglu_bench
 from trained import write_mnist
-from typer.testing import CliRunner, Result
 
-from swiglu_bench.cli.app import app
-from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.train import run, step_costs
 from swiglu_bench.train.options import TrainOptions
 
@@ -23,11 +21,6 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_costs, "TURN_S", 0.001)
 
 
-def invoke(*arguments: object) -> Result:
-    environment = {"COLUMNS": "140", "NO_COLOR": "1"}
-    return CliRunner().invoke(app, ["train", *map(str, arguments)], env=environment)
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     path = tmp_path / "small.yaml"
@@ -36,17 +29,16 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def small(model: Path, *more: object) -> Result:
-    return invoke(
-        "--task", "mnist", "--model", model, "--data", model.parent, "--device", "cpu", "--budget", 0.01, *more
-    )
+def small(model: Path, *more: str | Path) -> Ran:
+    fixed = ("--task", "mnist", "--model", model, "--data", model.parent, "--device", "cpu", "--budget", "0.01")
+    return swiglu_bench("train", *fixed, *more, width=140)
 
 
 def test_both_tables_the_files_and_every_reason(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    result = small(model, "--out", out, "--seeds", 1, "--steps", 8, "--impl", "eager-packed,fused,liger")
-    assert result.exit_code == 0, result.output
-    text = " ".join(result.stdout.split())
+    result = small(model, "--out", out, "--seeds", "1", "--steps", "8", "--impl", "eager-packed,fused,liger")
+    assert result.code == 0, result.err
+    text = " ".join(result.out.split())
     for part in (
         "MNIST from", "blocks 16x24, 16 tokens a step, 8 steps, float32", "Does it learn the same?", "eager, permuted",
         "Is it faster?", "Where time and memory go", "eager-packed, seed 0: step 8/8, loss",
@@ -66,17 +58,17 @@ def test_both_tables_the_files_and_every_reason(model: Path, tmp_path: Path) -> 
     assert (settings["workload"]["hidden"], settings["seeds"], settings["budget_s"]) == (16, 1, 0.01)
     assert len(list(csv.DictReader((out / "train.csv").open()))) == 3 * 8
 
-    again = small(model, "--out", out, "--seeds", 2, "--steps", 8, "--impl", "eager", "--resume")
-    assert "2 of 4 trainings are finished" in again.stdout
-    assert "seed 0: step" not in again.stdout
-    assert "eager, seed 1: step 8/8" in again.stdout
+    again = small(model, "--out", out, "--seeds", "2", "--steps", "8", "--impl", "eager", "--resume")
+    assert "2 of 4 trainings are finished" in again.out
+    assert "seed 0: step" not in again.out
+    assert "eager, seed 1: step 8/8" in again.out
 
 
 def test_the_interpreter_trains_and_is_not_timed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "1"))
-    result = small(model, "--interpret", "--steps", 2, "--seeds", 1, "--no-csv", "--impl", "fused,fused-mlp-auto")
-    assert "fused-mlp-auto, seed 0: step 2/2" in result.stdout
-    learning, _, speed = result.stdout.partition("Is it faster?")
+    result = small(model, "--interpret", "--steps", "2", "--seeds", "1", "--no-csv", "--impl", "fused,fused-mlp-auto")
+    assert "fused-mlp-auto, seed 0: step 2/2" in result.out
+    learning, _, speed = result.out.partition("Is it faster?")
     assert "(frozen)" in learning
     assert "fused-mlp-auto" not in speed.partition("fused yields no")[0]
     assert "fused yields no weight gradients" in speed
@@ -86,13 +78,13 @@ def test_the_interpreter_trains_and_is_not_timed(model: Path, monkeypatch: pytes
     ("arguments", "message"),
     [
         (("--task", "digit"), "--task: 'digit' is not a task; did you mean digits"),
-        (("--epochs", 1, "--steps", 1), "--epochs and --steps were given together"),
+        (("--epochs", "1", "--steps", "1"), "--epochs and --steps were given together"),
         (("--resume",), "--resume needs the folder"),
         (("--out", "x", "--no-csv"), "--out was given together with --no-csv"),
         (("--dtype", "fp16"), "not one that train takes; give bf16 or fp32"),
         (("--task", "mnist"), "needs --data FOLDER"),
         (("--task", "digits", "--data", "x"), "--data is for mnist and llama"),
-        (("--task", "llama", "--epochs", 1), "--epochs is for images"),
+        (("--task", "llama", "--epochs", "1"), "--epochs is for images"),
         (("--task", "llama"), "The task llama needs transformers"),
     ],
 )
@@ -100,9 +92,7 @@ def test_bad_input_is_one_sentence(
     arguments: tuple[object, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    error = invoke(*arguments).exception
-    assert isinstance(error, BadInput)
-    assert message in str(error)
+    assert message in swiglu_bench("train", *map(str, arguments)).complaint
 
 
 def test_json_is_all_there_is_on_stdout_and_losses_go_to_wandb(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,13 +100,13 @@ def test_json_is_all_there_is_on_stdout_and_losses_go_to_wandb(model: Path, monk
     run_of = begin.return_value
     run_of.url_or_path = "somewhere"
     monkeypatch.setattr("swiglu_bench.writers.wandb_run.WandbRun", begin)
-    arguments = ("--no-csv", "--impl", "eager", "--steps", 3, "--seeds", 1, "--format", "json", "--log-wandb")
+    arguments = ("--no-csv", "--impl", "eager", "--steps", "3", "--seeds", "1", "--format", "json", "--log-wandb")
     result = small(model, *arguments)
-    told = json.loads(result.stdout)
+    told = json.loads(result.out)
     eager, _ = told["rows"]
     assert (told["kind"], told["settings"]["steps"], eager["implementation"]) == ("training", 3, "eager")
-    assert "seed 0: step 3/3" in result.stderr
-    assert "W&B: somewhere" in result.stderr
+    assert "seed 0: step 3/3" in result.err
+    assert "W&B: somewhere" in result.err
     project, config, *_ = begin.call_args.args
     assert (project, config["settings"]) == ("swiglu-bench", told["settings"])
     logged = [call.args[0] for call in run_of.log.call_args_list]

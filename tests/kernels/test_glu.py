@@ -1,6 +1,10 @@
+"""swiglu_glu: output and gradients against fp64, its options, gates and biases, and what it launches."""
+
 import functools
 import importlib
+import inspect
 import itertools
+import math
 
 import pytest
 import torch
@@ -9,16 +13,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.library import opcheck
 
-from swiglu_kernels import backend_for, reference, swiglu_glu
-from swiglu_kernels.glu import INPUT_GRADS, SAVES, WEIGHT_GRADS
+from swiglu_kernels import backend_for, reference, swiglu_glu, swiglu_glu_packed, swiglu_mlp
+from swiglu_kernels.launches.formula import PLAIN, Formula
+from swiglu_kernels.portable.glu_forward import forward_launch
+from swiglu_kernels.tiles.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve
 
 pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")
 
-VARIANTS = [
-    {"weight_grad": weight_grad, "save": save, "input_grad": input_grad}
-    for weight_grad, save, input_grad in itertools.product(WEIGHT_GRADS, SAVES, INPUT_GRADS)
-    if "auto" not in (weight_grad, save, input_grad)
+GATES = {
+    "silu": {},
+    "gpt-oss": {"alpha": 1.702, "limit": 1.0, "up_offset": 1.0},  # limit 7 in the model: here many values meet it
+    "falcon-h1": {"gate_multiplier": 0.7},
+    "gelu": {"activation": "gelu_tanh"},
+    "gelu, all at once": {"activation": "gelu_tanh", "gate_multiplier": -1.5, "limit": 0.5, "up_offset": -0.25},
+}
+GATE = pytest.mark.parametrize("gate", GATES.values(), ids=GATES.keys())
+WITH_AUTO = [
+    dict(zip(("weight_grad", "save", "input_grad"), values, strict=True))
+    for values in itertools.product(WEIGHT_GRADS, SAVES, INPUT_GRADS)
 ]
+VARIANTS = [options for options in WITH_AUTO if "auto" not in options.values()]
 
 
 def variant_name(options: dict[str, str]) -> str:
@@ -26,46 +40,54 @@ def variant_name(options: dict[str, str]) -> str:
 
 
 def problem(
-    tokens: int,
-    hidden: int,
-    intermediate: int,
-    dtype: torch.dtype = torch.float32,
-    layouts: tuple[str, str, str] = ("contiguous", "contiguous", "contiguous"),
-) -> list[torch.Tensor]:
-    """Draw x, w_gate and w_up with pre-activations around 1."""
+    tokens: int, hidden: int, intermediate: int, dtype: torch.dtype = torch.float32,
+    layouts: tuple[str, ...] = ("contiguous",) * 3, biased: bool = False,
+) -> list[torch.Tensor]:  # fmt: skip
+    """Draw x, w_gate and w_up with pre-activations around 1, and biases that lie two elements apart."""
     scale = max(hidden, 1) ** -0.5
-    return [
+    matrices = [
         random_tensor(tokens, hidden, dtype=dtype, layout=layouts[0]),
         random_tensor(intermediate, hidden, dtype=dtype, layout=layouts[1], scale=scale, seed=1),
         random_tensor(intermediate, hidden, dtype=dtype, layout=layouts[2], scale=scale, seed=2),
     ]
+    biases = [random_tensor(2 * intermediate, dtype=dtype, seed=3 + part)[part::2] for part in (0, 1)]
+    return matrices + (biases if biased else [])
 
 
-def leaves(*shape: int) -> list[torch.Tensor]:
-    return [tensor.requires_grad_() for tensor in problem(*shape)]
+def leaves(*shape: int, biased: bool = False) -> list[torch.Tensor]:
+    return [tensor.clone().requires_grad_() for tensor in problem(*shape, biased=biased)]
 
 
-def check(inputs: list[torch.Tensor], options: dict[str, str]) -> None:
+def check(inputs: list[torch.Tensor], options: dict, gate: dict | None = None) -> None:
     check_against_reference(
-        "x w_gate w_up",
-        functools.partial(swiglu_glu, **options),
-        reference.swiglu_glu,
+        "x w_gate w_up bias_gate bias_up",
+        functools.partial(swiglu_glu, **(gate or {}), **options),
+        functools.partial(reference.swiglu_glu, **(gate or {})),
         inputs,
         wanted=[0] if options.get("weight_grad") == "none" else None,
     )
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=80)
 @given(
     tokens=st.sampled_from([0, 1, 2, 3, 17, 65, 130]),
     hidden=st.sampled_from([0, 1, 3, 16, 33, 70, 128]),
-    intermediate=st.sampled_from([0, 1, 5, 16, 31, 129]),
+    # one element alone may lie where another gate's derivative cancels to almost nothing, in eager by luck less so
+    intermediate=st.sampled_from([0, 5, 9, 16, 31, 129]),
     dtype=st.sampled_from(DTYPES),
     layouts=st.tuples(*[st.sampled_from(LAYOUTS)] * 3),
-    options=st.sampled_from(VARIANTS),
+    options=st.sampled_from(WITH_AUTO),
+    gate=st.sampled_from(list(GATES.values())),
+    biased=st.booleans(),
 )
-def test_output_and_gradients(tokens, hidden, intermediate, dtype, layouts, options):
-    check(problem(tokens, hidden, intermediate, dtype, layouts), options)
+def test_output_and_gradients(tokens, hidden, intermediate, dtype, layouts, options, gate, biased):
+    check(problem(tokens, hidden, intermediate, dtype, layouts, biased), options, gate)
+
+
+@pytest.mark.parametrize(("tokens", "hidden"), [(1, 1), (3, 3), (17, 128)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_column(tokens, hidden, dtype):
+    check(problem(tokens, hidden, 1, dtype), {})
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=variant_name)
@@ -74,9 +96,30 @@ def test_every_variant_in_every_dtype(options, dtype):
     check(problem(37, 70, 45, dtype, ("contiguous", "transposed", "half")), options)
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=variant_name)
-def test_every_variant_where_nothing_needs_a_mask(options):
+@pytest.mark.parametrize(
+    "options",
+    [one for one in VARIANTS if one["input_grad"] != "torch" and one["weight_grad"] != "torch"],
+    ids=variant_name,
+)
+def test_every_kernel_where_nothing_needs_a_mask(options):
     check(problem(256, 128, 128, torch.bfloat16), options)
+
+
+@GATE
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"weight_grad": "torch", "input_grad": "torch"},
+        {"save": "input", "input_grad": "torch"},
+        {"weight_grad": "auto", "save": "auto", "input_grad": "auto"},
+    ],
+    ids=["on the fly", "torch", "recomputed", "auto"],
+)
+def test_every_gate_in_every_dtype(gate, options, dtype):
+    check(problem(21, 70, 45, dtype, biased=True), options, gate)
+    check(problem(21, 70, 45, dtype), options, gate)
 
 
 @pytest.mark.gpu
@@ -89,11 +132,15 @@ def test_every_variant_at_model_sizes(shape, options, dtype):
     check(problem(*shape, dtype), options)
 
 
-@pytest.mark.parametrize("shape", [(), (2,), (2, 3), (2, 0, 3)])
-def test_leading_dimensions(shape):
-    x, w_gate, w_up = problem(1, 9, 5)
-    x = random_tensor(*shape, 9, dtype=torch.float32)
-    check([x, w_gate, w_up], {})
+@pytest.mark.gpu
+@GATE
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", [{}, {"weight_grad": "torch", "input_grad": "torch"}, {"save": "input"}], ids=str)
+@pytest.mark.parametrize("shape", [(1, 2880, 2880), (1000, 2880, 2880), (777, 509, 1031)])
+def test_every_gate_at_model_sizes(shape, options, dtype, gate):
+    # Hundreds of values meet a bound of 6, and none of the millions lies within fp32's rounding of it: there the
+    # gradient jumps, and which side a value falls on is a matter of the order of its sum.
+    check(problem(*shape, dtype, biased=True), options, gate | ({"limit": 6.0} if "limit" in gate else {}))
 
 
 def test_leading_dimensions_that_do_not_collapse_are_copied():
@@ -109,56 +156,6 @@ def test_no_tokens_give_zero_weight_gradients():
         _, d_w_gate, d_w_up = torch.autograd.grad(swiglu_glu(x, w_gate, w_up, **options).sum(), (x, w_gate, w_up))
         assert not d_w_gate.any()
         assert not d_w_up.any()
-
-
-def test_expanded_upstream_gradient():
-    x, w_gate, w_up = leaves(5, 9, 7)
-    for options in VARIANTS[:-6]:
-        got = torch.autograd.grad(swiglu_glu(x, w_gate, w_up, **options).sum(), (x, w_gate, w_up))
-        expected = torch.autograd.grad(reference.swiglu_glu(x, w_gate, w_up).sum(), (x, w_gate, w_up))
-        for one, other in zip(got, expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-def test_frozen_weights_get_no_gradient():
-    x, w_gate, w_up = leaves(5, 9, 7)
-    swiglu_glu(x, w_gate, w_up, weight_grad="none").sum().backward()
-    assert x.grad is not None
-    assert w_gate.grad is None
-    assert w_up.grad is None
-
-
-@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (1, 2)])
-def test_only_some_inputs_need_a_gradient(wanted):
-    inputs = problem(5, 9, 7)
-    for position in wanted:
-        inputs[position].requires_grad_()
-    got = torch.autograd.grad(swiglu_glu(*inputs).sum(), [inputs[position] for position in wanted])
-    expected = torch.autograd.grad(reference.swiglu_glu(*inputs).sum(), [inputs[position] for position in wanted])
-    for one, other in zip(got, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-def saved_elements(**options: str) -> int:
-    inputs = leaves(6, 9, 5)
-    parameters = {tensor.data_ptr() for tensor in inputs[1:]}
-    count = 0
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal count
-        count += tensor.numel() if tensor.data_ptr() not in parameters else 0
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        swiglu_glu(*inputs, **options)
-    return count
-
-
-def test_what_is_saved_for_the_backward():
-    tokens, hidden, intermediate = 6, 9, 5
-    assert saved_elements(save="preact") == tokens * (hidden + 2 * intermediate)
-    assert saved_elements(save="input") == tokens * hidden
-    assert saved_elements(save="preact", weight_grad="none") == tokens * 2 * intermediate
 
 
 def test_without_a_gradient_only_z_is_stored(monkeypatch):
@@ -180,47 +177,6 @@ def test_without_a_gradient_only_z_is_stored(monkeypatch):
     assert stored == [True, False, False]
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=variant_name)
-def test_a_second_backward_is_right(options):
-    inputs = leaves(5, 9, 7)
-    wanted = inputs[:1] if options["weight_grad"] == "none" else inputs
-    z = swiglu_glu(*inputs, **options)
-    first = torch.autograd.grad(z.sum(), wanted, retain_graph=True)
-    second = torch.autograd.grad(z.sum(), wanted)
-    for one, other in zip(first, second, strict=True):
-        assert torch.equal(one, other)
-
-
-class NoGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, z):
-        return z.clone()
-
-    @staticmethod
-    def backward(ctx, dz):
-        return None
-
-
-def test_an_undefined_upstream_gradient_gives_none():
-    inputs = leaves(5, 9, 7)
-    NoGradient.apply(swiglu_glu(*inputs)).sum().backward()
-    assert all(tensor.grad is None for tensor in inputs)
-
-
-def test_double_backward_is_refused():
-    x, w_gate, w_up = leaves(5, 9, 7)
-    (dx,) = torch.autograd.grad(swiglu_glu(x, w_gate, w_up).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="glu_backward cannot be differentiated"):
-        dx.sum().backward()
-
-
-def test_double_backward_is_refused_where_x_is_not_saved():
-    x, w_gate, w_up = leaves(5, 9, 7)
-    z = swiglu_glu(x, w_gate, w_up, weight_grad="none", save="preact")
-    with pytest.raises(RuntimeError, match="glu_backward cannot be differentiated"):
-        torch.autograd.grad(z.sum(), x, create_graph=True)
-
-
 @pytest.mark.parametrize("options", [VARIANTS[0], VARIANTS[7], VARIANTS[-1]], ids=variant_name)
 def test_operator_registration(options):
     x, w_gate, w_up = leaves(5, 9, 7)
@@ -239,19 +195,6 @@ def test_operator_registration(options):
         torch.ops.swiglu_kernels.glu_backward.default,
         (*arguments, *options.values(), True, False, None, None, *formula),
     )
-
-
-@pytest.mark.parametrize("options", [VARIANTS[0], VARIANTS[7], VARIANTS[-1]], ids=variant_name)
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_compiles_without_a_graph_break(options, dynamic):
-    inputs = leaves(5, 9, 7)
-    wanted = inputs[:1] if options["weight_grad"] == "none" else inputs
-    function = functools.partial(swiglu_glu, **options)
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
-    got = torch.autograd.grad(compiled(*inputs).sum(), wanted)
-    expected = torch.autograd.grad(function(*inputs).sum(), wanted)
-    for one, other in zip(got, expected, strict=True):
-        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("layout", ["rows far apart", "columns far apart"])
@@ -302,8 +245,6 @@ def test_above_two_to_the_31_elements(options):
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
 def test_tf32_only_where_torch_allows_it(precision):
-    from swiglu_kernels.portable.glu_forward import forward_launch
-
     x, w_gate, w_up = problem(5, 9, 7)
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
@@ -314,44 +255,107 @@ def test_tf32_only_where_torch_allows_it(precision):
         matmul.fp32_precision = before
 
 
+@pytest.mark.parametrize("present", ["bias_gate", "bias_up"])
+@pytest.mark.parametrize("save", ["preact", "input"])
+def test_one_bias_alone(present, save):
+    x, w_gate, w_up, bias, _ = problem(5, 9, 7, biased=True)
+    check_against_reference(
+        "x w_gate w_up bias",
+        lambda x, w_gate, w_up, bias: swiglu_glu(x, w_gate, w_up, **{present: bias}, save=save),
+        lambda x, w_gate, w_up, bias: reference.swiglu_glu(x, w_gate, w_up, **{present: bias}),
+        [x, w_gate, w_up, bias],
+    )
+
+
+@pytest.mark.parametrize("save", ["preact", "input"])
+def test_the_gradient_on_and_beyond_the_bound_is_that_of_clamp(save):
+    # One token, hidden 1, x = 1: the weights are the pre-activations.
+    values = torch.tensor([-9.0, -7.0, -6.5, 0.0, 6.5, 7.0, 9.0], device=DEVICE)
+    grid = torch.cartesian_prod(values, values)
+    gate = {"alpha": 1.702, "limit": 7.0, "up_offset": 1.0}
+    leaves = [column[:, None].clone().requires_grad_() for column in grid.unbind(1)]
+    x = torch.ones(1, 1, device=DEVICE)
+    got = torch.autograd.grad(swiglu_glu(x, *leaves, **gate, save=save).sum(), leaves)
+    expected = torch.autograd.grad(reference.swiglu_glu(x, *leaves, **gate).sum(), leaves)
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    stopped = torch.gt if torch.__version__ < "2.14" else torch.ge
+    assert torch.equal(got[0][:, 0] == 0, stopped(grid[:, 0], 7) | (grid[:, 1] == -1))
+    assert torch.equal(got[1][:, 0] == 0, stopped(grid[:, 1].abs(), 7) | (grid[:, 0] == 0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_and_infinity_pass_the_bound_as_in_the_reference(dtype):
+    nan, inf = float("nan"), float("inf")
+    pairs = torch.tensor([[nan, 1.0], [1.0, nan], [inf, 1.0], [1.0, inf], [1.0, -inf]], device=DEVICE, dtype=dtype)
+    x = torch.ones(1, 1, device=DEVICE, dtype=dtype)
+    gate, up = pairs.unbind(1)
+    options = {"limit": 7.0, "alpha": 1.702, "up_offset": 1.0}
+    expected = reference.swiglu_glu(x.double(), gate[:, None].double(), up[:, None].double(), **options).to(dtype)
+    torch.testing.assert_close(swiglu_glu(x, gate[:, None], up[:, None], **options), expected, equal_nan=True)
+
+
+NUMBERS = {"gate_multiplier": [0.5, 2.0, 1], "alpha": [1.5, 0.5, 2], "limit": [0.5, 0.25, None], "up_offset": [1.0, -1]}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_changed_number_is_never_stale(name):
+    inputs = problem(5, 9, 7, biased=True)
+    for value in NUMBERS[name]:
+        expected = reference.swiglu_glu(*inputs, **{name: value})
+        torch.testing.assert_close(swiglu_glu(*inputs, **{name: value}), expected)
+
+
+@pytest.mark.parametrize("dynamic", [None, False, True])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_changed_number_is_never_stale_in_a_compiled_function(name, dynamic):
+    torch.compiler.reset()
+    inputs = leaves(5, 9, 7, biased=True)
+
+    def function(value, call):
+        z = call(*inputs, **{name: value})
+        return [z, *torch.autograd.grad(z.sum(), inputs)]
+
+    compiled = torch.compile(swiglu_glu, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for value in NUMBERS[name]:
+        for one, other in zip(function(value, compiled), function(value, reference.swiglu_glu), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_numbers_are_run_time_arguments_and_plain_silu_has_none():
+    x, w_gate, w_up, *biases = problem(5, 9, 7, biased=True)
+    plain = forward_launch(x, w_gate, w_up, x, None)
+    assert plain.arguments["FORMULA"] == "silu"
+    names = ("multiplier", "alpha", "limit", "up_offset", "bias_gate_ptr", "bias_up_ptr", "bias_gate_n", "bias_up_n")
+    assert all(plain.arguments[name] is None for name in names), "None is compiled away"
+    launches = [
+        forward_launch(x, w_gate, w_up, x, None, None, tuple(biases), Formula(alpha=alpha, limit=limit))
+        for alpha, limit in [(1.702, 7.0), (1.5, None)]
+    ]
+    parameters = launches[0].kernel.params if hasattr(launches[0].kernel, "params") else []
+    assert not any(parameter.is_constexpr for parameter in parameters if parameter.name in names)
+    first, second = (launch.arguments for launch in launches)
+    assert (first["alpha"], first["limit"], second["alpha"], second["limit"]) == (1.702, 7.0, 1.5, math.inf)
+    assert first["FORMULA"] == second["FORMULA"] == "scaled_silu"
+
+
+def test_every_public_function_has_the_same_options():
+    def options(function):
+        parameters = inspect.signature(function).parameters.values()
+        return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
+
+    shared = options(swiglu_glu)
+    assert options(swiglu_glu_packed) == {"layout": "packed"} | shared
+    assert options(swiglu_mlp) == shared | {"chunk_tokens": None}
+    assert Formula(**{name: shared[name] for name in vars(PLAIN)}) == PLAIN
+
+
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"x": 3}, TypeError, r"x: expected a torch.Tensor, got int"),
-        ({"x": torch.ones(2, 4).double()}, TypeError, r"x: expected one of .*, got torch.float64"),
-        ({"x": torch.ones(())}, ValueError, r"x: expected at least one dimension"),
-        ({"w_gate": torch.ones(3, 4).half()}, TypeError, r"w_gate: expected torch.float32 as x has, got torch.float16"),
-        ({"w_up": torch.ones(3, 4, device="meta")}, ValueError, r"w_up: expected device cpu as x has, got meta"),
-        (
-            {"w_gate": torch.ones(4)},
-            ValueError,
-            r"w_gate: expected two dimensions, \[intermediate, hidden\], got \(4,\)",
-        ),
-        ({"w_gate": torch.ones(3, 5)}, ValueError, r"w_gate: expected \[intermediate, 4\] .* got \(3, 5\)"),
-        (
-            {"w_up": torch.ones(2, 4)},
-            ValueError,
-            r"w_up: expected shape \(3, 4\) \(the shape of w_gate\), got \(2, 4\)",
-        ),
-        (
-            {"weight_grad": "both"},
-            ValueError,
-            r"weight_grad: expected one of 'triton', 'torch', 'none', 'auto', got 'both'",
-        ),
-        ({"save": None}, ValueError, r"save: expected one of 'preact', 'input', 'auto', got None"),
-        (
-            {"input_grad": "slow"},
-            ValueError,
-            r"input_grad: expected one of 'fused', 'two_step', 'torch', 'auto', got 'slow'",
-        ),
-        (
-            {"x": torch.ones(1).expand(2**31, 4)},
-            ValueError,
-            r"x: expected every dimension up to 2147482624, got \(2147483648, 4\)",
-        ),
-    ],
+    ("tokens", "expected"),
+    [(1, ("triton", "preact", "two_step")), (8, ("triton", "preact", "two_step")), (9, ("torch", "preact", "torch"))],
 )
-def test_bad_input_names_the_argument(change, error, message):
-    arguments = {"x": torch.ones(2, 4), "w_gate": torch.ones(3, 4), "w_up": torch.ones(3, 4)} | change
-    with pytest.raises(error, match=message):
-        swiglu_glu(arguments.pop("x"), arguments.pop("w_gate"), arguments.pop("w_up"), **arguments)
+def test_what_auto_picks_for_portable_kernels(tokens, expected):
+    x = torch.empty(tokens, 64)
+    assert resolve("auto", "auto", "auto", x, 128) == expected
+    assert resolve("auto", "auto", "auto", x, 128, chunk_tokens=4)[1] == "input"
+    assert resolve("none", "input", "fused", x, 128) == ("none", "input", "fused")

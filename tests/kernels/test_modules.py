@@ -329,35 +329,27 @@ def test_exports():
     assert torch.equal(torch.export.export(module, (x,)).module()(x), module(x))
 
 
-def adapter(module: nn.Module) -> None:
-    module.up_proj = Adapter(HIDDEN, INTERMEDIATE, bias=False, device=DEVICE)
-
-
-def hook(module: nn.Module) -> None:
-    module.gate_proj.register_forward_hook(lambda *_: None)
-
-
-def backward_hook(module: nn.Module) -> None:
-    module.down_proj.register_full_backward_hook(lambda *_: None)
-
-
-def replaced_forward(module: nn.Module) -> None:
-    module.gate_proj.forward = lambda x: x
+CHANGES = {
+    "adapter": lambda one: setattr(one, "up_proj", Adapter(HIDDEN, INTERMEDIATE, bias=False, device=DEVICE)),
+    "hook": lambda one: one.gate_proj.register_forward_hook(lambda *_: None),
+    "backward hook": lambda one: one.down_proj.register_full_backward_hook(lambda *_: None),
+    "replaced forward": lambda one: setattr(one.gate_proj, "forward", lambda x: x),
+}
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "words"),
     [
-        (adapter, r"up_proj: expected a torch.nn.Linear .* but Adapter is not a plain torch.nn.Linear"),
-        (hook, r"gate_proj: .* its hooks would no longer run; put hooks, .* on the whole FusedSwiGLUMLP"),
-        (backward_hook, r"down_proj: .* its hooks would no longer run"),
-        (replaced_forward, r"gate_proj: .* its forward was replaced"),
+        ("adapter", r"up_proj: .* Adapter is not a plain torch.nn.Linear"),
+        ("hook", r"gate_proj: .* hooks .* on the whole FusedSwiGLUMLP"),
+        ("backward hook", r"down_proj: .* hooks"),
+        ("replaced forward", r"gate_proj: .* its forward was replaced"),
     ],
 )
-def test_what_a_projection_does_besides_is_never_passed_over(change, message):
+def test_what_a_projection_does_besides_is_never_passed_over(change, words):
     module = built(FusedSwiGLUMLP)
-    change(module)
-    with pytest.raises(TypeError, match=message):
+    CHANGES[change](module)
+    with pytest.raises(TypeError, match=words):
         module(hidden_states(2))
 
 
@@ -407,44 +399,24 @@ def test_bad_options(cls, options, message):
         cls(4, 6, **options)
 
 
+def linears(*sizes: tuple[int, int]) -> list[nn.Linear]:
+    return [nn.Linear(*size) for size in sizes]
+
+
 @pytest.mark.parametrize(
-    ("build", "error", "message"),
+    ("cls", "layers", "error", "words"),
     [
-        (
-            lambda: FusedSwiGLU.from_linears(nn.Linear(4, 6), 3),
-            TypeError,
-            r"up_proj: expected a torch.nn.Linear, got i",
-        ),
-        (
-            lambda: FusedSwiGLU.from_linears(nn.Linear(4, 6), nn.Linear(5, 6)),
-            ValueError,
-            r"up_proj: expected 4 in_features, got 5",
-        ),
-        (
-            lambda: FusedSwiGLUMLP.from_linears(nn.Linear(4, 6), nn.Linear(4, 7), nn.Linear(6, 4)),
-            ValueError,
-            r"up_proj: expected 6 out_features, got 7",
-        ),
-        (
-            lambda: FusedSwiGLUMLP.from_linears(nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(4, 4)),
-            ValueError,
-            r"down_proj: expected 6 in_features, got 4",
-        ),
-        (
-            lambda: FusedSwiGLUPackedMLP.from_linears(nn.Linear(4, 7), nn.Linear(3, 4)),
-            ValueError,
-            r"gate_up_proj: expected an even number of out_features, got 7",
-        ),
-        (
-            lambda: FusedSwiGLUPackedMLP.from_linears(nn.Linear(4, 6), nn.Linear(6, 4)),
-            ValueError,
-            r"down_proj: expected 3 in_features, got 6",
-        ),
+        (FusedSwiGLU, [nn.Linear(4, 6), 3], TypeError, r"up_proj: .*torch.nn.Linear, got i"),
+        (FusedSwiGLU, linears((4, 6), (5, 6)), ValueError, r"up_proj: expected 4 in_features, got 5"),
+        (FusedSwiGLUMLP, linears((4, 6), (4, 7), (6, 4)), ValueError, r"up_proj: expected 6 out_features, got 7"),
+        (FusedSwiGLUMLP, linears((4, 6), (4, 6), (4, 4)), ValueError, r"down_proj: expected 6 in_features, got 4"),
+        (FusedSwiGLUPackedMLP, linears((4, 7), (3, 4)), ValueError, r"gate_up_proj: .*even.* out_features, got 7"),
+        (FusedSwiGLUPackedMLP, linears((4, 6), (6, 4)), ValueError, r"down_proj: expected 3 in_features, got 6"),
     ],
 )
-def test_layers_that_do_not_fit(build, error, message):
-    with pytest.raises(error, match=message):
-        build()
+def test_layers_that_do_not_fit(cls, layers, error, words):
+    with pytest.raises(error, match=words):
+        cls.from_linears(*layers)
 
 
 @pytest.mark.gpu

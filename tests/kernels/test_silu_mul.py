@@ -81,55 +81,7 @@ def test_above_two_to_the_31_elements(elements):
         assert_as_accurate_as_eager("d_gate", d_gate[part], d_eager, d_truth)
 
 
-def test_a_second_backward_is_right_and_inputs_stay():
-    gate, up = (random_tensor(5, 33, dtype=torch.float32, seed=seed).requires_grad_() for seed in (0, 1))
-    before = gate.detach().clone(), up.detach().clone()
-    h = silu_mul(gate, up)
-    first = torch.autograd.grad(h.sum(), (gate, up), retain_graph=True)
-    second = torch.autograd.grad(h.sum(), (gate, up))
-    for one, other in zip((*first, *before), (*second, gate, up), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_double_backward_is_refused():
-    gate, up = (random_tensor(5, 33, dtype=torch.float32, seed=seed).requires_grad_() for seed in (0, 1))
-    (d_gate,) = torch.autograd.grad(silu_mul(gate, up).sum(), gate, create_graph=True)
-    with pytest.raises(RuntimeError, match="silu_mul_backward cannot be differentiated"):
-        d_gate.sum().backward()
-
-
 def test_operator_registration():
     gate, up = (random_tensor(4, 9, dtype=torch.float32, seed=seed).requires_grad_() for seed in (0, 1))
     opcheck(torch.ops.swiglu_kernels.silu_mul.default, (gate, up))
     opcheck(torch.ops.swiglu_kernels.silu_mul_backward.default, (gate.detach(), gate.detach(), up.detach()))
-
-
-def test_compiles_without_a_graph_break():
-    gate, up = (random_tensor(4, 9, dtype=torch.float32, seed=seed).requires_grad_() for seed in (0, 1))
-    compiled = torch.compile(silu_mul, fullgraph=True, backend="aot_eager")
-    got = torch.autograd.grad(compiled(gate, up).sum(), (gate, up))
-    expected = torch.autograd.grad(silu_mul(gate, up).sum(), (gate, up))
-    for one, other in zip(got, expected, strict=True):
-        assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize(
-    ("gate", "up", "error", "message"),
-    [
-        ([1.0], torch.ones(1), TypeError, r"gate: expected a torch.Tensor, got list"),
-        (torch.ones(1).double(), torch.ones(1).double(), TypeError, r"gate: expected one of .*, got torch.float64"),
-        (torch.ones(2), torch.ones(2).half(), TypeError, r"up: expected torch.float32 as gate has, got torch.float16"),
-        (torch.ones(2), torch.ones(3), ValueError, r"up: expected shape \(2,\) \(the shape of gate\), got \(3,\)"),
-        (torch.ones(2), torch.ones(2, device="meta"), ValueError, r"up: expected device cpu as gate has, got meta"),
-        (torch.ones(()), torch.ones(()), ValueError, r"gate: expected at least one dimension"),
-    ],
-)
-def test_bad_input_names_the_argument(gate, up, error, message):
-    with pytest.raises(error, match=message):
-        silu_mul(gate, up)
-
-
-def test_forward_mode_differentiation_is_refused():
-    gate, up = (random_tensor(5, 33, dtype=torch.float32, seed=seed) for seed in (0, 1))
-    with pytest.raises(RuntimeError, match="forward-mode"):
-        torch.func.jvp(silu_mul, (gate, up), (gate, up))

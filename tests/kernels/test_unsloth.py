@@ -74,17 +74,6 @@ def test_gradients_go_to_the_right_input():
     assert not torch.allclose(d_gate, d_up)
 
 
-def test_nothing_is_overwritten_unless_asked_for():
-    gate, up = (tensor.requires_grad_() for tensor in pair(4, 9))
-    upstream = random_tensor(4, 9, dtype=torch.float32, seed=2)
-    before = [tensor.detach().clone() for tensor in (gate, up, upstream)]
-    h = unsloth_silu_mul(gate, up)
-    first = torch.autograd.grad(h, (gate, up), upstream, retain_graph=True)
-    second = torch.autograd.grad(h, (gate, up), upstream)
-    for one, other in zip((*first, *before), (*second, gate, up, upstream), strict=True):
-        assert torch.equal(one, other)
-
-
 def test_overwrite_keeps_the_upstream_gradient():
     gate, up = (tensor.requires_grad_() for tensor in pair(4, 9))
     upstream = random_tensor(4, 9, dtype=torch.float32, seed=2)
@@ -130,28 +119,6 @@ def test_one_buffer_twice_is_refused():
     torch.testing.assert_close(d_x, torch.autograd.grad(reference.silu_mul(x, x).sum(), x)[0])
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_double_backward_is_refused(overwrite):
-    gate, up = (tensor.requires_grad_() for tensor in pair(4, 9))
-    h = unsloth_silu_mul(gate * 1, up * 1, overwrite=overwrite)
-    with pytest.raises(RuntimeError, match="cannot be differentiated"):
-        torch.autograd.grad(h.sum(), gate, create_graph=True)[0].sum().backward()
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_compiles_without_a_graph_break(overwrite):
-    gate, up = (tensor.requires_grad_() for tensor in pair(4, 9))
-
-    def function(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        return unsloth_silu_mul(gate * 1, up * 1, overwrite=overwrite)
-
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    got = torch.autograd.grad(compiled(gate, up).sum(), (gate, up))
-    expected = torch.autograd.grad(function(gate, up).sum(), (gate, up))
-    for one, other in zip(got, expected, strict=True):
-        assert torch.equal(one, other)
-
-
 def test_operator_registration():
     gate, up = (tensor.requires_grad_() for tensor in pair(4, 9))
     dw, e, g = (random_tensor(4, 9, dtype=torch.float32, seed=seed) for seed in range(3))
@@ -192,36 +159,3 @@ def test_above_two_to_the_31_elements(elements):
     for part, truths in zip(parts, expected, strict=True):
         for output, truth in zip(outputs, truths, strict=True):
             torch.testing.assert_close(output[part].double(), truth, rtol=2e-2, atol=2e-2)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: swiglu_fg_kernel(torch.ones(2, 3), torch.ones(2, 3)), ValueError, r"e: expected three dimensions"),
-        (
-            lambda: swiglu_fg_kernel(torch.ones(1, 2, 3), torch.ones(1, 2, 4)),
-            ValueError,
-            r"g: expected shape \(1, 2, 3\)",
-        ),
-        (lambda: swiglu_fg_kernel(torch.ones(1, 2, 3), 1), TypeError, r"g: expected a torch.Tensor, got int"),
-        (
-            lambda: swiglu_DWf_DW_dfg_kernel(torch.ones(2, 3), torch.ones(2, 3).half(), torch.ones(2, 3)),
-            TypeError,
-            r"e: expected torch.float32 as DW has, got torch.float16",
-        ),
-        (
-            lambda: swiglu_DWf_DW_dfg_kernel(torch.ones(2, 3), torch.ones(2, 3), torch.ones(3)),
-            ValueError,
-            r"g: expected shape \(2, 3\) \(the shape of DW\), got \(3,\)",
-        ),
-        (lambda: unsloth_silu_mul(torch.ones(2), torch.ones(3)), ValueError, r"up: expected shape \(2,\)"),
-        (
-            lambda: unsloth_silu_mul(torch.ones(2), torch.ones(2), overwrite="yes"),
-            TypeError,
-            r"overwrite: expected a bool, got str",
-        ),
-    ],
-)
-def test_bad_input_names_the_argument(call, error, message):
-    with pytest.raises(error, match=message):
-        call()

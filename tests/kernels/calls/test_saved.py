@@ -250,15 +250,3 @@ def test_what_somebody_else_holds_is_left_alone():
     z.sum().backward()
     assert torch.equal(gate, before[0])
     assert torch.equal(up, before[1])
-
-
-@pytest.mark.parametrize("options", [{}, {"input_grad": "fused", "weight_grad": "torch"}, {"input_grad": "torch"}])
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
-def test_every_backward_of_a_retained_graph_has_the_same_bits(operation, options):
-    inputs = operands(operation)
-    out = operation(*inputs, save="preact", **options)
-    upstream = torch.randn_like(out)
-    backwards = [torch.autograd.grad(out, inputs, upstream, retain_graph=keep) for keep in (True, True, False)]
-    for again in backwards[1:]:
-        for first, second in zip(backwards[0], again, strict=True):
-            assert torch.equal(first, second)

@@ -29,8 +29,11 @@ ray = pytest.importorskip("ray", reason="needs Ray: pip install swiglu-bench[clu
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_RECORD_ACTOR_TASK_LOGGING": "0", "NO_COLOR": "1", "COLUMNS": "200",
 }  # fmt: skip
-TOKENS = (3, 5, 7, 9, 11)
-ARGUMENTS = ("--shapes", "24x40", "--tokens", ",".join(map(str, TOKENS)), "--impl", "eager,eager-packed")
+TOKENS = tuple(range(3, 23, 2))
+ARGUMENTS = (
+    "--shapes", "24x40", "--tokens", ",".join(map(str, TOKENS)), "--scope", "glu", "--dtype", "fp32",
+    "--impl", "eager,eager-packed",
+)  # fmt: skip
 EVERY_ROW = [(tokens, name) for tokens in TOKENS for name in ("eager", "eager-packed")]
 
 
@@ -73,9 +76,9 @@ def _environment() -> dict[str, str]:
 
 
 def _start(address: str, folder: Path, *more: str) -> subprocess.Popen[str]:
-    """A sweep as a user starts it."""
+    """A sweep as a user starts it; `verify`, which needs the fewest processes."""
     command = [
-        sys.executable, "-m", "swiglu_bench.cli.app", "forward", *ARGUMENTS, "--budget", "0.2", "--ray", address,
+        sys.executable, "-m", "swiglu_bench.cli.app", "verify", *ARGUMENTS, "--ray", address,
         "--out", str(folder), *more,
     ]  # fmt: skip
     return subprocess.Popen(command, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -1,0 +1,331 @@
+"""What every operation owes autograd, torch.compile and whoever calls it wrongly; accuracy is in each's own file."""
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from accuracy import DEVICE, check_against_reference, random_tensor
+
+from swiglu_kernels import (
+    backend_for,
+    reference,
+    silu_mul,
+    swiglu_DWf_DW_dfg_kernel,
+    swiglu_fg_kernel,
+    swiglu_glu,
+    swiglu_glu_packed,
+    swiglu_mlp,
+    unsloth_silu_mul,
+)  # fmt: skip
+
+pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")
+
+TOKENS, HIDDEN, INTERMEDIATE, HIDDEN_OUT = 5, 9, 7, 6
+X, WEIGHT, PACKED, W_DOWN = (TOKENS, HIDDEN), (INTERMEDIATE, HIDDEN), (2 * INTERMEDIATE, HIDDEN), (HIDDEN_OUT, 7)
+BIAS = (INTERMEDIATE,)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A public function, its definition, and the shapes of what it is given."""
+
+    function: Callable[..., torch.Tensor]
+    reference: Callable[..., torch.Tensor]
+    shapes: tuple[tuple[int, ...], ...]
+
+    def inputs(self, *wanted: int) -> list[torch.Tensor]:
+        """Drawn anew; those at the positions `wanted` need a gradient (none given: all)."""
+        drawn = [random_tensor(*shape, dtype=torch.float32, seed=seed) for seed, shape in enumerate(self.shapes)]
+        return [one.requires_grad_(not wanted or position in wanted) for position, one in enumerate(drawn)]
+
+
+def packed(layout: str) -> Operation:
+    weight = PACKED[::-1] if layout == "transposed" else PACKED
+    call, definition = (
+        functools.partial(one, layout=layout) for one in (swiglu_glu_packed, reference.swiglu_glu_packed)
+    )
+    return Operation(call, definition, (X, weight, (2 * INTERMEDIATE,)))
+
+
+def overwriting(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return unsloth_silu_mul(gate * 1, up * 1, overwrite=True)
+
+
+PACKINGS = {f"glu_packed {layout}": packed(layout) for layout in ("packed", "interleaved", "transposed")}
+PRODUCTS = {
+    name: Operation(function, reference.silu_mul, ((4, 9), (4, 9)))
+    for name, function in (("silu_mul", silu_mul), ("unsloth", unsloth_silu_mul), ("unsloth overwriting", overwriting))
+}
+OPERATIONS = {
+    "glu": Operation(swiglu_glu, reference.swiglu_glu, (X, WEIGHT, WEIGHT)),
+    "glu biased": Operation(swiglu_glu, reference.swiglu_glu, (X, WEIGHT, WEIGHT, BIAS, BIAS)),
+    "mlp": Operation(swiglu_mlp, reference.swiglu_mlp, (X, WEIGHT, WEIGHT, W_DOWN, BIAS, BIAS, (HIDDEN_OUT,))),
+} | PACKINGS | PRODUCTS  # fmt: skip
+GLU = [
+    {"weight_grad": weight_grad, "save": save, "input_grad": input_grad}
+    for weight_grad, save, input_grad in itertools.product(
+        ("triton", "torch", "none"), ("preact", "input"), ("fused", "two_step", "torch")
+    )
+]
+MLP: list[dict[str, Any]] = [
+    {},
+    {"weight_grad": "torch", "input_grad": "torch"},
+    {"save": "input"},
+    {"weight_grad": "triton", "save": "input", "chunk_tokens": 10},
+    {"save": "input", "weight_grad": "torch", "input_grad": "torch"},
+    {"weight_grad": "none"},
+    {"weight_grad": "torch", "save": "input", "chunk_tokens": 16},
+    {"weight_grad": "none", "save": "input", "chunk_tokens": 7},
+    {"weight_grad": "auto", "save": "input", "chunk_tokens": 1000},
+    {"save": "input", "chunk_tokens": 2, "weight_grad": "torch"},
+]
+
+
+def cases(glu: list[dict], mlp: list[dict], *others: str) -> pytest.MarkDecorator:
+    """Operations with options, and others as they are."""
+    listed = [("glu", one) for one in glu] + [("mlp", one) for one in mlp] + [(name, {}) for name in others]
+    ids = [" ".join([name, *map(str, options.values())]) for name, options in listed]
+    return pytest.mark.parametrize(("name", "options"), listed, ids=ids)
+
+
+def assert_equal(got: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> None:
+    for one, other in zip(got, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+GPT_OSS = {"alpha": 1.702, "limit": 1.0, "up_offset": 1.0, "input_grad": "torch"}
+
+
+@cases([*GLU, GPT_OSS], MLP, "glu biased", *PACKINGS, "silu_mul", "unsloth")
+def test_a_second_backward_has_the_same_bits_and_writes_into_nothing_given(name, options):
+    inputs = OPERATIONS[name].inputs()
+    wanted = inputs[:1] if options.get("weight_grad") == "none" else inputs
+    before = tuple(one.detach().clone() for one in inputs)
+    out = OPERATIONS[name].function(*inputs, **options)
+    upstream = random_tensor(*out.shape, dtype=torch.float32, seed=9)
+    same = upstream.clone()
+    first = torch.autograd.grad(out, wanted, upstream, retain_graph=True)
+    assert_equal(torch.autograd.grad(out, wanted, upstream), first)
+    assert_equal((*inputs, upstream), (*before, same))
+
+
+@cases([{}], [{}], "glu biased", *PACKINGS)
+def test_frozen_weights_get_no_gradient(name, options):
+    inputs = OPERATIONS[name].inputs()
+    OPERATIONS[name].function(*inputs, weight_grad="none").sum().backward()
+    assert [one.grad is None for one in inputs] == [False] + [True] * (len(inputs) - 1)
+
+
+SOME = [(0,), (1,), (2,), (4,), (6,), (0, 2), (0, 3), (1, 2), (2, 6), (3, 4), (3, 5)]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "wanted"),
+    [
+        (name, options, wanted)
+        for (name, options), wanted in itertools.product([("glu biased", {}), ("mlp", {}), ("mlp", MLP[-1])], SOME)
+        if max(wanted) < len(OPERATIONS[name].shapes)
+    ],
+    ids=str,
+)
+def test_only_some_inputs_need_a_gradient(name, options, wanted):
+    operation = OPERATIONS[name]
+    inputs = operation.inputs(*wanted)
+    chosen = [inputs[position] for position in wanted]
+    got = torch.autograd.grad(operation.function(*inputs, **options).sum(), chosen)
+    expected = torch.autograd.grad(operation.reference(*inputs).sum(), chosen)
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@cases([{}], [{}], "silu_mul", "glu_packed packed")
+@pytest.mark.parametrize("lead", [(), (2,), (2, 3), (2, 0, 3)], ids=str)
+def test_leading_dimensions(name, options, lead):
+    operation = OPERATIONS[name]
+    first, *rest = (one.detach() for one in operation.inputs())
+    if name == "silu_mul":
+        rest = [random_tensor(*lead, 9, dtype=torch.float32, seed=1)]
+    inputs = [random_tensor(*lead, first.shape[-1], dtype=torch.float32), *rest]
+    check_against_reference("a b c d e f g", operation.function, operation.reference, inputs)
+
+
+@cases(GLU[:12], [], *PACKINGS)
+def test_the_gradient_of_a_sum_which_is_one_number_everywhere(name, options):
+    operation = OPERATIONS[name]
+    inputs = operation.inputs()
+    got = torch.autograd.grad(operation.function(*inputs, **options).sum(), inputs)
+    for one, other in zip(got, torch.autograd.grad(operation.reference(*inputs).sum(), inputs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "of_x", "of_gate_and_up"),
+    [
+        ("glu", {"save": "preact"}, 1, 1),
+        ("glu", {"save": "input"}, 1, 0),
+        ("glu", {"save": "preact", "weight_grad": "none"}, 0, 1),
+        ("mlp", {"save": "preact"}, 1, 1),
+        ("mlp", {"save": "input"}, 1, 0),
+        ("mlp", {"save": "auto", "chunk_tokens": 2}, 1, 0),
+        ("mlp", {"save": "preact", "weight_grad": "none"}, 0, 1),
+    ],
+)
+def test_what_is_saved_for_the_backward(name, options, of_x, of_gate_and_up):
+    inputs = OPERATIONS[name].inputs()
+    parameters = {one.data_ptr() for one in inputs[1:]}
+    sizes = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: sizes.append(one) or one, lambda one: one):
+        OPERATIONS[name].function(*inputs, **options)
+    kept = sum(one.numel() for one in sizes if one.data_ptr() not in parameters)
+    assert kept == TOKENS * (of_x * HIDDEN + of_gate_and_up * 2 * INTERMEDIATE)
+
+
+class NoGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, out):
+        return out.clone()
+
+    @staticmethod
+    def backward(ctx, d_out):
+        return None
+
+
+@cases([{}], [{}], *PACKINGS)
+def test_an_undefined_upstream_gradient_gives_none(name, options):
+    inputs = OPERATIONS[name].inputs()
+    NoGradient.apply(OPERATIONS[name].function(*inputs)).sum().backward()
+    assert all(one.grad is None for one in inputs)
+
+
+X_NOT_SAVED = {"weight_grad": "none", "save": "preact"}
+
+
+@cases([{}, X_NOT_SAVED], [{}, X_NOT_SAVED], *PACKINGS, *PRODUCTS)
+def test_a_second_derivative_is_refused(name, options):
+    first, *rest = OPERATIONS[name].inputs()
+    out = OPERATIONS[name].function(first, *rest, **options)
+    with pytest.raises(RuntimeError, match="cannot be differentiated"):
+        torch.autograd.grad(out.sum(), first, create_graph=True)[0].sum().backward()
+
+
+@cases([{}], [{}], *PACKINGS, "silu_mul", "unsloth")
+def test_forward_mode_differentiation_is_refused(name, options):
+    inputs = tuple(one.detach() for one in OPERATIONS[name].inputs())
+    with pytest.raises(RuntimeError, match="forward-mode"):
+        torch.func.jvp(OPERATIONS[name].function, inputs, inputs)
+
+
+@cases([GLU[0], GLU[7], GLU[-1]], MLP[:4], "glu_packed packed", "silu_mul", "unsloth", "unsloth overwriting")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_without_a_graph_break(name, options, dynamic):
+    torch.compiler.reset()
+    inputs = OPERATIONS[name].inputs()
+    wanted = inputs[:1] if options.get("weight_grad") == "none" else inputs
+    function = functools.partial(OPERATIONS[name].function, **options)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    got = torch.autograd.grad(compiled(*inputs).sum(), wanted)
+    assert_equal(got, torch.autograd.grad(function(*inputs).sum(), wanted))
+
+
+@cases([{}], [{}], "glu biased", *PACKINGS)
+def test_autocast_casts_operands_and_casts_gradients_back(name, options):
+    """As it does with torch.nn.functional.linear."""
+    inputs = OPERATIONS[name].inputs()
+    halves = [one.detach().bfloat16().requires_grad_() for one in inputs]
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        out = OPERATIONS[name].function(*inputs)
+    expected = OPERATIONS[name].function(*halves)
+    assert out.dtype is torch.bfloat16
+    assert torch.equal(out, expected)
+    got = torch.autograd.grad(out.float().sum(), inputs)
+    wanted = torch.autograd.grad(expected.float().sum(), halves)
+    assert {one.dtype for one in got} == {torch.float32}
+    assert_equal(got, tuple(one.float() for one in wanted))
+
+
+@cases([{}], [{}], *PACKINGS)
+def test_autocast_leaves_float64_to_be_refused(name, options):
+    with torch.autocast(DEVICE.type, torch.bfloat16), pytest.raises(TypeError, match="float64"):
+        OPERATIONS[name].function(*(one.detach().double() for one in OPERATIONS[name].inputs()))
+
+
+ones = torch.ones
+GIVEN: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "glu": (swiglu_glu, {"x": ones(2, 4), "w_gate": ones(3, 4), "w_up": ones(3, 4)}),
+    "packed": (swiglu_glu_packed, {"x": ones(2, 4), "w_gate_up": ones(6, 4)}),
+    "mlp": (swiglu_mlp, {"x": ones(2, 4), "w_gate": ones(3, 4), "w_up": ones(3, 4), "w_down": ones(4, 3)}),
+    "silu_mul": (silu_mul, {"gate": ones(2), "up": ones(2)}),
+    "unsloth": (unsloth_silu_mul, {"gate": ones(2), "up": ones(2)}),
+    "fg": (swiglu_fg_kernel, {"e": ones(1, 2, 3), "g": ones(1, 2, 3)}),
+    "DWf": (swiglu_DWf_DW_dfg_kernel, {"DW": ones(2, 3), "e": ones(2, 3), "g": ones(2, 3)}),
+}
+GELU = {"activation": "gelu_tanh", "alpha": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "error", "words"),
+    [
+        ("glu", {"x": 3}, TypeError, r"x: .*torch.Tensor, got int"),
+        ("glu", {"x": ones(2, 4).double()}, TypeError, r"x: expected one of .*, got torch.float64"),
+        ("glu", {"x": ones(())}, ValueError, r"x: .*at least one dimension"),
+        ("glu", {"x": ones(1).expand(2**31, 4)}, ValueError, r"x: .*up to 2147482624, got \(2147483648, 4\)"),
+        ("glu", {"w_gate": ones(3, 4).half()}, TypeError, r"w_gate: expected torch.float32 .*, got torch.float16"),
+        ("glu", {"w_up": ones(3, 4, device="meta")}, ValueError, r"w_up: expected device cpu .*, got meta"),
+        ("glu", {"w_gate": ones(4)}, ValueError, r"w_gate: .*\[intermediate, hidden\], got \(4,\)"),
+        ("glu", {"w_gate": ones(3, 5)}, ValueError, r"w_gate: expected \[intermediate, 4\] .* got \(3, 5\)"),
+        ("glu", {"w_up": ones(2, 4)}, ValueError, r"w_up: .*\(3, 4\).*w_gate.*, got \(2, 4\)"),
+        ("glu", {"weight_grad": "both"}, ValueError, r"weight_grad: .*'triton', 'torch', 'none', 'auto', got 'both'"),
+        ("glu", {"save": None}, ValueError, r"save: .*'preact', 'input', 'auto', got None"),
+        ("glu", {"input_grad": "slow"}, ValueError, r"input_grad: .*'fused', 'two_step', 'torch', 'auto', got 'slow'"),
+        ("glu", {"activation": "relu"}, ValueError, r"activation: .*'silu', 'gelu_tanh', got 'relu'"),
+        ("glu", {"gate_multiplier": "2"}, TypeError, r"gate_multiplier: .*number, got str"),
+        ("glu", {"up_offset": True}, TypeError, r"up_offset: .*number, got bool"),
+        ("glu", {"alpha": float("nan")}, ValueError, r"alpha: .*finite number, got nan"),
+        ("glu", {"limit": float("inf")}, ValueError, r"limit: .*finite number, got inf"),
+        ("glu", {"limit": -1}, ValueError, r"limit: .*at least 0, or None, got -1"),
+        ("glu", GELU, ValueError, r"alpha: expected 1.0 .*activation='gelu_tanh'.*'silu'.*, got 2.0"),
+        ("glu", {"bias_gate": [1.0]}, TypeError, r"bias_gate: .*torch.Tensor, got list"),
+        ("glu", {"bias_gate": ones(4)}, ValueError, r"bias_gate: .*\(3,\).*w_gate.*, got \(4,\)"),
+        ("glu", {"bias_up": ones(3).half()}, TypeError, r"bias_up: expected torch.float32 .*, got torch.float16"),
+        ("packed", {"layout": "mixed"}, ValueError, r"layout: .*'packed', 'interleaved', 'transposed', got 'mixed'"),
+        ("packed", {"w_gate_up": 1}, TypeError, r"w_gate_up: .*torch.Tensor, got int"),
+        ("packed", {"w_gate_up": ones(6, 5)}, ValueError, r"w_gate_up: .*\[2 \* intermediate, 4\].* got \(6, 5\)"),
+        ("packed", {"layout": "transposed"}, ValueError, r"w_gate_up: .*\[4, 2 \* intermediate\].* got \(6, 4\)"),
+        ("packed", {"w_gate_up": ones(5, 4)}, ValueError, r"w_gate_up: .*even.*, got \(5, 4\)"),
+        ("packed", {"bias_gate_up": ones(3)}, ValueError, r"bias_gate_up: .*\(6,\).*, got \(3,\)"),
+        ("packed", {"x": ones(())}, ValueError, r"x: .*at least one dimension"),
+        ("packed", {"save": "none"}, ValueError, r"save: expected one of"),
+        ("mlp", {"w_down": 3}, TypeError, r"w_down: .*torch.Tensor, got int"),
+        ("mlp", {"w_down": ones(4, 5)}, ValueError, r"w_down: .*\[hidden_out, 3\].*w_gate, got \(4, 5\)"),
+        ("mlp", {"w_down": ones(4, 3).half()}, TypeError, r"w_down: expected torch.float32 .*, got torch.float16"),
+        ("mlp", {"bias_down": ones(3)}, ValueError, r"bias_down: .*\(4,\).*w_down.*, got \(3,\)"),
+        ("mlp", {"chunk_tokens": 2.0}, TypeError, r"chunk_tokens: .*int or None, got float"),
+        ("mlp", {"chunk_tokens": 0, "save": "input"}, ValueError, r"chunk_tokens: .*at least 1, or None, got 0"),
+        ("mlp", {"chunk_tokens": 8, "save": "preact"}, ValueError, r"save: .*'input' or 'auto' .*=8, got 'preact'"),
+        ("mlp", {"input_grad": "slow"}, ValueError, r"input_grad: expected one of .*, got 'slow'"),
+        ("mlp", {"limit": "7"}, TypeError, r"limit: .*number, got str"),
+        ("silu_mul", {"gate": [1.0]}, TypeError, r"gate: .*torch.Tensor, got list"),
+        ("silu_mul", {"gate": ones(2).double()}, TypeError, r"gate: expected one of .*, got torch.float64"),
+        ("silu_mul", {"up": ones(2).half()}, TypeError, r"up: expected torch.float32 .*, got torch.float16"),
+        ("silu_mul", {"up": ones(3)}, ValueError, r"up: .*\(2,\).*gate.*, got \(3,\)"),
+        ("silu_mul", {"up": ones(2, device="meta")}, ValueError, r"up: expected device cpu .*, got meta"),
+        ("silu_mul", {"gate": ones(()), "up": ones(())}, ValueError, r"gate: .*at least one dimension"),
+        ("fg", {"e": ones(2, 3), "g": ones(2, 3)}, ValueError, r"e: .*three dimensions"),
+        ("fg", {"g": ones(1, 2, 4)}, ValueError, r"g: .*\(1, 2, 3\)"),
+        ("fg", {"g": 1}, TypeError, r"g: .*torch.Tensor, got int"),
+        ("DWf", {"e": ones(2, 3).half()}, TypeError, r"e: expected torch.float32 .*DW.*, got torch.float16"),
+        ("DWf", {"g": ones(3)}, ValueError, r"g: .*\(2, 3\).*DW.*, got \(3,\)"),
+        ("unsloth", {"up": ones(3)}, ValueError, r"up: .*\(2,\)"),
+        ("unsloth", {"overwrite": "yes"}, TypeError, r"overwrite: .*bool, got str"),
+    ],
+)
+def test_bad_input_names_the_argument(name, change, error, words):
+    function, given = GIVEN[name]
+    given = given | change
+    needed = [given.pop(argument) for argument in GIVEN[name][1]]
+    with pytest.raises(error, match=words):
+        function(*needed, **given)
