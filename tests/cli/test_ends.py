@@ -19,7 +19,8 @@ needs_full = pytest.mark.skipif(not FULL.exists(), reason="a system without /dev
 
 def start(*arguments: object, **how: object) -> "subprocess.Popen[str]":
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **how.pop("env", {})}
-    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment, "text": True, **how}
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment, "text": True, "errors": "replace",
+           **how}  # fmt: skip
     return subprocess.Popen([sys.executable, "-m", "swiglu_bench", *map(str, arguments)], **how)
 
 
@@ -73,8 +74,8 @@ def test_a_terminal_with_few_characters_shows_what_it_can(encoding: str) -> None
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is a signal elsewhere, too, but is not sent like this")
-@pytest.mark.parametrize("command", ["forward", "train", "tp"])
-@pytest.mark.parametrize("after_s", [0.4, 2.0])
+@pytest.mark.parametrize("command", ["forward", "train"])
+@pytest.mark.parametrize("after_s", [2.0])
 def test_ctrl_c_while_a_command_starts(command: str, after_s: float, tmp_path: Path) -> None:
     process = start(command, "--device", "cpu", "--no-csv", start_new_session=True, cwd=tmp_path)
     time.sleep(after_s)
