@@ -216,10 +216,10 @@ def test_a_finished_run_is_sent(forward: Path, monkeypatch: pytest.MonkeyPatch, 
     result = swiglu_bench("publish", forward, "--wandb-tags", "a,b", "--wandb-entity", "team", "--wandb-id", "x")
     assert (result.code, result.out) == (int(failed), "W&B: https://wandb.example/run\n")
     assert run.write.call_count == 6
-    told = json.loads(invoke("publish", forward, "--format", "json").stdout)
+    told = json.loads(swiglu_bench("publish", forward, "--format", "json").out)
     assert (told["kind"], told["failed"], told["rows_sent"]) == ("publication", failed, 6)
     begin.reset_mock()
-    invoke("publish", forward, "--wandb-tags", "a,b", "--wandb-entity", "team", "--wandb-id", "x")
+    swiglu_bench("publish", forward, "--wandb-tags", "a,b", "--wandb-entity", "team", "--wandb-id", "x")
     run.close.assert_called_once()
     told = begin.call_args.kwargs
     assert (told["name"], told["tags"]) == ("forward cpu", ["forward", "cpu", "a", "b"])
