@@ -80,4 +80,4 @@ def test_ctrl_c_while_a_command_starts(command: str, after_s: float, tmp_path: P
     process = start(command, "--device", "cpu", "--no-csv", start_new_session=True, cwd=tmp_path)
     time.sleep(after_s)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of its processes
-    assert ended(process)[0] == 130
+    assert ended(process)[0] in {130, -signal.SIGINT}  # the second, 130 in a shell, before our own code is reached

@@ -78,7 +78,7 @@ def _environment() -> dict[str, str]:
 def _start(address: str, folder: Path, *more: str) -> subprocess.Popen[str]:
     """A sweep as a user starts it; `verify`, which needs the fewest processes."""
     command = [
-        sys.executable, "-m", "swiglu_bench.cli.app", "verify", *ARGUMENTS, "--ray", address,
+        sys.executable, "-m", "swiglu_bench", "verify", *ARGUMENTS, "--ray", address,
         "--out", str(folder), *more,
     ]  # fmt: skip
     return subprocess.Popen(command, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
