@@ -5,24 +5,24 @@ each expert's rows begin at a multiple of tile_rows: a tile of so many rows has 
 expert's last tile is padding. How many rows there are is known to the GPU alone; buffers have `capacity` rows. Nothing
 here waits for the GPU, adds with atomics or depends on the order in which programs run.
 
-The matrix products on these rows, `portable/experts.py` and any other set of kernels, are a module with these functions:
+The matrix products on these rows, `portable/experts.py` and any other set of kernels, are a module of these functions:
 
-    gather(x, routing)                                            what the products read rows of tokens from: either x
-                                                                  itself, or a sorted copy of it whose padding is zero
-    gate_up(x, w_gate_up, routing, bias, formula, interleaved,    -> h [P, I] and pre [P, 2I], each None unless wanted
+    gather(x, routing)                                          what the products read rows of tokens from: x itself,
+                                                                or a sorted copy of it whose padding is zero
+    gate_up(x, w_gate_up, routing, bias, formula, interleaved,  -> h [P, I] and pre [P, 2I], None unless wanted
             store_h, store_pre)
-    down(h, w_down, routing, bias)                                -> y [P, H]
-    down_backward(dy, w_down, pre, weights, routing, formula,     -> d_pre [P, 2I], wh [P, I] = weight * h or None, and
-                  interleaved, wants_wh, in_place)                   dots [parts, P] fp32, whose sum over the parts is the
-                                                                  product h (dy w_down) of a row
-    rows_times(d_pre, w_gate_up, routing)                         -> dx in sorted rows [P, H]
-    weight_grad(a, b, routing, like)                              -> a^T b over each expert's rows, [E, M, N] with the
-                                                                  strides of `like`; zeros for an expert without rows
+    down(h, w_down, routing, bias)                              -> y [P, H]
+    down_backward(dy, w_down, pre, weights, routing, formula,   -> d_pre [P, 2I], wh [P, I] = weight * h or None, and
+                  interleaved, wants_wh, in_place)              dots [parts, P] fp32: the sum over the parts is the
+                                                                product h (dy w_down) of a row
+    rows_times(d_pre, w_gate_up, routing)                       -> dx in sorted rows [P, H]
+    weight_grad(a, b, routing, like)                            -> a^T b over each expert's rows, [E, M, N], strides of
+                                                                `like`; zeros for an expert without rows
 
-x and dy are what `gather` of the same module returned; weights are [T, k], w_gate_up [E, 2I, H], w_down [E, H, I], their
-biases [E, 2I] and [E, H] or None. pre and d_pre are ordered as the rows of w_gate_up, interleaved or in halves, so that
-their products with it need not know. Rows of padding hold anything finite in h and y, zeros in d_pre and wh; rows
-behind the last tile in use are neither written nor read. `in_place` writes d_pre over pre.
+x and dy are what `gather` of that module returned. weights are [T, k], w_gate_up is [E, 2I, H], w_down [E, H, I], their
+biases are [E, 2I] and [E, H] or None. pre and d_pre are ordered as the rows of w_gate_up, interleaved or in halves: the
+products with it need not know. Rows of padding hold anything finite in h and y and zeros in d_pre and wh; rows behind
+the last tile in use are neither written nor read. `in_place` writes d_pre over pre.
 """
 
 from typing import NamedTuple
@@ -32,7 +32,7 @@ import torch
 from swiglu_kernels.launches.backend import tl, triton
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.plan import run
-from swiglu_kernels.portable.arithmetic import round_to
+from swiglu_kernels.launches.precision import round_to
 
 ONE_PROGRAM = 1024
 """Up to so many pairs a single program makes the routing, in one launch."""
@@ -314,7 +314,7 @@ def combine_launch(
 
 
 def combine(y: torch.Tensor, weights: torch.Tensor | None, routing: Routing) -> torch.Tensor:
-    """Return [T, H]: each token's rows of y [P, H], by its weights [T, k] or 1, summed in fp32 in the order of slots."""
+    """Return [T, H]: the fp32 sum of each token's rows of y [P, H] in the order of slots, by its weights [T, k] or 1."""
     out = y.new_empty((routing.tokens, y.shape[1]))
     run(combine_launch, y, weights, routing.row, out, routing.slots)
     return out
