@@ -255,7 +255,7 @@ def gather_launch(
     x: torch.Tensor, out: torch.Tensor, pair: torch.Tensor, starts: torch.Tensor, slots: int, tile_rows: int
 ) -> Launch:
     """Describe the launch that writes the sorted copy [P, H], contiguous, of x [T, H], any strides."""
-    block = min(512, triton.next_power_of_2(x.shape[1]))
+    block = min(512, triton.next_power_of_2(max(x.shape[1], 1)))
     rows = min(8, tile_rows)
     return Launch(
         kernel=_gather_kernel,
@@ -298,7 +298,7 @@ def combine_launch(
     y: torch.Tensor, weights: torch.Tensor | None, row: torch.Tensor, out: torch.Tensor, slots: int
 ) -> Launch:
     """Describe the launch that writes out [T, H], each token's sum of its rows of y [P, H], both contiguous."""
-    block = min(1024, triton.next_power_of_2(y.shape[1]))
+    block = min(1024, triton.next_power_of_2(max(y.shape[1], 1)))
     return Launch(
         kernel=_combine_kernel,
         grid=(out.shape[0], triton.cdiv(y.shape[1], block)),
@@ -314,7 +314,7 @@ def combine_launch(
 
 
 def combine(y: torch.Tensor, weights: torch.Tensor | None, routing: Routing) -> torch.Tensor:
-    """Return [T, H]: the fp32 sum of each token's rows of y [P, H] in the order of slots, by its weights [T, k] or 1."""
+    """Return [T, H]: fp32 sums of each token's rows of y [P, H] in the order of slots, by its weights [T, k] or 1."""
     out = y.new_empty((routing.tokens, y.shape[1]))
     run(combine_launch, y, weights, routing.row, out, routing.slots)
     return out
