@@ -202,13 +202,13 @@ def route_launch(
     if one_program:
         arguments = {**sizes, **count, **lay_out, **place}
         del arguments["share"]
-        return Launch(_route_kernel, (1,), arguments, num_warps=4, num_stages=1, scratch=chunk)
+        return Launch(_route_kernel, (1,), arguments, num_warps=8, num_stages=1, scratch=chunk)
     layout_sizes = {"experts": experts, "chunks": chunks, "EXPERTS": wide}
     layout_sizes["CHUNKS"] = min(high, triton.next_power_of_2(chunks))
-    third = Launch(_place_kernel, (chunks,), sizes | place, num_warps=4, num_stages=1)
+    third = Launch(_place_kernel, (chunks,), sizes | place, num_warps=8, num_stages=1)
     second = Launch(_lay_out_kernel, (1,), layout_sizes | lay_out, num_warps=8, num_stages=1, then=third)
     first = sizes | count | {"chunks": chunks}
-    return Launch(_count_kernel, (chunks,), first, num_warps=4, num_stages=1, then=second, scratch=chunk)
+    return Launch(_count_kernel, (chunks,), first, num_warps=8, num_stages=1, then=second, scratch=chunk)
 
 
 def new_routing(index: torch.Tensor, experts: int, tile_rows: int) -> Routing:
