@@ -414,7 +414,7 @@ class FusedSwiGLUPackedMLP(FusedModule):
 
 
 class FusedSwiGLUExperts(nn.Module):
-    """A mixture of experts without its router, with the state_dict of transformers' Mixtral, Qwen3-MoE or OLMoE experts.
+    """A mixture of experts without its router, with the state_dict of transformers' Mixtral and Qwen3-MoE experts.
 
     state_dict: `gate_up_proj`, [num_experts, 2 * intermediate_size, hidden_size], and `down_proj`, [num_experts,
     hidden_size, intermediate_size]; with a bias `gate_up_proj_bias` and `down_proj_bias`. A model of transformers needs
