@@ -315,9 +315,9 @@ def swiglu_mlp(
             all at once.
 
     Peak memory, next to x, out's gradient and the weights, in tensors T = tokens x intermediate, X = tokens x hidden,
-    W = intermediate x hidden: forward 3 T + X ("preact") or 1 T + X ("input"); backward 3 T + W, then 2 T + X + 3 W,
-    with "preact" and a retained graph 2 T more; a forward of which torch makes the products (`choices.py`) 1 T more. With chunk_tokens = c the forward has c / tokens T + X, the backward
-    3 c / tokens T + 2 X + 3 W, then 3 X + 3 W.
+    W = intermediate x hidden: forward 3 T + X ("preact") or 1 T + X ("input"; 2 T + X where torch makes its products,
+    `choices.py`); backward 3 T + W, then 2 T + X + 3 W, with "preact" and a retained graph 2 T more. With
+    chunk_tokens = c the forward has c / tokens T + X, the backward 3 c / tokens T + 2 X + 3 W, then 3 X + 3 W.
 
     Returns:
         out, [..., hidden_out], contiguous, in x's dtype. h is rounded once before the product with w_down. Without a
