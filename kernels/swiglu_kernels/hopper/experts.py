@@ -563,7 +563,6 @@ def _launch(
         | {"INTERLEAVED": interleaved, "EVEN": N % width == 0},
         num_warps=CONSUMER_WARPS,
         num_stages=stages,
-        asserts=True,
     )
 
 

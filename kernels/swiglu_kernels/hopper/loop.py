@@ -123,7 +123,7 @@ if GLUON_MISSING is None:
                         f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "
                         f"{{{accumulator}}}, a, b, add, 1, 1, {int(left_across)}, {int(right_across)};",
                     ]
-            return lines + [
+            lines += [
                 "wgmma.commit_group.sync.aligned;",
                 "wgmma.wait_group.sync.aligned 1;",  # the stage before is done
                 "setp.ne.and.u32 freed, depth, 0, leader;",
@@ -137,15 +137,19 @@ if GLUON_MISSING is None:
                 f"setp.lt.u32 again, depth, {depth_tiles};",
                 f"@again bra.uni NEXT{name};",
             ]
+            if turn_of >= 0:
+                lines.append(f"@leader mbarrier.arrive.shared::cta.b64 _, [{barriers}+{turn + 8 * (1 - turn_of)}];")
+            return [
+                *lines,
+                "wgmma.wait_group.sync.aligned 0;",
+                f"@leader mbarrier.arrive.shared::cta.b64 _, [before+{empty}];",
+            ]
 
         if halved:
             lines += [f"setp.eq.u32 again, {whole}, 0;", "@again bra.uni HALF;"]
         lines += loop(2, "")
         if halved:
             lines += ["bra.uni DONE;", "HALF:", *loop(1, "_HALF"), "DONE:"]
-        if turn_of >= 0:
-            lines.append(f"@leader mbarrier.arrive.shared::cta.b64 _, [{barriers}+{turn + 8 * (1 - turn_of)}];")
-        lines += ["wgmma.wait_group.sync.aligned 0;", f"@leader mbarrier.arrive.shared::cta.b64 _, [before+{empty}];"]
         for first in range(0, registers, registers // 2):
             for number in range(again):
                 lines += [
@@ -307,8 +311,10 @@ if GLUON_MISSING is None:
         near = (seen[1] == ONE) & (seen[2] == ONE) & (again[1] == OTHER) & (again[2] == OTHER)
         far = (seen[3] == ONE) & (seen[4] == ONE) & (again[3] == OTHER) & (again[4] == OTHER)
         address = gl.min(gl.where(near, seen[0], gl.where(far, seen[0] + _FAR, _NOWHERE)), 0)
-        gl.device_assert(address != _NOWHERE, LOST)
-        return address
+        return gl.inline_asm_elementwise(
+            f"{{ .reg .pred lost; setp.eq.s32 lost, $1, {_NOWHERE}; @lost trap; mov.b32 $0, $1; }}",
+            "=r,r", [address], gl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
 
     @gluon.jit
     def locate(buffer, LOST: gl.constexpr):
