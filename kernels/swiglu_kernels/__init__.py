@@ -11,10 +11,12 @@ FusedSwiGLUMLP, FusedSwiGLUPackedMLP  modules with the state_dict of a Llama, Qw
 patch_model(model), unpatch(model)    put them into a Hugging Face model, and take them out again
 reference                             the definitions, in PyTorch
 warm_up(model, tokens=[1, 64])        compile what these token counts need, before the first request
+explain(x, w_gate, w_up)              which kernels a call runs, and why
 backend_for(tensor)                   where a kernel would run: "triton", "interpreter" or "torch"
 """
 
 from swiglu_kernels import reference
+from swiglu_kernels.explain import explain
 from swiglu_kernels.glu import swiglu_glu
 from swiglu_kernels.glu_packed import swiglu_glu_packed
 from swiglu_kernels.launches.backend import backend_for
@@ -31,6 +33,7 @@ __all__ = [
     "FusedSwiGLUPackedMLP",
     "PatchReport",
     "backend_for",
+    "explain",
     "patch_model",
     "reference",
     "silu_mul",

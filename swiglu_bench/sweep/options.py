@@ -112,7 +112,7 @@ WandbId = Annotated[Text, option(WANDB, "Id of a run to continue, or of a new on
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    """The options of `memory` and `verify`, and those that the timing commands share with them."""
+    """The options of `memory`, and those that the other measuring commands share with it."""
 
     shapes: Shapes = None
     tokens: Tokens = None
@@ -154,6 +154,17 @@ class SweepOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VerifyOptions(SweepOptions):
+    """The options of `verify`."""
+
+    sanitize: Annotated[
+        Text,
+        option(HOW, "Call each implementation once under NVIDIA's compute-sanitizer instead: memcheck, racecheck, "
+               "initcheck or synccheck.", metavar="TOOL"),
+    ] = None  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class TimingOptions(SweepOptions):
     """The options of `forward`, `backward` and `step`."""
 
@@ -190,7 +201,7 @@ class AuditOptions:
 
 COMMANDS: dict[str, type[SweepOptions]] = {
     "forward": TimingOptions, "backward": TimingOptions, "step": TimingOptions, "memory": SweepOptions,
-    "verify": SweepOptions,
+    "verify": VerifyOptions,
 }  # fmt: skip
 """The commands that measure or check every implementation at every case."""
 

@@ -19,7 +19,7 @@ import typer
 from swiglu_bench.rows import text
 from swiglu_bench.spec.cases import Case, Mode, Scope, expand, parse_dtypes, parse_tokens
 from swiglu_bench.spec.errors import BadInput, did_you_mean
-from swiglu_bench.sweep.options import AuditOptions, SweepOptions, TimingOptions
+from swiglu_bench.sweep.options import AuditOptions, SweepOptions, TimingOptions, VerifyOptions
 
 if TYPE_CHECKING:
     import torch
@@ -77,13 +77,28 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
         if timing:
             text.check("--l2", timing.l2, "cold", "hot")
             text.check("--regime", timing.regime, *REGIMES)
+        sanitizer = _sanitizer_of(options, device)
         chosen = implementations_of(options, timing.baseline if timing else None)
         for path in dict.fromkeys(one.file for one in chosen if ".py:" in one.address):
             say(f"Note: --impl runs the code of {path}.")
-        yield Request(command, options, _settings_of(command, options, device, line), cases, chosen, team)
+        yield Request(command, options, _settings_of(command, options, device, line, sanitizer), cases, chosen, team)
 
 
-def _settings_of(command: str, options: SweepOptions, device: torch.device, line: str) -> Settings:
+def _sanitizer_of(options: SweepOptions, device: torch.device) -> str:
+    """The tool that --sanitize names, or ""."""
+    if not isinstance(options, VerifyOptions) or options.sanitize is None:
+        return ""
+    from swiglu_bench.processes import sanitizer
+
+    text.check("--sanitize", options.sanitize, *sanitizer.TOOLS)
+    for name in ("gpus", "ray", "in_process", "detail"):
+        if getattr(options, name):
+            raise BadInput(f"--sanitize has no use for --{name.replace('_', '-')}; leave one of them out.")
+    sanitizer.check(options.sanitize, device)
+    return options.sanitize
+
+
+def _settings_of(command: str, options: SweepOptions, device: torch.device, line: str, sanitizer: str) -> Settings:
     from swiglu_bench.machine import machine
     from swiglu_bench.measure.rounds import Rule
     from swiglu_bench.session.settings import Settings, Task
@@ -100,6 +115,7 @@ def _settings_of(command: str, options: SweepOptions, device: torch.device, line
         energy=timing is not None and timing.energy,
         detail=options.detail,
         interpreter=command == "verify" and device.type == "cpu",
+        sanitizer=sanitizer,
     )
 
 
@@ -148,7 +164,8 @@ def _cases_of(command: str, options: SweepOptions, device_type: str) -> list[Cas
     on_gpu, tokens = device_type == "cuda", None
     shapes, scopes, dtypes = ("llama7b", "glu", "bf16") if on_gpu else ("smoke", "glu", "fp32")
     if command == "verify":
-        shapes, scopes, dtypes = "smoke,odd" + ",llama7b" * on_gpu, "activation,glu,mlp", "fp32,fp16,bf16"
+        whole = on_gpu and not (isinstance(options, VerifyOptions) and options.sanitize)  # whose tools take minutes
+        shapes, scopes, dtypes = "smoke,odd" + ",llama7b" * whole, "activation,glu,mlp", "fp32,fp16,bf16"
         tokens = VERIFY_TOKENS[device_type]
     return expand(
         load_shapes(options.shapes if options.shapes is not None else shapes),

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from on_hopper import needs_hopper
@@ -37,13 +38,16 @@ torch.cuda.synchronize()
 """
 
 
-def run(program: str) -> subprocess.CompletedProcess[str]:
+def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program from a file, for a jit function has to be in one."""
+    file = folder / "program.py"
+    file.write_text(program)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True, timeout=120)
 
 
-def test_the_program_s_end_names_the_kernel_and_the_version() -> None:
-    done = run(MESSAGES)
+def test_the_program_s_end_names_the_kernel_and_the_version(tmp_path: Path) -> None:
+    done = run(MESSAGES, tmp_path)
     assert done.returncode == 0, done.stderr
     found = re.findall(r"assertMessage_\d+\[\d+\] = \{([\d, ]+)\}", done.stdout)
     texts = [bytes(int(one) for one in numbers.split(",")).rstrip(b"\0").decode() for numbers in found]
@@ -56,7 +60,7 @@ class TestOnHopper:
     pytestmark = needs_hopper
 
     @pytest.mark.parametrize("module", ["row", "forward"])
-    def test_a_mark_that_is_not_found_ends_the_program(self, module: str) -> None:
-        done = run(LOST.format(module=module))
+    def test_a_mark_that_is_not_found_ends_the_program(self, module: str, tmp_path: Path) -> None:
+        done = run(LOST.format(module=module), tmp_path)
         assert done.returncode != 0
         assert f"hopper/{module}.py does not find its buffers" in done.stdout + done.stderr
