@@ -87,7 +87,7 @@ if GLUON_MISSING is None:
         APART: gl.constexpr = FORM == "gate_up" and not INTERLEAVED
         step = 0
         for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-            row, column, expert, _begin, whole = _find(
+            row, column, expert, begin, whole = _find(
                 tile, tile_expert, starts, counts, row_tiles, column_tiles, P, GROUP, FORM
             )
             steps = _steps(tile, tiles, counts, row_tiles * column_tiles, depth_tiles, FORM)
