@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -152,7 +153,7 @@ class JudgeBench:
         if not self.settings.rule.rest_s:
             self._products[products]()
         taken = self.clock.sample(self._products[products], lead_us)
-        return Sample(taken.ms, taken.host_us, taken.queue_us, taken.queue_filled, None)
+        return replace(taken, result=None)
 
     def _open(self, contender: str, kind: str, found: Sizes, dtype: torch.dtype) -> tuple[bytes, Sizes]:
         box = Letterbox.make(found, dtype, self._device)
