@@ -194,7 +194,7 @@ def _show_pivot(run: FinishedRun, column: str, name: str, form: str, output: Pat
 def _show_run(run: FinishedRun, detail: bool, form: str, output: Path | None) -> None:
     """The tables that the command printed, or the rows of records.csv."""
     from swiglu_bench.finished.show import tables
-    from swiglu_bench.rows.finished_run import as_text
+    from swiglu_bench.rows.workload import as_text
 
     if form == "table":
         _print(tables(run, text.screen().width, detail))
