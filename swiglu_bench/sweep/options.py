@@ -149,6 +149,9 @@ class SweepOptions:
     resume: Resume = False
     force: Force = False
     csv: Csv = True
+    save_baseline: Annotated[
+        Text, option(OUTPUT, "Keep the run under a name, for `swiglu-bench compare NAME`.", metavar="NAME")
+    ] = None
     log_wandb: LogWandb = False
     wandb_project: WandbProject = "swiglu-bench"
     wandb_entity: WandbEntity = None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from swiglu_bench.rows import text
+from swiglu_bench.rows import baselines, text
 from swiglu_bench.spec.cases import Case, Mode, Scope, expand, parse_dtypes, parse_tokens
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 from swiglu_bench.sweep.options import AuditOptions, SweepOptions, TimingOptions
@@ -73,6 +73,10 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
     if options.detail and command == "memory":
         raise BadInput("--detail shows the errors of tensors, which memory does not check; give it to verify.")
     check_wandb(options)
+    if options.save_baseline is not None:
+        baselines.place(options.save_baseline, command)
+        if not options.csv:
+            raise BadInput("--save-baseline keeps the files of a run, and none are written; give --out, not --no-csv.")
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     timing = options if isinstance(options, TimingOptions) else None
     workload = _workload_of(timing) if timing else {}

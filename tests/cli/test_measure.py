@@ -120,11 +120,23 @@ def test_a_recorded_workload_is_timed_and_summed_up() -> None:
     assert "recorded workload" in ran.out
     assert "recorded workload" in swiglu_bench("show", "run").out
     told = json.loads(swiglu_bench("show", "run", "--format", "json").out)
-    assert [float(one["time_ms"]) for one in told["workload_totals"]] == [
-        float(eager["time_ms"]),
-        float(packed["time_ms"]),
-    ]
+    assert [one["time_ms"] for one in told["workload_totals"]] == pytest.approx(
+        [float(one["time_ms"]) for one in (eager, packed)]
+    )
     assert "--tokens" in swiglu_bench(*arguments, "--tokens", "3").complaint
+
+
+def test_a_named_baseline_is_compared_with_the_latest_run() -> None:
+    arguments = ("memory", *ONE, "--impl", "eager")
+    assert "Baseline main: .swiglu-bench" in swiglu_bench(*arguments, "--save-baseline", "main").out
+    assert swiglu_bench(*arguments, "--out", "results/later").code == 0
+    for more in ((), ("results/later",)):
+        told = json.loads(swiglu_bench("compare", "main", *more, "--format", "json").out)
+        assert (told["outcome"], told["after"]) == ("fine", "results/later")
+        assert told["rows"]
+    assert "did you mean main" in swiglu_bench("compare", "mian").complaint
+    assert "--save-baseline" in swiglu_bench(*arguments, "--save-baseline", "main", "--no-csv").complaint
+    assert "name" in swiglu_bench(*arguments, "--save-baseline", "../main").complaint
 
 
 def test_memory_resumed_quiet_and_into_the_same_folder() -> None:

@@ -27,7 +27,9 @@ def test_files(tmp_path: Path, name: str, text: str, expected: dict[int, float])
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("a.csv", ""), ("a.csv", "tokens\n"), ("a.csv", "count\n5\n"), ("a.csv", "tokens\n0\n"), ("a.csv", "tokens\nx\n"),
+        ("a.csv", ""),
+        ("a.csv", "tokens\n"), ("a.csv", "count\n5\n"), ("a.csv", "tokens\n0\n"),
+        ("a.csv", "tokens\nx\n"),
         ("a.csv", "tokens,weight\n5,-1\n"), ("a.csv", "tokens,weight\n5,nan\n"), ("a.csv", "tokens\n5,6\n"),
         ("a.json", "{"), ("a.json", "5"), ("a.json", "[[5]]"), ("a.json", '{"5": "many"}'), ("a.json", "[]"),
         ("a.json", "[5.5]"),
