@@ -106,7 +106,7 @@ class Judge:
 
     def handling_ms(self, draws: Sequence[Draw], backward: bool, clock: Clock) -> float:
         """Milliseconds a call that `add_up` takes for anything but the call: inputs, cache and sums."""
-        names = self.problem.parameters.keys() | {*self._desk.names, "upstream"} if backward else {"upstream"}
+        names = {*self._reference.gradients, "upstream"} if backward else {"upstream"}
         found = sizes(self.problem.case)
         results, sums = (
             {name: torch.zeros(found[name], dtype=self.dtype, device=self.problem.device) for name in names}
@@ -175,9 +175,23 @@ def _reference(problem: Problem) -> Step:
         Scope.ACTIVATION: reference.gate_mul,
         Scope.GLU: reference.swiglu_glu,
         Scope.MLP: reference.swiglu_mlp,
+        Scope.EXPERTS: _experts,
     }
-    define, limit = definitions[problem.case.scope], problem.extras.limit
-    return Step(lambda *activations: define(*activations, *problem.parameters.values(), limit=limit))
+    define, variant = definitions[problem.case.scope], problem.extras.variant
+    return Step(lambda *activations: define(*activations, *problem.parameters.values(), **variant))
+
+
+def _experts(
+    x: Tensor, index: Tensor, weights: Tensor, *parameters: Tensor, **variant: float | None
+) -> Tensor:
+    """The sum of `reference.swiglu_mlp` of each token's experts, as models add it up: expert by expert in x's dtype."""
+    rows, index, weights = (value.flatten(0, -2) for value in (x, index, weights))
+    output = torch.zeros_like(rows)
+    for number, own in enumerate(zip(*(value.unbind(0) for value in parameters), strict=True)):
+        token, slot = torch.where(index == number)
+        found = reference.swiglu_mlp(rows[token], *own, **variant) * weights[token, slot, None]
+        output.index_add_(0, token, found.to(output.dtype))
+    return output.view_as(x)
 
 
 REFERENCE = _reference
