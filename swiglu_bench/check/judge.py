@@ -49,7 +49,7 @@ class Judge:
         self.problem = problem
         self.dtype = torch_dtype(problem.case)
         self._reference = Built(REFERENCE, problem)
-        self._desk = self._reference.desk
+        self.desk = self._reference.desk
         self._truths: OrderedDict[tuple[Draw, bool], Truth] = OrderedDict()
         self._longest_sum = longest_sum(problem.case)
 
@@ -60,8 +60,8 @@ class Judge:
             while len(self._truths) >= KEPT:
                 self._truths.popitem(last=False)
             produced = self._reference.train(draw) if backward else self._reference.infer(draw)
-            activations = [value.clone() for value in self._desk.activations(draw)]
-            values = self.answer(activations, self._desk.upstream(draw) if backward else None)
+            activations = [value.clone() for value in self.desk.activations(draw)]
+            values = self.answer(activations, self.desk.upstream(draw) if backward else None)
             eager = {name: tolerance.tensor_error(produced[name], values[name]) for name in values}
             self._truths[key] = Truth(values, eager)
         return self._truths[key]
@@ -114,9 +114,9 @@ class Judge:
         )
 
         def lay_out(draw: Draw) -> Produced:
-            self._desk.activations(draw)
+            self.desk.activations(draw)
             if backward:
-                self._desk.upstream(draw)
+                self.desk.upstream(draw)
             return results
 
         clock.synchronize()

@@ -125,7 +125,8 @@ def judge_bytes(case: Case) -> int:
     results = size["output"] + (given if case.mode is not Mode.FORWARD else 0)
     chunk = 8 * min(case.tokens, TRUTH_CHUNK) * case.shape.intermediate
     in_fp64 = 3 * results + given // experts_of(case) + chunk  # weights, one expert's at a time
-    return (given + size["output"] + 3 * results + _work(case)) * case.dtype.bytes + in_fp64 * 8
+    bare = 3 * given if case.shape.experts else 0  # operands and results of the bare grouped products
+    return (given + size["output"] + 3 * results + _work(case) + bare) * case.dtype.bytes + in_fp64 * 8
 
 
 def contender_bytes(case: Case) -> int:
