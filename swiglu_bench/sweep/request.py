@@ -153,11 +153,13 @@ def _cases_of(command: str, options: SweepOptions, device_type: str) -> list[Cas
     if command == "verify":
         names, scopes, dtypes = "smoke,odd,smoke-experts" + ",llama7b" * on_gpu, ",".join(Scope), "fp32,fp16,bf16"
         tokens = VERIFY_TOKENS[device_type]
+    if options.scope is not None and command != "verify":
+        names += ",qwen3-30b-a3b" if on_gpu else ",smoke-experts"
     shapes = load_shapes(options.shapes if options.shapes is not None else names)
     if options.scope is not None:
         scopes = options.scope
         if options.shapes is None:  # of the command's own, those that the scopes are for
-            shapes = [one for one in shapes if _fitting(scopes_of(scopes), one)] or shapes
+            shapes = [one for one in shapes if _fitting(scopes_of(scopes), one)]
         _check_scopes(scopes_of(scopes), shapes)
     if options.routing is not None:
         shapes = _routed(shapes, options.routing)
