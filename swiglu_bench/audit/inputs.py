@@ -182,10 +182,11 @@ def clamp(subject: Subject) -> Outcome:
     why = _offered(subject, "limit")
     if why:
         return unsupported(why)
-    plain, draws = subject.problem(), (DRAW, Draw(DRAW.seed + 10))
+    case = subject.case(tokens=6, experts=Experts(4, 1)) if subject.scope is Scope.EXPERTS else subject.case()
+    plain, draws = subject.problem(case), (DRAW, Draw(DRAW.seed + 10))
     limit = clear_limit(plain, [inputs_of(plain, draw) for draw in draws])
     alpha = GPT_OSS_ALPHA if subject.scope is Scope.EXPERTS else 1.0
-    return subject.values(extras=Extras(limit=limit, alpha=alpha), drawn=Drawn(0, draws))
+    return subject.values(case, extras=Extras(limit=limit, alpha=alpha), drawn=Drawn(0, draws))
 
 
 def clear_limit(problem: Problem, inputs: Sequence[Inputs]) -> float | None:
@@ -193,6 +194,9 @@ def clear_limit(problem: Problem, inputs: Sequence[Inputs]) -> float | None:
     sizes: list[Tensor] = []
     for given in (one.activations for one in inputs):
         pair = given if len(given) == 2 else [given[0] @ problem.weights[name].mT for name in ("w_gate", "w_up")]
+        if problem.case.scope is Scope.EXPERTS:  # of each token's own experts
+            index = given[1]
+            pair = [value[index, torch.arange(len(index), device=value.device)[:, None]] for value in pair]
         sizes += [value.double().abs().flatten() for value in pair]
     ordered = torch.cat(sizes).sort().values
     ordered = ordered[(ordered > 1.0) & (ordered < 2.8)]

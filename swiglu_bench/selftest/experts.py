@@ -15,7 +15,7 @@ from swiglu_bench.spec.cases import Mode, Scope
 from swiglu_bench.spec.implementation import Step
 from swiglu_bench.spec.problem import Problem
 
-FIRST_TILE, CAPACITY = 4, 1.25
+FIRST_TILE = 4
 ROUTING = tuple[Tensor, Tensor]
 
 
@@ -63,13 +63,13 @@ def gradient_zero(problem: Problem) -> Step:
     return _routed(problem, lambda index, weights: (index, weights.detach() + 0 * weights))
 
 
-@_fault("tokens-over-capacity-dropped", f"an expert takes no more than {CAPACITY} times its share of the tokens")
+@_fault("tokens-over-capacity-dropped", "an expert takes no more than its share of the tokens")
 def over_capacity(problem: Problem) -> Step:
     """A buffer of fixed size for each expert."""
     count = len(problem.weights["w_gate"])
 
     def change(index: Tensor, weights: Tensor) -> ROUTING:
-        return index, weights * (_place_in_expert(index) < CAPACITY * index.numel() / count)
+        return index, weights * (_place_in_expert(index) < index.numel() / count)
 
     return _routed(problem, change)
 

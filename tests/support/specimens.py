@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from swiglu_bench.rows.record import Record, Status, TensorCheck
-from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
+from swiglu_bench.spec.cases import Case, Dtype, Experts, Mode, Scope, Shape
 from swiglu_bench.spec.errors import BadInput
 
 SMALL = Shape("small", 24, 40, "made up", (3, 7))
@@ -33,7 +33,9 @@ def small_case(
     shape: Shape = SMALL,
     seed: int = 0,
 ) -> Case:
-    """A case that a CPU finishes in no time."""
+    """A case that a CPU finishes in no time; at the scope of experts, of a mixture."""
+    if scope is Scope.EXPERTS and not shape.experts:
+        shape = dataclasses.replace(shape, experts=Experts(5, 2))
     return Case(shape, tokens, dtype, scope, mode, seed)
 
 
