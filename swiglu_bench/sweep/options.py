@@ -62,8 +62,9 @@ DtypeOption = Annotated[
 ]
 ScopeOption = Annotated[
     Text,
-    option(WHAT, "activation, glu, mlp, comma-separated: the fusion boundary. \\[default: glu; verify, audit: all]"),
-]
+    option(WHAT, "activation, glu, mlp, comma-separated: the fusion boundary; experts, of a shape with experts. "
+           "\\[default: glu, and experts of such shapes; verify, audit: all]"),
+]  # fmt: skip
 Impl = Annotated[
     Texts,
     option(WHAT, "Only these implementations: names, globs, or path/to/file.py:name (which runs that file's code); "
@@ -122,6 +123,11 @@ class SweepOptions:
     tokens: Tokens = None
     dtype: DtypeOption = None
     scope: ScopeOption = None
+    routing: Annotated[
+        Text,
+        option(WHAT, "balanced, uniform, zipf or single, comma-separated: how the experts of each token are drawn. "
+               "\\[default: uniform]"),
+    ] = None  # fmt: skip
     impl: Impl = None
     skip_impl: SkipImpl = None
     seed: Annotated[

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from swiglu_bench.rows import baselines, text
-from swiglu_bench.spec.cases import Case, Mode, Scope, expand, parse_dtypes, parse_tokens
+from swiglu_bench.spec.cases import DENSE, Case, Mode, Routing, Scope, Shape, expand, parse_dtypes, parse_tokens
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 from swiglu_bench.sweep.options import AuditOptions, SweepOptions, TimingOptions, VerifyOptions
 
@@ -88,6 +88,9 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
             text.check("--regime", timing.regime, *REGIMES)
         sanitizer = _sanitizer_of(options, device)
         chosen = implementations_of(options, timing.baseline if timing else None)
+        if not options.impl:  # else every table of a dense block would list those of experts as skipped
+            kinds = {case.scope is Scope.EXPERTS for case in cases}
+            chosen = [one for one in chosen if kinds & {scope is Scope.EXPERTS for scope in one.scopes}]
         for path in dict.fromkeys(one.file for one in chosen if ".py:" in one.address):
             say(f"Note: --impl runs the code of {path}.")
         settings = _settings_of(command, options, device, line, sanitizer)
@@ -192,19 +195,55 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
     from swiglu_bench.spec.shapes import load_shapes, split_over
 
     on_gpu = device_type == "cuda"
-    shapes, scopes, dtypes = ("llama7b", "glu", "bf16") if on_gpu else ("smoke", "glu", "fp32")
+    names, scopes, dtypes = ("llama7b", "glu,experts", "bf16") if on_gpu else ("smoke", "glu,experts", "fp32")
     if command == "verify":
         whole = on_gpu and not (isinstance(options, VerifyOptions) and options.sanitize)  # whose tools take minutes
-        shapes, scopes, dtypes = "smoke,odd" + ",llama7b" * whole, "activation,glu,mlp", "fp32,fp16,bf16"
+        names, scopes, dtypes = "smoke,odd,smoke-experts" + ",llama7b" * whole, ",".join(Scope), "fp32,fp16,bf16"
         tokens = VERIFY_TOKENS[device_type]
+    if options.scope is not None and command != "verify":
+        names += ",qwen3-30b-a3b" if on_gpu else ",smoke-experts"
+    shapes = load_shapes(options.shapes if options.shapes is not None else names)
+    if options.scope is not None:
+        scopes = options.scope
+        if options.shapes is None:  # of the command's own, those that the scopes are for
+            shapes = [one for one in shapes if _fitting(scopes_of(scopes), one)]
+        _check_scopes(scopes_of(scopes), shapes)
+    if options.routing is not None:
+        shapes = _routed(shapes, options.routing)
     return expand(
-        split_over(load_shapes(options.shapes if options.shapes is not None else shapes), options.tp),
-        scopes=scopes_of(options.scope if options.scope is not None else scopes),
+        split_over(shapes, options.tp),
+        scopes=scopes_of(scopes),
         modes=[Mode(command) if isinstance(options, TimingOptions) else Mode.STEP],
         dtypes=parse_dtypes(options.dtype if options.dtype is not None else dtypes),
         tokens=parse_tokens(options.tokens) if options.tokens is not None else tokens,
         seed=options.seed,
     )
+
+
+def _fitting(scopes: Sequence[Scope], shape: Shape) -> list[Scope]:
+    return [one for one in scopes if (one is Scope.EXPERTS) == (shape.experts is not None)]
+
+
+def _check_scopes(scopes: Sequence[Scope], shapes: Sequence[Shape]) -> None:
+    """Raise BadInput for a scope that fits none of the shapes, and for a shape that none of the scopes fits."""
+    for shape in shapes:
+        if not _fitting(scopes, shape):
+            kind = "is a mixture of experts, whose scope is experts" if shape.experts else "has no experts"
+            instead = "leave --scope out" if shape.experts else f"give one of {', '.join(DENSE)}"
+            raise BadInput(f"--scope {', '.join(scopes)}: {shape.name} {kind}; {instead}.")
+    lost = [one for one in scopes if not any(_fitting([one], shape) for shape in shapes)]
+    if lost:
+        raise BadInput(f"--scope {lost[0]}: none of the shapes has it; give one that has, or leave {lost[0]} out.")
+
+
+def _routed(shapes: Sequence[Shape], names: str) -> list[Shape]:
+    """The shapes with experts once for each routing, and the others as they are; raises BadInput where none has any."""
+    routings = [Routing(choice("--routing", name.strip(), list(Routing))) for name in names.split(",")]
+    if not any(shape.experts for shape in shapes):
+        raise BadInput(f"--routing is for mixtures of experts, and {shapes[0].name} has no experts; leave it out.")
+    return [
+        one for shape in shapes for one in (map(shape.routed, dict.fromkeys(routings)) if shape.experts else [shape])
+    ]
 
 
 def scopes_of(names: str) -> list[Scope]:
