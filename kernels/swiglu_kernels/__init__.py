@@ -17,8 +17,8 @@ backend_for(tensor)                   where a kernel would run: "triton", "inter
 """
 
 from swiglu_kernels import reference
-from swiglu_kernels.explain import explain
 from swiglu_kernels.experts import swiglu_experts
+from swiglu_kernels.explain import explain
 from swiglu_kernels.glu import swiglu_glu
 from swiglu_kernels.glu_packed import swiglu_glu_packed
 from swiglu_kernels.launches.backend import backend_for

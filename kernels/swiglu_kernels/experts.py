@@ -33,7 +33,7 @@ from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import formula_of
 from swiglu_kernels.portable import experts as portable
 from swiglu_kernels.portable.experts import row_sums, slot_grads
-from swiglu_kernels.routing import Routing, capacity, combine, new_routing, route
+from swiglu_kernels.routing import Routing, combine, new_routing, route
 from swiglu_kernels.tiles.choices import expert_tile_rows
 
 KERNELS: dict[str, ModuleType] = {"portable": portable}
