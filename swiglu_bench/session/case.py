@@ -95,6 +95,12 @@ class _CaseRun:
         if reason:
             yield from (record.end(Status.SKIPPED, reason) for _, record in able)
             return
+        if self._case.shape.experts:
+            load = self._place.judge.load(self._drawn.draws[0])
+            for _, record in able:
+                record.expert_tokens_min, record.expert_tokens_max = load.least, load.most
+                record.expert_tokens_median, record.idle_experts = load.median, load.idle
+                record.padding_share = load.padding
         seats = policy.seats(self._place.settings, self._case, free)
         together = len(able) + len(TWINS) <= seats
         entries: list[Entry] = []

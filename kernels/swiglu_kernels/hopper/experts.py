@@ -17,12 +17,10 @@ M rows of a weight's gradient, N columns of an output, K the axis that is summed
 Measured on an H200: NOTES.md.
 """
 
-import math
-
 import torch
 
 from swiglu_kernels.hopper import loop, shared
-from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING
+from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING
 from swiglu_kernels.launches.backend import multiprocessors
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
@@ -44,7 +42,6 @@ if GLUON_MISSING is None:
     from swiglu_kernels.hopper.shared import halves, load, position, sigmoid, start, store, synchronize, view, write
 
     _ROWS, _BLOCK, _PART = (gl.constexpr(size) for size in (ROWS, BLOCK, PART))
-    _LOST = gl.constexpr(loop.lost("hopper/experts.py"))
     _RELEASES, _BUFFERS = gl.constexpr(loop.RELEASES), gl.constexpr(3)
     # Until torch 2.13 clamp passes the gradient of a value on a bound, later it does not; and so do the kernels.
     _BOUNDS_PASS = gl.constexpr(torch.__version__ < "2.14")
@@ -58,9 +55,7 @@ if GLUON_MISSING is None:
         return depth_tiles
 
     @gluon.jit
-    def _find(
-        tile, tile_expert, starts, counts, row_tiles, column_tiles, P, GROUP: gl.constexpr, FORM: gl.constexpr
-    ):
+    def _find(tile, tile_expert, starts, counts, row_tiles, column_tiles, P, GROUP: gl.constexpr, FORM: gl.constexpr):
         """Return a tile's row and column, its expert, the first row that is summed over, and whether it is whole."""
         if FORM == "weights":
             expert = tile // (row_tiles * column_tiles)
@@ -364,7 +359,7 @@ if GLUON_MISSING is None:
         step = 0 if ME == 0 else _steps(gl.program_id(0), tiles, counts, per_expert, depth_tiles, FORM)
         for number in range(ME, mine, 2):
             tile = gl.program_id(0) + number * programs
-            row, column, expert, begin, whole = _find(
+            row, column, expert, _begin, whole = _find(
                 tile, tile_expert, starts, counts, row_tiles, column_tiles, P, GROUP, FORM
             )
             steps = _steps(tile, tiles, counts, per_expert, depth_tiles, FORM)
@@ -437,7 +432,7 @@ if GLUON_MISSING is None:
             buffers = gl.allocate_shared_memory(a.dtype, [2 * _BUFFERS, _BLOCK, _PART], out.layout)
             reads, h_buffers = buffers, buffers
         place = gl.allocate_shared_memory(a.dtype, [8, _BLOCK], a.layout)
-        a_at, b_at, barriers_at = locate_all(a_ring.index(0), b_ring.index(0), place, _LOST)
+        a_at, b_at, barriers_at = locate_all(a_ring.index(0), b_ring.index(0), place)
         # `full` of every stage, `empty` of every stage, `turn` of both consumers
         barriers = view(place, gl.int64, [_BLOCK * 2, 1], mbarrier.MBarrierLayout())  # more than there are
         for stage in gl.static_range(STAGES):
@@ -505,7 +500,7 @@ def _flat(weights: torch.Tensor) -> tuple[list[int], list[int], int, bool]:
         weights: [E, N, K]; across is where N is contiguous.
     """
     across = weights.stride(2) != 1
-    rows, columns, step = (2, 1, weights.stride(2)) if across else (1, 2, weights.stride(1))
+    _, columns, step = (2, 1, weights.stride(2)) if across else (1, 2, weights.stride(1))
     each = weights.stride(0) // step
     return [weights.shape[0] * each, weights.shape[columns]], [step, 1], each, across
 
@@ -563,6 +558,7 @@ def _launch(
         | {"INTERLEAVED": interleaved, "EVEN": N % width == 0},
         num_warps=CONSUMER_WARPS,
         num_stages=stages,
+        traps=loop.lost("hopper/experts.py"),
     )
 
 
@@ -621,9 +617,7 @@ def rows_launch(
         bias: [E, N] or None.
     """
     sizes = 0, out.shape[1], a.shape[1]
-    return _launch(
-        "rows", a, w, {"out": out, "bias": bias}, (tile_expert, starts, counts), columns, sizes, group=group
-    )
+    return _launch("rows", a, w, {"out": out, "bias": bias}, (tile_expert, starts, counts), columns, sizes, group=group)
 
 
 def gate_backward_launch(
