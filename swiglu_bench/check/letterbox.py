@@ -64,8 +64,8 @@ class Letterbox:
     def open(cls, address: bytes, sizes: Sizes, dtype: torch.dtype) -> Letterbox:
         """The one at an address; a file can be opened once.
 
-        Its name goes at once: mapped memory stays, and none is left behind by processes that are killed. CUDA refuses to
-        map memory in the process that shares it, where --in-process opens it.
+        Its name goes at once: mapped memory stays, and none is left behind by processes that are killed. With
+        --in-process the maker opens it itself, whose own memory CUDA refuses to map.
         """
         own = MADE_HERE.get(address)
         if own:
