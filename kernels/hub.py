@@ -59,12 +59,14 @@ def write(folder: Path) -> Path:
     unique = f"{PACKAGE}_{digest}"
     for file, text in files.items():
         text = relative(text, len(file.relative_to(package).parts) - 1)
-        text = text.replace(f'NAMESPACE = "{PACKAGE}"', f'NAMESPACE = "{unique}"').replace(f'"{PACKAGE}::', f'"{unique}::')
+        text = text.replace(f'NAMESPACE = "{PACKAGE}"', f'NAMESPACE = "{unique}"').replace(
+            f'"{PACKAGE}::', f'"{unique}::'
+        )
         file.write_text(text, encoding="utf-8")
     version = runpy.run_path(str(ROOT / "swiglu_bench" / "version.py"))["__version__"]
     about = {
-        "id": unique, "name": PACKAGE.replace("_", "-"), "version": max(1, int(version.partition(".")[0])), "license": "Apache-2.0",
-        "python-depends": [], "backend": {"type": "cuda"},
+        "id": unique, "name": PACKAGE.replace("_", "-"), "version": max(1, int(version.partition(".")[0])),
+        "license": "Apache-2.0", "python-depends": [], "backend": {"type": "cuda"},
     }  # fmt: skip
     (package / "metadata.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(CARD.format(version=version), encoding="utf-8")
