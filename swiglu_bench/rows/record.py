@@ -41,6 +41,7 @@ FAULTS = {
     "graph replay": "a CUDA graph of it computes something else when its inputs change",
     "timed loop": "right before, wrong while it was timed",
     "wall clock": "calls back to back take longer, by the clock of another process, than its samples say",
+    "sanitizer": "NVIDIA's compute-sanitizer found an access that is wrong (`verify --sanitize`)",
     "slows others": "others are slower while its process lives, or it worked while others were timed",
 }
 """The checks that every implementation has to pass before it gets a time, by name, and what fails each."""
@@ -81,6 +82,16 @@ class Record:
     status: Status
     reason: str = ""
 
+    # experts, and how a call of this case loads them
+    experts: int | None = _since(5)
+    top_k: int | None = _since(5)
+    routing: str = _since(5, "")
+    expert_tokens_min: int | None = _since(5)
+    expert_tokens_median: float | None = _since(5)
+    expert_tokens_max: int | None = _since(5)
+    idle_experts: int | None = _since(5)
+    padding_share: float | None = _since(5)
+
     # time
     time_ms: float | None = None
     time_p10_ms: float | None = None
@@ -118,6 +129,7 @@ class Record:
     limit_pct: float | None = None
     copy_gbps: float | None = None
     matmul_tflops: float | None = None
+    grouped_ms: float | None = _since(5)
     ceilings_at: str = _since(2, "")
     datasheet_gbps: float | None = _since(2)
     datasheet_tflops: float | None = _since(2)
@@ -207,6 +219,12 @@ class Record:
     def row(self) -> dict[str, Any]:
         """The CSV row: every column, in order."""
         return {name: getattr(self, name) for name in COLUMNS}
+
+    @property
+    def sizes(self) -> str:
+        """Of the block, in words."""
+        text = f"hidden {self.hidden}, intermediate {self.intermediate}"
+        return f"{text}, {self.experts} experts, top {self.top_k}, {self.routing} routing" if self.experts else text
 
     @property
     def interval(self) -> tuple[float, float, float] | None:

@@ -46,6 +46,8 @@ class Settings:
     """After the rounds, read hardware counters of one call of each contender by Nsight Compute."""
     folder: Path | None = None
     """Where the run's files go."""
+    sanitizer: str = ""
+    """The tool of compute-sanitizer under which `verify` calls each implementation once, in place of its checks."""
 
 
 @dataclass(frozen=True)

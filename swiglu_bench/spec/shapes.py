@@ -11,29 +11,51 @@ from typing import Annotated, Any
 
 import pydantic
 from pydantic import Field
+from pydantic_core import PydanticCustomError
 
 from swiglu_bench.spec import model_config, yaml_file
-from swiglu_bench.spec.cases import Shape
+from swiglu_bench.spec.cases import Experts, Extras, Shape
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 
 DEFAULT_TOKENS = (1, 16, 128, 1024, 2048, 4096, 8192)
 
 Size = Annotated[int, Field(gt=0, le=2**24)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Tokens = Annotated[list[Size], Field(min_length=1)]
 Source = Annotated[str, Field(min_length=1)]
 
 
 class ShapeFile(pydantic.BaseModel, extra="forbid", strict=True):
-    """One shape, as a YAML file states it."""
+    """One shape, as a YAML file states it: of a block or, with `experts` and `top_k`, of a mixture of experts."""
 
     hidden: Size
     intermediate: Size
     source: Source
     tokens: Tokens = list(DEFAULT_TOKENS)
+    experts: Size | None = None
+    top_k: Size | None = None
+    bias: bool = False
+    limit: Positive | None = None
+    alpha: Positive = 1.0
+    interleaved: bool = False
+
+    @pydantic.model_validator(mode="after")
+    def _of_experts(self) -> ShapeFile:
+        """Refuse what belongs to experts where there are none, and more experts for a token than there are."""
+        rest = self.model_fields_set & {"top_k", "bias", "limit", "alpha", "interleaved"}
+        if self.experts is None and rest:
+            raise PydanticCustomError("experts", f"{min(rest)} is for a mixture of experts; give experts and top_k")
+        if self.experts is not None and not 1 <= (self.top_k or 0) <= self.experts:
+            raise PydanticCustomError("top_k", f"a mixture of experts needs a top_k of 1 to {self.experts}")
+        if (self.limit is None) != (self.alpha == 1.0):
+            raise PydanticCustomError("limit", "limit and alpha belong together, as in gpt-oss: 7.0 and 1.702")
+        return self
 
     def shape(self, name: str) -> Shape:
         """The shape under its name."""
-        return Shape(name, self.hidden, self.intermediate, self.source, tuple(self.tokens))
+        experts = Experts(self.experts, self.top_k or 1) if self.experts else None
+        extras = Extras(bias=self.bias, limit=self.limit, alpha=self.alpha, interleaved=self.interleaved)
+        return Shape(name, self.hidden, self.intermediate, self.source, tuple(self.tokens), experts, extras)
 
 
 class SweepFile(pydantic.BaseModel, extra="forbid", strict=True):
@@ -77,7 +99,7 @@ def load_shapes(text: str) -> list[Shape]:
     for word in text.split(","):
         for shape in _named(word.strip()):
             other = shapes.setdefault(shape.name, shape)
-            if (other.hidden, other.intermediate) != (shape.hidden, shape.intermediate):
+            if dataclasses.replace(other, source="", tokens=()) != dataclasses.replace(shape, source="", tokens=()):
                 raise BadInput(f"--shapes: two different shapes are called {shape.name!r}; rename one of them.")
             shapes[shape.name] = shape
     return list(shapes.values())
@@ -104,6 +126,16 @@ def _of_model(file: Path, name: str, fields: dict[str, Any]) -> Shape:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         raise BadInput(f"{file}: {'.'.join(map(str, first['loc'])) or name}: {first['msg']}.") from None
+
+
+def dense_shapes(text: str, command: str) -> list[Shape]:
+    """The same for a command that takes no mixture of experts."""
+    shapes = load_shapes(text)
+    for shape in shapes:
+        if shape.experts:
+            raise BadInput(f"--shapes: {shape.name} is a mixture of experts, which {command} does not take; give one "
+                           "without experts, such as llama7b.")  # fmt: skip
+    return shapes
 
 
 def _named(word: str, in_sweep: bool = False) -> list[Shape]:

@@ -62,8 +62,9 @@ DtypeOption = Annotated[
 ]
 ScopeOption = Annotated[
     Text,
-    option(WHAT, "activation, glu, mlp, comma-separated: the fusion boundary. \\[default: glu; verify, audit: all]"),
-]
+    option(WHAT, "activation, glu, mlp, comma-separated: the fusion boundary; experts, of a shape with experts. "
+           "\\[default: glu, and experts of such shapes; verify, audit: all]"),
+]  # fmt: skip
 Impl = Annotated[
     Texts,
     option(WHAT, "Only these implementations: names, globs, or path/to/file.py:name (which runs that file's code); "
@@ -113,7 +114,7 @@ WandbId = Annotated[Text, option(WANDB, "Id of a run to continue, or of a new on
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    """The options of `memory` and `verify`, and those that the timing commands share with them."""
+    """The options of `memory`, and those that the other measuring commands share with it."""
 
     shapes: Shapes = None
     tp: Annotated[
@@ -122,6 +123,11 @@ class SweepOptions:
     tokens: Tokens = None
     dtype: DtypeOption = None
     scope: ScopeOption = None
+    routing: Annotated[
+        Text,
+        option(WHAT, "balanced, uniform, zipf or single, comma-separated: how the experts of each token are drawn. "
+               "\\[default: uniform]"),
+    ] = None  # fmt: skip
     impl: Impl = None
     skip_impl: SkipImpl = None
     seed: Annotated[
@@ -158,6 +164,17 @@ class SweepOptions:
     wandb_group: WandbGroup = None
     wandb_tags: WandbTags = None
     wandb_id: WandbId = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(SweepOptions):
+    """The options of `verify`."""
+
+    sanitize: Annotated[
+        Text,
+        option(HOW, "Call each implementation once under NVIDIA's compute-sanitizer instead: memcheck, racecheck, "
+               "initcheck or synccheck.", metavar="TOOL"),
+    ] = None  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +231,7 @@ class AuditOptions:
 
 COMMANDS: dict[str, type[SweepOptions]] = {
     "forward": TimingOptions, "backward": TimingOptions, "step": TimingOptions, "memory": SweepOptions,
-    "verify": SweepOptions,
+    "verify": VerifyOptions,
 }  # fmt: skip
 """The commands that measure or check every implementation at every case."""
 

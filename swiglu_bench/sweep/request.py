@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from swiglu_bench.rows import baselines, text
-from swiglu_bench.spec.cases import Case, Mode, Scope, expand, parse_dtypes, parse_tokens
+from swiglu_bench.spec.cases import DENSE, Case, Mode, Routing, Scope, Shape, expand, parse_dtypes, parse_tokens
 from swiglu_bench.spec.errors import BadInput, did_you_mean
-from swiglu_bench.sweep.options import AuditOptions, SweepOptions, TimingOptions
+from swiglu_bench.sweep.options import AuditOptions, SweepOptions, TimingOptions, VerifyOptions
 
 if TYPE_CHECKING:
     import torch
@@ -88,13 +88,32 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
             text.check("--l2", timing.l2, "cold", "hot")
             text.check("--regime", timing.regime, *REGIMES)
             check_profilers(timing, device)
+        sanitizer = _sanitizer_of(options, device)
         chosen = implementations_of(options, timing.baseline if timing else None)
+        if not options.impl:  # else every table of a dense block would list those of experts as skipped
+            kinds = {case.scope is Scope.EXPERTS for case in cases}
+            chosen = [one for one in chosen if kinds & {scope is Scope.EXPERTS for scope in one.scopes}]
         for path in dict.fromkeys(one.file for one in chosen if ".py:" in one.address):
             say(f"Note: --impl runs the code of {path}.")
-        yield Request(command, options, _settings_of(command, options, device, line), cases, chosen, workload, team)
+        settings = _settings_of(command, options, device, line, sanitizer)
+        yield Request(command, options, settings, cases, chosen, workload, team)
 
 
-def _settings_of(command: str, options: SweepOptions, device: torch.device, line: str) -> Settings:
+def _sanitizer_of(options: SweepOptions, device: torch.device) -> str:
+    """The tool that --sanitize names, or ""."""
+    if not isinstance(options, VerifyOptions) or options.sanitize is None:
+        return ""
+    from swiglu_bench.processes import sanitizer
+
+    text.check("--sanitize", options.sanitize, *sanitizer.TOOLS)
+    for name in ("gpus", "ray", "in_process", "detail"):
+        if getattr(options, name):
+            raise BadInput(f"--sanitize has no use for --{name.replace('_', '-')}; leave one of them out.")
+    sanitizer.check(options.sanitize, device)
+    return options.sanitize
+
+
+def _settings_of(command: str, options: SweepOptions, device: torch.device, line: str, sanitizer: str) -> Settings:
     from swiglu_bench.machine import machine
     from swiglu_bench.measure.rounds import Rule
     from swiglu_bench.session.settings import Settings, Task
@@ -113,6 +132,7 @@ def _settings_of(command: str, options: SweepOptions, device: torch.device, line
         interpreter=command == "verify" and device.type == "cpu",
         trace=timing is not None and timing.trace,
         ncu=timing is not None and timing.ncu,
+        sanitizer=sanitizer,
     )
 
 
@@ -179,18 +199,55 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
     from swiglu_bench.spec.shapes import load_shapes, split_over
 
     on_gpu = device_type == "cuda"
-    shapes, scopes, dtypes = ("llama7b", "glu", "bf16") if on_gpu else ("smoke", "glu", "fp32")
+    names, scopes, dtypes = ("llama7b", "glu,experts", "bf16") if on_gpu else ("smoke", "glu,experts", "fp32")
     if command == "verify":
-        shapes, scopes, dtypes = "smoke,odd" + ",llama7b" * on_gpu, "activation,glu,mlp", "fp32,fp16,bf16"
+        whole = on_gpu and not (isinstance(options, VerifyOptions) and options.sanitize)  # whose tools take minutes
+        names, scopes, dtypes = "smoke,odd,smoke-experts" + ",llama7b" * whole, ",".join(Scope), "fp32,fp16,bf16"
         tokens = VERIFY_TOKENS[device_type]
+    if options.scope is not None and command != "verify":
+        names += ",qwen3-30b-a3b" if on_gpu else ",smoke-experts"
+    shapes = load_shapes(options.shapes if options.shapes is not None else names)
+    if options.scope is not None:
+        scopes = options.scope
+        if options.shapes is None:  # of the command's own, those that the scopes are for
+            shapes = [one for one in shapes if _fitting(scopes_of(scopes), one)]
+        _check_scopes(scopes_of(scopes), shapes)
+    if options.routing is not None:
+        shapes = _routed(shapes, options.routing)
     return expand(
-        split_over(load_shapes(options.shapes if options.shapes is not None else shapes), options.tp),
-        scopes=scopes_of(options.scope if options.scope is not None else scopes),
+        split_over(shapes, options.tp),
+        scopes=scopes_of(scopes),
         modes=[Mode(command) if isinstance(options, TimingOptions) else Mode.STEP],
         dtypes=parse_dtypes(options.dtype if options.dtype is not None else dtypes),
         tokens=parse_tokens(options.tokens) if options.tokens is not None else tokens,
         seed=options.seed,
     )
+
+
+def _fitting(scopes: Sequence[Scope], shape: Shape) -> list[Scope]:
+    return [one for one in scopes if (one is Scope.EXPERTS) == (shape.experts is not None)]
+
+
+def _check_scopes(scopes: Sequence[Scope], shapes: Sequence[Shape]) -> None:
+    """Raise BadInput for a scope that fits none of the shapes, and for a shape that none of the scopes fits."""
+    for shape in shapes:
+        if not _fitting(scopes, shape):
+            kind = "is a mixture of experts, whose scope is experts" if shape.experts else "has no experts"
+            instead = "leave --scope out" if shape.experts else f"give one of {', '.join(DENSE)}"
+            raise BadInput(f"--scope {', '.join(scopes)}: {shape.name} {kind}; {instead}.")
+    lost = [one for one in scopes if not any(_fitting([one], shape) for shape in shapes)]
+    if lost:
+        raise BadInput(f"--scope {lost[0]}: none of the shapes has it; give one that has, or leave {lost[0]} out.")
+
+
+def _routed(shapes: Sequence[Shape], names: str) -> list[Shape]:
+    """The shapes with experts once for each routing, and the others as they are; raises BadInput where none has any."""
+    routings = [Routing(choice("--routing", name.strip(), list(Routing))) for name in names.split(",")]
+    if not any(shape.experts for shape in shapes):
+        raise BadInput(f"--routing is for mixtures of experts, and {shapes[0].name} has no experts; leave it out.")
+    return [
+        one for shape in shapes for one in (map(shape.routed, dict.fromkeys(routings)) if shape.experts else [shape])
+    ]
 
 
 def scopes_of(names: str) -> list[Scope]:

@@ -15,7 +15,7 @@ from swiglu_bench.machine import locks
 from swiglu_bench.machine.load import look
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost
-from swiglu_bench.processes import crew
+from swiglu_bench.processes import crew, sanitizer
 from swiglu_bench.processes.child import DoesNotEnd
 from swiglu_bench.processes.pool import team
 from swiglu_bench.processes.pool.team import NoPlace
@@ -143,13 +143,14 @@ def _rows(
     if options.in_process:
         yield from here.run(todo, chosen, settings, this, listen)
         return
-    with logs(folder, wanted=lambda: any(row.status is Status.ERROR for row in shown.records)) as place:
+    with logs(folder, wanted=lambda: any(row.status in FAILED for row in shown.records)) as place:
         if places:
             places.start(chosen, settings, place, settings.command, options.wait)
             with contextlib.closing(places):
                 yield from team.run(places, todo, chosen, settings, shown.advance, warn)
         else:
-            yield from crew.run(todo, chosen, settings, this, listen, timeout_s=options.timeout, logs=place)
+            run = sanitizer.run if settings.sanitizer else crew.run
+            yield from run(todo, chosen, settings, this, listen, timeout_s=options.timeout, logs=place)
 
 
 def _tables(settings: Settings) -> Tables:
