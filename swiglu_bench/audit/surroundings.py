@@ -164,7 +164,9 @@ def _judge_rows(subject: Subject, case: Case, rows: list[int]) -> Outcome:
     generator = torch.Generator(device=subject.device).manual_seed(case.seed)
 
     def whole(rows_there: Tensor, fill: bool) -> Tensor:
-        value = rows_there[:1].repeat(case.tokens, 1) if fill else rows_there.new_zeros(case.tokens, rows_there.shape[1])
+        value = (
+            rows_there[:1].repeat(case.tokens, 1) if fill else rows_there.new_zeros(case.tokens, rows_there.shape[1])
+        )
         if fill and value.is_floating_point():
             value.normal_(generator=generator)
         return value.index_copy_(0, index, rows_there)

@@ -181,9 +181,7 @@ def _reference(problem: Problem) -> Step:
     return Step(lambda *activations: define(*activations, *problem.parameters.values(), **variant))
 
 
-def _experts(
-    x: Tensor, index: Tensor, weights: Tensor, *parameters: Tensor, **variant: float | None
-) -> Tensor:
+def _experts(x: Tensor, index: Tensor, weights: Tensor, *parameters: Tensor, **variant: float | None) -> Tensor:
     """The sum of `reference.swiglu_mlp` of each token's experts, as models add it up: expert by expert in x's dtype."""
     rows, index, weights = (value.flatten(0, -2) for value in (x, index, weights))
     output = torch.zeros_like(rows)

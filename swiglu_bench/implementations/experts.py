@@ -15,7 +15,6 @@ from swiglu_bench.spec.cases import Dtype, Scope
 from swiglu_bench.spec.implementation import Implementation, Step, implementation
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from swiglu_bench.spec.problem import Problem
@@ -173,7 +172,7 @@ def grouped_compiled(problem: Problem) -> Step:
 @implementation(
     "batched",
     scopes=(Scope.EXPERTS,),
-    description="a copy of its expert's weights for each row, torch.bmm, weighted sum: as transformers' batched_mm has it",
+    description="its expert's weights copied for each row, torch.bmm, weighted sum: as transformers' batched_mm has it",
     usage='model.set_experts_implementation("batched_mm")  # transformers',
     weight_layout="packed",
     offers=("bias", "limit"),
@@ -349,9 +348,13 @@ def _fused_row(name: str, description: str, **choices: Any) -> Implementation:
     )(build)
 
 
-fused_experts = _fused_row("fused-experts", "swiglu_experts: grouped products with the gate in the first one's epilogue")
+fused_experts = _fused_row(
+    "fused-experts", "swiglu_experts: grouped products with the gate in the first one's epilogue"
+)
 fused_experts_recompute = _fused_row(
-    "fused-experts-recompute", "swiglu_experts keeping x and the routing only: gate and up are computed again", recompute=True
+    "fused-experts-recompute",
+    "swiglu_experts keeping x and the routing only: gate and up are computed again",
+    recompute=True,
 )
 ROWS = (
     grouped, grouped_compiled, batched, liger_experts, quack_experts, triton_kernels, deep_gemm, fused_experts,

@@ -72,7 +72,10 @@ def bare_products(
 
 
 def grouped_products(
-    of_rows: Sequence[tuple[int, int, int]], of_weights: Sequence[tuple[int, int, int]], counts: Tensor, dtype: torch.dtype
+    of_rows: Sequence[tuple[int, int, int]],
+    of_weights: Sequence[tuple[int, int, int]],
+    counts: Tensor,
+    dtype: torch.dtype,
 ) -> Callable[[], list[Tensor]]:
     """The same by torch's grouped product, for rows that are sorted by expert: `counts` [experts] of each.
 

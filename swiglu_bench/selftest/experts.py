@@ -113,7 +113,9 @@ class _UnwrittenIfIdle(torch.autograd.Function):
         return torch.where(idle[:, None, None], torch.nan, gradient), None
 
 
-@_fault("idle-expert-unwritten", "the weight gradient of an expert without a token is never stored", UNWRITTEN, tokens=3)
+@_fault(
+    "idle-expert-unwritten", "the weight gradient of an expert without a token is never stored", UNWRITTEN, tokens=3
+)
 def idle_unwritten(problem: Problem) -> Step:
     """A launch with no tile for it."""
 

@@ -15,8 +15,8 @@ from swiglu_bench.check import usage
 from swiglu_bench.check.inputs import Draw, make_problem, sizes, torch_dtype
 from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.letterbox import Letterbox, Sizes
-from swiglu_bench.check.routing import Load, load_of
 from swiglu_bench.check.results import Fault, same_bits
+from swiglu_bench.check.routing import Load, load_of
 from swiglu_bench.machine import ceilings_cache, machine
 from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.measure.ceilings import bare_products, grouped_products
