@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from swiglu_bench.check import tolerance
 from swiglu_bench.check.built import Built, Produced, add_up
 from swiglu_bench.check.inputs import Draw, sizes, torch_dtype
-from swiglu_bench.check.results import Fault, form_fault
+from swiglu_bench.check.results import Fault
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.measure.clock import Clock
 from swiglu_bench.rows.record import TensorCheck
@@ -91,18 +91,6 @@ class Judge:
             )
             for name, value in produced.items()
         )  # fmt: skip
-
-    def judge_here(
-        self, produced: Produced, draw: Draw, *, others: Iterable[Tensor] = (), distribution: bool = False
-    ) -> tuple[TensorCheck, ...]:
-        """The same for results of a contender in this process; `others` are tensors whose memory none may share."""
-        truth, others = self.truth(draw, backward=produced.keys() != {"output"}), list(others)
-        found = {
-            name: form_fault(value, truth.values[name].shape, self.dtype, self.problem.device, others)
-            for name, value in produced.items()
-        }
-        faults = {name: fault for name, fault in found.items() if fault}
-        return self.judge(produced, draw, faults=faults, distribution=distribution)
 
     def handling_ms(self, draws: Sequence[Draw], backward: bool, clock: Clock) -> float:
         """Milliseconds a call that `add_up` takes for anything but the call: inputs, cache and sums."""

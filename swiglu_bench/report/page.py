@@ -21,7 +21,9 @@ from swiglu_bench.rows.grouping import grouped, unique
 from swiglu_bench.rows.quantities import together
 from swiglu_bench.rows.record import Status
 from swiglu_bench.rows.training import FinishedTraining
+from swiglu_bench.rows.workload import workload_of
 from swiglu_bench.writers.training_tables import grids
+from swiglu_bench.writers.workload_tables import grids as workload_grids
 
 HERE = Path(__file__).parent
 EXPORT = "window.vegaEmbed = vegaEmbed;"
@@ -88,7 +90,7 @@ def _section(section: Section, style: Style, specs: list[Spec]) -> dict[str, Any
         "names": [_chip(name, style) for name in drawn],
         "blocks": blocks,
         "tables": [tables.figures(shape, rows) for shape, rows in by_shape.items()],
-        "grids": [],
+        "grids": list(workload_grids(section.rows, workload_of(section.run.about))),
         "problems": tables.problems(section.rows),
     }
 

@@ -41,6 +41,7 @@ FAULTS = {
     "graph replay": "a CUDA graph of it computes something else when its inputs change",
     "timed loop": "right before, wrong while it was timed",
     "wall clock": "calls back to back take longer, by the clock of another process, than its samples say",
+    "sanitizer": "NVIDIA's compute-sanitizer found an access that is wrong (`verify --sanitize`)",
     "slows others": "others are slower while its process lives, or it worked while others were timed",
 }
 """The checks that every implementation has to pass before it gets a time, by name, and what fails each."""

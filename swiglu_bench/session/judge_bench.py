@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -185,7 +186,7 @@ class JudgeBench:
         if not self.settings.rule.rest_s:
             run()
         taken = self.clock.sample(run, lead_us)
-        return Sample(taken.ms, taken.host_us, taken.queue_us, taken.queue_filled, None)
+        return replace(taken, result=None)
 
     def _open(self, contender: str, kind: str, found: Sizes, dtype: torch.dtype) -> tuple[bytes, Sizes]:
         box = Letterbox.make(found, dtype, self._device)

@@ -39,6 +39,8 @@ class Settings:
     """Show more: of times, what is measured beside the rounds at every token count, not only at few; of tensors, how
     the errors of their elements are distributed."""
     interpreter: bool = False
+    sanitizer: str = ""
+    """The tool of compute-sanitizer under which `verify` calls each implementation once, in place of its checks."""
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class CaseTimer:
         grouped = self._grouped_of(gradients.values())
 
         def names(name: str) -> Sequence[str]:
-            return ("output", *(gradients[name] if self._case.mode is not Mode.FORWARD else ()))
+            return self._case.mode.results(gradients[name])
 
         self.watch.look_round()
         load = LoadWatch()
@@ -131,7 +131,7 @@ class CaseTimer:
     ) -> tuple[Rounds, dict[str, Exception]]:  # fmt: skip
         """The rounds, and what is wrong with the last results."""
         judge, rule = RoundJudge(self._place, names), self._settings.rule
-        timed = [self._in_turn(contender_of(one.name, one, judge)) for one in contenders]
+        timed = [self._in_turn(contender_of(one, judge)) for one in contenders]
         timed += [interleaved.Contender(name, partial(self._take_products, p)) for p, name in limits.items()]
         timed += [interleaved.Contender(name, partial(self._take_grouped, g)) for g, name in grouped.items()]
 
@@ -189,7 +189,7 @@ class CaseTimer:
             record.end(Status.UNSETTLED, f"{failure}.")
         elif failure:
             log = self._place.log_of(entry.contender)
-            record.end(Status.ERROR, f"While it was timed, {_told(failure)}{log}")
+            record.end(Status.ERROR, f"While it was timed, {sentence(failure)}{log}")
 
 
 def _claimed_ms(rounds: Rounds, name: str) -> float:
@@ -204,7 +204,8 @@ def blame(record: Record, check: str, reason: str) -> None:
     record.end(Status.INCORRECT, f"conduct: {reason}.")
 
 
-def _told(failure: BaseException) -> str:
+def sentence(failure: BaseException) -> str:
+    """What happened, as the reason of a row."""
     own = type(failure).__module__.startswith("swiglu_bench.") and str(failure)
     return f"{failure}." if own else f"{one_line(failure)}."
 

@@ -35,6 +35,10 @@ class Mode(enum.StrEnum):
     BACKWARD = "backward"
     STEP = "step"
 
+    def results(self, gradients: Iterable[str]) -> tuple[str, ...]:
+        """Names of what a call yields: its output and, where it has a backward, the gradients."""
+        return ("output", *(gradients if self is not Mode.FORWARD else ()))
+
 
 class Dtype(enum.StrEnum):
     """Data type of inputs, weights and output; each implementation chooses the type it accumulates in."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ import pydantic
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from swiglu_bench.spec import yaml_file
+from swiglu_bench.spec import model_config, yaml_file
 from swiglu_bench.spec.cases import Experts, Extras, Shape
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 
@@ -87,7 +88,9 @@ def all_configs() -> list[Config]:
 
 
 def load_shapes(text: str) -> list[Shape]:
-    """Shapes for `--shapes`: names of shapes or sweeps, YAML paths, or HIDDENxINTERMEDIATE, separated by commas.
+    """Shapes for `--shapes`, separated by commas: names of shapes or sweeps, YAML files, HIDDENxINTERMEDIATE, models.
+
+    A model is a config.json, a folder with one, or a name such as Qwen/Qwen3-8B in the local Hugging Face cache.
 
     Raises BadInput for a name that does not exist (offering near ones), sizes that are not positive, a file that is
     missing or malformed (naming file and line), and two different shapes of one name.
@@ -100,6 +103,29 @@ def load_shapes(text: str) -> list[Shape]:
                 raise BadInput(f"--shapes: two different shapes are called {shape.name!r}; rename one of them.")
             shapes[shape.name] = shape
     return list(shapes.values())
+
+
+def split_over(shapes: Iterable[Shape], ranks: int) -> list[Shape]:
+    """What one of `ranks` GPUs has of each shape in tensor parallelism: intermediate / ranks. Raises BadInput."""
+    if ranks == 1:
+        return list(shapes)
+    found = []
+    for one in shapes:
+        if one.intermediate % ranks:
+            raise BadInput(
+                f"--tp: the intermediate size of {one.name}, {one.intermediate}, is not a multiple of {ranks}."
+            )
+        share = one.intermediate // ranks
+        found.append(dataclasses.replace(one, name=f"{one.name}-tp{ranks}", intermediate=share))
+    return found
+
+
+def _of_model(file: Path, name: str, fields: dict[str, Any]) -> Shape:
+    try:
+        return ShapeFile.model_validate(fields).shape(name)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        raise BadInput(f"{file}: {'.'.join(map(str, first['loc'])) or name}: {first['msg']}.") from None
 
 
 def dense_shapes(text: str, command: str) -> list[Shape]:
@@ -120,7 +146,10 @@ def _named(word: str, in_sweep: bool = False) -> list[Shape]:
         if not (0 < hidden <= 2**24 and 0 < intermediate <= 2**24):
             raise BadInput(f"--shapes: {word!r} has a size outside 1 to 2^24; give HIDDENxINTERMEDIATE, as 4096x11008.")
         return [Shape(f"{hidden}x{intermediate}", hidden, intermediate, "given on the command line", DEFAULT_TOKENS)]
-    if word.endswith((".yaml", ".yml")) or "/" in word:
+    if word.endswith((".yaml", ".yml", ".json")) or "/" in word:
+        model = model_config.config_file(word)
+        if model:
+            return [_of_model(model, name, fields) for name, fields in model_config.blocks(model)]
         path = Path(word)
         if not os.path.isfile(word):  # Path.is_file would raise for a folder that may not be entered
             raise BadInput(f"--shapes: there is no file {word!r}; give a YAML file with hidden and intermediate.")

@@ -306,6 +306,7 @@ def test_a_log_s_name_is_one_plain_name_of_its_own(name: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("culprit", [bad.asserts, bad.asserts_late, bad.busy], ids=lambda one: one.name)
 def test_what_breaks_the_gpu_for_its_process_costs_one_row(tmp_path: Path, culprit: Implementation) -> None:
     device = torch.device("cuda", 0)
