@@ -203,6 +203,14 @@ class Record(Outcome):
     predicted_peak_bytes: int | None = None
     predicted_workspace_bytes: int | None = None
 
+    # a profile, taken after the rounds
+    trace: str = _since(5, "")
+    tensor_pct: float | None = _since(5)
+    dram_bytes: int | None = _since(5)
+    l2_bytes: int | None = _since(5)
+    registers_per_thread: int | None = _since(5)
+    profile_note: str = _since(5, "")
+
     # correctness: relative error ||out - truth|| / ||truth|| of the worst tensor, and every tensor in detail
     error: float | None = None
     eager_error: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -60,6 +61,7 @@ def sweep(request: Request, this: Machine, console: Console, also: Sequence[Writ
     fingerprints = Fingerprints(request.implementations, settings, this)
     interrupted = failed = False
     with opened(request, this, warn) as into, ExitStack() as stack:
+        request = dataclasses.replace(request, settings=dataclasses.replace(settings, folder=into.folder))
         earlier = into.files.rows() if into.files and options.resume else []
         remaining = Remaining(request.cases, fingerprints, settings.command, earlier)
         todo = remaining.todo

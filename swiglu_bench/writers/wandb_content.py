@@ -40,7 +40,7 @@ CHARTS = {"time_ms": "time, ms", "ratio": "time / baseline", "limit_pct": "% of 
 STANDING = ("fastest_at", "median_ratio", "best_ratio", "worst_error_ratio", *(f"rows_{status}" for status in Status))
 """What is told of each implementation over the whole run."""
 FACTS = {
-    "shapes": "shape", "scopes": "scope", "modes": "mode", "dtypes": "dtype", "tokens": "tokens",
+    "shapes": "shape", "scopes": "scope", "routings": "routing", "modes": "mode", "dtypes": "dtype", "tokens": "tokens",
     "implementations": "implementation", "baselines": "baseline", "hosts": "host", "gpus": "gpu_uuid",
 }  # fmt: skip
 
