@@ -27,7 +27,7 @@ from swiglu_bench.version import __version__
 CASE = ("shape", "hidden", "intermediate", "experts", "top_k", "tokens", "dtype", "scope", "mode", "seed")
 """The columns that say which case a row is of."""
 
-IRRELEVANT = {"command", "run_id", "detail"}
+IRRELEVANT = {"command", "run_id", "detail", "folder"}
 """The settings that do not change a figure."""
 
 CaseKey = tuple[str, ...]

@@ -86,6 +86,7 @@ def time_tables(records: Sequence[Record], width: int, detail: bool = False) -> 
             yield _grid("host / latency / graph", felt, tokens, _felt_cell)
         if felt:
             yield from _felt_legend(felt)
+        yield from _profiles(timed, width)
 
     return blocks(records, TABLE, lambda group: "", body)
 
@@ -148,6 +149,27 @@ def _felt_legend(felt: list[Record]) -> Iterator[Text]:
     )
     reasons = [(record.graph_reason, record.implementation) for record in felt if record.graph_reason]
     yield from (Text(line, "dim") for line in by_reason("no graph time", reasons))
+
+
+def _profiles(timed: list[Record], width: int) -> Iterator[RenderableType]:
+    """What `ncu` counted, and why it did not."""
+    counted = [record for record in timed if record.registers_per_thread is not None]
+    for tokens in _parts(counted, width, FELT_WIDTH):
+        yield _grid("tensor / DRAM / L2 / regs", counted, tokens, _counted_cell)
+    if counted:
+        yield Text(
+            "tensor: cycles with tensor cores at work, of all; DRAM, L2: MiB moved by it; regs: registers per "
+            "thread of its longest kernel. By Nsight Compute, in a call that is not timed.",
+            "dim",
+        )
+    notes = [(record.profile_note, record.implementation) for record in timed if record.profile_note]
+    yield from (Text(line, "dim") for line in by_reason("no profile", notes))
+
+
+def _counted_cell(record: Record) -> Text:
+    tensor = "-" if record.tensor_pct is None else f"{record.tensor_pct:.0f}%"
+    sizes = f"{mebibytes(record.dram_bytes)} / {mebibytes(record.l2_bytes)}"
+    return Text(f"{tensor} / {sizes} / {record.registers_per_thread}")
 
 
 def _legend(timed: list[Record]) -> Text:

@@ -13,7 +13,7 @@ from swiglu_bench.rows.finished_run import case_of as work_of
 from swiglu_bench.rows.grouping import grouped, unique
 from swiglu_bench.rows.quantities import MIB
 from swiglu_bench.rows.ranking import median_ratios, ranked
-from swiglu_bench.rows.record import COLUMNS, FAILED, Record, Status
+from swiglu_bench.rows.record import COLUMNS, Record, Status
 
 
 def _mib(column: str) -> Callable[[Record], float | None]:
@@ -88,7 +88,7 @@ def summarize(records: Sequence[Record]) -> dict[str, float | str]:
     if medians:
         summary["best_implementation"] = min(medians, key=lambda name: medians[name])
         summary["best_median_ratio"] = min(medians.values())
-    summary["failures"] = sum(record.status in FAILED for record in records)
+    summary["failures"] = sum(record.failed for record in records)
     return summary
 
 
