@@ -10,7 +10,7 @@ from swiglu_bench.machine.sources import standing
 from swiglu_bench.report.load import ReportedRun
 from swiglu_bench.rows.audit_cell import Cell, CellStatus
 from swiglu_bench.rows.grouping import grouped, unique
-from swiglu_bench.rows.quantities import plus_minus, size, token_text
+from swiglu_bench.rows.quantities import plus_minus, size, together, token_text
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.writers.contract import SYMBOLS
 
@@ -86,18 +86,45 @@ def _who(cells: Iterable[Cell]) -> list[str]:
     return unique(f"{cell.implementation} ({cell.scope})" for cell in cells)
 
 
-def machines(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
-    """Every machine once, with the runs that were made on it; of a CSV file alone, what its rows say."""
-    found: dict[str, dict[str, Any]] = {}
+def machines(runs: Sequence[ReportedRun]) -> dict[str, Any]:
+    """What differs between the machines and versions of runs, a line for those that agree; and what does not differ."""
+    found: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for run in runs:
         described = unique(tuple((name, getattr(row, name)) for name in MACHINE) for row in run.records)
         for one in [run.about["machine"]] if "machine" in run.about else map(dict, described):
-            facts = {name: value for name, value in one.items() if value not in (None, "") and name != "version"}
-            readable = dict(_fact(name, value) for name, value in facts.items())
-            entry = found.setdefault(str(facts), {"facts": readable, "runs": []})
-            version = one.get("version", "")
-            entry["runs"].append({"name": run.name, "version": " ".join(filter(None, (version, standing(version))))})
-    return list(found.values())
+            facts = tuple(_fact(name, value) for name, value in one.items() if value not in (None, ""))
+            found.setdefault(facts, []).append(run.name)
+    lines = [(dict(facts), unique(names)) for facts, names in found.items()]
+    values = {name: unique(facts[name] for facts, _ in lines if name in facts) for name in unique(_names(lines))}
+    differ = [name for name, own in values.items() if len(own) > 1]
+    return {
+        "differ": differ,
+        "lines": [(names, [facts.get(name, "") for name in differ]) for facts, names in lines],
+        "same": {name: own[0] for name, own in values.items() if name not in differ},
+    }
+
+
+def _names(lines: Iterable[tuple[dict[str, str], list[str]]]) -> list[str]:
+    return [name for facts, _ in lines for name in facts]
+
+
+def versions(runs: Sequence[ReportedRun]) -> list[str]:
+    """Each version that runs were made with, how it stands to the kernels of this checkout, and the runs."""
+    made = grouped(((version, run.name) for run in runs for version in _versions(run)), lambda one: one[0])
+    return [
+        f"{together([name for _, name in own])} with {' '.join(filter(None, (version, standing(version)[0])))}"
+        for version, own in made.items()
+    ]
+
+
+def behind(runs: Sequence[ReportedRun]) -> list[str]:
+    """The runs that other kernels were measured in than those of this checkout."""
+    return [run.name for run in runs if any(standing(version)[1] for version in _versions(run))]
+
+
+def _versions(run: ReportedRun) -> list[str]:
+    told = str(run.about.get("machine", {}).get("version", ""))
+    return unique([row.version for row in run.records if row.version] or ([told] if told else []))
 
 
 def _fact(name: str, value: Any) -> tuple[str, str]:
