@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 from swiglu_bench.charts.style import Style
@@ -10,6 +11,7 @@ from swiglu_bench.report import ranking
 from swiglu_bench.report.ranking import Place
 from swiglu_bench.report.sections import Section
 from swiglu_bench.report.sentences import overall
+from swiglu_bench.report.tables import marked
 from swiglu_bench.rows.grouping import grouped, unique
 from swiglu_bench.rows.quantities import together, token_text
 
@@ -27,13 +29,17 @@ def matrix(sections: Sequence[tuple[Section, Style]]) -> dict[str, Any] | None:
     counts = sorted({place.tokens for place in every})
     titles = [_title(section, [one for one, _ in sections]) for section, _ in sections]
     groups = []
-    for number, (places, (_, style)) in enumerate(zip(found, sections, strict=True)):
+    for number, (places, (section, style)) in enumerate(zip(found, sections, strict=True)):
         by_shape = {
             shape: {place.tokens: _cell(place, style) for place in own}
-            for shape, own in grouped(places, lambda place: place.shape).items()
+            for shape, own in grouped(places, attrgetter("shape")).items()
         }
         shapes = sorted(by_shape, key=lambda shape: -len(by_shape[shape]))
-        lines = [(shape, [by_shape[shape].get(count) for count in counts]) for shape in shapes]
+        rows = grouped(section.rows, attrgetter("shape"))
+        lines = [
+            {"shape": shape, "label": marked(shape, rows[shape]), "cells": [by_shape[shape].get(one) for one in counts]}
+            for shape in shapes
+        ]
         if lines:
             groups.append({"section": number, "title": titles[number], "lines": lines})
     if not groups:
@@ -56,10 +62,10 @@ def _title(section: Section, every: Sequence[Section]) -> str:
 
 
 def _cell(place: Place, style: Style) -> dict[str, Any]:
-    """One case; implementations that another stands for count as that one."""
+    """One case; of those that tie, the first of the suite's list. One that stands for others counts as one."""
     first = style.standing(place.first)
     level = place.baseline in first
-    (name,) = style.standing([place.baseline if level else place.best])
+    name = place.baseline if level else first[0]
     _, low, high = place.ratio
     about = [f"{together(first)} tie for the first place" if first[1:] else f"{name} is the fastest"]
     about += (

@@ -46,20 +46,16 @@ def page(runs: Sequence[ReportedRun], made_by: str, progress: Callable[[str], ob
     for number, (section, style) in enumerate(found, start=1):
         progress(f"section {number} of {len(found)}: {section.title}")
         shown.append(_section(section, style, specs))
-    for run in runs:
-        if run.training:
-            progress(f"training: {run.name}")
-            shown.append(_training(run, run.training, Style(numbers), specs))
+    trained = [_training(run, run.training, Style(numbers), specs) for run in runs if run.training]
     devices = unique(section.device for section, _ in found if section.device)
     devices = unique(
         [*devices, *(str(run.about["machine"].get("device", "")) for run in runs if "machine" in run.about)]
     )
-    old = tables.behind(runs)
     return environment.get_template("page.html").render(
         title=f"SwiGLU on {together(devices)}" if devices else "SwiGLU",
         matrix=matrix([one for one in found if one[0].kind == "time"]),
-        old="" if not old else f"All {len(old)} runs" if len(old) == len(runs) > 1 else together(old),
-        sections=shown,
+        behind=tables.BEHIND if any(tables.marked_run(run) != run.name for run in runs) else "",
+        sections=sorted([*shown, *trained], key=lambda one: one["kind"] == "verify"),
         audits=[tables.audit(run) for run in runs if run.audit],
         machines=tables.machines(runs),
         runs=[{"name": run.name, "commands": run.commands, "settings": _settings(run)} for run in runs],
@@ -92,7 +88,7 @@ def _section(section: Section, style: Style, specs: list[Spec]) -> dict[str, Any
         "title": section.title,
         "work": WORK.get(section.scope, ""),
         "device": section.device,
-        "versions": tables.versions(section.runs),
+        "runs": together([tables.marked_run(run) for run in section.runs]),
         "memory_from": together(section.memory_from),
         "headline": first,
         "remarks": [one for one in remarks if one != first],
@@ -119,7 +115,7 @@ def _training(run: ReportedRun, trained: FinishedTraining, style: Style, specs: 
     return {
         **training.context(trained),
         "kind": "training",
-        "versions": tables.versions([run]),
+        "runs": tables.marked_run(run),
         "memory_from": "",
         "headline": said[0],
         "remarks": said[1:],

@@ -10,12 +10,13 @@ from swiglu_bench.machine.sources import standing
 from swiglu_bench.report.load import ReportedRun
 from swiglu_bench.rows.audit_cell import Cell, CellStatus
 from swiglu_bench.rows.grouping import grouped, unique
-from swiglu_bench.rows.quantities import plus_minus, size, together, token_text
+from swiglu_bench.rows.quantities import plus_minus, size, token_text
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.writers.contract import SYMBOLS
 
 MACHINE = ("device", "driver", "cuda", "torch", "triton", "version")
 """What rows say of the machine, where there is no run.json."""
+BEHIND = "†"
 
 
 def figures(shape: str, rows: Iterable[Record]) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def machines(runs: Sequence[ReportedRun]) -> dict[str, Any]:
         described = unique(tuple((name, getattr(row, name)) for name in MACHINE) for row in run.records)
         for one in [run.about["machine"]] if "machine" in run.about else map(dict, described):
             facts = tuple(_fact(name, value) for name, value in one.items() if value not in (None, ""))
-            found.setdefault(facts, []).append(run.name)
+            found.setdefault(facts, []).append(marked_run(run))
     lines = [(dict(facts), unique(names)) for facts, names in found.items()]
     values = {name: unique(facts[name] for facts, _ in lines if name in facts) for name in unique(_names(lines))}
     differ = [name for name, own in values.items() if len(own) > 1]
@@ -108,27 +109,20 @@ def _names(lines: Iterable[tuple[dict[str, str], list[str]]]) -> list[str]:
     return [name for facts, _ in lines for name in facts]
 
 
-def versions(runs: Sequence[ReportedRun]) -> list[str]:
-    """Each version that runs were made with, how it stands to the kernels of this checkout, and the runs."""
-    made = grouped(((version, run.name) for run in runs for version in _versions(run)), lambda one: one[0])
-    return [
-        f"{together([name for _, name in own])} with {' '.join(filter(None, (version, standing(version)[0])))}"
-        for version, own in made.items()
-    ]
+def marked(name: str, rows: Iterable[Record], version: object = "") -> str:
+    """The name, with a mark where rows, or a version, are of other kernels than those of this checkout."""
+    return name + BEHIND if any(standing(str(one))[1] for one in {version, *(row.version for row in rows)}) else name
 
 
-def behind(runs: Sequence[ReportedRun]) -> list[str]:
-    """The runs that other kernels were measured in than those of this checkout."""
-    return [run.name for run in runs if any(standing(version)[1] for version in _versions(run))]
-
-
-def _versions(run: ReportedRun) -> list[str]:
-    told = str(run.about.get("machine", {}).get("version", ""))
-    return unique([row.version for row in run.records if row.version] or ([told] if told else []))
+def marked_run(run: ReportedRun) -> str:
+    """The name of a run, with such a mark."""
+    return marked(run.name, run.records, run.about.get("machine", {}).get("version", ""))
 
 
 def _fact(name: str, value: Any) -> tuple[str, str]:
     """A field of run.json's machine with its unit beside the figure instead of in the name."""
+    if name == "version":
+        return name, " ".join(filter(None, (str(value), standing(str(value))[0])))
     if name.endswith("_bytes") and isinstance(value, int):
         return name.removesuffix("_bytes").replace("_", " "), size(value)
     if name.endswith("_w") and isinstance(value, int | float):
