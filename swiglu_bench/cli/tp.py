@@ -109,7 +109,7 @@ def tp(
     from swiglu_bench.machine import machine
     from swiglu_bench.processes import forkserver
     from swiglu_bench.session.settings import Settings, Task
-    from swiglu_bench.spec.shapes import load_shapes
+    from swiglu_bench.spec.shapes import dense_shapes
     from swiglu_bench.tp.bench import quiet as hush
     from swiglu_bench.tp.case import default_rule
     from swiglu_bench.tp.plan import Plan, cases_of
@@ -124,7 +124,7 @@ def tp(
     sizes = _sizes(gpus, one.type, spot)
     on_gpu = one.type == "cuda"
     cases = cases_of(
-        load_shapes(shapes if shapes is not None else "llama7b" if on_gpu else "smoke"),
+        dense_shapes(shapes if shapes is not None else "llama7b" if on_gpu else "smoke", "tp"),
         kinds,
         parse_dtypes(dtype if dtype is not None else "bf16" if on_gpu else "fp32"),
         parse_tokens(tokens) if tokens is not None else None,

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.implementations.around import around, packed
-from swiglu_bench.spec.cases import Scope
+from swiglu_bench.spec.cases import DENSE, Scope
 from swiglu_bench.spec.costs import Footprint
 from swiglu_bench.spec.implementation import Implementation, Step, implementation
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @implementation(
     "silu-mul",
-    scopes=Scope,
+    scopes=DENSE,
     description="silu_mul: one elementwise launch in each direction between two nn.Linear; nothing is overwritten",
     usage="from swiglu_kernels import silu_mul; h = silu_mul(gate, up)",
     backend="triton",

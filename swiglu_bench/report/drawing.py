@@ -110,7 +110,7 @@ def titled(
     """
     first, names = rows[0], {row.implementation for row in rows}
     common = [first.mode, first.scope]
-    common += [] if whole_section else [f"{first.shape} (hidden {first.hidden}, intermediate {first.intermediate})"]
+    common += [] if whole_section else [f"{first.shape} ({first.sizes})"]
     common += [", ".join(unique(row.dtype for row in rows))]
     common += [tokens_text(row.tokens for row in rows)] if counts(rows) == 1 else []
     lines = [", ".join(one for one in [*common, first.device] if one), *([what] if what else [])]

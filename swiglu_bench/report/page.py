@@ -23,7 +23,9 @@ from swiglu_bench.rows.grouping import grouped, unique
 from swiglu_bench.rows.quantities import together
 from swiglu_bench.rows.record import Status
 from swiglu_bench.rows.training import FinishedTraining
+from swiglu_bench.rows.workload import workload_of
 from swiglu_bench.writers.training_tables import grids
+from swiglu_bench.writers.workload_tables import grids as workload_grids
 
 HERE = Path(__file__).parent
 EXPORT = "window.vegaEmbed = vegaEmbed;"
@@ -97,7 +99,7 @@ def _section(section: Section, style: Style, specs: list[Spec]) -> dict[str, Any
         "charts": [_charts(one.charts[0][1].title.text, one.charts, specs) for one in found if one.charts],
         "absent": unique(one.reason for one in found if one.reason),
         "tables": [tables.figures(shape, rows) for shape, rows in by_shape.items()],
-        "grids": [],
+        "grids": list(workload_grids(section.rows, workload_of(section.run.about))),
         "problems": tables.problems(section.rows),
     }
 

@@ -22,7 +22,8 @@ from swiglu_bench.rows.record import Record, Status
 Kind = Literal["time", "memory", "verify"]
 KINDS: tuple[Kind, ...] = ("time", "memory", "verify")
 MEMORY = ("saved_bytes", "peak_bytes", "workspace_bytes")
-WORK = {"glu": "x to silu(x Wg) * (x Wu)", "activation": "gate, up to silu(gate) * up", "mlp": "x to out, all of it"}
+WORK = {"glu": "x to silu(x Wg) * (x Wu)", "activation": "gate, up to silu(gate) * up", "mlp": "x to out, all of it",
+        "experts": "x and its routing to out: sort, products, gate and weighted sum"}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from swiglu_bench.rows import csv_table, text
-from swiglu_bench.rows.record import COLUMNS, SCHEMA_VERSION, GpuState, Record, TensorCheck
+from swiglu_bench.rows import csv_table
+from swiglu_bench.rows.record import GpuState, Record, TensorCheck
 from swiglu_bench.rows.run_folder import CHECKS, SAMPLE_KEY, SAMPLES, frame_of, read_about, read_rows, records_file
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 
@@ -82,12 +82,6 @@ class Collected:
 def verb(command: str) -> str:
     """The subcommand of a command line."""
     return next((word for word in command.split()[1:] if not word.startswith("-")), command)
-
-
-def as_text(run: FinishedRun, form: str) -> str:
-    """A run as `json`, `jsonl` or `csv`: the columns of records.csv, one row per case and implementation."""
-    about = {"kind": "run", "schema": SCHEMA_VERSION, **run.about}
-    return text.as_text(form, [record.row() for record in run.records], about, COLUMNS)
 
 
 def load_run(path: Path, beside: bool = True) -> FinishedRun:

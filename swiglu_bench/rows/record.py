@@ -13,7 +13,7 @@ from typing import Any
 
 from swiglu_bench.rows.load import Load
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 
 def _since(schema: int, default: Any = None) -> Any:
@@ -82,6 +82,16 @@ class Record:
     status: Status
     reason: str = ""
 
+    # experts, and how a call of this case loads them
+    experts: int | None = _since(5)
+    top_k: int | None = _since(5)
+    routing: str = _since(5, "")
+    expert_tokens_min: int | None = _since(5)
+    expert_tokens_median: float | None = _since(5)
+    expert_tokens_max: int | None = _since(5)
+    idle_experts: int | None = _since(5)
+    padding_share: float | None = _since(5)
+
     # time
     time_ms: float | None = None
     time_p10_ms: float | None = None
@@ -119,6 +129,7 @@ class Record:
     limit_pct: float | None = None
     copy_gbps: float | None = None
     matmul_tflops: float | None = None
+    grouped_ms: float | None = _since(5)
     ceilings_at: str = _since(2, "")
     datasheet_gbps: float | None = _since(2)
     datasheet_tflops: float | None = _since(2)
@@ -200,6 +211,12 @@ class Record:
     def row(self) -> dict[str, Any]:
         """The CSV row: every column, in order."""
         return {name: getattr(self, name) for name in COLUMNS}
+
+    @property
+    def sizes(self) -> str:
+        """Of the block, in words."""
+        text = f"hidden {self.hidden}, intermediate {self.intermediate}"
+        return f"{text}, {self.experts} experts, top {self.top_k}, {self.routing} routing" if self.experts else text
 
     @property
     def interval(self) -> tuple[float, float, float] | None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 RECORDS = "records.csv"
 SAMPLES = "samples.csv"
 CHECKS = "checks.csv"
+TOTALS = "workload.csv"
 AUDIT = "audit.csv"
 RUN = "run.json"
 
@@ -58,7 +59,7 @@ def has_rows(folder: Path, name: str = RECORDS) -> bool:
 def remove_rows(folder: Path) -> None:
     """Remove records.csv and what belongs to its rows; raises BadInput where that cannot be."""
     try:
-        for name in (RECORDS, SAMPLES, CHECKS):
+        for name in (RECORDS, SAMPLES, CHECKS, TOTALS):
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise BadInput(f"--force: the rows of {folder} cannot be removed: {reason(error)}; remove them.") from None

@@ -107,6 +107,7 @@ def about(request: Request, this: Machine) -> dict[str, Any]:
             **dataclasses.asdict(settings.rule),
         },
         "machine": this.as_dict(),
+        **({"workload": request.workload} if request.workload else {}),
     }
 
 

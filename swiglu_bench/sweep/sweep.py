@@ -18,8 +18,9 @@ from swiglu_bench.processes import crew, sanitizer
 from swiglu_bench.processes.child import DoesNotEnd
 from swiglu_bench.processes.pool import team
 from swiglu_bench.processes.pool.team import NoPlace
-from swiglu_bench.rows.csv_table import typed
+from swiglu_bench.rows.csv_table import reason, typed
 from swiglu_bench.rows.record import FAILED, Record, Status
+from swiglu_bench.rows.workload import totals, write_totals
 from swiglu_bench.session import here
 from swiglu_bench.session.settings import Progress, Settings, Task
 from swiglu_bench.spec.cases import Case
@@ -30,6 +31,7 @@ from swiglu_bench.writers import Writer
 from swiglu_bench.writers.console import ConsoleWriter, Tables
 from swiglu_bench.writers.tables import by_reason, memory_tables, verify_detail_tables, verify_tables
 from swiglu_bench.writers.time_tables import time_tables
+from swiglu_bench.writers.workload_tables import workload_tables
 
 EARLY_ENDS: dict[type[BaseException], str] = {
     DeviceLost: "The GPU is lost to this process ({}), which ends the sweep; without --in-process it goes on.",
@@ -88,13 +90,22 @@ def sweep(request: Request, this: Machine, console: Console, also: Sequence[Writ
             failed = True
             warn(EARLY_ENDS[type(error)].format(error))
         shown.close()
+    found = [typed(Record, row) for row in remaining.kept] + shown.records
+    if request.workload:
+        if into.folder:
+            try:
+                write_totals(into.folder, totals(found, request.workload))
+            except OSError as error:
+                failed = True
+                warn(f"The workload's totals cannot be written: {reason(error)}.")
+        for part in () if options.quiet else workload_tables(found, request.workload):
+            console.print(part)
     for place in into.places():
         say(place)
     if interrupted:
         say(f"Interrupted: {len(shown.records)} rows were kept.", style="yellow")
         return INTERRUPTED
     failed |= into.files is not None and into.files.lost
-    found = [typed(Record, row) for row in remaining.kept] + shown.records
     asked = [row for row in found if row.implementation in request.asked]
     nothing = not any(row.status is Status.OK for row in asked)
     if nothing and asked:

@@ -16,7 +16,7 @@ from swiglu_bench.session.places import ContenderFailed
 from swiglu_bench.session.reports import BuildReport, Malformed, MemoryReport, SampleReport
 from swiglu_bench.session.round_judge import RoundJudge, WrongResult, contender_of
 from swiglu_bench.session.settings import Tell
-from swiglu_bench.spec.cases import Case, Mode
+from swiglu_bench.spec.cases import Case
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.tp import figures
 from swiglu_bench.tp.figures import COLLECTIVES, TWIN, key
@@ -136,7 +136,7 @@ class _CaseRun:
             self._tell("the ceiling of the collectives", 0.68)
             of_ranks = self._place.own("ceiling_gbps", way)
             gbps[way] = None if None in of_ranks else min(of_ranks)
-        timed += [contender_of(name, one, judge) for name, one in self._judged.items()]
+        timed += [contender_of(one, judge) for one in self._judged.values()]
         timed += [
             interleaved.Contender(name, partial(_take_unjudged, one, judge)) for name, one in self._beside.items()
         ]
@@ -184,19 +184,15 @@ class _CaseRun:
 
     def _take_collectives(self, way: bool, number: int, lead_us: float) -> Sample:
         answers = self._place.own("sample_collectives", way, lead_us)
-        return _sample(merged([SampleReport.checked(answer) for answer in answers]))
+        return merged([SampleReport.checked(answer) for answer in answers]).sample()
 
     def _results(self, name: str) -> Sequence[str]:
-        return ("output", *(self._gradients[name] if self._case.mode is not Mode.FORWARD else ()))
+        return self._case.mode.results(self._gradients[name])
 
 
 def _take_unjudged(contender: RankContender, judge: RoundJudge, number: int, lead_us: float) -> Sample:
     """A turn on the inputs of its round, whose results nobody looks at."""
-    return _sample(contender.ask(SampleReport, "sample", judge.draw(number, contender.name), lead_us))
-
-
-def _sample(report: SampleReport) -> Sample:
-    return Sample(report.ms, report.host_us, report.queue_us, report.queue_filled, None)
+    return contender.ask(SampleReport, "sample", judge.draw(number, contender.name), lead_us).sample()
 
 
 def _sound(row: Row) -> bool:

@@ -94,7 +94,7 @@ def blocks(
             else:
                 kept += own
         first, notes = group[0], Notes()
-        sizes = f"  (hidden {first.hidden}, intermediate {first.intermediate})  "
+        sizes = f"  ({first.sizes})  "
         head = Text.assemble((first.shape, "bold"), sizes, f"{first.scope} {first.mode} {first.dtype} {what(group)}")
         head.rstrip()
         shown = list(body(kept, notes)) if kept else []

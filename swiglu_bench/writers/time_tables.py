@@ -119,7 +119,7 @@ def _time_table(records: list[Record], tokens: list[int], notes: Notes) -> Table
             (milliseconds(record.time_ms) + (" *" if first else ""), "bold green" if first else ""),
             (f" {record.verdict}" if record.verdict else "", VERDICT_STYLES.get(record.verdict, "")),
             f"\n{ratio(record)}\n",
-            (f"{rate(record)} {record.limit_pct:.0f}%\n", "dim"),
+            (rate(record) + ("\n" if record.limit_pct is None else f" {record.limit_pct:.0f}%\n"), "dim"),
         )
 
     table = _grid("tokens", records, tokens, cell)

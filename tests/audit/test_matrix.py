@@ -1,11 +1,11 @@
 """Each check of the contract, on implementations that keep it and on ones that break it."""
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from specimens import declared
 from torch import Tensor
 
 from swiglu_bench.audit import matrix, surroundings
@@ -15,7 +15,7 @@ from swiglu_bench.rows.audit_cell import Cell, CellStatus
 from swiglu_bench.selftest import memory, usage, wrong
 from swiglu_bench.selftest.specimen import Specimen, glu, right_backward, right_forward
 from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
-from swiglu_bench.spec.implementation import Implementation, Step, implementation
+from swiglu_bench.spec.implementation import Implementation, Step
 from swiglu_bench.spec.problem import Problem
 
 CPU = torch.device("cpu")
@@ -24,10 +24,6 @@ IDLE = ("CUDA graph", "> 2^31 elements")
 interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1" or torch.cuda.is_available(), reason="Triton's interpreter is not in use"
 )
-
-
-def declared(build: Callable[[Problem], Step], scope: Scope = Scope.GLU, **fields: Any) -> Implementation:
-    return implementation("mine", scopes=[scope], description="d", **fields)(build)
 
 
 def cells(one: Implementation, scope: Scope = Scope.GLU, *only: str) -> dict[str, Cell]:

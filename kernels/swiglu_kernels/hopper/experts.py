@@ -1,0 +1,679 @@
+"""The products of a mixture of experts scheduled by hand for Hopper (compute capability 9.0), in Gluon.
+
+    gate_up         h = silu(gate) * up, and pre = (gate, up), from x w_gate_up^T
+    rows            y = h w_down^T; dx = d_pre w_gate_up
+    gate_backward   d_pre, weight * h, and the dots of h and d_h, from d_h = dy w_down, which is never stored
+    weights         d_w = a^T b of each expert's rows
+
+Rows are sorted by expert, and each expert's begin at a multiple of 128 (`routing.py`): so every block that is loaded or
+stored is one for TMA, and the weights are one matrix of all experts' rows. How many rows there are and whose they are
+is read on the GPU. The schedule is that of `forward.py`: one program per multiprocessor walks through the tiles, a
+producer fills a ring of stages, two consumers take tiles in turn. A tile has 128 rows, of which the lower 64 are
+neither multiplied nor stored where an expert has no more rows: what is beyond an expert's rows, rounded up to 64, is
+not written.
+
+M rows of a weight's gradient, N columns of an output, K the axis that is summed over.
+
+Measured on an H200: NOTES.md.
+"""
+
+import torch
+
+from swiglu_kernels.hopper import loop, shared
+from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING
+from swiglu_kernels.launches.backend import multiprocessors
+from swiglu_kernels.launches.formula import PLAIN, Formula
+from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.launches.tiles import Capability
+
+ROWS, BLOCK, PART = 128, 64, 32
+"""Rows of a tile; rows, columns and depth of what is loaded at once; columns of what is stored at once."""
+STAGES, GROUP = 5, 16
+WIDE, NARROW = 192, 128
+"""Columns of a tile."""
+
+if GLUON_MISSING is None:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from swiglu_kernels.hopper.loop import locate_all, multiply_blocks
+    from swiglu_kernels.hopper.shared import halves, load, position, sigmoid, start, store, synchronize, view, write
+
+    _ROWS, _BLOCK, _PART = (gl.constexpr(size) for size in (ROWS, BLOCK, PART))
+    _RELEASES, _BUFFERS = gl.constexpr(loop.RELEASES), gl.constexpr(3)
+    # Until torch 2.13 clamp passes the gradient of a value on a bound, later it does not; and so do the kernels.
+    _BOUNDS_PASS = gl.constexpr(torch.__version__ < "2.14")
+
+    @gluon.jit
+    def _steps(tile, tiles, counts, per_expert, depth_tiles, FORM: gl.constexpr):
+        """Return how many stages a tile takes."""
+        if FORM == "weights":
+            count = gl.load(counts + min(tile, tiles - 1) // per_expert)
+            depth_tiles = max(gl.cdiv(count, _BLOCK), 1)
+        return depth_tiles
+
+    @gluon.jit
+    def _find(tile, tile_expert, starts, counts, row_tiles, column_tiles, P, GROUP: gl.constexpr, FORM: gl.constexpr):
+        """Return a tile's row and column, its expert, the first row that is summed over, and whether it is whole."""
+        if FORM == "weights":
+            expert = tile // (row_tiles * column_tiles)
+            row, column = position(tile % (row_tiles * column_tiles), row_tiles, column_tiles, GROUP)
+            begin = gl.where(gl.load(counts + expert) > 0, gl.load(starts + expert), P)  # beyond P TMA reads zeros
+            whole = gl.full([], 1, gl.int32)
+        else:
+            row, column = position(tile, row_tiles, column_tiles, GROUP)
+            expert = gl.load(tile_expert + row)
+            begin = gl.full([], 0, gl.int32)
+            whole = (gl.load(starts + expert) + gl.load(counts + expert) > row * _ROWS + _BLOCK).to(gl.int32)
+        return row, column, expert, begin, whole
+
+    @gluon.jit
+    def _load(matrix, base, outer, depth, full, buffer, ACROSS: gl.constexpr, pred=True):
+        if ACROSS:
+            load(matrix, [base + depth, outer], full, buffer, pred=pred)
+        else:
+            load(matrix, [base + outer, depth], full, buffer, pred=pred)
+
+    @gluon.jit
+    def _produce(
+        a, b, b_rest, a_ring, b_ring, barriers, tile_expert, starts, counts,
+        tiles, row_tiles, column_tiles, depth_tiles, M, N, P, expert_rows,
+        COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, B_ACROSS: gl.constexpr,
+        INTERLEAVED: gl.constexpr,
+    ):  # fmt: skip
+        A_ACROSS: gl.constexpr = FORM == "weights"
+        APART: gl.constexpr = FORM == "gate_up" and not INTERLEAVED
+        step = 0
+        for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
+            row, column, expert, begin, whole = _find(
+                tile, tile_expert, starts, counts, row_tiles, column_tiles, P, GROUP, FORM
+            )
+            steps = _steps(tile, tiles, counts, row_tiles * column_tiles, depth_tiles, FORM)
+            base = begin if FORM == "weights" else expert * expert_rows
+            first_row = start(row, _ROWS, M) if FORM == "weights" else row * _ROWS
+            first = start(column, COLUMNS // 2, N) if FORM == "gate_up" else start(column, COLUMNS, N)
+            if FORM == "gate_up" and INTERLEAVED:
+                first *= 2
+            for depth in range(steps):
+                stage = step % STAGES
+                at = depth * _BLOCK
+                full = barriers.index(stage)
+                mbarrier.wait(barriers.index(STAGES + stage), (step // STAGES + 1) & 1)  # passes in the first round
+                mbarrier.expect(full, (COLUMNS + _ROWS) * _BLOCK * 2, pred=whole != 0)  # elements of 16 bits
+                mbarrier.expect(full, (COLUMNS + _BLOCK) * _BLOCK * 2, pred=whole == 0)
+                _load(a, begin, first_row, at, full, a_ring.index(2 * stage), A_ACROSS)
+                _load(a, begin, first_row + _BLOCK, at, full, a_ring.index(2 * stage + 1), A_ACROSS, pred=whole != 0)
+                BLOCKS: gl.constexpr = COLUMNS // _BLOCK
+                if APART:
+                    _load(b, base, first, at, full, b_ring.index(BLOCKS * stage), B_ACROSS)
+                    _load(b, base, N + first, at, full, b_ring.index(BLOCKS * stage + 1), B_ACROSS)
+                    if BLOCKS == 3:
+                        both = b_ring.index(3 * stage + 2)
+                        load(b_rest, [base + first + _BLOCK, at], full, both.slice(0, _PART, dim=0))
+                        load(b_rest, [base + N + first + _BLOCK, at], full, both.slice(_PART, _PART, dim=0))
+                else:
+                    for block in gl.static_range(BLOCKS):
+                        _load(b, base, first + block * _BLOCK, at, full, b_ring.index(BLOCKS * stage + block), B_ACROSS)
+                step += 1
+
+    @gluon.jit
+    def _biased(value, bias, at):
+        """Add a bias to each column of a part."""
+        if bias is not None:
+            columns = gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))
+            value += gl.load(bias + at + columns).to(gl.float32)[None, :]
+        return value
+
+    @gluon.jit
+    def _bounded(gate, up, limit):
+        """Return (min(gate, limit), clamp(up, -limit, limit)); NaN stays NaN."""
+        gate = gl.where(gate > limit, limit, gate)
+        up = gl.where(up > limit, limit, up)
+        return gate, gl.where(up < -limit, -limit, up)
+
+    @gluon.jit
+    def _passes(value, limit):
+        """Tell where a bound from above lets the gradient pass."""
+        return value <= limit if _BOUNDS_PASS else (value < limit) | (limit == float("inf"))
+
+    @gluon.jit
+    def _gated(gate, up, alpha, limit, up_offset, FORMULA: gl.constexpr):
+        """Return silu(gate) * up, or what FORMULA says."""
+        if FORMULA == "silu":
+            value = gate * sigmoid(gate) * up
+        else:
+            gate, up = _bounded(gate, up, limit)
+            value = gate * sigmoid(alpha * gate) * (up + up_offset)
+        return value
+
+    @gluon.jit
+    def _gradients(d_h, gate, up, alpha, limit, up_offset, FORMULA: gl.constexpr):
+        """Return d_gate, d_up and h."""
+        if FORMULA == "silu":
+            slope = sigmoid(gate)
+            silu = gate * slope
+            d_gate = d_h * up * (slope + silu * (1.0 - slope))
+            d_up, h = d_h * silu, silu * up
+        else:
+            g, u = _bounded(gate, up, limit)
+            u += up_offset
+            slope = sigmoid(alpha * g)
+            silu = g * slope
+            d_gate = gl.where(_passes(gate, limit), d_h * u * (slope + alpha * silu * (1.0 - slope)), 0.0)
+            d_up = gl.where(_passes(up, limit) & _passes(-up, limit), d_h * silu, 0.0)
+            h = silu * u
+        return d_gate, d_up, h
+
+    @gluon.jit
+    def _put(
+        block, bias, out, row, column, bias_at, buffers, FIRST: gl.constexpr, NUMBER: gl.constexpr, TURN: gl.constexpr
+    ):
+        """Store a block of an output through TURN buffers, which are taken in turn."""
+        left, right = halves(block, _BLOCK, _PART)
+        left = _biased(left, bias, bias_at)
+        right = _biased(right, bias, bias_at + _PART)
+        write(left, out, row, column, buffers.index(FIRST + 2 * NUMBER % TURN), TURN - 1)
+        write(right, out, row, column + _PART, buffers.index(FIRST + (2 * NUMBER + 1) % TURN), TURN - 1)
+
+    @gluon.jit
+    def _put_gated(
+        gate, up, bias, h, pre, row, column, N, bias_at, alpha, limit, up_offset, buffers,
+        FIRST: gl.constexpr, NUMBER: gl.constexpr, TURN: gl.constexpr, FORMULA: gl.constexpr,
+    ):  # fmt: skip
+        """Store PART columns of h, and of gate and up where they are kept."""
+        gate = _biased(gate, bias, bias_at)
+        up = _biased(up, bias, bias_at + N)
+        value = _gated(gate, up, alpha, limit, up_offset, FORMULA)
+        if pre is None:
+            write(value, h, row, column, buffers.index(FIRST + NUMBER % TURN), TURN - 1)
+        else:
+            write(gate, pre, row, column, buffers.index(FIRST), _BUFFERS - 1)
+            write(up, pre, row, N + column, buffers.index(FIRST + 1), _BUFFERS - 1)
+            write(value, h, row, column, buffers.index(FIRST + 2), _BUFFERS - 1)
+
+    @gluon.jit
+    def _put_pairs(
+        block, bias, h, pre, row, column, bias_at, alpha, limit, up_offset, buffers,
+        FIRST: gl.constexpr, NUMBER: gl.constexpr, TURN: gl.constexpr, FORMULA: gl.constexpr,
+    ):  # fmt: skip
+        """Store PART columns of h from a block of gate and up in turn, and the block itself where it is kept."""
+        block = _biased(block, bias, bias_at)
+        gate, up = block.reshape([_BLOCK, _PART, 2]).split()
+        value = _gated(gate, up, alpha, limit, up_offset, FORMULA)
+        if pre is None:
+            write(value, h, row, column, buffers.index(FIRST + NUMBER % TURN), TURN - 1)
+        else:
+            left, right = halves(block, _BLOCK, _PART)
+            write(left, pre, row, 2 * column, buffers.index(FIRST), _BUFFERS - 1)
+            write(right, pre, row, 2 * column + _PART, buffers.index(FIRST + 1), _BUFFERS - 1)
+            write(value, h, row, column, buffers.index(FIRST + 2), _BUFFERS - 1)
+
+    @gluon.jit
+    def _finish(
+        one, two, three, out, pre, bias, row, column, N, bias_at, alpha, limit, up_offset, buffers,
+        COLUMNS: gl.constexpr, FIRST: gl.constexpr, FORM: gl.constexpr, INTERLEAVED: gl.constexpr,
+        FORMULA: gl.constexpr,
+    ):  # fmt: skip
+        """Store one half of a tile's rows."""
+        TURN: gl.constexpr = COLUMNS // _BLOCK  # buffers, so that as many parts are a multiple of them
+        if FORM != "gate_up":
+            _put(one, bias, out, row, column, bias_at, buffers, FIRST, 0, TURN)
+            _put(two, bias, out, row, column + _BLOCK, bias_at + _BLOCK, buffers, FIRST, 1, TURN)
+            if COLUMNS == 3 * _BLOCK:
+                _put(three, bias, out, row, column + 2 * _BLOCK, bias_at + 2 * _BLOCK, buffers, FIRST, 2, TURN)
+        elif INTERLEAVED:
+            _put_pairs(
+                one, bias, out, pre, row, column, bias_at, alpha, limit, up_offset, buffers, FIRST, 0, TURN, FORMULA
+            )
+            _put_pairs(
+                two, bias, out, pre, row, column + _PART, bias_at + _BLOCK, alpha, limit, up_offset, buffers,
+                FIRST, 1, TURN, FORMULA,
+            )  # fmt: skip
+            if COLUMNS == 3 * _BLOCK:
+                _put_pairs(
+                    three, bias, out, pre, row, column + 2 * _PART, bias_at + 2 * _BLOCK, alpha, limit, up_offset,
+                    buffers, FIRST, 2, TURN, FORMULA,
+                )  # fmt: skip
+        else:
+            gate_0, gate_1 = halves(one, _BLOCK, _PART)
+            up_0, up_1 = halves(two, _BLOCK, _PART)
+            _put_gated(
+                gate_0, up_0, bias, out, pre, row, column, N, bias_at, alpha, limit, up_offset, buffers,
+                FIRST, 0, TURN, FORMULA,
+            )  # fmt: skip
+            _put_gated(
+                gate_1, up_1, bias, out, pre, row, column + _PART, N, bias_at + _PART, alpha, limit, up_offset, buffers,
+                FIRST, 1, TURN, FORMULA,
+            )  # fmt: skip
+            if COLUMNS == 3 * _BLOCK:
+                gate_2, up_2 = halves(three, _BLOCK, _PART)
+                _put_gated(
+                    gate_2, up_2, bias, out, pre, row, column + _BLOCK, N, bias_at + _BLOCK, alpha, limit, up_offset,
+                    buffers, FIRST, 2, TURN, FORMULA,
+                )  # fmt: skip
+
+    @gluon.jit
+    def _fetch(pre, row, column, N, buffers, loaded, FIRST: gl.constexpr, INTERLEAVED: gl.constexpr, pred=True):
+        """Begin to load gate and up of PART columns."""
+        mbarrier.expect(loaded, _BLOCK * _BLOCK * 2, pred=pred)
+        if INTERLEAVED:
+            load(pre, [row, 2 * column], loaded, buffers.index(FIRST), pred=pred)
+        else:
+            load(pre, [row, column], loaded, buffers.index(FIRST), pred=pred)
+            load(pre, [row, N + column], loaded, buffers.index(FIRST + 1), pred=pred)
+
+    @gluon.jit
+    def _put_gradients(
+        d_h, weight, dots, pre, d_pre, weighted_h, row, column, own, N, alpha, limit, up_offset,
+        reads, buffers, h_buffers, loaded, whole,
+        ME: gl.constexpr, NUMBER: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
+    ):  # fmt: skip
+        """Store PART columns of d_pre and weight * h; begin to load gate and up of the next part but one.
+
+        d_h is still without the routing weight. Columns left of `own` belong to another tile, which adds their dots.
+        """
+        EACH: gl.constexpr = 1 if INTERLEAVED else 2
+        SET: gl.constexpr = 2 * ME + NUMBER % 2
+        mbarrier.wait(loaded.index(SET), NUMBER // 2 & 1)
+        if INTERLEAVED:
+            pairs = reads.index(SET).load(gl.join(d_h, d_h).reshape([_BLOCK, _BLOCK]).type.layout)
+            gate, up = pairs.reshape([_BLOCK, _PART, 2]).split()
+            gate = gl.convert_layout(gate, d_h.type.layout).to(gl.float32)
+            up = gl.convert_layout(up, d_h.type.layout).to(gl.float32)
+        else:
+            gate = reads.index(2 * SET).load(d_h.type.layout).to(gl.float32)
+            up = reads.index(2 * SET + 1).load(d_h.type.layout).to(gl.float32)
+        d_gate, d_up, h = _gradients(d_h * weight[:, None], gate, up, alpha, limit, up_offset, FORMULA)
+        product = d_h * h
+        if not EVEN:
+            columns = column + gl.arange(0, _PART, gl.SliceLayout(0, d_h.type.layout))
+            product = gl.where((columns >= own)[None, :], product, 0.0)
+        dots += gl.sum(product, 1)
+        tma.store_wait(0)
+        if INTERLEAVED:
+            buffers.index(ME).store(gl.join(d_gate, d_up).reshape([_BLOCK, _BLOCK]).to(d_pre.dtype))
+        else:
+            buffers.index(2 * ME).store(d_gate.to(d_pre.dtype))
+            buffers.index(2 * ME + 1).store(d_up.to(d_pre.dtype))
+        h_buffers.index(ME).store((h * weight[:, None]).to(d_pre.dtype))
+        fence_async_shared()
+        if INTERLEAVED:
+            store(d_pre, [row, 2 * column], buffers.index(ME))
+        else:
+            store(d_pre, [row, column], buffers.index(2 * ME))
+            store(d_pre, [row, N + column], buffers.index(2 * ME + 1))
+        store(weighted_h, [row, column], h_buffers.index(ME))
+        if NUMBER < 2:
+            _fetch(pre, row, column + 2 * _PART, N, reads, loaded.index(SET), EACH * SET, INTERLEAVED)
+        elif NUMBER < 4:
+            _fetch(
+                pre, row + _BLOCK, column - 2 * _PART, N, reads, loaded.index(SET), EACH * SET, INTERLEAVED, whole != 0
+            )
+        elif NUMBER < 6:
+            _fetch(pre, row, column + 2 * _PART, N, reads, loaded.index(SET), EACH * SET, INTERLEAVED)
+        return dots
+
+    @gluon.jit
+    def _finish_backward(
+        one, two, pair, weights, dots_out, pre, d_pre, weighted_h, row, column, own, N, alpha, limit, up_offset,
+        reads, buffers, h_buffers, loaded, whole,
+        ME: gl.constexpr, FIRST: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
+    ):  # fmt: skip
+        """Make d_pre, weight * h and the dots of one half of a tile's rows."""
+        part_0, part_1 = halves(one, _BLOCK, _PART)
+        part_2, part_3 = halves(two, _BLOCK, _PART)
+        rows = row + gl.arange(0, _BLOCK, gl.SliceLayout(1, part_0.type.layout))
+        pairs = gl.load(pair + rows)
+        weight = gl.load(weights + pairs, mask=pairs >= 0, other=0.0).to(gl.float32)
+        dots = gl.zeros([_BLOCK], gl.float32, gl.SliceLayout(1, part_0.type.layout))
+        dots = _put_gradients(
+            part_0, weight, dots, pre, d_pre, weighted_h, row, column, own, N, alpha, limit, up_offset,
+            reads, buffers, h_buffers, loaded, whole, ME, FIRST, INTERLEAVED, EVEN, FORMULA,
+        )  # fmt: skip
+        dots = _put_gradients(
+            part_1, weight, dots, pre, d_pre, weighted_h, row, column + _PART, own, N, alpha, limit, up_offset,
+            reads, buffers, h_buffers, loaded, whole, ME, FIRST + 1, INTERLEAVED, EVEN, FORMULA,
+        )  # fmt: skip
+        dots = _put_gradients(
+            part_2, weight, dots, pre, d_pre, weighted_h, row, column + 2 * _PART, own, N, alpha, limit, up_offset,
+            reads, buffers, h_buffers, loaded, whole, ME, FIRST + 2, INTERLEAVED, EVEN, FORMULA,
+        )  # fmt: skip
+        dots = _put_gradients(
+            part_3, weight, dots, pre, d_pre, weighted_h, row, column + 3 * _PART, own, N, alpha, limit, up_offset,
+            reads, buffers, h_buffers, loaded, whole, ME, FIRST + 3, INTERLEAVED, EVEN, FORMULA,
+        )  # fmt: skip
+        gl.store(dots_out + rows, dots)
+
+    @gluon.jit
+    def _consume(
+        out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads, h_buffers, loaded,
+        tile_expert, starts, counts,
+        tiles, row_tiles, column_tiles, depth_tiles, M, N, P, alpha, limit, up_offset,
+        ME: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
+        B_ACROSS: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
+    ):  # fmt: skip
+        programs, per_expert = gl.num_programs(0), row_tiles * column_tiles
+        mine = (tiles - gl.program_id(0) + programs - 1) // programs
+        step = 0 if ME == 0 else _steps(gl.program_id(0), tiles, counts, per_expert, depth_tiles, FORM)
+        for number in range(ME, mine, 2):
+            tile = gl.program_id(0) + number * programs
+            row, column, expert, _begin, whole = _find(
+                tile, tile_expert, starts, counts, row_tiles, column_tiles, P, GROUP, FORM
+            )
+            steps = _steps(tile, tiles, counts, per_expert, depth_tiles, FORM)
+            first_row = expert * M + start(row, _ROWS, M) if FORM == "weights" else row * _ROWS
+            first = start(column, COLUMNS // 2, N) if FORM == "gate_up" else start(column, COLUMNS, N)
+            if FORM == "gate_backward":
+                EACH: gl.constexpr = 1 if INTERLEAVED else 2
+                for part in gl.static_range(2):
+                    _fetch(
+                        pre, first_row, first + part * _PART, N, reads, loaded.index(2 * ME + part),
+                        EACH * (2 * ME + part), INTERLEAVED,
+                    )  # fmt: skip
+            parity = (number // 2 + 1 - ME) & 1  # the first tile's turn passes at once
+            one, two, three, one_1, two_1, three_1 = multiply_blocks(
+                a_at, b_at, barriers_at, step, steps, parity, whole,
+                out.dtype, COLUMNS, ME, STAGES, FORM == "weights", B_ACROSS,
+            )  # fmt: skip
+            step += steps + _steps(tile + programs, tiles, counts, per_expert, depth_tiles, FORM)
+            if FORM == "gate_backward":
+                own = column * COLUMNS
+                at = dots + column.to(gl.int64) * P
+                _finish_backward(
+                    one, two, pair, weights, at, pre, out, weighted_h, first_row, first, own, N, alpha, limit,
+                    up_offset, reads, buffers, h_buffers, loaded, whole, ME, 0, INTERLEAVED, EVEN, FORMULA,
+                )  # fmt: skip
+                if whole != 0:
+                    _finish_backward(
+                        one_1, two_1, pair, weights, at, pre, out, weighted_h, first_row + _BLOCK, first, own, N, alpha,
+                        limit, up_offset, reads, buffers, h_buffers, loaded, whole, ME, 4, INTERLEAVED, EVEN, FORMULA,
+                    )  # fmt: skip
+            else:
+                bias_at = expert * N + first
+                if FORM == "gate_up":
+                    bias_at = expert * 2 * N + (2 * first if INTERLEAVED else first)
+                _finish(
+                    one, two, three, out, pre, bias, first_row, first, N, bias_at, alpha, limit, up_offset, buffers,
+                    COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
+                )  # fmt: skip
+                if whole != 0:
+                    _finish(
+                        one_1, two_1, three_1, out, pre, bias, first_row + _BLOCK, first, N, bias_at, alpha, limit,
+                        up_offset, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
+                    )  # fmt: skip
+        tma.store_wait(0)
+
+    @gluon.jit
+    def _experts_kernel(
+        a, b, b_rest, out, pre, bias, weighted_h, pair, weights, dots, tile_expert, starts, counts,
+        experts, M, N, K, P, expert_rows, alpha, limit, up_offset,
+        COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, B_ACROSS: gl.constexpr,
+        INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
+    ):  # fmt: skip
+        BACKWARD: gl.constexpr = FORM == "gate_backward"
+        EACH: gl.constexpr = 1 if INTERLEAVED else 2  # buffers for gate and up
+        column_tiles = gl.cdiv(N, COLUMNS // 2 if FORM == "gate_up" else COLUMNS)
+        depth_tiles = gl.cdiv(K, _BLOCK)
+        if FORM == "weights":
+            row_tiles = gl.cdiv(M, _ROWS)
+            tiles = experts * row_tiles * column_tiles
+        else:
+            row_tiles = gl.load(starts + experts) // _ROWS
+            tiles = row_tiles * column_tiles
+        a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES, _BLOCK, _BLOCK], a.layout)
+        b_ring = gl.allocate_shared_memory(a.dtype, [COLUMNS // _BLOCK * STAGES, _BLOCK, _BLOCK], b.layout)
+        if BACKWARD:
+            reads = gl.allocate_shared_memory(a.dtype, [4 * EACH, _BLOCK, _BLOCK // EACH], pre.layout)
+            buffers = gl.allocate_shared_memory(a.dtype, [2 * EACH, _BLOCK, _BLOCK // EACH], out.layout)
+            h_buffers = gl.allocate_shared_memory(a.dtype, [2, _BLOCK, _PART], weighted_h.layout)
+        else:
+            buffers = gl.allocate_shared_memory(a.dtype, [2 * _BUFFERS, _BLOCK, _PART], out.layout)
+            reads, h_buffers = buffers, buffers
+        place = gl.allocate_shared_memory(a.dtype, [8, _BLOCK], a.layout)
+        a_at, b_at, barriers_at = locate_all(a_ring.index(0), b_ring.index(0), place)
+        # `full` of every stage, `empty` of every stage, `turn` of both consumers
+        barriers = view(place, gl.int64, [_BLOCK * 2, 1], mbarrier.MBarrierLayout())  # more than there are
+        for stage in gl.static_range(STAGES):
+            mbarrier.init(barriers.index(stage), count=1)
+            mbarrier.init(barriers.index(STAGES + stage), count=_RELEASES)
+        for consumer in gl.static_range(2):
+            mbarrier.init(barriers.index(2 * STAGES + consumer), count=_RELEASES)
+        loaded = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())  # both halves of `reads`
+        for half in gl.static_range(4):
+            mbarrier.init(loaded.index(half), count=1)
+        fence_async_shared()
+        synchronize()
+        gl.warp_specialize(
+            [
+                (
+                    _consume,
+                    (
+                        out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads,
+                        h_buffers, loaded, tile_expert, starts, counts,
+                        tiles, row_tiles, column_tiles, depth_tiles, M, N, P, alpha, limit, up_offset,
+                        0, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA,
+                    ),
+                ),
+                (
+                    _consume,
+                    (
+                        out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads,
+                        h_buffers, loaded, tile_expert, starts, counts,
+                        tiles, row_tiles, column_tiles, depth_tiles, M, N, P, alpha, limit, up_offset,
+                        1, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA,
+                    ),
+                ),
+                (
+                    _produce,
+                    (
+                        a, b, b_rest, a_ring, b_ring, barriers, tile_expert, starts, counts,
+                        tiles, row_tiles, column_tiles, depth_tiles, M, N, P, expert_rows,
+                        COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED,
+                    ),
+                ),
+            ],
+            [4, 1],  # warps of the second consumer and of the producer
+            [240, 24],  # their registers; the first consumer gets the rest, 240
+        )  # fmt: skip
+
+
+def why_not(
+    weights: torch.Tensor, capability: Capability | None, *rows: torch.Tensor, interleaved: bool = False
+) -> str | None:
+    """Say why the products of a layer cannot take this path, or return None where they can.
+
+    Args:
+        weights: [E, N, K], either of the last two dimensions contiguous.
+        capability: of the GPU that would run it; None for none.
+        rows: every matrix of sorted rows that is read or written.
+        interleaved: whether gate and up take turns among the rows of the weights.
+    """
+    raise NotImplementedError
+
+
+def _flat(weights: torch.Tensor) -> tuple[list[int], list[int], int, bool]:
+    """Return shape and strides of the matrix of all experts' weights, its rows an expert, and whether it lies across.
+
+    Args:
+        weights: [E, N, K]; across is where N is contiguous.
+    """
+    across = weights.stride(2) != 1
+    _, columns, step = (2, 1, weights.stride(2)) if across else (1, 2, weights.stride(1))
+    each = weights.stride(0) // step
+    return [weights.shape[0] * each, weights.shape[columns]], [step, 1], each, across
+
+
+def _descriptor(
+    base: torch.Tensor, rows: int, columns: int, shape: list[int] | None = None, strides: list[int] | None = None
+) -> "TensorDescriptor":
+    layout = shared._shared_layout(base.dtype, rows, columns)
+    return TensorDescriptor(base, shape or list(base.shape), strides or list(base.stride()), [rows, columns], layout)
+
+
+def _launch(
+    form: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    outs: dict[str, torch.Tensor],
+    routing: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    columns: int,
+    sizes: tuple[int, int, int],
+    formula: Formula = PLAIN,
+    interleaved: bool = False,
+    group: int = GROUP,
+    stages: int = STAGES,
+) -> Launch:
+    tile_expert, starts, counts = routing
+    M, N, K = sizes
+    backward, weights = form == "gate_backward", form == "weights"
+    both = BLOCK if backward and interleaved else PART
+    if weights:
+        shape, strides, each, across = list(b.shape), list(b.stride()), 0, True
+    else:
+        shape, strides, each, across = _flat(b)
+    rest = form == "gate_up" and not interleaved and columns == WIDE
+    named = {"pre": None, "bias": None, "weighted_h": None, "pair": None, "weights": None, "dots": None} | outs
+    for name, part in (("out", both if backward else PART), ("pre", both), ("weighted_h", PART)):
+        if named[name] is not None:
+            one = named[name]
+            flat = ([one.shape[0] * one.shape[1], one.shape[2]], [one.stride(1), 1]) if one.dim() == 3 else ()
+            named[name] = _descriptor(one, BLOCK, part, *flat)
+    programs = multiprocessors(a.device)
+    width = columns // 2 if form == "gate_up" else columns
+    experts = counts.shape[0]
+    most = experts * -(-M // ROWS) if weights else a.shape[0] // ROWS
+    numbers = formula.arguments()
+    return Launch(
+        kernel=_experts_kernel,
+        grid=(min(most * -(-N // width), programs),),
+        arguments={"a": _descriptor(a, BLOCK, BLOCK), "b": _descriptor(b, BLOCK, BLOCK, shape, strides)}
+        | {"b_rest": _descriptor(b, PART, BLOCK, shape, strides) if rest else None}
+        | named
+        | {"tile_expert": tile_expert, "starts": starts, "counts": counts}
+        | {"experts": experts, "M": M, "N": N, "K": K, "P": a.shape[0], "expert_rows": each}
+        | {name: numbers[name] for name in ("alpha", "limit", "up_offset", "FORMULA")}
+        | {"COLUMNS": columns, "STAGES": stages, "GROUP": group, "FORM": form, "B_ACROSS": across}
+        | {"INTERLEAVED": interleaved, "EVEN": N % width == 0},
+        num_warps=CONSUMER_WARPS,
+        num_stages=stages,
+        traps=loop.lost("hopper/experts.py"),
+    )
+
+
+def gate_up_launch(
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    h: torch.Tensor,
+    pre: torch.Tensor | None,
+    tile_expert: torch.Tensor,
+    starts: torch.Tensor,
+    counts: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    formula: Formula = PLAIN,
+    interleaved: bool = False,
+    group: int = GROUP,
+) -> Launch:
+    """Describe the launch that writes h, and gate and up where they are kept; ask `why_not` first.
+
+    Args:
+        x: [P, K], sorted rows.
+        w_gate_up: [E, 2 N, K], either of the last two dimensions contiguous.
+        h: [P, N], written.
+        pre: [P, 2 N], written, in the order of w_gate_up's rows; None: not wanted.
+        tile_expert, starts, counts: of the routing.
+        bias: [E, 2 N] or None.
+        formula: the gate.
+        interleaved: rows of w_gate_up are gate and up in turn, not first all of gate and then all of up.
+    """
+    across = w_gate_up.stride(2) != 1
+    outs = {"out": h, "pre": pre, "bias": bias}
+    columns = NARROW if across and not interleaved else WIDE
+    sizes = 0, h.shape[1], x.shape[1]
+    return _launch(
+        "gate_up", x, w_gate_up, outs, (tile_expert, starts, counts), columns, sizes, formula, interleaved, group
+    )
+
+
+def rows_launch(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    out: torch.Tensor,
+    tile_expert: torch.Tensor,
+    starts: torch.Tensor,
+    counts: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    columns: int = WIDE,
+    group: int = GROUP,
+) -> Launch:
+    """Describe the launch that writes each row's product with its expert's weights; ask `why_not` first.
+
+    Args:
+        a: [P, K], sorted rows.
+        w: [E, N, K], either of the last two dimensions contiguous.
+        out: [P, N], written.
+        tile_expert, starts, counts: of the routing.
+        bias: [E, N] or None.
+    """
+    sizes = 0, out.shape[1], a.shape[1]
+    return _launch("rows", a, w, {"out": out, "bias": bias}, (tile_expert, starts, counts), columns, sizes, group=group)
+
+
+def gate_backward_launch(
+    dy: torch.Tensor,
+    w_down: torch.Tensor,
+    pre: torch.Tensor,
+    weights: torch.Tensor,
+    d_pre: torch.Tensor,
+    weighted_h: torch.Tensor,
+    dots: torch.Tensor,
+    pair: torch.Tensor,
+    tile_expert: torch.Tensor,
+    starts: torch.Tensor,
+    counts: torch.Tensor,
+    formula: Formula = PLAIN,
+    interleaved: bool = False,
+    group: int = GROUP,
+) -> Launch:
+    """Describe the launch that makes d_pre, weight * h and dots from dy; ask `why_not` first.
+
+    Args:
+        dy: [P, K], sorted rows of out's gradient, without the routing weights.
+        w_down: [E, N, K] as dy is multiplied: the transpose of what the forward multiplies by.
+        pre: [P, 2 N], as `gate_up_launch` wrote it.
+        weights: [pairs], the routing weights.
+        d_pre: [P, 2 N], written; it may be pre itself where N is a multiple of NARROW.
+        weighted_h: [P, N], written.
+        dots: [ceil(N / NARROW), P], fp32, written: sums over the first axis are the routing weights' gradients.
+        pair: [P], the position in `weights` of a row, -1 for none.
+        tile_expert, starts, counts: of the routing.
+        formula, interleaved: as in the forward.
+    """
+    outs = {"out": d_pre, "pre": pre, "weighted_h": weighted_h, "pair": pair, "weights": weights, "dots": dots}
+    sizes = 0, weighted_h.shape[1], dy.shape[1]
+    return _launch(
+        "gate_backward", dy, w_down, outs, (tile_expert, starts, counts), NARROW, sizes, formula, interleaved, group
+    )
+
+
+def weights_launch(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    tile_expert: torch.Tensor,
+    starts: torch.Tensor,
+    counts: torch.Tensor,
+    columns: int = WIDE,
+    group: int = GROUP,
+) -> Launch:
+    """Describe the launch that writes a^T b of each expert's rows; ask `why_not` first.
+
+    Args:
+        a: [P, M], sorted rows.
+        b: [P, N], sorted rows.
+        out: [E, M, N], written; zero for an expert without rows.
+        tile_expert, starts, counts: of the routing.
+    """
+    sizes = out.shape[1], out.shape[2], a.shape[0]
+    return _launch("weights", a, b, {"out": out}, (tile_expert, starts, counts), columns, sizes, group=group)
