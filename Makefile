@@ -12,7 +12,7 @@ REQUIREMENTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help bench test test-gpu test-versions sanitize lint results readme figures docs lint-ruff lint-format lint-types lint-imports clean distclean
+.PHONY: help bench test test-gpu test-versions sanitize lint results readme figures docs hub lint-ruff lint-format lint-types lint-imports clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -61,6 +61,9 @@ lint-types: $(VENV)/.installed-dev
 
 lint-imports: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
+
+hub: $(VENV)/.installed-bench ## Write the kernels as a Hugging Face hub kernel: make hub ARGS=FOLDER
+	$(BIN)/python kernels/hub.py $(ARGS)
 
 docs: $(VENV)/.installed-dev ## Build the documentation into build/site; a warning or a dead link is an error
 	$(BIN)/mkdocs build

@@ -172,7 +172,7 @@ def grouped_compiled(problem: Problem) -> Step:
 @implementation(
     "batched",
     scopes=(Scope.EXPERTS,),
-    description="a copy of its expert's weights for each row, torch.bmm, weighted sum: as transformers' batched_mm has it",
+    description="its expert's weights copied for each row, torch.bmm, weighted sum: as transformers' batched_mm has it",
     usage='model.set_experts_implementation("batched_mm")  # transformers',
     weight_layout="packed",
     offers=("bias", "limit"),

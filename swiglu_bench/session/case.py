@@ -15,6 +15,7 @@ from swiglu_bench.session import policy
 from swiglu_bench.session.admission import Admitting, Drawn
 from swiglu_bench.session.latency_graph_energy import measure_beside
 from swiglu_bench.session.places import Contender, JudgeLost, Place, name_of
+from swiglu_bench.session.profiling import profile
 from swiglu_bench.session.reports import MemoryReport
 from swiglu_bench.session.settings import Task, Tell
 from swiglu_bench.session.slowing import Turn, alone_ms, find_culprit, slow_the_next, slower, slows_the_next
@@ -207,6 +208,7 @@ class _CaseRun:
             self._time_together(sound, base if base in sound else None)
             return
         measure_beside(self._place, self._case, sound, timer.watch.gpu, self._tell_timing)
+        profile(self._place, self._case, sound, self._tell_timing)
 
     def _tell_timing(self, doing: str, share: float) -> None:
         self._tell(doing, 0.5 + 0.5 * share)

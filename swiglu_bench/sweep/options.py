@@ -200,6 +200,14 @@ class TimingOptions(SweepOptions):
         option(HOW, "steady (no pause between samples, as in training) or rested (a pause before each sample, in which "
                "the GPU cools)."),
     ] = "steady"  # fmt: skip
+    trace: Annotated[
+        bool, option(HOW, "After the rounds, write a trace of each contender's calls, which Perfetto opens.", "--trace")
+    ] = False
+    ncu: Annotated[
+        bool,
+        option(HOW, "After the rounds, read tensor-core use, DRAM and L2 bytes, and registers by Nsight Compute.",
+               "--ncu"),
+    ] = False  # fmt: skip
     energy: Annotated[bool, option(HOW, "On a GPU, measure joules per call for 0.5 s a row.")] = True
     detail: TimeDetail = False
 

@@ -7,6 +7,7 @@ import fnmatch
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -86,6 +87,7 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
         if timing:
             text.check("--l2", timing.l2, "cold", "hot")
             text.check("--regime", timing.regime, *REGIMES)
+            check_profilers(timing, device)
         sanitizer = _sanitizer_of(options, device)
         chosen = implementations_of(options, timing.baseline if timing else None)
         if not options.impl:  # else every table of a dense block would list those of experts as skipped
@@ -128,6 +130,8 @@ def _settings_of(command: str, options: SweepOptions, device: torch.device, line
         energy=timing is not None and timing.energy,
         detail=options.detail,
         interpreter=command == "verify" and device.type == "cpu",
+        trace=timing is not None and timing.trace,
+        ncu=timing is not None and timing.ncu,
         sanitizer=sanitizer,
     )
 
@@ -315,6 +319,20 @@ def check_wandb(options: SweepOptions) -> None:
         if one.name.startswith("wandb_") and getattr(options, one.name) != one.default and not options.log_wandb:
             name = one.name.replace("_", "-")
             raise BadInput(f"--{name} was given without --log-wandb; add that, or leave --{name} out.")
+
+
+def check_profilers(options: TimingOptions, device: torch.device) -> None:
+    """Raise BadInput where a trace or counters cannot be had."""
+    if options.trace and not options.csv:
+        raise BadInput("--trace writes files, and none are written; give --out, not --no-csv.")
+    if (options.trace or options.ncu) and options.ray is not None:
+        raise BadInput("--trace and --ncu look at this host only, and --ray at others; leave one of them out.")
+    if options.ncu and options.gpus is not None:
+        raise BadInput("--ncu looks at one GPU; give --device instead of --gpus.")
+    if options.ncu and device.type != "cuda":
+        raise BadInput("--ncu reads the counters of an NVIDIA GPU, and this runs on a CPU; leave it out.")
+    if options.ncu and not shutil.which("ncu"):
+        raise BadInput("--ncu: there is no ncu on the PATH; install NVIDIA Nsight Compute, or leave it out.")
 
 
 def command_line() -> str:

@@ -27,7 +27,7 @@ from swiglu_bench.version import __version__
 CASE = ("shape", "hidden", "intermediate", "experts", "top_k", "tokens", "dtype", "scope", "mode", "seed")
 """The columns that say which case a row is of."""
 
-IRRELEVANT = {"command", "run_id", "detail"}
+IRRELEVANT = {"command", "run_id", "detail", "folder"}
 """The settings that do not change a figure."""
 
 CaseKey = tuple[str, ...]
@@ -44,7 +44,7 @@ def key_of_case(case: Case) -> CaseKey:
 
 def key_of_row(row: Record | Mapping[str, str]) -> CaseKey:
     """The case that a row is of."""
-    return tuple(cell(row[name] if isinstance(row, Mapping) else getattr(row, name)) for name in CASE)
+    return tuple(cell(row.get(name) if isinstance(row, Mapping) else getattr(row, name)) for name in CASE)
 
 
 class Fingerprints:
