@@ -99,7 +99,7 @@ def _section(section: Section, style: Style, specs: list[Spec]) -> dict[str, Any
         "charts": [_charts(one.charts[0][1].title.text, one.charts, specs) for one in found if one.charts],
         "absent": unique(one.reason for one in found if one.reason),
         "tables": [tables.figures(shape, rows) for shape, rows in by_shape.items()],
-        "grids": list(workload_grids(section.rows, workload_of(section.run.about))),
+        "grids": [grid for run in section.runs for grid in workload_grids(section.of(run), workload_of(run.about))],
         "problems": tables.problems(section.rows),
     }
 
@@ -120,8 +120,8 @@ def _training(run: ReportedRun, trained: FinishedTraining, style: Style, specs: 
         "runs": tables.marked_run(run),
         "memory_from": "",
         "headline": said[0],
-        "remarks": said[1:],
-        "more": [],
+        "remarks": said[1:2],
+        "more": said[2:],
         "names": [
             _chip(name, style) | {"shown": name not in hidden, "dash": dash(name, style), "point": ""}
             for name in training.drawn(trained)

@@ -45,6 +45,11 @@ class Section:
         return ", ".join(unique(row.dtype for row in self.rows))
 
     @property
+    def routing(self) -> str:
+        """How tokens were sent to experts; empty for a dense block."""
+        return self.rows[0].routing
+
+    @property
     def names(self) -> str:
         """The runs that the rows are from."""
         return together([run.name for run in self.runs])
@@ -53,7 +58,9 @@ class Section:
     def title(self) -> str:
         """What the section is about, without the machine."""
         head = {"time": self.mode, "memory": "memory", "verify": "verification"}[self.kind]
-        return f"{head} of {self.scope}, {self.dtype}"
+        return ", ".join(
+            filter(None, (f"{head} of {self.scope}", self.dtype, self.routing and f"{self.routing} routing"))
+        )
 
     @property
     def ok(self) -> list[Record]:
@@ -102,19 +109,20 @@ def by_work(found: Sequence[Section]) -> list[Section]:
 
 
 def _alike(one: Section, other: Section) -> bool:
-    same = ("kind", "device", "scope", "mode", "baseline", *(("dtype",) if one.kind != "verify" else ()))
+    same = ("kind", "device", "scope", "mode", "routing", "baseline", *(("dtype",) if one.kind != "verify" else ()))
     return all(getattr(one, name) == getattr(other, name) for name in same)
 
 
 def _of_run(run: ReportedRun) -> Iterator[Section]:
-    checked: dict[tuple[str, str, str], list[Record]] = {}
-    for (device, scope, mode, _), rows in grouped(run.records, attrgetter("device", "scope", "mode", "dtype")).items():
+    checked: dict[tuple[str, ...], list[Record]] = {}
+    key = attrgetter("device", "scope", "mode", "routing", "dtype")
+    for (device, scope, mode, routing, _), rows in grouped(run.records, key).items():
         kind = _kind(rows)
         if kind == "verify":
-            checked.setdefault((device, scope, mode), []).extend(rows)
+            checked.setdefault((device, scope, mode, routing), []).extend(rows)
         else:
             yield Section(kind, [run], device, scope, mode, rows)
-    for (device, scope, mode), rows in checked.items():
+    for (device, scope, mode, _), rows in checked.items():
         yield Section("verify", [run], device, scope, mode, rows)
 
 
