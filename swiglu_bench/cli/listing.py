@@ -20,17 +20,8 @@ if TYPE_CHECKING:
     from swiglu_bench.spec.implementation import Implementation
 
 FACTS = (
-    "name",
-    "description",
-    "trains",
-    "weight_layout",
-    "backend",
-    "package",
-    "usage",
-    "source",
-    "on_request",
-    "variant",
-)
+    "name", "description", "trains", "weight_layout", "backend", "package", "usage", "source", "on_request", "variant",
+)  # fmt: skip
 """What `list --format json` says of an implementation, besides scopes, offers and why it cannot run."""
 COLUMNS = {"shapes": ("hidden", "intermediate", "tokens", "source"), "sweeps": ("shapes", "tokens", "source")}
 

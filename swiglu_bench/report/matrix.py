@@ -55,11 +55,8 @@ def matrix(sections: Sequence[tuple[Section, Style]]) -> dict[str, Any] | None:
 def _title(section: Section, every: Sequence[Section]) -> str:
     """What tells a section's rows from those of the others."""
     parts = [f"{section.mode} of {section.scope}"]
-    parts += [
-        getattr(section, name)
-        for name in ("dtype", "routing", "device")
-        if len({getattr(one, name) for one in every}) > 1
-    ]
+    differ = [name for name in ("dtype", "routing", "device") if len({getattr(one, name) for one in every}) > 1]
+    parts += [text for name in differ if (text := getattr(section, name))]
     title = ", ".join(parts)
     alike = [one for one in every if one.title == section.title and one.device == section.device]
     return f"{title} ({section.names})" if len(alike) > 1 else title

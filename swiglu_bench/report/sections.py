@@ -58,6 +58,23 @@ class Section:
     def title(self) -> str:
         """What the section is about, without the machine."""
         head = {"time": self.mode, "memory": "memory", "verify": "verification"}[self.kind]
+        routing = f"{self.routing} routing" if self.routing else ""
+        return ", ".join(filter(None, (f"{head} of {self.scope}", self.dtype, routing)))
+
+    @property
+    def routing(self) -> str:
+        """How tokens were sent to experts; empty for a dense block."""
+        return self.rows[0].routing
+
+    @property
+    def names(self) -> str:
+        """The runs that the rows are from."""
+        return together([run.name for run in self.runs])
+
+    @property
+    def title(self) -> str:
+        """What the section is about, without the machine."""
+        head = {"time": self.mode, "memory": "memory", "verify": "verification"}[self.kind]
         return ", ".join(
             filter(None, (f"{head} of {self.scope}", self.dtype, self.routing and f"{self.routing} routing"))
         )
@@ -76,6 +93,11 @@ class Section:
     def baseline(self) -> str:
         """What ratios are relative to; empty where no row has one."""
         return next((row.baseline for row in self.rows if row.baseline), "")
+
+    def of(self, run: ReportedRun) -> list[Record]:
+        """The rows of one of the runs."""
+        cases = {case_of(row) for row in run.records}
+        return [row for row in self.rows if case_of(row) in cases]
 
     def joined(self, other: Self) -> Self:
         """With the rows of another one."""

@@ -100,8 +100,8 @@ def select(
 ) -> list[Implementation]:
     """The implementations that names and globs choose, in the catalogue's order, those of files after them.
 
-    An empty `wanted` means all but those `on_request` and, unless told otherwise, variants; `load_file` gets one from `path/to/file.py:name`. Raises
-    BadInput for a pattern that matches nothing, offering near matches.
+    An empty `wanted` means all but those `on_request`, and without `variants` all but these, too; `load_file` gets one
+    from `path/to/file.py:name`. Raises BadInput for a pattern that matches nothing, offering near matches.
     """
     names = [one.name for one in catalogue]
     twice = next((name for name in names if names.count(name) > 1), None)
