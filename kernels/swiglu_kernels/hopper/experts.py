@@ -407,14 +407,14 @@ if GLUON_MISSING is None:
             first, next_first = start(column, WIDTH, N), start(next_column, WIDTH, N)
             if FORM == "gate_backward":
                 EACH: gl.constexpr = 1 if INTERLEAVED else 2
-                for part in gl.static_range(2):
+                for early in gl.static_range(2):
                     _fetch(
-                        pre, row, first + part * _PART, N, reads, loaded.index(2 * ME + part),
-                        EACH * (2 * ME + part), INTERLEAVED,
+                        pre, row, first + early * _PART, N, reads, loaded.index(2 * ME + early),
+                        EACH * (2 * ME + early), INTERLEAVED,
                     )  # fmt: skip
-                some, _ = halves(gl.zeros([_BLOCK, _BLOCK], gl.float32, _ACCUMULATOR), _BLOCK, _PART)
-                weight = _weights_of(row, pair, weights, gl.SliceLayout(1, some.type.layout))
-                next_weight = _weights_of(next_row, pair, weights, gl.SliceLayout(1, some.type.layout))
+                part, other_part = halves(gl.zeros([_BLOCK, _BLOCK], gl.float32, _ACCUMULATOR), _BLOCK, _PART)
+                weight = _weights_of(row, pair, weights, gl.SliceLayout(1, part.type.layout))
+                next_weight = _weights_of(next_row, pair, weights, gl.SliceLayout(1, part.type.layout))
             parity = (number // 2 + 1 - ME) & 1  # the first unit's turn passes at once
             one, two, three, one_1, two_1, three_1 = multiply_blocks(
                 a_at, b_at, barriers_at, step, each, parity, lower,
