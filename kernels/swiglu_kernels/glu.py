@@ -249,7 +249,7 @@ def _backward(ctx, dz, _d_gate, _d_up):
     refuse_create_graph(_glu_backward, tensors[0])
     needs_bias = needs_bias_gate or needs_bias_up
     arguments = dz, *tensors, *ctx.options, needs_x, needs_bias, bias_gate, bias_up, *ctx.formula
-    dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = backward_with(free, _glu_backward, *tensors[3:], *arguments)
+    dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = backward_with(free, _glu_backward, tensors[3:], *arguments)
     frozen = ctx.options[0] == "none"
     return (
         dx if needs_x else None,

@@ -263,7 +263,7 @@ def _backward(ctx, d_out, _d_gate, _d_up):
     needs = list(ctx.needs_input_grad[:7])
     if ctx.options[0] == "none":
         needs[W_GATE] = needs[W_UP] = needs[W_DOWN] = False
-    gradients = backward_with(free, _mlp_backward, *saved[4:6], d_out, *saved, needs, *ctx.options)
+    gradients = backward_with(free, _mlp_backward, saved[4:6], d_out, *saved, needs, *ctx.options)
     return (*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), *(None,) * 9)
 
 

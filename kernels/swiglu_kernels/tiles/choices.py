@@ -62,3 +62,12 @@ def resolve(
     if weight_grad == AUTO:
         weight_grad = "triton" if hopper or tokens <= FEW_TOKENS else "torch"
     return weight_grad, save, input_grad
+
+
+def expert_tile_rows(pairs: int, experts: int, dtype: torch.dtype) -> int:
+    """Return the rows of a routing's tiles: the mean of an expert, as far as a tile of that height exists.
+
+    Few rows are all padding in a high tile; many are products of low ones, which read the weights more often.
+    """
+    most = 64 if dtype == torch.float32 else 128
+    return next((rows for rows in (16, 32, 64) if rows * experts >= pairs or rows == most), most)
