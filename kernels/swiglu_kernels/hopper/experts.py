@@ -356,7 +356,8 @@ if GLUON_MISSING is None:
         part_0, part_1 = halves(one, _BLOCK, _PART)
         part_2, part_3 = halves(two, _BLOCK, _PART)
         always = own >= 0
-        dots = gl.zeros([_BLOCK], gl.float32, weight.type.layout)
+        LAYOUT: gl.constexpr = weight.type.layout
+        dots = gl.zeros([_BLOCK], gl.float32, LAYOUT)
         dots = _put_gradients(
             part_0, weight, dots, pre, d_pre, weighted_h, row, column, row, column + 2 * _PART, always, own, N,
             alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 0, INTERLEAVED, EVEN, FORMULA,
@@ -373,7 +374,7 @@ if GLUON_MISSING is None:
             part_3, weight, dots, pre, d_pre, weighted_h, row, column + 3 * _PART, next_row, next_column + _PART, more,
             own, N, alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 3, INTERLEAVED, EVEN, FORMULA,
         )  # fmt: skip
-        gl.store(dots_out + row + gl.arange(0, _BLOCK, weight.type.layout), dots)
+        gl.store(dots_out + row + gl.arange(0, _BLOCK, LAYOUT), dots)
 
     @gluon.jit
     def _consume(
@@ -413,8 +414,9 @@ if GLUON_MISSING is None:
                         EACH * (2 * ME + early), INTERLEAVED,
                     )  # fmt: skip
                 part, other_part = halves(gl.zeros([_BLOCK, _BLOCK], gl.float32, _ACCUMULATOR), _BLOCK, _PART)
-                weight = _weights_of(row, pair, weights, gl.SliceLayout(1, part.type.layout))
-                next_weight = _weights_of(next_row, pair, weights, gl.SliceLayout(1, part.type.layout))
+                LAYOUT: gl.constexpr = gl.SliceLayout(1, part.type.layout)
+                weight = _weights_of(row, pair, weights, LAYOUT)
+                next_weight = _weights_of(next_row, pair, weights, LAYOUT)
             parity = (number // 2 + 1 - ME) & 1  # the first unit's turn passes at once
             one, two, three, one_1, two_1, three_1 = multiply_blocks(
                 a_at, b_at, barriers_at, step, each, parity, lower,
