@@ -157,13 +157,7 @@ def check_down(w_down: object, w_gate: torch.Tensor, x: torch.Tensor) -> torch.T
 
 
 def check_experts(
-    x: object,
-    w_gate_up: object,
-    w_down: object,
-    index: object,
-    weights: object,
-    b_gate_up: object,
-    b_down: object,
+    x: object, w_gate_up: object, w_down: object, index: object, weights: object, b_gate_up: object, b_down: object
 ) -> None:
     """Check the operands of a mixture of experts, as `swiglu_experts` describes them."""
     x_tensor = check_tensor("x", x)
@@ -181,7 +175,9 @@ def check_experts(
         if bias is not None:
             check_shape(name, check_like(name, bias, "x", x_tensor), (experts, size), "a row for each expert")
     if not isinstance(index, torch.Tensor) or index.is_floating_point() or index.is_complex():
-        raise TypeError(f"top_k_index: expected a tensor of integers, got {getattr(index, 'dtype', type(index).__name__)}")
+        raise TypeError(
+            f"top_k_index: expected a tensor of integers, got {getattr(index, 'dtype', type(index).__name__)}"
+        )
     routing = check_tensor("top_k_weights", weights)
     if index.shape[:-1] != x_tensor.shape[:-1] or index.dim() != x_tensor.dim():
         lead = "".join(f"{size}, " for size in x_tensor.shape[:-1])
