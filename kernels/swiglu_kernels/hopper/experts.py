@@ -17,8 +17,6 @@ M rows of a weight's gradient, N columns of an output, K the axis that is summed
 Measured on an H200: NOTES.md.
 """
 
-import math
-
 import torch
 
 from swiglu_kernels.hopper import loop, shared
@@ -26,13 +24,20 @@ from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_
 from swiglu_kernels.launches.backend import multiprocessors, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
-from swiglu_kernels.launches.tiles import Capability
+from swiglu_kernels.launches.plan import run
+from swiglu_kernels.routing import Routing, gather
 
+MOST_EXPERTS = 512
+"""Whose numbers of rows a warp's registers hold."""
+LEAST_ROWS = 64
+"""Of an expert on average; below, the portable kernels' smaller tiles waste less."""
 ROWS, BLOCK, PART = 128, 64, 32
 """Rows of a tile; rows, columns and depth of what is loaded at once; columns of what is stored at once."""
 STAGES, GROUP = 5, 16
 WIDE, NARROW = 192, 128
 """Columns of a tile."""
+
+__all__ = ["down", "down_backward", "gate_up", "gather", "rows_times", "weight_grad"]
 
 if GLUON_MISSING is None:
     from triton.experimental import gluon
@@ -44,7 +49,6 @@ if GLUON_MISSING is None:
     from swiglu_kernels.hopper.shared import halves, load, position, sigmoid, start, store, synchronize, view, write
 
     _ROWS, _BLOCK, _PART = (gl.constexpr(size) for size in (ROWS, BLOCK, PART))
-    _LOST = gl.constexpr(loop.lost("hopper/experts.py"))
     _ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16]))
     _RELEASES, _BUFFERS = gl.constexpr(loop.RELEASES), gl.constexpr(3)
     # Until torch 2.13 clamp passes the gradient of a value on a bound, later it does not; and so do the kernels.
@@ -413,7 +417,7 @@ if GLUON_MISSING is None:
                         pre, row, first + early * _PART, N, reads, loaded.index(2 * ME + early),
                         EACH * (2 * ME + early), INTERLEAVED,
                     )  # fmt: skip
-                part, other_part = halves(gl.zeros([_BLOCK, _BLOCK], gl.float32, _ACCUMULATOR), _BLOCK, _PART)
+                part, _unused = halves(gl.zeros([_BLOCK, _BLOCK], gl.float32, _ACCUMULATOR), _BLOCK, _PART)
                 LAYOUT: gl.constexpr = gl.SliceLayout(1, part.type.layout)
                 weight = _weights_of(row, pair, weights, LAYOUT)
                 next_weight = _weights_of(next_row, pair, weights, LAYOUT)
@@ -436,18 +440,17 @@ if GLUON_MISSING is None:
                         alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, INTERLEAVED, EVEN, FORMULA,
                     )  # fmt: skip
             else:
-                bias_at = expert * N
-                if FORM == "gate_up":
-                    bias_at *= 2
-                EACH_BIAS: gl.constexpr = 2 if INTERLEAVED else 1
+                BOTH: gl.constexpr = 2 if FORM == "gate_up" else 1
+                STEP: gl.constexpr = 2 if INTERLEAVED else 1
+                bias_at, next_bias_at = BOTH * expert * N + STEP * first, BOTH * expert * N + STEP * next_first
                 _finish(
-                    one, two, three, out, pre, bias, row, first, N, bias_at + EACH_BIAS * first, alpha, limit,
+                    one, two, three, out, pre, bias, row, first, N, bias_at, alpha, limit,
                     up_offset, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
                 )  # fmt: skip
                 if lower != 0:
                     _finish(
-                        one_1, two_1, three_1, out, pre, bias, next_row, next_first, N, bias_at + EACH_BIAS * next_first,
-                        alpha, limit, up_offset, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
+                        one_1, two_1, three_1, out, pre, bias, next_row, next_first, N, next_bias_at, alpha, limit,
+                        up_offset, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
                     )  # fmt: skip
         tma.store_wait(0)
 
@@ -478,7 +481,7 @@ if GLUON_MISSING is None:
             buffers = gl.allocate_shared_memory(a.dtype, [2 * _BUFFERS, _BLOCK, _PART], out.layout)
             reads, h_buffers = buffers, buffers
         place = gl.allocate_shared_memory(a.dtype, [8, _BLOCK], a.layout)
-        a_at, b_at, barriers_at = locate_all(a_ring.index(0), b_ring.index(0), place, _LOST)
+        a_at, b_at, barriers_at = locate_all(a_ring.index(0), b_ring.index(0), place)
         # `full` of every stage, `empty` of every stage, `turn` of both consumers
         barriers = view(place, gl.int64, [_BLOCK * 2, 1], mbarrier.MBarrierLayout())  # more than there are
         for stage in gl.static_range(STAGES):
@@ -525,30 +528,48 @@ if GLUON_MISSING is None:
         )  # fmt: skip
 
 
-def why_not(
-    weights: torch.Tensor, capability: Capability | None, *rows: torch.Tensor, interleaved: bool = False
-) -> str | None:
-    """Say why the products of a layer cannot take this path, or return None where they can.
+def why_not(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str) -> str | None:
+    """Say why a layer's products cannot take this path on a Hopper GPU, or return None where they can.
 
     Args:
-        weights: [E, N, K], either of the last two dimensions contiguous.
-        capability: of the GPU that would run it; None for none.
-        rows: every matrix of sorted rows that is read or written.
-        interleaved: whether gate and up take turns among the rows of the weights.
+        x: [T, H].
+        w_gate_up: [E, 2 I, H].
+        w_down: [E, H_out, I].
+        activation: of the gate.
     """
-    raise NotImplementedError
+    sizes = x.shape[1], w_down.shape[1], w_down.shape[2]
+    if x.dtype not in shared.SIXTEEN_BITS:
+        return "the kernels are for 16-bit types"
+    if activation != "silu":
+        return "the kernels' gate is SiLU"
+    if any(size % BLOCK for size in sizes) or min(sizes) < WIDE:
+        return f"hidden and intermediate are to be multiples of {BLOCK}, and at least {WIDE}"
+    if w_gate_up.shape[0] > MOST_EXPERTS:
+        return f"there are more than {MOST_EXPERTS} experts"
+    if not all(map(_is_one_matrix, (w_gate_up, w_down))):
+        return "TMA needs the weights of all experts, or all their transposes, as one matrix with a last stride of 1"
+    return None
+
+
+def _is_one_matrix(weights: torch.Tensor) -> bool:
+    """Tell whether the experts' [N, K], or all their transposes, lie one after the other."""
+    one = weights if weights.stride(2) == 1 else weights.mT
+    step = one.stride(1)
+    aligned = step * one.element_size() % ALIGNMENT_BYTES == 0
+    return one.stride(2) == 1 and aligned and one.stride(0) % step == 0 and one.stride(0) >= one.shape[1] * step
 
 
 def _flat(weights: torch.Tensor) -> tuple[list[int], list[int], int, bool]:
     """Return shape and strides of the matrix of all experts' weights, its rows an expert, and whether it lies across.
 
     Args:
-        weights: [E, N, K]; across is where N is contiguous.
+        weights: [E, N, K]; it lies across where N is contiguous, not K.
     """
     across = weights.stride(2) != 1
-    rows, columns, step = (2, 1, weights.stride(2)) if across else (1, 2, weights.stride(1))
+    experts, _, columns = (weights.mT if across else weights).shape
+    step = weights.stride(2 if across else 1)
     each = weights.stride(0) // step
-    return [weights.shape[0] * each, weights.shape[columns]], [step, 1], each, across
+    return [experts * each, columns], [step, 1], each, across
 
 
 def _descriptor(
@@ -619,7 +640,7 @@ def gate_up_launch(
     interleaved: bool = False,
     group: int = GROUP,
 ) -> Launch:
-    """Describe the launch that writes h, and gate and up where they are kept; ask `why_not` first.
+    """Describe the launch that writes h, and gate and up where they are kept.
 
     Args:
         x: [P, K], sorted rows.
@@ -635,9 +656,7 @@ def gate_up_launch(
     outs = {"out": h, "pre": pre, "bias": bias}
     columns = NARROW if across and not interleaved else WIDE
     sizes = 0, h.shape[1], x.shape[1]
-    return _launch(
-        "gate_up", x, w_gate_up, outs, (starts, counts), columns, sizes, formula, interleaved, group
-    )
+    return _launch("gate_up", x, w_gate_up, outs, (starts, counts), columns, sizes, formula, interleaved, group)
 
 
 def rows_launch(
@@ -650,7 +669,7 @@ def rows_launch(
     columns: int = WIDE,
     group: int = GROUP,
 ) -> Launch:
-    """Describe the launch that writes each row's product with its expert's weights; ask `why_not` first.
+    """Describe the launch that writes each row's product with its expert's weights.
 
     Args:
         a: [P, K], sorted rows.
@@ -660,9 +679,7 @@ def rows_launch(
         bias: [E, N] or None.
     """
     sizes = 0, out.shape[1], a.shape[1]
-    return _launch(
-        "rows", a, w, {"out": out, "bias": bias}, (starts, counts), columns, sizes, group=group
-    )
+    return _launch("rows", a, w, {"out": out, "bias": bias}, (starts, counts), columns, sizes, group=group)
 
 
 def gate_backward_launch(
@@ -680,13 +697,13 @@ def gate_backward_launch(
     interleaved: bool = False,
     group: int = GROUP,
 ) -> Launch:
-    """Describe the launch that makes d_pre, weight * h and dots from dy; ask `why_not` first.
+    """Describe the launch that makes d_pre, weight * h and dots from dy.
 
     Args:
         dy: [P, K], sorted rows of out's gradient, without the routing weights.
         w_down: [E, N, K] as dy is multiplied: the transpose of what the forward multiplies by.
         pre: [P, 2 N], as `gate_up_launch` wrote it.
-        weights: [pairs], the routing weights.
+        weights: [T, k], contiguous, the routing weights.
         d_pre: [P, 2 N], written; it may be pre itself where N is a multiple of NARROW.
         weighted_h: [P, N], written.
         dots: [ceil(N / NARROW), P], fp32, written: sums over the first axis are the routing weights' gradients.
@@ -696,9 +713,7 @@ def gate_backward_launch(
     """
     outs = {"out": d_pre, "pre": pre, "weighted_h": weighted_h, "pair": pair, "weights": weights, "dots": dots}
     sizes = 0, weighted_h.shape[1], dy.shape[1]
-    return _launch(
-        "gate_backward", dy, w_down, outs, (starts, counts), NARROW, sizes, formula, interleaved, group
-    )
+    return _launch("gate_backward", dy, w_down, outs, (starts, counts), NARROW, sizes, formula, interleaved, group)
 
 
 def weights_launch(
@@ -710,7 +725,7 @@ def weights_launch(
     columns: int = WIDE,
     group: int = GROUP,
 ) -> Launch:
-    """Describe the launch that writes a^T b of each expert's rows; ask `why_not` first.
+    """Describe the launch that writes a^T b of each expert's rows.
 
     Args:
         a: [P, M], sorted rows.
@@ -720,3 +735,84 @@ def weights_launch(
     """
     sizes = out.shape[1], out.shape[2], a.shape[0]
     return _launch("weights", a, b, {"out": out}, (starts, counts), columns, sizes, group=group)
+
+
+def gate_up(
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    routing: Routing,
+    bias: torch.Tensor | None,
+    formula: Formula,
+    interleaved: bool,
+    store_h: bool = True,
+    store_pre: bool = False,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return h [P, I], and pre [P, 2 I] or None."""
+    h = x.new_empty((x.shape[0], w_gate_up.shape[1] // 2))
+    pre = x.new_empty((x.shape[0], w_gate_up.shape[1])) if store_pre else None
+    run(
+        gate_up_launch,
+        x,
+        _aligned(w_gate_up),
+        h,
+        pre,
+        routing.starts,
+        routing.counts,
+        _dense(bias),
+        formula,
+        interleaved,
+    )
+    return h if store_h else None, pre
+
+
+def down(h: torch.Tensor, w_down: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return y [P, H] = h w_down[expert]^T + bias[expert]."""
+    y = h.new_empty((h.shape[0], w_down.shape[1]))
+    run(rows_launch, h, _aligned(w_down), y, routing.starts, routing.counts, _dense(bias))
+    return y
+
+
+def down_backward(
+    dy: torch.Tensor,
+    w_down: torch.Tensor,
+    pre: torch.Tensor,
+    weights: torch.Tensor,
+    routing: Routing,
+    formula: Formula,
+    interleaved: bool,
+    wants_wh: bool = True,
+    in_place: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Return d_pre [P, 2 I], over pre where it may be and no tiles overlap, weight * h [P, I] or None, and the dots."""
+    columns = w_down.shape[2]
+    d_pre = pre if in_place and columns % NARROW == 0 else torch.empty_like(pre)
+    wh = pre.new_empty((pre.shape[0], columns))
+    dots = pre.new_empty((-(-columns // NARROW), pre.shape[0]), dtype=torch.float32)
+    run(
+        gate_backward_launch, dy, _aligned(w_down).mT, pre, weights.contiguous(), d_pre, wh, dots, routing.pair,
+        routing.starts, routing.counts, formula, interleaved,
+    )  # fmt: skip
+    return d_pre, wh if wants_wh else None, dots
+
+
+def rows_times(d_pre: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return d_pre w_gate_up[expert], [P, H]."""
+    return down(d_pre, w_gate_up.mT, routing, None)
+
+
+def weight_grad(a: torch.Tensor, b: torch.Tensor, routing: Routing, like: torch.Tensor) -> torch.Tensor:
+    """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`."""
+    out = torch.empty_like(like)
+    if out.stride(2) == 1:
+        run(weights_launch, a, b, out, routing.starts, routing.counts)
+    else:
+        run(weights_launch, b, a, out.mT, routing.starts, routing.counts)
+    return out
+
+
+def _dense(bias: torch.Tensor | None) -> torch.Tensor | None:
+    return None if bias is None else bias.contiguous()
+
+
+def _aligned(weights: torch.Tensor) -> torch.Tensor:
+    return weights if weights.data_ptr() % ALIGNMENT_BYTES == 0 else weights.clone()

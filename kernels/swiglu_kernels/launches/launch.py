@@ -19,7 +19,6 @@ class Launch:
 
     `arguments` maps the kernel's parameter names to tensors, TMA descriptors, integers, and constexpr values. `then` is
     launched next. `scratch`, one of the tensors, is for these launches alone: it may be another one each time.
-    `asserts` compiles the kernel's assertions.
     """
 
     kernel: Any
@@ -29,13 +28,11 @@ class Launch:
     num_stages: int
     then: "Launch | None" = None
     scratch: torch.Tensor | None = None
-    asserts: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
         """What the compiler is told. a * b + c is rounded once, whatever a Triton does by default."""
-        asserts = {"debug": True, "sanitize_overflow": False} if self.asserts else {}
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True} | asserts
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
 
     def run(self) -> Any:
         """Launch on the device of the tensors, and what comes then; see `run_alone`."""

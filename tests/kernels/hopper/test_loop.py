@@ -1,7 +1,6 @@
 """The search for buffers in shared memory: what happens where it fails."""
 
 import os
-import re
 import subprocess
 import sys
 
@@ -12,14 +11,15 @@ from swiglu_kernels.launches import backend
 
 pytestmark = pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is not installed")
 
-MESSAGES = """
-import dataclasses
+CALLS = """
 from swiglu_kernels.standalone.compiled import compile_launch
 from swiglu_kernels.standalone.covering import covering
 
-for name, launch in covering((9, 0)):
-    if name in ("row forward, 16 tokens, 8 columns", "ping-pong forward, 64 columns"):
-        print(compile_launch(launch, (9, 0)).asm["ptx"])
+names = "row forward, 16 tokens, 8 columns", "ping-pong forward, 64 columns", "experts by hand, y"
+found = [launch for name, launch in covering((9, 0)) if name in names]
+assert len(found) == len(names), found
+for launch in found:
+    assert "call" not in compile_launch(launch, (9, 0)).asm["ptx"].split(".section")[0], launch.kernel
 """
 LOST = """
 import torch
@@ -42,14 +42,10 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
 
 
-def test_the_program_s_end_names_the_kernel_and_the_version() -> None:
-    done = run(MESSAGES)
+def test_no_kernel_calls_a_function():
+    """With a call, as an assertion is one, ptxas lets each wgmma wait for the one before."""
+    done = run(CALLS)
     assert done.returncode == 0, done.stderr
-    found = re.findall(r"assertMessage_\d+\[\d+\] = \{([\d, ]+)\}", done.stdout)
-    texts = [bytes(int(one) for one in numbers.split(",")).rstrip(b"\0").decode() for numbers in found]
-    version = f"under Triton {backend.triton.__version__}"
-    for kernel in ("hopper/row.py", "hopper/forward.py"):
-        assert any(kernel in text and version in text for text in texts), texts
 
 
 class TestOnHopper:
@@ -59,4 +55,4 @@ class TestOnHopper:
     def test_a_mark_that_is_not_found_ends_the_program(self, module: str) -> None:
         done = run(LOST.format(module=module))
         assert done.returncode != 0
-        assert f"hopper/{module}.py does not find its buffers" in done.stdout + done.stderr
+        assert "CUDA error" in done.stderr
