@@ -239,7 +239,9 @@ def gradients(function: Any, given: list[torch.Tensor | None], **options: Any) -
 
 @needs_interpreter
 @pytest.mark.parametrize(
-    ("wanted", "bias"), [((True, True, True), True), ((False, True, True), False), ((True, False, False), True)], ids=str
+    ("wanted", "bias"),
+    [((True, True, True), True), ((False, True, True), False), ((True, False, False), True)],
+    ids=str,
 )
 @pytest.mark.parametrize(
     "options",
