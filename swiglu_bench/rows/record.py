@@ -71,7 +71,6 @@ FAILED = frozenset({Status.INCORRECT, Status.ERROR, Status.UNSETTLED})
 class Outcome:
     """What the rows of all runs share: they are dataclasses whose columns are their fields."""
 
-    __slots__ = ()
     status: Status
     reason: str
     error: float | None
@@ -109,7 +108,7 @@ class Outcome:
         return self.status in FAILED
 
 
-@dataclass(slots=True)
+@dataclass
 class Record(Outcome):
     """One implementation at one case. None means: not measured, or does not apply."""
 
@@ -252,7 +251,7 @@ class Record(Outcome):
         self.tensor_checks = tuple(checks)
         judged = [c for c in checks if c.tensor != "conduct"]
         self.errors = " ".join(f"{c.tensor.replace(' ', '_')}={c.error:.3e}/{c.eager_error:.3e}" for c in judged)
-        Outcome.note_checks(self, checks, when)  # a class with slots has no super()
+        super().note_checks(checks, when)
 
     @property
     def sizes(self) -> str:
