@@ -1,8 +1,8 @@
 """swiglu_experts: a mixture of experts, each a SwiGLU block; out[token] is the weighted sum of its k experts' results.
 
-Forward: the routing (`routing.py`), then two grouped products, the first with the gate in its epilogue, and the sum over
-each token's rows. The kernels of `portable/experts.py` do it, or others with the same functions. In elements of x's
-dtype, for P rows (T k pairs and the padding), hidden H and intermediate I; x, the weights and gradients not counted:
+Forward: the routing (`routing.py`), then two grouped products, the first with the gate in its epilogue, and the sum
+over each token's rows. The kernels of `portable/experts.py` do it, or others with the same functions. In elements of
+x's dtype, for P rows (T k pairs and the padding), hidden H and intermediate I; x, weights and gradients not counted:
 
                        alive from forward to backward    peak forward            peak backward
     recompute=False    2 P I (gate and up)               3 P I, then P I + P H   3 P I, then 2 P I + P H
@@ -11,10 +11,10 @@ dtype, for P rows (T k pairs and the padding), hidden H and intermediate I; x, t
 
 and 4 bytes for each pair and row. Kernels that read sorted copies add P H in either direction.
 
-Backward: one product, d_out w_down, never stored, whose epilogue makes the gradients of gate and up (over the saved gate
-and up where nobody else wants them), the weighted h and its part of the routing weights' gradients; then the gradients
-of both weights as a product for each expert, and d_x as a grouped product and a sum over each token's rows. All sums are
-fp32 in a fixed order.
+Backward: one product, d_out w_down, never stored, whose epilogue makes the gradients of gate and up (over the saved
+gate and up where nobody else wants them), the weighted h and its part of the routing weights' gradients; then the
+gradients of both weights as a product for each expert, and d_x as a grouped product and a sum over each token's rows.
+All sums are fp32 in a fixed order.
 """
 
 from collections.abc import Sequence
@@ -29,14 +29,15 @@ from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_dou
 from swiglu_kernels.calls.operator import operator
 from swiglu_kernels.calls.saved import backward_with, call_and_keep, load, save
 from swiglu_kernels.glu import as_matrix, like_leading, needs_backward, new
+from swiglu_kernels.hopper import experts as hopper
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import formula_of
 from swiglu_kernels.portable import experts as portable
 from swiglu_kernels.portable.experts import row_sums, slot_grads
 from swiglu_kernels.routing import Routing, combine, new_routing, route
-from swiglu_kernels.tiles.choices import expert_tile_rows
+from swiglu_kernels.tiles.choices import expert_backend, expert_tile_rows, why_not_hopper
 
-KERNELS: dict[str, ModuleType] = {"portable": portable}
+KERNELS: dict[str, ModuleType] = {"portable": portable, "hopper": hopper}
 """By what `backend` calls them; `routing.py` says what functions they have."""
 
 # Positions in a list of needs or gradients.
@@ -230,23 +231,24 @@ def swiglu_experts(
 
     Args:
         x: [..., hidden]; as for `swiglu_glu`.
-        w_gate_up: [experts, 2 * intermediate, hidden], any strides, dtype and device of x. gpt-oss keeps the transposes:
-            give `gate_up_proj.mT`.
+        w_gate_up: [experts, 2 * intermediate, hidden], any strides, dtype and device of x; of transposes, which gpt-oss
+            keeps, give `gate_up_proj.mT`.
         w_down: [experts, hidden_out, intermediate], any strides, dtype and device of x.
         top_k_index: [..., k], any integer dtype: the experts of each token. One outside of 0 to experts - 1 is skipped:
             it adds nothing, and its weight has no gradient (expert parallelism marks experts elsewhere so).
         top_k_weights: [..., k], float32, float16 or bfloat16, any strides; autocast leaves it alone.
         b_gate_up: [experts, 2 * intermediate], any strides, or None.
         b_down: [experts, hidden_out], any strides, or None.
-        activation, alpha, limit, up_offset: the gate, as for `swiglu_glu`; gpt-oss has alpha 1.702, limit 7, up_offset 1.
+        activation, alpha, limit, up_offset: the gate, as for `swiglu_glu` (gpt-oss: "silu", 1.702, 7, 1).
         interleaved: the rows of w_gate_up are gate, up, gate, up, ... (gpt-oss); else the gate's come first.
         recompute: keep x and the routing alone for the backward, and make gate and up again from them.
-        backend: "portable"; None takes what is fastest here.
+        backend: "portable", or "hopper" for the kernels by hand for compute capability 9.0, which work on sorted copies
+            of x; None takes what is fastest here.
 
     Returns:
         [..., hidden_out], contiguous, in x's dtype. Products, gate and the sum over a token's experts are fp32; h, each
-        expert's result and the sum are rounded. Nothing waits for the GPU, and the bits are the same on every run. Differentiable
-        once, in all floating-point arguments; a second backward of a retained graph is right.
+        expert's result and the sum are rounded. Nothing waits for the GPU, and the bits are the same on every run.
+        Differentiable once, in all floating-point arguments; a second backward of a retained graph is right.
 
     Raises:
         TypeError: an argument is not a tensor, or of another dtype than expected; a number is not one.
@@ -266,10 +268,15 @@ def swiglu_experts(
     rows = as_matrix(x)
     index, weights = (as_matrix(one) for one in (top_k_index, top_k_weights))
     with_grad = needs_backward(x, w_gate_up, w_down, weights, b_gate_up, b_down)
-    tile_rows = expert_tile_rows(index.numel(), w_gate_up.shape[0], x.dtype)
+    if backend is None:
+        backend = expert_backend(index.numel(), rows, w_gate_up, w_down, activation)
+    elif backend == "hopper" and (reason := why_not_hopper(rows, w_gate_up, w_down, activation)):
+        raise ValueError(f"backend: expected 'portable' or None, got 'hopper': {reason}")
+    by_hand = backend == "hopper"
+    tile_rows = hopper.ROWS if by_hand else expert_tile_rows(index.numel(), w_gate_up.shape[0], x.dtype)
     out = call_and_keep(
         _experts, rows, w_gate_up, w_down, weights, b_gate_up, b_down, index.contiguous(), tile_rows,
-        with_grad and not recompute, backend or "portable", interleaved,
+        with_grad and not recompute, backend, interleaved,
         activation, formula["alpha"], formula["limit"], formula["up_offset"],
     )  # fmt: skip
     return like_leading(out, x)

@@ -202,13 +202,13 @@ def route_launch(
     if one_program:
         arguments = {**sizes, **count, **lay_out, **place}
         del arguments["share"]
-        return Launch(_route_kernel, (1,), arguments, num_warps=4, num_stages=1, scratch=chunk)
+        return Launch(_route_kernel, (1,), arguments, num_warps=8, num_stages=1, scratch=chunk)
     layout_sizes = {"experts": experts, "chunks": chunks, "EXPERTS": wide}
     layout_sizes["CHUNKS"] = min(high, triton.next_power_of_2(chunks))
-    third = Launch(_place_kernel, (chunks,), sizes | place, num_warps=4, num_stages=1)
+    third = Launch(_place_kernel, (chunks,), sizes | place, num_warps=8, num_stages=1)
     second = Launch(_lay_out_kernel, (1,), layout_sizes | lay_out, num_warps=8, num_stages=1, then=third)
     first = sizes | count | {"chunks": chunks}
-    return Launch(_count_kernel, (chunks,), first, num_warps=4, num_stages=1, then=second, scratch=chunk)
+    return Launch(_count_kernel, (chunks,), first, num_warps=8, num_stages=1, then=second, scratch=chunk)
 
 
 def new_routing(index: torch.Tensor, experts: int, tile_rows: int) -> Routing:
@@ -279,34 +279,41 @@ def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
 
 @triton.jit
 def _combine_kernel(
-    y_ptr, weights_ptr, row_ptr, out_ptr, columns, slots, weights_token, weights_slot, BLOCK: tl.constexpr
-):
-    token = tl.program_id(0).to(tl.int64)
+    y_ptr, weights_ptr, row_ptr, out_ptr, tokens, columns, slots, weights_token, weights_slot,
+    TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < columns
-    out = tl.zeros((BLOCK,), dtype=tl.float32)
+    inside = (token < tokens)[:, None] & (column < columns)[None, :]
+    out = tl.zeros((TOKENS, BLOCK), dtype=tl.float32)
     for slot in range(slots):
-        row = tl.load(row_ptr + token * slots + slot).to(tl.int64)
-        y = tl.load(y_ptr + row * columns + column, mask=inside & (row >= 0), other=0.0).to(tl.float32)
-        if weights_ptr is not None:
-            y *= tl.load(weights_ptr + token * weights_token + slot * weights_slot).to(tl.float32)
-        out += tl.where(row >= 0, y, 0.0)  # a weight of no row may be anything
-    tl.store(out_ptr + token * columns + column, round_to(out, out_ptr.dtype.element_ty), mask=inside)
+        row = tl.load(row_ptr + token * slots + slot, mask=token < tokens, other=-1).to(tl.int64)
+        routed = row >= 0
+        at = y_ptr + row[:, None] * columns + column[None, :]
+        y = tl.load(at, mask=inside & routed[:, None], other=0.0).to(tl.float32)
+        if weights_ptr is not None:  # masked as well: the weight of a pair without a row may be anything
+            weight = tl.load(weights_ptr + token * weights_token + slot * weights_slot, mask=routed, other=0.0)
+            y *= weight.to(tl.float32)[:, None]
+        out += y
+    at = out_ptr + token[:, None] * columns + column[None, :]
+    tl.store(at, round_to(out, out_ptr.dtype.element_ty), mask=inside)
 
 
 def combine_launch(
     y: torch.Tensor, weights: torch.Tensor | None, row: torch.Tensor, out: torch.Tensor, slots: int
 ) -> Launch:
     """Describe the launch that writes out [T, H], each token's sum of its rows of y [P, H], both contiguous."""
-    block = min(1024, triton.next_power_of_2(max(y.shape[1], 1)))
+    block = min(512, triton.next_power_of_2(max(y.shape[1], 1)))
+    tokens = min(4, triton.next_power_of_2(max(out.shape[0], 1)))
     return Launch(
         kernel=_combine_kernel,
-        grid=(out.shape[0], triton.cdiv(y.shape[1], block)),
+        grid=(triton.cdiv(out.shape[0], tokens), triton.cdiv(y.shape[1], block)),
         arguments={
-            "y_ptr": y, "weights_ptr": weights, "row_ptr": row, "out_ptr": out, "columns": y.shape[1], "slots": slots,
+            "y_ptr": y, "weights_ptr": weights, "row_ptr": row, "out_ptr": out,
+            "tokens": out.shape[0], "columns": y.shape[1], "slots": slots,
             "weights_token": None if weights is None else weights.stride(0),
             "weights_slot": None if weights is None else weights.stride(1),
-            "BLOCK": block,
+            "TOKENS": tokens, "BLOCK": block,
         },
         num_warps=4,
         num_stages=1,

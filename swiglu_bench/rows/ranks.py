@@ -5,15 +5,13 @@ tp.csv's columns are exactly these fields but the lists; results/README.md descr
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
 
-from swiglu_bench.rows.record import FAILED, Status
+from swiglu_bench.rows.record import Outcome, Status
 
 
 @dataclass
-class Row:
+class Row(Outcome):
     """None means: not measured, or does not apply."""
 
     run_id: str
@@ -83,23 +81,10 @@ class Row:
     version: str = ""
     timestamp: str = ""
 
-    samples: tuple[dict[str, float | None], ...] = field(default=(), repr=False)
+    samples: tuple[dict[str, float | None], ...] = field(default=(), repr=False, metadata={"beside": True})
     """Of each round: time_ms, compute_ms, comm_ms, single_ms, and on eager's row twin_ms; in tp_samples.csv."""
 
-    def end(self, status: Status, reason: str) -> None:
-        """Close a row that carries no figures, and why."""
-        self.status, self.reason = status, reason
 
-    def row(self) -> dict[str, Any]:
-        """The CSV row: every column, in order."""
-        return {name: getattr(self, name) for name in COLUMNS}
-
-    @property
-    def failed(self) -> bool:
-        """Whether the row makes the command fail."""
-        return self.status in FAILED
-
-
-COLUMNS = tuple(one.name for one in dataclasses.fields(Row) if one.name != "samples")
+COLUMNS = Row.columns()
 KEY = ("run_id", "shape", "tokens", "dtype", "mode", "ranks", "sequence_parallel", "implementation")
 SAMPLE_FIELDS = ("time_ms", "twin_ms", "compute_ms", "comm_ms", "single_ms")

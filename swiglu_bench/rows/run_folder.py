@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.rows import csv_table
 from swiglu_bench.rows.csv_table import reason
-from swiglu_bench.rows.record import COLUMNS, SCHEMA_VERSION, Record, columns
+from swiglu_bench.rows.record import COLUMNS, SCHEMA_VERSION, Record
 from swiglu_bench.spec.errors import BadInput
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def read_rows(path: Path) -> list[Record]:
         raise BadInput(
             f"{file} was written by a newer swiglu-bench (schema {newest}; this one reads up to {SCHEMA_VERSION})."
         )
-    if names not in {columns(schema) for schema in range(1, SCHEMA_VERSION + 1)}:
+    if names not in {Record.columns(schema) for schema in range(1, SCHEMA_VERSION + 1)}:
         raise foreign
     return csv_table.read(file, Record, RECORDS)
 

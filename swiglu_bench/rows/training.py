@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from swiglu_bench.rows.csv_table import texts, typed
-from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.record import Outcome, Status
 from swiglu_bench.rows.run_folder import read_about
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 
@@ -73,7 +73,7 @@ class Curve(enum.StrEnum):
 
 
 @dataclass
-class Summary:
+class Summary(Outcome):
     """An implementation's line of summary.csv; None means: not measured, or does not apply."""
 
     run_id: str
@@ -132,10 +132,6 @@ class Summary:
     triton: str = ""
     version: str = ""
     timestamp: str = ""
-
-    def row(self) -> dict[str, Any]:
-        """The CSV row: every column, in order."""
-        return {name: getattr(self, name) for name in SUMMARY_COLUMNS}
 
     @property
     def frozen(self) -> bool:

@@ -132,7 +132,7 @@ class Admitting:
         )
 
     def _use_once(self, contender: Contender) -> tuple[TensorCheck, ...]:
-        """As a model uses it, once for each scope, variant and dtype. Triton's interpreter, which gives no times, is spared."""
+        """As a model uses it, once for each scope, variant and dtype; not in Triton's interpreter, without times."""
         one, settings = contender.implementation, self._place.settings
         if self._used is None or (settings.interpreter and one.backend == "triton"):
             return ()

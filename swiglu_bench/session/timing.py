@@ -165,7 +165,7 @@ class CaseTimer:
         return interleaved.Contender(contender.name, take)
 
     def _grouped_of(self, gradients: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
-        """For each set of gradients, of experts, a name to time the bare grouped products under, where there are any."""
+        """For each set of gradients a name to time the bare products of experts under, where torch has them."""
         if not self._case.shape.experts:
             return {}
         lay_out, draw = self._place.judge.lay_out_grouped, Draw(new_seed())

@@ -37,7 +37,8 @@ def products(case: Case, gradients: tuple[str, ...]) -> list[Product]:
 
     `gradients` says which gradients the backward must yield; the products for others are left out.
     """
-    return sum(products_by_kind(case, gradients), [])
+    of_rows, of_weights = products_by_kind(case, gradients)
+    return of_rows + of_weights
 
 
 def products_by_kind(case: Case, gradients: tuple[str, ...]) -> tuple[list[Product], list[Product]]:

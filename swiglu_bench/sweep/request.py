@@ -291,7 +291,8 @@ def implementations_of(options: SweepOptions | AuditOptions, baseline: str | Non
     wanted, unwanted = split(options.impl, "--impl"), split(options.skip_impl, "--skip-impl")
     load = loader(None if options.in_process else options.timeout)
     known = catalogue(load)
-    chosen = select(known, wanted, unwanted, load)
+    comparing = not isinstance(options, VerifyOptions | AuditOptions)
+    chosen = select(known, wanted, unwanted, load, variants=not comparing)
     if baseline is None or baseline in {one.name for one in chosen}:
         return chosen
     names = [one.name for one in known]

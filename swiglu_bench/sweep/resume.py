@@ -44,7 +44,7 @@ def key_of_case(case: Case) -> CaseKey:
 
 def key_of_row(row: Record | Mapping[str, str]) -> CaseKey:
     """The case that a row is of."""
-    return tuple(cell(row[name] if isinstance(row, Mapping) else getattr(row, name)) for name in CASE)
+    return tuple(cell(row.get(name) if isinstance(row, Mapping) else getattr(row, name)) for name in CASE)
 
 
 class Fingerprints:

@@ -20,7 +20,7 @@ from swiglu_bench.processes.child import DoesNotEnd
 from swiglu_bench.processes.pool import team
 from swiglu_bench.processes.pool.team import NoPlace
 from swiglu_bench.rows.csv_table import reason, typed
-from swiglu_bench.rows.record import FAILED, Record, Status
+from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.rows.workload import totals, write_totals
 from swiglu_bench.session import here
 from swiglu_bench.session.settings import Progress, Settings, Task
@@ -113,7 +113,7 @@ def sweep(request: Request, this: Machine, console: Console, also: Sequence[Writ
     if nothing and asked:
         first, *others = by_reason("nothing that was asked for was " + DONE[settings.task], map(_why_not, asked))
         warn(f"{first[0].upper()}{first[1:]}{' The other reasons are in the rows.' * bool(others)}")
-    return int(failed or nothing or any(row.status in FAILED for row in found))
+    return int(failed or nothing or any(row.failed for row in found))
 
 
 def _why_not(row: Record) -> tuple[str, str]:
@@ -143,7 +143,7 @@ def _rows(
     if options.in_process:
         yield from here.run(todo, chosen, settings, this, listen)
         return
-    with logs(folder, wanted=lambda: any(row.status in FAILED for row in shown.records)) as place:
+    with logs(folder, wanted=lambda: any(row.failed for row in shown.records)) as place:
         if places:
             places.start(chosen, settings, place, settings.command, options.wait)
             with contextlib.closing(places):

@@ -10,7 +10,7 @@ from swiglu_bench.measure import rounds as interleaved
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Rule, run_rounds
 from swiglu_bench.rows.ranks import Row
-from swiglu_bench.rows.record import Status, TensorCheck
+from swiglu_bench.rows.record import Status
 from swiglu_bench.session.admission import Admitting, Drawn
 from swiglu_bench.session.places import ContenderFailed
 from swiglu_bench.session.reports import BuildReport, Malformed, MemoryReport, SampleReport
@@ -103,7 +103,7 @@ class _CaseRun:
         if name == ASYNC:
             contender.tell("check_fused", self._drawn.draws[0])
         row.first_call_ms = admission.first_call_ms
-        _note(row, admission.checks)
+        row.note_checks(admission.checks)
         if _sound(row):
             row.peak_bytes = contender.ask(MemoryReport, "memory", self._drawn.draws[0]).peak_bytes
             self._judged[contender.name], self._gradients[contender.name] = contender, admission.gradients
@@ -169,9 +169,8 @@ class _CaseRun:
             row.end(Status.ERROR, f"In the timed loop: {failure}.")
         else:
             try:
-                _note(
-                    row, self._admitting.check_again(self._judged[name], self._gradients[name]), " after it was timed"
-                )
+                failed = self._admitting.check_again(self._judged[name], self._gradients[name])
+                row.note_checks(failed, " after it was timed")
             except FAILURES as error:
                 row.end(Status.ERROR, f"After it was timed: {error}.")
 
@@ -197,14 +196,3 @@ def _take_unjudged(contender: RankContender, judge: RoundJudge, number: int, lea
 
 def _sound(row: Row) -> bool:
     return row.status is Status.OK
-
-
-def _note(row: Row, checks: Sequence[TensorCheck], when: str = "") -> None:
-    """Enter verdicts; one that fails makes the row incorrect."""
-    judged = [one for one in checks if one.tensor != "conduct"]
-    if judged:
-        worst = max(judged, key=lambda one: one.used)
-        row.error, row.eager_error, row.error_ratio = worst.error, worst.eager_error, worst.used
-    failed = [f"{one.tensor}: {one.reason}" for one in checks if not one.ok]
-    if failed:
-        row.end(Status.INCORRECT, "; ".join(failed) + when + ".")

@@ -79,6 +79,7 @@ def time_tables(records: Sequence[Record], width: int, detail: bool = False) -> 
         timed = [record for record in kept if record.time_ms is not None]
         if timed:
             yield _legend(timed)
+            yield from _loads(timed)
             yield from (Text(*caution) for caution in cautions(timed))
         felt = [record for record in timed if record.latency_us is not None and (detail or record.tokens <= FEW_TOKENS)]
         for tokens in _parts(felt, width, FELT_WIDTH):
@@ -190,6 +191,19 @@ def _legend(timed: list[Record]) -> Text:
     if any(not record.comparable for record in timed):
         text += " 'fewer gradients' rows do less work (frozen weights) and are not ranked."
     return Text(text, style="dim")
+
+
+def _loads(timed: list[Record]) -> Iterator[Text]:
+    """For each token count how the experts are loaded, and what their products take by themselves."""
+    for first, *others in by((record for record in timed if record.expert_tokens_max is not None), "tokens"):
+        rows = f"{first.expert_tokens_min} to {first.expert_tokens_max} (median {first.expert_tokens_median:g})"
+        line = f"{first.tokens} tokens: {rows} an expert, {first.idle_experts} of {first.experts} without one"
+        line += f"; tiles of 128 rows would be {first.padding_share:.0%} padding"
+        alone = next(
+            (row.grouped_ms for row in (first, *others) if row.grouped_ms is not None and row.comparable), None
+        )
+        line += f"; torch's grouped products alone {milliseconds(alone)}" if alone is not None else ""
+        yield Text(f"{line}.", "dim")
 
 
 def _of(datasheet: float | None) -> str:

@@ -13,7 +13,7 @@ from swiglu_bench.rows.finished_run import case_of as work_of
 from swiglu_bench.rows.grouping import grouped, unique
 from swiglu_bench.rows.quantities import MIB
 from swiglu_bench.rows.ranking import median_ratios, ranked
-from swiglu_bench.rows.record import COLUMNS, FAILED, Record, Status
+from swiglu_bench.rows.record import COLUMNS, Record, Status
 
 
 def _mib(column: str) -> Callable[[Record], float | None]:
@@ -40,7 +40,7 @@ CHARTS = {"time_ms": "time, ms", "ratio": "time / baseline", "limit_pct": "% of 
 STANDING = ("fastest_at", "median_ratio", "best_ratio", "worst_error_ratio", *(f"rows_{status}" for status in Status))
 """What is told of each implementation over the whole run."""
 FACTS = {
-    "shapes": "shape", "scopes": "scope", "modes": "mode", "dtypes": "dtype", "tokens": "tokens",
+    "shapes": "shape", "scopes": "scope", "routings": "routing", "modes": "mode", "dtypes": "dtype", "tokens": "tokens",
     "implementations": "implementation", "baselines": "baseline", "hosts": "host", "gpus": "gpu_uuid",
 }  # fmt: skip
 
@@ -88,7 +88,7 @@ def summarize(records: Sequence[Record]) -> dict[str, float | str]:
     if medians:
         summary["best_implementation"] = min(medians, key=lambda name: medians[name])
         summary["best_median_ratio"] = min(medians.values())
-    summary["failures"] = sum(record.status in FAILED for record in records)
+    summary["failures"] = sum(record.failed for record in records)
     return summary
 
 

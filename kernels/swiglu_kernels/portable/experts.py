@@ -1,4 +1,4 @@
-"""The products of a mixture of experts on sorted rows; `routing.py` has the order of the rows and what each function is.
+"""The products of a mixture of experts on sorted rows; `routing.py` has the order of the rows and each function's task.
 
 M rows, N columns of a product, K what it sums over. A program owns one tile: its rows have one expert, whose weights it
 reads. Rows of tokens are read where they lie, through the routing, so that `gather` has nothing to do: an operand with
@@ -25,17 +25,24 @@ from swiglu_kernels.launches.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.launches.plan import run
 from swiglu_kernels.launches.precision import float32_dot_precision, round_to
 from swiglu_kernels.launches.tiles import Capability, Tile, expert_tile, expert_weight_grad_tile
-from swiglu_kernels.portable.arithmetic import dot, gated, gated_gradients, grouped_tile, strided_tile
+from swiglu_kernels.portable.arithmetic import (
+    dot,
+    gated,
+    gated_gradients,
+    grouped_tile,
+    halves,
+    output_tile,
+    strided_tile,
+)
 from swiglu_kernels.routing import Routing
 
 
 @triton.jit
 def _rows(pair_ptr, tile, slots, BLOCK_M: tl.constexpr, OF_TOKENS: tl.constexpr):
-    """Return a tile's sorted rows, their pairs, and the rows of an operand that they are, all 64 bits but the pairs."""
+    """Return the pairs of a tile's rows, and which rows of an operand they are, 64 bits."""
     row = tile.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     pair = tl.load(pair_ptr + row)
-    source = tl.maximum(pair, 0).to(tl.int64) // slots if OF_TOKENS else row
-    return row, pair, source
+    return pair, (tl.maximum(pair, 0) // slots).to(tl.int64) if OF_TOKENS else row
 
 
 @triton.jit
@@ -73,6 +80,22 @@ def _two_of(pair):
 
 
 @triton.jit
+def _store_gated(
+    gate, up, h_ptr, pre_ptr, tile_m, tile_n, rows, N, multiplier, alpha, limit, up_offset,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
+):  # fmt: skip
+    """Store fp32 tiles of gate and up in the two halves of pre, and h; either pointer may be None."""
+    if pre_ptr is not None:
+        position, offsets, inside = strided_tile(tile_m, tile_n, rows, N, 2 * N, 1, BLOCK_M, BLOCK_N, WIDE)
+        tl.store(pre_ptr + position + offsets, round_to(gate, pre_ptr.dtype.element_ty), mask=inside)
+        tl.store(pre_ptr + N + position + offsets, round_to(up, pre_ptr.dtype.element_ty), mask=inside)
+    if h_ptr is not None:
+        h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+        position, offsets, inside = output_tile(tile_m, tile_n, rows, N, BLOCK_M, BLOCK_N, WIDE)
+        tl.store(h_ptr + position + offsets, round_to(h, h_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _gate_up_kernel(
     x_ptr, w_ptr, bias_ptr, h_ptr, pre_ptr, pair_ptr, tile_expert_ptr, rows, N, K, slots,
     x_m, x_k, w_e, w_n, w_k, bias_e, bias_n, multiplier, alpha, limit, up_offset,
@@ -85,7 +108,7 @@ def _gate_up_kernel(
     expert = tl.load(tile_expert_ptr + tile_m).to(tl.int64)
     if expert < 0:
         return
-    row, pair, source = _rows(pair_ptr, tile_m, slots, BLOCK_M, OF_TOKENS)
+    pair, source = _rows(pair_ptr, tile_m, slots, BLOCK_M, OF_TOKENS)
     both = tl.arange(0, 2 * BLOCK_N)
     # Within the tile; the first column is added to the pointers, whose positions have 64 bits.
     if INTERLEAVED:
@@ -103,19 +126,26 @@ def _gate_up_kernel(
         bias = tl.load(bias_ptr + expert * bias_e + first * bias_n + column * bias_n, mask=inside, other=0.0)
         pre += bias.to(tl.float32)[None, :]
     if pre_ptr is not None and INTERLEAVED:
-        at = pre_ptr + row[:, None] * 2 * N + first + column[None, :]
-        tl.store(at, round_to(pre, pre_ptr.dtype.element_ty), mask=inside[None, :])
+        position, offsets, both_inside = output_tile(tile_m, tile_n, rows, 2 * N, BLOCK_M, 2 * BLOCK_N, WIDE)
+        tl.store(pre_ptr + position + offsets, round_to(pre, pre_ptr.dtype.element_ty), mask=both_inside)
     gate, up = _two_of(pre)
-    n = tl.arange(0, BLOCK_N)
-    n_inside = (tile_n * BLOCK_N + n < N)[None, :]
-    offsets = tile_n * BLOCK_N + n[None, :]
-    if pre_ptr is not None and not INTERLEAVED:
-        at = pre_ptr + row[:, None] * 2 * N + offsets
-        tl.store(at, round_to(gate, pre_ptr.dtype.element_ty), mask=n_inside)
-        tl.store(at + N, round_to(up, pre_ptr.dtype.element_ty), mask=n_inside)
-    if h_ptr is not None:
-        h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
-        tl.store(h_ptr + row[:, None] * N + offsets, round_to(h, h_ptr.dtype.element_ty), mask=n_inside)
+    halves_ptr = None if INTERLEAVED else pre_ptr
+    if BLOCK_N >= 128:  # one half after the other: whole tiles of gate, up and h spill registers
+        left_gate, right_gate = halves(gate)
+        left_up, right_up = halves(up)
+        _store_gated(
+            left_gate, left_up, h_ptr, halves_ptr, tile_m, 2 * tile_n, rows, N, multiplier, alpha, limit, up_offset,
+            BLOCK_M, BLOCK_N // 2, WIDE, FORMULA,
+        )  # fmt: skip
+        _store_gated(
+            right_gate, right_up, h_ptr, halves_ptr, tile_m, 2 * tile_n + 1, rows, N,
+            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, FORMULA,
+        )  # fmt: skip
+    else:
+        _store_gated(
+            gate, up, h_ptr, halves_ptr, tile_m, tile_n, rows, N, multiplier, alpha, limit, up_offset,
+            BLOCK_M, BLOCK_N, WIDE, FORMULA,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -129,7 +159,7 @@ def _rows_kernel(
     expert = tl.load(tile_expert_ptr + tile_m).to(tl.int64)
     if expert < 0:
         return
-    row, pair, _ = _rows(pair_ptr, tile_m, 1, BLOCK_M, False)
+    pair, row = _rows(pair_ptr, tile_m, 1, BLOCK_M, False)
     n = tl.arange(0, BLOCK_N)
     inside = tile_n * BLOCK_N + n < N
     first = tile_n.to(tl.int64) * BLOCK_N
@@ -142,8 +172,61 @@ def _rows_kernel(
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + expert * bias_e + (first + n) * bias_n, mask=inside, other=0.0)
         out += bias.to(tl.float32)[None, :]
-    at = out_ptr + row[:, None] * N + first + n[None, :]
-    tl.store(at, round_to(out, out_ptr.dtype.element_ty), mask=inside[None, :])
+    position, offsets, inside = output_tile(tile_m, tile_n, rows, N, BLOCK_M, BLOCK_N, WIDE)
+    tl.store(out_ptr + position + offsets, round_to(out, out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _store_gradients(
+    d_h, weight, pre_ptr, d_pre_ptr, wh_ptr, tile_m, tile_n, rows, N, multiplier, alpha, limit, up_offset,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, INTERLEAVED: tl.constexpr,
+    FORMULA: tl.constexpr,
+):  # fmt: skip
+    """Turn one fp32 tile of d_h and the saved gate and up into d_pre and wh; return the sums of h * d_h [BLOCK_M]."""
+    position, offsets, inside = strided_tile(tile_m, tile_n, rows, N, 2 * N, 1, BLOCK_M, BLOCK_N, WIDE)
+    if INTERLEAVED:
+        position, offsets, both_inside = output_tile(tile_m, tile_n, rows, 2 * N, BLOCK_M, 2 * BLOCK_N, WIDE)
+        gate, up = _two_of(tl.load(pre_ptr + position + offsets, mask=both_inside, other=0.0).to(tl.float32))
+    else:
+        gate = tl.load(pre_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(pre_ptr + N + position + offsets, mask=inside, other=0.0).to(tl.float32)
+    d_gate, d_up = gated_gradients(weight * d_h, gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    dtype: tl.constexpr = d_pre_ptr.dtype.element_ty
+    if INTERLEAVED:
+        tl.store(d_pre_ptr + position + offsets, round_to(tl.interleave(d_gate, d_up), dtype), mask=both_inside)
+    else:
+        tl.store(d_pre_ptr + position + offsets, round_to(d_gate, dtype), mask=inside)
+        tl.store(d_pre_ptr + N + position + offsets, round_to(d_up, dtype), mask=inside)
+    h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    if wh_ptr is not None:
+        position, offsets, inside = output_tile(tile_m, tile_n, rows, N, BLOCK_M, BLOCK_N, WIDE)
+        tl.store(wh_ptr + position + offsets, round_to(weight * h, wh_ptr.dtype.element_ty), mask=inside)
+    return tl.sum(tl.where(inside, h * d_h, 0.0), 1)
+
+
+@triton.jit
+def _store_halves(
+    d_h, weight, pre_ptr, d_pre_ptr, wh_ptr, tile_m, tile_n, rows, N, multiplier, alpha, limit, up_offset,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, INTERLEAVED: tl.constexpr,
+    FORMULA: tl.constexpr,
+):  # fmt: skip
+    """As `_store_gradients`, in parts of 32 columns, one after the other: whole tiles of six kinds spill registers."""
+    if BLOCK_N > 32:
+        left, right = halves(d_h)
+        dots = _store_halves(
+            left, weight, pre_ptr, d_pre_ptr, wh_ptr, tile_m, 2 * tile_n, rows, N,
+            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, INTERLEAVED, FORMULA,
+        )  # fmt: skip
+        dots += _store_halves(
+            right, weight, pre_ptr, d_pre_ptr, wh_ptr, tile_m, 2 * tile_n + 1, rows, N,
+            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, INTERLEAVED, FORMULA,
+        )  # fmt: skip
+    else:
+        dots = _store_gradients(
+            d_h, weight, pre_ptr, d_pre_ptr, wh_ptr, tile_m, tile_n, rows, N,
+            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N, WIDE, INTERLEAVED, FORMULA,
+        )  # fmt: skip
+    return dots
 
 
 @triton.jit
@@ -159,41 +242,23 @@ def _down_backward_kernel(
     expert = tl.load(tile_expert_ptr + tile_m).to(tl.int64)
     if expert < 0:
         return
-    row, pair, source = _rows(pair_ptr, tile_m, slots, BLOCK_M, OF_TOKENS)
+    pair, source = _rows(pair_ptr, tile_m, slots, BLOCK_M, OF_TOKENS)
     n = tl.arange(0, BLOCK_N)
     inside = tile_n * BLOCK_N + n < N
-    first = tile_n.to(tl.int64) * BLOCK_N
     if WIDE:
         n = n.to(tl.int64)
     d_h = _product(
-        dy_ptr, w_ptr + expert * w_e + first * w_n, source * dy_m, n * w_n, pair >= 0, inside, K, dy_k, w_k,
-        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
+        dy_ptr, w_ptr + expert * w_e + tile_n.to(tl.int64) * BLOCK_N * w_n, source * dy_m, n * w_n, pair >= 0, inside,
+        K, dy_k, w_k, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
     at_weight = weights_ptr + (pair // slots).to(tl.int64) * weights_token + pair % slots * weights_slot
     weight = tl.load(at_weight, mask=pair >= 0, other=0.0).to(tl.float32)[:, None]
-    dtype: tl.constexpr = d_pre_ptr.dtype.element_ty
-    if INTERLEAVED:
-        both = tl.arange(0, 2 * BLOCK_N)
-        both_inside = (tile_n * BLOCK_N + both // 2 < N)[None, :]
-        position = row[:, None] * 2 * N + 2 * first + both[None, :]
-        gate, up = _two_of(tl.load(pre_ptr + position, mask=both_inside, other=0.0).to(tl.float32))
-    else:
-        both_inside = inside[None, :]
-        position = row[:, None] * 2 * N + first + n[None, :]
-        gate = tl.load(pre_ptr + position, mask=both_inside, other=0.0).to(tl.float32)
-        up = tl.load(pre_ptr + position + N, mask=both_inside, other=0.0).to(tl.float32)
-    h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
-    if dots_ptr is not None:
-        tl.store(dots_ptr + tile_n.to(tl.int64) * rows + row, tl.sum(tl.where(inside[None, :], h * d_h, 0.0), 1))
-    if wh_ptr is not None:
-        at = wh_ptr + row[:, None] * N + first + n[None, :]
-        tl.store(at, round_to(weight * h, wh_ptr.dtype.element_ty), mask=inside[None, :])
-    d_gate, d_up = gated_gradients(weight * d_h, gate, up, multiplier, alpha, limit, up_offset, FORMULA)
-    if INTERLEAVED:
-        tl.store(d_pre_ptr + position, round_to(tl.interleave(d_gate, d_up), dtype), mask=both_inside)
-    else:
-        tl.store(d_pre_ptr + position, round_to(d_gate, dtype), mask=both_inside)
-        tl.store(d_pre_ptr + position + N, round_to(d_up, dtype), mask=both_inside)
+    dots = _store_halves(
+        d_h, weight, pre_ptr, d_pre_ptr, wh_ptr, tile_m, tile_n, rows, N,
+        multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N, WIDE, INTERLEAVED, FORMULA,
+    )  # fmt: skip
+    at_dots = dots_ptr + tile_n.to(tl.int64) * rows + tile_m.to(tl.int64) * BLOCK_M
+    tl.store(at_dots + tl.arange(0, BLOCK_M), dots)
 
 
 @triton.jit
@@ -217,7 +282,7 @@ def _weight_grad_kernel(
         row = (first + number).to(tl.int64)
         a_rows, b_rows = row, row
         if A_OF_TOKENS or B_OF_TOKENS:
-            token = tl.load(pair_ptr + row, mask=number < count, other=0).to(tl.int64) // slots
+            token = (tl.load(pair_ptr + row, mask=number < count, other=0) // slots).to(tl.int64)
             a_rows, b_rows = token if A_OF_TOKENS else row, token if B_OF_TOKENS else row
         a = tl.load(a_ptr + a_rows[:, None] * a_row + (m * a_m)[None, :], mask=inside & m_inside, other=0.0)
         b = tl.load(b_ptr + b_rows[:, None] * b_row + (n * b_n)[None, :], mask=inside & n_inside, other=0.0)
@@ -241,13 +306,14 @@ def _row_sums_kernel(
     for done in range(0, count, BLOCK_ROWS):
         number = done + tl.arange(0, BLOCK_ROWS)
         row = (first + number).to(tl.int64)
-        pair = tl.load(pair_ptr + row, mask=number < count, other=0).to(tl.int64)
-        source = pair // slots if OF_TOKENS else row
+        pair = tl.load(pair_ptr + row, mask=number < count, other=0)
+        token = (pair // slots).to(tl.int64)
+        source = token if OF_TOKENS else row
         inside = (number < count)[:, None] & (n < N)[None, :]
         a = tl.load(a_ptr + source[:, None] * a_row + n.to(tl.int64)[None, :] * a_n, mask=inside, other=0.0)
         a = a.to(tl.float32)
         if weights_ptr is not None:
-            at = weights_ptr + pair // slots * weights_token + pair % slots * weights_slot
+            at = weights_ptr + token * weights_token + pair % slots * weights_slot
             a *= tl.load(at, mask=number < count, other=0.0).to(tl.float32)[:, None]
         out += tl.sum(a, 0)
     tl.store(out_ptr + expert.to(tl.int64) * N + n, round_to(out, out_ptr.dtype.element_ty), mask=n < N)
@@ -384,7 +450,7 @@ def down_backward_launch(
     weights: torch.Tensor,
     d_pre: torch.Tensor,
     wh: torch.Tensor | None,
-    dots: torch.Tensor | None,
+    dots: torch.Tensor,
     pair: torch.Tensor,
     tile_expert: torch.Tensor,
     slots: int,
@@ -401,7 +467,7 @@ def down_backward_launch(
         weights: [T, k], any strides and dtype.
         d_pre: [P, 2I], contiguous, written; it may be pre.
         wh: [P, I], contiguous, written; None: not wanted.
-        dots: [`dots_parts`, P], contiguous, written; None: not wanted.
+        dots: [`dots_parts`, P], contiguous, written.
         pair: of the routing, as tile_expert and slots.
         tile_expert: as pair.
         slots: as pair.
@@ -412,7 +478,7 @@ def down_backward_launch(
     N = w.shape[1]
     tile = _tile_for(pair, tile_expert, capability, dy, w)
     columns = tile.columns // 2
-    assert dots is None or dots.shape[0] == triton.cdiv(N, columns), "a part for each tile of columns"
+    assert dots.shape[0] == triton.cdiv(N, columns), "a part for each tile of columns"
     return Launch(
         kernel=_down_backward_kernel,
         grid=(tile_expert.shape[0] * triton.cdiv(N, columns),),
@@ -429,9 +495,9 @@ def down_backward_launch(
     )  # fmt: skip
 
 
-def dots_parts(dy: torch.Tensor, w: torch.Tensor, routing: Routing) -> int:
+def dots_parts(dy: torch.Tensor, w: torch.Tensor, routing: Routing, capability: Capability | None = None) -> int:
     """Return how many parts `down_backward_launch` writes of each row's dots; w is w_down as [E, I, H]."""
-    tile = _tile_for(routing.pair, routing.tile_expert, None, dy, w)
+    tile = _tile_for(routing.pair, routing.tile_expert, capability, dy, w)
     return triton.cdiv(w.shape[1], tile.columns // 2)
 
 
