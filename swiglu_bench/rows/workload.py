@@ -92,7 +92,7 @@ def totals(records: Iterable[Record], workload: Mapping[int, float]) -> list[Tot
 def _total(own: ByTokens, by_name: Mapping[str, ByTokens], workload: Mapping[int, float]) -> Total:
     first = next(iter(own.values()))
     baseline = next((row.baseline for row in own.values() if row.baseline), "")
-    total = Total(*(getattr(first, name) for name in WORK), first.implementation, baseline, None)
+    total = Total(first.shape, first.scope, first.mode, first.dtype, first.implementation, baseline, None)
     times = _times(own, workload)
     missing = [str(tokens) for tokens in workload if tokens not in times]
     if missing:
