@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -129,8 +129,6 @@ def _show(
 ) -> None:  # fmt: skip
     """Show a finished run again: its tables, filtered and sorted, or its rows for another program.
 
-    Of a training: the tables that `train` printed; --impl, --format and --output choose what of it.
-
     Example: swiglu-bench show results/nvidia-h200/2026-11-21/step-mlp --baseline compile --sort ratio
     """
     text.check("--format", form, "table", "github", "parquet", *text.ROWS)
@@ -138,20 +136,6 @@ def _show(
         raise BadInput("--output is for rows; give --format json, jsonl, csv, parquet or github with it.")
     if form == "parquet" and not output:
         raise BadInput("--format parquet is binary and needs --output FILE.")
-    from swiglu_bench.rows.training import training_folder
-
-    trained = training_folder(run)
-    if trained:
-        refused = {
-            "--shape": rows.shape, "--tokens": rows.tokens, "--dtype": rows.dtype, "--scope": rows.scope,
-            "--mode": rows.mode, "--sort": sort, "--reverse": reverse, "--pivot": pivot, "--baseline": baseline,
-            "--detail": detail, "--format github": form == "github",
-        }  # fmt: skip
-        names = ", ".join(name for name, given in refused.items() if given)
-        if names:
-            raise BadInput(f"{run} is a training run, which is shown by --impl, --format and --output; omit {names}.")
-        _show_training(trained, rows.names, form, output)
-        return
     if form == "github" and not pivot:
         raise BadInput("--format github needs --pivot FIGURE, such as --pivot time_ms.")
     chosen = rows.of(run, baseline)
@@ -165,54 +149,33 @@ def _show(
         _show_run(chosen, detail, form, output)
 
 
-def _show_training(folder: Path, names: list[str], form: str, output: Path | None) -> None:
-    """The tables that `train` printed, or the rows of summary.csv."""
-    from swiglu_bench.rows.training import SUMMARY_COLUMNS, load_training
-    from swiglu_bench.writers.training_tables import tables
-
-    training = load_training(folder).only(names)
-    if form == "table":
-        _print(tables(training.summaries))
-    else:
-        rows = [one.row() for one in training.summaries]
-        _write(form, rows, {"kind": "training", **training.about}, SUMMARY_COLUMNS, output)
-
-
 def _show_pivot(run: FinishedRun, column: str, name: str, form: str, output: Path | None) -> None:
     """One figure over token counts."""
     from swiglu_bench.finished import show as showing
 
-    rows = showing.pivot(run, showing.figure(column, "--pivot"))
+    rows = showing.pivot(run, showing.figure(run, column, "--pivot"))
     if form == "table":
         _print(showing.grid(rows, column))
     elif form == "github":
         text.put(showing.markdown(rows) + "\n", output)
+    elif form == "parquet" and output:
+        text.write_parquet(rows, output)
     else:
-        _write(form, rows, {"kind": "pivot", "figure": column, "run": name}, rows[0] if rows else (), output)
+        about = {"kind": "pivot", "figure": column, "run": name}
+        text.put(text.as_text(form, rows, about, rows[0] if rows else ()), output)
 
 
 def _show_run(run: FinishedRun, detail: bool, form: str, output: Path | None) -> None:
-    """The tables that the command printed, or the rows of records.csv."""
+    """The tables that the command printed, or its rows."""
     from swiglu_bench.finished.show import tables
     from swiglu_bench.rows.finished_run import as_text
 
     if form == "table":
         _print(tables(run, text.screen().width, detail))
-    elif form == "parquet":
-        assert output is not None
+    elif form == "parquet" and output:
         text.write_parquet(run.frame, output)
     else:
         text.put(as_text(run, form), output)
-
-
-def _write(
-    form: str, rows: Sequence[Mapping[str, Any]], about: Mapping[str, Any], columns: Iterable[str], output: Path | None
-) -> None:
-    if form == "parquet":
-        assert output is not None
-        text.write_parquet(rows, output)
-    else:
-        text.put(text.as_text(form, rows, about, columns), output)
 
 
 def _print(parts: Iterable[RenderableType]) -> None:

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from swiglu_bench.rows.record import FAILED, Status
+from swiglu_bench.rows.record import FAILED, Record, Status
+
+ROWS, SAMPLES = "tp.csv", "tp_samples.csv"
+BASELINE = "eager"
 
 
 @dataclass
 class Row:
     """None means: not measured, or does not apply."""
+
+    KIND: ClassVar = "tp"
+    """What a run of these is called in JSON."""
 
     run_id: str
     shape: str
@@ -98,6 +104,18 @@ class Row:
     def failed(self) -> bool:
         """Whether the row makes the command fail."""
         return self.status in FAILED
+
+    def record(self, command: str) -> Record:
+        """The row in the form of all runs; its scope says into how many parts the MLP is split, as `mlp-tp4-sp`."""
+        shared = {one.name for one in dataclasses.fields(Record)} & set(COLUMNS)
+        split = f"mlp-tp{self.ranks}{'-sp' if self.sequence_parallel else ''}"
+        times, twins = ([one[name] for one in self.samples] for name in ("time_ms", "twin_ms"))
+        return Record(
+            **{name: getattr(self, name) for name in shared},
+            command=command, scope=split, weight_layout="", gradients="", baseline=BASELINE,
+            samples_ms=tuple(one for one in times if one is not None),
+            twin_ms=tuple(one for one in twins if one is not None), source=self,
+        )  # fmt: skip
 
 
 COLUMNS = tuple(one.name for one in dataclasses.fields(Row) if one.name != "samples")

@@ -175,6 +175,8 @@ class Record:
     """The GPU after each round, in order; empty without a GPU."""
     tensor_checks: tuple[TensorCheck, ...] = field(default=(), repr=False)
     """The verdict per tensor; what `verify` shows."""
+    source: Any = field(default=None, repr=False)
+    """The row of a training (training.Summary) or of several GPUs (ranks.Row) that this is the common form of."""
 
     def end(self, status: Status, reason: str) -> Record:
         """Close a row that carries no figures, and why."""
@@ -199,6 +201,15 @@ class Record:
     def row(self) -> dict[str, Any]:
         """The CSV row: every column, in order."""
         return {name: getattr(self, name) for name in COLUMNS}
+
+    @property
+    def own(self) -> Any:
+        """The row as its command wrote it."""
+        return self if self.source is None else self.source
+
+    def figure(self, name: str) -> Any:
+        """A value of the row, or of the one that its command wrote; None where neither has it."""
+        return getattr(self, name, getattr(self.source, name, None))
 
     @property
     def interval(self) -> tuple[float, float, float] | None:
@@ -263,8 +274,8 @@ class TensorCheck:
         return max(error / allowed if error else 0.0 for error, allowed in pairs if allowed or not error)
 
 
-BESIDE = frozenset({"samples_ms", "twin_ms", "states", "tensor_checks"})
-"""Fields that are lists: kept beside the row, not in it."""
+BESIDE = frozenset({"samples_ms", "twin_ms", "states", "tensor_checks", "source"})
+"""Fields that are no columns: lists, which are kept beside the row, and where it came from."""
 
 
 def columns(schema: int = SCHEMA_VERSION) -> tuple[str, ...]:

@@ -6,13 +6,13 @@ import csv
 import dataclasses
 import enum
 import fnmatch
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from swiglu_bench.rows.csv_table import texts, typed
-from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.rows.run_folder import read_about
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 
@@ -75,6 +75,9 @@ class Curve(enum.StrEnum):
 @dataclass
 class Summary:
     """An implementation's line of summary.csv; None means: not measured, or does not apply."""
+
+    KIND: ClassVar = "training"
+    """What a run of these is called in JSON."""
 
     run_id: str
     task: str
@@ -157,6 +160,30 @@ class Summary:
         """Whether it ended in an error, or trains everything and its curve still differs from eager's."""
         return self.status is Status.ERROR or (self.curve == Curve.DIFFERS and not self.frozen)
 
+    def record(self, about: dict[str, Any]) -> Record:
+        """The row in the form of all runs, with what `about`, the run's run.json, says of the model.
+
+        Its case is a step of the whole model, which has the model's name as its shape. A curve that differs from
+        eager's makes it incorrect.
+        """
+        settings = about.get("settings", {})
+        sizes, machine = settings.get("workload", {}), about.get("machine", {})
+        wrong = self.failed and self.status is Status.OK
+        return Record(
+            run_id=self.run_id, command=str(about.get("command", "swiglu-bench train")), shape=self.model,
+            hidden=sizes.get("hidden", 0), intermediate=sizes.get("intermediate", 0),
+            tokens=sizes.get("batch", 0) * sizes.get("sequence", 1), dtype=settings.get("dtype", ""), scope="model",
+            mode="train", seed=settings.get("seed", 0), implementation=self.implementation, weight_layout="",
+            gradients="", status=Status.INCORRECT if wrong else self.status,
+            reason="Its loss curve differs from eager's." if wrong else self.reason, comparable=not self.frozen,
+            time_ms=None if wrong else self.step_ms, rounds=self.rounds, stopped_by=self.stopped_by, baseline=BASELINE,
+            ratio=1.0 if self.verdict == "baseline" else self.ratio, ratio_low=self.ratio_low,
+            ratio_high=self.ratio_high, verdict=self.verdict, aa_low=self.aa_low, aa_high=self.aa_high,
+            saved_bytes=self.saved_bytes, peak_bytes=self.peak_bytes, host=machine.get("host", ""), device=self.device,
+            driver=machine.get("driver", ""), cuda=machine.get("cuda", ""), torch=self.torch, triton=self.triton,
+            version=self.version, timestamp=self.timestamp, source=self,
+        )  # fmt: skip
+
 
 STEP_COLUMNS, SEED_COLUMNS, SUMMARY_COLUMNS = (
     tuple(one.name for one in dataclasses.fields(kind)) for kind in (TrainingStep, TrainedSeed, Summary)
@@ -196,11 +223,6 @@ def training_folder(path: Path) -> Path | None:
     """The folder of the training run that a path names: the folder itself, or one of its CSV files."""
     folder = path.parent if path.name in (STEPS, SEEDS, SUMMARY) and path.is_file() else path
     return folder if (folder / STEPS).is_file() else None
-
-
-def find_trainings(root: Path) -> Iterator[Path]:
-    """The folder of every training run under a folder."""
-    yield from sorted(file.parent for file in root.rglob(STEPS))
 
 
 def load_training(folder: Path) -> FinishedTraining:
