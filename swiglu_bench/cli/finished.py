@@ -221,12 +221,13 @@ def publish(
 
     from swiglu_bench.machine.machine import slug_of
     from swiglu_bench.rows.finished_run import load_run
+    from swiglu_bench.rows.training import steps_of
     from swiglu_bench.sweep.output import wandb_run
 
     found = load_run(run)
     if not found.records:
         raise BadInput(f"{run} has no rows to publish; give a run that has some.")
-    wanted = options.SweepOptions(
+    wanted = options.WandbOptions(
         wandb_project=wandb_project, wandb_entity=wandb_entity, wandb_group=wandb_group, wandb_tags=wandb_tags,
         wandb_id=wandb_id,
     )  # fmt: skip
@@ -234,6 +235,8 @@ def publish(
     say = partial(text.screen(form).print, markup=False, highlight=False, soft_wrap=True)
     sent = wandb_run(wanted, found.command, slug, found.about, found.place, lambda line: say(f"Warning: {line}"))
     with closing(sent):
+        for step in steps_of(found.place) if found.place else ():
+            sent.step(step)
         for record in found.records:
             sent.write(record)
     if sent.url_or_path:

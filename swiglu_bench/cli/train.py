@@ -29,6 +29,7 @@ def _train(options: TrainOptions, form: JsonForm = "table") -> None:
         raise BadInput("--out was given together with --no-csv; leave one of them out.")
     if options.resume and not options.out:
         raise BadInput("--resume needs the folder of the run to continue; give it as --out FOLDER.")
+    request.check_wandb(options)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts bytes on a CPU, logs to stderr
     device = request.find_device(options.device, options.interpret)
     if options.interpret and device.type != "cpu":

@@ -109,7 +109,7 @@ class Row:
         """The row in the form of all runs; its scope says into how many parts the MLP is split, as `mlp-tp4-sp`."""
         shared = {one.name for one in dataclasses.fields(Record)} & set(COLUMNS)
         split = f"mlp-tp{self.ranks}{'-sp' if self.sequence_parallel else ''}"
-        times, twins = ([one[name] for one in self.samples] for name in ("time_ms", "twin_ms"))
+        times, twins = ([one.get(name) for one in self.samples] for name in ("time_ms", "twin_ms"))
         return Record(
             **{name: getattr(self, name) for name in shared},
             command=command, scope=split, weight_layout="", gradients="", baseline=BASELINE,

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import enum
-import fnmatch
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-from swiglu_bench.rows.csv_table import texts, typed
+from swiglu_bench.rows.csv_table import read
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.rows.run_folder import read_about
-from swiglu_bench.spec.errors import BadInput, did_you_mean
+from swiglu_bench.spec.errors import BadInput
 
-Line = TypeVar("Line")
 Losses = dict[str, dict[int, list[float]]]
 """Of every step, by implementation and seed."""
 Ended = dict[tuple[str, int], tuple["TrainedSeed", list[float]]]
@@ -206,14 +203,6 @@ class FinishedTraining:
         """Implementations, in the order of the tables."""
         return [one.implementation for one in self.summaries]
 
-    def only(self, patterns: Sequence[str]) -> FinishedTraining:
-        """Keep the summaries that a name or glob matches; no pattern keeps all. Raises BadInput where one has none."""
-        found = {pattern: fnmatch.filter(self.names, pattern) for pattern in patterns}
-        for pattern, names in found.items():
-            if not names:
-                raise BadInput(f"{self.path} has no implementation {pattern!r}; {did_you_mean(pattern, self.names)}")
-        return self.keep({name for names in found.values() for name in names}) if patterns else self
-
     def keep(self, names: Collection[str]) -> FinishedTraining:
         """Keep the summaries of these implementations."""
         return dataclasses.replace(self, summaries=[one for one in self.summaries if one.implementation in names])
@@ -232,12 +221,17 @@ def load_training(folder: Path) -> FinishedTraining:
             f"{folder} is a training run that has not ended: it has no {SUMMARY}; "
             "resume it with its own command, --out and --resume, or leave it out."
         )
-    summaries = _read(folder / SUMMARY, Summary)
-    finished = ended(_read(folder / STEPS, TrainingStep), _read(folder / SEEDS, TrainedSeed))
+    summaries = read(folder / SUMMARY, Summary)
+    finished = ended(steps_of(folder), read(folder / SEEDS, TrainedSeed))
     losses: Losses = {}
     for (name, seed), (_, of_steps) in finished.items():
         losses.setdefault(name, {})[seed] = of_steps
     return FinishedTraining(folder, summaries, losses, read_about(folder))
+
+
+def steps_of(folder: Path) -> list[TrainingStep]:
+    """All steps of a training run's folder; none in a folder of another command."""
+    return read(folder / STEPS, TrainingStep) if (folder / STEPS).is_file() else []
 
 
 def ended(steps: Iterable[TrainingStep], seeds: Iterable[TrainedSeed]) -> Ended:
@@ -247,10 +241,3 @@ def ended(steps: Iterable[TrainingStep], seeds: Iterable[TrainedSeed]) -> Ended:
         losses.setdefault((step.implementation, step.seed), []).append(step.loss)
     keyed = {(one.implementation, one.seed): one for one in seeds}
     return {key: (one, losses[key]) for key, one in keyed.items() if len(losses.get(key, ())) == one.steps}
-
-
-def _read(file: Path, kind: type[Line]) -> list[Line]:
-    try:
-        return [typed(kind, row) for row in texts(file)]
-    except (OSError, ValueError, TypeError, csv.Error) as error:
-        raise BadInput(f"{file} is not a {file.name} that this version can read: {error}.") from None

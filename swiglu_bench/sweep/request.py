@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ import typer
 from swiglu_bench.rows import text
 from swiglu_bench.spec.cases import Case, Mode, Scope, expand, parse_dtypes, parse_tokens
 from swiglu_bench.spec.errors import BadInput, did_you_mean
-from swiglu_bench.sweep.options import AuditOptions, SweepOptions, TimingOptions
+from swiglu_bench.sweep.options import AuditOptions, SweepOptions, TimingOptions, WandbOptions
 
 if TYPE_CHECKING:
     import torch
@@ -53,14 +53,9 @@ class Request:
     """The places that share the cases; None: one device."""
 
     @property
-    def asked(self) -> set[str]:
+    def asked(self) -> frozenset[str]:
         """The implementations that --impl names: a baseline that is measured along with them is none."""
-        patterns = split(self.options.impl)
-        return {
-            one.name
-            for one in self.implementations
-            if not patterns or one.address in patterns or any(fnmatch.fnmatch(one.name, part) for part in patterns)
-        }
+        return asked(self.options.impl, self.implementations)
 
 
 @contextmanager
@@ -212,6 +207,16 @@ def implementations_of(options: SweepOptions | AuditOptions, baseline: str | Non
     return select(known, [baseline]) + chosen
 
 
+def asked(impl: Sequence[str] | None, chosen: Iterable[Implementation]) -> frozenset[str]:
+    """Of the chosen implementations those that --impl names; all where it was not given."""
+    patterns = split(impl)
+    return frozenset(
+        one.name
+        for one in chosen
+        if not patterns or one.address in patterns or any(fnmatch.fnmatch(one.name, part) for part in patterns)
+    )
+
+
 def split(values: Sequence[str] | None, option: str = "") -> list[str]:
     """The parts of options that may be repeated and hold commas.
 
@@ -223,7 +228,7 @@ def split(values: Sequence[str] | None, option: str = "") -> list[str]:
     return parts
 
 
-def check_wandb(options: SweepOptions) -> None:
+def check_wandb(options: WandbOptions) -> None:
     """Raise BadInput for an option about a W&B run where none was asked for."""
     for field in dataclasses.fields(options):
         if field.name.startswith("wandb_") and getattr(options, field.name) != field.default and not options.log_wandb:

@@ -9,13 +9,13 @@ from typing import Annotated
 
 from typer import Option
 
-from swiglu_bench.sweep.options import HOW, OUTPUT, WHAT, Device, Impl, LogWandb, Out, SkipImpl, Wait, WandbProject
+from swiglu_bench.sweep.options import HOW, OUTPUT, WHAT, Device, Impl, Out, SkipImpl, Wait, WandbOptions
 
 _what, _how, _output = (partial(Option, rich_help_panel=panel) for panel in (WHAT, HOW, OUTPUT))
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions:
+class TrainOptions(WandbOptions):
     """What is trained, how it is timed, and where results go."""
 
     task: Annotated[str, _what(help="digits, mnist or llama.")] = "digits"
@@ -64,5 +64,3 @@ class TrainOptions:
         bool, _output("--csv/--no-csv", help="Write train.csv, runs.csv, summary.csv, run.json and the curves.")
     ] = True
     resume: Annotated[bool, _output("--resume", help="Continue in the folder of --out, from its checkpoints.")] = False
-    log_wandb: LogWandb = False
-    wandb_project: WandbProject = "swiglu-bench"
