@@ -52,7 +52,7 @@ def _tp(
     from swiglu_bench.tp.bench import quiet as hush
     from swiglu_bench.tp.case import default_rule
     from swiglu_bench.tp.plan import Plan, cases_of
-    from swiglu_bench.tp.run import TpRun, sharing, too_large
+    from swiglu_bench.tp.run import TpRun, sharing, too_large, work
 
     spot = under_torchrun()
     one = machine.find_device(options.device)
@@ -74,8 +74,9 @@ def _tp(
     chosen, beside, skipped = _choose(options.impl, options.skip_impl, on_gpu, None if spot else options.timeout)
     run_id = machine.run_id(machine.now())
     asked = request.asked(options.impl, chosen)
-    plan = Plan(run_id, cases, chosen, ways, options.budget, options.timeout, beside, skipped, asked)
-    settings = Settings(Task.TIME, one, request.command_line(), run_id, rule=default_rule(options.budget))
+    budget_s = 3.0 if options.budget is None else options.budget
+    plan = Plan(run_id, cases, chosen, ways, budget_s, options.timeout, beside, skipped, asked)
+    settings = Settings(Task.TIME, one, request.command_line(), run_id, rule=default_rule(budget_s))
     if dry_run:
         from swiglu_bench.cli import listing
 
@@ -91,16 +92,19 @@ def _tp(
     if large and all(len(found) == len(cases) for found in large):
         case, reason = next(iter(large[0].items()))
         raise BadInput(f"--shapes: {case.label} is too large: {reason[:-1]}; give smaller shapes or fewer --gpus.")
+    this = machine.describe(one)
+    if options.budget is None and not spot:
+        request.check_ends(this, one, work(plan, sizes, settings.rule), "--shapes", "--tokens", "run")
     if not spot:
         forkserver.start("swiglu_bench.tp.bench", "torch.distributed.tensor.parallel", "torch._dynamo")
     about = {
         "gpus": sizes, "modes": [kind.value for kind in kinds], "sequence_parallel": options.sequence_parallel,
-        "seed": options.seed, "implementations": plan.names, "budget_s": options.budget, "timeout_s": options.timeout,
+        "seed": options.seed, "implementations": plan.names, "budget_s": budget_s, "timeout_s": options.timeout,
         "environment": {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "TORCH_"))},
     }  # fmt: skip
     hush()
     first = spot is None or spot[0] == 0
-    run = TpRun(machine.describe(one), settings, about, text.screen(form), options.quiet or not first)
+    run = TpRun(this, settings, about, text.screen(form), options.quiet or not first)
     if first:
         run.open(options, len(cases) * len(sizes))
     status = run.join(plan, settings) if spot else run.spawn(plan, sizes, settings, options.wait)

@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from swiglu_bench.rows import text
-from swiglu_bench.spec.cases import Case, Mode, Scope, expand, parse_dtypes, parse_tokens
+from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, expand, parse_dtypes, parse_tokens
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 from swiglu_bench.sweep.options import AuditOptions, SweepOptions, TimingOptions, WandbOptions
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
+    from swiglu_bench.machine.machine import Machine
     from swiglu_bench.processes.pool.team import Team
     from swiglu_bench.session.settings import Settings
     from swiglu_bench.spec.implementation import Implementation
@@ -35,6 +36,8 @@ REGIMES = {"steady": 0.0, "rested": 0.05}
 """Seconds before each sample; `rested` is some twenty times a large kernel, so that power and clocks recover."""
 VERIFY_TOKENS = {"cpu": (33,), "cuda": (1, 127, 1024)}
 """Token counts of `verify` unless told otherwise: an odd number, and on a GPU one token and whole tiles too."""
+
+REASONABLE_S = 1800.0
 
 Load = Callable[[str], "Implementation"]
 Say = Callable[[str], object]
@@ -234,6 +237,28 @@ def check_wandb(options: WandbOptions) -> None:
         if field.name.startswith("wandb_") and getattr(options, field.name) != field.default and not options.log_wandb:
             name = field.name.replace("_", "-")
             raise BadInput(f"--{name} was given without --log-wandb; add that, or leave --{name} out.")
+
+
+def check_ends(
+    this: Machine, device: torch.device, work: Mapping[Dtype, float], option: str, fewer: str, doing: str = "train"
+) -> None:
+    """On a CPU raise BadInput for `work`, in operations, that takes it more than half an hour at its measured rates."""
+    if device.type != "cpu":
+        return
+    import torch
+
+    from swiglu_bench.machine.ceilings_cache import Limits
+    from swiglu_bench.measure.clock import make_clock
+
+    limits = Limits(this, device, make_clock(device))
+    seconds = sum(
+        flops / limits.product(getattr(torch, dtype.value)).value / 1e12 for dtype, flops in work.items() if flops
+    )
+    if seconds > REASONABLE_S:
+        raise BadInput(
+            f"{option}: this would {doing} for about {seconds / 3600:,.1f} hours on this CPU; give a smaller one or "
+            f"fewer {fewer}, or --budget to do it nevertheless."
+        )
 
 
 def command_line() -> str:

@@ -52,8 +52,10 @@ class TpOptions(WandbOptions):
     seed: Seed = 0
     device: Device = None
     budget: Annotated[
-        float, option(HOW, "Seconds for a case's rounds, of which there are at least ten.", min=0.01)
-    ] = 3.0
+        float | None,
+        option(HOW, "Seconds for a case's rounds, of which there are at least ten; where it is given, also what takes "
+               "very long on this machine is timed. \\[default: 3]", min=0.01),
+    ] = None  # fmt: skip
     timeout: Annotated[
         float,
         option(HOW, "Seconds without progress, compiling included, after which a group of ranks is ended.", min=1.0),

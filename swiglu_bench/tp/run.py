@@ -15,12 +15,14 @@ from rich.console import Console
 from swiglu_bench.charts import scaling
 from swiglu_bench.machine import locks
 from swiglu_bench.machine.machine import Machine, free_memory_bytes
+from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.processes.child import DoesNotEnd
 from swiglu_bench.rows.ranks import Row
 from swiglu_bench.rows.record import Status
 from swiglu_bench.session import policy
 from swiglu_bench.session.settings import Settings
-from swiglu_bench.spec.cases import Case
+from swiglu_bench.spec import costs
+from swiglu_bench.spec.cases import WEIGHTS, Case, Dtype
 from swiglu_bench.sweep import output
 from swiglu_bench.sweep.request import INTERRUPTED
 from swiglu_bench.tp.bench import RankBench
@@ -48,6 +50,16 @@ def too_large(cases: Sequence[Case], size: int, settings: Settings) -> dict[Case
     return {case: reason for case, reason in found.items() if reason}
 
 
+def work(plan: Plan, sizes: Sequence[int], rule: Rule) -> dict[Dtype, float]:
+    """Operations of the fewest rounds on a CPU, by dtype: each has the split block, its parts alone, and all of it per rank."""
+    found = dict.fromkeys((case.dtype for case in plan.cases), 0.0)
+    here = sum(one.name not in plan.skipped and one.unavailable("cpu") is None for one in plan.implementations)
+    rounds = (rule.warmup_rounds + rule.min_rounds) * here * len(plan.ways)
+    for case in plan.cases:
+        found[case.dtype] += sum(2 + size for size in sizes) * rounds * costs.flops(case, (*WEIGHTS[case.scope], "x"))
+    return found
+
+
 class TpRun:
     """Takes rows as they come: into files, to W&B, onto the screen. `options` are for run.json."""
 
@@ -64,8 +76,7 @@ class TpRun:
         self._folder: Folder | None = None
         self._wandb: WandbRun | None = None
         self._lost = False
-        self._bar = Bar(self.console, disable=self.quiet or not self.console.is_terminal)
-        self._task = self._bar.add_task("starting ranks")
+        self._bar = Bar(self.console, doing="starting ranks", quiet=self.quiet)
         self._done = 0
         self._fatal: set[str] = set()
         """Implementations that ended a group at the case that is to come again."""
@@ -81,7 +92,7 @@ class TpRun:
             folder = self._folder.path if self._folder else None
             made = output.wandb_run(options, "tp", self.this.slug, self.about, folder, self.warn)
             self._wandb = self._stack.enter_context(closing(made))
-        self._bar.update(self._task, total=total)
+        self._bar.update(self._bar.tasks[0].id, total=total)
         self._bar.start()
         self._stack.callback(self._bar.stop)
 
@@ -152,7 +163,7 @@ class TpRun:
                 self.say(tp_tables.line(row))
 
     def _tell(self, where: str, doing: str, fraction: float) -> None:
-        self._bar.update(self._task, completed=self._done + fraction, description=where + doing)
+        self._bar.tell(where + doing, self._done + fraction)
 
     @property
     def status(self) -> int:

@@ -50,7 +50,7 @@ class TrainingRun:
         settings = {
             "task": options.task, "workload": sizes.model_dump(), "data": experiment.data.about,
             "steps": experiment.steps, "dtype": experiment.dtype.value, "seed": options.seed, "seeds": options.seeds,
-            "interpret": options.interpret, "budget_s": options.budget, "step_run": options.step_run,
+            "interpret": options.interpret, "budget_s": options.budget_s, "step_run": options.step_run,
             "checkpoint_every": options.checkpoint_every,
         }  # fmt: skip
         self.about: dict[str, Any] = {
@@ -73,8 +73,33 @@ class TrainingRun:
                 row.steps, row.metric, row.unit = experiment.steps, sizes.metric, sizes.unit
                 self.trainees.append(Trainee(one, row, permuted=title == PERMUTED))
 
+    def plan(self, free_bytes: int) -> dict[str, Any]:
+        """What would be trained, and whether the device's memory holds it."""
+        case, needed_bytes = self.experiment.case, int(self.experiment.needed_bytes(len(self.trainees)))
+        return {
+            "task": self.options.task, "model": self.rows[0].model, "hidden": case.shape.hidden,
+            "intermediate": case.shape.intermediate, "dtype": case.dtype.value, "tokens": case.tokens,
+            "steps": self.experiment.steps, "seeds": self.options.seeds, "needed_bytes": needed_bytes,
+            "fits": needed_bytes <= free_bytes,
+        }  # fmt: skip
+
+    def check_affordable(self) -> None:
+        """Raise BadInput for a model that the device's memory does not hold, or that would train for too long here."""
+        experiment, free_bytes = self.experiment, machine.free_memory_bytes(self.experiment.device)
+        plan = self.plan(free_bytes)
+        if not plan["fits"]:
+            raise BadInput(
+                f"--model: {plan['model']} needs about {plan['needed_bytes'] / 2**30:.1f} GiB and the device has "
+                f"{free_bytes / 2**30:.1f} GiB free; give a smaller model, or fewer implementations."
+            )
+        trainings = len(self.trainees) * self.options.seeds
+        flops = 6 * experiment.parameters * experiment.case.tokens * experiment.steps * trainings
+        if self.options.budget is None:
+            request.check_ends(self.machine, experiment.device, {experiment.dtype: flops}, "--model", "--steps")
+
     def perform(self) -> int:
         """Train and time everything, then print and write the tables; the exit status."""
+        self.check_affordable()
         options, experiment, status = self.options, self.experiment, 0
         with ExitStack() as stack:
             folder = self._open_folder(stack) if options.csv else None
@@ -164,10 +189,10 @@ class TrainingProgress(Bar):
     """A bar with the live loss, or without a terminal a line for each of `count` trainings; logs to W&B."""
 
     def __init__(self, console: Console, steps: int, count: int, wandb: WandbRun | None = None) -> None:
-        super().__init__(console, disable=not console.is_terminal)
+        super().__init__(console, steps * count)
         self._steps = steps
         self._wandb = wandb
-        self._bar = self.add_task("starting", total=steps * count)
+        self._done = 0
 
     def listen(self, event: TrainingStep | str) -> None:
         """A step, or what else begins."""
@@ -179,7 +204,8 @@ class TrainingProgress(Bar):
             text = f"{where}, loss {event.loss:.4f}"
             if self._wandb:
                 self._wandb.step(event)
-        self.update(self._bar, description=text, advance=int(isinstance(event, TrainingStep)))
+        self._done += isinstance(event, TrainingStep)
+        self.tell(text, self._done)
         if ended and not self.console.is_terminal:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
