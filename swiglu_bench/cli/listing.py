@@ -176,4 +176,5 @@ def put_plan(form: str, command: str, cases: Sequence[dict[str, Any]], names: Se
         lacks = "" if case["fits"] else f"too large: the device has {free_bytes / 2**30:.1f} GiB free"
         size = f"{case['needed_bytes'] / 2**20:,.1f} MiB"
         found.add_row(*(str(case[name]) for name in shown), size, Text(lacks, "yellow"))
-    text.screen().print(found, Text(f"{len(cases)} case{'s' * (len(cases) > 1)} x {len(names)} implementations: {', '.join(names)}"))
+    count = f"{len(cases)} case{'s' * (len(cases) > 1)}"
+    text.screen().print(found, Text(f"{count} x {len(names)} implementations: {', '.join(names)}"))

@@ -66,7 +66,7 @@ def ordered(run: FinishedRun, column: str, reverse: bool) -> FinishedRun:
 
 def figure(run: FinishedRun, column: str, option: str) -> str:
     """The column, where it is a figure of the run's rows; raises BadInput where it is not."""
-    kinds = [Record, *dict.fromkeys(type(record.own) for record in run.records)]
+    kinds: list[type[Any]] = [Record, *dict.fromkeys(type(record.own) for record in run.records)]
     known = [one.name for kind in kinds for one in dataclasses.fields(kind) if one.type in NUMBERS]
     if column not in known:
         raise BadInput(f"{option}: {column!r} is not a figure of the run's rows; {did_you_mean(column, known)}")

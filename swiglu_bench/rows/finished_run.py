@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from swiglu_bench.rows import csv_table, ranks, text
 from swiglu_bench.rows.record import COLUMNS, SCHEMA_VERSION, GpuState, Record, TensorCheck
-from swiglu_bench.rows.run_folder import CHECKS, RECORDS, SAMPLE_KEY, SAMPLES, frame_of, read_about, read_rows, records_file
+from swiglu_bench.rows.run_folder import (
+    CHECKS,
+    RECORDS,
+    SAMPLE_KEY,
+    SAMPLES,
+    frame_of,
+    read_about,
+    read_rows,
+    records_file,
+)
 from swiglu_bench.rows.training import STEPS, load_training, training_folder
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 

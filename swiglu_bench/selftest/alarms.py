@@ -59,7 +59,11 @@ def draw_case(source: random.Random, device_type: str) -> tuple[Case, Extras]:
 
 
 def run_alarms(
-    implementations: Sequence[Implementation], device: torch.device, seed: int, count: int, tell: Callable[[str, float], None]
+    implementations: Sequence[Implementation],
+    device: torch.device,
+    seed: int,
+    count: int,
+    tell: Callable[[str, float], None],
 ) -> Iterator[Trialled]:
     """Every available implementation at `count` random cases that it can be asked for."""
     source, this = random.Random(seed), describe(device)

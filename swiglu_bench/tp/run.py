@@ -51,7 +51,7 @@ def too_large(cases: Sequence[Case], size: int, settings: Settings) -> dict[Case
 
 
 def work(plan: Plan, sizes: Sequence[int], rule: Rule) -> dict[Dtype, float]:
-    """Operations of the fewest rounds on a CPU, by dtype: each has the split block, its parts alone, and all of it per rank."""
+    """Operations of the fewest rounds on a CPU, by dtype: split, without collectives, and whole per rank."""
     found = dict.fromkeys((case.dtype for case in plan.cases), 0.0)
     here = sum(one.name not in plan.skipped and one.unavailable("cpu") is None for one in plan.implementations)
     rounds = (rule.warmup_rounds + rule.min_rounds) * here * len(plan.ways)

@@ -50,8 +50,8 @@ def test_the_committed_runs_are_found_and_can_be_read() -> None:
     """Those of older schemas among them."""
     files = list(find_runs(ROOT / "results"))
     assert len(files) > 10
-    for number, file in enumerate(files):
-        run = load_run(file.parent, beside=number % 4 == 0)
+    for number, folder in enumerate(files):
+        run = load_run(folder, beside=number % 4 == 0)
         assert run.records
         timed = [record for record in run.records if record.time_ms is not None and number % 4 == 0]
         assert all(len(record.samples_ms) == record.rounds for record in timed)
