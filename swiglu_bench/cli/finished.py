@@ -111,12 +111,12 @@ def _show(
     rows: RowOptions, run: RunPath,
     sort: Annotated[
         Text,
-        option(OUTPUT, "A figure of records.csv, such as ratio: implementations by its median; or implementation."),
+        option(OUTPUT, "A figure of the rows, such as ratio: implementations by its median; or implementation."),
     ] = None,
     reverse: Annotated[bool, option(OUTPUT, "The other way round.", "--reverse")] = False,
     pivot: Annotated[
         Text,
-        option(OUTPUT, "Show one figure of records.csv, such as time_ms: implementations down, token counts across."),
+        option(OUTPUT, "Show one figure of the rows, such as time_ms: implementations down, token counts across."),
     ] = None,
     baseline: Annotated[
         Text, option(CHOOSE, "Form the ratios to this implementation, timed in the same rounds, instead.")
