@@ -68,7 +68,7 @@ class WandbRun:
                 self._run.define_metric(f"{figure}/*", step_metric="tokens", summary="none")
             self._run.define_metric("tokens", hidden=True, summary="none")
             for figure in ("loss", "step_ms"):
-                self._run.define_metric(f"{figure}/*", step_metric="step")
+                self._run.define_metric(f"{figure}/*", step_metric="step", summary="none")
         except Exception as error:  # W&B raises many kinds, and none may cost the run
             self._run, self._warned = None, True
             warn(
