@@ -4,6 +4,7 @@ silu_mul(gate, up)                    elementwise, one rounding, gradients in ne
 swiglu_glu(x, w_gate, w_up)           both products and the gate in one launch; biases, GeGLU, gpt-oss's gate
 swiglu_glu_packed(x, w_gate_up)       the same with both projections in one matrix, three layouts
 swiglu_mlp(x, w_gate, w_up, w_down)   the whole block, forward and backward
+swiglu_experts(x, w_gate_up, w_down, top_k_index, top_k_weights)    a mixture of experts, each such a block
 unsloth_silu_mul(gate, up)            Unsloth-style elementwise kernels, with autograd
 swiglu_fg_kernel, swiglu_DWf_DW_dfg_kernel    the same kernels under the names that Unsloth documents
 FusedSwiGLU                           a module in place of two Linears and the gate
@@ -11,10 +12,13 @@ FusedSwiGLUMLP, FusedSwiGLUPackedMLP  modules with the state_dict of a Llama, Qw
 patch_model(model), unpatch(model)    put them into a Hugging Face model, and take them out again
 reference                             the definitions, in PyTorch
 warm_up(model, tokens=[1, 64])        compile what these token counts need, before the first request
+explain(x, w_gate, w_up)              which kernels a call runs, and why
 backend_for(tensor)                   where a kernel would run: "triton", "interpreter" or "torch"
 """
 
 from swiglu_kernels import reference
+from swiglu_kernels.experts import swiglu_experts
+from swiglu_kernels.explain import explain
 from swiglu_kernels.glu import swiglu_glu
 from swiglu_kernels.glu_packed import swiglu_glu_packed
 from swiglu_kernels.launches.backend import backend_for
@@ -31,10 +35,12 @@ __all__ = [
     "FusedSwiGLUPackedMLP",
     "PatchReport",
     "backend_for",
+    "explain",
     "patch_model",
     "reference",
     "silu_mul",
     "swiglu_DWf_DW_dfg_kernel",
+    "swiglu_experts",
     "swiglu_fg_kernel",
     "swiglu_glu",
     "swiglu_glu_packed",

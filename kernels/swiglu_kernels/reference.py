@@ -135,3 +135,42 @@ def swiglu_mlp(
         [..., hidden_out].
     """
     return F.linear(swiglu_glu(x, w_gate, w_up, bias_gate, bias_up, **options), w_down, bias_down)
+
+
+def swiglu_experts(
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+    *,
+    b_gate_up: torch.Tensor | None = None,
+    b_down: torch.Tensor | None = None,
+    interleaved: bool = False,
+    **options: str | float | None,
+) -> torch.Tensor:
+    """Return each token's sum of `swiglu_mlp` of its experts by their weights.
+
+    Args:
+        x: [..., hidden].
+        w_gate_up: [experts, 2 * intermediate, hidden].
+        w_down: [experts, hidden_out, intermediate].
+        top_k_index: [..., k], integers; one outside of 0 to experts - 1 is skipped.
+        top_k_weights: [..., k].
+        b_gate_up: [experts, 2 * intermediate] or None.
+        b_down: [experts, hidden_out] or None.
+        interleaved: rows of w_gate_up (and b_gate_up) are gate, up, gate, up, ...; else the gate's come first.
+        options: as for `gate_mul`.
+
+    Returns:
+        [..., hidden_out].
+    """
+    rows, index, weights = (one.reshape(-1, one.shape[-1]) for one in (x, top_k_index, top_k_weights))
+    out = rows.new_zeros(rows.shape[0], w_down.shape[1])
+    for expert in range(w_down.shape[0]):
+        token, slot = torch.where(index == expert)
+        bias, bias_down = (None if one is None else one[expert] for one in (b_gate_up, b_down))
+        (w_gate, w_up), biases = split_packed(w_gate_up[expert], bias, "interleaved" if interleaved else "packed")
+        y = swiglu_mlp(rows[token], w_gate, w_up, w_down[expert], *biases, bias_down, **options)
+        out = out.index_add(0, token, (y * weights[token, slot, None]).to(out.dtype))
+    return out.reshape(*x.shape[:-1], w_down.shape[1])

@@ -66,7 +66,16 @@ class RowOptions:
 
 
 def _compare(
-    rows: RowOptions, before: RunPath, after: RunPath,
+    rows: RowOptions,
+    before: Annotated[
+        Path,
+        typer.Argument(help="Folder of a run, its records.csv, or the name of a saved baseline.", show_default=False),
+    ],
+    after: Annotated[
+        Path | None,
+        typer.Argument(help="Folder of the later run, or its records.csv. \\[default: the latest below results/]"),
+    ] = None,
+    *,
     max_regression: Annotated[
         str, option(HOW, "How much worse a row may be, as 2%; beyond it it exits with 1.")
     ] = "2%",
@@ -82,6 +91,8 @@ def _compare(
     Exits 0 if no row is worse than allowed, 1 if one is or broke, 3 if that cannot be told, 2 if the runs cannot be
     compared.
 
+    `--save-baseline NAME` of the measuring commands saves what `compare NAME` compares with.
+
     Example: swiglu-bench compare results/nvidia-h200/2026-11-20/forward results/nvidia-h200/2026-11-21/forward
     """
     text.check("--format", form, "table", "github", *text.ROWS)
@@ -91,6 +102,7 @@ def _compare(
         raise BadInput(f"--max-regression: {max_regression!r} is not a percentage; give one such as 2% or 0.5%.")
     from swiglu_bench.finished import comparison, comparison_tables
 
+    before, after = _runs(before, after)
     found = comparison.compare(rows.of(before), rows.of(after), float(share[1]) / 100, by)
     status = {"fine": 0, "regression": 1, "cannot tell": 3}[found.outcome]
     if form == "table":
@@ -105,6 +117,21 @@ def _compare(
         }  # fmt: skip
         text.put(text.as_text(form, comparison_tables.rows(found), about, comparison_tables.COLUMNS))
     raise typer.Exit(status)
+
+
+def _runs(before: Path, after: Path | None) -> tuple[Path, Path]:
+    """The runs to compare: a name is that of a baseline, which is of the command of the other run."""
+    from swiglu_bench.rows import baselines
+    from swiglu_bench.rows.finished_run import find_runs, load_run
+
+    if after is None:
+        runs = sorted(find_runs(Path("results")), key=lambda run: max(file.stat().st_mtime for file in run.iterdir()))
+        if not runs:
+            raise BadInput("There is no run below results/; name the run to compare with the first.")
+        after = runs[-1]
+    if before.exists() or before.name != str(before):
+        return before, after
+    return baselines.find(before.name, load_run(after, beside=False).command), after
 
 
 def _show(
@@ -168,7 +195,7 @@ def _show_pivot(run: FinishedRun, column: str, name: str, form: str, output: Pat
 def _show_run(run: FinishedRun, detail: bool, form: str, output: Path | None) -> None:
     """The tables that the command printed, or its rows."""
     from swiglu_bench.finished.show import tables
-    from swiglu_bench.rows.finished_run import as_text
+    from swiglu_bench.rows.workload import as_text
 
     if form == "table":
         _print(tables(run, text.screen().width, detail))

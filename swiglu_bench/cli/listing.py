@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from swiglu_bench.session.settings import Settings
     from swiglu_bench.spec.implementation import Implementation
 
-FACTS = ("name", "description", "trains", "weight_layout", "backend", "package", "usage", "source", "on_request")
+FACTS = (
+    "name", "description", "trains", "weight_layout", "backend", "package", "usage", "source", "on_request", "variant",
+)  # fmt: skip
 """What `list --format json` says of an implementation, besides scopes, offers and why it cannot run."""
 COLUMNS = {"shapes": ("hidden", "intermediate", "tokens", "source"), "sweeps": ("shapes", "tokens", "source")}
 
@@ -117,10 +119,12 @@ def _in_lines(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     here = [one for one in known if one["unavailable"] is None]
     for one in here:
         what = Text(one["description"], no_wrap=True, overflow="ellipsis")
-        found.add_row(Text(one["name"] + "*" * one["on_request"], "bold"), _scopes(one["scopes"]), what)
+        found.add_row(
+            Text(one["name"] + "*" * (one["on_request"] or one["variant"]), "bold"), _scopes(one["scopes"]), what
+        )
     yield found
-    if any(one["on_request"] for one in here):
-        yield Text("*: only where --impl names it.", "dim")
+    if any(one["on_request"] or one["variant"] for one in here):
+        yield Text("*: compared only where --impl names it.", "dim")
     for line in by_reason("not here", ((one["unavailable"], one["name"]) for one in known if one["unavailable"])):
         yield Text(line, "yellow")
     yield Text(
@@ -135,7 +139,7 @@ def _in_detail(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     found, notes = table("Implementations", "name", "scopes", "gradients", "weights", "here", "what it is"), Notes()
     found.columns[0].no_wrap = found.columns[4].no_wrap = True
     for one in known:
-        reason, usual = one["unavailable"], "on request" if one["on_request"] else "yes"
+        reason, usual = one["unavailable"], "on request" if one["on_request"] or one["variant"] else "yes"
         here = Text(usual, "green") if reason is None else Text(f"no {notes.mark(reason)}", "yellow")
         trains = {"everything": "all", "inputs": "inputs", "nothing": "none"}[one["trains"]]
         found.add_row(

@@ -48,7 +48,7 @@ def _tp(
     from swiglu_bench.machine import machine
     from swiglu_bench.processes import forkserver
     from swiglu_bench.session.settings import Settings, Task
-    from swiglu_bench.spec.shapes import load_shapes
+    from swiglu_bench.spec.shapes import dense_shapes
     from swiglu_bench.tp.bench import quiet as hush
     from swiglu_bench.tp.case import default_rule
     from swiglu_bench.tp.plan import Plan, cases_of
@@ -65,7 +65,7 @@ def _tp(
     sizes = _sizes(options.gpus, one.type, spot)
     on_gpu = one.type == "cuda"
     cases = cases_of(
-        load_shapes(options.shapes if options.shapes is not None else "llama7b" if on_gpu else "smoke"),
+        dense_shapes(options.shapes if options.shapes is not None else "llama7b" if on_gpu else "smoke", "tp"),
         kinds,
         parse_dtypes(options.dtype if options.dtype is not None else "bf16" if on_gpu else "fp32"),
         parse_tokens(options.tokens) if options.tokens is not None else None,

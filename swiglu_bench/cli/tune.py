@@ -132,7 +132,7 @@ def _jobs(shapes: str, tokens: str | None, dtype: str, kernel: str, gpu: tuple[t
     """Everything to tune, checked before any work; `gpu` is its compute capability and number of multiprocessors."""
     import torch
 
-    from swiglu_bench.spec.shapes import load_shapes
+    from swiglu_bench.spec.shapes import dense_shapes
     from swiglu_kernels.tiles.candidates import KERNELS, TUNED_DTYPES, Problem, bucket
 
     names: list[str] = []
@@ -145,7 +145,7 @@ def _jobs(shapes: str, tokens: str | None, dtype: str, kernel: str, gpu: tuple[t
     if not set(dtypes) <= set(TUNED_DTYPES):
         raise BadInput("--dtype: float32 keeps its shipped tiles; give bf16 or fp16.")
     jobs = []
-    for shape in load_shapes(shapes):
+    for shape in dense_shapes(shapes, "tune"):
         if shape.hidden % MULTIPLE or shape.intermediate % MULTIPLE:
             needed = f"give sizes that are multiples of {MULTIPLE}"
             raise BadInput(f"--shapes: {shape.name} keeps its shipped tiles; {needed}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -16,11 +17,13 @@ from swiglu_bench.rows.grouping import grouped
 from swiglu_bench.rows.ranks import Row
 from swiglu_bench.rows.record import Record
 from swiglu_bench.rows.training import Summary
+from swiglu_bench.rows.workload import workload_of
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 from swiglu_bench.writers import tp_tables, training_tables
 from swiglu_bench.writers.markdown import table as markdown_table
 from swiglu_bench.writers.tables import TABLE, by, memory_tables, new_table, verify_detail_tables, verify_tables
 from swiglu_bench.writers.time_tables import time_tables
+from swiglu_bench.writers.workload_tables import workload_tables
 
 NAME = "implementation"
 NUMBERS = {"int", "float", "int | None", "float | None"}
@@ -34,7 +37,8 @@ def tables(run: FinishedRun, width: int, detail: bool) -> Iterator[RenderableTyp
     if all(isinstance(row, Row) for row in own):
         return tp_tables.tables(own)
     if any(record.time_ms is not None for record in run.records):
-        return time_tables(run.records, width, detail=detail)
+        shown = time_tables(run.records, width, detail=detail)
+        return chain(shown, workload_tables(run.records, workload_of(run.about)))
     if any(record.peak_bytes is not None for record in run.records):
         return memory_tables(run.records, width)
     return (verify_detail_tables if detail else verify_tables)(run.records, width)

@@ -24,7 +24,7 @@ from swiglu_bench.processes.child import Child, Died
 from swiglu_bench.rows.record import Record
 from swiglu_bench.session.case import Kept, run_case
 from swiglu_bench.session.judge_bench import JudgeBench
-from swiglu_bench.session.places import Contender, ContenderFailed, JudgeLost
+from swiglu_bench.session.places import Contender, ContenderFailed, JudgeLost, name_of
 from swiglu_bench.session.reports import Malformed, Report
 from swiglu_bench.session.settings import Listener, Settings, Tell, teller
 from swiglu_bench.spec.cases import Case
@@ -153,7 +153,7 @@ class Crew:
 
     def contender(self, implementation: Implementation, alias: str = "") -> Contender:
         """An implementation's process; a new one where it has ended."""
-        name = f"{implementation.name} ({alias})" if alias else implementation.name
+        name = name_of(implementation, alias)
         found = self._contenders.get(name)
         if found is None or found.child.ended:
             child = self._child(worker.CONTENDER, self._logs / log_name(name))

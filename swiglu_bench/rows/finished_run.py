@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from swiglu_bench.rows import csv_table, ranks, text
-from swiglu_bench.rows.record import COLUMNS, SCHEMA_VERSION, GpuState, Record, TensorCheck
+from swiglu_bench.rows import csv_table, ranks
+from swiglu_bench.rows.record import GpuState, Record, TensorCheck
 from swiglu_bench.rows.run_folder import (
     CHECKS,
     RECORDS,
@@ -98,14 +98,6 @@ class Collected:
 def verb(command: str) -> str:
     """The subcommand of a command line."""
     return next((word for word in command.split()[1:] if not word.startswith("-")), command)
-
-
-def as_text(run: FinishedRun, form: str) -> str:
-    """A run as `json`, `jsonl` or `csv`: the columns of its own file, one row per case and implementation."""
-    own = [record.own for record in run.records]
-    rows, kind = [row.row() for row in own], getattr(own[0], "KIND", "") if own else ""
-    about = {"kind": kind} if kind else {"kind": "run", "schema": SCHEMA_VERSION}
-    return text.as_text(form, rows, about | run.about, rows[0] if rows else COLUMNS)
 
 
 def load_run(path: Path, beside: bool = True) -> FinishedRun:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from swiglu_bench.rows.csv_table import read
-from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.record import Outcome, Record, Status
 from swiglu_bench.rows.run_folder import read_about
 from swiglu_bench.spec.errors import BadInput
 
@@ -70,7 +70,7 @@ class Curve(enum.StrEnum):
 
 
 @dataclass
-class Summary:
+class Summary(Outcome):
     """An implementation's line of summary.csv; None means: not measured, or does not apply."""
 
     KIND: ClassVar = "training"
@@ -132,10 +132,6 @@ class Summary:
     triton: str = ""
     version: str = ""
     timestamp: str = ""
-
-    def row(self) -> dict[str, Any]:
-        """The CSV row: every column, in order."""
-        return {name: getattr(self, name) for name in SUMMARY_COLUMNS}
 
     @property
     def frozen(self) -> bool:

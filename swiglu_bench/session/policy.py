@@ -19,6 +19,7 @@ SPARE = 1.1
 
 def blank(settings: Settings, this: machine.Machine, case: Case, implementation: Implementation) -> Record:
     """The row of one implementation at one case before anything has run."""
+    experts = case.shape.experts
     return Record(
         run_id=settings.run_id,
         command=settings.command,
@@ -30,6 +31,9 @@ def blank(settings: Settings, this: machine.Machine, case: Case, implementation:
         scope=case.scope.value,
         mode=case.mode.value,
         seed=case.seed,
+        experts=experts.count if experts else None,
+        top_k=experts.top_k if experts else None,
+        routing=experts.routing.value if experts else "",
         implementation=implementation.name,
         weight_layout=implementation.weight_layout,
         gradients=" ".join(implementation.gradients(case.scope)),

@@ -42,6 +42,8 @@ class Opened:
         """Where the rows are."""
         if self.folder:
             yield f"Rows, samples and machine: {self.folder}"
+            if (self.folder / "traces").is_dir():
+                yield f"Traces, for https://ui.perfetto.dev: {self.folder / 'traces'}"
         if self.wandb and self.wandb.url_or_path:
             yield f"W&B: {self.wandb.url_or_path}"
 
@@ -107,6 +109,7 @@ def about(request: Request, this: Machine) -> dict[str, Any]:
             **dataclasses.asdict(settings.rule),
         },
         "machine": this.as_dict(),
+        **({"workload": request.workload} if request.workload else {}),
     }
 
 

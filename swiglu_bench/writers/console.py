@@ -13,7 +13,7 @@ from rich.segment import SegmentLines
 from rich.table import Column
 
 from swiglu_bench.rows.finished_run import case_label, case_of
-from swiglu_bench.rows.record import FAILED, Record, Status
+from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.writers.tables import TABLE, by_reason
 from swiglu_bench.writers.time_tables import caution_lines, time_line
 
@@ -75,7 +75,7 @@ class ConsoleWriter:
         current = self._open.setdefault(table, [])
         current.append(record)
         if self._quiet:
-            if record.status in FAILED:
+            if record.failed:
                 self._line(time_line(record))
         elif self.console.is_terminal:
             self._progress.show(self._tables(current, self.console.width))

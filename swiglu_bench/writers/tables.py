@@ -105,7 +105,7 @@ def blocks(
             else:
                 kept += own
         first, notes = group[0], Notes()
-        sizes = f"  (hidden {first.hidden}, intermediate {first.intermediate})  "
+        sizes = f"  ({first.sizes})  "
         head = Text.assemble((first.shape, "bold"), sizes, f"{first.scope} {first.mode} {first.dtype} {what(group)}")
         head.rstrip()
         shown = list(body(kept, notes)) if kept else []
@@ -197,7 +197,9 @@ def _verdict(check: TensorCheck, notes: Notes, where: str = "") -> Text:
 
 
 def _check_figures(check: TensorCheck) -> list[str]:
-    """In the order of VERIFY_FIGURES."""
+    """In the order of VERIFY_FIGURES; dashes for a check that compares no values."""
+    if not check.allowed:
+        return ["-"] * len(VERIFY_FIGURES)
     relative = "-"
     if check.eager_error:
         times = check.error / check.eager_error

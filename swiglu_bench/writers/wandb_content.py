@@ -13,7 +13,7 @@ from swiglu_bench.rows.finished_run import case_of as work_of
 from swiglu_bench.rows.grouping import grouped, unique
 from swiglu_bench.rows.quantities import MIB
 from swiglu_bench.rows.ranking import median_ratios, ranked
-from swiglu_bench.rows.record import COLUMNS, FAILED, Record, Status
+from swiglu_bench.rows.record import COLUMNS, Record, Status
 from swiglu_bench.rows.training import Summary
 
 
@@ -44,7 +44,7 @@ STANDING = ("fastest_at", "median_ratio", "best_ratio", "worst_error_ratio", *(f
 TRAINED = ("final_loss", "metric_mean", "step_ms", "expected_ratio", "curve", "verdict")
 """What the summary says of each implementation that was trained."""
 FACTS = {
-    "shapes": "shape", "scopes": "scope", "modes": "mode", "dtypes": "dtype", "tokens": "tokens",
+    "shapes": "shape", "scopes": "scope", "routings": "routing", "modes": "mode", "dtypes": "dtype", "tokens": "tokens",
     "implementations": "implementation", "baselines": "baseline", "hosts": "host", "gpus": "gpu_uuid",
 }  # fmt: skip
 
@@ -96,7 +96,7 @@ def summarize(records: Sequence[Record]) -> dict[str, float | str]:
     if medians:
         summary["best_implementation"] = min(medians, key=lambda name: medians[name])
         summary["best_median_ratio"] = min(medians.values())
-    summary["failures"] = sum(record.status in FAILED for record in records)
+    summary["failures"] = sum(record.failed for record in records)
     return summary
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from judged import judge_here
 from specimens import small_case
 from torch import Tensor
 from torch.nn.functional import silu
@@ -85,7 +86,7 @@ def failures(one: Implementation, case: Case, device: str = "cpu") -> list[str]:
     judge, built = Judge(problem), Built(one, problem)
     for draw in (Draw(new_seed()), Draw(new_seed())):
         produced = built.infer(draw) if case.mode is Mode.FORWARD else built.train(draw)
-        checks = judge.judge_here(produced, draw, others=list(built.parameters.values()))
+        checks = judge_here(judge, produced, draw, others=built.parameters.values())
         assert {check.tensor for check in checks} == {"output", *produced}
         assert len(checks) == 1 + (case.mode is not Mode.FORWARD) * len(one.gradients(case.scope))
         failed += [f"{check.tensor}: {check.reason}" for check in checks if not check.ok]

@@ -43,7 +43,7 @@ def dummy(name: str) -> Implementation:
         (["liger", "eager", "eager", "eage*"], [], ["eager", "eager-packed", "liger"]),  # the catalogue's order, once
         (["*packed"], [], ["eager-packed", "compile-packed"]),
         (["fused"], [], ["fused"]),
-        (["[lu]*"], ["*-mlp"], ["liger", "unsloth"]),
+        (["[lu]*"], ["*-mlp", "*-experts"], ["liger", "unsloth"]),
         (["eager*", "liger"], ["*-packed"], ["eager", "liger"]),
         (["*"], [], names(list(CATALOGUE))),
         ([], [], [one.name for one in CATALOGUE if not one.on_request]),

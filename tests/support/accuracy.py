@@ -12,7 +12,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 @contextlib.contextmanager
 def poisoned_outputs() -> Iterator[None]:
-    """Fill whatever torch.empty and torch.empty_like return with NaN, so that an element left unwritten shows."""
+    """Fill whatever torch.empty, empty_like and new_empty return with NaN, so that an element left unwritten shows."""
 
     def poison(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def allocate_nan(*args: object, **kwargs: object) -> torch.Tensor:
@@ -24,6 +24,7 @@ def poisoned_outputs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty", poison(torch.empty))
         patch.setattr(torch, "empty_like", poison(torch.empty_like))
+        patch.setattr(torch.Tensor, "new_empty", poison(torch.Tensor.new_empty))
         yield
 
 

@@ -156,6 +156,44 @@ def check_down(w_down: object, w_gate: torch.Tensor, x: torch.Tensor) -> torch.T
     return tensor
 
 
+def check_experts(
+    x: object, w_gate_up: object, w_down: object, index: object, weights: object, b_gate_up: object, b_down: object
+) -> None:
+    """Check the operands of a mixture of experts, as `swiglu_experts` describes them."""
+    x_tensor = check_tensor("x", x)
+    gate_up = check_like("w_gate_up", w_gate_up, "x", x_tensor)
+    down = check_like("w_down", w_down, "x", x_tensor)
+    if x_tensor.dim() == 0:
+        raise ValueError("x: expected at least one dimension, [..., hidden], got a scalar")
+    hidden = x_tensor.shape[-1]
+    if gate_up.dim() != 3 or gate_up.shape[2] != hidden or gate_up.shape[1] % 2:
+        raise ValueError(f"w_gate_up: expected [experts, 2 * intermediate, {hidden}], got {tuple(gate_up.shape)}")
+    experts, both, _ = gate_up.shape
+    if down.dim() != 3 or (down.shape[0], 2 * down.shape[2]) != (experts, both):
+        raise ValueError(f"w_down: expected [{experts}, hidden_out, {both // 2}], got {tuple(down.shape)}")
+    for name, bias, size in (("b_gate_up", b_gate_up, both), ("b_down", b_down, down.shape[1])):
+        if bias is not None:
+            check_shape(name, check_like(name, bias, "x", x_tensor), (experts, size), "a row for each expert")
+    if not isinstance(index, torch.Tensor) or index.is_floating_point() or index.is_complex():
+        raise TypeError(
+            f"top_k_index: expected a tensor of integers, got {getattr(index, 'dtype', type(index).__name__)}"
+        )
+    routing = check_tensor("top_k_weights", weights)
+    if index.shape[:-1] != x_tensor.shape[:-1] or index.dim() != x_tensor.dim():
+        lead = "".join(f"{size}, " for size in x_tensor.shape[:-1])
+        raise ValueError(f"top_k_index: expected [{lead}k] to match x, got {tuple(index.shape)}")
+    check_shape("top_k_weights", routing, tuple(index.shape), "the shape of top_k_index")
+    for name, tensor in (("top_k_index", index), ("top_k_weights", routing)):
+        if tensor.device != x_tensor.device:
+            raise ValueError(f"{name}: expected device {x_tensor.device} as x has, got {tensor.device}")
+    for name, tensor in (("x", x_tensor), ("w_gate_up", gate_up), ("w_down", down)):
+        if max(tensor.shape) > MAX_AXIS:
+            raise ValueError(f"{name}: expected every dimension up to {MAX_AXIS}, got {tuple(tensor.shape)}")
+    if index.numel() + 128 * experts > MAX_AXIS:
+        raise ValueError(f"top_k_index: expected up to {MAX_AXIS} rows with padding, got {index.numel()} pairs")
+    refuse_tangents(x_tensor, gate_up, down, routing)
+
+
 def check_chunk(value: object) -> int:
     """Return `chunk_tokens` as an int, 0 for None."""
     if value is None:

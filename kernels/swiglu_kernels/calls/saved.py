@@ -51,15 +51,16 @@ def save(
     ctx: Any,
     x: torch.Tensor | None,
     weights: Sequence[torch.Tensor],
-    preactivations: tuple[torch.Tensor, torch.Tensor],
-    biases: Sequence[torch.Tensor | None],
+    preactivations: Sequence[torch.Tensor],
+    others: Sequence[torch.Tensor | None],
 ) -> None:
     """Save these in setup_context, in this order, for `load`; x may be None."""
     ctx.keeps_to_itself = _call.keeps_to_itself
+    ctx.preactivations = len(preactivations)
     ctx.shape_of_x = None if x is None else x.shape
     # What is no leaf is no parameter: the graph alone holds it.
-    ctx.leaves = [one if one is not None and one.is_leaf else None for one in (*weights, *biases)]
-    kept = [one.detach() if one is not None and one.is_leaf else one for one in (*weights, *biases)]
+    ctx.leaves = [one if one is not None and one.is_leaf else None for one in (*weights, *others)]
+    kept = [one.detach() if one is not None and one.is_leaf else one for one in (*weights, *others)]
     ctx.save_for_backward(x, *kept[: len(weights)], *preactivations, *kept[len(weights) :])
 
 
@@ -77,7 +78,7 @@ def load(ctx: Any, gradient: torch.Tensor, weights: int) -> tuple[list[Any], boo
         RuntimeError: data of another kind was put into x since, or with create_graph any into a parameter.
     """
     saved = ctx.saved_tensors
-    free = ctx.keeps_to_itself and internals.graph_is_freed() and _are_free(saved, 1 + weights)
+    free = ctx.keeps_to_itself and internals.graph_is_freed() and _are_free(saved, 1 + weights, ctx.preactivations)
     x = saved[0]
     if x is not None and (x.shape != ctx.shape_of_x or x.dtype != gradient.dtype):
         raise RuntimeError(
@@ -88,7 +89,7 @@ def load(ctx: Any, gradient: torch.Tensor, weights: int) -> tuple[list[Any], boo
         return list(saved), free
     tensors = list(saved)
     for number, leaf in enumerate(ctx.leaves, start=1):
-        position = number if number <= weights else number + 2
+        position = number if number <= weights else number + ctx.preactivations
         if leaf is None:
             continue
         if leaf.data_ptr() != saved[position].data_ptr() or leaf.dtype != saved[position].dtype:
@@ -99,16 +100,15 @@ def load(ctx: Any, gradient: torch.Tensor, weights: int) -> tuple[list[Any], boo
     return tensors, False
 
 
-def _are_free(saved: tuple[Any, ...], first: int) -> bool:
-    """Tell whether nobody else holds the two tensors from `first` on, and they are ordinary ones.
+def _are_free(saved: tuple[Any, ...], first: int, count: int) -> bool:
+    """Tell whether nobody else holds `count` tensors from `first` on, and they are ordinary ones.
 
     One that belongs to a trace, a transform or a mode may be asked for again.
     """
     return (
         type(saved[first]) is torch.Tensor
         and not torch.compiler.is_compiling()
-        and internals.held_by_no_more(saved, first, _ALONE)
-        and internals.held_by_no_more(saved, first + 1, _ALONE)
+        and all(internals.held_by_no_more(saved, number, _ALONE) for number in range(first, first + count))
     )
 
 
@@ -133,9 +133,9 @@ def _alone() -> tuple[int, int, int]:
 _ALONE = _alone() if internals.can_count else (0, 0, 0)
 
 
-def backward_with(free: bool, operator: Operator, gate: torch.Tensor, up: torch.Tensor, *arguments: Any) -> Any:
-    """Call the operator of a backward, or its function with `in_place=True` where gate and up are free."""
+def backward_with(free: bool, operator: Operator, preactivations: Sequence[torch.Tensor], *arguments: Any) -> Any:
+    """Call the operator of a backward, or its function with `in_place=True` where its preactivations are free."""
     if not free:
         return operator(*arguments)
-    torch.autograd.graph.increment_version((gate, up))
+    torch.autograd.graph.increment_version(preactivations)
     return operator.function(*arguments, in_place=True)

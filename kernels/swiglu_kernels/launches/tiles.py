@@ -13,7 +13,7 @@ tokens, 8 or 4 were 1-4% slower than 16. `parts` is the number of programs that 
 a matrix has fewer tiles than the GPU has multiprocessors; a second launch adds up their parts (the forward's alone).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -99,6 +99,19 @@ _UNALIGNED: list[tuple[float, Tile]] = [
     (float("inf"), Tile(64, 64, 32, warps=8, stages=2)),
 ]
 
+# Experts: rows are those of a tile of the routing, columns those of one accumulator, two of which are a gate and an up.
+_EXPERTS: dict[Family, list[tuple[float, Tile]]] = {
+    "hopper": [
+        (32, Tile(32, 64, 128, warps=4, stages=4)),
+        (64, Tile(64, 128, 64, warps=4, stages=4)),
+        (float("inf"), Tile(128, 256, 64, warps=8, stages=3)),
+    ],
+    "ampere": [
+        (32, Tile(32, 64, 128, warps=4, stages=3)),
+        (64, Tile(64, 128, 32, warps=4, stages=4)),
+        (float("inf"), Tile(128, 128, 32, warps=8, stages=4)),
+    ],
+}
 
 FORMULA_DEPTH = 32
 """The most, where operands are formed on the fly by another formula than plain SiLU: deeper tiles spill registers."""
@@ -183,6 +196,17 @@ def down_backward_tile(tokens: int, dtype: torch.dtype, capability: Capability |
 def down_weight_grad_tile(hidden: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
     """Tile of the kernel for w_down's gradient: rows are hidden, columns intermediate, depth tokens."""
     return _first_fit(hidden, _special(dtype, aligned) or _DOWN_WEIGHT_GRAD[family_of(capability)])
+
+
+def expert_tile(rows: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
+    """Tile of products of a routing's rows, which come in tiles of `rows`; columns are those of the accumulator."""
+    return replace(_first_fit(rows, _special(dtype, aligned) or _EXPERTS[family_of(capability)]), rows=rows)
+
+
+def expert_weight_grad_tile(rows: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
+    """Tile of experts' weight gradients: rows and columns of a weight, depth its expert's rows, `rows` in the mean."""
+    tile = _first_fit(17, _special(dtype, aligned) or _DOWN_WEIGHT_GRAD[family_of(capability)])
+    return replace(tile, depth=16 if rows <= 16 else min(32, tile.depth) if rows <= 32 else tile.depth)
 
 
 def _special(dtype: torch.dtype, aligned: bool) -> list[tuple[float, Tile]] | None:

@@ -12,9 +12,9 @@ import torch
 
 from swiglu_kernels.launches import backend
 from swiglu_kernels.launches.backend import tl, triton
+from swiglu_kernels.launches.precision import INTERPRETING
+from swiglu_kernels.launches.precision import round_to as round_to
 
-# A kernel may read a global only if it is a constexpr.
-INTERPRETING = tl.constexpr(backend.INTERPRETING) if backend.TRITON_AVAILABLE else False
 # Until torch 2.13 clamp passes the gradient of a value on a bound, later it does not; and so do the kernels.
 BOUNDS_PASS = tl.constexpr(torch.__version__ < "2.14") if backend.TRITON_AVAILABLE else False
 
@@ -75,17 +75,6 @@ def _inside_sigmoid(gate, alpha, FORMULA: tl.constexpr):
         v = gate * alpha
         dv = alpha
     return v, dv
-
-
-@triton.jit
-def round_to(value, dtype: tl.constexpr):
-    """Round an fp32 tile to dtype, to nearest even."""
-    if INTERPRETING and dtype == tl.bfloat16:
-        # The interpreter truncates to bfloat16 instead of rounding: round the bit pattern first, NaN excepted.
-        bits = value.to(tl.uint32, bitcast=True)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-        value = tl.where(value == value, bits.to(tl.float32, bitcast=True), value)
-    return value.to(dtype)
 
 
 @triton.jit

@@ -35,7 +35,9 @@ from swiglu_kernels.standalone.covering import covering
 
 FEW_BYTES = 8
 """Of a thread's registers, that some versions of ptxas spill once, outside of a main loop."""
-_POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16"}
+_POINTERS = {
+    torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +113,7 @@ def compile_launch(launch: Launch, capability: Capability) -> Any:
             constants[parameter.name] = value
             continue
         if isinstance(value, torch.Tensor):
-            signature[parameter.name] = _POINTERS[value.dtype]
+            signature[parameter.name] = "*i32" if value.dtype == torch.int32 else _POINTERS[value.dtype]
         elif isinstance(value, float):
             signature[parameter.name] = "fp32"
             continue
@@ -193,7 +195,7 @@ def main(arguments: list[str] | None = None) -> None:
         prog="python -m swiglu_kernels.standalone.compiled", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--capability", action="append", help="compute capability, repeatable (default 8.0 9.0 10.0)")
-    parser.add_argument("--dtype", default="bfloat16", choices=[str(d).removeprefix("torch.") for d in _POINTERS])
+    parser.add_argument("--dtype", default="bfloat16", choices=("float32", "float16", "bfloat16"))
     parser.add_argument("--tokens", type=int, action="append", help="repeatable (default 8192)")
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--intermediate", type=int, default=11008)

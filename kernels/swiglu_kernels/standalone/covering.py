@@ -11,13 +11,16 @@ from typing import Any
 
 import torch
 
+from swiglu_kernels.hopper import experts as by_hand
 from swiglu_kernels.hopper import forward, products, row, shared
-from swiglu_kernels.launches.formula import Formula
+from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import Capability
+from swiglu_kernels.portable import experts
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch, recompute_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.routing import combine_launch, gather_launch, new_routing, route_launch
 from swiglu_kernels.silu_mul import backward_launch as silu_mul_backward
 from swiglu_kernels.silu_mul import forward_launch as silu_mul_forward
 from swiglu_kernels.unsloth import backward_launch as unsloth_backward
@@ -28,17 +31,37 @@ TOKENS = (16, 64, 128, 512, 8192)
 WEIGHTS = ((4096, 11008), (7168, 2048), (2048, 2880), (3584, 18944), (8192, 28672))
 """(hidden, intermediate) that take every tile of few tokens on 132 multiprocessors."""
 CLAMPED = Formula(alpha=1.702, limit=7.0, up_offset=1.0)
-_NUMBERS = {"M", "N", "K", "H", "GROUP", "WIDE", "PRECISION", "PARTS", "share", "columns", "n_elements", "TOKENS"}
+_NUMBERS = {
+    "PAIRS",
+    "CHUNKS",
+    "TILES",
+    "EXPERTS",
+    "M",
+    "N",
+    "K",
+    "H",
+    "GROUP",
+    "WIDE",
+    "PRECISION",
+    "PARTS",
+    "share",
+    "columns",
+    "n_elements",
+    "TOKENS",
+}
 
 
 def covering(capability: Capability) -> list[tuple[str, Launch]]:
     """Name and describe them, on meta tensors and for 132 multiprocessors."""
     found: dict[tuple[Any, ...], tuple[str, Launch]] = {}
     with shared.by_hand_aside("portable kernels are asked for"):
-        for name, launch in _portable(capability):
-            parts = (launch,) if launch.then is None else (launch, launch.then)
-            for part, one in zip(("", ", parts added up"), parts, strict=False):
-                found.setdefault(_kind(one), (name + part, one))
+        for name, launch in itertools.chain(_portable(capability), _experts(capability)):
+            one: Launch | None = launch
+            for part in itertools.count(1):
+                if one is None:
+                    break
+                found.setdefault(_kind(one), (name if part == 1 else f"{name}, launch {part}", one))
+                one = one.then
     if capability[0] == 9 and shared.GLUON_MISSING is None:
         for name, launch in _by_hand():
             found.setdefault((name, *_kind(launch)), (name, launch))
@@ -96,6 +119,47 @@ def _portable(capability: Capability) -> Iterator[tuple[str, Launch]]:
     yield "unsloth backward", unsloth_backward(z, z, z)
 
 
+def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
+    cases = [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True)]
+    for (dtype, aligned), tile_rows, interleaved in itertools.product(cases, (16, 32, 64, 128), (False, True)):
+        if dtype == torch.float32 and tile_rows == 128:
+            continue
+
+        def tensor(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device="meta")
+
+        tokens, slots, count, hidden, intermediate = tile_rows * 4, 16, 64, 2048, 768
+        x = tensor(tokens, hidden + (not aligned))[:, :hidden]
+        w_gate_up, w_down = tensor(count, 2 * intermediate, hidden), tensor(count, hidden, intermediate)
+        weights, b_gate_up, b_down = tensor(tokens, slots), tensor(count, 2 * intermediate), tensor(count, hidden)
+        index = torch.empty((tokens, slots), dtype=torch.int64, device="meta")
+        routing = new_routing(index, count, tile_rows)
+        pair, row, tile_expert, starts, counts, *_ = routing
+        rows = pair.shape[0]
+        h, pre, y = tensor(rows, intermediate), tensor(rows, 2 * intermediate), tensor(rows, hidden)
+        dots = tensor(experts.dots_parts(x, w_down.mT, routing, capability), rows, dtype=torch.float32)
+        gate = (slots, CLAMPED, interleaved, capability)
+        at = f"tiles of {tile_rows}, {str(dtype).removeprefix('torch.')}{'' if aligned else ', unaligned'}"
+        at += ", interleaved" if interleaved else ""
+        for name, launch in {
+            "routing": route_launch(index, *routing[:5], tile_rows),
+            "routing in one program": route_launch(index[:1], *new_routing(index[:1], count, tile_rows)[:5], tile_rows),
+            "experts' gather": gather_launch(x, y, pair, starts, slots, tile_rows),
+            "experts' gate and up": experts.gate_up_launch(x, w_gate_up, h, pre, pair, tile_expert, b_gate_up, *gate),
+            "experts' down": experts.rows_launch(h, w_down, y, pair, tile_expert, b_down, capability),
+            "experts' d_x": experts.rows_launch(pre, w_gate_up.mT, y, pair, tile_expert, None, capability),
+            "experts' d_pre": experts.down_backward_launch(
+                x, w_down.mT, pre, weights, pre, h, dots, pair, tile_expert, *gate
+            ),
+            "experts' dW": experts.weight_grad_launch(pre, x, w_gate_up, pair, starts, counts, slots, capability),
+            "experts' dW_down": experts.weight_grad_launch(x, h, w_down, pair, starts, counts, slots, capability),
+            "experts' bias gradients": experts.row_sums_launch(x, weights, b_down, pair, starts, counts, slots),
+            "routing weights' gradient": experts.slot_grads_launch(dots, x, b_down, weights, row, tile_expert, slots),
+            "weighted sum": combine_launch(y, weights, row, x, slots),
+        }.items():
+            yield f"{name}, {at}", launch
+
+
 def _by_hand() -> Iterator[tuple[str, Launch]]:
     def tensor(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(rows, columns, dtype=dtype, device="meta")
@@ -129,3 +193,30 @@ def _by_hand() -> Iterator[tuple[str, Launch]]:
             f"ping-pong dW of {outputs}{f', {last} rows left' if last else ''}",
             products.transposed_launch(pairs, [weight] * outputs),
         )
+    yield from _experts_by_hand()
+
+
+def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
+    def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    count, rows, hidden, intermediate = 128, 8192, 2048, 768
+    x, h, pre = tensor(rows, hidden), tensor(rows, intermediate), tensor(rows, 2 * intermediate)
+    w_gate_up, w_down = tensor(count, 2 * intermediate, hidden), tensor(count, hidden, intermediate)
+    pair, *places = (tensor(size, dtype=torch.int32) for size in (rows, count + 1, count))
+    weights, dots = tensor(rows), tensor(intermediate // by_hand.NARROW, rows, dtype=torch.float32)
+    biases = tensor(count, 2 * intermediate), tensor(count, hidden)
+    across = tensor(count, hidden, 2 * intermediate).mT
+    for interleaved, weight, kept in itertools.product((False, True), (w_gate_up, across), (None, pre)):
+        formula, bias = (CLAMPED, biases[0]) if interleaved else (PLAIN, None)
+        name = f"experts by hand, h{', gate and up' if kept is not None else ''}"
+        name += f"{', interleaved' if interleaved else ''}{', transposed' if weight is across else ''}"
+        yield name, by_hand.gate_up_launch(x, weight, h, kept, *places, bias, formula, interleaved)
+        if kept is None:
+            down = w_down.mT if weight is w_gate_up else w_down.mT.contiguous()
+            outs = pre, weights, pre, h, dots, pair, *places
+            yield f"{name}, backward", by_hand.gate_backward_launch(x, down, *outs, formula, interleaved)
+    yield "experts by hand, y", by_hand.rows_launch(h, w_down, x, *places)
+    yield "experts by hand, y, bias", by_hand.rows_launch(h, w_down, x, *places, biases[1])
+    yield "experts by hand, dx", by_hand.rows_launch(pre, w_gate_up.mT, x, *places)
+    yield "experts by hand, dW", by_hand.weights_launch(pre, x, w_gate_up, *places)

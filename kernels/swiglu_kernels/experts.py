@@ -1,0 +1,282 @@
+"""swiglu_experts: a mixture of experts, each a SwiGLU block; out[token] is the weighted sum of its k experts' results.
+
+Forward: the routing (`routing.py`), then two grouped products, the first with the gate in its epilogue, and the sum
+over each token's rows. The kernels of `portable/experts.py` do it, or others with the same functions. In elements of
+x's dtype, for P rows (T k pairs and the padding), hidden H and intermediate I; x, weights and gradients not counted:
+
+                       alive from forward to backward    peak forward            peak backward
+    recompute=False    2 P I (gate and up)               3 P I, then P I + P H   3 P I, then 2 P I + P H
+      retain_graph                                                               5 P I, then 4 P I + P H
+    recompute=True     nothing                           P I + P H               3 P I, then 2 P I + P H
+
+and 4 bytes for each pair and row. Kernels that read sorted copies add P H in either direction.
+
+Backward: one product, d_out w_down, never stored, whose epilogue makes the gradients of gate and up (over the saved
+gate and up where nobody else wants them), the weighted h and its part of the routing weights' gradients; then the
+gradients of both weights as a product for each expert, and d_x as a grouped product and a sum over each token's rows.
+All sums are fp32 in a fixed order.
+"""
+
+from collections.abc import Sequence
+from types import ModuleType
+
+import torch
+
+from swiglu_kernels import reference
+from swiglu_kernels.calls import autocast
+from swiglu_kernels.calls.checks import check_experts, check_formula, check_option
+from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
+from swiglu_kernels.calls.operator import operator
+from swiglu_kernels.calls.saved import backward_with, call_and_keep, load, save
+from swiglu_kernels.glu import as_matrix, like_leading, needs_backward, new
+from swiglu_kernels.hopper import experts as hopper
+from swiglu_kernels.launches.backend import backend_for
+from swiglu_kernels.launches.formula import formula_of
+from swiglu_kernels.portable import experts as portable
+from swiglu_kernels.portable.experts import row_sums, slot_grads
+from swiglu_kernels.routing import Routing, combine, new_routing, route
+from swiglu_kernels.tiles.choices import expert_backend, expert_tile_rows, why_not_hopper
+
+KERNELS: dict[str, ModuleType] = {"portable": portable, "hopper": hopper}
+"""By what `backend` calls them; `routing.py` says what functions they have."""
+
+# Positions in a list of needs or gradients.
+X, W_GATE_UP, W_DOWN, WEIGHTS, B_GATE_UP, B_DOWN = range(6)
+
+
+def _outputs(
+    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, index: torch.Tensor, tile_rows: int, keep: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Allocate out, pre (empty unless it is kept) and the routing."""
+    routing = new_routing(index, w_gate_up.shape[0], tile_rows)
+    pre = new(x, routing.pair.shape[0], w_gate_up.shape[1]) if keep else new(x, 0, 0)
+    return new(x, x.shape[0], w_down.shape[1]), pre, *routing[:5]
+
+
+@operator("experts")
+def _experts(
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    weights: torch.Tensor,
+    b_gate_up: torch.Tensor | None,
+    b_down: torch.Tensor | None,
+    index: torch.Tensor,
+    tile_rows: int,
+    keep: bool,
+    backend: str,
+    interleaved: bool,
+    activation: str,
+    alpha: float,
+    limit: float | None,
+    up_offset: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return out, pre (empty unless it is kept) and the routing."""
+    if index.numel() == 0 or w_gate_up.shape[0] == 0:
+        out, *others = _outputs(x, w_gate_up, w_down, index, tile_rows, keep)
+        return out.zero_(), *others  # type: ignore[return-value]
+    kernels, formula = KERNELS[backend], formula_of(activation, 1.0, alpha, limit, up_offset)
+    routing = route(index, w_gate_up.shape[0], tile_rows)
+    rows = kernels.gather(x, routing)
+    h, pre = kernels.gate_up(rows, w_gate_up, routing, b_gate_up, formula, interleaved, True, keep)
+    del rows
+    y = kernels.down(h, w_down, routing, b_down)
+    del h
+    return combine(y, weights, routing), new(x, 0, 0) if pre is None else pre, *routing[:5]
+
+
+_experts.register_fake(_outputs)
+
+
+def _gradients(
+    d_out: torch.Tensor,
+    x: torch.Tensor | None,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    weights: torch.Tensor,
+    needs: Sequence[bool],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Allocate the six gradients; those that are not wanted are empty."""
+    experts, both, hidden = w_gate_up.shape
+    nothing = new(d_out, 0)
+    return (
+        new(d_out, d_out.shape[0], hidden) if needs[X] else nothing,
+        torch.empty_like(w_gate_up) if needs[W_GATE_UP] else new(d_out, 0),
+        torch.empty_like(w_down) if needs[W_DOWN] else new(d_out, 0),
+        weights.new_empty(weights.shape) if needs[WEIGHTS] else new(d_out, 0),
+        new(d_out, experts, both) if needs[B_GATE_UP] else new(d_out, 0),
+        new(d_out, experts, w_down.shape[1]) if needs[B_DOWN] else new(d_out, 0),
+    )
+
+
+@operator("experts_backward")
+def _experts_backward(
+    d_out: torch.Tensor,
+    x: torch.Tensor | None,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    weights: torch.Tensor,
+    pre: torch.Tensor,
+    b_gate_up: torch.Tensor | None,
+    b_down: torch.Tensor | None,
+    pair: torch.Tensor,
+    row: torch.Tensor,
+    tile_expert: torch.Tensor,
+    starts: torch.Tensor,
+    counts: torch.Tensor,
+    needs: Sequence[bool],
+    tile_rows: int,
+    keep: bool,
+    backend: str,
+    interleaved: bool,
+    activation: str,
+    alpha: float,
+    limit: float | None,
+    up_offset: float,
+    *,
+    in_place: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the six gradients, empty where not wanted; x may be None where it is not read.
+
+    `in_place` lets it overwrite pre, which the operator, being functional, must not.
+    """
+    experts = w_gate_up.shape[0]
+    if row.shape[0] == 0 or experts == 0:
+        return tuple(one.zero_() for one in _gradients(d_out, x, w_gate_up, w_down, weights, needs))  # type: ignore[return-value]
+    kernels, formula = KERNELS[backend], formula_of(activation, 1.0, alpha, limit, up_offset)
+    routing = Routing(pair, row, tile_expert, starts, counts, weights.shape[1], tile_rows)
+    results = [new(d_out, 0) for _ in range(6)]
+    rows = None
+    if not keep:
+        assert x is not None, "the recomputation starts from x"
+        rows = kernels.gather(x, routing)
+        _, pre = kernels.gate_up(rows, w_gate_up, routing, b_gate_up, formula, interleaved, False, True)
+        if not needs[W_GATE_UP]:
+            rows = None
+    dy = kernels.gather(d_out, routing)
+    d_pre, wh, dots = kernels.down_backward(
+        dy, w_down, pre, weights, routing, formula, interleaved, needs[W_DOWN], in_place or not keep
+    )
+    del pre
+    if needs[WEIGHTS]:
+        results[WEIGHTS] = slot_grads(dots, d_out, b_down, routing, weights.dtype)
+    if needs[W_DOWN]:
+        results[W_DOWN] = kernels.weight_grad(dy, wh, routing, w_down)
+    del dy, wh, dots
+    if needs[B_DOWN]:
+        results[B_DOWN] = row_sums(d_out, weights, routing, experts)
+    if needs[W_GATE_UP]:
+        assert x is not None, "the weight gradient is a product with x"
+        rows = kernels.gather(x, routing) if rows is None else rows
+        results[W_GATE_UP] = kernels.weight_grad(d_pre, rows, routing, w_gate_up)
+    del rows
+    if needs[B_GATE_UP]:
+        results[B_GATE_UP] = row_sums(d_pre, None, routing, experts)
+    if needs[X]:
+        results[X] = combine(kernels.rows_times(d_pre, w_gate_up, routing), None, routing)
+    return tuple(results)  # type: ignore[return-value]
+
+
+_experts_backward.register_fake(_gradients)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    x, w_gate_up, w_down, weights, b_gate_up, b_down, _, *ctx.options = inputs
+    _, keep, *_ = ctx.options
+    _, pre, *routing = output
+    ctx.mark_non_differentiable(pre, *routing)
+    ctx.set_materialize_grads(False)
+    saved_x = None if keep and not ctx.needs_input_grad[W_GATE_UP] else x
+    save(
+        ctx, saved_x, (w_gate_up, w_down, weights), (pre,), (None if keep else b_gate_up, b_down, *routing)
+    )  # fmt: skip
+
+
+def _backward(ctx, d_out, *_others):
+    if d_out is None:  # undefined, since gradients are not materialised
+        return (None,) * 15
+    saved, free = load(ctx, d_out, weights=3)
+    refuse_create_graph(_experts_backward, saved[0])
+    needs = list(ctx.needs_input_grad[:6])
+    gradients = backward_with(free, _experts_backward, saved[4:5], d_out, *saved, needs, *ctx.options)
+    return (*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), *(None,) * 9)
+
+
+_experts.register_autograd(_backward, setup_context=_setup_context)
+refuse_double_backward(_experts_backward)
+
+
+def swiglu_experts(
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+    *,
+    b_gate_up: torch.Tensor | None = None,
+    b_down: torch.Tensor | None = None,
+    activation: str = "silu",
+    alpha: float = 1.0,
+    limit: float | None = None,
+    up_offset: float = 0.0,
+    interleaved: bool = False,
+    recompute: bool = False,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """Return each token's sum over its k experts of weight * (h w_down[e]^T + b_down[e]), h = silu(gate) * up.
+
+    gate and up are the halves, or the even and odd columns, of x w_gate_up[e]^T + b_gate_up[e].
+
+    Source: the experts of Mixtral (Jiang et al. 2024, arXiv:2401.04088) and of the models after it.
+
+    Args:
+        x: [..., hidden]; as for `swiglu_glu`.
+        w_gate_up: [experts, 2 * intermediate, hidden], any strides, dtype and device of x; of transposes, which gpt-oss
+            keeps, give `gate_up_proj.mT`.
+        w_down: [experts, hidden_out, intermediate], any strides, dtype and device of x.
+        top_k_index: [..., k], any integer dtype: the experts of each token. One outside of 0 to experts - 1 is skipped:
+            it adds nothing, and its weight has no gradient (expert parallelism marks experts elsewhere so).
+        top_k_weights: [..., k], float32, float16 or bfloat16, any strides; autocast leaves it alone.
+        b_gate_up: [experts, 2 * intermediate], any strides, or None.
+        b_down: [experts, hidden_out], any strides, or None.
+        activation, alpha, limit, up_offset: the gate, as for `swiglu_glu` (gpt-oss: "silu", 1.702, 7, 1).
+        interleaved: the rows of w_gate_up are gate, up, gate, up, ... (gpt-oss); else the gate's come first.
+        recompute: keep x and the routing alone for the backward, and make gate and up again from them.
+        backend: "portable", or "hopper" for the kernels by hand for compute capability 9.0, which work on sorted copies
+            of x; None takes what is fastest here.
+
+    Returns:
+        [..., hidden_out], contiguous, in x's dtype. Products, gate and the sum over a token's experts are fp32; h, each
+        expert's result and the sum are rounded. Nothing waits for the GPU, and the bits are the same on every run.
+        Differentiable once, in all floating-point arguments; a second backward of a retained graph is right.
+
+    Raises:
+        TypeError: an argument is not a tensor, or of another dtype than expected; a number is not one.
+        ValueError: shapes or devices do not fit together, or an option has an unknown value.
+
+    Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_experts`.
+    """
+    check_option("backend", backend, (None, *KERNELS))
+    formula = check_formula(activation, 1.0, alpha, limit, up_offset)
+    x, w_gate_up, w_down, b_gate_up, b_down = autocast.operands(x, w_gate_up, w_down, b_gate_up, b_down)
+    check_experts(x, w_gate_up, w_down, top_k_index, top_k_weights, b_gate_up, b_down)
+    if backend_for(x) == "torch":
+        return reference.swiglu_experts(
+            x, w_gate_up, w_down, top_k_index, top_k_weights,
+            b_gate_up=b_gate_up, b_down=b_down, interleaved=interleaved, **formula,
+        )  # fmt: skip
+    rows = as_matrix(x)
+    index, weights = (as_matrix(one) for one in (top_k_index, top_k_weights))
+    with_grad = needs_backward(x, w_gate_up, w_down, weights, b_gate_up, b_down)
+    if backend is None:
+        backend = expert_backend(index.numel(), rows, w_gate_up, w_down, activation)
+    elif backend == "hopper" and (reason := why_not_hopper(rows, w_gate_up, w_down, activation)):
+        raise ValueError(f"backend: expected 'portable' or None, got 'hopper': {reason}")
+    by_hand = backend == "hopper"
+    tile_rows = hopper.ROWS if by_hand else expert_tile_rows(index.numel(), w_gate_up.shape[0], x.dtype)
+    out = call_and_keep(
+        _experts, rows, w_gate_up, w_down, weights, b_gate_up, b_down, index.contiguous(), tile_rows,
+        with_grad and not recompute, backend, interleaved,
+        activation, formula["alpha"], formula["limit"], formula["up_offset"],
+    )  # fmt: skip
+    return like_leading(out, x)

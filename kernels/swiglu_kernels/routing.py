@@ -1,0 +1,327 @@
+"""Routing: the order in which tokens meet their experts, made on the GPU, and the two passes over rows in that order.
+
+A pair is a token and one of its k slots, number token * k + slot. The rows are the pairs sorted by expert, stable, and
+each expert's rows begin at a multiple of tile_rows: a tile of so many rows has one expert, and what is left of an
+expert's last tile is padding. How many rows there are is known to the GPU alone; buffers have `capacity` rows. Nothing
+here waits for the GPU, adds with atomics or depends on the order in which programs run.
+
+The matrix products on these rows, `portable/experts.py` and any other set of kernels, are a module of these functions:
+
+    gather(x, routing)                                          what the products read rows of tokens from: x itself,
+                                                                or a sorted copy of it whose padding is zero
+    gate_up(x, w_gate_up, routing, bias, formula, interleaved,  -> h [P, I] and pre [P, 2I], None unless wanted
+            store_h, store_pre)
+    down(h, w_down, routing, bias)                              -> y [P, H]
+    down_backward(dy, w_down, pre, weights, routing, formula,   -> d_pre [P, 2I], wh [P, I] = weight * h or None, and
+                  interleaved, wants_wh, in_place)              dots [parts, P] fp32: the sum over the parts is the
+                                                                product h (dy w_down) of a row
+    rows_times(d_pre, w_gate_up, routing)                       -> dx in sorted rows [P, H]
+    weight_grad(a, b, routing, like)                            -> a^T b over each expert's rows, [E, M, N], strides of
+                                                                `like`; zeros for an expert without rows
+
+x and dy are what `gather` of that module returned. weights are [T, k], w_gate_up is [E, 2I, H], w_down [E, H, I], their
+biases are [E, 2I] and [E, H] or None. pre and d_pre are ordered as the rows of w_gate_up, interleaved or in halves: the
+products with it need not know. Rows of padding hold anything finite in h and y and zeros in d_pre and wh; rows behind
+the last tile in use are neither written nor read. `in_place` writes d_pre over pre.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from swiglu_kernels.launches.backend import tl, triton
+from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.launches.plan import run
+from swiglu_kernels.launches.precision import round_to
+
+ONE_PROGRAM = 1024
+"""Up to so many pairs a single program makes the routing, in one launch."""
+ELEMENTS = 8192
+"""Of the tiles pairs x experts that routing works in."""
+
+
+class Routing(NamedTuple):
+    """Where each pair's row lies; all tensors are int32, and `tile_expert` says how many tiles there are."""
+
+    pair: torch.Tensor
+    """[P] the pair of each row, -1 for padding and behind the last row."""
+    row: torch.Tensor
+    """[T k] the row of each pair, -1 where its index names no expert."""
+    tile_expert: torch.Tensor
+    """[P / tile_rows] the expert of each tile, -1 behind the last."""
+    starts: torch.Tensor
+    """[E + 1] the first row of each expert; the last is the number of rows in use."""
+    counts: torch.Tensor
+    """[E] rows of each expert, padding not counted."""
+    slots: int
+    """k, the experts of a token."""
+    tile_rows: int
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return self.row.shape[0] // self.slots
+
+
+def capacity(pairs: int, experts: int, tile_rows: int) -> int:
+    """Return the most rows that so many pairs can take: all experts but one have a tile that is not full."""
+    return tile_rows * (-(-pairs // tile_rows) + min(experts, pairs))
+
+
+@triton.jit
+def _of_pairs(index_ptr, first, last, experts, PAIRS: tl.constexpr, EXPERTS: tl.constexpr):
+    """Return the numbers of PAIRS pairs, whether each has an expert, and a one-hot row of int32 for each."""
+    pair = first + tl.arange(0, PAIRS)
+    index = tl.load(index_ptr + pair, mask=pair < last, other=-1)
+    routed = (index >= 0) & (index < experts)
+    expert = tl.where(routed, index, -1).to(tl.int32)
+    return pair, routed, (expert[:, None] == tl.arange(0, EXPERTS)[None, :]).to(tl.int32)
+
+
+@triton.jit
+def _count(index_ptr, chunk_ptr, pair_ptr, pairs, experts, rows, chunk, share, chunks,
+           PAIRS: tl.constexpr, EXPERTS: tl.constexpr):  # fmt: skip
+    """Count a chunk's pairs of each expert, and clear the chunk's share of the rows."""
+    expert = tl.arange(0, EXPERTS)
+    last = tl.minimum((chunk + 1) * share, pairs)
+    found = tl.zeros((EXPERTS,), dtype=tl.int32)
+    for first in range(chunk * share, last, PAIRS):
+        _, _, hot = _of_pairs(index_ptr, first, last, experts, PAIRS, EXPERTS)
+        found += tl.sum(hot, 0)
+    tl.store(chunk_ptr + chunk * experts + expert, found, mask=expert < experts)
+    of_rows = tl.cdiv(rows, chunks)
+    end = tl.minimum((chunk + 1) * of_rows, rows)
+    for first in range(chunk * of_rows, end, 1024):
+        row = first + tl.arange(0, 1024)
+        tl.store(pair_ptr + row, -1, mask=row < end)
+
+
+@triton.jit
+def _lay_out(chunk_ptr, tile_expert_ptr, starts_ptr, counts_ptr, experts, tiles, chunks,
+             TILE_ROWS: tl.constexpr, CHUNKS: tl.constexpr, TILES: tl.constexpr, EXPERTS: tl.constexpr):  # fmt: skip
+    """Turn the counts of chunks into the first row of each chunk and expert; name the expert of each tile."""
+    expert = tl.arange(0, EXPERTS)
+    known = expert < experts
+    counts = tl.zeros((EXPERTS,), dtype=tl.int32)
+    for first in range(0, chunks, CHUNKS):
+        chunk = first + tl.arange(0, CHUNKS)
+        inside = (chunk < chunks)[:, None] & known[None, :]
+        counts += tl.sum(tl.load(chunk_ptr + chunk[:, None] * experts + expert[None, :], mask=inside, other=0), 0)
+    padded = tl.cdiv(counts, TILE_ROWS) * TILE_ROWS
+    ends = tl.cumsum(padded, 0)
+    tl.store(counts_ptr + expert, counts, mask=known)
+    tl.store(starts_ptr + expert, ends - padded, mask=known)
+    tl.store(starts_ptr + experts, tl.sum(padded, 0))
+    row = ends - padded
+    for first in range(0, chunks, CHUNKS):
+        chunk = first + tl.arange(0, CHUNKS)
+        inside = (chunk < chunks)[:, None] & known[None, :]
+        at = chunk_ptr + chunk[:, None] * experts + expert[None, :]
+        found = tl.load(at, mask=inside, other=0)
+        tl.store(at, row[None, :] + tl.cumsum(found, 0) - found, mask=inside)
+        row += tl.sum(found, 0)
+    for first in range(0, tiles, TILES):
+        tile = first + tl.arange(0, TILES)
+        before = tl.sum(((ends[None, :] <= tile[:, None] * TILE_ROWS) & known[None, :]).to(tl.int32), 1)
+        tl.store(tile_expert_ptr + tile, tl.where(before < experts, before, -1), mask=tile < tiles)
+
+
+@triton.jit
+def _place(index_ptr, chunk_ptr, pair_ptr, row_ptr, pairs, experts, chunk, share,
+           PAIRS: tl.constexpr, EXPERTS: tl.constexpr):  # fmt: skip
+    """Write the rows of a chunk's pairs and the pairs of these rows."""
+    expert = tl.arange(0, EXPERTS)
+    last = tl.minimum((chunk + 1) * share, pairs)
+    next_row = tl.load(chunk_ptr + chunk * experts + expert, mask=expert < experts, other=0)
+    for first in range(chunk * share, last, PAIRS):
+        pair, routed, hot = _of_pairs(index_ptr, first, last, experts, PAIRS, EXPERTS)
+        row = tl.sum(hot * (next_row[None, :] + tl.cumsum(hot, 0) - 1), 1)
+        tl.store(row_ptr + pair, tl.where(routed, row, -1), mask=pair < last)
+        tl.store(pair_ptr + row, pair, mask=routed)
+        next_row += tl.sum(hot, 0)
+
+
+@triton.jit
+def _count_kernel(index_ptr, chunk_ptr, pair_ptr, pairs, experts, rows, share, chunks,
+                  PAIRS: tl.constexpr, EXPERTS: tl.constexpr):  # fmt: skip
+    _count(index_ptr, chunk_ptr, pair_ptr, pairs, experts, rows, tl.program_id(0), share, chunks, PAIRS, EXPERTS)
+
+
+@triton.jit
+def _lay_out_kernel(chunk_ptr, tile_expert_ptr, starts_ptr, counts_ptr, experts, tiles, chunks,
+                    TILE_ROWS: tl.constexpr, CHUNKS: tl.constexpr, TILES: tl.constexpr,
+                    EXPERTS: tl.constexpr):  # fmt: skip
+    _lay_out(chunk_ptr, tile_expert_ptr, starts_ptr, counts_ptr, experts, tiles, chunks,
+             TILE_ROWS, CHUNKS, TILES, EXPERTS)  # fmt: skip
+
+
+@triton.jit
+def _place_kernel(index_ptr, chunk_ptr, pair_ptr, row_ptr, pairs, experts, share,
+                  PAIRS: tl.constexpr, EXPERTS: tl.constexpr):  # fmt: skip
+    _place(index_ptr, chunk_ptr, pair_ptr, row_ptr, pairs, experts, tl.program_id(0), share, PAIRS, EXPERTS)
+
+
+@triton.jit
+def _route_kernel(index_ptr, chunk_ptr, pair_ptr, row_ptr, tile_expert_ptr, starts_ptr, counts_ptr,
+                  pairs, experts, rows, tiles, PAIRS: tl.constexpr, TILE_ROWS: tl.constexpr, TILES: tl.constexpr,
+                  EXPERTS: tl.constexpr):  # fmt: skip
+    """All three in one program, which meets its own stores again behind the barriers."""
+    _count(index_ptr, chunk_ptr, pair_ptr, pairs, experts, rows, 0, pairs, 1, PAIRS, EXPERTS)
+    tl.debug_barrier()
+    _lay_out(chunk_ptr, tile_expert_ptr, starts_ptr, counts_ptr, experts, tiles, 1, TILE_ROWS, 1, TILES, EXPERTS)
+    tl.debug_barrier()
+    _place(index_ptr, chunk_ptr, pair_ptr, row_ptr, pairs, experts, 0, pairs, PAIRS, EXPERTS)
+
+
+def route_launch(
+    index: torch.Tensor,
+    pair: torch.Tensor,
+    row: torch.Tensor,
+    tile_expert: torch.Tensor,
+    starts: torch.Tensor,
+    counts: torch.Tensor,
+    tile_rows: int,
+) -> Launch:
+    """Describe the launches that write a routing, of `index` [T, k], contiguous."""
+    pairs, experts, tiles = index.numel(), counts.shape[0], tile_expert.shape[0]
+    wide = triton.next_power_of_2(max(experts, 1))
+    high = max(1, ELEMENTS // wide)
+    at_once = min(high, max(16, triton.next_power_of_2(max(pairs, 1))))
+    tile_at_once = min(high, triton.next_power_of_2(max(tiles, 1)))
+    one_program = pairs <= ONE_PROGRAM
+    share = max(pairs, 1) if one_program else max(512, at_once)
+    chunks = triton.cdiv(max(pairs, 1), share)
+    chunk = index.new_empty((chunks, experts), dtype=torch.int32)
+    sizes = {"pairs": pairs, "experts": experts, "share": share, "EXPERTS": wide}
+    count = {"index_ptr": index, "chunk_ptr": chunk, "pair_ptr": pair, "rows": pair.shape[0], "PAIRS": at_once}
+    lay_out = {
+        "chunk_ptr": chunk, "tile_expert_ptr": tile_expert, "starts_ptr": starts, "counts_ptr": counts,
+        "tiles": tiles, "TILE_ROWS": tile_rows, "TILES": tile_at_once,
+    }  # fmt: skip
+    place = {"index_ptr": index, "chunk_ptr": chunk, "pair_ptr": pair, "row_ptr": row, "PAIRS": at_once}
+    if one_program:
+        arguments = {**sizes, **count, **lay_out, **place}
+        del arguments["share"]
+        return Launch(_route_kernel, (1,), arguments, num_warps=8, num_stages=1, scratch=chunk)
+    layout_sizes = {"experts": experts, "chunks": chunks, "EXPERTS": wide}
+    layout_sizes["CHUNKS"] = min(high, triton.next_power_of_2(chunks))
+    third = Launch(_place_kernel, (chunks,), sizes | place, num_warps=8, num_stages=1)
+    second = Launch(_lay_out_kernel, (1,), layout_sizes | lay_out, num_warps=8, num_stages=1, then=third)
+    first = sizes | count | {"chunks": chunks}
+    return Launch(_count_kernel, (chunks,), first, num_warps=8, num_stages=1, then=second, scratch=chunk)
+
+
+def new_routing(index: torch.Tensor, experts: int, tile_rows: int) -> Routing:
+    """Allocate the routing of `index` [T, k]."""
+    pairs = index.shape[0] * index.shape[1]
+    rows = capacity(pairs, experts, tile_rows)
+    sizes = (rows, pairs, rows // tile_rows, experts + 1, experts)
+    return Routing(*(index.new_empty(size, dtype=torch.int32) for size in sizes), index.shape[1], tile_rows)
+
+
+def route(index: torch.Tensor, experts: int, tile_rows: int) -> Routing:
+    """Sort pairs by expert.
+
+    Args:
+        index: [T, k], any integer dtype, contiguous: the experts of each token. One outside of 0 to experts - 1 names
+            none: its pair has no row.
+        experts: E.
+        tile_rows: a power of two.
+    """
+    routing = new_routing(index, experts, tile_rows)
+    if experts:
+        run(route_launch, index, *routing[:5], tile_rows)
+    return routing
+
+
+@triton.jit
+def _gather_kernel(
+    x_ptr, out_ptr, pair_ptr, starts_ptr, experts, columns, slots, x_row, x_column,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    if tl.program_id(0) * ROWS >= tl.load(starts_ptr + experts):
+        return
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (column < columns)[None, :]
+    pair = tl.load(pair_ptr + row)
+    token = (pair // slots).to(tl.int64)
+    at = x_ptr + token[:, None] * x_row + column.to(tl.int64)[None, :] * x_column
+    x = tl.load(at, mask=(pair >= 0)[:, None] & inside, other=0.0)
+    tl.store(out_ptr + row.to(tl.int64)[:, None] * columns + column[None, :], x, mask=inside)
+
+
+def gather_launch(
+    x: torch.Tensor, out: torch.Tensor, pair: torch.Tensor, starts: torch.Tensor, slots: int, tile_rows: int
+) -> Launch:
+    """Describe the launch that writes the sorted copy [P, H], contiguous, of x [T, H], any strides."""
+    block = min(512, triton.next_power_of_2(max(x.shape[1], 1)))
+    rows = min(8, tile_rows)
+    return Launch(
+        kernel=_gather_kernel,
+        grid=(out.shape[0] // rows, triton.cdiv(x.shape[1], block)),
+        arguments={
+            "x_ptr": x, "out_ptr": out, "pair_ptr": pair, "starts_ptr": starts, "experts": starts.shape[0] - 1,
+            "columns": x.shape[1], "slots": slots, "x_row": x.stride(0), "x_column": x.stride(1),
+            "ROWS": rows, "BLOCK": block,
+        },
+        num_warps=4,
+        num_stages=1,
+    )  # fmt: skip
+
+
+def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return x [T, H] in sorted rows [P, H]; padding is zero, what lies behind the last tile in use is not written."""
+    out = x.new_empty((routing.pair.shape[0], x.shape[1]))
+    run(gather_launch, x, out, routing.pair, routing.starts, routing.slots, routing.tile_rows)
+    return out
+
+
+@triton.jit
+def _combine_kernel(
+    y_ptr, weights_ptr, row_ptr, out_ptr, tokens, columns, slots, weights_token, weights_slot,
+    TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (token < tokens)[:, None] & (column < columns)[None, :]
+    out = tl.zeros((TOKENS, BLOCK), dtype=tl.float32)
+    for slot in range(slots):
+        row = tl.load(row_ptr + token * slots + slot, mask=token < tokens, other=-1).to(tl.int64)
+        routed = row >= 0
+        at = y_ptr + row[:, None] * columns + column[None, :]
+        y = tl.load(at, mask=inside & routed[:, None], other=0.0).to(tl.float32)
+        if weights_ptr is not None:  # masked as well: the weight of a pair without a row may be anything
+            weight = tl.load(weights_ptr + token * weights_token + slot * weights_slot, mask=routed, other=0.0)
+            y *= weight.to(tl.float32)[:, None]
+        out += y
+    at = out_ptr + token[:, None] * columns + column[None, :]
+    tl.store(at, round_to(out, out_ptr.dtype.element_ty), mask=inside)
+
+
+def combine_launch(
+    y: torch.Tensor, weights: torch.Tensor | None, row: torch.Tensor, out: torch.Tensor, slots: int
+) -> Launch:
+    """Describe the launch that writes out [T, H], each token's sum of its rows of y [P, H], both contiguous."""
+    block = min(512, triton.next_power_of_2(max(y.shape[1], 1)))
+    tokens = min(4, triton.next_power_of_2(max(out.shape[0], 1)))
+    return Launch(
+        kernel=_combine_kernel,
+        grid=(triton.cdiv(out.shape[0], tokens), triton.cdiv(y.shape[1], block)),
+        arguments={
+            "y_ptr": y, "weights_ptr": weights, "row_ptr": row, "out_ptr": out,
+            "tokens": out.shape[0], "columns": y.shape[1], "slots": slots,
+            "weights_token": None if weights is None else weights.stride(0),
+            "weights_slot": None if weights is None else weights.stride(1),
+            "TOKENS": tokens, "BLOCK": block,
+        },
+        num_warps=4,
+        num_stages=1,
+    )  # fmt: skip
+
+
+def combine(y: torch.Tensor, weights: torch.Tensor | None, routing: Routing) -> torch.Tensor:
+    """Return [T, H]: fp32 sums of each token's rows of y [P, H] in the order of slots, by its weights [T, k] or 1."""
+    out = y.new_empty((routing.tokens, y.shape[1]))
+    run(combine_launch, y, weights, routing.row, out, routing.slots)
+    return out

@@ -1,0 +1,199 @@
+import functools
+
+import pytest
+import torch
+from accuracy import DEVICE, check_against_reference, random_tensor
+from torch.library import opcheck
+
+from swiglu_kernels import backend_for, experts, reference, swiglu_experts
+from swiglu_kernels.routing import Routing, capacity, combine, gather, route
+from swiglu_kernels.tiles.choices import expert_tile_rows
+
+pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")
+
+NAMES = "x w_gate_up w_down top_k_weights b_gate_up b_down"
+GPT_OSS = {"alpha": 1.702, "limit": 1.0, "up_offset": 1.0, "interleaved": True}
+FLOAT16 = torch.float16
+
+
+def drawn(tokens: int, slots: int, count: int, beyond: int = 0) -> torch.Tensor:
+    """Indices of experts, also of so many on either side that do not exist."""
+    generator = torch.Generator().manual_seed(tokens)
+    return torch.randint(-beyond, count + beyond, (tokens, slots), generator=generator).to(DEVICE)
+
+
+def problem(
+    index: torch.Tensor, count: int, hidden: int, intermediate: int, dtype: torch.dtype, layout: str = "contiguous"
+) -> list[torch.Tensor]:
+    """Draw x, both weights, the routing weights and both biases, everything around 1 on the way."""
+    return [
+        random_tensor(index.shape[0], hidden, dtype=dtype, layout=layout),
+        random_tensor(count, 2 * intermediate, hidden, dtype=dtype, layout=layout, scale=hidden**-0.5, seed=1),
+        random_tensor(count, hidden + 3, intermediate, dtype=dtype, layout=layout, scale=intermediate**-0.5, seed=2),
+        random_tensor(*index.shape, dtype=dtype, layout=layout, seed=3),
+        random_tensor(count, 2 * intermediate, dtype=dtype, seed=4),
+        random_tensor(count, hidden + 3, dtype=dtype, seed=5),
+    ]
+
+
+def called(function, index, options, x, w_gate_up, w_down, weights, b_gate_up=None, b_down=None):
+    return function(x, w_gate_up, w_down, index, weights, b_gate_up=b_gate_up, b_down=b_down, **options)
+
+
+def check(index: torch.Tensor, inputs: list[torch.Tensor], gate: dict | None = None, **options: object) -> None:
+    check_against_reference(
+        NAMES,
+        functools.partial(called, swiglu_experts, index, (gate or {}) | options),
+        functools.partial(called, reference.swiglu_experts, index, gate or {}),
+        inputs,
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout", "gate", "biased", "recompute"),
+    [
+        (torch.float32, "strided", GPT_OSS, True, False),
+        (torch.float16, "transposed", GPT_OSS, True, True),
+        (torch.bfloat16, "half", {}, False, False),
+        (torch.float32, "contiguous", {"activation": "gelu_tanh"}, True, True),
+    ],
+)
+def test_output_and_gradients(dtype, layout, gate, biased, recompute):
+    index = drawn(19, 3, 4, beyond=1)
+    check(index, problem(index, 4, 35, 18, dtype, layout)[: 6 if biased else 4], gate, recompute=recompute)
+
+
+ROUTINGS = {
+    "one token": torch.tensor([[2, 0]]),
+    "more slots than tokens": torch.tensor([[3, 1, 0, 2], [0, 1, 2, 3]]),
+    "one expert has all, an expert twice": torch.full((9, 2), 3),
+    "no pair has an expert": torch.full((3, 2), 4),
+    "no tokens": torch.zeros(0, 2, dtype=torch.int64),
+}
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_extreme_routings(name):
+    index = ROUTINGS[name].to(DEVICE).int()
+    check(index, problem(index, 4, 16, 8, FLOAT16))
+
+
+@pytest.mark.parametrize(("tokens", "tile_rows"), [(40, 32), (100, 64), (200, 128)])
+def test_every_height_of_tiles(tokens, tile_rows):
+    index = drawn(tokens, 1, 2)
+    assert expert_tile_rows(index.numel(), 2, FLOAT16) == tile_rows
+    check(index, problem(index, 2, 40, 72, FLOAT16), GPT_OSS)
+
+
+def defined(index: torch.Tensor, count: int, tile_rows: int) -> Routing:
+    """The routing as its docstrings say it."""
+    pairs = index.flatten().tolist()
+    rows = capacity(len(pairs), count, tile_rows)
+    pair, row, tile_expert, starts, counts = [-1] * rows, [-1] * len(pairs), [-1] * (rows // tile_rows), [0], []
+    for expert in range(count):
+        own = [number for number, one in enumerate(pairs) if one == expert]
+        for at, number in enumerate(own, start=starts[-1]):
+            pair[at], row[number] = number, at
+        counts.append(len(own))
+        tiles = range(starts[-1] // tile_rows, -(-(starts[-1] + len(own)) // tile_rows))
+        for tile in tiles:
+            tile_expert[tile] = expert
+        starts.append(tiles.stop * tile_rows)
+    tensors = (torch.tensor(one, dtype=torch.int32, device=DEVICE) for one in (pair, row, tile_expert, starts, counts))
+    return Routing(*tensors, index.shape[1], tile_rows)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "slots", "count", "tile_rows"),
+    [(1, 8, 128, 16), (7, 3, 5, 32), (1200, 2, 6, 128), (0, 2, 3, 16), (700, 2, 300, 16)],
+)
+def test_the_routing_is_what_its_definition_says(tokens, slots, count, tile_rows):
+    index = drawn(tokens, slots, count, beyond=1)
+    routing, expected = route(index, count, tile_rows), defined(index, count, tile_rows)
+    for name, one, other in zip(Routing._fields, routing, expected, strict=True):
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, name
+
+
+def test_gather_and_weighted_sum():
+    index = drawn(9, 2, 3, beyond=1)
+    routing = route(index, 3, 16)
+    x = random_tensor(9, 21, dtype=torch.float32, layout="strided")
+    weights = random_tensor(9, 2, dtype=torch.float32, layout="transposed").masked_fill(index >= 3, float("nan"))
+    rows, used = gather(x, routing), int(routing.starts[-1])
+    pair = routing.pair[:used].long()
+    torch.testing.assert_close(rows[:used], torch.where(pair[:, None] >= 0, x[pair.clamp(min=0) // 2], 0.0))
+    known = (index >= 0) & (index < 3)
+    torch.testing.assert_close(combine(rows, None, routing), x * known.sum(1, keepdim=True))
+    torch.testing.assert_close(
+        combine(rows, weights, routing), x * weights.nan_to_num().mul(known).sum(1, keepdim=True)
+    )
+
+
+def test_routing_weights_may_have_another_dtype():
+    index = drawn(5, 2, 3)
+    x, w_gate_up, w_down, weights, *_ = problem(index, 3, 16, 8, FLOAT16)
+    weights = weights.float().requires_grad_()
+    out = swiglu_experts(x, w_gate_up, w_down, index, weights)
+    assert out.dtype == FLOAT16
+    (gradient,) = torch.autograd.grad(out.sum(), weights)
+    (expected,) = torch.autograd.grad(reference.swiglu_experts(x, w_gate_up, w_down, index, weights).sum(), weights)
+    torch.testing.assert_close(gradient, expected, rtol=1e-2, atol=1e-2)
+
+
+def test_gradients_have_the_layout_of_their_weights():
+    index = drawn(3, 2, 2)
+    x, w_gate_up, w_down, weights, *_ = problem(index, 2, 16, 8, torch.float32, "transposed")
+    stored = [one.mT.contiguous().requires_grad_() for one in (w_gate_up, w_down)]
+    swiglu_experts(x, stored[0].mT, stored[1].mT, index, weights).sum().backward()
+    assert all(one.grad is not None and one.grad.is_contiguous() for one in stored)
+
+
+def test_operator_conventions():
+    index = drawn(3, 2, 3)
+    x, *weights = [one.requires_grad_() for one in problem(index, 3, 16, 8, torch.float32)]
+    options = (16, True, "portable", True, "silu", 1.702, 7.0, 1.0)
+    opcheck(experts._experts._overload, (x, *weights, index, *options))
+
+
+BAD = {
+    "w_gate_up: expected": {"w_gate_up": torch.zeros(3, 7, 16)},
+    "w_down: expected": {"w_down": torch.zeros(3, 16, 9)},
+    "top_k_index: expected a tensor of integers": {"top_k_index": torch.zeros(5, 2)},
+    "top_k_index: expected \\[5, k\\]": {"top_k_index": torch.zeros(4, 2, dtype=torch.int64)},
+    "top_k_weights: expected shape": {"top_k_weights": torch.zeros(5, 3)},
+    "b_down: expected shape": {"b_down": torch.zeros(3, 8)},
+    "backend: expected": {"backend": "nothing"},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_arguments_are_named(message):
+    good = {"x": torch.zeros(5, 16), "w_gate_up": torch.zeros(3, 16, 16), "w_down": torch.zeros(3, 16, 8)}
+    good |= {"top_k_index": torch.zeros(5, 2, dtype=torch.int64), "top_k_weights": torch.zeros(5, 2)}
+    with pytest.raises((TypeError, ValueError), match=message):
+        swiglu_experts(**(good | BAD[message]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("gate", [{}, GPT_OSS], ids=["plain", "gpt-oss"])
+@pytest.mark.parametrize("shape", [(1, 8, 64, 512, 192), (100, 4, 32, 720, 720), (2048, 8, 16, 512, 256)])
+def test_on_a_gpu(shape, gate, dtype):
+    tokens, slots, count, hidden, intermediate = shape
+    index = drawn(tokens, slots, count, beyond=1)
+    inputs = problem(index, count, hidden, intermediate, dtype, "transposed" if gate else "contiguous")
+    check(index, inputs[: 6 if gate else 4], gate)
+
+
+@pytest.mark.gpu
+def test_a_graph_replays_with_another_routing():
+    index, other = (drawn(tokens, 2, 8)[:33] for tokens in (33, 34))
+    inputs = problem(index, 8, 64, 32, torch.bfloat16)[:4]
+    held = index.clone()
+    called(swiglu_experts, held, {}, *inputs)  # compiled before the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = called(swiglu_experts, held, {}, *inputs)
+    held.copy_(other)
+    graph.replay()
+    torch.testing.assert_close(out, called(swiglu_experts, other, {}, *inputs), rtol=0, atol=0)
