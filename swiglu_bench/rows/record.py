@@ -241,6 +241,8 @@ class Record(Outcome):
     """The GPU after each round, in order; empty without a GPU."""
     tensor_checks: tuple[TensorCheck, ...] = _beside()
     """The verdict per tensor; what `verify` shows."""
+    source: Any = field(default=None, repr=False, metadata={"beside": True})
+    """The row of a training (training.Summary) or of several GPUs (ranks.Row) that this is the common form of."""
 
     def remark(self, text: str) -> None:
         """Add a sentence about how the row came about."""
@@ -258,6 +260,15 @@ class Record(Outcome):
         """Of the block, in words."""
         text = f"hidden {self.hidden}, intermediate {self.intermediate}"
         return f"{text}, {self.experts} experts, top {self.top_k}, {self.routing} routing" if self.experts else text
+
+    @property
+    def own(self) -> Any:
+        """The row as its command wrote it."""
+        return self if self.source is None else self.source
+
+    def figure(self, name: str) -> Any:
+        """A value of the row, or of the one that its command wrote; None where neither has it."""
+        return getattr(self, name, getattr(self.source, name, None))
 
     @property
     def interval(self) -> tuple[float, float, float] | None:
