@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -169,7 +170,7 @@ def _reference(problem: Problem) -> Step:
     return Step(lambda *activations: define(*activations, *problem.parameters.values(), **variant))
 
 
-def _experts(x: Tensor, index: Tensor, weights: Tensor, *parameters: Tensor, **variant: float | None) -> Tensor:
+def _experts(x: Tensor, index: Tensor, weights: Tensor, *parameters: Tensor, **variant: Any) -> Tensor:
     """The sum of `reference.swiglu_mlp` of each token's experts, as models add it up: expert by expert in x's dtype."""
     rows, index, weights = (value.flatten(0, -2) for value in (x, index, weights))
     output = torch.zeros_like(rows)

@@ -93,7 +93,7 @@ def _block(
         passes = torch.le if torch.__version__ < "2.14" else torch.lt  # on a bound, as torch.clamp has it
         gate_passes, up_passes = passes(gate, limit), passes(up.abs(), limit)
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    up = up + extras.variant.get("up_offset", 0.0)
+    up = up + (extras.variant.get("up_offset") or 0.0)
     sigmoid = torch.sigmoid(alpha * gate)
     silu = gate * sigmoid
     hidden = silu * up

@@ -259,7 +259,7 @@ def _quack(own: Mapping[str, Tensor]) -> Forward:
                 store_preact=any(ctx.needs_input_grad),
             )  # fmt: skip
             ctx.save_for_backward(x, w_gate_up, token, starts, both)
-            return hidden  # type: ignore[no-any-return]
+            return hidden
 
         @staticmethod
         def backward(ctx: Any, d_hidden: Tensor) -> tuple[Tensor | None, ...]:
@@ -278,7 +278,7 @@ def _quack(own: Mapping[str, Tensor]) -> Forward:
         @staticmethod
         def forward(ctx: Any, rows: Tensor, weights: Tensor, starts: Tensor) -> Tensor:
             ctx.save_for_backward(rows, weights, starts)
-            return product(rows, weights.mT, cu_seqlens_m=starts)  # type: ignore[no-any-return]
+            return product(rows, weights.mT, cu_seqlens_m=starts)
 
         @staticmethod
         def backward(ctx: Any, d_found: Tensor) -> tuple[Tensor | None, ...]:
@@ -323,8 +323,7 @@ def _fused_row(name: str, description: str, **choices: Any) -> Implementation:
     def build(problem: Problem) -> Step:
         from swiglu_kernels import swiglu_experts
 
-        extras = problem.extras
-        options = {"limit": extras.limit, "alpha": extras.alpha, "interleaved": extras.interleaved, **choices}
+        options = {"interleaved": problem.extras.interleaved, **problem.extras.variant, **choices}
 
         def of(own: Mapping[str, Tensor]) -> Forward:
             biases = {"b_gate_up": own.get("bias_gate_up"), "b_down": own.get("bias_down")}
@@ -341,7 +340,6 @@ def _fused_row(name: str, description: str, **choices: Any) -> Implementation:
         description=description,
         weight_layout="packed",
         backend="triton",
-        package="swiglu_kernels.experts",
         offers=("bias", "limit"),
         usage="from swiglu_kernels import swiglu_experts; "
         f"out = swiglu_experts(x, w_gate_up, w_down, top_k_index, top_k_weights{arguments})",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from swiglu_bench.check.judge import REFERENCE
-from swiglu_bench.selftest.specimen import Specimen, specimen
+from swiglu_bench.selftest.specimen import CROWDED_CHECK, Specimen, specimen
 from swiglu_bench.selftest.wrong import UNWRITTEN, VALUES
 from swiglu_bench.spec.cases import Mode, Scope
 from swiglu_bench.spec.implementation import Step
@@ -127,7 +127,7 @@ def idle_unwritten(problem: Problem) -> Step:
     return Step(forward)
 
 
-@_fault("crowded-expert-cut", "an expert computes no more than 256 rows", "crowded expert", task="audit")
+@_fault("crowded-expert-cut", "an expert computes no more than 256 rows", CROWDED_CHECK, task="audit")
 def crowded_cut(problem: Problem) -> Step:
     """Right wherever tokens are spread."""
     return _routed(problem, lambda index, weights: (index, weights * (_place_in_expert(index) < 256)))

@@ -15,12 +15,15 @@ from rich.text import Text
 from swiglu_bench.machine import machine
 from swiglu_bench.rows.record import FAULTS
 from swiglu_bench.selftest.alarms import run_alarms
-from swiglu_bench.selftest.specimen import INDEX_CHECK
+from swiglu_bench.selftest.specimen import CROWDED_CHECK, INDEX_CHECK
 from swiglu_bench.selftest.zoo import SPECIMENS, Catch, run_zoo
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.writers.tables import new_table
 
-CHECKS = FAULTS | {INDEX_CHECK: "wrong beyond 2^31 elements, as `audit` checks"}
+CHECKS = FAULTS | {
+    INDEX_CHECK: "wrong beyond 2^31 elements, as `audit` checks",
+    CROWDED_CHECK: "wrong where one expert has all tokens, as `audit` checks",
+}
 LETTERS = dict(zip(CHECKS, "abcdefghijklmnopqrstuvwxyz", strict=False))
 
 

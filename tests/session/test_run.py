@@ -25,7 +25,7 @@ from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.session import here, judge_bench, workbench
 from swiglu_bench.session.settings import Progress, Settings, Task
 from swiglu_bench.session.timing import Batches
-from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape, tensors
+from swiglu_bench.spec.cases import DENSE, Case, Dtype, Mode, Scope, Shape, tensors
 from swiglu_bench.spec.implementation import Implementation
 
 CPU = torch.device("cpu")
@@ -313,7 +313,7 @@ def test_without_a_sound_baseline_there_is_no_ratio(baseline: str) -> None:
 # Memory and verify
 
 
-@pytest.mark.parametrize("scope", list(Scope))
+@pytest.mark.parametrize("scope", DENSE)
 def test_memory_is_measured_beside_its_prediction(scope: Scope) -> None:
     record = rows(small_case(scope=scope), [pytorch.eager], settings(Task.MEMORY))["eager"]
     assert record.status is Status.OK

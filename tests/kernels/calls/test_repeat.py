@@ -238,8 +238,11 @@ def gradients(function: Any, given: list[torch.Tensor | None], **options: Any) -
 
 
 @needs_interpreter
-@pytest.mark.parametrize("bias", [False, True], ids=["", "biases"])
-@pytest.mark.parametrize("wanted", [(True, True, True), (False, True, True), (True, False, False)], ids=str)
+@pytest.mark.parametrize(
+    ("wanted", "bias"),
+    [((True, True, True), True), ((False, True, True), False), ((True, False, False), True)],
+    ids=str,
+)
 @pytest.mark.parametrize(
     "options",
     [{}, {"save": "input"}, {"weight_grad": "torch", "input_grad": "torch"}, {"input_grad": "fused", "limit": 1.0}],
