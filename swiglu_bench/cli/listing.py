@@ -119,9 +119,8 @@ def _in_lines(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     here = [one for one in known if one["unavailable"] is None]
     for one in here:
         what = Text(one["description"], no_wrap=True, overflow="ellipsis")
-        found.add_row(
-            Text(one["name"] + "*" * (one["on_request"] or one["variant"]), "bold"), _scopes(one["scopes"]), what
-        )
+        mark = "*" if one["on_request"] or one["variant"] else ""
+        found.add_row(Text(one["name"] + mark, "bold"), _scopes(one["scopes"]), what)
     yield found
     if any(one["on_request"] or one["variant"] for one in here):
         yield Text("*: compared only where --impl names it.", "dim")

@@ -58,8 +58,9 @@ class Section:
     def title(self) -> str:
         """What the section is about, without the machine."""
         head = {"time": self.mode, "memory": "memory", "verify": "verification"}[self.kind]
-        routing = f"{self.routing} routing" if self.routing else ""
-        return ", ".join(filter(None, (f"{head} of {self.scope}", self.dtype, routing)))
+        return ", ".join(
+            filter(None, (f"{head} of {self.scope}", self.dtype, self.routing and f"{self.routing} routing"))
+        )
 
     @property
     def ok(self) -> list[Record]:
