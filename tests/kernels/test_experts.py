@@ -124,7 +124,9 @@ def test_gather_and_weighted_sum():
     torch.testing.assert_close(rows[:used], torch.where(pair[:, None] >= 0, x[pair.clamp(min=0) // 2], 0.0))
     known = (index >= 0) & (index < 3)
     torch.testing.assert_close(combine(rows, None, routing), x * known.sum(1, keepdim=True))
-    torch.testing.assert_close(combine(rows, weights, routing), x * weights.nan_to_num().mul(known).sum(1, keepdim=True))
+    torch.testing.assert_close(
+        combine(rows, weights, routing), x * weights.nan_to_num().mul(known).sum(1, keepdim=True)
+    )
 
 
 def test_routing_weights_may_have_another_dtype():
