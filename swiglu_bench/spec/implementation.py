@@ -91,6 +91,8 @@ class Implementation:
     """Why it can run nowhere: a package that is asked for and does not have what it would take."""
     on_request: bool = False
     """Whether it takes part only where `--impl` names it, because its build takes minutes for each case."""
+    variant: bool = False
+    """Whether it is another one with other arguments: checked like all, and compared only where `--impl` names it."""
     offers: frozenset[Offer] = frozenset()
     """Which of `problem.extras` its build supports; it is never asked for another."""
     overwrites: frozenset[str] = frozenset()

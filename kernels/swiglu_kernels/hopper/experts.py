@@ -20,17 +20,24 @@ Measured on an H200: NOTES.md.
 import torch
 
 from swiglu_kernels.hopper import loop, shared
-from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING
-from swiglu_kernels.launches.backend import multiprocessors
+from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING
+from swiglu_kernels.launches.backend import multiprocessors, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
-from swiglu_kernels.launches.tiles import Capability
+from swiglu_kernels.launches.plan import run
+from swiglu_kernels.routing import Routing, gather
 
+MOST_EXPERTS = 512
+"""Whose numbers of rows a warp's registers hold."""
+LEAST_ROWS = 64
+"""Of an expert on average; below, the portable kernels' smaller tiles waste less."""
 ROWS, BLOCK, PART = 128, 64, 32
 """Rows of a tile; rows, columns and depth of what is loaded at once; columns of what is stored at once."""
 STAGES, GROUP = 5, 16
 WIDE, NARROW = 192, 128
 """Columns of a tile."""
+
+__all__ = ["down", "down_backward", "gate_up", "gather", "rows_times", "weight_grad"]
 
 if GLUON_MISSING is None:
     from triton.experimental import gluon
@@ -42,32 +49,58 @@ if GLUON_MISSING is None:
     from swiglu_kernels.hopper.shared import halves, load, position, sigmoid, start, store, synchronize, view, write
 
     _ROWS, _BLOCK, _PART = (gl.constexpr(size) for size in (ROWS, BLOCK, PART))
+    _ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16]))
     _RELEASES, _BUFFERS = gl.constexpr(loop.RELEASES), gl.constexpr(3)
     # Until torch 2.13 clamp passes the gradient of a value on a bound, later it does not; and so do the kernels.
     _BOUNDS_PASS = gl.constexpr(torch.__version__ < "2.14")
 
     @gluon.jit
-    def _steps(tile, tiles, counts, per_expert, depth_tiles, FORM: gl.constexpr):
-        """Return how many stages a tile takes."""
-        if FORM == "weights":
-            count = gl.load(counts + min(tile, tiles - 1) // per_expert)
-            depth_tiles = max(gl.cdiv(count, _BLOCK), 1)
-        return depth_tiles
+    def _ends(counts, experts, column_tiles, EXPERTS: gl.constexpr, WARPS: gl.constexpr):
+        """Return the experts' numbers, their counts of rows, and how many units they and those before them have.
+
+        A unit is a tile; of an expert's last 64 rows it is two, one beside the other, so that all take as long. Each
+        warp holds all of it.
+        """
+        expert = gl.arange(0, EXPERTS, gl.BlockedLayout([EXPERTS // 32], [32], [WARPS], [0]))
+        count = gl.load(counts + expert, mask=expert < experts, other=0)
+        blocks = gl.cdiv(count, _BLOCK)
+        units = blocks // 2 * column_tiles + blocks % 2 * gl.cdiv(column_tiles, 2)
+        return expert, count, gl.associative_scan(units, 0, _sum)
 
     @gluon.jit
-    def _find(tile, tile_expert, starts, counts, row_tiles, column_tiles, P, GROUP: gl.constexpr, FORM: gl.constexpr):
-        """Return a tile's row and column, its expert, the first row that is summed over, and whether it is whole."""
+    def _sum(one, other):
+        return one + other
+
+    @gluon.jit
+    def _find(
+        unit, units, counts, experts, row_tiles, column_tiles, depth_tiles,
+        GROUP: gl.constexpr, FORM: gl.constexpr, EXPERTS: gl.constexpr, WARPS: gl.constexpr,
+    ):  # fmt: skip
+        """Return a unit's first row and its tile's column, its expert, what its lower half is for, and its steps.
+
+        The lower half has the lower rows (1), nothing (0), or the upper rows' next tile (2). Where gradients of weights
+        are wanted, the row is that of an expert's gradient, and the steps begin at the expert's first row.
+        """
         if FORM == "weights":
-            expert = tile // (row_tiles * column_tiles)
-            row, column = position(tile % (row_tiles * column_tiles), row_tiles, column_tiles, GROUP)
-            begin = gl.where(gl.load(counts + expert) > 0, gl.load(starts + expert), P)  # beyond P TMA reads zeros
-            whole = gl.full([], 1, gl.int32)
+            unit = min(unit, units - 1)
+            expert = unit // (row_tiles * column_tiles)
+            row, column = position(unit % (row_tiles * column_tiles), row_tiles, column_tiles, GROUP)
+            lower = gl.full([], 1, gl.int32)
+            steps = max(gl.cdiv(gl.load(counts + expert), _BLOCK), 1)
         else:
-            row, column = position(tile, row_tiles, column_tiles, GROUP)
-            expert = gl.load(tile_expert + row)
-            begin = gl.full([], 0, gl.int32)
-            whole = (gl.load(starts + expert) + gl.load(counts + expert) > row * _ROWS + _BLOCK).to(gl.int32)
-        return row, column, expert, begin, whole
+            number, count, ends = _ends(counts, experts, column_tiles, EXPERTS, WARPS)
+            expert = gl.sum((ends <= unit).to(gl.int32), 0)
+            unit -= gl.max(gl.where(ends <= unit, ends, 0), 0)
+            first = gl.sum(gl.where(number < expert, gl.cdiv(count, _ROWS) * _ROWS, 0), 0)
+            tiles = (gl.sum(gl.where(number == expert, count, 0), 0) + _BLOCK - 1) // (2 * _BLOCK)
+            row, column = tiles, 2 * (unit - tiles * column_tiles)
+            lower = gl.where(column + 1 < column_tiles, 2, 0)
+            if unit < tiles * column_tiles:
+                row, column = position(unit, tiles, column_tiles, GROUP)
+                lower = gl.full([], 1, gl.int32)
+            row = first + row * _ROWS
+            steps = gl.where(lower == 2, 2 * depth_tiles, depth_tiles)
+        return row, column, expert, lower, steps
 
     @gluon.jit
     def _load(matrix, base, outer, depth, full, buffer, ACROSS: gl.constexpr, pred=True):
@@ -78,34 +111,37 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _produce(
-        a, b, b_rest, a_ring, b_ring, barriers, tile_expert, starts, counts,
-        tiles, row_tiles, column_tiles, depth_tiles, M, N, P, expert_rows,
+        a, b, b_rest, a_ring, b_ring, barriers, starts, counts,
+        units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, expert_rows,
         COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, B_ACROSS: gl.constexpr,
-        INTERLEAVED: gl.constexpr,
+        INTERLEAVED: gl.constexpr, EXPERTS: gl.constexpr,
     ):  # fmt: skip
         A_ACROSS: gl.constexpr = FORM == "weights"
         APART: gl.constexpr = FORM == "gate_up" and not INTERLEAVED
+        BLOCKS: gl.constexpr = COLUMNS // _BLOCK
         step = 0
-        for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-            row, column, expert, begin, whole = _find(
-                tile, tile_expert, starts, counts, row_tiles, column_tiles, P, GROUP, FORM
+        for unit in range(gl.program_id(0), units, gl.num_programs(0)):
+            row, column, expert, lower, steps = _find(
+                unit, units, counts, experts, row_tiles, column_tiles, depth_tiles, GROUP, FORM, EXPERTS, 1
             )
-            steps = _steps(tile, tiles, counts, row_tiles * column_tiles, depth_tiles, FORM)
-            base = begin if FORM == "weights" else expert * expert_rows
-            first_row = start(row, _ROWS, M) if FORM == "weights" else row * _ROWS
-            first = start(column, COLUMNS // 2, N) if FORM == "gate_up" else start(column, COLUMNS, N)
-            if FORM == "gate_up" and INTERLEAVED:
-                first *= 2
+            begin, base = 0, expert * expert_rows
+            if FORM == "weights":
+                begin = gl.where(gl.load(counts + expert) > 0, gl.load(starts + expert), P)  # beyond P TMA reads zeros
+                base = begin
+                row = start(row, _ROWS, M)
             for depth in range(steps):
+                again = ((lower == 2) & (depth >= depth_tiles)).to(gl.int32)
+                first = start(column + again, COLUMNS // 2 if FORM == "gate_up" else COLUMNS, N)
+                if FORM == "gate_up" and INTERLEAVED:
+                    first *= 2
                 stage = step % STAGES
-                at = depth * _BLOCK
+                at = (depth - again * depth_tiles) * _BLOCK
                 full = barriers.index(stage)
                 mbarrier.wait(barriers.index(STAGES + stage), (step // STAGES + 1) & 1)  # passes in the first round
-                mbarrier.expect(full, (COLUMNS + _ROWS) * _BLOCK * 2, pred=whole != 0)  # elements of 16 bits
-                mbarrier.expect(full, (COLUMNS + _BLOCK) * _BLOCK * 2, pred=whole == 0)
-                _load(a, begin, first_row, at, full, a_ring.index(2 * stage), A_ACROSS)
-                _load(a, begin, first_row + _BLOCK, at, full, a_ring.index(2 * stage + 1), A_ACROSS, pred=whole != 0)
-                BLOCKS: gl.constexpr = COLUMNS // _BLOCK
+                mbarrier.expect(full, (COLUMNS + _ROWS) * _BLOCK * 2, pred=lower == 1)  # elements of 16 bits
+                mbarrier.expect(full, (COLUMNS + _BLOCK) * _BLOCK * 2, pred=lower != 1)
+                _load(a, begin, row, at, full, a_ring.index(2 * stage), A_ACROSS)
+                _load(a, begin, row + _BLOCK, at, full, a_ring.index(2 * stage + 1), A_ACROSS, pred=lower == 1)
                 if APART:
                     _load(b, base, first, at, full, b_ring.index(BLOCKS * stage), B_ACROSS)
                     _load(b, base, N + first, at, full, b_ring.index(BLOCKS * stage + 1), B_ACROSS)
@@ -266,17 +302,16 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _put_gradients(
-        d_h, weight, dots, pre, d_pre, weighted_h, row, column, own, N, alpha, limit, up_offset,
-        reads, buffers, h_buffers, loaded, whole,
+        d_h, weight, dots, pre, d_pre, weighted_h, row, column, next_row, next_column, more, own, N,
+        alpha, limit, up_offset, reads, buffers, h_buffers, loaded,
         ME: gl.constexpr, NUMBER: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
     ):  # fmt: skip
-        """Store PART columns of d_pre and weight * h; begin to load gate and up of the next part but one.
+        """Store PART columns of d_pre and weight * h; begin to load gate and up of the next part but one, if `more`.
 
         d_h is still without the routing weight. Columns left of `own` belong to another tile, which adds their dots.
         """
-        EACH: gl.constexpr = 1 if INTERLEAVED else 2
         SET: gl.constexpr = 2 * ME + NUMBER % 2
-        mbarrier.wait(loaded.index(SET), NUMBER // 2 & 1)
+        mbarrier.wait(loaded.index(SET), NUMBER // 2)
         if INTERLEAVED:
             pairs = reads.index(SET).load(gl.join(d_h, d_h).reshape([_BLOCK, _BLOCK]).type.layout)
             gate, up = pairs.reshape([_BLOCK, _PART, 2]).split()
@@ -305,123 +340,137 @@ if GLUON_MISSING is None:
             store(d_pre, [row, column], buffers.index(2 * ME))
             store(d_pre, [row, N + column], buffers.index(2 * ME + 1))
         store(weighted_h, [row, column], h_buffers.index(ME))
-        if NUMBER < 2:
-            _fetch(pre, row, column + 2 * _PART, N, reads, loaded.index(SET), EACH * SET, INTERLEAVED)
-        elif NUMBER < 4:
-            _fetch(
-                pre, row + _BLOCK, column - 2 * _PART, N, reads, loaded.index(SET), EACH * SET, INTERLEAVED, whole != 0
-            )
-        elif NUMBER < 6:
-            _fetch(pre, row, column + 2 * _PART, N, reads, loaded.index(SET), EACH * SET, INTERLEAVED)
+        EACH: gl.constexpr = 1 if INTERLEAVED else 2
+        _fetch(pre, next_row, next_column, N, reads, loaded.index(SET), EACH * SET, INTERLEAVED, more)
         return dots
 
     @gluon.jit
+    def _weights_of(row, pair, weights, LAYOUT: gl.constexpr):
+        """Return the routing weights of BLOCK rows, zero where there is no row."""
+        pairs = gl.load(pair + row + gl.arange(0, _BLOCK, LAYOUT))
+        return gl.load(weights + pairs, mask=pairs >= 0, other=0.0).to(gl.float32)
+
+    @gluon.jit
     def _finish_backward(
-        one, two, pair, weights, dots_out, pre, d_pre, weighted_h, row, column, own, N, alpha, limit, up_offset,
-        reads, buffers, h_buffers, loaded, whole,
-        ME: gl.constexpr, FIRST: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
+        one, two, weight, dots_out, pre, d_pre, weighted_h, row, column, next_row, next_column, more, own, N,
+        alpha, limit, up_offset, reads, buffers, h_buffers, loaded,
+        ME: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
     ):  # fmt: skip
-        """Make d_pre, weight * h and the dots of one half of a tile's rows."""
+        """Make d_pre, weight * h and the dots of one half of a tile's rows; the next half's first parts are fetched."""
         part_0, part_1 = halves(one, _BLOCK, _PART)
         part_2, part_3 = halves(two, _BLOCK, _PART)
-        rows = row + gl.arange(0, _BLOCK, gl.SliceLayout(1, part_0.type.layout))
-        pairs = gl.load(pair + rows)
-        weight = gl.load(weights + pairs, mask=pairs >= 0, other=0.0).to(gl.float32)
-        dots = gl.zeros([_BLOCK], gl.float32, gl.SliceLayout(1, part_0.type.layout))
+        always = own >= 0
+        LAYOUT: gl.constexpr = weight.type.layout
+        dots = gl.zeros([_BLOCK], gl.float32, LAYOUT)
         dots = _put_gradients(
-            part_0, weight, dots, pre, d_pre, weighted_h, row, column, own, N, alpha, limit, up_offset,
-            reads, buffers, h_buffers, loaded, whole, ME, FIRST, INTERLEAVED, EVEN, FORMULA,
+            part_0, weight, dots, pre, d_pre, weighted_h, row, column, row, column + 2 * _PART, always, own, N,
+            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 0, INTERLEAVED, EVEN, FORMULA,
         )  # fmt: skip
         dots = _put_gradients(
-            part_1, weight, dots, pre, d_pre, weighted_h, row, column + _PART, own, N, alpha, limit, up_offset,
-            reads, buffers, h_buffers, loaded, whole, ME, FIRST + 1, INTERLEAVED, EVEN, FORMULA,
+            part_1, weight, dots, pre, d_pre, weighted_h, row, column + _PART, row, column + 3 * _PART, always, own, N,
+            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 1, INTERLEAVED, EVEN, FORMULA,
         )  # fmt: skip
         dots = _put_gradients(
-            part_2, weight, dots, pre, d_pre, weighted_h, row, column + 2 * _PART, own, N, alpha, limit, up_offset,
-            reads, buffers, h_buffers, loaded, whole, ME, FIRST + 2, INTERLEAVED, EVEN, FORMULA,
+            part_2, weight, dots, pre, d_pre, weighted_h, row, column + 2 * _PART, next_row, next_column, more, own, N,
+            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 2, INTERLEAVED, EVEN, FORMULA,
         )  # fmt: skip
         dots = _put_gradients(
-            part_3, weight, dots, pre, d_pre, weighted_h, row, column + 3 * _PART, own, N, alpha, limit, up_offset,
-            reads, buffers, h_buffers, loaded, whole, ME, FIRST + 3, INTERLEAVED, EVEN, FORMULA,
+            part_3, weight, dots, pre, d_pre, weighted_h, row, column + 3 * _PART, next_row, next_column + _PART, more,
+            own, N, alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 3, INTERLEAVED, EVEN, FORMULA,
         )  # fmt: skip
-        gl.store(dots_out + rows, dots)
+        gl.store(dots_out + row + gl.arange(0, _BLOCK, LAYOUT), dots)
 
     @gluon.jit
     def _consume(
         out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads, h_buffers, loaded,
-        tile_expert, starts, counts,
-        tiles, row_tiles, column_tiles, depth_tiles, M, N, P, alpha, limit, up_offset,
+        counts, units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, alpha, limit, up_offset,
         ME: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
         B_ACROSS: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
+        EXPERTS: gl.constexpr,
     ):  # fmt: skip
-        programs, per_expert = gl.num_programs(0), row_tiles * column_tiles
-        mine = (tiles - gl.program_id(0) + programs - 1) // programs
-        step = 0 if ME == 0 else _steps(gl.program_id(0), tiles, counts, per_expert, depth_tiles, FORM)
-        for number in range(ME, mine, 2):
-            tile = gl.program_id(0) + number * programs
-            row, column, expert, _begin, whole = _find(
-                tile, tile_expert, starts, counts, row_tiles, column_tiles, P, GROUP, FORM
+        WIDTH: gl.constexpr = COLUMNS // 2 if FORM == "gate_up" else COLUMNS
+        programs = gl.num_programs(0)
+        mine = (units - gl.program_id(0) + programs - 1) // programs
+        step = 0
+        if ME == 1:
+            _, _, _, _, step = _find(
+                gl.program_id(0), units, counts, experts, row_tiles, column_tiles, depth_tiles, GROUP, FORM, EXPERTS, 4
             )
-            steps = _steps(tile, tiles, counts, per_expert, depth_tiles, FORM)
-            first_row = expert * M + start(row, _ROWS, M) if FORM == "weights" else row * _ROWS
-            first = start(column, COLUMNS // 2, N) if FORM == "gate_up" else start(column, COLUMNS, N)
+        for number in range(ME, mine, 2):
+            unit = gl.program_id(0) + number * programs
+            row, column, expert, lower, steps = _find(
+                unit, units, counts, experts, row_tiles, column_tiles, depth_tiles, GROUP, FORM, EXPERTS, 4
+            )
+            _, _, _, _, others = _find(
+                unit + programs, units, counts, experts, row_tiles, column_tiles, depth_tiles, GROUP, FORM, EXPERTS, 4
+            )
+            each = steps if FORM == "weights" else depth_tiles  # of a tile
+            if FORM == "weights":
+                row = expert * M + start(row, _ROWS, M)
+            beside = (lower == 2).to(gl.int32)
+            next_row, next_column = row + _BLOCK * (1 - beside), column + beside
+            first, next_first = start(column, WIDTH, N), start(next_column, WIDTH, N)
             if FORM == "gate_backward":
                 EACH: gl.constexpr = 1 if INTERLEAVED else 2
-                for part in gl.static_range(2):
+                for early in gl.static_range(2):
                     _fetch(
-                        pre, first_row, first + part * _PART, N, reads, loaded.index(2 * ME + part),
-                        EACH * (2 * ME + part), INTERLEAVED,
+                        pre, row, first + early * _PART, N, reads, loaded.index(2 * ME + early),
+                        EACH * (2 * ME + early), INTERLEAVED,
                     )  # fmt: skip
-            parity = (number // 2 + 1 - ME) & 1  # the first tile's turn passes at once
+                part, _unused = halves(gl.zeros([_BLOCK, _BLOCK], gl.float32, _ACCUMULATOR), _BLOCK, _PART)
+                LAYOUT: gl.constexpr = gl.SliceLayout(1, part.type.layout)
+                weight = _weights_of(row, pair, weights, LAYOUT)
+                next_weight = _weights_of(next_row, pair, weights, LAYOUT)
+            parity = (number // 2 + 1 - ME) & 1  # the first unit's turn passes at once
             one, two, three, one_1, two_1, three_1 = multiply_blocks(
-                a_at, b_at, barriers_at, step, steps, parity, whole,
+                a_at, b_at, barriers_at, step, each, parity, lower,
                 out.dtype, COLUMNS, ME, STAGES, FORM == "weights", B_ACROSS,
             )  # fmt: skip
-            step += steps + _steps(tile + programs, tiles, counts, per_expert, depth_tiles, FORM)
+            step += steps + others
             if FORM == "gate_backward":
-                own = column * COLUMNS
-                at = dots + column.to(gl.int64) * P
                 _finish_backward(
-                    one, two, pair, weights, at, pre, out, weighted_h, first_row, first, own, N, alpha, limit,
-                    up_offset, reads, buffers, h_buffers, loaded, whole, ME, 0, INTERLEAVED, EVEN, FORMULA,
+                    one, two, weight, dots + column.to(gl.int64) * P, pre, out, weighted_h,
+                    row, first, next_row, next_first, lower != 0, column * COLUMNS, N,
+                    alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, INTERLEAVED, EVEN, FORMULA,
                 )  # fmt: skip
-                if whole != 0:
+                if lower != 0:
                     _finish_backward(
-                        one_1, two_1, pair, weights, at, pre, out, weighted_h, first_row + _BLOCK, first, own, N, alpha,
-                        limit, up_offset, reads, buffers, h_buffers, loaded, whole, ME, 4, INTERLEAVED, EVEN, FORMULA,
+                        one_1, two_1, next_weight, dots + next_column.to(gl.int64) * P, pre, out, weighted_h,
+                        next_row, next_first, row, first, column < 0, next_column * COLUMNS, N,
+                        alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, INTERLEAVED, EVEN, FORMULA,
                     )  # fmt: skip
             else:
-                bias_at = expert * N + first
-                if FORM == "gate_up":
-                    bias_at = expert * 2 * N + (2 * first if INTERLEAVED else first)
+                BOTH: gl.constexpr = 2 if FORM == "gate_up" else 1
+                STEP: gl.constexpr = 2 if INTERLEAVED else 1
+                bias_at, next_bias_at = BOTH * expert * N + STEP * first, BOTH * expert * N + STEP * next_first
                 _finish(
-                    one, two, three, out, pre, bias, first_row, first, N, bias_at, alpha, limit, up_offset, buffers,
-                    COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
+                    one, two, three, out, pre, bias, row, first, N, bias_at, alpha, limit,
+                    up_offset, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
                 )  # fmt: skip
-                if whole != 0:
+                if lower != 0:
                     _finish(
-                        one_1, two_1, three_1, out, pre, bias, first_row + _BLOCK, first, N, bias_at, alpha, limit,
+                        one_1, two_1, three_1, out, pre, bias, next_row, next_first, N, next_bias_at, alpha, limit,
                         up_offset, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
                     )  # fmt: skip
         tma.store_wait(0)
 
     @gluon.jit
     def _experts_kernel(
-        a, b, b_rest, out, pre, bias, weighted_h, pair, weights, dots, tile_expert, starts, counts,
+        a, b, b_rest, out, pre, bias, weighted_h, pair, weights, dots, starts, counts,
         experts, M, N, K, P, expert_rows, alpha, limit, up_offset,
         COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, B_ACROSS: gl.constexpr,
-        INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
+        INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
     ):  # fmt: skip
         BACKWARD: gl.constexpr = FORM == "gate_backward"
         EACH: gl.constexpr = 1 if INTERLEAVED else 2  # buffers for gate and up
         column_tiles = gl.cdiv(N, COLUMNS // 2 if FORM == "gate_up" else COLUMNS)
         depth_tiles = gl.cdiv(K, _BLOCK)
+        row_tiles = gl.cdiv(M, _ROWS)  # of a weight's gradient
         if FORM == "weights":
-            row_tiles = gl.cdiv(M, _ROWS)
-            tiles = experts * row_tiles * column_tiles
+            units = experts * row_tiles * column_tiles
         else:
-            row_tiles = gl.load(starts + experts) // _ROWS
-            tiles = row_tiles * column_tiles
+            _, _, ends = _ends(counts, experts, column_tiles, EXPERTS, 4)
+            units = gl.max(ends, 0)
         a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES, _BLOCK, _BLOCK], a.layout)
         b_ring = gl.allocate_shared_memory(a.dtype, [COLUMNS // _BLOCK * STAGES, _BLOCK, _BLOCK], b.layout)
         if BACKWARD:
@@ -451,26 +500,26 @@ if GLUON_MISSING is None:
                     _consume,
                     (
                         out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads,
-                        h_buffers, loaded, tile_expert, starts, counts,
-                        tiles, row_tiles, column_tiles, depth_tiles, M, N, P, alpha, limit, up_offset,
-                        0, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA,
+                        h_buffers, loaded, counts,
+                        units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, alpha, limit, up_offset,
+                        0, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS,
                     ),
                 ),
                 (
                     _consume,
                     (
                         out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads,
-                        h_buffers, loaded, tile_expert, starts, counts,
-                        tiles, row_tiles, column_tiles, depth_tiles, M, N, P, alpha, limit, up_offset,
-                        1, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA,
+                        h_buffers, loaded, counts,
+                        units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, alpha, limit, up_offset,
+                        1, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS,
                     ),
                 ),
                 (
                     _produce,
                     (
-                        a, b, b_rest, a_ring, b_ring, barriers, tile_expert, starts, counts,
-                        tiles, row_tiles, column_tiles, depth_tiles, M, N, P, expert_rows,
-                        COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED,
+                        a, b, b_rest, a_ring, b_ring, barriers, starts, counts,
+                        units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, expert_rows,
+                        COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS,
                     ),
                 ),
             ],
@@ -479,30 +528,48 @@ if GLUON_MISSING is None:
         )  # fmt: skip
 
 
-def why_not(
-    weights: torch.Tensor, capability: Capability | None, *rows: torch.Tensor, interleaved: bool = False
-) -> str | None:
-    """Say why the products of a layer cannot take this path, or return None where they can.
+def why_not(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str) -> str | None:
+    """Say why a layer's products cannot take this path on a Hopper GPU, or return None where they can.
 
     Args:
-        weights: [E, N, K], either of the last two dimensions contiguous.
-        capability: of the GPU that would run it; None for none.
-        rows: every matrix of sorted rows that is read or written.
-        interleaved: whether gate and up take turns among the rows of the weights.
+        x: [T, H].
+        w_gate_up: [E, 2 I, H].
+        w_down: [E, H_out, I].
+        activation: of the gate.
     """
-    raise NotImplementedError
+    sizes = x.shape[1], w_down.shape[1], w_down.shape[2]
+    if x.dtype not in shared.SIXTEEN_BITS:
+        return "the kernels are for 16-bit types"
+    if activation != "silu":
+        return "the kernels' gate is SiLU"
+    if any(size % BLOCK for size in sizes) or min(sizes) < WIDE:
+        return f"hidden and intermediate are to be multiples of {BLOCK}, and at least {WIDE}"
+    if w_gate_up.shape[0] > MOST_EXPERTS:
+        return f"there are more than {MOST_EXPERTS} experts"
+    if not all(map(_is_one_matrix, (w_gate_up, w_down))):
+        return "TMA needs the weights of all experts, or all their transposes, as one matrix with a last stride of 1"
+    return None
+
+
+def _is_one_matrix(weights: torch.Tensor) -> bool:
+    """Tell whether the experts' [N, K], or all their transposes, lie one after the other."""
+    one = weights if weights.stride(2) == 1 else weights.mT
+    step = one.stride(1)
+    aligned = step * one.element_size() % ALIGNMENT_BYTES == 0
+    return one.stride(2) == 1 and aligned and one.stride(0) % step == 0 and one.stride(0) >= one.shape[1] * step
 
 
 def _flat(weights: torch.Tensor) -> tuple[list[int], list[int], int, bool]:
     """Return shape and strides of the matrix of all experts' weights, its rows an expert, and whether it lies across.
 
     Args:
-        weights: [E, N, K]; across is where N is contiguous.
+        weights: [E, N, K]; it lies across where N is contiguous, not K.
     """
     across = weights.stride(2) != 1
-    _, columns, step = (2, 1, weights.stride(2)) if across else (1, 2, weights.stride(1))
+    experts, _, columns = (weights.mT if across else weights).shape
+    step = weights.stride(2 if across else 1)
     each = weights.stride(0) // step
-    return [weights.shape[0] * each, weights.shape[columns]], [step, 1], each, across
+    return [experts * each, columns], [step, 1], each, across
 
 
 def _descriptor(
@@ -517,7 +584,7 @@ def _launch(
     a: torch.Tensor,
     b: torch.Tensor,
     outs: dict[str, torch.Tensor],
-    routing: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    routing: tuple[torch.Tensor, torch.Tensor],
     columns: int,
     sizes: tuple[int, int, int],
     formula: Formula = PLAIN,
@@ -525,7 +592,7 @@ def _launch(
     group: int = GROUP,
     stages: int = STAGES,
 ) -> Launch:
-    tile_expert, starts, counts = routing
+    starts, counts = routing
     M, N, K = sizes
     backward, weights = form == "gate_backward", form == "weights"
     both = BLOCK if backward and interleaved else PART
@@ -551,11 +618,11 @@ def _launch(
         arguments={"a": _descriptor(a, BLOCK, BLOCK), "b": _descriptor(b, BLOCK, BLOCK, shape, strides)}
         | {"b_rest": _descriptor(b, PART, BLOCK, shape, strides) if rest else None}
         | named
-        | {"tile_expert": tile_expert, "starts": starts, "counts": counts}
+        | {"starts": starts, "counts": counts}
         | {"experts": experts, "M": M, "N": N, "K": K, "P": a.shape[0], "expert_rows": each}
         | {name: numbers[name] for name in ("alpha", "limit", "up_offset", "FORMULA")}
         | {"COLUMNS": columns, "STAGES": stages, "GROUP": group, "FORM": form, "B_ACROSS": across}
-        | {"INTERLEAVED": interleaved, "EVEN": N % width == 0},
+        | {"INTERLEAVED": interleaved, "EVEN": N % width == 0, "EXPERTS": max(32, triton.next_power_of_2(experts))},
         num_warps=CONSUMER_WARPS,
         num_stages=stages,
         traps=loop.lost("hopper/experts.py"),
@@ -567,7 +634,6 @@ def gate_up_launch(
     w_gate_up: torch.Tensor,
     h: torch.Tensor,
     pre: torch.Tensor | None,
-    tile_expert: torch.Tensor,
     starts: torch.Tensor,
     counts: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -575,14 +641,14 @@ def gate_up_launch(
     interleaved: bool = False,
     group: int = GROUP,
 ) -> Launch:
-    """Describe the launch that writes h, and gate and up where they are kept; ask `why_not` first.
+    """Describe the launch that writes h, and gate and up where they are kept.
 
     Args:
         x: [P, K], sorted rows.
         w_gate_up: [E, 2 N, K], either of the last two dimensions contiguous.
         h: [P, N], written.
         pre: [P, 2 N], written, in the order of w_gate_up's rows; None: not wanted.
-        tile_expert, starts, counts: of the routing.
+        starts, counts: of the routing.
         bias: [E, 2 N] or None.
         formula: the gate.
         interleaved: rows of w_gate_up are gate and up in turn, not first all of gate and then all of up.
@@ -591,33 +657,30 @@ def gate_up_launch(
     outs = {"out": h, "pre": pre, "bias": bias}
     columns = NARROW if across and not interleaved else WIDE
     sizes = 0, h.shape[1], x.shape[1]
-    return _launch(
-        "gate_up", x, w_gate_up, outs, (tile_expert, starts, counts), columns, sizes, formula, interleaved, group
-    )
+    return _launch("gate_up", x, w_gate_up, outs, (starts, counts), columns, sizes, formula, interleaved, group)
 
 
 def rows_launch(
     a: torch.Tensor,
     w: torch.Tensor,
     out: torch.Tensor,
-    tile_expert: torch.Tensor,
     starts: torch.Tensor,
     counts: torch.Tensor,
     bias: torch.Tensor | None = None,
     columns: int = WIDE,
     group: int = GROUP,
 ) -> Launch:
-    """Describe the launch that writes each row's product with its expert's weights; ask `why_not` first.
+    """Describe the launch that writes each row's product with its expert's weights.
 
     Args:
         a: [P, K], sorted rows.
         w: [E, N, K], either of the last two dimensions contiguous.
         out: [P, N], written.
-        tile_expert, starts, counts: of the routing.
+        starts, counts: of the routing.
         bias: [E, N] or None.
     """
     sizes = 0, out.shape[1], a.shape[1]
-    return _launch("rows", a, w, {"out": out, "bias": bias}, (tile_expert, starts, counts), columns, sizes, group=group)
+    return _launch("rows", a, w, {"out": out, "bias": bias}, (starts, counts), columns, sizes, group=group)
 
 
 def gate_backward_launch(
@@ -629,51 +692,128 @@ def gate_backward_launch(
     weighted_h: torch.Tensor,
     dots: torch.Tensor,
     pair: torch.Tensor,
-    tile_expert: torch.Tensor,
     starts: torch.Tensor,
     counts: torch.Tensor,
     formula: Formula = PLAIN,
     interleaved: bool = False,
     group: int = GROUP,
 ) -> Launch:
-    """Describe the launch that makes d_pre, weight * h and dots from dy; ask `why_not` first.
+    """Describe the launch that makes d_pre, weight * h and dots from dy.
 
     Args:
         dy: [P, K], sorted rows of out's gradient, without the routing weights.
         w_down: [E, N, K] as dy is multiplied: the transpose of what the forward multiplies by.
         pre: [P, 2 N], as `gate_up_launch` wrote it.
-        weights: [pairs], the routing weights.
+        weights: [T, k], contiguous, the routing weights.
         d_pre: [P, 2 N], written; it may be pre itself where N is a multiple of NARROW.
         weighted_h: [P, N], written.
         dots: [ceil(N / NARROW), P], fp32, written: sums over the first axis are the routing weights' gradients.
         pair: [P], the position in `weights` of a row, -1 for none.
-        tile_expert, starts, counts: of the routing.
+        starts, counts: of the routing.
         formula, interleaved: as in the forward.
     """
     outs = {"out": d_pre, "pre": pre, "weighted_h": weighted_h, "pair": pair, "weights": weights, "dots": dots}
     sizes = 0, weighted_h.shape[1], dy.shape[1]
-    return _launch(
-        "gate_backward", dy, w_down, outs, (tile_expert, starts, counts), NARROW, sizes, formula, interleaved, group
-    )
+    return _launch("gate_backward", dy, w_down, outs, (starts, counts), NARROW, sizes, formula, interleaved, group)
 
 
 def weights_launch(
     a: torch.Tensor,
     b: torch.Tensor,
     out: torch.Tensor,
-    tile_expert: torch.Tensor,
     starts: torch.Tensor,
     counts: torch.Tensor,
     columns: int = WIDE,
     group: int = GROUP,
 ) -> Launch:
-    """Describe the launch that writes a^T b of each expert's rows; ask `why_not` first.
+    """Describe the launch that writes a^T b of each expert's rows.
 
     Args:
         a: [P, M], sorted rows.
         b: [P, N], sorted rows.
         out: [E, M, N], written; zero for an expert without rows.
-        tile_expert, starts, counts: of the routing.
+        starts, counts: of the routing.
     """
     sizes = out.shape[1], out.shape[2], a.shape[0]
-    return _launch("weights", a, b, {"out": out}, (tile_expert, starts, counts), columns, sizes, group=group)
+    return _launch("weights", a, b, {"out": out}, (starts, counts), columns, sizes, group=group)
+
+
+def gate_up(
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    routing: Routing,
+    bias: torch.Tensor | None,
+    formula: Formula,
+    interleaved: bool,
+    store_h: bool = True,
+    store_pre: bool = False,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return h [P, I], and pre [P, 2 I] or None."""
+    h = x.new_empty((x.shape[0], w_gate_up.shape[1] // 2))
+    pre = x.new_empty((x.shape[0], w_gate_up.shape[1])) if store_pre else None
+    run(
+        gate_up_launch,
+        x,
+        _aligned(w_gate_up),
+        h,
+        pre,
+        routing.starts,
+        routing.counts,
+        _dense(bias),
+        formula,
+        interleaved,
+    )
+    return h if store_h else None, pre
+
+
+def down(h: torch.Tensor, w_down: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return y [P, H] = h w_down[expert]^T + bias[expert]."""
+    y = h.new_empty((h.shape[0], w_down.shape[1]))
+    run(rows_launch, h, _aligned(w_down), y, routing.starts, routing.counts, _dense(bias))
+    return y
+
+
+def down_backward(
+    dy: torch.Tensor,
+    w_down: torch.Tensor,
+    pre: torch.Tensor,
+    weights: torch.Tensor,
+    routing: Routing,
+    formula: Formula,
+    interleaved: bool,
+    wants_wh: bool = True,
+    in_place: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Return d_pre [P, 2 I], over pre where it may be and no tiles overlap, weight * h [P, I] or None, and the dots."""
+    columns = w_down.shape[2]
+    d_pre = pre if in_place and columns % NARROW == 0 else torch.empty_like(pre)
+    wh = pre.new_empty((pre.shape[0], columns))
+    dots = pre.new_empty((-(-columns // NARROW), pre.shape[0]), dtype=torch.float32)
+    run(
+        gate_backward_launch, dy, _aligned(w_down).mT, pre, weights.contiguous(), d_pre, wh, dots, routing.pair,
+        routing.starts, routing.counts, formula, interleaved,
+    )  # fmt: skip
+    return d_pre, wh if wants_wh else None, dots
+
+
+def rows_times(d_pre: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return d_pre w_gate_up[expert], [P, H]."""
+    return down(d_pre, w_gate_up.mT, routing, None)
+
+
+def weight_grad(a: torch.Tensor, b: torch.Tensor, routing: Routing, like: torch.Tensor) -> torch.Tensor:
+    """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`."""
+    out = torch.empty_like(like)
+    if out.stride(2) == 1:
+        run(weights_launch, a, b, out, routing.starts, routing.counts)
+    else:
+        run(weights_launch, b, a, out.mT, routing.starts, routing.counts)
+    return out
+
+
+def _dense(bias: torch.Tensor | None) -> torch.Tensor | None:
+    return None if bias is None else bias.contiguous()
+
+
+def _aligned(weights: torch.Tensor) -> torch.Tensor:
+    return weights if weights.data_ptr() % ALIGNMENT_BYTES == 0 else weights.clone()

@@ -24,6 +24,7 @@ tile was tuned for it.
 
 import torch
 
+from swiglu_kernels.hopper import experts
 from swiglu_kernels.hopper.forward import why_not
 from swiglu_kernels.hopper.products import fills_waves
 from swiglu_kernels.hopper.shared import why_off
@@ -90,6 +91,19 @@ def resolve(
     if weight_grad == AUTO:
         weight_grad = "triton" if hopper or tokens <= FEW_TOKENS else "torch"
     return weight_grad, save, input_grad
+
+
+def why_not_hopper(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str) -> str | None:
+    """Say why experts cannot take the kernels by hand, or return None where they can."""
+    if not _hopper_multiprocessors(x.device):
+        return why_off() or f"the kernels are for compute capability 9.0, and x is on {x.device}"
+    return experts.why_not(x, w_gate_up, w_down, activation)
+
+
+def expert_backend(pairs: int, x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str) -> str:
+    """Name the kernels that are fastest for experts."""
+    few = pairs < experts.LEAST_ROWS * w_gate_up.shape[0]
+    return "portable" if few or why_not_hopper(x, w_gate_up, w_down, activation) else "hopper"
 
 
 def expert_tile_rows(pairs: int, experts: int, dtype: torch.dtype) -> int:
