@@ -23,7 +23,10 @@ FACTS = (
     "name", "description", "trains", "weight_layout", "backend", "package", "usage", "source", "on_request", "variant",
 )  # fmt: skip
 """What `list --format json` says of an implementation, besides scopes, offers and why it cannot run."""
-COLUMNS = {"shapes": ("hidden", "intermediate", "tokens", "source"), "sweeps": ("shapes", "tokens", "source")}
+COLUMNS = {
+    "shapes": ("hidden", "intermediate", "experts", "tokens", "source"),
+    "sweeps": ("shapes", "tokens", "source"),
+}
 
 
 def list_(
@@ -100,6 +103,8 @@ def tables(told: Mapping[str, Any], detail: bool, shapes: bool, machine: bool) -
                 name: ", ".join(map(str, value)) if isinstance(value, list) else str(value or "the shapes' own")
                 for name, value in one.items()
             }
+            if "experts" in columns:
+                shown["experts"] = f"{one['experts']}, top {one['top_k']}" if one["experts"] else ""
             found.add_row(Text(one["name"], "bold"), *(shown[column] for column in columns))
         yield found
     if machine:
