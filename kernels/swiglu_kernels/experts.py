@@ -29,14 +29,15 @@ from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_dou
 from swiglu_kernels.calls.operator import operator
 from swiglu_kernels.calls.saved import backward_with, call_and_keep, load, save
 from swiglu_kernels.glu import as_matrix, like_leading, needs_backward, new
+from swiglu_kernels.hopper import experts as hopper
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import formula_of
 from swiglu_kernels.portable import experts as portable
 from swiglu_kernels.portable.experts import row_sums, slot_grads
 from swiglu_kernels.routing import Routing, combine, new_routing, route
-from swiglu_kernels.tiles.choices import expert_tile_rows
+from swiglu_kernels.tiles.choices import expert_backend, expert_tile_rows, why_not_hopper
 
-KERNELS: dict[str, ModuleType] = {"portable": portable}
+KERNELS: dict[str, ModuleType] = {"portable": portable, "hopper": hopper}
 """By what `backend` calls them; `routing.py` says what functions they have."""
 
 # Positions in a list of needs or gradients.
@@ -241,7 +242,8 @@ def swiglu_experts(
         activation, alpha, limit, up_offset: the gate, as for `swiglu_glu` (gpt-oss: "silu", 1.702, 7, 1).
         interleaved: the rows of w_gate_up are gate, up, gate, up, ... (gpt-oss); else the gate's come first.
         recompute: keep x and the routing alone for the backward, and make gate and up again from them.
-        backend: "portable"; None takes what is fastest here.
+        backend: "portable", or "hopper" for the kernels by hand for compute capability 9.0, which work on sorted copies
+            of x; None takes what is fastest here.
 
     Returns:
         [..., hidden_out], contiguous, in x's dtype. Products, gate and the sum over a token's experts are fp32; h, each
@@ -266,10 +268,15 @@ def swiglu_experts(
     rows = as_matrix(x)
     index, weights = (as_matrix(one) for one in (top_k_index, top_k_weights))
     with_grad = needs_backward(x, w_gate_up, w_down, weights, b_gate_up, b_down)
-    tile_rows = expert_tile_rows(index.numel(), w_gate_up.shape[0], x.dtype)
+    if backend is None:
+        backend = expert_backend(index.numel(), rows, w_gate_up, w_down, activation)
+    elif backend == "hopper" and (reason := why_not_hopper(rows, w_gate_up, w_down, activation)):
+        raise ValueError(f"backend: expected 'portable' or None, got 'hopper': {reason}")
+    by_hand = backend == "hopper"
+    tile_rows = hopper.ROWS if by_hand else expert_tile_rows(index.numel(), w_gate_up.shape[0], x.dtype)
     out = call_and_keep(
         _experts, rows, w_gate_up, w_down, weights, b_gate_up, b_down, index.contiguous(), tile_rows,
-        with_grad and not recompute, backend or "portable", interleaved,
+        with_grad and not recompute, backend, interleaved,
         activation, formula["alpha"], formula["limit"], formula["up_offset"],
     )  # fmt: skip
     return like_leading(out, x)

@@ -49,27 +49,6 @@ class Options:
         check_option("input_grad", self.input_grad, INPUT_GRADS)
 
 
-def _swiglu_glu(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    bias_gate: torch.Tensor | None,
-    bias_up: torch.Tensor | None,
-    *,
-    options: Options,
-) -> torch.Tensor:
-    return swiglu_glu(
-        x,
-        w_gate,
-        w_up,
-        bias_gate,
-        bias_up,
-        weight_grad=options.weight_grad,
-        save=options.save,
-        input_grad=options.input_grad,
-    )
-
-
 def _swiglu_mlp(
     x: torch.Tensor,
     w_gate: torch.Tensor,
@@ -141,6 +120,11 @@ class FusedModule(nn.Module):
     """Of an MLP, as `swiglu_mlp` has it; "gelu_tanh" where `patch_model` found GeGLU."""
     tensor_parallel: "Split | None" = None
     """How its parameters and its calls are shared among ranks; `parallel.SwiGLUParallel` sets it."""
+
+    def __init__(self, **options: str) -> None:
+        """Take the options of the gradients; raises ValueError for an unknown value."""
+        super().__init__()
+        self.options = Options(**options)
 
     @property
     def backend(self) -> str:
@@ -215,11 +199,12 @@ class FusedSwiGLU(FusedModule):
         in_features: size of the last dimension of x.
         hidden_features: size of the last dimension of the result.
         bias: give both projections a bias, [hidden_features].
-        weight_grad: "auto", "triton", "torch" or "none"; see `swiglu_glu`. "none" treats the weights as frozen.
-        save: "auto", "preact" (keep gate and up for the backward) or "input" (recompute them).
-        input_grad: "auto", "fused", "two_step" or "torch".
         device: of the parameters.
         dtype: of the parameters; float32, float16 or bfloat16.
+        options: how gradients are made, as in `swiglu_glu`.
+            weight_grad: "auto", "triton", "torch" or "none", which treats the weights as frozen.
+            save: "auto", "preact" (keep gate and up for the backward) or "input" (recompute them).
+            input_grad: "auto", "fused", "two_step" or "torch".
 
     Raises:
         ValueError: an option has an unknown value.
@@ -233,14 +218,11 @@ class FusedSwiGLU(FusedModule):
         hidden_features: int,
         *,
         bias: bool = False,
-        weight_grad: str = "auto",
-        save: str = "auto",
-        input_grad: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **options: str,
     ) -> None:
-        super().__init__()
-        self.options = Options(weight_grad, save, input_grad)
+        super().__init__(**options)
         self.gate_proj = nn.Linear(in_features, hidden_features, bias=bias, device=device, dtype=dtype)
         self.up_proj = nn.Linear(in_features, hidden_features, bias=bias, device=device, dtype=dtype)
 
@@ -271,7 +253,8 @@ class FusedSwiGLU(FusedModule):
             ValueError: x is on another device or its last dimension is not in_features.
         """
         x, weights, biases = self._operands(x, "gate_proj", "up_proj")
-        z = _swiglu_glu(x, *weights, *biases, options=self.options)
+        how = self.options
+        z = swiglu_glu(x, *weights, *biases, weight_grad=how.weight_grad, save=how.save, input_grad=how.input_grad)
         return z if self.tensor_parallel is None else self.tensor_parallel.columns(z)
 
 
@@ -285,11 +268,9 @@ class FusedSwiGLUMLP(FusedModule):
         hidden_size: size of the last dimension of x and of the result.
         intermediate_size: size of the last dimension of what the gate yields.
         bias: give all three projections a bias.
-        weight_grad: "auto", "triton", "torch" or "none" (gate_proj and up_proj are frozen); see `swiglu_glu`.
-        save: "auto", "preact" (keep gate and up for the backward) or "input" (recompute them).
-        input_grad: "auto", "fused", "two_step" or "torch".
         device: of the parameters.
         dtype: of the parameters; float32, float16 or bfloat16.
+        options: as for `FusedSwiGLU`; weight_grad="none" treats gate_proj and up_proj as frozen.
 
     Raises:
         ValueError: an option has an unknown value.
@@ -303,14 +284,11 @@ class FusedSwiGLUMLP(FusedModule):
         intermediate_size: int,
         *,
         bias: bool = False,
-        weight_grad: str = "auto",
-        save: str = "auto",
-        input_grad: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **options: str,
     ) -> None:
-        super().__init__()
-        self.options = Options(weight_grad, save, input_grad)
+        super().__init__(**options)
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias, device=device, dtype=dtype)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias, device=device, dtype=dtype)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias, device=device, dtype=dtype)
@@ -362,14 +340,11 @@ class FusedSwiGLUPackedMLP(FusedModule):
         intermediate_size: int,
         *,
         bias: bool = False,
-        weight_grad: str = "auto",
-        save: str = "auto",
-        input_grad: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **options: str,
     ) -> None:
-        super().__init__()
-        self.options = Options(weight_grad, save, input_grad)
+        super().__init__(**options)
         self.gate_up_proj = nn.Linear(hidden_size, 2 * intermediate_size, bias=bias, device=device, dtype=dtype)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias, device=device, dtype=dtype)
 

@@ -6,7 +6,7 @@ from accuracy import DEVICE, check_against_reference, random_tensor
 from torch.library import opcheck
 
 from swiglu_kernels import backend_for, experts, reference, swiglu_experts
-from swiglu_kernels.routing import Routing, capacity, combine, gather, route
+from swiglu_kernels.routing import ZEROS, Routing, capacity, combine, gather, route
 from swiglu_kernels.tiles.choices import expert_tile_rows
 
 pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")
@@ -121,6 +121,7 @@ def test_gather_and_weighted_sum():
     weights = random_tensor(9, 2, dtype=torch.float32, layout="transposed").masked_fill(index >= 3, float("nan"))
     rows, used = gather(x, routing), int(routing.starts[-1])
     pair = routing.pair[:used].long()
+    assert routing.tile_rows <= ZEROS
     torch.testing.assert_close(rows[:used], torch.where(pair[:, None] >= 0, x[pair.clamp(min=0) // 2], 0.0))
     known = (index >= 0) & (index < 3)
     torch.testing.assert_close(combine(rows, None, routing), x * known.sum(1, keepdim=True))

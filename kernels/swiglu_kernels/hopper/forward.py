@@ -47,7 +47,6 @@ if GLUON_MISSING is None:
     from swiglu_kernels.hopper.shared import halves, load, load_rest, position, sigmoid, start, synchronize, view, write
 
     _ROWS, _DEPTH, _WIDE, _PART = (gl.constexpr(size) for size in (ROWS, DEPTH, WIDE, PART))
-    _LOST = gl.constexpr(loop.lost("hopper/forward.py"))
     _BUFFERS, _RELEASES = gl.constexpr(BUFFERS), gl.constexpr(loop.RELEASES)
 
     @gluon.jit
@@ -136,7 +135,7 @@ if GLUON_MISSING is None:
         w_ring = gl.allocate_shared_memory(x.dtype, [3 * STAGES, _WIDE, _DEPTH], w_gate.layout)
         buffers = gl.allocate_shared_memory(x.dtype, [2 * _BUFFERS, _WIDE, _PART], z.layout)
         place = gl.allocate_shared_memory(x.dtype, [8, _DEPTH], w_gate.layout)
-        x_at, w_at, barriers_at = locate_all(x_ring.index(0), w_ring.index(0), place, _LOST)
+        x_at, w_at, barriers_at = locate_all(x_ring.index(0), w_ring.index(0), place)
         # `full` of every stage, `empty` of every stage, `turn` of both consumers
         barriers = view(place, gl.int64, [_DEPTH * 2, 1], mbarrier.MBarrierLayout())  # more than there are
         for stage in gl.static_range(STAGES):
@@ -243,5 +242,5 @@ def forward_launch(
         | {"STORE_PREACT": preactivations is not None},
         num_warps=CONSUMER_WARPS,
         num_stages=tile.stages,
-        asserts=True,
+        traps=loop.lost("hopper/forward.py"),
     )

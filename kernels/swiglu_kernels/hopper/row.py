@@ -41,7 +41,6 @@ if GLUON_MISSING is None:
     from swiglu_kernels.hopper.shared import load, load_rest, sigmoid, start, synchronize, view
 
     _ROWS, _HALF, _DEPTH, _UNIT = (gl.constexpr(size) for size in (ROWS, ROWS // 2, DEPTH, UNIT))
-    _LOST = gl.constexpr(loop.lost("hopper/row.py"))
     _RELEASES = gl.constexpr(2 * loop.RELEASES)  # both consumers read every stage
 
     @gluon.jit
@@ -142,7 +141,7 @@ if GLUON_MISSING is None:
         synchronize()
         for step in range(min(STAGES, steps)):  # these are on their way while the ring is looked for
             _load_stage(x, w_gate, w_up, ring, barriers, step, N, depth_tiles, TOKENS, COLUMNS, W_UNITS, STAGES)
-        barriers_at = locate(ring.index(UNITS + 1), _LOST) - UNIT_BYTES
+        barriers_at = locate(ring.index(UNITS + 1)) - UNIT_BYTES
         ring_at = barriers_at - UNITS * UNIT_BYTES
         gl.warp_specialize(
             [
@@ -223,5 +222,5 @@ def forward_launch(
         | {"STORE_PREACT": preactivations is not None},
         num_warps=CONSUMER_WARPS,
         num_stages=tile.stages,
-        asserts=True,
+        traps=loop.lost("hopper/row.py"),
     )

@@ -113,7 +113,7 @@ def compile_launch(launch: Launch, capability: Capability) -> Any:
             constants[parameter.name] = value
             continue
         if isinstance(value, torch.Tensor):
-            signature[parameter.name] = _POINTERS[value.dtype]
+            signature[parameter.name] = "*i32" if value.dtype == torch.int32 else _POINTERS[value.dtype]
         elif isinstance(value, float):
             signature[parameter.name] = "fp32"
             continue

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from swiglu_kernels.hopper import experts as by_hand
 from swiglu_kernels.hopper import forward, products, row, shared
-from swiglu_kernels.launches.formula import Formula
+from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import Capability
 from swiglu_kernels.portable import experts
@@ -143,7 +144,7 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
         for name, launch in {
             "routing": route_launch(index, *routing[:5], tile_rows),
             "routing in one program": route_launch(index[:1], *new_routing(index[:1], count, tile_rows)[:5], tile_rows),
-            "experts' gather": gather_launch(x, y, pair, starts, slots, tile_rows),
+            "experts' gather": gather_launch(x, y, row, starts, counts, slots, tile_rows),
             "experts' gate and up": experts.gate_up_launch(x, w_gate_up, h, pre, pair, tile_expert, b_gate_up, *gate),
             "experts' down": experts.rows_launch(h, w_down, y, pair, tile_expert, b_down, capability),
             "experts' d_x": experts.rows_launch(pre, w_gate_up.mT, y, pair, tile_expert, None, capability),
@@ -192,3 +193,30 @@ def _by_hand() -> Iterator[tuple[str, Launch]]:
             f"ping-pong dW of {outputs}{f', {last} rows left' if last else ''}",
             products.transposed_launch(pairs, [weight] * outputs),
         )
+    yield from _experts_by_hand()
+
+
+def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
+    def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    count, rows, hidden, intermediate = 128, 8192, 2048, 768
+    x, h, pre = tensor(rows, hidden), tensor(rows, intermediate), tensor(rows, 2 * intermediate)
+    w_gate_up, w_down = tensor(count, 2 * intermediate, hidden), tensor(count, hidden, intermediate)
+    pair, *places = (tensor(size, dtype=torch.int32) for size in (rows, count + 1, count))
+    weights, dots = tensor(rows), tensor(intermediate // by_hand.NARROW, rows, dtype=torch.float32)
+    biases = tensor(count, 2 * intermediate), tensor(count, hidden)
+    across = tensor(count, hidden, 2 * intermediate).mT
+    for interleaved, weight, kept in itertools.product((False, True), (w_gate_up, across), (None, pre)):
+        formula, bias = (CLAMPED, biases[0]) if interleaved else (PLAIN, None)
+        name = f"experts by hand, h{', gate and up' if kept is not None else ''}"
+        name += f"{', interleaved' if interleaved else ''}{', transposed' if weight is across else ''}"
+        yield name, by_hand.gate_up_launch(x, weight, h, kept, *places, bias, formula, interleaved)
+        if kept is None:
+            down = w_down.mT if weight is w_gate_up else w_down.mT.contiguous()
+            outs = pre, weights, pre, h, dots, pair, *places
+            yield f"{name}, backward", by_hand.gate_backward_launch(x, down, *outs, formula, interleaved)
+    yield "experts by hand, y", by_hand.rows_launch(h, w_down, x, *places)
+    yield "experts by hand, y, bias", by_hand.rows_launch(h, w_down, x, *places, biases[1])
+    yield "experts by hand, dx", by_hand.rows_launch(pre, w_gate_up.mT, x, *places)
+    yield "experts by hand, dW", by_hand.weights_launch(pre, x, w_gate_up, *places)

@@ -1,0 +1,819 @@
+"""The products of a mixture of experts scheduled by hand for Hopper (compute capability 9.0), in Gluon.
+
+    gate_up         h = silu(gate) * up, and pre = (gate, up), from x w_gate_up^T
+    rows            y = h w_down^T; dx = d_pre w_gate_up
+    gate_backward   d_pre, weight * h, and the dots of h and d_h, from d_h = dy w_down, which is never stored
+    weights         d_w = a^T b of each expert's rows
+
+Rows are sorted by expert, and each expert's begin at a multiple of 128 (`routing.py`): so every block that is loaded or
+stored is one for TMA, and the weights are one matrix of all experts' rows. How many rows there are and whose they are
+is read on the GPU. The schedule is that of `forward.py`: one program per multiprocessor walks through the tiles, a
+producer fills a ring of stages, two consumers take tiles in turn. A tile has 128 rows, of which the lower 64 are
+neither multiplied nor stored where an expert has no more rows: what is beyond an expert's rows, rounded up to 64, is
+not written.
+
+M rows of a weight's gradient, N columns of an output, K the axis that is summed over.
+
+Measured on an H200: NOTES.md.
+"""
+
+import torch
+
+from swiglu_kernels.hopper import loop, shared
+from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING
+from swiglu_kernels.launches.backend import multiprocessors, triton
+from swiglu_kernels.launches.formula import PLAIN, Formula
+from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.launches.plan import run
+from swiglu_kernels.routing import Routing, gather
+
+MOST_EXPERTS = 512
+"""Whose numbers of rows a warp's registers hold."""
+LEAST_ROWS = 64
+"""Of an expert on average; below, the portable kernels' smaller tiles waste less."""
+ROWS, BLOCK, PART = 128, 64, 32
+"""Rows of a tile; rows, columns and depth of what is loaded at once; columns of what is stored at once."""
+STAGES, GROUP = 5, 16
+WIDE, NARROW = 192, 128
+"""Columns of a tile."""
+
+__all__ = ["down", "down_backward", "gate_up", "gather", "rows_times", "weight_grad"]
+
+if GLUON_MISSING is None:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from swiglu_kernels.hopper.loop import locate_all, multiply_blocks
+    from swiglu_kernels.hopper.shared import halves, load, position, sigmoid, start, store, synchronize, view, write
+
+    _ROWS, _BLOCK, _PART = (gl.constexpr(size) for size in (ROWS, BLOCK, PART))
+    _ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16]))
+    _RELEASES, _BUFFERS = gl.constexpr(loop.RELEASES), gl.constexpr(3)
+    # Until torch 2.13 clamp passes the gradient of a value on a bound, later it does not; and so do the kernels.
+    _BOUNDS_PASS = gl.constexpr(torch.__version__ < "2.14")
+
+    @gluon.jit
+    def _ends(counts, experts, column_tiles, EXPERTS: gl.constexpr, WARPS: gl.constexpr):
+        """Return the experts' numbers, their counts of rows, and how many units they and those before them have.
+
+        A unit is a tile; of an expert's last 64 rows it is two, one beside the other, so that all take as long. Each
+        warp holds all of it.
+        """
+        expert = gl.arange(0, EXPERTS, gl.BlockedLayout([EXPERTS // 32], [32], [WARPS], [0]))
+        count = gl.load(counts + expert, mask=expert < experts, other=0)
+        blocks = gl.cdiv(count, _BLOCK)
+        units = blocks // 2 * column_tiles + blocks % 2 * gl.cdiv(column_tiles, 2)
+        return expert, count, gl.associative_scan(units, 0, _sum)
+
+    @gluon.jit
+    def _sum(one, other):
+        return one + other
+
+    @gluon.jit
+    def _find(
+        unit, units, counts, experts, row_tiles, column_tiles, depth_tiles,
+        GROUP: gl.constexpr, FORM: gl.constexpr, EXPERTS: gl.constexpr, WARPS: gl.constexpr,
+    ):  # fmt: skip
+        """Return a unit's first row and its tile's column, its expert, what its lower half is for, and its steps.
+
+        The lower half has the lower rows (1), nothing (0), or the upper rows' next tile (2). Where gradients of weights
+        are wanted, the row is that of an expert's gradient, and the steps begin at the expert's first row.
+        """
+        if FORM == "weights":
+            unit = min(unit, units - 1)
+            expert = unit // (row_tiles * column_tiles)
+            row, column = position(unit % (row_tiles * column_tiles), row_tiles, column_tiles, GROUP)
+            lower = gl.full([], 1, gl.int32)
+            steps = max(gl.cdiv(gl.load(counts + expert), _BLOCK), 1)
+        else:
+            number, count, ends = _ends(counts, experts, column_tiles, EXPERTS, WARPS)
+            expert = gl.sum((ends <= unit).to(gl.int32), 0)
+            unit -= gl.max(gl.where(ends <= unit, ends, 0), 0)
+            first = gl.sum(gl.where(number < expert, gl.cdiv(count, _ROWS) * _ROWS, 0), 0)
+            tiles = (gl.sum(gl.where(number == expert, count, 0), 0) + _BLOCK - 1) // (2 * _BLOCK)
+            row, column = tiles, 2 * (unit - tiles * column_tiles)
+            lower = gl.where(column + 1 < column_tiles, 2, 0)
+            if unit < tiles * column_tiles:
+                row, column = position(unit, tiles, column_tiles, GROUP)
+                lower = gl.full([], 1, gl.int32)
+            row = first + row * _ROWS
+            steps = gl.where(lower == 2, 2 * depth_tiles, depth_tiles)
+        return row, column, expert, lower, steps
+
+    @gluon.jit
+    def _load(matrix, base, outer, depth, full, buffer, ACROSS: gl.constexpr, pred=True):
+        if ACROSS:
+            load(matrix, [base + depth, outer], full, buffer, pred=pred)
+        else:
+            load(matrix, [base + outer, depth], full, buffer, pred=pred)
+
+    @gluon.jit
+    def _produce(
+        a, b, b_rest, a_ring, b_ring, barriers, starts, counts,
+        units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, expert_rows,
+        COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, B_ACROSS: gl.constexpr,
+        INTERLEAVED: gl.constexpr, EXPERTS: gl.constexpr,
+    ):  # fmt: skip
+        A_ACROSS: gl.constexpr = FORM == "weights"
+        APART: gl.constexpr = FORM == "gate_up" and not INTERLEAVED
+        BLOCKS: gl.constexpr = COLUMNS // _BLOCK
+        step = 0
+        for unit in range(gl.program_id(0), units, gl.num_programs(0)):
+            row, column, expert, lower, steps = _find(
+                unit, units, counts, experts, row_tiles, column_tiles, depth_tiles, GROUP, FORM, EXPERTS, 1
+            )
+            begin, base = 0, expert * expert_rows
+            if FORM == "weights":
+                begin = gl.where(gl.load(counts + expert) > 0, gl.load(starts + expert), P)  # beyond P TMA reads zeros
+                base = begin
+                row = start(row, _ROWS, M)
+            for depth in range(steps):
+                again = ((lower == 2) & (depth >= depth_tiles)).to(gl.int32)
+                first = start(column + again, COLUMNS // 2 if FORM == "gate_up" else COLUMNS, N)
+                if FORM == "gate_up" and INTERLEAVED:
+                    first *= 2
+                stage = step % STAGES
+                at = (depth - again * depth_tiles) * _BLOCK
+                full = barriers.index(stage)
+                mbarrier.wait(barriers.index(STAGES + stage), (step // STAGES + 1) & 1)  # passes in the first round
+                mbarrier.expect(full, (COLUMNS + _ROWS) * _BLOCK * 2, pred=lower == 1)  # elements of 16 bits
+                mbarrier.expect(full, (COLUMNS + _BLOCK) * _BLOCK * 2, pred=lower != 1)
+                _load(a, begin, row, at, full, a_ring.index(2 * stage), A_ACROSS)
+                _load(a, begin, row + _BLOCK, at, full, a_ring.index(2 * stage + 1), A_ACROSS, pred=lower == 1)
+                if APART:
+                    _load(b, base, first, at, full, b_ring.index(BLOCKS * stage), B_ACROSS)
+                    _load(b, base, N + first, at, full, b_ring.index(BLOCKS * stage + 1), B_ACROSS)
+                    if BLOCKS == 3:
+                        both = b_ring.index(3 * stage + 2)
+                        load(b_rest, [base + first + _BLOCK, at], full, both.slice(0, _PART, dim=0))
+                        load(b_rest, [base + N + first + _BLOCK, at], full, both.slice(_PART, _PART, dim=0))
+                else:
+                    for block in gl.static_range(BLOCKS):
+                        _load(b, base, first + block * _BLOCK, at, full, b_ring.index(BLOCKS * stage + block), B_ACROSS)
+                step += 1
+
+    @gluon.jit
+    def _biased(value, bias, at):
+        """Add a bias to each column of a part."""
+        if bias is not None:
+            columns = gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))
+            value += gl.load(bias + at + columns).to(gl.float32)[None, :]
+        return value
+
+    @gluon.jit
+    def _bounded(gate, up, limit):
+        """Return (min(gate, limit), clamp(up, -limit, limit)); NaN stays NaN."""
+        gate = gl.where(gate > limit, limit, gate)
+        up = gl.where(up > limit, limit, up)
+        return gate, gl.where(up < -limit, -limit, up)
+
+    @gluon.jit
+    def _passes(value, limit):
+        """Tell where a bound from above lets the gradient pass."""
+        return value <= limit if _BOUNDS_PASS else (value < limit) | (limit == float("inf"))
+
+    @gluon.jit
+    def _gated(gate, up, alpha, limit, up_offset, FORMULA: gl.constexpr):
+        """Return silu(gate) * up, or what FORMULA says."""
+        if FORMULA == "silu":
+            value = gate * sigmoid(gate) * up
+        else:
+            gate, up = _bounded(gate, up, limit)
+            value = gate * sigmoid(alpha * gate) * (up + up_offset)
+        return value
+
+    @gluon.jit
+    def _gradients(d_h, gate, up, alpha, limit, up_offset, FORMULA: gl.constexpr):
+        """Return d_gate, d_up and h."""
+        if FORMULA == "silu":
+            slope = sigmoid(gate)
+            silu = gate * slope
+            d_gate = d_h * up * (slope + silu * (1.0 - slope))
+            d_up, h = d_h * silu, silu * up
+        else:
+            g, u = _bounded(gate, up, limit)
+            u += up_offset
+            slope = sigmoid(alpha * g)
+            silu = g * slope
+            d_gate = gl.where(_passes(gate, limit), d_h * u * (slope + alpha * silu * (1.0 - slope)), 0.0)
+            d_up = gl.where(_passes(up, limit) & _passes(-up, limit), d_h * silu, 0.0)
+            h = silu * u
+        return d_gate, d_up, h
+
+    @gluon.jit
+    def _put(
+        block, bias, out, row, column, bias_at, buffers, FIRST: gl.constexpr, NUMBER: gl.constexpr, TURN: gl.constexpr
+    ):
+        """Store a block of an output through TURN buffers, which are taken in turn."""
+        left, right = halves(block, _BLOCK, _PART)
+        left = _biased(left, bias, bias_at)
+        right = _biased(right, bias, bias_at + _PART)
+        write(left, out, row, column, buffers.index(FIRST + 2 * NUMBER % TURN), TURN - 1)
+        write(right, out, row, column + _PART, buffers.index(FIRST + (2 * NUMBER + 1) % TURN), TURN - 1)
+
+    @gluon.jit
+    def _put_gated(
+        gate, up, bias, h, pre, row, column, N, bias_at, alpha, limit, up_offset, buffers,
+        FIRST: gl.constexpr, NUMBER: gl.constexpr, TURN: gl.constexpr, FORMULA: gl.constexpr,
+    ):  # fmt: skip
+        """Store PART columns of h, and of gate and up where they are kept."""
+        gate = _biased(gate, bias, bias_at)
+        up = _biased(up, bias, bias_at + N)
+        value = _gated(gate, up, alpha, limit, up_offset, FORMULA)
+        if pre is None:
+            write(value, h, row, column, buffers.index(FIRST + NUMBER % TURN), TURN - 1)
+        else:
+            write(gate, pre, row, column, buffers.index(FIRST), _BUFFERS - 1)
+            write(up, pre, row, N + column, buffers.index(FIRST + 1), _BUFFERS - 1)
+            write(value, h, row, column, buffers.index(FIRST + 2), _BUFFERS - 1)
+
+    @gluon.jit
+    def _put_pairs(
+        block, bias, h, pre, row, column, bias_at, alpha, limit, up_offset, buffers,
+        FIRST: gl.constexpr, NUMBER: gl.constexpr, TURN: gl.constexpr, FORMULA: gl.constexpr,
+    ):  # fmt: skip
+        """Store PART columns of h from a block of gate and up in turn, and the block itself where it is kept."""
+        block = _biased(block, bias, bias_at)
+        gate, up = block.reshape([_BLOCK, _PART, 2]).split()
+        value = _gated(gate, up, alpha, limit, up_offset, FORMULA)
+        if pre is None:
+            write(value, h, row, column, buffers.index(FIRST + NUMBER % TURN), TURN - 1)
+        else:
+            left, right = halves(block, _BLOCK, _PART)
+            write(left, pre, row, 2 * column, buffers.index(FIRST), _BUFFERS - 1)
+            write(right, pre, row, 2 * column + _PART, buffers.index(FIRST + 1), _BUFFERS - 1)
+            write(value, h, row, column, buffers.index(FIRST + 2), _BUFFERS - 1)
+
+    @gluon.jit
+    def _finish(
+        one, two, three, out, pre, bias, row, column, N, bias_at, alpha, limit, up_offset, buffers,
+        COLUMNS: gl.constexpr, FIRST: gl.constexpr, FORM: gl.constexpr, INTERLEAVED: gl.constexpr,
+        FORMULA: gl.constexpr,
+    ):  # fmt: skip
+        """Store one half of a tile's rows."""
+        TURN: gl.constexpr = COLUMNS // _BLOCK  # buffers, so that as many parts are a multiple of them
+        if FORM != "gate_up":
+            _put(one, bias, out, row, column, bias_at, buffers, FIRST, 0, TURN)
+            _put(two, bias, out, row, column + _BLOCK, bias_at + _BLOCK, buffers, FIRST, 1, TURN)
+            if COLUMNS == 3 * _BLOCK:
+                _put(three, bias, out, row, column + 2 * _BLOCK, bias_at + 2 * _BLOCK, buffers, FIRST, 2, TURN)
+        elif INTERLEAVED:
+            _put_pairs(
+                one, bias, out, pre, row, column, bias_at, alpha, limit, up_offset, buffers, FIRST, 0, TURN, FORMULA
+            )
+            _put_pairs(
+                two, bias, out, pre, row, column + _PART, bias_at + _BLOCK, alpha, limit, up_offset, buffers,
+                FIRST, 1, TURN, FORMULA,
+            )  # fmt: skip
+            if COLUMNS == 3 * _BLOCK:
+                _put_pairs(
+                    three, bias, out, pre, row, column + 2 * _PART, bias_at + 2 * _BLOCK, alpha, limit, up_offset,
+                    buffers, FIRST, 2, TURN, FORMULA,
+                )  # fmt: skip
+        else:
+            gate_0, gate_1 = halves(one, _BLOCK, _PART)
+            up_0, up_1 = halves(two, _BLOCK, _PART)
+            _put_gated(
+                gate_0, up_0, bias, out, pre, row, column, N, bias_at, alpha, limit, up_offset, buffers,
+                FIRST, 0, TURN, FORMULA,
+            )  # fmt: skip
+            _put_gated(
+                gate_1, up_1, bias, out, pre, row, column + _PART, N, bias_at + _PART, alpha, limit, up_offset, buffers,
+                FIRST, 1, TURN, FORMULA,
+            )  # fmt: skip
+            if COLUMNS == 3 * _BLOCK:
+                gate_2, up_2 = halves(three, _BLOCK, _PART)
+                _put_gated(
+                    gate_2, up_2, bias, out, pre, row, column + _BLOCK, N, bias_at + _BLOCK, alpha, limit, up_offset,
+                    buffers, FIRST, 2, TURN, FORMULA,
+                )  # fmt: skip
+
+    @gluon.jit
+    def _fetch(pre, row, column, N, buffers, loaded, FIRST: gl.constexpr, INTERLEAVED: gl.constexpr, pred=True):
+        """Begin to load gate and up of PART columns."""
+        mbarrier.expect(loaded, _BLOCK * _BLOCK * 2, pred=pred)
+        if INTERLEAVED:
+            load(pre, [row, 2 * column], loaded, buffers.index(FIRST), pred=pred)
+        else:
+            load(pre, [row, column], loaded, buffers.index(FIRST), pred=pred)
+            load(pre, [row, N + column], loaded, buffers.index(FIRST + 1), pred=pred)
+
+    @gluon.jit
+    def _put_gradients(
+        d_h, weight, dots, pre, d_pre, weighted_h, row, column, next_row, next_column, more, own, N,
+        alpha, limit, up_offset, reads, buffers, h_buffers, loaded,
+        ME: gl.constexpr, NUMBER: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
+    ):  # fmt: skip
+        """Store PART columns of d_pre and weight * h; begin to load gate and up of the next part but one, if `more`.
+
+        d_h is still without the routing weight. Columns left of `own` belong to another tile, which adds their dots.
+        """
+        SET: gl.constexpr = 2 * ME + NUMBER % 2
+        mbarrier.wait(loaded.index(SET), NUMBER // 2)
+        if INTERLEAVED:
+            pairs = reads.index(SET).load(gl.join(d_h, d_h).reshape([_BLOCK, _BLOCK]).type.layout)
+            gate, up = pairs.reshape([_BLOCK, _PART, 2]).split()
+            gate = gl.convert_layout(gate, d_h.type.layout).to(gl.float32)
+            up = gl.convert_layout(up, d_h.type.layout).to(gl.float32)
+        else:
+            gate = reads.index(2 * SET).load(d_h.type.layout).to(gl.float32)
+            up = reads.index(2 * SET + 1).load(d_h.type.layout).to(gl.float32)
+        d_gate, d_up, h = _gradients(d_h * weight[:, None], gate, up, alpha, limit, up_offset, FORMULA)
+        product = d_h * h
+        if not EVEN:
+            columns = column + gl.arange(0, _PART, gl.SliceLayout(0, d_h.type.layout))
+            product = gl.where((columns >= own)[None, :], product, 0.0)
+        dots += gl.sum(product, 1)
+        tma.store_wait(0)
+        if INTERLEAVED:
+            buffers.index(ME).store(gl.join(d_gate, d_up).reshape([_BLOCK, _BLOCK]).to(d_pre.dtype))
+        else:
+            buffers.index(2 * ME).store(d_gate.to(d_pre.dtype))
+            buffers.index(2 * ME + 1).store(d_up.to(d_pre.dtype))
+        h_buffers.index(ME).store((h * weight[:, None]).to(d_pre.dtype))
+        fence_async_shared()
+        if INTERLEAVED:
+            store(d_pre, [row, 2 * column], buffers.index(ME))
+        else:
+            store(d_pre, [row, column], buffers.index(2 * ME))
+            store(d_pre, [row, N + column], buffers.index(2 * ME + 1))
+        store(weighted_h, [row, column], h_buffers.index(ME))
+        EACH: gl.constexpr = 1 if INTERLEAVED else 2
+        _fetch(pre, next_row, next_column, N, reads, loaded.index(SET), EACH * SET, INTERLEAVED, more)
+        return dots
+
+    @gluon.jit
+    def _weights_of(row, pair, weights, LAYOUT: gl.constexpr):
+        """Return the routing weights of BLOCK rows, zero where there is no row."""
+        pairs = gl.load(pair + row + gl.arange(0, _BLOCK, LAYOUT))
+        return gl.load(weights + pairs, mask=pairs >= 0, other=0.0).to(gl.float32)
+
+    @gluon.jit
+    def _finish_backward(
+        one, two, weight, dots_out, pre, d_pre, weighted_h, row, column, next_row, next_column, more, own, N,
+        alpha, limit, up_offset, reads, buffers, h_buffers, loaded,
+        ME: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
+    ):  # fmt: skip
+        """Make d_pre, weight * h and the dots of one half of a tile's rows; the next half's first parts are fetched."""
+        part_0, part_1 = halves(one, _BLOCK, _PART)
+        part_2, part_3 = halves(two, _BLOCK, _PART)
+        always = own >= 0
+        LAYOUT: gl.constexpr = weight.type.layout
+        dots = gl.zeros([_BLOCK], gl.float32, LAYOUT)
+        dots = _put_gradients(
+            part_0, weight, dots, pre, d_pre, weighted_h, row, column, row, column + 2 * _PART, always, own, N,
+            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 0, INTERLEAVED, EVEN, FORMULA,
+        )  # fmt: skip
+        dots = _put_gradients(
+            part_1, weight, dots, pre, d_pre, weighted_h, row, column + _PART, row, column + 3 * _PART, always, own, N,
+            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 1, INTERLEAVED, EVEN, FORMULA,
+        )  # fmt: skip
+        dots = _put_gradients(
+            part_2, weight, dots, pre, d_pre, weighted_h, row, column + 2 * _PART, next_row, next_column, more, own, N,
+            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 2, INTERLEAVED, EVEN, FORMULA,
+        )  # fmt: skip
+        dots = _put_gradients(
+            part_3, weight, dots, pre, d_pre, weighted_h, row, column + 3 * _PART, next_row, next_column + _PART, more,
+            own, N, alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 3, INTERLEAVED, EVEN, FORMULA,
+        )  # fmt: skip
+        gl.store(dots_out + row + gl.arange(0, _BLOCK, LAYOUT), dots)
+
+    @gluon.jit
+    def _consume(
+        out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads, h_buffers, loaded,
+        counts, units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, alpha, limit, up_offset,
+        ME: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
+        B_ACROSS: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
+        EXPERTS: gl.constexpr,
+    ):  # fmt: skip
+        WIDTH: gl.constexpr = COLUMNS // 2 if FORM == "gate_up" else COLUMNS
+        programs = gl.num_programs(0)
+        mine = (units - gl.program_id(0) + programs - 1) // programs
+        step = 0
+        if ME == 1:
+            _, _, _, _, step = _find(
+                gl.program_id(0), units, counts, experts, row_tiles, column_tiles, depth_tiles, GROUP, FORM, EXPERTS, 4
+            )
+        for number in range(ME, mine, 2):
+            unit = gl.program_id(0) + number * programs
+            row, column, expert, lower, steps = _find(
+                unit, units, counts, experts, row_tiles, column_tiles, depth_tiles, GROUP, FORM, EXPERTS, 4
+            )
+            _, _, _, _, others = _find(
+                unit + programs, units, counts, experts, row_tiles, column_tiles, depth_tiles, GROUP, FORM, EXPERTS, 4
+            )
+            each = steps if FORM == "weights" else depth_tiles  # of a tile
+            if FORM == "weights":
+                row = expert * M + start(row, _ROWS, M)
+            beside = (lower == 2).to(gl.int32)
+            next_row, next_column = row + _BLOCK * (1 - beside), column + beside
+            first, next_first = start(column, WIDTH, N), start(next_column, WIDTH, N)
+            if FORM == "gate_backward":
+                EACH: gl.constexpr = 1 if INTERLEAVED else 2
+                for early in gl.static_range(2):
+                    _fetch(
+                        pre, row, first + early * _PART, N, reads, loaded.index(2 * ME + early),
+                        EACH * (2 * ME + early), INTERLEAVED,
+                    )  # fmt: skip
+                part, _unused = halves(gl.zeros([_BLOCK, _BLOCK], gl.float32, _ACCUMULATOR), _BLOCK, _PART)
+                LAYOUT: gl.constexpr = gl.SliceLayout(1, part.type.layout)
+                weight = _weights_of(row, pair, weights, LAYOUT)
+                next_weight = _weights_of(next_row, pair, weights, LAYOUT)
+            parity = (number // 2 + 1 - ME) & 1  # the first unit's turn passes at once
+            one, two, three, one_1, two_1, three_1 = multiply_blocks(
+                a_at, b_at, barriers_at, step, each, parity, lower,
+                out.dtype, COLUMNS, ME, STAGES, FORM == "weights", B_ACROSS,
+            )  # fmt: skip
+            step += steps + others
+            if FORM == "gate_backward":
+                _finish_backward(
+                    one, two, weight, dots + column.to(gl.int64) * P, pre, out, weighted_h,
+                    row, first, next_row, next_first, lower != 0, column * COLUMNS, N,
+                    alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, INTERLEAVED, EVEN, FORMULA,
+                )  # fmt: skip
+                if lower != 0:
+                    _finish_backward(
+                        one_1, two_1, next_weight, dots + next_column.to(gl.int64) * P, pre, out, weighted_h,
+                        next_row, next_first, row, first, column < 0, next_column * COLUMNS, N,
+                        alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, INTERLEAVED, EVEN, FORMULA,
+                    )  # fmt: skip
+            else:
+                BOTH: gl.constexpr = 2 if FORM == "gate_up" else 1
+                STEP: gl.constexpr = 2 if INTERLEAVED else 1
+                bias_at, next_bias_at = BOTH * expert * N + STEP * first, BOTH * expert * N + STEP * next_first
+                _finish(
+                    one, two, three, out, pre, bias, row, first, N, bias_at, alpha, limit,
+                    up_offset, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
+                )  # fmt: skip
+                if lower != 0:
+                    _finish(
+                        one_1, two_1, three_1, out, pre, bias, next_row, next_first, N, next_bias_at, alpha, limit,
+                        up_offset, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
+                    )  # fmt: skip
+        tma.store_wait(0)
+
+    @gluon.jit
+    def _experts_kernel(
+        a, b, b_rest, out, pre, bias, weighted_h, pair, weights, dots, starts, counts,
+        experts, M, N, K, P, expert_rows, alpha, limit, up_offset,
+        COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, B_ACROSS: gl.constexpr,
+        INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
+    ):  # fmt: skip
+        BACKWARD: gl.constexpr = FORM == "gate_backward"
+        EACH: gl.constexpr = 1 if INTERLEAVED else 2  # buffers for gate and up
+        column_tiles = gl.cdiv(N, COLUMNS // 2 if FORM == "gate_up" else COLUMNS)
+        depth_tiles = gl.cdiv(K, _BLOCK)
+        row_tiles = gl.cdiv(M, _ROWS)  # of a weight's gradient
+        if FORM == "weights":
+            units = experts * row_tiles * column_tiles
+        else:
+            _, _, ends = _ends(counts, experts, column_tiles, EXPERTS, 4)
+            units = gl.max(ends, 0)
+        a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES, _BLOCK, _BLOCK], a.layout)
+        b_ring = gl.allocate_shared_memory(a.dtype, [COLUMNS // _BLOCK * STAGES, _BLOCK, _BLOCK], b.layout)
+        if BACKWARD:
+            reads = gl.allocate_shared_memory(a.dtype, [4 * EACH, _BLOCK, _BLOCK // EACH], pre.layout)
+            buffers = gl.allocate_shared_memory(a.dtype, [2 * EACH, _BLOCK, _BLOCK // EACH], out.layout)
+            h_buffers = gl.allocate_shared_memory(a.dtype, [2, _BLOCK, _PART], weighted_h.layout)
+        else:
+            buffers = gl.allocate_shared_memory(a.dtype, [2 * _BUFFERS, _BLOCK, _PART], out.layout)
+            reads, h_buffers = buffers, buffers
+        place = gl.allocate_shared_memory(a.dtype, [8, _BLOCK], a.layout)
+        a_at, b_at, barriers_at = locate_all(a_ring.index(0), b_ring.index(0), place)
+        # `full` of every stage, `empty` of every stage, `turn` of both consumers
+        barriers = view(place, gl.int64, [_BLOCK * 2, 1], mbarrier.MBarrierLayout())  # more than there are
+        for stage in gl.static_range(STAGES):
+            mbarrier.init(barriers.index(stage), count=1)
+            mbarrier.init(barriers.index(STAGES + stage), count=_RELEASES)
+        for consumer in gl.static_range(2):
+            mbarrier.init(barriers.index(2 * STAGES + consumer), count=_RELEASES)
+        loaded = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())  # both halves of `reads`
+        for half in gl.static_range(4):
+            mbarrier.init(loaded.index(half), count=1)
+        fence_async_shared()
+        synchronize()
+        gl.warp_specialize(
+            [
+                (
+                    _consume,
+                    (
+                        out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads,
+                        h_buffers, loaded, counts,
+                        units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, alpha, limit, up_offset,
+                        0, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS,
+                    ),
+                ),
+                (
+                    _consume,
+                    (
+                        out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads,
+                        h_buffers, loaded, counts,
+                        units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, alpha, limit, up_offset,
+                        1, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS,
+                    ),
+                ),
+                (
+                    _produce,
+                    (
+                        a, b, b_rest, a_ring, b_ring, barriers, starts, counts,
+                        units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, expert_rows,
+                        COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS,
+                    ),
+                ),
+            ],
+            [4, 1],  # warps of the second consumer and of the producer
+            [240, 24],  # their registers; the first consumer gets the rest, 240
+        )  # fmt: skip
+
+
+def why_not(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str) -> str | None:
+    """Say why a layer's products cannot take this path on a Hopper GPU, or return None where they can.
+
+    Args:
+        x: [T, H].
+        w_gate_up: [E, 2 I, H].
+        w_down: [E, H_out, I].
+        activation: of the gate.
+    """
+    sizes = x.shape[1], w_down.shape[1], w_down.shape[2]
+    if x.dtype not in shared.SIXTEEN_BITS:
+        return "the kernels are for 16-bit types"
+    if activation != "silu":
+        return "the kernels' gate is SiLU"
+    if any(size % BLOCK for size in sizes) or min(sizes) < WIDE:
+        return f"hidden and intermediate are to be multiples of {BLOCK}, and at least {WIDE}"
+    if w_gate_up.shape[0] > MOST_EXPERTS:
+        return f"there are more than {MOST_EXPERTS} experts"
+    if not all(map(_is_one_matrix, (w_gate_up, w_down))):
+        return "TMA needs the weights of all experts, or all their transposes, as one matrix with a last stride of 1"
+    return None
+
+
+def _is_one_matrix(weights: torch.Tensor) -> bool:
+    """Tell whether the experts' [N, K], or all their transposes, lie one after the other."""
+    one = weights if weights.stride(2) == 1 else weights.mT
+    step = one.stride(1)
+    aligned = step * one.element_size() % ALIGNMENT_BYTES == 0
+    return one.stride(2) == 1 and aligned and one.stride(0) % step == 0 and one.stride(0) >= one.shape[1] * step
+
+
+def _flat(weights: torch.Tensor) -> tuple[list[int], list[int], int, bool]:
+    """Return shape and strides of the matrix of all experts' weights, its rows an expert, and whether it lies across.
+
+    Args:
+        weights: [E, N, K]; it lies across where N is contiguous, not K.
+    """
+    across = weights.stride(2) != 1
+    experts, _, columns = (weights.mT if across else weights).shape
+    step = weights.stride(2 if across else 1)
+    each = weights.stride(0) // step
+    return [experts * each, columns], [step, 1], each, across
+
+
+def _descriptor(
+    base: torch.Tensor, rows: int, columns: int, shape: list[int] | None = None, strides: list[int] | None = None
+) -> "TensorDescriptor":
+    layout = shared._shared_layout(base.dtype, rows, columns)
+    return TensorDescriptor(base, shape or list(base.shape), strides or list(base.stride()), [rows, columns], layout)
+
+
+def _launch(
+    form: str,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    outs: dict[str, torch.Tensor],
+    routing: tuple[torch.Tensor, torch.Tensor],
+    columns: int,
+    sizes: tuple[int, int, int],
+    formula: Formula = PLAIN,
+    interleaved: bool = False,
+    group: int = GROUP,
+    stages: int = STAGES,
+) -> Launch:
+    starts, counts = routing
+    M, N, K = sizes
+    backward, weights = form == "gate_backward", form == "weights"
+    both = BLOCK if backward and interleaved else PART
+    if weights:
+        shape, strides, each, across = list(b.shape), list(b.stride()), 0, True
+    else:
+        shape, strides, each, across = _flat(b)
+    rest = form == "gate_up" and not interleaved and columns == WIDE
+    named = {"pre": None, "bias": None, "weighted_h": None, "pair": None, "weights": None, "dots": None} | outs
+    for name, part in (("out", both if backward else PART), ("pre", both), ("weighted_h", PART)):
+        if named[name] is not None:
+            one = named[name]
+            flat = ([one.shape[0] * one.shape[1], one.shape[2]], [one.stride(1), 1]) if one.dim() == 3 else ()
+            named[name] = _descriptor(one, BLOCK, part, *flat)
+    programs = multiprocessors(a.device)
+    width = columns // 2 if form == "gate_up" else columns
+    experts = counts.shape[0]
+    most = experts * -(-M // ROWS) if weights else a.shape[0] // ROWS
+    numbers = formula.arguments()
+    return Launch(
+        kernel=_experts_kernel,
+        grid=(min(most * -(-N // width), programs),),
+        arguments={"a": _descriptor(a, BLOCK, BLOCK), "b": _descriptor(b, BLOCK, BLOCK, shape, strides)}
+        | {"b_rest": _descriptor(b, PART, BLOCK, shape, strides) if rest else None}
+        | named
+        | {"starts": starts, "counts": counts}
+        | {"experts": experts, "M": M, "N": N, "K": K, "P": a.shape[0], "expert_rows": each}
+        | {name: numbers[name] for name in ("alpha", "limit", "up_offset", "FORMULA")}
+        | {"COLUMNS": columns, "STAGES": stages, "GROUP": group, "FORM": form, "B_ACROSS": across}
+        | {"INTERLEAVED": interleaved, "EVEN": N % width == 0, "EXPERTS": max(32, triton.next_power_of_2(experts))},
+        num_warps=CONSUMER_WARPS,
+        num_stages=stages,
+        traps=loop.lost("hopper/experts.py"),
+    )
+
+
+def gate_up_launch(
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    h: torch.Tensor,
+    pre: torch.Tensor | None,
+    starts: torch.Tensor,
+    counts: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    formula: Formula = PLAIN,
+    interleaved: bool = False,
+    group: int = GROUP,
+) -> Launch:
+    """Describe the launch that writes h, and gate and up where they are kept.
+
+    Args:
+        x: [P, K], sorted rows.
+        w_gate_up: [E, 2 N, K], either of the last two dimensions contiguous.
+        h: [P, N], written.
+        pre: [P, 2 N], written, in the order of w_gate_up's rows; None: not wanted.
+        starts, counts: of the routing.
+        bias: [E, 2 N] or None.
+        formula: the gate.
+        interleaved: rows of w_gate_up are gate and up in turn, not first all of gate and then all of up.
+    """
+    across = w_gate_up.stride(2) != 1
+    outs = {"out": h, "pre": pre, "bias": bias}
+    columns = NARROW if across and not interleaved else WIDE
+    sizes = 0, h.shape[1], x.shape[1]
+    return _launch("gate_up", x, w_gate_up, outs, (starts, counts), columns, sizes, formula, interleaved, group)
+
+
+def rows_launch(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    out: torch.Tensor,
+    starts: torch.Tensor,
+    counts: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    columns: int = WIDE,
+    group: int = GROUP,
+) -> Launch:
+    """Describe the launch that writes each row's product with its expert's weights.
+
+    Args:
+        a: [P, K], sorted rows.
+        w: [E, N, K], either of the last two dimensions contiguous.
+        out: [P, N], written.
+        starts, counts: of the routing.
+        bias: [E, N] or None.
+    """
+    sizes = 0, out.shape[1], a.shape[1]
+    return _launch("rows", a, w, {"out": out, "bias": bias}, (starts, counts), columns, sizes, group=group)
+
+
+def gate_backward_launch(
+    dy: torch.Tensor,
+    w_down: torch.Tensor,
+    pre: torch.Tensor,
+    weights: torch.Tensor,
+    d_pre: torch.Tensor,
+    weighted_h: torch.Tensor,
+    dots: torch.Tensor,
+    pair: torch.Tensor,
+    starts: torch.Tensor,
+    counts: torch.Tensor,
+    formula: Formula = PLAIN,
+    interleaved: bool = False,
+    group: int = GROUP,
+) -> Launch:
+    """Describe the launch that makes d_pre, weight * h and dots from dy.
+
+    Args:
+        dy: [P, K], sorted rows of out's gradient, without the routing weights.
+        w_down: [E, N, K] as dy is multiplied: the transpose of what the forward multiplies by.
+        pre: [P, 2 N], as `gate_up_launch` wrote it.
+        weights: [T, k], contiguous, the routing weights.
+        d_pre: [P, 2 N], written; it may be pre itself where N is a multiple of NARROW.
+        weighted_h: [P, N], written.
+        dots: [ceil(N / NARROW), P], fp32, written: sums over the first axis are the routing weights' gradients.
+        pair: [P], the position in `weights` of a row, -1 for none.
+        starts, counts: of the routing.
+        formula, interleaved: as in the forward.
+    """
+    outs = {"out": d_pre, "pre": pre, "weighted_h": weighted_h, "pair": pair, "weights": weights, "dots": dots}
+    sizes = 0, weighted_h.shape[1], dy.shape[1]
+    return _launch("gate_backward", dy, w_down, outs, (starts, counts), NARROW, sizes, formula, interleaved, group)
+
+
+def weights_launch(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    starts: torch.Tensor,
+    counts: torch.Tensor,
+    columns: int = WIDE,
+    group: int = GROUP,
+) -> Launch:
+    """Describe the launch that writes a^T b of each expert's rows.
+
+    Args:
+        a: [P, M], sorted rows.
+        b: [P, N], sorted rows.
+        out: [E, M, N], written; zero for an expert without rows.
+        starts, counts: of the routing.
+    """
+    sizes = out.shape[1], out.shape[2], a.shape[0]
+    return _launch("weights", a, b, {"out": out}, (starts, counts), columns, sizes, group=group)
+
+
+def gate_up(
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    routing: Routing,
+    bias: torch.Tensor | None,
+    formula: Formula,
+    interleaved: bool,
+    store_h: bool = True,
+    store_pre: bool = False,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return h [P, I], and pre [P, 2 I] or None."""
+    h = x.new_empty((x.shape[0], w_gate_up.shape[1] // 2))
+    pre = x.new_empty((x.shape[0], w_gate_up.shape[1])) if store_pre else None
+    run(
+        gate_up_launch,
+        x,
+        _aligned(w_gate_up),
+        h,
+        pre,
+        routing.starts,
+        routing.counts,
+        _dense(bias),
+        formula,
+        interleaved,
+    )
+    return h if store_h else None, pre
+
+
+def down(h: torch.Tensor, w_down: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return y [P, H] = h w_down[expert]^T + bias[expert]."""
+    y = h.new_empty((h.shape[0], w_down.shape[1]))
+    run(rows_launch, h, _aligned(w_down), y, routing.starts, routing.counts, _dense(bias))
+    return y
+
+
+def down_backward(
+    dy: torch.Tensor,
+    w_down: torch.Tensor,
+    pre: torch.Tensor,
+    weights: torch.Tensor,
+    routing: Routing,
+    formula: Formula,
+    interleaved: bool,
+    wants_wh: bool = True,
+    in_place: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """Return d_pre [P, 2 I], over pre where it may be and no tiles overlap, weight * h [P, I] or None, and the dots."""
+    columns = w_down.shape[2]
+    d_pre = pre if in_place and columns % NARROW == 0 else torch.empty_like(pre)
+    wh = pre.new_empty((pre.shape[0], columns))
+    dots = pre.new_empty((-(-columns // NARROW), pre.shape[0]), dtype=torch.float32)
+    run(
+        gate_backward_launch, dy, _aligned(w_down).mT, pre, weights.contiguous(), d_pre, wh, dots, routing.pair,
+        routing.starts, routing.counts, formula, interleaved,
+    )  # fmt: skip
+    return d_pre, wh if wants_wh else None, dots
+
+
+def rows_times(d_pre: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return d_pre w_gate_up[expert], [P, H]."""
+    return down(d_pre, w_gate_up.mT, routing, None)
+
+
+def weight_grad(a: torch.Tensor, b: torch.Tensor, routing: Routing, like: torch.Tensor) -> torch.Tensor:
+    """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`."""
+    out = torch.empty_like(like)
+    if out.stride(2) == 1:
+        run(weights_launch, a, b, out, routing.starts, routing.counts)
+    else:
+        run(weights_launch, b, a, out.mT, routing.starts, routing.counts)
+    return out
+
+
+def _dense(bias: torch.Tensor | None) -> torch.Tensor | None:
+    return None if bias is None else bias.contiguous()
+
+
+def _aligned(weights: torch.Tensor) -> torch.Tensor:
+    return weights if weights.data_ptr() % ALIGNMENT_BYTES == 0 else weights.clone()
