@@ -432,10 +432,7 @@ class FusedSwiGLUExperts(nn.Module):
         self.gate_up_proj_bias = drawn(num_experts, 2 * intermediate_size, scale=up_scale) if bias else None
         self.down_proj_bias = drawn(num_experts, hidden_size, scale=down_scale) if bias else None
 
-    @property
-    def backend(self) -> str:
-        """What runs where the parameters are: "triton", "interpreter", or "torch" (the reference, no kernel at all)."""
-        return backend_for(self.down_proj)
+    backend = FusedModule.backend
 
     def extra_repr(self) -> str:
         """Return the sizes, the options and the backend."""
