@@ -58,23 +58,6 @@ class Section:
     def title(self) -> str:
         """What the section is about, without the machine."""
         head = {"time": self.mode, "memory": "memory", "verify": "verification"}[self.kind]
-        routing = f"{self.routing} routing" if self.routing else ""
-        return ", ".join(filter(None, (f"{head} of {self.scope}", self.dtype, routing)))
-
-    @property
-    def routing(self) -> str:
-        """How tokens were sent to experts; empty for a dense block."""
-        return self.rows[0].routing
-
-    @property
-    def names(self) -> str:
-        """The runs that the rows are from."""
-        return together([run.name for run in self.runs])
-
-    @property
-    def title(self) -> str:
-        """What the section is about, without the machine."""
-        head = {"time": self.mode, "memory": "memory", "verify": "verification"}[self.kind]
         return ", ".join(
             filter(None, (f"{head} of {self.scope}", self.dtype, self.routing and f"{self.routing} routing"))
         )

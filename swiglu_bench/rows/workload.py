@@ -69,12 +69,14 @@ def write_totals(folder: Path, found: Iterable[Total]) -> None:
 
 
 def as_text(run: FinishedRun, form: str) -> str:
-    """A run as `json`, `jsonl` or `csv`: the columns of records.csv, one row per case and implementation."""
-    about = {"kind": "run", "schema": SCHEMA_VERSION, **run.about}
+    """A run as `json`, `jsonl` or `csv`: the columns of its own file, one row per case and implementation."""
+    own = [record.own for record in run.records]
+    rows, kind = [row.row() for row in own], getattr(own[0], "KIND", "") if own else ""
+    about: dict[str, Any] = {**({"kind": kind} if kind else {"kind": "run", "schema": SCHEMA_VERSION}), **run.about}
     workload = workload_of(run.about)
     if workload:
         about["workload_totals"] = [dataclasses.asdict(one) for one in totals(run.records, workload)]
-    return text.as_text(form, [record.row() for record in run.records], about, ROW)
+    return text.as_text(form, rows, about, rows[0] if rows else ROW)
 
 
 def totals(records: Iterable[Record], workload: Mapping[int, float]) -> list[Total]:

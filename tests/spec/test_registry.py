@@ -54,6 +54,16 @@ def test_names_and_globs(wanted: list[str], unwanted: list[str], chosen: list[st
     assert names(select(CATALOGUE, wanted, unwanted)) == chosen
 
 
+def test_commands_that_compare_do_so_with_few_unless_told_otherwise() -> None:
+    few = select(CATALOGUE, variants=False)
+    assert [one.name for one in few if Scope.GLU in one.scopes and one.name.startswith("fused")] == [
+        "fused",
+        "fused-auto",
+    ]
+    assert len([one for one in few if Scope.GLU in one.scopes]) <= 10
+    assert names(select(CATALOGUE, ["fused-dw-torch"], variants=False)) == ["fused-dw-torch"]
+
+
 @pytest.mark.parametrize(
     ("word", "near"),
     [("eagr", "did you mean eager"), ("Liger", "liger"), ("fused_dw_torch", "fused-dw-torch"), ("zz*", "known: eager")],
