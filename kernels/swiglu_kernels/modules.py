@@ -112,6 +112,13 @@ def _plain(owner: nn.Module, name: str) -> nn.Linear:
     return linear
 
 
+def _backend_of(module: nn.Module) -> str:
+    """Say what runs where a module's parameters are, as `FusedModule.backend` describes it."""
+    device = next(module.parameters()).device
+    reason = why_aside(device)
+    return backend_for(device) if reason is None else f"{backend_for(device)}, portable kernels only: {reason}"
+
+
 class FusedModule(nn.Module):
     """What the modules of this file share: their options, the backend, the way from projections to operands."""
 
@@ -132,9 +139,7 @@ class FusedModule(nn.Module):
 
         "triton, portable kernels only: ..." where those by hand for this GPU step aside, with the reason.
         """
-        device = next(self.parameters()).device
-        reason = why_aside(device)
-        return backend_for(device) if reason is None else f"{backend_for(device)}, portable kernels only: {reason}"
+        return _backend_of(self)
 
     def extra_repr(self) -> str:
         """Return the options and the backend."""
@@ -432,7 +437,10 @@ class FusedSwiGLUExperts(nn.Module):
         self.gate_up_proj_bias = drawn(num_experts, 2 * intermediate_size, scale=up_scale) if bias else None
         self.down_proj_bias = drawn(num_experts, hidden_size, scale=down_scale) if bias else None
 
-    backend = FusedModule.backend
+    @property
+    def backend(self) -> str:
+        """What runs where the parameters are; see `FusedModule.backend`."""
+        return _backend_of(self)
 
     def extra_repr(self) -> str:
         """Return the sizes, the options and the backend."""
