@@ -12,7 +12,7 @@ REQUIREMENTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help bench test test-gpu test-versions sanitize lint results readme figures docs lint-ruff lint-format lint-types lint-imports clean distclean
+.PHONY: help bench test test-gpu test-versions sanitize lint results readme figures docs hub lint-ruff lint-format lint-types lint-imports clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -23,10 +23,11 @@ bench: $(VENV)/.installed-bench ## Time SwiGLU here: llama7b on a GPU, the smoke
 test: $(VENV)/.installed-test ## Run the tests; those that need a GPU say so where there is none
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
-test-gpu: $(VENV)/.installed-test ## Run the tests that need a GPU, in parallel on one (WORKERS, 4 unless given)
+test-gpu: $(VENV)/.installed-test ## Run the tests that need a GPU, on one: in WORKERS (4) processes, then those that time
 	$(BIN)/python -c "import torch, triton; print('torch', torch.__version__, 'triton', triton.__version__, \
 		torch.cuda.get_device_name())"
-	$(BIN)/pytest -m gpu -n $(WORKERS) $(ARGS)
+	$(BIN)/pytest -m "gpu and not alone" -n $(WORKERS) $(ARGS)
+	$(BIN)/pytest -m "gpu and alone" $(ARGS)
 
 test-versions: $(VENV)/.installed-test ## Compile every kernel by each Triton of TRITONS; results/versions has the output
 	@mkdir -p results/versions
@@ -60,6 +61,9 @@ lint-types: $(VENV)/.installed-dev
 
 lint-imports: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
+
+hub: $(VENV)/.installed-bench ## Write the kernels as a Hugging Face hub kernel: make hub ARGS=FOLDER
+	$(BIN)/python kernels/hub.py $(ARGS)
 
 docs: $(VENV)/.installed-dev ## Build the documentation into build/site; a warning or a dead link is an error
 	$(BIN)/mkdocs build

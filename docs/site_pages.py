@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 _RESULTS = ("*.png", "records.csv", "summary.csv", "tp.csv", "*.txt")
-SHOWN = ("docs/figures/*.svg", *(f"results/**/{name}" for name in _RESULTS), "LICENSE")
+SHOWN = ("docs/figures/*.svg", "docs/site.css", *(f"results/**/{name}" for name in _RESULTS), "LICENSE")
 """What documents may show or link to besides each other."""
 LINKS = {"a": ("href",), "img": ("src",), "source": ("srcset",), "link": ("href",), "script": ("src",)}
 

@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-pieces="forward forward-llama3-8b forward-others step-mlp step step-others backward memory memory-mlp verify selftest audit noise doctor"
+pieces="forward forward-llama3-8b forward-others step-mlp step step-others backward memory memory-mlp experts experts-zipf experts-few experts-step experts-memory verify selftest audit noise doctor"
 if [ $# -lt 1 ]; then
   echo "Give the folder for the results, and which of these, if not all: $pieces" >&2
   exit 2
@@ -19,6 +19,7 @@ shift
 mkdir -p "$folder"
 bench="python -m swiglu_bench"
 peers=eager,compile,liger,fused-auto,fused-mlp-auto,quack
+experts=grouped,grouped-compile,batched,liger-experts,quack-experts,fused-experts,fused-experts-recompute
 others=mistral-7b,llama3-70b,qwen2.5-7b,qwen3-32b,gpt-oss,mixtral-expert,deepseek-v3-expert
 
 sweep() { # NAME COMMAND OPTION...
@@ -50,6 +51,18 @@ for piece in ${*:-$pieces}; do
     memory) sweep memory memory --shapes llama7b --scope glu,mlp --tokens 1k,8k --skip-impl 'compile-m*' ;;
     memory-mlp)
       sweep memory-mlp memory --shapes llama7b --scope mlp --tokens 8k --impl $peers,fused-mlp-recompute,fused-mlp-chunked ;;
+    experts)
+      sweep experts forward --shapes qwen3-30b-a3b,mixtral-8x7b,deepseek-v3-rank,gpt-oss-20b --tokens 8k --budget 8 \
+        --no-energy --baseline grouped-compile --impl $experts ;;
+    experts-zipf)
+      sweep experts-zipf forward --shapes qwen3-30b-a3b,mixtral-8x7b --routing zipf --tokens 8k --budget 8 --no-energy \
+        --baseline grouped-compile --impl $experts ;;
+    experts-few)
+      sweep experts-few forward --shapes qwen3-30b-a3b --tokens 1,4,16,64,32k --budget 6 --no-energy --baseline grouped-compile --impl $experts ;;
+    experts-step)
+      sweep experts-step step --shapes qwen3-30b-a3b,mixtral-8x7b,deepseek-v3-rank,gpt-oss-20b --tokens 8k --budget 15 \
+        --no-energy --baseline grouped-compile --impl $experts ;;
+    experts-memory) sweep experts-memory memory --shapes qwen3-30b-a3b --tokens 8k --impl $experts ;;
     verify) sweep verify verify ;;
     selftest) $bench selftest >"$folder/selftest.txt" || [ $? -eq 1 ] ;;
     audit) $bench audit --impl eager,liger,fused-auto,fused-mlp-auto --out "$folder/audit" || [ $? -eq 1 ] ;;

@@ -6,6 +6,7 @@ others are parsed.
 """
 
 import functools
+import importlib.util
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+import yaml
 from command_line import swiglu_bench as command_line
 from places import ROOT
 from torch import nn
@@ -47,6 +49,8 @@ WAYS: tuple[tuple[str, tuple[str, ...] | None], ...] = (
     ("forward --ray", None),  # a cluster
     ("step --ray", None),
     *((command, DRY) for command in ("forward", "backward", "step", "memory", "verify")),
+    ("compare main", None),  # baselines of the reader's
+    ("compare base", None),
     ("show parquet", None),  # needs pyarrow
     *((command, ()) for command in ("show", "compare", "history", "list", "recommend --run")),
 )
@@ -85,9 +89,16 @@ def documented() -> dict[tuple[str, ...], str]:
     return {
         tuple(arguments): f"{document.name}:{line}: {shlex.join(arguments)}"
         for document in DOCUMENTS
-        for line, block in blocks(document, "sh")
+        for line, block in [*blocks(document, "sh"), *workflow_steps(document)]
         for arguments in shell_commands(block)
     }
+
+
+def workflow_steps(document: Path) -> list[tuple[int, str]]:
+    """The commands of the workflows that a document shows."""
+    found = [(line, yaml.safe_load(block)) for line, block in blocks(document, "yaml")]
+    jobs = [(line, job) for line, content in found for job in content.get("jobs", {}).values()]
+    return [(line, step["run"]) for line, job in jobs for step in job["steps"] if "run" in step]
 
 
 def is_about(words: str, arguments: tuple[str, ...]) -> bool:
@@ -102,6 +113,15 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     if not (ROOT / A_RUN).exists():
         pytest.skip("the committed results are not here")
     shutil.copytree(ROOT / "results/nvidia-h200", tmp_path / "results/nvidia-h200", copy_function=os.symlink)
+    config = json.dumps({"hidden_size": 24, "intermediate_size": 40, "hidden_act": "silu"})
+    cached = tmp_path / "hub" / "models--Qwen--Qwen3-8B"
+    for folder in (tmp_path / "my-model", cached / "snapshots" / "0123", cached / "refs"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(config, encoding="utf-8")
+    (cached / "refs" / "main").write_text("0123", encoding="utf-8")
+    if importlib.util.find_spec("huggingface_hub"):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "seen.csv").write_text("tokens,weight\n3,2\n", encoding="utf-8")
     (tmp_path / "mine.py").write_text(own_implementations()[0], encoding="utf-8")
     return tmp_path
 

@@ -4,6 +4,7 @@ import csv
 import importlib.metadata
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -12,12 +13,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from places import ROOT
 
 import swiglu_bench
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-VERSION = PYPROJECT["project"]["version"]
+VERSION = swiglu_bench.__version__
 
 FACTS = """
 import importlib.metadata, json, sys
@@ -95,7 +97,7 @@ def test_the_wheel(tmp_path: Path, foreign_kernels: Path) -> None:
     facts = json.loads(run(programs / "python", "-c", FACTS, cwd=elsewhere))
     assert str(ROOT) not in facts["path"], "the checkout has to be out of sight"
     assert all(Path(file).resolve().is_relative_to(home.resolve()) for file in facts["files"])
-    assert facts["version"] == VERSION == swiglu_bench.__version__ == importlib.metadata.version("swiglu-bench")
+    assert facts["version"] == VERSION == importlib.metadata.version("swiglu-bench")
     assert facts["configs"] == sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
     assert facts["alone"], "the kernels import without the suite"
     assert facts["owner"] == "somebody else"
@@ -114,3 +116,17 @@ def test_an_installed_kernels_stays_importable_beside_an_editable_install(foreig
     code = f"import sys; sys.path[:0] = {folders!r}; sys.path.append({str(foreign_kernels)!r}); import kernels; "
     assert run(sys.executable, "-c", code + "print(kernels.OWNER)", cwd=ROOT).strip() == "somebody else"
     assert not (ROOT / "kernels" / "__init__.py").exists()
+
+
+def test_a_release_takes_its_version_from_the_tag(tmp_path: Path) -> None:
+    """The workflow's own step, run on a copy of the file that has the version."""
+    workflow = ROOT / ".github" / "workflows" / "release.yml"
+    if not workflow.exists():
+        pytest.skip("an sdist has no workflows")
+    steps = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"]["build"]["steps"]
+    (step,) = (one["run"] for one in steps if one.get("name") == "Version from the tag")
+    file = tmp_path / "swiglu_bench" / "version.py"
+    file.parent.mkdir()
+    file.write_text((ROOT / "swiglu_bench" / "version.py").read_text(encoding="utf-8"), encoding="utf-8")
+    subprocess.run(["bash", "-ec", step], cwd=tmp_path, env=os.environ | {"GITHUB_REF_NAME": "v0.9.1"}, check=True)
+    assert runpy.run_path(str(file))["__version__"] == "0.9.1"

@@ -256,7 +256,8 @@ def swiglu_experts(
 
     Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_experts`.
     """
-    check_option("backend", backend, (None, *KERNELS))
+    if backend is not None:
+        check_option("backend", backend, tuple(KERNELS))
     formula = check_formula(activation, 1.0, alpha, limit, up_offset)
     x, w_gate_up, w_down, b_gate_up, b_down = autocast.operands(x, w_gate_up, w_down, b_gate_up, b_down)
     check_experts(x, w_gate_up, w_down, top_k_index, top_k_weights, b_gate_up, b_down)

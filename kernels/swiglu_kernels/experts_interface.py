@@ -11,6 +11,7 @@ which of the kernels' gates gives the same. Nothing here imports transformers be
 import functools
 import importlib
 import itertools
+import weakref
 from typing import Any
 
 import torch
@@ -45,9 +46,19 @@ def takes_part(module: nn.Module) -> bool:
     return all(hasattr(module, name) for name in ("_apply_gate", "has_gate", "is_transposed", "is_concatenated"))
 
 
+Gate = tuple[str, float, float | None, float]
+_gates: "weakref.WeakKeyDictionary[nn.Module, Gate | str]" = weakref.WeakKeyDictionary()
+
+
 @constant_in_graphs  # for one module there is one gate
-def gate_of(module: Any) -> tuple[str, float, float | None, float] | str:
+def gate_of(module: Any) -> Gate | str:
     """Return activation, alpha, limit and up_offset of a module that takes part, or why the kernels cannot have it."""
+    if module not in _gates:
+        _gates[module] = _seen(module)
+    return _gates[module]
+
+
+def _seen(module: Any) -> Gate | str:
     if not module.has_gate:
         return "its experts have no gate"
     if getattr(module, "has_post_expert_norm", False):
@@ -68,7 +79,7 @@ def gate_of(module: Any) -> tuple[str, float, float | None, float] | str:
         ):
             if activation != "silu" and alpha != 1.0:
                 continue
-            options = {"activation": activation, "alpha": alpha, "limit": limit, "up_offset": offset}
+            options: dict[str, Any] = {"activation": activation, "alpha": alpha, "limit": limit, "up_offset": offset}
             if torch.allclose(shown, gate_mul(gate, up, **options), rtol=_TOLERANCE, atol=_TOLERANCE):
                 return activation, alpha, limit, offset
     return f"its _apply_gate is none of the gates that {Formula.__name__} describes"

@@ -35,11 +35,12 @@ from swiglu_kernels.launches.launch import on_device
 from swiglu_kernels.launches.plan import run
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import Biases, forward_launch, recompute_launch
+from swiglu_kernels.silu_mul import forward_launch as gate_launch
 from swiglu_kernels.silu_mul import gate_gradients
 from swiglu_kernels.tiles.choices import INPUT_GRADS as INPUT_GRADS
 from swiglu_kernels.tiles.choices import SAVES as SAVES
 from swiglu_kernels.tiles.choices import WEIGHT_GRADS as WEIGHT_GRADS
-from swiglu_kernels.tiles.choices import resolve
+from swiglu_kernels.tiles.choices import multiplied_by_torch, resolve
 
 
 def new(like: torch.Tensor, *shape: int) -> torch.Tensor:
@@ -59,8 +60,28 @@ def run_forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return z, and gate and up if they are saved."""
     z, gate, up = forward_outputs(x, w_gate.shape[0], save)
-    run(forward_launch, x, w_gate, w_up, z, (gate, up) if save == "preact" else None, None, biases, formula)
+    write_forward(x, w_gate, w_up, z, (gate, up) if save == "preact" else None, biases, formula)
     return z, gate, up
+
+
+def write_forward(
+    x: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    z: torch.Tensor,
+    preactivations: tuple[torch.Tensor, torch.Tensor] | None,
+    biases: Biases,
+    formula: Formula,
+) -> None:
+    """Write z, and gate and up if they are given, by whatever is fastest for these tensors."""
+    has_bias = biases[0] is not None or biases[1] is not None
+    if not multiplied_by_torch(x, w_gate, w_up, has_bias, formula, preactivations is not None):
+        run(forward_launch, x, w_gate, w_up, z, preactivations, None, biases, formula)
+        return
+    made = preactivations or (z, new(z, *z.shape))  # the gate is written over the product
+    for weight, bias, out in zip((w_gate, w_up), biases, made, strict=True):
+        torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
+    run(gate_launch, *made, z, formula)
 
 
 def sum_over_tokens(gradient: torch.Tensor, out: torch.Tensor) -> None:

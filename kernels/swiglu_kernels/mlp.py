@@ -49,6 +49,7 @@ from swiglu_kernels.glu import (
     needs_backward,
     new,
     sum_over_tokens,
+    write_forward,
     write_input_grad,
     write_weight_grads,
 )
@@ -57,7 +58,6 @@ from swiglu_kernels.launches.formula import PLAIN, formula_of
 from swiglu_kernels.launches.plan import run
 from swiglu_kernels.launches.tiles import waves
 from swiglu_kernels.portable.glu_backward import input_grad_launch
-from swiglu_kernels.portable.glu_forward import forward_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.tiles.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve
 
@@ -138,7 +138,7 @@ def _mlp(
     for rows in _chunks(x.shape[0], chunk_tokens):
         h = new(x, rows.stop - rows.start, w_gate.shape[0])
         preactivations = (gate, up) if save == "preact" else None
-        run(forward_launch, x[rows], w_gate, w_up, h, preactivations, None, (bias_gate, bias_up), formula)
+        write_forward(x[rows], w_gate, w_up, h, preactivations, (bias_gate, bias_up), formula)
         if bias_down is None:
             torch.mm(h, w_down.t(), out=out[rows])
         else:
@@ -211,7 +211,7 @@ def _mlp_backward(
             preactivations = d_gate, d_up = new(d_out, *size), new(d_out, *size)
             h, wanted_h = new(d_out, *size), None  # the forward makes it
             biases = tuple(None if bias is None else bias[columns] for bias in (bias_gate, bias_up))
-            run(forward_launch, x_rows, *weights, h, preactivations, None, biases, formula)
+            write_forward(x_rows, *weights, h, preactivations, biases, formula)
         run(down_backward_launch, d_out_rows, down, preactivations, d_gate, d_up, wanted_h, None, formula)
         if wants_down:
             assert h is not None
@@ -315,9 +315,9 @@ def swiglu_mlp(
             all at once.
 
     Peak memory, next to x, out's gradient and the weights, in tensors T = tokens x intermediate, X = tokens x hidden,
-    W = intermediate x hidden: forward 3 T + X ("preact") or 1 T + X ("input"); backward 3 T + W, then 2 T + X + 3 W,
-    with "preact" and a retained graph 2 T more. With chunk_tokens = c the forward has c / tokens T + X, the backward
-    3 c / tokens T + 2 X + 3 W, then 3 X + 3 W.
+    W = intermediate x hidden: forward 3 T + X ("preact") or 1 T + X ("input"; 2 T + X where torch makes its products,
+    `choices.py`); backward 3 T + W, then 2 T + X + 3 W, with "preact" and a retained graph 2 T more. With
+    chunk_tokens = c the forward has c / tokens T + X, the backward 3 c / tokens T + 2 X + 3 W, then 3 X + 3 W.
 
     Returns:
         out, [..., hidden_out], contiguous, in x's dtype. h is rounded once before the product with w_down. Without a

@@ -3,6 +3,7 @@
     FusedSwiGLU            gate_proj, up_proj                x -> z = silu(gate_proj(x)) * up_proj(x)
     FusedSwiGLUMLP         gate_proj, up_proj, down_proj     x -> down_proj(z): Llama, Qwen, Mistral
     FusedSwiGLUPackedMLP   gate_up_proj, down_proj           the same with gate above up in one matrix: Phi-3
+    FusedSwiGLUExperts     gate_up_proj, down_proj           such a block for each expert, stacked: Mixtral, Qwen3-MoE
 
 The projections are ordinary `torch.nn.Linear` submodules, so state_dict keys, initialisation, optimisers and sharding
 are those of the stock module. Only their parameters are read: the fused op takes the place of their `forward`. What
@@ -23,6 +24,7 @@ from torch import nn
 
 from swiglu_kernels.calls import autocast
 from swiglu_kernels.calls.checks import check_like, check_option, check_tensor
+from swiglu_kernels.experts import swiglu_experts
 from swiglu_kernels.glu import swiglu_glu
 from swiglu_kernels.hopper.shared import why_aside
 from swiglu_kernels.launches.backend import backend_for
@@ -45,27 +47,6 @@ class Options:
         check_option("weight_grad", self.weight_grad, WEIGHT_GRADS)
         check_option("save", self.save, SAVES)
         check_option("input_grad", self.input_grad, INPUT_GRADS)
-
-
-def _swiglu_glu(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    bias_gate: torch.Tensor | None,
-    bias_up: torch.Tensor | None,
-    *,
-    options: Options,
-) -> torch.Tensor:
-    return swiglu_glu(
-        x,
-        w_gate,
-        w_up,
-        bias_gate,
-        bias_up,
-        weight_grad=options.weight_grad,
-        save=options.save,
-        input_grad=options.input_grad,
-    )
 
 
 def _swiglu_mlp(
@@ -140,6 +121,11 @@ class FusedModule(nn.Module):
     tensor_parallel: "Split | None" = None
     """How its parameters and its calls are shared among ranks; `parallel.SwiGLUParallel` sets it."""
 
+    def __init__(self, **options: str) -> None:
+        """Take the options of the gradients; raises ValueError for an unknown value."""
+        super().__init__()
+        self.options = Options(**options)
+
     @property
     def backend(self) -> str:
         """What runs where the parameters are: "triton", "interpreter", or "torch" (the reference, no kernel at all).
@@ -213,11 +199,12 @@ class FusedSwiGLU(FusedModule):
         in_features: size of the last dimension of x.
         hidden_features: size of the last dimension of the result.
         bias: give both projections a bias, [hidden_features].
-        weight_grad: "auto", "triton", "torch" or "none"; see `swiglu_glu`. "none" treats the weights as frozen.
-        save: "auto", "preact" (keep gate and up for the backward) or "input" (recompute them).
-        input_grad: "auto", "fused", "two_step" or "torch".
         device: of the parameters.
         dtype: of the parameters; float32, float16 or bfloat16.
+        options: how gradients are made, as in `swiglu_glu`.
+            weight_grad: "auto", "triton", "torch" or "none", which treats the weights as frozen.
+            save: "auto", "preact" (keep gate and up for the backward) or "input" (recompute them).
+            input_grad: "auto", "fused", "two_step" or "torch".
 
     Raises:
         ValueError: an option has an unknown value.
@@ -231,14 +218,11 @@ class FusedSwiGLU(FusedModule):
         hidden_features: int,
         *,
         bias: bool = False,
-        weight_grad: str = "auto",
-        save: str = "auto",
-        input_grad: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **options: str,
     ) -> None:
-        super().__init__()
-        self.options = Options(weight_grad, save, input_grad)
+        super().__init__(**options)
         self.gate_proj = nn.Linear(in_features, hidden_features, bias=bias, device=device, dtype=dtype)
         self.up_proj = nn.Linear(in_features, hidden_features, bias=bias, device=device, dtype=dtype)
 
@@ -269,7 +253,8 @@ class FusedSwiGLU(FusedModule):
             ValueError: x is on another device or its last dimension is not in_features.
         """
         x, weights, biases = self._operands(x, "gate_proj", "up_proj")
-        z = _swiglu_glu(x, *weights, *biases, options=self.options)
+        how = self.options
+        z = swiglu_glu(x, *weights, *biases, weight_grad=how.weight_grad, save=how.save, input_grad=how.input_grad)
         return z if self.tensor_parallel is None else self.tensor_parallel.columns(z)
 
 
@@ -283,11 +268,9 @@ class FusedSwiGLUMLP(FusedModule):
         hidden_size: size of the last dimension of x and of the result.
         intermediate_size: size of the last dimension of what the gate yields.
         bias: give all three projections a bias.
-        weight_grad: "auto", "triton", "torch" or "none" (gate_proj and up_proj are frozen); see `swiglu_glu`.
-        save: "auto", "preact" (keep gate and up for the backward) or "input" (recompute them).
-        input_grad: "auto", "fused", "two_step" or "torch".
         device: of the parameters.
         dtype: of the parameters; float32, float16 or bfloat16.
+        options: as for `FusedSwiGLU`; weight_grad="none" treats gate_proj and up_proj as frozen.
 
     Raises:
         ValueError: an option has an unknown value.
@@ -301,14 +284,11 @@ class FusedSwiGLUMLP(FusedModule):
         intermediate_size: int,
         *,
         bias: bool = False,
-        weight_grad: str = "auto",
-        save: str = "auto",
-        input_grad: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **options: str,
     ) -> None:
-        super().__init__()
-        self.options = Options(weight_grad, save, input_grad)
+        super().__init__(**options)
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias, device=device, dtype=dtype)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias, device=device, dtype=dtype)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias, device=device, dtype=dtype)
@@ -360,14 +340,11 @@ class FusedSwiGLUPackedMLP(FusedModule):
         intermediate_size: int,
         *,
         bias: bool = False,
-        weight_grad: str = "auto",
-        save: str = "auto",
-        input_grad: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **options: str,
     ) -> None:
-        super().__init__()
-        self.options = Options(weight_grad, save, input_grad)
+        super().__init__(**options)
         self.gate_up_proj = nn.Linear(hidden_size, 2 * intermediate_size, bias=bias, device=device, dtype=dtype)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias, device=device, dtype=dtype)
 
@@ -408,4 +385,69 @@ class FusedSwiGLUPackedMLP(FusedModule):
         return _swiglu_mlp(
             x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down,
             activation=self.gate_activation, options=self.options,
+        )  # fmt: skip
+
+
+class FusedSwiGLUExperts(nn.Module):
+    """A mixture of experts without its router, with the state_dict of transformers' Mixtral and Qwen3-MoE experts.
+
+    state_dict: `gate_up_proj`, [num_experts, 2 * intermediate_size, hidden_size], and `down_proj`, [num_experts,
+    hidden_size, intermediate_size]; with a bias `gate_up_proj_bias` and `down_proj_bias`. A model of transformers needs
+    no such module: `patch_model` sets its own experts to the same kernels.
+
+    Args:
+        hidden_size: size of the last dimension of x and of the result.
+        intermediate_size: size of the last dimension of what the gate yields.
+        num_experts: how many experts there are.
+        bias: give both projections of each expert a bias.
+        options: `activation`, `alpha`, `limit`, `up_offset`, `interleaved`, `recompute` and `backend` of
+            `swiglu_experts`.
+        device: of the parameters.
+        dtype: of the parameters; float32, float16 or bfloat16.
+
+    x: [..., hidden_size] in the parameters' dtype (any under autocast) and on their device -> [..., hidden_size].
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        num_experts: int,
+        *,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.options = options
+
+        def drawn(*shape: int, scale: float) -> nn.Parameter:
+            """As torch.nn.Linear draws its parameters."""
+            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype).uniform_(-scale, scale))
+
+        up_scale, down_scale = max(hidden_size, 1) ** -0.5, max(intermediate_size, 1) ** -0.5
+        self.gate_up_proj = drawn(num_experts, 2 * intermediate_size, hidden_size, scale=up_scale)
+        self.down_proj = drawn(num_experts, hidden_size, intermediate_size, scale=down_scale)
+        self.gate_up_proj_bias = drawn(num_experts, 2 * intermediate_size, scale=up_scale) if bias else None
+        self.down_proj_bias = drawn(num_experts, hidden_size, scale=down_scale) if bias else None
+
+    backend = FusedModule.backend
+
+    def extra_repr(self) -> str:
+        """Return the sizes, the options and the backend."""
+        sizes = ", ".join(map(str, self.gate_up_proj.shape))
+        return ", ".join(
+            [
+                f"gate_up_proj=[{sizes}]",
+                *(f"{name}={value!r}" for name, value in self.options.items()),
+                f"backend={self.backend!r}",
+            ]
+        )
+
+    def forward(self, x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+        """Return each token's sum over its experts by their weights; as `swiglu_experts`, errors included."""
+        return swiglu_experts(
+            x, self.gate_up_proj, self.down_proj, top_k_index, top_k_weights,
+            b_gate_up=self.gate_up_proj_bias, b_down=self.down_proj_bias, **self.options,
         )  # fmt: skip

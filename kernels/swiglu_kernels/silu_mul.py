@@ -36,11 +36,14 @@ def _element(columns, BLOCK: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _forward_kernel(gate_ptr, up_ptr, h_ptr, columns, gate_row, up_row, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+def _forward_kernel(
+    gate_ptr, up_ptr, h_ptr, columns, gate_row, up_row, multiplier, alpha, limit, up_offset,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
+):  # fmt: skip
     row, column, mask = _element(columns, BLOCK, WIDE)
     gate = tl.load(gate_ptr + row * gate_row + column, mask=mask).to(tl.float32)
     up = tl.load(up_ptr + row * up_row + column, mask=mask).to(tl.float32)
-    h = gated(gate, up, None, None, None, None, "silu")
+    h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
     tl.store(h_ptr + row * columns + column, round_to(h, h_ptr.dtype.element_ty), mask=mask)
 
 
@@ -72,9 +75,10 @@ def _in_rows(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
     return [row if row.stride(1) == 1 else row.contiguous() for row in rows]
 
 
-def forward_launch(gate: torch.Tensor, up: torch.Tensor, h: torch.Tensor) -> Launch:
+def forward_launch(gate: torch.Tensor, up: torch.Tensor, h: torch.Tensor, formula: Formula = PLAIN) -> Launch:
     """Describe the launch of h = silu(gate) * up: gate and up as `_in_rows` returns them, h contiguous, not empty."""
-    return _launch(_forward_kernel, {"gate": gate, "up": up}, {"gate_ptr": gate, "up_ptr": up, "h_ptr": h})
+    pointers = {"gate_ptr": gate, "up_ptr": up, "h_ptr": h}
+    return _launch(_forward_kernel, {"gate": gate, "up": up}, pointers | formula.arguments())
 
 
 def backward_launch(

@@ -22,7 +22,7 @@ from swiglu_bench.audit.subject import (
     verdict,
 )  # fmt: skip
 from swiglu_bench.check.built import Built
-from swiglu_bench.check.inputs import Draw, new_seed, torch_dtype
+from swiglu_bench.check.inputs import Draw, leaf, new_seed, torch_dtype
 from swiglu_bench.check.judge import REFERENCE
 from swiglu_bench.check.results import fingerprint
 from swiglu_bench.check.tolerance import check, tensor_error
@@ -77,7 +77,9 @@ class _Disconnected(Exception):
 def _differentiated_twice(
     forward: Callable[..., Tensor], inputs: Inputs, direction: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    leaves = [value.to(dtype, copy=True).requires_grad_() for value in inputs.activations]
+    leaves = [
+        leaf(value.to(dtype if value.is_floating_point() else value.dtype, copy=True)) for value in inputs.activations
+    ]
     output = forward(*leaves)
     (gradient,) = torch.autograd.grad(output, leaves[0], inputs.upstream.to(dtype), create_graph=True)
     if not gradient.requires_grad:

@@ -23,12 +23,13 @@ from swiglu_bench.check.inputs import Draw, Values
 from swiglu_bench.check.judge import REFERENCE
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.session.admission import Drawn
-from swiglu_bench.spec.cases import Dtype, Extras, Scope
+from swiglu_bench.spec.cases import Dtype, Experts, Extras, Routing, Scope
 from swiglu_bench.spec.implementation import Offer
 from swiglu_bench.spec.problem import Problem
 
 VERY_LARGE = {torch.float16: 1e4, torch.bfloat16: 1e20, torch.float32: 1e20}
 """A size at which gate and up still fit the dtype and their product does not."""
+GPT_OSS_ALPHA = 1.702
 OVERFLOW_MARGIN = 2.0
 """What a sum that nearly overflows may be off by, in either direction."""
 
@@ -61,6 +62,21 @@ def no_tokens(subject: Subject) -> Outcome:
 def one_token(subject: Subject) -> Outcome:
     """As in decoding."""
     return subject.values(subject.case(tokens=1))
+
+
+def idle_experts(subject: Subject) -> Outcome:
+    """Fewer tokens than experts: those without a token have weight gradients of zeros."""
+    return subject.values(subject.case(tokens=2, experts=Experts(16, 2)))
+
+
+def crowded_expert(subject: Subject) -> Outcome:
+    """One expert has all tokens."""
+    return subject.values(subject.case(tokens=300, experts=Experts(4, 1, Routing.SINGLE)))
+
+
+def every_expert(subject: Subject) -> Outcome:
+    """Each token has every expert."""
+    return subject.values(subject.case(experts=Experts(4, 4)))
 
 
 def non_contiguous(subject: Subject) -> Outcome:
@@ -110,10 +126,10 @@ def nan_and_inf(subject: Subject) -> Outcome:
 
 
 def very_large(subject: Subject) -> Outcome:
-    """Two tokens so large that the product of gate and up overflows: Inf where eager has it, and nowhere else."""
+    """A token so large that the product of gate and up overflows: Inf where eager has it, and nowhere else."""
 
     def enlarge(value: Tensor) -> Tensor:
-        value[[2, 9]] *= VERY_LARGE[value.dtype]
+        value[9] *= VERY_LARGE[value.dtype]  # of two, terms that overflow might cancel in a weight's gradient
         return value
 
     return _propagates(subject, enlarge)
@@ -150,6 +166,8 @@ def _propagates(subject: Subject, change: Callable[[Tensor], Tensor]) -> Outcome
 def _offered(subject: Subject, offer: Offer) -> str:
     if subject.scope is Scope.ACTIVATION and offer != "limit":
         return "there are no projections at this scope"
+    if subject.scope is Scope.EXPERTS and offer == "packed":
+        return "each row packs the weights of experts as models do"
     return "" if offer in subject.implementation.offers else "it does not offer this"
 
 
@@ -164,16 +182,21 @@ def clamp(subject: Subject) -> Outcome:
     why = _offered(subject, "limit")
     if why:
         return unsupported(why)
-    plain, draws = subject.problem(), (DRAW, Draw(DRAW.seed + 10))
+    case = subject.case(tokens=6, experts=Experts(4, 1)) if subject.scope is Scope.EXPERTS else subject.case()
+    plain, draws = subject.problem(case), (DRAW, Draw(DRAW.seed + 10))
     limit = clear_limit(plain, [inputs_of(plain, draw) for draw in draws])
-    return subject.values(extras=Extras(limit=limit), drawn=Drawn(0, draws))
+    alpha = GPT_OSS_ALPHA if subject.scope is Scope.EXPERTS else 1.0
+    return subject.values(case, extras=Extras(limit=limit, alpha=alpha), drawn=Drawn(0, draws))
 
 
 def clear_limit(problem: Problem, inputs: Sequence[Inputs]) -> float | None:
     """The middle of the widest gap between the sizes of gate and up, among those that bound some and not most."""
     sizes: list[Tensor] = []
     for given in (one.activations for one in inputs):
-        pair = given if len(given) == 2 else [given[0] @ problem.weights[name].T for name in ("w_gate", "w_up")]
+        pair = given if len(given) == 2 else [given[0] @ problem.weights[name].mT for name in ("w_gate", "w_up")]
+        if problem.case.scope is Scope.EXPERTS:  # of each token's own experts
+            index = given[1]
+            pair = [value[index, torch.arange(len(index), device=value.device)[:, None]] for value in pair]
         sizes += [value.double().abs().flatten() for value in pair]
     ordered = torch.cat(sizes).sort().values
     ordered = ordered[(ordered > 1.0) & (ordered < 2.8)]

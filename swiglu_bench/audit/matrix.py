@@ -24,6 +24,8 @@ class Check:
 
     name: str
     ask: Callable[[Subject], Outcome]
+    scopes: tuple[Scope, ...] = tuple(Scope)
+    """Where it is asked."""
 
     @property
     def about(self) -> str:
@@ -38,6 +40,9 @@ CHECKS = (
     Check("odd sizes", inputs.odd_sizes),
     Check("0 tokens", inputs.no_tokens),
     Check("1 token", inputs.one_token),
+    Check("idle experts", inputs.idle_experts, (Scope.EXPERTS,)),
+    Check("crowded expert", inputs.crowded_expert, (Scope.EXPERTS,)),
+    Check("every expert", inputs.every_expert, (Scope.EXPERTS,)),
     Check("non-contiguous", inputs.non_contiguous),
     Check("outliers", inputs.outliers),
     Check("zeros", inputs.zeros),
@@ -79,9 +84,7 @@ def audit(
         for scope in scopes:
             if scope not in implementation.scopes:
                 continue
-            for check in CHECKS:
-                if only and check.name not in only:
-                    continue
+            for check in checks_of(scope, only):
                 tell(f"{implementation.name} {scope}: {check.name}")
                 reason = lost or why
                 subject = Subject(implementation, scope, device, dtype or _default(device))
@@ -90,6 +93,11 @@ def audit(
                     lost = f"the device was lost in {check.name!r} of {implementation.name} at {scope}"
                     outcome = Outcome(CellStatus.FAIL, f"it broke the device: {outcome.reason}")
                 yield cell(implementation, scope, check.name, outcome, device, dtype)
+
+
+def checks_of(scope: Scope, only: Sequence[str] = ()) -> list[Check]:
+    """What is asked at a scope, of the checks named in `only` unless that is empty."""
+    return [check for check in CHECKS if scope in check.scopes and (not only or check.name in only)]
 
 
 def unavailable(implementation: Implementation, device: torch.device) -> str | None:

@@ -23,12 +23,13 @@ from swiglu_bench.session.admission import Admitting, Drawn
 from swiglu_bench.session.here import Here
 from swiglu_bench.session.places import Contender
 from swiglu_bench.session.settings import Settings, Task
-from swiglu_bench.spec.cases import PLAIN, Case, Dtype, Extras, Mode, Scope, Shape
+from swiglu_bench.spec.cases import PLAIN, Case, Dtype, Experts, Extras, Mode, Scope, Shape
 from swiglu_bench.spec.costs import longest_sum
 from swiglu_bench.spec.implementation import Implementation, Step
 from swiglu_bench.spec.problem import Problem
 
 TOKENS, HIDDEN, INTERMEDIATE = 19, 48, 80
+EXPERTS = Experts(6, 3)
 DRAW = Draw(1)
 _describe = functools.cache(machine.describe)
 
@@ -67,8 +68,10 @@ class Inputs:
     upstream: Tensor
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        """The same with other activations."""
-        return Inputs([change(value.clone()) for value in self.activations], self.upstream)
+        """The same with other activations; of experts, with another x."""
+        first, *rest = (value.clone() for value in self.activations)
+        routing = [value for value in rest if not value.is_floating_point()]
+        return Inputs([change(first), *(rest if routing else map(change, rest))], self.upstream)
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,12 @@ class Subject:
     dtype: Dtype
 
     def case(
-        self, tokens: int = TOKENS, hidden: int = HIDDEN, intermediate: int = INTERMEDIATE, dtype: Dtype | None = None
-    ) -> Case:
+        self, tokens: int = TOKENS, hidden: int = HIDDEN, intermediate: int = INTERMEDIATE, dtype: Dtype | None = None,
+        experts: Experts = EXPERTS,
+    ) -> Case:  # fmt: skip
         """A small case of its scope."""
-        shape = Shape("audit", hidden, intermediate, "sizes of the audit", (tokens,))
+        mixture = experts if self.scope is Scope.EXPERTS else None
+        shape = Shape("audit", hidden, intermediate, "sizes of the audit", (tokens,), mixture)
         return Case(shape, tokens, dtype or self.dtype, self.scope, Mode.STEP)
 
     def problem(self, case: Case | None = None, extras: Extras = PLAIN) -> Problem:

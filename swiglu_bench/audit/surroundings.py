@@ -23,14 +23,16 @@ from swiglu_bench.audit.subject import (
     unsupported,
     verdict,
 )  # fmt: skip
+from swiglu_bench.check.inputs import leaf
 from swiglu_bench.check.judge import REFERENCE
 from swiglu_bench.machine.machine import free_memory_bytes
 from swiglu_bench.session.reports import CallReport
-from swiglu_bench.spec.cases import ACTIVATIONS, Case, Dtype, Mode, Shape
+from swiglu_bench.spec.cases import ACTIVATIONS, Case, Dtype, Experts, Mode
 
 BUILT_IN = {"aten", "prim", "prims", "inductor", "profiler", "c10d", "_c10d_functional"}
 LARGE_HIDDEN, LARGE_INTERMEDIATE = 64, 8192
 LARGE_TOKENS = 2**31 // LARGE_INTERMEDIATE + 101
+LARGE_EXPERTS = Experts(4, 2)
 LARGE_TENSORS = 14
 """Of [tokens, intermediate], that the huge case may hold at a time."""
 NEIGHBOURS = 4
@@ -71,7 +73,7 @@ def opcheck(subject: Subject) -> Outcome:
     calls = _Calls()
     try:
         with calls:
-            built.forward(*(value.requires_grad_(bool(built.gradients)) for value in activations))
+            built.forward(*(leaf(value, bool(built.gradients)) for value in activations))
     except RuntimeError as error:
         if "dispatch mode" not in str(error):
             raise
@@ -136,10 +138,13 @@ def beyond_int32(subject: Subject) -> Outcome:
     free = free_memory_bytes(subject.device)
     if free < needed:
         return not_run(f"it needs {needed / 2**30:.0f} GiB of memory and {free / 2**30:.0f} GiB are free")
-    shape = Shape("beyond 2^31", LARGE_HIDDEN, LARGE_INTERMEDIATE, "sizes of the audit", (LARGE_TOKENS,))
-    case = Case(shape, LARGE_TOKENS, Dtype.BFLOAT16, subject.scope, Mode.STEP)
+    case = subject.case(LARGE_TOKENS, LARGE_HIDDEN, LARGE_INTERMEDIATE, Dtype.BFLOAT16, LARGE_EXPERTS)
+    rows = rows_to_judge(LARGE_TOKENS, LARGE_INTERMEDIATE)
+    if case.shape.experts:  # as many rows as tokens elsewhere
+        case = dataclasses.replace(case, tokens=LARGE_TOKENS // LARGE_EXPERTS.top_k)
+        rows = rows_to_judge(case.tokens, LARGE_EXPERTS.top_k * LARGE_INTERMEDIATE)
     try:
-        return _judge_rows(subject, case, rows_to_judge(LARGE_TOKENS, LARGE_INTERMEDIATE))
+        return _judge_rows(subject, case, rows)
     finally:
         torch.cuda.empty_cache()
 
@@ -159,8 +164,10 @@ def _judge_rows(subject: Subject, case: Case, rows: list[int]) -> Outcome:
     generator = torch.Generator(device=subject.device).manual_seed(case.seed)
 
     def whole(rows_there: Tensor, fill: bool) -> Tensor:
-        value = rows_there.new_zeros(case.tokens, rows_there.shape[1])
-        if fill:
+        value = (
+            rows_there[:1].repeat(case.tokens, 1) if fill else rows_there.new_zeros(case.tokens, rows_there.shape[1])
+        )
+        if fill and value.is_floating_point():
             value.normal_(generator=generator)
         return value.index_copy_(0, index, rows_there)
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 NEEDS = ("altair", "vl_convert")
 GROUND = {False: "#ffffff", True: "#0d1117"}
 """Opaque, so that a picture reads the same wherever it stands."""
+PADDING = {"left": 24, "top": 8, "right": 48, "bottom": 8}
+"""Pixels for texts that are wider in the reader's font than in the one that the picture was laid out with."""
 FORMS: tuple[Literal["png", "svg"], ...] = ("png", "svg")
 
 
@@ -27,7 +29,7 @@ def picture(chart: alt.LayerChart | alt.VConcatChart, form: Literal["png", "svg"
 
     from swiglu_bench.charts.style import theme
 
-    spec = json.dumps(chart.to_dict() | {"config": theme(dark, GROUND[dark])})
+    spec = json.dumps(chart.to_dict() | {"config": theme(dark, GROUND[dark]), "padding": PADDING})
     if form == "svg":
         return f"{vl_convert.vegalite_to_svg(spec)}\n".encode()
     return vl_convert.vegalite_to_png(spec, scale=2)

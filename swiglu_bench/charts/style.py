@@ -87,7 +87,7 @@ def theme(dark: bool, background: str | None = None) -> dict[str, Any]:
         },
         "axis": {
             "labelColor": faint, "titleColor": faint, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": 400,
-            "gridColor": grid, "domainColor": faint, "tickColor": faint, "titlePadding": 8, "labelLimit": 220,
+            "gridColor": grid, "domainColor": faint, "tickColor": faint, "titlePadding": 8, "labelLimit": 400,
         },
         "legend": {"labelColor": text, "symbolOpacity": 1, "labelFontSize": 12},
         "text": {"color": text, "fontSize": 12},

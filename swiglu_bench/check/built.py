@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swiglu_bench.check.inputs import Desk, Draw
+from swiglu_bench.check.inputs import Desk, Draw, leaf
 from swiglu_bench.check.layout import find_layout
 from swiglu_bench.measure.memory import MemoryUse, measure_memory
 from swiglu_bench.spec.cases import ACTIVATIONS, Mode
@@ -86,7 +86,7 @@ class Built:
     def forward_to_train(self, draw: Draw) -> Produced:
         """The forward of a call that a backward could follow."""
         leaves = self.desk.activations(draw)
-        return {"output": _detached(self.forward(*(value.requires_grad_(bool(self.gradients)) for value in leaves)))}
+        return {"output": _detached(self.forward(*(leaf(value, bool(self.gradients)) for value in leaves)))}
 
     def call(self, mode: Mode, draw: Draw, upstream_first: bool = False) -> Call:
         """A call of a mode on the inputs of a draw, which are laid out when the call is prepared.
@@ -99,7 +99,7 @@ class Built:
         def lay_out(requires_grad: bool) -> None:
             self.drop_gradients()
             leaves = self.desk.activations(draw)
-            kept["leaves"] = [value.requires_grad_() for value in leaves] if requires_grad else leaves
+            kept["leaves"] = [leaf(value, requires_grad) for value in leaves]
             if requires_grad and upstream_first:
                 lay_upstream()
 
@@ -158,8 +158,8 @@ class Built:
 
         def step() -> Callable[[], Produced]:
             self.drop_gradients()
-            for leaf in leaves:
-                leaf.requires_grad_(bool(self.gradients)).grad = None
+            for value in leaves:
+                leaf(value, bool(self.gradients)).grad = None
             output = self.forward(*leaves)
             _backward(output, self.desk.given["upstream"])
             # Held here, because the parameters' own are dropped before anything else runs on them; without the graph of
@@ -172,7 +172,7 @@ class Built:
     def run_on(self, activations: Sequence[Tensor], upstream: Tensor) -> Produced:
         """Forward and backward on tensors of one's own: other strides, sizes or values than those of a draw."""
         self.drop_gradients()
-        leaves = [value.detach().requires_grad_(bool(self.gradients)) for value in activations]
+        leaves = [leaf(value.detach(), bool(self.gradients)) for value in activations]
         output = self.forward(*leaves)
         if self.gradients:
             _backward(output, upstream)
@@ -181,27 +181,27 @@ class Built:
     def train_twice(self, draw: Draw) -> Produced:
         """One forward and, with its graph retained, two backwards: the output and the gradients of the second."""
         self.drop_gradients()
-        leaves = [value.requires_grad_() for value in self.desk.activations(draw)]
+        leaves = [leaf(value) for value in self.desk.activations(draw)]
         output = self.forward(*leaves)
         _backward(output, self.desk.upstream(draw), retain_graph=True)
         self.drop_gradients()
-        for leaf in leaves:
-            leaf.grad = None
+        for value in leaves:
+            value.grad = None
         _backward(output, self.desk.upstream(draw))
         return {"output": output.detach(), **self._collect(leaves)}
 
     def memory(self, draw: Draw) -> MemoryUse:
         """Bytes of one forward and backward (forward alone where it yields no gradients)."""
         self.drop_gradients()
-        leaves = [value.requires_grad_(bool(self.gradients)) for value in self.desk.activations(draw)]
+        leaves = [leaf(value, bool(self.gradients)) for value in self.desk.activations(draw)]
         upstream = self.desk.upstream(draw)
 
         def backward(output: Tensor) -> Produced:
             _backward(output, upstream)
             taken = self._collect(leaves)
             self.drop_gradients()
-            for leaf in leaves:
-                leaf.grad = None
+            for value in leaves:
+                value.grad = None
             return taken
 
         try:

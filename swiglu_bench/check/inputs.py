@@ -14,7 +14,8 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from swiglu_bench.spec.cases import ACTIVATIONS, BIASES, PLAIN, WEIGHTS, Case, Extras, Scope
+from swiglu_bench.check.routing import draw_experts
+from swiglu_bench.spec.cases import ACTIVATIONS, BIASES, INDEX, PLAIN, WEIGHTS, Case, Extras, Scope
 from swiglu_bench.spec.problem import Problem
 
 
@@ -51,38 +52,41 @@ def torch_dtype(case: Case) -> torch.dtype:
 
 def sizes(case: Case) -> dict[str, tuple[int, ...]]:
     """Sizes of every named tensor of a case; `upstream` has those of the output."""
-    hidden, intermediate = case.shape.hidden, case.shape.intermediate
+    hidden, intermediate, experts = case.shape.hidden, case.shape.intermediate, case.shape.experts
+    each = (experts.count,) if experts else ()
     return {
         "x": (case.tokens, hidden),
+        **dict.fromkeys((INDEX, "top_k_weights"), (case.tokens, experts.top_k if experts else 1)),
         "gate": (case.tokens, intermediate),
         "up": (case.tokens, intermediate),
-        "w_gate": (intermediate, hidden),
-        "w_up": (intermediate, hidden),
-        "w_down": (hidden, intermediate),
-        "bias_gate": (intermediate,),
-        "bias_up": (intermediate,),
-        "bias_down": (hidden,),
-        "upstream": (case.tokens, hidden if case.scope is Scope.MLP else intermediate),
+        "w_gate": (*each, intermediate, hidden),
+        "w_up": (*each, intermediate, hidden),
+        "w_down": (*each, hidden, intermediate),
+        "bias_gate": (*each, intermediate),
+        "bias_up": (*each, intermediate),
+        "bias_down": (*each, hidden),
+        "upstream": (case.tokens, hidden if case.scope in {Scope.MLP, Scope.EXPERTS} else intermediate),
     }
 
 
 def make_problem(
     case: Case, device: torch.device | str, extras: Extras = PLAIN, seed: int | None = None, *, gate_offset: float = 0.0
 ) -> Problem:
-    """Draw the weights of a case; `seed` None: from a new seed.
+    """Draw the weights of a case; `seed` None: from a new seed; `extras`, unless plain, replace those of the shape.
 
     They are normal with variance 1 / in_features, so that gate and up are of unit size for normal activations, where
     SiLU is neither linear nor flat, as in a trained model. Biases are normal with a tenth of that size. `gate_offset`
     moves the gates of activations drawn by a `Desk` with the same offset by about that much.
     """
     device, found = torch.device(device), sizes(case)
+    extras = case.shape.extras if extras == PLAIN else extras
     source = torch.Generator(device=device).manual_seed(new_seed() if seed is None else seed)
 
     def draw(name: str, scale: float) -> Tensor:
         values = torch.empty(found[name], device=device, dtype=torch.float32).normal_(generator=source).mul_(scale)
         return values.to(torch_dtype(case))
 
-    weights = {name: draw(name, found[name][1] ** -0.5) for name in WEIGHTS[case.scope]}
+    weights = {name: draw(name, found[name][-1] ** -0.5) for name in WEIGHTS[case.scope]}
     biases = {name: draw(name, 0.1) for name in BIASES[case.scope]} if extras.bias else {}
     if gate_offset and "w_gate" in weights:
         weights["w_gate"] += gate_offset / case.shape.hidden  # each token's x has a mean of 1 then
@@ -104,7 +108,13 @@ class Desk:
     def activations(self, draw: Draw) -> list[Tensor]:
         """Draw the activations of a call: new tensors over the same memory."""
         for number, name in enumerate(self.names):
+            if name == INDEX:
+                assert self.problem.case.shape.experts
+                draw_experts(self.problem.case.shape.experts, self.given[name], self._seeded(draw.seed + number))
+                continue
             value = self._draw(name, draw.seed + number)
+            if name == "top_k_weights":
+                value.copy_(value.float().softmax(-1))
             if draw.values is Values.WIDE:
                 value[::4] *= 16.0 if name in ("x", "gate") else 1.0
                 value[:, :: max(1, value.shape[1] // 3)] *= 4.0
@@ -124,8 +134,17 @@ class Desk:
     @cached_property
     def given(self) -> dict[str, Tensor]:
         """What lies there now, by name; `upstream` among it."""
-        found, empty = sizes(self.problem.case), partial(torch.empty, dtype=torch_dtype(self.problem.case))
-        return {name: empty(found[name], device=self.problem.device) for name in (*self.names, "upstream")}
+        found, zeros = sizes(self.problem.case), partial(torch.zeros, device=self.problem.device)
+        types = dict.fromkeys((*self.names, "upstream"), torch_dtype(self.problem.case)) | {INDEX: torch.int64}
+        return {name: zeros(found[name], dtype=types[name]) for name in (*self.names, "upstream")}
 
     def _draw(self, name: str, seed: int) -> Tensor:
-        return self.given[name].normal_(generator=self._source.manual_seed(seed & (2**63 - 1)))
+        return self.given[name].normal_(generator=self._seeded(seed))
+
+    def _seeded(self, seed: int) -> torch.Generator:
+        return self._source.manual_seed(seed & (2**63 - 1))
+
+
+def leaf(value: Tensor, wanted: bool = True) -> Tensor:
+    """The tensor, which requires a gradient where that is wanted and it can have one."""
+    return value.requires_grad_(wanted and value.is_floating_point())

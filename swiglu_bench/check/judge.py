@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from swiglu_bench.check import tolerance
 from swiglu_bench.check.built import Built, Produced, add_up
 from swiglu_bench.check.inputs import Draw, sizes, torch_dtype
-from swiglu_bench.check.results import Fault, form_fault
+from swiglu_bench.check.results import Fault
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.measure.clock import Clock
 from swiglu_bench.rows.record import TensorCheck
@@ -49,7 +50,7 @@ class Judge:
         self.problem = problem
         self.dtype = torch_dtype(problem.case)
         self._reference = Built(REFERENCE, problem)
-        self._desk = self._reference.desk
+        self.desk = self._reference.desk
         self._truths: OrderedDict[tuple[Draw, bool], Truth] = OrderedDict()
         self._longest_sum = longest_sum(problem.case)
 
@@ -60,8 +61,8 @@ class Judge:
             while len(self._truths) >= KEPT:
                 self._truths.popitem(last=False)
             produced = self._reference.train(draw) if backward else self._reference.infer(draw)
-            activations = [value.clone() for value in self._desk.activations(draw)]
-            values = self.answer(activations, self._desk.upstream(draw) if backward else None)
+            activations = [value.clone() for value in self.desk.activations(draw)]
+            values = self.answer(activations, self.desk.upstream(draw) if backward else None)
             eager = {name: tolerance.tensor_error(produced[name], values[name]) for name in values}
             self._truths[key] = Truth(values, eager)
         return self._truths[key]
@@ -92,21 +93,9 @@ class Judge:
             for name, value in produced.items()
         )  # fmt: skip
 
-    def judge_here(
-        self, produced: Produced, draw: Draw, *, others: Iterable[Tensor] = (), distribution: bool = False
-    ) -> tuple[TensorCheck, ...]:
-        """The same for results of a contender in this process; `others` are tensors whose memory none may share."""
-        truth, others = self.truth(draw, backward=produced.keys() != {"output"}), list(others)
-        found = {
-            name: form_fault(value, truth.values[name].shape, self.dtype, self.problem.device, others)
-            for name, value in produced.items()
-        }
-        faults = {name: fault for name, fault in found.items() if fault}
-        return self.judge(produced, draw, faults=faults, distribution=distribution)
-
     def handling_ms(self, draws: Sequence[Draw], backward: bool, clock: Clock) -> float:
         """Milliseconds a call that `add_up` takes for anything but the call: inputs, cache and sums."""
-        names = self.problem.parameters.keys() | {*self._desk.names, "upstream"} if backward else {"upstream"}
+        names = {*self._reference.gradients, "upstream"} if backward else {"upstream"}
         found = sizes(self.problem.case)
         results, sums = (
             {name: torch.zeros(found[name], dtype=self.dtype, device=self.problem.device) for name in names}
@@ -114,9 +103,9 @@ class Judge:
         )
 
         def lay_out(draw: Draw) -> Produced:
-            self._desk.activations(draw)
+            self.desk.activations(draw)
             if backward:
-                self._desk.upstream(draw)
+                self.desk.upstream(draw)
             return results
 
         clock.synchronize()
@@ -175,9 +164,21 @@ def _reference(problem: Problem) -> Step:
         Scope.ACTIVATION: reference.gate_mul,
         Scope.GLU: reference.swiglu_glu,
         Scope.MLP: reference.swiglu_mlp,
+        Scope.EXPERTS: _experts,
     }
-    define, limit = definitions[problem.case.scope], problem.extras.limit
-    return Step(lambda *activations: define(*activations, *problem.parameters.values(), limit=limit))
+    define, variant = definitions[problem.case.scope], problem.extras.variant
+    return Step(lambda *activations: define(*activations, *problem.parameters.values(), **variant))
+
+
+def _experts(x: Tensor, index: Tensor, weights: Tensor, *parameters: Tensor, **variant: Any) -> Tensor:
+    """The sum of `reference.swiglu_mlp` of each token's experts, as models add it up: expert by expert in x's dtype."""
+    rows, index, weights = (value.flatten(0, -2) for value in (x, index, weights))
+    output = torch.zeros_like(rows)
+    for number, own in enumerate(zip(*(value.unbind(0) for value in parameters), strict=True)):
+        token, slot = torch.where(index == number)
+        found = reference.swiglu_mlp(rows[token], *own, **variant) * weights[token, slot, None]
+        output.index_add_(0, token, found.to(output.dtype))
+    return output.view_as(x)
 
 
 REFERENCE = _reference

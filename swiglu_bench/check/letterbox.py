@@ -9,6 +9,7 @@ import math
 import os
 import pickle
 import tempfile
+import weakref
 from collections.abc import Mapping
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -55,14 +56,20 @@ class Letterbox:
         """What another process opens it by."""
         if self._file:
             return pickle.dumps((str(self._file), self._memory.numel()))
-        return bytes(ForkingPickler.dumps(self._memory))
+        address = bytes(ForkingPickler.dumps(self._memory))
+        MADE_HERE[address] = self
+        return address
 
     @classmethod
     def open(cls, address: bytes, sizes: Sizes, dtype: torch.dtype) -> Letterbox:
-        """The one at an address, in another process than the one that made it; a file can be opened once.
+        """The one at an address; a file can be opened once.
 
-        Its name goes at once: mapped memory stays, and none is left behind by processes that are killed.
+        Its name goes at once: mapped memory stays, and none is left behind by processes that are killed. With
+        --in-process the maker opens it itself, whose own memory CUDA refuses to map.
         """
+        own = MADE_HERE.get(address)
+        if own:
+            return cls(own._memory, sizes, dtype)
         found = pickle.loads(address)
         if isinstance(found, Tensor):
             return cls(found, sizes, dtype)
@@ -75,6 +82,10 @@ class Letterbox:
         self.tensors.clear()
         if self._file:
             self._file.unlink(missing_ok=True)
+
+
+MADE_HERE: weakref.WeakValueDictionary[bytes, Letterbox] = weakref.WeakValueDictionary()
+"""Letterboxes on a GPU whose addresses this process gave away."""
 
 
 def _mapped(name: str, length: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from swiglu_bench.check.inputs import sizes, torch_dtype
-from swiglu_bench.spec.cases import ACTIVATIONS
+from swiglu_bench.spec.cases import differentiable
 from swiglu_bench.spec.problem import Problem
 
 
@@ -93,7 +93,7 @@ def poison(problem: Problem, backward: bool) -> None:
     An implementation that allocates its output without writing all of it then returns NaN, not an earlier answer.
     """
     found = sizes(problem.case)
-    names = ("upstream", *((*ACTIVATIONS[problem.case.scope], *problem.parameters) if backward else ()))
+    names = ("upstream", *((*differentiable(problem.case.scope), *problem.parameters) if backward else ()))
     full = partial(torch.full, fill_value=math.nan, dtype=torch_dtype(problem.case), device=problem.device)
     blocks = [full(found[name]) for name in names for _ in range(2)]
     del blocks

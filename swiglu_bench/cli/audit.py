@@ -7,7 +7,7 @@ import dataclasses
 import typer
 
 from swiglu_bench.rows import text
-from swiglu_bench.spec.cases import parse_dtypes
+from swiglu_bench.spec.cases import Scope, parse_dtypes
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.sweep import request
 from swiglu_bench.sweep.options import AuditOptions, JsonForm
@@ -27,7 +27,7 @@ def audit(options: AuditOptions, form: JsonForm = "table") -> None:
     dtypes = parse_dtypes(options.dtype) if options.dtype is not None else [None]
     if len(dtypes) > 1:
         raise BadInput("--dtype: audit takes one, for the checks that have none of their own; give bf16, fp16 or fp32.")
-    scopes = request.scopes_of(options.scope if options.scope is not None else "activation,glu,mlp")
+    scopes = request.scopes_of(options.scope if options.scope is not None else ",".join(Scope))
     chosen = request.implementations_of(options)
     if not options.in_process:
         start_forkserver()

@@ -44,13 +44,13 @@ def inspect(
     Example: swiglu-bench inspect --target sm_90 --tokens 1,128,8k
     """
     text.check("--format", form, text.TABLE, "json")
-    from swiglu_bench.spec.shapes import load_shapes
+    from swiglu_bench.spec.shapes import dense_shapes
 
     matches = [re.fullmatch(r"(?:sm_)?(\d+)(\d)a?", part.strip()) for part in target.split(",")]
     if not all(matches):
         raise BadInput(f"--target: {target!r} is not a list of compute capabilities; give sm_80, sm_90 or sm_100.")
     capabilities = [(int(match[1]), int(match[2])) for match in matches if match]
-    sizes, dtypes, counts = load_shapes(shapes), parse_dtypes(dtype), parse_tokens(tokens)
+    sizes, dtypes, counts = dense_shapes(shapes, "inspect"), parse_dtypes(dtype), parse_tokens(tokens)
     cases = expand(sizes, scopes=[Scope.GLU], modes=[Mode.STEP], dtypes=dtypes, tokens=counts)
     reports = list(_compiled(cases, capabilities))
     if form == "json":

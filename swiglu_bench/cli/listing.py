@@ -19,9 +19,14 @@ if TYPE_CHECKING:
     from swiglu_bench.session.settings import Settings
     from swiglu_bench.spec.implementation import Implementation
 
-FACTS = ("name", "description", "trains", "weight_layout", "backend", "package", "usage", "source", "on_request")
+FACTS = (
+    "name", "description", "trains", "weight_layout", "backend", "package", "usage", "source", "on_request", "variant",
+)  # fmt: skip
 """What `list --format json` says of an implementation, besides scopes, offers and why it cannot run."""
-COLUMNS = {"shapes": ("hidden", "intermediate", "tokens", "source"), "sweeps": ("shapes", "tokens", "source")}
+COLUMNS = {
+    "shapes": ("hidden", "intermediate", "experts", "tokens", "source"),
+    "sweeps": ("shapes", "tokens", "source"),
+}
 
 
 def list_(
@@ -98,6 +103,8 @@ def tables(told: Mapping[str, Any], detail: bool, shapes: bool, machine: bool) -
                 name: ", ".join(map(str, value)) if isinstance(value, list) else str(value or "the shapes' own")
                 for name, value in one.items()
             }
+            if "experts" in columns:
+                shown["experts"] = f"{one['experts']}, top {one['top_k']}" if one["experts"] else ""
             found.add_row(Text(one["name"], "bold"), *(shown[column] for column in columns))
         yield found
     if machine:
@@ -117,10 +124,11 @@ def _in_lines(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     here = [one for one in known if one["unavailable"] is None]
     for one in here:
         what = Text(one["description"], no_wrap=True, overflow="ellipsis")
-        found.add_row(Text(one["name"] + "*" * one["on_request"], "bold"), _scopes(one["scopes"]), what)
+        mark = "*" if one["on_request"] or one["variant"] else ""
+        found.add_row(Text(one["name"] + mark, "bold"), _scopes(one["scopes"]), what)
     yield found
-    if any(one["on_request"] for one in here):
-        yield Text("*: only where --impl names it.", "dim")
+    if any(one["on_request"] or one["variant"] for one in here):
+        yield Text("*: compared only where --impl names it.", "dim")
     for line in by_reason("not here", ((one["unavailable"], one["name"]) for one in known if one["unavailable"])):
         yield Text(line, "yellow")
     yield Text(
@@ -135,7 +143,7 @@ def _in_detail(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     found, notes = table("Implementations", "name", "scopes", "gradients", "weights", "here", "what it is"), Notes()
     found.columns[0].no_wrap = found.columns[4].no_wrap = True
     for one in known:
-        reason, usual = one["unavailable"], "on request" if one["on_request"] else "yes"
+        reason, usual = one["unavailable"], "on request" if one["on_request"] or one["variant"] else "yes"
         here = Text(usual, "green") if reason is None else Text(f"no {notes.mark(reason)}", "yellow")
         trains = {"everything": "all", "inputs": "inputs", "nothing": "none"}[one["trains"]]
         found.add_row(
@@ -164,13 +172,17 @@ def planned(settings: Settings, cases: Sequence[Case], free_bytes: int, processe
     ]  # fmt: skip
 
 
-def dry_run(cases: Sequence[Mapping[str, Any]], names: Sequence[str], free_bytes: int) -> Iterator[RenderableType]:
-    """Planned cases and the implementations that each is for."""
-    found = table("Cases", "shape", "scope", "mode", "dtype", "tokens", "memory needed", "")
+def put_plan(form: str, command: str, cases: Sequence[dict[str, Any]], names: Sequence[str], free_bytes: int) -> None:
+    """What `--dry-run` says: planned cases, the memory that each needs, and the implementations that each is for."""
+    if form != text.TABLE:
+        about = {"kind": "plan", "command": command, "free_bytes": free_bytes, "implementations": names}
+        text.put(text.as_text(form, cases, about, cases[0]))
+        return
+    shown = [name for name in cases[0] if name not in ("hidden", "intermediate", "needed_bytes", "fits")]
+    found = table("Cases", *shown, "memory needed", "")
     for case in cases:
-        lacks = "" if case["fits"] else f"skipped: the device has {free_bytes / 2**30:.1f} GiB free"
+        lacks = "" if case["fits"] else f"too large: the device has {free_bytes / 2**30:.1f} GiB free"
         size = f"{case['needed_bytes'] / 2**20:,.1f} MiB"
-        what = (str(case[name]) for name in ("shape", "scope", "mode", "dtype", "tokens"))
-        found.add_row(*what, size, Text(lacks, "yellow"))
-    yield found
-    yield Text(f"{len(cases)} cases x {len(names)} implementations: {', '.join(names)}")
+        found.add_row(*(str(case[name]) for name in shown), size, Text(lacks, "yellow"))
+    count = f"{len(cases)} case{'s' * (len(cases) > 1)}"
+    text.screen().print(found, Text(f"{count} x {len(names)} implementations: {', '.join(names)}"))

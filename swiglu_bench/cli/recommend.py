@@ -52,20 +52,24 @@ def recommend(
     from swiglu_bench.finished import recommendation
 
     console = text.screen(form)
+    catalogue = {one.name: one for one in request.catalogue(request.loader(options.TIMEOUT_S))}
     if run:
         if request.split(skip_impl):
             raise BadInput("--skip-impl is for measuring now; choose rows of a --run with --impl.")
         names = ",".join(request.split(impl, "--impl")) or None
         runs = [_chosen(path, mode, impl=names, shape=shapes, tokens=tokens, dtype=dtype, scope=scope) for path in run]
     else:
+        if most is not None and not impl:  # what needs the least memory is a variant, which no command compares unasked
+            impl = [name for name, one in catalogue.items() if not one.on_request]
         given: dict[str, Any] = {
             "shapes": shapes, "tokens": tokens, "dtype": dtype, "scope": scope, "impl": impl, "skip_impl": skip_impl,
             "device": device, "in_process": in_process, "wait": wait, "csv": out is not None,
             "resume": resume, "force": force,
         }  # fmt: skip
         runs = [_measured(mode, out, console, **given, budget=budget, energy=False)]
+        if not any(record.time_ms is not None for record in runs[0].records):
+            raise typer.Exit(1)  # the sweep has said why
         runs += [_measured("memory", out, console, **given)] if most is not None else []
-    catalogue = {one.name: one for one in request.catalogue(request.loader(options.TIMEOUT_S))}
     choices = recommendation.recommend(runs, catalogue, most)
     if form == "table":
         for part in recommendation.tables(choices, runs):

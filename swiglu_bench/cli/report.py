@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -51,21 +51,32 @@ def report(
     if not output and not png and not svg:
         output = Path("report.html")
     _check_places(output, png, svg)
+    from rich.console import Console
+    from rich.markup import escape
+
     from swiglu_bench.report.load import folders, load, only
 
-    rows, err = list[dict[str, Any]](), form != text.TABLE
-    found = [load(path) for given in runs for path in folders(given)]
-    if names := split(impl, "--impl"):
-        found = only(found, names)
-    if output:
-        from swiglu_bench.report.page import page
+    rows, err, found = list[dict[str, Any]](), form != text.TABLE, []
+    with Console(stderr=True).status("") as status:
 
-        _write_page(output, page(found, command_line()))
-        typer.echo(f"Report: {output}", err=err)
-    if png:
-        rows += _write_pictures(found, png, "png", dark, err)
-    if svg:
-        rows += _write_pictures(found, svg, "svg", dark, err)
+        def tell(doing: str) -> None:
+            status.update(escape(doing))
+
+        paths = [path for given in runs for path in folders(given)]
+        for number, path in enumerate(paths, start=1):
+            tell(f"run {number} of {len(paths)}: {path}")
+            found.append(load(path))
+        if names := split(impl, "--impl"):
+            found = only(found, names)
+        if output:
+            from swiglu_bench.report.page import page
+
+            _write_page(output, page(found, command_line(), tell))
+            typer.echo(f"Report: {output}", err=err)
+        if png:
+            rows += _write_pictures(found, png, "png", dark, err, tell)
+        if svg:
+            rows += _write_pictures(found, svg, "svg", dark, err, tell)
     if form == "json":
         read = [one.name for one in found]
         text.put(text.as_json({"kind": "report", "runs": read, "page": output, "rows": rows}))
@@ -104,7 +115,12 @@ def _write_page(path: Path, text: str) -> None:
 
 
 def _write_pictures(
-    runs: Sequence[ReportedRun], folder: Path, form: Literal["png", "svg"], dark: bool, err: bool
+    runs: Sequence[ReportedRun],
+    folder: Path,
+    form: Literal["png", "svg"],
+    dark: bool,
+    err: bool,
+    tell: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """The charts as files; each with its file, or why there is none."""
     from swiglu_bench.charts.export import picture
@@ -112,6 +128,7 @@ def _write_pictures(
 
     rows: list[dict[str, Any]] = []
     for name, chart in pictures(runs):
+        tell(f"{name}.{form}")
         if isinstance(chart, str):
             typer.echo(f"no {name}: {chart}", err=err)
             rows.append({"picture": name, "file": None, "reason": chart})

@@ -132,7 +132,7 @@ def _jobs(shapes: str, tokens: str | None, dtype: str, kernel: str, gpu: tuple[t
     """Everything to tune, checked before any work; `gpu` is its compute capability and number of multiprocessors."""
     import torch
 
-    from swiglu_bench.spec.shapes import load_shapes
+    from swiglu_bench.spec.shapes import dense_shapes
     from swiglu_kernels.tiles.candidates import KERNELS, TUNED_DTYPES, Problem, bucket
 
     names: list[str] = []
@@ -145,7 +145,7 @@ def _jobs(shapes: str, tokens: str | None, dtype: str, kernel: str, gpu: tuple[t
     if not set(dtypes) <= set(TUNED_DTYPES):
         raise BadInput("--dtype: float32 keeps its shipped tiles; give bf16 or fp16.")
     jobs = []
-    for shape in load_shapes(shapes):
+    for shape in dense_shapes(shapes, "tune"):
         if shape.hidden % MULTIPLE or shape.intermediate % MULTIPLE:
             needed = f"give sizes that are multiples of {MULTIPLE}"
             raise BadInput(f"--shapes: {shape.name} keeps its shipped tiles; {needed}.")
@@ -177,15 +177,16 @@ def _tune_all(
     from swiglu_bench.measure.rounds import Rule
     from swiglu_bench.tuning import tuned_file
     from swiglu_bench.tuning.tuner import CannotTune, tune
+    from swiglu_bench.writers.console import Bar
     from swiglu_kernels.tiles import tuning
     from swiglu_kernels.tiles.candidates import bucket
 
     clock, rule = make_clock(device), Rule(budget_s=budget_s, min_s=min(1.0, budget_s / 2))
-    with console.status("tuning") as line:
+    with Bar(console, len(jobs), "tuning") as bar:
         for number, job in enumerate(jobs):
             problem = job.problem
             at = f"{number + 1} of {len(jobs)}: {job.kernel}, {job.shape}, {problem.tokens} tokens"
-            tell = partial(lambda at, doing: line.update(f"{at}: {doing}"), at)
+            tell = partial(lambda at, done, doing: bar.tell(f"{at}: {doing}", done), at, number)
             try:
                 job.found = found = tune(job.kernel, problem, device, clock, rule, most, seed, tell)
             except (CannotTune, DeviceLost) as error:

@@ -1,6 +1,6 @@
 """The built-in implementations, in the order in which tables show them. One file per family, imported without torch."""
 
-from swiglu_bench.implementations import fused, liger, peers, pytorch, unsloth
+from swiglu_bench.implementations import experts, fused, liger, peers, pytorch, unsloth
 from swiglu_bench.spec.implementation import Implementation
 
 CATALOGUE: tuple[Implementation, ...] = (
@@ -16,4 +16,5 @@ CATALOGUE: tuple[Implementation, ...] = (
     peers.quack_tuned,
     peers.flash_swiglu_mlp,
     *fused.ROWS.values(),
+    *experts.ROWS,
 )

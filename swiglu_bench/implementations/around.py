@@ -30,7 +30,7 @@ def around(problem: Problem, silu_mul: Callable[[Tensor, Tensor], Tensor]) -> St
             return Step(silu_mul)
         case Scope.GLU:
             return Step(hidden)
-        case Scope.MLP:
+        case _:
             return Step(lambda x: linear(hidden(x), weights["w_down"], bias_down))
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.implementations.around import around, packed
-from swiglu_bench.spec.cases import Scope
+from swiglu_bench.spec.cases import DENSE, Scope
 from swiglu_bench.spec.costs import Footprint
 from swiglu_bench.spec.implementation import Implementation, Step, implementation
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @implementation(
     "silu-mul",
-    scopes=Scope,
+    scopes=DENSE,
     description="silu_mul: one elementwise launch in each direction between two nn.Linear; nothing is overwritten",
     usage="from swiglu_kernels import silu_mul; h = silu_mul(gate, up)",
     backend="triton",
@@ -74,6 +74,10 @@ def _usage(call: str, choices: dict[str, Any]) -> str:
     return f"from swiglu_kernels import {call.removeprefix('out = ').partition('(')[0]}; {call}{''.join(arguments)})"
 
 
+COMPARED = ("fused", "fused-auto", "fused-mlp-auto")
+"""Those of the family that a command compares unasked; the others are variants of these."""
+
+
 def _glu_row(name: str, weight_grad: str, save: str, input_grad: str, description: str) -> Implementation:
     """swiglu_glu with its choices. One that trains weights keeps h as well in the mlp scope, for w_down's gradient."""
     frozen, kept = weight_grad == "none", 0 if save == "input" else 2
@@ -90,6 +94,7 @@ def _glu_row(name: str, weight_grad: str, save: str, input_grad: str, descriptio
         backend="triton",
         trains="inputs" if frozen else "everything",
         offers=("bias", "limit", "packed"),
+        variant=name not in COMPARED,
         footprints=footprints,
         usage=_usage("out = swiglu_glu(x, w_gate, w_up", choices),
     )
@@ -105,6 +110,7 @@ def _mlp_row(name: str, call: str, choices: dict[str, Any], description: str) ->
         description=description,
         backend="triton",
         offers=("bias", "limit"),
+        variant=name not in COMPARED,
         footprints={} if "chunk_tokens" in choices else {Scope.MLP: footprint},
         usage=_usage(call, choices),
     )

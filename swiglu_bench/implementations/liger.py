@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from swiglu_bench.implementations.around import around
-from swiglu_bench.spec.cases import Scope
+from swiglu_bench.spec.cases import DENSE, Scope
 from swiglu_bench.spec.costs import Footprint
 from swiglu_bench.spec.implementation import Step, implementation
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @implementation(
     "liger",
-    scopes=Scope,
+    scopes=DENSE,
     description="liger-kernel's LigerSiLUMulFunction between two nn.Linear",
     usage="from liger_kernel.ops.swiglu import LigerSiLUMulFunction; h = LigerSiLUMulFunction.apply(gate, up)",
     backend="triton",

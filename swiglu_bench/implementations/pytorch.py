@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from swiglu_bench.implementations import experts
 from swiglu_bench.implementations.around import around, packed
-from swiglu_bench.spec.cases import Scope
+from swiglu_bench.spec.cases import DENSE, Scope
 from swiglu_bench.spec.costs import Footprint
 from swiglu_bench.spec.implementation import Step, implementation
 
@@ -46,7 +47,7 @@ def _compile(step: Step, mode: str | None = None) -> Step:
 @implementation(
     "eager",
     scopes=Scope,
-    description="two nn.Linear, F.silu and a product, each its own kernel",
+    description="two nn.Linear, F.silu and a product, each its own kernel; experts in a loop",
     usage="h = F.silu(F.linear(x, w_gate)) * F.linear(x, w_up)  # as models have it: leave it alone",
     offers=("bias", "limit"),
     footprints={
@@ -57,7 +58,7 @@ def _compile(step: Step, mode: str | None = None) -> Step:
 )
 def eager(problem: Problem) -> Step:
     """The definition of SwiGLU as models write it."""
-    return around(problem, _gate(problem))
+    return experts.loop(problem) if problem.case.scope is Scope.EXPERTS else around(problem, _gate(problem))
 
 
 @implementation(
@@ -79,7 +80,7 @@ def eager_packed(problem: Problem) -> Step:
 
 @implementation(
     "compile",
-    scopes=Scope,
+    scopes=DENSE,
     description="eager under torch.compile (Inductor, fullgraph, static shapes)",
     usage="mlp = torch.compile(mlp, fullgraph=True, dynamic=False)",
     backend="inductor",

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from swiglu_bench.implementations.around import around
-from swiglu_bench.spec.cases import Scope
+from swiglu_bench.spec.cases import DENSE, Scope
 from swiglu_bench.spec.costs import Footprint
 from swiglu_bench.spec.implementation import Step, implementation
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @implementation(
     "unsloth",
-    scopes=Scope,
+    scopes=DENSE,
     description="Unsloth-style SiLU-mul: one pass forward, one in-place pass backward, between two nn.Linear",
     usage="from swiglu_kernels import unsloth_silu_mul; h = unsloth_silu_mul(gate, up, overwrite=True)",
     backend="triton",

@@ -40,17 +40,26 @@ def digest(files: Iterable[Path]) -> str:
 
 
 @functools.cache
-def standing(version: str, root: Path = Path(__file__).parents[2]) -> str:
-    """How the kernels of a version stand to those of this checkout, as part of a sentence; "" outside of one."""
+def standing(version: str, root: Path = Path(__file__).parents[2]) -> tuple[str, bool]:
+    """How old a version is and how its kernels stand to those of this checkout, and whether these are others.
+
+    Outside of a checkout nothing is known: ("", False).
+    """
     commit, dirty = version.partition("+")[2].removesuffix("-dirty"), version.endswith("-dirty")
     if not commit or not (root / ".git").exists():
-        return ""
+        return "", False
     date = git(root, "log", "-1", "--format=%cs", commit, "--")
     if date is None:
-        return "of a commit that is not in this checkout"
-    since = len((git(root, "log", "--format=%h", f"{commit}..HEAD", "--", "kernels/swiglu_kernels") or "").split())
-    state = f"the kernels have changed in {since} commits since" if since else "with the kernels of today"
-    return f"of {date}, {'with changes that no commit holds, ' if dirty else ''}{state}"
+        return "of a commit that is not in this checkout", True
+    kernels = ("--", "kernels/swiglu_kernels")
+    since = len((git(root, "log", "--format=%h", f"{commit}..HEAD", *kernels) or "").split())
+    behind = bool(git(root, "diff", "--name-only", commit, *kernels))
+    state = "with the kernels of today"
+    if behind:
+        state = (
+            f"the kernels have changed in {since} commits since" if since else "with kernels that were changed since"
+        )
+    return f"of {date}, {'with changes that no commit holds, ' if dirty else ''}{state}", behind
 
 
 def git(root: Path, *arguments: str) -> str | None:

@@ -69,3 +69,30 @@ def bare_products(
             return [a @ b.T for a, b in operands]
 
     return run
+
+
+def grouped_products(
+    of_rows: Sequence[tuple[int, int, int]],
+    of_weights: Sequence[tuple[int, int, int]],
+    counts: Tensor,
+    dtype: torch.dtype,
+) -> Callable[[], list[Tensor]]:
+    """The same by torch's grouped product, for rows that are sorted by expert: `counts` [experts] of each.
+
+    `of_rows` are C[m, n] = A[m, k] B_e[n, k]^T with the weights of each row's expert; `of_weights` are, for each
+    expert, C_e[m, n] = A[k, m]^T B[k, n] over its rows. Raises RuntimeError for sizes that torch does not take.
+    """
+    product = getattr(torch.nn.functional, "grouped_mm", None) or torch._grouped_mm
+    ends = counts.cumsum(0, dtype=torch.int32)
+
+    def drawn(*size: int) -> Tensor:
+        return torch.randn(size, device=counts.device).to(dtype)
+
+    operands = [(drawn(m, k), drawn(len(counts), n, k).mT) for m, n, k in of_rows]
+    operands += [(drawn(k, m).T, drawn(k, n)) for m, n, k in of_weights]
+
+    def run() -> list[Tensor]:
+        with torch.no_grad():
+            return [product(a, b, offs=ends) for a, b in operands]
+
+    return run

@@ -24,7 +24,7 @@ from swiglu_bench.processes.child import Child, Died
 from swiglu_bench.rows.record import Record
 from swiglu_bench.session.case import Kept, run_case
 from swiglu_bench.session.judge_bench import JudgeBench
-from swiglu_bench.session.places import Contender, ContenderFailed, JudgeLost
+from swiglu_bench.session.places import Contender, ContenderFailed, JudgeLost, name_of
 from swiglu_bench.session.reports import Malformed, Report
 from swiglu_bench.session.settings import Listener, Settings, Tell, teller
 from swiglu_bench.spec.cases import Case
@@ -32,7 +32,7 @@ from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Implementation
 
 R = TypeVar("R", bound=Report)
-IDLE_S, SETTLE_S, LOOK_S = 0.1, 1.0, 0.5
+IDLE_S, SETTLE_S, LOOK_S, LOOKS = 0.1, 1.0, 0.5, 3
 QUIET = 0.05
 """Of a CPU: less is nothing to look at again."""
 JUDGE_LIMIT_S = 86_400.0
@@ -153,7 +153,7 @@ class Crew:
 
     def contender(self, implementation: Implementation, alias: str = "") -> Contender:
         """An implementation's process; a new one where it has ended."""
-        name = f"{implementation.name} ({alias})" if alias else implementation.name
+        name = name_of(implementation, alias)
         found = self._contenders.get(name)
         if found is None or found.child.ended:
             child = self._child(worker.CONTENDER, self._logs / log_name(name))
@@ -194,10 +194,13 @@ class Crew:
         child = cast(ProcessContender, contender).child
         child.resume()
         try:
-            if idle_share(child.pid, IDLE_S) <= QUIET:
-                return 0.0
-            time.sleep(SETTLE_S)  # a pool of threads spins for a moment before it sleeps
-            return idle_share(child.pid, LOOK_S)
+            share = idle_share(child.pid, IDLE_S)
+            for _ in range(LOOKS):
+                if share <= QUIET:
+                    return 0.0
+                time.sleep(SETTLE_S)  # a pool of threads spins for a moment before it sleeps
+                share = idle_share(child.pid, LOOK_S)
+            return share
         finally:
             child.suspend()
 

@@ -7,18 +7,15 @@ chart's title is its question. Where the rows cannot answer it, NoChart says why
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import altair as alt
 
-from swiglu_bench.charts.style import CHARACTER, WIDTH, Style, linear_range, log_range
+from swiglu_bench.charts.style import Style, linear_range, log_range
 from swiglu_bench.report import drawing, ranking
 from swiglu_bench.report.drawing import NoChart, points_of, timed, titled
 from swiglu_bench.rows.grouping import unique
-from swiglu_bench.rows.quantities import token_text
 from swiglu_bench.rows.record import Record, Status
 
-CELL_WIDTH, CELL_HEIGHT = 150, 44
 WIDE = 12
 """A linear axis that ends at more than so many times its beginning hides the small values."""
 TIMES = "format(datum.value, '~g') + '×'"
@@ -90,50 +87,3 @@ def error(rows: Rows, style: Style) -> alt.LayerChart:
     what = "a point per case: the tensor with the largest error from fp64; dashed: eager"
     what += "; cross: incorrect" if any(row.status is Status.INCORRECT for row in usable) else ""
     return titled(chart, "How precise, compared with eager?", usable, style, what, whole_section=True)
-
-
-def crossover(rows: Rows, style: Style) -> alt.LayerChart:
-    """The best implementation per token count and shape, all shapes of a section; a tie is a tie."""
-    found = ranking.places(rows)
-    if not found:
-        raise NoChart("Nothing was timed beside a baseline in the same rounds, so no winner can be named.")
-    ticks = [token_text(count) for count in sorted({place.tokens for place in found})]
-    shapes = unique(place.shape for place in found)
-    tokens: dict[str, Any] = {"title": "tokens", "sort": ticks}
-    shape: dict[str, Any] = {"title": None, "sort": shapes}
-    plain = alt.Axis(domain=False, ticks=False)
-    top = alt.Axis(orient="top", labelAngle=0, domain=False, ticks=False, labelLimit=CELL_WIDTH)
-    if len(shapes) <= len(ticks):
-        across, down = shapes, ticks
-        x, y = alt.X("shape:N", axis=top, **shape), alt.Y("tokens:N", axis=plain, **tokens)
-    else:
-        across, down = ticks, shapes
-        x, y = alt.X("tokens:N", axis=top, **tokens), alt.Y("shape:N", axis=plain, **shape)
-    base = alt.Chart(alt.InlineData(values=[_cell(place, style) for place in found])).encode(x=x, y=y)
-    tip = [alt.Tooltip(f"{key}:N", title=key) for key in ("shape", "tokens", "fastest", "speed-up", "next")]
-    fill = base.mark_rect(opacity=0.4, cornerRadius=3, xOffset=1, yOffset=1, x2Offset=-1, y2Offset=-1)
-    room = alt.expr("bandwidth('x') - 10")
-    name = base.mark_text(dy=-8, fontWeight=600, limit=room).encode(text="name:N", tooltip=tip)
-    amount = base.mark_text(dy=9, fontSize=11, limit=room).encode(text="amount:N", tooltip=tip)
-    width = max(CELL_WIDTH, min(320, WIDTH // len(across)))
-    chart = alt.LayerChart(layer=[fill.encode(color=drawing.COLOUR, tooltip=tip), name, amount])
-    chart = chart.properties(width=width * len(across), height=CELL_HEIGHT * len(down))
-    size = {"columns": len(across), "side_px": round(CHARACTER * max(map(len, down))) + 40}
-    what = "grey: a tie for the first place"
-    return titled(chart, "Which is fastest where?", rows, style, what, whole_section=True, **size)
-
-
-def _cell(place: ranking.Place, style: Style) -> dict[str, Any]:
-    """One field of the crossover map; implementations that another stands for count as that one."""
-    first, baseline = style.standing(place.first), place.baseline
-    alone, named = len(first) == 1, " = ".join(first[:3]) + (f" +{len(first) - 3}" if first[3:] else "")
-    amount = ["tie"] if not alone else ["baseline"] if first[0] == baseline else []
-    amount += [f"{place.speedup:.2f}× {baseline}"] if baseline not in first else []
-    _, low, high = place.ratio
-    return {
-        "shape": place.shape, "tokens": token_text(place.tokens), "name": style.label(first[0]) if alone else named,
-        "amount": ", ".join(amount), "colour": style.colour(first[0]) if alone else "#9aa1ab",
-        "fastest": " = ".join(place.first),
-        "speed-up": f"{place.speedup:.3f}× {baseline} [{1 / high:.3f}, {1 / low:.3f}]",
-        "next": f"{place.runner_up}, which takes {place.longer:.1%} longer" if place.runner_up else "none",
-    }  # fmt: skip

@@ -102,22 +102,22 @@ def memory_text(row: Record) -> str:
 
 def titled(
     chart: alt.LayerChart, question: str, rows: Sequence[Record], style: Style, what: str = "",
-    whole_section: bool = False, **about: Any,
+    whole_section: bool = False,
 ) -> alt.LayerChart:  # fmt: skip
     """The question above the chart; under it what the rows have in common, what is drawn how, and the marks of names.
 
-    `usermeta` tells a page what it cannot take from the title: `what`, and `about`.
+    `usermeta` tells a page what it cannot take from the title.
     """
     first, names = rows[0], {row.implementation for row in rows}
     common = [first.mode, first.scope]
-    common += [] if whole_section else [f"{first.shape} (hidden {first.hidden}, intermediate {first.intermediate})"]
+    common += [] if whole_section else [f"{first.shape} ({first.sizes})"]
     common += [", ".join(unique(row.dtype for row in rows))]
     common += [tokens_text(row.tokens for row in rows)] if counts(rows) == 1 else []
     lines = [", ".join(one for one in [*common, first.device] if one), *([what] if what else [])]
     lines += ["+N alike: N others tie with it in every case, and are not drawn"] if names & set(style.alike) else []
     lines += ["*: fewer gradients than the baseline, not ranked"] if names & style.lesser else []
     known = {} if chart.usermeta is alt.Undefined else chart.usermeta
-    chart.title, chart.usermeta = alt.TitleParams(text=question, subtitle=lines), {**known, "about": what, **about}
+    chart.title, chart.usermeta = alt.TitleParams(text=question, subtitle=lines), {**known, "about": what}
     return chart
 
 

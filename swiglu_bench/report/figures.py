@@ -8,7 +8,8 @@ again, in docs/figures, and fills the block:
 
 After the run comes the question, as `report --svg` names it, then the implementations; without any, all are drawn. The
 question to a CSV of `swiglu-bench noise` is `pairs`, to the tp.csv of `swiglu-bench tp` `scaling`, with rows chosen as
-`mode=step`. A block `<!-- sentence: RUN names -->` gets what the report says in short about the run, and no picture.
+`mode=step`. A block `<!-- sentence: RUN names -->` gets what the report says in short about the run, and no picture,
+a block `<!-- winners: RUN names -->` a table of who is the fastest at each token count.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ import altair as alt
 from swiglu_bench.charts.export import picture
 from swiglu_bench.charts.scaling import points_of, scaling
 from swiglu_bench.charts.style import HEIGHT, PALETTE, WIDTH
-from swiglu_bench.report import sentences, training
+from swiglu_bench.report import ranking, sentences, training
 from swiglu_bench.report.load import ReportedRun, load, only
 from swiglu_bench.report.questions import Picture, colours, pictures, style_of
 from swiglu_bench.report.sections import sections
 from swiglu_bench.rows import csv_table, ranks
 from swiglu_bench.rows.grouping import unique
+from swiglu_bench.rows.quantities import together
 from swiglu_bench.rows.run_folder import read_about
 from swiglu_bench.spec.errors import BadInput, one_line
-from swiglu_bench.writers.markdown import choose, fill_blocks
+from swiglu_bench.writers.markdown import choose, fill_blocks, table
 
 
 def fill(document: Path) -> tuple[str, dict[Path, tuple[Picture, bool]]]:
@@ -61,12 +63,31 @@ def fill(document: Path) -> tuple[str, dict[Path, tuple[Picture, bool]]]:
             f'  <img src="{light.as_posix()}" alt="{html.escape(said)}">\n</picture>'
         )
 
-    text = fill_blocks(document, {"figure": figure, "sentence": lambda source, names: _said(_chosen(source, names))})
+    makers = {"figure": figure, "sentence": lambda source, names: _said(_chosen(source, names)), "winners": _winners}
+    text = fill_blocks(document, makers)
     return text, files
 
 
 def _chosen(source: Path, names: Sequence[str]) -> list[ReportedRun]:
     return only([load(source)], names) if names else [load(source)]
+
+
+def _winners(source: Path, names: Sequence[str]) -> str:
+    """Token counts down: the baseline's time, who is the fastest, ties included, and how many times as fast."""
+    runs = _chosen(source, names)
+    section, *_ = sections(runs)
+    style = style_of(section, colours(runs))
+    times = {row.tokens: row.time_ms for row in section.timed if row.implementation == row.baseline}
+    lines = [
+        [
+            f"{place.tokens:,}",
+            f"{times[place.tokens]:.3f} ms",
+            together([f"`{name}`" for name in style.standing(place.first)]),
+            f"{place.speedup:.2f}",
+        ]
+        for place in sorted(ranking.places(section.rows), key=lambda place: place.tokens)
+    ]
+    return table(["tokens", f"`{section.baseline}`", "fastest", "times as fast"], lines, text={"fastest"})
 
 
 def _of_run(source: Path, question: str, names: Sequence[str]) -> tuple[str, Picture, str]:

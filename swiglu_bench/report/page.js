@@ -1,28 +1,26 @@
-// Draws the charts that are in view of their section's choices, in the colours of the reader's theme.
+// Draws the chosen chart of each section that is not folded, in the colours of the reader's theme.
 const { charts, themes } = JSON.parse(document.getElementById("data").textContent);
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const narrow = matchMedia("(max-width: 700px)");
 const views = new Map();
 
 function chosen(place) {
-  const boxes = place.closest("section").querySelectorAll(".names input:checked");
+  const boxes = place.closest(".section").querySelectorAll(".names input:checked");
   return Array.from(boxes, (box) => box.value);
 }
 
-// On a narrow screen names beside the lines would take half of it; the list above the charts has the colours. A map of
-// cases takes the room there is, within what its texts need and what the eye can follow.
-function fitted(spec, room) {
+// On a narrow screen names beside the lines would take half of it; the list under the chart has the colours.
+function fitted(spec) {
   const copy = structuredClone(spec);
-  const { columns, side_px: side } = spec.usermeta;
   if (narrow.matches) copy.layer = copy.layer.filter((layer) => layer.name !== "labels");
-  if (columns) copy.width = Math.min(columns * 250, Math.max(columns * 110, room - side));
   return copy;
 }
 
 async function draw(place) {
+  if (!place.clientWidth) return; // folded
   const theme = structuredClone(dark.matches ? themes.dark : themes.light);
   if (narrow.matches) theme.axis.labelLimit = 120;
-  const embedded = await vegaEmbed(place, fitted(charts[place.dataset.chart], place.clientWidth), {
+  const embedded = await vegaEmbed(place, fitted(charts[place.dataset.chart]), {
     mode: "vega-lite",
     config: theme,
     renderer: "svg",
@@ -48,16 +46,42 @@ async function drawAll() {
   document.documentElement.dataset.drawn = document.querySelectorAll(".chart svg.marks").length;
 }
 
+function drawn(element) {
+  return element.closest(".section").querySelector(".chart");
+}
+
 for (const box of document.querySelectorAll(".names input")) {
-  box.addEventListener("change", () => box.closest("section").querySelectorAll(".chart").forEach(choose));
+  box.addEventListener("change", () => choose(drawn(box)));
 }
 for (const select of document.querySelectorAll("figure select")) {
   select.addEventListener("change", () => {
-    const place = select.parentElement.querySelector(".chart");
+    const place = drawn(select);
+    const { question, about } = charts[select.value].usermeta;
+    place.parentElement.querySelector("h3").textContent = question;
+    place.parentElement.querySelector("figcaption p").textContent = about;
     place.dataset.chart = select.value;
     draw(place);
   });
 }
+for (const folded of document.querySelectorAll("details.section")) {
+  folded.addEventListener("toggle", () => folded.querySelectorAll(".chart").forEach(draw));
+}
+// From a cell of the first table to the chart of its shape.
+for (const link of document.querySelectorAll("a[data-shape]")) {
+  link.addEventListener("click", () => {
+    const select = document.querySelector(link.hash).querySelector("select");
+    const option = Array.from(select?.options ?? []).find((one) => one.dataset.shape === link.dataset.shape);
+    if (!option) return;
+    select.value = option.value;
+    select.dispatchEvent(new Event("change"));
+  });
+}
+function unfold() {
+  const target = document.getElementById(location.hash.slice(1));
+  if (target?.matches("details")) target.open = true;
+}
+addEventListener("hashchange", unfold);
+unfold();
 dark.addEventListener("change", drawAll);
 narrow.addEventListener("change", drawAll);
 drawAll();

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import altair as alt
+from altair.utils.schemapi import debug_mode
 
 from swiglu_bench.charts.style import FORMS, Style, theme
 from swiglu_bench.charts.training import dash
-from swiglu_bench.report import sentences, tables, training
+from swiglu_bench.report import ranking, sentences, tables, training
 from swiglu_bench.report.load import ReportedRun
+from swiglu_bench.report.matrix import matrix
 from swiglu_bench.report.questions import answers, colours, style_of
-from swiglu_bench.report.sections import WORK, Section, sections
+from swiglu_bench.report.sections import WORK, Section, by_work, sections
 from swiglu_bench.rows.grouping import grouped, unique
 from swiglu_bench.rows.quantities import together
 from swiglu_bench.rows.record import Status
 from swiglu_bench.rows.training import FinishedTraining
+from swiglu_bench.rows.workload import workload_of
 from swiglu_bench.writers.training_tables import grids
+from swiglu_bench.writers.workload_tables import grids as workload_grids
 
 HERE = Path(__file__).parent
 EXPORT = "window.vegaEmbed = vegaEmbed;"
@@ -29,24 +33,31 @@ EXPORT = "window.vegaEmbed = vegaEmbed;"
 Spec = dict[str, Any]
 
 
-def page(runs: Sequence[ReportedRun], made_by: str) -> str:
-    """The page; `made_by` is the command that makes it."""
+@debug_mode(False)  # checking each part of a chart against Vega-Lite's schema takes longer than all else
+def page(runs: Sequence[ReportedRun], made_by: str, progress: Callable[[str], object] = str) -> str:
+    """The page; `made_by` is the command that makes it, `progress` is told what is being made."""
     import jinja2
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    found, numbers, specs = sections(runs), colours(runs), list[Spec]()
-    shown = [_section(one, style_of(one, numbers), specs) for one in found]
-    shown += [_training(run.name, run.training, Style(numbers), specs) for run in runs if run.training]
-    devices = unique(section.device for section in found if section.device)
+    numbers, specs = colours(runs), list[Spec]()
+    found = [(section, style_of(section, numbers)) for section in by_work(sections(runs))]
+    shown = []
+    for number, (section, style) in enumerate(found, start=1):
+        progress(f"section {number} of {len(found)}: {section.title}")
+        shown.append(_section(section, style, specs))
+    trained = [_training(run, run.training, Style(numbers), specs) for run in runs if run.training]
+    devices = unique(section.device for section, _ in found if section.device)
     devices = unique(
         [*devices, *(str(run.about["machine"].get("device", "")) for run in runs if "machine" in run.about)]
     )
     return environment.get_template("page.html").render(
         title=f"SwiGLU on {together(devices)}" if devices else "SwiGLU",
-        sections=shown,
+        matrix=matrix([one for one in found if one[0].kind == "time"]),
+        behind=tables.BEHIND if any(tables.marked_run(run) != run.name for run in runs) else "",
+        sections=sorted([*shown, *trained], key=lambda one: one["kind"] == "verify"),
         audits=[tables.audit(run) for run in runs if run.audit],
         machines=tables.machines(runs),
         runs=[{"name": run.name, "commands": run.commands, "settings": _settings(run)} for run in runs],
@@ -68,70 +79,73 @@ def _libraries() -> str:
 
 def _section(section: Section, style: Style, specs: list[Spec]) -> dict[str, Any]:
     """What the template shows of a section; its charts go to the end of `specs`."""
-    blocks = []
-    for answer in answers(section, style):
-        block = _block(answer.name, answer.reason, answer.charts, specs)
-        if block["options"]:
-            first = answer.charts[0][1]
-            block |= {"question": first.title.text, "about": first.usermeta["about"]}
-        blocks.append(block)
+    found = list(answers(section, style))
     drawn = unique(row.implementation for row in section.rows if row.status in {Status.OK, Status.INCORRECT})
     by_shape = grouped(section.timed, attrgetter("shape"))
+    places = ranking.places(section.rows) if section.kind == "time" else []
+    said, remarks = sentences.sentences(section, style), sentences.remarks(section)
+    first = sentences.overall(places) if places else said[0]
     return {
+        "kind": section.kind,
         "title": section.title,
         "work": WORK.get(section.scope, ""),
         "device": section.device,
-        "run": section.run.name,
-        "memory_from": section.memory_from,
-        "headline": sentences.headline(section, style),
-        "sentences": sentences.sentences(section, style),
+        "runs": together([tables.marked_run(run) for run in section.runs]),
+        "memory_from": together(section.memory_from),
+        "headline": first,
+        "remarks": [one for one in remarks if one != first],
+        "more": [one for one in said if one not in (first, *remarks)],
         "names": [_chip(name, style) for name in drawn],
-        "blocks": blocks,
+        "charts": [_charts(one.charts[0][1].title.text, one.charts, specs) for one in found if one.charts],
+        "absent": unique(one.reason for one in found if one.reason),
         "tables": [tables.figures(shape, rows) for shape, rows in by_shape.items()],
-        "grids": [],
+        "grids": [grid for run in section.runs for grid in workload_grids(section.of(run), workload_of(run.about))],
         "problems": tables.problems(section.rows),
     }
 
 
-def _training(run: str, trained: FinishedTraining, style: Style, specs: list[Spec]) -> dict[str, Any]:
+def _training(run: ReportedRun, trained: FinishedTraining, style: Style, specs: list[Spec]) -> dict[str, Any]:
     """What the template shows of a training run, in the same places."""
     hidden, said = training.hidden(trained), training.sentences(trained)
-    blocks = []
+    drawn, absent = list[dict[str, Any]](), list[str]()
     for question, about, chart in training.charts(trained, style):
-        reason, charts = (chart, []) if isinstance(chart, str) else ("", [("", chart)])
-        blocks.append(_block(question, reason, charts, specs) | {"about": about})
+        if isinstance(chart, str):
+            absent.append(chart)
+        else:
+            chart.usermeta = {"about": about}
+            drawn.append(_charts(question, [("", chart)], specs))
     return {
         **training.context(trained),
-        "run": run,
+        "kind": "training",
+        "runs": tables.marked_run(run),
         "memory_from": "",
         "headline": said[0],
-        "sentences": said,
+        "remarks": said[1:2],
+        "more": said[2:],
         "names": [
             _chip(name, style) | {"shown": name not in hidden, "dash": dash(name, style), "point": ""}
             for name in training.drawn(trained)
         ],
-        "blocks": blocks,
+        "charts": drawn,
+        "absent": absent,
         "tables": [],
         "grids": list(grids(trained.summaries)),
         "problems": [],
     }
 
 
-def _block(
-    question: str, reason: str, charts: Sequence[tuple[str, alt.LayerChart]], specs: list[Spec]
-) -> dict[str, Any]:
-    """A question with its charts, or the reason why there are none."""
+def _charts(question: str, charts: Sequence[tuple[str, alt.LayerChart]], specs: list[Spec]) -> dict[str, Any]:
+    """A question with its charts."""
     options = [{"text": text, "chart": number} for number, (text, _) in enumerate(charts, start=len(specs))]
-    specs += [_for_page(chart.to_dict()) for _, chart in charts]
-    return {"question": question, "about": "", "reason": reason, "options": options}
+    specs += [_for_page(chart.to_dict(validate=False), question) for _, chart in charts]
+    return {"question": question, "about": specs[options[0]["chart"]]["usermeta"]["about"], "options": options}
 
 
-def _for_page(spec: Spec) -> Spec:
+def _for_page(spec: Spec, question: str) -> Spec:
     """A chart without what the page says or decides itself: title, theme, width."""
     spec = {name: value for name, value in spec.items() if name not in {"title", "config", "$schema"}}
-    if "columns" in spec["usermeta"]:
-        return spec
-    return spec | {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
+    meta = spec["usermeta"] | {"question": question}
+    return spec | {"usermeta": meta, "width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
 
 
 def _chip(name: str, style: Style) -> dict[str, Any]:

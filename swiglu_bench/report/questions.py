@@ -41,7 +41,6 @@ ERROR = Question("error", charts.error, ("dtype",))
 QUESTIONS = {
     "time": (
         Question("speed-up", charts.speedup, ("shape",)),
-        Question("fastest", charts.crossover),
         Question("time", charts.time, ("shape",)),
         Question("limit", charts.limit, ("shape",)),
         Question("memory-and-time", memory_charts.pareto, ("shape", "tokens")),
@@ -110,7 +109,7 @@ def pictures(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, Picture | str]]
     for section in sections(runs):
         for answer in answers(section, style_of(section, numbers)):
             what = section.mode if section.kind == "time" else section.kind
-            parts = [section.run.name, section.scope, what, section.dtype, answer.name]
+            parts = [section.names, section.scope, what, section.dtype, answer.name]
             stem = "-".join(dict.fromkeys(map(_slug, parts)))
             if answer.reason:
                 yield stem, answer.reason

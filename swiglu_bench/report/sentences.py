@@ -18,6 +18,8 @@ from swiglu_bench.writers.cautions import cautions
 Rows = Sequence[Record]
 SEVERAL = 3
 """Cases of more shapes than these are counted instead of listed."""
+NAMED = 3
+"""More winners than these are not named in one sentence about many cases."""
 MANY = 6
 """More sentences about winners than these are not read."""
 WAITS = 0.95
@@ -29,13 +31,36 @@ TELLS_NOTHING = 0.5
 def sentences(section: Section, style: Style) -> list[str]:
     """The most important first."""
     tell = {"time": _times, "memory": _memory, "verify": _errors}[section.kind]
-    return [*tell(section, style), *_absent(section.rows)]
+    return [*tell(section, style), *remarks(section)]
+
+
+def remarks(section: Section) -> list[str]:
+    """What spoils the figures, and what has none."""
+    return [*(_spoiled(section) if section.kind == "time" else ()), *_absent(section.rows)]
 
 
 def headline(section: Section, style: Style) -> str:
     """What the section says in short: who wins where; of memory and errors the first sentence."""
     found = ranking.places(section.rows) if section.kind == "time" else []
     return " ".join(_winners(found, section, style)) if found else sentences(section, style)[0]
+
+
+def overall(places: Sequence[Place]) -> str:
+    """In how many cases the baseline is beaten, by how much, and by whom most often."""
+    ahead = [place for place in places if place.baseline not in place.first]
+    baselines = together(unique(place.baseline for place in places), "or")
+    cases = f"{len(places)} cases" if len(places) > 1 else "one case"
+    if not ahead:
+        return f"Nothing is faster than {baselines}, the baseline, in {cases}."
+    counts = Counter(name for place in ahead for name in place.first).most_common(NAMED)
+    most = together([f"{name} ({count})" for name, count in counts])
+    where = (
+        f"all {cases}" if len(ahead) == len(places) > 1 else cases if len(places) == 1 else f"{len(ahead)} of {cases}"
+    )
+    return (
+        f"In {where} an implementation is faster than {baselines}, {_span((one.speedup for one in ahead), '{:.2f}')} "
+        f"times as fast; first most often, ties included: {most}."
+    )
 
 
 def _times(section: Section, style: Style) -> Iterator[str]:
@@ -49,6 +74,9 @@ def _times(section: Section, style: Style) -> Iterator[str]:
     unranked = _names(row for row in section.timed if not row.comparable)
     if unranked:
         yield f"Not ranked (*), because they do less than the baseline (fewer gradients): {unranked}."
+
+
+def _spoiled(section: Section) -> Iterator[str]:
     yield from _noise(section)
     yield from (text for text, _ in cautions(section.timed))
     waiting = [row for row in section.ok if row.queue_filled is not None and row.queue_filled < WAITS]
@@ -87,7 +115,7 @@ def _mixed(by_winners: Mapping[tuple[str, ...], Sequence[Place]], cases: int) ->
     for names, won in by_winners.items():
         first.update({name: len(won) for name in names})
     counts = [f"{name} in {count} (alone in {len(by_winners.get((name,), ()))})" for name, count in first.most_common()]
-    return f"The winner changes from case to case; of {cases}, first are {together(counts)}; the map below names them."
+    return f"The winner changes from case to case; of {cases}, first are {together(counts)}."
 
 
 def _against_baseline(section: Section) -> Iterator[str]:

@@ -16,6 +16,7 @@ from swiglu_bench.writers.contract import SYMBOLS
 
 MACHINE = ("device", "driver", "cuda", "torch", "triton", "version")
 """What rows say of the machine, where there is no run.json."""
+BEHIND = "†"
 
 
 def figures(shape: str, rows: Iterable[Record]) -> dict[str, Any]:
@@ -86,22 +87,42 @@ def _who(cells: Iterable[Cell]) -> list[str]:
     return unique(f"{cell.implementation} ({cell.scope})" for cell in cells)
 
 
-def machines(runs: Sequence[ReportedRun]) -> list[dict[str, Any]]:
-    """Every machine once, with the runs that were made on it; of a CSV file alone, what its rows say."""
-    found: dict[str, dict[str, Any]] = {}
+def machines(runs: Sequence[ReportedRun]) -> dict[str, Any]:
+    """What differs between the machines and versions of runs, a line for those that agree; and what does not differ."""
+    found: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for run in runs:
         described = unique(tuple((name, getattr(row, name)) for name in MACHINE) for row in run.records)
         for one in [run.about["machine"]] if "machine" in run.about else map(dict, described):
-            facts = {name: value for name, value in one.items() if value not in (None, "") and name != "version"}
-            readable = dict(_fact(name, value) for name, value in facts.items())
-            entry = found.setdefault(str(facts), {"facts": readable, "runs": []})
-            version = one.get("version", "")
-            entry["runs"].append({"name": run.name, "version": " ".join(filter(None, (version, standing(version))))})
-    return list(found.values())
+            facts = tuple(_fact(name, value) for name, value in one.items() if value not in (None, ""))
+            found.setdefault(facts, []).append(marked_run(run))
+    lines = [(dict(facts), unique(names)) for facts, names in found.items()]
+    values = {name: unique(facts[name] for facts, _ in lines if name in facts) for name in unique(_names(lines))}
+    differ = [name for name, own in values.items() if len(own) > 1]
+    return {
+        "differ": differ,
+        "lines": [(names, [facts.get(name, "") for name in differ]) for facts, names in lines],
+        "same": {name: own[0] for name, own in values.items() if name not in differ},
+    }
+
+
+def _names(lines: Iterable[tuple[dict[str, str], list[str]]]) -> list[str]:
+    return [name for facts, _ in lines for name in facts]
+
+
+def marked(name: str, rows: Iterable[Record], version: object = "") -> str:
+    """The name, with a mark where rows, or a version, are of other kernels than those of this checkout."""
+    return name + BEHIND if any(standing(str(one))[1] for one in {version, *(row.version for row in rows)}) else name
+
+
+def marked_run(run: ReportedRun) -> str:
+    """The name of a run, with such a mark."""
+    return marked(run.name, run.records, run.about.get("machine", {}).get("version", ""))
 
 
 def _fact(name: str, value: Any) -> tuple[str, str]:
     """A field of run.json's machine with its unit beside the figure instead of in the name."""
+    if name == "version":
+        return name, " ".join(filter(None, (str(value), standing(str(value))[0])))
     if name.endswith("_bytes") and isinstance(value, int):
         return name.removesuffix("_bytes").replace("_", " "), size(value)
     if name.endswith("_w") and isinstance(value, int | float):

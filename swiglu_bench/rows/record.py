@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from swiglu_bench.rows.load import Load
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 
 def _since(schema: int, default: Any = None) -> Any:
     """A column that files of older schemas do not have."""
     return field(default=default, metadata={"since": schema})
+
+
+def _beside() -> Any:
+    """A field that holds a list: it is kept beside the row, not in it."""
+    return field(default=(), repr=False, metadata={"beside": True})
 
 
 FAULTS = {
@@ -41,6 +47,7 @@ FAULTS = {
     "graph replay": "a CUDA graph of it computes something else when its inputs change",
     "timed loop": "right before, wrong while it was timed",
     "wall clock": "calls back to back take longer, by the clock of another process, than its samples say",
+    "sanitizer": "NVIDIA's compute-sanitizer found an access that is wrong (`verify --sanitize`)",
     "slows others": "others are slower while its process lives, or it worked while others were timed",
 }
 """The checks that every implementation has to pass before it gets a time, by name, and what fails each."""
@@ -61,8 +68,48 @@ FAILED = frozenset({Status.INCORRECT, Status.ERROR, Status.UNSETTLED})
 """What makes a command fail."""
 
 
-@dataclass(slots=True)
-class Record:
+class Outcome:
+    """What the rows of all runs share: they are dataclasses whose columns are their fields."""
+
+    status: Status
+    reason: str
+    error: float | None
+    eager_error: float | None
+    error_ratio: float | None
+
+    @classmethod
+    def columns(cls, schema: int = SCHEMA_VERSION) -> tuple[str, ...]:
+        """The CSV's columns, in order, at a schema version: a field's metadata say since which one it is there."""
+        fields = (one for one in dataclasses.fields(cls) if "beside" not in one.metadata)  # type: ignore[arg-type]
+        return tuple(one.name for one in fields if one.metadata.get("since", 1) <= schema)
+
+    def row(self) -> dict[str, Any]:
+        """The CSV row: every column, in order."""
+        return {name: getattr(self, name) for name in self.columns()}
+
+    def end(self, status: Status, reason: str) -> Self:
+        """Close a row that carries no figures, and why."""
+        self.status, self.reason = status, reason
+        return self
+
+    def note_checks(self, checks: Sequence[TensorCheck], when: str = "") -> None:
+        """Enter the verdict; a tensor that fails makes the row incorrect and names itself."""
+        judged = [check for check in checks if check.tensor != "conduct"]
+        if judged:
+            worst = max(judged, key=lambda check: check.used)
+            self.error, self.eager_error, self.error_ratio = worst.error, worst.eager_error, worst.used
+        failed = [f"{check.tensor}: {check.reason}" for check in checks if not check.ok]
+        if failed:
+            self.end(Status.INCORRECT, "; ".join(failed) + when + ".")
+
+    @property
+    def failed(self) -> bool:
+        """Whether the row makes the command fail."""
+        return self.status in FAILED
+
+
+@dataclass
+class Record(Outcome):
     """One implementation at one case. None means: not measured, or does not apply."""
 
     run_id: str
@@ -80,6 +127,16 @@ class Record:
     gradients: str
     status: Status
     reason: str = ""
+
+    # experts, and how a call of this case loads them
+    experts: int | None = _since(5)
+    top_k: int | None = _since(5)
+    routing: str = _since(5, "")
+    expert_tokens_min: int | None = _since(5)
+    expert_tokens_median: float | None = _since(5)
+    expert_tokens_max: int | None = _since(5)
+    idle_experts: int | None = _since(5)
+    padding_share: float | None = _since(5)
 
     # time
     time_ms: float | None = None
@@ -118,6 +175,7 @@ class Record:
     limit_pct: float | None = None
     copy_gbps: float | None = None
     matmul_tflops: float | None = None
+    grouped_ms: float | None = _since(5)
     ceilings_at: str = _since(2, "")
     datasheet_gbps: float | None = _since(2)
     datasheet_tflops: float | None = _since(2)
@@ -144,6 +202,14 @@ class Record:
     predicted_peak_bytes: int | None = None
     predicted_workspace_bytes: int | None = None
 
+    # a profile, taken after the rounds
+    trace: str = _since(5, "")
+    tensor_pct: float | None = _since(5)
+    dram_bytes: int | None = _since(5)
+    l2_bytes: int | None = _since(5)
+    registers_per_thread: int | None = _since(5)
+    profile_note: str = _since(5, "")
+
     # correctness: relative error ||out - truth|| / ||truth|| of the worst tensor, and every tensor in detail
     error: float | None = None
     eager_error: float | None = None
@@ -167,38 +233,42 @@ class Record:
     fingerprint: str = _since(2, "")
     schema: int = SCHEMA_VERSION
 
-    samples_ms: tuple[float, ...] = field(default=(), repr=False)
+    samples_ms: tuple[float, ...] = _beside()
     """Every timed sample in order of rounds; kept in samples.csv beside the rows, not in the row itself."""
-    twin_ms: tuple[float, ...] = field(default=(), repr=False)
+    twin_ms: tuple[float, ...] = _beside()
     """On the baseline's row: the samples of its twin, the other half of the A/A pair."""
-    states: tuple[GpuState, ...] = field(default=(), repr=False)
+    states: tuple[GpuState, ...] = _beside()
     """The GPU after each round, in order; empty without a GPU."""
-    tensor_checks: tuple[TensorCheck, ...] = field(default=(), repr=False)
+    tensor_checks: tuple[TensorCheck, ...] = _beside()
     """The verdict per tensor; what `verify` shows."""
-
-    def end(self, status: Status, reason: str) -> Record:
-        """Close a row that carries no figures, and why."""
-        self.status, self.reason = status, reason
-        return self
+    source: Any = field(default=None, repr=False, metadata={"beside": True})
+    """The row of a training (training.Summary) or of several GPUs (ranks.Row) that this is the common form of."""
 
     def remark(self, text: str) -> None:
         """Add a sentence about how the row came about."""
         self.remarks = f"{self.remarks} {text}".strip()
 
-    def note_checks(self, checks: tuple[TensorCheck, ...], when: str = "") -> None:
-        """Enter the verdict; a tensor that fails makes the row incorrect and names itself."""
-        self.tensor_checks = checks
+    def note_checks(self, checks: Sequence[TensorCheck], when: str = "") -> None:
+        """The same, and every verdict."""
+        self.tensor_checks = tuple(checks)
         judged = [c for c in checks if c.tensor != "conduct"]
         self.errors = " ".join(f"{c.tensor.replace(' ', '_')}={c.error:.3e}/{c.eager_error:.3e}" for c in judged)
-        worst = max(judged, key=lambda c: c.used)
-        self.error, self.eager_error, self.error_ratio = worst.error, worst.eager_error, worst.used
-        failed = [f"{c.tensor}: {c.reason}" for c in checks if not c.ok]
-        if failed:
-            self.end(Status.INCORRECT, "; ".join(failed) + when + ".")
+        super().note_checks(checks, when)
 
-    def row(self) -> dict[str, Any]:
-        """The CSV row: every column, in order."""
-        return {name: getattr(self, name) for name in COLUMNS}
+    @property
+    def sizes(self) -> str:
+        """Of the block, in words."""
+        text = f"hidden {self.hidden}, intermediate {self.intermediate}"
+        return f"{text}, {self.experts} experts, top {self.top_k}, {self.routing} routing" if self.experts else text
+
+    @property
+    def own(self) -> Any:
+        """The row as its command wrote it."""
+        return self if self.source is None else self.source
+
+    def figure(self, name: str) -> Any:
+        """A value of the row, or of the one that its command wrote; None where neither has it."""
+        return getattr(self, name, getattr(self.source, name, None))
 
     @property
     def interval(self) -> tuple[float, float, float] | None:
@@ -263,17 +333,4 @@ class TensorCheck:
         return max(error / allowed if error else 0.0 for error, allowed in pairs if allowed or not error)
 
 
-BESIDE = frozenset({"samples_ms", "twin_ms", "states", "tensor_checks"})
-"""Fields that are lists: kept beside the row, not in it."""
-
-
-def columns(schema: int = SCHEMA_VERSION) -> tuple[str, ...]:
-    """The CSV's columns at a schema version: a field says in its metadata since which one it is there."""
-    return tuple(
-        one.name
-        for one in dataclasses.fields(Record)
-        if one.name not in BESIDE and one.metadata.get("since", 1) <= schema
-    )
-
-
-COLUMNS = columns()
+COLUMNS = Record.columns()

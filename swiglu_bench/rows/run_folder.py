@@ -6,13 +6,13 @@ import csv
 import json
 import tempfile
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.rows import csv_table
 from swiglu_bench.rows.csv_table import reason
-from swiglu_bench.rows.record import COLUMNS, SCHEMA_VERSION, Record, columns
+from swiglu_bench.rows.record import COLUMNS, SCHEMA_VERSION, Record
 from swiglu_bench.spec.errors import BadInput
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 RECORDS = "records.csv"
 SAMPLES = "samples.csv"
 CHECKS = "checks.csv"
+TOTALS = "workload.csv"
 AUDIT = "audit.csv"
 RUN = "run.json"
 
@@ -58,7 +59,7 @@ def has_rows(folder: Path, name: str = RECORDS) -> bool:
 def remove_rows(folder: Path) -> None:
     """Remove records.csv and what belongs to its rows; raises BadInput where that cannot be."""
     try:
-        for name in (RECORDS, SAMPLES, CHECKS):
+        for name in (RECORDS, SAMPLES, CHECKS, TOTALS):
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise BadInput(f"--force: the rows of {folder} cannot be removed: {reason(error)}; remove them.") from None
@@ -89,11 +90,6 @@ def read_about(folder: Path) -> dict[str, Any]:
     return about
 
 
-def find_runs(root: Path) -> Iterator[Path]:
-    """The records.csv of every run under a folder."""
-    yield from sorted(root.rglob(RECORDS))
-
-
 def records_file(path: Path) -> Path:
     """The records.csv that a path means: itself, or the one in that folder; raises BadInput where there is none."""
     if not path.exists():
@@ -103,7 +99,7 @@ def records_file(path: Path) -> Path:
         return file
     if (path / AUDIT).exists():
         raise BadInput(f"{path} is an audit and has no {RECORDS}; give the folder of a run that has one.")
-    below = next(find_runs(path), None)
+    below = min(path.rglob(RECORDS), default=None)
     hint = f"a folder below it has, such as {below.parent}" if below else "give the folder of a run"
     raise BadInput(f"{path} has no {RECORDS}; {hint}.")
 
@@ -126,7 +122,7 @@ def read_rows(path: Path) -> list[Record]:
         raise BadInput(
             f"{file} was written by a newer swiglu-bench (schema {newest}; this one reads up to {SCHEMA_VERSION})."
         )
-    if names not in {columns(schema) for schema in range(1, SCHEMA_VERSION + 1)}:
+    if names not in {Record.columns(schema) for schema in range(1, SCHEMA_VERSION + 1)}:
         raise foreign
     return csv_table.read(file, Record, RECORDS)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from swiglu_bench.audit.inputs import clear_limit
+from swiglu_bench.audit.inputs import GPT_OSS_ALPHA, clear_limit
 from swiglu_bench.audit.matrix import unavailable
 from swiglu_bench.audit.subject import inputs_of
 from swiglu_bench.check.inputs import make_problem
@@ -22,12 +22,13 @@ from swiglu_bench.rows.record import Status, TensorCheck
 from swiglu_bench.session.admission import Admitting, Drawn
 from swiglu_bench.session.here import Here
 from swiglu_bench.session.settings import Settings, Task
-from swiglu_bench.spec.cases import PLAIN, Case, Dtype, Extras, Mode, Scope, Shape
+from swiglu_bench.spec.cases import PLAIN, Case, Dtype, Experts, Extras, Mode, Routing, Scope, Shape
 from swiglu_bench.spec.errors import one_line
 from swiglu_bench.spec.implementation import Implementation
 
 LARGEST = {"cpu": (200, 300, 130), "cuda": (2048, 4096, 2048)}
 """Hidden, intermediate and tokens that are drawn at most."""
+MOST_EXPERTS = 12
 TIMED = 10
 """Of so many cases, one is timed as well, each contender in its process."""
 RULE = Rule(warmup_rounds=2, min_rounds=10, max_rounds=12, min_s=0.0, budget_s=60.0)
@@ -49,17 +50,28 @@ def draw_case(source: random.Random, device_type: str) -> tuple[Case, Extras]:
     """Sizes evenly over orders of magnitude, everything else by lot."""
     hidden, intermediate, tokens = (round(most ** source.random()) for most in LARGEST[device_type])
     scope = source.choice(list(Scope))
-    shape = Shape(f"{hidden}x{intermediate}", hidden, intermediate, "drawn", (tokens,))
+    experts = None
+    if scope is Scope.EXPERTS:
+        count = source.randint(1, MOST_EXPERTS)
+        experts = Experts(count, source.randint(1, count), source.choice(list(Routing)))
+    shape = Shape(f"{hidden}x{intermediate}", hidden, intermediate, "drawn", (tokens,), experts)
     case = Case(shape, tokens, source.choice(list(Dtype)), scope, source.choice(list(Mode)), source.randrange(2**31))
     kind = source.choice(("plain", "plain", "bias", "limit", "packed"))
     if scope is Scope.ACTIVATION and kind != "limit":
         kind = "plain"
-    extras = {"bias": Extras(bias=True), "limit": Extras(limit=1.0), "packed": Extras(packed=True)}.get(kind, PLAIN)
+    if scope is Scope.EXPERTS and kind == "packed":
+        kind = "plain"
+    limit = Extras(limit=1.0, alpha=GPT_OSS_ALPHA if scope is Scope.EXPERTS else 1.0)
+    extras = {"bias": Extras(bias=True), "limit": limit, "packed": Extras(packed=True)}.get(kind, PLAIN)
     return case, extras
 
 
 def run_alarms(
-    implementations: Sequence[Implementation], device: torch.device, seed: int, count: int, tell: Callable[[str], None]
+    implementations: Sequence[Implementation],
+    device: torch.device,
+    seed: int,
+    count: int,
+    tell: Callable[[str, float], None],
 ) -> Iterator[Trialled]:
     """Every available implementation at `count` random cases that it can be asked for."""
     source, this = random.Random(seed), describe(device)
@@ -69,11 +81,10 @@ def run_alarms(
     try:
         for number in range(count):
             case, extras = draw_case(source, device.type)
-            tell(f"case {number + 1} of {count}: {case.label}")
+            tell(f"case {number + 1} of {count}: {case.label}", number)
             drawn = Drawn.new()
             extras = _with_clear_limit(case, device, extras, drawn)
-            wanted = {name for name in ("bias", "limit", "packed") if getattr(extras, name) not in (False, None)}
-            asked = [one for one in here if not one.refuses(case) and wanted <= one.offers]
+            asked = [one for one in here if not one.refuses(case) and set(extras.offers) <= one.offers]
             place = Here(Settings(Task.VERIFY, device, "selftest", "selftest"), this)
             place.judge.begin_case(case, drawn.weights, extras)
             admitting = Admitting(place, case, drawn, thorough=True, extras=extras, used=used)

@@ -15,6 +15,8 @@ from swiglu_bench.spec.problem import Problem
 
 INDEX_CHECK = "> 2^31 elements"
 """The check of `audit` for those that are right on small tensors only."""
+CROWDED_CHECK = "crowded expert"
+"""The one for those that are right on even loads only."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,17 +18,19 @@ from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.processes import crew
 from swiglu_bench.rows.audit_cell import CellStatus
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.selftest import conduct, gpu, memory, timing, usage, wrong
+from swiglu_bench.selftest import conduct, experts, gpu, memory, timing, usage, wrong
 from swiglu_bench.selftest.specimen import Specimen
 from swiglu_bench.session.settings import Progress, Settings, Task
-from swiglu_bench.spec.cases import Case, Shape
+from swiglu_bench.spec.cases import Case, Experts, Scope, Shape
 
 SPECIMENS: tuple[Specimen, ...] = (
-    *wrong.SPECIMENS, *memory.SPECIMENS, *usage.SPECIMENS, *timing.SPECIMENS, *conduct.SPECIMENS, *gpu.SPECIMENS,
+    *wrong.SPECIMENS, *experts.SPECIMENS, *memory.SPECIMENS, *usage.SPECIMENS, *timing.SPECIMENS, *conduct.SPECIMENS,
+    *gpu.SPECIMENS,
 )  # fmt: skip
 
 SHAPES = {"cpu": Shape("zoo", 64, 96, "sizes of the self-test", (33,)),
           "cuda": Shape("zoo", 512, 1024, "sizes of the self-test", (1000,))}  # fmt: skip
+EXPERTS = Experts(8, 2)
 RULE = Rule(warmup_rounds=2, min_rounds=30, max_rounds=32, min_s=0.0, budget_s=60.0)
 """More rounds than calls after which a specimen takes the check to be over."""
 NEEDS_GPU, TOO_BUSY = "needs a GPU", "the machine is too busy"
@@ -61,6 +64,8 @@ def run_zoo(
 
     def case_of(specimen: Specimen) -> tuple[str, Case]:
         shape = SHAPES[device.type]
+        if specimen.scope is Scope.EXPERTS:
+            shape = dataclasses.replace(shape, experts=EXPERTS)
         case = Case(shape, specimen.tokens or shape.tokens[0], specimen.dtype, specimen.scope, specimen.mode)
         return specimen.task, case
 

@@ -88,7 +88,7 @@ class Admitting:
         built = contender.ask(BuildReport, "build", self._case, self._drawn.weights, self._extras)
         promised = contender.implementation.gradients(self._case.scope)
         gradients = tuple(name for name in built.gradients if name in promised or name.startswith("bias_"))
-        names = ["output", *(gradients if self._case.mode is not Mode.FORWARD else ())]
+        names = self._case.mode.results(gradients)
         contender.tell("open_letterbox", "results", *self._judge.letterbox(contender.name, "results", names))
         return gradients
 
@@ -132,11 +132,11 @@ class Admitting:
         )
 
     def _use_once(self, contender: Contender) -> tuple[TensorCheck, ...]:
-        """As a model uses it, once for each scope and dtype. Triton's interpreter, which gives no times, is spared."""
+        """As a model uses it, once for each scope, variant and dtype; not in Triton's interpreter, without times."""
         one, settings = contender.implementation, self._place.settings
         if self._used is None or (settings.interpreter and one.backend == "triton"):
             return ()
-        key = (one.name, self._case.scope, self._case.dtype)
+        key = (one.name, self._case.scope, self._case.dtype, str(self._case.shape.extras))
         if key not in self._used:
             self._used[key] = self.use(contender)
         return self._used[key]

@@ -14,14 +14,15 @@ from swiglu_bench.rows.record import Record, Status, TensorCheck
 from swiglu_bench.session import policy
 from swiglu_bench.session.admission import Admitting, Drawn
 from swiglu_bench.session.latency_graph_energy import measure_beside
-from swiglu_bench.session.places import Contender, JudgeLost, Place
+from swiglu_bench.session.places import Contender, JudgeLost, Place, name_of
+from swiglu_bench.session.profiling import profile
 from swiglu_bench.session.reports import MemoryReport
 from swiglu_bench.session.settings import Task, Tell
 from swiglu_bench.session.slowing import Turn, alone_ms, find_culprit, slow_the_next, slower, slows_the_next
-from swiglu_bench.session.timing import CaseTimer, Entry, blame
+from swiglu_bench.session.timing import CaseTimer, Entry, blame, sentence
 from swiglu_bench.spec import costs
 from swiglu_bench.spec.cases import Case, Mode
-from swiglu_bench.spec.errors import BadInput, one_line
+from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Implementation
 
 MOST_IDLE = 0.15
@@ -80,9 +81,7 @@ class _CaseRun:
         self._task = place.settings.task
         self._drawn = Drawn.new()
         self._alone_ms: list[float] = []
-        self._admitting = Admitting(
-            place, case, self._drawn, thorough=self._task is Task.VERIFY, used=kept.used
-        )  # fmt: skip
+        self._admitting = Admitting(place, case, self._drawn, thorough=self._task is Task.VERIFY, used=kept.used)
 
     def run(self, able: Sequence[tuple[Implementation, Record]]) -> Iterator[Record]:
         """The rows of the implementations that apply."""
@@ -97,6 +96,12 @@ class _CaseRun:
         if reason:
             yield from (record.end(Status.SKIPPED, reason) for _, record in able)
             return
+        if self._case.shape.experts:
+            load = self._place.judge.load(self._drawn.draws[0])
+            for _, record in able:
+                record.expert_tokens_min, record.expert_tokens_max = load.least, load.most
+                record.expert_tokens_median, record.idle_experts = load.median, load.idle
+                record.padding_share = load.padding
         seats = policy.seats(self._place.settings, self._case, free)
         together = len(able) + len(TWINS) <= seats
         entries: list[Entry] = []
@@ -155,7 +160,7 @@ class _CaseRun:
             record.end(Status.ERROR, str(error))
         except Exception as error:  # whatever a contender raises, and the end of its process, costs its own row
             log.info("%s, while it was checked:", implementation.name, exc_info=error)
-            record.end(Status.ERROR, f"{_sentence(error)}{self._place.log_of(contender) if contender else ''}")
+            record.end(Status.ERROR, f"{sentence(error)}{self._place.log_of(contender) if contender else ''}")
         return Entry(contender, record, admission.gradients) if contender and record.status is Status.OK else None
 
     def _check_idle(self, record: Record, contender: Contender) -> None:
@@ -203,6 +208,7 @@ class _CaseRun:
             self._time_together(sound, base if base in sound else None)
             return
         measure_beside(self._place, self._case, sound, timer.watch.gpu, self._tell_timing)
+        profile(self._place, self._case, sound, self._tell_timing)
 
     def _tell_timing(self, doing: str, share: float) -> None:
         self._tell(doing, 0.5 + 0.5 * share)
@@ -210,7 +216,7 @@ class _CaseRun:
     def _slows_others(self, base: Entry, members: Sequence[Entry], turns: Sequence[Turn]) -> Entry | None:
         """The contender that makes the baseline slower than it was alone, or those slower that come next; or None."""
         others = {entry.contender.name: entry for entry in members if entry is not base}
-        equals = {base.contender.name, *(f"{base.contender.name} ({twin})" for twin in TWINS)}
+        equals = {name_of(base.contender.implementation, alias) for alias in ("", *TWINS)}
         for name in slow_the_next(turns, equals):
             if name in others and self._ready(base) and self._ready(others[name]):
                 with suppress(Exception):
@@ -246,7 +252,7 @@ class _CaseRun:
                 entry.contender = contender
                 self._admitting.build(contender)
         except Exception as error:
-            entry.record.end(Status.ERROR, f"{_sentence(error)}{self._place.log_of(entry.contender)}")
+            entry.record.end(Status.ERROR, f"{sentence(error)}{self._place.log_of(entry.contender)}")
             return False
         return True
 
@@ -256,7 +262,7 @@ class _CaseRun:
             try:
                 failed = self._admitting.check_again(entry.contender, entry.gradients)
             except Exception as error:
-                entry.record.end(Status.ERROR, f"{_sentence(error)}{self._place.log_of(entry.contender)}")
+                entry.record.end(Status.ERROR, f"{sentence(error)}{self._place.log_of(entry.contender)}")
             else:
                 for check in failed:
                     blame(entry.record, check.check, f"{check.reason} (after it was timed)")
@@ -276,8 +282,3 @@ class _CaseRun:
                 except NoAnswer as reason:
                     self._kept.gpu_note = f"{reason}."
         return self._kept.gpu, self._kept.gpu_note
-
-
-def _sentence(error: Exception) -> str:
-    """What happened, as the reason of a row."""
-    return f"{error}." if type(error).__module__.startswith("swiglu_bench.") else f"{one_line(error)}."

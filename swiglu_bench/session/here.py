@@ -14,7 +14,7 @@ from swiglu_bench.machine.machine import Machine
 from swiglu_bench.rows.record import Record
 from swiglu_bench.session.case import Kept, run_case
 from swiglu_bench.session.judge_bench import JudgeBench
-from swiglu_bench.session.places import Contender
+from swiglu_bench.session.places import Contender, name_of
 from swiglu_bench.session.reports import Report
 from swiglu_bench.session.settings import Listener, Settings, teller
 from swiglu_bench.session.workbench import Workbench
@@ -68,7 +68,7 @@ class Here:
 
     def contender(self, implementation: Implementation, alias: str = "") -> Contender:
         """As Place has it."""
-        name = f"{implementation.name} ({alias})" if alias else implementation.name
+        name = name_of(implementation, alias)
         if name not in self._contenders:
             self._contenders[name] = LocalContender(name, implementation, self.settings)
         return self._contenders[name]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,14 +17,15 @@ from swiglu_bench.check.inputs import Draw, make_problem, sizes, torch_dtype
 from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.letterbox import Letterbox, Sizes
 from swiglu_bench.check.results import Fault, same_bits
+from swiglu_bench.check.routing import Load, load_of
 from swiglu_bench.machine import ceilings_cache, machine
 from swiglu_bench.machine.ceilings_cache import Ceilings
-from swiglu_bench.measure.ceilings import bare_products
+from swiglu_bench.measure.ceilings import bare_products, grouped_products
 from swiglu_bench.measure.clock import Clock, Sample, make_clock
 from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.session.settings import Settings
-from swiglu_bench.spec.cases import PLAIN, Case, Extras
-from swiglu_bench.spec.costs import Product
+from swiglu_bench.spec.cases import INDEX, PLAIN, Case, Extras
+from swiglu_bench.spec.costs import Product, products_by_kind
 from swiglu_bench.spec.errors import one_line
 
 Delivered = Mapping[str, Sequence[str]]
@@ -41,6 +42,7 @@ class JudgeBench:
         self._clock: Clock | None = None
         self._boxes: dict[tuple[str, str], Letterbox] = {}
         self._products: dict[tuple[Product, ...], Callable[[], list[Tensor]]] = {}
+        self._grouped: dict[tuple[str, ...], Callable[[], list[Tensor]]] = {}
         self._expected: dict[str, usage.Expected] = {}
 
     @property
@@ -73,6 +75,7 @@ class JudgeBench:
             box.close()
         self._boxes.clear()
         self._products.clear()
+        self._grouped.clear()
         self._expected.clear()
         if hasattr(self, "_judge"):
             del self._judge
@@ -144,15 +147,46 @@ class JudgeBench:
         places.close()
         return tuple(self._expected.pop(contender).judge(found))
 
+    def load(self, draw: Draw) -> Load:
+        """How a call loads the experts of the case."""
+        experts = self._judge.problem.case.shape.experts
+        assert experts
+        return load_of(experts, self._index(draw))
+
     def sample_products(self, products: tuple[Product, ...], lead_us: float) -> Sample:
         """Time the bare products of a case once, after an untimed run as Workbench.sample has one."""
         if products not in self._products:
             dtype = torch_dtype(self._judge.problem.case)
-            self._products[products] = partial(bare_products, products, self._device, dtype)()
+            self._products[products] = bare_products(products, self._device, dtype)
+        return self._sample(self._products[products], lead_us)
+
+    def lay_out_grouped(self, gradients: tuple[str, ...], draw: Draw) -> str:
+        """Make the bare products of experts, with the load of a call, ready to be timed; why they cannot be, or ""."""
+        case = self._judge.problem.case
+        assert case.shape.experts
+        counts = self._index(draw).flatten().bincount(minlength=case.shape.experts.count)
+        try:
+            run = grouped_products(*products_by_kind(case, gradients), counts, torch_dtype(case))
+            run()
+        except RuntimeError as error:
+            return one_line(error)
+        self._grouped[gradients] = run
+        return ""
+
+    def sample_grouped(self, gradients: tuple[str, ...], lead_us: float) -> Sample:
+        """Time them once, in the same way."""
+        return self._sample(self._grouped[gradients], lead_us)
+
+    def _index(self, draw: Draw) -> Tensor:
+        desk = self._judge.desk
+        desk.activations(draw)
+        return desk.given[INDEX]
+
+    def _sample(self, run: Callable[[], list[Tensor]], lead_us: float) -> Sample:
         if not self.settings.rule.rest_s:
-            self._products[products]()
-        taken = self.clock.sample(self._products[products], lead_us)
-        return Sample(taken.ms, taken.host_us, taken.queue_us, taken.queue_filled, None)
+            run()
+        taken = self.clock.sample(run, lead_us)
+        return replace(taken, result=None)
 
     def _open(self, contender: str, kind: str, found: Sizes, dtype: torch.dtype) -> tuple[bytes, Sizes]:
         box = Letterbox.make(found, dtype, self._device)

@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from swiglu_bench.machine.nvml import Gpu
-from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.energy import joules_per_call
-from swiglu_bench.measure.rounds import Contender as RoundsContender
 from swiglu_bench.measure.rounds import Rule, run_rounds
 from swiglu_bench.measure.statistics import percentile
-from swiglu_bench.session.places import Contender, Place
-from swiglu_bench.session.reports import SampleReport
+from swiglu_bench.session.places import Place
 from swiglu_bench.session.round_judge import RoundJudge, WrongResult, contender_of
 from swiglu_bench.session.settings import Tell
 from swiglu_bench.session.timing import Entry
@@ -36,12 +33,12 @@ def measure_beside(place: Place, case: Case, entries: Sequence[Entry], gpu: Gpu 
 
     def names(name: str) -> Sequence[str]:
         (mine,) = (entry for entry in entries if entry.contender.name == name)
-        return ("output", *(mine.gradients if case.mode is not Mode.FORWARD else ()))
+        return case.mode.results(mine.gradients)
 
     with place.held():
         tell("latency", 0.9)
         judge = RoundJudge(place, names, full_share=0.0)
-        contenders = [contender_of(e.contender.name, e.contender, judge, latency=True) for e in entries]
+        contenders = [contender_of(entry.contender, judge, "sample", True) for entry in entries]
         rounds = run_rounds(contenders, rule, seed=case.seed, on_round=lambda number: judge.judge())
         for entry in entries:
             timing = rounds.timings[entry.contender.name]
@@ -69,7 +66,7 @@ def _graphs(place: Place, case: Case, entries: Sequence[Entry], judge: RoundJudg
         except Exception as error:  # its process may have ended over it
             record.graph_reason = f"It cannot be recorded: {one_line(error)}."
         if not record.graph_reason:
-            contenders.append(_replays(entry.contender, judge))
+            contenders.append(contender_of(entry.contender, judge, "replay"))
     if not contenders:
         return
     rounds = run_rounds(contenders, rule, seed=case.seed, on_round=lambda number: judge.judge())
@@ -80,16 +77,6 @@ def _graphs(place: Place, case: Case, entries: Sequence[Entry], judge: RoundJudg
             by_name[name].graph_reason = f"Its replay fails: {one_line(timing.failure)}."
         else:
             by_name[name].graph_us = percentile(timing.ms, 50) * 1e3
-
-
-def _replays(contender: Contender, judge: RoundJudge) -> RoundsContender:
-    def take(number: int, lead_us: float) -> Sample:
-        draw = judge.draw(number, contender.name)
-        report = contender.ask(SampleReport, "replay", draw, lead_us)
-        judge.take(contender.name, draw, report)
-        return Sample(report.ms, report.host_us, report.queue_us, report.queue_filled, None)
-
-    return RoundsContender(contender.name, take)
 
 
 def _energy(entry: Entry, gpu: Gpu) -> None:

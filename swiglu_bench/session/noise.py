@@ -10,7 +10,7 @@ from swiglu_bench.measure.rounds import run_rounds
 from swiglu_bench.measure.statistics import Interval, Verdict, detectable, noise_interval, percentile, verdict
 from swiglu_bench.session.admission import Admitting, Drawn
 from swiglu_bench.session.case import TWINS
-from swiglu_bench.session.places import Place
+from swiglu_bench.session.places import Contender, Place
 from swiglu_bench.session.round_judge import RoundJudge, contender_of
 from swiglu_bench.spec.cases import Case
 from swiglu_bench.spec.implementation import Implementation
@@ -49,17 +49,18 @@ class Pairs:
         self._place, self._case, self._implementation = place, case, implementation
         self._roles = ["", *TWINS, "contender"]
         self._lot = random.SystemRandom()
+        self._contenders: list[Contender] = []
         self._measured = 0
 
     def measure(self) -> Pair:
         """The next pair. Which process has which role is drawn by lot. Raises what a contender's process raises."""
         place, case = self._place, self._case
-        contenders = [place.contender(self._implementation, role) for role in self._roles]
         if self._measured % PAIRS_OF_A_CREW == 0:
-            for contender in contenders:
+            for contender in self._contenders:
                 contender.end()
-            contenders = [place.contender(self._implementation, role) for role in self._roles]
-            place.start([(self._implementation, role) for role in self._roles], case)
+            members = [(self._implementation, role) for role in self._roles]
+            place.start(members, case)
+            self._contenders = [place.contender(*member) for member in members]
             drawn = Drawn.new()
             reason = place.judge.begin_case(case, drawn.weights)
             for draw in drawn.draws:
@@ -67,12 +68,12 @@ class Pairs:
             if reason:
                 raise RuntimeError(reason)
             admitting = Admitting(place, case, drawn)
-            for contender in contenders:
+            for contender in self._contenders:
                 admitting.build(contender)
         self._measured += 1
-        baseline, contender, *twins = self._lot.sample(contenders, len(contenders))
+        baseline, contender, *twins = self._lot.sample(self._contenders, len(self._contenders))
         judge = RoundJudge(place, lambda name: ("output",), full_share=0.0)
-        timed = [contender_of(one.name, one, judge) for one in contenders]
+        timed = [contender_of(one, judge) for one in self._contenders]
         rule, seed = place.settings.rule, self._lot.getrandbits(31)
         with place.held():
             rounds = run_rounds(

@@ -16,6 +16,11 @@ from swiglu_bench.spec.implementation import Implementation
 R = TypeVar("R", bound=Report)
 
 
+def name_of(implementation: Implementation, alias: str) -> str:
+    """What a contender is called."""
+    return f"{implementation.name} ({alias})" if alias else implementation.name
+
+
 class CannotGoOn(BaseException):
     """What ends more than one contender's row: no row's own failure, so that no handler of those takes it for one."""
 

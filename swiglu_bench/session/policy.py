@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from swiglu_bench.machine import machine
 from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.rows.record import Record, Status
@@ -17,6 +19,7 @@ SPARE = 1.1
 
 def blank(settings: Settings, this: machine.Machine, case: Case, implementation: Implementation) -> Record:
     """The row of one implementation at one case before anything has run."""
+    experts = case.shape.experts
     return Record(
         run_id=settings.run_id,
         command=settings.command,
@@ -28,6 +31,9 @@ def blank(settings: Settings, this: machine.Machine, case: Case, implementation:
         scope=case.scope.value,
         mode=case.mode.value,
         seed=case.seed,
+        experts=experts.count if experts else None,
+        top_k=experts.top_k if experts else None,
+        routing=experts.routing.value if experts else "",
         implementation=implementation.name,
         weight_layout=implementation.weight_layout,
         gradients=" ".join(implementation.gradients(case.scope)),
@@ -86,5 +92,8 @@ def too_long(settings: Settings, case: Case, contenders: int, ceilings: Ceilings
     )
     seconds = once * (contenders + 2) * (rule.min_rounds + rule.warmup_rounds)
     if seconds > rule.budget_s:
-        return f"Its fewest rounds would take about {seconds:.0f} s, more than the budget of {rule.budget_s:g} s."
+        return (
+            f"Its fewest rounds would take about {seconds:.0f} s, more than the budget of {rule.budget_s:g} s; "
+            f"--budget {math.ceil(seconds)} would time it."
+        )
     return None

@@ -7,6 +7,8 @@ from typing import Annotated, Literal, Self
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
+from swiglu_bench.measure.clock import Sample
+
 MOST_REASON = 2000
 Text = Annotated[str, Field(max_length=MOST_REASON)]
 Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -58,6 +60,10 @@ class SampleReport(Report):
     queue_filled: bool
     delivered: list[Text]
     faults: dict[Text, FaultReport]
+
+    def sample(self) -> Sample:
+        """Its times, without the call's result."""
+        return Sample(self.ms, self.host_us, self.queue_us, self.queue_filled, None)
 
 
 class BuildReport(Report):

@@ -84,13 +84,13 @@ class RoundJudge:
         return wrong
 
 
-def contender_of(entry_name: str, contender: Contender, judge: RoundJudge, latency: bool = False) -> rounds.Contender:
-    """A contender's turns as the rounds take them: one sample of its process."""
+def contender_of(contender: Contender, judge: RoundJudge, method: str = "sample", *more: object) -> rounds.Contender:
+    """A contender's turns as the rounds take them: by a method of its Workbench, given a draw, a lead and `more`."""
 
     def take(number: int, lead_us: float) -> Sample:
         draw = judge.draw(number, contender.name)
-        report = contender.ask(SampleReport, "sample", draw, lead_us, latency)
+        report = contender.ask(SampleReport, method, draw, lead_us, *more)
         judge.take(contender.name, draw, report)
-        return Sample(report.ms, report.host_us, report.queue_us, report.queue_filled, None)
+        return report.sample()
 
-    return rounds.Contender(entry_name, take)
+    return rounds.Contender(contender.name, take)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 import torch
 
@@ -39,6 +40,14 @@ class Settings:
     """Show more: of times, what is measured beside the rounds at every token count, not only at few; of tensors, how
     the errors of their elements are distributed."""
     interpreter: bool = False
+    trace: bool = False
+    """After the rounds, write a trace of each contender's calls below `folder`."""
+    ncu: bool = False
+    """After the rounds, read hardware counters of one call of each contender by Nsight Compute."""
+    folder: Path | None = None
+    """Where the run's files go."""
+    sanitizer: str = ""
+    """The tool of compute-sanitizer under which `verify` calls each implementation once, in place of its checks."""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ A process that stands still cannot use a CPU. What it has queued on a GPU goes o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from swiglu_bench.check.inputs import Draw, new_seed
 from swiglu_bench.measure.statistics import percentile
@@ -21,12 +22,16 @@ FEWEST_TURNS = 6
 
 def alone_ms(baseline: Contender) -> list[float]:
     """Times of the baseline while nobody else is asked."""
-    lead_us, times = 100.0, []
-    for number in range(WARMUPS + SAMPLES):
-        report = baseline.ask(SampleReport, "sample", Draw(new_seed()), lead_us)
+    return list(islice(_times(baseline), WARMUPS, WARMUPS + SAMPLES))
+
+
+def _times(contender: Contender) -> Iterator[float]:
+    """Of one call after another, each on new inputs, as they are asked for."""
+    lead_us = 100.0
+    while True:
+        report = contender.ask(SampleReport, "sample", Draw(new_seed()), lead_us)
         lead_us = 1.2 * report.queue_us
-        times += [report.ms] if number >= WARMUPS else []
-    return times
+        yield report.ms
 
 
 def slower(times: Sequence[float], before: Sequence[float]) -> bool:
@@ -61,19 +66,11 @@ def slow_the_next(turns: Sequence[Turn], equals: Collection[str]) -> list[str]:
 def slows_the_next(baseline: Contender, other: Contender) -> bool:
     """Whether the baseline is slower right after a contender's turn than after one of its own."""
     after, again = [], []
-    lead_us = {baseline.name: 100.0, other.name: 100.0}
-
-    def take(one: Contender) -> float:
-        report = one.ask(SampleReport, "sample", Draw(new_seed()), lead_us[one.name])
-        lead_us[one.name] = 1.2 * report.queue_us
-        return report.ms
-
+    own, others = _times(baseline), _times(other)
     for _ in range(WARMUPS + SAMPLES):
-        take(other)
-        after.append(take(baseline))
-        for _ in range(WARMUPS):
-            take(baseline)
-        again.append(take(baseline))
+        next(others)
+        after.append(next(own))
+        again.append(next(islice(own, WARMUPS, None)))
     return slower(after[WARMUPS:], again[WARMUPS:])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from swiglu_bench.check.inputs import Draw, new_seed
 from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.machine.load import LoadWatch
 from swiglu_bench.machine.machine import Machine
@@ -81,14 +82,17 @@ class CaseTimer:
         gradients = {name: entry.gradients for name, entry in by_name.items()}
         gradients |= {twin.name: gradients[baseline] for twin in twins}
         limits = products_of(self._case, gradients.values())
+        grouped = self._grouped_of(gradients.values())
 
         def names(name: str) -> Sequence[str]:
-            return ("output", *(gradients[name] if self._case.mode is not Mode.FORWARD else ()))
+            return self._case.mode.results(gradients[name])
 
         self.watch.look_round()
         load = LoadWatch()
         with self._place.held():
-            rounds, wrong = self._play([*(entry.contender for entry in entries), *twins], limits, names, baseline, tell)
+            rounds, wrong = self._play(
+                [*(entry.contender for entry in entries), *twins], limits, grouped, names, baseline, tell
+            )
             for name, entry in by_name.items():
                 self._close(entry, rounds.timings[name].failure or wrong.get(name))
             self._check_batches(entries, rounds, names, tell)
@@ -118,15 +122,18 @@ class CaseTimer:
                 timing = rounds.timings.get(limits.get(products, ""))
                 products_ms = timing.ms if timing else []
                 note_work(record, self._case, entry.gradients, self._ceilings, products_ms, self._machine)
+                timing = rounds.timings.get(grouped.get(entry.gradients, ""))
+                record.grouped_ms = percentile(timing.ms, 50) if timing and timing.ms else None
 
     def _play(
         self, contenders: Sequence[Contender], limits: Mapping[tuple[Product, ...], str],
-        names: Callable[[str], Sequence[str]], baseline: str, tell: Tell,
+        grouped: Mapping[tuple[str, ...], str], names: Callable[[str], Sequence[str]], baseline: str, tell: Tell,
     ) -> tuple[Rounds, dict[str, Exception]]:  # fmt: skip
         """The rounds, and what is wrong with the last results."""
         judge, rule = RoundJudge(self._place, names), self._settings.rule
-        timed = [self._in_turn(contender_of(one.name, one, judge)) for one in contenders]
+        timed = [self._in_turn(contender_of(one, judge)) for one in contenders]
         timed += [interleaved.Contender(name, partial(self._take_products, p)) for p, name in limits.items()]
+        timed += [interleaved.Contender(name, partial(self._take_grouped, g)) for g, name in grouped.items()]
 
         def on_round(number: int) -> dict[str, Exception]:
             if number >= 0:
@@ -157,6 +164,17 @@ class CaseTimer:
 
         return interleaved.Contender(contender.name, take)
 
+    def _grouped_of(self, gradients: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
+        """For each set of gradients a name to time the bare products of experts under, where torch has them."""
+        if not self._case.shape.experts:
+            return {}
+        lay_out, draw = self._place.judge.lay_out_grouped, Draw(new_seed())
+        wanted = [one for one in dict.fromkeys(gradients) if not lay_out(one, draw)]
+        return {one: f"grouped products {number}" for number, one in enumerate(wanted)}
+
+    def _take_grouped(self, gradients: tuple[str, ...], number: int, lead_us: float) -> Sample:
+        return self._place.judge.sample_grouped(gradients, lead_us)
+
     def _take_products(self, products: tuple[Product, ...], number: int, lead_us: float) -> Sample:
         return self._place.judge.sample_products(products, lead_us)
 
@@ -171,7 +189,7 @@ class CaseTimer:
             record.end(Status.UNSETTLED, f"{failure}.")
         elif failure:
             log = self._place.log_of(entry.contender)
-            record.end(Status.ERROR, f"While it was timed, {_told(failure)}{log}")
+            record.end(Status.ERROR, f"While it was timed, {sentence(failure)}{log}")
 
 
 def _claimed_ms(rounds: Rounds, name: str) -> float:
@@ -186,7 +204,8 @@ def blame(record: Record, check: str, reason: str) -> None:
     record.end(Status.INCORRECT, f"conduct: {reason}.")
 
 
-def _told(failure: BaseException) -> str:
+def sentence(failure: BaseException) -> str:
+    """What happened, as the reason of a row."""
     own = type(failure).__module__.startswith("swiglu_bench.") and str(failure)
     return f"{failure}." if own else f"{one_line(failure)}."
 
@@ -214,7 +233,8 @@ def note_work(
     record.ceilings_at = ceilings.measured_at
     if this.datasheet:
         record.datasheet_gbps, record.datasheet_tflops = this.datasheet.gbps, this.datasheet.rate(case.dtype)
-    record.flops, record.min_bytes = costs.flops(case, gradients), costs.min_bytes(case, gradients)
+    record.flops = costs.flops(case, gradients)
+    record.min_bytes = costs.min_bytes(case, gradients, record.idle_experts)
     record.tflops = record.flops / record.time_ms / 1e9
     record.gbps = record.min_bytes / record.time_ms / 1e6
     limits = {"matmul": percentile(products_ms, 50)} if products_ms else {}

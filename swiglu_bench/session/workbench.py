@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -191,6 +192,25 @@ class Workbench:
         for _ in range(calls):
             work()
         self.clock.synchronize()
+
+    def profiled(self, draws: Sequence[Draw], around: Callable[[], AbstractContextManager[object]]) -> None:
+        """Calls of the case's mode, each inside of an `around` when its inputs are laid out."""
+        for draw in draws:
+            call = self._built.call(self._problem.case.mode, draw, upstream_first=True)
+            call.prepare()
+            self.clock.synchronize()
+            with around():
+                call.run(contextlib.nullcontext)
+                self.clock.synchronize()
+            call.results()
+
+    def trace(self, draws: Sequence[Draw], file: str) -> None:
+        """A trace of calls by torch's profiler, as JSON that Perfetto and chrome://tracing open."""
+        self.profiled(draws, contextlib.nullcontext)
+        label = f"swiglu {self._problem.case.mode}"
+        with torch.profiler.profile(record_shapes=True) as profiler:
+            self.profiled(draws, lambda: torch.profiler.record_function(label))
+        profiler.export_chrome_trace(file)
 
     def memory(self, draw: Draw) -> MemoryReport:
         """Bytes of one forward and backward."""

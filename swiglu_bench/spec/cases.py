@@ -10,7 +10,7 @@ import enum
 import itertools
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swiglu_bench.spec.errors import BadInput
 
@@ -24,6 +24,8 @@ class Scope(enum.StrEnum):
     """x -> silu(x Wg^T) * (x Wu^T)"""
     MLP = "mlp"
     """x -> (silu(x Wg^T) * (x Wu^T)) Wd^T"""
+    EXPERTS = "experts"
+    """x, and the experts chosen for each token with their weights -> the weighted sum of their mlps"""
 
 
 class Mode(enum.StrEnum):
@@ -32,6 +34,10 @@ class Mode(enum.StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     STEP = "step"
+
+    def results(self, gradients: Iterable[str]) -> tuple[str, ...]:
+        """Names of what a call yields: its output and, where it has a backward, the gradients."""
+        return ("output", *(gradients if self is not Mode.FORWARD else ()))
 
 
 class Dtype(enum.StrEnum):
@@ -53,19 +59,88 @@ DTYPE_ALIASES = {
     "bf16": Dtype.BFLOAT16, "bfloat16": Dtype.BFLOAT16,
 }  # fmt: skip
 
-ACTIVATIONS = {Scope.ACTIVATION: ("gate", "up"), Scope.GLU: ("x",), Scope.MLP: ("x",)}
+DENSE = (Scope.ACTIVATION, Scope.GLU, Scope.MLP)
+"""The scopes of a single block; a mixture of experts has the scope `experts` alone."""
+
+INDEX = "top_k_index"
+"""The activation that has no gradient: int64 [tokens, top_k], the experts of each token, none of them twice."""
+
+ACTIVATIONS = {
+    Scope.ACTIVATION: ("gate", "up"), Scope.GLU: ("x",), Scope.MLP: ("x",),
+    Scope.EXPERTS: ("x", INDEX, "top_k_weights"),
+}  # fmt: skip
 """The tensors that change from call to call, in the order in which an implementation's forward takes them."""
 
-WEIGHTS = {Scope.ACTIVATION: (), Scope.GLU: ("w_gate", "w_up"), Scope.MLP: ("w_gate", "w_up", "w_down")}
-"""The parameters of the block, each [out_features, in_features] as in nn.Linear."""
+WEIGHTS = {
+    Scope.ACTIVATION: (), Scope.GLU: ("w_gate", "w_up"),
+    **dict.fromkeys((Scope.MLP, Scope.EXPERTS), ("w_gate", "w_up", "w_down")),
+}  # fmt: skip
+"""The parameters of the block, each [out_features, in_features] as in nn.Linear; experts': [experts, ...]."""
 
-BIASES = {Scope.ACTIVATION: (), Scope.GLU: ("bias_gate", "bias_up"), Scope.MLP: ("bias_gate", "bias_up", "bias_down")}
-"""The vectors added to each projection where a problem has biases: each [out_features]."""
+BIASES = {scope: tuple(name.replace("w_", "bias_") for name in names) for scope, names in WEIGHTS.items()}
+"""The vectors added to each projection where a problem has biases: each [out_features]; experts': [experts, ...]."""
+
+
+def differentiable(scope: Scope) -> tuple[str, ...]:
+    """Names of the activations that have a gradient."""
+    return tuple(name for name in ACTIVATIONS[scope] if name != INDEX)
 
 
 def tensors(scope: Scope) -> tuple[str, ...]:
     """Names of everything that a complete backward yields a gradient for: activations first, then weights."""
-    return ACTIVATIONS[scope] + WEIGHTS[scope]
+    return differentiable(scope) + WEIGHTS[scope]
+
+
+class Routing(enum.StrEnum):
+    """How the experts of each token are drawn; which of them are popular is new in every call."""
+
+    BALANCED = "balanced"
+    """Every expert has the same number of tokens, or one fewer."""
+    UNIFORM = "uniform"
+    """Any of the sets of top_k experts with equal probability."""
+    ZIPF = "zipf"
+    """The r-th most popular expert is chosen 1 / r times as often as the most popular one."""
+    SINGLE = "single"
+    """All tokens have the same experts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts: how many there are, and how many of them each token has."""
+
+    count: int
+    top_k: int
+    routing: Routing = Routing.UNIFORM
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a problem asks for beyond plain SwiGLU; an implementation supports those that it names in `offers`."""
+
+    bias: bool = False
+    limit: float | None = None
+    """The gate is clamped from above to it and up to [-limit, limit] before the product, as in gpt-oss."""
+    packed: bool = False
+    """The gate and up weights are one [2 * intermediate, hidden] matrix, the gate's rows first."""
+    alpha: float = 1.0
+    """Experts with a limit: the gate's SiLU is gate * sigmoid(alpha * gate), and 1 is added to up, as in gpt-oss."""
+    interleaved: bool = False
+    """Experts: the model keeps the rows of gate and up in turn; else the gate's come first."""
+
+    @property
+    def offers(self) -> tuple[str, ...]:
+        """What an implementation must offer to serve them."""
+        return tuple(name for name in ("bias", "limit", "packed") if getattr(self, name) not in (False, None))
+
+    @property
+    def variant(self) -> dict[str, float | None]:
+        """The options of `swiglu_kernels.reference` for the gate."""
+        if self.alpha == 1.0:
+            return {"limit": self.limit}
+        return {"limit": self.limit, "alpha": self.alpha, "up_offset": 1.0}
+
+
+PLAIN = Extras()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +153,16 @@ class Shape:
     source: str
     tokens: tuple[int, ...]
     """Token counts that a sweep over this shape visits unless told otherwise."""
+    experts: Experts | None = None
+    """Of a mixture of experts; None: a dense block."""
+    extras: Extras = PLAIN
+    """What every problem of this shape asks for."""
 
-
-@dataclass(frozen=True, slots=True)
-class Extras:
-    """What a problem asks for beyond plain SwiGLU; an implementation supports those that it names in `offers`."""
-
-    bias: bool = False
-    limit: float | None = None
-    """The gate is clamped from above to it and up to [-limit, limit] before the product, as in gpt-oss."""
-    packed: bool = False
-    """The gate and up weights are one [2 * intermediate, hidden] matrix, the gate's rows first."""
-
-
-PLAIN = Extras()
+    def routed(self, routing: Routing) -> Shape:
+        """The same mixture of experts with another routing, which is part of the name unless it is uniform."""
+        assert self.experts
+        name = self.name if routing is Routing.UNIFORM else f"{self.name}@{routing}"
+        return replace(self, name=name, experts=replace(self.experts, routing=routing))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +175,11 @@ class Case:
     scope: Scope
     mode: Mode
     seed: int = 0
+
+    @property
+    def pairs(self) -> int:
+        """Rows that pass through the products: one for each token or, of experts, for each of a token's experts."""
+        return self.tokens * (self.shape.experts.top_k if self.shape.experts else 1)
 
     @property
     def label(self) -> str:
@@ -120,11 +196,15 @@ def expand(
     tokens: Sequence[int] | None = None,
     seed: int = 0,
 ) -> list[Case]:
-    """All cases of a sweep, shape by shape, token counts ascending; `tokens` replaces the shapes' own lists."""
+    """All cases of a sweep, shape by shape, token counts ascending; `tokens` replaces the shapes' own lists.
+
+    A shape has those of the scopes that fit it.
+    """
     return [
         Case(shape, count, dtype, scope, mode, seed)
         for shape in shapes
         for scope, mode, dtype in dict.fromkeys(itertools.product(scopes, modes, dtypes))
+        if (scope is Scope.EXPERTS) == (shape.experts is not None)
         for count in sorted(set(tokens if tokens is not None else shape.tokens))
     ]
 

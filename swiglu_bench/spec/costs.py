@@ -1,6 +1,7 @@
 """What a case costs by arithmetic alone: operations, fewest bytes, matrix products, memory. No torch in here.
 
-Legend for products: C[m, n] = A[m, k] B[k, n], 2 m n k operations. T tokens, H hidden, I intermediate.
+Legend for products: C[m, n] = A[m, k] B[k, n], 2 m n k operations. T tokens, H hidden, I intermediate. Experts multiply
+T * top_k rows, each by its expert's weights: the operations are those of dense products with as many rows.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from swiglu_bench.spec.cases import ACTIVATIONS, WEIGHTS, Case, Mode, Scope
+from swiglu_bench.spec.cases import ACTIVATIONS, INDEX, WEIGHTS, Case, Mode, Scope
 
 Product = tuple[int, int, int]
 """(m, n, k) of one matrix product."""
@@ -36,22 +37,27 @@ def products(case: Case, gradients: tuple[str, ...]) -> list[Product]:
 
     `gradients` says which gradients the backward must yield; the products for others are left out.
     """
-    tokens, hidden, intermediate = case.tokens, case.shape.hidden, case.shape.intermediate
+    of_rows, of_weights = products_by_kind(case, gradients)
+    return of_rows + of_weights
+
+
+def products_by_kind(case: Case, gradients: tuple[str, ...]) -> tuple[list[Product], list[Product]]:
+    """The same in two lists: products of rows with weights, and those that sum over rows to a weight's gradient."""
+    rows, hidden, intermediate = case.pairs, case.shape.hidden, case.shape.intermediate
     if case.scope is Scope.ACTIVATION:
-        return []
-    forward = [(tokens, 2 * intermediate, hidden)]
-    backward: list[Product] = []
+        return [], []
+    forward, backward, of_weights = [(rows, 2 * intermediate, hidden)], list[Product](), list[Product]()
     if "x" in gradients:
-        backward.append((tokens, hidden, 2 * intermediate))
+        backward.append((rows, hidden, 2 * intermediate))
     if "w_gate" in gradients:
-        backward.append((2 * intermediate, hidden, tokens))
-    if case.scope is Scope.MLP:
-        forward.append((tokens, hidden, intermediate))
+        of_weights.append((2 * intermediate, hidden, rows))
+    if case.scope is not Scope.GLU:
+        forward.append((rows, hidden, intermediate))
         if gradients:
-            backward.append((tokens, intermediate, hidden))
+            backward.append((rows, intermediate, hidden))
         if "w_down" in gradients:
-            backward.append((hidden, intermediate, tokens))
-    return _in_mode(case.mode, forward, backward)
+            of_weights.append((hidden, intermediate, rows))
+    return _in_mode(case.mode, forward, backward), _in_mode(case.mode, [], of_weights)
 
 
 def _in_mode(mode: Mode, forward: Amount, backward: Amount) -> Amount:
@@ -60,18 +66,24 @@ def _in_mode(mode: Mode, forward: Amount, backward: Amount) -> Amount:
 
 def flops(case: Case, gradients: tuple[str, ...]) -> int:
     """Floating-point operations of the case's products, plus the gate's: 5 an element forward, 12 backward."""
-    gate = case.tokens * case.shape.intermediate * _in_mode(case.mode, 5, 12)
+    gate = case.pairs * case.shape.intermediate * _in_mode(case.mode, 5, 12)
     return sum(2 * m * n * k for m, n, k in products(case, gradients)) + gate
 
 
-def min_bytes(case: Case, gradients: tuple[str, ...]) -> int:
+def min_bytes(case: Case, gradients: tuple[str, ...], idle_experts: int | None = None) -> int:
     """Fewest bytes to move through device memory: each input read once, each output written once.
 
     Backward reads the upstream gradient, activations and weights; what is saved for it is a choice and not counted.
+    The weights of experts without a token are not read; `idle_experts` of them or, where that is not known, as many as
+    there are more experts than rows.
     """
     size = tensor_elements(case)
+    if case.shape.experts:
+        count = case.shape.experts.count
+        idle = max(0, count - case.pairs) if idle_experts is None else idle_experts
+        size |= {name: size[name] // count * (count - idle) for name in WEIGHTS[case.scope]}
     forward = sum(size[name] for name in (*ACTIVATIONS[case.scope], *WEIGHTS[case.scope], "output"))
-    backward = forward + sum(size[name] for name in gradients)
+    backward = forward + sum(tensor_elements(case)[name] for name in gradients)
     return _in_mode(case.mode, forward, backward) * case.dtype.bytes
 
 
@@ -79,7 +91,7 @@ def longest_sum(case: Case) -> int:
     """Number of terms in the longest sum behind an output or gradient of the case; fp32 rounding grows with it."""
     if case.scope is Scope.ACTIVATION:
         return 1
-    sums = [case.shape.hidden, 2 * case.shape.intermediate]
+    sums = [case.shape.hidden, 2 * case.shape.intermediate * (case.shape.experts.top_k if case.shape.experts else 1)]
     return max(sums if case.mode is Mode.FORWARD else [*sums, case.tokens])
 
 
@@ -89,9 +101,15 @@ def tensor_elements(case: Case) -> dict[str, int]:
     return {
         "x": tokens * hidden,
         **dict.fromkeys(("gate", "up"), tokens * intermediate),
-        **dict.fromkeys(("w_gate", "w_up", "w_down"), hidden * intermediate),
-        "output": tokens * (hidden if case.scope is Scope.MLP else intermediate),
+        **dict.fromkeys((INDEX, "top_k_weights"), case.pairs),
+        **dict.fromkeys(("w_gate", "w_up", "w_down"), experts_of(case) * hidden * intermediate),
+        "output": tokens * (hidden if case.scope in {Scope.MLP, Scope.EXPERTS} else intermediate),
     }
+
+
+def experts_of(case: Case) -> int:
+    """The number of experts; 1 of a dense block."""
+    return case.shape.experts.count if case.shape.experts else 1
 
 
 def predicted_memory(case: Case, footprint: Footprint) -> tuple[int, int]:
@@ -107,14 +125,20 @@ def judge_bytes(case: Case) -> int:
     size, given = tensor_elements(case), _given(case)
     results = size["output"] + (given if case.mode is not Mode.FORWARD else 0)
     chunk = 8 * min(case.tokens, TRUTH_CHUNK) * case.shape.intermediate
-    return (given + size["output"] + 3 * results + _work(case)) * case.dtype.bytes + (3 * results + given + chunk) * 8
+    in_fp64 = 3 * results + given // experts_of(case) + chunk  # weights, one expert's at a time
+    bare = 3 * given if case.shape.experts else 0  # operands and results of the bare grouped products
+    return (given + size["output"] + 3 * results + _work(case) + bare) * case.dtype.bytes + in_fp64 * 8
 
 
 def contender_bytes(case: Case) -> int:
-    """Device memory that a contender's process takes: tensors, work, and its results twice, once for the judge."""
+    """Device memory that a contender's process takes: tensors, work, and its results twice, once for the judge.
+
+    Contenders with experts hold the weights in a layout of their own besides.
+    """
     size, given = tensor_elements(case), _given(case)
     results = size["output"] + (given if case.mode is not Mode.FORWARD else 0)
-    return (given + size["output"] + 2 * results + _work(case)) * case.dtype.bytes
+    own = given if case.shape.experts else 0
+    return (given + own + size["output"] + 2 * results + _work(case)) * case.dtype.bytes
 
 
 def _given(case: Case) -> int:
@@ -125,4 +149,4 @@ def _given(case: Case) -> int:
 
 def _work(case: Case) -> int:
     """Elements that eager's forward and backward hold at most beside inputs and results."""
-    return 6 * case.tokens * case.shape.intermediate
+    return case.pairs * (6 * case.shape.intermediate + (3 * case.shape.hidden if case.shape.experts else 0))

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from packaging.version import Version
 
-from swiglu_bench.spec.cases import ACTIVATIONS, Case, Dtype, Scope, tensors
+from swiglu_bench.spec.cases import Case, Dtype, Scope, differentiable, tensors
 from swiglu_bench.spec.costs import Footprint
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ Offer = Literal["bias", "limit", "packed"]
 class Step:
     """An implementation made ready for one problem.
 
-    `forward` takes the problem's activations (`x`, or `gate, up`) and returns the output; gradients come from autograd.
+    `forward` takes the problem's activations (`x`; `gate, up`; or `x, top_k_index, top_k_weights`) and returns the
+    output; gradients come from autograd.
     An implementation with its own weight layout names its own leaf tensors in `parameters` and says in `to_canonical`
     how their gradients map to `w_gate`, `w_up` (and `w_down`); by default they are the problem's own weights.
     """
@@ -84,8 +85,14 @@ class Implementation:
     """The data types that it takes."""
     multiple: int = 1
     """Hidden and intermediate sizes must be multiples of this."""
+    most_tokens: int | None = None
+    """The most tokens that it is made for; None: any number."""
+    absent: str = ""
+    """Why it can run nowhere: a package that is asked for and does not have what it would take."""
     on_request: bool = False
     """Whether it takes part only where `--impl` names it, because its build takes minutes for each case."""
+    variant: bool = False
+    """Whether it is another one with other arguments: checked like all, and compared only where `--impl` names it."""
     offers: frozenset[Offer] = frozenset()
     """Which of `problem.extras` its build supports; it is never asked for another."""
     overwrites: frozenset[str] = frozenset()
@@ -134,7 +141,7 @@ class Implementation:
 
     def gradients(self, scope: Scope) -> tuple[str, ...]:
         """Names of the tensors whose gradients it yields at a scope."""
-        return {"everything": tensors(scope), "inputs": ACTIVATIONS[scope], "nothing": ()}[self.trains]
+        return {"everything": tensors(scope), "inputs": differentiable(scope), "nothing": ()}[self.trains]
 
     def refuses(self, case: Case) -> str | None:
         """Why it does not take a case on any machine (one sentence), or None if it does."""
@@ -144,6 +151,11 @@ class Implementation:
             return f"It does not take {case.dtype}; it takes {', '.join(sorted(self.dtypes))}."
         if case.shape.hidden % self.multiple or case.shape.intermediate % self.multiple:
             return f"It takes hidden and intermediate sizes that are multiples of {self.multiple}."
+        if self.most_tokens is not None and case.tokens > self.most_tokens:
+            return f"It is made for at most {self.most_tokens} tokens."
+        lacks = [name for name in case.shape.extras.offers if name not in self.offers]
+        if lacks:
+            return f"It does not offer what {case.shape.name} has: {', '.join(lacks)}."
         return None
 
     def unavailable(self, device_type: str, interpreter: bool = False, capability: str = "") -> str | None:
@@ -151,6 +163,8 @@ class Implementation:
 
         `capability` is the GPU's compute capability, as "9.0"; "" where it is not known.
         """
+        if self.absent:
+            return self.absent
         on_cpu = device_type == "cpu"
         if self.gpus and (on_cpu or capability.split(".")[0] not in ("", *map(str, self.gpus))):
             made_for = " or ".join(f"{major}.x" for major in self.gpus)

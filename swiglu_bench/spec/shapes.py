@@ -5,30 +5,57 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import pydantic
 from pydantic import Field
+from pydantic_core import PydanticCustomError
 
-from swiglu_bench.spec import yaml_file
-from swiglu_bench.spec.cases import Shape
+from swiglu_bench.spec import model_config, yaml_file
+from swiglu_bench.spec.cases import Experts, Extras, Shape
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 
 DEFAULT_TOKENS = (1, 16, 128, 1024, 2048, 4096, 8192)
 
 Size = Annotated[int, Field(gt=0, le=2**24)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Tokens = Annotated[list[Size], Field(min_length=1)]
 Source = Annotated[str, Field(min_length=1)]
 
 
 class ShapeFile(pydantic.BaseModel, extra="forbid", strict=True):
-    """One shape, as a YAML file states it."""
+    """One shape, as a YAML file states it: of a block or, with `experts` and `top_k`, of a mixture of experts."""
 
     hidden: Size
     intermediate: Size
     source: Source
     tokens: Tokens = list(DEFAULT_TOKENS)
+    experts: Size | None = None
+    top_k: Size | None = None
+    bias: bool = False
+    limit: Positive | None = None
+    alpha: Positive = 1.0
+    interleaved: bool = False
+
+    @pydantic.model_validator(mode="after")
+    def _of_experts(self) -> ShapeFile:
+        """Refuse what belongs to experts where there are none, and more experts for a token than there are."""
+        rest = self.model_fields_set & {"top_k", "bias", "limit", "alpha", "interleaved"}
+        if self.experts is None and rest:
+            raise PydanticCustomError("experts", f"{min(rest)} is for a mixture of experts; give experts and top_k")
+        if self.experts is not None and not 1 <= (self.top_k or 0) <= self.experts:
+            raise PydanticCustomError("top_k", f"a mixture of experts needs a top_k of 1 to {self.experts}")
+        if (self.limit is None) != (self.alpha == 1.0):
+            raise PydanticCustomError("limit", "limit and alpha belong together, as in gpt-oss: 7.0 and 1.702")
+        return self
+
+    def shape(self, name: str) -> Shape:
+        """The shape under its name."""
+        experts = Experts(self.experts, self.top_k or 1) if self.experts else None
+        extras = Extras(bias=self.bias, limit=self.limit, alpha=self.alpha, interleaved=self.interleaved)
+        return Shape(name, self.hidden, self.intermediate, self.source, tuple(self.tokens), experts, extras)
 
 
 class SweepFile(pydantic.BaseModel, extra="forbid", strict=True):
@@ -61,7 +88,9 @@ def all_configs() -> list[Config]:
 
 
 def load_shapes(text: str) -> list[Shape]:
-    """Shapes for `--shapes`: names of shapes or sweeps, YAML paths, or HIDDENxINTERMEDIATE, separated by commas.
+    """Shapes for `--shapes`, separated by commas: names of shapes or sweeps, YAML files, HIDDENxINTERMEDIATE, models.
+
+    A model is a config.json, a folder with one, or a name such as Qwen/Qwen3-8B in the local Hugging Face cache.
 
     Raises BadInput for a name that does not exist (offering near ones), sizes that are not positive, a file that is
     missing or malformed (naming file and line), and two different shapes of one name.
@@ -70,10 +99,43 @@ def load_shapes(text: str) -> list[Shape]:
     for word in text.split(","):
         for shape in _named(word.strip()):
             other = shapes.setdefault(shape.name, shape)
-            if (other.hidden, other.intermediate) != (shape.hidden, shape.intermediate):
+            if dataclasses.replace(other, source="", tokens=()) != dataclasses.replace(shape, source="", tokens=()):
                 raise BadInput(f"--shapes: two different shapes are called {shape.name!r}; rename one of them.")
             shapes[shape.name] = shape
     return list(shapes.values())
+
+
+def split_over(shapes: Iterable[Shape], ranks: int) -> list[Shape]:
+    """What one of `ranks` GPUs has of each shape in tensor parallelism: intermediate / ranks. Raises BadInput."""
+    if ranks == 1:
+        return list(shapes)
+    found = []
+    for one in shapes:
+        if one.intermediate % ranks:
+            raise BadInput(
+                f"--tp: the intermediate size of {one.name}, {one.intermediate}, is not a multiple of {ranks}."
+            )
+        share = one.intermediate // ranks
+        found.append(dataclasses.replace(one, name=f"{one.name}-tp{ranks}", intermediate=share))
+    return found
+
+
+def _of_model(file: Path, name: str, fields: dict[str, Any]) -> Shape:
+    try:
+        return ShapeFile.model_validate(fields).shape(name)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        raise BadInput(f"{file}: {'.'.join(map(str, first['loc'])) or name}: {first['msg']}.") from None
+
+
+def dense_shapes(text: str, command: str) -> list[Shape]:
+    """The same for a command that takes no mixture of experts."""
+    shapes = load_shapes(text)
+    for shape in shapes:
+        if shape.experts:
+            raise BadInput(f"--shapes: {shape.name} is a mixture of experts, which {command} does not take; give one "
+                           "without experts, such as llama7b.")  # fmt: skip
+    return shapes
 
 
 def _named(word: str, in_sweep: bool = False) -> list[Shape]:
@@ -84,7 +146,10 @@ def _named(word: str, in_sweep: bool = False) -> list[Shape]:
         if not (0 < hidden <= 2**24 and 0 < intermediate <= 2**24):
             raise BadInput(f"--shapes: {word!r} has a size outside 1 to 2^24; give HIDDENxINTERMEDIATE, as 4096x11008.")
         return [Shape(f"{hidden}x{intermediate}", hidden, intermediate, "given on the command line", DEFAULT_TOKENS)]
-    if word.endswith((".yaml", ".yml")) or "/" in word:
+    if word.endswith((".yaml", ".yml", ".json")) or "/" in word:
+        model = model_config.config_file(word)
+        if model:
+            return [_of_model(model, name, fields) for name, fields in model_config.blocks(model)]
         path = Path(word)
         if not os.path.isfile(word):  # Path.is_file would raise for a folder that may not be entered
             raise BadInput(f"--shapes: there is no file {word!r}; give a YAML file with hidden and intermediate.")
@@ -95,7 +160,7 @@ def _named(word: str, in_sweep: bool = False) -> list[Shape]:
     config = _read(path)
     content = config.content
     if isinstance(content, ShapeFile):
-        return [Shape(config.name, content.hidden, content.intermediate, content.source, tuple(content.tokens))]
+        return [content.shape(config.name)]
     if in_sweep:
         raise BadInput(f"--shapes: {word!r} is a sweep; a sweep may only name shapes.")
     members: list[Shape] = []

@@ -52,8 +52,9 @@ Text = str | None
 Texts = list[str] | None
 Shapes = Annotated[
     Text,
-    option(WHAT, "Shape or sweep names, YAML paths, or HIDDENxINTERMEDIATE, comma-separated. \\[default: llama7b on a "
-           "GPU, smoke on a CPU]", autocompletion=complete_shapes),
+    option(WHAT, "Shape or sweep names, YAML files, HIDDENxINTERMEDIATE, or models: a config.json or a name in the "
+           "local Hugging Face cache; comma-separated. \\[default: llama7b on a GPU, smoke on a CPU]",
+           autocompletion=complete_shapes),
 ]  # fmt: skip
 Tokens = Annotated[Text, option(WHAT, "Token counts, such as 1,128,1k,8k. \\[default: the shape's own]")]
 DtypeOption = Annotated[
@@ -61,8 +62,9 @@ DtypeOption = Annotated[
 ]
 ScopeOption = Annotated[
     Text,
-    option(WHAT, "activation, glu, mlp, comma-separated: the fusion boundary. \\[default: glu; verify, audit: all]"),
-]
+    option(WHAT, "activation, glu, mlp, comma-separated: the fusion boundary; experts, of a shape with experts. "
+           "\\[default: glu, and experts of such shapes; verify, audit: all]"),
+]  # fmt: skip
 Impl = Annotated[
     Texts,
     option(WHAT, "Only these implementations: names, globs, or path/to/file.py:name (which runs that file's code); "
@@ -111,13 +113,33 @@ WandbId = Annotated[Text, option(WANDB, "Id of a run to continue, or of a new on
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepOptions:
-    """The options of `memory` and `verify`, and those that the timing commands share with them."""
+class WandbOptions:
+    """Whether rows go to Weights & Biases, and to which run."""
+
+    log_wandb: LogWandb = False
+    wandb_project: WandbProject = "swiglu-bench"
+    wandb_entity: WandbEntity = None
+    wandb_group: WandbGroup = None
+    wandb_tags: WandbTags = None
+    wandb_id: WandbId = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(WandbOptions):
+    """The options of `memory`, and those that the other measuring commands share with it."""
 
     shapes: Shapes = None
+    tp: Annotated[
+        int, option(WHAT, "Each shape as one of so many tensor-parallel GPUs has it: intermediate / N.", min=1)
+    ] = 1
     tokens: Tokens = None
     dtype: DtypeOption = None
     scope: ScopeOption = None
+    routing: Annotated[
+        Text,
+        option(WHAT, "balanced, uniform, zipf or single, comma-separated: how the experts of each token are drawn. "
+               "\\[default: uniform]"),
+    ] = None  # fmt: skip
     impl: Impl = None
     skip_impl: SkipImpl = None
     seed: Annotated[
@@ -145,28 +167,53 @@ class SweepOptions:
     resume: Resume = False
     force: Force = False
     csv: Csv = True
-    log_wandb: LogWandb = False
-    wandb_project: WandbProject = "swiglu-bench"
-    wandb_entity: WandbEntity = None
-    wandb_group: WandbGroup = None
-    wandb_tags: WandbTags = None
-    wandb_id: WandbId = None
+    save_baseline: Annotated[
+        Text, option(OUTPUT, "Keep the run under a name, for `swiglu-bench compare NAME`.", metavar="NAME")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions(SweepOptions):
+    """The options of `verify`."""
+
+    sanitize: Annotated[
+        Text,
+        option(HOW, "Call each implementation once under NVIDIA's compute-sanitizer instead: memcheck, racecheck, "
+               "initcheck or synccheck.", metavar="TOOL"),
+    ] = None  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimingOptions(SweepOptions):
     """The options of `forward`, `backward` and `step`."""
 
+    workload: Annotated[
+        Path | None,
+        option(WHAT, "JSON or CSV of token counts with weights, such as what a server saw: they are timed and summed "
+               "up as one figure per implementation."),
+    ] = None  # fmt: skip
     baseline: Annotated[
         str, option(HOW, "The implementation that ratios are relative to.", autocompletion=complete_implementations)
     ] = "eager"
     budget: Budget = 20.0
+    rounds: Annotated[
+        int | None, option(HOW, "Exactly so many rounds. \\[default: until ratios are known to 0.5%]", min=2)
+    ] = None
+    warmup: Annotated[int, option(HOW, "Rounds that are played first and not kept.", min=0)] = 3
     l2: Annotated[str, option(HOW, "cold (flushed before each sample) or hot.")] = "cold"
     regime: Annotated[
         str,
         option(HOW, "steady (no pause between samples, as in training) or rested (a pause before each sample, in which "
                "the GPU cools)."),
     ] = "steady"  # fmt: skip
+    trace: Annotated[
+        bool, option(HOW, "After the rounds, write a trace of each contender's calls, which Perfetto opens.", "--trace")
+    ] = False
+    ncu: Annotated[
+        bool,
+        option(HOW, "After the rounds, read tensor-core use, DRAM and L2 bytes, and registers by Nsight Compute.",
+               "--ncu"),
+    ] = False  # fmt: skip
     energy: Annotated[bool, option(HOW, "On a GPU, measure joules per call for 0.5 s a row.")] = True
     detail: TimeDetail = False
 
@@ -190,7 +237,7 @@ class AuditOptions:
 
 COMMANDS: dict[str, type[SweepOptions]] = {
     "forward": TimingOptions, "backward": TimingOptions, "step": TimingOptions, "memory": SweepOptions,
-    "verify": SweepOptions,
+    "verify": VerifyOptions,
 }  # fmt: skip
 """The commands that measure or check every implementation at every case."""
 
@@ -198,10 +245,8 @@ COMMANDS: dict[str, type[SweepOptions]] = {
 def parameters(options: type, for_typer: bool) -> list[inspect.Parameter]:
     """The fields of an options class as parameters of a function; Typer wants their help texts, Python does not."""
     types, kind = typing.get_type_hints(options, include_extras=for_typer), inspect.Parameter.KEYWORD_ONLY
-    return [
-        inspect.Parameter(field.name, kind, default=field.default, annotation=types[field.name])
-        for field in dataclasses.fields(options)
-    ]
+    fields = sorted(dataclasses.fields(options), key=lambda field: "wandb" in field.name)  # their panel is the last
+    return [inspect.Parameter(one.name, kind, default=one.default, annotation=types[one.name]) for one in fields]
 
 
 def given(options: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from swiglu_bench.machine import locks
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.rows import run_folder
 from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.sweep.options import AuditOptions, SweepOptions, given
+from swiglu_bench.sweep.options import AuditOptions, SweepOptions, WandbOptions, given
 from swiglu_bench.sweep.request import Request, Say, split
 from swiglu_bench.writers import Writer
 from swiglu_bench.writers.csv_file import CsvFile
@@ -42,6 +42,8 @@ class Opened:
         """Where the rows are."""
         if self.folder:
             yield f"Rows, samples and machine: {self.folder}"
+            if (self.folder / "traces").is_dir():
+                yield f"Traces, for https://ui.perfetto.dev: {self.folder / 'traces'}"
         if self.wandb and self.wandb.url_or_path:
             yield f"W&B: {self.wandb.url_or_path}"
 
@@ -75,8 +77,8 @@ def opened(request: Request, this: Machine, warn: Say) -> Iterator[Opened]:
 
 
 def wandb_run(
-    options: SweepOptions, command: str, slug: str, run: dict[str, Any], folder: Path | None, warn: Say
-) -> WandbRun:  # fmt: skip
+    options: WandbOptions, command: str, slug: str, run: dict[str, Any], folder: Path | None, warn: Say
+) -> WandbRun:
     """A W&B run that takes rows, where the `--wandb-...` options say, named and tagged by command and device."""
     from swiglu_bench.writers.wandb_run import WandbRun
 
@@ -107,6 +109,7 @@ def about(request: Request, this: Machine) -> dict[str, Any]:
             **dataclasses.asdict(settings.rule),
         },
         "machine": this.as_dict(),
+        **({"workload": request.workload} if request.workload else {}),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swiglu_bench.sweep.options import SweepOptions
@@ -28,7 +29,23 @@ def perform(command: str, options: SweepOptions, console: Console, line: str) ->
         this, rows = request.team.assemble() if request.team else describe(request.settings.device), Collected()
         status = sweep(request, this, console, also=[rows])
         folder = folder_of(command, options, this, request.settings.run_id)
+        if options.save_baseline is not None and folder:
+            keep_baseline(options.save_baseline, command, folder, status, console)
         return status, FinishedRun(rows.records, about(request, this), folder)
+
+
+def keep_baseline(name: str, command: str, folder: Path, status: int, console: Console) -> None:
+    """Save a run that ended well as a baseline, and say where, or why not."""
+    from swiglu_bench.rows import baselines
+
+    if status:
+        said = f"Warning: the baseline {name} is not saved, because the command exits with {status}."
+    else:
+        try:
+            said = f"Baseline {name}: {baselines.save(name, command, folder)}"
+        except OSError as error:
+            said = f"Warning: the baseline {name} is not saved: {error.strerror}."
+    console.print(said, markup=False, highlight=False, soft_wrap=True)
 
 
 def start_forkserver() -> None:

@@ -7,27 +7,31 @@ import fnmatch
 import os
 import re
 import shlex
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
 
-from swiglu_bench.rows import text
-from swiglu_bench.spec.cases import Case, Mode, Scope, expand, parse_dtypes, parse_tokens
+from swiglu_bench.rows import baselines, text
+from swiglu_bench.spec.cases import DENSE, Case, Dtype, Mode, Routing, Scope, Shape, expand, parse_dtypes, parse_tokens
 from swiglu_bench.spec.errors import BadInput, did_you_mean
-from swiglu_bench.sweep.options import AuditOptions, SweepOptions, TimingOptions
+from swiglu_bench.sweep.options import AuditOptions, SweepOptions, TimingOptions, VerifyOptions, WandbOptions
 
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
+    from swiglu_bench.machine.machine import Machine
+    from swiglu_bench.measure.rounds import Rule
     from swiglu_bench.processes.pool.team import Team
     from swiglu_bench.session.settings import Settings
     from swiglu_bench.spec.implementation import Implementation
+    from swiglu_bench.spec.workload import Workload
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C."""
@@ -35,6 +39,8 @@ REGIMES = {"steady": 0.0, "rested": 0.05}
 """Seconds before each sample; `rested` is some twenty times a large kernel, so that power and clocks recover."""
 VERIFY_TOKENS = {"cpu": (33,), "cuda": (1, 127, 1024)}
 """Token counts of `verify` unless told otherwise: an odd number, and on a GPU one token and whole tiles too."""
+
+REASONABLE_S = 1800.0
 
 Load = Callable[[str], "Implementation"]
 Say = Callable[[str], object]
@@ -49,18 +55,15 @@ class Request:
     settings: Settings
     cases: Sequence[Case]
     implementations: Sequence[Implementation]
+    workload: Workload = field(default_factory=dict)
+    """How often each token count was seen, where --workload says it."""
     team: Team | None = None
     """The places that share the cases; None: one device."""
 
     @property
-    def asked(self) -> set[str]:
+    def asked(self) -> frozenset[str]:
         """The implementations that --impl names: a baseline that is measured along with them is none."""
-        patterns = split(self.options.impl)
-        return {
-            one.name
-            for one in self.implementations
-            if not patterns or one.address in patterns or any(fnmatch.fnmatch(one.name, part) for part in patterns)
-        }
+        return asked(self.options.impl, self.implementations)
 
 
 @contextmanager
@@ -69,21 +72,46 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
     if options.detail and command == "memory":
         raise BadInput("--detail shows the errors of tensors, which memory does not check; give it to verify.")
     check_wandb(options)
+    if options.save_baseline is not None:
+        baselines.place(options.save_baseline, command)
+        if not options.csv:
+            raise BadInput("--save-baseline keeps the files of a run, and none are written; give --out, not --no-csv.")
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     timing = options if isinstance(options, TimingOptions) else None
+    workload = _workload_of(timing) if timing else {}
     with _team_of(options, command == "verify", say) as team:
         device = team.device if team else find_device(options.device, interpret=command == "verify")
-        cases = _cases_of(command, options, device.type)
+        cases = _cases_of(command, options, device.type, list(workload) or None)
         if timing:
             text.check("--l2", timing.l2, "cold", "hot")
             text.check("--regime", timing.regime, *REGIMES)
+            check_profilers(timing, device)
+        sanitizer = _sanitizer_of(options, device)
         chosen = implementations_of(options, timing.baseline if timing else None)
+        if not options.impl:  # else every table of a dense block would list those of experts as skipped
+            kinds = {case.scope is Scope.EXPERTS for case in cases}
+            chosen = [one for one in chosen if kinds & {scope is Scope.EXPERTS for scope in one.scopes}]
         for path in dict.fromkeys(one.file for one in chosen if ".py:" in one.address):
             say(f"Note: --impl runs the code of {path}.")
-        yield Request(command, options, _settings_of(command, options, device, line), cases, chosen, team)
+        settings = _settings_of(command, options, device, line, sanitizer)
+        yield Request(command, options, settings, cases, chosen, workload, team)
 
 
-def _settings_of(command: str, options: SweepOptions, device: torch.device, line: str) -> Settings:
+def _sanitizer_of(options: SweepOptions, device: torch.device) -> str:
+    """The tool that --sanitize names, or ""."""
+    if not isinstance(options, VerifyOptions) or options.sanitize is None:
+        return ""
+    from swiglu_bench.processes import sanitizer
+
+    text.check("--sanitize", options.sanitize, *sanitizer.TOOLS)
+    for name in ("gpus", "ray", "in_process", "detail"):
+        if getattr(options, name):
+            raise BadInput(f"--sanitize has no use for --{name.replace('_', '-')}; leave one of them out.")
+    sanitizer.check(options.sanitize, device)
+    return options.sanitize
+
+
+def _settings_of(command: str, options: SweepOptions, device: torch.device, line: str, sanitizer: str) -> Settings:
     from swiglu_bench.machine import machine
     from swiglu_bench.measure.rounds import Rule
     from swiglu_bench.session.settings import Settings, Task
@@ -95,12 +123,35 @@ def _settings_of(command: str, options: SweepOptions, device: torch.device, line
         command=line,
         run_id=machine.run_id(machine.now()),
         baseline=timing.baseline if timing else "",
-        rule=Rule(budget_s=timing.budget, rest_s=REGIMES[timing.regime]) if timing else Rule(budget_s=0.0),
+        rule=_rule_of(timing) if timing else Rule(budget_s=0.0),
         cold_l2=not timing or timing.l2 == "cold",
         energy=timing is not None and timing.energy,
         detail=options.detail,
         interpreter=command == "verify" and device.type == "cpu",
+        trace=timing is not None and timing.trace,
+        ncu=timing is not None and timing.ncu,
+        sanitizer=sanitizer,
     )
+
+
+def _rule_of(options: TimingOptions) -> Rule:
+    from swiglu_bench.measure.rounds import Rule
+
+    rule = Rule(warmup_rounds=options.warmup, budget_s=options.budget, rest_s=REGIMES[options.regime])
+    if options.rounds is None:
+        return rule
+    return dataclasses.replace(rule, min_rounds=options.rounds, max_rounds=options.rounds, min_s=0.0)
+
+
+def _workload_of(options: TimingOptions) -> Workload:
+    """The recorded workload that the options name; empty without one."""
+    if options.workload is None:
+        return {}
+    if options.tokens is not None:
+        raise BadInput("--workload and --tokens were given together; give one of them.")
+    from swiglu_bench.spec.workload import load_workload
+
+    return load_workload(options.workload)
 
 
 def find_device(name: str | None, interpret: bool) -> torch.device:
@@ -141,23 +192,60 @@ def _team_of(options: SweepOptions, interpret: bool, say: Say) -> Iterator[Team 
         yield team
 
 
-def _cases_of(command: str, options: SweepOptions, device_type: str) -> list[Case]:
+def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Sequence[int] | None) -> list[Case]:
     """The cases that a measuring command visits, with its defaults where an option was not given."""
-    from swiglu_bench.spec.shapes import load_shapes
+    from swiglu_bench.spec.shapes import load_shapes, split_over
 
-    on_gpu, tokens = device_type == "cuda", None
-    shapes, scopes, dtypes = ("llama7b", "glu", "bf16") if on_gpu else ("smoke", "glu", "fp32")
+    on_gpu = device_type == "cuda"
+    names, scopes, dtypes = ("llama7b", "glu,experts", "bf16") if on_gpu else ("smoke", "glu,experts", "fp32")
     if command == "verify":
-        shapes, scopes, dtypes = "smoke,odd" + ",llama7b" * on_gpu, "activation,glu,mlp", "fp32,fp16,bf16"
+        whole = on_gpu and not (isinstance(options, VerifyOptions) and options.sanitize)  # whose tools take minutes
+        names, scopes, dtypes = "smoke,odd,smoke-experts" + ",llama7b" * whole, ",".join(Scope), "fp32,fp16,bf16"
         tokens = VERIFY_TOKENS[device_type]
+    if options.scope is not None and command != "verify":
+        names += ",qwen3-30b-a3b" if on_gpu else ",smoke-experts"
+    shapes = load_shapes(options.shapes if options.shapes is not None else names)
+    if options.scope is not None:
+        scopes = options.scope
+        if options.shapes is None:  # of the command's own, those that the scopes are for
+            shapes = [one for one in shapes if _fitting(scopes_of(scopes), one)]
+        _check_scopes(scopes_of(scopes), shapes)
+    if options.routing is not None:
+        shapes = _routed(shapes, options.routing)
     return expand(
-        load_shapes(options.shapes if options.shapes is not None else shapes),
-        scopes=scopes_of(options.scope if options.scope is not None else scopes),
+        split_over(shapes, options.tp),
+        scopes=scopes_of(scopes),
         modes=[Mode(command) if isinstance(options, TimingOptions) else Mode.STEP],
         dtypes=parse_dtypes(options.dtype if options.dtype is not None else dtypes),
         tokens=parse_tokens(options.tokens) if options.tokens is not None else tokens,
         seed=options.seed,
     )
+
+
+def _fitting(scopes: Sequence[Scope], shape: Shape) -> list[Scope]:
+    return [one for one in scopes if (one is Scope.EXPERTS) == (shape.experts is not None)]
+
+
+def _check_scopes(scopes: Sequence[Scope], shapes: Sequence[Shape]) -> None:
+    """Raise BadInput for a scope that fits none of the shapes, and for a shape that none of the scopes fits."""
+    for shape in shapes:
+        if not _fitting(scopes, shape):
+            kind = "is a mixture of experts, whose scope is experts" if shape.experts else "has no experts"
+            instead = "leave --scope out" if shape.experts else f"give one of {', '.join(DENSE)}"
+            raise BadInput(f"--scope {', '.join(scopes)}: {shape.name} {kind}; {instead}.")
+    lost = [one for one in scopes if not any(_fitting([one], shape) for shape in shapes)]
+    if lost:
+        raise BadInput(f"--scope {lost[0]}: none of the shapes has it; give one that has, or leave {lost[0]} out.")
+
+
+def _routed(shapes: Sequence[Shape], names: str) -> list[Shape]:
+    """The shapes with experts once for each routing, and the others as they are; raises BadInput where none has any."""
+    routings = [Routing(choice("--routing", name.strip(), list(Routing))) for name in names.split(",")]
+    if not any(shape.experts for shape in shapes):
+        raise BadInput(f"--routing is for mixtures of experts, and {shapes[0].name} has no experts; leave it out.")
+    return [
+        one for shape in shapes for one in (map(shape.routed, dict.fromkeys(routings)) if shape.experts else [shape])
+    ]
 
 
 def scopes_of(names: str) -> list[Scope]:
@@ -201,7 +289,8 @@ def implementations_of(options: SweepOptions | AuditOptions, baseline: str | Non
     wanted, unwanted = split(options.impl, "--impl"), split(options.skip_impl, "--skip-impl")
     load = loader(None if options.in_process else options.timeout)
     known = catalogue(load)
-    chosen = select(known, wanted, unwanted, load)
+    comparing = not isinstance(options, VerifyOptions | AuditOptions)
+    chosen = select(known, wanted, unwanted, load, variants=not comparing)
     if baseline is None or baseline in {one.name for one in chosen}:
         return chosen
     names = [one.name for one in known]
@@ -210,6 +299,16 @@ def implementations_of(options: SweepOptions | AuditOptions, baseline: str | Non
     if any(fnmatch.fnmatch(baseline, pattern) for pattern in unwanted):
         return chosen
     return select(known, [baseline]) + chosen
+
+
+def asked(impl: Sequence[str] | None, chosen: Iterable[Implementation]) -> frozenset[str]:
+    """Of the chosen implementations those that --impl names; all where it was not given."""
+    patterns = split(impl)
+    return frozenset(
+        one.name
+        for one in chosen
+        if not patterns or one.address in patterns or any(fnmatch.fnmatch(one.name, part) for part in patterns)
+    )
 
 
 def split(values: Sequence[str] | None, option: str = "") -> list[str]:
@@ -223,12 +322,48 @@ def split(values: Sequence[str] | None, option: str = "") -> list[str]:
     return parts
 
 
-def check_wandb(options: SweepOptions) -> None:
+def check_wandb(options: WandbOptions) -> None:
     """Raise BadInput for an option about a W&B run where none was asked for."""
-    for field in dataclasses.fields(options):
-        if field.name.startswith("wandb_") and getattr(options, field.name) != field.default and not options.log_wandb:
-            name = field.name.replace("_", "-")
+    for one in dataclasses.fields(options):
+        if one.name.startswith("wandb_") and getattr(options, one.name) != one.default and not options.log_wandb:
+            name = one.name.replace("_", "-")
             raise BadInput(f"--{name} was given without --log-wandb; add that, or leave --{name} out.")
+
+
+def check_ends(
+    this: Machine, device: torch.device, work: Mapping[Dtype, float], option: str, fewer: str, doing: str = "train"
+) -> None:
+    """On a CPU raise BadInput for `work`, in operations, that takes it more than half an hour at its measured rates."""
+    if device.type != "cpu":
+        return
+    import torch
+
+    from swiglu_bench.machine.ceilings_cache import Limits
+    from swiglu_bench.measure.clock import make_clock
+
+    limits = Limits(this, device, make_clock(device))
+    seconds = sum(
+        flops / limits.product(getattr(torch, dtype.value)).value / 1e12 for dtype, flops in work.items() if flops
+    )
+    if seconds > REASONABLE_S:
+        raise BadInput(
+            f"{option}: this would {doing} for about {seconds / 3600:,.1f} hours on this CPU; give a smaller one or "
+            f"fewer {fewer}, or --budget to do it nevertheless."
+        )
+
+
+def check_profilers(options: TimingOptions, device: torch.device) -> None:
+    """Raise BadInput where a trace or counters cannot be had."""
+    if options.trace and not options.csv:
+        raise BadInput("--trace writes files, and none are written; give --out, not --no-csv.")
+    if (options.trace or options.ncu) and options.ray is not None:
+        raise BadInput("--trace and --ncu look at this host only, and --ray at others; leave one of them out.")
+    if options.ncu and options.gpus is not None:
+        raise BadInput("--ncu looks at one GPU; give --device instead of --gpus.")
+    if options.ncu and device.type != "cuda":
+        raise BadInput("--ncu reads the counters of an NVIDIA GPU, and this runs on a CPU; leave it out.")
+    if options.ncu and not shutil.which("ncu"):
+        raise BadInput("--ncu: there is no ncu on the PATH; install NVIDIA Nsight Compute, or leave it out.")
 
 
 def command_line() -> str:

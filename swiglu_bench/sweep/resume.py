@@ -24,10 +24,10 @@ from swiglu_bench.spec.cases import Case
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.version import __version__
 
-CASE = ("shape", "hidden", "intermediate", "tokens", "dtype", "scope", "mode", "seed")
+CASE = ("shape", "hidden", "intermediate", "experts", "top_k", "tokens", "dtype", "scope", "mode", "seed")
 """The columns that say which case a row is of."""
 
-IRRELEVANT = {"command", "run_id", "detail"}
+IRRELEVANT = {"command", "run_id", "detail", "folder"}
 """The settings that do not change a figure."""
 
 CaseKey = tuple[str, ...]
@@ -35,14 +35,16 @@ CaseKey = tuple[str, ...]
 
 def key_of_case(case: Case) -> CaseKey:
     """The case as its rows name it."""
-    shape = case.shape
-    values = (shape.name, shape.hidden, shape.intermediate, case.tokens, case.dtype, case.scope, case.mode, case.seed)
+    shape, experts = case.shape, case.shape.experts
+    mixture = (experts.count, experts.top_k) if experts else (None, None)
+    sizes = (shape.name, shape.hidden, shape.intermediate, *mixture)
+    values = (*sizes, case.tokens, case.dtype, case.scope, case.mode, case.seed)
     return tuple(map(cell, values))
 
 
 def key_of_row(row: Record | Mapping[str, str]) -> CaseKey:
     """The case that a row is of."""
-    return tuple(cell(row[name] if isinstance(row, Mapping) else getattr(row, name)) for name in CASE)
+    return tuple(cell(row.get(name) if isinstance(row, Mapping) else getattr(row, name)) for name in CASE)
 
 
 class Fingerprints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -14,12 +15,13 @@ from swiglu_bench.machine import locks
 from swiglu_bench.machine.load import look
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost
-from swiglu_bench.processes import crew
+from swiglu_bench.processes import crew, sanitizer
 from swiglu_bench.processes.child import DoesNotEnd
 from swiglu_bench.processes.pool import team
 from swiglu_bench.processes.pool.team import NoPlace
-from swiglu_bench.rows.csv_table import typed
-from swiglu_bench.rows.record import FAILED, Record, Status
+from swiglu_bench.rows.csv_table import reason, typed
+from swiglu_bench.rows.record import Record
+from swiglu_bench.rows.workload import totals, write_totals
 from swiglu_bench.session import here
 from swiglu_bench.session.settings import Progress, Settings, Task
 from swiglu_bench.spec.cases import Case
@@ -28,8 +30,9 @@ from swiglu_bench.sweep.request import INTERRUPTED, Request, Say
 from swiglu_bench.sweep.resume import Fingerprints, Remaining
 from swiglu_bench.writers import Writer
 from swiglu_bench.writers.console import ConsoleWriter, Tables
-from swiglu_bench.writers.tables import by_reason, memory_tables, verify_detail_tables, verify_tables
+from swiglu_bench.writers.tables import memory_tables, nothing_done, verify_detail_tables, verify_tables
 from swiglu_bench.writers.time_tables import time_tables
+from swiglu_bench.writers.workload_tables import workload_tables
 
 EARLY_ENDS: dict[type[BaseException], str] = {
     DeviceLost: "The GPU is lost to this process ({}), which ends the sweep; without --in-process it goes on.",
@@ -58,6 +61,7 @@ def sweep(request: Request, this: Machine, console: Console, also: Sequence[Writ
     fingerprints = Fingerprints(request.implementations, settings, this)
     interrupted = failed = False
     with opened(request, this, warn) as into, ExitStack() as stack:
+        request = dataclasses.replace(request, settings=dataclasses.replace(settings, folder=into.folder))
         earlier = into.files.rows() if into.files and options.resume else []
         remaining = Remaining(request.cases, fingerprints, settings.command, earlier)
         todo = remaining.todo
@@ -88,6 +92,16 @@ def sweep(request: Request, this: Machine, console: Console, also: Sequence[Writ
             failed = True
             warn(EARLY_ENDS[type(error)].format(error))
         shown.close()
+    found = [typed(Record, row) for row in remaining.kept] + shown.records
+    if request.workload:
+        if into.folder:
+            try:
+                write_totals(into.folder, totals(found, request.workload))
+            except OSError as error:
+                failed = True
+                warn(f"The workload's totals cannot be written: {reason(error)}.")
+        for part in () if options.quiet else workload_tables(found, request.workload):
+            console.print(part)
     for place in into.places():
         say(place)
     if interrupted:
@@ -95,16 +109,10 @@ def sweep(request: Request, this: Machine, console: Console, also: Sequence[Writ
         return INTERRUPTED
     failed |= into.files is not None and into.files.lost
     found = [typed(Record, row) for row in remaining.kept] + shown.records
-    asked = [row for row in found if row.implementation in request.asked]
-    nothing = not any(row.status is Status.OK for row in asked)
-    if nothing and asked:
-        first, *others = by_reason("nothing that was asked for was " + DONE[settings.task], map(_why_not, asked))
-        warn(f"{first[0].upper()}{first[1:]}{' The other reasons are in the rows.' * bool(others)}")
-    return int(failed or nothing or any(row.status in FAILED for row in found))
-
-
-def _why_not(row: Record) -> tuple[str, str]:
-    return f"{row.status}: {row.reason}", row.implementation
+    nothing = nothing_done([row for row in found if row.implementation in request.asked], DONE[settings.task])
+    if nothing:
+        warn(nothing)
+    return int(failed or bool(nothing) or any(row.failed for row in found))
 
 
 def _warn_of_load(device_type: str, warn: Say) -> None:
@@ -130,13 +138,14 @@ def _rows(
     if options.in_process:
         yield from here.run(todo, chosen, settings, this, listen)
         return
-    with logs(folder, wanted=lambda: any(row.status is Status.ERROR for row in shown.records)) as place:
+    with logs(folder, wanted=lambda: any(row.failed for row in shown.records)) as place:
         if places:
             places.start(chosen, settings, place, settings.command, options.wait)
             with contextlib.closing(places):
                 yield from team.run(places, todo, chosen, settings, shown.advance, warn)
         else:
-            yield from crew.run(todo, chosen, settings, this, listen, timeout_s=options.timeout, logs=place)
+            run = sanitizer.run if settings.sanitizer else crew.run
+            yield from run(todo, chosen, settings, this, listen, timeout_s=options.timeout, logs=place)
 
 
 def _tables(settings: Settings) -> Tables:

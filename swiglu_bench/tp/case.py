@@ -10,13 +10,13 @@ from swiglu_bench.measure import rounds as interleaved
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Rule, run_rounds
 from swiglu_bench.rows.ranks import Row
-from swiglu_bench.rows.record import Status, TensorCheck
+from swiglu_bench.rows.record import Status
 from swiglu_bench.session.admission import Admitting, Drawn
 from swiglu_bench.session.places import ContenderFailed
 from swiglu_bench.session.reports import BuildReport, Malformed, MemoryReport, SampleReport
 from swiglu_bench.session.round_judge import RoundJudge, WrongResult, contender_of
 from swiglu_bench.session.settings import Tell
-from swiglu_bench.spec.cases import Case, Mode
+from swiglu_bench.spec.cases import Case
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.tp import figures
 from swiglu_bench.tp.figures import COLLECTIVES, TWIN, key
@@ -103,7 +103,7 @@ class _CaseRun:
         if name == ASYNC:
             contender.tell("check_fused", self._drawn.draws[0])
         row.first_call_ms = admission.first_call_ms
-        _note(row, admission.checks)
+        row.note_checks(admission.checks)
         if _sound(row):
             row.peak_bytes = contender.ask(MemoryReport, "memory", self._drawn.draws[0]).peak_bytes
             self._judged[contender.name], self._gradients[contender.name] = contender, admission.gradients
@@ -136,7 +136,7 @@ class _CaseRun:
             self._tell("the ceiling of the collectives", 0.68)
             of_ranks = self._place.own("ceiling_gbps", way)
             gbps[way] = None if None in of_ranks else min(of_ranks)
-        timed += [contender_of(name, one, judge) for name, one in self._judged.items()]
+        timed += [contender_of(one, judge) for one in self._judged.values()]
         timed += [
             interleaved.Contender(name, partial(_take_unjudged, one, judge)) for name, one in self._beside.items()
         ]
@@ -169,9 +169,8 @@ class _CaseRun:
             row.end(Status.ERROR, f"In the timed loop: {failure}.")
         else:
             try:
-                _note(
-                    row, self._admitting.check_again(self._judged[name], self._gradients[name]), " after it was timed"
-                )
+                failed = self._admitting.check_again(self._judged[name], self._gradients[name])
+                row.note_checks(failed, " after it was timed")
             except FAILURES as error:
                 row.end(Status.ERROR, f"After it was timed: {error}.")
 
@@ -184,31 +183,16 @@ class _CaseRun:
 
     def _take_collectives(self, way: bool, number: int, lead_us: float) -> Sample:
         answers = self._place.own("sample_collectives", way, lead_us)
-        return _sample(merged([SampleReport.checked(answer) for answer in answers]))
+        return merged([SampleReport.checked(answer) for answer in answers]).sample()
 
     def _results(self, name: str) -> Sequence[str]:
-        return ("output", *(self._gradients[name] if self._case.mode is not Mode.FORWARD else ()))
+        return self._case.mode.results(self._gradients[name])
 
 
 def _take_unjudged(contender: RankContender, judge: RoundJudge, number: int, lead_us: float) -> Sample:
     """A turn on the inputs of its round, whose results nobody looks at."""
-    return _sample(contender.ask(SampleReport, "sample", judge.draw(number, contender.name), lead_us))
-
-
-def _sample(report: SampleReport) -> Sample:
-    return Sample(report.ms, report.host_us, report.queue_us, report.queue_filled, None)
+    return contender.ask(SampleReport, "sample", judge.draw(number, contender.name), lead_us).sample()
 
 
 def _sound(row: Row) -> bool:
     return row.status is Status.OK
-
-
-def _note(row: Row, checks: Sequence[TensorCheck], when: str = "") -> None:
-    """Enter verdicts; one that fails makes the row incorrect."""
-    judged = [one for one in checks if one.tensor != "conduct"]
-    if judged:
-        worst = max(judged, key=lambda one: one.used)
-        row.error, row.eager_error, row.error_ratio = worst.error, worst.eager_error, worst.used
-    failed = [f"{one.tensor}: {one.reason}" for one in checks if not one.ok]
-    if failed:
-        row.end(Status.INCORRECT, "; ".join(failed) + when + ".")

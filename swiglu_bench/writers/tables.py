@@ -14,7 +14,9 @@ from rich.text import Text
 
 from swiglu_bench.rows.grouping import grouped, unique
 from swiglu_bench.rows.quantities import mebibytes
+from swiglu_bench.rows.ranks import Row
 from swiglu_bench.rows.record import Record, Status, TensorCheck
+from swiglu_bench.rows.training import Summary
 
 TABLE = ("shape", "scope", "mode", "dtype")
 """Rows that agree in this stand in one table of times."""
@@ -69,6 +71,15 @@ def by_reason(what: str, reasons: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{what}: {', '.join(unique(name for _, name in pairs))}: {reason}" for reason, pairs in found.items()]
 
 
+def nothing_done(asked: Sequence[Record | Row | Summary], done: str) -> str:
+    """Why none of the rows that were asked for is ok, in one sentence; empty where one is, or there are none."""
+    if not asked or any(row.status is Status.OK for row in asked):
+        return ""
+    why = ((f"{row.status}: {row.reason}", row.implementation) for row in asked)
+    first, *others = by_reason(f"Nothing that was asked for was {done}", why)
+    return f"{first}{' The other reasons are in the rows.' * bool(others)}"
+
+
 def by(records: Iterable[Record], *fields: str) -> list[list[Record]]:
     """Records that agree in these fields, together; groups in the order in which they first appear."""
     return list(grouped(records, attrgetter(*fields)).values())
@@ -94,7 +105,7 @@ def blocks(
             else:
                 kept += own
         first, notes = group[0], Notes()
-        sizes = f"  (hidden {first.hidden}, intermediate {first.intermediate})  "
+        sizes = f"  ({first.sizes})  "
         head = Text.assemble((first.shape, "bold"), sizes, f"{first.scope} {first.mode} {first.dtype} {what(group)}")
         head.rstrip()
         shown = list(body(kept, notes)) if kept else []
@@ -186,7 +197,9 @@ def _verdict(check: TensorCheck, notes: Notes, where: str = "") -> Text:
 
 
 def _check_figures(check: TensorCheck) -> list[str]:
-    """In the order of VERIFY_FIGURES."""
+    """In the order of VERIFY_FIGURES; dashes for a check that compares no values."""
+    if not check.allowed:
+        return ["-"] * len(VERIFY_FIGURES)
     relative = "-"
     if check.eager_error:
         times = check.error / check.eager_error

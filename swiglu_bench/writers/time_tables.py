@@ -21,9 +21,10 @@ CELL_WIDTH, FELT_WIDTH = 19, 21
 
 
 def rate(record: Record) -> str:
-    """TFLOP/s where products set the limit, GB/s where bytes do."""
-    value, unit = (record.tflops, "TFLOP/s") if record.limit_kind == "matmul" else (record.gbps, "GB/s")
-    assert value is not None
+    """TFLOP/s where products set the limit, GB/s where bytes do; empty where the command counts neither."""
+    value, unit = (record.gbps, "GB/s") if record.limit_kind == "bandwidth" else (record.tflops, "TFLOP/s")
+    if value is None:
+        return ""
     if value < 1 and unit == "TFLOP/s":
         value, unit = value * 1e3, "GFLOP/s"
     return f"{value:.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"
@@ -79,12 +80,14 @@ def time_tables(records: Sequence[Record], width: int, detail: bool = False) -> 
         timed = [record for record in kept if record.time_ms is not None]
         if timed:
             yield _legend(timed)
+            yield from _loads(timed)
             yield from (Text(*caution) for caution in cautions(timed))
         felt = [record for record in timed if record.latency_us is not None and (detail or record.tokens <= FEW_TOKENS)]
         for tokens in _parts(felt, width, FELT_WIDTH):
             yield _grid("host / latency / graph", felt, tokens, _felt_cell)
         if felt:
             yield from _felt_legend(felt)
+        yield from _profiles(timed, width)
 
     return blocks(records, TABLE, lambda group: "", body)
 
@@ -119,7 +122,7 @@ def _time_table(records: list[Record], tokens: list[int], notes: Notes) -> Table
             (milliseconds(record.time_ms) + (" *" if first else ""), "bold green" if first else ""),
             (f" {record.verdict}" if record.verdict else "", VERDICT_STYLES.get(record.verdict, "")),
             f"\n{ratio(record)}\n",
-            (f"{rate(record)} {record.limit_pct:.0f}%\n", "dim"),
+            (rate(record) + ("\n" if record.limit_pct is None else f" {record.limit_pct:.0f}%\n"), "dim"),
         )
 
     table = _grid("tokens", records, tokens, cell)
@@ -149,6 +152,27 @@ def _felt_legend(felt: list[Record]) -> Iterator[Text]:
     yield from (Text(line, "dim") for line in by_reason("no graph time", reasons))
 
 
+def _profiles(timed: list[Record], width: int) -> Iterator[RenderableType]:
+    """What `ncu` counted, and why it did not."""
+    counted = [record for record in timed if record.registers_per_thread is not None]
+    for tokens in _parts(counted, width, FELT_WIDTH):
+        yield _grid("tensor / DRAM / L2 / regs", counted, tokens, _counted_cell)
+    if counted:
+        yield Text(
+            "tensor: cycles with tensor cores at work, of all; DRAM, L2: MiB moved by it; regs: registers per "
+            "thread of its longest kernel. By Nsight Compute, in a call that is not timed.",
+            "dim",
+        )
+    notes = [(record.profile_note, record.implementation) for record in timed if record.profile_note]
+    yield from (Text(line, "dim") for line in by_reason("no profile", notes))
+
+
+def _counted_cell(record: Record) -> Text:
+    tensor = "-" if record.tensor_pct is None else f"{record.tensor_pct:.0f}%"
+    sizes = f"{mebibytes(record.dram_bytes)} / {mebibytes(record.l2_bytes)}"
+    return Text(f"{tensor} / {sizes} / {record.registers_per_thread}")
+
+
 def _legend(timed: list[Record]) -> Text:
     first = timed[0]
     rounds = sorted({record.rounds or 0 for record in timed})
@@ -168,6 +192,19 @@ def _legend(timed: list[Record]) -> Text:
     if any(not record.comparable for record in timed):
         text += " 'fewer gradients' rows do less work (frozen weights) and are not ranked."
     return Text(text, style="dim")
+
+
+def _loads(timed: list[Record]) -> Iterator[Text]:
+    """For each token count how the experts are loaded, and what their products take by themselves."""
+    for first, *others in by((record for record in timed if record.expert_tokens_max is not None), "tokens"):
+        rows = f"{first.expert_tokens_min} to {first.expert_tokens_max} (median {first.expert_tokens_median:g})"
+        line = f"{first.tokens} tokens: {rows} an expert, {first.idle_experts} of {first.experts} without one"
+        line += f"; tiles of 128 rows would be {first.padding_share:.0%} padding"
+        alone = next(
+            (row.grouped_ms for row in (first, *others) if row.grouped_ms is not None and row.comparable), None
+        )
+        line += f"; torch's grouped products alone {milliseconds(alone)}" if alone is not None else ""
+        yield Text(f"{line}.", "dim")
 
 
 def _of(datasheet: float | None) -> str:

@@ -4,23 +4,20 @@ from typing import Any
 
 import pytest
 import torch
-from specimens import small_case
+from judged import judge_here
+from specimens import declared, small_case
 from torch import Tensor
 
 from swiglu_bench.check.built import Built, Produced
 from swiglu_bench.check.inputs import Desk, Draw, make_problem
 from swiglu_bench.check.judge import Judge
 from swiglu_bench.implementations import fused, liger, pytorch
-from swiglu_bench.spec.cases import Dtype, Extras, Mode, Scope, Shape, tensors
+from swiglu_bench.spec.cases import DENSE, Dtype, Extras, Mode, Scope, Shape, tensors
 from swiglu_bench.spec.costs import predicted_memory
-from swiglu_bench.spec.implementation import Implementation, Step, implementation
+from swiglu_bench.spec.implementation import Implementation, Step
 from swiglu_bench.spec.problem import Problem
 
 ONE, OTHER = Draw(1), Draw(11)
-
-
-def declared(build: Callable[[Problem], Step], scope: Scope = Scope.GLU, **fields: Any) -> Implementation:
-    return implementation("mine", scopes=[scope], description="d", **fields)(build)
 
 
 def glu(x: Tensor, weights: dict[str, Tensor]) -> Tensor:
@@ -28,7 +25,7 @@ def glu(x: Tensor, weights: dict[str, Tensor]) -> Tensor:
 
 
 def is_right(produced: Produced, problem: Problem, draw: Draw) -> bool:
-    return all(check.ok for check in Judge(problem).judge_here(produced, draw))
+    return all(check.ok for check in judge_here(Judge(problem), produced, draw))
 
 
 def watched(events: list[Any], note: Callable[[Tensor], Any]) -> Implementation:
@@ -216,7 +213,7 @@ def test_a_gradient_that_was_promised_and_did_not_come_is_none() -> None:
     detached = {name: value.detach() for name, value in problem.weights.items()}
     produced = Built(declared(lambda problem: Step(lambda x: glu(x, detached))), problem).train(ONE)
     assert produced["x"] is not None
-    failed = [check for check in Judge(problem).judge_here(produced, ONE) if not check.ok]
+    failed = [check for check in judge_here(Judge(problem), produced, ONE) if not check.ok]
     assert [(check.tensor, check.check) for check in failed] == [("w_gate", "missing"), ("w_up", "missing")]
 
 
@@ -243,7 +240,7 @@ def test_a_recordable_call_works_on_tensors_that_stay_and_reads_what_lies_there(
 
 @pytest.mark.parametrize(
     ("one", "scope"),
-    [(one, scope) for one in (pytorch.eager, pytorch.eager_packed) for scope in Scope if scope in one.scopes],
+    [(one, scope) for one in (pytorch.eager, pytorch.eager_packed) for scope in DENSE if scope in one.scopes],
     ids=lambda value: getattr(value, "name", value),
 )
 @pytest.mark.parametrize("tokens", [3, 700])

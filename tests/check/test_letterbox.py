@@ -49,3 +49,12 @@ def test_no_file_stays_and_closing_twice_is_harmless() -> None:
     box.close()
     assert not file.exists()
     assert not reader.tensors["output"].any(), "who has it open can go on"
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_process_that_made_it_opens_it(device: str) -> None:
+    sizes = {"output": (3, 4)}
+    made = Letterbox.here(sizes, torch.float32, torch.device(device))
+    opened = Letterbox.open(made.address(), sizes, torch.float32)
+    opened.tensors["output"].fill_(7.0)
+    assert (made.tensors["output"] == 7.0).all()

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from specimens import small_case
+from specimens import declared, small_case
 from torch import Tensor
 
 from swiglu_bench.audit.subject import Subject
@@ -17,14 +17,9 @@ from swiglu_bench.selftest import usage as wrong_in_use
 from swiglu_bench.selftest import wrong
 from swiglu_bench.selftest.specimen import Specimen, glu, right_backward, right_forward
 from swiglu_bench.spec.cases import Dtype, Scope
-from swiglu_bench.spec.implementation import Implementation, Step, implementation
-from swiglu_bench.spec.problem import Problem
+from swiglu_bench.spec.implementation import Implementation
 
 CPU = torch.device("cpu")
-
-
-def declared(build: Callable[[Problem], Step], **fields: Any) -> Implementation:
-    return implementation("mine", scopes=[Scope.GLU], description="d", **fields)(build)
 
 
 def faults(one: Implementation, scope: Scope = Scope.GLU, dtype: Dtype = Dtype.FLOAT32) -> tuple[TensorCheck, ...]:

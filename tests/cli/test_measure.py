@@ -106,6 +106,39 @@ def test_only_rows_are_on_stdout_and_a_default_folder_has_them(command: str, for
     assert re.fullmatch(rf"results/cpu/\d{{4}}-\d\d-\d\d/\d{{6}}-{command}/records\.csv", file.as_posix())
 
 
+def test_a_recorded_workload_is_timed_and_summed_up() -> None:
+    Path("seen.csv").write_text("tokens,weight\n3,9\n7,1\n", encoding="utf-8")
+    arguments = ("forward", *SMALL, *QUICK, "--workload", "seen.csv", "--rounds", "8", "--warmup", "1", "--out", "run")
+    ran = swiglu_bench(*arguments)
+    assert ran.code == 0, ran.err
+    assert {(row["tokens"], row["rounds"]) for row in records("run")} == {(3, 8), (7, 8)}
+    with Path("run/workload.csv").open(encoding="utf-8") as file:
+        eager, packed = csv.DictReader(file)
+    time_ms = {row["tokens"]: row["time_ms"] for row in records("run") if row["implementation"] == "eager"}
+    assert float(eager["time_ms"]) == pytest.approx((9 * time_ms[3] + time_ms[7]) / 10)
+    assert float(packed["ratio_low"]) <= float(packed["ratio"]) <= float(packed["ratio_high"])
+    assert "recorded workload" in ran.out
+    assert "recorded workload" in swiglu_bench("show", "run").out
+    told = json.loads(swiglu_bench("show", "run", "--format", "json").out)
+    assert [one["time_ms"] for one in told["workload_totals"]] == pytest.approx(
+        [float(one["time_ms"]) for one in (eager, packed)]
+    )
+    assert "--tokens" in swiglu_bench(*arguments, "--tokens", "3").complaint
+
+
+def test_a_named_baseline_is_compared_with_the_latest_run() -> None:
+    arguments = ("memory", *ONE, "--impl", "eager")
+    assert "Baseline main: .swiglu-bench" in swiglu_bench(*arguments, "--save-baseline", "main").out
+    assert swiglu_bench(*arguments, "--out", "results/later").code == 0
+    for more in ((), ("results/later",)):
+        told = json.loads(swiglu_bench("compare", "main", *more, "--format", "json").out)
+        assert (told["outcome"], told["after"]) == ("fine", "results/later")
+        assert told["rows"]
+    assert "did you mean main" in swiglu_bench("compare", "mian").complaint
+    assert "--save-baseline" in swiglu_bench(*arguments, "--save-baseline", "main", "--no-csv").complaint
+    assert "name" in swiglu_bench(*arguments, "--save-baseline", "../main").complaint
+
+
 def test_memory_resumed_quiet_and_into_the_same_folder() -> None:
     arguments = ("memory", *ONE, "--impl", "eager,eager-packed", "--out", "run")
     ran = swiglu_bench(*arguments)
@@ -216,7 +249,7 @@ def test_a_team_runs_the_cases_of_a_command(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("step --shapes 24x40 --tokens 3,7 --scope glu,mlp --dtype fp32,bf16 --impl eager*", 8, "eager, eager-packed"),
         ("forward --detail --tokens 5", 1, "smoke glu forward float32 5"),
-        ("verify --tokens 5", 18, "smoke odd activation glu mlp float32 float16 bfloat16"),
+        ("verify --tokens 5", 21, "smoke odd activation glu mlp experts float32 float16 bfloat16"),
     ],
 )
 def test_a_dry_run_prints_the_cases_and_writes_nothing(

@@ -17,6 +17,7 @@ def test_kernels_are_summed_by_call_where_they_can_be_told_apart(count: int, rea
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_both_clocks_agree_on_a_gpu() -> None:
     found = list(agreements(torch.device("cuda", 0)))
     assert len(found) == 4

@@ -10,12 +10,12 @@ pytest.importorskip("altair", reason="the extra `report` is not installed")
 from reported import COMMITTED, EVIL, IN_A_CHECKOUT, a_memory, a_run, awkward_rows, timed
 from specimens import a_record
 
-from swiglu_bench.charts.style import PALETTE, Style, slots
+from swiglu_bench.charts.style import Style, slots
 from swiglu_bench.report import charts, memory_charts
 from swiglu_bench.report.drawing import NoChart
 from swiglu_bench.report.load import ReportedRun, load
 from swiglu_bench.report.questions import answers, colours, style_of
-from swiglu_bench.report.sections import sections
+from swiglu_bench.report.sections import by_work, sections
 
 Spec = dict[str, Any]
 
@@ -44,14 +44,14 @@ def awkward() -> dict[str, list[tuple[str, Spec]] | str]:
 
 
 def test_every_question_is_answered_or_says_why_not(awkward: dict[str, Any]) -> None:
-    assert list(awkward) == ["speed-up", "fastest", "time", "limit", "memory-and-time", "error"]
+    assert list(awkward) == ["speed-up", "time", "limit", "memory-and-time", "error"]
     assert awkward["memory-and-time"].startswith("Memory is measured for whole steps")
     of_each: dict[str, set[str]] = {}
     for name, found in awkward.items():
         for _, spec in found if name != "memory-and-time" else []:
             assert spec["title"]["text"].endswith("?")
             drawn = [row for row in values(spec) if "implementation" in row]
-            assert drawn or name == "fastest"
+            assert drawn
             for row in drawn:
                 of_each.setdefault(row["implementation"], set()).add(row["colour"])
     assert {len(found) for found in of_each.values()} == {1}, "one colour in all charts"
@@ -68,15 +68,6 @@ def test_speed_ups_and_their_intervals(awkward: dict[str, Any]) -> None:
     assert (axis["scale"]["type"], axis["scale"]["base"], axis["axis"]["values"]) == ("log", 2, [1, 1024])
 
 
-def test_a_tie_counts_as_a_tie(awkward: dict[str, Any]) -> None:
-    cells = {cell["tokens"]: cell for cell in values(only(awkward["fastest"])) if cell["shape"] == "small"}
-    assert cells["1"]["name"] == EVIL
-    assert cells["1"]["colour"] in PALETTE
-    assert set(cells["1k"]["name"].split(" = ")) == {EVIL, "level"}
-    assert cells["1k"]["colour"] not in PALETTE
-    assert cells["1k"]["amount"] == "tie, 1.25× eager"
-
-
 def test_one_token_count_is_a_row_for_each_implementation() -> None:
     found = answered(a_run(timed("eager", 1, 1.0), timed("a", 1, 0.5), timed("b", 1, 1.5)))
     assert only(found["speed-up"])["usermeta"]["rows"] == ["a", "b"]
@@ -87,7 +78,6 @@ def test_without_limits_or_baseline_the_charts_are_left_out_with_the_reason() ->
     found = answered(a_run(a_record(**bare), a_record(**bare, tokens=9)))
     assert "No limit was measured" in found["limit"]
     assert "no baseline was timed" in found["speed-up"]
-    assert "no winner can be named" in found["fastest"]
     assert not isinstance(found["time"], str)
 
 
@@ -100,10 +90,10 @@ def test_memory_joins_the_times_of_the_same_cases_on_the_same_machine() -> None:
     spec = only(answered(MEMORY, STEP)["memory-and-time"])
     front = [row for row in values(spec) if set(row) == {"mib", "value"}]
     assert front == [{"mib": 50.0, "value": 1.2}, {"mib": 100.0, "value": 1.0}, {"mib": 200.0, "value": 0.5}]
-    assert [section.memory_from for section in sections([STEP, MEMORY])] == ["memory", ""]
+    assert [section.memory_from for section in sections([STEP, MEMORY])] == [["memory"], ()]
     other = a_run(a_memory("fast", 1, device="Another GPU"))
-    assert [section.memory_from for section in sections([STEP, other])] == ["", ""]
-    assert sections([STEP])[0].memory_from == ""
+    assert [section.memory_from for section in sections([STEP, other])] == [(), ()]
+    assert sections([STEP])[0].memory_from == ()
 
 
 def test_memory_by_itself() -> None:
@@ -117,9 +107,7 @@ def test_errors_of_several_dtypes_stand_in_charts_of_their_own() -> None:
     assert [text for text, _ in found] == ["float32", "float16"]
 
 
-@pytest.mark.parametrize(
-    "chart", [charts.time, charts.error, charts.limit, charts.crossover, memory_charts.memory, memory_charts.pareto]
-)
+@pytest.mark.parametrize("chart", [charts.time, charts.error, charts.limit, memory_charts.memory, memory_charts.pareto])
 def test_a_chart_of_nothing_is_refused(chart: Any) -> None:
     with pytest.raises(NoChart):
         chart([a_record(error=None, time_ms=None)], Style(slots(["mine"], [])))
@@ -130,6 +118,14 @@ def test_sections_are_never_mixed() -> None:
     runs = [load(COMMITTED / name) for name in ("forward", "memory", "step", "step-mlp")]
     titles = ["forward of glu", "step of glu", "step of mlp", "memory of glu", "memory of mlp"]
     assert [section.title for section in sections(runs)] == [f"{title}, bfloat16" for title in titles]
+
+
+def test_runs_of_one_kind_of_work_are_one_section_unless_they_measured_the_same_case() -> None:
+    one, other = (a_run(timed("eager", 1, 1.0), timed(name, 1, 0.5), name=name) for name in "ab")
+    longer = a_run(timed("eager", 2, 1.0), timed("c", 2, 0.5), name="c")
+    (work,) = by_work(sections([one, longer]))
+    assert (work.names, len(work.rows), len(work.of(longer))) == ("a and c", 4, 2)
+    assert [work.names for work in by_work(sections([one, other, longer]))] == ["a and c", "b"]
 
 
 @IN_A_CHECKOUT

@@ -17,7 +17,7 @@ from swiglu_bench.selftest import alarms, conduct, gpu, memory, timing, usage, w
 from swiglu_bench.selftest import run as selftest
 from swiglu_bench.selftest.alarms import draw_case, run_alarms
 from swiglu_bench.selftest.run import CHECKS, run_selftest
-from swiglu_bench.selftest.specimen import INDEX_CHECK, Specimen
+from swiglu_bench.selftest.specimen import CROWDED_CHECK, INDEX_CHECK, Specimen
 from swiglu_bench.selftest.zoo import SPECIMENS, Catch, run_zoo
 from swiglu_bench.spec import registry
 from swiglu_bench.spec.cases import Dtype, Mode, Scope
@@ -39,7 +39,7 @@ def test_there_are_enough_and_each_has_a_name_and_a_known_check() -> None:
     names = [one.name for one in SPECIMENS]
     assert len(names) == len(set(names)) >= 60
     assert {check for one in SPECIMENS for check in one.caught_by} <= set(CHECKS) | {"error"}
-    assert set(CHECKS) == {*FAULTS, INDEX_CHECK}
+    assert set(CHECKS) == {*FAULTS, INDEX_CHECK, CROWDED_CHECK}
     assert all(name == name.lower() and text for name, text in CHECKS.items())
 
 
@@ -92,7 +92,7 @@ def test_random_cases_are_the_same_for_the_same_seed_and_cover_every_scope() -> 
 
 def test_no_false_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alarms._Timing, "trial", lambda *given: ())  # it takes processes
-    found = list(run_alarms([pytorch.eager, pytorch.eager_packed], CPU, 1, 6, lambda doing: None))
+    found = list(run_alarms([pytorch.eager, pytorch.eager_packed], CPU, 1, 6, lambda doing, completed: None))
     assert len(found) >= 6
     assert not [one for one in found if one.alarm]
 

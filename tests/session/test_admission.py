@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from specimens import small_case
+from specimens import declared, small_case
 from torch import Tensor
 
 from swiglu_bench.audit.subject import Subject
@@ -21,14 +21,10 @@ from swiglu_bench.selftest.specimen import Specimen, glu
 from swiglu_bench.selftest.zoo import SHAPES
 from swiglu_bench.session.admission import Admitting, Drawn
 from swiglu_bench.spec.cases import PLAIN, Case, Dtype, Extras, Mode, Scope
-from swiglu_bench.spec.implementation import Implementation, Step, implementation
+from swiglu_bench.spec.implementation import Implementation, Step
 from swiglu_bench.spec.problem import Problem
 
 CPU = torch.device("cpu")
-
-
-def declared(build: Callable[[Problem], Step], scope: Scope = Scope.GLU, **fields: Any) -> Implementation:
-    return implementation("mine", scopes=[scope], description="d", **fields)(build)
 
 
 def admitted(one: Implementation, case: Case, extras: Extras = PLAIN, drawn: Drawn | None = None) -> Any:

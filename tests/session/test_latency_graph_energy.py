@@ -122,6 +122,7 @@ def test_energy_only_where_it_is_wanted_and_the_driver_counts_it() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.STEP])
 def test_on_a_gpu(mode: Mode) -> None:
     device = torch.device("cuda", 0)

@@ -43,7 +43,7 @@ def dummy(name: str) -> Implementation:
         (["liger", "eager", "eager", "eage*"], [], ["eager", "eager-packed", "liger"]),  # the catalogue's order, once
         (["*packed"], [], ["eager-packed", "compile-packed"]),
         (["fused"], [], ["fused"]),
-        (["[lu]*"], ["*-mlp"], ["liger", "unsloth"]),
+        (["[lu]*"], ["*-mlp", "*-experts"], ["liger", "unsloth"]),
         (["eager*", "liger"], ["*-packed"], ["eager", "liger"]),
         (["*"], [], names(list(CATALOGUE))),
         ([], [], [one.name for one in CATALOGUE if not one.on_request]),
@@ -52,6 +52,16 @@ def dummy(name: str) -> Implementation:
 )
 def test_names_and_globs(wanted: list[str], unwanted: list[str], chosen: list[str]) -> None:
     assert names(select(CATALOGUE, wanted, unwanted)) == chosen
+
+
+def test_commands_that_compare_do_so_with_few_unless_told_otherwise() -> None:
+    few = select(CATALOGUE, variants=False)
+    assert [one.name for one in few if Scope.GLU in one.scopes and one.name.startswith("fused")] == [
+        "fused",
+        "fused-auto",
+    ]
+    assert len([one for one in few if Scope.GLU in one.scopes]) <= 10
+    assert names(select(CATALOGUE, ["fused-dw-torch"], variants=False)) == ["fused-dw-torch"]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from swiglu_bench.rows.record import Record, Status, TensorCheck
-from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
+from swiglu_bench.spec.cases import Case, Dtype, Experts, Mode, Scope, Shape
 from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.spec.implementation import Implementation, Step, implementation
+from swiglu_bench.spec.problem import Problem
 
 SMALL = Shape("small", 24, 40, "made up", (3, 7))
 
@@ -33,8 +35,15 @@ def small_case(
     shape: Shape = SMALL,
     seed: int = 0,
 ) -> Case:
-    """A case that a CPU finishes in no time."""
+    """A case that a CPU finishes in no time; at the scope of experts, of a mixture."""
+    if scope is Scope.EXPERTS and not shape.experts:
+        shape = dataclasses.replace(shape, experts=Experts(5, 2))
     return Case(shape, tokens, dtype, scope, mode, seed)
+
+
+def declared(build: Callable[[Problem], Step], scope: Scope = Scope.GLU, **fields: Any) -> Implementation:
+    """An implementation called "mine"."""
+    return implementation("mine", scopes=[scope], description="d", **fields)(build)
 
 
 def a_bare_record(**changes: Any) -> Record:

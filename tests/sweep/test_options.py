@@ -16,8 +16,8 @@ NAMES = [one.name for one in CATALOGUE]
     ("typed", "offered"),
     [
         ("", config_names()),
-        ("smo", ["smoke"]),
-        ("smoke", ["smoke"]),
+        ("smo", ["smoke", "smoke-experts"]),
+        ("smoke", ["smoke", "smoke-experts"]),
         ("llama3", ["llama3-70b", "llama3-8b"]),
         ("smoke,llama3-8", ["smoke,llama3-8b"]),
         ("smoke,", [f"smoke,{name}" for name in config_names()]),

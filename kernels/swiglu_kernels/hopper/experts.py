@@ -625,6 +625,7 @@ def _launch(
         | {"INTERLEAVED": interleaved, "EVEN": N % width == 0, "EXPERTS": max(32, triton.next_power_of_2(experts))},
         num_warps=CONSUMER_WARPS,
         num_stages=stages,
+        traps=loop.lost("hopper/experts.py"),
     )
 
 

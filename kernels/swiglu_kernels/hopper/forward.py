@@ -242,4 +242,5 @@ def forward_launch(
         | {"STORE_PREACT": preactivations is not None},
         num_warps=CONSUMER_WARPS,
         num_stages=tile.stages,
+        traps=loop.lost("hopper/forward.py"),
     )

@@ -9,13 +9,14 @@ around each.
 PTX needs addresses, and Triton does not tell where in shared memory it puts a buffer. `locate` therefore marks buffers
 with a pattern each, once for a program, and looks for them. It does so with two patterns one after the other: shared
 memory is not cleared between kernels, and what an earlier one left there may hold any one pattern. A program that does
-not find a buffer ends with a trap, which CUDA calls a launch failure or an illegal instruction. An assertion would be a
+not find a buffer ends with a trap, which the launch explains (`lost`). An assertion that prints would be a
 call, and in a kernel that has one ptxas serialises every wgmma: 2.89 ms where 1.77 are.
 
 Measured on an H200: NOTES.md. Descriptors and wgmma: PTX ISA 8.7, "Asynchronous Warpgroup Level Matrix Instructions".
 """
 
 from swiglu_kernels.hopper.shared import GLUON_MISSING
+from swiglu_kernels.launches.backend import triton
 
 BLOCK = 64
 """Rows and columns of what the accumulator is handed over in; also the depth of a stage, 128 bytes."""
@@ -26,6 +27,14 @@ RELEASES = 4
 
 NOWHERE = 0x7FFFFFFF
 """The address of a buffer that is not found."""
+
+
+def lost(kernel: str) -> str:
+    """Say what a kernel's trap means."""
+    return (
+        f"swiglu_kernels: {kernel} does not find its buffers in shared memory under Triton {triton.__version__}; "
+        "SWIGLU_KERNELS_BY_HAND=off runs the portable kernels instead"
+    )
 
 
 if GLUON_MISSING is None:
@@ -308,7 +317,7 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _found(seen, again, NUMBER: gl.constexpr):
-        """The address of the piece that held mark NUMBER, once of each pattern; where none did, the program ends."""
+        """The address of the piece that held mark NUMBER, once of each pattern; where none did, a trap."""
         ONE: gl.constexpr = (_MARKS + NUMBER) * 0x10001
         OTHER: gl.constexpr = (_OTHER_MARKS + NUMBER) * 0x10001
         near = (seen[1] == ONE) & (seen[2] == ONE) & (again[1] == OTHER) & (again[2] == OTHER)

@@ -222,4 +222,5 @@ def forward_launch(
         | {"STORE_PREACT": preactivations is not None},
         num_warps=CONSUMER_WARPS,
         num_stages=tile.stages,
+        traps=loop.lost("hopper/row.py"),
     )

@@ -19,6 +19,7 @@ class Launch:
 
     `arguments` maps the kernel's parameter names to tensors, TMA descriptors, integers, and constexpr values. `then` is
     launched next. `scratch`, one of the tensors, is for these launches alone: it may be another one each time.
+    `traps` says what a trap in the kernel means; to be able to, the first run of each compiled kernel is waited for.
     """
 
     kernel: Any
@@ -28,6 +29,7 @@ class Launch:
     num_stages: int
     then: "Launch | None" = None
     scratch: torch.Tensor | None = None
+    traps: str = ""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -48,7 +50,20 @@ class Launch:
         tensors = (getattr(value, "base", value) for value in self.arguments.values())  # a TMA descriptor has a base
         device = next(value.device for value in tensors if isinstance(value, torch.Tensor))
         with on_device(device):
-            return self.kernel[self.grid](**self.arguments, **self.options)
+            compiled = self.kernel[self.grid](**self.arguments, **self.options)
+            if self.traps and not torch.cuda.is_current_stream_capturing():
+                _wait_for_first(compiled, self.traps)
+            return compiled
+
+
+def _wait_for_first(compiled: Any, traps: str) -> None:
+    """Wait for the first run of a compiled kernel. Raises RuntimeError with `traps` where that breaks the GPU."""
+    if not getattr(compiled, "ran_once", False):
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            raise RuntimeError(traps) from error
+        compiled.ran_once = True
 
 
 _HERE = contextlib.nullcontext()

@@ -15,22 +15,30 @@ so "auto" is save="preact" wherever memory is not the point (`save_memory`), dX 
 fill their waves (`hopper_products.fills_waves`), and dW by Triton. For the portable kernels both hold up to FEW_TOKENS
 only, half way between the two measurements; what is larger goes to torch, whose library knows GPUs on which nothing was
 measured.
+
+The forward of the portable kernel takes 1.16-1.22 of the bare product at 1024-8192 tokens, where eager takes 1.12-1.16
+and two products by torch with one elementwise launch 1.06-1.11. So where no kernel by hand takes the tensors (other
+GPUs, other versions of Triton, biases, other gates), the forward of more than PORTABLE_TOKENS is the latter, unless a
+tile was tuned for it.
 """
 
 import torch
 
 from swiglu_kernels.hopper import experts
+from swiglu_kernels.hopper.forward import why_not
 from swiglu_kernels.hopper.products import fills_waves
 from swiglu_kernels.hopper.shared import why_off
-from swiglu_kernels.launches.backend import capability_of, multiprocessors
+from swiglu_kernels.launches.backend import INTERPRETING, capability_of, multiprocessors
+from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.internals import constant_in_graphs
+from swiglu_kernels.tiles.tuning import lookup
 
 AUTO = "auto"
 WEIGHT_GRADS = ("triton", "torch", "none", AUTO)
 SAVES = ("preact", "input", AUTO)
 INPUT_GRADS = ("fused", "two_step", "torch", AUTO)
 
-FEW_TOKENS = 8
+FEW_TOKENS, PORTABLE_TOKENS = 8, 128
 
 
 @constant_in_graphs  # a GPU does not change while a compiled function lives
@@ -39,6 +47,26 @@ def _hopper_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda" or why_off() is not None or capability_of(device) != (9, 0):
         return 0
     return multiprocessors(device)
+
+
+def multiplied_by_torch(
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, has_bias: bool, formula: Formula, stored: bool
+) -> bool:
+    """Whether the forward is two products by torch and one elementwise launch, not one launch.
+
+    Args:
+        x: [tokens, hidden].
+        w_gate, w_up: [intermediate, hidden].
+        has_bias: whether gate or up have biases.
+        formula: the gate.
+        stored: whether gate and up are kept.
+    """
+    (tokens, hidden), plain = x.shape, formula == PLAIN and not has_bias
+    if INTERPRETING or tokens <= PORTABLE_TOKENS:
+        return False
+    if plain and lookup("forward-preact" if stored else "forward", x, tokens, hidden, w_gate.shape[0]):
+        return False
+    return not plain or why_not(x, w_gate, w_up, capability_of(x.device)) is not None
 
 
 def resolve(

@@ -3,11 +3,14 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 from on_hopper import needs_hopper
 
-from swiglu_kernels.launches import backend
+from swiglu_kernels.hopper import loop
+from swiglu_kernels.launches import backend, launch
 
 pytestmark = pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is not installed")
 
@@ -37,22 +40,42 @@ torch.cuda.synchronize()
 """
 
 
-def run(program: str) -> subprocess.CompletedProcess[str]:
+def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program from a file, for a jit function has to be in one."""
+    file = folder / "program.py"
+    file.write_text(program)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True, timeout=120)
 
 
-def test_no_kernel_calls_a_function():
+def test_no_kernel_calls_a_function(tmp_path: Path) -> None:
     """With a call, as an assertion is one, ptxas lets each wgmma wait for the one before."""
-    done = run(CALLS)
+    done = run(CALLS, tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_trap_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kernel:
+        ran_once = False
+
+    def broken() -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    kernel = Kernel()
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    with pytest.raises(RuntimeError, match=r"row\.py does not find its buffers .* under Triton"):
+        launch._wait_for_first(kernel, loop.lost("hopper/row.py"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    launch._wait_for_first(kernel, "")
+    monkeypatch.setattr(torch.cuda, "synchronize", broken)
+    launch._wait_for_first(kernel, "")  # it ran
 
 
 class TestOnHopper:
     pytestmark = needs_hopper
 
     @pytest.mark.parametrize("module", ["row", "forward"])
-    def test_a_mark_that_is_not_found_ends_the_program(self, module: str) -> None:
-        done = run(LOST.format(module=module))
+    def test_a_mark_that_is_not_found_ends_the_program(self, module: str, tmp_path: Path) -> None:
+        done = run(LOST.format(module=module), tmp_path)
         assert done.returncode != 0
-        assert "CUDA error" in done.stderr
+        assert f"hopper/{module}.py does not find its buffers" in done.stdout + done.stderr

@@ -1,0 +1,120 @@
+"""explain: which kernels a call runs, and why, in one line for the forward and one for the backward."""
+
+import torch
+
+from swiglu_kernels.calls.checks import check_formula, check_glu
+from swiglu_kernels.glu import as_matrix, forward_outputs
+from swiglu_kernels.hopper import forward
+from swiglu_kernels.launches.backend import backend_for, capability_of
+from swiglu_kernels.launches.formula import PLAIN, Formula
+from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
+from swiglu_kernels.portable.glu_forward import forward_launch
+from swiglu_kernels.tiles.choices import multiplied_by_torch, resolve
+
+NAMES = {
+    "hopper.forward": "ping-pong by hand for Hopper",
+    "hopper.row": "cooperative by hand for Hopper",
+    "hopper.products": "by hand for Hopper",
+}
+
+
+def explain(
+    x: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    bias_gate: torch.Tensor | None = None,
+    bias_up: torch.Tensor | None = None,
+    *,
+    activation: str = "silu",
+    gate_multiplier: float = 1.0,
+    alpha: float = 1.0,
+    limit: float | None = None,
+    up_offset: float = 0.0,
+    weight_grad: str = "auto",
+    save: str = "auto",
+    input_grad: str = "auto",
+) -> str:
+    """Say which kernels `swiglu_glu` runs for these arguments on this machine, and why; nothing is launched.
+
+    Args:
+        x, w_gate, w_up, bias_gate, bias_up, activation, gate_multiplier, alpha, limit, up_offset, weight_grad, save,
+            input_grad: as for `swiglu_glu`; `swiglu_mlp` takes the same kernels for its two first products. Outputs are
+            allocated, so they have to fit.
+
+    Returns:
+        Two lines, for the forward and for the backward. With gradients to compute, the forward is the one that trains.
+
+    Raises:
+        TypeError, ValueError: as `swiglu_glu` does.
+    """
+    formula = Formula(**check_formula(activation, gate_multiplier, alpha, limit, up_offset))
+    x, w_gate, w_up = check_glu(x, w_gate, w_up)
+    biases = (bias_gate, bias_up)
+    if backend_for(x) == "torch":
+        why = f"there are no Triton kernels for {_device(x.device)}"
+        return f"forward: PyTorch's own operations ({why})\nbackward: PyTorch's own operations ({why})"
+    x = as_matrix(x).detach()
+    intermediate = w_gate.shape[0]
+    trains = any(one is not None and one.requires_grad for one in (w_gate, w_up, *biases))
+    weight_grad, save, input_grad = resolve(weight_grad, save, input_grad, x, intermediate)
+    z, gate, up = forward_outputs(x, intermediate, save if trains else "input")
+    stored = (gate, up) if trains and save == "preact" else None
+    has_bias = bias_gate is not None or bias_up is not None
+    why = _why_not_by_hand(x, w_gate, w_up, has_bias, formula)
+    if multiplied_by_torch(x, w_gate, w_up, has_bias, formula, stored is not None):
+        first = f"two products by torch and one elementwise launch ({why})"
+    else:
+        launch = forward_launch(x, w_gate, w_up, z, stored, None, biases, formula)
+        first = f"one launch, {_kernel(launch)}" + (f" ({why})" if why and _portable(launch) else "")
+        first += f", and one that adds up {launch.arguments['parts_ptr'].shape[0]} parts" if launch.then else ""
+    if stored:
+        first += "; gate and up are kept"
+    d = z if stored is None else gate
+    parts = [] if save == "preact" else ["the products again"]
+    if save == "input" or input_grad != "fused" or weight_grad == "torch":
+        parts.append("d_gate and d_up by one launch")
+    by_torch = "two products by torch"
+    dx = _kernel(input_grad_launch(None, d, d, w_gate, w_up, torch.empty_like(x)))
+    parts.append(f"dX: {by_torch if input_grad == 'torch' else f'one launch, {dx}'}")
+    dw = _kernel(weight_grad_launch(None, d, d, x, torch.empty_like(w_gate), torch.empty_like(w_up)))
+    parts.append(
+        f"dW: {by_torch if weight_grad == 'torch' else f'one launch, {dw}'}" if weight_grad != "none" else "no dW"
+    )
+    return f"forward: {first}\nbackward: {'; '.join(parts)}"
+
+
+def _why_not_by_hand(
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, has_bias: bool, formula: Formula
+) -> str:
+    """Why the kernels by hand do not take a forward, or ""."""
+    if has_bias:
+        return "the kernels by hand have no biases"
+    if formula != PLAIN:
+        return "the kernels by hand have plain SiLU only"
+    return forward.why_not(x, w_gate, w_up, capability_of(x.device)) or ""
+
+
+def _portable(launch: Launch) -> bool:
+    return ".portable." in _module(launch)
+
+
+def _module(launch: Launch) -> str:
+    return str(getattr(launch.kernel, "fn", launch.kernel).__module__)
+
+
+def _kernel(launch: Launch) -> str:
+    """Its schedule and its tile."""
+    schedule = NAMES.get(_module(launch).removeprefix("swiglu_kernels."), "portable Triton")
+    at = launch.arguments
+    if "BLOCK_M" in at:
+        schedule += f", tiles of {at['BLOCK_M']} x {at['BLOCK_N']}"
+    elif "COLUMNS" in at:
+        schedule += f", tiles of {at['COLUMNS']} columns"
+    return schedule
+
+
+def _device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"compute capability {'.'.join(map(str, capability_of(device) or ()))}"
+    return f"a {device.type.upper()}"

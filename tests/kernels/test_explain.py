@@ -1,0 +1,47 @@
+"""explain: what it says is what the launches are."""
+
+import importlib
+
+import pytest
+import torch
+
+from swiglu_kernels import explain
+from swiglu_kernels.launches.backend import backend_for
+
+CPU = torch.device("cpu")
+needs_kernels = pytest.mark.skipif(backend_for(CPU) == "torch", reason="Triton's interpreter is off")
+
+
+def weights(requires_grad: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty(40, 24, requires_grad=requires_grad), torch.empty(40, 24, requires_grad=requires_grad)
+
+
+@needs_kernels
+def test_one_line_each_way() -> None:
+    forward, backward = explain(torch.empty(5, 24), *weights(True)).splitlines()
+    assert forward.startswith("forward: one launch, portable Triton, tiles of")
+    assert "gate and up are kept" in forward
+    assert backward.startswith("backward: d_gate and d_up by one launch; dX: one launch, portable Triton")
+
+
+@needs_kernels
+def test_options_and_reasons_show() -> None:
+    text = explain(torch.empty(200, 24), *weights(), limit=7.0, weight_grad="none", save="input", input_grad="torch")
+    assert "plain SiLU only" in text
+    assert "the products again" in text
+    assert "dX: two products by torch; no dW" in text
+
+
+def test_where_no_kernel_runs_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("swiglu_kernels.explain"), "backend_for", lambda _: "torch")
+    assert (
+        explain(torch.empty(5, 24), *weights()).count(
+            "PyTorch's own operations (there are no Triton kernels for a CPU)"
+        )
+        == 2
+    )
+
+
+def test_wrong_arguments_are_refused_as_the_call_refuses_them() -> None:
+    with pytest.raises(ValueError, match="w_gate"):
+        explain(torch.empty(5, 8), *weights())
