@@ -29,8 +29,8 @@ from swiglu_kernels.routing import Routing, gather
 
 MOST_EXPERTS = 512
 """Whose numbers of rows a warp's registers hold."""
-LEAST_ROWS = 64
-"""Of an expert on average; below, the portable kernels' smaller tiles waste less."""
+LEAST_ROWS = {False: 256, True: 32}
+"""Of an expert on average, by whether a gradient is wanted; below, the portable kernels' smaller tiles are faster."""
 ROWS, BLOCK, PART = 128, 64, 32
 """Rows of a tile; rows, columns and depth of what is loaded at once; columns of what is stored at once."""
 STAGES, GROUP = 5, 16
