@@ -37,13 +37,7 @@ DOCUMENTS = [
 ]
 A_RUN = "results/nvidia-h200/2026-11-21/forward"
 A_PRECISE_RUN = "results/nvidia-h200/2026-11-21/forward-others"  # compared with itself, a tie within 1% is certain
-STANDS_FOR = {
-    "RUN": A_RUN,
-    "before.run": A_PRECISE_RUN,
-    "after.run": A_PRECISE_RUN,
-    "base": A_PRECISE_RUN,
-    "eager,mine": "eager,fused",
-}
+STANDS_FOR = {"RUN": A_RUN, "before.run": A_PRECISE_RUN, "after.run": A_PRECISE_RUN, "eager,mine": "eager,fused"}
 """What documents call the reader's own runs, and a row of such a run."""
 # Not 3 tokens: what a forward written out loses more than eager on so few elements is chance.
 SMALL = ("--shapes", "24x40", "--tokens", "32", "--device", "cpu", "--in-process")
@@ -55,7 +49,8 @@ WAYS: tuple[tuple[str, tuple[str, ...] | None], ...] = (
     ("forward --ray", None),  # a cluster
     ("step --ray", None),
     *((command, DRY) for command in ("forward", "backward", "step", "memory", "verify")),
-    ("compare main", None),  # a baseline of the reader's
+    ("compare main", None),  # baselines of the reader's
+    ("compare base", None),
     ("show parquet", None),  # needs pyarrow
     *((command, ()) for command in ("show", "compare", "history", "list", "recommend --run")),
 )

@@ -9,6 +9,8 @@ unsloth_silu_mul(gate, up)            Unsloth-style elementwise kernels, with au
 swiglu_fg_kernel, swiglu_DWf_DW_dfg_kernel    the same kernels under the names that Unsloth documents
 FusedSwiGLU                           a module in place of two Linears and the gate
 FusedSwiGLUMLP, FusedSwiGLUPackedMLP  modules with the state_dict of a Llama, Qwen or Mistral MLP, and of Phi-3's
+FusedSwiGLUExperts                    a module of stacked experts
+register_experts()                    name swiglu_experts to transformers, for set_experts_implementation
 patch_model(model), unpatch(model)    put them into a Hugging Face model, and take them out again
 reference                             the definitions, in PyTorch
 warm_up(model, tokens=[1, 64])        compile what these token counts need, before the first request
@@ -18,12 +20,13 @@ backend_for(tensor)                   where a kernel would run: "triton", "inter
 
 from swiglu_kernels import reference
 from swiglu_kernels.experts import swiglu_experts
+from swiglu_kernels.experts_interface import register_experts
 from swiglu_kernels.explain import explain
 from swiglu_kernels.glu import swiglu_glu
 from swiglu_kernels.glu_packed import swiglu_glu_packed
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.mlp import swiglu_mlp
-from swiglu_kernels.modules import FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP
+from swiglu_kernels.modules import FusedSwiGLU, FusedSwiGLUExperts, FusedSwiGLUMLP, FusedSwiGLUPackedMLP
 from swiglu_kernels.patch import PatchReport, patch_model, unpatch
 from swiglu_kernels.silu_mul import silu_mul
 from swiglu_kernels.unsloth import swiglu_DWf_DW_dfg_kernel, swiglu_fg_kernel, unsloth_silu_mul
@@ -31,6 +34,7 @@ from swiglu_kernels.warm_up import warm_up
 
 __all__ = [
     "FusedSwiGLU",
+    "FusedSwiGLUExperts",
     "FusedSwiGLUMLP",
     "FusedSwiGLUPackedMLP",
     "PatchReport",
@@ -38,6 +42,7 @@ __all__ = [
     "explain",
     "patch_model",
     "reference",
+    "register_experts",
     "silu_mul",
     "swiglu_DWf_DW_dfg_kernel",
     "swiglu_experts",

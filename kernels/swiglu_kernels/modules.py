@@ -3,6 +3,7 @@
     FusedSwiGLU            gate_proj, up_proj                x -> z = silu(gate_proj(x)) * up_proj(x)
     FusedSwiGLUMLP         gate_proj, up_proj, down_proj     x -> down_proj(z): Llama, Qwen, Mistral
     FusedSwiGLUPackedMLP   gate_up_proj, down_proj           the same with gate above up in one matrix: Phi-3
+    FusedSwiGLUExperts     gate_up_proj, down_proj           such a block for each expert, stacked: Mixtral, Qwen3-MoE
 
 The projections are ordinary `torch.nn.Linear` submodules, so state_dict keys, initialisation, optimisers and sharding
 are those of the stock module. Only their parameters are read: the fused op takes the place of their `forward`. What
@@ -23,6 +24,7 @@ from torch import nn
 
 from swiglu_kernels.calls import autocast
 from swiglu_kernels.calls.checks import check_like, check_option, check_tensor
+from swiglu_kernels.experts import swiglu_experts
 from swiglu_kernels.glu import swiglu_glu
 from swiglu_kernels.hopper.shared import why_aside
 from swiglu_kernels.launches.backend import backend_for
@@ -383,4 +385,72 @@ class FusedSwiGLUPackedMLP(FusedModule):
         return _swiglu_mlp(
             x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down,
             activation=self.gate_activation, options=self.options,
+        )  # fmt: skip
+
+
+class FusedSwiGLUExperts(nn.Module):
+    """A mixture of experts without its router, with the state_dict of transformers' Mixtral and Qwen3-MoE experts.
+
+    state_dict: `gate_up_proj`, [num_experts, 2 * intermediate_size, hidden_size], and `down_proj`, [num_experts,
+    hidden_size, intermediate_size]; with a bias `gate_up_proj_bias` and `down_proj_bias`. A model of transformers needs
+    no such module: `patch_model` sets its own experts to the same kernels.
+
+    Args:
+        hidden_size: size of the last dimension of x and of the result.
+        intermediate_size: size of the last dimension of what the gate yields.
+        num_experts: how many experts there are.
+        bias: give both projections of each expert a bias.
+        options: `activation`, `alpha`, `limit`, `up_offset`, `interleaved`, `recompute` and `backend` of
+            `swiglu_experts`.
+        device: of the parameters.
+        dtype: of the parameters; float32, float16 or bfloat16.
+
+    x: [..., hidden_size] in the parameters' dtype (any under autocast) and on their device -> [..., hidden_size].
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        num_experts: int,
+        *,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.options = options
+
+        def drawn(*shape: int, scale: float) -> nn.Parameter:
+            """As torch.nn.Linear draws its parameters."""
+            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype).uniform_(-scale, scale))
+
+        up_scale, down_scale = max(hidden_size, 1) ** -0.5, max(intermediate_size, 1) ** -0.5
+        self.gate_up_proj = drawn(num_experts, 2 * intermediate_size, hidden_size, scale=up_scale)
+        self.down_proj = drawn(num_experts, hidden_size, intermediate_size, scale=down_scale)
+        self.gate_up_proj_bias = drawn(num_experts, 2 * intermediate_size, scale=up_scale) if bias else None
+        self.down_proj_bias = drawn(num_experts, hidden_size, scale=down_scale) if bias else None
+
+    @property
+    def backend(self) -> str:
+        """What runs where the parameters are: "triton", "interpreter", or "torch" (the reference, no kernel at all)."""
+        return backend_for(self.down_proj)
+
+    def extra_repr(self) -> str:
+        """Return the sizes, the options and the backend."""
+        sizes = ", ".join(map(str, self.gate_up_proj.shape))
+        return ", ".join(
+            [
+                f"gate_up_proj=[{sizes}]",
+                *(f"{name}={value!r}" for name, value in self.options.items()),
+                f"backend={self.backend!r}",
+            ]
+        )
+
+    def forward(self, x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+        """Return each token's sum over its experts by their weights; as `swiglu_experts`, errors included."""
+        return swiglu_experts(
+            x, self.gate_up_proj, self.down_proj, top_k_index, top_k_weights,
+            b_gate_up=self.gate_up_proj_bias, b_down=self.down_proj_bias, **self.options,
         )  # fmt: skip

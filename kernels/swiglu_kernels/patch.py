@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from swiglu_kernels.calls.checks import KERNEL_DTYPES
+from swiglu_kernels.experts_interface import NAMES, gate_of, register_experts, takes_part
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.precision import float32_dot_precision
 from swiglu_kernels.modules import (
@@ -69,6 +70,7 @@ ACTIVATION_CLASSES = {
 CHECK_REACH = (1.0, 10.0, 100.0)
 """Largest gate of each token in the self-check: a forward that bounds what it computes shows on the last."""
 _STOCK_CLASS = "_class_before_patch"
+_STOCK_EXPERTS = "_experts_implementation_before_patch"
 _OWN_ATTRIBUTES = frozenset({"options", "gate_activation", "tensor_parallel", _STOCK_CLASS})
 
 
@@ -122,8 +124,10 @@ def patch_model(
     `up_proj` and `down_proj`, or a packed `gate_up_proj` and `down_proj`, all plain torch.nn.Linear, and SiLU or GELU's
     tanh approximation as its activation is taken if it passes a self-check: a few tokens through its own forward, in
     both training modes, and through the fused module, with its own weights, agree within what their dtype rounds. So
-    are the MLPs of Gemma, Gemma 2 and 3, OLMo 2, SmolLM3, Granite, Cohere 2 and GLM-4. Experts whose weights are
-    stacked in one tensor (Mixtral, Qwen3-MoE, gpt-oss) are left alone, and the report names them.
+    are the MLPs of Gemma, Gemma 2 and 3, OLMo 2, SmolLM3, Granite, Cohere 2 and GLM-4. Experts of transformers 5 (of
+    Mixtral, Qwen3-MoE, DeepSeek-V3, gpt-oss, OLMoE, GLM-4-MoE and the others that its experts interface serves) run on
+    `swiglu_experts`: the model's experts implementation is set to "swiglu_kernels". Any other experts whose weights are
+    stacked in one tensor are left alone, and the report names them.
 
     Parameters, state_dict, hooks on the MLP and training mode are untouched, so a checkpoint saved before or after
     loads into the stock model and back. Load weights first: the self-check needs them. Patch before parallelize_module
@@ -136,7 +140,7 @@ def patch_model(
             Phi-3's) and nothing else. Their attributes are checked, their forward is taken on the caller's word,
             without the self-check: for weights on the meta device, or all zero.
         weight_grad: see `swiglu_glu`.
-        save: see `swiglu_glu`.
+        save: see `swiglu_glu`; "input" has experts make gate and up again, too.
         input_grad: see `swiglu_glu`.
 
     Returns:
@@ -164,19 +168,84 @@ def patch_model(
         module.__dict__ |= _fused_attributes(module, options)
         module.__class__ = layout.fused
         changed.append(Changed(path, name, layout.fused.__name__))
-        device = next(module.parameters()).device
-        if device.type != "meta" and backend_for(device) == "torch":
-            without_kernels.add(str(device))
+        without_kernels |= _without_kernels(module)
+    experts = [(path, module) for path, module in model.named_modules() if takes_part(module)]
+    reasons = _set_experts(model, experts, options)
+    for path, module in experts:
+        name = type(module).__name__
+        if path in reasons:
+            left_alone.append(LeftAlone(path, name, reasons[path]))
+            continue
+        changed.append(Changed(path, name, f"{name}, {_implementation(module)}"))
+        without_kernels |= _without_kernels(module)
     notes = []
     if without_kernels:
         notes.append(
             f"nothing is gained on {', '.join(sorted(without_kernels))}: the backend there is torch, PyTorch's own "
             "operations; the kernels run on an NVIDIA GPU of compute capability 8.0 or newer, with Triton"
         )
-    if not candidates:
+    if not candidates and not experts:
         layouts = "; or ".join(", ".join(layout.projections) for layout in LAYOUTS)
         notes.append(f"no module of {type(model).__name__} has the projections of a gated MLP: {layouts}")
     return PatchReport(tuple(changed), tuple(left_alone), tuple(notes))
+
+
+def _without_kernels(module: nn.Module) -> set[str]:
+    """Return the device of a module where no kernel runs on it."""
+    device = next(module.parameters()).device
+    return {str(device)} if device.type != "meta" and backend_for(device) == "torch" else set()
+
+
+def _implementation(module: Any) -> str:
+    """Say which experts implementation a module's configuration has."""
+    return f"experts_implementation={module.config._experts_implementation!r}"
+
+
+def _set_experts(model: nn.Module, experts: list[tuple[str, nn.Module]], options: Options) -> dict[str, str]:
+    """Set the implementation of a model's experts, by path, where all of them can have it; return why the others not.
+
+    It is the model's configuration that names it, so that all of a model are set, or none.
+    """
+    owners: list[tuple[str, Any]] = []
+    for path, module in model.named_modules():
+        inside = any(path.startswith(f"{outer}." if outer else "") for outer, _ in owners)
+        if hasattr(module, "set_experts_implementation") and not inside:
+            owners.append((path, module))
+    reasons = {path: reason for path, module in experts if (reason := _why_not_experts(module, options)) is not None}
+    if not reasons and not owners:
+        reasons = dict.fromkeys((path for path, _ in experts), "there is no model of transformers around it")
+    if reasons or not experts:
+        other = next(iter(reasons), "")
+        return {path: reasons.get(path, f"{other} of the same model cannot be replaced") for path, _ in experts}
+    register_experts()
+    name = NAMES[options.save == "input"]
+    for _, owner in owners:
+        owner.__dict__[_STOCK_EXPERTS] = _experts_implementation(owner)
+        owner.set_experts_implementation(name)
+    return {
+        path: "its model cannot be set to another experts implementation"
+        for path, module in experts
+        if module.config._experts_implementation != name  # type: ignore[union-attr]
+    }
+
+
+def _experts_implementation(owner: Any) -> Any:
+    """Return what `set_experts_implementation` takes to bring back how it is set now."""
+    by_part = getattr(owner, "get_experts_implementation", None)
+    return owner.config._experts_implementation if by_part is None else by_part()
+
+
+def _why_not_experts(module: Any, options: Options) -> str | None:
+    """Return the first reason to leave experts alone."""
+    if module.config._experts_implementation in NAMES.values():
+        return f"it has {_implementation(module)} already"
+    if options.weight_grad == "none":
+        return "weight_grad='none' is not for experts: freeze their parameters with requires_grad_(False)"
+    for name, weight in module.named_parameters(recurse=False):
+        if type(weight) is not nn.Parameter or weight.dtype not in KERNEL_DTYPES:
+            return f"{name} is a {type(weight).__name__} of {weight.dtype}, not a plain one of the kernels' dtypes"
+    gate = gate_of(module)
+    return gate if isinstance(gate, str) else None
 
 
 def unpatch(model: nn.Module) -> PatchReport:
@@ -196,6 +265,15 @@ def unpatch(model: nn.Module) -> PatchReport:
     """
     _check_model(model)
     changed, left_alone = [], []
+    for _, owner in [one for one in model.named_modules() if _STOCK_EXPERTS in one[1].__dict__]:
+        owner.set_experts_implementation(owner.__dict__.pop(_STOCK_EXPERTS))  # type: ignore[operator]
+        changed += [
+            Changed(
+                path, f"{type(module).__name__}, swiglu_kernels", f"{type(module).__name__}, {_implementation(module)}"
+            )
+            for path, module in model.named_modules()
+            if takes_part(module) and any(module is one for one in owner.modules())
+        ]
     for path, module in model.named_modules():
         stock = module.__dict__.get(_STOCK_CLASS)
         if stock is None:
@@ -244,6 +322,8 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, Layout | Non
                 yield path, module, layout
                 break
         else:
+            if takes_part(module):
+                continue
             if _stacked(module) or set(module._modules) >= OTHER_NAMES:
                 yield path, module, None
 

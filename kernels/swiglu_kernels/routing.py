@@ -8,7 +8,8 @@ here waits for the GPU, adds with atomics or depends on the order in which progr
 The matrix products on these rows, `portable/experts.py` and any other set of kernels, are a module of these functions:
 
     gather(x, routing)                                          what the products read rows of tokens from: x itself,
-                                                                or a sorted copy of it whose padding is zero
+                                                                or a sorted copy of it; padding is zero as far as a
+                                                                multiple of ZEROS
     gate_up(x, w_gate_up, routing, bias, formula, interleaved,  -> h [P, I] and pre [P, 2I], None unless wanted
             store_h, store_pre)
     down(h, w_down, routing, bias)                              -> y [P, H]
@@ -37,7 +38,11 @@ from swiglu_kernels.launches.precision import round_to
 ONE_PROGRAM = 1024
 """Up to so many pairs a single program makes the routing, in one launch."""
 ELEMENTS = 8192
-"""Of the tiles pairs x experts that routing works in."""
+"""Of the tiles pairs x experts, and chunks x experts, that routing works in."""
+ZEROS = 64
+"""Rows of an expert's padding are written up to a multiple of it."""
+SOME = 8
+"""Experts whose pairs one program adds up over all chunks."""
 
 
 class Routing(NamedTuple):
@@ -79,60 +84,41 @@ def _of_pairs(index_ptr, first, last, experts, PAIRS: tl.constexpr, EXPERTS: tl.
 
 
 @triton.jit
-def _count(index_ptr, chunk_ptr, pair_ptr, pairs, experts, rows, chunk, share, chunks,
+def _count(index_ptr, pair_ptr, pairs, experts, rows, chunk, share, chunks,
            PAIRS: tl.constexpr, EXPERTS: tl.constexpr):  # fmt: skip
-    """Count a chunk's pairs of each expert, and clear the chunk's share of the rows."""
-    expert = tl.arange(0, EXPERTS)
+    """Return a chunk's number of pairs of each expert, and clear the chunk's share of the rows."""
     last = tl.minimum((chunk + 1) * share, pairs)
     found = tl.zeros((EXPERTS,), dtype=tl.int32)
     for first in range(chunk * share, last, PAIRS):
         _, _, hot = _of_pairs(index_ptr, first, last, experts, PAIRS, EXPERTS)
         found += tl.sum(hot, 0)
-    tl.store(chunk_ptr + chunk * experts + expert, found, mask=expert < experts)
     of_rows = tl.cdiv(rows, chunks)
     end = tl.minimum((chunk + 1) * of_rows, rows)
     for first in range(chunk * of_rows, end, 1024):
         row = first + tl.arange(0, 1024)
         tl.store(pair_ptr + row, -1, mask=row < end)
+    return found
 
 
 @triton.jit
-def _lay_out(chunk_ptr, tile_expert_ptr, starts_ptr, counts_ptr, experts, tiles, chunks,
-             TILE_ROWS: tl.constexpr, CHUNKS: tl.constexpr, TILES: tl.constexpr, EXPERTS: tl.constexpr):  # fmt: skip
-    """Turn the counts of chunks into the first row of each chunk and expert; name the expert of each tile."""
+def _place(index_ptr, pair_ptr, row_ptr, tile_expert_ptr, starts_ptr, counts, before, pairs, experts, tiles, chunk,
+           share, chunks, PAIRS: tl.constexpr, TILE_ROWS: tl.constexpr, EXPERTS: tl.constexpr):  # fmt: skip
+    """Write the rows of a chunk's pairs, the pairs of these rows, and the chunk's share of where experts begin.
+
+    counts: of each expert; before: how many of them are in the chunks before.
+    """
     expert = tl.arange(0, EXPERTS)
     known = expert < experts
-    counts = tl.zeros((EXPERTS,), dtype=tl.int32)
-    for first in range(0, chunks, CHUNKS):
-        chunk = first + tl.arange(0, CHUNKS)
-        inside = (chunk < chunks)[:, None] & known[None, :]
-        counts += tl.sum(tl.load(chunk_ptr + chunk[:, None] * experts + expert[None, :], mask=inside, other=0), 0)
     padded = tl.cdiv(counts, TILE_ROWS) * TILE_ROWS
     ends = tl.cumsum(padded, 0)
-    tl.store(counts_ptr + expert, counts, mask=known)
-    tl.store(starts_ptr + expert, ends - padded, mask=known)
-    tl.store(starts_ptr + experts, tl.sum(padded, 0))
-    row = ends - padded
-    for first in range(0, chunks, CHUNKS):
-        chunk = first + tl.arange(0, CHUNKS)
-        inside = (chunk < chunks)[:, None] & known[None, :]
-        at = chunk_ptr + chunk[:, None] * experts + expert[None, :]
-        found = tl.load(at, mask=inside, other=0)
-        tl.store(at, row[None, :] + tl.cumsum(found, 0) - found, mask=inside)
-        row += tl.sum(found, 0)
-    for first in range(0, tiles, TILES):
-        tile = first + tl.arange(0, TILES)
-        before = tl.sum(((ends[None, :] <= tile[:, None] * TILE_ROWS) & known[None, :]).to(tl.int32), 1)
-        tl.store(tile_expert_ptr + tile, tl.where(before < experts, before, -1), mask=tile < tiles)
-
-
-@triton.jit
-def _place(index_ptr, chunk_ptr, pair_ptr, row_ptr, pairs, experts, chunk, share,
-           PAIRS: tl.constexpr, EXPERTS: tl.constexpr):  # fmt: skip
-    """Write the rows of a chunk's pairs and the pairs of these rows."""
-    expert = tl.arange(0, EXPERTS)
+    if chunk == 0:
+        tl.store(starts_ptr + expert, ends - padded, mask=known)
+        tl.store(starts_ptr + experts, tl.sum(padded, 0))
+    for tile in range(chunk, tiles, chunks):
+        full = tl.sum(((ends <= tile * TILE_ROWS) & known).to(tl.int32), 0)
+        tl.store(tile_expert_ptr + tile, tl.where(full < experts, full, -1))
+    next_row = ends - padded + before
     last = tl.minimum((chunk + 1) * share, pairs)
-    next_row = tl.load(chunk_ptr + chunk * experts + expert, mask=expert < experts, other=0)
     for first in range(chunk * share, last, PAIRS):
         pair, routed, hot = _of_pairs(index_ptr, first, last, experts, PAIRS, EXPERTS)
         row = tl.sum(hot * (next_row[None, :] + tl.cumsum(hot, 0) - 1), 1)
@@ -144,33 +130,48 @@ def _place(index_ptr, chunk_ptr, pair_ptr, row_ptr, pairs, experts, chunk, share
 @triton.jit
 def _count_kernel(index_ptr, chunk_ptr, pair_ptr, pairs, experts, rows, share, chunks,
                   PAIRS: tl.constexpr, EXPERTS: tl.constexpr):  # fmt: skip
-    _count(index_ptr, chunk_ptr, pair_ptr, pairs, experts, rows, tl.program_id(0), share, chunks, PAIRS, EXPERTS)
+    found = _count(index_ptr, pair_ptr, pairs, experts, rows, tl.program_id(0), share, chunks, PAIRS, EXPERTS)
+    expert = tl.arange(0, EXPERTS)
+    tl.store(chunk_ptr + tl.program_id(0) * experts + expert, found, mask=expert < experts)
 
 
 @triton.jit
-def _lay_out_kernel(chunk_ptr, tile_expert_ptr, starts_ptr, counts_ptr, experts, tiles, chunks,
-                    TILE_ROWS: tl.constexpr, CHUNKS: tl.constexpr, TILES: tl.constexpr,
-                    EXPERTS: tl.constexpr):  # fmt: skip
-    _lay_out(chunk_ptr, tile_expert_ptr, starts_ptr, counts_ptr, experts, tiles, chunks,
-             TILE_ROWS, CHUNKS, TILES, EXPERTS)  # fmt: skip
+def _sum_kernel(chunk_ptr, counts_ptr, experts, chunks, CHUNKS: tl.constexpr, SOME: tl.constexpr):
+    """Turn the counts of chunks into those of the chunks before, and count the pairs of SOME experts."""
+    expert = tl.program_id(0) * SOME + tl.arange(0, SOME)
+    known = expert < experts
+    counts = tl.zeros((SOME,), dtype=tl.int32)
+    for first in range(0, chunks, CHUNKS):
+        chunk = first + tl.arange(0, CHUNKS)
+        inside = (chunk < chunks)[:, None] & known[None, :]
+        at = chunk_ptr + chunk[:, None] * experts + expert[None, :]
+        found = tl.load(at, mask=inside, other=0)
+        tl.store(at, counts[None, :] + tl.cumsum(found, 0) - found, mask=inside)
+        counts += tl.sum(found, 0)
+    tl.store(counts_ptr + expert, counts, mask=known)
 
 
 @triton.jit
-def _place_kernel(index_ptr, chunk_ptr, pair_ptr, row_ptr, pairs, experts, share,
-                  PAIRS: tl.constexpr, EXPERTS: tl.constexpr):  # fmt: skip
-    _place(index_ptr, chunk_ptr, pair_ptr, row_ptr, pairs, experts, tl.program_id(0), share, PAIRS, EXPERTS)
-
-
-@triton.jit
-def _route_kernel(index_ptr, chunk_ptr, pair_ptr, row_ptr, tile_expert_ptr, starts_ptr, counts_ptr,
-                  pairs, experts, rows, tiles, PAIRS: tl.constexpr, TILE_ROWS: tl.constexpr, TILES: tl.constexpr,
+def _place_kernel(index_ptr, chunk_ptr, pair_ptr, row_ptr, tile_expert_ptr, starts_ptr, counts_ptr, pairs, experts,
+                  tiles, share, chunks, PAIRS: tl.constexpr, TILE_ROWS: tl.constexpr,
                   EXPERTS: tl.constexpr):  # fmt: skip
-    """All three in one program, which meets its own stores again behind the barriers."""
-    _count(index_ptr, chunk_ptr, pair_ptr, pairs, experts, rows, 0, pairs, 1, PAIRS, EXPERTS)
+    expert = tl.arange(0, EXPERTS)
+    counts = tl.load(counts_ptr + expert, mask=expert < experts, other=0)
+    before = tl.load(chunk_ptr + tl.program_id(0) * experts + expert, mask=expert < experts, other=0)
+    _place(index_ptr, pair_ptr, row_ptr, tile_expert_ptr, starts_ptr, counts, before, pairs, experts, tiles,
+           tl.program_id(0), share, chunks, PAIRS, TILE_ROWS, EXPERTS)  # fmt: skip
+
+
+@triton.jit
+def _route_kernel(index_ptr, pair_ptr, row_ptr, tile_expert_ptr, starts_ptr, counts_ptr, pairs, experts, rows, tiles,
+                  PAIRS: tl.constexpr, TILE_ROWS: tl.constexpr, EXPERTS: tl.constexpr):  # fmt: skip
+    """All three in one program, which clears all rows behind a barrier."""
+    counts = _count(index_ptr, pair_ptr, pairs, experts, rows, 0, pairs, 1, PAIRS, EXPERTS)
+    expert = tl.arange(0, EXPERTS)
+    tl.store(counts_ptr + expert, counts, mask=expert < experts)
     tl.debug_barrier()
-    _lay_out(chunk_ptr, tile_expert_ptr, starts_ptr, counts_ptr, experts, tiles, 1, TILE_ROWS, 1, TILES, EXPERTS)
-    tl.debug_barrier()
-    _place(index_ptr, chunk_ptr, pair_ptr, row_ptr, pairs, experts, 0, pairs, PAIRS, EXPERTS)
+    _place(index_ptr, pair_ptr, row_ptr, tile_expert_ptr, starts_ptr, counts, tl.zeros((EXPERTS,), dtype=tl.int32),
+           pairs, experts, tiles, 0, pairs, 1, PAIRS, TILE_ROWS, EXPERTS)  # fmt: skip
 
 
 def route_launch(
@@ -185,29 +186,22 @@ def route_launch(
     """Describe the launches that write a routing, of `index` [T, k], contiguous."""
     pairs, experts, tiles = index.numel(), counts.shape[0], tile_expert.shape[0]
     wide = triton.next_power_of_2(max(experts, 1))
-    high = max(1, ELEMENTS // wide)
-    at_once = min(high, max(16, triton.next_power_of_2(max(pairs, 1))))
-    tile_at_once = min(high, triton.next_power_of_2(max(tiles, 1)))
-    one_program = pairs <= ONE_PROGRAM
-    share = max(pairs, 1) if one_program else max(512, at_once)
-    chunks = triton.cdiv(max(pairs, 1), share)
-    chunk = index.new_empty((chunks, experts), dtype=torch.int32)
-    sizes = {"pairs": pairs, "experts": experts, "share": share, "EXPERTS": wide}
-    count = {"index_ptr": index, "chunk_ptr": chunk, "pair_ptr": pair, "rows": pair.shape[0], "PAIRS": at_once}
-    lay_out = {
-        "chunk_ptr": chunk, "tile_expert_ptr": tile_expert, "starts_ptr": starts, "counts_ptr": counts,
-        "tiles": tiles, "TILE_ROWS": tile_rows, "TILES": tile_at_once,
+    share = min(max(1, ELEMENTS // wide), max(16, triton.next_power_of_2(max(pairs, 1))))
+    results = {
+        "index_ptr": index, "pair_ptr": pair, "row_ptr": row, "tile_expert_ptr": tile_expert, "starts_ptr": starts,
+        "counts_ptr": counts, "tiles": tiles, "TILE_ROWS": tile_rows,
     }  # fmt: skip
-    place = {"index_ptr": index, "chunk_ptr": chunk, "pair_ptr": pair, "row_ptr": row, "PAIRS": at_once}
-    if one_program:
-        arguments = {**sizes, **count, **lay_out, **place}
-        del arguments["share"]
-        return Launch(_route_kernel, (1,), arguments, num_warps=8, num_stages=1, scratch=chunk)
-    layout_sizes = {"experts": experts, "chunks": chunks, "EXPERTS": wide}
-    layout_sizes["CHUNKS"] = min(high, triton.next_power_of_2(chunks))
-    third = Launch(_place_kernel, (chunks,), sizes | place, num_warps=8, num_stages=1)
-    second = Launch(_lay_out_kernel, (1,), layout_sizes | lay_out, num_warps=8, num_stages=1, then=third)
-    first = sizes | count | {"chunks": chunks}
+    sizes = {"pairs": pairs, "experts": experts, "PAIRS": share, "EXPERTS": wide}
+    if pairs <= ONE_PROGRAM:
+        return Launch(_route_kernel, (1,), results | sizes | {"rows": pair.shape[0]}, num_warps=8, num_stages=1)
+    chunks = triton.cdiv(pairs, share)
+    chunk = index.new_empty((chunks, experts), dtype=torch.int32)
+    sizes |= {"share": share, "chunks": chunks, "chunk_ptr": chunk}
+    third = Launch(_place_kernel, (chunks,), results | sizes, num_warps=8, num_stages=1)
+    sums = {"chunk_ptr": chunk, "counts_ptr": counts, "experts": experts, "chunks": chunks, "SOME": SOME}
+    sums["CHUNKS"] = min(ELEMENTS // SOME, triton.next_power_of_2(chunks))
+    second = Launch(_sum_kernel, (triton.cdiv(experts, SOME),), sums, num_warps=8, num_stages=1, then=third)
+    first = sizes | {"index_ptr": index, "pair_ptr": pair, "rows": pair.shape[0]}
     return Launch(_count_kernel, (chunks,), first, num_warps=8, num_stages=1, then=second, scratch=chunk)
 
 
@@ -236,34 +230,41 @@ def route(index: torch.Tensor, experts: int, tile_rows: int) -> Routing:
 
 @triton.jit
 def _gather_kernel(
-    x_ptr, out_ptr, pair_ptr, starts_ptr, experts, columns, slots, x_row, x_column,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, out_ptr, row_ptr, starts_ptr, counts_ptr, tokens, columns, x_row, x_column,
+    SLOTS: tl.constexpr, ZEROS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    if tl.program_id(0) * ROWS >= tl.load(starts_ptr + experts):
-        return
+    program = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = (column < columns)[None, :]
-    pair = tl.load(pair_ptr + row)
-    token = (pair // slots).to(tl.int64)
-    at = x_ptr + token[:, None] * x_row + column.to(tl.int64)[None, :] * x_column
-    x = tl.load(at, mask=(pair >= 0)[:, None] & inside, other=0.0)
-    tl.store(out_ptr + row.to(tl.int64)[:, None] * columns + column[None, :], x, mask=inside)
+    inside = column < columns
+    if program < tokens:
+        x = tl.load(x_ptr + program.to(tl.int64) * x_row + column.to(tl.int64) * x_column, mask=inside)
+        for slot in tl.static_range(SLOTS):
+            row = tl.load(row_ptr + program.to(tl.int64) * SLOTS + slot).to(tl.int64)
+            tl.store(out_ptr + row * columns + column, x, mask=inside & (row >= 0))
+    else:
+        count = tl.load(counts_ptr + program - tokens)
+        first = (tl.load(starts_ptr + program - tokens) + count).to(tl.int64)
+        zero = tl.zeros((BLOCK,), dtype=out_ptr.dtype.element_ty)
+        for more in range(tl.cdiv(count, ZEROS) * ZEROS - count):
+            tl.store(out_ptr + (first + more) * columns + column, zero, mask=inside)
 
 
 def gather_launch(
-    x: torch.Tensor, out: torch.Tensor, pair: torch.Tensor, starts: torch.Tensor, slots: int, tile_rows: int
-) -> Launch:
-    """Describe the launch that writes the sorted copy [P, H], contiguous, of x [T, H], any strides."""
-    block = min(512, triton.next_power_of_2(max(x.shape[1], 1)))
-    rows = min(8, tile_rows)
+    x: torch.Tensor, out: torch.Tensor, row: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor, slots: int,
+    tile_rows: int,
+) -> Launch:  # fmt: skip
+    """Describe the launch that writes the sorted copy [P, H], contiguous, of x [T, H], any strides.
+
+    A program reads a token once and writes all of its rows; one for each expert writes zeros.
+    """
+    block = min(1024, triton.next_power_of_2(max(x.shape[1], 1)))
     return Launch(
         kernel=_gather_kernel,
-        grid=(out.shape[0] // rows, triton.cdiv(x.shape[1], block)),
+        grid=(x.shape[0] + counts.shape[0], triton.cdiv(x.shape[1], block)),
         arguments={
-            "x_ptr": x, "out_ptr": out, "pair_ptr": pair, "starts_ptr": starts, "experts": starts.shape[0] - 1,
-            "columns": x.shape[1], "slots": slots, "x_row": x.stride(0), "x_column": x.stride(1),
-            "ROWS": rows, "BLOCK": block,
+            "x_ptr": x, "out_ptr": out, "row_ptr": row, "starts_ptr": starts, "counts_ptr": counts,
+            "tokens": x.shape[0], "columns": x.shape[1], "x_row": x.stride(0), "x_column": x.stride(1),
+            "SLOTS": slots, "ZEROS": min(ZEROS, tile_rows), "BLOCK": block,
         },
         num_warps=4,
         num_stages=1,
@@ -271,9 +272,9 @@ def gather_launch(
 
 
 def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Return x [T, H] in sorted rows [P, H]; padding is zero, what lies behind the last tile in use is not written."""
+    """Return x [T, H] in sorted rows [P, H]; padding is zero as far as a multiple of ZEROS, and then not written."""
     out = x.new_empty((routing.pair.shape[0], x.shape[1]))
-    run(gather_launch, x, out, routing.pair, routing.starts, routing.slots, routing.tile_rows)
+    run(gather_launch, x, out, *routing[1:2], *routing[3:])
     return out
 
 

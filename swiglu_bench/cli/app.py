@@ -95,6 +95,7 @@ def run() -> int:
         if not hasattr(error, "format_message"):  # errors of Typer's own parser have it
             raise
         message = error.format_message()
+        message += "" if message.endswith((".", "?")) else "."
     typer.echo(f"Error: {message}", err=True)
     return 2
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -122,14 +122,13 @@ def _compare(
 def _runs(before: Path, after: Path | None) -> tuple[Path, Path]:
     """The runs to compare: a name is that of a baseline, which is of the command of the other run."""
     from swiglu_bench.rows import baselines
-    from swiglu_bench.rows.finished_run import load_run
-    from swiglu_bench.rows.run_folder import find_runs
+    from swiglu_bench.rows.finished_run import find_runs, load_run
 
     if after is None:
-        runs = sorted(find_runs(Path("results")), key=lambda file: file.stat().st_mtime)
+        runs = sorted(find_runs(Path("results")), key=lambda run: max(file.stat().st_mtime for file in run.iterdir()))
         if not runs:
             raise BadInput("There is no run below results/; name the run to compare with the first.")
-        after = runs[-1].parent
+        after = runs[-1]
     if before.exists() or before.name != str(before):
         return before, after
     return baselines.find(before.name, load_run(after, beside=False).command), after
@@ -139,12 +138,12 @@ def _show(
     rows: RowOptions, run: RunPath,
     sort: Annotated[
         Text,
-        option(OUTPUT, "A figure of records.csv, such as ratio: implementations by its median; or implementation."),
+        option(OUTPUT, "A figure of the rows, such as ratio: implementations by its median; or implementation."),
     ] = None,
     reverse: Annotated[bool, option(OUTPUT, "The other way round.", "--reverse")] = False,
     pivot: Annotated[
         Text,
-        option(OUTPUT, "Show one figure of records.csv, such as time_ms: implementations down, token counts across."),
+        option(OUTPUT, "Show one figure of the rows, such as time_ms: implementations down, token counts across."),
     ] = None,
     baseline: Annotated[
         Text, option(CHOOSE, "Form the ratios to this implementation, timed in the same rounds, instead.")
@@ -157,8 +156,6 @@ def _show(
 ) -> None:  # fmt: skip
     """Show a finished run again: its tables, filtered and sorted, or its rows for another program.
 
-    Of a training: the tables that `train` printed; --impl, --format and --output choose what of it.
-
     Example: swiglu-bench show results/nvidia-h200/2026-11-21/step-mlp --baseline compile --sort ratio
     """
     text.check("--format", form, "table", "github", "parquet", *text.ROWS)
@@ -166,20 +163,6 @@ def _show(
         raise BadInput("--output is for rows; give --format json, jsonl, csv, parquet or github with it.")
     if form == "parquet" and not output:
         raise BadInput("--format parquet is binary and needs --output FILE.")
-    from swiglu_bench.rows.training import training_folder
-
-    trained = training_folder(run)
-    if trained:
-        refused = {
-            "--shape": rows.shape, "--tokens": rows.tokens, "--dtype": rows.dtype, "--scope": rows.scope,
-            "--mode": rows.mode, "--sort": sort, "--reverse": reverse, "--pivot": pivot, "--baseline": baseline,
-            "--detail": detail, "--format github": form == "github",
-        }  # fmt: skip
-        names = ", ".join(name for name, given in refused.items() if given)
-        if names:
-            raise BadInput(f"{run} is a training run, which is shown by --impl, --format and --output; omit {names}.")
-        _show_training(trained, rows.names, form, output)
-        return
     if form == "github" and not pivot:
         raise BadInput("--format github needs --pivot FIGURE, such as --pivot time_ms.")
     chosen = rows.of(run, baseline)
@@ -193,54 +176,33 @@ def _show(
         _show_run(chosen, detail, form, output)
 
 
-def _show_training(folder: Path, names: list[str], form: str, output: Path | None) -> None:
-    """The tables that `train` printed, or the rows of summary.csv."""
-    from swiglu_bench.rows.training import SUMMARY_COLUMNS, load_training
-    from swiglu_bench.writers.training_tables import tables
-
-    training = load_training(folder).only(names)
-    if form == "table":
-        _print(tables(training.summaries))
-    else:
-        rows = [one.row() for one in training.summaries]
-        _write(form, rows, {"kind": "training", **training.about}, SUMMARY_COLUMNS, output)
-
-
 def _show_pivot(run: FinishedRun, column: str, name: str, form: str, output: Path | None) -> None:
     """One figure over token counts."""
     from swiglu_bench.finished import show as showing
 
-    rows = showing.pivot(run, showing.figure(column, "--pivot"))
+    rows = showing.pivot(run, showing.figure(run, column, "--pivot"))
     if form == "table":
         _print(showing.grid(rows, column))
     elif form == "github":
         text.put(showing.markdown(rows) + "\n", output)
+    elif form == "parquet" and output:
+        text.write_parquet(rows, output)
     else:
-        _write(form, rows, {"kind": "pivot", "figure": column, "run": name}, rows[0] if rows else (), output)
+        about = {"kind": "pivot", "figure": column, "run": name}
+        text.put(text.as_text(form, rows, about, rows[0] if rows else ()), output)
 
 
 def _show_run(run: FinishedRun, detail: bool, form: str, output: Path | None) -> None:
-    """The tables that the command printed, or the rows of records.csv."""
+    """The tables that the command printed, or its rows."""
     from swiglu_bench.finished.show import tables
     from swiglu_bench.rows.workload import as_text
 
     if form == "table":
         _print(tables(run, text.screen().width, detail))
-    elif form == "parquet":
-        assert output is not None
+    elif form == "parquet" and output:
         text.write_parquet(run.frame, output)
     else:
         text.put(as_text(run, form), output)
-
-
-def _write(
-    form: str, rows: Sequence[Mapping[str, Any]], about: Mapping[str, Any], columns: Iterable[str], output: Path | None
-) -> None:
-    if form == "parquet":
-        assert output is not None
-        text.write_parquet(rows, output)
-    else:
-        text.put(text.as_text(form, rows, about, columns), output)
 
 
 def _print(parts: Iterable[RenderableType]) -> None:
@@ -286,12 +248,13 @@ def publish(
 
     from swiglu_bench.machine.machine import slug_of
     from swiglu_bench.rows.finished_run import load_run
+    from swiglu_bench.rows.training import steps_of
     from swiglu_bench.sweep.output import wandb_run
 
     found = load_run(run)
     if not found.records:
         raise BadInput(f"{run} has no rows to publish; give a run that has some.")
-    wanted = options.SweepOptions(
+    wanted = options.WandbOptions(
         wandb_project=wandb_project, wandb_entity=wandb_entity, wandb_group=wandb_group, wandb_tags=wandb_tags,
         wandb_id=wandb_id,
     )  # fmt: skip
@@ -299,6 +262,8 @@ def publish(
     say = partial(text.screen(form).print, markup=False, highlight=False, soft_wrap=True)
     sent = wandb_run(wanted, found.command, slug, found.about, found.place, lambda line: say(f"Warning: {line}"))
     with closing(sent):
+        for step in steps_of(found.place) if found.place else ():
+            sent.step(step)
         for record in found.records:
             sent.write(record)
     if sent.url_or_path:

@@ -23,7 +23,10 @@ FACTS = (
     "name", "description", "trains", "weight_layout", "backend", "package", "usage", "source", "on_request", "variant",
 )  # fmt: skip
 """What `list --format json` says of an implementation, besides scopes, offers and why it cannot run."""
-COLUMNS = {"shapes": ("hidden", "intermediate", "tokens", "source"), "sweeps": ("shapes", "tokens", "source")}
+COLUMNS = {
+    "shapes": ("hidden", "intermediate", "experts", "tokens", "source"),
+    "sweeps": ("shapes", "tokens", "source"),
+}
 
 
 def list_(
@@ -100,6 +103,8 @@ def tables(told: Mapping[str, Any], detail: bool, shapes: bool, machine: bool) -
                 name: ", ".join(map(str, value)) if isinstance(value, list) else str(value or "the shapes' own")
                 for name, value in one.items()
             }
+            if "experts" in columns:
+                shown["experts"] = f"{one['experts']}, top {one['top_k']}" if one["experts"] else ""
             found.add_row(Text(one["name"], "bold"), *(shown[column] for column in columns))
         yield found
     if machine:
@@ -167,13 +172,17 @@ def planned(settings: Settings, cases: Sequence[Case], free_bytes: int, processe
     ]  # fmt: skip
 
 
-def dry_run(cases: Sequence[Mapping[str, Any]], names: Sequence[str], free_bytes: int) -> Iterator[RenderableType]:
-    """Planned cases and the implementations that each is for."""
-    found = table("Cases", "shape", "scope", "mode", "dtype", "tokens", "memory needed", "")
+def put_plan(form: str, command: str, cases: Sequence[dict[str, Any]], names: Sequence[str], free_bytes: int) -> None:
+    """What `--dry-run` says: planned cases, the memory that each needs, and the implementations that each is for."""
+    if form != text.TABLE:
+        about = {"kind": "plan", "command": command, "free_bytes": free_bytes, "implementations": names}
+        text.put(text.as_text(form, cases, about, cases[0]))
+        return
+    shown = [name for name in cases[0] if name not in ("hidden", "intermediate", "needed_bytes", "fits")]
+    found = table("Cases", *shown, "memory needed", "")
     for case in cases:
-        lacks = "" if case["fits"] else f"skipped: the device has {free_bytes / 2**30:.1f} GiB free"
+        lacks = "" if case["fits"] else f"too large: the device has {free_bytes / 2**30:.1f} GiB free"
         size = f"{case['needed_bytes'] / 2**20:,.1f} MiB"
-        what = (str(case[name]) for name in ("shape", "scope", "mode", "dtype", "tokens"))
-        found.add_row(*what, size, Text(lacks, "yellow"))
-    yield found
-    yield Text(f"{len(cases)} cases x {len(names)} implementations: {', '.join(names)}")
+        found.add_row(*(str(case[name]) for name in shown), size, Text(lacks, "yellow"))
+    count = f"{len(cases)} case{'s' * (len(cases) > 1)}"
+    text.screen().print(found, Text(f"{count} x {len(names)} implementations: {', '.join(names)}"))

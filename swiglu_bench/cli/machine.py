@@ -141,8 +141,6 @@ def noise(
     text.check("--format", form, text.TABLE, "json")
     import tempfile
 
-    from rich.progress import track
-
     from swiglu_bench.implementations import pytorch
     from swiglu_bench.machine import machine
     from swiglu_bench.measure.rounds import Rule
@@ -152,6 +150,7 @@ def noise(
     from swiglu_bench.session.settings import Settings, Task
     from swiglu_bench.spec.shapes import load_shapes
     from swiglu_bench.sweep.output import default_folder
+    from swiglu_bench.writers.console import Bar
 
     chosen = machine.find_device(device)
     on_gpu = chosen.type == "cuda"
@@ -175,7 +174,9 @@ def noise(
         stack.callback(crew.end)
         series = measuring.Pairs(crew, case, pytorch.eager)
         try:
-            for number in track(range(pairs), "timing pairs", console=console, transient=True):
+            bar = stack.enter_context(Bar(console, pairs))
+            for number in range(pairs):
+                bar.tell(f"timing pair {number + 1} of {pairs}", number)
                 found.append(series.measure())
                 file.append([_noise_row(number, found[-1])])
         except KeyboardInterrupt:

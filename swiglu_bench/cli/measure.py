@@ -75,12 +75,6 @@ def _dry_run(command: str, options: SweepOptions, console: Console, form: str) -
 
     with request.requested(command, options, console, request.command_line()) as asked:
         free_bytes = free_memory_bytes(asked.settings.device)
-        cases, names = (
-            listing.planned(asked.settings, asked.cases, free_bytes),
-            [one.name for one in asked.implementations],
-        )
-    if form == text.TABLE:
-        console.print(*listing.dry_run(cases, names, free_bytes))
-    else:
-        about = {"kind": "plan", "command": command, "free_bytes": free_bytes, "implementations": names}
-        text.put(text.as_text(form, cases, about, cases[0]))
+        cases = listing.planned(asked.settings, asked.cases, free_bytes)
+        names = [one.name for one in asked.implementations]
+    listing.put_plan(form, command, cases, names, free_bytes)

@@ -67,6 +67,8 @@ def recommend(
             "resume": resume, "force": force,
         }  # fmt: skip
         runs = [_measured(mode, out, console, **given, budget=budget, energy=False)]
+        if not any(record.time_ms is not None for record in runs[0].records):
+            raise typer.Exit(1)  # the sweep has said why
         runs += [_measured("memory", out, console, **given)] if most is not None else []
     choices = recommendation.recommend(runs, catalogue, most)
     if form == "table":

@@ -7,87 +7,25 @@ from typing import Annotated
 
 import typer
 
-from swiglu_bench.rows import text as formats
+from swiglu_bench.cli.options import command_of
+from swiglu_bench.rows import text
 from swiglu_bench.spec.cases import Mode, parse_dtypes, parse_tokens
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.sweep import request
-from swiglu_bench.sweep.options import (
-    HOW,
-    WHAT,
-    Csv,
-    Device,
-    DtypeOption,
-    JsonForm,
-    LogWandb,
-    Out,
-    Quiet,
-    Seed,
-    Shapes,
-    SkipImpl,
-    Tokens,
-    Wait,
-    WandbProject,
-)
+from swiglu_bench.sweep.options import HOW, JsonForm, option
+from swiglu_bench.tp.options import TpOptions
 
 DEFAULT = ("eager", "compile", "compile-async-tp", "liger", "fused-auto", "fused-mlp-auto")
 """Take part unless told otherwise."""
 ON_REQUEST_ON_A_CPU = "On a CPU compiling takes longer than all the rest; --impl names it."
 
 
-def tp(
-    gpus: Annotated[
-        str | None,
-        typer.Option(
-            help="GPUs in a group, as 4, or several in turn, as 1,2,4; on a CPU processes. Under torchrun its own. "
-            "\\[default: all GPUs; 2 processes on a CPU]",
-            rich_help_panel=WHAT, show_default=False,
-        ),
-    ] = None,
-    shapes: Shapes = None,
-    tokens: Tokens = None,
-    modes: Annotated[str, typer.Option(help="forward, step, comma-separated.", rich_help_panel=WHAT)] = "forward,step",
-    dtype: DtypeOption = None,
-    impl: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Implementations of the scope mlp: names, globs, or path/to/file.py:name (which runs that file's "
-            "code); comma-separated or repeated. eager is always there. "
-            "\\[default: eager, compile, compile-async-tp, liger, fused-auto, fused-mlp-auto]",
-            rich_help_panel=WHAT, show_default=False,
-        ),
-    ] = None,
-    skip_impl: SkipImpl = None,
-    sequence_parallel: Annotated[
-        str,
-        typer.Option(
-            help="no (every rank has all tokens; all-reduce), yes (each has its part of them; all-gather and "
-            "reduce-scatter) or both.",
-            rich_help_panel=WHAT,
-        ),
-    ] = "both",
-    seed: Seed = 0,
-    device: Device = None,
-    budget: Annotated[
-        float, typer.Option(help="Seconds for a case's rounds, of which there are at least ten.", min=0.01,
-                            rich_help_panel=HOW)
-    ] = 3.0,
-    timeout: Annotated[
-        float,
-        typer.Option(help="Seconds without progress, compiling included, after which a group of ranks is ended.",
-                     min=1.0, rich_help_panel=HOW),
-    ] = 180.0,
-    wait: Wait = True,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the cases and the memory they need, and stop.", rich_help_panel=HOW)
-    ] = False,
-    out: Out = None,
-    csv: Csv = True,
+def _tp(
+    options: TpOptions,
+    dry_run: Annotated[bool, option(HOW, "Print the cases and the memory they need, and stop.", "--dry-run")] = False,
     form: JsonForm = "table",
-    quiet: Quiet = False,
-    log_wandb: LogWandb = False,
-    wandb_project: WandbProject = "swiglu-bench",
-) -> None:  # fmt: skip
+) -> None:
     """Time the MLP split over several GPUs: tensor parallelism, with the collectives it needs.
 
     Gate and up are split by rows, down by columns. Output and every gradient are checked against fp64 on all ranks
@@ -96,11 +34,12 @@ def tp(
 
     Example: swiglu-bench tp --gpus 4 --shapes llama7b,llama3-70b --tokens 1k,4k,16k
     """
-    formats.check("--format", form, "table", "json")
-    ways = _ways(sequence_parallel)
-    kinds = [Mode(request.choice("--modes", part.strip(), ["forward", "step"])) for part in modes.split(",")]
-    if out and not csv:
+    text.check("--format", form, "table", "json")
+    ways = _ways(options.sequence_parallel)
+    kinds = [Mode(request.choice("--modes", part.strip(), ["forward", "step"])) for part in options.modes.split(",")]
+    if options.out and not options.csv:
         raise BadInput("--out was given together with --no-csv; leave one of them out.")
+    request.check_wandb(options)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts bytes on a CPU, talks on stderr
     os.environ.setdefault("GLOG_minloglevel", "2")
     from swiglu_bench.tp.ranks import default_environment, under_torchrun
@@ -113,54 +52,64 @@ def tp(
     from swiglu_bench.tp.bench import quiet as hush
     from swiglu_bench.tp.case import default_rule
     from swiglu_bench.tp.plan import Plan, cases_of
-    from swiglu_bench.tp.run import TpRun, sharing, too_large
+    from swiglu_bench.tp.run import TpRun, sharing, too_large, work
 
     spot = under_torchrun()
-    one = machine.find_device(device)
+    one = machine.find_device(options.device)
     if spot and one.type == "cuda":
         one = machine.find_device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
-    elif device and ":" in device:
-        raise BadInput(f"--device: {device} is one GPU; give cuda or cpu, and choose GPUs by CUDA_VISIBLE_DEVICES.")
-    sizes = _sizes(gpus, one.type, spot)
+    elif options.device and ":" in options.device:
+        raise BadInput(
+            f"--device: {options.device} is one GPU; give cuda or cpu, and choose GPUs by CUDA_VISIBLE_DEVICES."
+        )
+    sizes = _sizes(options.gpus, one.type, spot)
     on_gpu = one.type == "cuda"
     cases = cases_of(
-        dense_shapes(shapes if shapes is not None else "llama7b" if on_gpu else "smoke", "tp"),
+        dense_shapes(options.shapes if options.shapes is not None else "llama7b" if on_gpu else "smoke", "tp"),
         kinds,
-        parse_dtypes(dtype if dtype is not None else "bf16" if on_gpu else "fp32"),
-        parse_tokens(tokens) if tokens is not None else None,
-        seed, sizes, True in ways,
+        parse_dtypes(options.dtype if options.dtype is not None else "bf16" if on_gpu else "fp32"),
+        parse_tokens(options.tokens) if options.tokens is not None else None,
+        options.seed, sizes, True in ways,
     )  # fmt: skip
-    chosen, beside, skipped = _choose(impl, skip_impl, on_gpu, None if spot else timeout)
+    chosen, beside, skipped = _choose(options.impl, options.skip_impl, on_gpu, None if spot else options.timeout)
     run_id = machine.run_id(machine.now())
-    plan = Plan(run_id, cases, chosen, ways, budget, timeout, beside, skipped)
-    settings = Settings(Task.TIME, one, request.command_line(), run_id, rule=default_rule(budget))
+    asked = request.asked(options.impl, chosen)
+    budget_s = 3.0 if options.budget is None else options.budget
+    plan = Plan(run_id, cases, chosen, ways, budget_s, options.timeout, beside, skipped, asked)
+    settings = Settings(Task.TIME, one, request.command_line(), run_id, rule=default_rule(budget_s))
     if dry_run:
         from swiglu_bench.cli import listing
 
-        for size in sizes:
-            text, free_bytes = f"{size} ranks", machine.free_memory_bytes(one)
-            planned = listing.planned(settings, cases, free_bytes, sharing(size, settings))
-            listed = listing.dry_run(planned, [one.name for one in chosen], free_bytes)
-            formats.screen(form).print(text, *listed)
+        free_bytes = machine.free_memory_bytes(one)
+        rows = [
+            {"ranks": size} | row
+            for size in sizes
+            for row in listing.planned(settings, cases, free_bytes, sharing(size, settings))
+        ]
+        listing.put_plan(form, "tp", rows, plan.names, free_bytes)
         return
     large = [] if spot else [too_large(cases, size, settings) for size in sizes]
     if large and all(len(found) == len(cases) for found in large):
         case, reason = next(iter(large[0].items()))
         raise BadInput(f"--shapes: {case.label} is too large: {reason[:-1]}; give smaller shapes or fewer --gpus.")
+    this = machine.describe(one)
+    if options.budget is None and not spot:
+        request.check_ends(this, one, work(plan, sizes, settings.rule), "--shapes", "--tokens", "run")
     if not spot:
         forkserver.start("swiglu_bench.tp.bench", "torch.distributed.tensor.parallel", "torch._dynamo")
     about = {
-        "gpus": sizes, "modes": [kind.value for kind in kinds], "sequence_parallel": sequence_parallel, "seed": seed,
-        "implementations": plan.names, "budget_s": budget, "timeout_s": timeout,
+        "gpus": sizes, "modes": [kind.value for kind in kinds], "sequence_parallel": options.sequence_parallel,
+        "seed": options.seed, "implementations": plan.names, "budget_s": budget_s, "timeout_s": options.timeout,
         "environment": {name: value for name, value in os.environ.items() if name.startswith(("NCCL_", "TORCH_"))},
     }  # fmt: skip
     hush()
     first = spot is None or spot[0] == 0
-    run = TpRun(machine.describe(one), settings, about, formats.screen(form), quiet or not first)
-    run.open(csv and first, out, wandb_project if log_wandb and first else None, len(cases) * len(sizes))
-    status = run.join(plan, settings) if spot else run.spawn(plan, sizes, settings, wait)
+    run = TpRun(this, settings, about, text.screen(form), options.quiet or not first)
+    if first:
+        run.open(options, len(cases) * len(sizes))
+    status = run.join(plan, settings) if spot else run.spawn(plan, sizes, settings, options.wait)
     if form == "json" and first:
-        formats.put(formats.as_json({"kind": "tp", **run.about, "rows": [row.row() for row in run.rows]}))
+        text.put(text.as_json({"kind": "tp", **run.about, "rows": [row.row() for row in run.rows]}))
     raise typer.Exit(status)
 
 
@@ -203,8 +152,8 @@ def _choose(
     known = [one for one in request.catalogue(load) if Scope.MLP in one.scopes]
     place = next(number for number, one in enumerate(known) if one.name == "compile") + 1
     known.insert(place, async_tp)
-    wanted = request.split(impl)
-    chosen = select(known, wanted or DEFAULT, request.split(skip_impl), load)
+    wanted = request.split(impl, "--impl")
+    chosen = select(known, wanted or DEFAULT, request.split(skip_impl, "--skip-impl"), load)
     chosen = [next(one for one in known if one.name == "eager"), *(one for one in chosen if one.name != "eager")]
     names = {one.name for one in chosen}
     alone = {ALONE.get(name, name) for name in names} - names
@@ -212,3 +161,6 @@ def _choose(
     return (
         tuple(one.declared() for one in chosen), tuple(one.declared() for one in known if one.name in alone), left,
     )  # fmt: skip
+
+
+tp = command_of(TpOptions, _tp)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Annotated
 
 import typer
 
@@ -10,11 +11,15 @@ from swiglu_bench.cli.options import command_of
 from swiglu_bench.rows import text
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.sweep import request
-from swiglu_bench.sweep.options import JsonForm
+from swiglu_bench.sweep.options import HOW, JsonForm, option
 from swiglu_bench.train.options import TrainOptions
 
 
-def _train(options: TrainOptions, form: JsonForm = "table") -> None:
+def _train(
+    options: TrainOptions,
+    dry_run: Annotated[bool, option(HOW, "Print the model and the memory it needs, and stop.", "--dry-run")] = False,
+    form: JsonForm = "table",
+) -> None:
     """Train the same model with each implementation: does it learn the same, and is it faster?
 
     All begin with the same weights and see the same batches. Curves are compared with what other seeds and another
@@ -29,6 +34,7 @@ def _train(options: TrainOptions, form: JsonForm = "table") -> None:
         raise BadInput("--out was given together with --no-csv; leave one of them out.")
     if options.resume and not options.out:
         raise BadInput("--resume needs the folder of the run to continue; give it as --out FOLDER.")
+    request.check_wandb(options)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts bytes on a CPU, logs to stderr
     device = request.find_device(options.device, options.interpret)
     if options.interpret and device.type != "cpu":
@@ -36,6 +42,13 @@ def _train(options: TrainOptions, form: JsonForm = "table") -> None:
     from swiglu_bench.train.run import TrainingRun  # after Triton was told to interpret
 
     run = TrainingRun(options, device, text.screen(form))
+    if dry_run:
+        from swiglu_bench.cli import listing
+        from swiglu_bench.machine.machine import free_memory_bytes
+
+        free_bytes = free_memory_bytes(device)
+        listing.put_plan(form, "train", [run.plan(free_bytes)], [row.implementation for row in run.rows], free_bytes)
+        return
     status = run.perform()
     if form == "json":
         text.put(text.as_json({"kind": "training", **run.about, "rows": [row.row() for row in run.rows]}))

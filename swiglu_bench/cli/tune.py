@@ -177,15 +177,16 @@ def _tune_all(
     from swiglu_bench.measure.rounds import Rule
     from swiglu_bench.tuning import tuned_file
     from swiglu_bench.tuning.tuner import CannotTune, tune
+    from swiglu_bench.writers.console import Bar
     from swiglu_kernels.tiles import tuning
     from swiglu_kernels.tiles.candidates import bucket
 
     clock, rule = make_clock(device), Rule(budget_s=budget_s, min_s=min(1.0, budget_s / 2))
-    with console.status("tuning") as line:
+    with Bar(console, len(jobs), "tuning") as bar:
         for number, job in enumerate(jobs):
             problem = job.problem
             at = f"{number + 1} of {len(jobs)}: {job.kernel}, {job.shape}, {problem.tokens} tokens"
-            tell = partial(lambda at, doing: line.update(f"{at}: {doing}"), at)
+            tell = partial(lambda at, done, doing: bar.tell(f"{at}: {doing}", done), at, number)
             try:
                 job.found = found = tune(job.kernel, problem, device, clock, rule, most, seed, tell)
             except (CannotTune, DeviceLost) as error:

@@ -59,7 +59,7 @@ def circumstances(before: FinishedRun, after: FinishedRun, by: str, drift: Seque
         if any(record.other_processes for record in run.records):
             yield f"Another process used the GPU during the {which} run."
         if by in {"ratio", "time"} and any(r.time_ms is not None and not r.samples_ms for r in run.records):
-            yield f"The {which} run has rows without samples; their intervals come from records.csv alone."
+            yield f"The {which} run has rows without samples; their intervals come from the rows alone."
 
 
 def _of_rows(records: Sequence[Record]) -> dict[str, Any]:

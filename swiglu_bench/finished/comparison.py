@@ -201,6 +201,8 @@ def _of_time(a: Record, b: Record, base_a: Record | None, base_b: Record | None,
     few = min(a.rounds or 0, b.rounds or 0)
     if few < FEWEST_ROUNDS:
         verdict, outcome, remark = ChangeKind.UNCLEAR, Outcome.UNKNOWN, f"{few} rounds are too few for an interval"
+    if figure == "time_ms" and any(one.time_p10_ms is None for one in (a, b)):
+        verdict, outcome, remark = ChangeKind.UNCLEAR, Outcome.UNKNOWN, "how its times vary was not kept"
     if by == "ratio" and is_baseline:
         verdict, outcome = ChangeKind.DRIFT, Outcome.FINE
     return Change(case_of(b), b.implementation, figure, old.median, new.median, found, verdict, outcome, remark)

@@ -9,13 +9,10 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from swiglu_bench.rows.finished_run import case_of, load_run
+from swiglu_bench.rows.finished_run import case_of, find_runs, load_run
 from swiglu_bench.rows.grouping import unique
 from swiglu_bench.rows.ranking import median_ratios
-from swiglu_bench.rows.record import FAILED, Record, Status
-from swiglu_bench.rows.run_folder import find_runs
-from swiglu_bench.rows.training import Summary, find_trainings, load_training
-from swiglu_bench.spec.cases import Scope
+from swiglu_bench.rows.record import FAILED, Status
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.writers.tables import new_table
 
@@ -33,65 +30,37 @@ Line = dict[str, Any]
 
 def lines(root: Path) -> list[Line]:
     """What each run was, newest first; one that cannot be read has its `problem`, and stands last."""
-    folders = [(file.parent, _measured) for file in find_runs(root)]
-    folders += [(folder, _trained) for folder in find_trainings(root)]
     found = []
-    for folder, read in folders:
+    for folder in find_runs(root):
         about = dict.fromkeys(COLUMNS, "") | {"folder": str(folder)}
         try:
-            found.append(about | read(folder))
+            found.append(about | _line(folder))
         except BadInput as error:
             found.append(about | {"problem": str(error)})
     return sorted(found, key=lambda line: line["began"], reverse=True)
 
 
-def _measured(folder: Path) -> Line:
-    """A run of a command that measures or checks."""
+def _line(folder: Path) -> Line:
+    """What a run was, of whichever command."""
     run = load_run(folder, beside=False)
-    statuses = [record.status for record in run.records]
-    columns = {"shapes": "shape", "scopes": "scope", "dtypes": "dtype"}
+    rows, ratios = run.records, median_ratios(run.records)
+    statuses, best = [row.status for row in rows], min(ratios, key=lambda name: ratios[name], default="")
+    columns = {"shapes": "shape", "scopes": "scope", "dtypes": "dtype", "device": "device", "version": "version"}
+    found = {name: unique(getattr(row, column) for row in rows) for name, column in columns.items()}
     return {
-        **_common(run.records, median_ratios(run.records)),
-        **{name: unique(getattr(record, column) for record in run.records) for name, column in columns.items()},
+        **found,
+        "began": min((row.timestamp for row in rows if row.timestamp), default="").replace("T", " ").rstrip("Z"),
         "command": run.command,
-        "tokens": sorted({record.tokens for record in run.records}),
-        "cases": len({case_of(record) for record in run.records}),
-        "implementations": len({record.implementation for record in run.records}),
+        "device": ", ".join(found["device"]),
+        "tokens": sorted({row.tokens for row in rows}),
+        "cases": len({case_of(row) for row in rows}),
+        "implementations": len({row.implementation for row in rows}),
         "ok": statuses.count(Status.OK),
         "skipped": statuses.count(Status.SKIPPED),
         "failed": sum(map(statuses.count, FAILED)),
-    }
-
-
-def _trained(folder: Path) -> Line:
-    """A training run: its model is its shape, and its blocks are of the scope mlp."""
-    training = load_training(folder)
-    rows, settings = training.summaries, training.about.get("settings", {})
-    ratios = {one.implementation: one.ratio for one in rows if one.ratio is not None and not (one.frozen or one.failed)}
-    return {
-        **_common(rows, ratios),
-        "command": "train",
-        "shapes": unique(one.model for one in rows),
-        "scopes": [Scope.MLP.value],
-        "dtypes": [settings["dtype"]] if settings.get("dtype") else [],
-        "tokens": [],
-        "cases": 1,
-        "implementations": len(rows),
-        "ok": sum(one.status is Status.OK and not one.failed for one in rows),
-        "skipped": sum(one.status is Status.SKIPPED for one in rows),
-        "failed": sum(one.failed for one in rows),
-    }
-
-
-def _common(rows: Sequence[Record] | Sequence[Summary], ratios: dict[str, float]) -> Line:
-    """What the lines of all runs say in one way; `ratios` is what each implementation that may be ranked has."""
-    best = min(ratios, key=lambda name: ratios[name], default="")
-    return {
-        "began": min((row.timestamp for row in rows if row.timestamp), default="").replace("T", " ").rstrip("Z"),
-        "device": ", ".join(unique(row.device for row in rows)),
         "best": best,
         "best_ratio": ratios.get(best),
-        "version": ", ".join(unique(row.version for row in rows)),
+        "version": ", ".join(found["version"]),
     }
 
 

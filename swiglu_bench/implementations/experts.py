@@ -253,10 +253,10 @@ def _quack(own: Mapping[str, Tensor]) -> Forward:
         """x [tokens, hidden] -> h of the sorted rows [pairs, intermediate]"""
 
         @staticmethod
-        def forward(ctx: Any, x: Tensor, w_gate_up: Tensor, token: Tensor, starts: Tensor) -> Tensor:
+        def forward(ctx: Any, x: Tensor, w_gate_up: Tensor, token: Tensor, starts: Tensor, keeps: bool) -> Tensor:
             both, hidden = gemm_gated(
                 x, w_gate_up.mT, activation="swiglu", cu_seqlens_m=starts, A_idx=token, tuned=False,
-                store_preact=any(ctx.needs_input_grad),
+                store_preact=keeps,
             )  # fmt: skip
             ctx.save_for_backward(x, w_gate_up, token, starts, both)
             return hidden
@@ -270,7 +270,7 @@ def _quack(own: Mapping[str, Tensor]) -> Forward:
                 dx = dx.index_add_(0, token, product(d_both, w_gate_up, cu_seqlens_m=starts).float()).to(x.dtype)
             if ctx.needs_input_grad[1]:
                 dw = product(d_both.T, x[token], cu_seqlens_k=starts)
-            return dx, dw, None, None
+            return dx, dw, None, None, None
 
     class Product(torch.autograd.Function):
         """Sorted rows [pairs, k] and [experts, n, k] -> [pairs, n]"""
@@ -292,7 +292,7 @@ def _quack(own: Mapping[str, Tensor]) -> Forward:
         _, order, ends = _sorted(index, len(own["w_down"]))
         starts = torch.nn.functional.pad(ends, (1, 0))
         token = (order // index.shape[1]).to(torch.int32)
-        hidden = GatedProduct.apply(x, own["w_gate_up"], token, starts)
+        hidden = GatedProduct.apply(x, own["w_gate_up"], token, starts, torch.is_grad_enabled())
         return _summed(Product.apply(hidden, own["w_down"], starts), order, weights)
 
     return forward

@@ -32,7 +32,7 @@ from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Implementation
 
 R = TypeVar("R", bound=Report)
-IDLE_S, SETTLE_S, LOOK_S = 0.1, 1.0, 0.5
+IDLE_S, SETTLE_S, LOOK_S, LOOKS = 0.1, 1.0, 0.5, 3
 QUIET = 0.05
 """Of a CPU: less is nothing to look at again."""
 JUDGE_LIMIT_S = 86_400.0
@@ -194,10 +194,13 @@ class Crew:
         child = cast(ProcessContender, contender).child
         child.resume()
         try:
-            if idle_share(child.pid, IDLE_S) <= QUIET:
-                return 0.0
-            time.sleep(SETTLE_S)  # a pool of threads spins for a moment before it sleeps
-            return idle_share(child.pid, LOOK_S)
+            share = idle_share(child.pid, IDLE_S)
+            for _ in range(LOOKS):
+                if share <= QUIET:
+                    return 0.0
+                time.sleep(SETTLE_S)  # a pool of threads spins for a moment before it sleeps
+                share = idle_share(child.pid, LOOK_S)
+            return share
         finally:
             child.suspend()
 

@@ -195,6 +195,8 @@ def settle(setting: Setting) -> None:
     logging.getLogger("swiglu_bench").setLevel(logging.INFO)
     os.environ.clear()
     os.environ.update(setting.environment)
+    # torch.compile's pool of processes, one for each core, would work on while others are timed.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     torch.set_num_threads(setting.threads)
     for package, origin in sources.origins().items():
         if origin != setting.origins[package]:

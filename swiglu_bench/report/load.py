@@ -12,14 +12,15 @@ from typing import Any
 
 from swiglu_bench.rows import csv_table
 from swiglu_bench.rows.audit_cell import CELL_COLUMNS, Cell
-from swiglu_bench.rows.finished_run import latest
+from swiglu_bench.rows.finished_run import latest, load_run
 from swiglu_bench.rows.grouping import grouped, unique
+from swiglu_bench.rows.ranks import ROWS
 from swiglu_bench.rows.record import Record
-from swiglu_bench.rows.run_folder import AUDIT, RECORDS, read_about, read_rows
+from swiglu_bench.rows.run_folder import AUDIT, RECORDS, read_about
 from swiglu_bench.rows.training import STEPS, FinishedTraining, load_training, training_folder
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 
-FILES = (RECORDS, AUDIT, STEPS)
+FILES = (RECORDS, AUDIT, STEPS, ROWS)
 """Each makes a folder a run."""
 
 
@@ -67,17 +68,16 @@ def load(path: Path) -> ReportedRun:
         training = load_training(trained)
         return ReportedRun(trained, training.about, training=training)
     if path.is_dir():
-        files = [path / name if (path / name).exists() else None for name in (RECORDS, AUDIT)]
+        measured = any((path / name).exists() for name in (RECORDS, ROWS))
+        files = [path if measured else None, path / AUDIT if (path / AUDIT).exists() else None]
         if not any(files):
-            raise BadInput(
-                f"{path} holds none of {RECORDS}, {AUDIT} and {STEPS}; give a run's folder, as results/GPU/DATE/RUN."
-            )
+            raise BadInput(f"{path} holds none of {', '.join(FILES)}; give a run's folder, as results/GPU/DATE/RUN.")
         about = read_about(path)
     else:
         files = [None, path] if _is_audit(path) else [path, None]
         about = read_about(path.parent)
     records, audit = files
-    by_device = grouped(read_rows(records) if records else (), attrgetter("device"))
+    by_device = grouped(load_run(records, beside=False).records if records else (), attrgetter("device"))
     rows = [row for own in by_device.values() for row in latest(own)]
     return ReportedRun(path, about, rows, csv_table.read(audit, Cell, AUDIT) if audit else ())
 

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from swiglu_bench.rows.run_folder import RECORDS, find_runs
+from swiglu_bench.rows.run_folder import RECORDS
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 
 FOLDER = Path(".swiglu-bench") / "baselines"
@@ -37,7 +37,7 @@ def find(name: str, what: str) -> Path:
     """The folder of a baseline that was saved. Raises BadInput where there is none, naming those that are there."""
     found = place(name, what)
     if not (found / RECORDS).exists():
-        known = sorted(one.parent.parent.name for one in find_runs(FOLDER) if one.parent.name == what)
+        known = sorted(one.parent.parent.name for one in FOLDER.rglob(RECORDS) if one.parent.name == what)
         near = did_you_mean(name, known) if known else f"save one: swiglu-bench {what} --save-baseline {name}"
         raise BadInput(f"There is no run and no baseline {name!r} of {what}; {near.rstrip('.?')}.")
     return found

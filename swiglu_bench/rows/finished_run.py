@@ -10,9 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from swiglu_bench.rows import csv_table
+from swiglu_bench.rows import csv_table, ranks
 from swiglu_bench.rows.record import GpuState, Record, TensorCheck
-from swiglu_bench.rows.run_folder import CHECKS, SAMPLE_KEY, SAMPLES, frame_of, read_about, read_rows, records_file
+from swiglu_bench.rows.run_folder import (
+    CHECKS,
+    RECORDS,
+    SAMPLE_KEY,
+    SAMPLES,
+    frame_of,
+    read_about,
+    read_rows,
+    records_file,
+)
+from swiglu_bench.rows.training import STEPS, load_training, training_folder
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
@@ -34,8 +44,14 @@ class FinishedRun:
 
     @property
     def frame(self) -> pandas.DataFrame:
-        """All rows, with a type per column."""
-        return frame_of(self.records)
+        """All rows, with a type per column; of a training or of `tp` with that command's own columns after them."""
+        frame = frame_of(self.records)
+        if any(record.source for record in self.records):
+            import pandas
+
+            own = pandas.DataFrame([record.own.row() for record in self.records])
+            frame = frame.join(own[[name for name in own if name not in frame]])
+        return frame
 
     @property
     def name(self) -> str:
@@ -87,20 +103,45 @@ def verb(command: str) -> str:
 def load_run(path: Path, beside: bool = True) -> FinishedRun:
     """Read a run's folder, or its records.csv and, unless told otherwise, samples and checks that lie beside it.
 
+    What `train` and `tp` wrote is read as well, from the folder or one of its files: rows in the form of all runs, with
+    the own one as their source.
+
     Raises BadInput for what is not a run, or one that this version cannot read.
     """
+    if trained := training_folder(path):
+        training = load_training(trained)
+        return FinishedRun([row.record(training.about) for row in training.summaries], training.about, trained)
+    folder = path.parent if path.name in (ranks.ROWS, ranks.SAMPLES) and path.is_file() else path
+    if (folder / ranks.ROWS).is_file():
+        return _split_run(folder, beside)
     file = records_file(path)
     records = read_rows(file)
     if beside:
         samples, checks = _beside(file.with_name(SAMPLES), _sample), _beside(file.with_name(CHECKS), _check)
         for record in records:
-            key = tuple(str(getattr(record, name)) for name in SAMPLE_KEY)
+            key = _key(record)
             mine = samples.get(key, [])
             record.samples_ms = tuple(time_ms for time_ms, _, _ in mine)
             record.twin_ms = tuple(twin_ms for _, twin_ms, _ in mine if twin_ms is not None)
             record.states = tuple(state for _, _, state in mine if state)
             record.tensor_checks = tuple(checks.get(key, ()))
     return FinishedRun(records, read_about(file.parent), file.parent)
+
+
+def _split_run(folder: Path, beside: bool) -> FinishedRun:
+    """What one or more runs of `tp` wrote into a folder."""
+    rows, about = csv_table.read(folder / ranks.ROWS, ranks.Row), read_about(folder)
+    if beside:
+        samples = _beside(folder / ranks.SAMPLES, _times, ranks.KEY)
+        for row in rows:
+            row.samples = tuple(samples.get(_key(row, ranks.KEY), ()))
+    commands = {one.get("run_id"): one.get("command") for one in (*about.get("earlier", ()), about)}
+    return FinishedRun([row.record(str(commands.get(row.run_id, "swiglu-bench tp"))) for row in rows], about, folder)
+
+
+def find_runs(root: Path) -> list[Path]:
+    """The folder of every run under a folder, of whichever command that leaves rows."""
+    return sorted({file.parent for name in (RECORDS, STEPS, ranks.ROWS) for file in root.rglob(name)})
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
@@ -126,12 +167,19 @@ def table_label(case: tuple[Any, ...]) -> str:
     return f"{shape} {scope} {mode} {dtype}"
 
 
-def _beside(file: Path, made: Callable[[dict[str, str]], Line]) -> dict[Key, list[Line]]:
+def _key(row: Record | ranks.Row, names: Sequence[str] = SAMPLE_KEY) -> Key:
+    """What names the row in the files beside it."""
+    return tuple(csv_table.cell(getattr(row, name)) for name in names)
+
+
+def _beside(
+    file: Path, made: Callable[[dict[str, str]], Line], key: Sequence[str] = SAMPLE_KEY
+) -> dict[Key, list[Line]]:
     """The lines of another file of the run by the record that they belong to, in the file's order."""
     found: dict[Key, list[Line]] = {}
     try:
         for row in csv_table.texts(file):
-            found.setdefault(tuple(row[column] for column in SAMPLE_KEY), []).append(made(row))
+            found.setdefault(tuple(row[column] for column in key), []).append(made(row))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
@@ -147,6 +195,11 @@ def _sample(row: dict[str, str]) -> tuple[float, float | None, GpuState | None]:
     )
     known = clock is not None or power is not None
     return float(row["time_ms"]), twin, GpuState(clock, power, temperature, row.get("throttle")) if known else None
+
+
+def _times(row: dict[str, str]) -> dict[str, float | None]:
+    """A line of tp_samples.csv."""
+    return {name: float(row[name]) if row[name] else None for name in ranks.SAMPLE_FIELDS}
 
 
 def _check(row: dict[str, str]) -> TensorCheck:

@@ -6,13 +6,21 @@ tp.csv's columns are exactly these fields but the lists; results/README.md descr
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from swiglu_bench.rows.record import Outcome, Status
+from swiglu_bench.rows.record import COLUMNS as RECORD
+from swiglu_bench.rows.record import Outcome, Record, Status
+
+ROWS, SAMPLES = "tp.csv", "tp_samples.csv"
+BASELINE = "eager"
 
 
 @dataclass
 class Row(Outcome):
     """None means: not measured, or does not apply."""
+
+    KIND: ClassVar = "tp"
+    """What a run of these is called in JSON."""
 
     run_id: str
     shape: str
@@ -83,6 +91,17 @@ class Row(Outcome):
 
     samples: tuple[dict[str, float | None], ...] = field(default=(), repr=False, metadata={"beside": True})
     """Of each round: time_ms, compute_ms, comm_ms, single_ms, and on eager's row twin_ms; in tp_samples.csv."""
+
+    def record(self, command: str) -> Record:
+        """The row in the form of all runs; its scope says into how many parts the MLP is split, as `mlp-tp4-sp`."""
+        split = f"mlp-tp{self.ranks}{'-sp' if self.sequence_parallel else ''}"
+        times, twins = ([one.get(name) for one in self.samples] for name in ("time_ms", "twin_ms"))
+        return Record(
+            **{name: getattr(self, name) for name in COLUMNS if name in RECORD},
+            command=command, scope=split, weight_layout="", gradients="", baseline=BASELINE,
+            samples_ms=tuple(one for one in times if one is not None),
+            twin_ms=tuple(one for one in twins if one is not None), source=self,
+        )  # fmt: skip
 
 
 COLUMNS = Row.columns()

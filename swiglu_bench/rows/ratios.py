@@ -26,16 +26,19 @@ def ratio(record: Record, other: Record, confidence: float = CONFIDENCE) -> Inte
 def rebased(run: FinishedRun, baseline: str) -> FinishedRun:
     """The run with every ratio, interval and verdict relative to `baseline`, where a case has it and its rounds.
 
-    The noise floor stays that of the A/A pair of the rounds. Where the baseline has no time, or yields other gradients
-    than a row, the row has no ratio. Raises BadInput for a name that no timed row has.
+    The noise floor stays that of the A/A pair of the rounds; a row of `tp` becomes one like all others. Where the
+    baseline has no time, or yields other gradients than a row, the row has no ratio. Raises BadInput for a name that no
+    timed row has.
     """
     timed = {(row.run_id, case_of(row), row.implementation): row for row in run.records if row.samples_ms}
     names = list(dict.fromkeys(name for *_, name in timed))
+    if not names:
+        raise BadInput(f"--baseline: {run.name} kept no rounds to form other ratios from; leave the option out.")
     if baseline not in names:
         raise BadInput(f"--baseline: no row of {run.name} has rounds of {baseline!r}; {did_you_mean(baseline, names)}")
 
     def relative(record: Record) -> Record:
-        bare = replace(record, baseline=baseline, ratio=None, ratio_low=None, ratio_high=None, verdict="")
+        bare = replace(record, baseline=baseline, ratio=None, ratio_low=None, ratio_high=None, verdict="", source=None)
         other = timed.get((record.run_id, case_of(record), baseline))
         if other is None:
             return bare

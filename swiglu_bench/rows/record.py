@@ -71,7 +71,6 @@ FAILED = frozenset({Status.INCORRECT, Status.ERROR, Status.UNSETTLED})
 class Outcome:
     """What the rows of all runs share: they are dataclasses whose columns are their fields."""
 
-    __slots__ = ()
     status: Status
     reason: str
     error: float | None
@@ -109,7 +108,7 @@ class Outcome:
         return self.status in FAILED
 
 
-@dataclass(slots=True)
+@dataclass
 class Record(Outcome):
     """One implementation at one case. None means: not measured, or does not apply."""
 
@@ -242,6 +241,8 @@ class Record(Outcome):
     """The GPU after each round, in order; empty without a GPU."""
     tensor_checks: tuple[TensorCheck, ...] = _beside()
     """The verdict per tensor; what `verify` shows."""
+    source: Any = field(default=None, repr=False, metadata={"beside": True})
+    """The row of a training (training.Summary) or of several GPUs (ranks.Row) that this is the common form of."""
 
     def remark(self, text: str) -> None:
         """Add a sentence about how the row came about."""
@@ -252,13 +253,22 @@ class Record(Outcome):
         self.tensor_checks = tuple(checks)
         judged = [c for c in checks if c.tensor != "conduct"]
         self.errors = " ".join(f"{c.tensor.replace(' ', '_')}={c.error:.3e}/{c.eager_error:.3e}" for c in judged)
-        Outcome.note_checks(self, checks, when)  # a class with slots has no super()
+        super().note_checks(checks, when)
 
     @property
     def sizes(self) -> str:
         """Of the block, in words."""
         text = f"hidden {self.hidden}, intermediate {self.intermediate}"
         return f"{text}, {self.experts} experts, top {self.top_k}, {self.routing} routing" if self.experts else text
+
+    @property
+    def own(self) -> Any:
+        """The row as its command wrote it."""
+        return self if self.source is None else self.source
+
+    def figure(self, name: str) -> Any:
+        """A value of the row, or of the one that its command wrote; None where neither has it."""
+        return getattr(self, name, getattr(self.source, name, None))
 
     @property
     def interval(self) -> tuple[float, float, float] | None:

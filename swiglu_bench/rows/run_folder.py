@@ -6,7 +6,7 @@ import csv
 import json
 import tempfile
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,11 +90,6 @@ def read_about(folder: Path) -> dict[str, Any]:
     return about
 
 
-def find_runs(root: Path) -> Iterator[Path]:
-    """The records.csv of every run under a folder."""
-    yield from sorted(root.rglob(RECORDS))
-
-
 def records_file(path: Path) -> Path:
     """The records.csv that a path means: itself, or the one in that folder; raises BadInput where there is none."""
     if not path.exists():
@@ -104,7 +99,7 @@ def records_file(path: Path) -> Path:
         return file
     if (path / AUDIT).exists():
         raise BadInput(f"{path} is an audit and has no {RECORDS}; give the folder of a run that has one.")
-    below = next(find_runs(path), None)
+    below = min(path.rglob(RECORDS), default=None)
     hint = f"a folder below it has, such as {below.parent}" if below else "give the folder of a run"
     raise BadInput(f"{path} has no {RECORDS}; {hint}.")
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import enum
-import fnmatch
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
-from swiglu_bench.rows.csv_table import texts, typed
-from swiglu_bench.rows.record import Outcome, Status
+from swiglu_bench.rows.csv_table import read
+from swiglu_bench.rows.record import Outcome, Record, Status
 from swiglu_bench.rows.run_folder import read_about
-from swiglu_bench.spec.errors import BadInput, did_you_mean
+from swiglu_bench.spec.errors import BadInput
 
-Line = TypeVar("Line")
 Losses = dict[str, dict[int, list[float]]]
 """Of every step, by implementation and seed."""
 Ended = dict[tuple[str, int], tuple["TrainedSeed", list[float]]]
@@ -75,6 +72,9 @@ class Curve(enum.StrEnum):
 @dataclass
 class Summary(Outcome):
     """An implementation's line of summary.csv; None means: not measured, or does not apply."""
+
+    KIND: ClassVar = "training"
+    """What a run of these is called in JSON."""
 
     run_id: str
     task: str
@@ -153,6 +153,30 @@ class Summary(Outcome):
         """Whether it ended in an error, or trains everything and its curve still differs from eager's."""
         return self.status is Status.ERROR or (self.curve == Curve.DIFFERS and not self.frozen)
 
+    def record(self, about: dict[str, Any]) -> Record:
+        """The row in the form of all runs, with what `about`, the run's run.json, says of the model.
+
+        Its case is a step of the whole model, which has the model's name as its shape. A curve that differs from
+        eager's makes it incorrect.
+        """
+        settings = about.get("settings", {})
+        sizes, machine = settings.get("workload", {}), about.get("machine", {})
+        wrong = self.failed and self.status is Status.OK
+        return Record(
+            run_id=self.run_id, command=str(about.get("command", "swiglu-bench train")), shape=self.model,
+            hidden=sizes.get("hidden", 0), intermediate=sizes.get("intermediate", 0),
+            tokens=sizes.get("batch", 0) * sizes.get("sequence", 1), dtype=settings.get("dtype", ""), scope="model",
+            mode="train", seed=settings.get("seed", 0), implementation=self.implementation, weight_layout="",
+            gradients="", status=Status.INCORRECT if wrong else self.status,
+            reason="Its loss curve differs from eager's." if wrong else self.reason, comparable=not self.frozen,
+            time_ms=None if wrong else self.step_ms, rounds=self.rounds, stopped_by=self.stopped_by, baseline=BASELINE,
+            ratio=1.0 if self.verdict == "baseline" else self.ratio, ratio_low=self.ratio_low,
+            ratio_high=self.ratio_high, verdict=self.verdict, aa_low=self.aa_low, aa_high=self.aa_high,
+            saved_bytes=self.saved_bytes, peak_bytes=self.peak_bytes, host=machine.get("host", ""), device=self.device,
+            driver=machine.get("driver", ""), cuda=machine.get("cuda", ""), torch=self.torch, triton=self.triton,
+            version=self.version, timestamp=self.timestamp, source=self,
+        )  # fmt: skip
+
 
 STEP_COLUMNS, SEED_COLUMNS, SUMMARY_COLUMNS = (
     tuple(one.name for one in dataclasses.fields(kind)) for kind in (TrainingStep, TrainedSeed, Summary)
@@ -175,14 +199,6 @@ class FinishedTraining:
         """Implementations, in the order of the tables."""
         return [one.implementation for one in self.summaries]
 
-    def only(self, patterns: Sequence[str]) -> FinishedTraining:
-        """Keep the summaries that a name or glob matches; no pattern keeps all. Raises BadInput where one has none."""
-        found = {pattern: fnmatch.filter(self.names, pattern) for pattern in patterns}
-        for pattern, names in found.items():
-            if not names:
-                raise BadInput(f"{self.path} has no implementation {pattern!r}; {did_you_mean(pattern, self.names)}")
-        return self.keep({name for names in found.values() for name in names}) if patterns else self
-
     def keep(self, names: Collection[str]) -> FinishedTraining:
         """Keep the summaries of these implementations."""
         return dataclasses.replace(self, summaries=[one for one in self.summaries if one.implementation in names])
@@ -194,11 +210,6 @@ def training_folder(path: Path) -> Path | None:
     return folder if (folder / STEPS).is_file() else None
 
 
-def find_trainings(root: Path) -> Iterator[Path]:
-    """The folder of every training run under a folder."""
-    yield from sorted(file.parent for file in root.rglob(STEPS))
-
-
 def load_training(folder: Path) -> FinishedTraining:
     """Read a training run's folder; raises BadInput for one that has not ended or that this version cannot read."""
     if not (folder / SUMMARY).exists():
@@ -206,12 +217,17 @@ def load_training(folder: Path) -> FinishedTraining:
             f"{folder} is a training run that has not ended: it has no {SUMMARY}; "
             "resume it with its own command, --out and --resume, or leave it out."
         )
-    summaries = _read(folder / SUMMARY, Summary)
-    finished = ended(_read(folder / STEPS, TrainingStep), _read(folder / SEEDS, TrainedSeed))
+    summaries = read(folder / SUMMARY, Summary)
+    finished = ended(steps_of(folder), read(folder / SEEDS, TrainedSeed))
     losses: Losses = {}
     for (name, seed), (_, of_steps) in finished.items():
         losses.setdefault(name, {})[seed] = of_steps
     return FinishedTraining(folder, summaries, losses, read_about(folder))
+
+
+def steps_of(folder: Path) -> list[TrainingStep]:
+    """All steps of a training run's folder; none in a folder of another command."""
+    return read(folder / STEPS, TrainingStep) if (folder / STEPS).is_file() else []
 
 
 def ended(steps: Iterable[TrainingStep], seeds: Iterable[TrainedSeed]) -> Ended:
@@ -221,10 +237,3 @@ def ended(steps: Iterable[TrainingStep], seeds: Iterable[TrainedSeed]) -> Ended:
         losses.setdefault((step.implementation, step.seed), []).append(step.loss)
     keyed = {(one.implementation, one.seed): one for one in seeds}
     return {key: (one, losses[key]) for key, one in keyed.items() if len(losses.get(key, ())) == one.steps}
-
-
-def _read(file: Path, kind: type[Line]) -> list[Line]:
-    try:
-        return [typed(kind, row) for row in texts(file)]
-    except (OSError, ValueError, TypeError, csv.Error) as error:
-        raise BadInput(f"{file} is not a {file.name} that this version can read: {error}.") from None

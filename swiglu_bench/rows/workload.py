@@ -69,12 +69,14 @@ def write_totals(folder: Path, found: Iterable[Total]) -> None:
 
 
 def as_text(run: FinishedRun, form: str) -> str:
-    """A run as `json`, `jsonl` or `csv`: the columns of records.csv, one row per case and implementation."""
-    about = {"kind": "run", "schema": SCHEMA_VERSION, **run.about}
+    """A run as `json`, `jsonl` or `csv`: the columns of its own file, one row per case and implementation."""
+    own = [record.own for record in run.records]
+    rows, kind = [row.row() for row in own], getattr(own[0], "KIND", "") if own else ""
+    about: dict[str, Any] = {**({"kind": kind} if kind else {"kind": "run", "schema": SCHEMA_VERSION}), **run.about}
     workload = workload_of(run.about)
     if workload:
         about["workload_totals"] = [dataclasses.asdict(one) for one in totals(run.records, workload)]
-    return text.as_text(form, [record.row() for record in run.records], about, ROW)
+    return text.as_text(form, rows, about, rows[0] if rows else ROW)
 
 
 def totals(records: Iterable[Record], workload: Mapping[int, float]) -> list[Total]:
@@ -92,7 +94,7 @@ def totals(records: Iterable[Record], workload: Mapping[int, float]) -> list[Tot
 def _total(own: ByTokens, by_name: Mapping[str, ByTokens], workload: Mapping[int, float]) -> Total:
     first = next(iter(own.values()))
     baseline = next((row.baseline for row in own.values() if row.baseline), "")
-    total = Total(*(getattr(first, name) for name in WORK), first.implementation, baseline, None)
+    total = Total(first.shape, first.scope, first.mode, first.dtype, first.implementation, baseline, None)
     times = _times(own, workload)
     missing = [str(tokens) for tokens in workload if tokens not in times]
     if missing:

@@ -67,7 +67,11 @@ def draw_case(source: random.Random, device_type: str) -> tuple[Case, Extras]:
 
 
 def run_alarms(
-    implementations: Sequence[Implementation], device: torch.device, seed: int, count: int, tell: Callable[[str], None]
+    implementations: Sequence[Implementation],
+    device: torch.device,
+    seed: int,
+    count: int,
+    tell: Callable[[str, float], None],
 ) -> Iterator[Trialled]:
     """Every available implementation at `count` random cases that it can be asked for."""
     source, this = random.Random(seed), describe(device)
@@ -77,7 +81,7 @@ def run_alarms(
     try:
         for number in range(count):
             case, extras = draw_case(source, device.type)
-            tell(f"case {number + 1} of {count}: {case.label}")
+            tell(f"case {number + 1} of {count}: {case.label}", number)
             drawn = Drawn.new()
             extras = _with_clear_limit(case, device, extras, drawn)
             asked = [one for one in here if not one.refuses(case) and set(extras.offers) <= one.offers]

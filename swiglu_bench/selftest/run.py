@@ -18,6 +18,7 @@ from swiglu_bench.selftest.alarms import run_alarms
 from swiglu_bench.selftest.specimen import CROWDED_CHECK, INDEX_CHECK
 from swiglu_bench.selftest.zoo import SPECIMENS, Catch, run_zoo
 from swiglu_bench.spec.implementation import Implementation
+from swiglu_bench.writers.console import Bar
 from swiglu_bench.writers.tables import new_table
 
 CHECKS = FAULTS | {
@@ -52,8 +53,10 @@ def run_selftest(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton.runtime.interpreter")
         if zoo:
-            with console.status("") as status:
-                catches = list(run_zoo(device, machine.describe(device), status.update))
+            catches: list[Catch] = []
+            with Bar(console, len(SPECIMENS)) as bar:
+                for catch in run_zoo(device, machine.describe(device), lambda doing: bar.tell(doing, len(catches))):
+                    catches.append(catch)
             _show_zoo(sorted(catches, key=lambda catch: SPECIMENS.index(catch.specimen)), console, found)
         if false_alarms:
             _show_alarms(implementations, device, seed, false_alarms, console, found)
@@ -105,8 +108,8 @@ def _caught_by(catch: Catch) -> Text:
 def _show_alarms(
     chosen: Sequence[Implementation], device: torch.device, seed: int, count: int, console: Console, found: Found
 ) -> None:
-    with console.status("") as status:
-        for one in run_alarms(chosen, device, seed, count, status.update):
+    with Bar(console, count) as bar:
+        for one in run_alarms(chosen, device, seed, count, bar.tell):
             row = {"implementation": one.implementation, "case": one.case.label, "seed": one.case.seed,
                    "extras": str(one.extras), "alarm": one.alarm}  # fmt: skip
             found.cases.append(row)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from swiglu_bench.machine import machine
 from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.rows.record import Record, Status
@@ -90,5 +92,8 @@ def too_long(settings: Settings, case: Case, contenders: int, ceilings: Ceilings
     )
     seconds = once * (contenders + 2) * (rule.min_rounds + rule.warmup_rounds)
     if seconds > rule.budget_s:
-        return f"Its fewest rounds would take about {seconds:.0f} s, more than the budget of {rule.budget_s:g} s."
+        return (
+            f"Its fewest rounds would take about {seconds:.0f} s, more than the budget of {rule.budget_s:g} s; "
+            f"--budget {math.ceil(seconds)} would time it."
+        )
     return None

@@ -21,6 +21,7 @@ from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.sweep.options import AuditOptions, given
 from swiglu_bench.sweep.output import folder_of, logs
 from swiglu_bench.sweep.request import INTERRUPTED, command_line, held
+from swiglu_bench.writers.console import Bar
 from swiglu_bench.writers.contract import ContractFile, contract_tables
 
 
@@ -49,13 +50,18 @@ def run_audit(
         stack.enter_context(held(device, options.wait))
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton.runtime.interpreter")
-        status = stack.enter_context(console.status(""))
+        scopes_of = [[scope for scope in scopes if scope in one.scopes] for one in chosen]
+        bar = stack.enter_context(Bar(console, sum(map(len, scopes_of)) * len(matrix.CHECKS)))
         place = stack.enter_context(logs(folder, lambda: any(cell.verdict is CellStatus.FAIL for cell in cells)))
         asked = (chosen, scopes, device, dtype)
+
+        def tell(doing: str) -> None:
+            bar.tell(doing, len(cells))
+
         if options.in_process:
-            found = matrix.audit(*asked, tell=status.update)
+            found = matrix.audit(*asked, tell=tell)
         else:
-            found = audit_parent.audit(*asked, status.update, timeout_s=options.timeout, logs=place)
+            found = audit_parent.audit(*asked, tell, timeout_s=options.timeout, logs=place)
         try:
             for cell in found:
                 cells.append(cell)

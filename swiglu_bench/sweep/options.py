@@ -113,7 +113,19 @@ WandbId = Annotated[Text, option(WANDB, "Id of a run to continue, or of a new on
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepOptions:
+class WandbOptions:
+    """Whether rows go to Weights & Biases, and to which run."""
+
+    log_wandb: LogWandb = False
+    wandb_project: WandbProject = "swiglu-bench"
+    wandb_entity: WandbEntity = None
+    wandb_group: WandbGroup = None
+    wandb_tags: WandbTags = None
+    wandb_id: WandbId = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(WandbOptions):
     """The options of `memory`, and those that the other measuring commands share with it."""
 
     shapes: Shapes = None
@@ -158,12 +170,6 @@ class SweepOptions:
     save_baseline: Annotated[
         Text, option(OUTPUT, "Keep the run under a name, for `swiglu-bench compare NAME`.", metavar="NAME")
     ] = None
-    log_wandb: LogWandb = False
-    wandb_project: WandbProject = "swiglu-bench"
-    wandb_entity: WandbEntity = None
-    wandb_group: WandbGroup = None
-    wandb_tags: WandbTags = None
-    wandb_id: WandbId = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,10 +245,8 @@ COMMANDS: dict[str, type[SweepOptions]] = {
 def parameters(options: type, for_typer: bool) -> list[inspect.Parameter]:
     """The fields of an options class as parameters of a function; Typer wants their help texts, Python does not."""
     types, kind = typing.get_type_hints(options, include_extras=for_typer), inspect.Parameter.KEYWORD_ONLY
-    return [
-        inspect.Parameter(field.name, kind, default=field.default, annotation=types[field.name])
-        for field in dataclasses.fields(options)
-    ]
+    fields = sorted(dataclasses.fields(options), key=lambda field: "wandb" in field.name)  # their panel is the last
+    return [inspect.Parameter(one.name, kind, default=one.default, annotation=types[one.name]) for one in fields]
 
 
 def given(options: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from swiglu_bench.machine import locks
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.rows import run_folder
 from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.sweep.options import AuditOptions, SweepOptions, given
+from swiglu_bench.sweep.options import AuditOptions, SweepOptions, WandbOptions, given
 from swiglu_bench.sweep.request import Request, Say, split
 from swiglu_bench.writers import Writer
 from swiglu_bench.writers.csv_file import CsvFile
@@ -77,8 +77,8 @@ def opened(request: Request, this: Machine, warn: Say) -> Iterator[Opened]:
 
 
 def wandb_run(
-    options: SweepOptions, command: str, slug: str, run: dict[str, Any], folder: Path | None, warn: Say
-) -> WandbRun:  # fmt: skip
+    options: WandbOptions, command: str, slug: str, run: dict[str, Any], folder: Path | None, warn: Say
+) -> WandbRun:
     """A W&B run that takes rows, where the `--wandb-...` options say, named and tagged by command and device."""
     from swiglu_bench.writers.wandb_run import WandbRun
 

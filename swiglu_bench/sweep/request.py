@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING
 import typer
 
 from swiglu_bench.rows import baselines, text
-from swiglu_bench.spec.cases import DENSE, Case, Mode, Routing, Scope, Shape, expand, parse_dtypes, parse_tokens
+from swiglu_bench.spec.cases import DENSE, Case, Dtype, Mode, Routing, Scope, Shape, expand, parse_dtypes, parse_tokens
 from swiglu_bench.spec.errors import BadInput, did_you_mean
-from swiglu_bench.sweep.options import AuditOptions, SweepOptions, TimingOptions, VerifyOptions
+from swiglu_bench.sweep.options import AuditOptions, SweepOptions, TimingOptions, VerifyOptions, WandbOptions
 
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
+    from swiglu_bench.machine.machine import Machine
     from swiglu_bench.measure.rounds import Rule
     from swiglu_bench.processes.pool.team import Team
     from swiglu_bench.session.settings import Settings
@@ -38,6 +39,8 @@ REGIMES = {"steady": 0.0, "rested": 0.05}
 """Seconds before each sample; `rested` is some twenty times a large kernel, so that power and clocks recover."""
 VERIFY_TOKENS = {"cpu": (33,), "cuda": (1, 127, 1024)}
 """Token counts of `verify` unless told otherwise: an odd number, and on a GPU one token and whole tiles too."""
+
+REASONABLE_S = 1800.0
 
 Load = Callable[[str], "Implementation"]
 Say = Callable[[str], object]
@@ -58,14 +61,9 @@ class Request:
     """The places that share the cases; None: one device."""
 
     @property
-    def asked(self) -> set[str]:
+    def asked(self) -> frozenset[str]:
         """The implementations that --impl names: a baseline that is measured along with them is none."""
-        patterns = split(self.options.impl)
-        return {
-            one.name
-            for one in self.implementations
-            if not patterns or one.address in patterns or any(fnmatch.fnmatch(one.name, part) for part in patterns)
-        }
+        return asked(self.options.impl, self.implementations)
 
 
 @contextmanager
@@ -303,6 +301,16 @@ def implementations_of(options: SweepOptions | AuditOptions, baseline: str | Non
     return select(known, [baseline]) + chosen
 
 
+def asked(impl: Sequence[str] | None, chosen: Iterable[Implementation]) -> frozenset[str]:
+    """Of the chosen implementations those that --impl names; all where it was not given."""
+    patterns = split(impl)
+    return frozenset(
+        one.name
+        for one in chosen
+        if not patterns or one.address in patterns or any(fnmatch.fnmatch(one.name, part) for part in patterns)
+    )
+
+
 def split(values: Sequence[str] | None, option: str = "") -> list[str]:
     """The parts of options that may be repeated and hold commas.
 
@@ -314,12 +322,34 @@ def split(values: Sequence[str] | None, option: str = "") -> list[str]:
     return parts
 
 
-def check_wandb(options: SweepOptions) -> None:
+def check_wandb(options: WandbOptions) -> None:
     """Raise BadInput for an option about a W&B run where none was asked for."""
     for one in dataclasses.fields(options):
         if one.name.startswith("wandb_") and getattr(options, one.name) != one.default and not options.log_wandb:
             name = one.name.replace("_", "-")
             raise BadInput(f"--{name} was given without --log-wandb; add that, or leave --{name} out.")
+
+
+def check_ends(
+    this: Machine, device: torch.device, work: Mapping[Dtype, float], option: str, fewer: str, doing: str = "train"
+) -> None:
+    """On a CPU raise BadInput for `work`, in operations, that takes it more than half an hour at its measured rates."""
+    if device.type != "cpu":
+        return
+    import torch
+
+    from swiglu_bench.machine.ceilings_cache import Limits
+    from swiglu_bench.measure.clock import make_clock
+
+    limits = Limits(this, device, make_clock(device))
+    seconds = sum(
+        flops / limits.product(getattr(torch, dtype.value)).value / 1e12 for dtype, flops in work.items() if flops
+    )
+    if seconds > REASONABLE_S:
+        raise BadInput(
+            f"{option}: this would {doing} for about {seconds / 3600:,.1f} hours on this CPU; give a smaller one or "
+            f"fewer {fewer}, or --budget to do it nevertheless."
+        )
 
 
 def check_profilers(options: TimingOptions, device: torch.device) -> None:

@@ -20,7 +20,7 @@ from swiglu_bench.processes.child import DoesNotEnd
 from swiglu_bench.processes.pool import team
 from swiglu_bench.processes.pool.team import NoPlace
 from swiglu_bench.rows.csv_table import reason, typed
-from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.record import Record
 from swiglu_bench.rows.workload import totals, write_totals
 from swiglu_bench.session import here
 from swiglu_bench.session.settings import Progress, Settings, Task
@@ -30,7 +30,7 @@ from swiglu_bench.sweep.request import INTERRUPTED, Request, Say
 from swiglu_bench.sweep.resume import Fingerprints, Remaining
 from swiglu_bench.writers import Writer
 from swiglu_bench.writers.console import ConsoleWriter, Tables
-from swiglu_bench.writers.tables import by_reason, memory_tables, verify_detail_tables, verify_tables
+from swiglu_bench.writers.tables import memory_tables, nothing_done, verify_detail_tables, verify_tables
 from swiglu_bench.writers.time_tables import time_tables
 from swiglu_bench.writers.workload_tables import workload_tables
 
@@ -108,16 +108,11 @@ def sweep(request: Request, this: Machine, console: Console, also: Sequence[Writ
         say(f"Interrupted: {len(shown.records)} rows were kept.", style="yellow")
         return INTERRUPTED
     failed |= into.files is not None and into.files.lost
-    asked = [row for row in found if row.implementation in request.asked]
-    nothing = not any(row.status is Status.OK for row in asked)
-    if nothing and asked:
-        first, *others = by_reason("nothing that was asked for was " + DONE[settings.task], map(_why_not, asked))
-        warn(f"{first[0].upper()}{first[1:]}{' The other reasons are in the rows.' * bool(others)}")
-    return int(failed or nothing or any(row.failed for row in found))
-
-
-def _why_not(row: Record) -> tuple[str, str]:
-    return f"{row.status}: {row.reason}", row.implementation
+    found = [typed(Record, row) for row in remaining.kept] + shown.records
+    nothing = nothing_done([row for row in found if row.implementation in request.asked], DONE[settings.task])
+    if nothing:
+        warn(nothing)
+    return int(failed or bool(nothing) or any(row.failed for row in found))
 
 
 def _warn_of_load(device_type: str, warn: Say) -> None:

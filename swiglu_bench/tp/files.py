@@ -9,10 +9,8 @@ from typing import Any
 
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.csv_table import Table
-from swiglu_bench.rows.ranks import COLUMNS, KEY, SAMPLE_FIELDS, Row
+from swiglu_bench.rows.ranks import COLUMNS, KEY, ROWS, SAMPLE_FIELDS, SAMPLES, Row
 from swiglu_bench.spec.errors import BadInput
-
-ROWS, SAMPLES = "tp.csv", "tp_samples.csv"
 
 
 class Folder:

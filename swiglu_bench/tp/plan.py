@@ -36,6 +36,8 @@ class Plan:
     """What some of these are timed as without collectives, and takes no part itself."""
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)
     """Implementations that take no part, and why."""
+    asked: frozenset[str] = frozenset()
+    """The implementations that --impl names."""
 
     @property
     def everybody(self) -> tuple[Implementation, ...]:

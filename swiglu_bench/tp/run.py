@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,23 +15,26 @@ from rich.console import Console
 from swiglu_bench.charts import scaling
 from swiglu_bench.machine import locks
 from swiglu_bench.machine.machine import Machine, free_memory_bytes
+from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.processes.child import DoesNotEnd
 from swiglu_bench.rows.ranks import Row
 from swiglu_bench.rows.record import Status
 from swiglu_bench.session import policy
 from swiglu_bench.session.settings import Settings
-from swiglu_bench.spec.cases import Case
+from swiglu_bench.spec import costs
+from swiglu_bench.spec.cases import WEIGHTS, Case, Dtype
 from swiglu_bench.sweep import output
-from swiglu_bench.sweep.output import default_folder
 from swiglu_bench.sweep.request import INTERRUPTED
 from swiglu_bench.tp.bench import RankBench
 from swiglu_bench.tp.case import blanks, run_case
 from swiglu_bench.tp.files import Folder
+from swiglu_bench.tp.options import TpOptions
 from swiglu_bench.tp.place import RankPlace
 from swiglu_bench.tp.plan import Plan
 from swiglu_bench.tp.ranks import GroupLost, Launched, Spawned, follow
 from swiglu_bench.writers import tp_tables
 from swiglu_bench.writers.console import Bar
+from swiglu_bench.writers.tables import nothing_done
 from swiglu_bench.writers.wandb_run import WandbRun
 
 
@@ -45,6 +48,16 @@ def too_large(cases: Sequence[Case], size: int, settings: Settings) -> dict[Case
     free_bytes, processes = free_memory_bytes(settings.device), sharing(size, settings)
     found = {case: policy.too_large(settings, case, free_bytes, processes) for case in cases}
     return {case: reason for case, reason in found.items() if reason}
+
+
+def work(plan: Plan, sizes: Sequence[int], rule: Rule) -> dict[Dtype, float]:
+    """Operations of the fewest rounds on a CPU, by dtype: split, without collectives, and whole per rank."""
+    found = dict.fromkeys((case.dtype for case in plan.cases), 0.0)
+    here = sum(one.name not in plan.skipped and one.unavailable("cpu") is None for one in plan.implementations)
+    rounds = (rule.warmup_rounds + rule.min_rounds) * here * len(plan.ways)
+    for case in plan.cases:
+        found[case.dtype] += sum(2 + size for size in sizes) * rounds * costs.flops(case, (*WEIGHTS[case.scope], "x"))
+    return found
 
 
 class TpRun:
@@ -63,24 +76,23 @@ class TpRun:
         self._folder: Folder | None = None
         self._wandb: WandbRun | None = None
         self._lost = False
+        self._bar = Bar(self.console, doing="starting ranks", quiet=self.quiet)
+        self._done = 0
         self._fatal: set[str] = set()
         """Implementations that ended a group at the case that is to come again."""
 
-    def open(self, csv: bool, out: Path | None, project: str | None, total: int) -> None:
+    def open(self, options: TpOptions, total: int) -> None:
         """Open what takes rows; `total` cases are to come, over all groups. Raises BadInput."""
-        if csv:
-            path = out or default_folder(self.this, "tp", self.about["run_id"])
+        if options.csv:
+            path = options.out or output.default_folder(self.this, "tp", self.about["run_id"])
             self._folder = Folder(path, self.warn)
             self._stack.enter_context(locks.folder(path, self.about["command"]))
             self._folder.describe(self.about)
-        if project:
-            self._wandb = WandbRun(project, self.about, f"tp {self.this.slug}", ["tp", self.this.slug], "tp",
-                                   self._folder.path if self._folder else None, self.warn)  # fmt: skip
-            self._wandb.define("tp/*", "tokens")
-            self._stack.callback(self._wandb.close)
-        self._bar = Bar(self.console, disable=self.quiet or not self.console.is_terminal)
-        self._task = self._bar.add_task("starting ranks", total=total)
-        self._done = 0
+        if options.log_wandb:
+            folder = self._folder.path if self._folder else None
+            made = output.wandb_run(options, "tp", self.this.slug, self.about, folder, self.warn)
+            self._wandb = self._stack.enter_context(closing(made))
+        self._bar.update(self._bar.tasks[0].id, total=total)
         self._bar.start()
         self._stack.callback(self._bar.stop)
 
@@ -105,7 +117,7 @@ class TpRun:
         if interrupted:
             self.say("Interrupted: what ran was kept.", "yellow")
             return INTERRUPTED
-        return self.status
+        return self._ended(plan)
 
     def join(self, plan: Plan, settings: Settings) -> int:
         """Be one of the ranks that torchrun started; rank 0 asks the others and takes the rows. The exit status."""
@@ -124,7 +136,14 @@ class TpRun:
                 self._lost = True
                 self._give_up(plan, self._done, ranks.size, loss)
             self._conclude(plan)
-        return self.status
+        return self._ended(plan)
+
+    def _ended(self, plan: Plan) -> int:
+        """The exit status at the end: that no row that was asked for is ok is a failure, too."""
+        nothing = nothing_done([row for row in self.rows if row.implementation in plan.asked], "timed")
+        if nothing:
+            self.warn(nothing)
+        return self.status or int(bool(nothing))
 
     def _take(self, rows: Sequence[Row]) -> None:
         """The rows of a case."""
@@ -138,18 +157,13 @@ class TpRun:
         if self._folder:
             self._folder.write(rows)
         for row in rows:
-            if self._wandb and row.time_ms is not None:
-                way = "sequence" if row.sequence_parallel else "tokens"
-                name = f"{row.mode}/{row.shape}/{row.dtype}/{way}/{row.ranks}/{row.implementation}"
-                shown = {"time_ms": row.time_ms, "ratio": row.ratio, "efficiency": row.efficiency,
-                         "hidden_share": row.hidden_share, "bus_gbps": row.bus_gbps}  # fmt: skip
-                found = {f"tp/{figure}/{name}": value for figure, value in shown.items() if value is not None}
-                self._wandb.log({"tokens": row.tokens, **found})
+            if self._wandb:
+                self._wandb.write(row.record(self.about["command"]))
             if row.failed if self.quiet else not self.console.is_terminal and row.status is not Status.SKIPPED:
                 self.say(tp_tables.line(row))
 
     def _tell(self, where: str, doing: str, fraction: float) -> None:
-        self._bar.update(self._task, completed=self._done + fraction, description=where + doing)
+        self._bar.tell(where + doing, self._done + fraction)
 
     @property
     def status(self) -> int:

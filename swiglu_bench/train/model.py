@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from swiglu_bench.check.inputs import torch_dtype
+from swiglu_bench.implementations.pytorch import eager
+from swiglu_bench.session.policy import CONTEXT_BYTES
+from swiglu_bench.spec import costs
 from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.train import data as datasets
@@ -25,8 +28,8 @@ class Experiment:
 
     workload: Workload
     data: Images | Text
-    make: Callable[[], nn.Module]
-    """A new network on the device, in fp32, with random weights from torch's current seed."""
+    make: Callable[..., nn.Module]
+    """A new network on the device, or on the one given, in fp32, with random weights from torch's current seed."""
     steps: int
     device: torch.device
     dtype: Dtype
@@ -38,6 +41,25 @@ class Experiment:
         w = self.workload
         shape = Shape(f"{w.hidden}x{w.intermediate}", w.hidden, w.intermediate, w.source, (w.tokens,))
         return Case(shape, w.tokens, self.dtype, Scope.MLP, Mode.STEP)
+
+    @functools.cached_property
+    def parameters(self) -> int:
+        """Weights of the network, which is not made for that."""
+        return sum(weight.numel() for weight in self.make(torch.device("meta")).parameters())
+
+    def needed_bytes(self, trainees: int) -> float:
+        """The device's memory that so many trainees, timed side by side, take at least.
+
+        A trained weight takes 16 bytes: itself, its gradient and AdamW's two moments. In 16 bits each trainee has a
+        copy of the blocks' weights. Backward needs what eager saves in each block and, in a decoder, 32 bytes for each
+        element of a layer's hidden state, measured in bfloat16 on an H200.
+        """
+        w, case = self.workload, self.case
+        layers = w.layers if isinstance(w, Llama) else 1
+        saved, peak = costs.predicted_memory(case, eager.footprints[Scope.MLP])
+        around = 32 * case.tokens * w.hidden if isinstance(w, Llama) else 0
+        copies = 2 * trainees * layers * 3 * w.hidden * w.intermediate if self.dtype is not Dtype.FLOAT32 else 0
+        return 16 * self.parameters + copies + layers * (saved + around) + peak + CONTEXT_BYTES[self.device.type]
 
     def loss(self, network: nn.Module, batch: Batch, rows: int | None = None) -> tuple[Tensor, Tensor]:
         """Mean loss over the batch or its first rows, and their logits; products are in the dtype, by autocast."""
@@ -93,8 +115,8 @@ def prepare(w: Workload, options: TrainOptions, device: torch.device, dtype: Dty
     images = datasets.digits(w.batch, device) if w.task == "digits" else datasets.mnist(options.data, w.batch, device)
     pixels = images.train[0].shape[1]
 
-    def make() -> nn.Module:
-        with device:
+    def make(where: torch.device = device) -> nn.Module:
+        with where:
             return Network(pixels, w.hidden, w.intermediate)
 
     steps = options.steps or (options.epochs or w.epochs) * images.steps_per_epoch
@@ -114,8 +136,8 @@ def _llama(workload: Llama, device: torch.device) -> Callable[[], nn.Module]:
         max_position_embeddings=workload.sequence, tie_word_embeddings=False, use_cache=False,
     )  # fmt: skip
 
-    def make() -> nn.Module:
-        with device:
+    def make(where: torch.device = device) -> nn.Module:
+        with where:
             network: nn.Module = LlamaForCausalLM(config)
             return network.float()
 

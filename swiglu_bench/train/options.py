@@ -9,13 +9,13 @@ from typing import Annotated
 
 from typer import Option
 
-from swiglu_bench.sweep.options import HOW, OUTPUT, WHAT, Device, Impl, LogWandb, Out, SkipImpl, Wait, WandbProject
+from swiglu_bench.sweep.options import HOW, OUTPUT, WHAT, Device, Impl, Out, SkipImpl, Wait, WandbOptions
 
 _what, _how, _output = (partial(Option, rich_help_panel=panel) for panel in (WHAT, HOW, OUTPUT))
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions:
+class TrainOptions(WandbOptions):
     """What is trained, how it is timed, and where results go."""
 
     task: Annotated[str, _what(help="digits, mnist or llama.")] = "digits"
@@ -47,7 +47,14 @@ class TrainOptions:
     interpret: Annotated[
         bool, _how("--interpret", help="On a CPU, run Triton kernels in its interpreter: for tiny models, not timed.")
     ] = False
-    budget: Annotated[float, _how(help="Seconds for the rounds in which steps are timed.", min=0.01)] = 20.0
+    budget: Annotated[
+        float | None,
+        _how(
+            help="Seconds for the rounds in which steps are timed; where it is given, also what takes very long on "
+            "this machine is trained. \\[default: 20]",
+            min=0.01,
+        ),
+    ] = None
     step_run: Annotated[
         Path | None,
         _how(help="A run of `step --scope mlp` with this block, for the expected speed-up. \\[default: measured now]"),
@@ -64,5 +71,8 @@ class TrainOptions:
         bool, _output("--csv/--no-csv", help="Write train.csv, runs.csv, summary.csv, run.json and the curves.")
     ] = True
     resume: Annotated[bool, _output("--resume", help="Continue in the folder of --out, from its checkpoints.")] = False
-    log_wandb: LogWandb = False
-    wandb_project: WandbProject = "swiglu-bench"
+
+    @property
+    def budget_s(self) -> float:
+        """Seconds for the rounds."""
+        return 20.0 if self.budget is None else self.budget

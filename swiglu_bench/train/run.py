@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,17 @@ from swiglu_bench.spec import registry
 from swiglu_bench.spec.cases import Dtype, parse_dtypes
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Implementation
-from swiglu_bench.sweep import request
-from swiglu_bench.sweep.output import default_folder
+from swiglu_bench.sweep import output, request
 from swiglu_bench.train import model, workload
 from swiglu_bench.train.blocks import Trainee, why_not
 from swiglu_bench.train.files import TrainingFolder
 from swiglu_bench.train.options import TrainOptions
 from swiglu_bench.train.session import TrainingSession
 from swiglu_bench.train.step_costs import read_ratios
-from swiglu_bench.writers import wandb_run
 from swiglu_bench.writers.console import Bar
+from swiglu_bench.writers.tables import nothing_done
 from swiglu_bench.writers.training_tables import tables
+from swiglu_bench.writers.wandb_run import WandbRun
 
 DEFAULT = (
     "eager", "compile", "unsloth", "fused", "fused-dw-torch", "fused-dw-triton", "fused-auto", "fused-mlp-auto",
@@ -50,7 +50,7 @@ class TrainingRun:
         settings = {
             "task": options.task, "workload": sizes.model_dump(), "data": experiment.data.about,
             "steps": experiment.steps, "dtype": experiment.dtype.value, "seed": options.seed, "seeds": options.seeds,
-            "interpret": options.interpret, "budget_s": options.budget, "step_run": options.step_run,
+            "interpret": options.interpret, "budget_s": options.budget_s, "step_run": options.step_run,
             "checkpoint_every": options.checkpoint_every,
         }  # fmt: skip
         self.about: dict[str, Any] = {
@@ -59,6 +59,7 @@ class TrainingRun:
         }  # fmt: skip
         where = (experiment.case, device.type, options.interpret, self.machine.compute_capability)
         self.trainees: list[Trainee] = []
+        self._asked = request.asked(options.impl, chosen)
         self.rows: list[Summary] = []
         for title, one in [(BASELINE, chosen[0]), (PERMUTED, chosen[0]), *((one.name, one) for one in chosen[1:])]:
             row = Summary(
@@ -72,12 +73,41 @@ class TrainingRun:
                 row.steps, row.metric, row.unit = experiment.steps, sizes.metric, sizes.unit
                 self.trainees.append(Trainee(one, row, permuted=title == PERMUTED))
 
+    def plan(self, free_bytes: int) -> dict[str, Any]:
+        """What would be trained, and whether the device's memory holds it."""
+        case, needed_bytes = self.experiment.case, int(self.experiment.needed_bytes(len(self.trainees)))
+        return {
+            "task": self.options.task, "model": self.rows[0].model, "hidden": case.shape.hidden,
+            "intermediate": case.shape.intermediate, "dtype": case.dtype.value, "tokens": case.tokens,
+            "steps": self.experiment.steps, "seeds": self.options.seeds, "needed_bytes": needed_bytes,
+            "fits": needed_bytes <= free_bytes,
+        }  # fmt: skip
+
+    def check_affordable(self) -> None:
+        """Raise BadInput for a model that the device's memory does not hold, or that would train for too long here."""
+        experiment, free_bytes = self.experiment, machine.free_memory_bytes(self.experiment.device)
+        plan = self.plan(free_bytes)
+        if not plan["fits"]:
+            raise BadInput(
+                f"--model: {plan['model']} needs about {plan['needed_bytes'] / 2**30:.1f} GiB and the device has "
+                f"{free_bytes / 2**30:.1f} GiB free; give a smaller model, or fewer implementations."
+            )
+        trainings = len(self.trainees) * self.options.seeds
+        flops = 6 * experiment.parameters * experiment.case.tokens * experiment.steps * trainings
+        if self.options.budget is None:
+            request.check_ends(self.machine, experiment.device, {experiment.dtype: flops}, "--model", "--steps")
+
     def perform(self) -> int:
         """Train and time everything, then print and write the tables; the exit status."""
+        self.check_affordable()
         options, experiment, status = self.options, self.experiment, 0
         with ExitStack() as stack:
             folder = self._open_folder(stack) if options.csv else None
-            wandb = self._open_wandb(stack, folder) if options.log_wandb else None
+            wandb = None
+            if options.log_wandb:
+                place = folder.path if folder else None
+                made = output.wandb_run(options, "train", self.machine.slug, self.about, place, self._warn)
+                wandb = stack.enter_context(closing(made))
             stack.enter_context(locks.device(experiment.device, self.about["command"], options.wait, self._say))
             self._say(
                 f"{options.task} on {self.machine.device}: {experiment.data.about}; blocks "
@@ -99,9 +129,13 @@ class TrainingRun:
             self._show(folder, wandb)
         if status == request.INTERRUPTED:
             self._say("Interrupted: finished work was kept; continue with --resume.", style="yellow")
-        return status or int(any(row.failed for row in self.rows))
+            return status
+        nothing = nothing_done([row for row in self.rows if row.implementation in self._asked], "trained")
+        if nothing:
+            self._warn(nothing)
+        return status or int(bool(nothing) or any(row.failed for row in self.rows))
 
-    def _show(self, folder: TrainingFolder | None, wandb: wandb_run.WandbRun | None) -> None:
+    def _show(self, folder: TrainingFolder | None, wandb: WandbRun | None) -> None:
         """Print the tables, and write what was found."""
         for table in tables(self.rows):
             self.console.print(table, highlight=False)
@@ -110,8 +144,8 @@ class TrainingRun:
             self._say(self.draw(folder.path))
             self._say(f"Losses, summary and machine: {folder.path}")
         if wandb:
-            figures = ("final_loss", "metric_mean", "step_ms", "ratio", "expected_ratio", "curve", "verdict")
-            wandb.conclude({f"{one}/{row.implementation}": getattr(row, one) for row in self.rows for one in figures})
+            for row in self.rows:
+                wandb.write(row.record(self.about))
             if wandb.url_or_path:
                 self._say(f"W&B: {wandb.url_or_path}")
 
@@ -137,23 +171,12 @@ class TrainingRun:
 
     def _open_folder(self, stack: ExitStack) -> TrainingFolder:
         name = f"train-{self.options.task}"
-        path = self.options.out or default_folder(self.machine, name, self.about["run_id"])
+        path = self.options.out or output.default_folder(self.machine, name, self.about["run_id"])
         run_folder.create_folder(path)
         stack.enter_context(locks.folder(path, self.about["command"]))
         folder = TrainingFolder(path, self.about, self.options.resume, self._warn)
         stack.callback(folder.flush)
         return folder
-
-    def _open_wandb(self, stack: ExitStack, folder: TrainingFolder | None) -> wandb_run.WandbRun:
-        tags = ["train", self.options.task, self.machine.slug]
-        run = wandb_run.WandbRun(
-            self.options.wandb_project, self.about, " ".join(tags), tags, folder=folder.path if folder else None,
-            warn=self._warn,
-        )  # fmt: skip
-        for figures in ("loss/*", "step_ms/*"):
-            run.define(figures, "step")
-        stack.callback(run.close)
-        return run
 
     def _say(self, text: str, style: str = "") -> None:
         self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
@@ -165,23 +188,24 @@ class TrainingRun:
 class TrainingProgress(Bar):
     """A bar with the live loss, or without a terminal a line for each of `count` trainings; logs to W&B."""
 
-    def __init__(self, console: Console, steps: int, count: int, wandb: wandb_run.WandbRun | None = None) -> None:
-        super().__init__(console, disable=not console.is_terminal)
+    def __init__(self, console: Console, steps: int, count: int, wandb: WandbRun | None = None) -> None:
+        super().__init__(console, steps * count)
         self._steps = steps
         self._wandb = wandb
-        self._bar = self.add_task("starting", total=steps * count)
+        self._done = 0
 
     def listen(self, event: TrainingStep | str) -> None:
         """A step, or what else begins."""
         if isinstance(event, str):
             text, ended = event, event.startswith("keeping")
         else:
-            curve, ended = f"{event.implementation}/seed{event.seed}", event.step + 1 == self._steps
+            ended = event.step + 1 == self._steps
             where = f"{event.implementation}, seed {event.seed}: step {event.step + 1}/{self._steps}"
             text = f"{where}, loss {event.loss:.4f}"
             if self._wandb:
-                self._wandb.log({"step": event.step, f"loss/{curve}": event.loss, f"step_ms/{curve}": event.step_ms})
-        self.update(self._bar, description=text, advance=int(isinstance(event, TrainingStep)))
+                self._wandb.step(event)
+        self._done += isinstance(event, TrainingStep)
+        self.tell(text, self._done)
         if ended and not self.console.is_terminal:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -190,7 +214,8 @@ def chosen_implementations(options: TrainOptions) -> list[Implementation]:
     """The chosen implementations after eager, with which every curve is compared."""
     known = request.catalogue(registry.load)
     usual = [one.name for one in known if one.name in DEFAULT or (not one.on_request and (one.package or one.address))]
-    chosen = registry.select(known, request.split(options.impl) or usual, request.split(options.skip_impl))
+    wanted, unwanted = request.split(options.impl, "--impl"), request.split(options.skip_impl, "--skip-impl")
+    chosen = registry.select(known, wanted or usual, unwanted)
     eager = next(one for one in known if one.name == BASELINE)
     return [eager, *(one for one in chosen if one.name != BASELINE)]
 

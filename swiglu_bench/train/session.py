@@ -111,7 +111,7 @@ class TrainingSession:
         ]  # fmt: skip
         if BASELINE not in {one.name for one in trainees}:
             return
-        rule = Rule(warmup_rounds=2, max_rounds=200, budget_s=options.budget)  # fewer rounds: turns are long
+        rule = Rule(warmup_rounds=2, max_rounds=200, budget_s=options.budget_s)  # fewer rounds: turns are long
         time_steps(experiment, trainees, rule, options.seed, listen)
         _free(experiment.device)
         timed, ratios = {one.name: one for one in trainees if one.row.step_ms is not None}, self.step_ratios

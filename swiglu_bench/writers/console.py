@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from threading import Event, Thread
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
@@ -16,6 +18,8 @@ from swiglu_bench.writers.tables import TABLE, by_reason
 from swiglu_bench.writers.time_tables import caution_lines, time_line
 
 Tables = Callable[[Sequence[Record], int], Iterator[RenderableType]]
+EVERY_S = 60.0
+"""Seconds between the lines that say where a command is, without a terminal."""
 NARROW = 70
 """Below this width the progress line has no times in it, so that what is being done can be read."""
 
@@ -47,8 +51,7 @@ class ConsoleWriter:
         self._skipped: list[Record] = []
         self._shows_tables = (console.is_terminal or tables_anyway) and not quiet
         self._skips_told: set[tuple[str, str]] = set()
-        self._progress = Bar(console, disable=quiet or not console.is_terminal)
-        self._task = self._progress.add_task("starting", total=case_count)
+        self._progress = Bar(console, case_count, quiet=quiet)
 
     def __enter__(self) -> ConsoleWriter:
         self._progress.start()
@@ -61,7 +64,7 @@ class ConsoleWriter:
 
     def advance(self, completed: float, doing: str) -> None:
         """Move the bar: cases done so far, fractions of one included, and what is happening."""
-        self._progress.update(self._task, completed=completed, description=doing)
+        self._progress.tell(doing, completed)
 
     def write(self, record: Record) -> None:
         """Take a row: into the table, or without a terminal at once as a line, skips together after their case."""
@@ -116,18 +119,51 @@ class ConsoleWriter:
 
 
 class Bar(Progress):
-    """A bar with something under it, which is rendered once and not at every move of the bar."""
+    """A bar with something under it, which is rendered once and not at every move of the bar.
 
-    def __init__(self, console: Console, disable: bool) -> None:
+    Without a terminal a line a minute says where it is. `total` is what `completed` comes to; None: not known.
+    """
+
+    def __init__(self, console: Console, total: float | None = None, doing: str = "starting", quiet: bool = False):
         self._below: RenderableType | None = None
-        doing = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+        self._in_lines = not (quiet or console.is_terminal)
+        self._ended = Event()
+        what = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
         times = (
             TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(elapsed_when_finished=False),
             TextColumn("left "),
         ) if console.width >= NARROW else ()  # fmt: skip
         spinner = SpinnerColumn("line" if console.options.ascii_only else "dots")
         bar = (spinner, BarColumn(bar_width=20 if times else 8), TextColumn("{task.percentage:>3.0f}%"))
-        super().__init__(*bar, *times, doing, console=console, transient=True, expand=True, disable=disable)
+        super().__init__(*bar, *times, what, console=console, transient=True, expand=True,
+                         disable=quiet or not console.is_terminal)  # fmt: skip
+        self._task = self.add_task(doing, total=total)
+
+    def tell(self, doing: str, completed: float | None = None) -> None:
+        """What is happening, and how much of the total is done, fractions included."""
+        self.update(self._task, description=doing, completed=completed)
+
+    def start(self) -> None:
+        """Begin to show it."""
+        super().start()
+        if self._in_lines:
+            Thread(target=self._tell_each_minute, daemon=True).start()
+
+    def stop(self) -> None:
+        """Take it away."""
+        self._ended.set()
+        super().stop()
+
+    def _tell_each_minute(self) -> None:
+        while not self._ended.wait(EVERY_S):
+            self.console.print(self.position(), markup=False, highlight=False, soft_wrap=True)
+
+    def position(self) -> str:
+        """Where it is, for how long it has run, and for how long it will at this rate."""
+        task = self.tasks[0]
+        spent_s, share = task.elapsed or 0.0, task.completed / task.total if task.total else 0.0
+        left = f", about {_duration(spent_s / share - spent_s)} left" if 0 < share < 1 else ""
+        return f"{_duration(spent_s)}{f', {share:.0%} done' if task.total else ''}{left}: {task.description}"
 
     def show(self, renderables: Iterable[RenderableType]) -> None:
         """Put these under the bar; nothing: take away what is there."""
@@ -143,3 +179,8 @@ class Bar(Progress):
         yield self.make_tasks_table(self.tasks)
         if self._below:
             yield self._below
+
+
+def _duration(seconds: float) -> str:
+    """As hours:minutes:seconds."""
+    return str(datetime.timedelta(seconds=round(seconds)))

@@ -14,7 +14,9 @@ from rich.text import Text
 
 from swiglu_bench.rows.grouping import grouped, unique
 from swiglu_bench.rows.quantities import mebibytes
+from swiglu_bench.rows.ranks import Row
 from swiglu_bench.rows.record import Record, Status, TensorCheck
+from swiglu_bench.rows.training import Summary
 
 TABLE = ("shape", "scope", "mode", "dtype")
 """Rows that agree in this stand in one table of times."""
@@ -67,6 +69,15 @@ def by_reason(what: str, reasons: Iterable[tuple[str, str]]) -> list[str]:
     """(reason, name) pairs as one line per reason: 'what: a, b: the reason'."""
     found = grouped(reasons, lambda pair: pair[0])
     return [f"{what}: {', '.join(unique(name for _, name in pairs))}: {reason}" for reason, pairs in found.items()]
+
+
+def nothing_done(asked: Sequence[Record | Row | Summary], done: str) -> str:
+    """Why none of the rows that were asked for is ok, in one sentence; empty where one is, or there are none."""
+    if not asked or any(row.status is Status.OK for row in asked):
+        return ""
+    why = ((f"{row.status}: {row.reason}", row.implementation) for row in asked)
+    first, *others = by_reason(f"Nothing that was asked for was {done}", why)
+    return f"{first}{' The other reasons are in the rows.' * bool(others)}"
 
 
 def by(records: Iterable[Record], *fields: str) -> list[list[Record]]:

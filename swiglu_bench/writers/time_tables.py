@@ -21,9 +21,10 @@ CELL_WIDTH, FELT_WIDTH = 19, 21
 
 
 def rate(record: Record) -> str:
-    """TFLOP/s where products set the limit, GB/s where bytes do."""
-    value, unit = (record.tflops, "TFLOP/s") if record.limit_kind == "matmul" else (record.gbps, "GB/s")
-    assert value is not None
+    """TFLOP/s where products set the limit, GB/s where bytes do; empty where the command counts neither."""
+    value, unit = (record.gbps, "GB/s") if record.limit_kind == "bandwidth" else (record.tflops, "TFLOP/s")
+    if value is None:
+        return ""
     if value < 1 and unit == "TFLOP/s":
         value, unit = value * 1e3, "GFLOP/s"
     return f"{value:.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"

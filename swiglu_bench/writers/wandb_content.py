@@ -6,7 +6,7 @@ import enum
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from typing import Any
 
 from swiglu_bench.rows.finished_run import case_of as work_of
@@ -14,6 +14,7 @@ from swiglu_bench.rows.grouping import grouped, unique
 from swiglu_bench.rows.quantities import MIB
 from swiglu_bench.rows.ranking import median_ratios, ranked
 from swiglu_bench.rows.record import COLUMNS, Record, Status
+from swiglu_bench.rows.training import Summary
 
 
 def _mib(column: str) -> Callable[[Record], float | None]:
@@ -32,6 +33,7 @@ FIGURES: dict[str, Callable[[Record], float | None]] = {
         )
     },
     **{f"{name}_mib": _mib(f"{name}_bytes") for name in ("saved", "peak", "workspace")},
+    **{name: methodcaller("figure", name) for name in ("efficiency", "hidden_share", "bus_gbps")},
 }  # fmt: skip
 """What is drawn over tokens, as <figure>/<scope>/<mode>/<shape>/<dtype>/<implementation>."""
 
@@ -39,6 +41,8 @@ CHARTS = {"time_ms": "time, ms", "ratio": "time / baseline", "limit_pct": "% of 
 """Figures that get a line chart over tokens, all implementations in one."""
 STANDING = ("fastest_at", "median_ratio", "best_ratio", "worst_error_ratio", *(f"rows_{status}" for status in Status))
 """What is told of each implementation over the whole run."""
+TRAINED = ("final_loss", "metric_mean", "step_ms", "expected_ratio", "curve", "verdict")
+"""What the summary says of each implementation that was trained."""
 FACTS = {
     "shapes": "shape", "scopes": "scope", "routings": "routing", "modes": "mode", "dtypes": "dtype", "tokens": "tokens",
     "implementations": "implementation", "baselines": "baseline", "hosts": "host", "gpus": "gpu_uuid",
@@ -84,6 +88,10 @@ def summarize(records: Sequence[Record]) -> dict[str, float | str]:
     for name, own in standing(records).items():
         without = {"fastest_at"} if own["best_ratio"] is None else ()
         summary |= {f"{key}/{name}": value for key, value in own.items() if value is not None and key not in without}
+    for record in records:
+        if isinstance(record.source, Summary):
+            own = {f"{name}/{record.implementation}": getattr(record.source, name) for name in TRAINED}
+            summary |= {name: value for name, value in own.items() if value is not None}
     medians = median_ratios(records)
     if medians:
         summary["best_implementation"] = min(medians, key=lambda name: medians[name])

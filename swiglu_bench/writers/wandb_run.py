@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.training import TrainingStep
 from swiglu_bench.spec.errors import one_line
 from swiglu_bench.writers.wandb_content import FIGURES, case_of, charts, facts, figures, summarize, tables
 
@@ -66,6 +67,8 @@ class WandbRun:
             for figure in FIGURES:
                 self._run.define_metric(f"{figure}/*", step_metric="tokens", summary="none")
             self._run.define_metric("tokens", hidden=True, summary="none")
+            for figure in ("loss", "step_ms"):
+                self._run.define_metric(f"{figure}/*", step_metric="step", summary="none")
         except Exception as error:  # W&B raises many kinds, and none may cost the run
             self._run, self._warned = None, True
             warn(
@@ -82,17 +85,11 @@ class WandbRun:
         if found:
             self._attempt(lambda run: run.log({"tokens": record.tokens, **found}))
 
-    def log(self, figures: dict[str, float]) -> None:
-        """Log figures that are no record's."""
-        self._attempt(lambda run: run.log(figures))
-
-    def define(self, figures: str, step: str) -> None:
-        """Draw the figures of a pattern over another."""
-        self._attempt(lambda run: run.define_metric(figures, step_metric=step))
-
-    def conclude(self, figures: dict[str, Any]) -> None:
-        """Add to the run's summary."""
-        self._attempt(lambda run: run.summary.update(figures))
+    def step(self, step: TrainingStep) -> None:
+        """Log a step of a training."""
+        curve = f"{step.implementation}/seed{step.seed}"
+        found = {"step": step.step, f"loss/{curve}": step.loss, f"step_ms/{curve}": step.step_ms}
+        self._attempt(lambda run: run.log(found))
 
     def close(self) -> None:
         """Log tables, charts, summary and what was run, and end the run, waiting a limited time for the upload."""

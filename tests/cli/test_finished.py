@@ -79,7 +79,7 @@ def test_a_regression_exits_1_and_what_cannot_be_told_3(tmp_path: Path) -> None:
         ("compare RUN RUN --by tim", "did you mean time"),
         ("compare RUN RUN --impl fusd", "did you mean fused"),
         ("show RUN --pivot tim_ms", "did you mean time_ms"),
-        ("show RUN --sort device", "'device' is not a figure of records.csv"),
+        ("show RUN --sort device", "'device' is not a figure of the run's rows"),
         ("show RUN --format github", "needs --pivot FIGURE"),
         ("show RUN --format parquet", "is binary and needs --output FILE"),
         ("show RUN --output x", "--output is for rows"),
@@ -164,8 +164,25 @@ def test_a_training_is_shown_as_it_was_printed(tmp_path: Path) -> None:
     assert swiglu_bench("show", folder / "train.csv", "--format", "csv").out == (folder / "summary.csv").read_text()
     told = parsed("show", folder, "--impl", "level")
     assert (told["kind"], told["settings"]["dtype"], told["rows"][0]["ratio"]) == ("training", "float32", 0.99)
-    assert "omit --sort, --detail" in swiglu_bench("show", folder, "--sort", "ratio", "--detail").complaint
     assert "did you mean level" in swiglu_bench("show", folder, "--impl", "levl").complaint
+    assert "kept no rounds" in swiglu_bench("show", folder, "--baseline", "level").complaint
+    names = [row["implementation"] for row in lines("show", folder, "--pivot", "final_loss", "--sort", "ratio")]
+    assert names[:3] == ["frozen", EVIL, "level"]
+    swiglu_bench("compare", folder, folder)
+
+
+def test_what_tp_wrote_is_shown_and_compared_like_other_runs() -> None:
+    chosen = (RESULTS / "tp/llama7b", "--impl", "eager,liger", "--tokens", "1k", "--mode", "step")
+    for words in ("sequence parallel", "Where its time goes", "1 GPU ms"):
+        assert words in swiglu_bench("show", *chosen).out
+    told = parsed("show", *chosen, "--scope", "mlp-tp4-sp")
+    assert (told["kind"], [row["ranks"] for row in told["rows"]]) == ("tp", [4, 4])
+    rebased = parsed("show", *chosen, "--scope", "mlp-tp4", "--baseline", "liger")["rows"]
+    assert [row["ratio"] == 1 for row in rebased] == [False, True]
+    assert swiglu_bench("show", *chosen, "--scope", "mlp-tp4", "--baseline", "liger").code == 0
+    (row, *_) = lines("show", *chosen, "--pivot", "efficiency")
+    assert 0 < float(row["1024"]) <= 1.1
+    assert parsed("compare", chosen[0], *chosen)["outcome"] in {"fine", "cannot tell"}
 
 
 # history
@@ -192,13 +209,13 @@ def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
     assert (training["best"], training["best_ratio"], training["skipped"]) == (EVIL, 0.9, 1)
     assert all(row["problem"] for row in unread)
     (row,) = lines("history", tmp_path, "--limit", "1")
-    assert (row["command"], row["scopes"]) == ("train", "mlp")
+    assert (row["command"], row["scopes"]) == ("train", "model")
 
 
 @pytest.mark.parametrize("width", [90, 200])
 def test_the_committed_runs_are_one_line_each(width: int) -> None:
     found = swiglu_bench("history", ROOT / "results", width=width).out.splitlines()
-    runs = [file for name in ("records.csv", "train.csv") for file in (ROOT / "results").rglob(name)]
+    runs = [file for name in ("records.csv", "train.csv", "tp.csv") for file in (ROOT / "results").rglob(name)]
     assert len([line for line in found if line.strip().startswith("20")]) == len(runs)
     assert len(found) <= len(runs) + 6, "and the head and the legend"
     assert any("Not shown in" in line for line in found) is (width < 200)
@@ -225,6 +242,19 @@ def test_a_finished_run_is_sent(forward: Path, monkeypatch: pytest.MonkeyPatch, 
     assert (told["name"], told["tags"]) == ("forward cpu", ["forward", "cpu", "a", "b"])
     assert (told["entity"], told["run_id"], told["group"]) == ("team", "x", "forward")
     assert told["config"]["machine"]["device"] == "A GPU"
+
+
+@pytest.mark.parametrize("which", ["training", "tp"])
+def test_trainings_and_several_gpus_are_sent_like_other_runs(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = MagicMock()
+    begin.return_value.url_or_path, begin.return_value.failed = "", False
+    monkeypatch.setattr("swiglu_bench.writers.wandb_run.WandbRun", begin)
+    run = trained(tmp_path / "run") if which == "training" else RESULTS / "tp/llama3-70b"
+    told = json.loads(swiglu_bench("publish", run, "--format", "json").out)
+    assert told["rows_sent"] == begin.return_value.write.call_count == (6 if which == "training" else 144)
+    assert begin.return_value.step.call_count == (5 * 2 * 4 if which == "training" else 0)
 
 
 # recommend

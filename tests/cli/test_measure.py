@@ -249,7 +249,7 @@ def test_a_team_runs_the_cases_of_a_command(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("step --shapes 24x40 --tokens 3,7 --scope glu,mlp --dtype fp32,bf16 --impl eager*", 8, "eager, eager-packed"),
         ("forward --detail --tokens 5", 1, "smoke glu forward float32 5"),
-        ("verify --tokens 5", 18, "smoke odd activation glu mlp float32 float16 bfloat16"),
+        ("verify --tokens 5", 21, "smoke odd activation glu mlp experts float32 float16 bfloat16"),
     ],
 )
 def test_a_dry_run_prints_the_cases_and_writes_nothing(

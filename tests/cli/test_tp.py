@@ -114,6 +114,8 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
         (("--gpus", "two"), "--gpus: 'two' is not a number of GPUs"),
         (("--sequence-parallel", "maybe"), "--sequence-parallel: 'maybe' is not one of no, yes, both"),
         (("--modes", "backward"), "--modes: 'backward' is not one of forward, step"),
+        (("--impl", ""), "--impl was given without a name"),
+        (("--wandb-tags", "x"), "--wandb-tags was given without --log-wandb"),
         (("--impl", "nobody"), "--impl: no implementation is called 'nobody'"),
         (("--no-csv", "--out", "x"), "--out was given together with --no-csv"),
     ],
@@ -157,8 +159,15 @@ def test_a_dry_run_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swiglu_bench.processes.forkserver.start", lambda *_: pytest.fail("processes were started"))
     ran = small("--gpus", "1,2", "--dry-run")
     assert ran.code == 0
-    for part in ("1 ranks", "2 ranks", "16x32", "MiB"):
+    for part in ("ranks", "16x32", "MiB"):
         assert part in ran.out
+    plan = json.loads(small("--gpus", "1,2", "--dry-run", "--format", "json").out)
+    assert (plan["kind"], [row["ranks"] for row in plan["rows"]]) == ("plan", [1, 1, 2, 2])
+
+
+def test_what_would_take_hours_is_refused() -> None:
+    ran = swiglu_bench("tp", "--device", "cpu", "--gpus", "2", "--shapes", "llama3-8b", "--tokens", "1k")
+    assert "hours on this CPU; give a smaller one or fewer --tokens, or --budget" in ran.complaint
 
 
 def test_a_case_that_does_not_fit_costs_its_own_rows(tmp_path: Path) -> None:

@@ -86,6 +86,9 @@ def test_the_interpreter_trains_and_is_not_timed(model: Path, monkeypatch: pytes
         (("--task", "digits", "--data", "x"), "--data is for mnist and llama"),
         (("--task", "llama", "--epochs", "1"), "--epochs is for images"),
         (("--task", "llama"), "The task llama needs transformers"),
+        (("--impl", ""), "--impl was given without a name"),
+        (("--wandb-project", "x"), "--wandb-project was given without --log-wandb"),
+        (("--steps", "1000000000"), "hours on this CPU; give a smaller one or fewer --steps, or --budget"),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -100,20 +103,41 @@ def test_json_is_all_there_is_on_stdout_and_losses_go_to_wandb(model: Path, monk
     run_of = begin.return_value
     run_of.url_or_path = "somewhere"
     monkeypatch.setattr("swiglu_bench.writers.wandb_run.WandbRun", begin)
-    arguments = ("--no-csv", "--impl", "eager", "--steps", "3", "--seeds", "1", "--format", "json", "--log-wandb")
+    arguments = ("--no-csv", "--impl", "eager", "--steps", "3", "--seeds", "1", "--format", "json", "--log-wandb",
+                 "--wandb-group", "a")  # fmt: skip
     result = small(model, *arguments)
     told = json.loads(result.out)
     eager, _ = told["rows"]
     assert (told["kind"], told["settings"]["steps"], eager["implementation"]) == ("training", 3, "eager")
     assert "seed 0: step 3/3" in result.err
     assert "W&B: somewhere" in result.err
-    project, config, *_ = begin.call_args.args
-    assert (project, config["settings"]) == ("swiglu-bench", told["settings"])
-    logged = [call.args[0] for call in run_of.log.call_args_list]
-    assert [one["step"] for one in logged[:3]] == [0, 1, 2]
-    assert "loss/eager/seed0" in logged[0]
-    assert run_of.conclude.call_args.args[0]["step_ms/eager"] == eager["step_ms"] > 0
+    given = begin.call_args.kwargs
+    assert (given["project"], given["group"], given["config"]["settings"]) == ("swiglu-bench", "a", told["settings"])
+    logged = [call.args[0] for call in run_of.step.call_args_list]
+    assert [(one.implementation, one.step) for one in logged[:3]] == [("eager", 0), ("eager", 1), ("eager", 2)]
+    assert run_of.write.call_args_list[0].args[0].time_ms == eager["step_ms"] > 0
     run_of.close.assert_called_once()
+
+
+def test_a_model_that_is_too_large_is_refused_and_a_dry_run_trains_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model.write_text(MODEL.replace("intermediate: 24", "intermediate: 16777216"))
+    large = ("--out", tmp_path / "out", "--impl", "eager")
+    monkeypatch.setattr("swiglu_bench.machine.machine.free_memory_bytes", lambda device: 1 << 30)
+    for words in ("small.yaml needs about", "GiB", "smaller model"):
+        assert words in small(model, *large).complaint
+    plan = json.loads(small(model, *large, "--dry-run", "--format", "json").out)
+    assert (plan["kind"], plan["command"], plan["rows"][0]["fits"]) == ("plan", "train", False)
+    assert plan["rows"][0]["needed_bytes"] > 16 * 3 * 16 * 2**24
+    assert "too large" in small(model, *large, "--dry-run").out
+    assert not (tmp_path / "out").exists()
+
+
+def test_that_nothing_asked_for_was_trained_is_a_failure(model: Path) -> None:
+    result = small(model, "--impl", "liger", "--steps", "1", "--seeds", "1", "--no-csv")
+    assert result.code == 1
+    assert "Nothing that was asked for was trained: liger: skipped: " in result.out
 
 
 def test_what_is_trained_by_default() -> None:

@@ -19,12 +19,16 @@ from torch.nn.functional import silu
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Draw, make_problem, new_seed
 from swiglu_bench.check.judge import Judge
-from swiglu_bench.implementations import liger, peers
+from swiglu_bench.implementations import experts, liger, peers
 from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.spec.implementation import Implementation
+from swiglu_kernels import reference
 
 CPU = torch.device("cpu")
-ALL = (peers.quack, peers.quack_tuned, peers.flash_swiglu_mlp, liger.liger_mlp)
+ALL = (
+    peers.quack, peers.quack_tuned, peers.flash_swiglu_mlp, liger.liger_mlp, experts.quack_experts,
+    experts.liger_experts,
+)  # fmt: skip
 ROWS = [(one, scope) for one in ALL for scope in sorted(one.scopes)]
 
 
@@ -44,8 +48,27 @@ class Quack:
         return x @ weight.T
 
     def gemm_gated(self, A: Tensor, B: Tensor, *, store_preact: bool, **options: Any) -> tuple[Tensor | None, Tensor]:
+        if "cu_seqlens_m" in options:
+            assert options.pop("activation") == "swiglu"
+            both = self.gemm(A, B, **options)
+            return both if store_preact else None, gated(both)
         assert (store_preact, torch.is_grad_enabled()) == (False, False)
         return None, gated(self.product(A, B.T, **options))
+
+    def gemm(
+        self, A: Tensor, B: Tensor, *, tuned: bool, cu_seqlens_m: Tensor | None = None,
+        cu_seqlens_k: Tensor | None = None, A_idx: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Rows by expert, or sums over the rows of each expert."""
+        self.tuned.append(tuned)
+        starts = cu_seqlens_m if cu_seqlens_k is None else cu_seqlens_k
+        assert starts is not None
+        assert starts.dtype is torch.int32
+        parts = [slice(*ends) for ends in zip(starts.tolist(), starts.tolist()[1:], strict=False)]
+        if cu_seqlens_k is not None:
+            return torch.stack([A[:, part] @ B[part] for part in parts])
+        rows = A if A_idx is None else A[A_idx]
+        return torch.cat([rows[part] @ one for part, one in zip(parts, B, strict=True)])
 
     def linear_gated_func(self, x: Tensor, weight: Tensor, activation: str, *, tuned: bool) -> tuple[Tensor, Tensor]:
         preactivation = self.product(x, weight, activation, tuned=tuned)
@@ -61,17 +84,24 @@ def swiglu_mlp(input: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weigh
     return (silu(input @ gate_weight.T) * (input @ up_weight.T)) @ down_weight.T
 
 
+def fused_moe(x: Tensor, gate_up_proj: Tensor, down_proj: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """What liger-kernel's LigerFusedMoEFunction takes."""
+    assert top_k_index.dtype is torch.int32
+    return reference.swiglu_experts(x, gate_up_proj, down_proj, top_k_index, top_k_weights)
+
+
 @pytest.fixture
 def quack(monkeypatch: pytest.MonkeyPatch) -> Quack:
     """The packages; what a row gives to torch.compile runs as it is."""
     fake = Quack()
     for name, contents in {
         "quack": {},
-        "quack.gemm_interface": {"gemm_gated": fake.gemm_gated},
+        "quack.gemm_interface": {"gemm_gated": fake.gemm_gated, "gemm": fake.gemm},
         "quack.linear": {"linear_gated_func": fake.linear_gated_func},
         "quack.mlp": {"mlp_func": fake.mlp_func},
         "flash_swiglu_mlp": {"flash_swiglu": swiglu_mlp},
         "liger_kernel.ops.mlp": {"LigerMLPFunction": types.SimpleNamespace(apply=swiglu_mlp)},
+        "liger_kernel.ops.fused_moe": {"LigerFusedMoEFunction": types.SimpleNamespace(apply=fused_moe)},
     }.items():
         module = types.ModuleType(name)
         vars(module).update(contents)
@@ -101,16 +131,21 @@ def test_a_row_is_right_if_its_package_is(quack: Quack, one: Implementation, sco
         assert set(quack.tuned) == {one is peers.quack_tuned}
 
 
-def test_liger_s_mlp_takes_its_arguments_in_the_order_of_the_row() -> None:
+@pytest.mark.parametrize(
+    ("file", "name", "stand_in"),
+    [("mlp", "LigerMLPFunction", swiglu_mlp), ("fused_moe", "LigerFusedMoEFunction", fused_moe)],
+)
+def test_liger_takes_its_arguments_in_the_order_of_the_row(file: str, name: str, stand_in: Any) -> None:
     """By its source: importing the package takes seconds."""
     spec = importlib.util.find_spec("liger_kernel")
     if spec is None or spec.origin is None:
         pytest.skip("liger-kernel is not installed")
-    source = (Path(spec.origin).parent / "ops" / "mlp.py").read_text(encoding="utf-8")
-    (function,) = (node for node in ast.parse(source).body if getattr(node, "name", "") == "LigerMLPFunction")
+    source = (Path(spec.origin).parent / "ops" / f"{file}.py").read_text(encoding="utf-8")
+    (function,) = (node for node in ast.parse(source).body if getattr(node, "name", "") == name)
     (forward,) = (node for node in ast.walk(function) if getattr(node, "name", "") == "forward")
     arguments = [argument.arg for argument in forward.args.args]
-    assert arguments[:5] == ["ctx", *inspect.signature(swiglu_mlp).parameters]
+    expected = ["ctx", *inspect.signature(stand_in).parameters]
+    assert arguments[: len(expected)] == expected
 
 
 def test_gate_and_up_in_the_wrong_order_are_noticed(quack: Quack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +202,8 @@ def test_only_with_its_package_on_the_gpus_it_is_made_for(one: Implementation, m
 )
 def test_the_real_package(one: Implementation, scope: Scope) -> None:
     capability = "{}.{}".format(*torch.cuda.get_device_capability())
-    case = Case(Shape("s", 256, 384, "a test", (130,)), 130, Dtype.BFLOAT16, scope, Mode.STEP)
+    shape = Shape("s", 256, 384, "a test", (130,))
+    case = small_case(shape=shape, tokens=130, dtype=Dtype.BFLOAT16, scope=scope)
     reason = one.refuses(case) or one.unavailable("cuda", capability=capability)
     if reason:
         pytest.skip(reason)

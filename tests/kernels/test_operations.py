@@ -60,7 +60,23 @@ PRODUCTS = {
     name: Operation(function, reference.silu_mul, ((4, 9), (4, 9)))
     for name, function in (("silu_mul", silu_mul), ("unsloth", unsloth_silu_mul), ("unsloth overwriting", overwriting))
 }
+INDEX = torch.tensor([[0, 1], [2, 3], [1, 1], [3, 0], [2, 5]], device=DEVICE)
+"""Of three experts; the others do not exist."""
+
+
+def of_experts(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def call(x, w_gate_up, w_down, weights, b_gate_up, b_down, **options):
+        return function(x, w_gate_up, w_down, INDEX, weights, b_gate_up=b_gate_up, b_down=b_down, **options)
+
+    return call
+
+
+EXPERTS = Operation(
+    of_experts(swiglu_experts), of_experts(reference.swiglu_experts),
+    (X, (3, *PACKED), (3, *W_DOWN), INDEX.shape, (3, PACKED[0]), (3, HIDDEN_OUT)),
+)  # fmt: skip
 OPERATIONS = {
+    "experts": EXPERTS,
     "glu": Operation(swiglu_glu, reference.swiglu_glu, (X, WEIGHT, WEIGHT)),
     "glu biased": Operation(swiglu_glu, reference.swiglu_glu, (X, WEIGHT, WEIGHT, BIAS, BIAS)),
     "mlp": Operation(swiglu_mlp, reference.swiglu_mlp, (X, WEIGHT, WEIGHT, W_DOWN, BIAS, BIAS, (HIDDEN_OUT,))),
@@ -100,7 +116,7 @@ def assert_equal(got: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ..
 GPT_OSS = {"alpha": 1.702, "limit": 1.0, "up_offset": 1.0, "input_grad": "torch"}
 
 
-@cases([*GLU, GPT_OSS], MLP, "glu biased", *PACKINGS, "silu_mul", "unsloth")
+@cases([*GLU, GPT_OSS], MLP, "glu biased", *PACKINGS, "silu_mul", "unsloth", "experts")
 def test_a_second_backward_has_the_same_bits_and_writes_into_nothing_given(name, options):
     inputs = OPERATIONS[name].inputs()
     wanted = inputs[:1] if options.get("weight_grad") == "none" else inputs
@@ -129,7 +145,9 @@ SOME = [(0,), (1,), (2,), (4,), (6,), (0, 2), (0, 3), (1, 2), (2, 6), (3, 4), (3
         (name, options, wanted)
         for (name, options), wanted in itertools.product([("glu biased", {}), ("mlp", {}), ("mlp", MLP[-1])], SOME)
         if max(wanted) < len(OPERATIONS[name].shapes)
-    ],
+    ]
+    + [("experts", {}, wanted) for wanted in ((0,), (3,), (1, 4), (2, 5))]
+    + [("experts", {"recompute": True}, (2,))],
     ids=str,
 )
 def test_only_some_inputs_need_a_gradient(name, options, wanted):
@@ -194,7 +212,7 @@ class NoGradient(torch.autograd.Function):
         return None
 
 
-@cases([{}], [{}], *PACKINGS)
+@cases([{}], [{}], *PACKINGS, "experts")
 def test_an_undefined_upstream_gradient_gives_none(name, options):
     inputs = OPERATIONS[name].inputs()
     NoGradient.apply(OPERATIONS[name].function(*inputs)).sum().backward()
@@ -204,7 +222,7 @@ def test_an_undefined_upstream_gradient_gives_none(name, options):
 X_NOT_SAVED = {"weight_grad": "none", "save": "preact"}
 
 
-@cases([{}, X_NOT_SAVED], [{}, X_NOT_SAVED], *PACKINGS, *PRODUCTS)
+@cases([{}, X_NOT_SAVED], [{}, X_NOT_SAVED], *PACKINGS, *PRODUCTS, "experts")
 def test_a_second_derivative_is_refused(name, options):
     first, *rest = OPERATIONS[name].inputs()
     out = OPERATIONS[name].function(first, *rest, **options)
@@ -212,14 +230,14 @@ def test_a_second_derivative_is_refused(name, options):
         torch.autograd.grad(out.sum(), first, create_graph=True)[0].sum().backward()
 
 
-@cases([{}], [{}], *PACKINGS, "silu_mul", "unsloth")
+@cases([{}], [{}], *PACKINGS, "silu_mul", "unsloth", "experts")
 def test_forward_mode_differentiation_is_refused(name, options):
     inputs = tuple(one.detach() for one in OPERATIONS[name].inputs())
     with pytest.raises(RuntimeError, match="forward-mode"):
         torch.func.jvp(OPERATIONS[name].function, inputs, inputs)
 
 
-@cases([GLU[0], GLU[7], GLU[-1]], MLP[:4], "glu_packed packed", "silu_mul", "unsloth", "unsloth overwriting")
+@cases([GLU[0], GLU[7], GLU[-1]], MLP[:4], "glu_packed packed", "silu_mul", "unsloth", "unsloth overwriting", "experts")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_without_a_graph_break(name, options, dynamic):
     torch.compiler.reset()
@@ -247,7 +265,7 @@ def test_autocast_casts_operands_and_casts_gradients_back(name, options):
     assert_equal(got, tuple(one.float() for one in wanted))
 
 
-@cases([{}], [{}], *PACKINGS)
+@cases([{}], [{}], *PACKINGS, "experts")
 def test_autocast_leaves_float64_to_be_refused(name, options):
     with torch.autocast(DEVICE.type, torch.bfloat16), pytest.raises(TypeError, match="float64"):
         OPERATIONS[name].function(*(one.detach().double() for one in OPERATIONS[name].inputs()))

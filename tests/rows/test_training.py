@@ -4,9 +4,12 @@ from pathlib import Path
 import pytest
 from reported import EVIL, REASON, trained
 
+from swiglu_bench.rows.finished_run import load_run
 from swiglu_bench.rows.record import Status
-from swiglu_bench.rows.training import PERMUTED, Summary, find_trainings, load_training, training_folder
+from swiglu_bench.rows.training import PERMUTED, Summary, load_training, training_folder
 from swiglu_bench.spec.errors import BadInput
+
+NAMES = ("level", EVIL, "frozen")
 
 
 @pytest.fixture
@@ -15,7 +18,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_what_was_written_is_read_by_its_folder_or_any_of_its_files(folder: Path, tmp_path: Path) -> None:
-    assert list(find_trainings(tmp_path)) == [folder]
     paths = (folder, folder / "train.csv", folder / "summary.csv", tmp_path, tmp_path / "none" / "train.csv")
     assert [training_folder(path) for path in paths] == [folder] * 3 + [None] * 2
     training = load_training(folder)
@@ -25,11 +27,18 @@ def test_what_was_written_is_read_by_its_folder_or_any_of_its_files(folder: Path
     assert (absent.status, absent.reason, absent.final_loss) == (Status.SKIPPED, REASON, None)
     assert training.losses["level"][1] == pytest.approx([5.005, 4.005, 3.005, 2.005])
     assert training.about["machine"]["torch"] == "2"
-    assert training.only(["fr*", "level"]).names == ["level", "frozen"]
-    assert "eager" in training.only(["level"]).losses, "differences are taken from it"
-    assert training.only([]) is training
-    with pytest.raises(BadInput, match="has no implementation 'levl'; did you mean level"):
-        training.only(["levl"])
+
+
+def test_its_rows_are_like_those_of_other_runs(folder: Path) -> None:
+    run = load_run(folder)
+    level, evil, frozen = (next(row for row in run.records if row.implementation == name) for name in NAMES)
+    assert (level.shape, level.scope, level.mode, level.hidden) == ("small", "model", "train", 8)
+    assert (level.time_ms, level.ratio, level.baseline, level.own.curve) == (2.0, 0.99, "eager", "same")
+    assert (level.comparable, frozen.comparable, frozen.status) == (True, False, Status.OK)
+    assert run.frame["curve"][2] == "same"
+    evil.source.curve = "differs"
+    wrong = evil.source.record(run.about)
+    assert (wrong.status, wrong.reason, wrong.time_ms) == ("incorrect", "Its loss curve differs from eager's.", None)
 
 
 @pytest.mark.parametrize(

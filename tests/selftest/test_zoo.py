@@ -92,7 +92,7 @@ def test_random_cases_are_the_same_for_the_same_seed_and_cover_every_scope() -> 
 
 def test_no_false_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alarms._Timing, "trial", lambda *given: ())  # it takes processes
-    found = list(run_alarms([pytorch.eager, pytorch.eager_packed], CPU, 1, 6, lambda doing: None))
+    found = list(run_alarms([pytorch.eager, pytorch.eager_packed], CPU, 1, 6, lambda doing, completed: None))
     assert len(found) >= 6
     assert not [one for one in found if one.alarm]
 

@@ -310,6 +310,21 @@ def test_without_a_sound_baseline_there_is_no_ratio(baseline: str) -> None:
     assert {name for name, record in found.items() if record.status is Status.OK} == {"eager"}
 
 
+def test_a_row_of_experts_says_how_they_are_loaded_and_what_their_products_take() -> None:
+    record = rows(small_case(scope=Scope.EXPERTS, tokens=3), [pytorch.eager])["eager"]
+    assert (record.experts, record.top_k, record.routing) == (5, 2, "uniform")
+    assert record.expert_tokens_min is not None
+    assert record.expert_tokens_median is not None
+    assert record.expert_tokens_max is not None
+    assert record.idle_experts is not None
+    assert 0 <= record.expert_tokens_min <= record.expert_tokens_median <= record.expert_tokens_max <= 3
+    assert (record.expert_tokens_min == 0) == (record.idle_experts > 0)
+    assert record.padding_share == pytest.approx(1 - 6 / (128 * (5 - record.idle_experts)))
+    assert record.grouped_ms
+    dense = rows(small_case(), [pytorch.eager])["eager"]
+    assert (dense.experts, dense.routing, dense.padding_share, dense.grouped_ms) == (None, "", None, None)
+
+
 # Memory and verify
 
 

@@ -15,6 +15,7 @@ from swiglu_bench.spec.costs import (
     min_bytes,
     predicted_memory,
     products,
+    products_by_kind,
     tensor_elements,
 )
 
@@ -49,6 +50,22 @@ def test_operations_of_llama7b() -> None:
     assert flops(llama, ()) == 3 * 2 * 2048 * 4096 * 11008 + 5 * 2048 * 11008
     gate = [flops(small_case(scope=Scope.ACTIVATION, mode=mode), ("gate", "up")) for mode in Mode]
     assert gate == [5 * T * I, 12 * T * I, 17 * T * I]
+
+
+def test_experts_count_every_token_s_experts_and_read_the_weights_of_those_in_use() -> None:
+    forward, backward, step = (small_case(scope=Scope.EXPERTS, mode=mode, tokens=100) for mode in Mode)
+    everything, gate = tensors(Scope.EXPERTS), 200 * I  # top 2 of 5
+    assert flops(forward, ()) == 6 * 200 * H * I + 5 * gate
+    assert flops(step, everything) == 18 * 200 * H * I + 17 * gate
+    of_rows, of_weights = products_by_kind(step, everything)
+    assert products(step, everything) == of_rows + of_weights
+    assert {k for _, _, k in of_weights} == {m for m, _, _ in of_rows} == {200}
+    read, weights = 2 * 100 * H + 2 * 200, 3 * I * H
+    assert min_bytes(forward, ()) == 4 * (read + 5 * weights)
+    assert min_bytes(forward, (), idle_experts=2) == 4 * (read + 3 * weights)
+    assert min_bytes(small_case(scope=Scope.EXPERTS, mode=Mode.FORWARD, tokens=1), ()) == 4 * (2 * H + 4 + 2 * weights)
+    written = 100 * H + 200 + 5 * weights
+    assert min_bytes(backward, everything, idle_experts=2) == 4 * (read + 3 * weights + written), "zeros are written"
 
 
 @pytest.mark.parametrize("dtype", list(Dtype))
@@ -91,7 +108,9 @@ sizes = st.integers(min_value=1, max_value=10**6)
 def test_needed_memory_holds_what_a_case_allocates(
     tokens: int, hidden: int, intermediate: int, scope: Scope, mode: Mode, dtype: Dtype
 ) -> None:
-    case = Case(Shape("any", hidden, intermediate, "drawn", (1,)), tokens, dtype, scope, mode)
+    case = small_case(
+        shape=Shape("any", hidden, intermediate, "drawn", (1,)), tokens=tokens, dtype=dtype, scope=scope, mode=mode
+    )
     size = tensor_elements(case)
     results = size["output"] + (sum(size[name] for name in tensors(scope)) if mode is not Mode.FORWARD else 0)
     given = sum(size[name] for name in tensors(scope)) + size["output"]  # the last for the upstream gradient

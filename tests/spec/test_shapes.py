@@ -202,3 +202,25 @@ def test_any_text_as_a_file_is_shapes_or_bad_input(tmp_path: Path, text: str) ->
         assert "\n" not in str(loaded)
         return
     assert all(0 < shape.hidden <= 2**24 and 0 < shape.intermediate <= 2**24 and shape.source for shape in loaded)
+
+
+@pytest.mark.parametrize(
+    ("lines", "names"),
+    [
+        ("top_k: 2", ["top_k", "experts"]),
+        ("experts: 4", ["top_k", "1 to 4"]),
+        ("experts: 4\ntop_k: 5", ["top_k", "1 to 4"]),
+        ("bias: true", ["bias", "experts"]),
+        ("experts: 4\ntop_k: 2\nlimit: 7.0", ["limit", "alpha"]),
+        ("experts: 4\ntop_k: 2\nlimit: -1.0\nalpha: 1.7", ["limit"]),
+    ],
+)
+def test_experts_that_make_no_sense(tmp_path: Path, lines: str, names: list[str]) -> None:
+    message = complaint(write(tmp_path, f"hidden: 8\nintermediate: 16\nsource: made up\n{lines}\n"))
+    assert all(name in message for name in names), message
+
+
+def test_a_mixture_of_experts_is_refused_where_only_dense_blocks_are_taken() -> None:
+    with pytest.raises(BadInput, match=r"olmoe is a mixture of experts, which tune does not take"):
+        shapes.dense_shapes("llama7b,olmoe", "tune")
+    assert [shape.name for shape in shapes.dense_shapes("llama7b", "tune")] == ["llama7b"]

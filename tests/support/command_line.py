@@ -41,7 +41,7 @@ def swiglu_bench(*arguments: str | Path, width: int = 100) -> Ran:
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(sys, "argv", ["swiglu-bench", *map(str, arguments)])
-        patch.setattr(app, "app", _parser())
+        patch.setattr(app, "app", parser())
         for name, value in {"COLUMNS": str(width), "NO_COLOR": "1"}.items():
             patch.setenv(name, value)
         patch.setenv("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "0"))  # commands change it
@@ -57,6 +57,6 @@ def swiglu_bench(*arguments: str | Path, width: int = 100) -> Ran:
 
 
 @functools.cache
-def _parser() -> Any:
+def parser() -> Any:
     """Typer makes it anew at every call, which takes 0.1 s."""
     return typer.main.get_command(app.app)

@@ -9,6 +9,7 @@ from specimens import result_or_complaint
 from swiglu_bench.implementations import CATALOGUE
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.session.settings import Task
+from swiglu_bench.spec.cases import Case, Scope
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.sweep import request
 from swiglu_bench.sweep.options import SweepOptions, TimingOptions
@@ -49,3 +50,58 @@ def test_settings_follow_from_the_options(
         found = {name: getattr(asked.settings, name) for name in wanted}
     assert found == wanted
     assert (asked.command, asked.settings.command, asked.settings.device.type) == (command, "swiglu-bench x", "cpu")
+
+
+def cases(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Case]:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with requested("forward", TimingOptions(**options), Console(), "swiglu-bench x") as asked:
+        return list(asked.cases)
+
+
+def test_the_scope_of_experts_follows_from_the_shape_and_the_routing_is_part_of_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def found(**options: Any) -> list[tuple[str, Scope]]:
+        return [(case.shape.name, case.scope) for case in cases(monkeypatch, tokens="5", **options)]
+
+    experts, glu = Scope.EXPERTS, Scope.GLU
+    assert found() == [("smoke", glu)]
+    assert found(shapes="smoke,smoke-experts") == [("smoke", glu), ("smoke-experts", experts)]
+    assert found(scope="experts") == [("smoke-experts", experts)]
+    assert found(scope="experts,mlp") == [("smoke", Scope.MLP), ("smoke-experts", experts)]
+    routed = found(shapes="smoke,smoke-experts", routing="zipf,uniform")
+    assert routed == [("smoke", glu), ("smoke-experts@zipf", experts), ("smoke-experts", experts)]
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"routing": "zipf"}, ["--routing", "smoke"]),
+        ({"shapes": "smoke-experts", "routing": "zip"}, ["--routing", "'zip'", "zipf"]),
+        ({"shapes": "smoke-experts", "routing": ""}, ["--routing", "uniform"]),
+        ({"shapes": "smoke-experts", "scope": "glu"}, ["--scope glu", "smoke-experts"]),
+        ({"shapes": "smoke", "scope": "experts"}, ["--scope experts", "smoke has no experts"]),
+        ({"shapes": "smoke", "scope": "glu,experts"}, ["--scope experts"]),
+    ],
+)
+def test_scopes_and_routings_that_do_not_fit_the_shapes(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, str], names: list[str]
+) -> None:
+    found = result_or_complaint(lambda: cases(monkeypatch, **options))
+    assert isinstance(found, BadInput)
+    assert all(name in str(found) for name in names)
+    assert str(found).endswith((".", "?"))
+
+
+def test_tables_of_a_dense_block_do_not_list_what_is_for_experts_and_the_other_way_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+
+    def chosen(**options: Any) -> set[str]:
+        with requested("forward", TimingOptions(**options), Console(), "swiglu-bench x") as asked:
+            return {one.name for one in asked.implementations}
+
+    assert {"eager", "fused"} <= chosen()
+    assert chosen() & chosen(scope="experts") == {"eager"}
+    assert chosen(impl=["grouped"]) == {"eager", "grouped"}, "asked for by name, its row says why"

@@ -144,7 +144,7 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
         for name, launch in {
             "routing": route_launch(index, *routing[:5], tile_rows),
             "routing in one program": route_launch(index[:1], *new_routing(index[:1], count, tile_rows)[:5], tile_rows),
-            "experts' gather": gather_launch(x, y, pair, starts, slots, tile_rows),
+            "experts' gather": gather_launch(x, y, row, starts, counts, slots, tile_rows),
             "experts' gate and up": experts.gate_up_launch(x, w_gate_up, h, pre, pair, tile_expert, b_gate_up, *gate),
             "experts' down": experts.rows_launch(h, w_down, y, pair, tile_expert, b_down, capability),
             "experts' d_x": experts.rows_launch(pre, w_gate_up.mT, y, pair, tile_expert, None, capability),

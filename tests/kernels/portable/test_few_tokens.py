@@ -1,6 +1,7 @@
 """The forward of few tokens, where several programs share a sum over the hidden dimension."""
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -33,8 +34,9 @@ def launch_of(inputs: list[torch.Tensor]) -> list[int]:
     return [launch.grid[1], *([] if launch.then is None else launch.then.grid)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "dtype"), zip(SHAPES, itertools.cycle([torch.float16, torch.bfloat16]), strict=False), ids=str
+)
 def test_parts_of_a_sum(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     inputs = problem(*shape, dtype)
     parts, *join = launch_of(inputs)

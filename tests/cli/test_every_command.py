@@ -1,0 +1,142 @@
+"""The ways in which any command may be called wrongly: one sentence and exit status 2, never a traceback."""
+
+import datetime
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+from command_line import parser, swiglu_bench
+from reported import write
+from specimens import a_record
+
+from swiglu_bench.cli import app, kernels
+from swiglu_bench.cli.ends import INTERRUPTED
+from swiglu_bench.machine import ceilings_cache, doctor, machine
+from swiglu_bench.processes import audit_parent, crew
+from swiglu_bench.report import page, questions
+from swiglu_bench.rows.record import Status
+from swiglu_bench.selftest import run as selftest
+from swiglu_bench.session import here, noise, policy
+from swiglu_bench.sweep import audit
+from swiglu_bench.tp.run import TpRun
+from swiglu_bench.train.session import TrainingSession
+
+STATUSES = {0, 1, 2, 3, INTERRUPTED}
+COMMANDS = [name for panel in app.PANELS.values() for name in panel]
+RUNS = {"compare": 2, "show": 1, "publish": 1, "report": 1}
+"""How many runs a command is given."""
+BAD = ("", "-1", "nan", "9" * 30, "no\0where", "\udc80")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is accepted comes to an end at once."""
+    this = machine.describe(machine.find_device("cpu"))
+    monkeypatch.setattr(machine, "describe", lambda device: this)
+    for place in (crew, here):
+        monkeypatch.setattr(place, "run", lambda cases, chosen, how, this, *_, **__: iter(
+            [policy.blank(how, this, cases[0], one).end(Status.SKIPPED, "only pretended") for one in chosen]
+        ))  # fmt: skip
+    for place, name in (
+        (audit_parent, "audit"), (audit.matrix, "audit"), (selftest, "run_zoo"), (selftest, "run_alarms"),
+        (doctor, "examine"), (kernels, "_compiled"), (questions, "pictures"),
+    ):  # fmt: skip
+        monkeypatch.setattr(place, name, lambda *_, **__: iter(()))
+    monkeypatch.setattr(TpRun, "spawn", lambda self, *_: self.say("only pretended") or 0)
+    monkeypatch.setattr(TrainingSession, "run", lambda *_: None)
+    monkeypatch.setattr(noise, "Pairs", lambda *_: SimpleNamespace(measure=MagicMock(side_effect=KeyboardInterrupt)))
+    quick = ceilings_cache.Figure(value=1e9, at=datetime.datetime.now(datetime.UTC))
+    monkeypatch.setattr(ceilings_cache.Limits, "_figure", lambda *_: quick)
+    monkeypatch.setattr(page, "page", lambda *_: "<!doctype html>")
+    monkeypatch.setattr("swiglu_bench.writers.wandb_run._start", MagicMock(side_effect=OSError("only pretended")))
+    monkeypatch.setattr("swiglu_bench.processes.forkserver.start", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> str:
+    row = a_record(time_ms=1.0, ratio=1.0, ratio_low=0.99, ratio_high=1.01, rounds=40)
+    return str(write(tmp_path / "results/run", row, command="swiglu-bench forward"))
+
+
+def options(command: str) -> Iterator[str]:
+    """The options of a command that take a value."""
+    for one in parser().commands[command].params:
+        if one.param_type_name == "option" and not getattr(one, "is_flag", False):
+            yield one.opts[0]
+
+
+def usual(command: str, run: str) -> list[str]:
+    """The least that a command is given here."""
+    return [command, *[run] * RUNS.get(command, 0), *(["--device", "cpu"] if "--device" in options(command) else [])]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_bad_values_of_every_option(command: str, run: str) -> None:
+    for option in options(command):
+        for value in BAD:
+            ran = swiglu_bench(*usual(command, run), f"{option}={value}")
+            assert ran.code in STATUSES
+            if option in ("--impl", "--shapes", "--tokens", "--format", "--device"):
+                assert ran.complaint, (option, value)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_is_not_there_and_what_cannot_be_written(command: str, run: str) -> None:
+    (Path(run) / "file").touch()
+    if command in RUNS or command == "history":
+        for path in ("nowhere", f"{run}/file/below", "/dev/null", "/proc/nowhere"):
+            assert swiglu_bench(command, *[path] * RUNS.get(command, 1)).complaint
+    for option in {"--out", "--output", "--png", "--step-run"} & set(options(command)):
+        for path in ("/proc/nowhere/x", f"{run}/file/below"):
+            more = ("--format", "csv") if command == "show" else ()
+            code = swiglu_bench(*usual(command, run), option, path, *more).code
+            assert code == 2, (option, path)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("stdout", ["/dev/full", "ascii"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_full_disk_and_a_poor_terminal(command: str, stdout: str, run: str, tmp_path: Path) -> None:
+    if stdout == "/dev/full" and not Path(stdout).exists():
+        pytest.skip("no /dev/full")
+    child = os.fork()
+    if not child:
+        _be(usual(command, run), stdout, tmp_path / "err")
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    told = (tmp_path / "err").read_text(errors="replace")
+    assert code in STATUSES, told
+    assert "Traceback" not in told
+    assert ("stdout did not take all" in told) == (stdout == "/dev/full" and code != 2), told
+    assert code or stdout != "/dev/full"
+
+
+def _be(arguments: list[str], stdout: str, stderr: Path) -> None:
+    """The command in a process of its own, which has the imports of this one."""
+    signal.alarm(60)
+    out = os.open(os.devnull if stdout == "ascii" else stdout, os.O_WRONLY)
+    err = os.open(stderr, os.O_WRONLY | os.O_CREAT)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    coding = "ascii" if stdout == "ascii" else "utf-8"
+    sys.stdout = sys.__stdout__ = open(1, "w", encoding=coding, closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.argv = ["swiglu-bench", *arguments]
+    code: object = 99
+    try:
+        app.main()
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(int(code or 0))
