@@ -15,6 +15,7 @@ from swiglu_kernels import (
     reference,
     silu_mul,
     swiglu_DWf_DW_dfg_kernel,
+    swiglu_experts,
     swiglu_fg_kernel,
     swiglu_glu,
     swiglu_glu_packed,
