@@ -270,7 +270,7 @@ def swiglu_experts(
     index, weights = (as_matrix(one) for one in (top_k_index, top_k_weights))
     with_grad = needs_backward(x, w_gate_up, w_down, weights, b_gate_up, b_down)
     if backend is None:
-        backend = expert_backend(index.numel(), rows, w_gate_up, w_down, activation)
+        backend = expert_backend(index.numel(), rows, w_gate_up, w_down, activation, with_grad)
     elif backend == "hopper" and (reason := why_not_hopper(rows, w_gate_up, w_down, activation)):
         raise ValueError(f"backend: expected 'portable' or None, got 'hopper': {reason}")
     by_hand = backend == "hopper"
