@@ -17,6 +17,8 @@ M rows of a weight's gradient, N columns of an output, K the axis that is summed
 Measured on an H200: NOTES.md.
 """
 
+from typing import Any
+
 import torch
 
 from swiglu_kernels.hopper import loop, shared
@@ -583,7 +585,7 @@ def _launch(
     form: str,
     a: torch.Tensor,
     b: torch.Tensor,
-    outs: dict[str, torch.Tensor],
+    outs: dict[str, torch.Tensor | None],
     routing: tuple[torch.Tensor, torch.Tensor],
     columns: int,
     sizes: tuple[int, int, int],
@@ -601,10 +603,9 @@ def _launch(
     else:
         shape, strides, each, across = _flat(b)
     rest = form == "gate_up" and not interleaved and columns == WIDE
-    named = {"pre": None, "bias": None, "weighted_h": None, "pair": None, "weights": None, "dots": None} | outs
+    named: dict[str, Any] = dict.fromkeys(("pre", "bias", "weighted_h", "pair", "weights", "dots")) | outs
     for name, part in (("out", both if backward else PART), ("pre", both), ("weighted_h", PART)):
-        if named[name] is not None:
-            one = named[name]
+        if (one := named[name]) is not None:
             flat = ([one.shape[0] * one.shape[1], one.shape[2]], [one.stride(1), 1]) if one.dim() == 3 else ()
             named[name] = _descriptor(one, BLOCK, part, *flat)
     programs = multiprocessors(a.device)
@@ -654,7 +655,7 @@ def gate_up_launch(
         interleaved: rows of w_gate_up are gate and up in turn, not first all of gate and then all of up.
     """
     across = w_gate_up.stride(2) != 1
-    outs = {"out": h, "pre": pre, "bias": bias}
+    outs: dict[str, torch.Tensor | None] = {"out": h, "pre": pre, "bias": bias}
     columns = NARROW if across and not interleaved else WIDE
     sizes = 0, h.shape[1], x.shape[1]
     return _launch("gate_up", x, w_gate_up, outs, (starts, counts), columns, sizes, formula, interleaved, group)
