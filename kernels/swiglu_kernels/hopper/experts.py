@@ -17,6 +17,7 @@ M rows of a weight's gradient, N columns of an output, K the axis that is summed
 Measured on an H200: NOTES.md.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -585,7 +586,7 @@ def _launch(
     form: str,
     a: torch.Tensor,
     b: torch.Tensor,
-    outs: dict[str, torch.Tensor | None],
+    outs: Mapping[str, torch.Tensor | None],
     routing: tuple[torch.Tensor, torch.Tensor],
     columns: int,
     sizes: tuple[int, int, int],
@@ -603,7 +604,7 @@ def _launch(
     else:
         shape, strides, each, across = _flat(b)
     rest = form == "gate_up" and not interleaved and columns == WIDE
-    named: dict[str, Any] = dict.fromkeys(("pre", "bias", "weighted_h", "pair", "weights", "dots")) | outs
+    named: dict[str, Any] = dict.fromkeys(("pre", "bias", "weighted_h", "pair", "weights", "dots")) | dict(outs)
     for name, part in (("out", both if backward else PART), ("pre", both), ("weighted_h", PART)):
         if (one := named[name]) is not None:
             flat = ([one.shape[0] * one.shape[1], one.shape[2]], [one.stride(1), 1]) if one.dim() == 3 else ()
@@ -655,7 +656,7 @@ def gate_up_launch(
         interleaved: rows of w_gate_up are gate and up in turn, not first all of gate and then all of up.
     """
     across = w_gate_up.stride(2) != 1
-    outs: dict[str, torch.Tensor | None] = {"out": h, "pre": pre, "bias": bias}
+    outs = {"out": h, "pre": pre, "bias": bias}
     columns = NARROW if across and not interleaved else WIDE
     sizes = 0, h.shape[1], x.shape[1]
     return _launch("gate_up", x, w_gate_up, outs, (starts, counts), columns, sizes, formula, interleaved, group)
