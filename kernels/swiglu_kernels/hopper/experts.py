@@ -604,17 +604,9 @@ def _launch(
     else:
         shape, strides, each, across = _flat(b)
     rest = form == "gate_up" and not interleaved and columns == WIDE
-    named: dict[str, Any] = {
-        "pre": None,
-        "bias": None,
-        "weighted_h": None,
-        "pair": None,
-        "weights": None,
-        "dots": None,
-    } | outs
+    named: dict[str, Any] = dict.fromkeys(("pre", "bias", "weighted_h", "pair", "weights", "dots")) | dict(outs)
     for name, part in (("out", both if backward else PART), ("pre", both), ("weighted_h", PART)):
-        one = named[name]
-        if one is not None:
+        if (one := named[name]) is not None:
             flat = ([one.shape[0] * one.shape[1], one.shape[2]], [one.stride(1), 1]) if one.dim() == 3 else ()
             named[name] = _descriptor(one, BLOCK, part, *flat)
     programs = multiprocessors(a.device)
