@@ -259,7 +259,7 @@ def test_a_dry_run_prints_the_cases_and_writes_nothing(
     ran = swiglu_bench(*line.split(), "--device", "cpu", "--dry-run")
     assert (ran.code, ran.err) == (0, "")
     assert len(re.findall(r" MiB +$| MiB$", ran.out, flags=re.MULTILINE)) == cases
-    assert f"{cases} cases x" in ran.out
+    assert f"{cases} case{'s' * (cases > 1)} x" in ran.out
     assert all(word in ran.out for word in words.split())
     assert list(tmp_path.iterdir()) == []
     told = json.loads(swiglu_bench(*line.split(), "--device", "cpu", "--dry-run", "--format", "json").out)
