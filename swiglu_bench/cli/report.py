@@ -56,7 +56,8 @@ def report(
 
     from swiglu_bench.report.load import folders, load, only
 
-    rows, err, found = list[dict[str, Any]](), form != text.TABLE, []
+    rows, err = list[dict[str, Any]](), form != text.TABLE
+    found: list[ReportedRun] = []
     with Console(stderr=True).status("") as status:
 
         def tell(doing: str) -> None:

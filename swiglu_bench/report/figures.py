@@ -77,7 +77,7 @@ def _winners(source: Path, names: Sequence[str]) -> str:
     runs = _chosen(source, names)
     section, *_ = sections(runs)
     style = style_of(section, colours(runs))
-    times = {row.tokens: row.time_ms for row in section.timed if row.implementation == row.baseline}
+    times = {row.tokens: row.time_ms or 0.0 for row in section.timed if row.implementation == row.baseline}
     lines = [
         [
             f"{place.tokens:,}",

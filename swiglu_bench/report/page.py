@@ -136,7 +136,9 @@ def _training(run: ReportedRun, trained: FinishedTraining, style: Style, specs: 
 
 def _charts(question: str, charts: Sequence[tuple[str, alt.LayerChart]], specs: list[Spec]) -> dict[str, Any]:
     """A question with its charts."""
-    options = [{"text": text, "chart": number} for number, (text, _) in enumerate(charts, start=len(specs))]
+    options: list[dict[str, Any]] = [
+        {"text": text, "chart": number} for number, (text, _) in enumerate(charts, start=len(specs))
+    ]
     specs += [_for_page(chart.to_dict(validate=False), question) for _, chart in charts]
     return {"question": question, "about": specs[options[0]["chart"]]["usermeta"]["about"], "options": options}
 
