@@ -200,11 +200,16 @@ class _CaseRun:
         timer.time(members, twins, self._tell_timing)
         for entry in members:
             self._check_again(entry)
-        culprit = self._slows_others(base, members, timer.turns) if base else None
+        culprit, certain = self._slows_others(base, members, timer.turns) if base else (None, False)
         sound = [entry for entry in members if entry.record.status is Status.OK and entry is not culprit]
         sound = [entry for entry in sound if self._ready(entry)]
         if culprit and base:
-            blame(culprit.record, "slows others", f"beside it, {base.record.implementation} is slower")
+            reason = f"beside it, {base.record.implementation} is slower"
+            if certain:
+                blame(culprit.record, "slows others", reason)
+            else:
+                once = f"{reason[0].upper()}{reason[1:]} in one of two tries; the machine does not let this be decided."
+                culprit.record.end(Status.UNSETTLED, once)
             self._time_together(sound, base if base in sound else None)
             return
         measure_beside(self._place, self._case, sound, timer.watch.gpu, self._tell_timing)
@@ -213,25 +218,31 @@ class _CaseRun:
     def _tell_timing(self, doing: str, share: float) -> None:
         self._tell(doing, 0.5 + 0.5 * share)
 
-    def _slows_others(self, base: Entry, members: Sequence[Entry], turns: Sequence[Turn]) -> Entry | None:
-        """The contender that makes the baseline slower than it was alone, or those slower that come next; or None."""
+    def _slows_others(self, base: Entry, members: Sequence[Entry], turns: Sequence[Turn]) -> tuple[Entry | None, bool]:
+        """The contender that makes the baseline slower than it was alone, or those slower that come next; or None.
+
+        Also whether a second try says so too: other programs come and go.
+        """
         others = {entry.contender.name: entry for entry in members if entry is not base}
         equals = {name_of(base.contender.implementation, alias) for alias in ("", *TWINS)}
         for name in slow_the_next(turns, equals):
             if name in others and self._ready(base) and self._ready(others[name]):
                 with suppress(Exception):
                     if slows_the_next(base.contender, others[name].contender):
-                        return others[name]
+                        return others[name], slows_the_next(base.contender, others[name].contender)
         times = base.record.samples_ms
         if not self._alone_ms or not times or not slower(times, self._alone_ms):
-            return None
+            return None, False
 
         def revive(contender: Contender) -> Contender | None:
             entry = others[contender.name]
             return entry.contender if self._ready(entry) else None
 
         found = find_culprit(base.contender, [one.contender for one in others.values()], revive, self._alone_ms)
-        return others[found.name] if found else None
+        if not found or not self._ready(others[found.name]):
+            return others[found.name] if found else None, False
+        again = find_culprit(base.contender, [others[found.name].contender], revive, self._alone_ms)
+        return others[found.name], again is not None
 
     def _twins(self, base: Entry) -> list[Contender]:
         """Further processes of the baseline; none where they fail: then nothing tells noise from a difference."""

@@ -1,9 +1,11 @@
 """Who makes others slow, from times alone: contenders whose speed depends on which of them are alive."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from swiglu_bench.session import case
 from swiglu_bench.session.reports import SampleReport
 from swiglu_bench.session.slowing import Turn, find_culprit, slow_the_next
 
@@ -44,3 +46,16 @@ def test_those_after_whom_the_next_is_slow_are_named() -> None:
         turns.append(Turn(name, after, (1.5 if after == "slow" else 1.0) + 0.001 * (number % 7)))
     assert slow_the_next(turns, {"eager", "eager (twin 1)"}) == ["slow"]
     assert slow_the_next(turns[:12], {"eager", "eager (twin 1)"}) == [], "too few to tell"
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_second_try_decides_whether_it_is_certain(monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
+    tries = iter([True, again])
+    monkeypatch.setattr(case, "slow_the_next", lambda *_: ["mine"])
+    monkeypatch.setattr(case, "slows_the_next", lambda *_: next(tries))
+    base, mine = (
+        SimpleNamespace(contender=SimpleNamespace(name=name, implementation=SimpleNamespace(name=name)))
+        for name in ("eager", "mine")
+    )
+    this: Any = SimpleNamespace(_ready=lambda _: True)
+    assert case._CaseRun._slows_others(this, base, [base, mine], []) == (mine, again)  # type: ignore[arg-type, list-item]
