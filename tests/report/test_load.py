@@ -29,7 +29,7 @@ def test_an_audit_by_its_folder_or_file(tmp_path: Path) -> None:
 
 @IN_A_CHECKOUT
 def test_a_folder_of_runs() -> None:
-    runs = {file.parent for one in ("records", "train") for file in COMMITTED.glob(f"*/{one}.csv")}
+    runs = {file.parent for one in ("records", "train", "tp") for file in COMMITTED.rglob(f"{one}.csv")}
     assert folders(COMMITTED) == sorted(runs)
     assert folders(COMMITTED / "forward") == [COMMITTED / "forward"]
 
@@ -37,7 +37,7 @@ def test_a_folder_of_runs() -> None:
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"nowhere does not exist; give a run's folder"):
         load(tmp_path / "nowhere")
-    with pytest.raises(BadInput, match=r"holds none of records.csv, audit.csv and train.csv"):
+    with pytest.raises(BadInput, match=r"holds none of records.csv, audit.csv, train.csv, tp.csv"):
         load(tmp_path)
     (tmp_path / "audit.csv").write_text("a,b\n1,2\n", encoding="utf-8")
     with pytest.raises(BadInput, match=r"is not an? audit.csv"):
