@@ -256,7 +256,8 @@ def swiglu_experts(
 
     Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_experts`.
     """
-    check_option("backend", backend, (None, *KERNELS))
+    if backend is not None:
+        check_option("backend", backend, tuple(KERNELS))
     formula = check_formula(activation, 1.0, alpha, limit, up_offset)
     x, w_gate_up, w_down, b_gate_up, b_down = autocast.operands(x, w_gate_up, w_down, b_gate_up, b_down)
     check_experts(x, w_gate_up, w_down, top_k_index, top_k_weights, b_gate_up, b_down)
@@ -269,7 +270,7 @@ def swiglu_experts(
     index, weights = (as_matrix(one) for one in (top_k_index, top_k_weights))
     with_grad = needs_backward(x, w_gate_up, w_down, weights, b_gate_up, b_down)
     if backend is None:
-        backend = expert_backend(index.numel(), rows, w_gate_up, w_down, activation)
+        backend = expert_backend(index.numel(), rows, w_gate_up, w_down, activation, with_grad)
     elif backend == "hopper" and (reason := why_not_hopper(rows, w_gate_up, w_down, activation)):
         raise ValueError(f"backend: expected 'portable' or None, got 'hopper': {reason}")
     by_hand = backend == "hopper"

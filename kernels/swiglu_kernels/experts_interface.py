@@ -79,7 +79,7 @@ def _seen(module: Any) -> Gate | str:
         ):
             if activation != "silu" and alpha != 1.0:
                 continue
-            options = {"activation": activation, "alpha": alpha, "limit": limit, "up_offset": offset}
+            options: dict[str, Any] = {"activation": activation, "alpha": alpha, "limit": limit, "up_offset": offset}
             if torch.allclose(shown, gate_mul(gate, up, **options), rtol=_TOLERANCE, atol=_TOLERANCE):
                 return activation, alpha, limit, offset
     return f"its _apply_gate is none of the gates that {Formula.__name__} describes"

@@ -210,7 +210,7 @@ def _mlp_backward(
             assert x_rows is not None, "the recomputation starts from x"
             preactivations = d_gate, d_up = new(d_out, *size), new(d_out, *size)
             h, wanted_h = new(d_out, *size), None  # the forward makes it
-            biases = tuple(None if bias is None else bias[columns] for bias in (bias_gate, bias_up))
+            biases = (None if bias_gate is None else bias_gate[columns], None if bias_up is None else bias_up[columns])
             write_forward(x_rows, *weights, h, preactivations, biases, formula)
         run(down_backward_launch, d_out_rows, down, preactivations, d_gate, d_up, wanted_h, None, formula)
         if wants_down:

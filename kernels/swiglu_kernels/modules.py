@@ -112,6 +112,16 @@ def _plain(owner: nn.Module, name: str) -> nn.Linear:
     return linear
 
 
+def _backend(module: nn.Module) -> str:
+    """What runs where the parameters are: "triton", "interpreter", or "torch" (the reference, no kernel at all).
+
+    "triton, portable kernels only: ..." where those by hand for this GPU step aside, with the reason.
+    """
+    device = next(module.parameters()).device
+    reason = why_aside(device)
+    return backend_for(device) if reason is None else f"{backend_for(device)}, portable kernels only: {reason}"
+
+
 class FusedModule(nn.Module):
     """What the modules of this file share: their options, the backend, the way from projections to operands."""
 
@@ -126,15 +136,7 @@ class FusedModule(nn.Module):
         super().__init__()
         self.options = Options(**options)
 
-    @property
-    def backend(self) -> str:
-        """What runs where the parameters are: "triton", "interpreter", or "torch" (the reference, no kernel at all).
-
-        "triton, portable kernels only: ..." where those by hand for this GPU step aside, with the reason.
-        """
-        device = next(self.parameters()).device
-        reason = why_aside(device)
-        return backend_for(device) if reason is None else f"{backend_for(device)}, portable kernels only: {reason}"
+    backend = property(_backend)
 
     def extra_repr(self) -> str:
         """Return the options and the backend."""
@@ -432,10 +434,7 @@ class FusedSwiGLUExperts(nn.Module):
         self.gate_up_proj_bias = drawn(num_experts, 2 * intermediate_size, scale=up_scale) if bias else None
         self.down_proj_bias = drawn(num_experts, hidden_size, scale=down_scale) if bias else None
 
-    @property
-    def backend(self) -> str:
-        """What runs where the parameters are: "triton", "interpreter", or "torch" (the reference, no kernel at all)."""
-        return backend_for(self.down_proj)
+    backend = property(_backend)
 
     def extra_repr(self) -> str:
         """Return the sizes, the options and the backend."""

@@ -266,7 +266,7 @@ def unpatch(model: nn.Module) -> PatchReport:
     _check_model(model)
     changed, left_alone = [], []
     for _, owner in [one for one in model.named_modules() if _STOCK_EXPERTS in one[1].__dict__]:
-        owner.set_experts_implementation(owner.__dict__.pop(_STOCK_EXPERTS))  # type: ignore[operator]
+        owner.set_experts_implementation(owner.__dict__.pop(_STOCK_EXPERTS))
         changed += [
             Changed(
                 path, f"{type(module).__name__}, swiglu_kernels", f"{type(module).__name__}, {_implementation(module)}"

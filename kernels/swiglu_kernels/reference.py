@@ -171,6 +171,6 @@ def swiglu_experts(
         token, slot = torch.where(index == expert)
         bias, bias_down = (None if one is None else one[expert] for one in (b_gate_up, b_down))
         (w_gate, w_up), biases = split_packed(w_gate_up[expert], bias, "interleaved" if interleaved else "packed")
-        y = swiglu_mlp(rows[token], w_gate, w_up, w_down[expert], *biases, bias_down, **options)
+        y = swiglu_mlp(rows[token], w_gate, w_up, w_down[expert], *biases, bias_down, **options)  # type: ignore[arg-type]
         out = out.index_add(0, token, (y * weights[token, slot, None]).to(out.dtype))
     return out.reshape(*x.shape[:-1], w_down.shape[1])

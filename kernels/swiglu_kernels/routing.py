@@ -210,7 +210,8 @@ def new_routing(index: torch.Tensor, experts: int, tile_rows: int) -> Routing:
     pairs = index.shape[0] * index.shape[1]
     rows = capacity(pairs, experts, tile_rows)
     sizes = (rows, pairs, rows // tile_rows, experts + 1, experts)
-    return Routing(*(index.new_empty(size, dtype=torch.int32) for size in sizes), index.shape[1], tile_rows)
+    pair, row, tile_expert, starts, counts = (index.new_empty(size, dtype=torch.int32) for size in sizes)
+    return Routing(pair, row, tile_expert, starts, counts, index.shape[1], tile_rows)
 
 
 def route(index: torch.Tensor, experts: int, tile_rows: int) -> Routing:

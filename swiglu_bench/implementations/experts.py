@@ -323,13 +323,11 @@ def _fused_row(name: str, description: str, **choices: Any) -> Implementation:
     def build(problem: Problem) -> Step:
         from swiglu_kernels import swiglu_experts
 
-        options = {"interleaved": problem.extras.interleaved, **problem.extras.variant, **choices}
+        options: dict[str, Any] = {"interleaved": problem.extras.interleaved, **problem.extras.variant, **choices}
 
         def of(own: Mapping[str, Tensor]) -> Forward:
-            biases = {"b_gate_up": own.get("bias_gate_up"), "b_down": own.get("bias_down")}
-            return lambda x, index, weights: swiglu_experts(
-                x, own["w_gate_up"], own["w_down"], index, weights, **biases, **options
-            )
+            given = {"b_gate_up": own.get("bias_gate_up"), "b_down": own.get("bias_down"), **options}
+            return lambda x, index, weights: swiglu_experts(x, own["w_gate_up"], own["w_down"], index, weights, **given)
 
         return packed(problem, of)
 

@@ -1,9 +1,10 @@
 import json
 import re
 
+import pytest
 import torch
 from command_line import swiglu_bench
-from rendered import WIDTHS, shown
+from rendered import WIDTHS
 from specimens import small_case
 
 from swiglu_bench.cli import listing
@@ -66,7 +67,9 @@ def test_list_for_programs() -> None:
     assert told["machine"]["torch"] == torch.__version__
 
 
-def test_a_dry_run_names_the_cases_and_their_memory() -> None:
+def test_a_dry_run_names_the_cases_and_their_memory(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     cases = [small_case(tokens=3), small_case(tokens=7, shape=Shape("wide", 4096, 11008, "made up", (1,)))]
     settings = Settings(Task.TIME, CPU, "c", "r")
     need = [policy.needed_bytes(settings, case) for case in cases]
@@ -74,11 +77,13 @@ def test_a_dry_run_names_the_cases_and_their_memory() -> None:
     assert [bool(policy.too_large(settings, case, free_bytes)) for case in cases] == [False, True]
     rows = listing.planned(settings, cases, free_bytes)
     assert [(row["fits"], row["needed_bytes"]) for row in rows] == [(True, int(need[0])), (False, int(need[1]))]
-    text = shown(listing.dry_run(rows, ["eager", "eager-packed"], free_bytes), 200)
+    monkeypatch.setenv("COLUMNS", "200")
+    listing.put_plan("table", "forward", rows, ["eager", "eager-packed"], free_bytes)
+    text = capsys.readouterr().out
     lines = [line for line in text.splitlines() if " glu " in line]
     assert len(lines) == 2
     for case, size, line in zip(cases, need, lines, strict=True):
         assert re.search(rf"{case.shape.name} +glu +step +float32 +{case.tokens} +{size / 2**20:,.1f} MiB", line)
-    assert "skipped: the device has" not in lines[0]
-    assert f"skipped: the device has {free_bytes / 2**30:.1f} GiB free" in lines[1]
+    assert "too large" not in lines[0]
+    assert f"too large: the device has {free_bytes / 2**30:.1f} GiB free" in lines[1]
     assert text.rstrip().endswith("2 cases x 2 implementations: eager, eager-packed")

@@ -39,7 +39,7 @@ def test_the_row_is_every_column_in_order_and_flat() -> None:
     hints = typing.get_type_hints(Record)
     assert {hints[name] for name in COLUMNS} <= {str, int, int | None, float | None, bool, Status}
     beside = {field.name for field in dataclasses.fields(Record)} - set(COLUMNS)
-    assert beside == {"samples_ms", "twin_ms", "states", "tensor_checks"}
+    assert beside == {"samples_ms", "twin_ms", "states", "tensor_checks", "source"}
 
 
 def test_the_worst_tensor_is_the_row_s_error_and_all_that_fail_are_named() -> None:

@@ -150,3 +150,16 @@ def test_scopes_modes_and_dtypes_have_tables_of_their_own_and_what_nothing_ran_i
     text = shown(time_tables([without_time(Status.SKIPPED, "It needs about 900.0 GiB.")], 60), 60)
     assert "skipped: mine: It needs about 900.0 GiB." in text
     assert "median" not in text
+
+
+def test_the_load_of_experts_stands_under_the_table() -> None:
+    loads = {
+        "experts": 8, "top_k": 2, "routing": "zipf", "expert_tokens_min": 0, "expert_tokens_median": 2.5,
+        "expert_tokens_max": 90, "idle_experts": 1, "padding_share": 0.25, "grouped_ms": 0.125,
+    }  # fmt: skip
+    text = unwrapped(shown(time_tables([a_record(**loads)], 200), 200))
+    assert "8 experts, top 2, zipf routing" in text
+    assert "7 tokens: 0 to 90 (median 2.5) an expert, 1 of 8 without one" in text
+    assert "25% padding" in text
+    assert "products alone 125 us" in text
+    assert "padding" not in shown(time_tables([a_record()], 200), 200)

@@ -17,6 +17,9 @@ M rows of a weight's gradient, N columns of an output, K the axis that is summed
 Measured on an H200: NOTES.md.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from swiglu_kernels.hopper import loop, shared
@@ -29,8 +32,8 @@ from swiglu_kernels.routing import Routing, gather
 
 MOST_EXPERTS = 512
 """Whose numbers of rows a warp's registers hold."""
-LEAST_ROWS = 64
-"""Of an expert on average; below, the portable kernels' smaller tiles waste less."""
+LEAST_ROWS = {False: 256, True: 32}
+"""Of an expert on average, by whether a gradient is wanted; below, the portable kernels' smaller tiles are faster."""
 ROWS, BLOCK, PART = 128, 64, 32
 """Rows of a tile; rows, columns and depth of what is loaded at once; columns of what is stored at once."""
 STAGES, GROUP = 5, 16
@@ -583,7 +586,7 @@ def _launch(
     form: str,
     a: torch.Tensor,
     b: torch.Tensor,
-    outs: dict[str, torch.Tensor],
+    outs: Mapping[str, torch.Tensor | None],
     routing: tuple[torch.Tensor, torch.Tensor],
     columns: int,
     sizes: tuple[int, int, int],
@@ -601,10 +604,17 @@ def _launch(
     else:
         shape, strides, each, across = _flat(b)
     rest = form == "gate_up" and not interleaved and columns == WIDE
-    named = {"pre": None, "bias": None, "weighted_h": None, "pair": None, "weights": None, "dots": None} | outs
+    named: dict[str, Any] = {
+        "pre": None,
+        "bias": None,
+        "weighted_h": None,
+        "pair": None,
+        "weights": None,
+        "dots": None,
+    } | outs
     for name, part in (("out", both if backward else PART), ("pre", both), ("weighted_h", PART)):
-        if named[name] is not None:
-            one = named[name]
+        one = named[name]
+        if one is not None:
             flat = ([one.shape[0] * one.shape[1], one.shape[2]], [one.stride(1), 1]) if one.dim() == 3 else ()
             named[name] = _descriptor(one, BLOCK, part, *flat)
     programs = multiprocessors(a.device)

@@ -100,9 +100,11 @@ def why_not_hopper(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tenso
     return experts.why_not(x, w_gate_up, w_down, activation)
 
 
-def expert_backend(pairs: int, x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str) -> str:
+def expert_backend(
+    pairs: int, x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str, with_grad: bool
+) -> str:
     """Name the kernels that are fastest for experts."""
-    few = pairs < experts.LEAST_ROWS * w_gate_up.shape[0]
+    few = pairs < experts.LEAST_ROWS[with_grad] * w_gate_up.shape[0]
     return "portable" if few or why_not_hopper(x, w_gate_up, w_down, activation) else "hopper"
 
 

@@ -1,0 +1,90 @@
+"""The hand-scheduled products of experts: who may take them (on any machine), and that they are right (on Hopper)."""
+
+import pytest
+import torch
+from on_hopper import needs_hopper
+
+from swiglu_kernels import experts, reference, swiglu_experts
+from swiglu_kernels.hopper import experts as by_hand
+from swiglu_kernels.hopper import shared
+from swiglu_kernels.tiles import choices
+
+GPT_OSS = {"alpha": 1.702, "limit": 1.0, "up_offset": 1.0}
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+class TestWhoMayTakeThem:
+    @pytest.mark.parametrize("transposed", [False, True])
+    def test_weights_in_both_orientations(self, transposed: bool) -> None:
+        w_gate_up, w_down = empty(4, 512, 192), empty(4, 192, 256)
+        if transposed:
+            w_gate_up, w_down = (one.mT.contiguous().mT for one in (w_gate_up, w_down))
+        assert by_hand.why_not(empty(3, 192), w_gate_up, w_down, "silu") is None
+
+    def test_reasons(self) -> None:
+        x, w_gate_up, w_down = empty(3, 192), empty(4, 512, 192), empty(4, 192, 256)
+        assert "16-bit" in str(by_hand.why_not(x.float(), w_gate_up, w_down, "silu"))
+        assert "SiLU" in str(by_hand.why_not(x, w_gate_up, w_down, "gelu_tanh"))
+        assert "multiples of 64" in str(by_hand.why_not(x, empty(4, 400, 192), empty(4, 192, 200), "silu"))
+        assert "at least 192" in str(by_hand.why_not(x, empty(4, 256, 192), empty(4, 192, 128), "silu"))
+        assert "more than 512 experts" in str(by_hand.why_not(x, empty(513, 512, 192), empty(513, 192, 256), "silu"))
+        assert "one matrix" in str(by_hand.why_not(x, w_gate_up, empty(4, 192, 512)[:, :, ::2], "silu"))
+        steps = empty(4, 192, 260)[:, :, :256]
+        assert "one matrix" in str(by_hand.why_not(x, w_gate_up, steps, "silu"))
+
+    def test_many_rows_of_an_expert_are_theirs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(choices, "_hopper_multiprocessors", lambda device: 132)
+        layer = empty(3, 192), empty(4, 512, 192), empty(4, 192, 256), "silu"
+        for with_grad, least in by_hand.LEAST_ROWS.items():
+            assert choices.expert_backend(4 * least, *layer, with_grad) == "hopper"
+            assert choices.expert_backend(4 * least - 1, *layer, with_grad) == "portable"
+
+    def test_elsewhere_the_reason_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(shared, "GLUON_MISSING", None)
+        monkeypatch.setattr(experts, "backend_for", lambda x: "triton")
+        x, index = torch.zeros(2, 192), torch.zeros(2, 1, dtype=torch.int64)
+        with pytest.raises(ValueError, match="backend: expected 'portable' or None, got 'hopper'"):
+            swiglu_experts(
+                x, torch.zeros(4, 512, 192), torch.zeros(4, 192, 256), index, torch.ones(2, 1), backend="hopper"
+            )
+
+
+class TestOnHopper:
+    pytestmark = needs_hopper
+
+    @pytest.mark.parametrize("count", [4, 130])
+    @pytest.mark.parametrize("tokens", [1, 63, 700])
+    @pytest.mark.parametrize("gate", [{}, GPT_OSS, GPT_OSS | {"interleaved": True}])
+    @pytest.mark.parametrize("transposed", [False, True])
+    def test_output_and_gradients(self, count: int, tokens: int, gate: dict, transposed: bool) -> None:
+        torch.manual_seed(tokens)
+        hidden, intermediate, slots = 320, 448, 3
+        index = torch.randint(-1, count, (tokens, slots), device="cuda") // 2 * 2  # of odd experts nobody
+        drawn = [
+            torch.randn(shape, device="cuda").mul(scale).bfloat16()
+            for shape, scale in (
+                ((tokens, hidden), 1), ((count, 2 * intermediate, hidden), hidden**-0.5),
+                ((count, hidden, intermediate), intermediate**-0.5), ((tokens, slots), 1),
+                ((count, 2 * intermediate), 1), ((count, hidden), 1),
+            )
+        ]  # fmt: skip
+        if transposed:
+            drawn[1:3] = (one.mT.contiguous().mT for one in drawn[1:3])
+        upstream = torch.randn(tokens, hidden, device="cuda").bfloat16()
+
+        def run(function, dtype: torch.dtype, **options) -> list[torch.Tensor]:
+            leaves = [one.to(dtype).requires_grad_() for one in drawn]
+            out = function(*leaves[:3], index, leaves[3], b_gate_up=leaves[4], b_down=leaves[5], **gate, **options)
+            return [out, *torch.autograd.grad(out, leaves, upstream.to(dtype))]
+
+        exact = run(reference.swiglu_experts, torch.float64)
+        with shared.by_hand_aside(None):
+            ours, again = (run(swiglu_experts, torch.bfloat16, backend="hopper") for _ in range(2))
+        eager = run(reference.swiglu_experts, torch.bfloat16)
+        for one, other, plain, true in zip(ours, again, eager, exact, strict=True):
+            assert torch.equal(one, other)
+            scale = true.norm().clamp_min(1e-30)
+            assert (one.double() - true).norm() / scale <= 1.5 * (plain.double() - true).norm() / scale + 2e-3
