@@ -17,7 +17,7 @@ function fitted(spec) {
 }
 
 async function draw(place) {
-  if (!place.clientWidth) return; // folded
+  if (place.closest("details.section:not([open])")) return;
   const theme = structuredClone(dark.matches ? themes.dark : themes.light);
   if (narrow.matches) theme.axis.labelLimit = 120;
   const embedded = await vegaEmbed(place, fitted(charts[place.dataset.chart]), {

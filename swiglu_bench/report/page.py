@@ -30,6 +30,8 @@ from swiglu_bench.writers.workload_tables import grids as workload_grids
 HERE = Path(__file__).parent
 EXPORT = "window.vegaEmbed = vegaEmbed;"
 """What of the chart libraries the page's own script uses."""
+OPEN = 4
+"""Sections that are not folded: the first of the page, which have the most rows."""
 Spec = dict[str, Any]
 
 
@@ -58,6 +60,7 @@ def page(runs: Sequence[ReportedRun], made_by: str, progress: Callable[[str], ob
         matrix=matrix([one for one in found if one[0].kind == "time"]),
         behind=tables.BEHIND if any(tables.marked_run(run) != run.name for run in runs) else "",
         sections=sorted([*shown, *trained], key=lambda one: one["kind"] == "verify"),
+        open=OPEN,
         audits=[tables.audit(run) for run in runs if run.audit],
         machines=tables.machines(runs),
         runs=[{"name": run.name, "commands": run.commands, "settings": _settings(run)} for run in runs],
