@@ -47,7 +47,6 @@ FAULTS = {
     "graph replay": "a CUDA graph of it computes something else when its inputs change",
     "timed loop": "right before, wrong while it was timed",
     "wall clock": "calls back to back take longer, by the clock of another process, than its samples say",
-    "sanitizer": "NVIDIA's compute-sanitizer found an access that is wrong (`verify --sanitize`)",
     "slows others": "others are slower while its process lives, or it worked while others were timed",
 }
 """The checks that every implementation has to pass before it gets a time, by name, and what fails each."""
@@ -319,7 +318,7 @@ class TensorCheck:
     reason: str = ""
     """Why it failed: one phrase; empty where it passed."""
     check: str = ""
-    """Which check failed it: one of `FAULTS`; empty where it passed."""
+    """Which check failed it: one of `FAULTS`, or "sanitizer"; empty where it passed."""
     median_error: float | None = None
     p999_error: float | None = None
     """99.9% of the elements have no larger error."""

@@ -112,7 +112,7 @@ def sweep(request: Request, this: Machine, console: Console, also: Sequence[Writ
     nothing = nothing_done([row for row in found if row.implementation in request.asked], DONE[settings.task])
     if nothing:
         warn(nothing)
-    return int(failed or bool(nothing) or any(row.failed for row in found))
+    return int(failed or bool(nothing) or not found or any(row.failed for row in found))
 
 
 def _warn_of_load(device_type: str, warn: Say) -> None:

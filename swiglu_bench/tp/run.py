@@ -93,13 +93,12 @@ class TpRun:
             made = output.wandb_run(options, "tp", self.this.slug, self.about, folder, self.warn)
             self._wandb = self._stack.enter_context(closing(made))
         self._bar.update(self._bar.tasks[0].id, total=total)
-        self._bar.start()
-        self._stack.callback(self._bar.stop)
 
     def spawn(self, plan: Plan, sizes: Sequence[int], settings: Settings, wait: bool) -> int:
         """Let groups of processes on this machine work on the plan, one size after the other; the exit status."""
         interrupted = False
         with self._stack:
+            self._stack.enter_context(self._bar)
             try:
                 for number in range(max(sizes) if settings.device.type == "cuda" else 0):
                     one = torch.device("cuda", number)
@@ -123,6 +122,7 @@ class TpRun:
         """Be one of the ranks that torchrun started; rank 0 asks the others and takes the rows. The exit status."""
         bench = RankBench()
         with self._stack:
+            self._stack.enter_context(self._bar)
             self._stack.enter_context(locks.device(settings.device, self.about["command"], False, self.say))
             bench.join(settings, plan.timeout_s, plan.everybody)
             self._stack.callback(torch.distributed.destroy_process_group)

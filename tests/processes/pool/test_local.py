@@ -56,7 +56,7 @@ def run(
 ) -> tuple[int, str]:  # fmt: skip
     text = io.StringIO()
     console = Console(file=text, width=120, color_system=None)
-    request = Request("forward", TimingOptions(out=folder, resume=resume), VERIFY, CASES, implementations, team)
+    request = Request("forward", TimingOptions(out=folder, resume=resume), VERIFY, CASES, implementations, team=team)
     status = sweep(request, team.assemble(), console, also)
     return status, text.getvalue()
 
@@ -185,7 +185,7 @@ def test_two_gpus_share_the_cases(tmp_path: Path) -> None:
 
     team = LocalTeam(gpus("0,1"), 60.0, print)
     how = Settings(Task.TIME, team.device, "swiglu-bench forward", "r", rule=Rule(budget_s=1.0))
-    request = Request("forward", TimingOptions(out=tmp_path / "run"), how, CASES, BOTH, team)
+    request = Request("forward", TimingOptions(out=tmp_path / "run"), how, CASES, BOTH, team=team)
     assert sweep(request, team.assemble(), Console(file=io.StringIO())) == 0
     rows = load_run(tmp_path / "run").records
     assert {row.status for row in rows} == {Status.OK}
