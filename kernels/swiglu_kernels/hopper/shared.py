@@ -41,21 +41,23 @@ def _gluon_is_missing() -> str | None:
 GLUON_MISSING = _gluon_is_missing()
 RUN_ON_A_GPU = ("3.6", "3.7")
 """Minor versions of Triton with which these kernels were right on a GPU: results/nvidia-h200/2026-11-22."""
+EXPERTS_RUN_ON_A_GPU = ("3.6",)
+"""The same for those of experts: experts-kernels.txt there."""
 VARIABLE = "SWIGLU_KERNELS_BY_HAND"
 """`on` runs these kernels with any version of Triton, `off` with none; read at import."""
 
 
-def _not_to_run(version: str, wish: str) -> str | None:
+def _not_to_run(version: str, wish: str, tried: tuple[str, ...] = RUN_ON_A_GPU) -> str | None:
     """Say what speaks against these kernels with a version of Triton and the value of VARIABLE, or return None."""
     if wish == "off":
         return f"{VARIABLE}=off"
-    if wish == "on" or ".".join(version.split(".")[:2]) in RUN_ON_A_GPU:
+    if wish == "on" or ".".join(version.split(".")[:2]) in tried:
         return None
-    tested = ", ".join(RUN_ON_A_GPU)
-    return f"they ran on a GPU with Triton {tested}, not with {version}; {VARIABLE}=on runs them all the same"
+    return f"they ran on a GPU with Triton {', '.join(tried)}, not with {version}; {VARIABLE}=on runs them all the same"
 
 
-_aside = _not_to_run(str(getattr(triton, "__version__", "")), os.environ.get(VARIABLE, ""))
+_HERE = str(getattr(triton, "__version__", "")), os.environ.get(VARIABLE, "")
+_aside = _not_to_run(*_HERE)
 
 
 def why_off() -> str | None:
@@ -63,10 +65,18 @@ def why_off() -> str | None:
     return GLUON_MISSING or _aside
 
 
-def why_aside(device: torch.device) -> str | None:
-    """Say why the portable kernels run on a GPU that these are made for; None where these run, and on other devices."""
+def why_experts_off() -> str | None:
+    """Say why those of experts are not chosen here, or return None."""
+    return why_off() or _not_to_run(*_HERE, EXPERTS_RUN_ON_A_GPU)
+
+
+def why_aside(device: torch.device, experts: bool = False) -> str | None:
+    """Say why the portable kernels run on a GPU that these are made for; None where these run, and on other devices.
+
+    `experts`: those of experts.
+    """
     made_for = not INTERPRETING and TRITON_AVAILABLE and (capability_of(device) or (0,))[0] == 9
-    return why_off() if made_for else None
+    return (why_experts_off() if experts else why_off()) if made_for else None
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ import torch
 from swiglu_kernels.hopper import experts
 from swiglu_kernels.hopper.forward import why_not
 from swiglu_kernels.hopper.products import fills_waves
-from swiglu_kernels.hopper.shared import why_off
+from swiglu_kernels.hopper.shared import why_experts_off, why_off
 from swiglu_kernels.launches.backend import INTERPRETING, capability_of, multiprocessors
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.internals import constant_in_graphs
@@ -105,7 +105,7 @@ def expert_backend(
 ) -> str:
     """Name the kernels that are fastest for experts."""
     few = pairs < experts.LEAST_ROWS[with_grad] * w_gate_up.shape[0]
-    return "portable" if few or why_not_hopper(x, w_gate_up, w_down, activation) else "hopper"
+    return "portable" if few or why_experts_off() or why_not_hopper(x, w_gate_up, w_down, activation) else "hopper"
 
 
 def expert_tile_rows(pairs: int, experts: int, dtype: torch.dtype) -> int:
