@@ -51,6 +51,8 @@ from swiglu_kernels.reference import RECIPES
 from swiglu_kernels.silu_mul import gate_gradients
 from swiglu_kernels.tiles.choices import AUTO, SAVES
 
+PRECISIONS = ("bf16", *(f"fp8-{recipe}" for recipe in RECIPES))
+"""What modules call them; with "bf16" operands stay as they are."""
 WEIGHT_GRADS = ("fp8", "triton", "torch", "none", AUTO)
 DTYPES = (torch.bfloat16, torch.float16)
 MINIMUM_CAPABILITY = (8, 9)
@@ -80,8 +82,42 @@ def _results(
     return x.new_empty(out, dtype=dtype), x.new_empty(kept, dtype=dtype), x.new_empty(kept, dtype=dtype)
 
 
-def _rows(tensor: torch.Tensor, scales: torch.Tensor | None, recipe: str, weight: bool) -> Quantised:
-    return quantise_rows(tensor, recipe, weight) if scales is None else Quantised(tensor, scales)
+_handed: dict[str, tuple[torch.Tensor, torch.Tensor]] | None = None
+
+
+def hand_over(into: dict[str, tuple[torch.Tensor, torch.Tensor]] | None) -> None:
+    """Enter codes and scales of the operands of every call from now on into a dictionary, by name; None: no longer.
+
+    The names are those of `swiglu_mlp_fp8`, "upstream" (the gradient of out), "d_gate", "d_up", and with ".T" for a
+    matrix [rows, columns] that a product sums over its rows. Codes are [rows, columns], scales have as many rows and
+    columns as they belong to along each. For tests and benchmarks: it is one dictionary for all threads.
+    """
+    global _handed
+    _handed = into
+
+
+def _by_rows(name: str, tensor: torch.Tensor, scales: torch.Tensor | None, recipe: str) -> Quantised:
+    """Quantise an operand by its name for a product that sums over its last axis, if there are no scales yet."""
+    weight = name.startswith("w_")
+    one = quantise_rows(tensor, recipe, weight) if scales is None else Quantised(tensor, scales)
+    _hand_over(name, one)
+    return one
+
+
+def _both(name: str, tensor: torch.Tensor, recipe: str, rows: bool, along: bool) -> tuple[Quantised, Quantised]:
+    """Quantise an operand by its name for products that sum over its last axis, its first, or one for each."""
+    both = quantise_both(tensor, recipe, name.startswith("w_"), rows, along)
+    if rows:
+        _hand_over(name, both[0])
+    if along and _handed is not None:
+        codes, scales = both[1]
+        _handed[f"{name}.T"] = codes.t()[: tensor.shape[0]], scales.t() if scales.dim() == 2 else scales[None, :]
+    return both
+
+
+def _hand_over(name: str, one: Quantised) -> None:
+    if _handed is not None:
+        _handed[name] = one.codes, one.scales if one.scales.dim() == 2 else one.scales[:, None]
 
 
 @operator("fp8_mlp")
@@ -109,7 +145,10 @@ def _mlp(
     """Return out, or z where w_down is None, and gate and up if they are kept; s_* are scales of what is in fp8."""
     formula = formula_of(activation, gate_multiplier, alpha, limit, up_offset)
     out, gate, up = _results(x, w_gate, w_down, s_x, keep)
-    operands = _rows(x, s_x, recipe, False), _rows(w_gate, s_gate, recipe, True), _rows(w_up, s_up, recipe, True)
+    operands = [
+        _by_rows(name, one, scales, recipe)
+        for name, one, scales in (("x", x, s_x), ("w_gate", w_gate, s_gate), ("w_up", w_up, s_up))
+    ]
     biases = bias_gate, bias_up
     if w_down is None:
         run(glu_launch, *operands, out, None, (gate, up), None, biases, formula)
@@ -119,14 +158,14 @@ def _mlp(
         codes = x.new_empty((tokens, intermediate), dtype=torch.float8_e4m3fn)
         scales = x.new_empty((-(-intermediate // BLOCK), tokens), dtype=torch.float32)
         run(glu_launch, *operands, codes, scales, (gate, up), None, biases, formula)
-        h = Quantised(codes, scales.t())
+        h = _by_rows("h", codes, scales.t(), recipe)
     else:
         z = new(out, tokens, intermediate)
         run(glu_launch, *operands, z, None, (gate, up), None, biases, formula)
-        h = quantise_rows(z, recipe, False)
+        h = _by_rows("h", z, None, recipe)
         del z
     del operands
-    run(sum_launch, h, _rows(w_down, s_down, recipe, True), None, out, bias_down)
+    run(sum_launch, h, _by_rows("w_down", w_down, s_down, recipe), None, out, bias_down)
     return out, gate, up
 
 
@@ -183,18 +222,15 @@ def _mlp_backward(
     if not keep:
         assert x is not None, "the recomputation starts from x"
         gate, up, h = (new(d_out, tokens, intermediate) for _ in range(3))
-        weights = quantise_rows(w_gate, recipe, True), quantise_rows(w_up, recipe, True)
-        run(
-            glu_launch, quantise_rows(x, recipe, False), *weights, h, None, (gate, up), None,
-            (bias_gate, bias_up), formula,
-        )  # fmt: skip
-        del weights
+        operands = [_by_rows(name, one, None, recipe) for name, one in (("x", x), ("w_gate", w_gate), ("w_up", w_up))]
+        run(glu_launch, *operands, h, None, (gate, up), None, (bias_gate, bias_up), formula)
+        del operands
     in_place = in_place or not keep
     if w_down is None:
         d_gate, d_up = gate_gradients(d_out, gate, up, formula, in_place)
     else:
-        by_rows, along = quantise_both(d_out, recipe, False, True, wants_down and in_fp8)
-        _, w_down_along = quantise_both(w_down, recipe, True, False, True)
+        by_rows, along = _both("upstream", d_out, recipe, True, wants_down and in_fp8)
+        _, w_down_along = _both("w_down", w_down, recipe, False, True)
         d_gate, d_up = (gate, up) if in_place else (torch.empty_like(gate), torch.empty_like(up))
         made = new(d_out, tokens, intermediate) if wants_down and keep else None
         run(hidden_grad_launch, by_rows, w_down_along, (gate, up), d_gate, d_up, made, None, formula)
@@ -203,7 +239,7 @@ def _mlp_backward(
         if wants_down:
             assert h is not None
             if in_fp8:
-                _, h_along = quantise_both(h, recipe, False, False, True)
+                _, h_along = _both("h", h, recipe, False, True)
                 run(sum_launch, along, h_along, None, results[W_DOWN])
                 del h_along
             elif weight_grad == "triton":
@@ -214,17 +250,17 @@ def _mlp_backward(
     del h, gate, up
     wants_along = wants_gate_up and in_fp8
     if needs[X] or wants_along:
-        gate_rows, gate_along = quantise_both(d_gate, recipe, False, needs[X], wants_along)
-        up_rows, up_along = quantise_both(d_up, recipe, False, needs[X], wants_along)
+        gate_rows, gate_along = _both("d_gate", d_gate, recipe, needs[X], wants_along)
+        up_rows, up_along = _both("d_up", d_up, recipe, needs[X], wants_along)
         if needs[X]:
-            _, w_gate_along = quantise_both(w_gate, recipe, True, False, True)
-            _, w_up_along = quantise_both(w_up, recipe, True, False, True)
+            _, w_gate_along = _both("w_gate", w_gate, recipe, False, True)
+            _, w_up_along = _both("w_up", w_up, recipe, False, True)
             run(sum_launch, gate_rows, w_gate_along, (up_rows, w_up_along), results[X])
             del w_gate_along, w_up_along
         del gate_rows, up_rows
         if wants_along:
             assert x is not None, "weight gradients are products with x"
-            _, x_along = quantise_both(x, recipe, False, False, True)
+            _, x_along = _both("x", x, recipe, False, True)
             run(sum_launch, gate_along, x_along, None, results[W_GATE])
             run(sum_launch, up_along, x_along, None, results[W_UP])
     if wants_gate_up and not in_fp8:
@@ -302,12 +338,12 @@ def quantise(matrix: torch.Tensor, recipe: str, *, weight: bool = False) -> Quan
     tensor = check_tensor("matrix", matrix).detach()
     if tensor.dim() != 2:
         raise ValueError(f"matrix: expected two dimensions, [rows, depth], got {tuple(tensor.shape)}")
-    _check_fp8("matrix", tensor, (("depth", tensor.shape[1]),))
+    check("matrix", tensor, (("depth", tensor.shape[1]),))
     codes, scales = _quantise(tensor, recipe, weight)
     return Quantised(codes, scales.t() if scales.dim() == 2 and not weight else scales)
 
 
-def _check_fp8(name: str, tensor: torch.Tensor, sizes: Sequence[tuple[str, int]]) -> None:
+def check(name: str, tensor: torch.Tensor, sizes: Sequence[tuple[str, int]]) -> None:
     """Raise unless a tensor's device has fp8 products, its dtype is one of DTYPES, and the sizes fit."""
     if tensor.dtype not in DTYPES:
         raise TypeError(f"{name}: expected one of {', '.join(map(str, DTYPES))} for fp8, got {tensor.dtype}")
@@ -324,8 +360,8 @@ def why_not_sizes(sizes: Sequence[tuple[str, int]]) -> str | None:
     return None
 
 
-def _check_quantised(name: str, one: Any, recipe: str, weight: bool) -> None:
-    """Raise unless codes and scales are those of a recipe."""
+def _check_quantised(name: str, one: Any, recipe: str, weight: bool) -> Quantised:
+    """Return codes and scales if they are those of a recipe."""
     if not (
         isinstance(one, tuple)
         and len(one) == 2
@@ -338,6 +374,7 @@ def _check_quantised(name: str, one: Any, recipe: str, weight: bool) -> None:
     shape = (rows,) if recipe == "rowwise" else (-(-rows // BLOCK) if weight else rows, blocks)
     if one[1].shape != shape:
         raise ValueError(f"{name}: expected scales {shape} as recipe={recipe!r} has them, got {tuple(one[1].shape)}")
+    return Quantised(*one)
 
 
 Operand = torch.Tensor | Quantised
@@ -366,7 +403,8 @@ def swiglu_mlp_fp8(
     Source: `reference.swiglu_mlp_fp8` is the definition, `reference.quantise` that of the recipes.
 
     Args:
-        x: [..., hidden], bfloat16 or float16; or Quantised, [tokens, hidden]. Under autocast operands are cast first.
+        x: [..., hidden], bfloat16 or float16; or where the weights are, Quantised, [tokens, hidden]. Under autocast
+            operands are cast first.
         w_gate: [intermediate, hidden], any strides, dtype and device of x, quantised in every call; or Quantised by
             `quantise(w_gate, recipe, weight=True)`, once for many calls without a gradient.
         w_up: as w_gate, and quantised where that is.
@@ -387,40 +425,37 @@ def swiglu_mlp_fp8(
 
     Raises:
         TypeError: an argument is not a tensor, or of another dtype than expected; a number is not one.
-        ValueError: shapes or devices do not fit together, or an option has an unknown value; the GPU has no fp8; hidden,
-            intermediate or hidden_out is no multiple of 16; a gradient is asked for through what came quantised.
+        ValueError: shapes or devices do not fit together, or an option has an unknown value; the GPU has no fp8;
+            hidden, intermediate or hidden_out is no multiple of 16; a gradient is asked for through what came quantised.
     """
     check_option("recipe", recipe, RECIPES)
     check_option("weight_grad", weight_grad, WEIGHT_GRADS)
     check_option("save", save, SAVES)
     formula = check_formula(activation, gate_multiplier, alpha, limit, up_offset)
-    given: list[Any] = [x, w_gate, w_up, w_down]
+    names, given = ("x", "w_gate", "w_up", "w_down"), [x, w_gate, w_up, w_down]
     scales: list[torch.Tensor | None] = [None] * 4
-    names = ("x", "w_gate", "w_up", "w_down")
     for at, one in enumerate(given):
         if isinstance(one, tuple):
-            _check_quantised(names[at], one, recipe, at != X)
-            given[at], scales[at] = one
-    if len({scale is None for scale, one in zip(scales[1:], given[1:], strict=True) if one is not None}) > 1:
-        raise ValueError("w_gate, w_up, w_down: expected all of them quantised, or none")
-    *floating, bias_gate, bias_up, bias_down = autocast.operands(
-        *(one if scale is None else None for one, scale in zip(given, scales, strict=True)),
-        bias_gate, bias_up, bias_down,
-    )  # fmt: skip
-    given = [one if scale is None else codes for one, codes, scale in zip(floating, given, scales, strict=True)]
-    # Codes have the shapes and the device that they stand for; `check_glu` knows no fp8.
-    dtype = next((one.dtype for one, scale in zip(given, scales, strict=True)
-                  if scale is None and isinstance(one, torch.Tensor)), torch.bfloat16)  # fmt: skip
-    stand_ins = [one if scale is None else one.new_empty(0, dtype=dtype).expand(one.shape)
-                 if one.numel() == 0 else one.new_empty(1, dtype=dtype).expand(one.shape)
-                 for one, scale in zip(given, scales, strict=True)]  # fmt: skip
-    x_like, gate_like, _ = check_glu(*stand_ins[:3])
+            given[at], scales[at] = _check_quantised(names[at], one, recipe, at != X)
+    of_weights = {scale is not None for scale, one in zip(scales[1:], given[1:], strict=True) if one is not None}
+    if len(of_weights) > 1 or (scales[X] is not None and not all(of_weights)):
+        raise ValueError("x, w_gate, w_up, w_down: expected all weights quantised, or nothing")
+    in_16_bits = (one if scale is None else None for one, scale in zip(given, scales, strict=True))
+    *cast, bias_gate, bias_up, bias_down = autocast.operands(*in_16_bits, bias_gate, bias_up, bias_down)
+    given = [one if scale is None else codes for one, codes, scale in zip(cast, given, scales, strict=True)]
+    # The checks of shapes and devices know no fp8.
+    dtype = torch.bfloat16 if scales[X] is not None else getattr(given[X], "dtype", torch.bfloat16)
+    shapes = [
+        one if scale is None else one.new_empty(1, dtype=dtype).expand(one.shape)
+        for one, scale in zip(given, scales, strict=True)
+    ]
+    x_like, gate_like, _ = check_glu(*shapes[:3])
     (intermediate, hidden), hidden_out = gate_like.shape, None
     sizes = [("hidden", hidden), ("intermediate", intermediate)]
     if given[W_DOWN] is not None:
-        hidden_out = check_down(stand_ins[W_DOWN], gate_like, x_like).shape[0]
+        hidden_out = check_down(shapes[W_DOWN], gate_like, x_like).shape[0]
         sizes.append(("hidden_out", hidden_out))
-    _check_fp8("x", x_like, sizes)
+    check("x", x_like, sizes)
     biases = [
         check_vector("bias_gate", bias_gate, intermediate, "the first dimension of w_gate", "x", x_like),
         check_vector("bias_up", bias_up, intermediate, "the first dimension of w_gate", "x", x_like),

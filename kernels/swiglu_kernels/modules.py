@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
+from swiglu_kernels import fp8
 from swiglu_kernels.calls import autocast
 from swiglu_kernels.calls.checks import check_like, check_option, check_tensor
 from swiglu_kernels.experts import swiglu_experts
@@ -42,11 +43,19 @@ class Options:
     weight_grad: str = "auto"
     save: str = "auto"
     input_grad: str = "auto"
+    precision: str = "bf16"
+    """Of the operands of all products: as they are, or "fp8-rowwise" or "fp8-blockwise" (`swiglu_mlp_fp8`)."""
 
     def __post_init__(self) -> None:
-        check_option("weight_grad", self.weight_grad, WEIGHT_GRADS)
+        check_option("precision", self.precision, fp8.PRECISIONS)
+        check_option("weight_grad", self.weight_grad, fp8.WEIGHT_GRADS if self.recipe else WEIGHT_GRADS)
         check_option("save", self.save, SAVES)
-        check_option("input_grad", self.input_grad, INPUT_GRADS)
+        check_option("input_grad", self.input_grad, (AUTO,) if self.recipe else INPUT_GRADS)
+
+    @property
+    def recipe(self) -> str | None:
+        """How products are quantised, if they are."""
+        return self.precision.removeprefix("fp8-") if self.precision.startswith("fp8-") else None
 
 
 def _swiglu_mlp(
@@ -65,19 +74,11 @@ def _swiglu_mlp(
     if weight_grad == "none":  # which leaves down_proj to be trained
         w_gate, w_up, weight_grad = w_gate.detach(), w_up.detach(), AUTO
         bias_gate, bias_up = (None if bias is None else bias.detach() for bias in (bias_gate, bias_up))
-    return swiglu_mlp(
-        x,
-        w_gate,
-        w_up,
-        w_down,
-        bias_gate,
-        bias_up,
-        bias_down,
-        activation=activation,
-        weight_grad=weight_grad,
-        save=options.save,
-        input_grad=options.input_grad,
-    )
+    how: dict[str, Any] = {"activation": activation, "weight_grad": weight_grad, "save": options.save}
+    operands = x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down
+    if options.recipe:
+        return fp8.swiglu_mlp_fp8(*operands, recipe=options.recipe, **how)
+    return swiglu_mlp(*operands, input_grad=options.input_grad, **how)
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -207,6 +208,8 @@ class FusedSwiGLU(FusedModule):
             weight_grad: "auto", "triton", "torch" or "none", which treats the weights as frozen.
             save: "auto", "preact" (keep gate and up for the backward) or "input" (recompute them).
             input_grad: "auto", "fused", "two_step" or "torch".
+            precision: "bf16" (operands as they are), "fp8-rowwise" or "fp8-blockwise" (`swiglu_mlp_fp8`; weights stay
+                in 16 bits, and are quantised in every call; weight_grad="fp8" is "auto" there).
 
     Raises:
         ValueError: an option has an unknown value.
@@ -235,7 +238,7 @@ class FusedSwiGLU(FusedModule):
         Args:
             gate_proj: in_features -> hidden_features.
             up_proj: of the same size.
-            options: `weight_grad`, `save`, `input_grad`.
+            options: `weight_grad`, `save`, `input_grad`, `precision`.
 
         Raises:
             TypeError: one of the layers is not a torch.nn.Linear.
@@ -256,7 +259,11 @@ class FusedSwiGLU(FusedModule):
         """
         x, weights, biases = self._operands(x, "gate_proj", "up_proj")
         how = self.options
-        z = swiglu_glu(x, *weights, *biases, weight_grad=how.weight_grad, save=how.save, input_grad=how.input_grad)
+        made: dict[str, Any] = {"weight_grad": how.weight_grad, "save": how.save}
+        if how.recipe:
+            z = fp8.swiglu_glu_fp8(x, *weights, *biases, recipe=how.recipe, **made)
+        else:
+            z = swiglu_glu(x, *weights, *biases, input_grad=how.input_grad, **made)
         return z if self.tensor_parallel is None else self.tensor_parallel.columns(z)
 
 
@@ -303,7 +310,7 @@ class FusedSwiGLUMLP(FusedModule):
             gate_proj: hidden -> intermediate.
             up_proj: of the same size.
             down_proj: intermediate -> any size.
-            options: `weight_grad`, `save`, `input_grad`.
+            options: `weight_grad`, `save`, `input_grad`, `precision`.
 
         Raises:
             TypeError: one of the layers is not a torch.nn.Linear.
@@ -357,7 +364,7 @@ class FusedSwiGLUPackedMLP(FusedModule):
         Args:
             gate_up_proj: hidden -> 2 * intermediate, the gate's rows first.
             down_proj: intermediate -> any size.
-            options: `weight_grad`, `save`, `input_grad`.
+            options: `weight_grad`, `save`, `input_grad`, `precision`.
 
         Raises:
             TypeError: one of the layers is not a torch.nn.Linear.

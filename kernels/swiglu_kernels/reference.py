@@ -226,13 +226,13 @@ def dequantise(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = t
 
 class _Fp8Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, recipe, fp8_weight_grad):  # noqa: ANN001, ANN205
+    def forward(ctx, x, weight, recipe, fp8_weight_grad):
         ctx.save_for_backward(x, weight)
         ctx.options = recipe, fp8_weight_grad
         return _fp8_product(x, weight, recipe, True)
 
     @staticmethod
-    def backward(ctx, d_out):  # noqa: ANN001, ANN205
+    def backward(ctx, d_out):
         x, weight = ctx.saved_tensors
         recipe, fp8_weight_grad = ctx.options
         d_weight = _fp8_product(d_out.t(), x.t(), recipe, False) if fp8_weight_grad else d_out.t() @ x

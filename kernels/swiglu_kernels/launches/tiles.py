@@ -123,6 +123,11 @@ _FP8_GLU: dict[Family, list[tuple[float, Tile]]] = {
     ],
     "ampere": [(16, Tile(16, 128, 128, warps=4, stages=2)), (float("inf"), Tile(64, 128, 128, warps=8, stages=2))],
 }
+# Scales of blocks need a third tile of registers: with 128 rows it spills.
+_FP8_GLU_BLOCKS: dict[Family, list[tuple[float, Tile]]] = {
+    "hopper": [_FP8_GLU["hopper"][0], (float("inf"), Tile(64, 128, 128, warps=8, stages=4))],
+    "ampere": _FP8_GLU["ampere"],
+}
 _FP8_PRODUCT: dict[Family, list[tuple[float, Tile]]] = {
     "hopper": [
         (16, Tile(16, 128, 128, warps=4, stages=4)),
@@ -228,13 +233,13 @@ def expert_weight_grad_tile(rows: int, dtype: torch.dtype, capability: Capabilit
     return replace(tile, depth=16 if rows <= 16 else min(32, tile.depth) if rows <= 32 else tile.depth)
 
 
-def fp8_glu_tile(tokens: int, capability: Capability | None) -> Tile:
-    """Tile of the forward of quantised operands: rows are tokens, columns intermediate, depth hidden."""
-    return _first_fit(tokens, _FP8_GLU[family_of(capability)])
+def fp8_glu_tile(tokens: int, blocks: bool, capability: Capability | None) -> Tile:
+    """Tile of the forward of operands in fp8: rows are tokens, columns intermediate, depth hidden."""
+    return _first_fit(tokens, (_FP8_GLU_BLOCKS if blocks else _FP8_GLU)[family_of(capability)])
 
 
 def fp8_product_tile(rows: int, capability: Capability | None) -> Tile:
-    """Tile of any other product of quantised operands, by the rows of its result."""
+    """Tile of any other product of operands in fp8, by the rows of its result."""
     return _first_fit(rows, _FP8_PRODUCT[family_of(capability)])
 
 

@@ -25,7 +25,7 @@ from swiglu_kernels.launches.launch import Launch, tile_needs_int64
 from swiglu_kernels.launches.plan import run
 from swiglu_kernels.launches.precision import INTERPRETING, round_to
 from swiglu_kernels.launches.tiles import Capability, Tile, fp8_glu_tile, fp8_product_tile
-from swiglu_kernels.portable.arithmetic import gated, grouped_tile, output_tile, strided_tile
+from swiglu_kernels.portable.arithmetic import gated, grouped_tile, halves, output_tile, strided_tile
 from swiglu_kernels.portable.glu_forward import Biases, biased, store_gated
 from swiglu_kernels.portable.mlp_backward import store_gate_gradients
 
@@ -70,9 +70,10 @@ def _codes(tile, scale):
         subnormal = (tl.abs(value) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
         code = tl.where(size < 0x3C800000, subnormal, normal)
         code = tl.where(value == value, code, 127) | ((bits >> 24) & 128)
-        return code.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+        codes = code.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
     else:
-        return value.to(tl.float8e4nv)
+        codes = value.to(tl.float8e4nv)
+    return codes
 
 
 @triton.jit
@@ -99,9 +100,7 @@ def _amax_kernel(
 ):
     """Find the largest magnitude of each row and column, as `_magnitudes` has it; from zeros, either may be None."""
     tile_row, tile_column = tl.program_id(0), tl.program_id(1)
-    position, offsets, inside = strided_tile(
-        tile_row, tile_column, rows, columns, x_row, x_column, BLOCK, BLOCK, WIDE
-    )
+    position, offsets, inside = strided_tile(tile_row, tile_column, rows, columns, x_row, x_column, BLOCK, BLOCK, WIDE)
     magnitudes = _magnitudes(tl.load(x_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32))
     if row_amax_ptr is not None:
         row = tile_row * BLOCK + tl.arange(0, BLOCK)
@@ -122,9 +121,7 @@ def _tiles_kernel(
     Blockwise scales lie with the rows last, so that a program of a product reads neighbours.
     """
     tile_row, tile_column = tl.program_id(0), tl.program_id(1)
-    position, offsets, inside = strided_tile(
-        tile_row, tile_column, rows, columns, x_row, x_column, BLOCK, BLOCK, WIDE
-    )
+    position, offsets, inside = strided_tile(tile_row, tile_column, rows, columns, x_row, x_column, BLOCK, BLOCK, WIDE)
     row = tile_row * BLOCK + tl.arange(0, BLOCK)
     column = tile_column * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
@@ -164,12 +161,13 @@ def _tiles_kernel(
 
 
 @triton.jit
-def _dot(a, b, accumulator, promoted: tl.constexpr):
-    """Return accumulator + a b, each `promoted` of depth added in fp32 registers."""
+def _dot(a, b, accumulator, PROMOTED: tl.constexpr):
+    """Return accumulator + a b, each PROMOTED of depth added in fp32 registers."""
     if INTERPRETING:  # which would multiply fp8 in fp16
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), accumulator, input_precision="ieee")
+        total = tl.dot(a.to(tl.float32), b.to(tl.float32), accumulator, input_precision="ieee")
     else:
-        return tl.dot(a, b, accumulator, max_num_imprecise_acc=promoted)
+        total = tl.dot(a, b, accumulator, max_num_imprecise_acc=PROMOTED)
+    return total
 
 
 @triton.jit
@@ -180,11 +178,13 @@ def _scaled(accumulator, part, a_scales, b_scales):
 @triton.jit
 def _products(
     a_ptr, b_ptr, other_ptr, a_scales_ptr, b_scales_ptr, other_scales_ptr, tile_row, tile_column, rows, columns, depth,
-    a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth,
+    a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth, start,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_DEPTH: tl.constexpr, B_ROWS: tl.constexpr,
     BLOCKS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Return the fp32 tiles of a b^T and a other^T, which has the strides of b; None for other: zeros, of no cost.
+    """Return the fp32 tiles of start + a b^T and a other^T, which has the strides of b.
+
+    start is a tile or None. None for other: zeros, of no cost.
 
     b_scales has a row for B_ROWS rows of b. BLOCKS: scales are those of blocks; else a_scales_depth and b_scales_depth
     are not read.
@@ -205,8 +205,10 @@ def _products(
     a_offsets = row[:, None] * a_row + k[None, :]
     b_offsets = k[:, None] + column[None, :] * b_row
     first = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.float32)
+    if BLOCKS and start is not None:
+        first = start
     second = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.float32)
-    for step in range(0, tl.cdiv(depth, BLOCK_DEPTH)):
+    for step in range(tl.cdiv(depth, BLOCK_DEPTH)):
         at = step * BLOCK_DEPTH
         a_inside, b_inside = row_inside[:, None], column_inside[None, :]
         if not EVEN:
@@ -233,6 +235,8 @@ def _products(
     if not BLOCKS:
         a_scales = tl.load(a_scales_ptr, mask=row_inside, other=0.0)[:, None]
         first *= a_scales * tl.load(b_scales_ptr + b_scales_offsets, mask=column_inside, other=0.0)[None, :]
+        if start is not None:
+            first += start
         if other_ptr is not None:
             second *= a_scales * tl.load(other_scales_ptr + b_scales_offsets, mask=column_inside, other=0.0)[None, :]
     return first, second
@@ -251,7 +255,7 @@ def _glu_kernel(
     tile_row, tile_column = grouped_tile(rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
     gate, up = _products(
         a_ptr, b_ptr, other_ptr, a_scales_ptr, b_scales_ptr, other_scales_ptr, tile_row, tile_column,
-        rows, columns, depth, a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth,
+        rows, columns, depth, a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth, None,
         BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_DEPTH, B_ROWS, BLOCKS, EVEN, WIDE,
     )  # fmt: skip
     if z_scales_ptr is None:
@@ -265,9 +269,7 @@ def _glu_kernel(
         gate, up = biased(
             gate, up, bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, tile_column, columns, BLOCK_COLUMNS
         )
-        position, offsets, inside = output_tile(
-            tile_row, tile_column, rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, WIDE
-        )
+        position, offsets, inside = output_tile(tile_row, tile_column, rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
         z = round_to(gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA), gate_ptr.dtype.element_ty)
         z = tl.where(inside, z.to(tl.float32), 0.0)
         if STORE_PREACT:
@@ -292,12 +294,17 @@ def _hidden_grad_kernel(
     tile_row, tile_column = grouped_tile(rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
     d_h, _ = _products(
         a_ptr, b_ptr, None, a_scales_ptr, b_scales_ptr, None, tile_row, tile_column, rows, columns, depth,
-        a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth,
+        a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth, None,
         BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_DEPTH, B_ROWS, BLOCKS, EVEN, WIDE,
     )  # fmt: skip
+    left, right = halves(d_h)
     store_gate_gradients(
-        d_h, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_row, tile_column, rows, columns,
-        multiplier, alpha, limit, up_offset, BLOCK_ROWS, BLOCK_COLUMNS, WIDE, STORE_H, FORMULA,
+        left, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_row, 2 * tile_column, rows, columns,
+        multiplier, alpha, limit, up_offset, BLOCK_ROWS, BLOCK_COLUMNS // 2, WIDE, STORE_H, FORMULA,
+    )  # fmt: skip
+    store_gate_gradients(
+        right, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_row, 2 * tile_column + 1, rows, columns,
+        multiplier, alpha, limit, up_offset, BLOCK_ROWS, BLOCK_COLUMNS // 2, WIDE, STORE_H, FORMULA,
     )  # fmt: skip
 
 
@@ -313,17 +320,16 @@ def _sum_kernel(
     tile_row, tile_column = grouped_tile(rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
     total, _ = _products(
         a_ptr, b_ptr, None, a_scales_ptr, b_scales_ptr, None, tile_row, tile_column, rows, columns, depth,
-        a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth,
+        a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth, None,
         BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_DEPTH, B_ROWS, BLOCKS, EVEN, WIDE,
     )  # fmt: skip
     if more_a_ptr is not None:
-        more, _ = _products(
+        total, _ = _products(
             more_a_ptr, more_b_ptr, None, more_a_scales_ptr, more_b_scales_ptr, None,
             tile_row, tile_column, rows, columns, depth,
-            a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth,
+            a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth, total,
             BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_DEPTH, B_ROWS, BLOCKS, EVEN, WIDE,
         )  # fmt: skip
-        total += more
     if bias_ptr is not None:
         column = tile_column * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
         bias = tl.load(bias_ptr + column.to(tl.int64) * bias_n, mask=column < columns, other=0.0)
@@ -458,7 +464,7 @@ def glu_launch(
     """
     (rows, _), columns = x[0].shape, w_gate[0].shape[0]
     (gate, up), (bias_gate, bias_up) = preactivations, biases
-    tile = fp8_glu_tile(rows, capability or capability_of(x[0].device))
+    tile = fp8_glu_tile(rows, x[1].dim() == 2, capability or capability_of(x[0].device))
     other, other_scales = w_up
     assert w_gate[0].stride() == other.stride(), "one pair of strides serves both"
     assert w_gate[1].stride() == other_scales.stride(), "one pair of strides serves both"
