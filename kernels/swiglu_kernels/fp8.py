@@ -426,7 +426,7 @@ def swiglu_mlp_fp8(
     Raises:
         TypeError: an argument is not a tensor, or of another dtype than expected; a number is not one.
         ValueError: shapes or devices do not fit together, or an option has an unknown value; the GPU has no fp8;
-            hidden, intermediate or hidden_out is no multiple of 16; a gradient is asked for through what came quantised.
+            hidden, intermediate or hidden_out is no multiple of 16; a gradient is asked for of what came quantised.
     """
     check_option("recipe", recipe, RECIPES)
     check_option("weight_grad", weight_grad, WEIGHT_GRADS)

@@ -131,7 +131,7 @@ _FP8_GLU_BLOCKS: dict[Family, list[tuple[float, Tile]]] = {
 _FP8_PRODUCT: dict[Family, list[tuple[float, Tile]]] = {
     "hopper": [
         (16, Tile(16, 128, 128, warps=4, stages=4)),
-        (64, Tile(64, 128, 128, warps=4, stages=4)),
+        (64, Tile(64, 128, 128, warps=8, stages=4)),
         (float("inf"), Tile(128, 128, 128, warps=8, stages=4)),
     ],
     "ampere": [(16, Tile(16, 128, 128, warps=4, stages=3)), (float("inf"), Tile(128, 128, 128, warps=8, stages=3))],

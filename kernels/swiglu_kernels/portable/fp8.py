@@ -77,21 +77,27 @@ def _codes(tile, scale):
 
 
 @triton.jit
-def _rows_kernel(x_ptr, codes_ptr, scales_ptr, columns, x_row, x_column, BLOCK_COLUMNS: tl.constexpr):
-    """Quantise one row, read twice, the second time from the cache."""
-    row = tl.program_id(0).to(tl.int64)
+def _rows_kernel(
+    x_ptr, codes_ptr, scales_ptr, rows, columns, x_row, x_column,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Quantise whole rows, read twice, the second time from the cache."""
+    row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
     column = tl.arange(0, BLOCK_COLUMNS).to(tl.int64)
-    x_ptr += row * x_row
-    largest = tl.zeros((BLOCK_COLUMNS,), dtype=tl.int32)
+    row_inside = row < rows
+    x_ptrs = x_ptr + row[:, None] * x_row
+    largest = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.int32)
     for first in range(0, columns, BLOCK_COLUMNS):
-        x = tl.load(x_ptr + (first + column) * x_column, mask=first + column < columns, other=0.0)
+        inside = row_inside[:, None] & (first + column < columns)[None, :]
+        x = tl.load(x_ptrs + (first + column)[None, :] * x_column, mask=inside, other=0.0)
         largest = tl.maximum(largest, _magnitudes(x.to(tl.float32)))
-    scale = _scale(tl.max(largest, 0))
-    tl.store(scales_ptr + row, scale)
-    codes_ptr += row * columns
+    scales = _scale(tl.max(largest, 1))
+    tl.store(scales_ptr + row, scales, mask=row_inside)
+    codes_ptrs = codes_ptr + row[:, None] * columns
     for first in range(0, columns, BLOCK_COLUMNS):
-        x = tl.load(x_ptr + (first + column) * x_column, mask=first + column < columns, other=0.0)
-        tl.store(codes_ptr + first + column, _codes(x.to(tl.float32), scale), mask=first + column < columns)
+        inside = row_inside[:, None] & (first + column < columns)[None, :]
+        x = tl.load(x_ptrs + (first + column)[None, :] * x_column, mask=inside, other=0.0)
+        tl.store(codes_ptrs + (first + column)[None, :], _codes(x.to(tl.float32), scales[:, None]), mask=inside)
 
 
 @triton.jit
@@ -249,16 +255,16 @@ def _glu_kernel(
     bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_DEPTH: tl.constexpr, B_ROWS: tl.constexpr,
     GROUP: tl.constexpr, BLOCKS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
-    STORE_PREACT: tl.constexpr, FORMULA: tl.constexpr,
+    STORE_PREACT: tl.constexpr, STORE_CODES: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
-    """Both products and the gate: z rounded to 16 bits, or with z_scales that value in fp8, by blocks of 1 x 128."""
+    """Both products and the gate: z rounded to 16 bits; with STORE_CODES that value in fp8, by blocks of 1 x 128."""
     tile_row, tile_column = grouped_tile(rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
     gate, up = _products(
         a_ptr, b_ptr, other_ptr, a_scales_ptr, b_scales_ptr, other_scales_ptr, tile_row, tile_column,
         rows, columns, depth, a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth, None,
         BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_DEPTH, B_ROWS, BLOCKS, EVEN, WIDE,
     )  # fmt: skip
-    if z_scales_ptr is None:
+    if not STORE_CODES:
         store_gated(
             gate, up, z_ptr, gate_ptr, up_ptr, tile_column, tile_row, rows, columns,
             bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
@@ -341,12 +347,13 @@ def _sum_kernel(
 def rows_launch(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> Launch:
     """Describe the launch that quantises x [R, C], any strides, by rows into codes [R, C] and scales [R]."""
     rows, columns = x.shape
+    block_rows = 128 if INTERPRETING else 1  # where a program costs milliseconds, whatever it does
     return Launch(
         kernel=_rows_kernel,
-        grid=(rows,),
+        grid=(triton.cdiv(rows, block_rows),),
         arguments={
-            "x_ptr": x, "codes_ptr": codes, "scales_ptr": scales, "columns": columns,
-            "x_row": x.stride(0), "x_column": x.stride(1),
+            "x_ptr": x, "codes_ptr": codes, "scales_ptr": scales, "rows": rows, "columns": columns,
+            "x_row": x.stride(0), "x_column": x.stride(1), "BLOCK_ROWS": block_rows,
             "BLOCK_COLUMNS": min(4096, max(128, triton.next_power_of_2(columns))),
         },
         num_warps=8,
@@ -476,7 +483,7 @@ def glu_launch(
             "gate_ptr": gate, "up_ptr": up, "bias_gate_ptr": bias_gate, "bias_up_ptr": bias_up,
             "bias_gate_n": None if bias_gate is None else bias_gate.stride(0),
             "bias_up_n": None if bias_up is None else bias_up.stride(0),
-            "STORE_PREACT": gate.numel() > 0,
+            "STORE_PREACT": gate.numel() > 0, "STORE_CODES": z_scales is not None,
         }
         | _of_product(x, w_gate, tile)
         | formula.arguments(),
