@@ -14,6 +14,8 @@ from swiglu_bench.rows.audit_cell import Cell, CellStatus
 from swiglu_bench.spec.cases import Scope
 from swiglu_bench.spec.implementation import Implementation
 
+pytestmark = pytest.mark.timed
+
 CPU = torch.device("cpu")
 FEW = tuple(check for check in matrix.CHECKS if check.name in {"float32", "zeros", "CUDA graph"})
 

@@ -27,6 +27,8 @@ from swiglu_bench.session.settings import Settings, Task
 from swiglu_bench.spec.cases import Case, Mode
 from swiglu_bench.spec.implementation import Implementation
 
+pytestmark = pytest.mark.timed
+
 CPU = torch.device("cpu")
 THIS = machine.describe(CPU)
 RULE = Rule(warmup_rounds=1, min_rounds=4, max_rounds=4, min_s=0.0, budget_s=60.0)
