@@ -12,6 +12,7 @@ from swiglu_bench.measure.clock import CudaClock
 from swiglu_bench.selftest.specimen import (
     INDEX_CHECK,
     Forward,
+    Specimen,
     gate_gradients,
     glu,
     right_at_first,
@@ -122,20 +123,20 @@ class _Small(torch.autograd.Function):
         return (None, *gate_gradients(dz, *ctx.saved_tensors))
 
 
-@specimen("int32-wraps", "beyond 2^31 elements, offsets start again at 0", INDEX_CHECK, scope=Scope.ACTIVATION,
-          dtype=Dtype.BFLOAT16, task="audit", needs_gpu=True)  # fmt: skip
-def int32_wraps(problem: Problem) -> Step:
-    """As `program_id * BLOCK` in int32 does."""
-    del problem
-    return Step(lambda gate, up: _Small.apply(True, gate, up))
+def _small(name: str, description: str, wraps: bool) -> Specimen:
+    """An implementation that is right up to 2^31 elements."""
+
+    @specimen(name, description, INDEX_CHECK, scope=Scope.ACTIVATION, dtype=Dtype.BFLOAT16, task="audit",
+              needs_gpu=True)  # fmt: skip
+    def small(problem: Problem) -> Step:
+        del problem
+        return Step(lambda gate, up: _Small.apply(wraps, gate, up))
+
+    return small
 
 
-@specimen("zeros-above-2^31", "leaves zeros beyond 2^31 elements", INDEX_CHECK, scope=Scope.ACTIVATION,
-          dtype=Dtype.BFLOAT16, task="audit", needs_gpu=True)  # fmt: skip
-def zeros_above(problem: Problem) -> Step:
-    """A grid that is cut off at the largest int."""
-    del problem
-    return Step(lambda gate, up: _Small.apply(False, gate, up))
+int32_wraps = _small("int32-wraps", "beyond 2^31 elements, offsets start again at 0", wraps=True)
+zeros_above = _small("zeros-above-2^31", "leaves zeros beyond 2^31 elements", wraps=False)
 
 
 @specimen("side-stream-later", "after some calls it works on a stream that is never joined",

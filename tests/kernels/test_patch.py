@@ -384,50 +384,12 @@ def test_any_class_with_a_known_activation(activation):
     assert_as_accurate_as_eager("output", mlp(x).detach(), stock, truth, terms=80)
 
 
-class Larger(GatedMLP):
-    """Off by a twentieth."""
-
-    def forward(self, x):
-        return 1.05 * super().forward(x)
+def altered(forward: Callable[..., object], **more: object) -> type[nn.Module]:
+    """The class with another forward."""
+    return type("Altered", (GatedMLP,), {"forward": forward, **more})
 
 
-class Bounded(GatedMLP):
-    """With a bound that small gates do not reach."""
-
-    def forward(self, x):
-        return self.down_proj(self.act(self.gate_proj(x).clamp(max=20)) * self.up_proj(x))
-
-
-class UpFirst(GatedMLP):
-    def forward(self, x):
-        return self.down_proj(self.gate_proj(x) * self.act(self.up_proj(x)))
-
-
-class Dropping(GatedMLP):
-    """As any other in evaluation only."""
-
-    def forward(self, x):
-        return F.dropout(super().forward(x), 0.5, self.training)
-
-
-class Twofold(GatedMLP):
-    def forward(self, x):
-        return super().forward(x), None
-
-
-class Residual(GatedMLP):
-    def forward(self, x, residual=0):
-        return super().forward(x) + residual
-
-
-class Failing(GatedMLP):
-    def forward(self, x):
-        raise RuntimeError("not today")
-
-
-class Calling(GatedMLP):
-    def __call__(self, x):
-        return super().__call__(x) + 1
+stock_forward = GatedMLP.forward
 
 
 def without_weights() -> nn.Module:
@@ -450,14 +412,16 @@ def with_another_width() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "facts"),
     [
-        (Larger, ["self-check", "off by 0.0"]),
-        (Bounded, ["self-check", "off by"]),
-        (UpFirst, ["self-check", "off by"]),
-        (Dropping, ["self-check", "training=True"]),
-        (Twofold, ["self-check", "tuple"]),
-        (Failing, ["self-check", "RuntimeError", "not today"]),
-        (Residual, ["x, residual"]),
-        (Calling, ["__call__"]),
+        (altered(lambda mlp, x: 1.05 * stock_forward(mlp, x)), ["self-check", "off by 0.0"]),
+        # a bound that small gates do not reach
+        (altered(lambda mlp, x: mlp.down_proj(F.silu(mlp.gate_proj(x).clamp(max=20)) * mlp.up_proj(x))), ["off by"]),
+        (altered(lambda mlp, x: mlp.down_proj(mlp.gate_proj(x) * F.silu(mlp.up_proj(x)))), ["self-check", "off by"]),
+        # as any other in evaluation only
+        (altered(lambda mlp, x: F.dropout(stock_forward(mlp, x), 0.5, mlp.training)), ["check", "training=True"]),
+        (altered(lambda mlp, x: (stock_forward(mlp, x), None)), ["self-check", "tuple"]),
+        (altered(lambda mlp, x: 1 / 0), ["self-check", "ZeroDivisionError"]),
+        (altered(lambda mlp, x, residual=0: stock_forward(mlp, x) + residual), ["x, residual"]),
+        (altered(stock_forward, __call__=lambda mlp, x: nn.Module.__call__(mlp, x) + 1), ["__call__"]),
         (without_weights, ["self-check", "meta", "classes"]),
         (with_zeros, ["self-check", "zero", "classes"]),
         (with_another_width, ["up_proj", "(1, 24)"]),
