@@ -194,14 +194,18 @@ def _weight_grad_kernel(
     d_w_gate = tl.zeros((BLOCK_K, BLOCK_N), dtype=tl.float32)
     d_w_up = tl.zeros((BLOCK_K, BLOCK_N), dtype=tl.float32)
     for first_m in range(0, M, BLOCK_M):
-        d_inside, x_inside = n_inside, k_inside
-        if not EVEN_M:
+        if EVEN_M:
+            d_gate, d_up = _load_gradients(
+                dz_ptrs, gate_ptrs, up_ptrs, n_inside, multiplier, alpha, limit, up_offset, ON_THE_FLY, FORMULA
+            )
+            x = tl.load(x_ptrs, mask=k_inside, other=0.0)
+        else:
             m_inside = (first_m + tl.arange(0, BLOCK_M) < M)[:, None]
-            d_inside, x_inside = m_inside & n_inside, m_inside & k_inside
-        d_gate, d_up = _load_gradients(
-            dz_ptrs, gate_ptrs, up_ptrs, d_inside, multiplier, alpha, limit, up_offset, ON_THE_FLY, FORMULA
-        )
-        x = tl.load(x_ptrs, mask=x_inside, other=0.0)
+            d_gate, d_up = _load_gradients(
+                dz_ptrs, gate_ptrs, up_ptrs, m_inside & n_inside, multiplier, alpha, limit, up_offset,
+                ON_THE_FLY, FORMULA,
+            )  # fmt: skip
+            x = tl.load(x_ptrs, mask=m_inside & k_inside, other=0.0)
         d_w_gate = dot(tl.trans(x), d_gate, d_w_gate, PRECISION)
         d_w_up = dot(tl.trans(x), d_up, d_w_up, PRECISION)
         dz_ptrs += step * dz_m
