@@ -284,11 +284,7 @@ class FusedSwiGLUMLP(FusedModule):
             gate_proj: hidden -> intermediate.
             up_proj: of the same size.
             down_proj: intermediate -> any size.
-            options: `weight_grad`, `save`, `input_grad`.
-
-        Raises:
-            TypeError: one of the layers is not a torch.nn.Linear.
-            ValueError: sizes do not fit together, or an option has an unknown value.
+            options: as for `FusedSwiGLU.from_linears`, and so are the errors.
         """
         _check_linear("gate_proj", gate_proj, None, None)
         _check_linear("up_proj", up_proj, gate_proj.in_features, gate_proj.out_features)
@@ -338,11 +334,7 @@ class FusedSwiGLUPackedMLP(FusedModule):
         Args:
             gate_up_proj: hidden -> 2 * intermediate, the gate's rows first.
             down_proj: intermediate -> any size.
-            options: `weight_grad`, `save`, `input_grad`.
-
-        Raises:
-            TypeError: one of the layers is not a torch.nn.Linear.
-            ValueError: sizes do not fit together, or an option has an unknown value.
+            options: as for `FusedSwiGLU.from_linears`, and so are the errors.
         """
         _check_linear("gate_up_proj", gate_up_proj, None, None)
         if gate_up_proj.out_features % 2:
@@ -354,12 +346,7 @@ class FusedSwiGLUPackedMLP(FusedModule):
         return module
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return down_proj(silu(gate) * up): [..., hidden_size] -> [..., hidden_size].
-
-        Raises:
-            TypeError: x is not a tensor of the parameters' dtype, or a projection is no longer a plain Linear.
-            ValueError: x is on another device or its last dimension is not hidden_size.
-        """
+        """Return down_proj(silu(gate) * up): [..., hidden_size] -> [..., hidden_size]; errors: as FusedSwiGLUMLP's."""
         if self.tensor_parallel is not None:  # its matrix is parted
             return self._mlp(x)
         x, (packed, w_down), (packed_bias, bias_down) = self._operands(x, "gate_up_proj", "down_proj")
