@@ -432,7 +432,8 @@ def swiglu_mlp_fp8(
     check_option("weight_grad", weight_grad, WEIGHT_GRADS)
     check_option("save", save, SAVES)
     formula = check_formula(activation, gate_multiplier, alpha, limit, up_offset)
-    names, given = ("x", "w_gate", "w_up", "w_down"), [x, w_gate, w_up, w_down]
+    names = ("x", "w_gate", "w_up", "w_down")
+    given: list[Any] = [x, w_gate, w_up, w_down]
     scales: list[torch.Tensor | None] = [None] * 4
     for at, one in enumerate(given):
         if isinstance(one, tuple):

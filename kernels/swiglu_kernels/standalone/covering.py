@@ -32,24 +32,9 @@ WEIGHTS = ((4096, 11008), (7168, 2048), (2048, 2880), (3584, 18944), (8192, 2867
 """(hidden, intermediate) that take every tile of few tokens on 132 multiprocessors."""
 CLAMPED = Formula(alpha=1.702, limit=7.0, up_offset=1.0)
 _NUMBERS = {
-    "PAIRS",
-    "CHUNKS",
-    "TILES",
-    "EXPERTS",
-    "M",
-    "N",
-    "K",
-    "H",
-    "GROUP",
-    "WIDE",
-    "PRECISION",
-    "PARTS",
-    "share",
-    "columns",
-    "n_elements",
-    "TOKENS",
-    "B_ROWS",
-}
+    "M", "N", "K", "H", "GROUP", "WIDE", "PRECISION", "PARTS", "PAIRS", "CHUNKS", "TILES", "EXPERTS", "TOKENS", "share",
+    "columns", "n_elements", "B_ROWS",
+}  # fmt: skip
 
 
 def covering(capability: Capability) -> list[tuple[str, Launch]]:
@@ -140,8 +125,8 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
 
         x, weight, h = operand(tokens, hidden), operand(intermediate, hidden, True), operand(tokens, intermediate)
         z, out, bias, down = tensor(tokens, intermediate), tensor(tokens, hidden), tensor(intermediate), weight
-        glu = (x, weight, weight, z, None, (z, z), capability, (bias, bias), CLAMPED)
-        launches = {
+        glu: Any = (x, weight, weight, z, None, (z, z), capability, (bias, bias), CLAMPED)
+        launches: dict[str, Launch] = {
             "glu": fp8.glu_launch(*glu),
             "d_gate, d_up, h": fp8.hidden_grad_launch(x, down, (z, z), z, z, z, capability, CLAMPED),
             "dX": fp8.sum_launch(
@@ -154,7 +139,7 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
             d_w = operand(intermediate, tokens), operand(hidden, tokens), None, tensor(intermediate, hidden)
             launches["dW"] = fp8.sum_launch(*d_w, None, capability)
             amax = tensor(tokens, dtype=torch.int32), tensor(hidden, dtype=torch.int32)
-            both = (*x, *operand(hidden, tokens), *((None, None) if blocks else amax))
+            both: Any = (*x, *operand(hidden, tokens), *((None, None) if blocks else amax))
             launches["quantisation along both"] = fp8.tiles_launch(out, *both, False)
             if blocks:
                 both = *operand(tokens, hidden, True), *operand(hidden, tokens, True), None, None
