@@ -59,32 +59,6 @@ class Options:
         return self.precision.removeprefix("fp8-") if self.precision.startswith("fp8-") else None
 
 
-<<<<<<< HEAD
-def _swiglu_mlp(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    w_down: torch.Tensor,
-    bias_gate: torch.Tensor | None,
-    bias_up: torch.Tensor | None,
-    bias_down: torch.Tensor | None,
-    *,
-    activation: str,
-    options: Options,
-) -> torch.Tensor:
-    weight_grad = options.weight_grad
-    if weight_grad == "none":  # which leaves down_proj to be trained
-        w_gate, w_up, weight_grad = w_gate.detach(), w_up.detach(), AUTO
-        bias_gate, bias_up = (None if bias is None else bias.detach() for bias in (bias_gate, bias_up))
-    how: dict[str, Any] = {"activation": activation, "weight_grad": weight_grad, "save": options.save}
-    operands = x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down
-    if options.recipe:
-        return fp8.swiglu_mlp_fp8(*operands, recipe=options.recipe, **how)
-    return swiglu_mlp(*operands, input_grad=options.input_grad, **how)
-
-
-=======
->>>>>>> main
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -191,10 +165,14 @@ class FusedModule(nn.Module):
             weights = [*(weight.detach() for weight in weights[:2]), weights[2]]
             biases = [*(None if bias is None else bias.detach() for bias in biases[:2]), biases[2]]
             weight_grad = AUTO
-        return swiglu_mlp(
-            x, *weights, *biases, activation=self.gate_activation, weight_grad=weight_grad, save=self.options.save,
-            input_grad=self.options.input_grad,
-        )  # fmt: skip
+        how: dict[str, Any] = {
+            "activation": self.gate_activation,
+            "weight_grad": weight_grad,
+            "save": self.options.save,
+        }
+        if self.options.recipe:
+            return fp8.swiglu_mlp_fp8(x, *weights, *biases, recipe=self.options.recipe, **how)
+        return swiglu_mlp(x, *weights, *biases, input_grad=self.options.input_grad, **how)
 
 
 def _check_linear(name: str, linear: object, in_features: int | None, out_features: int | None) -> None:
@@ -321,19 +299,19 @@ class FusedSwiGLUMLP(FusedModule):
     def from_linears(cls, gate_proj: nn.Linear, up_proj: nn.Linear, down_proj: nn.Linear, **options: Any) -> Self:
         """Build the module around existing layers, which it shares: nothing is copied.
 
-        Args:
-            gate_proj: hidden -> intermediate.
-            up_proj: of the same size.
-            down_proj: intermediate -> any size.
-<<<<<<< HEAD
-            options: `weight_grad`, `save`, `input_grad`, `precision`.
+                Args:
+                    gate_proj: hidden -> intermediate.
+                    up_proj: of the same size.
+                    down_proj: intermediate -> any size.
+        <<<<<<< HEAD
+                    options: `weight_grad`, `save`, `input_grad`, `precision`.
 
-        Raises:
-            TypeError: one of the layers is not a torch.nn.Linear.
-            ValueError: sizes do not fit together, or an option has an unknown value.
-=======
-            options: as for `FusedSwiGLU.from_linears`, and so are the errors.
->>>>>>> main
+                Raises:
+                    TypeError: one of the layers is not a torch.nn.Linear.
+                    ValueError: sizes do not fit together, or an option has an unknown value.
+        =======
+                    options: as for `FusedSwiGLU.from_linears`, and so are the errors.
+        >>>>>>> main
         """
         _check_linear("gate_proj", gate_proj, None, None)
         _check_linear("up_proj", up_proj, gate_proj.in_features, gate_proj.out_features)
@@ -380,18 +358,18 @@ class FusedSwiGLUPackedMLP(FusedModule):
     def from_linears(cls, gate_up_proj: nn.Linear, down_proj: nn.Linear, **options: Any) -> Self:
         """Build the module around existing layers, which it shares: nothing is copied.
 
-        Args:
-            gate_up_proj: hidden -> 2 * intermediate, the gate's rows first.
-            down_proj: intermediate -> any size.
-<<<<<<< HEAD
-            options: `weight_grad`, `save`, `input_grad`, `precision`.
+                Args:
+                    gate_up_proj: hidden -> 2 * intermediate, the gate's rows first.
+                    down_proj: intermediate -> any size.
+        <<<<<<< HEAD
+                    options: `weight_grad`, `save`, `input_grad`, `precision`.
 
-        Raises:
-            TypeError: one of the layers is not a torch.nn.Linear.
-            ValueError: sizes do not fit together, or an option has an unknown value.
-=======
-            options: as for `FusedSwiGLU.from_linears`, and so are the errors.
->>>>>>> main
+                Raises:
+                    TypeError: one of the layers is not a torch.nn.Linear.
+                    ValueError: sizes do not fit together, or an option has an unknown value.
+        =======
+                    options: as for `FusedSwiGLU.from_linears`, and so are the errors.
+        >>>>>>> main
         """
         _check_linear("gate_up_proj", gate_up_proj, None, None)
         if gate_up_proj.out_features % 2:

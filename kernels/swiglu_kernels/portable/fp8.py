@@ -303,15 +303,12 @@ def _hidden_grad_kernel(
         a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth, None,
         BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_DEPTH, B_ROWS, BLOCKS, EVEN, WIDE,
     )  # fmt: skip
-    left, right = halves(d_h)
-    store_gate_gradients(
-        left, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_row, 2 * tile_column, rows, columns,
-        multiplier, alpha, limit, up_offset, BLOCK_ROWS, BLOCK_COLUMNS // 2, WIDE, STORE_H, FORMULA,
-    )  # fmt: skip
-    store_gate_gradients(
-        right, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_row, 2 * tile_column + 1, rows, columns,
-        multiplier, alpha, limit, up_offset, BLOCK_ROWS, BLOCK_COLUMNS // 2, WIDE, STORE_H, FORMULA,
-    )  # fmt: skip
+    parts = halves(d_h)
+    for half in tl.static_range(2):
+        store_gate_gradients(
+            parts[half], gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_row, 2 * tile_column + half, rows, columns,
+            multiplier, alpha, limit, up_offset, BLOCK_ROWS, BLOCK_COLUMNS // 2, WIDE, STORE_H, FORMULA,
+        )  # fmt: skip
 
 
 @triton.jit

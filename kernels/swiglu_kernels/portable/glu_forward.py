@@ -110,28 +110,8 @@ def store_gated(
     bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, STORE_PREACT: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
-<<<<<<< HEAD
     """As `_store_gated`, in halves, one after the other: whole tiles spill registers."""
     if BLOCK_N >= 64:
-        gate_left, gate_right = halves(gate)
-        up_left, up_right = halves(up)
-        _store_gated(
-            gate_left, up_left, z_ptr, gate_ptr, up_ptr, 2 * tile_n, tile_m, M, N,
-            bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
-            BLOCK_M, BLOCK_N // 2, WIDE, STORE_PREACT, FORMULA,
-        )  # fmt: skip
-        _store_gated(
-            gate_right, up_right, z_ptr, gate_ptr, up_ptr, 2 * tile_n + 1, tile_m, M, N,
-            bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
-            BLOCK_M, BLOCK_N // 2, WIDE, STORE_PREACT, FORMULA,
-        )  # fmt: skip
-=======
-    tile_m, tile_n = grouped_tile(M, N, BLOCK_M, BLOCK_N, GROUP)
-    gate, up = two_products(
-        x_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_n, M, N, K, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
-        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
-    )  # fmt: skip
-    if BLOCK_N >= 64:  # in halves, one after the other: whole tiles spill registers
         gates, ups = halves(gate), halves(up)
         for half in tl.static_range(2):
             _store_gated(
@@ -139,7 +119,6 @@ def store_gated(
                 bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
                 BLOCK_M, BLOCK_N // 2, WIDE, STORE_PREACT, FORMULA,
             )  # fmt: skip
->>>>>>> main
     else:
         _store_gated(
             gate, up, z_ptr, gate_ptr, up_ptr, tile_n, tile_m, M, N,
