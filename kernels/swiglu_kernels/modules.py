@@ -165,14 +165,11 @@ class FusedModule(nn.Module):
             weights = [*(weight.detach() for weight in weights[:2]), weights[2]]
             biases = [*(None if bias is None else bias.detach() for bias in biases[:2]), biases[2]]
             weight_grad = AUTO
-        how: dict[str, Any] = {
-            "activation": self.gate_activation,
-            "weight_grad": weight_grad,
-            "save": self.options.save,
-        }
+        made: dict[str, Any] = {"weight_grad": weight_grad, "save": self.options.save}
+        gate: dict[str, Any] = {"activation": self.gate_activation}
         if self.options.recipe:
-            return fp8.swiglu_mlp_fp8(x, *weights, *biases, recipe=self.options.recipe, **how)
-        return swiglu_mlp(x, *weights, *biases, input_grad=self.options.input_grad, **how)
+            return fp8.swiglu_mlp_fp8(x, *weights, *biases, recipe=self.options.recipe, **gate, **made)
+        return swiglu_mlp(x, *weights, *biases, input_grad=self.options.input_grad, **gate, **made)
 
 
 def _check_linear(name: str, linear: object, in_features: int | None, out_features: int | None) -> None:
@@ -299,19 +296,11 @@ class FusedSwiGLUMLP(FusedModule):
     def from_linears(cls, gate_proj: nn.Linear, up_proj: nn.Linear, down_proj: nn.Linear, **options: Any) -> Self:
         """Build the module around existing layers, which it shares: nothing is copied.
 
-                Args:
-                    gate_proj: hidden -> intermediate.
-                    up_proj: of the same size.
-                    down_proj: intermediate -> any size.
-        <<<<<<< HEAD
-                    options: `weight_grad`, `save`, `input_grad`, `precision`.
-
-                Raises:
-                    TypeError: one of the layers is not a torch.nn.Linear.
-                    ValueError: sizes do not fit together, or an option has an unknown value.
-        =======
-                    options: as for `FusedSwiGLU.from_linears`, and so are the errors.
-        >>>>>>> main
+        Args:
+            gate_proj: hidden -> intermediate.
+            up_proj: of the same size.
+            down_proj: intermediate -> any size.
+            options: as for `FusedSwiGLU.from_linears`, and so are the errors.
         """
         _check_linear("gate_proj", gate_proj, None, None)
         _check_linear("up_proj", up_proj, gate_proj.in_features, gate_proj.out_features)
@@ -358,18 +347,10 @@ class FusedSwiGLUPackedMLP(FusedModule):
     def from_linears(cls, gate_up_proj: nn.Linear, down_proj: nn.Linear, **options: Any) -> Self:
         """Build the module around existing layers, which it shares: nothing is copied.
 
-                Args:
-                    gate_up_proj: hidden -> 2 * intermediate, the gate's rows first.
-                    down_proj: intermediate -> any size.
-        <<<<<<< HEAD
-                    options: `weight_grad`, `save`, `input_grad`, `precision`.
-
-                Raises:
-                    TypeError: one of the layers is not a torch.nn.Linear.
-                    ValueError: sizes do not fit together, or an option has an unknown value.
-        =======
-                    options: as for `FusedSwiGLU.from_linears`, and so are the errors.
-        >>>>>>> main
+        Args:
+            gate_up_proj: hidden -> 2 * intermediate, the gate's rows first.
+            down_proj: intermediate -> any size.
+            options: as for `FusedSwiGLU.from_linears`, and so are the errors.
         """
         _check_linear("gate_up_proj", gate_up_proj, None, None)
         if gate_up_proj.out_features % 2:
