@@ -22,7 +22,9 @@ patterns = st.one_of(st.text(), names, st.sampled_from(["*", "eager*", "[a-", "[
 @given(st.lists(patterns, max_size=3), st.lists(patterns, max_size=3), st.one_of(st.none(), names, st.text(max_size=8)))
 def test_any_text_is_implementations_or_bad_input(wanted: list[str], unwanted: list[str], baseline: str | None) -> None:
     options = SweepOptions(impl=wanted, skip_impl=unwanted, in_process=True)
-    chosen = result_or_complaint(lambda: request.implementations_of(options, *([baseline] if baseline is not None else [])))
+    chosen = result_or_complaint(
+        lambda: request.implementations_of(options, *([baseline] if baseline is not None else []))
+    )
     if isinstance(chosen, BadInput):
         assert str(chosen).endswith((".", "?"))
     else:
