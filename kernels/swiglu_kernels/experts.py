@@ -37,7 +37,7 @@ from swiglu_kernels.launches.formula import formula_of
 from swiglu_kernels.portable import experts as portable
 from swiglu_kernels.portable.experts import row_sums, slot_grads
 from swiglu_kernels.routing import Routing, combine, new_routing, route
-from swiglu_kernels.tiles.choices import expert_backend, expert_tile_rows, why_not_hopper
+from swiglu_kernels.tiles.choices import expert_tile_rows, why_not_hopper, why_portable
 
 KERNELS: dict[str, ModuleType] = {"portable": portable, "hopper": hopper}
 """By what `backend` calls them; `routing.py` says what functions they have."""
@@ -279,7 +279,8 @@ def swiglu_experts(
     index, weights = (as_matrix(one) for one in (top_k_index, top_k_weights))
     with_grad = needs_backward(x, w_gate_up, w_down, weights, b_gate_up, b_down)
     if backend is None:
-        backend = expert_backend(index.numel(), rows, w_gate_up, w_down, activation, with_grad)
+        portable_because = why_portable(index.numel(), rows, w_gate_up, w_down, activation, with_grad)
+        backend = "portable" if portable_because else "hopper"
     elif backend == "hopper" and (reason := why_not_hopper(rows, w_gate_up, w_down, activation)):
         raise ValueError(f"backend: expected 'portable' or None, got 'hopper': {reason}")
     by_hand = backend == "hopper"
