@@ -51,7 +51,7 @@ class Settings:
     """The tool of compute-sanitizer under which `verify` calls each implementation once, in place of its checks."""
 
     def baseline_of(self, case: Case) -> str:
-        """The implementation that ratios at a case are relative to: eager's loop over experts takes ten times as long."""
+        """The implementation that ratios at a case are relative to; eager's loop over experts takes far longer."""
         return self.baseline or ("grouped" if case.scope is Scope.EXPERTS else "eager")
 
 
