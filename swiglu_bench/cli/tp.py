@@ -31,9 +31,10 @@ def _tp(
 ) -> None:
     """Time the MLP split over several GPUs: tensor parallelism, or of experts expert parallelism, with its collectives.
 
-    Gate and up are split by rows, down by columns; of experts each rank has its own, and tokens travel to them. Output and every gradient are checked against fp64 on all ranks
-    before anything is timed. It starts a process for each GPU itself; under torchrun, also over several hosts, it is
-    one of the processes. Exits 1 if a row is incorrect or an error.
+    Gate and up are split by rows, down by columns; of experts each rank has its own, and tokens travel to them. Output
+    and every gradient are checked against fp64 on all ranks before anything is timed. It starts a process for each GPU
+    itself; under torchrun, also over several hosts, it is one of the processes. Exits 1 if a row is incorrect or an
+    error.
 
     Example: swiglu-bench tp --gpus 4 --shapes llama7b,llama3-70b --tokens 1k,4k,16k
     """

@@ -94,7 +94,7 @@ class Row(Outcome):
     """Of each round: time_ms, compute_ms, comm_ms, single_ms, and on eager's row twin_ms; in tp_samples.csv."""
 
     def record(self, command: str) -> Record:
-        """The row in the form of all runs; its scope says how many parts there are, as `mlp-tp4-sp` or `experts-ep4`."""
+        """The row in the form of all runs; its scope says how it is split, as `mlp-tp4-sp` or `experts-ep4`."""
         split = f"mlp-tp{self.ranks}{'-sp' if self.sequence_parallel else ''}"
         if self.experts:
             split = f"experts-ep{self.ranks}"
