@@ -38,8 +38,8 @@ from swiglu_bench.spec.cases import Case, Mode
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.spec.problem import Problem
 from swiglu_bench.tp import collectives, contenders, traffic
-from swiglu_bench.tp.group import Group
 from swiglu_bench.tp.experts import without_exchanges
+from swiglu_bench.tp.group import Group
 from swiglu_bench.tp.judge import OF_TOKENS, SplitJudge
 from swiglu_bench.tp.plan import ASYNC, LOCAL, SINGLE, Kind, local
 

@@ -3,13 +3,12 @@
                        forward                            and in a step
     all tokens         all-reduce out                     all-reduce dX
     split sequence     all-gather x, reduce-scatter out   all-gather dOut, reduce-scatter dX
-
     experts            two all-to-alls                    two more
 
-Every contender needs exactly these, each of tokens x hidden elements, of experts of tokens x top_k x hidden. Bandwidth is nccl-tests' bus bandwidth: bytes of
-the whole tensor x 2 (n - 1) / n for an all-reduce, x (n - 1) / n for all-gather and reduce-scatter, and x (n - 1) / n^2
-for an all-to-all, of which a rank has an n-th, over time. It does not depend
-on the number of ranks where the wires are the limit, and so compares with what a link can carry.
+Every contender needs exactly these, each of tokens x hidden elements, of experts of tokens x top_k x hidden. Bandwidth
+is nccl-tests' bus bandwidth: bytes of the whole tensor x 2 (n - 1) / n for an all-reduce, x (n - 1) / n for all-gather
+and reduce-scatter, and x (n - 1) / n^2 for an all-to-all, of which a rank has an n-th, over time. It does not depend on
+the number of ranks where the wires are the limit, and so compares with what a link can carry.
 """
 
 from __future__ import annotations
