@@ -78,8 +78,7 @@ class _CaseRun:
 
     def __init__(self, place: Place, case: Case, tell: Tell, kept: Kept) -> None:
         self._place, self._case, self._tell, self._kept = place, case, tell, kept
-        self._task = place.settings.task
-        self._baseline = place.settings.baseline_of(case) if self._task is Task.TIME else ""
+        self._task, self._baseline = place.settings.task, place.settings.baseline_of(case)
         self._drawn = Drawn.new()
         self._alone_ms: list[float] = []
         self._admitting = Admitting(place, case, self._drawn, thorough=self._task is Task.VERIFY, used=kept.used)

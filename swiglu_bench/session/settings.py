@@ -31,8 +31,8 @@ class Settings:
     device: torch.device
     command: str
     run_id: str
-    baseline: str = ""
-    """The implementation that ratios are relative to; none named: `baseline_of` a case."""
+    baseline: str | None = None
+    """The implementation that ratios are relative to, or "" for no ratios; None: as `baseline_of` says."""
     rule: Rule = field(default_factory=Rule)
     cold_l2: bool = True
     energy: bool = True
@@ -52,7 +52,9 @@ class Settings:
 
     def baseline_of(self, case: Case) -> str:
         """The implementation that ratios at a case are relative to; eager's loop over experts takes far longer."""
-        return self.baseline or ("grouped" if case.scope is Scope.EXPERTS else "eager")
+        if self.baseline is not None:
+            return self.baseline
+        return "grouped" if case.scope is Scope.EXPERTS else "eager"
 
 
 @dataclass(frozen=True)

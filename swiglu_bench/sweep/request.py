@@ -122,7 +122,7 @@ def _settings_of(command: str, options: SweepOptions, device: torch.device, line
         device=device,
         command=line,
         run_id=machine.run_id(machine.now()),
-        baseline=(timing and timing.baseline) or "",
+        baseline=timing.baseline if timing else "",
         rule=_rule_of(timing) if timing else Rule(budget_s=0.0),
         cold_l2=not timing or timing.l2 == "cold",
         energy=timing is not None and timing.energy,

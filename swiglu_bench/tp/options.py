@@ -39,8 +39,8 @@ class TpOptions(WandbOptions):
     dtype: DtypeOption = None
     impl: Annotated[
         Texts,
-        option(WHAT, "Implementations of the scope mlp, or experts: names, globs, or path/to/file.py:name (which runs that "
-               "file's code); comma-separated or repeated. eager is always there. \\[default: eager, compile, "
+        option(WHAT, "Implementations of the scope mlp, or experts: names, globs, or path/to/file.py:name (which runs "
+               "that file's code); comma-separated or repeated. eager is always there. \\[default: eager, compile, "
                "compile-async-tp, liger, fused-auto, fused-mlp-auto; of experts eager, grouped, liger-experts, "
                "fused-experts]", show_default=False),
     ] = None  # fmt: skip
