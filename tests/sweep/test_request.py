@@ -54,6 +54,25 @@ def test_settings_follow_from_the_options(
     assert (asked.command, asked.settings.command, asked.settings.device.type) == (command, "swiglu-bench x", "cpu")
 
 
+@pytest.mark.parametrize(
+    ("shapes", "more", "names"),
+    [
+        ("smoke-experts", {}, ["grouped", "batched"]),
+        ("smoke,smoke-experts", {}, ["grouped", "eager", "batched"]),
+        ("smoke-experts", {"baseline": "eager"}, ["eager", "batched"]),
+        ("smoke-experts", {"skip_impl": ["grouped"]}, ["batched"]),
+    ],
+)
+def test_experts_are_compared_with_grouped_unless_the_options_say_otherwise(
+    monkeypatch: pytest.MonkeyPatch, shapes: str, more: dict[str, Any], names: list[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    options = TimingOptions(shapes=shapes, impl=["batched"], in_process=True, **more)
+    with requested("step", options, Console(), "swiglu-bench x") as asked:
+        assert [one.name for one in asked.implementations] == names
+        assert asked.settings.baseline_of(asked.cases[-1]) == more.get("baseline", "grouped")
+
+
 def cases(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Case]:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with requested("forward", TimingOptions(**options), Console(), "swiglu-bench x") as asked:
