@@ -74,7 +74,9 @@ def run_zoo(
     swept = [specimen for specimen in here if specimen.task != "audit"]
     for (task, case), group in groupby(sorted(swept, key=lambda one: str(case_of(one))), key=case_of):
         chosen = {specimen.name: specimen for specimen in group}
-        settings = Settings(Task(task), device, "selftest", "selftest", rule=RULE, energy=False)
+        settings = Settings(
+            Task(task), device, "selftest", "selftest", baseline=pytorch.eager.name, rule=RULE, energy=False
+        )
         yield from _swept(case, chosen, settings, this, tell)
     for specimen in here:
         if specimen.task == "audit":

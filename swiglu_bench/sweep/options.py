@@ -193,8 +193,10 @@ class TimingOptions(SweepOptions):
                "up as one figure per implementation."),
     ] = None  # fmt: skip
     baseline: Annotated[
-        str, option(HOW, "The implementation that ratios are relative to.", autocompletion=complete_implementations)
-    ] = "eager"
+        str | None,
+        option(HOW, "The implementation that ratios are relative to. \\[default: eager; of experts, grouped]",
+               autocompletion=complete_implementations, show_default=False),
+    ] = None  # fmt: skip
     budget: Budget = 20.0
     rounds: Annotated[
         int | None, option(HOW, "Exactly so many rounds. \\[default: until ratios are known to 0.5%]", min=2)

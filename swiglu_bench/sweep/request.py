@@ -87,13 +87,13 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
             text.check("--regime", timing.regime, *REGIMES)
             check_profilers(timing, device)
         sanitizer = _sanitizer_of(options, device)
-        chosen = implementations_of(options, timing.baseline if timing else None)
+        settings = _settings_of(command, options, device, line, sanitizer)
+        chosen = implementations_of(options, *({settings.baseline_of(case) for case in cases} if timing else ()))
         if not options.impl:  # else every table of a dense block would list those of experts as skipped
             kinds = {case.scope is Scope.EXPERTS for case in cases}
             chosen = [one for one in chosen if kinds & {scope is Scope.EXPERTS for scope in one.scopes}]
         for path in dict.fromkeys(one.file for one in chosen if ".py:" in one.address):
             say(f"Note: --impl runs the code of {path}.")
-        settings = _settings_of(command, options, device, line, sanitizer)
         yield Request(command, options, settings, cases, chosen, workload, team)
 
 
@@ -276,8 +276,8 @@ def catalogue(load: Load) -> list[Implementation]:
     return [*CATALOGUE, *map(load, entry_point_addresses())]
 
 
-def implementations_of(options: SweepOptions | AuditOptions, baseline: str | None = None) -> list[Implementation]:
-    """The chosen implementations, and the baseline if it was not chosen."""
+def implementations_of(options: SweepOptions | AuditOptions, *baselines: str) -> list[Implementation]:
+    """The chosen implementations, and before them the baselines that were not chosen."""
     from swiglu_bench.spec.registry import select
 
     wanted, unwanted = split(options.impl, "--impl"), split(options.skip_impl, "--skip-impl")
@@ -285,14 +285,13 @@ def implementations_of(options: SweepOptions | AuditOptions, baseline: str | Non
     known = catalogue(load)
     comparing = not isinstance(options, VerifyOptions | AuditOptions)
     chosen = select(known, wanted, unwanted, load, variants=not comparing)
-    if baseline is None or baseline in {one.name for one in chosen}:
-        return chosen
     names = [one.name for one in known]
-    if baseline not in names:
-        raise BadInput(f"--baseline: no implementation is called {baseline!r}; {did_you_mean(baseline, names)}")
-    if any(fnmatch.fnmatch(baseline, pattern) for pattern in unwanted):
-        return chosen
-    return select(known, [baseline]) + chosen
+    for baseline in sorted(set(baselines) - {one.name for one in chosen}):
+        if baseline not in names:
+            raise BadInput(f"--baseline: no implementation is called {baseline!r}; {did_you_mean(baseline, names)}")
+        if not any(fnmatch.fnmatch(baseline, pattern) for pattern in unwanted):
+            chosen = select(known, [baseline]) + chosen
+    return chosen
 
 
 def asked(impl: Sequence[str] | None, chosen: Iterable[Implementation]) -> frozenset[str]:
