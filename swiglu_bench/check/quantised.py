@@ -24,7 +24,7 @@ from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.results import Fault, same_bits
 from swiglu_bench.rows.record import CODES, TensorCheck
 from swiglu_bench.spec import fp8
-from swiglu_bench.spec.implementation import Implementation, Step, implementation
+from swiglu_bench.spec.implementation import Implementation, implementation
 
 RECIPE = "recipe"
 INTERMEDIATE = ("h", "d_gate", "d_up", "d_gate_up")
@@ -33,7 +33,7 @@ INTERMEDIATE = ("h", "d_gate", "d_up", "d_gate_up")
 def _reference(joint: bool) -> Implementation:
     """The definition as an implementation, in the dtype of the problem."""
     declare = implementation("quantised reference", scopes=("glu", "mlp"), description="SwiGLU on quantised operands")
-    return declare(lambda problem: Step(fp8.defined(problem, joint)))
+    return declare(partial(fp8.defined, joint=joint))
 
 
 class QuantisedJudge(Judge):
@@ -44,7 +44,12 @@ class QuantisedJudge(Judge):
 
     def answer(self, activations: Sequence[Tensor], upstream: Tensor | None) -> dict[str, Tensor]:
         """The fp64 answer on operands that are quantised by the definition."""
-        return self._answer(activations[0], upstream, fp8.quantising(self.problem.case.precision, torch.float64))
+        precision = self.problem.case.precision
+
+        def operand(name: str, value: Tensor) -> Tensor:
+            return fp8.dequantise(*fp8.quantise(value, precision, name))
+
+        return self._answer(activations[0], upstream, operand)
 
     def judge_handed(
         self, produced: Produced, draw: Draw, handed: Mapping[str, fp8.Quantised], *, label: str = "{}",
@@ -135,9 +140,7 @@ def _passed(tensor: str) -> TensorCheck:
     return TensorCheck(tensor, True, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def with_loss(
-    checks: Sequence[TensorCheck], produced: Produced, judge: Judge, draw: Draw
-) -> tuple[TensorCheck, ...]:
+def with_loss(checks: Sequence[TensorCheck], produced: Produced, judge: Judge, draw: Draw) -> tuple[TensorCheck, ...]:
     """The verdicts with each result's distance from the unquantised truth, and eager's, which `judge` has."""
     truth = judge.truth(draw, backward=produced.keys() != {"output"})
     return tuple(
@@ -148,4 +151,3 @@ def with_loss(
         if produced.get(name := check.tensor.partition(" (")[0]) is not None else check
         for check in checks
     )  # fmt: skip
-

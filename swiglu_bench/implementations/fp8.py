@@ -1,7 +1,7 @@
 """fp8 by other projects: torch._scaled_mm, torchao, DeepGEMM and TransformerEngine, each by its own functions.
 
-Each quantises to the recipe of the case. Those that multiply codes that the suite's quantiser made hand these over;
-torchao and TransformerEngine quantise inside, and torch.compile rounds a division otherwise: they are judged by results.
+Each quantises to the recipe of the case. Those that multiply codes of the suite's quantiser hand these over. torchao
+and TransformerEngine quantise inside, and torch.compile rounds a division otherwise: they are judged by results.
 """
 
 from __future__ import annotations
@@ -76,14 +76,18 @@ scaled_mm_compiled = _scaled(
     "scaled-mm-compile", "scaled-mm under torch.compile", True, precisions=(TENSORWISE, ROWWISE)
 )
 scaled_mm_blocks = _scaled(
-    "scaled-mm-blocks", f"{_SCALED}; blocks, which torch multiplies on Hopper", False, precisions=(BLOCKWISE,), gpus=(9,)
+    "scaled-mm-blocks",
+    f"{_SCALED}; blocks, which torch multiplies on Hopper",
+    False,
+    precisions=(BLOCKWISE,),
+    gpus=(9,),
 )
 scaled_mm_blocks_compiled = _scaled(
     "scaled-mm-blocks-compile", "scaled-mm-blocks under torch.compile", True, precisions=(BLOCKWISE,), gpus=(9,)
 )
 deep_gemm = implementation(
     "deep-gemm-fp8", scopes=SCOPES, dtypes=DTYPES, precisions=(BLOCKWISE,), weight_layout="packed", multiple=128,
-    description="quantised by plain PyTorch, multiplied by DeepGEMM; the weights' gradients are bf16 products of torch's",
+    description="quantised by plain PyTorch, multiplied by DeepGEMM; gradients of weights are torch's bf16 products",
     package="deep_gemm", gpus=(9, 10),
 )(partial(_by_products, package="deep_gemm"))  # fmt: skip
 
@@ -98,10 +102,10 @@ deep_gemm = implementation(
     on_request=True,
 )
 def reference(problem: Problem) -> Step:
-    """What results are judged by, for any machine. Its codes are those of the judge, so that none are handed over."""
+    """What results are judged by, for any machine."""
     from swiglu_bench.spec.fp8 import defined
 
-    return Step(defined(problem))
+    return defined(problem)
 
 
 @implementation(

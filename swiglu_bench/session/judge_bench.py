@@ -45,7 +45,7 @@ class JudgeBench:
         torch.zeros((), device=settings.device)
         self._clock: Clock | None = None
         self._boxes: dict[tuple[str, str], Letterbox] = {}
-        self._products: dict[tuple[Product, ...], Callable[[], list[Tensor]]] = {}
+        self._products: dict[tuple[tuple[Product, ...], bool], Callable[[], list[Tensor]]] = {}
         self._grouped: dict[tuple[str, ...], Callable[[], list[Tensor]]] = {}
         self._expected: dict[str, usage.Expected] = {}
         self._quantised: dict[str, QuantisedJudge] = {}
@@ -204,12 +204,13 @@ class JudgeBench:
         assert experts
         return load_of(experts, self._index(draw))
 
-    def sample_products(self, products: tuple[Product, ...], lead_us: float) -> Sample:
+    def sample_products(self, products: tuple[Product, ...], in_fp8: bool, lead_us: float) -> Sample:
         """Time the bare products of a case once, after an untimed run as Workbench.sample has one."""
-        if products not in self._products:
-            dtype = torch_dtype(self._judge.problem.case)
-            self._products[products] = bare_products(products, self._device, dtype)
-        return self._sample(self._products[products], lead_us)
+        key = products, in_fp8
+        if key not in self._products:
+            dtype = fp8.E4M3 if in_fp8 else torch_dtype(self._judge.problem.case)
+            self._products[key] = bare_products(products, self._device, dtype)
+        return self._sample(self._products[key], lead_us)
 
     def lay_out_grouped(self, gradients: tuple[str, ...], draw: Draw) -> str:
         """Make the bare products of experts, with the load of a call, ready to be timed; why they cannot be, or ""."""

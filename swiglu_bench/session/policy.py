@@ -61,8 +61,6 @@ def inapplicable(settings: Settings, this: machine.Machine, case: Case, implemen
         return refusal
     if settings.task is Task.TIME and case.mode is not Mode.FORWARD and implementation.trains == "nothing":
         return "It has no backward."
-    if settings.task is not Task.TIME and case.precision and not implementation.precision_of(case):
-        return "It quantises nothing, and is beside those that do where time is measured only."
     return implementation.unavailable(settings.device.type, settings.interpreter, this.compute_capability)
 
 

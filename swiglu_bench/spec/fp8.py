@@ -2,7 +2,7 @@
 
 Codes are float8_e4m3fn. For each group of values that has a scale of its own, in fp32 with IEEE divisions:
 
-    scale = amax / 448 (1 where amax is 0),  code = round to nearest even of clamp(value / scale, -448, 448)
+    scale = amax / 448 (1 where that is 0),  code = round to nearest even of clamp(value / scale, -448, 448)
 
 and a code stands for code * scale. Groups lie along the sum of the product that the operand is for:
 
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from swiglu_bench.spec.cases import Case, Precision, Scope
+from swiglu_bench.spec.implementation import Step
 from swiglu_bench.spec.problem import Problem
 
 E4M3 = torch.float8_e4m3fn
@@ -31,6 +32,7 @@ BLOCK = 128
 
 Quantised = tuple[Tensor, Tensor]
 """Codes [rows, columns], and scales with as many rows and columns as there are groups along each."""
+Quantiser = Callable[[Tensor, Precision, str], Quantised]
 Operand = Callable[[str, Tensor], Tensor]
 """An operand's name and unquantised values -> the values that its product multiplies."""
 
@@ -40,7 +42,8 @@ def quantise(value: Tensor, precision: Precision, name: str) -> Quantised:
     rows, columns = value.shape
     groups = _groups(value, precision, name)
     amax = groups.abs().amax((1, 3))
-    scales = torch.where(amax == 0, 1.0, amax / torch.full_like(amax, LARGEST))  # CUDA multiplies by 1 / a Python number
+    scales = amax / torch.full_like(amax, LARGEST)  # by a Python number, CUDA multiplies with its reciprocal
+    scales = torch.where(scales == 0, 1.0, scales)
     codes = (groups / scales[:, None, :, None]).clamp(-LARGEST, LARGEST).to(E4M3)
     return codes.flatten(0, 1).flatten(1)[:rows, :columns], scales
 
@@ -104,7 +107,11 @@ def scale_size(precision: Precision, name: str, size: tuple[int, int]) -> tuple[
 
 def required(case: Case, joint: bool) -> tuple[str, ...]:
     """The operands that every contender of a precision quantises: those of the forward's products."""
-    return ("x", *(("w_gate_up",) if joint else ("w_gate", "w_up")), *(("h", "w_down") if case.scope is Scope.MLP else ()))
+    return (
+        "x",
+        *(("w_gate_up",) if joint else ("w_gate", "w_up")),
+        *(("h", "w_down") if case.scope is Scope.MLP else ()),
+    )
 
 
 def swiglu(
@@ -151,11 +158,6 @@ def swiglu(
     return answer | {"w_gate": product("d_gate.T", "x.T", d_gate, x), "w_up": product("d_up.T", "x.T", d_up, x)}
 
 
-def quantising(precision: Precision, dtype: torch.dtype) -> Operand:
-    """Every operand quantised by the definition."""
-    return lambda name, value: dequantise(*quantise(value, precision, name), dtype)
-
-
 class _Definition(torch.autograd.Function):
     """`swiglu` of x [..., hidden] as autograd calls it; the backward computes everything again."""
 
@@ -175,12 +177,23 @@ class _Definition(torch.autograd.Function):
 NAMES = ("w_gate", "w_up", "w_down")
 
 
-def defined(problem: Problem, joint: bool = False) -> Callable[[Tensor], Tensor]:
+def defined(problem: Problem, joint: bool = False, quantiser: Quantiser = quantise) -> Step:
     """x -> output by the definition, with its gradients; in a problem of fp64 all but the quantisation is exact."""
     weights = tuple(problem.weights.values())
-    operand = quantising(problem.case.precision, torch.promote_types(weights[0].dtype, torch.float32))
+    wide, precision = torch.promote_types(weights[0].dtype, torch.float32), problem.case.precision
+    watched: dict[str, Quantised] | None = None
+
+    def operand(name: str, value: Tensor) -> Tensor:
+        codes, scales = quantiser(value, precision, name)
+        if watched is not None:
+            watched[name] = codes, scales
+        return dequantise(codes, scales, wide)
 
     def run(x: Tensor, given: Sequence[Tensor], upstream: Tensor | None) -> dict[str, Tensor]:
         return swiglu(x, dict(zip(NAMES, given, strict=False)), upstream, operand, joint)
 
-    return lambda x: _Definition.apply(run, x, *weights)  # type: ignore[no-any-return, no-untyped-call]
+    def hand_over(into: dict[str, Quantised] | None) -> None:
+        nonlocal watched
+        watched = into
+
+    return Step(lambda x: _Definition.apply(run, x, *weights), hand_over=hand_over)  # type: ignore[no-untyped-call]

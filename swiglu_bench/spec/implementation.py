@@ -41,6 +41,8 @@ WeightLayout = Literal["separate", "packed", "interleaved"]
 Backend = Literal["torch", "inductor", "triton", "cutlass"]
 _MODULES = {"inductor": "torch._inductor.compile_fx", "triton": "triton"}
 """The module behind a backend, where importing it takes seconds."""
+BEFORE = "before the call"
+"""When weights are quantised that a call finds in fp8."""
 Trains = Literal["everything", "inputs", "nothing"]
 Offer = Literal["bias", "limit", "packed"]
 HandOver = Callable[["dict[str, tuple[Tensor, Tensor]] | None"], None]
@@ -119,7 +121,8 @@ class Implementation:
 
     def __post_init__(self) -> None:
         """Accept any iterable of names for a set of them."""
-        for name, kind in (("scopes", Scope), ("dtypes", Dtype), ("precisions", Precision), ("offers", str), ("overwrites", str)):
+        sets = {"scopes": Scope, "dtypes": Dtype, "precisions": Precision, "offers": str, "overwrites": str}
+        for name, kind in sets.items():
             object.__setattr__(self, name, frozenset(map(kind, getattr(self, name))))
         object.__setattr__(self, "gpus", tuple(self.gpus))
 
@@ -160,7 +163,7 @@ class Implementation:
         """When, in words; "" where it quantises nothing."""
         if not self.precision_of(case):
             return ""
-        return "before the call" if case.mode is Mode.FORWARD and self.quantises_weights_before else "in the call"
+        return BEFORE if case.mode is Mode.FORWARD and self.quantises_weights_before else "in the call"
 
     def refuses(self, case: Case) -> str | None:
         """Why it does not take a case on any machine (one sentence), or None if it does."""

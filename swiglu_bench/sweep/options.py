@@ -142,7 +142,7 @@ class SweepOptions(WandbOptions):
     ] = None  # fmt: skip
     precision: Annotated[
         Text,
-        option(WHAT, "bf16, fp8-tensorwise, fp8-rowwise or fp8-blockwise, comma-separated: what the operands of products "
+        option(WHAT, "bf16, fp8-tensorwise, fp8-rowwise or fp8-blockwise, comma-separated: what operands of products "
                "are quantised to. \\[default: nothing]"),
     ] = None  # fmt: skip
     impl: Impl = None
