@@ -23,7 +23,7 @@ SCOPES, DTYPES = (Scope.GLU, Scope.MLP), (Dtype.BFLOAT16,)
 TENSORWISE, ROWWISE, BLOCKWISE = (one for one in Precision if one)
 
 
-def _by_products(problem: Problem, package: str = "torch", compiled: bool = False) -> Step:
+def by_products(problem: Problem, *, package: str = "torch", compiled: bool = False, quantised_dw: bool = True) -> Step:
     """One product for gate and up, silu and multiplication by torch, and in the mlp scope a product with w_down."""
     import torch
 
@@ -31,12 +31,14 @@ def _by_products(problem: Problem, package: str = "torch", compiled: bool = Fals
     from swiglu_bench.implementations.fp8_linear import Kept, Layer, deep_gemm, scaled_mm
     from swiglu_kernels import reference
 
-    precision, own_dw = problem.case.precision, package == "torch"
+    precision = problem.case.precision
     multiply = scaled_mm(precision) if package == "torch" else deep_gemm
     step = packed(problem, lambda x, w_gate_up, bias: x)
     assert step.parameters
     names = {"w_gate_up": ("x", "d_gate_up"), "w_down": ("h", "upstream")}
-    layers = [Layer(names[name][0], name, names[name][1], precision, multiply, own_dw) for name in step.parameters]
+    layers = [
+        Layer(names[name][0], name, names[name][1], precision, multiply, quantised_dw) for name in step.parameters
+    ]
     layers.sort(key=lambda layer: layer.weight, reverse=True)  # w_gate_up, w_down
     weights = [step.parameters[layer.weight] for layer in layers]
     kept = [Kept(weight, layer.weight, precision) for weight, layer in zip(weights, layers, strict=True)]
@@ -67,7 +69,7 @@ def _scaled(name: str, description: str, compiled: bool, **fields: object) -> Im
         name, scopes=SCOPES, dtypes=DTYPES, description=description, weight_layout="packed", multiple=16,
         backend="inductor" if compiled else "torch", **fields,
     )  # fmt: skip
-    return declare(partial(_by_products, compiled=compiled))
+    return declare(partial(by_products, compiled=compiled))
 
 
 _SCALED = "quantised by plain PyTorch, multiplied by torch._scaled_mm, gate and up in one product"
@@ -89,7 +91,7 @@ deep_gemm = implementation(
     "deep-gemm-fp8", scopes=SCOPES, dtypes=DTYPES, precisions=(BLOCKWISE,), weight_layout="packed", multiple=128,
     description="quantised by plain PyTorch, multiplied by DeepGEMM; gradients of weights are torch's bf16 products",
     package="deep_gemm", gpus=(9, 10),
-)(partial(_by_products, package="deep_gemm"))  # fmt: skip
+)(partial(by_products, package="deep_gemm", quantised_dw=False))  # fmt: skip
 
 
 @implementation(
