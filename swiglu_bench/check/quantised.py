@@ -10,6 +10,7 @@ otherwise may give h another code.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,7 +25,7 @@ from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.results import Fault, same_bits
 from swiglu_bench.rows.record import CODES, TensorCheck
 from swiglu_bench.spec import fp8
-from swiglu_bench.spec.implementation import Implementation, implementation
+from swiglu_bench.spec.implementation import implementation
 
 RECIPE = "recipe"
 CODE_STEP, NOISE = 8.0, 0.125
@@ -33,24 +34,19 @@ code loses, and by as much of the rms, for gradients whose terms cancel."""
 INTERMEDIATE = ("h", "d_gate", "d_up", "d_gate_up")
 
 
-def _reference(joint: bool) -> Implementation:
-    """The definition as an implementation, in the dtype of the problem."""
-    declare = implementation("quantised reference", scopes=("glu", "mlp"), description="SwiGLU on quantised operands")
-    return declare(partial(fp8.defined, joint=joint))
-
-
 class QuantisedJudge(Judge):
-    """Judges the results of contenders that quantise gate and up, and their weights, each as a matrix."""
+    """Judges the results of contenders that quantise; `judge_of` makes the classes."""
 
-    joint = False
-    definition = _reference(joint)
+    joint: bool
+    quantised_dw: bool
 
     def answer(self, activations: Sequence[Tensor], upstream: Tensor | None) -> dict[str, Tensor]:
         """The fp64 answer on operands that are quantised by the definition."""
         precision = self.problem.case.precision
 
         def operand(name: str, value: Tensor) -> Tensor:
-            return fp8.dequantise(*fp8.quantise(value, precision, name))
+            quantised = self.quantised_dw or not fp8.makes_dw(name)
+            return fp8.dequantise(*fp8.quantise(value, precision, name)) if quantised else value
 
         return self._answer(activations[0], upstream, operand)
 
@@ -113,7 +109,7 @@ class QuantisedJudge(Judge):
         unused = int(((largest != fp8.LARGEST) & (largest != 0)).sum())
         if unused:
             return failed(f"in {unused} of {largest.numel()} groups the largest code is not {fp8.LARGEST:g}")
-        rounding = 2 * tolerance.unit_roundoff(self.dtype)
+        rounding = 4 * tolerance.unit_roundoff(self.dtype)
         allowed = tolerance.MARGIN * _distance((right_codes, right_scales), value) + rounding
         found = _distance(handed, value)
         if not found <= allowed:
@@ -128,11 +124,12 @@ class QuantisedJudge(Judge):
         return _passed(f"{CODES}{name}")
 
 
-class JointJudge(QuantisedJudge):
-    """Of those that quantise gate and up together, as one matrix."""
-
-    joint = True
-    definition = _reference(joint)
+@functools.cache
+def judge_of(joint: bool, quantised_dw: bool) -> type[QuantisedJudge]:
+    """The judge of contenders with one product for gate and up or two, and with quantised weight gradients or without."""
+    chosen = {"joint": joint, "quantised_dw": quantised_dw}
+    declare = implementation("quantised reference", scopes=("glu", "mlp"), description="SwiGLU on quantised operands")
+    return type("QuantisedJudge", (QuantisedJudge,), {**chosen, "definition": declare(partial(fp8.defined, **chosen))})
 
 
 def _distance(quantised: fp8.Quantised, value: Tensor) -> float:

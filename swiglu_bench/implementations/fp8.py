@@ -1,7 +1,7 @@
-"""fp8 by other projects: torch._scaled_mm, torchao, DeepGEMM and TransformerEngine, each by its own functions.
+"""fp8 by swiglu_kernels, torch._scaled_mm, torchao, DeepGEMM and TransformerEngine, each by its own functions.
 
-Each quantises to the recipe of the case. Those that multiply codes of the suite's quantiser hand these over. torchao
-and TransformerEngine quantise inside, and torch.compile rounds a division otherwise: they are judged by results.
+Each quantises to the recipe of the case. Those that multiply codes of the suite's quantiser hand these over. The others
+quantise inside, and torch.compile rounds a division otherwise: they are judged by results.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def by_products(problem: Problem, *, package: str = "torch", compiled: bool = Fa
 
     from swiglu_bench.implementations.around import packed
     from swiglu_bench.implementations.fp8_linear import Kept, Layer, deep_gemm, scaled_mm
+    from swiglu_bench.spec.fp8 import quantise
     from swiglu_kernels import reference
 
     precision = problem.case.precision
@@ -41,7 +42,10 @@ def by_products(problem: Problem, *, package: str = "torch", compiled: bool = Fa
     ]
     layers.sort(key=lambda layer: layer.weight, reverse=True)  # w_gate_up, w_down
     weights = [step.parameters[layer.weight] for layer in layers]
-    kept = [Kept(weight, layer.weight, precision) for weight, layer in zip(weights, layers, strict=True)]
+    kept = [
+        Kept(weight, partial(quantise, precision=precision, name=layer.weight))
+        for weight, layer in zip(weights, layers, strict=True)
+    ]
 
     def train(x: Tensor, *given: Tensor) -> Tensor:
         hidden = reference.silu_mul(*layers[0].train(x, given[0]).chunk(2, dim=-1))
@@ -90,7 +94,7 @@ scaled_mm_blocks_compiled = _scaled(
 deep_gemm = implementation(
     "deep-gemm-fp8", scopes=SCOPES, dtypes=DTYPES, precisions=(BLOCKWISE,), weight_layout="packed", multiple=128,
     description="quantised by plain PyTorch, multiplied by DeepGEMM; gradients of weights are torch's bf16 products",
-    package="deep_gemm", gpus=(9, 10),
+    package="deep_gemm", gpus=(9, 10), quantises_dw=False,
 )(partial(by_products, package="deep_gemm", quantised_dw=False))  # fmt: skip
 
 
@@ -188,7 +192,39 @@ def transformer_engine(problem: Problem) -> Step:
     return Step(forward, {name: layer.weight for name, layer in layers.items()})
 
 
+def _build_fused(problem: Problem, weight_grad: str) -> Step:
+    import torch
+    from swiglu_kernels.fp8 import quantise, swiglu_mlp_fp8
+
+    from swiglu_bench.implementations.fp8_linear import Kept
+
+    recipe = str(problem.case.precision).removeprefix("fp8-")
+    weights = list(problem.weights.values())
+    kept = [Kept(weight, partial(quantise, recipe=recipe, weight=True)) for weight in weights]
+
+    def forward(x: Tensor) -> Tensor:
+        given = weights if torch.is_grad_enabled() else [one() for one in kept]
+        w_gate, w_up, w_down = (*given, None)[:3]
+        return swiglu_mlp_fp8(x, w_gate, w_up, w_down, recipe=recipe, weight_grad=weight_grad)
+
+    return Step(forward)
+
+
+def _fused(name: str, weight_grad: str, description: str) -> Implementation:
+    call = f"swiglu_mlp_fp8(x, w_gate, w_up, w_down, recipe='rowwise', weight_grad={weight_grad!r})"
+    declare = implementation(
+        name, scopes=SCOPES, dtypes=DTYPES, precisions=(ROWWISE, BLOCKWISE), description=description, backend="triton",
+        package="swiglu_kernels.fp8", multiple=16, variant=weight_grad != "fp8", quantises_dw=weight_grad == "fp8",
+        usage=f"from swiglu_kernels import swiglu_mlp_fp8; out = {call}",
+    )  # fmt: skip
+    return declare(partial(_build_fused, weight_grad=weight_grad))
+
+
+fused = _fused("fused-fp8", "fp8", "swiglu_glu_fp8 or swiglu_mlp_fp8: one Triton launch for gate, up and SwiGLU")
+fused_dw_torch = _fused("fused-fp8-dw-torch", "torch", "fused-fp8, with weight gradients by torch's bf16 products")
+
 ROWS = (
+    fused, fused_dw_torch,
     scaled_mm, scaled_mm_compiled, scaled_mm_blocks, scaled_mm_blocks_compiled, deep_gemm, torchao_float8,
     transformer_engine, reference,
 )  # fmt: skip

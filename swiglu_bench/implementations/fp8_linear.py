@@ -123,14 +123,14 @@ def deep_gemm(a: Quantised, b: Quantised, weight: bool) -> Tensor:
 class Kept:
     """A weight's codes, quantised anew when the weight changes."""
 
-    def __init__(self, weight: Tensor, name: str, precision: Precision) -> None:
-        self._weight, self._name, self._precision = weight, name, precision
+    def __init__(self, weight: Tensor, quantiser: Callable[[Tensor], Quantised]) -> None:
+        self._weight, self._quantiser = weight, quantiser
         self._version = -1
         self._quantised: Quantised | None = None
 
     def __call__(self) -> Quantised:
         """Codes and scales of the weight as it is now."""
         if self._quantised is None or self._version != self._weight._version:
-            self._quantised = quantise(self._weight.detach(), self._precision, self._name)
+            self._quantised = self._quantiser(self._weight.detach())
             self._version = self._weight._version
         return self._quantised

@@ -91,8 +91,8 @@ class Admitting:
         names = self._case.mode.results(gradients)
         contender.tell("open_letterbox", "results", *self._judge.letterbox(contender.name, "results", names))
         if contender.implementation.precision_of(self._case):
-            joint = contender.implementation.weight_layout != "separate"
-            for kind, box in self._judge.operand_letterboxes(contender.name, joint).items():
+            way = contender.implementation.weight_layout != "separate", contender.implementation.quantises_dw
+            for kind, box in self._judge.operand_letterboxes(contender.name, *way).items():
                 contender.tell("open_letterbox", kind, *box)
         return gradients
 

@@ -18,7 +18,7 @@ from swiglu_bench.check import usage
 from swiglu_bench.check.inputs import Draw, make_problem, sizes, torch_dtype
 from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.letterbox import Letterbox, Sizes
-from swiglu_bench.check.quantised import JointJudge, QuantisedJudge, with_loss
+from swiglu_bench.check.quantised import QuantisedJudge, judge_of, with_loss
 from swiglu_bench.check.results import Fault, same_bits
 from swiglu_bench.check.routing import Load, load_of
 from swiglu_bench.machine import ceilings_cache, machine
@@ -92,12 +92,12 @@ class JudgeBench:
         found = sizes(case) | {"output": sizes(case)["upstream"]}
         return self._open(contender, kind, {name: found[name] for name in names}, torch_dtype(case))
 
-    def operand_letterboxes(self, contender: str, joint: bool) -> dict[str, tuple[bytes, Sizes]]:
-        """Letterboxes for codes and scales. From now on the contender is judged as one that quantises.
+    def operand_letterboxes(self, contender: str, *way: bool) -> dict[str, tuple[bytes, Sizes]]:
+        """Letterboxes for codes and scales. From now on the contender is judged as one that quantises in a way.
 
-        `joint`: it has gate and up in one product.
+        The way is what `judge_of` asks for.
         """
-        case, kind = self._judge.problem.case, JointJudge if joint else QuantisedJudge
+        case, kind = self._judge.problem.case, judge_of(*way)
         known = (one for one in self._quantised.values() if type(one) is kind)
         self._quantised[contender] = next(known, None) or kind(self._judge.problem)
         codes = dict(fp8.operand_sizes(case))

@@ -177,13 +177,23 @@ class _Definition(torch.autograd.Function):
 NAMES = ("w_gate", "w_up", "w_down")
 
 
-def defined(problem: Problem, joint: bool = False, quantiser: Quantiser = quantise) -> Step:
-    """x -> output by the definition, with its gradients; in a problem of fp64 all but the quantisation is exact."""
+def makes_dw(name: str) -> bool:
+    """Whether it is an operand of a product that makes the gradient of a weight."""
+    return name.endswith(".T") and not name.startswith("w_")
+
+
+def defined(problem: Problem, joint: bool = False, quantised_dw: bool = True, quantiser: Quantiser = quantise) -> Step:
+    """x -> output by the definition, with its gradients; in a problem of fp64 all but the quantisation is exact.
+
+    Without `quantised_dw`, operands of products that make gradients of weights are not quantised.
+    """
     weights = tuple(problem.weights.values())
     wide, precision = torch.promote_types(weights[0].dtype, torch.float32), problem.case.precision
     watched: dict[str, Quantised] | None = None
 
     def operand(name: str, value: Tensor) -> Tensor:
+        if makes_dw(name) and not quantised_dw:
+            return value.to(wide)
         codes, scales = quantiser(value, precision, name)
         if watched is not None:
             watched[name] = codes, scales

@@ -110,6 +110,8 @@ class Implementation:
     """Activations that its backward overwrites by contract; overwriting any other input is a fault."""
     footprints: Mapping[Scope, Footprint] = field(default_factory=dict, hash=False)
     """The memory that it should take at each scope by arithmetic; a scope left out has no prediction."""
+    quantises_dw: bool = True
+    """Of one that quantises: whether products that make gradients of weights have quantised operands, too."""
     usage: str = ""
     """A line of Python that puts it into a model; shown by `recommend`."""
     source: str = "swiglu_bench"
