@@ -140,6 +140,11 @@ class SweepOptions(WandbOptions):
         option(WHAT, "balanced, uniform, zipf or single, comma-separated: how the experts of each token are drawn. "
                "\\[default: uniform]"),
     ] = None  # fmt: skip
+    precision: Annotated[
+        Text,
+        option(WHAT, "bf16, fp8-tensorwise, fp8-rowwise or fp8-blockwise, comma-separated: what operands of products "
+               "are quantised to. \\[default: nothing]"),
+    ] = None  # fmt: skip
     impl: Impl = None
     skip_impl: SkipImpl = None
     seed: Annotated[

@@ -18,7 +18,20 @@ from typing import TYPE_CHECKING
 import typer
 
 from swiglu_bench.rows import baselines, text
-from swiglu_bench.spec.cases import DENSE, Case, Dtype, Mode, Routing, Scope, Shape, expand, parse_dtypes, parse_tokens
+from swiglu_bench.spec.cases import (
+    DENSE,
+    Case,
+    Dtype,
+    Mode,
+    Precision,
+    Routing,
+    Scope,
+    Shape,
+    expand,
+    parse_dtypes,
+    parse_precisions,
+    parse_tokens,
+)
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 from swiglu_bench.sweep.options import AuditOptions, SweepOptions, TimingOptions, VerifyOptions, WandbOptions
 
@@ -92,6 +105,8 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
         if not options.impl:  # else every table of a dense block would list those of experts as skipped
             kinds = {case.scope is Scope.EXPERTS for case in cases}
             chosen = [one for one in chosen if kinds & {scope is Scope.EXPERTS for scope in one.scopes}]
+            precisions = {case.precision for case in cases} | ({Precision.UNQUANTISED} if timing else set())
+            chosen = [one for one in chosen if precisions & one.precisions]
         for path in dict.fromkeys(one.file for one in chosen if ".py:" in one.address):
             say(f"Note: --impl runs the code of {path}.")
         yield Request(command, options, settings, cases, chosen, workload, team)
@@ -202,6 +217,9 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
         whole = on_gpu and not (isinstance(options, VerifyOptions) and options.sanitize)  # whose tools take minutes
         names, scopes, dtypes = "smoke,odd,smoke-experts" + ",llama7b" * whole, ",".join(Scope), "fp32,fp16,bf16"
         tokens = VERIFY_TOKENS[device_type]
+    precisions = [Precision.UNQUANTISED]
+    if options.precision is not None:
+        precisions, names, scopes, dtypes = _precisions_of(options, names, scopes)
     if options.scope is not None and command != "verify":
         names += ",qwen3-30b-a3b" if on_gpu else ",smoke-experts"
     shapes = load_shapes(options.shapes if options.shapes is not None else names)
@@ -210,6 +228,8 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
         if options.shapes is None:  # of the command's own, those that the scopes are for
             shapes = [one for one in shapes if _fitting(scopes_of(scopes), one)]
         _check_scopes(scopes_of(scopes), shapes)
+    if options.precision is not None and any(one.experts for one in shapes):
+        raise BadInput("--precision is for dense blocks, and --shapes names a mixture of experts; leave that out.")
     if options.routing is not None:
         shapes = _routed(shapes, options.routing)
     return expand(
@@ -219,7 +239,19 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
         dtypes=parse_dtypes(options.dtype if options.dtype is not None else dtypes),
         tokens=parse_tokens(options.tokens) if options.tokens is not None else tokens,
         seed=options.seed,
+        precisions=precisions,
     )
+
+
+def _precisions_of(options: SweepOptions, names: str, scopes: str) -> tuple[list[Precision], str, str, str]:
+    """What --precision asks for, and a command's default shapes, scopes and dtypes with it."""
+    precisions, own = parse_precisions(str(options.precision)), ["glu", "mlp"]
+    if options.dtype is not None and set(parse_dtypes(options.dtype)) != {Dtype.BFLOAT16}:
+        raise BadInput(f"--precision quantises bf16 operands, and --dtype is {options.dtype}; leave --dtype out.")
+    if options.scope is not None and (others := [one for one in split([options.scope]) if one not in own]):
+        raise BadInput(f"--precision is for the scopes glu and mlp, and --scope names {others[0]}; leave it out.")
+    names = ",".join(one for one in names.split(",") if "experts" not in one)
+    return precisions, names, ",".join(one for one in scopes.split(",") if one in own), "bf16"
 
 
 def _fitting(scopes: Sequence[Scope], shape: Shape) -> list[Scope]:
