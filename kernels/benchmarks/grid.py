@@ -54,6 +54,7 @@ KINDS = {"forward": (Scope.GLU, Mode.FORWARD), "glu step": (Scope.GLU, Mode.STEP
 OURS, AGAIN, RIVALS = "ours", "ours again", ("eager", "compile", "liger")
 DEVICE, CALLER = "device", "caller"
 CALLS, FEWEST, CALLER_MS = 20, 4, 50.0
+OUTCOMES = ["ours is not slower", "ours is slower"]
 Layer = tuple[int, int]
 """Hidden and intermediate size."""
 
@@ -104,7 +105,8 @@ def draw(shapes: Sequence[Shape], count: int, most_tokens: int, seed: int) -> di
     layers += [(odd([one.hidden for one in shapes]), odd([one.intermediate for one in shapes])) for _ in shapes]
     drawn: dict[Layer, list[int]] = {layer: [] for layer in layers}
     for number in range(count):
-        drawn[layers[number % len(layers)]].append(round(log_uniform(1, most_tokens)))
+        counts = drawn[layers[number % len(layers)]]
+        counts.append(next(one for one in iter(lambda: round(log_uniform(1, most_tokens)), 0) if one not in counts))
     return drawn
 
 
@@ -276,7 +278,11 @@ def picture(rows: Sequence[Row]) -> Any:
 
     from swiglu_bench.charts.style import HEIGHT, PALETTE, WIDTH
 
-    values = [dataclasses.asdict(row) | {"slower": row.verdict == Verdict.SLOWER} for row in hardest(rows)]
+    values = [
+        {"tokens": row.tokens, "ratio": row.ratio, "kind": row.kind, "clock": row.clock}
+        | {"outcome": OUTCOMES[row.verdict == Verdict.SLOWER]}
+        for row in hardest(rows)
+    ]
     machines = ", ".join(sorted({row.machine for row in rows}))
 
     def panel(clock: str, what: str) -> Any:
@@ -284,11 +290,8 @@ def picture(rows: Sequence[Row]) -> Any:
             x=alt.X("tokens:Q", title="tokens in a call, log scale", scale=alt.Scale(type="log", base=2)),
             y=alt.Y("ratio:Q", title="time of ours / of the fastest", scale=alt.Scale(zero=False)),
             color=alt.Color("kind:N", title=None, sort=list(KINDS), scale=alt.Scale(range=list(PALETTE[2:5]))),
-            shape=alt.Shape(
-                "slower:N", title=None, scale=alt.Scale(domain=[False, True], range=["circle", "cross"]),
-                legend=alt.Legend(labelExpr="datum.value == 'true' ? 'ours is slower' : 'not slower'"),
-            ),
-            size=alt.condition("datum.slower", alt.value(90), alt.value(24)),
+            shape=alt.Shape("outcome:N", title=None, sort=None, scale=alt.Scale(domain=OUTCOMES, range=["circle", "cross"])),
+            size=alt.condition(alt.datum.outcome == OUTCOMES[1], alt.value(90), alt.value(24)),
         ).mark_point(filled=True)  # fmt: skip
         one = alt.Chart(alt.Data(values=[{"one": 1}])).mark_rule(strokeDash=[4, 3]).encode(y="one:Q")
         title = alt.TitleParams(what, fontSize=12, fontWeight="normal", frame="group")
@@ -319,6 +322,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
         parser.error(f"--part: expected I/N with 1 <= I <= N, such as 1/4, got {options.part!r}")
     options.part, options.parts = int(part), int(parts)
+    if options.cases > options.most_tokens:
+        parser.error(f"--cases: expected at most --most-tokens={options.most_tokens}, got {options.cases}")
     if options.picture and (missing := next((file for file in options.csv if not file.exists()), None)):
         parser.error(f"--csv: {missing} does not exist, and --picture measures nothing")
     return options
