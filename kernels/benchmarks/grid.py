@@ -283,6 +283,7 @@ def picture(rows: Sequence[Row]) -> Any:
         | {"outcome": OUTCOMES[row.verdict == Verdict.SLOWER]}
         for row in hardest(rows)
     ]
+    marks = alt.Scale(domain=OUTCOMES, range=["circle", "cross"])
     machines = ", ".join(sorted({row.machine for row in rows}))
 
     def panel(clock: str, what: str) -> Any:
@@ -290,7 +291,7 @@ def picture(rows: Sequence[Row]) -> Any:
             x=alt.X("tokens:Q", title="tokens in a call, log scale", scale=alt.Scale(type="log", base=2)),
             y=alt.Y("ratio:Q", title="time of ours / of the fastest", scale=alt.Scale(zero=False)),
             color=alt.Color("kind:N", title=None, sort=list(KINDS), scale=alt.Scale(range=list(PALETTE[2:5]))),
-            shape=alt.Shape("outcome:N", title=None, sort=None, scale=alt.Scale(domain=OUTCOMES, range=["circle", "cross"])),
+            shape=alt.Shape("outcome:N", title=None, scale=marks),
             size=alt.condition(alt.datum.outcome == OUTCOMES[1], alt.value(90), alt.value(24)),
         ).mark_point(filled=True)  # fmt: skip
         one = alt.Chart(alt.Data(values=[{"one": 1}])).mark_rule(strokeDash=[4, 3]).encode(y="one:Q")
