@@ -53,6 +53,7 @@ from swiglu_kernels.glu import (
     write_input_grad,
     write_weight_grads,
 )
+from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import backend_for, multiprocessors
 from swiglu_kernels.launches.formula import PLAIN, formula_of
 from swiglu_kernels.launches.plan import run
@@ -263,7 +264,7 @@ def _backward(ctx, d_out, _d_gate, _d_up):
     needs = list(ctx.needs_input_grad[:7])
     if ctx.options[0] == "none":
         needs[W_GATE] = needs[W_UP] = needs[W_DOWN] = False
-    gradients = backward_with(free, _mlp_backward, saved[4:6], d_out, *saved, needs, *ctx.options)
+    gradients = backward_with(free, _mlp_backward, saved[4:6], d_out, *saved, tuple(needs), *ctx.options)
     return (*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), *(None,) * 9)
 
 
@@ -374,7 +375,8 @@ def swiglu_mlp(
     options = weight_grad, save, input_grad, chunk, *formula.values()
     out = call_and_keep(_mlp, rows, *weights, *biases, *options)
     if kind is not None and with_grad and not frozen:
-        repeat.remember(kind, lambda *tensors: call_past_dispatcher(_mlp, *tensors, *options))
+        series = plan.Series()
+        repeat.remember(kind, lambda *tensors: call_past_dispatcher(_mlp, series, *tensors, *options))
     elif kind is not None and not with_grad and not chunk:
         launch = launch_of(rows, w_gate, w_up, (biases[0], biases[1]), formula)
         repeat.remember(kind, launch and _then_down(launch))
