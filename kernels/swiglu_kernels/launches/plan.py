@@ -71,8 +71,8 @@ class Plan:
 def _maker(descriptor: Any) -> Callable[[torch.Tensor], Any]:
     """Return what makes another descriptor like this one, of the same fields for another tensor.
 
-    What its constructor checks is the same for all tensors of a kind, and left out where nothing else can be in it: then
-    the fields are attributes of a class of its own.
+    What its constructor checks is the same for all tensors of a kind, and left out where nothing else can be in it; the
+    fields are attributes of a class then, which takes less time than to copy them.
     """
     of_type = type(descriptor)
     fields = {name: value for name, value in vars(descriptor).items() if name != "base"}
