@@ -17,9 +17,9 @@ Backward:
 
     1. save="input": the forward's launch again, for gate, up and h
        one launch: d_h = d_out w_down, never stored; its epilogue makes d_gate and d_up, and with save="preact" h, if
-       w_down wants a gradient. (On GPUs on which nothing was measured: a PyTorch product, which holds d_h meanwhile, 1 T
-       more, and elementwise launches.) They are written over gate and up, unless the forward kept these and the graph is
-       retained (a second backward is right).
+       w_down wants a gradient. They are written over gate and up, unless the forward kept these and the graph is
+       retained (a second backward is right). On GPUs on which nothing was measured: a PyTorch product, which holds d_h
+       meanwhile (1 T more), and elementwise launches.
     2. d_w_down = d_out^T h, after which h is given back
     3. dX = d_gate w_gate + d_up w_up: one launch ("fused" and "two_step" are the same here, since d_gate and d_up
        exist), or two PyTorch products into one output ("torch")

@@ -23,8 +23,8 @@ tile was tuned for it.
 
 All of this was measured on compute capability 9.0 alone. On another GPU a product of ours may lose to PyTorch's, while
 one elementwise launch between PyTorch's products moves fewer bytes than eager's several. So there "auto" takes that, in
-both directions; only the forward of up to UNMEASURED_TOKENS tokens is one launch, which has little to do but to read the
-weights once. A tile that `tune` keeps for a forward, or for an MLP's d_h, is taken.
+both directions; only the forward of up to UNMEASURED_TOKENS tokens is one launch, which has little to do but to read
+the weights once. A tile that `tune` keeps for a forward, or for an MLP's d_h, is taken.
 """
 
 import torch
