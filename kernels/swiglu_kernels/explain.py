@@ -12,7 +12,7 @@ from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import fp8_glu_tile
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch
-from swiglu_kernels.tiles.choices import expert_tile_rows, multiplied_by_torch, resolve, why_portable
+from swiglu_kernels.tiles.choices import expert_tile_rows, multiplied_by_torch, resolve, why_portable, why_unmeasured
 
 NAMES = {
     "hopper.forward": "ping-pong by hand for Hopper",
@@ -67,7 +67,8 @@ def explain(
     z, gate, up = forward_outputs(x, intermediate, save if trains else "input")
     stored = (gate, up) if trains and save == "preact" else None
     has_bias = bias_gate is not None or bias_up is not None
-    why = _why_not_by_hand(x, w_gate, w_up, has_bias, formula)
+    unmeasured = why_unmeasured(x.device)
+    why = unmeasured or _why_not_by_hand(x, w_gate, w_up, has_bias, formula)
     if multiplied_by_torch(x, w_gate, w_up, has_bias, formula, stored is not None):
         first = f"two products by torch and one elementwise launch ({why})"
     else:
@@ -80,7 +81,7 @@ def explain(
     parts = [] if save == "preact" else ["the products again"]
     if save == "input" or input_grad != "fused" or weight_grad == "torch":
         parts.append("d_gate and d_up by one launch")
-    by_torch = "two products by torch"
+    by_torch = "two products by torch" + (f" ({unmeasured})" if unmeasured else "")
     dx = _kernel(input_grad_launch(None, d, d, w_gate, w_up, torch.empty_like(x)))
     parts.append(f"dX: {by_torch if input_grad == 'torch' else f'one launch, {dx}'}")
     dw = _kernel(weight_grad_launch(None, d, d, x, torch.empty_like(w_gate), torch.empty_like(w_up)))

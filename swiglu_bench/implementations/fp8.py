@@ -194,9 +194,9 @@ def transformer_engine(problem: Problem) -> Step:
 
 def _build_fused(problem: Problem, weight_grad: str) -> Step:
     import torch
-    from swiglu_kernels.fp8 import quantise, swiglu_mlp_fp8
 
     from swiglu_bench.implementations.fp8_linear import Kept
+    from swiglu_kernels.fp8 import quantise, swiglu_mlp_fp8
 
     recipe = str(problem.case.precision).removeprefix("fp8-")
     weights = list(problem.weights.values())
