@@ -20,6 +20,7 @@ from swiglu_bench.spec.cases import Dtype, parse_dtypes
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.sweep import output, request
+from swiglu_bench.sweep.affordable import check_work
 from swiglu_bench.train import model, workload
 from swiglu_bench.train.blocks import Trainee, why_not
 from swiglu_bench.train.files import TrainingFolder
@@ -95,7 +96,7 @@ class TrainingRun:
         trainings = len(self.trainees) * self.options.seeds
         flops = 6 * experiment.parameters * experiment.case.tokens * experiment.steps * trainings
         if self.options.budget is None:
-            request.check_ends(self.machine, experiment.device, {experiment.dtype: flops}, "--model", "--steps")
+            check_work(self.machine, experiment.device, {experiment.dtype: flops}, "--model", "--steps")
 
     def perform(self) -> int:
         """Train and time everything, then print and write the tables; the exit status."""
