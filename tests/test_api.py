@@ -87,7 +87,7 @@ def test_a_finished_run_is_loaded_and_compared() -> None:
     ("arguments", "words"),
     [
         ({"command": "foward"}, "did you mean forward"),
-        ({"command": "memory", "budget": 3}, "memory has no option 'l2'"),
+        ({"command": "memory", "l2": "hot"}, "memory has no option 'l2'"),
         ({"token": 3}, "forward has no option 'token'; did you mean tokens"),
         ({"tokens": "x"}, "--tokens: 'x' is not a token count"),
         ({"impl": "egaer"}, "did you mean eager"),
