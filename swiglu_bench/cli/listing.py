@@ -187,12 +187,10 @@ def put_plan(form: str, command: str, cases: Sequence[dict[str, Any]], names: Se
         text.put(text.as_text(form, cases, about, cases[0]))
         return
     shown = [name for name in cases[0] if name not in ("hidden", "intermediate", "needed_bytes", "fits")]
-    found = table("Cases", *shown, "needs", "")
-    for column in found.columns[:-1]:
-        column.no_wrap = True
+    found = table("Cases", *shown, "needs, MiB", "fits")
     for case in cases:
-        size = f"{case['needed_bytes'] / 2**20:,.1f} MiB"
-        found.add_row(*(str(case[name]) for name in shown), size, Text("" if case["fits"] else "too large", "yellow"))
+        fits = Text("yes", "green") if case["fits"] else Text("no", "yellow")
+        found.add_row(*(str(case[name]) for name in shown), f"{case['needed_bytes'] / 2**20:,.0f}", fits)
     count = f"{len(cases)} case{'s' * (len(cases) > 1)}"
     free = f"The device has {free_bytes / 2**30:.1f} GiB of memory free."
     text.screen().print(found, Text(f"{count} x {len(names)} implementations: {', '.join(names)}. {free}"))
