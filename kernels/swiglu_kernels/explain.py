@@ -2,15 +2,17 @@
 
 import torch
 
-from swiglu_kernels.calls.checks import check_experts, check_formula, check_glu
+from swiglu_kernels import fp8
+from swiglu_kernels.calls.checks import check_experts, check_formula, check_glu, check_option
 from swiglu_kernels.glu import as_matrix, forward_outputs, needs_backward
 from swiglu_kernels.hopper import experts, forward
 from swiglu_kernels.launches.backend import backend_for, capability_of
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.launches.tiles import fp8_glu_tile
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch
-from swiglu_kernels.tiles.choices import expert_tile_rows, multiplied_by_torch, resolve, why_portable
+from swiglu_kernels.tiles.choices import expert_tile_rows, multiplied_by_torch, resolve, why_portable, why_unmeasured
 
 NAMES = {
     "hopper.forward": "ping-pong by hand for Hopper",
@@ -34,6 +36,7 @@ def explain(
     weight_grad: str = "auto",
     save: str = "auto",
     input_grad: str = "auto",
+    precision: str = "bf16",
 ) -> str:
     """Say which kernels `swiglu_glu` runs for these arguments on this machine, and why; nothing is launched.
 
@@ -41,6 +44,7 @@ def explain(
         x, w_gate, w_up, bias_gate, bias_up, activation, gate_multiplier, alpha, limit, up_offset, weight_grad, save,
             input_grad: as for `swiglu_glu`; `swiglu_mlp` takes the same kernels for its two first products. Outputs are
             allocated, so they have to fit.
+        precision: as modules have it; with fp8, of `swiglu_glu_fp8`.
 
     Returns:
         Two lines, for the forward and for the backward. With gradients to compute, the forward is the one that trains.
@@ -50,6 +54,9 @@ def explain(
     """
     formula = Formula(**check_formula(activation, gate_multiplier, alpha, limit, up_offset))
     x, w_gate, w_up = check_glu(x, w_gate, w_up)
+    check_option("precision", precision, fp8.PRECISIONS)
+    if precision != "bf16":
+        return _of_fp8(x, w_gate, precision.removeprefix("fp8-"), weight_grad)
     biases = (bias_gate, bias_up)
     if backend_for(x) == "torch":
         return _all_by_torch(x.device)
@@ -60,7 +67,8 @@ def explain(
     z, gate, up = forward_outputs(x, intermediate, save if trains else "input")
     stored = (gate, up) if trains and save == "preact" else None
     has_bias = bias_gate is not None or bias_up is not None
-    why = _why_not_by_hand(x, w_gate, w_up, has_bias, formula)
+    unmeasured = why_unmeasured(x.device)
+    why = unmeasured or _why_not_by_hand(x, w_gate, w_up, has_bias, formula)
     if multiplied_by_torch(x, w_gate, w_up, has_bias, formula, stored is not None):
         first = f"two products by torch and one elementwise launch ({why})"
     else:
@@ -73,7 +81,7 @@ def explain(
     parts = [] if save == "preact" else ["the products again"]
     if save == "input" or input_grad != "fused" or weight_grad == "torch":
         parts.append("d_gate and d_up by one launch")
-    by_torch = "two products by torch"
+    by_torch = "two products by torch" + (f" ({unmeasured})" if unmeasured else "")
     dx = _kernel(input_grad_launch(None, d, d, w_gate, w_up, torch.empty_like(x)))
     parts.append(f"dX: {by_torch if input_grad == 'torch' else f'one launch, {dx}'}")
     dw = _kernel(weight_grad_launch(None, d, d, x, torch.empty_like(w_gate), torch.empty_like(w_up)))
@@ -81,6 +89,25 @@ def explain(
         f"dW: {by_torch if weight_grad == 'torch' else f'one launch, {dw}'}" if weight_grad != "none" else "no dW"
     )
     return f"forward: {first}\nbackward: {'; '.join(parts)}"
+
+
+def _of_fp8(x: torch.Tensor, w_gate: torch.Tensor, recipe: str, weight_grad: str) -> str:
+    check_option("weight_grad", weight_grad, fp8.WEIGHT_GRADS)
+    (intermediate, hidden), blocks = w_gate.shape, recipe == "blockwise"
+    fp8.check("x", x, (("hidden", hidden), ("intermediate", intermediate)))
+    tile = fp8_glu_tile(as_matrix(x).shape[0], blocks, capability_of(x.device))
+    by = "blocks of 1 x 128 (weights 128 x 128)" if blocks else "rows"
+    if weight_grad == "none":
+        dw = "no dW"
+    elif weight_grad in ("fp8", "auto"):
+        dw = "dW: two launches of fp8"
+    else:
+        dw = f"dW: in {x.dtype}, by {weight_grad}"
+    return (
+        f"forward: x and weights quantised to fp8 by {by}; one launch, portable Triton, tiles of {tile.rows} x "
+        f"{tile.columns}\nbackward: d_gate and d_up by one launch; they and the weights quantised for dX, which is one "
+        f"launch; {dw}"
+    )
 
 
 def explain_experts(

@@ -36,6 +36,39 @@ SUM_SLACK, SPREAD = 4.0, 8.0
 """Of the comparison of sums of many calls, in units of what their rounding loses; for one element, times that."""
 
 
+@implementation(
+    "reference",
+    scopes=Scope,
+    description="the definition of SwiGLU, in eager PyTorch",
+    offers=("bias", "limit", "packed"),
+)
+def _reference(problem: Problem) -> Step:
+    definitions: dict[Scope, Callable[..., Tensor]] = {
+        Scope.ACTIVATION: reference.gate_mul,
+        Scope.GLU: reference.swiglu_glu,
+        Scope.MLP: reference.swiglu_mlp,
+        Scope.EXPERTS: _experts,
+    }
+    define, variant = definitions[problem.case.scope], problem.extras.variant
+    return Step(lambda *activations: define(*activations, *problem.parameters.values(), **variant))
+
+
+def _experts(x: Tensor, index: Tensor, weights: Tensor, *parameters: Tensor, **variant: Any) -> Tensor:
+    """The sum of `reference.swiglu_mlp` of each token's experts, as models add it up: expert by expert in x's dtype."""
+    rows, index, weights = (value.flatten(0, -2) for value in (x, index, weights))
+    output = torch.zeros_like(rows)
+    for (token, slot), *own in zip(
+        by_expert(index, len(parameters[0])), *(one.unbind(0) for one in parameters), strict=True
+    ):
+        found = reference.swiglu_mlp(rows[token], *own, **variant) * weights[token, slot, None]
+        output.index_add_(0, token, found.to(output.dtype))
+    return output.view_as(x)
+
+
+REFERENCE = _reference
+"""The definition as an implementation: eager PyTorch in the dtype of the case."""
+
+
 @dataclass(frozen=True)
 class Truth:
     """The fp64 answer to one call, and eager PyTorch's distance from it, per tensor."""
@@ -47,10 +80,13 @@ class Truth:
 class Judge:
     """Judges the results of calls on one problem."""
 
+    definition = REFERENCE
+    """What the budgets come from."""
+
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.dtype = torch_dtype(problem.case)
-        self._reference = Built(REFERENCE, problem)
+        self._reference = Built(self.definition, problem)
         self.desk = self._reference.desk
         self._truths: OrderedDict[tuple[Draw, bool], Truth] = OrderedDict()
         self._longest_sum = longest_sum(problem.case)
@@ -152,36 +188,3 @@ class Judge:
 
 def _norm(value: Tensor, order: float) -> Tensor:
     return torch.linalg.vector_norm(value, order, dtype=torch.float32)
-
-
-@implementation(
-    "reference",
-    scopes=Scope,
-    description="the definition of SwiGLU, in eager PyTorch",
-    offers=("bias", "limit", "packed"),
-)
-def _reference(problem: Problem) -> Step:
-    definitions: dict[Scope, Callable[..., Tensor]] = {
-        Scope.ACTIVATION: reference.gate_mul,
-        Scope.GLU: reference.swiglu_glu,
-        Scope.MLP: reference.swiglu_mlp,
-        Scope.EXPERTS: _experts,
-    }
-    define, variant = definitions[problem.case.scope], problem.extras.variant
-    return Step(lambda *activations: define(*activations, *problem.parameters.values(), **variant))
-
-
-def _experts(x: Tensor, index: Tensor, weights: Tensor, *parameters: Tensor, **variant: Any) -> Tensor:
-    """The sum of `reference.swiglu_mlp` of each token's experts, as models add it up: expert by expert in x's dtype."""
-    rows, index, weights = (value.flatten(0, -2) for value in (x, index, weights))
-    output = torch.zeros_like(rows)
-    for (token, slot), *own in zip(
-        by_expert(index, len(parameters[0])), *(one.unbind(0) for one in parameters), strict=True
-    ):
-        found = reference.swiglu_mlp(rows[token], *own, **variant) * weights[token, slot, None]
-        output.index_add_(0, token, found.to(output.dtype))
-    return output.view_as(x)
-
-
-REFERENCE = _reference
-"""The definition as an implementation: eager PyTorch in the dtype of the case."""

@@ -53,6 +53,7 @@ def _tp(
     from swiglu_bench.processes import forkserver
     from swiglu_bench.session.settings import Settings, Task
     from swiglu_bench.spec.shapes import load_shapes
+    from swiglu_bench.sweep.affordable import check_work
     from swiglu_bench.tp.bench import quiet as hush
     from swiglu_bench.tp.case import default_rule
     from swiglu_bench.tp.plan import Plan, cases_of
@@ -106,7 +107,7 @@ def _tp(
         raise BadInput(f"--shapes: {case.label} is too large: {reason[:-1]}; give smaller shapes or fewer --gpus.")
     this = machine.describe(one)
     if options.budget is None and not spot:
-        request.check_ends(this, one, work(plan, sizes, settings.rule), "--shapes", "--tokens", "run")
+        check_work(this, one, work(plan, sizes, settings.rule), "--shapes", "--tokens")
     if not spot:
         forkserver.start("swiglu_bench.tp.bench", "torch.distributed.tensor.parallel", "torch._dynamo")
     about = {

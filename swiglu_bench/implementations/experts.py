@@ -338,7 +338,7 @@ def _fused_row(name: str, description: str, **choices: Any) -> Implementation:
         description=description,
         weight_layout="packed",
         backend="triton",
-        variant=bool(choices),
+        variant=(Scope.EXPERTS,) if choices else (),
         offers=("bias", "limit"),
         usage="from swiglu_kernels import swiglu_experts; "
         f"out = swiglu_experts(x, w_gate_up, w_down, top_k_index, top_k_weights{arguments})",

@@ -22,9 +22,8 @@ patterns = st.one_of(st.text(), names, st.sampled_from(["*", "eager*", "[a-", "[
 @given(st.lists(patterns, max_size=3), st.lists(patterns, max_size=3), st.one_of(st.none(), names, st.text(max_size=8)))
 def test_any_text_is_implementations_or_bad_input(wanted: list[str], unwanted: list[str], baseline: str | None) -> None:
     options = SweepOptions(impl=wanted, skip_impl=unwanted, in_process=True)
-    chosen = result_or_complaint(
-        lambda: request.implementations_of(options, *([baseline] if baseline is not None else []))
-    )
+    baselines = [] if baseline is None else [baseline]
+    chosen = result_or_complaint(lambda: request.implementations_of(options, baselines=baselines))
     if isinstance(chosen, BadInput):
         assert str(chosen).endswith((".", "?"))
     else:
@@ -124,5 +123,9 @@ def test_tables_of_a_dense_block_do_not_list_what_is_for_experts_and_the_other_w
             return {one.name for one in asked.implementations}
 
     assert {"eager", "fused"} <= chosen()
+    assert {"eager", "fused-mlp-auto"} <= chosen(scope="mlp")
+    assert max(len(chosen(scope=scope)) for scope in Scope) <= 9, "more than eight or nine cannot be read at once"
+    assert "fused" not in chosen(scope="mlp")
+    assert "fused-mlp-recompute" in chosen(scope="mlp", baseline="fused-mlp-recompute")
     assert chosen() & chosen(scope="experts") == {"eager"}
     assert chosen(impl=["grouped"]) == {"eager", "grouped"}, "asked for by name, its row says why"
