@@ -115,6 +115,7 @@ def test_experts_of_another_kind_are_left_alone(how, reason):
     (left,) = [one for one in patch_model(model).left_alone if one.class_name == "MixtralExperts"]
     assert reason in left.reason
     assert model.config._experts_implementation == "eager"
+    register_experts()
     model.set_experts_implementation("swiglu_kernels")
     with pytest.raises(ValueError, match=reason):
         model(input_ids=TOKEN_IDS)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from swiglu_kernels import reference
+from swiglu_kernels.experts import swiglu_experts
 from swiglu_kernels.hopper import forward, products, row, shared
 from swiglu_kernels.launches.backend import capability_of, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
@@ -36,6 +38,7 @@ MARGIN = 16
 CLAMPED = Formula(alpha=1.702, limit=1.0, up_offset=1.0)
 PORTABLE = [(1, 72, 200), (16, 51, 83), (37, 200, 136), (131, 72, 264), (9, 2056, 40)]
 BY_HAND = [(131, 72, 200), (517, 264, 1032), (300, 1032, 136)]
+OF_EXPERTS = [(131, 192, 256), (517, 1088, 448)]
 FEW_TOKENS = [(1, 72, 200), (17, 264, 1032), (77, 136, 2880), (128, 520, 3000)]
 Tensors = dict[str, torch.Tensor]
 
@@ -121,14 +124,42 @@ def outcomes(device: torch.device, few: bool = False) -> Iterator[Outcome]:
     with shared.by_hand_aside("portable kernels are asked for"):
         for size, dtype in itertools.product(PORTABLE[1:4:2] if few else PORTABLE, dtypes):
             yield from _portable(Sizes(size, dtype, device), f"{size} {str(dtype).removeprefix('torch.')}")
+            yield from _experts(size, dtype, device, "portable")
     capability = capability_of(device)
     if shared.GLUON_MISSING is not None or capability is None or capability[0] != 9:
         return
     for size, dtype in itertools.product(BY_HAND[:1] if few else BY_HAND, dtypes[:2]):
         yield from _by_hand(Sizes(size, dtype, device), f"{size} {str(dtype).removeprefix('torch.')}")
+    for size, dtype in itertools.product(OF_EXPERTS[:1] if few else OF_EXPERTS, dtypes[:2]):
+        with shared.by_hand_aside(None):
+            yield from _experts(size, dtype, device, "hopper")
     for size, dtype in itertools.product(FEW_TOKENS[:2] if few else FEW_TOKENS, dtypes[:2]):
         label = f"{size} {str(dtype).removeprefix('torch.')}"
         yield from _forwards(Sizes(size, dtype, device), f"row forward {label}", row.forward_launch)
+
+
+def _experts(size: tuple[int, int, int], dtype: torch.dtype, device: torch.device, backend: str) -> Iterator[Outcome]:
+    """A mixture of five experts, of which one has no token; whole calls, whose outputs they allocate themselves."""
+    tokens, hidden, intermediate = size
+    source = torch.Generator(device=device).manual_seed(tokens)
+    sizes = (tokens, hidden), (5, 2 * intermediate, hidden), (5, hidden, intermediate), (tokens, 3)
+    drawn = [torch.randn(one, generator=source, device=device) * one[-1] ** -0.5 for one in sizes]
+    x, w_gate_up, w_down, weights = (one.to(dtype) for one in drawn)
+    index = torch.randint(-1, 4, (tokens, 3), generator=source, device=device)
+    d_out = torch.randn(tokens, hidden, generator=source, device=device).to(dtype)
+
+    def run(function: Callable[..., torch.Tensor], dtype: torch.dtype, **options: object) -> Tensors:
+        leaves = [one.to(dtype).requires_grad_() for one in (x, w_gate_up, w_down, weights)]
+        out = function(*leaves[:3], index, leaves[3], **options)
+        found = torch.autograd.grad(out, leaves, d_out.to(dtype))
+        return dict(zip(("out", "d_x", "d_w_gate_up", "d_w_down", "d_weights"), (out.detach(), *found), strict=True))
+
+    exact, eager = run(reference.swiglu_experts, torch.float64), run(reference.swiglu_experts, dtype)
+    for name, got in run(swiglu_experts, dtype, backend=backend).items():
+        error, allowed = ((one.double() - exact[name]).norm() / exact[name].norm() for one in (got, eager[name]))
+        # The operands of a gradient are results that were rounded: eager's own loss says what that costs.
+        roundings = float(error / (allowed + ROUNDINGS[dtype]))
+        yield Outcome(f"experts {name} {backend} {size} {str(dtype).removeprefix('torch.')}", roundings)
 
 
 def _forwards(at: Sizes, name: str, describe: Callable[..., Launch], *more: object) -> Iterator[Outcome]:

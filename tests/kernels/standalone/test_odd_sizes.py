@@ -25,6 +25,12 @@ def test_each_is_right() -> None:
         assert kernel in names
 
 
+def test_experts() -> None:
+    found = list(odd_sizes._experts((9, 24, 20), torch.float16, DEVICE, "portable"))
+    assert len(found) == 5
+    assert all(one.right for one in found), found
+
+
 def test_what_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Launch.run
 
