@@ -138,10 +138,10 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
             d_w = operand(intermediate, tokens), operand(hidden, tokens), None, tensor(intermediate, hidden)
             launches["dW"] = fp8.sum_launch(*d_w, None, capability)
             amax = tensor(tokens, dtype=torch.int32), tensor(hidden, dtype=torch.int32)
-            maxima = (None, None) if blocks else amax
+            maxima: Any = (None, None) if blocks else amax
             across = operand(hidden, tokens)
             launches["quantisation along both"] = fp8.tiles_launch(
-                out, x.codes, x.scales, across.codes, across.scales, *maxima, False
+                out, x.codes, x.scales, across.codes, across.scales, maxima[0], maxima[1], False
             )
             if blocks:
                 first, second = operand(tokens, hidden, True), operand(hidden, tokens, True)
