@@ -16,14 +16,14 @@ register_experts()                    name swiglu_experts to transformers, for s
 patch_model(model), unpatch(model)    put them into a Hugging Face model, and take them out again
 reference                             the definitions, in PyTorch
 warm_up(model, tokens=[1, 64])        compile what these token counts need, before the first request
-explain(x, w_gate, w_up)              which kernels a call runs, and why
+explain(x, w_gate, w_up)              which kernels a call runs, and why; explain_experts for swiglu_experts
 backend_for(tensor)                   where a kernel would run: "triton", "interpreter" or "torch"
 """
 
 from swiglu_kernels import reference
 from swiglu_kernels.experts import swiglu_experts
 from swiglu_kernels.experts_interface import register_experts
-from swiglu_kernels.explain import explain
+from swiglu_kernels.explain import explain, explain_experts
 from swiglu_kernels.fp8 import swiglu_glu_fp8, swiglu_mlp_fp8
 from swiglu_kernels.glu import swiglu_glu
 from swiglu_kernels.glu_packed import swiglu_glu_packed
@@ -43,6 +43,7 @@ __all__ = [
     "PatchReport",
     "backend_for",
     "explain",
+    "explain_experts",
     "patch_model",
     "reference",
     "register_experts",
