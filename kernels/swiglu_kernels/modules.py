@@ -17,7 +17,8 @@ are first order.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -165,11 +166,14 @@ class FusedModule(nn.Module):
             weights = [*(weight.detach() for weight in weights[:2]), weights[2]]
             biases = [*(None if bias is None else bias.detach() for bias in biases[:2]), biases[2]]
             weight_grad = AUTO
-        made: dict[str, Any] = {"weight_grad": weight_grad, "save": self.options.save}
-        gate: dict[str, Any] = {"activation": self.gate_activation}
-        if self.options.recipe:
-            return fp8.swiglu_mlp_fp8(x, *weights, *biases, recipe=self.options.recipe, **gate, **made)
-        return swiglu_mlp(x, *weights, *biases, input_grad=self.options.input_grad, **gate, **made)
+        recipe = self.options.recipe
+        call: Callable[..., torch.Tensor] = (
+            partial(fp8.swiglu_mlp_fp8, recipe=recipe)
+            if recipe
+            else partial(swiglu_mlp, input_grad=self.options.input_grad)
+        )
+        how = {"activation": self.gate_activation, "weight_grad": weight_grad, "save": self.options.save}
+        return call(x, *weights, *biases, **how)
 
 
 def _check_linear(name: str, linear: object, in_features: int | None, out_features: int | None) -> None:
@@ -249,11 +253,12 @@ class FusedSwiGLU(FusedModule):
         """
         x, weights, biases = self._operands(x, "gate_proj", "up_proj")
         how = self.options
-        made: dict[str, Any] = {"weight_grad": how.weight_grad, "save": how.save}
-        if how.recipe:
-            z = fp8.swiglu_glu_fp8(x, *weights, *biases, recipe=how.recipe, **made)
-        else:
-            z = swiglu_glu(x, *weights, *biases, input_grad=how.input_grad, **made)
+        call: Callable[..., torch.Tensor] = (
+            partial(fp8.swiglu_glu_fp8, recipe=how.recipe)
+            if how.recipe
+            else partial(swiglu_glu, input_grad=how.input_grad)
+        )
+        z = call(x, *weights, *biases, weight_grad=how.weight_grad, save=how.save)
         return z if self.tensor_parallel is None else self.tensor_parallel.columns(z)
 
 

@@ -196,7 +196,7 @@ def _build_fused(problem: Problem, weight_grad: str) -> Step:
     import torch
 
     from swiglu_bench.implementations.fp8_linear import Kept
-    from swiglu_kernels.fp8 import quantise, swiglu_mlp_fp8
+    from swiglu_kernels.fp8 import hand_over, quantise, swiglu_mlp_fp8
 
     recipe = str(problem.case.precision).removeprefix("fp8-")
     weights = list(problem.weights.values())
@@ -207,7 +207,7 @@ def _build_fused(problem: Problem, weight_grad: str) -> Step:
         w_gate, w_up, w_down = (*given, None)[:3]
         return swiglu_mlp_fp8(x, w_gate, w_up, w_down, recipe=recipe, weight_grad=weight_grad)
 
-    return Step(forward)
+    return Step(forward, hand_over=hand_over)
 
 
 def _fused(name: str, weight_grad: str, description: str) -> Implementation:

@@ -124,29 +124,33 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
             return fp8.Quantised(tensor(rows, depth, dtype=torch.float8_e4m3fn), scales)
 
         x, weight, h = operand(tokens, hidden), operand(intermediate, hidden, True), operand(tokens, intermediate)
-        z, out, bias, down = tensor(tokens, intermediate), tensor(tokens, hidden), tensor(intermediate), weight
-        glu: Any = (x, weight, weight, z, None, (z, z), capability, (bias, bias), CLAMPED)
+        z, out, bias = tensor(tokens, intermediate), tensor(tokens, hidden), tensor(intermediate)
+        turned = operand(hidden, intermediate, True)
+        glu = (z, z), capability, (bias, bias), CLAMPED
         launches: dict[str, Launch] = {
-            "glu": fp8.glu_launch(*glu),
-            "d_gate, d_up, h": fp8.hidden_grad_launch(x, down, (z, z), z, z, z, capability, CLAMPED),
-            "dX": fp8.sum_launch(
-                h, operand(hidden, intermediate, True), (h, operand(hidden, intermediate, True)), out, bias, capability
-            ),
+            "glu": fp8.glu_launch(x, weight, weight, z, None, *glu),
+            "d_gate, d_up, h": fp8.hidden_grad_launch(x, weight, (z, z), z, z, z, capability, CLAMPED),
+            "dX": fp8.sum_launch(h, turned, (h, turned), out, bias, capability),
         }
         if blocks:
-            launches["glu, h in fp8"] = fp8.glu_launch(*glu[:3], h.codes, h.scales.t(), *glu[5:])
+            launches["glu, h in fp8"] = fp8.glu_launch(x, weight, weight, h.codes, h.scales.t(), *glu)
         if tokens == 8192:
             d_w = operand(intermediate, tokens), operand(hidden, tokens), None, tensor(intermediate, hidden)
             launches["dW"] = fp8.sum_launch(*d_w, None, capability)
             amax = tensor(tokens, dtype=torch.int32), tensor(hidden, dtype=torch.int32)
-            both: Any = (*x, *operand(hidden, tokens), *((None, None) if blocks else amax))
-            launches["quantisation along both"] = fp8.tiles_launch(out, *both, False)
+            maxima: Any = (None, None) if blocks else amax
+            across = operand(hidden, tokens)
+            launches["quantisation along both"] = fp8.tiles_launch(
+                out, x.codes, x.scales, across.codes, across.scales, maxima[0], maxima[1], False
+            )
             if blocks:
-                both = *operand(tokens, hidden, True), *operand(hidden, tokens, True), None, None
-                launches["quantisation of a weight"] = fp8.tiles_launch(out, *both, True)
+                first, second = operand(tokens, hidden, True), operand(hidden, tokens, True)
+                launches["quantisation of a weight"] = fp8.tiles_launch(
+                    out, first.codes, first.scales, second.codes, second.scales, None, None, True
+                )
             else:
                 launches["largest of rows and columns"] = fp8.amax_launch(out, *amax)
-                launches["quantisation by rows"] = fp8.rows_launch(out, *x)
+                launches["quantisation by rows"] = fp8.rows_launch(out, x.codes, x.scales)
         for name, launch in launches.items():
             yield f"fp8 {recipe} {name}, {tokens} tokens", launch
 
