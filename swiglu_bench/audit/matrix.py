@@ -12,7 +12,7 @@ from swiglu_bench.audit.subject import Outcome, Subject, not_run, unsupported
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.clock import answers
 from swiglu_bench.rows.audit_cell import Cell, CellStatus
-from swiglu_bench.spec.cases import Dtype, Scope
+from swiglu_bench.spec.cases import Dtype, Precision, Scope
 from swiglu_bench.spec.errors import one_line
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_kernels import backend_for
@@ -26,6 +26,8 @@ class Check:
     ask: Callable[[Subject], Outcome]
     scopes: tuple[Scope, ...] = tuple(Scope)
     """Where it is asked."""
+    needs_backward: bool = False
+    """Whether it is about the backward, which an implementation may not have."""
 
     @property
     def about(self) -> str:
@@ -51,13 +53,13 @@ CHECKS = (
     Check("bias", inputs.bias),
     Check("clamp", inputs.clamp),
     Check("packed weights", inputs.packed),
-    Check("model use", differentiation.model_use),
+    Check("model use", differentiation.model_use, needs_backward=True),
     Check("mutated inputs", differentiation.mutated_inputs),
-    Check("saved tensors", differentiation.saved_tensors),
+    Check("saved tensors", differentiation.saved_tensors, needs_backward=True),
     Check("determinism", differentiation.determinism),
-    Check("second backward", differentiation.second_backward),
-    Check("double backward", differentiation.double_backward),
-    Check("checkpointing", differentiation.checkpointing),
+    Check("second backward", differentiation.second_backward, needs_backward=True),
+    Check("double backward", differentiation.double_backward, needs_backward=True),
+    Check("checkpointing", differentiation.checkpointing, needs_backward=True),
     Check("autocast", surroundings.autocast),
     Check("compile fullgraph", surroundings.compile_fullgraph),
     Check("opcheck", surroundings.opcheck),
@@ -102,6 +104,10 @@ def checks_of(scope: Scope, only: Sequence[str] = ()) -> list[Check]:
 
 def unavailable(implementation: Implementation, device: torch.device) -> str | None:
     """Why an implementation cannot be audited here, or None."""
+    if Precision.UNQUANTISED not in implementation.precisions:
+        return (
+            "It quantises to fp8 only, and the checks of the contract ask for products in the dtype of their operands."
+        )
     interpreting = backend_for(device) == "interpreter"
     return implementation.unavailable(device.type, interpreting, machine.capability(device))
 
@@ -124,6 +130,8 @@ def _default(device: torch.device) -> Dtype:
 
 
 def _ask(check: Check, subject: Subject) -> Outcome:
+    if check.needs_backward and not subject.implementation.gradients(subject.scope):
+        return unsupported("it has no backward")
     torch.compiler.reset()  # a function compiled for one check too many is refused
     try:
         return check.ask(subject)

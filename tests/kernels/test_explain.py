@@ -5,7 +5,7 @@ import importlib
 import pytest
 import torch
 
-from swiglu_kernels import explain
+from swiglu_kernels import explain, explain_experts
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.tiles import choices
 
@@ -31,6 +31,20 @@ def test_options_and_reasons_show() -> None:
     assert "plain SiLU only" in text
     assert "the products again" in text
     assert "dX: two products by torch; no dW" in text
+
+
+@needs_kernels
+def test_experts() -> None:
+    layer = torch.empty(4, 64, 24, requires_grad=True), torch.empty(4, 24, 32)
+    call = torch.empty(5, 24), *layer, torch.zeros(5, 2, dtype=torch.int64), torch.empty(5, 2)
+    forward, backward = explain_experts(*call).splitlines()
+    assert "portable Triton (" in forward
+    assert "tiles of 16 rows" in forward
+    assert forward.endswith("gate and up are kept")
+    assert "gate and up again" in explain_experts(*call, recompute=True).splitlines()[1]
+    assert "again" not in backward
+    with pytest.raises(ValueError, match="top_k_index"):
+        explain_experts(*call[:3], torch.zeros(4, 2, dtype=torch.int64), call[4])
 
 
 def test_where_no_kernel_runs_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,12 +130,13 @@ def why_not_hopper(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tenso
     return experts.why_not(x, w_gate_up, w_down, activation)
 
 
-def expert_backend(
+def why_portable(
     pairs: int, x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str, with_grad: bool
-) -> str:
-    """Name the kernels that are fastest for experts."""
-    few = pairs < experts.LEAST_ROWS[with_grad] * w_gate_up.shape[0]
-    return "portable" if few or why_experts_off() or why_not_hopper(x, w_gate_up, w_down, activation) else "hopper"
+) -> str | None:
+    """Say why the portable kernels are the fastest for experts, or return None where those by hand are."""
+    least = experts.LEAST_ROWS[with_grad]
+    few = f"an expert has fewer than {least} rows on average" if pairs < least * w_gate_up.shape[0] else None
+    return why_experts_off() or why_not_hopper(x, w_gate_up, w_down, activation) or few
 
 
 def expert_tile_rows(pairs: int, experts: int, dtype: torch.dtype) -> int:
