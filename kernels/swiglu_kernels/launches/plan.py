@@ -79,7 +79,7 @@ def _maker(descriptor: Any) -> Callable[[torch.Tensor], Any]:
     like_this = type(of_type.__name__, (of_type,), fields)
 
     def copied(base: torch.Tensor) -> Any:
-        made = object.__new__(like_this)
+        made: Any = object.__new__(like_this)
         made.base = base
         return made
 
@@ -118,7 +118,8 @@ class Series:
         if INTERPRETING:
             return function(*arguments, **options)
         if self._steps is None:
-            _current.recorded = recorded = []
+            recorded: list[Any] = []
+            _current.recorded = recorded
         else:
             _current.replayed = iter(self._steps)
         try:

@@ -119,7 +119,8 @@ def hidden_grad_by_torch(d_out: torch.Tensor, w_down: torch.Tensor) -> bool:
     """
     if INTERPRETING or not why_unmeasured(d_out.device):
         return False
-    return lookup("mlp-hidden-grad", d_out, *d_out.shape, w_down.shape[1]) is None
+    (tokens, hidden), intermediate = d_out.shape, w_down.shape[1]
+    return lookup("mlp-hidden-grad", d_out, tokens, hidden, intermediate) is None
 
 
 def why_not_hopper(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str) -> str | None:
