@@ -133,7 +133,7 @@ def run(command: str = "forward", *, progress: bool = True, **options: Any) -> R
         command: forward, backward, step, memory or verify.
         progress: show the bar and the growing table on stderr.
         options: texts as on the command line, or lists where those hold commas: `tokens=[1, 1024]`. `baseline`,
-            `budget`, `l2`, `regime` and `energy` are for forward, backward and step only. Files are written only where
+            `rounds`, `l2`, `regime` and `energy` are for forward, backward and step only. Files are written only where
             `out` names a folder. `swiglu-bench COMMAND --help` explains each.
 
     Returns:

@@ -42,8 +42,9 @@ def test_rows_come_as_a_frame(found) -> None:
 
 
 def test_the_command_line_that_does_the_same_is_kept(found) -> None:
-    words = "--shapes 24x40 --tokens 3,7 --impl eager,eager-packed,fused --device cpu --in-process --quiet --no-csv"
-    assert shlex.split(found.about["command"]) == ["swiglu-bench", "forward", *words.split(), "--budget", "0.1"]
+    words = "--shapes 24x40 --tokens 3,7 --impl eager,eager-packed,fused --device cpu --budget 0.1"
+    end = ["--in-process", "--quiet", "--no-csv"]
+    assert shlex.split(found.about["command"]) == ["swiglu-bench", "forward", *words.split(), *end]
     assert found.about["options"]["tokens"] == "3,7"
     assert found.about["options"]["impl"] == TINY["impl"]
 
@@ -86,7 +87,7 @@ def test_a_finished_run_is_loaded_and_compared() -> None:
     ("arguments", "words"),
     [
         ({"command": "foward"}, "did you mean forward"),
-        ({"command": "memory", "budget": 3}, "memory has no option 'budget'"),
+        ({"command": "memory", "l2": "hot"}, "memory has no option 'l2'"),
         ({"token": 3}, "forward has no option 'token'; did you mean tokens"),
         ({"tokens": "x"}, "--tokens: 'x' is not a token count"),
         ({"impl": "egaer"}, "did you mean eager"),

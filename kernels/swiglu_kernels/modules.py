@@ -17,11 +17,13 @@ are first order.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
 
+from swiglu_kernels import fp8
 from swiglu_kernels.calls import autocast
 from swiglu_kernels.calls.checks import check_like, check_option, check_tensor
 from swiglu_kernels.experts import swiglu_experts
@@ -42,42 +44,19 @@ class Options:
     weight_grad: str = "auto"
     save: str = "auto"
     input_grad: str = "auto"
+    precision: str = "bf16"
+    """Of the operands of all products: as they are, or "fp8-rowwise" or "fp8-blockwise" (`swiglu_mlp_fp8`)."""
 
     def __post_init__(self) -> None:
-        check_option("weight_grad", self.weight_grad, WEIGHT_GRADS)
+        check_option("precision", self.precision, fp8.PRECISIONS)
+        check_option("weight_grad", self.weight_grad, fp8.WEIGHT_GRADS if self.recipe else WEIGHT_GRADS)
         check_option("save", self.save, SAVES)
-        check_option("input_grad", self.input_grad, INPUT_GRADS)
+        check_option("input_grad", self.input_grad, (AUTO,) if self.recipe else INPUT_GRADS)
 
-
-def _swiglu_mlp(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    w_down: torch.Tensor,
-    bias_gate: torch.Tensor | None,
-    bias_up: torch.Tensor | None,
-    bias_down: torch.Tensor | None,
-    *,
-    activation: str,
-    options: Options,
-) -> torch.Tensor:
-    weight_grad = options.weight_grad
-    if weight_grad == "none":  # which leaves down_proj to be trained
-        w_gate, w_up, weight_grad = w_gate.detach(), w_up.detach(), AUTO
-        bias_gate, bias_up = (None if bias is None else bias.detach() for bias in (bias_gate, bias_up))
-    return swiglu_mlp(
-        x,
-        w_gate,
-        w_up,
-        w_down,
-        bias_gate,
-        bias_up,
-        bias_down,
-        activation=activation,
-        weight_grad=weight_grad,
-        save=options.save,
-        input_grad=options.input_grad,
-    )
+    @property
+    def recipe(self) -> str | None:
+        """How products are quantised, if they are."""
+        return self.precision.removeprefix("fp8-") if self.precision.startswith("fp8-") else None
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -173,12 +152,24 @@ class FusedModule(nn.Module):
     def _mlp(self, x: object) -> torch.Tensor:
         """Run the whole block from gate_proj, up_proj and down_proj."""
         tensor, weights, biases = self._operands(x, "gate_proj", "up_proj", "down_proj")
-        split = self.tensor_parallel
-        if split is None:
-            return _swiglu_mlp(tensor, *weights, *biases, activation=self.gate_activation, options=self.options)
-        *biases, bias_down = biases
-        part = _swiglu_mlp(tensor, *weights, *biases, *[None], activation=self.gate_activation, options=self.options)
-        return split.sum(part, bias_down)
+        if self.tensor_parallel is None:
+            return self._block(tensor, weights, biases)
+        return self.tensor_parallel.sum(self._block(tensor, weights, [*biases[:2], None]), biases[2])
+
+    def _block(
+        self, x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+    ) -> torch.Tensor:
+        """Run `swiglu_mlp` as the options say; weights and biases are those of gate, up and down."""
+        weight_grad = self.options.weight_grad
+        if weight_grad == "none":  # which leaves down_proj to be trained
+            weights = [*(weight.detach() for weight in weights[:2]), weights[2]]
+            biases = [*(None if bias is None else bias.detach() for bias in biases[:2]), biases[2]]
+            weight_grad = AUTO
+        made: dict[str, Any] = {"weight_grad": weight_grad, "save": self.options.save}
+        gate: dict[str, Any] = {"activation": self.gate_activation}
+        if self.options.recipe:
+            return fp8.swiglu_mlp_fp8(x, *weights, *biases, recipe=self.options.recipe, **gate, **made)
+        return swiglu_mlp(x, *weights, *biases, input_grad=self.options.input_grad, **gate, **made)
 
 
 def _check_linear(name: str, linear: object, in_features: int | None, out_features: int | None) -> None:
@@ -207,6 +198,8 @@ class FusedSwiGLU(FusedModule):
             weight_grad: "auto", "triton", "torch" or "none", which treats the weights as frozen.
             save: "auto", "preact" (keep gate and up for the backward) or "input" (recompute them).
             input_grad: "auto", "fused", "two_step" or "torch".
+            precision: "bf16" (operands as they are), "fp8-rowwise" or "fp8-blockwise" (`swiglu_mlp_fp8`; weights stay
+                in 16 bits, and are quantised in every call; weight_grad="fp8" is "auto" there).
 
     Raises:
         ValueError: an option has an unknown value.
@@ -235,7 +228,7 @@ class FusedSwiGLU(FusedModule):
         Args:
             gate_proj: in_features -> hidden_features.
             up_proj: of the same size.
-            options: `weight_grad`, `save`, `input_grad`.
+            options: `weight_grad`, `save`, `input_grad`, `precision`.
 
         Raises:
             TypeError: one of the layers is not a torch.nn.Linear.
@@ -256,7 +249,11 @@ class FusedSwiGLU(FusedModule):
         """
         x, weights, biases = self._operands(x, "gate_proj", "up_proj")
         how = self.options
-        z = swiglu_glu(x, *weights, *biases, weight_grad=how.weight_grad, save=how.save, input_grad=how.input_grad)
+        made: dict[str, Any] = {"weight_grad": how.weight_grad, "save": how.save}
+        if how.recipe:
+            z = fp8.swiglu_glu_fp8(x, *weights, *biases, recipe=how.recipe, **made)
+        else:
+            z = swiglu_glu(x, *weights, *biases, input_grad=how.input_grad, **made)
         return z if self.tensor_parallel is None else self.tensor_parallel.columns(z)
 
 
@@ -303,11 +300,7 @@ class FusedSwiGLUMLP(FusedModule):
             gate_proj: hidden -> intermediate.
             up_proj: of the same size.
             down_proj: intermediate -> any size.
-            options: `weight_grad`, `save`, `input_grad`.
-
-        Raises:
-            TypeError: one of the layers is not a torch.nn.Linear.
-            ValueError: sizes do not fit together, or an option has an unknown value.
+            options: as for `FusedSwiGLU.from_linears`, and so are the errors.
         """
         _check_linear("gate_proj", gate_proj, None, None)
         _check_linear("up_proj", up_proj, gate_proj.in_features, gate_proj.out_features)
@@ -357,11 +350,7 @@ class FusedSwiGLUPackedMLP(FusedModule):
         Args:
             gate_up_proj: hidden -> 2 * intermediate, the gate's rows first.
             down_proj: intermediate -> any size.
-            options: `weight_grad`, `save`, `input_grad`.
-
-        Raises:
-            TypeError: one of the layers is not a torch.nn.Linear.
-            ValueError: sizes do not fit together, or an option has an unknown value.
+            options: as for `FusedSwiGLU.from_linears`, and so are the errors.
         """
         _check_linear("gate_up_proj", gate_up_proj, None, None)
         if gate_up_proj.out_features % 2:
@@ -373,21 +362,12 @@ class FusedSwiGLUPackedMLP(FusedModule):
         return module
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return down_proj(silu(gate) * up): [..., hidden_size] -> [..., hidden_size].
-
-        Raises:
-            TypeError: x is not a tensor of the parameters' dtype, or a projection is no longer a plain Linear.
-            ValueError: x is on another device or its last dimension is not hidden_size.
-        """
+        """Return down_proj(silu(gate) * up): [..., hidden_size] -> [..., hidden_size]; errors: as FusedSwiGLUMLP's."""
         if self.tensor_parallel is not None:  # its matrix is parted
             return self._mlp(x)
         x, (packed, w_down), (packed_bias, bias_down) = self._operands(x, "gate_up_proj", "down_proj")
-        w_gate, w_up = packed.chunk(2)
-        bias_gate, bias_up = (None, None) if packed_bias is None else packed_bias.chunk(2)
-        return _swiglu_mlp(
-            x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down,
-            activation=self.gate_activation, options=self.options,
-        )  # fmt: skip
+        gated: Sequence[torch.Tensor | None] = (None, None) if packed_bias is None else packed_bias.chunk(2)
+        return self._block(x, [*packed.chunk(2), w_down], [*gated, bias_down])
 
 
 class FusedSwiGLUExperts(nn.Module):

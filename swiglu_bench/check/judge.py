@@ -18,6 +18,7 @@ from swiglu_bench.check import tolerance
 from swiglu_bench.check.built import Built, Produced, add_up
 from swiglu_bench.check.inputs import Draw, sizes, torch_dtype
 from swiglu_bench.check.results import Fault
+from swiglu_bench.check.routing import by_expert
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.measure.clock import Clock
 from swiglu_bench.rows.record import TensorCheck
@@ -56,8 +57,9 @@ def _experts(x: Tensor, index: Tensor, weights: Tensor, *parameters: Tensor, **v
     """The sum of `reference.swiglu_mlp` of each token's experts, as models add it up: expert by expert in x's dtype."""
     rows, index, weights = (value.flatten(0, -2) for value in (x, index, weights))
     output = torch.zeros_like(rows)
-    for number, own in enumerate(zip(*(value.unbind(0) for value in parameters), strict=True)):
-        token, slot = torch.where(index == number)
+    for (token, slot), *own in zip(
+        by_expert(index, len(parameters[0])), *(one.unbind(0) for one in parameters), strict=True
+    ):
         found = reference.swiglu_mlp(rows[token], *own, **variant) * weights[token, slot, None]
         output.index_add_(0, token, found.to(output.dtype))
     return output.view_as(x)

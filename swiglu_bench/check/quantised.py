@@ -126,7 +126,7 @@ class QuantisedJudge(Judge):
 
 @functools.cache
 def judge_of(joint: bool, quantised_dw: bool) -> type[QuantisedJudge]:
-    """The judge of contenders with one product for gate and up or two, and with quantised weight gradients or without."""
+    """The judge of contenders with one product for gate and up or two, with quantised weight gradients or without."""
     define = partial(fp8.defined, joint=joint, quantised_dw=quantised_dw)
     declare = implementation("quantised reference", scopes=("glu", "mlp"), description="SwiGLU on quantised operands")
     found = {"joint": joint, "quantised_dw": quantised_dw, "definition": declare(define)}

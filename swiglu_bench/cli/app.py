@@ -19,7 +19,7 @@ from swiglu_bench.cli.finished import compare, history, publish, show
 from swiglu_bench.cli.kernels import inspect
 from swiglu_bench.cli.listing import list_
 from swiglu_bench.cli.machine import ceilings, doctor, noise
-from swiglu_bench.cli.options import command_of
+from swiglu_bench.cli.options import Command, command_of
 from swiglu_bench.cli.recommend import recommend
 from swiglu_bench.cli.report import report
 from swiglu_bench.cli.selftest import selftest
@@ -38,22 +38,26 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+SWEEPS = measure.commands()
 PANELS: dict[str, dict[str, Callable[..., None]]] = {
-    "Measure and check": {
-        **measure.commands(), "audit": command_of(AuditOptions, audit), "selftest": selftest, "tp": tp, "train": train,
+    "Measure": {**{name: SWEEPS[name] for name in ("forward", "backward", "step", "memory")}, "train": train, "tp": tp},
+    "Check": {
+        "verify": SWEEPS["verify"], "audit": command_of(AuditOptions, audit), "selftest": selftest, "inspect": inspect,
     },
-    "Look": {"list": list_, "inspect": inspect},
-    "Finished runs": {
-        "compare": compare, "show": show, "history": history, "publish": publish, "recommend": recommend,
-        "report": report,
+    "Look back": {
+        "report": report, "compare": compare, "show": show, "history": history, "recommend": recommend,
+        "publish": publish,
     },
-    "This machine": {"ceilings": ceilings, "noise": noise, "doctor": doctor, "tune": tune},
+    "This machine": {"list": list_, "doctor": doctor, "ceilings": ceilings, "noise": noise, "tune": tune},
 }  # fmt: skip
 """Every command by its name, under the heads of `--help`."""
 
 for _panel, _commands in PANELS.items():
     for _name, _command in _commands.items():
-        app.command(_name, rich_help_panel=_panel)(_command)
+        _paragraphs = [
+            " ".join(part.split()) for part in (_command.__doc__ or "").split("\n\n")
+        ]  # Typer keeps line ends
+        app.command(_name, rich_help_panel=_panel, cls=Command, help="\n\n".join(_paragraphs))(_command)
 
 
 _show_warning = warnings.showwarning

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from swiglu_bench.spec.implementation import Implementation
 
 FACTS = (
-    "name", "description", "trains", "weight_layout", "backend", "package", "usage", "source", "on_request", "variant",
+    "name", "description", "trains", "weight_layout", "backend", "package", "usage", "source", "on_request",
 )  # fmt: skip
-"""What `list --format json` says of an implementation, besides scopes, offers and why it cannot run."""
+"""What `list --format json` says of an implementation, besides its sets and why it cannot run."""
 COLUMNS = {
     "shapes": ("hidden", "intermediate", "experts", "tokens", "source"),
     "sweeps": ("shapes", "tokens", "source"),
@@ -68,7 +68,7 @@ def implementations(known: Sequence[Implementation], this: Machine) -> list[dict
     """Facts of each implementation, and why it is unavailable on this machine, if it is."""
     return [
         {fact: getattr(one, fact) for fact in FACTS}
-        | {"scopes": sorted(one.scopes), "offers": sorted(one.offers)}
+        | {fact: sorted(getattr(one, fact)) for fact in ("scopes", "variant", "offers")}
         | {"unavailable": one.unavailable(this.device_type, capability=this.compute_capability)}
         for one in known
     ]
@@ -124,11 +124,9 @@ def _in_lines(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     here = [one for one in known if one["unavailable"] is None]
     for one in here:
         what = Text(one["description"], no_wrap=True, overflow="ellipsis")
-        mark = "*" if one["on_request"] or one["variant"] else ""
-        found.add_row(Text(one["name"] + mark, "bold"), _scopes(one["scopes"]), what)
+        found.add_row(Text(one["name"], "bold"), _scopes(one), what)
     yield found
-    if any(one["on_request"] or one["variant"] for one in here):
-        yield Text("*: compared only where --impl names it.", "dim")
+    yield from _marks(here)
     for line in by_reason("not here", ((one["unavailable"], one["name"]) for one in known if one["unavailable"])):
         yield Text(line, "yellow")
     yield Text(
@@ -143,18 +141,26 @@ def _in_detail(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     found, notes = table("Implementations", "name", "scopes", "gradients", "weights", "here", "what it is"), Notes()
     found.columns[0].no_wrap = found.columns[4].no_wrap = True
     for one in known:
-        reason, usual = one["unavailable"], "on request" if one["on_request"] or one["variant"] else "yes"
-        here = Text(usual, "green") if reason is None else Text(f"no {notes.mark(reason)}", "yellow")
+        reason = one["unavailable"]
+        here = Text("yes", "green") if reason is None else Text(f"no {notes.mark(reason)}", "yellow")
         trains = {"everything": "all", "inputs": "inputs", "nothing": "none"}[one["trains"]]
-        found.add_row(
-            Text(one["name"], "bold"), _scopes(one["scopes"]), trains, one["weight_layout"], here, one["description"]
-        )
+        found.add_row(Text(one["name"], "bold"), _scopes(one), trains, one["weight_layout"], here, one["description"])
     yield found
+    yield from _marks(known)
     yield from notes.lines()
 
 
-def _scopes(names: Sequence[str]) -> str:
-    return "all" if len(names) == len(Scope) else " ".join(names)
+def _scopes(one: Mapping[str, Any]) -> str:
+    """Its scopes, with a star where it is compared only on request."""
+    if len(one["scopes"]) == len(Scope):
+        return "all"
+    asked = one["scopes"] if one["on_request"] else one["variant"]
+    return " ".join(name + "*" * (name in asked) for name in one["scopes"])
+
+
+def _marks(shown: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
+    if any("*" in _scopes(one) for one in shown):
+        yield Text("*: at this scope it is compared only where --impl names it.", "dim")
 
 
 def planned(settings: Settings, cases: Sequence[Case], free_bytes: int, processes: int = 1) -> list[dict[str, Any]]:
@@ -179,10 +185,10 @@ def put_plan(form: str, command: str, cases: Sequence[dict[str, Any]], names: Se
         text.put(text.as_text(form, cases, about, cases[0]))
         return
     shown = [name for name in cases[0] if name not in ("hidden", "intermediate", "needed_bytes", "fits")]
-    found = table("Cases", *shown, "memory needed", "")
+    found = table("Cases", *shown, "needs, MiB", "fits")
     for case in cases:
-        lacks = "" if case["fits"] else f"too large: the device has {free_bytes / 2**30:.1f} GiB free"
-        size = f"{case['needed_bytes'] / 2**20:,.1f} MiB"
-        found.add_row(*(str(case[name]) for name in shown), size, Text(lacks, "yellow"))
+        fits = Text("yes", "green") if case["fits"] else Text("no", "yellow")
+        found.add_row(*(str(case[name]) for name in shown), f"{case['needed_bytes'] / 2**20:,.0f}", fits)
     count = f"{len(cases)} case{'s' * (len(cases) > 1)}"
-    text.screen().print(found, Text(f"{count} x {len(names)} implementations: {', '.join(names)}"))
+    free = f"The device has {free_bytes / 2**30:.1f} GiB of memory free."
+    text.screen().print(found, Text(f"{count} x {len(names)} implementations: {', '.join(names)}. {free}"))

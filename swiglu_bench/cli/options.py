@@ -1,12 +1,40 @@
-"""From a dataclass of options to a command that Typer understands."""
+"""From a dataclass of options to a command that Typer understands, whose --help leaves rare options to --help-all."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
-from swiglu_bench.sweep.options import parameters
+import typer
+from typer.core import TyperCommand
+
+from swiglu_bench.sweep.options import RARE, parameters
+
+
+class Command(TyperCommand):
+    """A command whose rare options are shown by --help-all only, if it has that."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help."""
+        short = any(one.name == "help_all" for one in self.params) and not ctx.params.get("help_all")
+        for one in self.params:
+            setattr(one, "hidden", short and one.name in RARE)  # noqa: B010 -- mypy: only options have it
+        super().format_help(ctx, formatter)
+
+
+def _help_all(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        context.params["help_all"] = True
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+HELP_ALL = inspect.Parameter(
+    "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[
+        bool, typer.Option("--help-all", help="Show rare options, too.", callback=_help_all, is_eager=True)
+    ],
+)  # fmt: skip
 
 
 def command_of(options: type, call: Callable[..., None], help: str | None = None) -> Callable[..., None]:
@@ -18,10 +46,14 @@ def command_of(options: type, call: Callable[..., None], help: str | None = None
     further = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
 
     def command(**values: Any) -> None:
+        values.pop("help_all", None)
         others = {parameter.name: values.pop(parameter.name) for parameter in further}
         call(options(**values), **others)
 
-    signature = inspect.Signature(parameters(options, for_typer=True) + further)
+    shown = [*parameters(options, for_typer=True), *further]
+    if any(one.name in RARE for one in shown):
+        shown.append(HELP_ALL)
+    signature = inspect.Signature(shown)
     setattr(command, "__signature__", signature)  # noqa: B010 -- mypy knows no such attribute
     command.__doc__ = help or call.__doc__
     return command

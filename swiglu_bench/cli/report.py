@@ -52,17 +52,14 @@ def report(
         output = Path("report.html")
     _check_places(output, png, svg)
     from rich.console import Console
-    from rich.markup import escape
 
     from swiglu_bench.report.load import folders, load, only
+    from swiglu_bench.writers.console import Bar
 
     rows, err = list[dict[str, Any]](), form != text.TABLE
     found: list[ReportedRun] = []
-    with Console(stderr=True).status("") as status:
-
-        def tell(doing: str) -> None:
-            status.update(escape(doing))
-
+    with Bar(Console(stderr=True), doing="reading runs") as bar:
+        tell = bar.tell
         paths = [path for given in runs for path in folders(given)]
         for number, path in enumerate(paths, start=1):
             tell(f"run {number} of {len(paths)}: {path}")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     usage="from swiglu_kernels import silu_mul; h = silu_mul(gate, up)",
     backend="triton",
     offers=("bias",),
+    variant=(Scope.GLU, Scope.MLP),
     footprints={
         Scope.ACTIVATION: Footprint(saved=0, phases=((3, 0, 0),)),
         Scope.GLU: Footprint(saved=2, phases=((5, 0, 0), (3, 1, 1), (2, 2, 2))),
@@ -74,8 +75,8 @@ def _usage(call: str, choices: dict[str, Any]) -> str:
     return f"from swiglu_kernels import {call.removeprefix('out = ').partition('(')[0]}; {call}{''.join(arguments)})"
 
 
-COMPARED = ("fused", "fused-auto", "fused-mlp-auto")
-"""Those of the family that a command compares unasked; the others are variants of these."""
+COMPARED = ("fused", "fused-auto")
+"""Rows of swiglu_glu that a command compares unasked at that scope; at mlp, fused-mlp-auto stands for all."""
 
 
 def _glu_row(name: str, weight_grad: str, save: str, input_grad: str, description: str) -> Implementation:
@@ -94,7 +95,7 @@ def _glu_row(name: str, weight_grad: str, save: str, input_grad: str, descriptio
         backend="triton",
         trains="inputs" if frozen else "everything",
         offers=("bias", "limit", "packed"),
-        variant=name not in COMPARED,
+        variant=(Scope.MLP,) if name in COMPARED else (Scope.GLU, Scope.MLP),
         footprints=footprints,
         usage=_usage("out = swiglu_glu(x, w_gate, w_up", choices),
     )
@@ -110,7 +111,7 @@ def _mlp_row(name: str, call: str, choices: dict[str, Any], description: str) ->
         description=description,
         backend="triton",
         offers=("bias", "limit"),
-        variant=name not in COMPARED,
+        variant=() if name == "fused-mlp-auto" else (Scope.MLP,),
         footprints={} if "chunk_tokens" in choices else {Scope.MLP: footprint},
         usage=_usage(call, choices),
     )

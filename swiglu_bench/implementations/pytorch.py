@@ -68,6 +68,7 @@ def eager(problem: Problem) -> Step:
     usage="gate, up = F.linear(x, w_gate_up).chunk(2, dim=-1); h = F.silu(gate) * up",
     weight_layout="packed",
     offers=("bias", "limit", "packed"),
+    variant=(Scope.MLP,),
     footprints={
         Scope.GLU: Footprint(saved=3, phases=((6, 0, 0), (5, 0, 0), (3, 1, 2))),
         Scope.MLP: Footprint(saved=4, phases=((5, 1, 1), (6, 1, 1), (2, 2, 3))),

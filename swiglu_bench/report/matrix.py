@@ -20,7 +20,8 @@ DEEP = 0.5
 
 
 def matrix(sections: Sequence[tuple[Section, Style]]) -> dict[str, Any] | None:
-    """Rows by section and shape, a column per token count, and what it says in one sentence.
+    """Rows by section and shape, a column per token count, and what it says in one sentence. `split` has the rows of
+    runs over several GPUs, which are many.
 
     None where no section names a winner; a section without a winner has no rows, but keeps its number.
     """
@@ -41,14 +42,15 @@ def matrix(sections: Sequence[tuple[Section, Style]]) -> dict[str, Any] | None:
             for shape in shapes
         ]
         if lines:
-            groups.append({"section": number, "title": titles[number], "lines": lines})
+            groups.append({"section": number, "title": titles[number], "lines": lines, "split": "-tp" in section.scope})
     if not groups:
         return None
     return {
         "sentence": overall(every),
         "baselines": together(unique(place.baseline for place in every), "or"),
         "counts": [token_text(count) for count in counts],
-        "groups": groups,
+        "groups": [one for one in groups if not one["split"]],
+        "split": [one for one in groups if one["split"]],
     }
 
 
@@ -74,6 +76,7 @@ def _cell(place: Place, style: Style) -> dict[str, Any]:
     )
     about += [f"the next, {place.runner_up}, takes {place.longer:.1%} longer"] if place.runner_up else []
     return {
+        "tokens": token_text(place.tokens),
         "name": name,
         "ties": len(first) - 1,
         "speedup": "" if level else f"{place.speedup:.2f}×",

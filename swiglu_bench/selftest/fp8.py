@@ -139,6 +139,3 @@ def wide_blocks(problem: Problem) -> Step:
         return _by_scales(value, pairs.repeat_interleave(BLOCK, 1))[0], pairs
 
     return defined(problem, quantiser=wide)
-
-
-SPECIMENS = tuple(value for value in list(globals().values()) if isinstance(value, Specimen))

@@ -23,10 +23,12 @@ from swiglu_bench.selftest.specimen import Specimen
 from swiglu_bench.session.settings import Progress, Settings, Task
 from swiglu_bench.spec.cases import Case, Experts, Scope, Shape
 
-SPECIMENS: tuple[Specimen, ...] = (
-    *wrong.SPECIMENS, *experts.SPECIMENS, *memory.SPECIMENS, *usage.SPECIMENS, *timing.SPECIMENS, *conduct.SPECIMENS,
-    *gpu.SPECIMENS, *fp8.SPECIMENS,
-)  # fmt: skip
+SPECIMENS = tuple(
+    value
+    for module in (wrong, experts, memory, usage, timing, conduct, gpu, fp8)
+    for value in vars(module).values()
+    if isinstance(value, Specimen)
+)
 
 SHAPES = {"cpu": Shape("zoo", 64, 96, "sizes of the self-test", (33,)),
           "cuda": Shape("zoo", 512, 1024, "sizes of the self-test", (1000,))}  # fmt: skip
@@ -75,7 +77,9 @@ def run_zoo(
     swept = [specimen for specimen in here if specimen.task != "audit"]
     for (task, case), group in groupby(sorted(swept, key=lambda one: str(case_of(one))), key=case_of):
         chosen = {specimen.name: specimen for specimen in group}
-        settings = Settings(Task(task), device, "selftest", "selftest", rule=RULE, energy=False)
+        settings = Settings(
+            Task(task), device, "selftest", "selftest", baseline=pytorch.eager.name, rule=RULE, energy=False
+        )
         yield from _swept(case, chosen, settings, this, tell)
     for specimen in here:
         if specimen.task == "audit":

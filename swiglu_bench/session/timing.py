@@ -81,7 +81,7 @@ class CaseTimer:
     def time(self, entries: Sequence[Entry], twins: Sequence[Contender], tell: Tell) -> None:
         """Play the rounds and fill every entry's row; `twins` are further processes of the baseline."""
         by_name = {entry.contender.name: entry for entry in entries}
-        baseline = self._settings.baseline if twins else ""
+        baseline = self._settings.baseline_of(self._case) if twins else ""
         gradients = {name: entry.gradients for name, entry in by_name.items()}
         gradients |= {twin.name: gradients[baseline] for twin in twins}
         limits = products_of(self._case, [(entry.gradients, bool(entry.record.precision)) for entry in entries])
@@ -155,7 +155,7 @@ class CaseTimer:
         sound = {entry.contender.name: entry for entry in entries if entry.record.status is Status.OK}
         claimed_ms = {name: _claimed_ms(rounds, name) for name in sound}
         batches = Batches(self._place, self._case, {name: entry.contender for name, entry in sound.items()}, names)
-        for name, failure in batches.disagreements(claimed_ms, self._settings.baseline).items():
+        for name, failure in batches.disagreements(claimed_ms, self._settings.baseline_of(self._case)).items():
             self._close(sound[name], failure)
 
     def _in_turn(self, contender: interleaved.Contender) -> interleaved.Contender:

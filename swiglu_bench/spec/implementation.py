@@ -102,8 +102,8 @@ class Implementation:
     """Why it can run nowhere: a package that is asked for and does not have what it would take."""
     on_request: bool = False
     """Whether it takes part only where `--impl` names it, because its build takes minutes for each case."""
-    variant: bool = False
-    """Whether it is another one with other arguments: checked like all, and compared only where `--impl` names it."""
+    variant: frozenset[Scope] = frozenset()
+    """The scopes at which another one stands for it: checked there, compared only where `--impl` names it."""
     offers: frozenset[Offer] = frozenset()
     """Which of `problem.extras` its build supports; it is never asked for another."""
     overwrites: frozenset[str] = frozenset()
@@ -123,7 +123,10 @@ class Implementation:
 
     def __post_init__(self) -> None:
         """Accept any iterable of names for a set of them."""
-        sets = {"scopes": Scope, "dtypes": Dtype, "precisions": Precision, "offers": str, "overwrites": str}
+        sets = {
+            "scopes": Scope, "variant": Scope, "dtypes": Dtype, "precisions": Precision, "offers": str,
+            "overwrites": str,
+        }  # fmt: skip
         for name, kind in sets.items():
             object.__setattr__(self, name, frozenset(map(kind, getattr(self, name))))
         object.__setattr__(self, "gpus", tuple(self.gpus))

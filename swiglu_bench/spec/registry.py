@@ -9,7 +9,7 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -96,12 +96,12 @@ def select(
     wanted: Sequence[str] = (),
     unwanted: Sequence[str] = (),
     load_file: Callable[[str], Implementation] = load,
-    variants: bool = True,
+    unasked: Collection[str] | None = None,
 ) -> list[Implementation]:
     """The implementations that names and globs choose, in the catalogue's order, those of files after them.
 
-    An empty `wanted` means all but those `on_request`, and without `variants` all but these, too; `load_file` gets one
-    from `path/to/file.py:name`. Raises BadInput for a pattern that matches nothing, offering near matches.
+    An empty `wanted` means the names of `unasked`, or all but those `on_request`; `load_file` gets one from
+    `path/to/file.py:name`. Raises BadInput for a pattern that matches nothing, offering near matches.
     """
     names = [one.name for one in catalogue]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -121,7 +121,7 @@ def select(
     files = [spec for spec in wanted if ".py:" in spec]
     keep = matches([spec for spec in wanted if spec not in files], "--impl")
     if not wanted:
-        keep = {one.name for one in catalogue if not one.on_request and (variants or not one.variant)}
+        keep = {one.name for one in catalogue if not one.on_request} if unasked is None else {*unasked}
     keep -= matches(unwanted, "--skip-impl")
     chosen = [one for one in catalogue if one.name in keep]
     for spec in files:

@@ -19,6 +19,12 @@ from typer.models import OptionInfo
 
 WHAT, HOW, OUTPUT, WANDB = "What to run", "How to measure", "Where results go", "Weights & Biases"
 """The panels of `--help`."""
+RARE = frozenset([
+    "tp", "routing", "seed", "skip_impl", "ray", "timeout", "in_process", "wait", "rounds", "warmup", "l2", "regime",
+    "trace", "ncu", "energy", "csv", "force", "save_baseline", "wandb_project", "wandb_entity", "wandb_group",
+    "wandb_tags", "wandb_id", "strict", "interpret", "step_run", "checkpoint_every", "sequence_parallel",
+])  # fmt: skip
+"""Options that only `--help-all` shows, where a command has that."""
 TIMEOUT_S = 600.0
 """torch.compile with max-autotune takes minutes."""
 
@@ -160,6 +166,9 @@ class SweepOptions(WandbOptions):
                metavar="ADDRESS"),
     ] = None  # fmt: skip
     timeout: Timeout = TIMEOUT_S
+    budget: Annotated[
+        float, option(HOW, "Seconds that this may take on a CPU, by an estimate; more is refused at once.", min=0.01)
+    ] = 1800.0
     in_process: InProcess = False
     wait: Wait = True
     detail: Annotated[
@@ -198,8 +207,10 @@ class TimingOptions(SweepOptions):
                "up as one figure per implementation."),
     ] = None  # fmt: skip
     baseline: Annotated[
-        str, option(HOW, "The implementation that ratios are relative to.", autocompletion=complete_implementations)
-    ] = "eager"
+        str | None,
+        option(HOW, "The implementation that ratios are relative to. \\[default: eager; of experts, grouped]",
+               autocompletion=complete_implementations, show_default=False),
+    ] = None  # fmt: skip
     budget: Budget = 20.0
     rounds: Annotated[
         int | None, option(HOW, "Exactly so many rounds. \\[default: until ratios are known to 0.5%]", min=2)

@@ -23,10 +23,12 @@ def perform(command: str, options: SweepOptions, console: Console, line: str) ->
             start_forkserver()
         from swiglu_bench.machine.machine import describe
         from swiglu_bench.rows.finished_run import Collected, FinishedRun
+        from swiglu_bench.sweep.affordable import check_sweep
         from swiglu_bench.sweep.output import about, folder_of
         from swiglu_bench.sweep.sweep import sweep
 
         this, rows = request.team.assemble() if request.team else describe(request.settings.device), Collected()
+        check_sweep(request, this)
         status = sweep(request, this, console, also=[rows])
         folder = folder_of(command, options, this, request.settings.run_id)
         if options.save_baseline is not None and folder:

@@ -9,7 +9,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from swiglu_bench.machine.machine import Machine
     from swiglu_bench.measure.rounds import Rule
     from swiglu_bench.processes.pool.team import Team
     from swiglu_bench.session.settings import Settings
@@ -52,8 +51,6 @@ REGIMES = {"steady": 0.0, "rested": 0.05}
 """Seconds before each sample; `rested` is some twenty times a large kernel, so that power and clocks recover."""
 VERIFY_TOKENS = {"cpu": (33,), "cuda": (1, 127, 1024)}
 """Token counts of `verify` unless told otherwise: an odd number, and on a GPU one token and whole tiles too."""
-
-REASONABLE_S = 1800.0
 
 Load = Callable[[str], "Implementation"]
 Say = Callable[[str], object]
@@ -100,15 +97,14 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
             text.check("--regime", timing.regime, *REGIMES)
             check_profilers(timing, device)
         sanitizer = _sanitizer_of(options, device)
-        chosen = implementations_of(options, timing.baseline if timing else None)
-        if not options.impl:  # else every table of a dense block would list those of experts as skipped
-            kinds = {case.scope is Scope.EXPERTS for case in cases}
-            chosen = [one for one in chosen if kinds & {scope is Scope.EXPERTS for scope in one.scopes}]
+        settings = _settings_of(command, options, device, line, sanitizer)
+        beside = {settings.baseline_of(case) for case in cases} if timing else ()
+        chosen = implementations_of(options, {case.scope for case in cases}, beside)
+        if not options.impl:
             precisions = {case.precision for case in cases} | ({Precision.UNQUANTISED} if timing else set())
             chosen = [one for one in chosen if precisions & one.precisions]
         for path in dict.fromkeys(one.file for one in chosen if ".py:" in one.address):
             say(f"Note: --impl runs the code of {path}.")
-        settings = _settings_of(command, options, device, line, sanitizer)
         yield Request(command, options, settings, cases, chosen, workload, team)
 
 
@@ -272,7 +268,7 @@ def _check_scopes(scopes: Sequence[Scope], shapes: Sequence[Shape]) -> None:
 
 def _routed(shapes: Sequence[Shape], names: str) -> list[Shape]:
     """The shapes with experts once for each routing, and the others as they are; raises BadInput where none has any."""
-    routings = [Routing(choice("--routing", name.strip(), list(Routing))) for name in names.split(",")]
+    routings = [Routing(text.check("--routing", name.strip(), *Routing)) for name in names.split(",")]
     if not any(shape.experts for shape in shapes):
         raise BadInput(f"--routing is for mixtures of experts, and {shapes[0].name} has no experts; leave it out.")
     return [
@@ -282,13 +278,7 @@ def _routed(shapes: Sequence[Shape], names: str) -> list[Shape]:
 
 def scopes_of(names: str) -> list[Scope]:
     """Scopes from 'glu,mlp'. Raises BadInput for anything else."""
-    return [Scope(choice("--scope", part.strip(), list(Scope))) for part in names.split(",")]
-
-
-def choice(option: str, value: str, known: Sequence[str]) -> str:
-    """The value, which has to be one of those known. Raises BadInput for another."""
-    text.check(option, value, *known)
-    return value
+    return [Scope(text.check("--scope", part.strip(), *Scope)) for part in names.split(",")]
 
 
 def loader(timeout_s: float | None) -> Load:
@@ -314,23 +304,29 @@ def catalogue(load: Load) -> list[Implementation]:
     return [*CATALOGUE, *map(load, entry_point_addresses())]
 
 
-def implementations_of(options: SweepOptions | AuditOptions, baseline: str | None = None) -> list[Implementation]:
-    """The chosen implementations, and the baseline if it was not chosen."""
+def implementations_of(
+    options: SweepOptions | AuditOptions, scopes: Collection[Scope] = tuple(Scope), baselines: Collection[str] = ()
+) -> list[Implementation]:
+    """The chosen implementations, without --impl those for `scopes`; and the baselines that were not chosen."""
     from swiglu_bench.spec.registry import select
 
     wanted, unwanted = split(options.impl, "--impl"), split(options.skip_impl, "--skip-impl")
     load = loader(None if options.in_process else options.timeout)
     known = catalogue(load)
     comparing = not isinstance(options, VerifyOptions | AuditOptions)
-    chosen = select(known, wanted, unwanted, load, variants=not comparing)
-    if baseline is None or baseline in {one.name for one in chosen}:
-        return chosen
+    unasked = {
+        one.name
+        for one in known
+        if not one.on_request and {*scopes} & (one.scopes - one.variant if comparing else one.scopes)
+    }
+    chosen = select(known, wanted, unwanted, load, unasked)
     names = [one.name for one in known]
-    if baseline not in names:
-        raise BadInput(f"--baseline: no implementation is called {baseline!r}; {did_you_mean(baseline, names)}")
-    if any(fnmatch.fnmatch(baseline, pattern) for pattern in unwanted):
-        return chosen
-    return select(known, [baseline]) + chosen
+    for baseline in sorted(set(baselines) - {one.name for one in chosen}):
+        if baseline not in names:
+            raise BadInput(f"--baseline: no implementation is called {baseline!r}; {did_you_mean(baseline, names)}")
+        if not any(fnmatch.fnmatch(baseline, pattern) for pattern in unwanted):
+            chosen = select(known, [baseline]) + chosen
+    return chosen
 
 
 def asked(impl: Sequence[str] | None, chosen: Iterable[Implementation]) -> frozenset[str]:
@@ -360,28 +356,6 @@ def check_wandb(options: WandbOptions) -> None:
         if one.name.startswith("wandb_") and getattr(options, one.name) != one.default and not options.log_wandb:
             name = one.name.replace("_", "-")
             raise BadInput(f"--{name} was given without --log-wandb; add that, or leave --{name} out.")
-
-
-def check_ends(
-    this: Machine, device: torch.device, work: Mapping[Dtype, float], option: str, fewer: str, doing: str = "train"
-) -> None:
-    """On a CPU raise BadInput for `work`, in operations, that takes it more than half an hour at its measured rates."""
-    if device.type != "cpu":
-        return
-    import torch
-
-    from swiglu_bench.machine.ceilings_cache import Limits
-    from swiglu_bench.measure.clock import make_clock
-
-    limits = Limits(this, device, make_clock(device))
-    seconds = sum(
-        flops / limits.product(getattr(torch, dtype.value)).value / 1e12 for dtype, flops in work.items() if flops
-    )
-    if seconds > REASONABLE_S:
-        raise BadInput(
-            f"{option}: this would {doing} for about {seconds / 3600:,.1f} hours on this CPU; give a smaller one or "
-            f"fewer {fewer}, or --budget to do it nevertheless."
-        )
 
 
 def check_profilers(options: TimingOptions, device: torch.device) -> None:

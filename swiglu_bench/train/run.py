@@ -16,10 +16,11 @@ from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import Status
 from swiglu_bench.rows.training import BASELINE, PERMUTED, Summary, TrainingStep
 from swiglu_bench.spec import registry
-from swiglu_bench.spec.cases import Dtype, parse_dtypes
+from swiglu_bench.spec.cases import Dtype, Scope, parse_dtypes
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.sweep import output, request
+from swiglu_bench.sweep.affordable import check_work
 from swiglu_bench.train import model, workload
 from swiglu_bench.train.blocks import Trainee, why_not
 from swiglu_bench.train.files import TrainingFolder
@@ -95,7 +96,7 @@ class TrainingRun:
         trainings = len(self.trainees) * self.options.seeds
         flops = 6 * experiment.parameters * experiment.case.tokens * experiment.steps * trainings
         if self.options.budget is None:
-            request.check_ends(self.machine, experiment.device, {experiment.dtype: flops}, "--model", "--steps")
+            check_work(self.machine, experiment.device, {experiment.dtype: flops}, "--model", "--steps")
 
     def perform(self) -> int:
         """Train and time everything, then print and write the tables; the exit status."""
@@ -213,7 +214,11 @@ class TrainingProgress(Bar):
 def chosen_implementations(options: TrainOptions) -> list[Implementation]:
     """The chosen implementations after eager, with which every curve is compared."""
     known = request.catalogue(registry.load)
-    usual = [one.name for one in known if one.name in DEFAULT or (not one.on_request and (one.package or one.address))]
+    usual = [
+        one.name
+        for one in known
+        if one.name in DEFAULT or (not one.on_request and (one.package or one.address) and Scope.MLP in one.scopes)
+    ]
     wanted, unwanted = request.split(options.impl, "--impl"), request.split(options.skip_impl, "--skip-impl")
     chosen = registry.select(known, wanted or usual, unwanted)
     eager = next(one for one in known if one.name == BASELINE)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -20,7 +21,7 @@ texts = {}
 for line in sys.argv[1:]:
     words = line.split()
     os.environ.pop("_SWIGLU_BENCH_COMPLETE", None)
-    if not line.endswith(("--help", "--version")):
+    if not line.endswith(("--help", "--help-all", "--version")):
         os.environ |= {"_SWIGLU_BENCH_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": "3"}
     sys.argv = words
     with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
@@ -29,7 +30,7 @@ for line in sys.argv[1:]:
 import swiglu_bench.implementations
 print(json.dumps({"texts": texts, "modules": list(sys.modules)}))
 """
-LINES = ["swiglu-bench --help", "swiglu-bench --version", *COMPLETIONS]
+LINES = ["swiglu-bench --help", "swiglu-bench --version", "swiglu-bench forward --help-all", *COMPLETIONS]
 LINES += [f"swiglu-bench {name} --help" for commands in PANELS.values() for name in commands]
 
 
@@ -53,6 +54,13 @@ def test_every_command_has_help(told: dict[str, dict[str, str]]) -> None:
             assert f"Usage: {line.removesuffix(' --help')} [" in text
             assert line.split()[1] in told["texts"]["swiglu-bench --help"]
     assert told["texts"]["swiglu-bench --version"].startswith("swiglu-bench ")
+
+
+def test_rare_options_are_shown_on_request(told: dict[str, dict[str, str]]) -> None:
+    short, long = (told["texts"][f"swiglu-bench forward --help{more}"] for more in ("", "-all"))
+    assert len(short.splitlines()) <= 80
+    assert "--timeout" not in short
+    assert {*re.findall(r"--[a-z-]+", short)} | {"--timeout"} <= {*re.findall(r"--[a-z-]+", long)}
 
 
 def test_completion_offers_names(told: dict[str, dict[str, str]]) -> None:

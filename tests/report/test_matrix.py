@@ -41,6 +41,13 @@ def test_where_nothing_beats_the_baseline_there_is_no_gain() -> None:
     assert "Nothing is faster than eager" in found["sentence"]
 
 
+def test_runs_over_several_gpus_have_a_table_of_their_own() -> None:
+    found = of(a_sweep(scope="glu"), a_sweep(scope="mlp-tp2"))
+    assert [[group["title"] for group in found[name]] for name in ("groups", "split")] == [
+        ["forward of glu"], ["forward of mlp-tp2"],
+    ]  # fmt: skip
+
+
 def a_sweep(**work: str) -> ReportedRun:
     return a_run(timed("eager", 1, 1.0, **work), timed("a", 1, 0.5, **work), name="-".join(work.values()))
 

@@ -1,0 +1,42 @@
+from pathlib import Path
+
+import pytest
+from command_line import swiglu_bench
+
+from swiglu_bench.machine import ceilings_cache
+from swiglu_bench.sweep import affordable
+
+
+@pytest.fixture(autouse=True)
+def _rates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A CPU of 1 GFLOP/s, whose interpreter is a thousand times slower."""
+    at = ceilings_cache.datetime.datetime.now(ceilings_cache.datetime.UTC)
+    figure = ceilings_cache.Figure(value=1e-3, at=at)
+    monkeypatch.setattr(ceilings_cache.Limits, "product", lambda *_: figure)
+    monkeypatch.setattr(affordable, "_interpreter_flops_per_s", lambda: 1e6)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("more", [("memory", "--impl", "eager"), ("verify", "--impl", "eager,fused", "--tokens", "1")])
+def test_what_a_cpu_cannot_end_in_time_is_refused_with_the_estimate(more: tuple[str, ...]) -> None:
+    said = swiglu_bench(*more, "--device", "cpu", "--shapes", "4096x11008", "--dtype", "fp32").complaint
+    assert "hours on this CPU" in said or "minutes on this CPU" in said
+    assert said.endswith("to do it nevertheless.")
+    assert list(Path().iterdir()) == []
+
+
+def test_the_estimate_is_held_against_the_budget() -> None:
+    little = ("memory", "--device", "cpu", "--shapes", "64x128", "--tokens", "16", "--impl", "eager", "--no-csv")
+    assert "--budget" in swiglu_bench(*little, "--budget", "0.01").complaint
+    assert swiglu_bench(*little, "--in-process").code == 0
+
+
+def test_the_interpreter_has_a_rate() -> None:
+    from subprocess import check_output
+    from sys import executable
+
+    code = (
+        "from swiglu_bench.sweep import affordable as a; a.INTERPRETED = (16, 16, 16); "
+        "print(a._interpreter_flops_per_s())"
+    )
+    assert float(check_output([executable, "-c", f"import os; os.environ['TRITON_INTERPRET'] = '1'; {code}"])) > 0
