@@ -224,7 +224,8 @@ def _fused(name: str, weight_grad: str, description: str) -> Implementation:
     call = f"swiglu_mlp_fp8(x, w_gate, w_up, w_down, recipe='rowwise', weight_grad={weight_grad!r})"
     declare = implementation(
         name, scopes=SCOPES, dtypes=DTYPES, precisions=(ROWWISE, BLOCKWISE), description=description, backend="triton",
-        package="swiglu_kernels.fp8", multiple=16, variant=() if weight_grad == "fp8" else SCOPES, quantises_dw=weight_grad == "fp8",
+        package="swiglu_kernels.fp8", multiple=16, variant=() if weight_grad == "fp8" else SCOPES,
+        quantises_dw=weight_grad == "fp8",
         usage=f"from swiglu_kernels import swiglu_mlp_fp8; out = {call}",
     )  # fmt: skip
     return declare(partial(_build_fused, weight_grad=weight_grad))
