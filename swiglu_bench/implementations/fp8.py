@@ -171,7 +171,7 @@ def torchao_float8(problem: Problem) -> Step:
     gpus=(9, 10, 12),
     multiple=128,
     quantises_weights_before=False,
-    usage="import transformer_engine.pytorch as te; with te.fp8_autocast(fp8_recipe=recipe): out = model(x)",
+    usage="from transformer_engine.pytorch import Linear  # in place of nn.Linear, called under fp8_autocast",
 )
 def transformer_engine(problem: Problem) -> Step:
     """Scales of blocks are fp32, not rounded to powers of two."""
