@@ -127,9 +127,10 @@ class QuantisedJudge(Judge):
 @functools.cache
 def judge_of(joint: bool, quantised_dw: bool) -> type[QuantisedJudge]:
     """The judge of contenders with one product for gate and up or two, with quantised weight gradients or without."""
-    chosen = {"joint": joint, "quantised_dw": quantised_dw}
+    define = partial(fp8.defined, joint=joint, quantised_dw=quantised_dw)
     declare = implementation("quantised reference", scopes=("glu", "mlp"), description="SwiGLU on quantised operands")
-    return type("QuantisedJudge", (QuantisedJudge,), {**chosen, "definition": declare(partial(fp8.defined, **chosen))})
+    found = {"joint": joint, "quantised_dw": quantised_dw, "definition": declare(define)}
+    return type("QuantisedJudge", (QuantisedJudge,), found)
 
 
 def _distance(quantised: fp8.Quantised, value: Tensor) -> float:

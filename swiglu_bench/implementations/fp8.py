@@ -15,8 +15,9 @@ from swiglu_bench.spec.implementation import Implementation, Step, implementatio
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import ModuleDict
 
-    from swiglu_bench.implementations.fp8_linear import Quantised
+    from swiglu_bench.spec.fp8 import Quantised
     from swiglu_bench.spec.problem import Problem
 
 SCOPES, DTYPES = (Scope.GLU, Scope.MLP), (Dtype.BFLOAT16,)
@@ -55,11 +56,15 @@ def by_products(problem: Problem, *, package: str = "torch", compiled: bool = Fa
         hidden = reference.silu_mul(*layers[0].infer(x, given[0]).chunk(2, dim=-1))
         return layers[1].infer(hidden, given[1]) if len(given) > 1 else hidden
 
+    ways = (train, infer)
     if compiled:
-        train, infer = (torch.compile(one, fullgraph=True, dynamic=False) for one in (train, infer))
+        ways = (
+            torch.compile(train, fullgraph=True, dynamic=False),
+            torch.compile(infer, fullgraph=True, dynamic=False),
+        )
 
     def forward(x: Tensor) -> Tensor:
-        return train(x, *weights) if torch.is_grad_enabled() else infer(x, *(one() for one in kept))
+        return ways[0](x, *weights) if torch.is_grad_enabled() else ways[1](x, *(one() for one in kept))
 
     def hand_over(into: dict[str, Quantised] | None) -> None:
         for layer in layers:
@@ -114,6 +119,10 @@ def reference(problem: Problem) -> Step:
     return defined(problem)
 
 
+def _weights_of(layers: ModuleDict) -> dict[str, Tensor]:
+    return {name: layer.get_parameter("weight") for name, layer in layers.items()}
+
+
 @implementation(
     "torchao-float8",
     scopes=SCOPES,
@@ -140,7 +149,7 @@ def torchao_float8(problem: Problem) -> Step:
     config = dataclasses.replace(Float8LinearConfig.from_recipe_name(recipe), **changes)
     layers = torch.nn.ModuleDict()
     for name, weight in problem.weights.items():
-        layers[name] = torch.nn.Linear(*reversed(weight.shape), bias=False, device="meta")
+        layers[name] = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         layers[name].weight = torch.nn.Parameter(weight.detach(), requires_grad=weight.requires_grad)
     convert_to_float8_training(layers, config=config)
 
@@ -148,8 +157,7 @@ def torchao_float8(problem: Problem) -> Step:
         hidden = reference.silu_mul(layers["w_gate"](x), layers["w_up"](x))
         return layers["w_down"](hidden) if "w_down" in layers else hidden
 
-    parameters = {name: layer.weight for name, layer in layers.items()}
-    return Step(torch.compile(forward, fullgraph=True, dynamic=False), parameters)
+    return Step(torch.compile(forward, fullgraph=True, dynamic=False), _weights_of(layers))
 
 
 @implementation(
@@ -163,7 +171,7 @@ def torchao_float8(problem: Problem) -> Step:
     gpus=(9, 10, 12),
     multiple=128,
     quantises_weights_before=False,
-    usage="import transformer_engine.pytorch as te; with te.fp8_autocast(fp8_recipe=recipe): out = model(x)",
+    usage="from transformer_engine.pytorch import Linear  # in place of nn.Linear, called under fp8_autocast",
 )
 def transformer_engine(problem: Problem) -> Step:
     """Scales of blocks are fp32, not rounded to powers of two."""
@@ -181,7 +189,9 @@ def transformer_engine(problem: Problem) -> Step:
         chosen = recipe.Float8CurrentScaling(fp8_format=recipe.Format.E4M3)
     layers = torch.nn.ModuleDict()
     for name, weight in problem.weights.items():
-        layers[name] = te.Linear(*reversed(weight.shape), bias=False, params_dtype=weight.dtype, device=weight.device)
+        layers[name] = te.Linear(
+            weight.shape[1], weight.shape[0], bias=False, params_dtype=weight.dtype, device=weight.device
+        )
         layers[name].weight = torch.nn.Parameter(weight.detach(), requires_grad=weight.requires_grad)
 
     def forward(x: Tensor) -> Tensor:
@@ -189,7 +199,7 @@ def transformer_engine(problem: Problem) -> Step:
             hidden = reference.silu_mul(layers["w_gate"](x), layers["w_up"](x))
             return layers["w_down"](hidden) if "w_down" in layers else hidden
 
-    return Step(forward, {name: layer.weight for name, layer in layers.items()})
+    return Step(forward, _weights_of(layers))
 
 
 def _build_fused(problem: Problem, weight_grad: str) -> Step:

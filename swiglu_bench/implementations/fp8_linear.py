@@ -45,7 +45,7 @@ class Layer:
 
     def train(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [..., k] times weight [n, k], quantised in the call, with gradients."""
-        product: Tensor = _Product.apply(self, x.reshape(-1, x.shape[-1]), weight)  # type: ignore[no-untyped-call]
+        product: Tensor = _Product.apply(self, x.reshape(-1, x.shape[-1]), weight)
         return product.unflatten(0, x.shape[:-1])
 
 

@@ -69,7 +69,7 @@ def run_zoo(
         if specimen.scope is Scope.EXPERTS:
             shape = dataclasses.replace(shape, experts=EXPERTS)
         if specimen.precision:
-            shape = dataclasses.replace(shape, hidden=4 * fp8.BLOCK, intermediate=3 * fp8.BLOCK)
+            shape = dataclasses.replace(shape, hidden=512, intermediate=384)  # several blocks
         tokens = specimen.tokens or shape.tokens[0]
         case = Case(shape, tokens, specimen.dtype, specimen.scope, specimen.mode, precision=specimen.precision)
         return specimen.task, case

@@ -206,4 +206,4 @@ def defined(problem: Problem, joint: bool = False, quantised_dw: bool = True, qu
         nonlocal watched
         watched = into
 
-    return Step(lambda x: _Definition.apply(run, x, *weights), hand_over=hand_over)  # type: ignore[no-untyped-call]
+    return Step(lambda x: _Definition.apply(run, x, *weights), hand_over=hand_over)

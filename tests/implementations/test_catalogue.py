@@ -4,7 +4,7 @@ import shutil
 import pytest
 
 from swiglu_bench.implementations import CATALOGUE
-from swiglu_bench.spec.cases import Scope, differentiable, tensors
+from swiglu_bench.spec.cases import Precision, Scope, differentiable, tensors
 from swiglu_bench.spec.implementation import Implementation
 
 UNPREDICTED = {"fused-mlp-chunked", "quack", "quack-tuned", "flash-swiglu-mlp"}
@@ -17,7 +17,8 @@ def test_entries_are_complete(one: Implementation) -> None:
     assert [other.name for other in CATALOGUE].count(one.name) == 1
     assert one.description
     assert one.scopes
-    assert set(one.footprints) == (set() if one.name in UNPREDICTED else one.scopes - {Scope.EXPERTS})
+    unpredicted = one.name in UNPREDICTED or Precision.UNQUANTISED not in one.precisions
+    assert set(one.footprints) == (set() if unpredicted else one.scopes - {Scope.EXPERTS})
     assert "," not in one.name, "a comma separates names on the command line"
     assert one.imports.partition(".")[0] in ("", one.package)
     frozen = one.name in {"fused", "fused-preact"}
