@@ -144,9 +144,7 @@ def _in_detail(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
         reason = one["unavailable"]
         here = Text("yes", "green") if reason is None else Text(f"no {notes.mark(reason)}", "yellow")
         trains = {"everything": "all", "inputs": "inputs", "nothing": "none"}[one["trains"]]
-        found.add_row(
-            Text(one["name"], "bold"), _scopes(one), trains, one["weight_layout"], here, one["description"]
-        )
+        found.add_row(Text(one["name"], "bold"), _scopes(one), trains, one["weight_layout"], here, one["description"])
     yield found
     yield from _marks(known)
     yield from notes.lines()

@@ -92,7 +92,7 @@ class Implementation:
     on_request: bool = False
     """Whether it takes part only where `--impl` names it, because its build takes minutes for each case."""
     variant: frozenset[Scope] = frozenset()
-    """The scopes at which another of the suite's stands for it: checked there, compared only where `--impl` names it."""
+    """The scopes at which another of the suite's stands for it: there it is compared only where `--impl` names it."""
     offers: frozenset[Offer] = frozenset()
     """Which of `problem.extras` its build supports; it is never asked for another."""
     overwrites: frozenset[str] = frozenset()

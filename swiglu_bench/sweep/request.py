@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from swiglu_bench.rows import baselines, text
-from swiglu_bench.spec.cases import DENSE, Case, Dtype, Mode, Routing, Scope, Shape, expand, parse_dtypes, parse_tokens
+from swiglu_bench.spec.cases import DENSE, Case, Mode, Routing, Scope, Shape, expand, parse_dtypes, parse_tokens
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 from swiglu_bench.sweep.options import AuditOptions, SweepOptions, TimingOptions, VerifyOptions, WandbOptions
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from swiglu_bench.machine.machine import Machine
     from swiglu_bench.measure.rounds import Rule
     from swiglu_bench.processes.pool.team import Team
     from swiglu_bench.session.settings import Settings
