@@ -8,10 +8,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import settings
+from quick_interpreter import quicken
 
 if importlib.util.find_spec("triton") is not None and not torch.cuda.is_available():
     # Before anything imports triton: a kernel is bound to the interpreter when it is decorated.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    if os.environ["TRITON_INTERPRET"] == "1":
+        quicken()
 
 # The products here are tiny. Where other programs keep the cores busy, threads that wait for each other made the tests
 # take six times as long.
@@ -29,6 +32,9 @@ NUMBERS = itertools.count()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("timed"):
+            item.add_marker(pytest.mark.flaky(reruns=2))
     if torch.cuda.is_available():
         return
     for item in items:

@@ -30,6 +30,8 @@ import swiglu_bench
 from swiglu_bench.cli import app
 from swiglu_kernels import reference
 
+pytestmark = pytest.mark.timed
+
 DOCUMENTS = [
     path
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -209,4 +211,4 @@ def test_a_documented_implementation(text: str, reader: Path, monkeypatch: pytes
     package.my_swiglu = reference.swiglu_glu  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "my_package", package)
     ran = command_line("verify", "--impl", "mine.py:mine", "--scope", "glu", *SMALL, "--format", "json")
-    assert {row["status"] for row in json.loads(ran.out)["rows"]} == {"ok"}
+    assert [row["reason"] for row in json.loads(ran.out)["rows"] if row["status"] != "ok"] == []

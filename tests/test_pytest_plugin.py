@@ -11,6 +11,8 @@ from quiet import quiet_machine
 import swiglu_bench.sweep.sweep  # noqa: F401
 from swiglu_bench.rows import baselines, run_folder
 
+pytestmark = pytest.mark.timed
+
 pytest_plugins = ["pytester"]
 
 TESTS = """

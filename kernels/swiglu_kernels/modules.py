@@ -17,6 +17,7 @@ are first order.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -47,37 +48,6 @@ class Options:
         check_option("weight_grad", self.weight_grad, WEIGHT_GRADS)
         check_option("save", self.save, SAVES)
         check_option("input_grad", self.input_grad, INPUT_GRADS)
-
-
-def _swiglu_mlp(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    w_down: torch.Tensor,
-    bias_gate: torch.Tensor | None,
-    bias_up: torch.Tensor | None,
-    bias_down: torch.Tensor | None,
-    *,
-    activation: str,
-    options: Options,
-) -> torch.Tensor:
-    weight_grad = options.weight_grad
-    if weight_grad == "none":  # which leaves down_proj to be trained
-        w_gate, w_up, weight_grad = w_gate.detach(), w_up.detach(), AUTO
-        bias_gate, bias_up = (None if bias is None else bias.detach() for bias in (bias_gate, bias_up))
-    return swiglu_mlp(
-        x,
-        w_gate,
-        w_up,
-        w_down,
-        bias_gate,
-        bias_up,
-        bias_down,
-        activation=activation,
-        weight_grad=weight_grad,
-        save=options.save,
-        input_grad=options.input_grad,
-    )
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -173,12 +143,23 @@ class FusedModule(nn.Module):
     def _mlp(self, x: object) -> torch.Tensor:
         """Run the whole block from gate_proj, up_proj and down_proj."""
         tensor, weights, biases = self._operands(x, "gate_proj", "up_proj", "down_proj")
-        split = self.tensor_parallel
-        if split is None:
-            return _swiglu_mlp(tensor, *weights, *biases, activation=self.gate_activation, options=self.options)
-        *biases, bias_down = biases
-        part = _swiglu_mlp(tensor, *weights, *biases, *[None], activation=self.gate_activation, options=self.options)
-        return split.sum(part, bias_down)
+        if self.tensor_parallel is None:
+            return self._block(tensor, weights, biases)
+        return self.tensor_parallel.sum(self._block(tensor, weights, [*biases[:2], None]), biases[2])
+
+    def _block(
+        self, x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+    ) -> torch.Tensor:
+        """Run `swiglu_mlp` as the options say; weights and biases are those of gate, up and down."""
+        weight_grad = self.options.weight_grad
+        if weight_grad == "none":  # which leaves down_proj to be trained
+            weights = [*(weight.detach() for weight in weights[:2]), weights[2]]
+            biases = [*(None if bias is None else bias.detach() for bias in biases[:2]), biases[2]]
+            weight_grad = AUTO
+        return swiglu_mlp(
+            x, *weights, *biases, activation=self.gate_activation, weight_grad=weight_grad, save=self.options.save,
+            input_grad=self.options.input_grad,
+        )  # fmt: skip
 
 
 def _check_linear(name: str, linear: object, in_features: int | None, out_features: int | None) -> None:
@@ -303,11 +284,7 @@ class FusedSwiGLUMLP(FusedModule):
             gate_proj: hidden -> intermediate.
             up_proj: of the same size.
             down_proj: intermediate -> any size.
-            options: `weight_grad`, `save`, `input_grad`.
-
-        Raises:
-            TypeError: one of the layers is not a torch.nn.Linear.
-            ValueError: sizes do not fit together, or an option has an unknown value.
+            options: as for `FusedSwiGLU.from_linears`, and so are the errors.
         """
         _check_linear("gate_proj", gate_proj, None, None)
         _check_linear("up_proj", up_proj, gate_proj.in_features, gate_proj.out_features)
@@ -357,11 +334,7 @@ class FusedSwiGLUPackedMLP(FusedModule):
         Args:
             gate_up_proj: hidden -> 2 * intermediate, the gate's rows first.
             down_proj: intermediate -> any size.
-            options: `weight_grad`, `save`, `input_grad`.
-
-        Raises:
-            TypeError: one of the layers is not a torch.nn.Linear.
-            ValueError: sizes do not fit together, or an option has an unknown value.
+            options: as for `FusedSwiGLU.from_linears`, and so are the errors.
         """
         _check_linear("gate_up_proj", gate_up_proj, None, None)
         if gate_up_proj.out_features % 2:
@@ -373,21 +346,12 @@ class FusedSwiGLUPackedMLP(FusedModule):
         return module
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return down_proj(silu(gate) * up): [..., hidden_size] -> [..., hidden_size].
-
-        Raises:
-            TypeError: x is not a tensor of the parameters' dtype, or a projection is no longer a plain Linear.
-            ValueError: x is on another device or its last dimension is not hidden_size.
-        """
+        """Return down_proj(silu(gate) * up): [..., hidden_size] -> [..., hidden_size]; errors: as FusedSwiGLUMLP's."""
         if self.tensor_parallel is not None:  # its matrix is parted
             return self._mlp(x)
         x, (packed, w_down), (packed_bias, bias_down) = self._operands(x, "gate_up_proj", "down_proj")
-        w_gate, w_up = packed.chunk(2)
-        bias_gate, bias_up = (None, None) if packed_bias is None else packed_bias.chunk(2)
-        return _swiglu_mlp(
-            x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down,
-            activation=self.gate_activation, options=self.options,
-        )  # fmt: skip
+        gated: Sequence[torch.Tensor | None] = (None, None) if packed_bias is None else packed_bias.chunk(2)
+        return self._block(x, [*packed.chunk(2), w_down], [*gated, bias_down])
 
 
 class FusedSwiGLUExperts(nn.Module):

@@ -32,13 +32,10 @@ from swiglu_bench.spec.errors import one_line
 from swiglu_bench.spec.problem import Problem
 
 REPEATS = 5
-NO_BACKWARD = "it has no backward"
 
 
 def second_backward(subject: Subject) -> Outcome:
     """A second backward through a retained graph: the same again, an error, or in silence something else."""
-    if not subject.implementation.gradients(subject.scope):
-        return unsupported(NO_BACKWARD)
     problem = subject.problem()
     built = subject.built(problem)
     built.train(DRAW)  # what the first backward alone cannot do is no matter of the second
@@ -52,8 +49,6 @@ def second_backward(subject: Subject) -> Outcome:
 
 def double_backward(subject: Subject) -> Outcome:
     """The gradient of the gradient of the first activation, against fp64."""
-    if not subject.implementation.gradients(subject.scope):
-        return unsupported(NO_BACKWARD)
     problem = subject.problem()
     inputs, dtype = inputs_of(problem, DRAW), torch_dtype(problem.case)
     direction = inputs_of(problem, Draw(DRAW.seed + 10)).activations[0]
@@ -96,8 +91,6 @@ def _in_fp64(problem: Problem) -> Callable[..., Tensor]:
 
 def checkpointing(subject: Subject) -> Outcome:
     """Under torch.utils.checkpoint, which runs the forward again in the backward."""
-    if not subject.implementation.gradients(subject.scope):
-        return unsupported(NO_BACKWARD)
 
     def around(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return lambda *activations: checkpoint(forward, *activations, use_reentrant=False)
@@ -107,8 +100,6 @@ def checkpointing(subject: Subject) -> Outcome:
 
 def model_use(subject: Subject) -> Outcome:
     """Calls that share a graph, gradients that add up, weights that change, a second layer, batches, frozen weights."""
-    if not subject.implementation.gradients(subject.scope):
-        return unsupported(NO_BACKWARD)
     admitting, contender = subject.admitting()
     return verdict(admitting.use(contender))
 
@@ -153,8 +144,6 @@ def mutated_inputs(subject: Subject) -> Outcome:
 
 def saved_tensors(subject: Subject) -> Outcome:
     """What a hook on saved tensors keeps is left as it was by the backward."""
-    if not subject.implementation.gradients(subject.scope):
-        return unsupported(NO_BACKWARD)
     held: list[tuple[Tensor, Tensor]] = []
 
     def keep(saved: Tensor) -> Tensor:

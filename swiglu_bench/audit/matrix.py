@@ -26,6 +26,8 @@ class Check:
     ask: Callable[[Subject], Outcome]
     scopes: tuple[Scope, ...] = tuple(Scope)
     """Where it is asked."""
+    needs_backward: bool = False
+    """Whether it is about the backward, which an implementation may not have."""
 
     @property
     def about(self) -> str:
@@ -51,13 +53,13 @@ CHECKS = (
     Check("bias", inputs.bias),
     Check("clamp", inputs.clamp),
     Check("packed weights", inputs.packed),
-    Check("model use", differentiation.model_use),
+    Check("model use", differentiation.model_use, needs_backward=True),
     Check("mutated inputs", differentiation.mutated_inputs),
-    Check("saved tensors", differentiation.saved_tensors),
+    Check("saved tensors", differentiation.saved_tensors, needs_backward=True),
     Check("determinism", differentiation.determinism),
-    Check("second backward", differentiation.second_backward),
-    Check("double backward", differentiation.double_backward),
-    Check("checkpointing", differentiation.checkpointing),
+    Check("second backward", differentiation.second_backward, needs_backward=True),
+    Check("double backward", differentiation.double_backward, needs_backward=True),
+    Check("checkpointing", differentiation.checkpointing, needs_backward=True),
     Check("autocast", surroundings.autocast),
     Check("compile fullgraph", surroundings.compile_fullgraph),
     Check("opcheck", surroundings.opcheck),
@@ -124,6 +126,8 @@ def _default(device: torch.device) -> Dtype:
 
 
 def _ask(check: Check, subject: Subject) -> Outcome:
+    if check.needs_backward and not subject.implementation.gradients(subject.scope):
+        return unsupported("it has no backward")
     torch.compiler.reset()  # a function compiled for one check too many is refused
     try:
         return check.ask(subject)

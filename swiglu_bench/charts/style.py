@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import altair as alt
+import numpy as np
+from scipy.optimize import isotonic_regression
 
 from swiglu_bench.rows.quantities import token_text
 
@@ -160,27 +162,16 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
     Where they do not all fit, the gap shrinks.
     """
-    if not wanted:
+    count = len(wanted)
+    steps = min(gap, (high - low) / max(1, count - 1)) * np.arange(count)
+    if not count:
         return []
-    gap = min(gap, (high - low) / max(1, len(wanted) - 1))
-    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
-    # Neighbours that would overlap become one block, which stands around the mean of what its members want.
-    blocks: list[list[int]] = []
-    starts: list[float] = []
-    for index in order:
-        blocks.append([index])
-        starts.append(min(max(wanted[index], low), high))
-        while len(blocks) > 1 and starts[-2] + gap * len(blocks[-2]) > starts[-1]:
-            merged = blocks[-2] + blocks.pop()
-            starts.pop()
-            blocks[-1] = merged
-            mean = sum(wanted[one] - number * gap for number, one in enumerate(merged)) / len(merged)
-            starts[-1] = min(max(mean, low), high - gap * (len(merged) - 1))
-    placed = [0.0] * len(wanted)
-    for start, block in zip(starts, blocks, strict=True):
-        for number, index in enumerate(block):
-            placed[index] = start + number * gap
-    return placed
+    order = np.argsort(wanted, kind="stable")
+    # Without the gaps, the positions nearest to the wanted ones are an isotonic regression.
+    nearest = isotonic_regression(np.asarray(wanted, dtype=float)[order] - steps).x
+    placed = np.empty(count)
+    placed[order] = np.clip(nearest, low, high - steps[-1]) + steps
+    return [float(place) for place in placed]
 
 
 def _ends(values: Iterable[float]) -> tuple[float, float]:

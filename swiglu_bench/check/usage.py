@@ -32,6 +32,9 @@ SIZES = {"cpu": (64, 96), "cuda": (256, 512)}
 EXPERTS, TOP_K = 4, 2
 TAIL = -9.0
 """Where the gates of the second layer are: SiLU is next to nothing there, and its sigmoid has to be right."""
+SLACK = 3.0
+"""Eager's errors count this many times: in the tail and over 32 tokens the errors of a right implementation in fp16 are
+up to three times eager's by chance, and what the scenarios look for is wrong by far more."""
 
 
 VALUES = (Values.WIDE, Values.TINY_UPSTREAM)
@@ -294,6 +297,7 @@ class Expected:
             value, truth, eager = value[counts], truth[counts], eager[counts]
         terms = 3 * longest_sum(self._case)
         error = tolerance.tensor_error(eager, truth)
+        error = replace(error, relative=SLACK * error.relative, maximum=SLACK * error.maximum)
         return tolerance.check(name, value, truth, error, torch_dtype(self._case), terms, fault)
 
 

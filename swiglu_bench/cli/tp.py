@@ -36,7 +36,7 @@ def _tp(
     """
     text.check("--format", form, "table", "json")
     ways = _ways(options.sequence_parallel)
-    kinds = [Mode(request.choice("--modes", part.strip(), ["forward", "step"])) for part in options.modes.split(",")]
+    kinds = [Mode(text.check("--modes", part.strip(), "forward", "step")) for part in options.modes.split(",")]
     if options.out and not options.csv:
         raise BadInput("--out was given together with --no-csv; leave one of them out.")
     request.check_wandb(options)
@@ -114,10 +114,10 @@ def _tp(
     raise typer.Exit(status)
 
 
-def _ways(text: str) -> tuple[bool, ...]:
+def _ways(name: str) -> tuple[bool, ...]:
     from swiglu_bench.tp.plan import WAYS
 
-    return WAYS[request.choice("--sequence-parallel", text, list(WAYS))]
+    return WAYS[text.check("--sequence-parallel", name, *WAYS)]
 
 
 def _sizes(gpus: str | None, device_type: str, spot: tuple[int, int] | None) -> list[int]:

@@ -21,7 +21,7 @@ from swiglu_bench.finished.circumstances import circumstances
 from swiglu_bench.measure.statistics import Interval, median_interval, quotient
 from swiglu_bench.rows.finished_run import FinishedRun, case_label, case_of, latest
 from swiglu_bench.rows.grouping import unique
-from swiglu_bench.rows.ratios import ratio
+from swiglu_bench.rows.ratios import kept_ratio
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.spec.errors import BadInput
 
@@ -187,7 +187,7 @@ def _of_time(a: Record, b: Record, base_a: Record | None, base_b: Record | None,
     figure, old, new = "time_ms", _time(a), _time(b)
     floor, remark = _floor(a, b)
     if by == "ratio" and not is_baseline:
-        ratio_a, ratio_b = _ratio(a, base_a), _ratio(b, base_b)
+        ratio_a, ratio_b = kept_ratio(a, base_a, EACH), kept_ratio(b, base_b, EACH)
         if ratio_a and ratio_b:
             figure, old, new = "ratio", ratio_a, ratio_b
         else:
@@ -206,12 +206,6 @@ def _of_time(a: Record, b: Record, base_a: Record | None, base_b: Record | None,
     if by == "ratio" and is_baseline:
         verdict, outcome = ChangeKind.DRIFT, Outcome.FINE
     return Change(case_of(b), b.implementation, figure, old.median, new.median, found, verdict, outcome, remark)
-
-
-def _ratio(record: Record, baseline: Record | None) -> Interval | None:
-    """The ratio to the baseline, from the rounds where they were kept, else as the row has it (then of 95%)."""
-    found = ratio(record, baseline, EACH) if baseline else None
-    return found or (Interval(*record.interval) if record.interval else None)
 
 
 def _time(record: Record) -> Interval:

@@ -80,22 +80,13 @@ def markdown(found: Comparison) -> str:
 
 def rows(found: Comparison) -> list[dict[str, Any]]:
     """One flat row per change, for a program."""
-    return [
-        {
-            **dict(zip(CASE, change.case, strict=True)),
-            "implementation": change.implementation,
-            "figure": change.figure,
-            "before": change.before,
-            "after": change.after,
-            "quotient": change.quotient.median if change.quotient else None,
-            "quotient_low": change.quotient.low if change.quotient else None,
-            "quotient_high": change.quotient.high if change.quotient else None,
-            "verdict": change.verdict.value,
-            "outcome": change.outcome.value,
-            "remark": change.remark,
-        }
-        for change in found.changes
-    ]
+    lines = []
+    for change in found.changes:
+        quotient = tuple(getattr(change.quotient, name, None) for name in ("median", "low", "high"))
+        verdicts = change.verdict.value, change.outcome.value, change.remark
+        values = (*change.case, change.implementation, change.figure, change.before, change.after, *quotient, *verdicts)
+        lines.append(dict(zip(COLUMNS, values, strict=True)))
+    return lines
 
 
 def conclusion(found: Comparison) -> str:

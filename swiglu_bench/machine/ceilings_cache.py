@@ -10,7 +10,6 @@ import contextlib
 import datetime
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from swiglu_bench.machine.load import LoadWatch
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.ceilings import COPY_BYTES, PRODUCT_SIDE, copy_gbps, matmul_tflops
 from swiglu_bench.measure.clock import Clock
+from swiglu_bench.rows.csv_table import write_whole
 
 FRESH = datetime.timedelta(days=1)
 ALIKE = 1.1
@@ -132,11 +132,9 @@ class Limits:
     def _write(self, name: str, figure: Figure) -> None:
         file = _File(machine=self._key, figures=self._read() | {name: figure})
         file.checksum = file.digest()
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):  # the figure is still valid; it is measured again next time
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(file.model_dump_json(indent=1))
-            temporary.replace(self.path)
+            write_whole(self.path, file.model_dump_json(indent=1).encode())
 
 
 def ceilings(machine: Machine, device: torch.device, dtype: torch.dtype, clock: Clock) -> Ceilings:

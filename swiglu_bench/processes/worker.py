@@ -67,12 +67,31 @@ class Setting:
         return cls(log, changed, torch.get_num_threads(), sources.origins())
 
 
-class ContenderRole:
-    """The questions that a contender's process answers before and beside those of its Workbench."""
+class _Role:
+    """Who answers: how the process begins, and for all other questions its bench."""
 
-    def __init__(self) -> None:
-        self._bench: Workbench | None = None
-        self._failure: Exception | None = None
+    _bench: Any = None
+    _failure: Exception | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Methods of the bench; where it could not begin, each question fails as that did."""
+        if self._failure:
+            raise self._failure
+        if self._bench is None or name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._bench, name)
+
+
+class JudgeRole(_Role):
+    """The judge's process."""
+
+    def begin(self, settings: Settings, this: Machine) -> None:
+        """Make the device's context."""
+        self._bench = JudgeBench(settings, this)
+
+
+class ContenderRole(_Role):
+    """A contender's process, and what it is asked before and beside the questions to its Workbench."""
 
     def declare(self, address: str) -> dict[str, Any]:
         """What the implementation at an address declares; its code runs here."""
@@ -101,33 +120,6 @@ class ContenderRole:
         if not answers(device):
             raise DeviceLost(cell.reason)
         return OutcomeReport(verdict=cell.verdict.value, reason=cell.reason[:MOST_REASON])
-
-    def __getattr__(self, name: str) -> Any:
-        """Methods of the Workbench; where it could not begin, each question fails as that did."""
-        bench, failure = self.__dict__.get("_bench"), self.__dict__.get("_failure")
-        if failure:
-            raise failure
-        if bench is None or name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(bench, name)
-
-
-class JudgeRole:
-    """The same for the judge's process."""
-
-    def __init__(self) -> None:
-        self._bench: JudgeBench | None = None
-
-    def begin(self, settings: Settings, this: Machine) -> None:
-        """Make the device's context."""
-        self._bench = JudgeBench(settings, this)
-
-    def __getattr__(self, name: str) -> Any:
-        """Methods of the JudgeBench."""
-        bench = self.__dict__.get("_bench")
-        if bench is None or name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(bench, name)
 
 
 def serve(pipe: Connection, role: str, setting: Setting) -> None:

@@ -23,6 +23,12 @@ def ratio(record: Record, other: Record, confidence: float = CONFIDENCE) -> Inte
     return ratio_interval(record.samples_ms, other.samples_ms, confidence)
 
 
+def kept_ratio(record: Record, baseline: Record | None, confidence: float) -> Interval | None:
+    """The ratio to the baseline, from the rounds where they were kept, else as the row has it, which is of 95%."""
+    found = ratio(record, baseline, confidence) if baseline else None
+    return found or (Interval(*record.interval) if record.interval else None)
+
+
 def rebased(run: FinishedRun, baseline: str) -> FinishedRun:
     """The run with every ratio, interval and verdict relative to `baseline`, where a case has it and its rounds.
 

@@ -67,7 +67,22 @@ FAILED = frozenset({Status.INCORRECT, Status.ERROR, Status.UNSETTLED})
 """What makes a command fail."""
 
 
-class Outcome:
+class Compared:
+    """A row with a ratio to a baseline and the ends of its 95% interval; all are None where there is none."""
+
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+
+    @property
+    def interval(self) -> tuple[float, float, float] | None:
+        """The three."""
+        if self.ratio is None or self.ratio_low is None or self.ratio_high is None:
+            return None
+        return self.ratio, self.ratio_low, self.ratio_high
+
+
+class Outcome(Compared):
     """What the rows of all runs share: they are dataclasses whose columns are their fields."""
 
     status: Status
@@ -268,13 +283,6 @@ class Record(Outcome):
     def figure(self, name: str) -> Any:
         """A value of the row, or of the one that its command wrote; None where neither has it."""
         return getattr(self, name, getattr(self.source, name, None))
-
-    @property
-    def interval(self) -> tuple[float, float, float] | None:
-        """The ratio to the baseline and the ends of its 95% interval."""
-        if self.ratio is None or self.ratio_low is None or self.ratio_high is None:
-            return None
-        return self.ratio, self.ratio_low, self.ratio_high
 
     @property
     def load(self) -> Load | None:

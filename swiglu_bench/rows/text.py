@@ -21,11 +21,12 @@ TABLE = "table"
 ROWS = ("json", "jsonl", "csv")
 
 
-def check(option: str, value: str, *known: str) -> None:
-    """Raise BadInput for a value that an option does not have."""
+def check(option: str, value: str, *known: str) -> str:
+    """The value of an option; raises BadInput for one that it does not have."""
     if value not in known:
         near = did_you_mean(value, known)
         raise BadInput(f"{option}: {value!r} is not one of {', '.join(known)}{'; ' + near if 'mean' in near else '.'}")
+    return value
 
 
 def screen(form: str = TABLE) -> Console:

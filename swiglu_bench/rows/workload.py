@@ -13,9 +13,9 @@ from swiglu_bench.measure.statistics import CONFIDENCE, Interval, verdict
 from swiglu_bench.rows import csv_table, text
 from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.grouping import grouped
-from swiglu_bench.rows.ratios import ratio
+from swiglu_bench.rows.ratios import kept_ratio
 from swiglu_bench.rows.record import COLUMNS as ROW
-from swiglu_bench.rows.record import SCHEMA_VERSION, Record, Status
+from swiglu_bench.rows.record import SCHEMA_VERSION, Compared, Record, Status
 from swiglu_bench.rows.run_folder import TOTALS
 
 WORK = ("shape", "scope", "mode", "dtype")
@@ -23,7 +23,7 @@ ByTokens = Mapping[int, Record]
 
 
 @dataclass(frozen=True)
-class Total:
+class Total(Compared):
     """One implementation over a whole workload."""
 
     shape: str
@@ -43,13 +43,6 @@ class Total:
     verdict: str = ""
     reason: str = ""
     """Why it has no time, or no ratio."""
-
-    @property
-    def interval(self) -> tuple[float, float, float] | None:
-        """The ratio and the ends of its interval."""
-        if self.ratio is None or self.ratio_low is None or self.ratio_high is None:
-            return None
-        return self.ratio, self.ratio_low, self.ratio_high
 
 
 COLUMNS = tuple(one.name for one in dataclasses.fields(Total))
@@ -104,7 +97,7 @@ def _total(own: ByTokens, by_name: Mapping[str, ByTokens], workload: Mapping[int
     base = by_name.get(baseline, {})
     base_times = _times(base, workload)
     ratios = {
-        tokens: _ratio(row, base[tokens], 1 - (1 - CONFIDENCE) / len(workload))
+        tokens: kept_ratio(row, base[tokens], 1 - (1 - CONFIDENCE) / len(workload))
         for tokens, row in own.items()
         if tokens in base_times and row.comparable
     }
@@ -129,8 +122,3 @@ def _total(own: ByTokens, by_name: Mapping[str, ByTokens], workload: Mapping[int
 def _times(own: ByTokens, workload: Mapping[int, float]) -> dict[int, float]:
     found = {tokens: own[tokens].time_ms for tokens in workload if tokens in own}
     return {tokens: time_ms for tokens, time_ms in found.items() if time_ms is not None}
-
-
-def _ratio(record: Record, baseline: Record, confidence: float) -> Interval | None:
-    """From the rounds where they were kept, else as the row has it."""
-    return ratio(record, baseline, confidence) or (Interval(*record.interval) if record.interval else None)

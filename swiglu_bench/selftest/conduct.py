@@ -111,9 +111,3 @@ def _burn() -> None:
     end = time.monotonic() + BURN_S
     while time.monotonic() < end:
         pass
-
-
-SPECIMENS = (
-    one_thread, anomaly_mode, deterministic_mode, default_dtype, no_gradients, profile_hook, function_mode,
-    alarm_handler, setting_in_the_loop, patched_silu, random_numbers, burning_thread, burning_child,
-)  # fmt: skip

@@ -131,6 +131,3 @@ def idle_unwritten(problem: Problem) -> Step:
 def crowded_cut(problem: Problem) -> Step:
     """Right wherever tokens are spread."""
     return _routed(problem, lambda index, weights: (index, weights * (_place_in_expert(index) < 256)))
-
-
-SPECIMENS = tuple(value for value in list(globals().values()) if isinstance(value, Specimen))

@@ -9,13 +9,37 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from swiglu_bench.measure.clock import CudaClock
-from swiglu_bench.selftest.specimen import INDEX_CHECK, gate_gradients, glu, right_forward, specimen
+from swiglu_bench.selftest.specimen import (
+    INDEX_CHECK,
+    Forward,
+    Specimen,
+    gate_gradients,
+    glu,
+    right_at_first,
+    right_forward,
+    specimen,
+)
 from swiglu_bench.spec.cases import Dtype, Mode, Scope
 from swiglu_bench.spec.implementation import Step
 from swiglu_bench.spec.problem import Problem
 
 SLOW_CYCLES = 20_000_000
 """A spin of some 10 ms: work that has not ended when the current stream has."""
+
+
+def _not_joined(problem: Problem, spin_cycles: int = 0) -> Forward:
+    """SwiGLU on a stream that begins with the current one, and for which nobody waits."""
+    stream = torch.cuda.Stream(problem.device)
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        out = torch.zeros(x.shape[0], w_gate.shape[0], dtype=x.dtype, device=x.device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(spin_cycles)
+            out.copy_(right_forward(x, w_gate, w_up))
+        return out
+
+    return forward
 
 
 @specimen("side-stream", "works on a stream of its own that waits for nobody",
@@ -35,17 +59,7 @@ def side_stream(problem: Problem) -> Step:
           mode=Mode.FORWARD, needs_gpu=True)  # fmt: skip
 def side_stream_not_joined(problem: Problem) -> Step:
     """The inputs are there, and the output comes after the events."""
-    stream = torch.cuda.Stream(problem.device)
-
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        out = torch.zeros(x.shape[0], w_gate.shape[0], dtype=x.dtype, device=x.device)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(SLOW_CYCLES)
-            out.copy_(right_forward(x, w_gate, w_up))
-        return out
-
-    return glu(problem, forward)
+    return glu(problem, _not_joined(problem, SLOW_CYCLES))
 
 
 @specimen("deferred", "computes when torch.cuda.synchronize is called", "own clock", mode=Mode.FORWARD, needs_gpu=True)
@@ -109,40 +123,27 @@ class _Small(torch.autograd.Function):
         return (None, *gate_gradients(dz, *ctx.saved_tensors))
 
 
-@specimen("int32-wraps", "beyond 2^31 elements, offsets start again at 0", INDEX_CHECK, scope=Scope.ACTIVATION,
-          dtype=Dtype.BFLOAT16, task="audit", needs_gpu=True)  # fmt: skip
-def int32_wraps(problem: Problem) -> Step:
-    """As `program_id * BLOCK` in int32 does."""
-    del problem
-    return Step(lambda gate, up: _Small.apply(True, gate, up))
+def _small(name: str, description: str, wraps: bool) -> Specimen:
+    """An implementation that is right up to 2^31 elements."""
+
+    @specimen(name, description, INDEX_CHECK, scope=Scope.ACTIVATION, dtype=Dtype.BFLOAT16, task="audit",
+              needs_gpu=True)  # fmt: skip
+    def small(problem: Problem) -> Step:
+        del problem
+        return Step(lambda gate, up: _Small.apply(wraps, gate, up))
+
+    return small
 
 
-@specimen("zeros-above-2^31", "leaves zeros beyond 2^31 elements", INDEX_CHECK, scope=Scope.ACTIVATION,
-          dtype=Dtype.BFLOAT16, task="audit", needs_gpu=True)  # fmt: skip
-def zeros_above(problem: Problem) -> Step:
-    """A grid that is cut off at the largest int."""
-    del problem
-    return Step(lambda gate, up: _Small.apply(False, gate, up))
+int32_wraps = _small("int32-wraps", "beyond 2^31 elements, offsets start again at 0", wraps=True)
+zeros_above = _small("zeros-above-2^31", "leaves zeros beyond 2^31 elements", wraps=False)
 
 
 @specimen("side-stream-later", "after some calls it works on a stream that is never joined",
           ("timed loop", "wall clock", "complete on return"), mode=Mode.FORWARD, needs_gpu=True)  # fmt: skip
 def side_stream_later(problem: Problem) -> Step:
     """It waits for the check to be over."""
-    stream = torch.cuda.Stream(problem.device)
-    calls: list[int] = []
-
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        calls.append(1)
-        if len(calls) < 24:
-            return right_forward(x, w_gate, w_up)
-        out = torch.zeros(x.shape[0], w_gate.shape[0], dtype=x.dtype, device=x.device)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            out.copy_(right_forward(x, w_gate, w_up))
-        return out
-
-    return glu(problem, forward)
+    return glu(problem, right_at_first(_not_joined(problem)))
 
 
 @specimen("gpu-burner", "leaves work on the GPU behind that goes on when its process stands still",
@@ -164,9 +165,3 @@ def gpu_burner(problem: Problem) -> Step:
 
 def _burnt(x: Tensor) -> Tensor:
     return torch.empty(8192, 8192, dtype=torch.bfloat16, device=x.device)
-
-
-SPECIMENS = (
-    side_stream, side_stream_not_joined, deferred, patched_elapsed_time, skips_in_graphs, side_stream_later,
-    gpu_burner, int32_wraps, zeros_above,
-)  # fmt: skip

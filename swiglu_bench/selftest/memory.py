@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 import torch
 from torch import Tensor
@@ -12,13 +12,30 @@ from torch.nn.functional import silu
 
 from swiglu_bench.check.inputs import Desk, Draw, make_problem
 from swiglu_bench.check.truth import compute_truth
-from swiglu_bench.selftest.specimen import glu, right_backward, right_forward, specimen
+from swiglu_bench.selftest.specimen import (
+    CHECKED_CALLS,
+    changed_gradients,
+    glu,
+    right_at_first,
+    right_backward,
+    right_forward,
+    specimen,
+)
 from swiglu_bench.spec.cases import Mode, Scope
 from swiglu_bench.spec.implementation import Step
 from swiglu_bench.spec.problem import Problem
 
-CHECKED_CALLS = 24
-"""More calls than come before the first that is timed."""
+
+def _remembering(problem: Problem, key: Callable[[Tensor], Hashable]) -> Step:
+    """Each answer is computed once, and found again by a key of the input."""
+    answers: dict[Hashable, Tensor] = {}
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        if key(x) not in answers:
+            answers[key(x)] = right_forward(x, w_gate, w_up)
+        return answers[key(x)].clone()
+
+    return glu(problem, forward)
 
 
 @specimen("output-accumulated", "adds to its output buffer instead of assigning", "new inputs")
@@ -39,38 +56,23 @@ def gradient_accumulated(problem: Problem) -> Step:
     """Right in the first step."""
     total: list[Tensor] = []
 
-    def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        dx, *dw = right_backward(dz, x, w_gate, w_up)
+    def change(dx: Tensor, *dw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         total[:] = [old + new for old, new in zip(total, dw, strict=True)] if total else dw
         return dx, total[0].clone(), total[1].clone()
 
-    return glu(problem, backward=backward)
+    return changed_gradients(problem, change)
 
 
 @specimen("first-answer", "returns its first answer for ever", "new inputs", mode=Mode.FORWARD)
 def first_answer(problem: Problem) -> Step:
     """A cache without a key."""
-    first: list[Tensor] = []
-
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        if not first:
-            first.append(right_forward(x, w_gate, w_up))
-        return first[0].clone()
-
-    return glu(problem, forward)
+    return _remembering(problem, lambda x: None)
 
 
 @specimen("cached-by-address", "remembers its answers by the address of the input", "new inputs")
 def cached_by_address(problem: Problem) -> Step:
     """Inputs that lie where others lay are taken for them."""
-    answers: dict[int, Tensor] = {}
-
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        if x.data_ptr() not in answers:
-            answers[x.data_ptr()] = right_forward(x, w_gate, w_up)
-        return answers[x.data_ptr()].clone()
-
-    return glu(problem, forward)
+    return _remembering(problem, Tensor.data_ptr)
 
 
 @specimen("known-seed", "looks up the answers to the inputs of the case's seed", "relative error", mode=Mode.FORWARD)
@@ -88,26 +90,17 @@ def last_gradient(problem: Problem) -> Step:
     """The first call has none to return and is right."""
     kept: list[tuple[Tensor, Tensor]] = []
 
-    def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        dx, dw_gate, dw_up = right_backward(dz, x, w_gate, w_up)
+    def change(dx: Tensor, dw_gate: Tensor, dw_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         kept.append((dw_gate, dw_up))
-        last_gate, last_up = kept.pop(0) if len(kept) > 1 else kept[0]
-        return dx, last_gate, last_up
+        return dx, *(kept.pop(0) if len(kept) > 1 else kept[0])
 
-    return glu(problem, backward=backward)
+    return changed_gradients(problem, change)
 
 
 @specimen("right-once", "zeros after the first call", "new inputs")
 def right_once(problem: Problem) -> Step:
     """Tested once, measured for ever."""
-    calls: list[int] = []
-
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        calls.append(1)
-        out = right_forward(x, w_gate, w_up)
-        return out if len(calls) == 1 else torch.zeros_like(out)
-
-    return glu(problem, forward)
+    return glu(problem, right_at_first(lambda *given: torch.zeros_like(right_forward(*given)), calls=2))
 
 
 @specimen("right-while-checked", "after some calls it returns an old answer", "timed loop", mode=Mode.FORWARD)
@@ -126,15 +119,7 @@ def right_while_checked(problem: Problem) -> Step:
 @specimen("found-in-memory", "after some calls it returns memory as it finds it", "timed loop", mode=Mode.FORWARD)
 def found_in_memory(problem: Problem) -> Step:
     """The contender before it had the same question, and its answer may still lie there."""
-    calls: list[int] = []
-
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        calls.append(1)
-        if len(calls) < CHECKED_CALLS:
-            return right_forward(x, w_gate, w_up)
-        return x.new_empty(x.shape[0], w_gate.shape[0])
-
-    return glu(problem, forward)
+    return glu(problem, right_at_first(lambda x, w_gate, w_up: x.new_empty(x.shape[0], w_gate.shape[0])))
 
 
 @specimen("one-buffer", "every call returns the same memory", "kept")
@@ -229,29 +214,14 @@ def _reachable(depth: int = 5) -> Iterator[object]:
 @specimen("cached-by-shape", "remembers its answers by the shape of the input", "new inputs", mode=Mode.FORWARD)
 def cached_by_shape(problem: Problem) -> Step:
     """In decoding, every input has the same shape."""
-    answers: dict[torch.Size, Tensor] = {}
-
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        if x.shape not in answers:
-            answers[x.shape] = right_forward(x, w_gate, w_up)
-        return answers[x.shape].clone()
-
-    return glu(problem, forward)
+    return _remembering(problem, lambda x: x.shape)
 
 
 @specimen("cached-by-rounded-content", "remembers its answers by the rounded mean of the input", "new inputs",
           mode=Mode.FORWARD)  # fmt: skip
 def cached_by_rounded_content(problem: Problem) -> Step:
     """A cheap key: most inputs have a mean of zero."""
-    answers: dict[float, Tensor] = {}
-
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        key = round(x.float().mean().item())
-        if key not in answers:
-            answers[key] = right_forward(x, w_gate, w_up)
-        return answers[key].clone()
-
-    return glu(problem, forward)
+    return _remembering(problem, lambda x: round(x.float().mean().item()))
 
 
 @specimen("learns-two-inputs", "remembers the answers to the first two inputs and gives them in turn",
@@ -317,11 +287,3 @@ def weights_changed_later(problem: Problem) -> Step:
         return right_forward(x, w_gate, w_up)
 
     return glu(problem, forward)
-
-
-SPECIMENS = (
-    output_accumulated, gradient_accumulated, first_answer, cached_by_address, cached_by_shape,
-    cached_by_rounded_content, learns_two_inputs, known_seed, last_gradient, guesses_upstream, right_once,
-    right_while_checked, found_in_memory, one_buffer, one_buffer_later, output_over_input, weights_changed,
-    weights_changed_later, input_changed, thief_by_gc, thief_by_frame,
-)  # fmt: skip

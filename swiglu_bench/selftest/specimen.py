@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from swiglu_bench.spec.problem import Problem
 
 INDEX_CHECK = "> 2^31 elements"
 """The check of `audit` for those that are right on small tensors only."""
+CHECKED_CALLS = 24
+"""More calls than come before the first that is timed."""
 CROWDED_CHECK = "crowded expert"
 """The one for those that are right on even loads only."""
 
@@ -63,7 +66,9 @@ def specimen(
 
 
 Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
-Backward = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+Gradients = tuple[Tensor, Tensor, Tensor]
+"""dx, dw_gate and dw_up."""
+Backward = Callable[[Tensor, Tensor, Tensor, Tensor], Gradients]
 
 
 def right_forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
@@ -71,12 +76,18 @@ def right_forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
     return torch.nn.functional.silu(x @ w_gate.T) * (x @ w_up.T)
 
 
+def right_at_first(forward: Forward, calls: int = CHECKED_CALLS) -> Forward:
+    """SwiGLU in the first calls, for as long as it is checked, and `forward` from call number `calls` on."""
+    number = itertools.count(1)
+    return lambda *given: (right_forward if next(number) < calls else forward)(*given)
+
+
 def gate_gradients(dz: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """d_gate and d_up, by the operations of eager's own backward."""
     return torch.ops.aten.silu_backward(dz * up, gate), dz * torch.nn.functional.silu(gate)
 
 
-def right_backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def right_backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> Gradients:
     """dx, dw_gate and dw_up."""
     d_gate, d_up = gate_gradients(dz, x @ w_gate.T, x @ w_up.T)
     return d_gate @ w_gate + d_up @ w_up, d_gate.T @ x, d_up.T @ x
@@ -98,3 +109,8 @@ def glu(problem: Problem, forward: Forward = right_forward, backward: Backward =
     """The Step of a forward and a backward; each is right unless given."""
     weights = problem.weights
     return Step(lambda x: _Glu.apply(forward, backward, x, weights["w_gate"], weights["w_up"]))
+
+
+def changed_gradients(problem: Problem, change: Callable[[Tensor, Tensor, Tensor], Gradients]) -> Step:
+    """A right forward, and a backward that returns what `change` makes of the gradients."""
+    return glu(problem, backward=lambda *given: change(*right_backward(*given)))

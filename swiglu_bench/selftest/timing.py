@@ -11,16 +11,28 @@ import torch
 from torch import Tensor
 
 from swiglu_bench.measure import clock as clocks
-from swiglu_bench.selftest.specimen import gate_gradients, glu, right_backward, right_forward, specimen
+from swiglu_bench.selftest.specimen import (
+    changed_gradients,
+    gate_gradients,
+    glu,
+    right_at_first,
+    right_forward,
+    specimen,
+)
 from swiglu_bench.session.reports import SampleReport
 from swiglu_bench.session.workbench import Workbench
 from swiglu_bench.spec.cases import Mode
 from swiglu_bench.spec.implementation import Step
 from swiglu_bench.spec.problem import Problem
 
-CHECKED_CALLS = 24
-"""More calls than come before the first that is timed."""
 SPEEDUP = 10
+
+
+def _filled_later(answer: Tensor, after_s: float = 0.05) -> Tensor:
+    """Zeros, over which a thread copies the answer."""
+    out = torch.zeros_like(answer)
+    threading.Timer(after_s, out.copy_, [answer]).start()
+    return out
 
 
 class _Lazy(Tensor):
@@ -58,19 +70,7 @@ def lazy(problem: Problem) -> Step:
           ("complete on return", "relative error"), mode=Mode.FORWARD)  # fmt: skip
 def background_thread(problem: Problem) -> Step:
     """A call that costs nothing."""
-
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        answer = right_forward(x, w_gate, w_up)
-        out = torch.zeros_like(answer)
-
-        def fill() -> None:
-            time.sleep(0.02)
-            out.copy_(answer)
-
-        threading.Thread(target=fill).start()
-        return out
-
-    return glu(problem, forward)
+    return glu(problem, lambda *given: _filled_later(right_forward(*given), 0.02))
 
 
 @specimen("patched-perf-counter", "makes Python's clock run slowly", "own clock")
@@ -107,32 +107,14 @@ def lazy_gradient(problem: Problem) -> Step:
           mode=Mode.FORWARD)  # fmt: skip
 def late_thread(problem: Problem) -> Step:
     """It waits for the check to be over."""
-    calls: list[int] = []
-
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        calls.append(1)
-        answer = right_forward(x, w_gate, w_up)
-        if len(calls) < CHECKED_CALLS:
-            return answer
-        out = torch.zeros_like(answer)
-        threading.Timer(0.05, out.copy_, [answer]).start()
-        return out
-
-    return glu(problem, forward)
+    return glu(problem, right_at_first(lambda *given: _filled_later(right_forward(*given))))
 
 
 @specimen("thread-gradient", "a thread fills a weight gradient after the backward has returned",
           ("complete on return", "relative error", "finite", "kept"))  # fmt: skip
 def thread_gradient(problem: Problem) -> Step:
     """A backward that costs half."""
-
-    def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        dx, dw_gate, dw_up = right_backward(dz, x, w_gate, w_up)
-        late = torch.zeros_like(dw_up)
-        threading.Timer(0.05, late.copy_, [dw_up]).start()
-        return dx, dw_gate, late
-
-    return glu(problem, backward=backward)
+    return changed_gradients(problem, lambda dx, dw_gate, dw_up: (dx, dw_gate, _filled_later(dw_up)))
 
 
 @specimen("works-in-to-canonical", "leaves the weight gradients to Step.to_canonical", "error")
@@ -187,9 +169,3 @@ def messages_edited(problem: Problem) -> Step:
 
     json.dumps = dumps  # type: ignore[assignment]
     return glu(problem)
-
-
-SPECIMENS = (
-    lazy, lazy_gradient, background_thread, late_thread, thread_gradient, works_in_to_canonical, patched_perf_counter,
-    patched_norm, samples_edited, clock_replaced, messages_edited,
-)  # fmt: skip

@@ -128,9 +128,3 @@ def needs_every_gradient(problem: Problem) -> Step:
     """The first layer of a model, or one with frozen weights."""
     weights = problem.weights
     return Step(lambda x: _NeedsInput.apply(x, weights["w_gate"], weights["w_up"]))
-
-
-SPECIMENS = (
-    shared_workspace, assigned_gradients, stale_weights, weights_by_shape, first_batch_only, ignores_strides,
-    needs_every_gradient,
-)  # fmt: skip

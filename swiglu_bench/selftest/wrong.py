@@ -9,7 +9,15 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from swiglu_bench.check.tolerance import unit_roundoff
-from swiglu_bench.selftest.specimen import gate_gradients, glu, right_backward, right_forward, specimen
+from swiglu_bench.selftest.specimen import (
+    CHECKED_CALLS,
+    changed_gradients,
+    gate_gradients,
+    glu,
+    right_backward,
+    right_forward,
+    specimen,
+)
 from swiglu_bench.spec.cases import Dtype, Mode, Scope
 from swiglu_bench.spec.costs import longest_sum
 from swiglu_bench.spec.implementation import Step
@@ -71,11 +79,7 @@ def last_column(problem: Problem) -> Step:
 def gradient_of_row_0(problem: Problem) -> Step:
     """A row offset that was forgotten."""
 
-    def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        dx, dw_gate, dw_up = right_backward(dz, x, w_gate, w_up)
-        return dx[:1].repeat(len(dx), 1), dw_gate, dw_up
-
-    return glu(problem, backward=backward)
+    return changed_gradients(problem, lambda dx, *dw: (dx[:1].repeat(len(dx), 1), *dw))
 
 
 @specimen("dw-misses-tokens", "the weight gradients leave out the last 8 tokens", VALUES)
@@ -93,11 +97,7 @@ def dw_misses_tokens(problem: Problem) -> Step:
 def dw_exchanged(problem: Problem) -> Step:
     """Two results returned in the wrong order."""
 
-    def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        dx, dw_gate, dw_up = right_backward(dz, x, w_gate, w_up)
-        return dx, dw_up, dw_gate
-
-    return glu(problem, backward=backward)
+    return changed_gradients(problem, lambda dx, dw_gate, dw_up: (dx, dw_up, dw_gate))
 
 
 class _Exchanged(torch.autograd.Function):
@@ -123,12 +123,11 @@ def exchanged(problem: Problem) -> Step:
 def nan_in_one_element(problem: Problem) -> Step:
     """An element that no tile covers, as it lay in memory."""
 
-    def backward(dz: Tensor, x: Tensor, w_gate: Tensor, w_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        dx, dw_gate, dw_up = right_backward(dz, x, w_gate, w_up)
+    def change(dx: Tensor, dw_gate: Tensor, dw_up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         dw_up[-1, -1] = torch.nan
         return dx, dw_gate, dw_up
 
-    return glu(problem, backward=backward)
+    return changed_gradients(problem, change)
 
 
 @specimen("one-wrong-element", "one element of the output is off, by as much as the norm allows", "largest element")
@@ -148,20 +147,14 @@ def one_wrong_element(problem: Problem) -> Step:
 def fp16_product(problem: Problem) -> Step:
     """A faster product than was asked for; TF32 keeps as many bits."""
 
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        return right_forward(*(value.half().float() for value in (x, w_gate, w_up)))
-
-    return glu(problem, forward)
+    return glu(problem, lambda *given: right_forward(*(value.half().float() for value in given)))
 
 
 @specimen("fp8-product", "inputs rounded to fp8 in a bf16 case", VALUES, dtype=Dtype.BFLOAT16)
 def fp8_product(problem: Problem) -> Step:
     """Half the bytes, twice the rate, and not the question."""
 
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        return right_forward(*(value.to(torch.float8_e4m3fn).to(value.dtype) for value in (x, w_gate, w_up)))
-
-    return glu(problem, forward)
+    return glu(problem, lambda *given: right_forward(*(one.to(torch.float8_e4m3fn).to(one.dtype) for one in given)))
 
 
 @specimen("gradient-in-fp8", "d_gate and d_up rounded to fp8 in a bf16 case", VALUES, dtype=Dtype.BFLOAT16)
@@ -222,10 +215,7 @@ def nan_hidden(problem: Problem) -> Step:
 def small_gradients_flushed(problem: Problem) -> Step:
     """A loss over many tokens has no others."""
 
-    def backward(dz: Tensor, *saved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return right_backward(torch.where(dz.abs() < 1e-5, 0.0, dz), *saved)
-
-    return glu(problem, backward=backward)
+    return glu(problem, backward=lambda dz, *saved: right_backward(torch.where(dz.abs() < 1e-5, 0.0, dz), *saved))
 
 
 @specimen("truncated", "cuts the output's digits off instead of rounding", "bias", dtype=Dtype.BFLOAT16,
@@ -233,8 +223,8 @@ def small_gradients_flushed(problem: Problem) -> Step:
 def truncated(problem: Problem) -> Step:
     """The upper half of fp32's bits; each value a little too small."""
 
-    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
-        out = right_forward(x.float(), w_gate.float(), w_up.float())
+    def forward(*given: Tensor) -> Tensor:
+        out = right_forward(*(value.float() for value in given))
         return (out.view(torch.int32) >> 16).to(torch.int16).view(torch.bfloat16)
 
     return glu(problem, forward)
@@ -249,16 +239,8 @@ def sometimes_skips_a_row(problem: Problem) -> Step:
     def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
         calls.append(1)
         out = right_forward(x, w_gate, w_up)
-        if len(calls) > 24 and len(calls) % 7 == 0:
+        if len(calls) > CHECKED_CALLS and len(calls) % 7 == 0:
             out[len(calls) % len(out)] = 0
         return out
 
     return glu(problem, forward)
-
-
-SPECIMENS = (
-    zeros, swapped, silu_in_fp16, dropped_k_tile, last_row, last_column, gradient_of_row_0, dw_misses_tokens,
-    dw_exchanged, exchanged, nan_in_one_element, one_wrong_element, fp16_product, fp8_product, gradient_in_fp8,
-    upstream_ignored, no_weight_gradient, other_dtype, sigmoid_tail, gate_bounded, nan_hidden,
-    small_gradients_flushed, truncated, sometimes_skips_a_row,
-)  # fmt: skip

@@ -23,10 +23,12 @@ from swiglu_bench.selftest.specimen import Specimen
 from swiglu_bench.session.settings import Progress, Settings, Task
 from swiglu_bench.spec.cases import Case, Experts, Scope, Shape
 
-SPECIMENS: tuple[Specimen, ...] = (
-    *wrong.SPECIMENS, *experts.SPECIMENS, *memory.SPECIMENS, *usage.SPECIMENS, *timing.SPECIMENS, *conduct.SPECIMENS,
-    *gpu.SPECIMENS,
-)  # fmt: skip
+SPECIMENS = tuple(
+    value
+    for module in (wrong, experts, memory, usage, timing, conduct, gpu)
+    for value in vars(module).values()
+    if isinstance(value, Specimen)
+)
 
 SHAPES = {"cpu": Shape("zoo", 64, 96, "sizes of the self-test", (33,)),
           "cuda": Shape("zoo", 512, 1024, "sizes of the self-test", (1000,))}  # fmt: skip

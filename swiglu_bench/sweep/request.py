@@ -234,7 +234,7 @@ def _check_scopes(scopes: Sequence[Scope], shapes: Sequence[Shape]) -> None:
 
 def _routed(shapes: Sequence[Shape], names: str) -> list[Shape]:
     """The shapes with experts once for each routing, and the others as they are; raises BadInput where none has any."""
-    routings = [Routing(choice("--routing", name.strip(), list(Routing))) for name in names.split(",")]
+    routings = [Routing(text.check("--routing", name.strip(), *Routing)) for name in names.split(",")]
     if not any(shape.experts for shape in shapes):
         raise BadInput(f"--routing is for mixtures of experts, and {shapes[0].name} has no experts; leave it out.")
     return [
@@ -244,13 +244,7 @@ def _routed(shapes: Sequence[Shape], names: str) -> list[Shape]:
 
 def scopes_of(names: str) -> list[Scope]:
     """Scopes from 'glu,mlp'. Raises BadInput for anything else."""
-    return [Scope(choice("--scope", part.strip(), list(Scope))) for part in names.split(",")]
-
-
-def choice(option: str, value: str, known: Sequence[str]) -> str:
-    """The value, which has to be one of those known. Raises BadInput for another."""
-    text.check(option, value, *known)
-    return value
+    return [Scope(text.check("--scope", part.strip(), *Scope)) for part in names.split(",")]
 
 
 def loader(timeout_s: float | None) -> Load:

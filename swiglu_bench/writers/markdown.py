@@ -92,9 +92,9 @@ def training_table(rows: Iterable[Summary]) -> str:
         if row.step_ms is None:
             continue
         curve, ratio, expected = "baseline", "baseline", ""
-        if row.ratio is not None and row.ratio_low is not None and row.ratio_high is not None:
+        if row.interval:
             curve = f"{row.curve} (frozen)" if row.frozen else row.curve
-            ratio = plus_minus(row.ratio, row.ratio_low, row.ratio_high)
+            ratio = plus_minus(*row.interval)
             expected = f"{row.expected_ratio:.3f}" + ("" if row.as_expected else " *")
         kept = "" if row.saved_bytes is None else size(row.saved_bytes)
         lines.append([f"`{row.implementation}`", curve, f"{row.step_ms:.1f} ms", ratio, expected, kept])
@@ -119,9 +119,7 @@ def ranks_table(rows: Iterable[ranks.Row]) -> str:
 
 
 def _rank_cell(row: ranks.Row) -> str:
-    ratio = "baseline"
-    if row.verdict != ratio:
-        ratio = plus_minus(row.ratio or 0.0, row.ratio_low or 0.0, row.ratio_high or 0.0)
+    ratio = "baseline" if row.verdict == "baseline" or not row.interval else plus_minus(*row.interval)
     return f"{row.time_ms:.3g} ms ({ratio}), {row.efficiency:.0%}"
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
-from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from swiglu_bench.rows.grouping import grouped
 from swiglu_bench.rows.ranks import Row
 from swiglu_bench.rows.record import Status
+from swiglu_bench.writers.tables import new_table
 
 STYLES = {"faster": "green", "slower": "red", "tie": "", "baseline": "dim"}
 SPEED = (
@@ -27,8 +29,8 @@ PARTS = (
 def tables(rows: Sequence[Row]) -> Iterator[RenderableType]:
     """All of them, what they mean, and every reason."""
     timed = [row for row in rows if row.time_ms is not None]
-    groups = [[row for row in timed if _table_of(row) == group] for group in dict.fromkeys(map(_table_of, timed))]
-    for group in groups:
+    groups = grouped(timed, attrgetter("ranks", "shape", "mode", "dtype", "sequence_parallel"))
+    for group in groups.values():
         yield _speed(group)
         yield _parts(group)
     if groups:
@@ -70,10 +72,6 @@ def _place(row: Row) -> str:
     return f"{row.mode} {row.shape} {row.dtype} {row.tokens} tokens, {split}"
 
 
-def _table_of(row: Row) -> tuple[object, ...]:
-    return row.ranks, row.shape, row.mode, row.dtype, row.sequence_parallel
-
-
 def _speed(rows: Sequence[Row]) -> Table:
     one = rows[0]
     split = "sequence parallel" if one.sequence_parallel else "all tokens on every rank"
@@ -111,11 +109,9 @@ def _parts(rows: Sequence[Row]) -> Table:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("tokens", justify="right", no_wrap=True)
-    table.add_column("implementation", overflow="fold", min_width=16)
-    for name in columns:
-        table.add_column(name, justify="left" if name == "verdict" else "right", no_wrap=True)
+    name = {"implementation"}
+    table = new_table(("tokens", *name, *columns), title, text={*name, "verdict"}, wrap=name)
+    table.columns[1].min_width = 16
     return table
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
-from rich import box
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from swiglu_bench.rows.grouping import grouped
 from swiglu_bench.rows.record import Status
 from swiglu_bench.rows.training import SAVING_TOLERANCE, Summary
+from swiglu_bench.writers.tables import new_table
 
 MEANING = {"same": "good", "within seeds": "good", "differs": "bad", "faster": "good", "slower": "bad"}
 STYLES = {"good": "green", "bad": "bold red", "middle": "yellow"}
@@ -67,17 +68,14 @@ def grids(summaries: Sequence[Summary]) -> Iterator[TrainingTable]:
 def tables(summaries: Sequence[Summary]) -> Iterator[RenderableType]:
     """Everything for a terminal: the tables, what they mean, and what is missing from them."""
     for grid in grids(summaries):
-        table = Table(title=grid.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-        first, *others = grid.columns
-        table.add_column(first, overflow="fold", min_width=10)
-        for column in others:
-            table.add_column(column, no_wrap=True, justify="left" if column in TEXT_COLUMNS else "right")
+        name = grid.columns[0]
+        table = new_table(grid.columns, grid.title, text={name, *TEXT_COLUMNS}, wrap={name})
+        table.columns[0].min_width = 10
         for row in grid.rows:
             table.add_row(*(Text(cell.text, STYLES.get(cell.meaning, "")) for cell in row))
         yield table
         yield Text(grid.note, "dim")
-    for line in remarks(summaries):
-        yield Text(line)
+    yield from map(Text, remarks(summaries))
 
 
 def remarks(summaries: Sequence[Summary]) -> Iterator[str]:
@@ -95,12 +93,9 @@ def remarks(summaries: Sequence[Summary]) -> Iterator[str]:
     ]
     if off:
         yield f"The saving differs from the expected one by more than {SAVING_TOLERANCE:.0%} of it: {', '.join(off)}."
-    names: dict[tuple[Status, str], list[str]] = {}
-    for one in summaries:
-        if one.status is not Status.OK:
-            names.setdefault((one.status, one.reason), []).append(one.implementation)
-    for (status, reason), those in names.items():
-        yield f"{status}: {', '.join(those)}: {reason}"
+    not_ok = (one for one in summaries if one.status is not Status.OK)
+    for (status, reason), those in grouped(not_ok, attrgetter("status", "reason")).items():
+        yield f"{status}: {', '.join(one.implementation for one in those)}: {reason}"
 
 
 def ratio_text(one: Summary) -> str:

@@ -16,6 +16,8 @@ from swiglu_bench.machine import machine
 from swiglu_bench.rows import run_folder
 from swiglu_bench.session import here
 
+pytestmark = pytest.mark.timed
+
 QUICK = ("--shapes", "24x40", "--tokens", "3,7", "--device", "cpu", "--budget", "0.1", "--impl", "eager",
          "--in-process")  # fmt: skip
 

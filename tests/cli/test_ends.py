@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timed
+
 FULL = Path("/dev/full")
 RUN = Path(__file__).parents[2] / "results" / "nvidia-h200" / "2026-11-21" / "memory"
 FORWARD = ("forward", "--shapes", "24x40", "--tokens", "3", "--device", "cpu", "--budget", "0.1", "--in-process",

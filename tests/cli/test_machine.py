@@ -14,6 +14,8 @@ from swiglu_bench.measure.statistics import Interval
 from swiglu_bench.session.noise import Pair, Pairs
 from swiglu_bench.spec.errors import BadInput
 
+pytestmark = pytest.mark.timed
+
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

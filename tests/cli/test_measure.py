@@ -21,6 +21,8 @@ from swiglu_bench.rows.record import COLUMNS
 from swiglu_bench.session import here
 from swiglu_bench.spec.cases import Scope
 
+pytestmark = pytest.mark.timed
+
 SMALL = ("--shapes", "24x40", "--device", "cpu", "--in-process")
 ONE = (*SMALL, "--tokens", "3")
 QUICK = ("--budget", "0.1", "--impl", "eager,eager-packed")

@@ -17,7 +17,10 @@ from swiglu_bench.machine import machine
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.tp import ranks
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
+pytestmark = [
+    pytest.mark.timed,
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed"),
+]
 FAILING = SUPPORT / "split_implementations.py"
 
 

@@ -13,6 +13,8 @@ from trained import write_mnist
 from swiglu_bench.train import run, step_costs
 from swiglu_bench.train.options import TrainOptions
 
+pytestmark = pytest.mark.timed
+
 MODEL = "task: mnist\nhidden: 16\nintermediate: 24\nbatch: 16\nlearning_rate: 1.0e-2\nepochs: 2\nsource: for tests\n"
 
 

@@ -77,7 +77,7 @@ def check(inputs: list[torch.Tensor], options: dict, gate: dict | None = None) -
     )
 
 
-@settings(derandomize=True, deadline=None, max_examples=30)
+@settings(derandomize=True, deadline=None, max_examples=20)
 @given(
     tokens=st.sampled_from([0, 1, 17, 65]),
     hidden=st.sampled_from([0, 1, 33, 64]),
@@ -216,12 +216,12 @@ def test_slices_are_whole_tiles(tokens, intermediate, chunk, expected):
 
 
 def test_dx_is_summed_over_slices_in_fp32():
-    # 300 slices that add 1 each: a bfloat16 sum stops growing at 256.
+    # Slices that add 1 each: a bfloat16 sum stops growing at 256.
     one, weight = torch.ones(1, 1, device=DEVICE).bfloat16(), torch.full((1, 1), 0.5, device=DEVICE).bfloat16()
-    dx = torch.zeros(1, 1, device=DEVICE)
-    for _ in range(300):
+    dx = torch.full((1, 1), 250.0, device=DEVICE)
+    for _ in range(10):
         input_grad_launch(None, one, one, weight, weight, dx, accumulate=True).run()
-    assert dx.item() == 300
+    assert dx.item() == 260
 
 
 @pytest.mark.parametrize(

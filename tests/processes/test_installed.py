@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import swiglu_bench
+
+pytestmark = pytest.mark.timed
 
 OPTIONS = ("--shapes", "24x40", "--tokens", "3", "--impl", "eager,eager-packed", "--device", "cpu", "--budget", "0.1")
 

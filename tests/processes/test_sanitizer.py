@@ -14,6 +14,8 @@ from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.session.settings import Settings, Task
 from swiglu_bench.spec.errors import BadInput
 
+pytestmark = pytest.mark.timed
+
 CPU = torch.device("cpu")
 TOOL = """#!{python}
 import subprocess, sys

@@ -8,6 +8,8 @@ from swiglu_bench.measure.rounds import Contender, Rule, run_rounds
 from swiglu_bench.measure.statistics import Interval, Verdict, noise_interval, percentile
 from swiglu_bench.session.noise import Pair, summarise
 
+pytestmark = pytest.mark.timed
+
 PAIRS = 200
 NAMES = ("baseline", "twin 1", "twin 2", "twin 3", "contender")
 

@@ -25,7 +25,10 @@ from swiglu_bench.tp.place import RankPlace, merged
 from swiglu_bench.tp.plan import ASYNC, Plan
 from swiglu_bench.tp.ranks import GroupLost, Spawned
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
+pytestmark = [
+    pytest.mark.timed,
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed"),
+]
 SHAPE = Shape("16x32", 16, 32, "for tests", (8,))
 CASE = Case(SHAPE, 8, Dtype.FLOAT32, Scope.MLP, Mode.STEP)
 SETTINGS = Settings(Task.TIME, torch.device("cpu"), "c", "r")

@@ -19,6 +19,8 @@ from swiglu_bench.train.blocks import Trainee
 from swiglu_bench.train.loop import FittedModel, SeedTraining
 from swiglu_bench.train.step_costs import Moments, measure_ratios, read_ratios, time_steps
 
+pytestmark = pytest.mark.timed
+
 RULE = Rule(warmup_rounds=1, min_rounds=4, max_rounds=5, min_s=0, budget_s=5)
 
 

@@ -114,20 +114,15 @@ def _two_products_on_the_fly(
     from_gate = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
     from_up = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
     for first_n in range(0, N, BLOCK_N):
-        if EVEN_N:
-            d_gate, d_up = _load_gradients(
-                dz_ptrs, gate_ptrs, up_ptrs, m_inside, multiplier, alpha, limit, up_offset, True, FORMULA
-            )
-            w_gate = tl.load(w_gate_ptrs, mask=k_inside, other=0.0)
-            w_up = tl.load(w_up_ptrs, mask=k_inside, other=0.0)
-        else:
+        d_inside, w_inside = m_inside, k_inside
+        if not EVEN_N:
             n_inside = first_n + tl.arange(0, BLOCK_N) < N
-            inside = m_inside & n_inside[None, :]
-            d_gate, d_up = _load_gradients(
-                dz_ptrs, gate_ptrs, up_ptrs, inside, multiplier, alpha, limit, up_offset, True, FORMULA
-            )
-            w_gate = tl.load(w_gate_ptrs, mask=n_inside[:, None] & k_inside, other=0.0)
-            w_up = tl.load(w_up_ptrs, mask=n_inside[:, None] & k_inside, other=0.0)
+            d_inside, w_inside = m_inside & n_inside[None, :], n_inside[:, None] & k_inside
+        d_gate, d_up = _load_gradients(
+            dz_ptrs, gate_ptrs, up_ptrs, d_inside, multiplier, alpha, limit, up_offset, True, FORMULA
+        )
+        w_gate = tl.load(w_gate_ptrs, mask=w_inside, other=0.0)
+        w_up = tl.load(w_up_ptrs, mask=w_inside, other=0.0)
         from_gate = dot(d_gate, w_gate, from_gate, PRECISION)
         from_up = dot(d_up, w_up, from_up, PRECISION)
         dz_ptrs += step * dz_n

@@ -118,18 +118,13 @@ def _forward_kernel(
         BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
     if BLOCK_N >= 64:  # in halves, one after the other: whole tiles spill registers
-        gate_left, gate_right = halves(gate)
-        up_left, up_right = halves(up)
-        _store_gated(
-            gate_left, up_left, z_ptr, gate_ptr, up_ptr, 2 * tile_n, tile_m, M, N,
-            bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
-            BLOCK_M, BLOCK_N // 2, WIDE, STORE_PREACT, FORMULA,
-        )  # fmt: skip
-        _store_gated(
-            gate_right, up_right, z_ptr, gate_ptr, up_ptr, 2 * tile_n + 1, tile_m, M, N,
-            bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
-            BLOCK_M, BLOCK_N // 2, WIDE, STORE_PREACT, FORMULA,
-        )  # fmt: skip
+        gates, ups = halves(gate), halves(up)
+        for half in tl.static_range(2):
+            _store_gated(
+                gates[half], ups[half], z_ptr, gate_ptr, up_ptr, 2 * tile_n + half, tile_m, M, N,
+                bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
+                BLOCK_M, BLOCK_N // 2, WIDE, STORE_PREACT, FORMULA,
+            )  # fmt: skip
     else:
         _store_gated(
             gate, up, z_ptr, gate_ptr, up_ptr, tile_n, tile_m, M, N,
@@ -218,18 +213,13 @@ def _recompute_kernel(
         BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
     if BLOCK_N >= 64:  # in halves, one after the other: whole tiles spill registers
-        gate_left, gate_right = halves(gate)
-        up_left, up_right = halves(up)
-        _store_gradients(
-            gate_left, up_left, dz_ptr, d_gate_ptr, d_up_ptr, 2 * tile_n, tile_m, M, N, dz_m, dz_n,
-            bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
-            BLOCK_M, BLOCK_N // 2, WIDE, FORMULA,
-        )  # fmt: skip
-        _store_gradients(
-            gate_right, up_right, dz_ptr, d_gate_ptr, d_up_ptr, 2 * tile_n + 1, tile_m, M, N, dz_m, dz_n,
-            bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
-            BLOCK_M, BLOCK_N // 2, WIDE, FORMULA,
-        )  # fmt: skip
+        gates, ups = halves(gate), halves(up)
+        for half in tl.static_range(2):
+            _store_gradients(
+                gates[half], ups[half], dz_ptr, d_gate_ptr, d_up_ptr, 2 * tile_n + half, tile_m, M, N, dz_m, dz_n,
+                bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
+                BLOCK_M, BLOCK_N // 2, WIDE, FORMULA,
+            )  # fmt: skip
     else:
         _store_gradients(
             gate, up, dz_ptr, d_gate_ptr, d_up_ptr, tile_n, tile_m, M, N, dz_m, dz_n,

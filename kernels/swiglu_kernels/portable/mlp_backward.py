@@ -88,15 +88,12 @@ def _store_half(
 ):  # fmt: skip
     """As `_store_gradients`; halved once more where the formula is a long one that makes h as well."""
     if STORE_H and FORMULA != "silu":
-        left, right = halves(d_h)
-        _store_gradients(
-            left, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, 2 * tile_n, M, N,
-            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, STORE_H, FORMULA,
-        )  # fmt: skip
-        _store_gradients(
-            right, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, 2 * tile_n + 1, M, N,
-            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, STORE_H, FORMULA,
-        )  # fmt: skip
+        parts = halves(d_h)
+        for half in tl.static_range(2):
+            _store_gradients(
+                parts[half], gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, 2 * tile_n + half, M, N,
+                multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, STORE_H, FORMULA,
+            )  # fmt: skip
     else:
         _store_gradients(
             d_h, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, tile_n, M, N,
@@ -118,15 +115,12 @@ def _down_backward_kernel(
         BLOCK_M, BLOCK_N, BLOCK_H, EVEN_H, WIDE, PRECISION,
     )  # fmt: skip
     if BLOCK_N >= 64:  # in halves, one after the other: five whole tiles at once spill registers
-        left, right = halves(d_h)
-        _store_half(
-            left, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, 2 * tile_n, M, N,
-            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, STORE_H, FORMULA,
-        )  # fmt: skip
-        _store_half(
-            right, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, 2 * tile_n + 1, M, N,
-            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, STORE_H, FORMULA,
-        )  # fmt: skip
+        parts = halves(d_h)
+        for half in tl.static_range(2):
+            _store_half(
+                parts[half], gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, 2 * tile_n + half, M, N,
+                multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, STORE_H, FORMULA,
+            )  # fmt: skip
     else:
         _store_gradients(
             d_h, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, tile_n, M, N,

@@ -32,23 +32,9 @@ WEIGHTS = ((4096, 11008), (7168, 2048), (2048, 2880), (3584, 18944), (8192, 2867
 """(hidden, intermediate) that take every tile of few tokens on 132 multiprocessors."""
 CLAMPED = Formula(alpha=1.702, limit=7.0, up_offset=1.0)
 _NUMBERS = {
-    "PAIRS",
-    "CHUNKS",
-    "TILES",
-    "EXPERTS",
-    "M",
-    "N",
-    "K",
-    "H",
-    "GROUP",
-    "WIDE",
-    "PRECISION",
-    "PARTS",
-    "share",
-    "columns",
-    "n_elements",
-    "TOKENS",
-}
+    "M", "N", "K", "H", "GROUP", "WIDE", "PRECISION", "PARTS", "PAIRS", "CHUNKS", "TILES", "EXPERTS", "TOKENS", "share",
+    "columns", "n_elements",
+}  # fmt: skip
 
 
 def covering(capability: Capability) -> list[tuple[str, Launch]]:

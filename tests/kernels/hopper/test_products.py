@@ -3,15 +3,13 @@
 import pytest
 import torch
 from accuracy import assert_as_accurate_as_eager
+from on_hopper import needs_hopper
 
 from swiglu_kernels.hopper import products, shared
 from swiglu_kernels.hopper.products import LEAST_GATE_TOKENS
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.tiles import choices
-
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-needs_hopper = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a GPU of compute capability 9.0")]
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -35,6 +35,8 @@ from swiglu_bench.sweep.request import INTERRUPTED, Request
 from swiglu_bench.sweep.sweep import sweep
 from swiglu_bench.writers import Writer
 
+pytestmark = pytest.mark.timed
+
 CPU = torch.device("cpu")
 THIS = machine.describe(CPU)
 BOTH = [pytorch.eager, pytorch.eager_packed]

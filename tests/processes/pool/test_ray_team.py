@@ -26,10 +26,12 @@ from swiglu_bench.spec.errors import BadInput
 
 ray = pytest.importorskip("ray", reason="needs Ray: pip install swiglu-bench[cluster]")
 
+pytestmark = pytest.mark.timed
+
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_RECORD_ACTOR_TASK_LOGGING": "0", "NO_COLOR": "1", "COLUMNS": "200",
 }  # fmt: skip
-TOKENS = tuple(range(3, 23, 2))
+TOKENS = tuple(range(3, 17, 2))
 ARGUMENTS = (
     "--shapes", "24x40", "--tokens", ",".join(map(str, TOKENS)), "--scope", "glu", "--dtype", "fp32",
     "--impl", "eager,eager-packed",
