@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from swiglu_bench.measure.clock import Clock, make_clock
-from swiglu_bench.measure.rounds import Contender, Rounds, Rule, run_rounds
+from swiglu_bench.measure.rounds import Rounds, Rule, on_clock, run_rounds
 
 ALLOWED_ERROR = 4e-3
 """Relative to the output, in bf16; the suite's own checks are stricter."""
@@ -29,5 +29,5 @@ def require_right(name: str, result: torch.Tensor, exact: torch.Tensor) -> None:
 
 def time_calls(calls: Mapping[str, Callable[[], object]], clock: Clock, budget_s: float, baseline: str) -> Rounds:
     """Time calls in the same rounds, for as long as their ratios to the baseline need."""
-    timed = [Contender(name, lambda number, call=call: call) for name, call in calls.items()]  # type: ignore[misc]
-    return run_rounds(timed, clock, Rule(budget_s=budget_s), baseline=baseline)
+    timed = [on_clock(name, clock, lambda number, call=call: call) for name, call in calls.items()]  # type: ignore[misc]
+    return run_rounds(timed, Rule(budget_s=budget_s), baseline=baseline)

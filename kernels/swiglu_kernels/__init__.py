@@ -4,6 +4,8 @@ silu_mul(gate, up)                    elementwise, one rounding, gradients in ne
 swiglu_glu(x, w_gate, w_up)           both products and the gate in one launch; biases, GeGLU, gpt-oss's gate
 swiglu_glu_packed(x, w_gate_up)       the same with both projections in one matrix, three layouts
 swiglu_mlp(x, w_gate, w_up, w_down)   the whole block, forward and backward
+swiglu_glu_fp8(x, w_gate, w_up, recipe="rowwise")    the same two with fp8 products, by rows or by blocks
+swiglu_mlp_fp8(x, w_gate, w_up, w_down, recipe="blockwise")
 swiglu_experts(x, w_gate_up, w_down, top_k_index, top_k_weights)    a mixture of experts, each such a block
 unsloth_silu_mul(gate, up)            Unsloth-style elementwise kernels, with autograd
 swiglu_fg_kernel, swiglu_DWf_DW_dfg_kernel    the same kernels under the names that Unsloth documents
@@ -14,14 +16,15 @@ register_experts()                    name swiglu_experts to transformers, for s
 patch_model(model), unpatch(model)    put them into a Hugging Face model, and take them out again
 reference                             the definitions, in PyTorch
 warm_up(model, tokens=[1, 64])        compile what these token counts need, before the first request
-explain(x, w_gate, w_up)              which kernels a call runs, and why
+explain(x, w_gate, w_up)              which kernels a call runs, and why; explain_experts for swiglu_experts
 backend_for(tensor)                   where a kernel would run: "triton", "interpreter" or "torch"
 """
 
 from swiglu_kernels import reference
 from swiglu_kernels.experts import swiglu_experts
 from swiglu_kernels.experts_interface import register_experts
-from swiglu_kernels.explain import explain
+from swiglu_kernels.explain import explain, explain_experts
+from swiglu_kernels.fp8 import swiglu_glu_fp8, swiglu_mlp_fp8
 from swiglu_kernels.glu import swiglu_glu
 from swiglu_kernels.glu_packed import swiglu_glu_packed
 from swiglu_kernels.launches.backend import backend_for
@@ -40,6 +43,7 @@ __all__ = [
     "PatchReport",
     "backend_for",
     "explain",
+    "explain_experts",
     "patch_model",
     "reference",
     "register_experts",
@@ -48,8 +52,10 @@ __all__ = [
     "swiglu_experts",
     "swiglu_fg_kernel",
     "swiglu_glu",
+    "swiglu_glu_fp8",
     "swiglu_glu_packed",
     "swiglu_mlp",
+    "swiglu_mlp_fp8",
     "unpatch",
     "unsloth_silu_mul",
     "warm_up",

@@ -5,15 +5,17 @@ over each token's rows. The kernels of `portable/experts.py` do it, or others wi
 x's dtype, for P rows (T k pairs and the padding), hidden H and intermediate I; x, weights and gradients not counted:
 
                        alive from forward to backward    peak forward            peak backward
-    recompute=False    2 P I (gate and up)               3 P I, then P I + P H   3 P I, then 2 P I + P H
-      retain_graph                                                               5 P I, then 4 P I + P H
-    recompute=True     nothing                           P I + P H               3 P I, then 2 P I + P H
+    recompute=False    2 P I (gate and up)               3 P I, then P I + P H   3 P I + P H, then 3 P I beside the
+                                                                                 gradient of w_gate_up, P I beside both
+      retain_graph                                                               2 P I more
+    recompute=True     nothing                           P I + P H               as without it
 
-and 4 bytes for each pair and row. Kernels that read sorted copies add P H in either direction.
+and 4 bytes for each pair and row. Kernels that read sorted copies add P H in the forward, and parts of it beside the
+gradients of the weights.
 
 Backward: one product, d_out w_down, never stored, whose epilogue makes the gradients of gate and up (over the saved
-gate and up where nobody else wants them), the weighted h and its part of the routing weights' gradients; then the
-gradients of both weights as a product for each expert, and d_x as a grouped product and a sum over each token's rows.
+gate and up where nobody else wants them), the weighted h and its part of the routing weights' gradients; then d_x as a
+grouped product and a sum over each token's rows, and the gradients of both weights as a product for each expert.
 All sums are fp32 in a fixed order.
 """
 
@@ -35,7 +37,7 @@ from swiglu_kernels.launches.formula import formula_of
 from swiglu_kernels.portable import experts as portable
 from swiglu_kernels.portable.experts import row_sums, slot_grads
 from swiglu_kernels.routing import Routing, combine, new_routing, route
-from swiglu_kernels.tiles.choices import expert_backend, expert_tile_rows, why_not_hopper
+from swiglu_kernels.tiles.choices import expert_tile_rows, why_not_hopper, why_portable
 
 KERNELS: dict[str, ModuleType] = {"portable": portable, "hopper": hopper}
 """By what `backend` calls them; `routing.py` says what functions they have."""
@@ -146,38 +148,45 @@ def _experts_backward(
     kernels, formula = KERNELS[backend], formula_of(activation, 1.0, alpha, limit, up_offset)
     routing = Routing(pair, row, tile_expert, starts, counts, weights.shape[1], tile_rows)
     results = [new(d_out, 0) for _ in range(6)]
-    rows = None
     if not keep:
         assert x is not None, "the recomputation starts from x"
-        rows = kernels.gather(x, routing)
-        _, pre = kernels.gate_up(rows, w_gate_up, routing, b_gate_up, formula, interleaved, False, True)
-        if not needs[W_GATE_UP]:
-            rows = None
-    dy = kernels.gather(d_out, routing)
+        _, pre = kernels.gate_up(
+            kernels.gather(x, routing), w_gate_up, routing, b_gate_up, formula, interleaved, False, True
+        )
+    free = in_place or not keep
     d_pre, wh, dots = kernels.down_backward(
-        dy, w_down, pre, weights, routing, formula, interleaved, needs[W_DOWN], in_place or not keep
+        kernels.gather(d_out, routing), w_down, pre, weights, routing, formula, interleaved, needs[W_DOWN], free
     )
+    if free and d_pre is not pre:
+        _let_go(pre)
     del pre
     if needs[WEIGHTS]:
         results[WEIGHTS] = slot_grads(dots, d_out, b_down, routing, weights.dtype)
-    if needs[W_DOWN]:
-        results[W_DOWN] = kernels.weight_grad(dy, wh, routing, w_down)
-    del dy, wh, dots
+    del dots
     if needs[B_DOWN]:
         results[B_DOWN] = row_sums(d_out, weights, routing, experts)
-    if needs[W_GATE_UP]:
-        assert x is not None, "the weight gradient is a product with x"
-        rows = kernels.gather(x, routing) if rows is None else rows
-        results[W_GATE_UP] = kernels.weight_grad(d_pre, rows, routing, w_gate_up)
-    del rows
     if needs[B_GATE_UP]:
         results[B_GATE_UP] = row_sums(d_pre, None, routing, experts)
+    # The gradients of the weights are larger than anything else here: the last to be made has the least beside it.
     if needs[X]:
         results[X] = combine(kernels.rows_times(d_pre, w_gate_up, routing), None, routing)
+    if needs[W_GATE_UP]:
+        assert x is not None, "the weight gradient is a product with x"
+        results[W_GATE_UP] = kernels.weight_grad(d_pre, x, routing, w_gate_up)
+    if free:
+        _let_go(d_pre)
+    del d_pre
+    if needs[W_DOWN]:
+        results[W_DOWN] = kernels.weight_grad(d_out, wh, routing, w_down)
     return tuple(results)  # type: ignore[return-value]
 
 
 _experts_backward.register_fake(_gradients)
+
+
+def _let_go(tensor: torch.Tensor) -> None:
+    """Free the memory of a tensor that autograd's node still holds, and nobody else."""
+    tensor.untyped_storage().resize_(0)
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -198,7 +207,7 @@ def _backward(ctx, d_out, *_others):
     saved, free = load(ctx, d_out, weights=3)
     refuse_create_graph(_experts_backward, saved[0])
     needs = list(ctx.needs_input_grad[:6])
-    gradients = backward_with(free, _experts_backward, saved[4:5], d_out, *saved, needs, *ctx.options)
+    gradients = backward_with(free, _experts_backward, saved[4:5], d_out, *saved, tuple(needs), *ctx.options)
     return (*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), *(None,) * 9)
 
 
@@ -270,7 +279,8 @@ def swiglu_experts(
     index, weights = (as_matrix(one) for one in (top_k_index, top_k_weights))
     with_grad = needs_backward(x, w_gate_up, w_down, weights, b_gate_up, b_down)
     if backend is None:
-        backend = expert_backend(index.numel(), rows, w_gate_up, w_down, activation, with_grad)
+        portable_because = why_portable(index.numel(), rows, w_gate_up, w_down, activation, with_grad)
+        backend = "portable" if portable_because else "hopper"
     elif backend == "hopper" and (reason := why_not_hopper(rows, w_gate_up, w_down, activation)):
         raise ValueError(f"backend: expected 'portable' or None, got 'hopper': {reason}")
     by_hand = backend == "hopper"

@@ -1,16 +1,18 @@
-"""explain: which kernels a call runs, and why, in one line for the forward and one for the backward."""
+"""explain, explain_experts: which kernels a call runs, and why; a line for the forward and one for the backward."""
 
 import torch
 
-from swiglu_kernels.calls.checks import check_formula, check_glu
-from swiglu_kernels.glu import as_matrix, forward_outputs
-from swiglu_kernels.hopper import forward
+from swiglu_kernels import fp8
+from swiglu_kernels.calls.checks import check_experts, check_formula, check_glu, check_option
+from swiglu_kernels.glu import as_matrix, forward_outputs, needs_backward
+from swiglu_kernels.hopper import experts, forward
 from swiglu_kernels.launches.backend import backend_for, capability_of
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.launches.tiles import fp8_glu_tile
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch
-from swiglu_kernels.tiles.choices import multiplied_by_torch, resolve
+from swiglu_kernels.tiles.choices import expert_tile_rows, multiplied_by_torch, resolve, why_portable, why_unmeasured
 
 NAMES = {
     "hopper.forward": "ping-pong by hand for Hopper",
@@ -34,6 +36,7 @@ def explain(
     weight_grad: str = "auto",
     save: str = "auto",
     input_grad: str = "auto",
+    precision: str = "bf16",
 ) -> str:
     """Say which kernels `swiglu_glu` runs for these arguments on this machine, and why; nothing is launched.
 
@@ -41,6 +44,7 @@ def explain(
         x, w_gate, w_up, bias_gate, bias_up, activation, gate_multiplier, alpha, limit, up_offset, weight_grad, save,
             input_grad: as for `swiglu_glu`; `swiglu_mlp` takes the same kernels for its two first products. Outputs are
             allocated, so they have to fit.
+        precision: as modules have it; with fp8, of `swiglu_glu_fp8`.
 
     Returns:
         Two lines, for the forward and for the backward. With gradients to compute, the forward is the one that trains.
@@ -50,10 +54,12 @@ def explain(
     """
     formula = Formula(**check_formula(activation, gate_multiplier, alpha, limit, up_offset))
     x, w_gate, w_up = check_glu(x, w_gate, w_up)
+    check_option("precision", precision, fp8.PRECISIONS)
+    if precision != "bf16":
+        return _of_fp8(x, w_gate, precision.removeprefix("fp8-"), weight_grad)
     biases = (bias_gate, bias_up)
     if backend_for(x) == "torch":
-        why = f"there are no Triton kernels for {_device(x.device)}"
-        return f"forward: PyTorch's own operations ({why})\nbackward: PyTorch's own operations ({why})"
+        return _all_by_torch(x.device)
     x = as_matrix(x).detach()
     intermediate = w_gate.shape[0]
     trains = any(one is not None and one.requires_grad for one in (w_gate, w_up, *biases))
@@ -61,7 +67,8 @@ def explain(
     z, gate, up = forward_outputs(x, intermediate, save if trains else "input")
     stored = (gate, up) if trains and save == "preact" else None
     has_bias = bias_gate is not None or bias_up is not None
-    why = _why_not_by_hand(x, w_gate, w_up, has_bias, formula)
+    unmeasured = why_unmeasured(x.device)
+    why = unmeasured or _why_not_by_hand(x, w_gate, w_up, has_bias, formula)
     if multiplied_by_torch(x, w_gate, w_up, has_bias, formula, stored is not None):
         first = f"two products by torch and one elementwise launch ({why})"
     else:
@@ -74,7 +81,7 @@ def explain(
     parts = [] if save == "preact" else ["the products again"]
     if save == "input" or input_grad != "fused" or weight_grad == "torch":
         parts.append("d_gate and d_up by one launch")
-    by_torch = "two products by torch"
+    by_torch = "two products by torch" + (f" ({unmeasured})" if unmeasured else "")
     dx = _kernel(input_grad_launch(None, d, d, w_gate, w_up, torch.empty_like(x)))
     parts.append(f"dX: {by_torch if input_grad == 'torch' else f'one launch, {dx}'}")
     dw = _kernel(weight_grad_launch(None, d, d, x, torch.empty_like(w_gate), torch.empty_like(w_up)))
@@ -82,6 +89,68 @@ def explain(
         f"dW: {by_torch if weight_grad == 'torch' else f'one launch, {dw}'}" if weight_grad != "none" else "no dW"
     )
     return f"forward: {first}\nbackward: {'; '.join(parts)}"
+
+
+def _of_fp8(x: torch.Tensor, w_gate: torch.Tensor, recipe: str, weight_grad: str) -> str:
+    check_option("weight_grad", weight_grad, fp8.WEIGHT_GRADS)
+    (intermediate, hidden), blocks = w_gate.shape, recipe == "blockwise"
+    fp8.check("x", x, (("hidden", hidden), ("intermediate", intermediate)))
+    tile = fp8_glu_tile(as_matrix(x).shape[0], blocks, capability_of(x.device))
+    by = "blocks of 1 x 128 (weights 128 x 128)" if blocks else "rows"
+    if weight_grad == "none":
+        dw = "no dW"
+    elif weight_grad in ("fp8", "auto"):
+        dw = "dW: two launches of fp8"
+    else:
+        dw = f"dW: in {x.dtype}, by {weight_grad}"
+    return (
+        f"forward: x and weights quantised to fp8 by {by}; one launch, portable Triton, tiles of {tile.rows} x "
+        f"{tile.columns}\nbackward: d_gate and d_up by one launch; they and the weights quantised for dX, which is one "
+        f"launch; {dw}"
+    )
+
+
+def explain_experts(
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    top_k_index: torch.Tensor,
+    top_k_weights: torch.Tensor,
+    *,
+    activation: str = "silu",
+    recompute: bool = False,
+) -> str:
+    """Say which kernels `swiglu_experts` runs for these arguments on this machine, and why; nothing is launched.
+
+    Args:
+        x, w_gate_up, w_down, top_k_index, top_k_weights, activation, recompute: as for `swiglu_experts`; what else that
+            takes has no part in the choice.
+
+    Returns:
+        Two lines, for the forward and for the backward.
+
+    Raises:
+        TypeError, ValueError: as `swiglu_experts` does.
+    """
+    check_formula(activation, 1.0, 1.0, None, 0.0)
+    check_experts(x, w_gate_up, w_down, top_k_index, top_k_weights, None, None)
+    if backend_for(x) == "torch":
+        return _all_by_torch(x.device)
+    pairs, trains = top_k_index.numel(), needs_backward(x, w_gate_up, w_down, top_k_weights)
+    why = why_portable(pairs, as_matrix(x), w_gate_up, w_down, activation, trains)
+    rows = expert_tile_rows(pairs, w_gate_up.shape[0], x.dtype) if why else experts.ROWS
+    kernels = f"portable Triton ({why})" if why else "by hand for Hopper, on rows sorted by expert"
+    kept = f"; {'x alone is' if recompute else 'gate and up are'} kept" if trains else ""
+    again = "gate and up again; " if recompute else ""
+    return (
+        f"forward: the routing and two grouped products, {kernels}, tiles of {rows} rows; the weighted sum{kept}\n"
+        f"backward: {again}d_gate and d_up by one launch; dX and dW by one launch each, of the same kernels"
+    )
+
+
+def _all_by_torch(device: torch.device) -> str:
+    why = f"there are no Triton kernels for {_device(device)}"
+    return f"forward: PyTorch's own operations ({why})\nbackward: PyTorch's own operations ({why})"
 
 
 def _why_not_by_hand(

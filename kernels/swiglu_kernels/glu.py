@@ -75,7 +75,7 @@ def write_forward(
 ) -> None:
     """Write z, and gate and up if they are given, by whatever is fastest for these tensors."""
     has_bias = biases[0] is not None or biases[1] is not None
-    if not multiplied_by_torch(x, w_gate, w_up, has_bias, formula, preactivations is not None):
+    if not plan.decided(multiplied_by_torch, x, w_gate, w_up, has_bias, formula, preactivations is not None):
         run(forward_launch, x, w_gate, w_up, z, preactivations, None, biases, formula)
         return
     made = preactivations or (z, new(z, *z.shape))  # the gate is written over the product
@@ -170,15 +170,20 @@ def run_backward(
         write_weight_grads(d_gate, d_up, x, d_weights, weight_grad)
 
 
-def _backward_outputs(
-    dz: torch.Tensor, w_gate: torch.Tensor, weight_grad: str, needs_dx: bool, needs_bias: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Allocate dX and the gradients of weights and biases; those that are not wanted are empty."""
+def _product_outputs(
+    dz: torch.Tensor, w_gate: torch.Tensor, weight_grad: str, needs_dx: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Allocate dX and the gradients of weights; those that are not wanted are empty."""
     N, K = w_gate.shape
     dx_shape = (dz.shape[0], K) if needs_dx else (0, 0)
     weight_shape = (N, K) if weight_grad != "none" else (0, 0)
-    bias_size = N if needs_bias else 0
-    return new(dz, *dx_shape), new(dz, *weight_shape), new(dz, *weight_shape), new(dz, bias_size), new(dz, bias_size)
+    return new(dz, *dx_shape), new(dz, *weight_shape), new(dz, *weight_shape)
+
+
+def _bias_outputs(dz: torch.Tensor, w_gate: torch.Tensor, needs_bias: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate the gradients of biases; empty where they are not wanted."""
+    size = w_gate.shape[0] if needs_bias else 0
+    return new(dz, size), new(dz, size)
 
 
 @operator("glu")
@@ -232,22 +237,29 @@ def _glu_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return dX and the gradients of weights and biases, empty where not wanted; x may be None if not read.
 
-    `in_place` lets it overwrite gate and up, which the operator, being functional, must not.
+    `in_place` lets it overwrite gate and up, which the operator, being functional, must not, and return None in place
+    of empty gradients of biases.
     """
-    outputs = _backward_outputs(dz, w_gate, weight_grad, needs_dx, needs_bias)
-    dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = outputs
+    lean = in_place and not needs_bias
+    products = _product_outputs(dz, w_gate, weight_grad, needs_dx)
+    d_biases = (None, None) if lean else _bias_outputs(dz, w_gate, needs_bias)
+    dx, *d_weights = products
     run_backward(
         dz, x, w_gate, w_up, gate, up, (bias_gate, bias_up),
         formula_of(activation, gate_multiplier, alpha, limit, up_offset), (weight_grad, save, input_grad),
         dx if needs_dx else None,
-        (d_w_gate, d_w_up) if weight_grad != "none" else None,
-        (d_bias_gate, d_bias_up) if needs_bias else None,
+        (d_weights[0], d_weights[1]) if weight_grad != "none" else None,
+        d_biases if needs_bias else None,  # type: ignore[arg-type]
         in_place,
     )  # fmt: skip
-    return outputs
+    return *products, *d_biases
 
 
-_glu_backward.register_fake(_backward_outputs)
+@_glu_backward.register_fake
+def _(
+    dz: torch.Tensor, w_gate: torch.Tensor, weight_grad: str, needs_dx: bool, needs_bias: bool
+) -> tuple[torch.Tensor, ...]:
+    return *_product_outputs(dz, w_gate, weight_grad, needs_dx), *_bias_outputs(dz, w_gate, needs_bias)
 
 
 def _setup_context(ctx, inputs, output) -> None:
@@ -431,8 +443,10 @@ def swiglu_glu(
     choices, numbers = (weight_grad, save, input_grad), tuple(formula.values())
     z = call_and_keep(_glu, rows, w_gate, w_up, *choices, bias_gate, bias_up, *numbers)
     if kind is not None and with_grad and not frozen:
+        series = plan.Series()
         repeat.remember(
-            kind, lambda x, gate, up, *biases: call_past_dispatcher(_glu, x, gate, up, *choices, *biases, *numbers)
+            kind,
+            lambda x, gate, up, *biases: call_past_dispatcher(_glu, series, x, gate, up, *choices, *biases, *numbers),
         )
     elif kind is not None and not with_grad:
         repeat.remember(kind, launch_of(rows, w_gate, w_up, (bias_gate, bias_up), formula, z))

@@ -18,7 +18,8 @@ Backward:
     1. save="input": the forward's launch again, for gate, up and h
        one launch: d_h = d_out w_down, never stored; its epilogue makes d_gate and d_up, and with save="preact" h, if
        w_down wants a gradient. They are written over gate and up, unless the forward kept these and the graph is
-       retained (a second backward is right).
+       retained (a second backward is right). On GPUs on which nothing was measured: a PyTorch product, which holds d_h
+       meanwhile (1 T more), and elementwise launches.
     2. d_w_down = d_out^T h, after which h is given back
     3. dX = d_gate w_gate + d_up w_up: one launch ("fused" and "two_step" are the same here, since d_gate and d_up
        exist), or two PyTorch products into one output ("torch")
@@ -53,13 +54,16 @@ from swiglu_kernels.glu import (
     write_input_grad,
     write_weight_grads,
 )
+from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import backend_for, multiprocessors
-from swiglu_kernels.launches.formula import PLAIN, formula_of
+from swiglu_kernels.launches.formula import PLAIN, Formula, formula_of
 from swiglu_kernels.launches.plan import run
 from swiglu_kernels.launches.tiles import waves
 from swiglu_kernels.portable.glu_backward import input_grad_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
-from swiglu_kernels.tiles.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve
+from swiglu_kernels.silu_mul import backward_launch as gate_backward_launch
+from swiglu_kernels.silu_mul import forward_launch as gate_launch
+from swiglu_kernels.tiles.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS, hidden_grad_by_torch, resolve
 
 TILE = 128
 """A slice of the intermediate dimension has a multiple of so many columns: no tile of any kernel is cut."""
@@ -97,6 +101,24 @@ def _forward_outputs(
     """Allocate out, gate and up; gate and up are empty unless they are saved."""
     saved_shape = (x.shape[0], w_gate.shape[0]) if save == "preact" else (0, 0)
     return new(x, x.shape[0], w_down.shape[0]), new(x, *saved_shape), new(x, *saved_shape)
+
+
+def write_hidden_grads(
+    d_out: torch.Tensor,
+    w_down: torch.Tensor,
+    preactivations: tuple[torch.Tensor, torch.Tensor],
+    d_gate: torch.Tensor,
+    d_up: torch.Tensor,
+    h: torch.Tensor | None,
+    formula: Formula,
+) -> None:
+    """Write d_gate, d_up and, if it is given, h; arguments as of `down_backward_launch`."""
+    if not plan.decided(hidden_grad_by_torch, d_out, w_down) or d_gate.numel() == 0:
+        run(down_backward_launch, d_out, w_down, preactivations, d_gate, d_up, h, None, formula)
+        return
+    if h is not None:
+        run(gate_launch, *preactivations, h, formula)
+    run(gate_backward_launch, torch.mm(d_out, w_down), *preactivations, d_gate, d_up, formula)
 
 
 def _gradient_shapes(
@@ -212,7 +234,7 @@ def _mlp_backward(
             h, wanted_h = new(d_out, *size), None  # the forward makes it
             biases = (None if bias_gate is None else bias_gate[columns], None if bias_up is None else bias_up[columns])
             write_forward(x_rows, *weights, h, preactivations, biases, formula)
-        run(down_backward_launch, d_out_rows, down, preactivations, d_gate, d_up, wanted_h, None, formula)
+        write_hidden_grads(d_out_rows, down, preactivations, d_gate, d_up, wanted_h, formula)
         if wants_down:
             assert h is not None
             if weight_grad == "triton":
@@ -263,7 +285,7 @@ def _backward(ctx, d_out, _d_gate, _d_up):
     needs = list(ctx.needs_input_grad[:7])
     if ctx.options[0] == "none":
         needs[W_GATE] = needs[W_UP] = needs[W_DOWN] = False
-    gradients = backward_with(free, _mlp_backward, saved[4:6], d_out, *saved, needs, *ctx.options)
+    gradients = backward_with(free, _mlp_backward, saved[4:6], d_out, *saved, tuple(needs), *ctx.options)
     return (*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), *(None,) * 9)
 
 
@@ -374,7 +396,8 @@ def swiglu_mlp(
     options = weight_grad, save, input_grad, chunk, *formula.values()
     out = call_and_keep(_mlp, rows, *weights, *biases, *options)
     if kind is not None and with_grad and not frozen:
-        repeat.remember(kind, lambda *tensors: call_past_dispatcher(_mlp, *tensors, *options))
+        series = plan.Series()
+        repeat.remember(kind, lambda *tensors: call_past_dispatcher(_mlp, series, *tensors, *options))
     elif kind is not None and not with_grad and not chunk:
         launch = launch_of(rows, w_gate, w_up, (biases[0], biases[1]), formula)
         repeat.remember(kind, launch and _then_down(launch))

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
+from swiglu_kernels import fp8
 from swiglu_kernels.calls import autocast
 from swiglu_kernels.calls.checks import check_like, check_option, check_tensor
 from swiglu_kernels.experts import swiglu_experts
@@ -43,11 +44,19 @@ class Options:
     weight_grad: str = "auto"
     save: str = "auto"
     input_grad: str = "auto"
+    precision: str = "bf16"
+    """Of the operands of all products: as they are, or "fp8-rowwise" or "fp8-blockwise" (`swiglu_mlp_fp8`)."""
 
     def __post_init__(self) -> None:
-        check_option("weight_grad", self.weight_grad, WEIGHT_GRADS)
+        check_option("precision", self.precision, fp8.PRECISIONS)
+        check_option("weight_grad", self.weight_grad, fp8.WEIGHT_GRADS if self.recipe else WEIGHT_GRADS)
         check_option("save", self.save, SAVES)
-        check_option("input_grad", self.input_grad, INPUT_GRADS)
+        check_option("input_grad", self.input_grad, (AUTO,) if self.recipe else INPUT_GRADS)
+
+    @property
+    def recipe(self) -> str | None:
+        """How products are quantised, if they are."""
+        return self.precision.removeprefix("fp8-") if self.precision.startswith("fp8-") else None
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -156,10 +165,11 @@ class FusedModule(nn.Module):
             weights = [*(weight.detach() for weight in weights[:2]), weights[2]]
             biases = [*(None if bias is None else bias.detach() for bias in biases[:2]), biases[2]]
             weight_grad = AUTO
-        return swiglu_mlp(
-            x, *weights, *biases, activation=self.gate_activation, weight_grad=weight_grad, save=self.options.save,
-            input_grad=self.options.input_grad,
-        )  # fmt: skip
+        made: dict[str, Any] = {"weight_grad": weight_grad, "save": self.options.save}
+        gate: dict[str, Any] = {"activation": self.gate_activation}
+        if self.options.recipe:
+            return fp8.swiglu_mlp_fp8(x, *weights, *biases, recipe=self.options.recipe, **gate, **made)
+        return swiglu_mlp(x, *weights, *biases, input_grad=self.options.input_grad, **gate, **made)
 
 
 def _check_linear(name: str, linear: object, in_features: int | None, out_features: int | None) -> None:
@@ -188,6 +198,8 @@ class FusedSwiGLU(FusedModule):
             weight_grad: "auto", "triton", "torch" or "none", which treats the weights as frozen.
             save: "auto", "preact" (keep gate and up for the backward) or "input" (recompute them).
             input_grad: "auto", "fused", "two_step" or "torch".
+            precision: "bf16" (operands as they are), "fp8-rowwise" or "fp8-blockwise" (`swiglu_mlp_fp8`; weights stay
+                in 16 bits, and are quantised in every call; weight_grad="fp8" is "auto" there).
 
     Raises:
         ValueError: an option has an unknown value.
@@ -216,7 +228,7 @@ class FusedSwiGLU(FusedModule):
         Args:
             gate_proj: in_features -> hidden_features.
             up_proj: of the same size.
-            options: `weight_grad`, `save`, `input_grad`.
+            options: `weight_grad`, `save`, `input_grad`, `precision`.
 
         Raises:
             TypeError: one of the layers is not a torch.nn.Linear.
@@ -237,7 +249,11 @@ class FusedSwiGLU(FusedModule):
         """
         x, weights, biases = self._operands(x, "gate_proj", "up_proj")
         how = self.options
-        z = swiglu_glu(x, *weights, *biases, weight_grad=how.weight_grad, save=how.save, input_grad=how.input_grad)
+        made: dict[str, Any] = {"weight_grad": how.weight_grad, "save": how.save}
+        if how.recipe:
+            z = fp8.swiglu_glu_fp8(x, *weights, *biases, recipe=how.recipe, **made)
+        else:
+            z = swiglu_glu(x, *weights, *biases, input_grad=how.input_grad, **made)
         return z if self.tensor_parallel is None else self.tensor_parallel.columns(z)
 
 

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from swiglu_kernels import fp8
 from swiglu_kernels.calls.checks import KERNEL_DTYPES
 from swiglu_kernels.experts_interface import NAMES, gate_of, register_experts, takes_part
 from swiglu_kernels.launches.backend import backend_for
@@ -117,6 +118,7 @@ def patch_model(
     weight_grad: str = "auto",
     save: str = "auto",
     input_grad: str = "auto",
+    precision: str = "bf16",
 ) -> PatchReport:
     """Let the gated MLPs of a model run on the fused op, in place.
 
@@ -142,6 +144,8 @@ def patch_model(
         weight_grad: see `swiglu_glu`.
         save: see `swiglu_glu`; "input" has experts make gate and up again, too.
         input_grad: see `swiglu_glu`.
+        precision: "bf16" (operands as they are), "fp8-rowwise" or "fp8-blockwise": see `swiglu_mlp_fp8`. An MLP whose
+            sizes are no multiples of 16, and experts, are left alone then.
 
     Returns:
         What changed, and what looks like a gated MLP or its experts and was left alone, with the reason. A second call
@@ -149,19 +153,21 @@ def patch_model(
 
     Raises:
         TypeError: model is not a torch.nn.Module, or classes is a string.
-        ValueError: an option has an unknown value, or no MLP of the model has a class named in classes. The model is
-            then as it was.
+        ValueError: an option has an unknown value, no MLP of the model has a class named in classes, or precision asks
+            for fp8 where the device has none. The model is then as it was.
     """
     _check_model(model)
     if isinstance(classes, str):
         raise TypeError(f"classes: expected a collection of class names, got the string {classes!r}")
-    options = Options(weight_grad, save, input_grad)
+    options = Options(weight_grad, save, input_grad, precision)
     candidates = list(_candidates(model))
     _check_classes(classes, [module for _, module, _ in candidates])
+    if options.recipe:
+        _check_fp8_devices([module for _, module, layout in candidates if layout is not None])
     changed, left_alone, without_kernels = [], [], set()
     for path, module, layout in candidates:
         name = type(module).__name__
-        reason = _why_not_layout(module) if layout is None else _why_not(module, layout, classes)
+        reason = _why_not_layout(module) if layout is None else _why_not(module, layout, classes, options)
         if layout is None or reason is not None:
             left_alone.append(LeftAlone(path, name, reason or ""))
             continue
@@ -241,6 +247,8 @@ def _why_not_experts(module: Any, options: Options) -> str | None:
         return f"it has {_implementation(module)} already"
     if options.weight_grad == "none":
         return "weight_grad='none' is not for experts: freeze their parameters with requires_grad_(False)"
+    if options.recipe:
+        return f"precision={options.precision!r} is not for experts"
     for name, weight in module.named_parameters(recurse=False):
         if type(weight) is not nn.Parameter or weight.dtype not in KERNEL_DTYPES:
             return f"{name} is a {type(weight).__name__} of {weight.dtype}, not a plain one of the kernels' dtypes"
@@ -345,7 +353,14 @@ def _why_not_layout(module: nn.Module) -> str:
     return f"its projections are called {', '.join(sorted(OTHER_NAMES))}; what is patched calls them {known}"
 
 
-def _why_not(module: nn.Module, layout: Layout, classes: Collection[str]) -> str | None:
+def _check_fp8_devices(modules: list[nn.Module]) -> None:
+    for device in {parameter.device for module in modules for parameter in module.parameters()}:
+        reason = None if device.type == "meta" else fp8.why_not(device)
+        if reason is not None:
+            raise ValueError(f"precision: {reason}; patch the model where it will run, or leave precision out")
+
+
+def _why_not(module: nn.Module, layout: Layout, classes: Collection[str], options: Options) -> str | None:
     """Return the first reason to leave a module alone."""
     if isinstance(module, FusedModule):
         advice = "; unpatch first to change options" if _STOCK_CLASS in module.__dict__ else ""
@@ -353,6 +368,8 @@ def _why_not(module: nn.Module, layout: Layout, classes: Collection[str]) -> str
     if "forward" in module.__dict__:
         return "its forward was replaced"
     reason = _why_not_projections(module, layout) or _why_not_attributes(module, layout) or _why_not_activation(module)
+    if reason is None and options.recipe:
+        reason = _why_not_fp8(module, layout)
     if reason is not None or type(module).__name__ in layout.classes.union(classes):
         return reason
     return _why_not_shapes(module, layout) or _why_not_call(module) or _why_not_same(module, layout)
@@ -372,6 +389,14 @@ def _why_not_projections(module: nn.Module, layout: Layout) -> str | None:
     if len({(linear.weight.dtype, linear.weight.device) for linear in linears.values()}) > 1:
         return "its projections differ in dtype or device"
     return None
+
+
+def _why_not_fp8(module: nn.Module, layout: Layout) -> str | None:
+    weight = getattr(module, layout.down).weight
+    if weight.dtype not in fp8.DTYPES:
+        return f"{layout.down}: its weight is {weight.dtype}, fp8 products are for float16 and bfloat16"
+    (hidden_out, intermediate), hidden = weight.shape, getattr(module, layout.gated[0]).weight.shape[1]
+    return fp8.why_not_sizes((("hidden", hidden), ("intermediate", intermediate), ("hidden_out", hidden_out)))
 
 
 def _why_not_attributes(module: nn.Module, layout: Layout) -> str | None:

@@ -18,12 +18,13 @@ The matrix products on these rows, `portable/experts.py` and any other set of ke
                                                                 product h (dy w_down) of a row
     rows_times(d_pre, w_gate_up, routing)                       -> dx in sorted rows [P, H]
     weight_grad(a, b, routing, like)                            -> a^T b over each expert's rows, [E, M, N], strides of
-                                                                `like`; zeros for an expert without rows
+                                                                `like`; zeros for an expert without rows. An operand
+                                                                with T rows is one of tokens
 
-x and dy are what `gather` of that module returned. weights are [T, k], w_gate_up is [E, 2I, H], w_down [E, H, I], their
-biases are [E, 2I] and [E, H] or None. pre and d_pre are ordered as the rows of w_gate_up, interleaved or in halves: the
-products with it need not know. Rows of padding hold anything finite in h and y and zeros in d_pre and wh; rows behind
-the last tile in use are neither written nor read. `in_place` writes d_pre over pre.
+x and dy of the others are what `gather` of that module returned. weights are [T, k], w_gate_up is [E, 2I, H], w_down
+[E, H, I], their biases are [E, 2I] and [E, H] or None. pre and d_pre are ordered as the rows of w_gate_up, interleaved
+or in halves: the products with it need not know. Rows of padding hold anything finite in h and y and zeros in d_pre and
+wh; rows behind the last tile in use are neither written nor read. `in_place` writes d_pre over pre.
 """
 
 from typing import NamedTuple

@@ -2,19 +2,22 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
+from swiglu_kernels.experts_interface import NAMES, takes_part
 from swiglu_kernels.glu import swiglu_glu
 from swiglu_kernels.mlp import swiglu_mlp
-from swiglu_kernels.modules import FusedModule
+from swiglu_kernels.modules import FusedModule, FusedSwiGLUExperts
 
 
 def warm_up(
     module_or_shapes: nn.Module | Iterable[tuple[int, int]],
     tokens: Iterable[int],
     *,
+    top_k: int | None = None,
     gradients: bool = False,
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str = "cuda",
@@ -22,10 +25,13 @@ def warm_up(
     """Make one call for each token count, on zeros: kernels are compiled and chosen, and the next calls are quick.
 
     Args:
-        module_or_shapes: a model, whose FusedSwiGLU, FusedSwiGLUMLP and FusedSwiGLUPackedMLP are called, of several
-            alike one; or (hidden, intermediate) of `swiglu_glu` and `swiglu_mlp` with contiguous weights.
+        module_or_shapes: a model, whose FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP, FusedSwiGLUExperts and
+            experts that transformers runs on `swiglu_experts` are called, of several alike one; or (hidden,
+            intermediate) of `swiglu_glu` and `swiglu_mlp` with contiguous weights.
         tokens: counts that calls will have, each at least 1. Others may need kernels of their own: sizes that are no
             multiple of 16 do, and small ones have other tiles than large ones.
+        top_k: experts of a token; None: as the model's configuration says. Routing weights of the module's dtype and
+            of fp32 are both tried.
         gradients: call with gradients and run the backward, too. No `.grad` is touched.
         dtype: of x and weights, for shapes.
         device: for shapes.
@@ -34,13 +40,13 @@ def warm_up(
         The number of calls. Modules are called under the autocast that is on, with x in the dtype of their weights.
 
     Raises:
-        ValueError: a token count is below 1; or the model has none of these modules.
+        ValueError: a token count is below 1; the model has none of these modules; or nothing says top_k.
     """
     counts = sorted(set(tokens))
     if not counts or counts[0] < 1:
         raise ValueError(f"tokens: expected counts of at least 1, got {counts}")
     if isinstance(module_or_shapes, nn.Module):
-        calls = _of_modules(module_or_shapes)
+        calls = _of_modules(module_or_shapes, top_k)
     else:
         calls = [one for shape in module_or_shapes for one in _of_shape(*shape, dtype, device)]
     made = 0
@@ -62,16 +68,39 @@ Call = tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[int], torch.Tenso
 """What is called, what makes its x of a token count, and its other operands."""
 
 
-def _of_modules(model: nn.Module) -> list[Call]:
-    found: dict[object, tuple[FusedModule, list[torch.Tensor]]] = {}
+def _of_modules(model: nn.Module, top_k: int | None) -> list[Call]:
+    found: dict[object, list[Call]] = {}
     for module in model.modules():
+        own: list[torch.Tensor] = list(module.parameters())
+        alike: list[object] = [type(module), *((one.shape, one.stride(), one.dtype, one.device, one.requires_grad)
+                               for one in own)]  # fmt: skip
         if isinstance(module, FusedModule):
-            own: list[torch.Tensor] = list(module.parameters())
-            kinds = tuple((one.shape, one.stride(), one.dtype, one.device, one.requires_grad) for one in own)
-            found.setdefault((type(module), module.options, module.gate_activation, kinds), (module, own))
+            found[(*alike, module.options, module.gate_activation)] = [(module, partial(_zeros_like, own[0]), own)]
+        elif isinstance(module, FusedSwiGLUExperts) or _runs_on_ours(module):
+            found[(*alike, str(getattr(module, "options", "")))] = _of_experts(module, own, top_k)
     if not found:
         raise ValueError(f"{type(model).__name__} has no fused module: patch_model puts them in")
-    return [(module, partial(_zeros_like, own[0]), own) for module, own in found.values()]
+    return [call for calls in found.values() for call in calls]
+
+
+def _runs_on_ours(module: Any) -> bool:
+    return takes_part(module) and module.config._experts_implementation in NAMES.values()
+
+
+def _of_experts(module: Any, own: list[torch.Tensor], top_k: int | None) -> list[Call]:
+    slots = top_k or getattr(getattr(module, "config", None), "num_experts_per_tok", None)
+    if not slots:
+        raise ValueError(f"top_k: {type(module).__name__} does not say how many experts a token has; give it")
+    weight, count = module.gate_up_proj, module.gate_up_proj.shape[0]
+    hidden = weight.shape[1 if getattr(module, "is_transposed", False) else 2]
+
+    def call(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        index = torch.arange(x.shape[0] * slots, device=x.device).view(-1, slots) % count
+        out: torch.Tensor = module(x, index, torch.ones_like(index, dtype=dtype).requires_grad_(x.requires_grad))
+        return out
+
+    dtypes = dict.fromkeys((weight.dtype, torch.float32))
+    return [(partial(call, dtype=dtype), lambda tokens: weight.new_zeros(tokens, hidden), own) for dtype in dtypes]
 
 
 def _zeros_like(weight: torch.Tensor, count: int) -> torch.Tensor:

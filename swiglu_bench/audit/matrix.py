@@ -12,7 +12,7 @@ from swiglu_bench.audit.subject import Outcome, Subject, not_run, unsupported
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.clock import answers
 from swiglu_bench.rows.audit_cell import Cell, CellStatus
-from swiglu_bench.spec.cases import Dtype, Scope
+from swiglu_bench.spec.cases import Dtype, Precision, Scope
 from swiglu_bench.spec.errors import one_line
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_kernels import backend_for
@@ -104,6 +104,10 @@ def checks_of(scope: Scope, only: Sequence[str] = ()) -> list[Check]:
 
 def unavailable(implementation: Implementation, device: torch.device) -> str | None:
     """Why an implementation cannot be audited here, or None."""
+    if Precision.UNQUANTISED not in implementation.precisions:
+        return (
+            "It quantises to fp8 only, and the checks of the contract ask for products in the dtype of their operands."
+        )
     interpreting = backend_for(device) == "interpreter"
     return implementation.unavailable(device.type, interpreting, machine.capability(device))
 

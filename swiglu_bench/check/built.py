@@ -60,7 +60,7 @@ class Built:
         step = implementation.build(self.problem)
         if type(step) is not Step:
             raise TypeError(f"build returned a {type(step).__name__}; it has to return a swiglu_bench.Step")
-        self.forward = step.forward
+        self.forward, self.hand_over = step.forward, step.hand_over
         self.parameters = dict(self.problem.parameters if step.parameters is None else step.parameters)
         for name, value in self.parameters.items():
             if not isinstance(value, Tensor) or not value.is_leaf:

@@ -18,6 +18,7 @@ from swiglu_bench.check import tolerance
 from swiglu_bench.check.built import Built, Produced, add_up
 from swiglu_bench.check.inputs import Draw, sizes, torch_dtype
 from swiglu_bench.check.results import Fault
+from swiglu_bench.check.routing import by_expert
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.measure.clock import Clock
 from swiglu_bench.rows.record import TensorCheck
@@ -35,6 +36,39 @@ SUM_SLACK, SPREAD = 4.0, 8.0
 """Of the comparison of sums of many calls, in units of what their rounding loses; for one element, times that."""
 
 
+@implementation(
+    "reference",
+    scopes=Scope,
+    description="the definition of SwiGLU, in eager PyTorch",
+    offers=("bias", "limit", "packed"),
+)
+def _reference(problem: Problem) -> Step:
+    definitions: dict[Scope, Callable[..., Tensor]] = {
+        Scope.ACTIVATION: reference.gate_mul,
+        Scope.GLU: reference.swiglu_glu,
+        Scope.MLP: reference.swiglu_mlp,
+        Scope.EXPERTS: _experts,
+    }
+    define, variant = definitions[problem.case.scope], problem.extras.variant
+    return Step(lambda *activations: define(*activations, *problem.parameters.values(), **variant))
+
+
+def _experts(x: Tensor, index: Tensor, weights: Tensor, *parameters: Tensor, **variant: Any) -> Tensor:
+    """The sum of `reference.swiglu_mlp` of each token's experts, as models add it up: expert by expert in x's dtype."""
+    rows, index, weights = (value.flatten(0, -2) for value in (x, index, weights))
+    output = torch.zeros_like(rows)
+    for (token, slot), *own in zip(
+        by_expert(index, len(parameters[0])), *(one.unbind(0) for one in parameters), strict=True
+    ):
+        found = reference.swiglu_mlp(rows[token], *own, **variant) * weights[token, slot, None]
+        output.index_add_(0, token, found.to(output.dtype))
+    return output.view_as(x)
+
+
+REFERENCE = _reference
+"""The definition as an implementation: eager PyTorch in the dtype of the case."""
+
+
 @dataclass(frozen=True)
 class Truth:
     """The fp64 answer to one call, and eager PyTorch's distance from it, per tensor."""
@@ -46,10 +80,13 @@ class Truth:
 class Judge:
     """Judges the results of calls on one problem."""
 
+    definition = REFERENCE
+    """What the budgets come from."""
+
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.dtype = torch_dtype(problem.case)
-        self._reference = Built(REFERENCE, problem)
+        self._reference = Built(self.definition, problem)
         self.desk = self._reference.desk
         self._truths: OrderedDict[tuple[Draw, bool], Truth] = OrderedDict()
         self._longest_sum = longest_sum(problem.case)
@@ -151,35 +188,3 @@ class Judge:
 
 def _norm(value: Tensor, order: float) -> Tensor:
     return torch.linalg.vector_norm(value, order, dtype=torch.float32)
-
-
-@implementation(
-    "reference",
-    scopes=Scope,
-    description="the definition of SwiGLU, in eager PyTorch",
-    offers=("bias", "limit", "packed"),
-)
-def _reference(problem: Problem) -> Step:
-    definitions: dict[Scope, Callable[..., Tensor]] = {
-        Scope.ACTIVATION: reference.gate_mul,
-        Scope.GLU: reference.swiglu_glu,
-        Scope.MLP: reference.swiglu_mlp,
-        Scope.EXPERTS: _experts,
-    }
-    define, variant = definitions[problem.case.scope], problem.extras.variant
-    return Step(lambda *activations: define(*activations, *problem.parameters.values(), **variant))
-
-
-def _experts(x: Tensor, index: Tensor, weights: Tensor, *parameters: Tensor, **variant: Any) -> Tensor:
-    """The sum of `reference.swiglu_mlp` of each token's experts, as models add it up: expert by expert in x's dtype."""
-    rows, index, weights = (value.flatten(0, -2) for value in (x, index, weights))
-    output = torch.zeros_like(rows)
-    for number, own in enumerate(zip(*(value.unbind(0) for value in parameters), strict=True)):
-        token, slot = torch.where(index == number)
-        found = reference.swiglu_mlp(rows[token], *own, **variant) * weights[token, slot, None]
-        output.index_add_(0, token, found.to(output.dtype))
-    return output.view_as(x)
-
-
-REFERENCE = _reference
-"""The definition as an implementation: eager PyTorch in the dtype of the case."""

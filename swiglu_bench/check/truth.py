@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from swiglu_bench.check.inputs import sizes
+from swiglu_bench.check.routing import by_expert
 from swiglu_bench.spec.cases import Extras, Scope, tensors
 from swiglu_bench.spec.costs import TRUTH_CHUNK
 from swiglu_bench.spec.problem import Problem
@@ -45,9 +46,8 @@ def compute_truth(problem: Problem, activations: Sequence[Tensor], upstream: Ten
 def _of_experts(problem: Problem, activations: Sequence[Tensor], upstream: Tensor | None) -> dict[str, Tensor]:
     x, index, routing_weights = activations
     answer = _zeros(problem, upstream is not None)
-    for number in range(len(problem.weights["w_gate"])):
+    for number, (tokens, slots) in enumerate(by_expert(index, len(problem.weights["w_gate"]))):
         weights = {name: value[number].detach().double() for name, value in problem.parameters.items()}
-        tokens, slots = torch.where(index == number)
         for rows in _chunks(len(tokens)):
             token, slot = tokens[rows], slots[rows]
             weight = routing_weights[token, slot].double()[:, None]

@@ -17,9 +17,8 @@ from torch import Tensor
 from swiglu_bench.check import tolerance
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Desk, Draw, Values, leaf, make_problem, torch_dtype
-from swiglu_bench.check.judge import REFERENCE
+from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.results import Fault
-from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.spec.cases import WEIGHTS, Case, Mode
 from swiglu_bench.spec.costs import longest_sum
@@ -247,7 +246,8 @@ def in_fp64(given: Setting) -> Setting:
 
     def layer(one: Layer) -> Layer:
         problem = one.built.problem
-        return Layer(REFERENCE, replace(problem, weights=doubles(problem.weights), biases=doubles(problem.biases)))
+        exact = replace(problem, weights=doubles(problem.weights), biases=doubles(problem.biases))
+        return Layer(one.built.implementation, exact)
 
     return Setting(
         layer(given.layer), layer(given.tail), doubles(given.other_weights),
@@ -260,19 +260,21 @@ class Expected:
     """What the scenarios have to yield, from the reference: their truth in fp64, and eager's results and errors."""
 
     def __init__(
-        self, case: Case, device: torch.device, seeds: Seeds, wanted: Sequence[str], gradients: Sequence[str]
-    ) -> None:
+        self, case: Case, device: torch.device, seeds: Seeds, wanted: Sequence[str], gradients: Sequence[str],
+        judge: type[Judge] = Judge,
+    ) -> None:  # fmt: skip
         """`wanted` names the scenarios, `gradients` those that the implementation yields."""
-        given = arrange(REFERENCE, case, device, seeds)
+        given = arrange(judge.definition, case, device, seeds)
         exact = in_fp64(given)
         self._case = case
         self.truth: Results = {}
         self._eager: Results = {}
         built = given.layer.built
+        answer = judge(built.problem).answer
         for values in (one for one in VALUES if one.value in wanted):
             draw = Draw(seeds.inputs[0], values)
             eager = built.train(draw)
-            truth = compute_truth(built.problem, built.desk.activations(draw), built.desk.upstream(draw))
+            truth = answer(built.desk.activations(draw), built.desk.upstream(draw))
             if values is Values.WIDE and built.problem.extras.limit is not None:
                 truth = {"output": truth["output"]}  # gradients jump at the limit: for values near it, rounding decides
             self.truth |= {f"{values}: {name}": value for name, value in truth.items()}

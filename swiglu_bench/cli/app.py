@@ -54,9 +54,10 @@ PANELS: dict[str, dict[str, Callable[..., None]]] = {
 
 for _panel, _commands in PANELS.items():
     for _name, _command in _commands.items():
-        _parts = (_command.__doc__ or "").split("\n\n")
-        _help = "\n\n".join(" ".join(part.split()) for part in _parts)  # Typer keeps the ends of lines
-        app.command(_name, rich_help_panel=_panel, cls=Command, help=_help)(_command)
+        _paragraphs = [
+            " ".join(part.split()) for part in (_command.__doc__ or "").split("\n\n")
+        ]  # Typer keeps line ends
+        app.command(_name, rich_help_panel=_panel, cls=Command, help="\n\n".join(_paragraphs))(_command)
 
 
 _show_warning = warnings.showwarning

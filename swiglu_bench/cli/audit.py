@@ -7,7 +7,7 @@ import dataclasses
 import typer
 
 from swiglu_bench.rows import text
-from swiglu_bench.spec.cases import Scope, parse_dtypes
+from swiglu_bench.spec.cases import Precision, Scope, parse_dtypes
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.sweep import request
 from swiglu_bench.sweep.options import AuditOptions, JsonForm
@@ -29,6 +29,8 @@ def audit(options: AuditOptions, form: JsonForm = "table") -> None:
         raise BadInput("--dtype: audit takes one, for the checks that have none of their own; give bf16, fp16 or fp32.")
     scopes = request.scopes_of(options.scope if options.scope is not None else ",".join(Scope))
     chosen = request.implementations_of(options)
+    if not options.impl:
+        chosen = [one for one in chosen if Precision.UNQUANTISED in one.precisions]
     if not options.in_process:
         start_forkserver()
     from swiglu_bench.sweep.audit import run_audit  # after Triton was told to interpret

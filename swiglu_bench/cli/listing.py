@@ -169,7 +169,7 @@ def planned(settings: Settings, cases: Sequence[Case], free_bytes: int, processe
 
     return [
         {
-            "shape": case.shape.name, "hidden": case.shape.hidden, "intermediate": case.shape.intermediate,
+            "shape": case.name, "hidden": case.shape.hidden, "intermediate": case.shape.intermediate,
             "scope": case.scope, "mode": case.mode, "dtype": case.dtype, "tokens": case.tokens,
             "needed_bytes": int(policy.needed_bytes(settings, case, processes)),
             "fits": policy.needed_bytes(settings, case, processes) <= free_bytes,

@@ -9,14 +9,17 @@ import typer
 
 from swiglu_bench.cli.options import command_of
 from swiglu_bench.rows import text
-from swiglu_bench.spec.cases import Mode, parse_dtypes, parse_tokens
+from swiglu_bench.spec.cases import Mode, Scope, parse_dtypes, parse_tokens
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.sweep import request
 from swiglu_bench.sweep.options import HOW, JsonForm, option
 from swiglu_bench.tp.options import TpOptions
 
-DEFAULT = ("eager", "compile", "compile-async-tp", "liger", "fused-auto", "fused-mlp-auto")
+DEFAULT = {
+    Scope.MLP: ("eager", "compile", "compile-async-tp", "liger", "fused-auto", "fused-mlp-auto"),
+    Scope.EXPERTS: ("eager", "grouped", "liger-experts", "fused-experts"),
+}
 """Take part unless told otherwise."""
 ON_REQUEST_ON_A_CPU = "On a CPU compiling takes longer than all the rest; --impl names it."
 
@@ -26,11 +29,12 @@ def _tp(
     dry_run: Annotated[bool, option(HOW, "Print the cases and the memory they need, and stop.", "--dry-run")] = False,
     form: JsonForm = "table",
 ) -> None:
-    """Time the MLP split over several GPUs: tensor parallelism, with the collectives it needs.
+    """Time the MLP split over several GPUs: tensor parallelism, or of experts expert parallelism, with its collectives.
 
-    Gate and up are split by rows, down by columns. Output and every gradient are checked against fp64 on all ranks
-    before anything is timed. It starts a process for each GPU itself; under torchrun, also over several hosts, it is
-    one of the processes. Exits 1 if a row is incorrect or an error.
+    Gate and up are split by rows, down by columns; of experts each rank has its own, and tokens travel to them. Output
+    and every gradient are checked against fp64 on all ranks before anything is timed. It starts a process for each GPU
+    itself; under torchrun, also over several hosts, it is one of the processes. Exits 1 if a row is incorrect or an
+    error.
 
     Example: swiglu-bench tp --gpus 4 --shapes llama7b,llama3-70b --tokens 1k,4k,16k
     """
@@ -48,7 +52,7 @@ def _tp(
     from swiglu_bench.machine import machine
     from swiglu_bench.processes import forkserver
     from swiglu_bench.session.settings import Settings, Task
-    from swiglu_bench.spec.shapes import dense_shapes
+    from swiglu_bench.spec.shapes import load_shapes
     from swiglu_bench.sweep.affordable import check_work
     from swiglu_bench.tp.bench import quiet as hush
     from swiglu_bench.tp.case import default_rule
@@ -65,14 +69,22 @@ def _tp(
         )
     sizes = _sizes(options.gpus, one.type, spot)
     on_gpu = one.type == "cuda"
+    shapes = load_shapes(options.shapes if options.shapes is not None else "llama7b" if on_gpu else "smoke")
+    scope = Scope.EXPERTS if shapes[0].experts else Scope.MLP
+    if any(bool(shape.experts) != (scope is Scope.EXPERTS) for shape in shapes):
+        raise BadInput("--shapes: mixtures of experts and dense blocks have other contenders; give one kind at a time.")
+    if scope is Scope.EXPERTS:
+        if options.sequence_parallel == "no":
+            raise BadInput("--sequence-parallel: with experts each rank has its part of the tokens; leave it out.")
+        ways = (True,)
     cases = cases_of(
-        dense_shapes(options.shapes if options.shapes is not None else "llama7b" if on_gpu else "smoke", "tp"),
+        shapes,
         kinds,
         parse_dtypes(options.dtype if options.dtype is not None else "bf16" if on_gpu else "fp32"),
         parse_tokens(options.tokens) if options.tokens is not None else None,
         options.seed, sizes, True in ways,
     )  # fmt: skip
-    chosen, beside, skipped = _choose(options.impl, options.skip_impl, on_gpu, None if spot else options.timeout)
+    chosen, beside, skipped = _choose(scope, options.impl, options.skip_impl, on_gpu, None if spot else options.timeout)
     run_id = machine.run_id(machine.now())
     asked = request.asked(options.impl, chosen)
     budget_s = 3.0 if options.budget is None else options.budget
@@ -140,21 +152,20 @@ def _sizes(gpus: str | None, device_type: str, spot: tuple[int, int] | None) -> 
 
 
 def _choose(
-    impl: list[str] | None, skip_impl: list[str] | None, on_gpu: bool, timeout_s: float | None
+    scope: Scope, impl: list[str] | None, skip_impl: list[str] | None, on_gpu: bool, timeout_s: float | None
 ) -> tuple[tuple[Implementation, ...], tuple[Implementation, ...], dict[str, str]]:
-    """Without their code: eager and the chosen implementations of the whole MLP, and those that they are timed as
+    """Without their code: eager and the chosen implementations of the scope, and those that they are timed as
     without collectives; which of the first are left out here, and why. `timeout_s` is for loading one."""
-    from swiglu_bench.spec.cases import Scope
     from swiglu_bench.spec.registry import select
     from swiglu_bench.tp.contenders import async_tp
     from swiglu_bench.tp.plan import ALONE
 
     load = request.loader(timeout_s)
-    known = [one for one in request.catalogue(load) if Scope.MLP in one.scopes]
-    place = next(number for number, one in enumerate(known) if one.name == "compile") + 1
-    known.insert(place, async_tp)
+    known = [one for one in request.catalogue(load) if scope in one.scopes]
+    if scope is Scope.MLP:
+        known.insert(next(number for number, one in enumerate(known) if one.name == "compile") + 1, async_tp)
     wanted = request.split(impl, "--impl")
-    chosen = select(known, wanted or DEFAULT, request.split(skip_impl, "--skip-impl"), load)
+    chosen = select(known, wanted or DEFAULT[scope], request.split(skip_impl, "--skip-impl"), load)
     chosen = [next(one for one in known if one.name == "eager"), *(one for one in chosen if one.name != "eager")]
     names = {one.name for one in chosen}
     alone = {ALONE.get(name, name) for name in names} - names

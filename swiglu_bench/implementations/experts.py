@@ -106,7 +106,7 @@ def _sorted(index: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     return expert, order, counts.cumsum(0, dtype=torch.int32)
 
 
-def _summed(found: Tensor, order: Tensor, weights: Tensor) -> Tensor:
+def summed(found: Tensor, order: Tensor, weights: Tensor) -> Tensor:
     """Sorted rows [pairs, hidden] -> [tokens, hidden], weighted."""
     import torch
 
@@ -128,7 +128,7 @@ def _grouped(problem: Problem) -> Step:
             both = product(x[order // index.shape[1]], own["w_gate_up"].mT, offs=ends)
             hidden = gate(both + own["bias_gate_up"][expert] if problem.biases else both)
             found = product(hidden, own["w_down"].mT, offs=ends)
-            return _summed(found + own["bias_down"][expert] if problem.biases else found, order, weights)
+            return summed(found + own["bias_down"][expert] if problem.biases else found, order, weights)
 
         return forward
 
@@ -293,7 +293,7 @@ def _quack(own: Mapping[str, Tensor]) -> Forward:
         starts = torch.nn.functional.pad(ends, (1, 0))
         token = (order // index.shape[1]).to(torch.int32)
         hidden = GatedProduct.apply(x, own["w_gate_up"], token, starts, torch.is_grad_enabled())
-        return _summed(Product.apply(hidden, own["w_down"], starts), order, weights)
+        return summed(Product.apply(hidden, own["w_down"], starts), order, weights)
 
     return forward
 

@@ -76,7 +76,7 @@ def _usage(call: str, choices: dict[str, Any]) -> str:
 
 
 COMPARED = ("fused", "fused-auto")
-"""The rows of swiglu_glu that a command compares unasked, at the scope glu; at mlp, fused-mlp-auto stands for all."""
+"""Rows of swiglu_glu that a command compares unasked at that scope; at mlp, fused-mlp-auto stands for all."""
 
 
 def _glu_row(name: str, weight_grad: str, save: str, input_grad: str, description: str) -> Implementation:

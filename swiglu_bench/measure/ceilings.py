@@ -54,8 +54,11 @@ def bare_products(
     """A callable that runs C[m, n] = A[m, k] B[n, k]^T for each (m, n, k) on random data, and nothing else.
 
     Operands have the layout that cuBLAS multiplies fast: rows of k elements or, where these are not multiples of 16
-    bytes (such as the 1100 tokens that a weight's gradient sums over), rows of m and n elements.
+    bytes (such as the 1100 tokens that a weight's gradient sums over), rows of m and n elements. float8_e4m3fn is
+    multiplied by torch._scaled_mm with scales of 1 to bf16, at sizes rounded up to multiples of 16, which it takes.
     """
+    if dtype is torch.float8_e4m3fn:
+        return _scaled_products(products, device)
 
     def drawn(outer: int, k: int) -> Tensor:
         if k * dtype.itemsize % ALIGNMENT_BYTES == 0 or outer * dtype.itemsize % ALIGNMENT_BYTES:
@@ -67,6 +70,21 @@ def bare_products(
     def run() -> list[Tensor]:
         with torch.no_grad():
             return [a @ b.T for a, b in operands]
+
+    return run
+
+
+def _scaled_products(products: Sequence[tuple[int, int, int]], device: torch.device) -> Callable[[], list[Tensor]]:
+    one = torch.ones((), device=device)
+
+    def drawn(outer: int, k: int) -> Tensor:
+        return torch.randn(outer + -outer % 16, k + -k % 16, device=device).to(torch.float8_e4m3fn)
+
+    operands = [(drawn(m, k), drawn(n, k)) for m, n, k in products]
+
+    def run() -> list[Tensor]:
+        with torch.no_grad():
+            return [torch._scaled_mm(a, b.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16) for a, b in operands]
 
     return run
 

@@ -14,7 +14,9 @@ from swiglu_bench.measure.clock import Clock, DeviceLost, Sample
 from swiglu_bench.measure.statistics import Interval, median_interval, percentile, ratio_interval
 
 RETRIES = 3
-"""Attempts at a sample without a gap in the queue, each behind a longer spin; the last one is kept and marked."""
+"""Attempts at a sample without a gap in the queue, each behind a longer spin; the last one is kept and marked.
+
+A contender for which all of them failed has one attempt a round, until one succeeds."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def run_rounds(
     now = now or time.perf_counter
     shuffle = random.Random(seed)
     timings = {contender.name: Timing() for contender in contenders}
-    lead_us = dict.fromkeys(timings, 100.0)
+    leads = {name: _Lead() for name in timings}
 
     def play(number: int, keep: bool, inspected: bool) -> None:
         for contender in shuffle.sample(contenders, len(contenders)):
@@ -142,7 +144,7 @@ def run_rounds(
                 before_inspection(number)
             on_turn(contender.name)
             try:
-                sample = _take(contender, number, lead_us)
+                sample = _take(contender, number, leads[contender.name])
                 if inspected and inspect:
                     inspect(contender.name, number, sample.result)
             except Exception as error:  # a contender may raise anything; the others go on
@@ -172,13 +174,28 @@ def run_rounds(
     return Rounds(timings, stopped_by)
 
 
-def _take(contender: Contender, number: int, lead_us: dict[str, float]) -> Sample:
-    for _ in range(RETRIES):
-        sample = contender.take(number, lead_us[contender.name])
-        lead_us[contender.name] = max(0.8 * lead_us[contender.name], 1.2 * sample.queue_us)
+@dataclass
+class _Lead:
+    """How long the GPU is held while a contender's host queues its call."""
+
+    us: float = 100.0
+    least_us: float = math.inf
+    """The host's fastest turn so far."""
+    waits: bool = False
+    """No spin was long enough: its call waits for the GPU, spin included, as every `.item()` does."""
+
+
+def _take(contender: Contender, number: int, lead: _Lead) -> Sample:
+    for _ in range(1 if lead.waits else RETRIES):
+        sample = contender.take(number, lead.us)
+        lead.least_us = min(lead.least_us, sample.queue_us)
+        lead.us = max(0.8 * lead.us, 1.2 * sample.queue_us)
         if sample.queue_filled:
             break
-        lead_us[contender.name] *= 2
+        lead.us *= 2
+    lead.waits = not sample.queue_filled
+    if lead.waits:
+        lead.us = 1.2 * lead.least_us  # enough for one that was only disturbed, and has a filled queue next time
     return sample
 
 

@@ -35,6 +35,7 @@ class Row(Outcome):
     implementation: str
     status: Status = Status.OK
     reason: str = ""
+    experts: int | None = None
 
     # time, of the slowest rank in each round
     time_ms: float | None = None
@@ -93,8 +94,10 @@ class Row(Outcome):
     """Of each round: time_ms, compute_ms, comm_ms, single_ms, and on eager's row twin_ms; in tp_samples.csv."""
 
     def record(self, command: str) -> Record:
-        """The row in the form of all runs; its scope says into how many parts the MLP is split, as `mlp-tp4-sp`."""
+        """The row in the form of all runs; its scope says how it is split, as `mlp-tp4-sp` or `experts-ep4`."""
         split = f"mlp-tp{self.ranks}{'-sp' if self.sequence_parallel else ''}"
+        if self.experts:
+            split = f"experts-ep{self.ranks}"
         times, twins = ([one.get(name) for one in self.samples] for name in ("time_ms", "twin_ms"))
         return Record(
             **{name: getattr(self, name) for name in COLUMNS if name in RECORD},

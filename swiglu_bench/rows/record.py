@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from swiglu_bench.rows.load import Load
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 
 def _since(schema: int, default: Any = None) -> Any:
@@ -44,12 +44,17 @@ FAULTS = {
     "global state": "it changed a setting of torch or Python that is not its own",
     "use": "wrong as a model uses it: shared graphs, added gradients, changed weights, a second layer, other values",
     "own clock": "it replaced functions that time is taken with",
+    "recipe": "codes or scales are not those of the recipe that its row names",
     "graph replay": "a CUDA graph of it computes something else when its inputs change",
     "timed loop": "right before, wrong while it was timed",
     "wall clock": "calls back to back take longer, by the clock of another process, than its samples say",
     "slows others": "others are slower while its process lives, or it worked while others were timed",
 }
 """The checks that every implementation has to pass before it gets a time, by name, and what fails each."""
+
+
+CODES = "codes of "
+"""Before an operand's name: the verdict on what it was quantised to."""
 
 
 class Status(enum.StrEnum):
@@ -151,6 +156,14 @@ class Record(Outcome):
     expert_tokens_max: int | None = _since(5)
     idle_experts: int | None = _since(5)
     padding_share: float | None = _since(5)
+
+    # fp8: what the row quantised, and its distance from the result of the unquantised operands, beside bf16 eager's
+    precision: str = _since(6, "")
+    weights_quantised: str = _since(6, "")
+    operands: str = _since(6, "")
+    loss: float | None = _since(6)
+    eager_loss: float | None = _since(6)
+    losses: str = _since(6, "")
 
     # time
     time_ms: float | None = None
@@ -266,7 +279,14 @@ class Record(Outcome):
         """The same, and every verdict."""
         self.tensor_checks = tuple(checks)
         judged = [c for c in checks if c.tensor != "conduct"]
-        self.errors = " ".join(f"{c.tensor.replace(' ', '_')}={c.error:.3e}/{c.eager_error:.3e}" for c in judged)
+        valued = [c for c in judged if c.allowed]
+        self.errors = " ".join(f"{c.tensor.replace(' ', '_')}={c.error:.3e}/{c.eager_error:.3e}" for c in valued)
+        lossy = [(c.loss, c.eager_loss, c.tensor.replace(" ", "_")) for c in judged if c.loss is not None]
+        codes = (c.tensor.removeprefix(CODES) for c in judged if c.tensor.startswith(CODES))
+        self.operands = " ".join(name for name in codes if "(" not in name)
+        if lossy:
+            self.loss, self.eager_loss, _ = max(lossy)
+            self.losses = " ".join(f"{name}={loss:.3e}/{eager:.3e}" for loss, eager, name in lossy)
         super().note_checks(checks, when)
 
     @property
@@ -332,6 +352,10 @@ class TensorCheck:
     """99.9% of the elements have no larger error."""
     worst_index: tuple[int, ...] = ()
     """Where in the tensor the largest error is."""
+    loss: float | None = None
+    """Of quantised operands: ||value - truth|| / ||truth|| with the truth of the unquantised ones."""
+    eager_loss: float | None = None
+    """The same of eager, which quantises nothing."""
 
     @property
     def used(self) -> float:

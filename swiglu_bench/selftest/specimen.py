@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swiglu_bench.spec.cases import Dtype, Mode, Scope
+from swiglu_bench.spec.cases import Dtype, Mode, Precision, Scope
 from swiglu_bench.spec.implementation import Implementation, Step, implementation
 from swiglu_bench.spec.problem import Problem
 
@@ -36,6 +36,7 @@ class Specimen:
     needs_gpu: bool
     tokens: int | None = None
     """Of its case, where those of the others would not show it."""
+    precision: Precision = Precision.UNQUANTISED
 
     @property
     def name(self) -> str:
@@ -54,13 +55,14 @@ def specimen(
     task: str = "time",
     needs_gpu: bool = False,
     tokens: int | None = None,
+    precision: Precision = Precision.UNQUANTISED,
 ) -> Callable[[Callable[[Problem], Step]], Specimen]:
     """Turn a build function into a Specimen; the arguments are the fields of that class."""
 
     def wrap(build: Callable[[Problem], Step]) -> Specimen:
-        made = implementation(name, scopes=[scope], description=description)(build)
+        made = implementation(name, scopes=[scope], description=description, precisions=[precision])(build)
         names = (caught_by,) if isinstance(caught_by, str) else tuple(caught_by)
-        return Specimen(made, names, scope, dtype, mode, task, needs_gpu, tokens)
+        return Specimen(made, names, scope, dtype, mode, task, needs_gpu, tokens, precision)
 
     return wrap
 

@@ -18,14 +18,14 @@ from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.processes import crew
 from swiglu_bench.rows.audit_cell import CellStatus
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.selftest import conduct, experts, gpu, memory, timing, usage, wrong
+from swiglu_bench.selftest import conduct, experts, fp8, gpu, memory, timing, usage, wrong
 from swiglu_bench.selftest.specimen import Specimen
 from swiglu_bench.session.settings import Progress, Settings, Task
 from swiglu_bench.spec.cases import Case, Experts, Scope, Shape
 
 SPECIMENS = tuple(
     value
-    for module in (wrong, experts, memory, usage, timing, conduct, gpu)
+    for module in (wrong, experts, memory, usage, timing, conduct, gpu, fp8)
     for value in vars(module).values()
     if isinstance(value, Specimen)
 )
@@ -68,13 +68,18 @@ def run_zoo(
         shape = SHAPES[device.type]
         if specimen.scope is Scope.EXPERTS:
             shape = dataclasses.replace(shape, experts=EXPERTS)
-        case = Case(shape, specimen.tokens or shape.tokens[0], specimen.dtype, specimen.scope, specimen.mode)
+        if specimen.precision:
+            shape = dataclasses.replace(shape, hidden=4 * fp8.BLOCK, intermediate=3 * fp8.BLOCK)
+        tokens = specimen.tokens or shape.tokens[0]
+        case = Case(shape, tokens, specimen.dtype, specimen.scope, specimen.mode, precision=specimen.precision)
         return specimen.task, case
 
     swept = [specimen for specimen in here if specimen.task != "audit"]
     for (task, case), group in groupby(sorted(swept, key=lambda one: str(case_of(one))), key=case_of):
         chosen = {specimen.name: specimen for specimen in group}
-        settings = Settings(Task(task), device, "selftest", "selftest", rule=RULE, energy=False)
+        settings = Settings(
+            Task(task), device, "selftest", "selftest", baseline=pytorch.eager.name, rule=RULE, energy=False
+        )
         yield from _swept(case, chosen, settings, this, tell)
     for specimen in here:
         if specimen.task == "audit":

@@ -90,6 +90,10 @@ class Admitting:
         gradients = tuple(name for name in built.gradients if name in promised or name.startswith("bias_"))
         names = self._case.mode.results(gradients)
         contender.tell("open_letterbox", "results", *self._judge.letterbox(contender.name, "results", names))
+        if contender.implementation.precision_of(self._case):
+            way = contender.implementation.weight_layout != "separate", contender.implementation.quantises_dw
+            for kind, box in self._judge.operand_letterboxes(contender.name, *way).items():
+                contender.tell("open_letterbox", kind, *box)
         return gradients
 
     def _run(
@@ -103,8 +107,11 @@ class Admitting:
             report = contender.ask(CallReport, "check", draw, train)
             first_ms = first_ms or (time.perf_counter() - began) * 1e3
             results = results_of(report, names)
-            checks = self._judge.judge(contender.name, draw, results, label, self._thorough)
-            for name, check in zip(names, checks, strict=True):
+            asked = (contender.name, draw, results, label, self._thorough)
+            judge, operands = self._judge, report.operands
+            checks = judge.judge(*asked) if operands is None else judge.judge_operands(*asked, operands)
+            for check in checks:
+                name = check.tensor
                 if check.check in VALUES and number and worst[name].ok:
                     where = f"on new inputs at the same addresses (seed {draw.seed}), {check.reason}"
                     check = dataclasses.replace(check, check="new inputs", reason=where)

@@ -78,7 +78,7 @@ class _CaseRun:
 
     def __init__(self, place: Place, case: Case, tell: Tell, kept: Kept) -> None:
         self._place, self._case, self._tell, self._kept = place, case, tell, kept
-        self._task = place.settings.task
+        self._task, self._baseline = place.settings.task, place.settings.baseline_of(case)
         self._drawn = Drawn.new()
         self._alone_ms: list[float] = []
         self._admitting = Admitting(place, case, self._drawn, thorough=self._task is Task.VERIFY, used=kept.used)
@@ -108,7 +108,7 @@ class _CaseRun:
         for index, (implementation, record) in enumerate(self._baseline_first(able)):
             self._tell(f"checking {implementation.name}", 0.5 * index / len(able))
             if together and index < 2:  # first the baseline by itself, then all the others
-                first = index == 0 and implementation.name == self._place.settings.baseline
+                first = index == 0 and implementation.name == self._baseline
                 self._start([implementation] if first else [one for one, _ in able], twins=first)
             entry = self._admit(implementation, record)
             if entry and together:
@@ -130,12 +130,12 @@ class _CaseRun:
 
     def _baseline_first(self, able: Sequence[tuple[Implementation, Record]]) -> list[tuple[Implementation, Record]]:
         """So that it can be timed before any other's code has run."""
-        return sorted(able, key=lambda one: one[0].name != self._place.settings.baseline)
+        return sorted(able, key=lambda one: one[0].name != self._baseline)
 
     def _time_alone(self, entry: Entry) -> None:
         """Take the baseline's time before the others begin; on a CPU, processes that stand still slow nobody."""
         settings = self._place.settings
-        is_baseline = entry.record.implementation == settings.baseline
+        is_baseline = entry.record.implementation == self._baseline
         if is_baseline and self._task is Task.TIME and settings.device.type == "cuda":
             with suppress(Exception):
                 self._alone_ms = alone_ms(entry.contender)
@@ -182,7 +182,7 @@ class _CaseRun:
 
     def _time(self, entries: list[Entry], at_once: int) -> Iterator[Record]:
         """The rounds; where not all processes fit on the device, in groups with the baseline in each."""
-        base = next((one for one in entries if one.contender.name == self._place.settings.baseline), None)
+        base = next((one for one in entries if one.contender.name == self._baseline), None)
         others = [entry for entry in entries if entry is not base]
         each = max(1, at_once - 1) if base else at_once
         groups = [others[start : start + each] for start in range(0, len(others), each)] or [[]]

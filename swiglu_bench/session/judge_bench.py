@@ -5,9 +5,11 @@ No contender is ever imported here. Results come through letterboxes, which this
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from swiglu_bench.check import usage
 from swiglu_bench.check.inputs import Draw, make_problem, sizes, torch_dtype
 from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.letterbox import Letterbox, Sizes
+from swiglu_bench.check.quantised import QuantisedJudge, judge_of, with_loss
 from swiglu_bench.check.results import Fault, same_bits
 from swiglu_bench.check.routing import Load, load_of
 from swiglu_bench.machine import ceilings_cache, machine
@@ -24,6 +27,7 @@ from swiglu_bench.measure.ceilings import bare_products, grouped_products
 from swiglu_bench.measure.clock import Clock, Sample, make_clock
 from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.session.settings import Settings
+from swiglu_bench.spec import fp8
 from swiglu_bench.spec.cases import INDEX, PLAIN, Case, Extras
 from swiglu_bench.spec.costs import Product, products_by_kind
 from swiglu_bench.spec.errors import one_line
@@ -41,9 +45,10 @@ class JudgeBench:
         torch.zeros((), device=settings.device)
         self._clock: Clock | None = None
         self._boxes: dict[tuple[str, str], Letterbox] = {}
-        self._products: dict[tuple[Product, ...], Callable[[], list[Tensor]]] = {}
+        self._products: dict[tuple[tuple[Product, ...], bool], Callable[[], list[Tensor]]] = {}
         self._grouped: dict[tuple[str, ...], Callable[[], list[Tensor]]] = {}
         self._expected: dict[str, usage.Expected] = {}
+        self._quantised: dict[str, QuantisedJudge] = {}
 
     @property
     def clock(self) -> Clock:
@@ -77,6 +82,7 @@ class JudgeBench:
         self._products.clear()
         self._grouped.clear()
         self._expected.clear()
+        self._quantised.clear()
         if hasattr(self, "_judge"):
             del self._judge
 
@@ -85,6 +91,28 @@ class JudgeBench:
         case = self._judge.problem.case
         found = sizes(case) | {"output": sizes(case)["upstream"]}
         return self._open(contender, kind, {name: found[name] for name in names}, torch_dtype(case))
+
+    def operand_letterboxes(self, contender: str, *way: bool) -> dict[str, tuple[bytes, Sizes]]:
+        """Letterboxes for codes and scales. From now on the contender is judged as one that quantises in a way.
+
+        The way is what `judge_of` asks for.
+        """
+        case, kind = self._judge.problem.case, judge_of(*way)
+        known = (one for one in self._quantised.values() if type(one) is kind)
+        self._quantised[contender] = next(known, None) or kind(self._judge.problem)
+        codes = dict(fp8.operand_sizes(case))
+        scales = {name: fp8.scale_size(case.precision, name, size) for name, size in codes.items()}
+        opened = (("codes", codes, fp8.E4M3), ("scales", scales, torch.float32))
+        return {kind: self._open(contender, kind, found, dtype) for kind, found, dtype in opened}
+
+    def judge_operands(
+        self, contender: str, draw: Draw, results: Mapping[str, Fault | None], label: str, distribution: bool,
+        operands: Sequence[str],
+    ) -> tuple[TensorCheck, ...]:  # fmt: skip
+        """The same as `judge`, and verdicts on the codes and scales of these operands."""
+        codes, scales = (self._boxes[contender, kind].tensors for kind in ("codes", "scales"))
+        handed = {name: (codes[name].clone(), scales[name].clone()) for name in operands}
+        return self._judged(contender, draw, results, label, distribution, handed)
 
     def truth(self, draw: Draw, train: bool) -> str:
         """Compute the truth of a call, which several contenders are judged by; why it cannot be, or ""."""
@@ -98,15 +126,31 @@ class JudgeBench:
         self, contender: str, draw: Draw, results: Mapping[str, Fault | None], label: str, distribution: bool
     ) -> tuple[TensorCheck, ...]:
         """Verdicts on what lies in a contender's letterbox, and on what has a fault instead."""
+        return self._judged(contender, draw, results, label, distribution)
+
+    def _judged(
+        self, contender: str, draw: Draw, results: Mapping[str, Fault | None], label: str, distribution: bool,
+        handed: Mapping[str, fp8.Quantised] | None = None,
+    ) -> tuple[TensorCheck, ...]:  # fmt: skip
         places = self._boxes[contender, "results"].tensors
         produced = {name: None if fault else places[name].clone() for name, fault in results.items()}
-        faults = {name: fault for name, fault in results.items() if fault}
-        return self._judge.judge(produced, draw, label=label, faults=faults, distribution=distribution)
+        faults, judge = {name: fault for name, fault in results.items() if fault}, self._judge_of(contender)
+        options: dict[str, Any] = {"label": label, "faults": faults, "distribution": distribution}
+        if not isinstance(judge, QuantisedJudge):
+            return judge.judge(produced, draw, **options)
+        if handed is None:
+            checks = judge.judge(produced, draw, **options)
+        else:
+            checks = judge.judge_handed(produced, draw, handed, **options)
+        return with_loss(checks, produced, self._judge, draw)
+
+    def _judge_of(self, contender: str) -> Judge:
+        return self._quantised.get(contender, self._judge)
 
     def compare(self, draw: Draw, delivered: Delivered) -> dict[str, str]:
         """Hold the results of a round against eager's on the same inputs: what is wrong, by contender."""
-        wrong = self._judge.compare(self._judge.problem.case.mode, [draw])
-        found = {contender: wrong(self._delivered(contender, names)) for contender, names in delivered.items()}
+        wrong = self._comparison([draw])
+        found = {contender: wrong(contender, names) for contender, names in delivered.items()}
         return {contender: reason for contender, reason in found.items() if reason}
 
     def expect_batch(self, draws: Sequence[Draw]) -> tuple[float, float]:
@@ -115,13 +159,19 @@ class JudgeBench:
         Returns the ms a call that laying out inputs and adding up results takes by itself: with a backward, and for a
         forward alone.
         """
-        self._batch = self._judge.compare(self._judge.problem.case.mode, draws)
+        self._batch = self._comparison(draws)
         with_backward, forward = (self._judge.handling_ms(draws, backward, self.clock) for backward in (True, False))
         return with_backward, forward
 
     def compare_batch(self, contender: str, names: Sequence[str]) -> str:
         """Hold the sums in a contender's letterbox against eager's: what is wrong, or ""."""
-        return self._batch(self._delivered(contender, names))
+        return self._batch(contender, names)
+
+    def _comparison(self, draws: Sequence[Draw]) -> Callable[[str, Sequence[str]], str]:
+        """What holds a contender's results against the reference's, which is run once for all that it is for."""
+        mode = self._judge.problem.case.mode
+        of_judge = functools.cache(lambda judge: judge.compare(mode, draws))
+        return lambda contender, names: of_judge(self._judge_of(contender))(self._delivered(contender, names))
 
     def _delivered(self, contender: str, names: Sequence[str]) -> dict[str, Tensor]:
         places = self._boxes[contender, "results"].tensors
@@ -136,7 +186,8 @@ class JudgeBench:
         self, contender: str, case: Case, seeds: usage.Seeds, wanted: Sequence[str], gradients: Sequence[str]
     ) -> tuple[bytes, Sizes]:
         """A letterbox for the results of the scenarios of a model's use; their truth is computed now."""
-        expected = self._expected[contender] = usage.Expected(case, self._device, seeds, wanted, gradients)
+        judge = type(self._judge_of(contender))
+        expected = self._expected[contender] = usage.Expected(case, self._device, seeds, wanted, gradients, judge)
         found = {name: tuple(value.shape) for name, value in expected.truth.items()}
         return self._open(contender, "usage", found, torch_dtype(case))
 
@@ -153,12 +204,13 @@ class JudgeBench:
         assert experts
         return load_of(experts, self._index(draw))
 
-    def sample_products(self, products: tuple[Product, ...], lead_us: float) -> Sample:
+    def sample_products(self, products: tuple[Product, ...], in_fp8: bool, lead_us: float) -> Sample:
         """Time the bare products of a case once, after an untimed run as Workbench.sample has one."""
-        if products not in self._products:
-            dtype = torch_dtype(self._judge.problem.case)
-            self._products[products] = bare_products(products, self._device, dtype)
-        return self._sample(self._products[products], lead_us)
+        key = products, in_fp8
+        if key not in self._products:
+            dtype = fp8.E4M3 if in_fp8 else torch_dtype(self._judge.problem.case)
+            self._products[key] = bare_products(products, self._device, dtype)
+        return self._sample(self._products[key], lead_us)
 
     def lay_out_grouped(self, gradients: tuple[str, ...], draw: Draw) -> str:
         """Make the bare products of experts, with the load of a call, ready to be timed; why they cannot be, or ""."""

@@ -23,7 +23,7 @@ def blank(settings: Settings, this: machine.Machine, case: Case, implementation:
     return Record(
         run_id=settings.run_id,
         command=settings.command,
-        shape=case.shape.name,
+        shape=case.name,
         hidden=case.shape.hidden,
         intermediate=case.shape.intermediate,
         tokens=case.tokens,
@@ -37,6 +37,8 @@ def blank(settings: Settings, this: machine.Machine, case: Case, implementation:
         implementation=implementation.name,
         weight_layout=implementation.weight_layout,
         gradients=" ".join(implementation.gradients(case.scope)),
+        precision=implementation.precision_of(case).value,
+        weights_quantised=implementation.weights_quantised(case),
         status=Status.OK,
         interpreted=settings.interpreter and implementation.backend == "triton",
         host=this.host,

@@ -49,6 +49,8 @@ class CallReport(Report):
     """By the name of a result."""
     conduct: dict[Text, Text]
     """By the name of a check: faults that belong to no result."""
+    operands: list[Text] | None = None
+    """Names of the operands whose codes and scales lie in their letterboxes; None where it hands over none."""
 
 
 class SampleReport(Report):

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from swiglu_bench.measure.rounds import Rule
-from swiglu_bench.spec.cases import Case
+from swiglu_bench.spec.cases import Case, Scope
 
 Tell = Callable[[str, float], None]
 
@@ -31,7 +31,8 @@ class Settings:
     device: torch.device
     command: str
     run_id: str
-    baseline: str = "eager"
+    baseline: str | None = None
+    """The implementation that ratios are relative to, or "" for no ratios; None: as `baseline_of` says."""
     rule: Rule = field(default_factory=Rule)
     cold_l2: bool = True
     energy: bool = True
@@ -48,6 +49,12 @@ class Settings:
     """Where the run's files go."""
     sanitizer: str = ""
     """The tool of compute-sanitizer under which `verify` calls each implementation once, in place of its checks."""
+
+    def baseline_of(self, case: Case) -> str:
+        """The implementation that ratios at a case are relative to; eager's loop over experts takes far longer."""
+        if self.baseline is not None:
+            return self.baseline
+        return "grouped" if case.scope is Scope.EXPERTS else "eager"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,10 @@ from swiglu_bench.spec import costs
 from swiglu_bench.spec.cases import Case, Mode
 from swiglu_bench.spec.costs import Product
 from swiglu_bench.spec.errors import one_line
+from swiglu_bench.spec.implementation import BEFORE
 
+Bare = tuple[tuple[Product, ...], bool]
+"""Bare products, and whether they are in fp8."""
 MOST_PERCENT = 110.0
 """Of its limit, that a right measurement can show: the limit is measured too."""
 MOST_BURNT = 0.1
@@ -78,10 +81,10 @@ class CaseTimer:
     def time(self, entries: Sequence[Entry], twins: Sequence[Contender], tell: Tell) -> None:
         """Play the rounds and fill every entry's row; `twins` are further processes of the baseline."""
         by_name = {entry.contender.name: entry for entry in entries}
-        baseline = self._settings.baseline if twins else ""
+        baseline = self._settings.baseline_of(self._case) if twins else ""
         gradients = {name: entry.gradients for name, entry in by_name.items()}
         gradients |= {twin.name: gradients[baseline] for twin in twins}
-        limits = products_of(self._case, gradients.values())
+        limits = products_of(self._case, [(entry.gradients, bool(entry.record.precision)) for entry in entries])
         grouped = self._grouped_of(gradients.values())
 
         def names(name: str) -> Sequence[str]:
@@ -118,7 +121,7 @@ class CaseTimer:
                 _note_gpu(record, self.watch)
                 if found:
                     record.cpus, record.other_cpus, record.steal = found.cpus, found.others, found.steal
-                products = tuple(costs.products(self._case, entry.gradients))
+                products = tuple(costs.products(self._case, entry.gradients)), bool(record.precision)
                 timing = rounds.timings.get(limits.get(products, ""))
                 products_ms = timing.ms if timing else []
                 note_work(record, self._case, entry.gradients, self._ceilings, products_ms, self._machine)
@@ -126,13 +129,13 @@ class CaseTimer:
                 record.grouped_ms = percentile(timing.ms, 50) if timing and timing.ms else None
 
     def _play(
-        self, contenders: Sequence[Contender], limits: Mapping[tuple[Product, ...], str],
+        self, contenders: Sequence[Contender], limits: Mapping[Bare, str],
         grouped: Mapping[tuple[str, ...], str], names: Callable[[str], Sequence[str]], baseline: str, tell: Tell,
     ) -> tuple[Rounds, dict[str, Exception]]:  # fmt: skip
         """The rounds, and what is wrong with the last results."""
         judge, rule = RoundJudge(self._place, names), self._settings.rule
         timed = [self._in_turn(contender_of(one, judge)) for one in contenders]
-        timed += [interleaved.Contender(name, partial(self._take_products, p)) for p, name in limits.items()]
+        timed += [interleaved.Contender(name, partial(self._take_products, *p)) for p, name in limits.items()]
         timed += [interleaved.Contender(name, partial(self._take_grouped, g)) for g, name in grouped.items()]
 
         def on_round(number: int) -> dict[str, Exception]:
@@ -152,7 +155,7 @@ class CaseTimer:
         sound = {entry.contender.name: entry for entry in entries if entry.record.status is Status.OK}
         claimed_ms = {name: _claimed_ms(rounds, name) for name in sound}
         batches = Batches(self._place, self._case, {name: entry.contender for name, entry in sound.items()}, names)
-        for name, failure in batches.disagreements(claimed_ms, self._settings.baseline).items():
+        for name, failure in batches.disagreements(claimed_ms, self._settings.baseline_of(self._case)).items():
             self._close(sound[name], failure)
 
     def _in_turn(self, contender: interleaved.Contender) -> interleaved.Contender:
@@ -175,8 +178,8 @@ class CaseTimer:
     def _take_grouped(self, gradients: tuple[str, ...], number: int, lead_us: float) -> Sample:
         return self._place.judge.sample_grouped(gradients, lead_us)
 
-    def _take_products(self, products: tuple[Product, ...], number: int, lead_us: float) -> Sample:
-        return self._place.judge.sample_products(products, lead_us)
+    def _take_products(self, products: tuple[Product, ...], in_fp8: bool, number: int, lead_us: float) -> Sample:
+        return self._place.judge.sample_products(products, in_fp8, lead_us)
 
     def _close(self, entry: Entry, failure: BaseException | None) -> None:
         """End the row of a contender that failed in the rounds."""
@@ -210,10 +213,13 @@ def sentence(failure: BaseException) -> str:
     return f"{failure}." if own else f"{one_line(failure)}."
 
 
-def products_of(case: Case, gradients: Iterable[tuple[str, ...]]) -> dict[tuple[Product, ...], str]:
-    """For each set of bare products that contenders need, a name to time them under."""
-    wanted = dict.fromkeys(tuple(costs.products(case, one)) for one in gradients)
-    return {products: f"bare products {number}" for number, products in enumerate(wanted) if products}
+def products_of(case: Case, contenders: Iterable[tuple[tuple[str, ...], bool]]) -> dict[Bare, str]:
+    """For each set of bare products that contenders need, a name to time them under.
+
+    A contender is given by its gradients and whether it quantises: its bare products are in fp8 then.
+    """
+    wanted = dict.fromkeys((tuple(costs.products(case, gradients)), in_fp8) for gradients, in_fp8 in contenders)
+    return {bare: f"bare products {number}" for number, bare in enumerate(wanted) if bare[0]}
 
 
 def note_time(record: Record, rounds: Rounds, settings: Settings, cache: str) -> None:
@@ -232,9 +238,11 @@ def note_work(
     record.copy_gbps, record.matmul_tflops = ceilings.copy_gbps, ceilings.matmul_tflops
     record.ceilings_at = ceilings.measured_at
     if this.datasheet:
-        record.datasheet_gbps, record.datasheet_tflops = this.datasheet.gbps, this.datasheet.rate(case.dtype)
+        rate = this.datasheet.rate(case.dtype) * (2 if record.precision else 1)  # of fp8, where a GPU has it
+        record.datasheet_gbps, record.datasheet_tflops = this.datasheet.gbps, rate
     record.flops = costs.flops(case, gradients)
-    record.min_bytes = costs.min_bytes(case, gradients, record.idle_experts)
+    weight_bytes = 1 if record.weights_quantised == BEFORE else case.dtype.bytes
+    record.min_bytes = costs.min_bytes(case, gradients, record.idle_experts, weight_bytes)
     record.tflops = record.flops / record.time_ms / 1e9
     record.gbps = record.min_bytes / record.time_ms / 1e6
     limits = {"matmul": percentile(products_ms, 50)} if products_ms else {}

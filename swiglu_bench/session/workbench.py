@@ -33,6 +33,7 @@ from swiglu_bench.session.reports import (
     UsageReport,
 )  # fmt: skip
 from swiglu_bench.session.settings import Settings
+from swiglu_bench.spec import fp8
 from swiglu_bench.spec.cases import PLAIN, Case, Extras, Mode
 from swiglu_bench.spec.errors import one_line
 from swiglu_bench.spec.implementation import Implementation
@@ -103,7 +104,8 @@ class Workbench:
 
     def open_letterbox(self, kind: str, address: bytes, sizes: Sizes) -> None:
         """Map the judge's memory for results of a kind."""
-        self._boxes[kind] = Letterbox.open(address, sizes, torch_dtype(self._problem.case))
+        dtype = {"codes": fp8.E4M3, "scales": torch.float32}.get(kind, torch_dtype(self._problem.case))
+        self._boxes[kind] = Letterbox.open(address, sizes, dtype)
 
     def check(self, draw: Draw, train: bool) -> CallReport:
         """One call, forward alone or with its backward, watched: what it changes that it must not, what comes late."""
@@ -114,6 +116,9 @@ class Workbench:
         poison(problem, backward=train)
         if self._on_gpu and _sleep is not None:
             _sleep(HOLD_CYCLES)
+        handed: dict[str, tuple[Tensor, Tensor]] = {}
+        if built.hand_over:
+            built.hand_over(handed)
         produced = built.train(draw) if train else built.infer(draw)
         prints = _fingerprints(produced)  # queued right behind the work, read when everything is done
         desk = built.desk
@@ -130,7 +135,26 @@ class Workbench:
         if self._earlier[0] and random_state() != chance:  # the first call may tune itself with random numbers
             conduct["random state"] = "drew from a global random number generator, as no SwiGLU needs to"
         self._earlier = produced, prints
-        return CallReport(delivered=[n for n in delivered if n not in late], faults=faults, conduct=conduct)
+        operands = self._deliver_operands(handed, conduct) if built.hand_over else None
+        return CallReport(
+            delivered=[n for n in delivered if n not in late], faults=faults, conduct=conduct, operands=operands
+        )
+
+    def _deliver_operands(self, handed: dict[str, tuple[Tensor, Tensor]], conduct: dict[str, str]) -> list[str]:
+        """Hand over codes and scales, and keep none from now on; what has the wrong form goes into `conduct`."""
+        assert self._built.hand_over
+        self._built.hand_over(None)
+        known = self._boxes["codes"].tensors
+        if unknown := sorted(set(handed) - set(known)):
+            conduct["recipe"] = f"handed over codes of {', '.join(unknown)}; the operands are {', '.join(known)}"
+        found = {name: pair for name, pair in handed.items() if name in known}
+        for number, kind in enumerate(("codes", "scales")):
+            _, faults = self._deliver(kind, {name: pair[number] for name, pair in found.items()}, [])
+            for name, fault in faults.items():
+                conduct["recipe"] = f"the {kind} of {name}: {fault.reason}"
+                found.pop(name)
+        self.clock.synchronize()
+        return list(found)
 
     def sample(self, draw: Draw, lead_us: float, latency: bool = False) -> SampleReport:
         """One timed call of the case's mode; inputs are drawn behind the spin that holds the GPU.

@@ -53,6 +53,19 @@ class Dtype(enum.StrEnum):
         return 4 if self is Dtype.FLOAT32 else 2
 
 
+class Precision(enum.StrEnum):
+    """What the operands of a case's products are quantised to; `spec.fp8` defines each recipe."""
+
+    UNQUANTISED = ""
+    """Nothing: they are in the case's dtype. Called bf16 by the option."""
+    FP8_TENSORWISE = "fp8-tensorwise"
+    """fp8 with one scale for a matrix."""
+    FP8_ROWWISE = "fp8-rowwise"
+    """fp8 with a scale for each row."""
+    FP8_BLOCKWISE = "fp8-blockwise"
+    """fp8 with a scale for each 128 activations in a row, and for each 128 x 128 weights."""
+
+
 DTYPE_ALIASES = {
     "fp32": Dtype.FLOAT32, "f32": Dtype.FLOAT32, "float": Dtype.FLOAT32, "float32": Dtype.FLOAT32,
     "fp16": Dtype.FLOAT16, "f16": Dtype.FLOAT16, "half": Dtype.FLOAT16, "float16": Dtype.FLOAT16,
@@ -175,6 +188,12 @@ class Case:
     scope: Scope
     mode: Mode
     seed: int = 0
+    precision: Precision = Precision.UNQUANTISED
+
+    @property
+    def name(self) -> str:
+        """What its rows call the shape: the precision is part of it unless nothing is quantised."""
+        return f"{self.shape.name}@{self.precision}" if self.precision else self.shape.name
 
     @property
     def pairs(self) -> int:
@@ -184,7 +203,7 @@ class Case:
     @property
     def label(self) -> str:
         """Short text for a progress bar or a message."""
-        return f"{self.mode} {self.scope} {self.shape.name} {self.tokens} tokens {self.dtype}"
+        return f"{self.mode} {self.scope} {self.name} {self.tokens} tokens {self.dtype}"
 
 
 def expand(
@@ -195,15 +214,16 @@ def expand(
     dtypes: Sequence[Dtype],
     tokens: Sequence[int] | None = None,
     seed: int = 0,
+    precisions: Sequence[Precision] = (Precision.UNQUANTISED,),
 ) -> list[Case]:
     """All cases of a sweep, shape by shape, token counts ascending; `tokens` replaces the shapes' own lists.
 
     A shape has those of the scopes that fit it.
     """
     return [
-        Case(shape, count, dtype, scope, mode, seed)
+        Case(shape, count, dtype, scope, mode, seed, precision)
         for shape in shapes
-        for scope, mode, dtype in dict.fromkeys(itertools.product(scopes, modes, dtypes))
+        for scope, mode, dtype, precision in dict.fromkeys(itertools.product(scopes, modes, dtypes, precisions))
         if (scope is Scope.EXPERTS) == (shape.experts is not None)
         for count in sorted(set(tokens if tokens is not None else shape.tokens))
     ]
@@ -219,6 +239,15 @@ def parse_tokens(text: str) -> list[int]:
             raise BadInput(f"--tokens: {part!r} is not a token count; give positive integers such as 1,128,1k,8k.")
         counts.append(count)
     return counts
+
+
+def parse_precisions(text: str) -> list[Precision]:
+    """Precisions from 'bf16,fp8-rowwise'. Raises BadInput naming the accepted ones."""
+    known = {one.value or "bf16": one for one in Precision}
+    try:
+        return [known[part.strip()] for part in text.split(",")]
+    except KeyError as error:
+        raise BadInput(f"--precision: {error.args[0]!r} is not one of {', '.join(known)}.") from None
 
 
 def parse_dtypes(text: str) -> list[Dtype]:

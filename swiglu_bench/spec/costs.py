@@ -70,21 +70,24 @@ def flops(case: Case, gradients: tuple[str, ...]) -> int:
     return sum(2 * m * n * k for m, n, k in products(case, gradients)) + gate
 
 
-def min_bytes(case: Case, gradients: tuple[str, ...], idle_experts: int | None = None) -> int:
+def min_bytes(
+    case: Case, gradients: tuple[str, ...], idle_experts: int | None = None, weight_bytes: int | None = None
+) -> int:
     """Fewest bytes to move through device memory: each input read once, each output written once.
 
     Backward reads the upstream gradient, activations and weights; what is saved for it is a choice and not counted.
     The weights of experts without a token are not read; `idle_experts` of them or, where that is not known, as many as
-    there are more experts than rows.
+    there are more experts than rows. `weight_bytes` are those of an element of a weight, where it is not in the dtype.
     """
     size = tensor_elements(case)
     if case.shape.experts:
         count = case.shape.experts.count
         idle = max(0, count - case.pairs) if idle_experts is None else idle_experts
         size |= {name: size[name] // count * (count - idle) for name in WEIGHTS[case.scope]}
-    forward = sum(size[name] for name in (*ACTIVATIONS[case.scope], *WEIGHTS[case.scope], "output"))
-    backward = forward + sum(tensor_elements(case)[name] for name in gradients)
-    return _in_mode(case.mode, forward, backward) * case.dtype.bytes
+    weights = sum(size[name] for name in WEIGHTS[case.scope]) * (weight_bytes or case.dtype.bytes)
+    forward = weights + sum(size[name] for name in (*ACTIVATIONS[case.scope], "output")) * case.dtype.bytes
+    backward = forward + sum(tensor_elements(case)[name] for name in gradients) * case.dtype.bytes
+    return _in_mode(case.mode, forward, backward)
 
 
 def longest_sum(case: Case) -> int:
@@ -125,6 +128,9 @@ def judge_bytes(case: Case) -> int:
     size, given = tensor_elements(case), _given(case)
     results = size["output"] + (given if case.mode is not Mode.FORWARD else 0)
     chunk = 8 * min(case.tokens, TRUTH_CHUNK) * case.shape.intermediate
+    if case.precision:  # whole tensors: groups run along tokens, too
+        rows = case.tokens * (12 * case.shape.intermediate + 4 * case.shape.hidden)
+        chunk = 8 * case.tokens * case.shape.intermediate + rows + 3 * given
     in_fp64 = 3 * results + given // experts_of(case) + chunk  # weights, one expert's at a time
     bare = 3 * given if case.shape.experts else 0  # operands and results of the bare grouped products
     return (given + size["output"] + 3 * results + _work(case) + bare) * case.dtype.bytes + in_fp64 * 8
@@ -137,7 +143,7 @@ def contender_bytes(case: Case) -> int:
     """
     size, given = tensor_elements(case), _given(case)
     results = size["output"] + (given if case.mode is not Mode.FORWARD else 0)
-    own = given if case.shape.experts else 0
+    own = given if case.shape.experts or case.precision else 0
     return (given + own + size["output"] + 2 * results + _work(case)) * case.dtype.bytes
 
 

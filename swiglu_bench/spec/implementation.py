@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from packaging.version import Version
 
-from swiglu_bench.spec.cases import Case, Dtype, Scope, differentiable, tensors
+from swiglu_bench.spec.cases import Case, Dtype, Mode, Precision, Scope, differentiable, tensors
 from swiglu_bench.spec.costs import Footprint
 
 if TYPE_CHECKING:
@@ -41,8 +41,11 @@ WeightLayout = Literal["separate", "packed", "interleaved"]
 Backend = Literal["torch", "inductor", "triton", "cutlass"]
 _MODULES = {"inductor": "torch._inductor.compile_fx", "triton": "triton"}
 """The module behind a backend, where importing it takes seconds."""
+BEFORE = "before the call"
+"""When weights are quantised that a call finds in fp8."""
 Trains = Literal["everything", "inputs", "nothing"]
 Offer = Literal["bias", "limit", "packed"]
+HandOver = Callable[["dict[str, tuple[Tensor, Tensor]] | None"], None]
 
 
 @dataclass
@@ -58,6 +61,9 @@ class Step:
     forward: Callable[..., Tensor]
     parameters: Mapping[str, Tensor] | None = None
     to_canonical: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
+    hand_over: HandOver | None = None
+    """Of one that quantises: given a dictionary, every call from now on enters the codes and scales of its operands
+    there, by the names and in the form of `spec.fp8`; given None, no longer. Without it, results alone are judged."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,11 @@ class Implementation:
     """Major compute capabilities of the GPUs that it is made for; empty: all that its backend supports."""
     dtypes: frozenset[Dtype] = frozenset(Dtype)
     """The data types that it takes."""
+    precisions: frozenset[Precision] = frozenset({Precision.UNQUANTISED})
+    """What it can quantise the operands of its products to."""
+    quantises_weights_before: bool = True
+    """Of one that quantises: whether an inference forward has its weights quantised before the call. In a training step
+    they are quantised in the call."""
     multiple: int = 1
     """Hidden and intermediate sizes must be multiples of this."""
     most_tokens: int | None = None
@@ -92,13 +103,15 @@ class Implementation:
     on_request: bool = False
     """Whether it takes part only where `--impl` names it, because its build takes minutes for each case."""
     variant: frozenset[Scope] = frozenset()
-    """The scopes at which another of the suite's stands for it: there it is compared only where `--impl` names it."""
+    """The scopes at which another one stands for it: checked there, compared only where `--impl` names it."""
     offers: frozenset[Offer] = frozenset()
     """Which of `problem.extras` its build supports; it is never asked for another."""
     overwrites: frozenset[str] = frozenset()
     """Activations that its backward overwrites by contract; overwriting any other input is a fault."""
     footprints: Mapping[Scope, Footprint] = field(default_factory=dict, hash=False)
     """The memory that it should take at each scope by arithmetic; a scope left out has no prediction."""
+    quantises_dw: bool = True
+    """Of one that quantises: whether products that make gradients of weights have quantised operands, too."""
     usage: str = ""
     """A line of Python that puts it into a model; shown by `recommend`."""
     source: str = "swiglu_bench"
@@ -110,9 +123,11 @@ class Implementation:
 
     def __post_init__(self) -> None:
         """Accept any iterable of names for a set of them."""
-        for name, kind in (
-            ("scopes", Scope), ("variant", Scope), ("dtypes", Dtype), ("offers", str), ("overwrites", str),
-        ):  # fmt: skip
+        sets = {
+            "scopes": Scope, "variant": Scope, "dtypes": Dtype, "precisions": Precision, "offers": str,
+            "overwrites": str,
+        }  # fmt: skip
+        for name, kind in sets.items():
             object.__setattr__(self, name, frozenset(map(kind, getattr(self, name))))
         object.__setattr__(self, "gpus", tuple(self.gpus))
 
@@ -145,12 +160,24 @@ class Implementation:
         """Names of the tensors whose gradients it yields at a scope."""
         return {"everything": tensors(scope), "inputs": differentiable(scope), "nothing": ()}[self.trains]
 
+    def precision_of(self, case: Case) -> Precision:
+        """What it quantises to at a case: nothing where it lacks the case's precision, to be compared with."""
+        return case.precision if case.precision in self.precisions else Precision.UNQUANTISED
+
+    def weights_quantised(self, case: Case) -> str:
+        """When, in words; "" where it quantises nothing."""
+        if not self.precision_of(case):
+            return ""
+        return BEFORE if case.mode is Mode.FORWARD and self.quantises_weights_before else "in the call"
+
     def refuses(self, case: Case) -> str | None:
         """Why it does not take a case on any machine (one sentence), or None if it does."""
         if case.scope not in self.scopes:
             return f"It has no {case.scope} scope; it has {', '.join(sorted(self.scopes))}."
         if case.dtype not in self.dtypes:
             return f"It does not take {case.dtype}; it takes {', '.join(sorted(self.dtypes))}."
+        if self.precision_of(case) not in self.precisions:
+            return f"It quantises to {', '.join(sorted(self.precisions))} only; ask for it with --precision."
         if case.shape.hidden % self.multiple or case.shape.intermediate % self.multiple:
             return f"It takes hidden and intermediate sizes that are multiples of {self.multiple}."
         if self.most_tokens is not None and case.tokens > self.most_tokens:

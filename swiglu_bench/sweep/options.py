@@ -19,11 +19,11 @@ from typer.models import OptionInfo
 
 WHAT, HOW, OUTPUT, WANDB = "What to run", "How to measure", "Where results go", "Weights & Biases"
 """The panels of `--help`."""
-RARE = {
+RARE = frozenset([
     "tp", "routing", "seed", "skip_impl", "ray", "timeout", "in_process", "wait", "rounds", "warmup", "l2", "regime",
     "trace", "ncu", "energy", "csv", "force", "save_baseline", "wandb_project", "wandb_entity", "wandb_group",
     "wandb_tags", "wandb_id", "strict", "interpret", "step_run", "checkpoint_every", "sequence_parallel",
-}  # fmt: skip
+])  # fmt: skip
 """Options that only `--help-all` shows, where a command has that."""
 TIMEOUT_S = 600.0
 """torch.compile with max-autotune takes minutes."""
@@ -146,6 +146,11 @@ class SweepOptions(WandbOptions):
         option(WHAT, "balanced, uniform, zipf or single, comma-separated: how the experts of each token are drawn. "
                "\\[default: uniform]"),
     ] = None  # fmt: skip
+    precision: Annotated[
+        Text,
+        option(WHAT, "bf16, fp8-tensorwise, fp8-rowwise or fp8-blockwise, comma-separated: what operands of products "
+               "are quantised to. \\[default: nothing]"),
+    ] = None  # fmt: skip
     impl: Impl = None
     skip_impl: SkipImpl = None
     seed: Annotated[
@@ -202,8 +207,10 @@ class TimingOptions(SweepOptions):
                "up as one figure per implementation."),
     ] = None  # fmt: skip
     baseline: Annotated[
-        str, option(HOW, "The implementation that ratios are relative to.", autocompletion=complete_implementations)
-    ] = "eager"
+        str | None,
+        option(HOW, "The implementation that ratios are relative to. \\[default: eager; of experts, grouped]",
+               autocompletion=complete_implementations, show_default=False),
+    ] = None  # fmt: skip
     budget: Budget = 20.0
     rounds: Annotated[
         int | None, option(HOW, "Exactly so many rounds. \\[default: until ratios are known to 0.5%]", min=2)

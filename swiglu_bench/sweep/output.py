@@ -103,7 +103,7 @@ def about(request: Request, this: Machine) -> dict[str, Any]:
         "run_id": settings.run_id,
         "options": given(request.options),
         "settings": {
-            "baseline": settings.baseline,
+            "baseline": ", ".join(sorted({settings.baseline_of(case) for case in request.cases})),
             "l2": "cold" if settings.cold_l2 else "hot",
             "energy": settings.energy,
             **dataclasses.asdict(settings.rule),

@@ -18,7 +18,20 @@ from typing import TYPE_CHECKING
 import typer
 
 from swiglu_bench.rows import baselines, text
-from swiglu_bench.spec.cases import DENSE, Case, Mode, Routing, Scope, Shape, expand, parse_dtypes, parse_tokens
+from swiglu_bench.spec.cases import (
+    DENSE,
+    Case,
+    Dtype,
+    Mode,
+    Precision,
+    Routing,
+    Scope,
+    Shape,
+    expand,
+    parse_dtypes,
+    parse_precisions,
+    parse_tokens,
+)
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 from swiglu_bench.sweep.options import AuditOptions, SweepOptions, TimingOptions, VerifyOptions, WandbOptions
 
@@ -84,10 +97,14 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
             text.check("--regime", timing.regime, *REGIMES)
             check_profilers(timing, device)
         sanitizer = _sanitizer_of(options, device)
-        chosen = implementations_of(options, {case.scope for case in cases}, timing.baseline if timing else None)
+        settings = _settings_of(command, options, device, line, sanitizer)
+        beside = {settings.baseline_of(case) for case in cases} if timing else ()
+        chosen = implementations_of(options, {case.scope for case in cases}, beside)
+        if not options.impl:
+            precisions = {case.precision for case in cases} | ({Precision.UNQUANTISED} if timing else set())
+            chosen = [one for one in chosen if precisions & one.precisions]
         for path in dict.fromkeys(one.file for one in chosen if ".py:" in one.address):
             say(f"Note: --impl runs the code of {path}.")
-        settings = _settings_of(command, options, device, line, sanitizer)
         yield Request(command, options, settings, cases, chosen, workload, team)
 
 
@@ -196,6 +213,9 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
         whole = on_gpu and not (isinstance(options, VerifyOptions) and options.sanitize)  # whose tools take minutes
         names, scopes, dtypes = "smoke,odd,smoke-experts" + ",llama7b" * whole, ",".join(Scope), "fp32,fp16,bf16"
         tokens = VERIFY_TOKENS[device_type]
+    precisions = [Precision.UNQUANTISED]
+    if options.precision is not None:
+        precisions, names, scopes, dtypes = _precisions_of(options, names, scopes)
     if options.scope is not None and command != "verify":
         names += ",qwen3-30b-a3b" if on_gpu else ",smoke-experts"
     shapes = load_shapes(options.shapes if options.shapes is not None else names)
@@ -204,6 +224,8 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
         if options.shapes is None:  # of the command's own, those that the scopes are for
             shapes = [one for one in shapes if _fitting(scopes_of(scopes), one)]
         _check_scopes(scopes_of(scopes), shapes)
+    if options.precision is not None and any(one.experts for one in shapes):
+        raise BadInput("--precision is for dense blocks, and --shapes names a mixture of experts; leave that out.")
     if options.routing is not None:
         shapes = _routed(shapes, options.routing)
     return expand(
@@ -213,7 +235,19 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
         dtypes=parse_dtypes(options.dtype if options.dtype is not None else dtypes),
         tokens=parse_tokens(options.tokens) if options.tokens is not None else tokens,
         seed=options.seed,
+        precisions=precisions,
     )
+
+
+def _precisions_of(options: SweepOptions, names: str, scopes: str) -> tuple[list[Precision], str, str, str]:
+    """What --precision asks for, and a command's default shapes, scopes and dtypes with it."""
+    precisions, own = parse_precisions(str(options.precision)), ["glu", "mlp"]
+    if options.dtype is not None and set(parse_dtypes(options.dtype)) != {Dtype.BFLOAT16}:
+        raise BadInput(f"--precision quantises bf16 operands, and --dtype is {options.dtype}; leave --dtype out.")
+    if options.scope is not None and (others := [one for one in split([options.scope]) if one not in own]):
+        raise BadInput(f"--precision is for the scopes glu and mlp, and --scope names {others[0]}; leave it out.")
+    names = ",".join(one for one in names.split(",") if "experts" not in one)
+    return precisions, names, ",".join(one for one in scopes.split(",") if one in own), "bf16"
 
 
 def _fitting(scopes: Sequence[Scope], shape: Shape) -> list[Scope]:
@@ -271,9 +305,9 @@ def catalogue(load: Load) -> list[Implementation]:
 
 
 def implementations_of(
-    options: SweepOptions | AuditOptions, scopes: Collection[Scope] = tuple(Scope), baseline: str | None = None
+    options: SweepOptions | AuditOptions, scopes: Collection[Scope] = tuple(Scope), baselines: Collection[str] = ()
 ) -> list[Implementation]:
-    """The chosen implementations, without --impl those for `scopes`; and the baseline if it was not chosen."""
+    """The chosen implementations, without --impl those for `scopes`; and the baselines that were not chosen."""
     from swiglu_bench.spec.registry import select
 
     wanted, unwanted = split(options.impl, "--impl"), split(options.skip_impl, "--skip-impl")
@@ -286,14 +320,13 @@ def implementations_of(
         if not one.on_request and {*scopes} & (one.scopes - one.variant if comparing else one.scopes)
     }
     chosen = select(known, wanted, unwanted, load, unasked)
-    if baseline is None or baseline in {one.name for one in chosen}:
-        return chosen
     names = [one.name for one in known]
-    if baseline not in names:
-        raise BadInput(f"--baseline: no implementation is called {baseline!r}; {did_you_mean(baseline, names)}")
-    if any(fnmatch.fnmatch(baseline, pattern) for pattern in unwanted):
-        return chosen
-    return select(known, [baseline]) + chosen
+    for baseline in sorted(set(baselines) - {one.name for one in chosen}):
+        if baseline not in names:
+            raise BadInput(f"--baseline: no implementation is called {baseline!r}; {did_you_mean(baseline, names)}")
+        if not any(fnmatch.fnmatch(baseline, pattern) for pattern in unwanted):
+            chosen = select(known, [baseline]) + chosen
+    return chosen
 
 
 def asked(impl: Sequence[str] | None, chosen: Iterable[Implementation]) -> frozenset[str]:

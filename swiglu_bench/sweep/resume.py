@@ -37,7 +37,7 @@ def key_of_case(case: Case) -> CaseKey:
     """The case as its rows name it."""
     shape, experts = case.shape, case.shape.experts
     mixture = (experts.count, experts.top_k) if experts else (None, None)
-    sizes = (shape.name, shape.hidden, shape.intermediate, *mixture)
+    sizes = (case.name, shape.hidden, shape.intermediate, *mixture)
     values = (*sizes, case.tokens, case.dtype, case.scope, case.mode, case.seed)
     return tuple(map(cell, values))
 

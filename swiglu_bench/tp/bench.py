@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,8 +38,9 @@ from swiglu_bench.spec.cases import Case, Mode
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.spec.problem import Problem
 from swiglu_bench.tp import collectives, contenders, traffic
+from swiglu_bench.tp.experts import without_exchanges
 from swiglu_bench.tp.group import Group
-from swiglu_bench.tp.judge import SUMMED, SplitJudge
+from swiglu_bench.tp.judge import OF_TOKENS, SplitJudge
 from swiglu_bench.tp.plan import ASYNC, LOCAL, SINGLE, Kind, local
 
 RANK = f"{__name__}:RankBench"
@@ -61,7 +63,8 @@ class Seat(Workbench):
                for name, value in self._built.parameters.items()}  # fmt: skip
         self._weights = own | problem.parameters
         found = sizes(problem.case)
-        found |= dict.fromkeys(SUMMED, (tokens, problem.case.shape.hidden))
+        found["output"] = found["x"]
+        found |= {name: (tokens, found[name][1]) for name in OF_TOKENS}
         wanted = {name: found[name] for name in ("output", *self._built.gradients)}
         self._boxes["results"] = Letterbox.here(wanted, torch_dtype(problem.case), problem.device)
         return BuildReport(gradients=list(self._built.gradients))
@@ -131,6 +134,8 @@ class RankBench:
         def reason(known: Implementation, way: bool) -> str | None:
             if large:
                 return f"One GPU runs the case whole. {large}"
+            if case.shape.experts and known.backend == "inductor":
+                return "A rank has another number of rows in every call, and it is compiled for one."
             if case.mode is not Mode.FORWARD and known.trains != "everything":
                 return "It yields no weight gradients, which a step has."
             refusal = contenders.why_no_async(device.type, way) if known.name == ASYNC else None
@@ -160,13 +165,16 @@ class RankBench:
     def build(self, key: str, name: str, kind: Kind) -> BuildReport:
         """Build an implementation, split one way, without collectives, or whole; it is called `key` from now on."""
         known, whole, part, tokens = self._known[name], self._whole, self._judge.problem, self._case.tokens
-        desk = Desk(part)
+        desk, by_tokens = Desk(whole), kind is True
         if kind == SINGLE:
-            part, desk = whole, Desk(whole)
+            part = whole
         elif kind != LOCAL:
             known = contenders.split(known, self.group, whole, bool(kind))
-        if kind is True:
-            desk, tokens = contenders.PartOfTokens(part, self.group), tokens // self.group.size
+        elif whole.case.shape.experts:
+            known = dataclasses.replace(known, build=partial(without_exchanges, known=known))
+            by_tokens = True
+        if by_tokens:
+            desk, tokens = contenders.PartOfTokens(whole, self.group), tokens // self.group.size
         seat = Seat(self.settings, known, GlobalState(), self.clock)
         self._seats[key] = seat, kind
         try:
@@ -222,8 +230,8 @@ class RankBench:
     def sample_collectives(self, way: bool, lead_us: float) -> SampleReport:
         """Time the bare collectives of a call of the case once."""
         if way not in self._bare:
-            elements = self._case.tokens * self._case.shape.hidden
-            kinds = traffic.kinds(self._case.mode, way)
+            elements = self._case.pairs * self._case.shape.hidden
+            kinds = traffic.kinds(self._case.mode, way, self._case.scope)
             self._bare[way] = collectives.bare(self.group, kinds, elements, torch_dtype(self._case))
         taken = self.clock.sample(self._bare[way], lead_us)
         return SampleReport(
@@ -233,7 +241,7 @@ class RankBench:
 
     def ceiling_gbps(self, way: bool) -> float | None:
         """Bus bandwidth of large collectives of the same kinds; measured once."""
-        key = kinds, dtype = traffic.kinds(Mode.FORWARD, way), torch_dtype(self._case)
+        key = kinds, dtype = traffic.kinds(Mode.FORWARD, way, self._case.scope), torch_dtype(self._case)
         if key not in self._ceilings:
             self._ceilings[key] = collectives.ceiling_gbps(self.group, self.clock, kinds, dtype)
         return self._ceilings[key]
@@ -242,9 +250,9 @@ class RankBench:
         """What a contender has handed over, with all ranks' tokens."""
         seat, kind = self._seats[key]
         found = {name: seat.results[name].clone() for name in names}
-        for name in SUMMED if kind is True else ():
+        for name in OF_TOKENS if kind is True else ():
             if name in found:
-                whole = found[name].new_empty(self._case.tokens, self._case.shape.hidden)
+                whole = found[name].new_empty(self._case.tokens, found[name].shape[1])
                 collectives.gather_into(whole, found[name])
                 found[name] = whole
         return found

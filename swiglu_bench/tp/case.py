@@ -39,6 +39,7 @@ def blanks(plan: Plan, case: Case, machines: Sequence[dict[str, object]], size: 
         (name, way): Row(
             plan.run_id, case.shape.name, case.shape.hidden, case.shape.intermediate, case.tokens, case.dtype.value,
             case.mode.value, case.seed, size, way, name,
+            experts=case.shape.experts.count if case.shape.experts else None,
             hosts=len(hosts), host=" ".join(hosts), timestamp=machine.now(), **about,  # type: ignore[arg-type]
         )
         for name in plan.names

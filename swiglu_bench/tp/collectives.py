@@ -30,13 +30,15 @@ def scatter_sum(part: Tensor, whole: Tensor) -> None:
 
 def bare(group: Group, these: tuple[Kind, ...], elements: int, dtype: torch.dtype) -> Callable[[], None]:
     """A call that runs these, one after the other, on tensors of so many elements."""
-    elements -= elements % group.size
+    elements -= elements % group.size**2
     whole = torch.zeros(elements, dtype=dtype, device=group.device)  # sums of zeros stay finite however often
     part = torch.zeros(elements // group.size, dtype=dtype, device=group.device)
+    from_all = torch.zeros_like(part)
     calls: dict[Kind, Callable[[], object]] = {
         Kind.ALL_REDUCE: lambda: dist.all_reduce(whole),
         Kind.ALL_GATHER: lambda: gather_into(whole, part),
         Kind.REDUCE_SCATTER: lambda: scatter_sum(part, whole),
+        Kind.ALL_TO_ALL: lambda: dist.all_to_all_single(from_all, part),
     }
 
     def run() -> None:

@@ -22,6 +22,7 @@ from swiglu_bench.check.inputs import Desk, Draw
 from swiglu_bench.spec.cases import Scope
 from swiglu_bench.spec.implementation import Implementation, Step, implementation
 from swiglu_bench.spec.problem import Problem
+from swiglu_bench.tp.experts import between_exchanges
 from swiglu_bench.tp.group import Group
 from swiglu_bench.tp.plan import ASYNC, local
 
@@ -39,7 +40,10 @@ def rows_of(rank: int, size: int, problem: Problem) -> slice:
 
 
 def cuts(rank: int, size: int, problem: Problem) -> dict[str, tuple[slice, ...]]:
-    """Where a rank's part of each weight is, and of its gradient."""
+    """Where a rank's part of each weight is, and of its gradient: whole experts, where there are any."""
+    if problem.case.shape.experts:
+        each = problem.case.shape.experts.count // size
+        return dict.fromkeys(problem.parameters, (slice(rank * each, (rank + 1) * each),))
     rows = rows_of(rank, size, problem)
     return {"w_gate": (rows,), "w_up": (rows,), "w_down": (slice(None), rows)}
 
@@ -47,8 +51,11 @@ def cuts(rank: int, size: int, problem: Problem) -> dict[str, tuple[slice, ...]]
 def part_of(group: Group, problem: Problem) -> Problem:
     """The problem as this rank has it: its part of the weights."""
     cut = cuts(group.rank, group.size, problem)
-    weights = {name: value[cut[name]].contiguous() for name, value in problem.weights.items()}
-    return dataclasses.replace(problem, case=local(problem.case, group.size), weights=weights)
+    weights, biases = (
+        {name: value[cut[name]].contiguous() for name, value in one.items()}
+        for one in (problem.weights, problem.biases)
+    )
+    return dataclasses.replace(problem, case=local(problem.case, group.size), weights=weights, biases=biases)
 
 
 class PartOfTokens(Desk):
@@ -72,7 +79,9 @@ class PartOfTokens(Desk):
 
 def split(known: Implementation, group: Group, whole: Problem, by_sequence: bool) -> Implementation:
     """The implementation with the collectives around it, to be built on `part_of` the whole problem."""
-    if known.name in _TORCH:
+    if whole.case.shape.experts:
+        build = partial(between_exchanges, known=known, group=group)
+    elif known.name in _TORCH:
         build = partial(_TORCH[known.name], group=group, whole=whole, by_sequence=by_sequence)
     else:
         build = partial(_between_collectives, known=known, group=group, by_sequence=by_sequence)

@@ -67,7 +67,7 @@ def _take_apart(row: Row, case: Case, way: bool, ms: dict[str, list[float]], cei
     if "comm_ms" not in ms:
         return
     row.comm_ms = percentile(ms["comm_ms"], 50)
-    these = kinds(case.mode, way)
+    these = kinds(case.mode, way, case.scope)
     row.comm_bytes = len(these) * tensor_bytes(case)
     row.bus_gbps = bus_bytes(these, tensor_bytes(case), row.ranks) / row.comm_ms / 1e6
     row.bus_ceiling_gbps = ceiling_gbps

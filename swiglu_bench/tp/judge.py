@@ -4,6 +4,8 @@ Each rank computes in fp64 what its features contribute, from weights that it cu
 the ranks' outputs and dX are added in fp64. That the parts make up the whole is checked, so a contender that cuts
 elsewhere differs. For a rank's rows of the weight gradients nothing has to be added.
 
+Of experts each rank computes the whole answer, and looks at its own ones' gradients.
+
 What eager loses is measured twice: on one GPU, and split, where every rank's part of a sum is rounded before the parts
 are added in the case's dtype. The second is what split contenders are judged by, and is itself held against the first.
 """
@@ -31,10 +33,23 @@ from swiglu_bench.tp.group import Group
 
 SUMMED = ("output", "x")
 """What the ranks' parts of are added."""
+OF_TOKENS = (*SUMMED, "top_k_weights")
+"""What has a row for each token, of which every rank has all or its part."""
 
 
 class NoReference(RuntimeError):
     """The ranks' own reference is wrong: what they add up is not the answer."""
+
+
+class _OwnExperts(Built):
+    """Eager on the whole problem, of whose gradients a rank has its experts': no sum is parted between ranks."""
+
+    def __init__(self, whole: Problem, cut: Mapping[str, tuple[slice, ...]]) -> None:
+        super().__init__(REFERENCE, whole)
+        self._cut = cut
+
+    def _collect(self, leaves: list[Tensor]) -> Produced:
+        return {name: value[self._cut.get(name, ())] for name, value in super()._collect(leaves).items()}
 
 
 class SplitJudge(Judge):
@@ -44,19 +59,26 @@ class SplitJudge(Judge):
         """Compute the truths of `draws`; raises NoReference where the ranks do not agree, or their sum is wrong."""
         super().__init__(part_of(group, whole))
         self._group = group
-        self._cut = cuts(group.rank, group.size, whole)
-        self._reference = Built(split(pytorch.eager, group, whole, by_sequence=False), self.problem)
-        self._desk = self._reference.desk
-        self._check_same([*whole.weights.values(), *self._desk.activations(draws[0]), self._desk.upstream(draws[0])])
-        covered = torch.zeros(whole.case.shape.intermediate, device=group.device)
+        self._whole, self._cut = whole, cuts(group.rank, group.size, whole)
+        experts = whole.case.shape.experts
+        if experts:
+            self._reference: Built = _OwnExperts(whole, self._cut)
+        else:
+            self._reference = Built(split(pytorch.eager, group, whole, by_sequence=False), self.problem)
+        self.desk = self._reference.desk
+        self._check_same([*whole.weights.values(), *self.desk.activations(draws[0]), self.desk.upstream(draws[0])])
+        covered = torch.zeros(experts.count if experts else whole.case.shape.intermediate, device=group.device)
         covered[self._cut["w_gate"][0]] += 1
         dist.all_reduce(covered)
-        assert bool((covered == 1).all()), "every intermediate feature belongs to exactly one rank"
+        assert bool((covered == 1).all()), "every intermediate feature or expert belongs to exactly one rank"
         alone = Built(REFERENCE, whole)
         self._alone = {draw: self._errors_alone(alone, draw) for draw in draws}
 
     def answer(self, activations: Sequence[Tensor], upstream: Tensor | None) -> dict[str, Tensor]:
-        """fp64: the output and dX whole, of the weights' gradients this rank's part."""
+        """fp64: what is of tokens whole, of the weights' gradients this rank's part."""
+        if self._whole.case.shape.experts:
+            found = compute_truth(self._whole, activations, upstream)
+            return {name: self._own(name, value) for name, value in found.items()}
         found = compute_truth(self.problem, activations, upstream)
         for name in (name for name in SUMMED if name in found):
             dist.all_reduce(found[name])
@@ -75,7 +97,7 @@ class SplitJudge(Judge):
 
     def differing(self, produced: Mapping[str, Tensor]) -> list[str]:
         """Names of results of which every rank has all, and whose copies are not equal bit for bit."""
-        prints = {name: fingerprint(produced[name]).tolist() for name in SUMMED if name in produced}
+        prints = {name: fingerprint(produced[name]).tolist() for name in OF_TOKENS if name in produced}
         others = self._group.gather(prints)
         return [name for name in prints if any(other[name] != others[0][name] for other in others)]
 

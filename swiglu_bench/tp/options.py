@@ -39,15 +39,16 @@ class TpOptions(WandbOptions):
     dtype: DtypeOption = None
     impl: Annotated[
         Texts,
-        option(WHAT, "Implementations of the scope mlp: names, globs, or path/to/file.py:name (which runs that file's "
-               "code); comma-separated or repeated. eager is always there. \\[default: eager, compile, "
-               "compile-async-tp, liger, fused-auto, fused-mlp-auto]", show_default=False),
+        option(WHAT, "Implementations of the scope mlp, or experts: names, globs, or path/to/file.py:name (which runs "
+               "that file's code); comma-separated or repeated. eager is always there. \\[default: eager, compile, "
+               "compile-async-tp, liger, fused-auto, fused-mlp-auto; of experts eager, grouped, liger-experts, "
+               "fused-experts]", show_default=False),
     ] = None  # fmt: skip
     skip_impl: SkipImpl = None
     sequence_parallel: Annotated[
         str,
         option(WHAT, "no (every rank has all tokens; all-reduce), yes (each has its part of them; all-gather and "
-               "reduce-scatter) or both."),
+               "reduce-scatter) or both. Experts have yes alone, with all-to-all."),
     ] = "both"  # fmt: skip
     seed: Seed = 0
     device: Device = None

@@ -61,14 +61,19 @@ def cases_of(
 ) -> tuple[Case, ...]:
     """The cases, all of which divide by every number of ranks; raises BadInput for what does not.
 
+    Shapes are dense ones, or all of them mixtures of experts.
+
     Of the shapes' own token counts those are left out that do not divide; of those asked for none may be.
     """
     for size in sizes:
         for shape in shapes:
-            if shape.intermediate % size:
+            what, number = "intermediate size", shape.intermediate
+            if shape.experts:
+                what, number = "number of experts", shape.experts.count
+            if number % size:
                 raise BadInput(
-                    f"--gpus: {shape.name}'s intermediate size {shape.intermediate} does not divide by {size}; "
-                    f"give one of {_listed(_divisors(shape.intermediate))}."
+                    f"--gpus: {shape.name}'s {what} {number} does not divide by {size}; "
+                    f"give one of {_listed(_divisors(number))}."
                 )
         wrong = [count for count in tokens or () if by_sequence and count % size]
         if wrong:
@@ -76,7 +81,7 @@ def cases_of(
                 f"--tokens: {wrong[0]} tokens do not divide by {size} ranks, as sequence parallelism needs them; "
                 f"give multiples of {size}, or --sequence-parallel no."
             )
-    cases = expand(shapes, scopes=[Scope.MLP], modes=modes, dtypes=dtypes, tokens=tokens, seed=seed)
+    cases = expand(shapes, scopes=[Scope.MLP, Scope.EXPERTS], modes=modes, dtypes=dtypes, tokens=tokens, seed=seed)
     kept = tuple(one for one in cases if not by_sequence or all(one.tokens % size == 0 for size in sizes))
     if not kept:
         raise BadInput(f"--tokens: none of the shapes' own token counts divides by {_listed(sizes)}; give some.")
@@ -84,7 +89,10 @@ def cases_of(
 
 
 def local(case: Case, size: int) -> Case:
-    """The case as one rank of a group computes it: with its part of the intermediate dimension."""
+    """The case as one rank of a group computes it: with its part of the intermediate dimension, or of the experts."""
+    if case.shape.experts:
+        mine = dataclasses.replace(case.shape.experts, count=case.shape.experts.count // size)
+        return dataclasses.replace(case, shape=dataclasses.replace(case.shape, experts=mine))
     return dataclasses.replace(
         case, shape=dataclasses.replace(case.shape, intermediate=case.shape.intermediate // size)
     )

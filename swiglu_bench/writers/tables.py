@@ -108,9 +108,19 @@ def blocks(
         sizes = f"  ({first.sizes})  "
         head = Text.assemble((first.shape, "bold"), sizes, f"{first.scope} {first.mode} {first.dtype} {what(group)}")
         head.rstrip()
-        shown = list(body(kept, notes)) if kept else []
+        shown = [*(body(kept, notes) if kept else ()), *_losses(kept)]
         lines = [Text(line, "dim") for line in by_reason("skipped", skipped)]
         yield Group(head, *shown, *notes.lines(), *lines, Text(""))
+
+
+def _losses(records: list[Record]) -> Iterator[Text]:
+    """What quantising cost each implementation, at the token count where that is most."""
+    found = []
+    for own in by((record for record in records if record.loss is not None), "implementation"):
+        worst = max(own, key=lambda record: record.loss or 0.0)
+        found.append(f"{worst.implementation} {worst.loss:.2e} (eager {worst.eager_loss:.2e})")
+    if found:
+        yield Text(f"loss, the relative error from the fp64 result of unquantised operands: {', '.join(found)}", "dim")
 
 
 def memory_tables(records: Sequence[Record], width: int) -> Iterator[RenderableType]:

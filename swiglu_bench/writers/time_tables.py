@@ -52,6 +52,8 @@ def time_line(record: Record) -> str:
     )
     if record.status is not Status.OK:
         return f"{head}: {record.reason}"
+    if record.loss is not None:
+        head += f", loss {record.loss:.2e} (eager {record.eager_loss:.2e})"
     if record.time_ms is not None:
         compared = ratio(record)
         if record.implementation == record.baseline and record.aa_ratio is not None:

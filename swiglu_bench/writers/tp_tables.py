@@ -76,7 +76,10 @@ def _speed(rows: Sequence[Row]) -> Table:
     one = rows[0]
     split = "sequence parallel" if one.sequence_parallel else "all tokens on every rank"
     sizes = f"{one.shape} ({one.hidden} x {one.intermediate}), {one.dtype}"
-    title = f"{one.mode}, mlp {sizes}, {one.ranks} x {one.device}, {split}"
+    block = "mlp"
+    if one.experts:
+        block, split = f"{one.experts} experts", "expert parallel"
+    title = f"{one.mode}, {block} {sizes}, {one.ranks} x {one.device}, {split}"
     table = _table(title, "ms", "ratio", "verdict", "1 GPU ms", "eff.")
     for row, tokens in _with_tokens(rows):
         half = (row.ratio_high - row.ratio_low) / 2 if row.ratio_high is not None and row.ratio_low is not None else 0

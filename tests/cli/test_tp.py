@@ -127,6 +127,30 @@ def test_bad_input_is_one_sentence(arguments: tuple[str, ...], sentence: str) ->
     assert small(*arguments).complaint.startswith(sentence)
 
 
+def test_experts_of_two_ranks_and_tokens_that_travel_to_them(tmp_path: Path) -> None:
+    """Output and the gradients of x, weights and routing weights are those of all experts in one place."""
+    fixed = ("--device", "cpu", "--gpus", "2", "--shapes", "smoke-experts", "--tokens", "8", "--budget", "0.1")
+    impl = f"eager,grouped,{FAILING}:misrouted"
+    ran = swiglu_bench("tp", *fixed, "--modes", "step", "--impl", impl, "--out", tmp_path)
+    assert ran.code == 1, ran.err
+    rows = {row["implementation"]: row for row in rows_of(tmp_path)}
+    for name in ("eager", "grouped"):
+        assert (rows[name]["status"], rows[name]["reason"], rows[name]["single_reason"]) == ("ok", "", "")
+        assert rows[name]["sequence_parallel"] == "true"
+        assert int(rows[name]["comm_bytes"]) == 4 * 8 * 2 * 64 * 4, "of four all-to-alls"
+        assert float(rows[name]["compute_ms"]) > 0
+    assert rows["misrouted"]["status"] == "incorrect"
+    assert "on rank 1" in rows["misrouted"]["reason"]
+    dry = swiglu_bench("tp", *fixed[:-2], "--dry-run")
+    assert "experts" in dry.out
+    for more, sentence in (
+        (("--sequence-parallel", "no"), "--sequence-parallel: with experts each rank has its part of the tokens"),
+        (("--shapes", "smoke,smoke-experts"), "--shapes: mixtures of experts and dense blocks have other contenders"),
+        (("--gpus", "3"), "--gpus: smoke-experts's number of experts 8 does not divide by 3"),
+    ):
+        assert swiglu_bench("tp", *fixed, *more).complaint.startswith(sentence)
+
+
 def test_torchrun_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tp._sizes(None, "cpu", (1, 16)) == [16]
     with pytest.raises(BadInput, match="torchrun started 16 processes"):

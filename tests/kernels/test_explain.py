@@ -5,8 +5,9 @@ import importlib
 import pytest
 import torch
 
-from swiglu_kernels import explain
+from swiglu_kernels import explain, explain_experts
 from swiglu_kernels.launches.backend import backend_for
+from swiglu_kernels.tiles import choices
 
 CPU = torch.device("cpu")
 needs_kernels = pytest.mark.skipif(backend_for(CPU) == "torch", reason="Triton's interpreter is off")
@@ -32,6 +33,20 @@ def test_options_and_reasons_show() -> None:
     assert "dX: two products by torch; no dW" in text
 
 
+@needs_kernels
+def test_experts() -> None:
+    layer = torch.empty(4, 64, 24, requires_grad=True), torch.empty(4, 24, 32)
+    call = torch.empty(5, 24), *layer, torch.zeros(5, 2, dtype=torch.int64), torch.empty(5, 2)
+    forward, backward = explain_experts(*call).splitlines()
+    assert "portable Triton (" in forward
+    assert "tiles of 16 rows" in forward
+    assert forward.endswith("gate and up are kept")
+    assert "gate and up again" in explain_experts(*call, recompute=True).splitlines()[1]
+    assert "again" not in backward
+    with pytest.raises(ValueError, match="top_k_index"):
+        explain_experts(*call[:3], torch.zeros(4, 2, dtype=torch.int64), call[4])
+
+
 def test_where_no_kernel_runs_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("swiglu_kernels.explain"), "backend_for", lambda _: "torch")
     assert (
@@ -45,3 +60,14 @@ def test_where_no_kernel_runs_it_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_wrong_arguments_are_refused_as_the_call_refuses_them() -> None:
     with pytest.raises(ValueError, match="w_gate"):
         explain(torch.empty(5, 8), *weights())
+
+
+@needs_kernels
+def test_where_nothing_was_measured_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "capability_of", lambda _: (12, 0))
+    monkeypatch.setattr(choices, "INTERPRETING", False)
+    reason = "this is compute capability 12.0, and only 9.0 was measured"
+    forward, backward = explain(torch.empty(17, 24), *weights(True)).splitlines()
+    assert forward.startswith(f"forward: two products by torch and one elementwise launch ({reason})")
+    assert backward.count(f"two products by torch ({reason})") == 2
+    assert f"({reason})" in explain(torch.empty(1, 24), *weights()).splitlines()[0]

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from swiglu_kernels import FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP, backend_for, warm_up
+from swiglu_kernels import FusedSwiGLU, FusedSwiGLUExperts, FusedSwiGLUMLP, FusedSwiGLUPackedMLP, backend_for, warm_up
 from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.launch import Launch
 
@@ -43,6 +43,23 @@ def test_later_calls_need_no_other_kernel(launched: set[tuple[object, ...]], gra
                 out = layer(torch.randn(tokens, 32, device=DEVICE, requires_grad=gradients))
             if gradients:
                 out.sum().backward()
+    assert launched == before
+
+
+@pytest.mark.parametrize("gradients", [False, True], ids=["", "gradients"])
+def test_experts(launched: set[tuple[object, ...]], gradients: bool) -> None:
+    layer = FusedSwiGLUExperts(16, 16, 3, dtype=torch.bfloat16, device=DEVICE)
+    with pytest.raises(ValueError, match="top_k: FusedSwiGLUExperts does not say"):
+        warm_up(layer, tokens=[5])
+    assert warm_up(nn.ModuleList([layer]), tokens=[5], top_k=2, gradients=gradients) == (4 if gradients else 2)
+    before = set(launched)
+    for dtype in (torch.float32, torch.bfloat16):
+        x, weights = torch.randn(5, 16, device=DEVICE).bfloat16(), torch.rand(5, 2, device=DEVICE).to(dtype)
+        with torch.set_grad_enabled(gradients):
+            index = torch.randint(0, 3, (5, 2), device=DEVICE)
+            out = layer(x.requires_grad_(gradients), index, weights.requires_grad_(gradients))
+        if gradients:
+            out.sum().backward()
     assert launched == before
 
 

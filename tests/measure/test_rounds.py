@@ -1,5 +1,6 @@
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -137,6 +138,24 @@ def test_a_sample_with_a_gap_is_taken_again_behind_a_longer_spin_then_kept_and_m
     assert bench.called == [("a", 0)] * RETRIES + [("a", 1)]
     assert bench.leads_us[0] < bench.leads_us[1] < bench.leads_us[2]
     assert [sample.queue_filled for sample in result.timings["a"].samples] == [False, True]
+
+
+def test_a_call_that_waits_for_the_gpu_is_not_taken_again_behind_spins_that_it_waits_for() -> None:
+    """Its host needs 5 ms after whatever spin; a disturbed one has a filled queue at the next turn."""
+    leads_us: dict[str, list[float]] = {"waits": [], "disturbed": []}
+
+    def take(name: str, number: int, lead_us: float) -> Sample:
+        leads_us[name].append(lead_us)
+        waits = name == "waits" or (number < 0 and len(leads_us[name]) > 1)
+        queue_us = lead_us + 5000.0 if waits else 300.0
+        return Sample(5.0, queue_us, queue_us, not waits and lead_us > queue_us, None)
+
+    timed = [Contender(name, partial(take, name)) for name in leads_us]
+    result = run_rounds(timed, exactly(10, warmup_rounds=1))
+    assert len(leads_us["waits"]) == RETRIES + 10
+    assert max(leads_us["waits"][RETRIES:]) < 7000.0, "the spin does not grow with what it makes the call wait"
+    assert len(leads_us["disturbed"]) == RETRIES + 10
+    assert all(sample.queue_filled for sample in result.timings["disturbed"].samples)
 
 
 def test_the_lead_follows_what_the_host_needs(bench: Bench) -> None:

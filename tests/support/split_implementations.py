@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import silu
 
+from swiglu_bench.check.judge import REFERENCE
 from swiglu_bench.spec.implementation import Step, implementation
 
 
@@ -73,6 +74,12 @@ def spoils(problem):
         return mlp(problem, x)
 
     return Step(forward)
+
+
+@implementation("misrouted", scopes=["experts"], description="on the second rank an expert's number is off by one")
+def misrouted(problem):
+    forward, count = REFERENCE.build(problem).forward, len(problem.weights["w_gate"])
+    return Step(lambda x, index, weights: forward(x, (index + dist.get_rank()) % count, weights))
 
 
 @implementation("no-weights", scopes=["mlp"], description="frozen", trains="inputs")

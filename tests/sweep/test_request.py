@@ -22,7 +22,8 @@ patterns = st.one_of(st.text(), names, st.sampled_from(["*", "eager*", "[a-", "[
 @given(st.lists(patterns, max_size=3), st.lists(patterns, max_size=3), st.one_of(st.none(), names, st.text(max_size=8)))
 def test_any_text_is_implementations_or_bad_input(wanted: list[str], unwanted: list[str], baseline: str | None) -> None:
     options = SweepOptions(impl=wanted, skip_impl=unwanted, in_process=True)
-    chosen = result_or_complaint(lambda: request.implementations_of(options, baseline=baseline))
+    baselines = [] if baseline is None else [baseline]
+    chosen = result_or_complaint(lambda: request.implementations_of(options, baselines=baselines))
     if isinstance(chosen, BadInput):
         assert str(chosen).endswith((".", "?"))
     else:
@@ -50,6 +51,25 @@ def test_settings_follow_from_the_options(
         found = {name: getattr(asked.settings, name) for name in wanted}
     assert found == wanted
     assert (asked.command, asked.settings.command, asked.settings.device.type) == (command, "swiglu-bench x", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "more", "names"),
+    [
+        ("smoke-experts", {}, ["grouped", "batched"]),
+        ("smoke,smoke-experts", {}, ["grouped", "eager", "batched"]),
+        ("smoke-experts", {"baseline": "eager"}, ["eager", "batched"]),
+        ("smoke-experts", {"skip_impl": ["grouped"]}, ["batched"]),
+    ],
+)
+def test_experts_are_compared_with_grouped_unless_the_options_say_otherwise(
+    monkeypatch: pytest.MonkeyPatch, shapes: str, more: dict[str, Any], names: list[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    options = TimingOptions(shapes=shapes, impl=["batched"], in_process=True, **more)
+    with requested("step", options, Console(), "swiglu-bench x") as asked:
+        assert [one.name for one in asked.implementations] == names
+        assert asked.settings.baseline_of(asked.cases[-1]) == more.get("baseline", "grouped")
 
 
 def cases(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Case]:

@@ -73,7 +73,7 @@ def test_a_rank_has_its_part_of_weights_and_tokens() -> None:
     part = contenders.part_of(group, problem)
     assert part.case.shape.intermediate == 8
     torch.testing.assert_close(part.weights["w_down"], problem.weights["w_down"][:, 8:16])
-    whole, mine = Desk(problem), contenders.PartOfTokens(part, group)
+    whole, mine = Desk(problem), contenders.PartOfTokens(problem, group)
     torch.testing.assert_close(mine.activations(DRAW)[0], whole.activations(DRAW)[0][2:4])
     torch.testing.assert_close(mine.upstream(DRAW), whole.upstream(DRAW)[2:4])
 

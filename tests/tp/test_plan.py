@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import pytest
 from places import ROOT
@@ -6,7 +7,7 @@ from places import ROOT
 from swiglu_bench.machine.machine import DATASHEETS
 from swiglu_bench.rows.ranks import COLUMNS, SAMPLE_FIELDS
 from swiglu_bench.spec import costs
-from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape, tensors
+from swiglu_bench.spec.cases import Case, Dtype, Experts, Mode, Scope, Shape, tensors
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.shapes import load_shapes
 from swiglu_bench.tp.plan import cases_of, local, parse_gpus
@@ -62,6 +63,19 @@ def test_collectives_and_what_they_put_on_the_wires():
     for ranks in (1, 2, 8):
         both = bus_bytes((Kind.ALL_GATHER, Kind.REDUCE_SCATTER), 1000, ranks)
         assert bus_bytes((Kind.ALL_REDUCE,), 1000, ranks) == both == 2000 * (ranks - 1) / ranks
+
+
+def test_experts_are_split_by_expert_and_rows_travel_in_both_directions():
+    shape = replace(SHAPE, experts=Experts(8, 2))
+    (case,) = cases_of([shape], [Mode.STEP], [Dtype.BFLOAT16], [4], 0, (2,), True)
+    assert case.scope is Scope.EXPERTS
+    assert local(case, 2).shape.experts == Experts(4, 2)
+    assert tensor_bytes(case) == 4 * 2 * 16 * 2, "a row for each of a token's experts"
+    these = kinds(case.mode, True, case.scope)
+    assert these == (Kind.ALL_TO_ALL,) * 4
+    assert bus_bytes(these, 1000, 2) == 4 * 1000 / 2 / 2, "half of a rank's half stays where it is"
+    with pytest.raises(BadInput, match="number of experts 8 does not divide by 3; give one of 2, 4, 8"):
+        cases_of([shape], [Mode.STEP], [Dtype.BFLOAT16], [6], 0, (3,), True)
 
 
 def test_the_document_s_arithmetic_is_that_of_the_costs():

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from swiglu_kernels.launches import internals
+from swiglu_kernels.launches import internals, plan
 
 NAMESPACE = "swiglu_kernels"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -105,24 +105,26 @@ class Operator:
 
         others = (None,) * (len(self._overload._schema.returns) - 1)
 
-        def first(ctx: Any, *arguments: Any) -> Any:
-            output = self.function(*arguments)
+        def first(ctx: Any, *arguments_and_series: Any) -> Any:
+            *arguments, series = arguments_and_series
+            output = series.call(self.function, *arguments)
             if setup_context is not None:
                 setup_context(ctx, arguments, output)
             return output[0]
 
         def first_backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
-            return backward(ctx, gradient, *others)
+            return (*backward(ctx, gradient, *others), None)
 
         methods = {"forward": staticmethod(first), "backward": staticmethod(first_backward)}
         self._first: Any = type(f"{self._name}_first", (torch.autograd.Function,), methods)
 
-    def first_output(self, *arguments: Any) -> Any:
+    def first_output(self, series: plan.Series, *arguments: Any) -> Any:
         """Return the first output, with its gradient, past PyTorch's dispatcher; for several outputs.
 
+        `series`: of the calls with arguments of this kind.
         Only where nobody watches the dispatcher (`repeat.py`); what else the operator returns is its backward's alone.
         """
-        return self._first.apply(*arguments)
+        return self._first.apply(*arguments, series)
 
 
 def _not_for_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:

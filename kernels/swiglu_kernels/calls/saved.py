@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from swiglu_kernels.calls.operator import Operator
-from swiglu_kernels.launches import internals
+from swiglu_kernels.launches import internals, plan
 
 
 class _Call(threading.local):
@@ -34,9 +34,9 @@ def call_and_keep(operator: Operator, *arguments: Any) -> Any:
     return _keeping(operator, *arguments)[0]
 
 
-def call_past_dispatcher(operator: Operator, *arguments: Any) -> Any:
+def call_past_dispatcher(operator: Operator, series: plan.Series, *arguments: Any) -> Any:
     """As `call_and_keep`, past the dispatcher (`Operator.first_output`)."""
-    return _keeping(operator.first_output, *arguments)
+    return _keeping(operator.first_output, series, *arguments)
 
 
 def _keeping(call: Callable[..., Any], *arguments: Any) -> Any:
@@ -138,4 +138,6 @@ def backward_with(free: bool, operator: Operator, preactivations: Sequence[torch
     if not free:
         return operator(*arguments)
     torch.autograd.graph.increment_version(preactivations)
-    return operator.function(*arguments, in_place=True)
+    if internals.watched():
+        return operator.function(*arguments, in_place=True)
+    return plan.series_of(operator.name, *arguments).call(operator.function, *arguments, in_place=True)

@@ -39,6 +39,8 @@ ROWS, BLOCK, PART = 128, 64, 32
 STAGES, GROUP = 5, 16
 WIDE, NARROW = 192, 128
 """Columns of a tile."""
+MOST_PARTS, PART_ELEMENTS = 4, 2**25
+"""In which an operand of a weight's gradient is sorted, and how many elements one has at least."""
 
 __all__ = ["down", "down_backward", "gate_up", "gather", "rows_times", "weight_grad"]
 
@@ -386,7 +388,7 @@ if GLUON_MISSING is None:
     @gluon.jit
     def _consume(
         out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads, h_buffers, loaded,
-        counts, units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, alpha, limit, up_offset,
+        counts, units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit, up_offset,
         ME: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
         B_ACROSS: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
         EXPERTS: gl.constexpr,
@@ -409,7 +411,7 @@ if GLUON_MISSING is None:
             )
             each = steps if FORM == "weights" else depth_tiles  # of a tile
             if FORM == "weights":
-                row = expert * M + start(row, _ROWS, M)
+                row = expert * expert_rows + start(row, _ROWS, M)
             beside = (lower == 2).to(gl.int32)
             next_row, next_column = row + _BLOCK * (1 - beside), column + beside
             first, next_first = start(column, WIDTH, N), start(next_column, WIDTH, N)
@@ -504,7 +506,8 @@ if GLUON_MISSING is None:
                     (
                         out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads,
                         h_buffers, loaded, counts,
-                        units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, alpha, limit, up_offset,
+                        units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit,
+                        up_offset,
                         0, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS,
                     ),
                 ),
@@ -513,7 +516,8 @@ if GLUON_MISSING is None:
                     (
                         out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads,
                         h_buffers, loaded, counts,
-                        units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, alpha, limit, up_offset,
+                        units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit,
+                        up_offset,
                         1, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS,
                     ),
                 ),
@@ -600,14 +604,16 @@ def _launch(
     backward, weights = form == "gate_backward", form == "weights"
     both = BLOCK if backward and interleaved else PART
     if weights:
-        shape, strides, each, across = list(b.shape), list(b.stride()), 0, True
+        out = outs["out"]
+        assert out is not None
+        shape, strides, each, across = list(b.shape), list(b.stride()), out.stride(0) // out.stride(1), True
     else:
         shape, strides, each, across = _flat(b)
     rest = form == "gate_up" and not interleaved and columns == WIDE
     named: dict[str, Any] = dict.fromkeys(("pre", "bias", "weighted_h", "pair", "weights", "dots")) | dict(outs)
     for name, part in (("out", both if backward else PART), ("pre", both), ("weighted_h", PART)):
         if (one := named[name]) is not None:
-            flat = ([one.shape[0] * one.shape[1], one.shape[2]], [one.stride(1), 1]) if one.dim() == 3 else ()
+            flat = ([(one.shape[0] - 1) * each + M, one.shape[2]], [one.stride(1), 1]) if one.dim() == 3 else ()
             named[name] = _descriptor(one, BLOCK, part, *flat)
     programs = multiprocessors(a.device)
     width = columns // 2 if form == "gate_up" else columns
@@ -733,7 +739,7 @@ def weights_launch(
     Args:
         a: [P, M], sorted rows.
         b: [P, N], sorted rows.
-        out: [E, M, N], written; zero for an expert without rows.
+        out: [E, M, N], the last dimension contiguous, written; zero for an expert without rows.
         starts, counts: of the routing.
     """
     sizes = out.shape[1], out.shape[2], a.shape[0]
@@ -804,13 +810,33 @@ def rows_times(d_pre: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing) -
 
 
 def weight_grad(a: torch.Tensor, b: torch.Tensor, routing: Routing, like: torch.Tensor) -> torch.Tensor:
-    """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`."""
+    """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`.
+
+    An operand of tokens is sorted some columns at a time: whole, it would be there beside the gradients.
+    """
     out = torch.empty_like(like)
     if out.stride(2) == 1:
-        run(weights_launch, a, b, out, routing.starts, routing.counts)
+        a, b, target = a, b, out
     else:
-        run(weights_launch, b, a, out.mT, routing.starts, routing.counts)
+        a, b, target = b, a, out.mT
+    rows = routing.pair.shape[0]
+    if a.shape[0] < rows:
+        for part in _parts(a.shape[1], ROWS, rows):
+            run(weights_launch, gather(a[:, part], routing), b, target[:, part], routing.starts, routing.counts)
+    elif b.shape[0] < rows:
+        for part in _parts(b.shape[1], WIDE, rows):
+            run(weights_launch, a, gather(b[:, part], routing), target[:, :, part], routing.starts, routing.counts)
+    else:
+        run(weights_launch, a, b, target, routing.starts, routing.counts)
     return out
+
+
+def _parts(size: int, step: int, rows: int) -> list[slice]:
+    """Return the columns of so many rows that are sorted at a time: multiples of a tile's `step`, and what is left."""
+    count = min(MOST_PARTS, -(-size * rows // PART_ELEMENTS))
+    each = step * -(-size // (step * count))
+    firsts = [first for first in range(0, size, each) if first == 0 or size - first >= WIDE]
+    return [slice(first, end) for first, end in zip(firsts, [*firsts[1:], size], strict=True)]
 
 
 def _dense(bias: torch.Tensor | None) -> torch.Tensor | None:

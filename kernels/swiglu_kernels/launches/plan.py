@@ -2,11 +2,13 @@
 
 To describe a launch, bind its arguments and find its compiled kernel takes longer than a small kernel runs. Everything
 but the addresses follows from sizes, strides, types, devices and alignment of the tensors: under these `run` remembers
-the compiled kernel and its arguments. The next launch of that kind only fills in addresses.
+the compiled kernel and its arguments. The next launch of that kind only fills in addresses. What a whole call of a kind
+launches and decides is a `Series`, which asks for the kind of no single launch.
 """
 
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -44,7 +46,7 @@ class Plan:
                 assert id(tensor) in numbers, f"{name}: a launch holds the tensors that it was described from, no views"
                 places = self.pointers if tensor is value else self.descriptors
                 places.append((position, numbers[id(tensor)]))
-                value = None if tensor is value else (_maker(value), {**vars(value), "base": None})
+                value = None if tensor is value else _maker(value)
             self.values.append(value)
 
     def run(self, tensors: list[torch.Tensor]) -> None:
@@ -62,33 +64,98 @@ class Plan:
         for position, number in self.pointers:
             values[position] = tensors[number].data_ptr()
         for position, number in self.descriptors:
-            make, fields = values[position]
-            values[position] = make(fields, tensors[number])
+            values[position] = values[position](tensors[number])
         return values
 
 
-def _maker(descriptor: Any) -> Callable[[dict[str, Any], torch.Tensor], Any]:
+def _maker(descriptor: Any) -> Callable[[torch.Tensor], Any]:
     """Return what makes another descriptor like this one, of the same fields for another tensor.
 
-    What its constructor checks is the same for all tensors of a kind, and left out where nothing else can be in it.
+    What its constructor checks is the same for all tensors of a kind, and left out where nothing else can be in it; the
+    fields are attributes of a class then, which takes less time than to copy them.
     """
     of_type = type(descriptor)
+    fields = {name: value for name, value in vars(descriptor).items() if name != "base"}
+    like_this = type(of_type.__name__, (of_type,), fields)
 
-    def copied(fields: dict[str, Any], base: torch.Tensor) -> Any:
-        made = object.__new__(of_type)
-        made.__dict__.update(fields, base=base)
+    def copied(base: torch.Tensor) -> Any:
+        made = object.__new__(like_this)
+        made.base = base
         return made
 
-    def constructed(fields: dict[str, Any], base: torch.Tensor) -> Any:
-        return of_type(**{**fields, "base": base})
+    def constructed(base: torch.Tensor) -> Any:
+        return of_type(**fields, base=base)
 
     known = vars(descriptor).keys() <= DESCRIBES and not any("__slots__" in vars(one) for one in of_type.__mro__)
     return copied if known else constructed
 
 
+class _Current(threading.local):
+    recorded: list[Any] | None = None
+    """What the running call has launched and decided so far."""
+    replayed: Iterator[Any] | None = None
+    """What it will launch and decide."""
+
+
+_current = _Current()
+_UNKNOWN = object()
+_VALUES = frozenset({type(None), bool, float, int, str})
+
+
+class Series:
+    """The launches and decisions of a call, in order, which are those of every call of its kind."""
+
+    def __init__(self) -> None:
+        self._steps: list[Any] | None = None
+        self._device = torch.device("cpu")
+
+    def call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call a function whose launches and decisions follow from the kind of its arguments.
+
+        The tensors that it allocates have the same sizes, strides and alignment in every call (an allocation of another
+        alignment is noticed). Nobody may watch the call (`internals.watched`): what he launches is not of the series.
+        """
+        if INTERPRETING:
+            return function(*arguments, **options)
+        if self._steps is None:
+            _current.recorded = recorded = []
+        else:
+            _current.replayed = iter(self._steps)
+        try:
+            with on_device(self._device):
+                result = function(*arguments, **options)
+        finally:
+            again, _current.recorded, _current.replayed = _current.replayed is not None, None, None
+        if not again and _UNKNOWN not in recorded:
+            self._steps = recorded
+            self._device = next((one.device for one in arguments if isinstance(one, torch.Tensor)), self._device)
+        return result
+
+
 _plans: dict[tuple[Any, ...], Plan] = {}
+_series: dict[tuple[Any, ...], Series] = {}
 calls: dict[tuple[Any, ...], Any] = {}
 """What makes whole calls again, by what they were called with (`repeat.py`); forgotten together with the plans."""
+
+
+def series_of(*arguments: Any) -> Series:
+    """Return the series of calls with arguments of a kind: tensors, tuples, and hashable values."""
+    key, _ = key_of(arguments)
+    found = _series.get(key)
+    if found is None:
+        found = Series()
+        keep(_series, key, found)
+    return found
+
+
+def decided(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a function says, which follows from the kind of its arguments; within a series it is asked once."""
+    if _current.replayed is not None:
+        return next(_current.replayed)
+    answer = function(*arguments)
+    if _current.recorded is not None:
+        _current.recorded.append(answer)
+    return answer
 
 
 def run(describe: Callable[..., Launch], *arguments: Any) -> None:
@@ -104,13 +171,22 @@ def run(describe: Callable[..., Launch], *arguments: Any) -> None:
     if INTERPRETING:
         describe(*arguments).run()
         return
+    if _current.replayed is not None:
+        found, alignments = next(_current.replayed)
+        tensors = _tensors_in(arguments)
+        if [tensor.data_ptr() % 16 for tensor in tensors] == alignments:
+            found.run(tensors)
+            return
     key, tensors = key_of((describe, *arguments))
     found = _plans.get(key)
     if found is None:
         _run_first(key, describe, arguments)
-        return
-    with on_device(tensors[0].device):
-        found.run(tensors)
+    else:
+        with on_device(tensors[0].device):
+            found.run(tensors)
+    if _current.recorded is not None:
+        alignments = [tensor.data_ptr() % 16 for tensor in tensors]
+        _current.recorded.append((found, alignments) if found else _UNKNOWN)
 
 
 def known(describe: Callable[..., Launch], *arguments: Any) -> Plan | None:
@@ -121,6 +197,7 @@ def known(describe: Callable[..., Launch], *arguments: Any) -> Plan | None:
 def forget() -> None:
     """Forget all plans, so that every launch is described anew."""
     _plans.clear()
+    _series.clear()
     calls.clear()
 
 
@@ -144,7 +221,9 @@ def key_of(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[torch.Tens
 def _collect(arguments: tuple[Any, ...], key: list[Any], tensors: list[torch.Tensor]) -> None:
     """Append all of that to `key`, and the tensors to `tensors`."""
     for argument in arguments:
-        if isinstance(argument, torch.Tensor):
+        if type(argument) in _VALUES:  # most arguments, found out in less time than what they are not
+            key.append(argument)
+        elif isinstance(argument, torch.Tensor):
             tensors.append(argument)
             key += argument.shape, argument.stride(), argument.dtype, argument.device, argument.data_ptr() % 16
         elif isinstance(argument, tuple):
@@ -152,6 +231,17 @@ def _collect(arguments: tuple[Any, ...], key: list[Any], tensors: list[torch.Ten
             _collect(argument, key, tensors)
         else:
             key.append(argument)
+
+
+def _tensors_in(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Return the tensors as `key_of` does."""
+    tensors: list[torch.Tensor] = []
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            tensors.append(argument)
+        elif isinstance(argument, tuple):
+            tensors += _tensors_in(argument)
+    return tensors
 
 
 def _run_first(key: tuple[Any, ...], describe: Callable[..., Launch], arguments: tuple[Any, ...]) -> None:

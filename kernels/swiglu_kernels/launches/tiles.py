@@ -113,6 +113,30 @@ _EXPERTS: dict[Family, list[tuple[float, Tile]]] = {
     ],
 }
 
+# fp8: depth is the 128 elements of a block's scale, and so are the columns of the two products, whose result a block
+# of 1 x 128 may quantise.
+_FP8_GLU: dict[Family, list[tuple[float, Tile]]] = {
+    "hopper": [
+        (16, Tile(16, 128, 128, warps=4, stages=4)),
+        (64, Tile(64, 128, 128, warps=8, stages=4)),
+        (float("inf"), Tile(128, 128, 128, warps=8, stages=4)),
+    ],
+    "ampere": [(16, Tile(16, 128, 128, warps=4, stages=2)), (float("inf"), Tile(64, 128, 128, warps=8, stages=2))],
+}
+# Scales of blocks need a third tile of registers: with 128 rows it spills.
+_FP8_GLU_BLOCKS: dict[Family, list[tuple[float, Tile]]] = {
+    "hopper": [_FP8_GLU["hopper"][0], (float("inf"), Tile(64, 128, 128, warps=8, stages=4))],
+    "ampere": _FP8_GLU["ampere"],
+}
+_FP8_PRODUCT: dict[Family, list[tuple[float, Tile]]] = {
+    "hopper": [
+        (16, Tile(16, 128, 128, warps=4, stages=4)),
+        (64, Tile(64, 128, 128, warps=8, stages=4)),
+        (float("inf"), Tile(128, 128, 128, warps=8, stages=4)),
+    ],
+    "ampere": [(16, Tile(16, 128, 128, warps=4, stages=3)), (float("inf"), Tile(128, 128, 128, warps=8, stages=3))],
+}
+
 FORMULA_DEPTH = 32
 """The most, where operands are formed on the fly by another formula than plain SiLU: deeper tiles spill registers."""
 
@@ -207,6 +231,16 @@ def expert_weight_grad_tile(rows: int, dtype: torch.dtype, capability: Capabilit
     """Tile of experts' weight gradients: rows and columns of a weight, depth its expert's rows, `rows` in the mean."""
     tile = _first_fit(17, _special(dtype, aligned) or _DOWN_WEIGHT_GRAD[family_of(capability)])
     return replace(tile, depth=16 if rows <= 16 else min(32, tile.depth) if rows <= 32 else tile.depth)
+
+
+def fp8_glu_tile(tokens: int, blocks: bool, capability: Capability | None) -> Tile:
+    """Tile of the forward of operands in fp8: rows are tokens, columns intermediate, depth hidden."""
+    return _first_fit(tokens, (_FP8_GLU_BLOCKS if blocks else _FP8_GLU)[family_of(capability)])
+
+
+def fp8_product_tile(rows: int, capability: Capability | None) -> Tile:
+    """Tile of any other product of operands in fp8, by the rows of its result."""
+    return _first_fit(rows, _FP8_PRODUCT[family_of(capability)])
 
 
 def _special(dtype: torch.dtype, aligned: bool) -> list[tuple[float, Tile]] | None:

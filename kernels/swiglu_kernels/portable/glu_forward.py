@@ -105,19 +105,13 @@ def _store_gated(
 
 
 @triton.jit
-def _forward_kernel(
-    x_ptr, w_gate_ptr, w_up_ptr, z_ptr, gate_ptr, up_ptr, M, N, K, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
+def store_gated(
+    gate, up, z_ptr, gate_ptr, up_ptr, tile_n, tile_m, M, N,
     bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-    EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, STORE_PREACT: tl.constexpr,
-    FORMULA: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, STORE_PREACT: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
-    tile_m, tile_n = grouped_tile(M, N, BLOCK_M, BLOCK_N, GROUP)
-    gate, up = two_products(
-        x_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_n, M, N, K, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
-        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
-    )  # fmt: skip
-    if BLOCK_N >= 64:  # in halves, one after the other: whole tiles spill registers
+    """As `_store_gated`, in halves, one after the other: whole tiles spill registers."""
+    if BLOCK_N >= 64:
         gates, ups = halves(gate), halves(up)
         for half in tl.static_range(2):
             _store_gated(
@@ -131,6 +125,26 @@ def _forward_kernel(
             bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
             BLOCK_M, BLOCK_N, WIDE, STORE_PREACT, FORMULA,
         )  # fmt: skip
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr, w_gate_ptr, w_up_ptr, z_ptr, gate_ptr, up_ptr, M, N, K, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
+    bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+    EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, STORE_PREACT: tl.constexpr,
+    FORMULA: tl.constexpr,
+):  # fmt: skip
+    tile_m, tile_n = grouped_tile(M, N, BLOCK_M, BLOCK_N, GROUP)
+    gate, up = two_products(
+        x_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_n, M, N, K, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
+        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
+    )  # fmt: skip
+    store_gated(
+        gate, up, z_ptr, gate_ptr, up_ptr, tile_n, tile_m, M, N,
+        bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
+        BLOCK_M, BLOCK_N, WIDE, STORE_PREACT, FORMULA,
+    )  # fmt: skip
 
 
 @triton.jit

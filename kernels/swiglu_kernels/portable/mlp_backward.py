@@ -102,6 +102,26 @@ def _store_half(
 
 
 @triton.jit
+def store_gate_gradients(
+    d_h, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, tile_n, M, N, multiplier, alpha, limit, up_offset,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, STORE_H: tl.constexpr, FORMULA: tl.constexpr,
+):  # fmt: skip
+    """As `_store_gradients`, in halves, one after the other: five whole tiles at once spill registers."""
+    if BLOCK_N >= 64:
+        parts = halves(d_h)
+        for half in tl.static_range(2):
+            _store_half(
+                parts[half], gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, 2 * tile_n + half, M, N,
+                multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, STORE_H, FORMULA,
+            )  # fmt: skip
+    else:
+        _store_gradients(
+            d_h, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, tile_n, M, N,
+            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N, WIDE, STORE_H, FORMULA,
+        )  # fmt: skip
+
+
+@triton.jit
 def _down_backward_kernel(
     d_out_ptr, w_down_ptr, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, M, N, H,
     d_out_m, d_out_h, w_down_h, w_down_n, multiplier, alpha, limit, up_offset,
@@ -114,18 +134,10 @@ def _down_backward_kernel(
         d_out_ptr, w_down_ptr, tile_m, tile_n, M, N, H, d_out_m, d_out_h, w_down_h, w_down_n,
         BLOCK_M, BLOCK_N, BLOCK_H, EVEN_H, WIDE, PRECISION,
     )  # fmt: skip
-    if BLOCK_N >= 64:  # in halves, one after the other: five whole tiles at once spill registers
-        parts = halves(d_h)
-        for half in tl.static_range(2):
-            _store_half(
-                parts[half], gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, 2 * tile_n + half, M, N,
-                multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, STORE_H, FORMULA,
-            )  # fmt: skip
-    else:
-        _store_gradients(
-            d_h, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, tile_n, M, N,
-            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N, WIDE, STORE_H, FORMULA,
-        )  # fmt: skip
+    store_gate_gradients(
+        d_h, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, tile_n, M, N,
+        multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N, WIDE, STORE_H, FORMULA,
+    )  # fmt: skip
 
 
 @triton.jit

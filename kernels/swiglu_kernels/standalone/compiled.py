@@ -37,6 +37,7 @@ FEW_BYTES = 16
 """Of a thread's registers, that some versions of ptxas spill once, outside of a main loop."""
 _POINTERS = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64",
+    torch.float8_e4m3fn: "*fp8e4nv",
 }  # fmt: skip
 
 

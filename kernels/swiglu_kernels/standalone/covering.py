@@ -16,7 +16,7 @@ from swiglu_kernels.hopper import forward, products, row, shared
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import Capability
-from swiglu_kernels.portable import experts
+from swiglu_kernels.portable import experts, fp8
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch, recompute_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
@@ -33,7 +33,7 @@ WEIGHTS = ((4096, 11008), (7168, 2048), (2048, 2880), (3584, 18944), (8192, 2867
 CLAMPED = Formula(alpha=1.702, limit=7.0, up_offset=1.0)
 _NUMBERS = {
     "M", "N", "K", "H", "GROUP", "WIDE", "PRECISION", "PARTS", "PAIRS", "CHUNKS", "TILES", "EXPERTS", "TOKENS", "share",
-    "columns", "n_elements",
+    "columns", "n_elements", "B_ROWS",
 }  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def covering(capability: Capability) -> list[tuple[str, Launch]]:
     """Name and describe them, on meta tensors and for 132 multiprocessors."""
     found: dict[tuple[Any, ...], tuple[str, Launch]] = {}
     with shared.by_hand_aside("portable kernels are asked for"):
-        for name, launch in itertools.chain(_portable(capability), _experts(capability)):
+        for name, launch in itertools.chain(_portable(capability), _experts(capability), _fp8(capability)):
             one: Launch | None = launch
             for part in itertools.count(1):
                 if one is None:
@@ -103,6 +103,52 @@ def _portable(capability: Capability) -> Iterator[tuple[str, Launch]]:
     yield "silu_mul backward", silu_mul_backward(z, z, z, z, z, CLAMPED)
     yield "unsloth", unsloth_forward(z, z, z)
     yield "unsloth backward", unsloth_backward(z, z, z)
+
+
+def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
+    if capability < (8, 9):
+        return
+
+    def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    hidden, intermediate = 4096, 11008
+    for tokens, recipe in itertools.product((16, 64, 8192), ("rowwise", "blockwise")):
+        blocks = recipe == "blockwise"
+
+        def operand(rows: int, depth: int, weight: bool = False, blocks: bool = blocks) -> fp8.Quantised:
+            across, down = -(-depth // fp8.BLOCK), -(-rows // fp8.BLOCK)
+            shape = (down, across) if weight and blocks else (across, rows) if blocks else (rows,)
+            scales = tensor(*shape, dtype=torch.float32)
+            scales = scales.t() if blocks and not weight else scales
+            return fp8.Quantised(tensor(rows, depth, dtype=torch.float8_e4m3fn), scales)
+
+        x, weight, h = operand(tokens, hidden), operand(intermediate, hidden, True), operand(tokens, intermediate)
+        z, out, bias, down = tensor(tokens, intermediate), tensor(tokens, hidden), tensor(intermediate), weight
+        glu: Any = (x, weight, weight, z, None, (z, z), capability, (bias, bias), CLAMPED)
+        launches: dict[str, Launch] = {
+            "glu": fp8.glu_launch(*glu),
+            "d_gate, d_up, h": fp8.hidden_grad_launch(x, down, (z, z), z, z, z, capability, CLAMPED),
+            "dX": fp8.sum_launch(
+                h, operand(hidden, intermediate, True), (h, operand(hidden, intermediate, True)), out, bias, capability
+            ),
+        }
+        if blocks:
+            launches["glu, h in fp8"] = fp8.glu_launch(*glu[:3], h.codes, h.scales.t(), *glu[5:])
+        if tokens == 8192:
+            d_w = operand(intermediate, tokens), operand(hidden, tokens), None, tensor(intermediate, hidden)
+            launches["dW"] = fp8.sum_launch(*d_w, None, capability)
+            amax = tensor(tokens, dtype=torch.int32), tensor(hidden, dtype=torch.int32)
+            both: Any = (*x, *operand(hidden, tokens), *((None, None) if blocks else amax))
+            launches["quantisation along both"] = fp8.tiles_launch(out, *both, False)
+            if blocks:
+                both = *operand(tokens, hidden, True), *operand(hidden, tokens, True), None, None
+                launches["quantisation of a weight"] = fp8.tiles_launch(out, *both, True)
+            else:
+                launches["largest of rows and columns"] = fp8.amax_launch(out, *amax)
+                launches["quantisation by rows"] = fp8.rows_launch(out, *x)
+        for name, launch in launches.items():
+            yield f"fp8 {recipe} {name}, {tokens} tokens", launch
 
 
 def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:

@@ -20,6 +20,11 @@ The forward of the portable kernel takes 1.16-1.22 of the bare product at 1024-8
 and two products by torch with one elementwise launch 1.06-1.11. So where no kernel by hand takes the tensors (other
 GPUs, other versions of Triton, biases, other gates), the forward of more than PORTABLE_TOKENS is the latter, unless a
 tile was tuned for it.
+
+All of this was measured on compute capability 9.0 alone. On another GPU a product of ours may lose to PyTorch's, while
+one elementwise launch between PyTorch's products moves fewer bytes than eager's several. So there "auto" takes that, in
+both directions; only the forward of up to UNMEASURED_TOKENS tokens is one launch, which has little to do but to read
+the weights once. A tile that `tune` keeps for a forward, or for an MLP's d_h, is taken.
 """
 
 import torch
@@ -39,6 +44,17 @@ SAVES = ("preact", "input", AUTO)
 INPUT_GRADS = ("fused", "two_step", "torch", AUTO)
 
 FEW_TOKENS, PORTABLE_TOKENS = 8, 128
+MEASURED, UNMEASURED_TOKENS = (9, 0), 16
+
+
+@constant_in_graphs  # a GPU does not change while a compiled function lives
+def why_unmeasured(device: torch.device) -> str:
+    """Say that the choices for a GPU rest on no measurement, or return "" where they do; "" without a GPU as well."""
+    capability = capability_of(device)
+    if capability is None or capability == MEASURED:
+        return ""
+    here, there = (".".join(map(str, one)) for one in (capability, MEASURED))
+    return f"this is compute capability {here}, and only {there} was measured"
 
 
 @constant_in_graphs  # a GPU does not change while a compiled function lives
@@ -62,7 +78,7 @@ def multiplied_by_torch(
         stored: whether gate and up are kept.
     """
     (tokens, hidden), plain = x.shape, formula == PLAIN and not has_bias
-    if INTERPRETING or tokens <= PORTABLE_TOKENS:
+    if INTERPRETING or tokens <= (UNMEASURED_TOKENS if why_unmeasured(x.device) else PORTABLE_TOKENS):
         return False
     if plain and lookup("forward-preact" if stored else "forward", x, tokens, hidden, w_gate.shape[0]):
         return False
@@ -83,14 +99,27 @@ def resolve(
     tokens, hidden = chunk_tokens or x.shape[0], x.shape[1]
     fits = x.dtype in (torch.float16, torch.bfloat16) and hidden % 8 == 0 and intermediate % 8 == 0
     hopper = _hopper_multiprocessors(x.device) if fits else 0
+    few = tokens <= FEW_TOKENS and not why_unmeasured(x.device)
     if save == AUTO:
         save = "input" if chunk_tokens else "preact"
     if input_grad == AUTO:
-        by_triton = tokens <= FEW_TOKENS or (hopper and fills_waves(tokens, hidden, hopper))
+        by_triton = few or (hopper and fills_waves(tokens, hidden, hopper))
         input_grad = "two_step" if by_triton else "torch"
     if weight_grad == AUTO:
-        weight_grad = "triton" if hopper or tokens <= FEW_TOKENS else "torch"
+        weight_grad = "triton" if hopper or few else "torch"
     return weight_grad, save, input_grad
+
+
+def hidden_grad_by_torch(d_out: torch.Tensor, w_down: torch.Tensor) -> bool:
+    """Whether an MLP's d_h is a product by torch with an elementwise launch behind it, not one launch.
+
+    Args:
+        d_out: [tokens, hidden].
+        w_down: [hidden, intermediate].
+    """
+    if INTERPRETING or not why_unmeasured(d_out.device):
+        return False
+    return lookup("mlp-hidden-grad", d_out, *d_out.shape, w_down.shape[1]) is None
 
 
 def why_not_hopper(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str) -> str | None:
@@ -100,12 +129,13 @@ def why_not_hopper(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tenso
     return experts.why_not(x, w_gate_up, w_down, activation)
 
 
-def expert_backend(
+def why_portable(
     pairs: int, x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str, with_grad: bool
-) -> str:
-    """Name the kernels that are fastest for experts."""
-    few = pairs < experts.LEAST_ROWS[with_grad] * w_gate_up.shape[0]
-    return "portable" if few or why_experts_off() or why_not_hopper(x, w_gate_up, w_down, activation) else "hopper"
+) -> str | None:
+    """Say why the portable kernels are the fastest for experts, or return None where those by hand are."""
+    least = experts.LEAST_ROWS[with_grad]
+    few = f"an expert has fewer than {least} rows on average" if pairs < least * w_gate_up.shape[0] else None
+    return why_experts_off() or why_not_hopper(x, w_gate_up, w_down, activation) or few
 
 
 def expert_tile_rows(pairs: int, experts: int, dtype: torch.dtype) -> int:

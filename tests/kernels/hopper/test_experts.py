@@ -1,12 +1,17 @@
 """The hand-scheduled products of experts: who may take them (on any machine), and that they are right (on Hopper)."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from on_hopper import needs_hopper
 
+from swiglu_bench.measure.memory import measure_memory
 from swiglu_kernels import experts, reference, swiglu_experts
 from swiglu_kernels.hopper import experts as by_hand
 from swiglu_kernels.hopper import shared
+from swiglu_kernels.launches.backend import TRITON_AVAILABLE
+from swiglu_kernels.routing import Routing, capacity, route
 from swiglu_kernels.tiles import choices
 
 GPT_OSS = {"alpha": 1.702, "limit": 1.0, "up_offset": 1.0}
@@ -40,10 +45,10 @@ class TestWhoMayTakeThem:
         monkeypatch.setattr(choices, "why_experts_off", lambda: None)
         layer = empty(3, 192), empty(4, 512, 192), empty(4, 192, 256), "silu"
         for with_grad, least in by_hand.LEAST_ROWS.items():
-            assert choices.expert_backend(4 * least, *layer, with_grad) == "hopper"
-            assert choices.expert_backend(4 * least - 1, *layer, with_grad) == "portable"
+            assert choices.why_portable(4 * least, *layer, with_grad) is None
+            assert f"fewer than {least} rows" in str(choices.why_portable(4 * least - 1, *layer, with_grad))
         monkeypatch.setattr(choices, "why_experts_off", lambda: "another Triton")
-        assert choices.expert_backend(2**20, *layer, True) == "portable"
+        assert choices.why_portable(2**20, *layer, True) == "another Triton"
 
     @pytest.mark.parametrize(
         ("version", "wish", "runs"), [("3.6.0", "", True), ("3.7.1", "", False), ("3.7.1", "on", True)]
@@ -64,6 +69,92 @@ class TestWhoMayTakeThem:
             swiglu_experts(
                 x, torch.zeros(4, 512, 192), torch.zeros(4, 192, 256), index, torch.ones(2, 1), backend="hopper"
             )
+
+
+@pytest.fixture
+def sorted_products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The products for the gradients of weights in plain PyTorch; the sizes of the operands that they are given."""
+    given: list[tuple[int, ...]] = []
+
+    def run(
+        describe: object, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, starts: torch.Tensor, counts
+    ) -> None:
+        assert describe is by_hand.weights_launch
+        assert out.stride(2) == 1, "TMA needs it"
+        given.append((a.shape[1], b.shape[1]))
+        for start, count, one in zip(starts.tolist(), counts.tolist(), out, strict=False):
+            torch.mm(a[start : start + count].T, b[start : start + count], out=one)
+
+    monkeypatch.setattr(by_hand, "run", run)
+    monkeypatch.setattr(by_hand, "PART_ELEMENTS", 1)
+    return given
+
+
+@pytest.mark.skipif(not TRITON_AVAILABLE, reason="Triton is not installed")
+class TestTokensAreSortedInParts:
+    def test_each_part_has_its_columns_of_the_gradient(self, sorted_products: list[tuple[int, ...]]) -> None:
+        index = torch.tensor([[0, 2], [2, 3], [0, 3], [2, 0]])
+        routing = route(index, 5, by_hand.ROWS)
+        tokens = torch.randn(4, 1088)
+        rows = torch.randn(routing.pair.shape[0], 192)
+        pairs = routing.row.view(index.shape)
+        exact = torch.zeros(5, 1088, 192)
+        for token, slot in ((token, slot) for token in range(4) for slot in range(2)):
+            exact[index[token, slot]] += torch.outer(tokens[token], rows[pairs[token, slot]])
+        for a, b, expected in ((tokens, rows, exact), (rows, tokens, exact.mT)):
+            for like in (torch.empty(expected.shape), torch.empty(expected.mT.shape).mT):
+                found = by_hand.weight_grad(a, b, routing, like)
+                assert found.stride() == like.stride()
+                torch.testing.assert_close(found, expected)
+        assert {max(sizes) for sizes in sorted_products} == {384, 320}, "parts are whole tiles, but for the last"
+
+    def test_what_is_sorted_never_lies_beside_both_gradients(
+        self, sorted_products: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The peak beyond the gradients is weight * h, a part of d_out and the output; products here are stand-ins."""
+        count, slots, tokens, hidden, intermediate = 6, 2, 8, 768, 128
+
+        def like(rows: torch.Tensor, columns: int) -> torch.Tensor:
+            return rows.new_ones(rows.shape[0], columns)
+
+        def sort(one: torch.Tensor, routing: Routing) -> torch.Tensor:
+            return one.new_ones(routing.pair.shape[0], one.shape[1])
+
+        def combined(rows: torch.Tensor, weights: object, routing: Routing) -> torch.Tensor:
+            return rows.new_ones(routing.tokens, rows.shape[1])
+
+        def down_backward(dy: torch.Tensor, w_down: torch.Tensor, pre: torch.Tensor, *_: object) -> tuple[object, ...]:
+            return pre, like(dy, intermediate), like(dy, 1).T
+
+        kernels = SimpleNamespace(
+            gather=sort,
+            gate_up=lambda x, *_: (like(x, intermediate), like(x, 2 * intermediate)),
+            down=lambda h, *_: like(h, hidden),
+            down_backward=down_backward,
+            rows_times=lambda d_pre, *_: like(d_pre, hidden),
+            weight_grad=by_hand.weight_grad,
+        )
+        monkeypatch.setitem(experts.KERNELS, "portable", kernels)
+        monkeypatch.setattr(by_hand, "gather", sort)
+        monkeypatch.setattr(experts, "combine", combined)
+        monkeypatch.setattr(experts, "slot_grads", lambda dots, dy, bias, routing, dtype: torch.ones(tokens, slots))
+        index = torch.arange(tokens * slots).view(tokens, slots) % count
+        sizes = (tokens, hidden), (count, 2 * intermediate, hidden), (count, hidden, intermediate), (tokens, slots)
+        leaves = [torch.randn(size).requires_grad_() for size in sizes]
+        upstream = torch.randn(tokens, hidden)
+
+        def forward() -> torch.Tensor:
+            return swiglu_experts(*leaves[:3], index, leaves[3])
+
+        def backward(out: torch.Tensor) -> list[torch.Tensor]:
+            return list(torch.autograd.grad(out, leaves, upstream))
+
+        use = measure_memory(torch.device("cpu"), forward, backward)
+        rows = capacity(index.numel(), count, choices.expert_tile_rows(index.numel(), count, torch.float32))
+        gradients = sum(leaf.numel() for leaf in leaves)
+        part = max(sizes[0] for sizes in sorted_products if sizes[1] == intermediate)
+        beside = rows * (intermediate + part) + tokens * hidden
+        assert use.peak_bytes <= 1.01 * 4 * (gradients + beside)
 
 
 class TestOnHopper:
@@ -102,3 +193,22 @@ class TestOnHopper:
             assert torch.equal(one, other)
             scale = true.norm().clamp_min(1e-30)
             assert (one.double() - true).norm() / scale <= 1.5 * (plain.double() - true).norm() / scale + 2e-3
+
+    @pytest.mark.parametrize("transposed", [False, True])
+    def test_in_parts(self, monkeypatch: pytest.MonkeyPatch, transposed: bool) -> None:
+        def gradients() -> list[torch.Tensor]:
+            torch.manual_seed(0)
+            index = torch.randint(0, 5, (300, 2), device="cuda")
+            x, w_gate_up, w_down = (
+                torch.randn(size, device="cuda").bfloat16() for size in ((300, 1088), (5, 768, 1088), (5, 1088, 384))
+            )
+            if transposed:
+                w_gate_up, w_down = (one.mT.contiguous().mT for one in (w_gate_up, w_down))
+            leaves = [one.requires_grad_() for one in (x, w_gate_up, w_down)]
+            with shared.by_hand_aside(None):
+                out = swiglu_experts(*leaves, index, torch.rand(300, 2, device="cuda"), backend="hopper")
+            return list(torch.autograd.grad(out, leaves, torch.ones_like(out)))
+
+        whole = gradients()
+        monkeypatch.setattr(by_hand, "PART_ELEMENTS", 1)
+        assert all(map(torch.equal, whole, gradients()))

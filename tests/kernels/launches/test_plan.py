@@ -262,3 +262,74 @@ def test_the_launches_of_this_package_hold_their_arguments_as_they_came(biased):
         values = made.arguments([tensor.clone() for tensor in tensors])
         assert len(values) == len(launch.kernel.arg_names)
         assert not any(isinstance(value, torch.Tensor) for value in made.values)
+
+
+def test_a_series_fills_in_addresses_and_asks_nothing(kernel, monkeypatch):
+    asked = []
+
+    def call(left, right):
+        between = left.new_empty(left.shape)
+        plan.run(describe, left, between)
+        if plan.decided(lambda tensor: asked.append(tensor.shape) or True, left):
+            plan.run(describe, between, (right,))
+
+    def describe(left, right):
+        right = right[0] if isinstance(right, tuple) else right
+        arguments = {"left_ptr": left, "size": left.numel(), "right_ptr": right}
+        return Launch(kernel, (1,), arguments, num_warps=4, num_stages=2)
+
+    series = plan.Series()
+    for _ in range(2):  # the first launches are no plans yet
+        series.call(call, torch.empty(4, 8), torch.empty(4, 8))
+    kernel.launched.clear()
+    asked.clear()
+    monkeypatch.setattr(plan, "key_of", lambda arguments: pytest.fail("the kind of a launch is known"))
+    left, right = torch.empty(4, 8), torch.empty(4, 8)
+    series.call(call, left, right)
+    (first, last) = kernel.launched
+    assert first[0] == left.data_ptr()
+    assert first[2] == last[0]
+    assert last[2] == right.data_ptr()
+    assert not asked
+
+
+def test_a_series_notices_another_alignment_and_another_function_is_not_of_it(kernel):
+    describe, described = describing(kernel)
+    series = plan.Series()
+    for _ in range(3):
+        series.call(plan.run, describe, torch.empty(4, 8), torch.empty(4, 8))
+    assert len(described) == 1
+    series.call(plan.run, describe, torch.empty(33)[1:].view(4, 8), torch.empty(4, 8))
+    assert len(described) == 2
+    plan.run(describe, torch.empty(3, 8), torch.empty(4, 8))  # outside of it
+    assert len(described) == 3
+
+
+def test_a_series_that_failed_is_none(kernel):
+    describe, _ = describing(kernel)
+    series = plan.Series()
+
+    def failing(left, right, fails):
+        plan.run(describe, left, right)
+        if fails:
+            raise MemoryError
+
+    tensor = torch.empty(4, 8)
+    for fails in (True, True, False, True, False):
+        before = len(kernel.launched) + len(kernel.bound)
+        if fails:
+            with pytest.raises(MemoryError):
+                series.call(failing, tensor, tensor, True)
+        else:
+            series.call(failing, tensor, tensor, False)
+        assert len(kernel.launched) + len(kernel.bound) == before + 1
+
+
+def test_series_are_told_apart_by_kinds_and_places(kernel):
+    tensor, other = torch.empty(4, 8), torch.empty(3, 8)
+    some = plan.series_of("a", tensor, None, 1)
+    assert plan.series_of("a", torch.empty(4, 8), None, 1) is some
+    different = [("b", tensor, None, 1), ("a", None, tensor, 1), ("a", other, None, 1), ("a", tensor, None, 2)]
+    assert all(plan.series_of(*arguments) is not some for arguments in different)
+    plan.forget()
+    assert plan.series_of("a", tensor, None, 1) is not some

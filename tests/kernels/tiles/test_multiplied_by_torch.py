@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swiglu_kernels import glu, reference
+from swiglu_kernels import glu, reference, swiglu_mlp
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.tiles import choices
@@ -55,3 +55,41 @@ def test_it_yields_the_same(monkeypatch: pytest.MonkeyPatch, formula: Formula, b
     if save == "preact":
         torch.testing.assert_close(gate, torch.nn.functional.linear(x, w_gate, biases[0]))
         torch.testing.assert_close(up, torch.nn.functional.linear(x, w_up, biases[1]))
+
+
+@pytest.fixture
+def _ampere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "capability_of", lambda _: (8, 0))
+
+
+@pytest.mark.usefixtures("_ampere")
+@pytest.mark.parametrize(("tokens", "by_torch"), [(1, False), (16, False), (17, True), (4096, True)])
+def test_where_nothing_was_measured_torch_multiplies(tokens: int, by_torch: bool) -> None:
+    x, weight = torch.empty(tokens, 8), torch.empty(16, 8)
+    assert choices.multiplied_by_torch(x, weight, weight, False, PLAIN, stored=True) is by_torch
+    assert choices.resolve("auto", "auto", "auto", x, 16) == ("torch", "preact", "torch")
+    assert choices.hidden_grad_by_torch(x, weight.t())
+    assert choices.why_unmeasured(CPU) == "this is compute capability 8.0, and only 9.0 was measured"
+
+
+@pytest.mark.usefixtures("_ampere")
+def test_what_is_tuned_there_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "lookup", lambda *_: object())
+    x, weight = torch.empty(200, 8), torch.empty(16, 8)
+    assert not choices.multiplied_by_torch(x, weight, weight, False, PLAIN, stored=False)
+    assert not choices.hidden_grad_by_torch(x, weight.t())
+
+
+@pytest.mark.skipif(backend_for(CPU) == "torch", reason="Triton's interpreter is off")
+@pytest.mark.usefixtures("_ampere")
+@pytest.mark.parametrize("options", [{}, {"save": "input", "chunk_tokens": 8}, {"limit": 1.0}], ids=str)
+@pytest.mark.parametrize("tokens", [0, 20])
+def test_the_whole_block_there_has_the_same_gradients(options: dict, tokens: int) -> None:
+    shapes = ((tokens, 24), (40, 24), (40, 24), (24, 40))
+    torch.manual_seed(0)
+    given = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    gradients = []
+    for function in (swiglu_mlp, reference.swiglu_mlp):
+        known = options if function is swiglu_mlp else {"limit": options.get("limit")}
+        gradients.append(torch.autograd.grad(function(*given, **known).square().sum(), given))
+    torch.testing.assert_close(*gradients, atol=1e-3, rtol=1e-3)

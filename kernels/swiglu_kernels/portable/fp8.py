@@ -1,0 +1,611 @@
+"""Quantisation to fp8 (e4m3), and products of quantised operands: SwiGLU's forward and backward.
+
+Every operand of a product lies with the axis that is summed over last, as codes [rows, depth] and fp32 scales; what is
+meant is code * scale. The recipes and their arithmetic are those of `reference.quantise`, bit for bit:
+
+    "rowwise"    a scale for each row
+    "blockwise"  a scale for 1 x 128 elements, of a weight for 128 x 128
+
+A matrix that is multiplied along both of its axes (a gradient: along its columns for dX, along the tokens for dW) is
+quantised along both in one pass, which writes the second codes transposed. Tokens that are summed over are padded to a
+multiple of 16 with zeros. The rows' scales need all of a row or column before its first code: the first pass over
+memory, `_amax_kernel`, finds them, except where rows alone are wanted, which a program takes as a whole.
+
+The tensor cores of compute capability 9.0 keep some 14 bits of a sum of fp8 products. So the sum over each 128 of depth
+is added in fp32 registers; blockwise, its scales are applied there.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from swiglu_kernels.launches.backend import capability_of, tl, triton
+from swiglu_kernels.launches.formula import PLAIN, Formula
+from swiglu_kernels.launches.launch import Launch, tile_needs_int64
+from swiglu_kernels.launches.plan import run
+from swiglu_kernels.launches.precision import INTERPRETING, round_to
+from swiglu_kernels.launches.tiles import Capability, Tile, fp8_glu_tile, fp8_product_tile
+from swiglu_kernels.portable.arithmetic import gated, grouped_tile, halves, output_tile, strided_tile
+from swiglu_kernels.portable.glu_forward import Biases, biased, store_gated
+from swiglu_kernels.portable.mlp_backward import store_gate_gradients
+
+BLOCK = 128
+"""Elements of a block along the axis that is summed over, and rows of a weight's block."""
+ALIGNMENT = 16
+"""What divides an axis that is summed over: 16 bytes of codes."""
+
+
+class Quantised(NamedTuple):
+    """A matrix [rows, depth] in fp8, for products that sum over its last axis.
+
+    codes: [rows, depth], float8_e4m3fn. scales: float32; rowwise [rows], blockwise [rows, ceil(depth / 128)], of a
+    weight [ceil(rows / 128), ceil(depth / 128)].
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+
+@triton.jit
+def _magnitudes(tile):
+    """Return the bit patterns of an fp32 tile's absolute values: they have its order, and NaN is the largest."""
+    return tile.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _scale(magnitude):
+    """Return the scales of rows or blocks with these largest magnitudes."""
+    scale = tl.div_rn(magnitude.to(tl.float32, bitcast=True), 448.0)
+    return tl.where(scale == 0.0, 1.0, scale)
+
+
+@triton.jit
+def _codes(tile, scale):
+    """Return tile / scale in e4m3, rounded to nearest even; the GPU's conversion saturates."""
+    value = tl.div_rn(tile, scale)
+    if INTERPRETING:  # whose conversion rounds ties away from zero and loses carries
+        bits = value.to(tl.uint32, bitcast=True)
+        size = bits & 0x7FFFFFFF
+        normal = tl.minimum(((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960, 126)
+        subnormal = (tl.abs(value) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
+        code = tl.where(size < 0x3C800000, subnormal, normal)
+        code = tl.where(value == value, code, 127) | ((bits >> 24) & 128)
+        codes = code.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    else:
+        codes = value.to(tl.float8e4nv)
+    return codes
+
+
+@triton.jit
+def _rows_kernel(
+    x_ptr, codes_ptr, scales_ptr, rows, columns, x_row, x_column,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Quantise whole rows, read twice, the second time from the cache."""
+    row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
+    column = tl.arange(0, BLOCK_COLUMNS).to(tl.int64)
+    row_inside = row < rows
+    x_ptrs = x_ptr + row[:, None] * x_row
+    largest = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.int32)
+    for first in range(0, columns, BLOCK_COLUMNS):
+        inside = row_inside[:, None] & (first + column < columns)[None, :]
+        x = tl.load(x_ptrs + (first + column)[None, :] * x_column, mask=inside, other=0.0)
+        largest = tl.maximum(largest, _magnitudes(x.to(tl.float32)))
+    scales = _scale(tl.max(largest, 1))
+    tl.store(scales_ptr + row, scales, mask=row_inside)
+    codes_ptrs = codes_ptr + row[:, None] * columns
+    for first in range(0, columns, BLOCK_COLUMNS):
+        inside = row_inside[:, None] & (first + column < columns)[None, :]
+        x = tl.load(x_ptrs + (first + column)[None, :] * x_column, mask=inside, other=0.0)
+        tl.store(codes_ptrs + (first + column)[None, :], _codes(x.to(tl.float32), scales[:, None]), mask=inside)
+
+
+@triton.jit
+def _amax_kernel(
+    x_ptr, row_amax_ptr, column_amax_ptr, rows, columns, x_row, x_column, BLOCK: tl.constexpr, WIDE: tl.constexpr
+):
+    """Find the largest magnitude of each row and column, as `_magnitudes` has it; from zeros, either may be None."""
+    tile_row, tile_column = tl.program_id(0), tl.program_id(1)
+    position, offsets, inside = strided_tile(tile_row, tile_column, rows, columns, x_row, x_column, BLOCK, BLOCK, WIDE)
+    magnitudes = _magnitudes(tl.load(x_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32))
+    if row_amax_ptr is not None:
+        row = tile_row * BLOCK + tl.arange(0, BLOCK)
+        tl.atomic_max(row_amax_ptr + row, tl.max(magnitudes, 1), mask=row < rows, sem="relaxed")
+    if column_amax_ptr is not None:
+        column = tile_column * BLOCK + tl.arange(0, BLOCK)
+        tl.atomic_max(column_amax_ptr + column, tl.max(magnitudes, 0), mask=column < columns, sem="relaxed")
+
+
+@triton.jit
+def _tiles_kernel(
+    x_ptr, codes_ptr, scales_ptr, turned_ptr, turned_scales_ptr, row_amax_ptr, column_amax_ptr,
+    rows, columns, padded, x_row, x_column, BLOCK: tl.constexpr, WEIGHT: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Quantise a tile along its rows into codes and along its columns into turned codes; either may be None.
+
+    Scales are made of the largest magnitudes of whole rows and columns where these are given, else of the tile's own.
+    Blockwise scales lie with the rows last, so that a program of a product reads neighbours.
+    """
+    tile_row, tile_column = tl.program_id(0), tl.program_id(1)
+    position, offsets, inside = strided_tile(tile_row, tile_column, rows, columns, x_row, x_column, BLOCK, BLOCK, WIDE)
+    row = tile_row * BLOCK + tl.arange(0, BLOCK)
+    column = tile_column * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
+    magnitudes = _magnitudes(x)
+    if codes_ptr is not None:
+        if WEIGHT:
+            scale = _scale(tl.max(tl.max(magnitudes, 1), 0))
+            tl.store(scales_ptr + tile_row * tl.cdiv(columns, BLOCK) + tile_column, scale)
+            codes = _codes(x, scale)
+        elif row_amax_ptr is not None:
+            scales = _scale(tl.load(row_amax_ptr + row, mask=row < rows, other=0))
+            if tile_column == 0:
+                tl.store(scales_ptr + row, scales, mask=row < rows)
+            codes = _codes(x, scales[:, None])
+        else:
+            scales = _scale(tl.max(magnitudes, 1))
+            tl.store(scales_ptr + tile_column.to(tl.int64) * rows + row, scales, mask=row < rows)
+            codes = _codes(x, scales[:, None])
+        at, within, whole = output_tile(tile_row, tile_column, rows, columns, BLOCK, BLOCK, WIDE)
+        tl.store(codes_ptr + at + within, codes, mask=whole)
+    if turned_ptr is not None:
+        if WEIGHT:
+            scale = _scale(tl.max(tl.max(magnitudes, 1), 0))
+            tl.store(turned_scales_ptr + tile_column * tl.cdiv(rows, BLOCK) + tile_row, scale)
+            codes = _codes(x, scale)
+        elif column_amax_ptr is not None:
+            scales = _scale(tl.load(column_amax_ptr + column, mask=column < columns, other=0))
+            if tile_row == 0:
+                tl.store(turned_scales_ptr + column, scales, mask=column < columns)
+            codes = _codes(x, scales[None, :])
+        else:
+            scales = _scale(tl.max(magnitudes, 0))
+            tl.store(turned_scales_ptr + tile_row.to(tl.int64) * columns + column, scales, mask=column < columns)
+            codes = _codes(x, scales[None, :])
+        at, within, whole = strided_tile(tile_row, tile_column, padded, columns, 1, padded, BLOCK, BLOCK, WIDE)
+        tl.store(turned_ptr + at + within, codes, mask=whole)
+
+
+@triton.jit
+def _dot(a, b, accumulator, PROMOTED: tl.constexpr):
+    """Return accumulator + a b, each PROMOTED of depth added in fp32 registers."""
+    if INTERPRETING:  # which would multiply fp8 in fp16
+        total = tl.dot(a.to(tl.float32), b.to(tl.float32), accumulator, input_precision="ieee")
+    else:
+        total = tl.dot(a, b, accumulator, max_num_imprecise_acc=PROMOTED)
+    return total
+
+
+@triton.jit
+def _scaled(accumulator, part, a_scales, b_scales):
+    return accumulator + part * (a_scales[:, None] * b_scales[None, :])
+
+
+@triton.jit
+def _products(
+    a_ptr, b_ptr, other_ptr, a_scales_ptr, b_scales_ptr, other_scales_ptr, tile_row, tile_column, rows, columns, depth,
+    a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth, start,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_DEPTH: tl.constexpr, B_ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Return the fp32 tiles of start + a b^T and a other^T, which has the strides of b.
+
+    start is a tile or None. None for other: zeros, of no cost.
+
+    b_scales has a row for B_ROWS rows of b. BLOCKS: scales are those of blocks; else a_scales_depth and b_scales_depth
+    are not read.
+    """
+    row = tl.arange(0, BLOCK_ROWS)
+    column = tl.arange(0, BLOCK_COLUMNS)
+    k = tl.arange(0, BLOCK_DEPTH)
+    row_inside = tile_row * BLOCK_ROWS + row < rows
+    column_inside = tile_column * BLOCK_COLUMNS + column < columns
+    a_scales_ptr += (tile_row * BLOCK_ROWS + row).to(tl.int64) * a_scales_row
+    b_scales_offsets = ((tile_column * BLOCK_COLUMNS + column) // B_ROWS).to(tl.int64) * b_scales_row
+    one = tl.full([], 1, tl.int64)
+    if WIDE:
+        row = row.to(tl.int64)
+        column = column.to(tl.int64)
+    a_ptr += tile_row.to(tl.int64) * BLOCK_ROWS * a_row
+    b_position = tile_column.to(tl.int64) * BLOCK_COLUMNS * b_row
+    a_offsets = row[:, None] * a_row + k[None, :]
+    b_offsets = k[:, None] + column[None, :] * b_row
+    first = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.float32)
+    if BLOCKS and start is not None:
+        first = start
+    second = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.float32)
+    for step in range(tl.cdiv(depth, BLOCK_DEPTH)):
+        at = step * BLOCK_DEPTH
+        a_inside, b_inside = row_inside[:, None], column_inside[None, :]
+        if not EVEN:
+            a_inside = a_inside & (at + k < depth)[None, :]
+            b_inside = b_inside & (at + k < depth)[:, None]
+        a = tl.load(a_ptr + at + a_offsets, mask=a_inside, other=0.0)
+        b = tl.load(b_ptr + (b_position + at) + b_offsets, mask=b_inside, other=0.0)
+        if BLOCKS:
+            tl.static_assert(BLOCK_DEPTH == 128)
+            zero = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.float32)
+            scales_at = one * step * b_scales_depth
+            a_scales = tl.load(a_scales_ptr + one * step * a_scales_depth, mask=row_inside, other=0.0)
+            b_scales = tl.load(b_scales_ptr + scales_at + b_scales_offsets, mask=column_inside, other=0.0)
+            first = _scaled(first, _dot(a, b, zero, BLOCK_DEPTH), a_scales, b_scales)
+            if other_ptr is not None:
+                other = tl.load(other_ptr + (b_position + at) + b_offsets, mask=b_inside, other=0.0)
+                other_scales = tl.load(other_scales_ptr + scales_at + b_scales_offsets, mask=column_inside, other=0.0)
+                second = _scaled(second, _dot(a, other, zero, BLOCK_DEPTH), a_scales, other_scales)
+        else:
+            first = _dot(a, b, first, BLOCK_DEPTH)
+            if other_ptr is not None:
+                other = tl.load(other_ptr + (b_position + at) + b_offsets, mask=b_inside, other=0.0)
+                second = _dot(a, other, second, BLOCK_DEPTH)
+    if not BLOCKS:
+        a_scales = tl.load(a_scales_ptr, mask=row_inside, other=0.0)[:, None]
+        first *= a_scales * tl.load(b_scales_ptr + b_scales_offsets, mask=column_inside, other=0.0)[None, :]
+        if start is not None:
+            first += start
+        if other_ptr is not None:
+            second *= a_scales * tl.load(other_scales_ptr + b_scales_offsets, mask=column_inside, other=0.0)[None, :]
+    return first, second
+
+
+@triton.jit
+def _glu_kernel(
+    a_ptr, b_ptr, other_ptr, a_scales_ptr, b_scales_ptr, other_scales_ptr, z_ptr, z_scales_ptr, gate_ptr, up_ptr,
+    rows, columns, depth, a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth,
+    bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_DEPTH: tl.constexpr, B_ROWS: tl.constexpr,
+    GROUP: tl.constexpr, BLOCKS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+    STORE_PREACT: tl.constexpr, STORE_CODES: tl.constexpr, FORMULA: tl.constexpr,
+):  # fmt: skip
+    """Both products and the gate: z rounded to 16 bits; with STORE_CODES that value in fp8, by blocks of 1 x 128."""
+    tile_row, tile_column = grouped_tile(rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
+    gate, up = _products(
+        a_ptr, b_ptr, other_ptr, a_scales_ptr, b_scales_ptr, other_scales_ptr, tile_row, tile_column,
+        rows, columns, depth, a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth, None,
+        BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_DEPTH, B_ROWS, BLOCKS, EVEN, WIDE,
+    )  # fmt: skip
+    if not STORE_CODES:
+        store_gated(
+            gate, up, z_ptr, gate_ptr, up_ptr, tile_column, tile_row, rows, columns,
+            bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
+            BLOCK_ROWS, BLOCK_COLUMNS, WIDE, STORE_PREACT, FORMULA,
+        )  # fmt: skip
+    else:
+        tl.static_assert(BLOCK_COLUMNS == 128)
+        gate, up = biased(
+            gate, up, bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, tile_column, columns, BLOCK_COLUMNS
+        )
+        position, offsets, inside = output_tile(tile_row, tile_column, rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
+        z = round_to(gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA), gate_ptr.dtype.element_ty)
+        z = tl.where(inside, z.to(tl.float32), 0.0)
+        if STORE_PREACT:
+            tl.store(gate_ptr + position + offsets, round_to(gate, gate_ptr.dtype.element_ty), mask=inside)
+            tl.store(up_ptr + position + offsets, round_to(up, up_ptr.dtype.element_ty), mask=inside)
+        scales = _scale(tl.max(_magnitudes(z), 1))
+        row = tile_row * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        tl.store(z_scales_ptr + tile_column.to(tl.int64) * rows + row, scales, mask=row < rows)
+        tl.store(z_ptr + position + offsets, _codes(z, scales[:, None]), mask=inside)
+
+
+@triton.jit
+def _hidden_grad_kernel(
+    a_ptr, b_ptr, a_scales_ptr, b_scales_ptr, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr,
+    rows, columns, depth, a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth,
+    multiplier, alpha, limit, up_offset,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_DEPTH: tl.constexpr, B_ROWS: tl.constexpr,
+    GROUP: tl.constexpr, BLOCKS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+    STORE_H: tl.constexpr, FORMULA: tl.constexpr,
+):  # fmt: skip
+    """d_h = d_out w_down, never stored: its tile becomes d_gate, d_up and h."""
+    tile_row, tile_column = grouped_tile(rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
+    d_h, _ = _products(
+        a_ptr, b_ptr, None, a_scales_ptr, b_scales_ptr, None, tile_row, tile_column, rows, columns, depth,
+        a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth, None,
+        BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_DEPTH, B_ROWS, BLOCKS, EVEN, WIDE,
+    )  # fmt: skip
+    parts = halves(d_h)
+    for half in tl.static_range(2):
+        store_gate_gradients(
+            parts[half], gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_row, 2 * tile_column + half, rows, columns,
+            multiplier, alpha, limit, up_offset, BLOCK_ROWS, BLOCK_COLUMNS // 2, WIDE, STORE_H, FORMULA,
+        )  # fmt: skip
+
+
+@triton.jit
+def _sum_kernel(
+    a_ptr, b_ptr, a_scales_ptr, b_scales_ptr, more_a_ptr, more_b_ptr, more_a_scales_ptr, more_b_scales_ptr,
+    out_ptr, bias_ptr, bias_n,
+    rows, columns, depth, a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_DEPTH: tl.constexpr, B_ROWS: tl.constexpr,
+    GROUP: tl.constexpr, BLOCKS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """out = a b^T + more_a more_b^T + bias, rounded once; the second product and the bias may be None."""
+    tile_row, tile_column = grouped_tile(rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
+    total, _ = _products(
+        a_ptr, b_ptr, None, a_scales_ptr, b_scales_ptr, None, tile_row, tile_column, rows, columns, depth,
+        a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth, None,
+        BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_DEPTH, B_ROWS, BLOCKS, EVEN, WIDE,
+    )  # fmt: skip
+    if more_a_ptr is not None:
+        total, _ = _products(
+            more_a_ptr, more_b_ptr, None, more_a_scales_ptr, more_b_scales_ptr, None,
+            tile_row, tile_column, rows, columns, depth,
+            a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth, total,
+            BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_DEPTH, B_ROWS, BLOCKS, EVEN, WIDE,
+        )  # fmt: skip
+    if bias_ptr is not None:
+        column = tile_column * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+        bias = tl.load(bias_ptr + column.to(tl.int64) * bias_n, mask=column < columns, other=0.0)
+        total += bias.to(tl.float32)[None, :]
+    position, offsets, inside = output_tile(tile_row, tile_column, rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
+    tl.store(out_ptr + position + offsets, round_to(total, out_ptr.dtype.element_ty), mask=inside)
+
+
+def rows_launch(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> Launch:
+    """Describe the launch that quantises x [R, C], any strides, by rows into codes [R, C] and scales [R]."""
+    rows, columns = x.shape
+    block_rows = 128 if INTERPRETING else 1  # where a program costs milliseconds, whatever it does
+    return Launch(
+        kernel=_rows_kernel,
+        grid=(triton.cdiv(rows, block_rows),),
+        arguments={
+            "x_ptr": x, "codes_ptr": codes, "scales_ptr": scales, "rows": rows, "columns": columns,
+            "x_row": x.stride(0), "x_column": x.stride(1), "BLOCK_ROWS": block_rows,
+            "BLOCK_COLUMNS": min(4096, max(128, triton.next_power_of_2(columns))),
+        },
+        num_warps=8,
+        num_stages=1,
+    )  # fmt: skip
+
+
+def _of_tiles(x: torch.Tensor) -> dict[str, int | bool]:
+    return {
+        "rows": x.shape[0], "columns": x.shape[1], "x_row": x.stride(0), "x_column": x.stride(1), "BLOCK": BLOCK,
+        "WIDE": tile_needs_int64((x.stride(), (BLOCK, BLOCK)), ((max(x.shape) + ALIGNMENT, 1), (BLOCK, BLOCK))),
+    }  # fmt: skip
+
+
+def amax_launch(x: torch.Tensor, row_amax: torch.Tensor | None, column_amax: torch.Tensor | None) -> Launch:
+    """Describe the launch that finds the largest magnitudes of x [R, C], any strides.
+
+    Args:
+        x: what will be quantised.
+        row_amax: [R], int32, zeros; takes the bit patterns of the largest absolute values. None: not wanted.
+        column_amax: [C]; as row_amax.
+    """
+    return Launch(
+        kernel=_amax_kernel,
+        grid=(triton.cdiv(x.shape[0], BLOCK), triton.cdiv(x.shape[1], BLOCK)),
+        arguments={"x_ptr": x, "row_amax_ptr": row_amax, "column_amax_ptr": column_amax, **_of_tiles(x)},
+        num_warps=8,
+        num_stages=1,
+    )
+
+
+def tiles_launch(
+    x: torch.Tensor,
+    codes: torch.Tensor | None,
+    scales: torch.Tensor | None,
+    turned: torch.Tensor | None,
+    turned_scales: torch.Tensor | None,
+    row_amax: torch.Tensor | None,
+    column_amax: torch.Tensor | None,
+    weight: bool,
+) -> Launch:
+    """Describe the launch that quantises x [R, C], any strides, along its rows, its columns, or both.
+
+    Args:
+        x: what is quantised.
+        codes: [R, C], written; None: not wanted.
+        scales: of codes: rowwise [R], blockwise [ceil(C / 128), R], of a weight [ceil(R / 128), ceil(C / 128)].
+        turned: [C, P], written, the rows of x from R to P as zeros; None: not wanted.
+        turned_scales: of turned: rowwise [C], blockwise [ceil(R / 128), C], of a weight [ceil(C / 128), ceil(R / 128)].
+        row_amax: [R] as `amax_launch` writes it, for rowwise codes.
+        column_amax: [C], for rowwise turned codes.
+        weight: whether the blocks are 128 x 128, not rowwise.
+    """
+    return Launch(
+        kernel=_tiles_kernel,
+        grid=(triton.cdiv(x.shape[0], BLOCK), triton.cdiv(x.shape[1], BLOCK)),
+        arguments={
+            "x_ptr": x, "codes_ptr": codes, "scales_ptr": scales, "turned_ptr": turned,
+            "turned_scales_ptr": turned_scales, "row_amax_ptr": row_amax, "column_amax_ptr": column_amax,
+            "padded": x.shape[0] if turned is None else turned.shape[1], "WEIGHT": weight, **_of_tiles(x),
+        },
+        num_warps=8,
+        num_stages=1,
+    )  # fmt: skip
+
+
+def _of_product(a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Tensor], tile: Tile) -> dict:
+    """Return the arguments that products of a and b share; both are `Quantised`, or plain tuples of the same."""
+    (codes, scales), (b_codes, b_scales) = a, b
+    (rows, depth), columns = codes.shape, b_codes.shape[0]
+    blocks = scales.dim() == 2
+    return {
+        "a_ptr": codes, "b_ptr": b_codes, "a_scales_ptr": scales, "b_scales_ptr": b_scales,
+        "rows": rows, "columns": columns, "depth": depth, "a_row": codes.stride(0), "b_row": b_codes.stride(0),
+        "a_scales_row": scales.stride(0), "a_scales_depth": scales.stride(1) if blocks else None,
+        "b_scales_row": b_scales.stride(0), "b_scales_depth": b_scales.stride(1) if blocks else None,
+        "BLOCK_ROWS": tile.rows, "BLOCK_COLUMNS": tile.columns, "BLOCK_DEPTH": tile.depth, "GROUP": tile.group,
+        "B_ROWS": 1 if b_scales.shape[0] == columns else BLOCK,
+        "BLOCKS": blocks, "EVEN": depth % tile.depth == 0,
+        "WIDE": tile_needs_int64(
+            ((codes.stride(0), 1), (tile.rows, tile.depth)), ((b_codes.stride(0), 1), (tile.columns, tile.depth)),
+            ((columns, 1), (tile.rows, tile.columns)),
+        ),
+    }  # fmt: skip
+
+
+def _grid(rows: int, columns: int, tile: Tile) -> tuple[int]:
+    return (triton.cdiv(rows, tile.rows) * triton.cdiv(columns, tile.columns),)
+
+
+def glu_launch(
+    x: tuple[torch.Tensor, torch.Tensor],
+    w_gate: tuple[torch.Tensor, torch.Tensor],
+    w_up: tuple[torch.Tensor, torch.Tensor],
+    z: torch.Tensor,
+    z_scales: torch.Tensor | None,
+    preactivations: tuple[torch.Tensor, torch.Tensor],
+    capability: Capability | None = None,
+    biases: Biases = (None, None),
+    formula: Formula = PLAIN,
+) -> Launch:
+    """Describe the launch that makes z of the quantised x and weights.
+
+    Args:
+        x: Quantised, [M, K].
+        w_gate: Quantised, [N, K].
+        w_up: as w_gate, the same strides.
+        z: [M, N], contiguous, written: 16 bits, or codes.
+        z_scales: [ceil(N / 128), M], written, where z are codes; else None.
+        preactivations: gate and up, [M, N] and contiguous, written; empty: not wanted. What is quantised was rounded to
+            their dtype.
+        capability: of the GPU to choose the tile for; None for that of x's device.
+        biases: [N] each, or None.
+        formula: the gate.
+    """
+    (rows, _), columns = x[0].shape, w_gate[0].shape[0]
+    (gate, up), (bias_gate, bias_up) = preactivations, biases
+    tile = fp8_glu_tile(rows, x[1].dim() == 2, capability or capability_of(x[0].device))
+    other, other_scales = w_up
+    assert w_gate[0].stride() == other.stride(), "one pair of strides serves both"
+    assert w_gate[1].stride() == other_scales.stride(), "one pair of strides serves both"
+    return Launch(
+        kernel=_glu_kernel,
+        grid=_grid(rows, columns, tile),
+        arguments={
+            "other_ptr": other, "other_scales_ptr": other_scales, "z_ptr": z, "z_scales_ptr": z_scales,
+            "gate_ptr": gate, "up_ptr": up, "bias_gate_ptr": bias_gate, "bias_up_ptr": bias_up,
+            "bias_gate_n": None if bias_gate is None else bias_gate.stride(0),
+            "bias_up_n": None if bias_up is None else bias_up.stride(0),
+            "STORE_PREACT": gate.numel() > 0, "STORE_CODES": z_scales is not None,
+        }
+        | _of_product(x, w_gate, tile)
+        | formula.arguments(),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def hidden_grad_launch(
+    d_out: tuple[torch.Tensor, torch.Tensor],
+    w_down: tuple[torch.Tensor, torch.Tensor],
+    preactivations: tuple[torch.Tensor, torch.Tensor],
+    d_gate: torch.Tensor,
+    d_up: torch.Tensor,
+    h: torch.Tensor | None,
+    capability: Capability | None = None,
+    formula: Formula = PLAIN,
+) -> Launch:
+    """Describe the launch that turns the quantised d_out into d_gate, d_up and h.
+
+    Args:
+        d_out: Quantised, [M, H].
+        w_down: Quantised, turned: [N, H].
+        preactivations: gate and up, [M, N] and contiguous, biases included.
+        d_gate: [M, N], contiguous, written; it may be gate itself.
+        d_up: [M, N], contiguous, written; it may be up itself.
+        h: [M, N], contiguous, written; None: not wanted.
+        capability: of the GPU to choose the tile for; None for that of d_out's device.
+        formula: the gate.
+    """
+    rows, columns = d_gate.shape
+    gate, up = preactivations
+    tile = fp8_product_tile(rows, capability or capability_of(d_gate.device))
+    return Launch(
+        kernel=_hidden_grad_kernel,
+        grid=_grid(rows, columns, tile),
+        arguments={
+            "gate_ptr": gate, "up_ptr": up, "d_gate_ptr": d_gate, "d_up_ptr": d_up,
+            "h_ptr": d_gate if h is None else h, "STORE_H": h is not None,
+        }
+        | _of_product(d_out, w_down, tile)
+        | formula.arguments(),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def sum_launch(
+    a: tuple[torch.Tensor, torch.Tensor],
+    b: tuple[torch.Tensor, torch.Tensor],
+    more: tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None,
+    out: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    capability: Capability | None = None,
+) -> Launch:
+    """Describe the launch that writes out = a b^T + bias, or with more (a2, b2) a b^T + a2 b2^T + bias.
+
+    Args:
+        a: Quantised, [R, D].
+        b: Quantised, [C, D].
+        more: a second pair of the same shapes and strides, or None.
+        out: [R, C], contiguous, written.
+        bias: [C] or None.
+        capability: of the GPU to choose the tile for; None for that of out's device.
+    """
+    rows, columns = out.shape
+    tile = fp8_product_tile(rows, capability or capability_of(out.device))
+    (more_a, more_a_scales), (more_b, more_b_scales) = more or ((None, None), (None, None))
+    return Launch(
+        kernel=_sum_kernel,
+        grid=_grid(rows, columns, tile),
+        arguments={
+            "more_a_ptr": more_a, "more_b_ptr": more_b,
+            "more_a_scales_ptr": more_a_scales, "more_b_scales_ptr": more_b_scales, "out_ptr": out,
+            "bias_ptr": bias, "bias_n": None if bias is None else bias.stride(0),
+        }
+        | _of_product(a, b, tile),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def _empty(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    return x.new_empty((rows, columns), dtype=torch.float8_e4m3fn)
+
+
+def _scales(x: torch.Tensor, *shape: int) -> torch.Tensor:
+    return x.new_empty(shape, dtype=torch.float32)
+
+
+def quantise_rows(x: torch.Tensor, recipe: str, weight: bool) -> Quantised:
+    """Quantise x [R, C], any strides, for products that sum over C, by "rowwise" or "blockwise"."""
+    if recipe == "blockwise":
+        return quantise_both(x, recipe, weight, turned=False)[0]
+    one = Quantised(_empty(x, *x.shape), _scales(x, x.shape[0]))
+    run(rows_launch, x, *one)
+    return one
+
+
+def quantise_both(
+    x: torch.Tensor, recipe: str, weight: bool, rows: bool = True, turned: bool = True
+) -> tuple[Quantised, Quantised]:
+    """Quantise x [R, C], any strides, for products that sum over C (codes of [R, C]) and over R ([C, P]).
+
+    P is R, padded with zeros to a multiple of ALIGNMENT. What is not wanted is empty.
+    """
+    R, C = x.shape
+    padded = -(-R // ALIGNMENT) * ALIGNMENT
+    codes, other = (_empty(x, R, C) if rows else None), (_empty(x, C, padded) if turned else None)
+    row_amax = column_amax = None
+    blocks, other_blocks = -(-C // BLOCK), -(-R // BLOCK)
+    if recipe == "rowwise":
+        scales, other_scales = _scales(x, R), _scales(x, C)
+        row_amax = x.new_zeros(R, dtype=torch.int32) if rows else None
+        column_amax = x.new_zeros(C, dtype=torch.int32) if turned else None
+        run(amax_launch, x, row_amax, column_amax)
+    elif weight:
+        scales, other_scales = _scales(x, other_blocks, blocks), _scales(x, blocks, other_blocks)
+    else:
+        scales, other_scales = _scales(x, blocks, R), _scales(x, other_blocks, C)
+    run(tiles_launch, x, codes, scales, other, other_scales, row_amax, column_amax, weight and recipe == "blockwise")
+    if recipe == "blockwise" and not weight:
+        scales, other_scales = scales.t(), other_scales.t()
+    nothing = x.new_empty((0, 0))
+    return (
+        Quantised(nothing if codes is None else codes, scales),
+        Quantised(nothing if other is None else other, other_scales),
+    )

@@ -1,0 +1,158 @@
+"""Judges contenders that quantise, by the recipe that they name: codes, scales, and results of what those stand for.
+
+A contender that hands over codes and scales is held to all of them: those of inputs, weights and the upstream gradient
+are the definition's bit for bit; those of h, d_gate and d_up, which depend on how sums were rounded, use the whole
+range of codes in every group and stand for the right values; and results are within the usual budget of the fp64 result
+of exactly those values. Without them, results are held against the fp64 result of the definition's own codes. There,
+and in the timed loop, the budget comes from what the definition itself loses in the case's dtype: a sum rounded
+otherwise may give h another code.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from swiglu_bench.check import tolerance
+from swiglu_bench.check.built import Produced
+from swiglu_bench.check.inputs import Draw
+from swiglu_bench.check.judge import Judge
+from swiglu_bench.check.results import Fault, same_bits
+from swiglu_bench.rows.record import CODES, TensorCheck
+from swiglu_bench.spec import fp8
+from swiglu_bench.spec.implementation import implementation
+
+RECIPE = "recipe"
+CODE_STEP, NOISE = 8.0, 0.125
+"""An element of what the contender computed itself may be off by a step of its code, twice what rounding to the nearest
+code loses, and by as much of the rms, for gradients whose terms cancel."""
+INTERMEDIATE = ("h", "d_gate", "d_up", "d_gate_up")
+
+
+class QuantisedJudge(Judge):
+    """Judges the results of contenders that quantise; `judge_of` makes the classes."""
+
+    joint: bool
+    quantised_dw: bool
+
+    def answer(self, activations: Sequence[Tensor], upstream: Tensor | None) -> dict[str, Tensor]:
+        """The fp64 answer on operands that are quantised by the definition."""
+        precision = self.problem.case.precision
+
+        def operand(name: str, value: Tensor) -> Tensor:
+            quantised = self.quantised_dw or not fp8.makes_dw(name)
+            return fp8.dequantise(*fp8.quantise(value, precision, name)) if quantised else value
+
+        return self._answer(activations[0], upstream, operand)
+
+    def judge_handed(
+        self, produced: Produced, draw: Draw, handed: Mapping[str, fp8.Quantised], *, label: str = "{}",
+        faults: Mapping[str, Fault] | None = None, distribution: bool = False,
+    ) -> tuple[TensorCheck, ...]:  # fmt: skip
+        """One verdict for each result, by the operands that were handed over, and one for each of these."""
+        faults = faults or {}
+        x = self.desk.activations(draw)[0].clone()
+        backward = produced.keys() != {"output"}
+        upstream = self.desk.upstream(draw).clone() if backward else None
+        self.truth(draw, backward)  # for `compare`
+        checks: list[TensorCheck] = [
+            _failed(f"{CODES}{name}", "were not handed over")
+            for name in fp8.required(self.problem.case, self.joint)
+            if name not in handed
+        ]
+
+        def operand(name: str, value: Tensor) -> Tensor:
+            if name not in handed:
+                return value
+            checks.append(self._check(name, value, handed[name]))
+            return fp8.dequantise(*handed[name])
+
+        def again(name: str, value: Tensor) -> Tensor:
+            return fp8.dequantise(*handed[name], torch.float32) if name in handed else value.float()
+
+        truth = self._answer(x, upstream, operand)
+        plain = fp8.swiglu(x, self.problem.weights, upstream, again, self.joint)
+        results = tuple(
+            tolerance.check(
+                label.format(name), value, truth[name], tolerance.tensor_error(plain[name], truth[name]), self.dtype,
+                self._longest_sum, faults.get(name), distribution,
+            )
+            for name, value in produced.items()
+        )  # fmt: skip
+        unique = {check.tensor: check for check in sorted(checks, key=lambda check: not check.ok)}
+        return (*results, *(replace(check, tensor=label.format(check.tensor)) for check in unique.values()))
+
+    def _answer(self, x: Tensor, upstream: Tensor | None, operand: fp8.Operand) -> dict[str, Tensor]:
+        weights = {name: value.detach().double() for name, value in self.problem.weights.items()}
+        rows = None if upstream is None else upstream.double()
+        return fp8.swiglu(x.detach().double(), weights, rows, operand, self.joint)
+
+    def _check(self, name: str, value: Tensor, handed: fp8.Quantised) -> TensorCheck:
+        """The verdict on the codes and scales of one operand; `value` is what they should stand for."""
+        codes, scales = handed
+        right_codes, right_scales = fp8.quantise(value, self.problem.case.precision, name)
+        failed = partial(_failed, f"{CODES}{name}")
+        if name.removesuffix(".T") not in INTERMEDIATE:
+            if not same_bits(scales, right_scales):
+                wrong = int((scales != right_scales).sum())
+                return failed(f"{wrong} of {scales.numel()} scales are not those of the recipe")
+            if not same_bits(codes, right_codes):
+                wrong = int((codes.view(torch.uint8) != right_codes.view(torch.uint8)).sum())
+                return failed(f"{wrong} of {codes.numel()} codes are not those of the recipe")
+            return _passed(f"{CODES}{name}")
+        largest = fp8.largest(codes, self.problem.case.precision, name)
+        unused = int(((largest != fp8.LARGEST) & (largest != 0)).sum())
+        if unused:
+            return failed(f"in {unused} of {largest.numel()} groups the largest code is not {fp8.LARGEST:g}")
+        rounding = 4 * tolerance.unit_roundoff(self.dtype)
+        allowed = tolerance.MARGIN * _distance((right_codes, right_scales), value) + rounding
+        found = _distance(handed, value)
+        if not found <= allowed:
+            return failed(f"they stand for values with a relative error of {found:.2e}, more than {allowed:.2e}")
+        off = (
+            (fp8.dequantise(*handed) - value).abs_().sub_(value.abs() / CODE_STEP).max().item()
+            if value.numel()
+            else 0.0
+        )
+        if not off <= NOISE * value.norm().item() / value.numel() ** 0.5:
+            return failed("one of them stands for a value that is further off than rounding explains")
+        return _passed(f"{CODES}{name}")
+
+
+@functools.cache
+def judge_of(joint: bool, quantised_dw: bool) -> type[QuantisedJudge]:
+    """The judge of contenders with one product for gate and up or two, with quantised weight gradients or without."""
+    chosen = {"joint": joint, "quantised_dw": quantised_dw}
+    declare = implementation("quantised reference", scopes=("glu", "mlp"), description="SwiGLU on quantised operands")
+    return type("QuantisedJudge", (QuantisedJudge,), {**chosen, "definition": declare(partial(fp8.defined, **chosen))})
+
+
+def _distance(quantised: fp8.Quantised, value: Tensor) -> float:
+    size = value.norm().item()
+    return (fp8.dequantise(*quantised) - value).norm().item() / size if size else 0.0
+
+
+def _failed(tensor: str, reason: str) -> TensorCheck:
+    return TensorCheck(tensor, False, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, reason, RECIPE)
+
+
+def _passed(tensor: str) -> TensorCheck:
+    return TensorCheck(tensor, True, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+def with_loss(checks: Sequence[TensorCheck], produced: Produced, judge: Judge, draw: Draw) -> tuple[TensorCheck, ...]:
+    """The verdicts with each result's distance from the unquantised truth, and eager's, which `judge` has."""
+    truth = judge.truth(draw, backward=produced.keys() != {"output"})
+    return tuple(
+        replace(
+            check, loss=tolerance.tensor_error(produced[name], truth.values[name]).relative,
+            eager_loss=truth.eager[name].relative,
+        )
+        if produced.get(name := check.tensor.partition(" (")[0]) is not None else check
+        for check in checks
+    )  # fmt: skip

@@ -1,0 +1,231 @@
+"""fp8 by swiglu_kernels, torch._scaled_mm, torchao, DeepGEMM and TransformerEngine, each by its own functions.
+
+Each quantises to the recipe of the case. Those that multiply codes of the suite's quantiser hand these over. The others
+quantise inside, and torch.compile rounds a division otherwise: they are judged by results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import TYPE_CHECKING
+
+from swiglu_bench.spec.cases import Dtype, Precision, Scope
+from swiglu_bench.spec.implementation import Implementation, Step, implementation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from swiglu_bench.implementations.fp8_linear import Quantised
+    from swiglu_bench.spec.problem import Problem
+
+SCOPES, DTYPES = (Scope.GLU, Scope.MLP), (Dtype.BFLOAT16,)
+TENSORWISE, ROWWISE, BLOCKWISE = (one for one in Precision if one)
+
+
+def by_products(problem: Problem, *, package: str = "torch", compiled: bool = False, quantised_dw: bool = True) -> Step:
+    """One product for gate and up, silu and multiplication by torch, and in the mlp scope a product with w_down."""
+    import torch
+
+    from swiglu_bench.implementations.around import packed
+    from swiglu_bench.implementations.fp8_linear import Kept, Layer, deep_gemm, scaled_mm
+    from swiglu_bench.spec.fp8 import quantise
+    from swiglu_kernels import reference
+
+    precision = problem.case.precision
+    multiply = scaled_mm(precision) if package == "torch" else deep_gemm
+    step = packed(problem, lambda x, w_gate_up, bias: x)
+    assert step.parameters
+    names = {"w_gate_up": ("x", "d_gate_up"), "w_down": ("h", "upstream")}
+    layers = [
+        Layer(names[name][0], name, names[name][1], precision, multiply, quantised_dw) for name in step.parameters
+    ]
+    layers.sort(key=lambda layer: layer.weight, reverse=True)  # w_gate_up, w_down
+    weights = [step.parameters[layer.weight] for layer in layers]
+    kept = [
+        Kept(weight, partial(quantise, precision=precision, name=layer.weight))
+        for weight, layer in zip(weights, layers, strict=True)
+    ]
+
+    def train(x: Tensor, *given: Tensor) -> Tensor:
+        hidden = reference.silu_mul(*layers[0].train(x, given[0]).chunk(2, dim=-1))
+        return layers[1].train(hidden, given[1]) if len(given) > 1 else hidden
+
+    def infer(x: Tensor, *given: Quantised) -> Tensor:
+        hidden = reference.silu_mul(*layers[0].infer(x, given[0]).chunk(2, dim=-1))
+        return layers[1].infer(hidden, given[1]) if len(given) > 1 else hidden
+
+    if compiled:
+        train, infer = (torch.compile(one, fullgraph=True, dynamic=False) for one in (train, infer))
+
+    def forward(x: Tensor) -> Tensor:
+        return train(x, *weights) if torch.is_grad_enabled() else infer(x, *(one() for one in kept))
+
+    def hand_over(into: dict[str, Quantised] | None) -> None:
+        for layer in layers:
+            layer.watched = into
+
+    return dataclasses.replace(step, forward=forward, hand_over=None if compiled else hand_over)
+
+
+def _scaled(name: str, description: str, compiled: bool, **fields: object) -> Implementation:
+    declare = implementation(
+        name, scopes=SCOPES, dtypes=DTYPES, description=description, weight_layout="packed", multiple=16,
+        backend="inductor" if compiled else "torch", **fields,
+    )  # fmt: skip
+    return declare(partial(by_products, compiled=compiled))
+
+
+_SCALED = "quantised by plain PyTorch, multiplied by torch._scaled_mm, gate and up in one product"
+scaled_mm = _scaled("scaled-mm", _SCALED, False, precisions=(TENSORWISE, ROWWISE))
+scaled_mm_compiled = _scaled(
+    "scaled-mm-compile", "scaled-mm under torch.compile", True, precisions=(TENSORWISE, ROWWISE)
+)
+scaled_mm_blocks = _scaled(
+    "scaled-mm-blocks",
+    f"{_SCALED}; blocks, which torch multiplies on Hopper",
+    False,
+    precisions=(BLOCKWISE,),
+    gpus=(9,),
+)
+scaled_mm_blocks_compiled = _scaled(
+    "scaled-mm-blocks-compile", "scaled-mm-blocks under torch.compile", True, precisions=(BLOCKWISE,), gpus=(9,)
+)
+deep_gemm = implementation(
+    "deep-gemm-fp8", scopes=SCOPES, dtypes=DTYPES, precisions=(BLOCKWISE,), weight_layout="packed", multiple=128,
+    description="quantised by plain PyTorch, multiplied by DeepGEMM; gradients of weights are torch's bf16 products",
+    package="deep_gemm", gpus=(9, 10), quantises_dw=False,
+)(partial(by_products, package="deep_gemm", quantised_dw=False))  # fmt: skip
+
+
+@implementation(
+    "fp8-reference",
+    scopes=SCOPES,
+    dtypes=DTYPES,
+    precisions=(TENSORWISE, ROWWISE, BLOCKWISE),
+    description="the definition: quantised and dequantised in plain PyTorch, multiplied in fp32; it is not quick",
+    quantises_weights_before=False,
+    on_request=True,
+)
+def reference(problem: Problem) -> Step:
+    """What results are judged by, for any machine."""
+    from swiglu_bench.spec.fp8 import defined
+
+    return defined(problem)
+
+
+@implementation(
+    "torchao-float8",
+    scopes=SCOPES,
+    dtypes=DTYPES,
+    precisions=(TENSORWISE, ROWWISE),
+    description="three nn.Linear by torchao's convert_to_float8_training under torch.compile, e4m3 throughout",
+    backend="inductor",
+    package="torchao",
+    multiple=16,
+    quantises_weights_before=False,
+    usage="from torchao.float8 import convert_to_float8_training; convert_to_float8_training(model)",
+)
+def torchao_float8(problem: Problem) -> Step:
+    """Its recipes, but for gradients in e5m2 (tensorwise) and scales rounded to powers of two (rowwise)."""
+    import torch
+    from torchao.float8 import CastConfig, Float8LinearConfig, convert_to_float8_training
+
+    from swiglu_kernels import reference
+
+    recipe = str(problem.case.precision).removeprefix("fp8-")
+    changes: dict[str, object] = {"round_scales_to_power_of_2": False}
+    if problem.case.precision is TENSORWISE:
+        changes = {"cast_config_grad_output": CastConfig(target_dtype=torch.float8_e4m3fn)}
+    config = dataclasses.replace(Float8LinearConfig.from_recipe_name(recipe), **changes)
+    layers = torch.nn.ModuleDict()
+    for name, weight in problem.weights.items():
+        layers[name] = torch.nn.Linear(*reversed(weight.shape), bias=False, device="meta")
+        layers[name].weight = torch.nn.Parameter(weight.detach(), requires_grad=weight.requires_grad)
+    convert_to_float8_training(layers, config=config)
+
+    def forward(x: Tensor) -> Tensor:
+        hidden = reference.silu_mul(layers["w_gate"](x), layers["w_up"](x))
+        return layers["w_down"](hidden) if "w_down" in layers else hidden
+
+    parameters = {name: layer.weight for name, layer in layers.items()}
+    return Step(torch.compile(forward, fullgraph=True, dynamic=False), parameters)
+
+
+@implementation(
+    "transformer-engine",
+    scopes=SCOPES,
+    dtypes=DTYPES,
+    precisions=(TENSORWISE, BLOCKWISE),
+    description="three te.Linear under fp8_autocast with the recipes Float8CurrentScaling and Float8BlockScaling, e4m3",
+    package="transformer_engine",
+    imports="transformer_engine.pytorch",
+    gpus=(9, 10, 12),
+    multiple=128,
+    quantises_weights_before=False,
+    usage="import transformer_engine.pytorch as te; with te.fp8_autocast(fp8_recipe=recipe): out = model(x)",
+)
+def transformer_engine(problem: Problem) -> Step:
+    """Scales of blocks are fp32, not rounded to powers of two."""
+    import torch
+    import transformer_engine.pytorch as te
+    from transformer_engine.common import recipe
+
+    from swiglu_kernels import reference
+
+    if problem.case.precision is BLOCKWISE:
+        exact = recipe.QParams(power_2_scale=False, amax_epsilon=0.0)
+        names = ("fp8_quant_fwd_inp", "fp8_quant_fwd_weight", "fp8_quant_bwd_grad")
+        chosen = recipe.Float8BlockScaling(**dict.fromkeys(names, exact))
+    else:
+        chosen = recipe.Float8CurrentScaling(fp8_format=recipe.Format.E4M3)
+    layers = torch.nn.ModuleDict()
+    for name, weight in problem.weights.items():
+        layers[name] = te.Linear(*reversed(weight.shape), bias=False, params_dtype=weight.dtype, device=weight.device)
+        layers[name].weight = torch.nn.Parameter(weight.detach(), requires_grad=weight.requires_grad)
+
+    def forward(x: Tensor) -> Tensor:
+        with te.fp8_autocast(enabled=True, fp8_recipe=chosen):
+            hidden = reference.silu_mul(layers["w_gate"](x), layers["w_up"](x))
+            return layers["w_down"](hidden) if "w_down" in layers else hidden
+
+    return Step(forward, {name: layer.weight for name, layer in layers.items()})
+
+
+def _build_fused(problem: Problem, weight_grad: str) -> Step:
+    import torch
+
+    from swiglu_bench.implementations.fp8_linear import Kept
+    from swiglu_kernels.fp8 import quantise, swiglu_mlp_fp8
+
+    recipe = str(problem.case.precision).removeprefix("fp8-")
+    weights = list(problem.weights.values())
+    kept = [Kept(weight, partial(quantise, recipe=recipe, weight=True)) for weight in weights]
+
+    def forward(x: Tensor) -> Tensor:
+        given = weights if torch.is_grad_enabled() else [one() for one in kept]
+        w_gate, w_up, w_down = (*given, None)[:3]
+        return swiglu_mlp_fp8(x, w_gate, w_up, w_down, recipe=recipe, weight_grad=weight_grad)
+
+    return Step(forward)
+
+
+def _fused(name: str, weight_grad: str, description: str) -> Implementation:
+    call = f"swiglu_mlp_fp8(x, w_gate, w_up, w_down, recipe='rowwise', weight_grad={weight_grad!r})"
+    declare = implementation(
+        name, scopes=SCOPES, dtypes=DTYPES, precisions=(ROWWISE, BLOCKWISE), description=description, backend="triton",
+        package="swiglu_kernels.fp8", multiple=16, variant=() if weight_grad == "fp8" else SCOPES,
+        quantises_dw=weight_grad == "fp8",
+        usage=f"from swiglu_kernels import swiglu_mlp_fp8; out = {call}",
+    )  # fmt: skip
+    return declare(partial(_build_fused, weight_grad=weight_grad))
+
+
+fused = _fused("fused-fp8", "fp8", "swiglu_glu_fp8 or swiglu_mlp_fp8: one Triton launch for gate, up and SwiGLU")
+fused_dw_torch = _fused("fused-fp8-dw-torch", "torch", "fused-fp8, with weight gradients by torch's bf16 products")
+
+ROWS = (
+    fused, fused_dw_torch,
+    scaled_mm, scaled_mm_compiled, scaled_mm_blocks, scaled_mm_blocks_compiled, deep_gemm, torchao_float8,
+    transformer_engine, reference,
+)  # fmt: skip

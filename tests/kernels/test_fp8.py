@@ -1,0 +1,370 @@
+import functools
+from typing import Any
+
+import pytest
+import torch
+from accuracy import DEVICE, check_against_reference, poisoned_outputs, random_tensor
+from torch.library import opcheck
+
+from swiglu_kernels import (
+    FusedSwiGLU,
+    FusedSwiGLUMLP,
+    FusedSwiGLUPackedMLP,
+    explain,
+    fp8,
+    patch_model,
+    reference,
+    swiglu_glu_fp8,
+    swiglu_mlp_fp8,
+)
+from swiglu_kernels.reference import RECIPES
+
+pytestmark = pytest.mark.skipif(fp8.why_not(DEVICE) is not None, reason=f"{fp8.why_not(DEVICE)}")
+
+NAMES = "x w_gate w_up w_down bias_gate bias_up bias_down"
+BFLOAT16 = torch.bfloat16
+GPT_OSS = {"alpha": 1.702, "limit": 1.0, "up_offset": 1.0}
+by_recipe = pytest.mark.parametrize("recipe", RECIPES)
+
+
+def problem(
+    tokens: int = 37, hidden: int = 80, intermediate: int = 144, hidden_out: int = 96,
+    dtype: torch.dtype = BFLOAT16, layout: str = "contiguous", gradients: bool = False,
+) -> list[torch.Tensor]:  # fmt: skip
+    """Draw operands by `NAMES`; more columns than one block has, and a last block that is smaller."""
+    wide = functools.partial(random_tensor, dtype=dtype, layout=layout)
+    drawn = [
+        wide(tokens, hidden),
+        wide(intermediate, hidden, scale=hidden**-0.5, seed=1),
+        wide(intermediate, hidden, scale=hidden**-0.5, seed=2),
+        wide(hidden_out, intermediate, scale=intermediate**-0.5, seed=3),
+        *(random_tensor(size, dtype=dtype, seed=4 + at) for at, size in enumerate((intermediate,) * 2 + (hidden_out,))),
+    ]
+    return [one.requires_grad_(gradients) for one in drawn]
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.dtype is torch.float8_e4m3fn:
+        one, other = one.view(torch.uint8), other.view(torch.uint8)
+    return torch.equal(one, other)
+
+
+@by_recipe
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided"])
+@pytest.mark.parametrize("shape", [(1, 16), (130, 272), (256, 128)], ids=str)
+def test_codes_and_scales_have_the_bits_of_the_definition(shape, layout, recipe):
+    matrix = random_tensor(*shape, dtype=BFLOAT16, layout=layout)
+    matrix *= torch.exp2(random_tensor(*shape, dtype=BFLOAT16, scale=3, seed=1))
+    matrix[0] = 0
+    matrix[-1, :8] *= 2.0**-20
+    for weight in (False, True):
+        with poisoned_outputs():
+            got = fp8.quantise(matrix, recipe, weight=weight)
+        for one, defined in zip(got, reference.quantise(matrix, recipe, weight), strict=True):
+            assert same_bits(one, defined)
+
+
+@by_recipe
+def test_every_code_and_every_tie(recipe):
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(BFLOAT16).nan_to_num(448.0)
+    middle = ((codes[1:] + codes[:-1]) / 2).nan_to_num()
+    matrix = torch.stack([codes, torch.cat([middle, codes[:1]]), codes.flip(0)]).to(DEVICE)
+    matrix[:, 0] = matrix[:, 128] = 448  # so that scales are 1
+    (got, scales), (defined, _) = fp8.quantise(matrix, recipe), reference.quantise(matrix, recipe)
+    assert bool((scales == 1).all())
+    assert same_bits(got, defined)
+
+
+@by_recipe
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_so(recipe, bad):
+    x, *weights = problem()[:4]
+    x[3, 5] = bad
+    out = swiglu_mlp_fp8(x, *weights, recipe=recipe)
+    assert not out[3].isfinite().any()
+    assert out[:3].isfinite().all()
+    assert out[4:].isfinite().all()
+
+
+HANDED = {"x", "w_gate", "w_up", "h", "w_down", "upstream", "upstream.T", "w_down.T", "h.T", "d_gate", "d_up"}
+HANDED |= {"d_gate.T", "d_up.T", "w_gate.T", "w_up.T", "x.T"}
+
+
+@by_recipe
+@pytest.mark.parametrize("tokens", [1, 150])
+def test_products_are_those_of_the_codes(recipe, tokens):
+    """Each result against fp64 on exactly the codes that were handed over: nothing but its own rounding is lost."""
+    inputs = problem(tokens, gradients=True)[:4]
+    codes: dict[str, Any] = {}
+    fp8.hand_over(codes)
+    try:
+        with poisoned_outputs():
+            out = swiglu_mlp_fp8(*inputs, recipe=recipe)
+            upstream = random_tensor(*out.shape, dtype=BFLOAT16, seed=9)
+            d_x, d_gate, d_up, d_down = torch.autograd.grad(out, inputs, upstream)
+    finally:
+        fp8.hand_over(None)
+    assert codes.keys() == HANDED
+    given = dict(zip(NAMES.split(), inputs, strict=False)) | {"upstream": upstream}
+    for name, (handed, scales) in codes.items():
+        matrix = given.get(name.removesuffix(".T"))
+        if matrix is not None:
+            turned, weight = name.endswith(".T"), name.startswith("w_")
+            defined, right = reference.quantise(matrix.t() if turned else matrix, recipe, weight)
+            right = right[:, None] if right.dim() == 1 else right
+            assert same_bits(handed, defined.t() if turned else defined), name
+            assert same_bits(scales, right.t() if turned else right), name
+    meant = {name: value(*one) for name, one in codes.items()}
+    gate, up = meant["x"] @ meant["w_gate"].t(), meant["x"] @ meant["w_up"].t()
+    z = swiglu_glu_fp8(*(one.detach() for one in inputs[:3]), recipe=recipe)
+    for got, truth in (
+        (z, reference.silu_mul(gate, up)),
+        (out, meant["h"] @ meant["w_down"].t()),
+        (d_x, meant["d_gate"] @ meant["w_gate.T"] + meant["d_up"] @ meant["w_up.T"]),
+        (d_down, meant["upstream.T"].t() @ meant["h.T"]),
+        (d_gate, meant["d_gate.T"].t() @ meant["x.T"]),
+        (d_up, meant["d_up.T"].t() @ meant["x.T"]),
+    ):
+        # One rounding to bfloat16, and fp32 sums of fewer than 2^8 terms, which may cancel.
+        bound = 2.0**-8 * truth.abs() + 2.0**-16 * truth.abs().max()
+        assert bool(((got.detach().double() - truth).abs() <= bound).all())
+    defined, right = reference.quantise(z, recipe)  # h is z, rounded before it is quantised
+    assert same_bits(codes["h"][0], defined)
+    assert same_bits(codes["h"][1].flatten(), right.flatten())
+
+
+def value(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """What codes stand for, in fp64, from scales with as many rows and columns as there are groups."""
+    for dim, size in enumerate(codes.shape):
+        if scales.shape[dim] not in (1, size):
+            scales = scales.repeat_interleave(128, dim).narrow(dim, 0, size)
+    return codes.double() * scales.double()
+
+
+@by_recipe
+@pytest.mark.parametrize(
+    ("options", "gate", "count", "layout", "dtype"),
+    [
+        ({}, {}, 3, "contiguous", BFLOAT16),
+        ({"weight_grad": "triton"}, GPT_OSS, 7, "strided", torch.float16),
+        ({"weight_grad": "torch", "save": "input"}, {"activation": "gelu_tanh"}, 7, "half", BFLOAT16),
+        ({"save": "input"}, {"gate_multiplier": 0.7}, 4, "transposed", BFLOAT16),
+    ],
+)
+def test_output_and_gradients(options, gate, count, layout, dtype, recipe):
+    inputs = problem(dtype=dtype, layout=layout)[:count]
+    in_fp8 = options.get("weight_grad") is None
+    check_against_reference(
+        NAMES,
+        functools.partial(swiglu_mlp_fp8 if len(inputs) > 3 else swiglu_glu_fp8, recipe=recipe, **options, **gate),
+        functools.partial(reference.swiglu_mlp_fp8, recipe=recipe, fp8_weight_grad=in_fp8, **gate),
+        inputs,
+    )
+
+
+@by_recipe
+@pytest.mark.parametrize("options", [{}, {"save": "input", "weight_grad": "triton"}], ids=str)
+def test_a_second_backward_has_the_same_bits_and_writes_into_nothing_given(options, recipe):
+    inputs = problem(gradients=True)
+    before = [one.detach().clone() for one in inputs]
+    out = swiglu_mlp_fp8(*inputs, recipe=recipe, **options)
+    upstream = random_tensor(*out.shape, dtype=BFLOAT16, seed=9)
+    same = upstream.clone()
+    first = torch.autograd.grad(out, inputs, upstream, retain_graph=True)
+    for one, other in zip(torch.autograd.grad(out, inputs, upstream), first, strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip((*inputs, upstream), (*before, same), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("wanted", [(0,), (3,), (2, 6)], ids=str)
+def test_only_some_inputs_need_a_gradient(wanted):
+    inputs = problem()
+    chosen = [inputs[position].requires_grad_() for position in wanted]
+    got = torch.autograd.grad(swiglu_mlp_fp8(*inputs, recipe="rowwise").sum(), chosen)
+    every = problem(gradients=True)
+    expected = torch.autograd.grad(swiglu_mlp_fp8(*every, recipe="rowwise").sum(), every)
+    for one, position in zip(got, wanted, strict=True):
+        assert torch.equal(one, expected[position])
+
+
+@by_recipe
+def test_frozen_weights_leading_dimensions_and_no_tokens(recipe):
+    x, *weights = problem(6, gradients=True)[:4]
+    out = swiglu_mlp_fp8(x.view(2, 3, 80), *weights, recipe=recipe, weight_grad="none")
+    out.sum().backward()
+    assert out.shape == (2, 3, 96)
+    assert [one.grad is None for one in (x, *weights)] == [False, True, True, True]
+    empty = x.detach()[:0].requires_grad_()
+    gradients = torch.autograd.grad(swiglu_mlp_fp8(empty, *weights, recipe=recipe).sum(), [empty, *weights])
+    assert not any(one.any() for one in gradients)
+
+
+@by_recipe
+def test_weights_that_were_quantised_before(recipe):
+    x, *weights = problem()[:4]
+    kept = [fp8.quantise(one, recipe, weight=True) for one in weights]
+    expected = swiglu_mlp_fp8(x, *weights, recipe=recipe)
+    assert torch.equal(swiglu_mlp_fp8(x, *kept, recipe=recipe), expected)
+    assert torch.equal(swiglu_mlp_fp8(fp8.quantise(x, recipe), *kept, recipe=recipe), expected)
+    with pytest.raises(ValueError, match="w_gate, w_up, w_down: expected 16 bits where a gradient"):
+        swiglu_mlp_fp8(x.requires_grad_(), *kept, recipe=recipe)
+    with pytest.raises(ValueError, match="expected all weights quantised, or nothing"):
+        swiglu_mlp_fp8(x.detach(), *kept[:2], weights[2], recipe=recipe)
+    other = RECIPES[recipe == RECIPES[0]]
+    with pytest.raises(ValueError, match=f"w_gate: expected scales .* as recipe='{other}'"):
+        swiglu_mlp_fp8(x.detach(), *kept, recipe=other)
+
+
+def test_operator_conventions():
+    inputs = problem(3, gradients=True)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    options = ("blockwise", "fp8", True, "silu", 1.0, 1.0, None, 0.0)
+    opcheck(fp8._mlp._overload, (*inputs, None, None, None, None, *options), test_utils=checks)
+    for recipe, weight in (("rowwise", False), ("blockwise", False), ("blockwise", True)):
+        opcheck(
+            fp8._quantise._overload, (inputs[1].detach(), recipe, weight), test_utils=("test_schema", "test_faketensor")
+        )
+
+
+@by_recipe
+def test_compiles_without_a_graph_break(recipe):
+    torch.compiler.reset()
+    inputs = problem(5, gradients=True)[:4]
+    function = functools.partial(swiglu_mlp_fp8, recipe=recipe)
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    expected = torch.autograd.grad(function(*inputs).sum(), inputs)
+    for one, other in zip(torch.autograd.grad(compiled(*inputs).sum(), inputs), expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_second_derivative_is_refused():
+    x, *weights = problem(3, gradients=True)[:4]
+    out = swiglu_mlp_fp8(x, *weights, recipe="rowwise")
+    with pytest.raises(RuntimeError, match="cannot be differentiated"):
+        torch.autograd.grad(out.sum(), x, create_graph=True)[0].sum().backward()
+
+
+def test_autocast_casts_operands():
+    inputs = problem(dtype=torch.float32)
+    with torch.autocast(DEVICE.type, BFLOAT16):
+        out = swiglu_mlp_fp8(*inputs, recipe="blockwise")
+    assert torch.equal(out, swiglu_mlp_fp8(*(one.bfloat16() for one in inputs), recipe="blockwise"))
+
+
+BAD = [
+    ({"recipe": "tensorwise"}, ValueError, "recipe: expected one of 'rowwise', 'blockwise', got 'tensorwise'"),
+    ({"weight_grad": "bf16"}, ValueError, "weight_grad: expected one of 'fp8', 'triton'"),
+    ({"save": "all"}, ValueError, "save: expected one of"),
+    ({"x": torch.zeros(3, 20, dtype=BFLOAT16)}, ValueError, r"w_gate: expected \[intermediate, 20\]"),
+    ({"w_down": torch.zeros(8, 32, dtype=BFLOAT16)}, ValueError, "a multiple of 16 as hidden_out, got 8"),
+    ({"w_gate": (1, 2)}, TypeError, "w_gate: expected what `quantise` returns"),
+    ({"x": 3}, TypeError, "x: expected a torch.Tensor, got int"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "words"), BAD)
+def test_bad_input_names_the_argument(change, error, words):
+    zeros = functools.partial(torch.zeros, dtype=BFLOAT16)
+    given = {"x": zeros(3, 16), "w_gate": zeros(32, 16), "w_up": zeros(32, 16), "w_down": zeros(16, 32)}
+    with pytest.raises(error, match=words):
+        swiglu_mlp_fp8(**(given | {"recipe": "rowwise"} | change))
+
+
+def test_what_fp8_is_not_for():
+    with pytest.raises(
+        TypeError, match=r"x: expected one of torch\.bfloat16, torch\.float16 for fp8, got torch\.float32"
+    ):
+        swiglu_mlp_fp8(*problem(dtype=torch.float32), recipe="rowwise")
+    with pytest.raises(ValueError, match="x: fp8 products need a multiple of 16 as hidden, got 20"):
+        swiglu_mlp_fp8(*problem(hidden=20), recipe="rowwise")
+    with pytest.raises(ValueError, match="matrix: fp8 products need a multiple of 16 as depth, got 8"):
+        fp8.quantise(torch.zeros(3, 8, dtype=BFLOAT16, device=DEVICE), "rowwise")
+
+
+@by_recipe
+def test_modules(recipe):
+    precision = f"fp8-{recipe}"
+    x = random_tensor(2, 3, 80, dtype=BFLOAT16)
+    modules = {
+        swiglu_mlp_fp8: FusedSwiGLUMLP(80, 144, bias=True, dtype=BFLOAT16, device=DEVICE, precision=precision),
+        swiglu_glu_fp8: FusedSwiGLU(80, 144, bias=True, dtype=BFLOAT16, device=DEVICE, precision=precision),
+    }
+    for function, module in modules.items():
+        linears = list(module.children())
+        operands = [one.weight for one in linears] + [one.bias for one in linears]
+        out = module(x)
+        assert torch.equal(out, function(x, *operands, recipe=recipe))
+        out.sum().backward()
+        assert all(one.grad is not None and one.grad.dtype is BFLOAT16 for one in module.parameters())
+        assert f"precision='{precision}'" in repr(module)
+    packed = FusedSwiGLUPackedMLP(80, 144, dtype=BFLOAT16, device=DEVICE, precision=precision)
+    gate, up = packed.gate_up_proj.weight.chunk(2)
+    assert torch.equal(packed(x), swiglu_mlp_fp8(x, gate, up, packed.down_proj.weight, recipe=recipe))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"precision": "fp8"}, "precision: expected one of 'bf16', 'fp8-rowwise', 'fp8-blockwise'"),
+        ({"weight_grad": "fp8"}, "weight_grad: expected one of 'triton'"),
+        ({"precision": "fp8-rowwise", "input_grad": "torch"}, "input_grad: expected one of 'auto'"),
+    ],
+)
+def test_options_of_modules(options, words):
+    with pytest.raises(ValueError, match=words):
+        FusedSwiGLUMLP(80, 144, device="meta", **options)
+
+
+class LlamaMLP(torch.nn.Module):
+    def __init__(self, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        drawn = {"bias": False, "dtype": BFLOAT16, "device": DEVICE}
+        self.gate_proj = torch.nn.Linear(hidden, intermediate, **drawn)
+        self.up_proj = torch.nn.Linear(hidden, intermediate, **drawn)
+        self.down_proj = torch.nn.Linear(intermediate, hidden, **drawn)
+        self.act_fn = torch.nn.SiLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+def test_patch_model(monkeypatch):
+    model = torch.nn.Sequential(LlamaMLP(80, 144), LlamaMLP(20, 144))
+    with monkeypatch.context() as patch:
+        patch.setattr(fp8, "why_not", lambda device: "there is no fp8 here")
+        with pytest.raises(ValueError, match="precision: there is no fp8 here"):
+            patch_model(model, precision="fp8-rowwise")
+    report = patch_model(model, precision="fp8-rowwise")
+    assert [one.path for one in report.changed] == ["0"]
+    assert "a multiple of 16 as hidden, got 20" in report.left_alone[0].reason
+    x = random_tensor(5, 80, dtype=BFLOAT16)
+    weights = [one.weight for one in (model[0].gate_proj, model[0].up_proj, model[0].down_proj)]
+    assert torch.equal(model[0](x), swiglu_mlp_fp8(x, *weights, recipe="rowwise"))
+
+
+@by_recipe
+def test_explain(recipe):
+    x, w_gate, w_up, *_ = problem()
+    said = explain(x, w_gate, w_up, precision=f"fp8-{recipe}", weight_grad="torch")
+    assert "quantised to fp8" in said
+    assert "in torch.bfloat16, by torch" in said
+    with pytest.raises(ValueError, match="weight_grad"):
+        explain(x, w_gate, w_up, precision=f"fp8-{recipe}", weight_grad="bf16")
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), None])
+def test_a_device_without_fp8_is_named(monkeypatch, capability):
+    monkeypatch.setattr(fp8, "backend_for", lambda device: "triton" if capability else "torch")
+    monkeypatch.setattr(fp8, "capability_of", lambda device: capability)
+    with pytest.raises(ValueError, match=r"x: fp8 products need Triton and an NVIDIA GPU of compute capability 8\.9"):
+        swiglu_mlp_fp8(*problem(), recipe="rowwise")
+
+
+@pytest.mark.gpu
+@by_recipe
+@pytest.mark.parametrize("shape", [(1, 512, 1408, 512), (100, 1040, 720, 528), (2049, 1024, 2816, 1024)], ids=str)
+def test_on_a_gpu(shape, recipe):
+    inputs = problem(*shape)[:4]
+    function = functools.partial(swiglu_mlp_fp8, recipe=recipe)
+    check_against_reference(NAMES, function, functools.partial(reference.swiglu_mlp_fp8, recipe=recipe), inputs)
