@@ -190,5 +190,5 @@ def put_plan(form: str, command: str, cases: Sequence[dict[str, Any]], names: Se
         fits = Text("yes", "green") if case["fits"] else Text("no", "yellow")
         found.add_row(*(str(case[name]) for name in shown), f"{case['needed_bytes'] / 2**20:,.0f}", fits)
     count = f"{len(cases)} case{'s' * (len(cases) > 1)}"
-    free = f"The device has {free_bytes / 2**30:.1f} GiB of memory free."
-    text.screen().print(found, Text(f"{count} x {len(names)} implementations: {', '.join(names)}. {free}"))
+    free = Text(f"free: {free_bytes / 2**20:,.0f} MiB")
+    text.screen().print(found, free, Text(f"{count} x {len(names)} implementations: {', '.join(names)}"), sep="\n")

@@ -27,7 +27,7 @@ from swiglu_bench.tp.run import TpRun
 from swiglu_bench.train.session import TrainingSession
 
 STATUSES = {0, 1, 2, 3, INTERRUPTED}
-COMMANDS = [name for panel in app.PANELS.values() for name in panel]
+COMMANDS = list(parser().commands)
 RUNS = {"compare": 2, "show": 1, "publish": 1, "report": 1}
 """How many runs a command is given."""
 BAD = ("", "-1", "nan", "9" * 30, "no\0where", "\udc80")
