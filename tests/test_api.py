@@ -104,7 +104,7 @@ def test_what_python_shows_of_it() -> None:
     parameters = inspect.signature(swiglu_bench.run).parameters
     assert set(parameters) == {"command", "progress", *(field.name for field in fields(TimingOptions))}
     assert [*parameters][:3] == ["command", "progress", "shapes"]
-    assert (parameters["baseline"].default, parameters["baseline"].annotation) == ("eager", str)
+    assert (parameters["baseline"].default, parameters["baseline"].annotation) == (None, str | None)
     assert parameters["impl"].annotation == list[str] | None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         swiglu_bench.nothing  # noqa: B018

@@ -79,4 +79,5 @@ def test_any_sensible_command_line_runs(
 ) -> None:
     arguments = [command, "--shapes", shapes, "--tokens", ",".join(map(str, tokens)), "--impl", impl, "--device", "cpu"]
     arguments += [f"--out=out{out}", "--resume" if resume else "--force"]
-    assert swiglu_bench(*arguments).code in {0, 1}
+    ran = swiglu_bench(*arguments)
+    assert ran.code in {0, 1} or "would take about" in ran.err

@@ -47,6 +47,7 @@ def test_every_check_has_a_specimen_that_names_it() -> None:
     assert {check for one in SPECIMENS for check in one.caught_by} >= set(CHECKS)
 
 
+@pytest.mark.timed
 def test_each_is_caught_by_a_check_that_must_and_a_right_one_by_none() -> None:
     """At one case, so that one set of processes does; a busy machine may leave one undecided, which is said."""
     chosen = [replace(one, mode=Mode.FORWARD) for one in CHOSEN]

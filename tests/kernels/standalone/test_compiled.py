@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -53,8 +54,9 @@ def test_every_kernel_that_can_be_chosen_compiles_without_spills(capability: str
     later = tuple(map(int, backend.triton.__version__.split(".")[:2])) >= (3, 8)
     reports = compile_kernels("--every", "--capability", capability)
     names = " ".join(report["kernel"] for report in reports)
-    for kernel in ("forward", "recompute", "dX", "dW", "mlp", "silu_mul", "unsloth", "fp8 rowwise", "fp8 blockwise"):
+    for kernel in ("forward", "recompute", "dX", "dW", "mlp", "silu_mul", "unsloth"):
         assert kernel in names
+    assert ("fp8 rowwise" in names) == ("fp8 blockwise" in names) == (capability != "8.0")
     assert ("row forward" in names) == ("ping-pong forward" in names) == ("gate backward" in names)
     if capability == "9.0":
         assert all(f"ping-pong forward, {columns} columns" in names for columns in forward.COLUMNS)
@@ -64,7 +66,7 @@ def test_every_kernel_that_can_be_chosen_compiles_without_spills(capability: str
     for report in reports:
         assert report["shared_bytes"] <= SHARED_BYTES[capability], report
         assert report["stack_bytes"] <= (SPILLS.get(report["kernel"], FEW_BYTES) if later else FEW_BYTES), report
-        if any(words in report["kernel"] for words in ("8192 tokens, bfloat16", " columns", "glu, 8192", "dX, 8192")):
+        if re.search(r"8192 tokens, bfloat16|\d columns|glu, 8192|dX, 8192", report["kernel"]):
             assert report[UNITS[capability]] > 0, report
 
 
