@@ -183,9 +183,17 @@ def _report_of(capability: Capability, number: int) -> Report:
         raise RuntimeError(f"{name!r} for {capability} under Triton {triton.__version__}: {error}") from error
 
 
-def every(capabilities: list[Capability]) -> Iterator[Report]:
-    """Compile what covers every kernel and tile for compute capabilities, as many at a time as there are cores."""
-    numbers = [(one, number) for one in capabilities for number in range(len(_covering(one)))]
+def every(capabilities: list[Capability], parts: list[str]) -> Iterator[Report]:
+    """Compile what covers every kernel and tile for compute capabilities, as many at a time as there are cores.
+
+    `parts` restricts it to kernels whose names hold one of them.
+    """
+    numbers = [
+        (one, number)
+        for one in capabilities
+        for number, (name, _) in enumerate(_covering(one))
+        if not parts or any(part in name for part in parts)
+    ]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("fork")) as pool:
         yield from pool.map(_report_of, *zip(*numbers, strict=True))
 
@@ -200,14 +208,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, action="append", help="repeatable (default 8192)")
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--intermediate", type=int, default=11008)
-    parser.add_argument("--kernel", action="append", help="name as printed, repeatable (default all)")
+    parser.add_argument("--kernel", action="append", help="name, with --every a part of it; repeatable (default all)")
     parser.add_argument("--every", action="store_true", help="every kernel and tile, instead of those of one shape")
     parser.add_argument("--json", action="store_true", help="one JSON list instead of a table")
     options = parser.parse_args(arguments)
     texts = (text.split(".") for text in options.capability or ["8.0", "9.0", "10.0"])
     capabilities = [(int(major), int(minor)) for major, minor in texts]
     reports = []
-    for one in every(capabilities) if options.every else _of_one_shape(options, capabilities):
+    for one in every(capabilities, options.kernel or []) if options.every else _of_one_shape(options, capabilities):
         reports.append(dataclasses.asdict(one))
         if options.every and not options.json:
             units = "wgmma" if one.wgmma else "tcgen05" if one.tcgen05 else "mma" if one.mma else "no matrix unit"
