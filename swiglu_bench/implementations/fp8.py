@@ -119,6 +119,14 @@ def reference(problem: Problem) -> Step:
     return defined(problem)
 
 
+def _through(layers: ModuleDict, x: Tensor) -> Tensor:
+    from swiglu_kernels import reference
+
+    hidden = reference.silu_mul(layers["w_gate"](x), layers["w_up"](x))
+    out: Tensor = layers["w_down"](hidden) if "w_down" in layers else hidden
+    return out
+
+
 def _weights_of(layers: ModuleDict) -> dict[str, Tensor]:
     return {name: layer.get_parameter("weight") for name, layer in layers.items()}
 
@@ -140,8 +148,6 @@ def torchao_float8(problem: Problem) -> Step:
     import torch
     from torchao.float8 import CastConfig, Float8LinearConfig, convert_to_float8_training
 
-    from swiglu_kernels import reference
-
     recipe = str(problem.case.precision).removeprefix("fp8-")
     changes: dict[str, object] = {"round_scales_to_power_of_2": False}
     if problem.case.precision is TENSORWISE:
@@ -154,8 +160,7 @@ def torchao_float8(problem: Problem) -> Step:
     convert_to_float8_training(layers, config=config)
 
     def forward(x: Tensor) -> Tensor:
-        hidden = reference.silu_mul(layers["w_gate"](x), layers["w_up"](x))
-        return layers["w_down"](hidden) if "w_down" in layers else hidden
+        return _through(layers, x)
 
     return Step(torch.compile(forward, fullgraph=True, dynamic=False), _weights_of(layers))
 
@@ -179,8 +184,6 @@ def transformer_engine(problem: Problem) -> Step:
     import transformer_engine.pytorch as te
     from transformer_engine.common import recipe
 
-    from swiglu_kernels import reference
-
     if problem.case.precision is BLOCKWISE:
         exact = recipe.QParams(power_2_scale=False, amax_epsilon=0.0)
         names = ("fp8_quant_fwd_inp", "fp8_quant_fwd_weight", "fp8_quant_bwd_grad")
@@ -196,8 +199,7 @@ def transformer_engine(problem: Problem) -> Step:
 
     def forward(x: Tensor) -> Tensor:
         with te.fp8_autocast(enabled=True, fp8_recipe=chosen):
-            hidden = reference.silu_mul(layers["w_gate"](x), layers["w_up"](x))
-            return layers["w_down"](hidden) if "w_down" in layers else hidden
+            return _through(layers, x)
 
     return Step(forward, _weights_of(layers))
 

@@ -129,11 +129,7 @@ _FP8_GLU_BLOCKS: dict[Family, list[tuple[float, Tile]]] = {
     "ampere": _FP8_GLU["ampere"],
 }
 _FP8_PRODUCT: dict[Family, list[tuple[float, Tile]]] = {
-    "hopper": [
-        (16, Tile(16, 128, 128, warps=4, stages=4)),
-        (64, Tile(64, 128, 128, warps=8, stages=4)),
-        (float("inf"), Tile(128, 128, 128, warps=8, stages=4)),
-    ],
+    "hopper": _FP8_GLU["hopper"],
     "ampere": [(16, Tile(16, 128, 128, warps=4, stages=3)), (float("inf"), Tile(128, 128, 128, warps=8, stages=3))],
 }
 
