@@ -279,5 +279,7 @@ def clock_findings(device: torch.device) -> Iterator[Finding]:
         if isinstance(one, str):
             yield Finding(check, one, UNKNOWN)
         else:
-            found = f"{one.workload}: {one.ours_us:.1f} us, profiler {one.profiler_us:.1f} us ({one.difference:+.1%})"
+            between = f", {one.between_us:.1f} us between event and kernel" if one.between_us else ""
+            both = f"{one.ours_us:.1f} us, profiler {one.profiler_us:.1f} us{between}"
+            found = f"{one.workload}: {both} ({one.difference:+.1%})"
             yield Finding(check, *_judged(found, not one.holds, FAIL, advice))

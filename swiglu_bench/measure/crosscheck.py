@@ -15,7 +15,10 @@ from swiglu_bench.measure.statistics import percentile
 REPEATS = 30
 TOLERANCE = 0.02
 LEAST_US = 50.0
-"""Below it the two or three microseconds between an event and a kernel are more than the tolerance."""
+"""What is shorter is not compared."""
+MOST_BETWEEN_US = 10.0
+"""An event is recorded some microseconds before the kernel behind it begins; if it were more, short calls would be
+nothing else."""
 SPIN = "spin_kernel"
 """The part of a kernel's name that tells the clock's own spin from the work."""
 
@@ -30,15 +33,18 @@ class Agreement:
     profiler_us: float
     """Median over calls of the summed durations of a call's kernels."""
 
+    between_us: float = 0.0
+    """Between events and kernels: what ours is longer for one element. A part of every time of ours, long or short."""
+
     @property
     def difference(self) -> float:
-        """Ours over the profiler's, minus 1."""
-        return self.ours_us / self.profiler_us - 1
+        """Ours without what lies between, over the profiler's, minus 1."""
+        return (self.ours_us - self.between_us) / self.profiler_us - 1
 
     @property
     def holds(self) -> bool:
-        """Whether the difference is within the tolerance."""
-        return abs(self.difference) <= TOLERANCE
+        """Whether the difference is within the tolerance, and little lies between."""
+        return abs(self.difference) <= TOLERANCE and self.between_us <= MOST_BETWEEN_US
 
 
 def workloads(device: torch.device) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -52,11 +58,19 @@ def workloads(device: torch.device) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "sigmoid of 2^28 numbers, fp32", lambda: torch.sigmoid(source, out=target)
 
 
-def compare(name: str, call: Callable[[], Any], clock: Clock) -> Agreement:
+def compare(name: str, call: Callable[[], Any], clock: Clock, between_us: float) -> Agreement:
     """Time a call with the clock, with the profiler and with the clock again, so that a drift cancels.
 
     Raises RuntimeError where the workload is too short to be compared.
     """
+    agreement = Agreement(name, *by_both(call, clock), between_us)
+    if agreement.profiler_us < LEAST_US:
+        raise RuntimeError(f"it takes {agreement.profiler_us:.1f} us, and a comparison needs at least {LEAST_US:g} us")
+    return agreement
+
+
+def by_both(call: Callable[[], Any], clock: Clock) -> tuple[float, float]:
+    """Medians of a call in us: by the clock, before and after, and by the profiler."""
 
     def timed() -> list[float]:
         return [clock.sample(call, 100.0).ms * 1e3 for _ in range(REPEATS // 2)]
@@ -65,10 +79,7 @@ def compare(name: str, call: Callable[[], Any], clock: Clock) -> Agreement:
         call()
     clock.synchronize()
     before, theirs, after = timed(), profiled_us(call, clock), timed()
-    agreement = Agreement(name, percentile(before + after, 50), percentile(theirs, 50))
-    if agreement.profiler_us < LEAST_US:
-        raise RuntimeError(f"it takes {agreement.profiler_us:.1f} us, and a comparison needs at least {LEAST_US:g} us")
-    return agreement
+    return percentile(before + after, 50), percentile(theirs, 50)
 
 
 def profiled_us(call: Callable[[], Any], clock: Clock) -> list[float]:
@@ -101,8 +112,10 @@ def per_call(durations_us: list[float]) -> list[float]:
 def agreements(device: torch.device) -> Iterator[Agreement | str]:
     """Each workload by both clocks, or why it could not be compared."""
     clock = CudaClock(device, cold_l2=False)  # flushing the cache would be a kernel too
+    one = torch.zeros(1, device=device)
+    ours_us, profiler_us = by_both(lambda: one.add_(1.0), clock)
     for name, call in workloads(device):
         try:
-            yield compare(name, call, clock)
+            yield compare(name, call, clock, max(0.0, ours_us - profiler_us))
         except RuntimeError as reason:
             yield f"{name}: {reason}"

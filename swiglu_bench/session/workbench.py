@@ -6,6 +6,7 @@ Nothing is judged here, and no time that counts is kept: results go into the let
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -41,6 +42,7 @@ from swiglu_kernels import backend_for
 
 HOLD_CYCLES = 10_000_000
 """How long the GPU is kept from its queue: some 5 ms, more than the host needs to queue a call."""
+RECOMPILE_LIMIT = 64
 _sleep = getattr(torch.cuda, "_sleep", None)
 
 
@@ -89,6 +91,7 @@ class Workbench:
         """Build the implementation for a case; raises what it raises."""
         self.forget()
         self._put_back()
+        _forget_compiled()
         self._problem = make_problem(case, self._device, extras, weights_seed)
         self._built = Built(self._implementation, self._problem)
         self._weights = self._built.parameters | self._problem.parameters
@@ -278,6 +281,7 @@ class Workbench:
                 self._must_answer(error)
                 raised[name] = one_line(error)
 
+        _allow_recompiling()
         try:
             given = usage.arrange(self._implementation, case, self._device, seeds)
         except Exception as error:
@@ -360,6 +364,21 @@ class Workbench:
     def _must_answer(self, error: Exception) -> None:
         if not answers(self._device):
             raise DeviceLost(one_line(error)) from error
+
+
+def _forget_compiled() -> None:
+    """Let torch.compile begin anew: it counts what it compiled of one function, over all that was built in a process.
+
+    Beyond its limit, eight, it refuses (fullgraph) or leaves the function to eager, and eager's time would be taken.
+    """
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+
+
+def _allow_recompiling() -> None:
+    """Let a function be compiled for a case and for every scenario of a model's use, each in its own sizes."""
+    if config := sys.modules.get("torch._dynamo.config"):
+        config.recompile_limit = max(config.recompile_limit, RECOMPILE_LIMIT)
 
 
 def interpreting(device: torch.device) -> bool:

@@ -11,9 +11,11 @@ from specimens import declared, small_case
 from torch import Tensor
 
 from swiglu_bench.audit.subject import Subject
+from swiglu_bench.check import usage
 from swiglu_bench.check.built import Built
-from swiglu_bench.check.inputs import make_problem
+from swiglu_bench.check.inputs import Draw, make_problem
 from swiglu_bench.check.judge import REFERENCE
+from swiglu_bench.check.letterbox import Letterbox
 from swiglu_bench.check.tolerance import tensor_error
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.implementations import pytorch
@@ -23,6 +25,8 @@ from swiglu_bench.selftest.specimen import Specimen, glu
 from swiglu_bench.selftest.zoo import SHAPES
 from swiglu_bench.session import admission
 from swiglu_bench.session.admission import Admitting, Drawn
+from swiglu_bench.session.settings import Settings, Task
+from swiglu_bench.session.workbench import Workbench
 from swiglu_bench.spec.cases import PLAIN, Case, Dtype, Extras, Mode, Scope
 from swiglu_bench.spec.implementation import Implementation, Step
 from swiglu_bench.spec.problem import Problem
@@ -47,6 +51,24 @@ def faults(one: Implementation, case: Case, extras: Extras = PLAIN) -> set[tuple
 @pytest.mark.parametrize("build", [pytorch.eager.build, glu], ids=["eager", "the specimens' own"])
 def test_what_is_right_passes(build: Callable[[Problem], Step], dtype: Dtype, mode: Mode) -> None:
     assert faults(declared(build), small_case(dtype=dtype, mode=mode)) == set()
+
+
+def test_a_compiled_function_is_compiled_for_every_case_of_a_process() -> None:
+    """And never left to eager: torch.compile gives a function up that it compiled for eight others before."""
+
+    def build(problem: Problem) -> Step:
+        step = glu(problem)
+        step.forward = torch.compile(step.forward, fullgraph=True, dynamic=False, backend="eager")
+        return step
+
+    bench = Workbench(Settings(Task.VERIFY, CPU, "c", "r"), declared(build))
+    for tokens in range(2, 12):
+        bench.build(small_case(tokens=tokens), weights_seed=1)
+        bench._built.infer(Draw(1))
+    box = Letterbox.make({"unused": (1,)}, torch.float32, CPU)
+    small = usage.small_case(bench._problem.case, "cpu")
+    used = bench.use(small, usage.Seeds(1, 2, 3, (4, 5, 6)), box.address(), {"unused": (1,)})
+    assert set(used.raised) <= {"batches"}  # which this one does not take
 
 
 @pytest.mark.parametrize("seed", [19, 34, 41, 113])
