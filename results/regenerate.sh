@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures again what the documents quote, on this machine's GPU, from a clean checkout of one commit:
-#   results/regenerate.sh FOLDER [PIECE ...]     FOLDER: such as results/nvidia-h200/2026-12-24; default: all pieces
+#   results/regenerate.sh FOLDER [PIECE ...]     FOLDER: such as results/nvidia-h200; default: all pieces
 # Each piece takes at most ten minutes on an H200, and one that is there already is kept (delete its folder to repeat it).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

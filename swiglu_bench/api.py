@@ -6,7 +6,7 @@
     found                                  # in a notebook: the tables
     found.frame                            # a pandas DataFrame with the columns of records.csv
     found.frame.pivot_table("ratio", "implementation", "tokens")
-    found.compare(swiglu_bench.load("results/nvidia-h200/2026-11-21/forward")).outcome
+    found.compare(swiglu_bench.load("results/nvidia-h200/forward")).outcome
 
 Implementations run in child processes, as on the command line.
 """

@@ -93,7 +93,7 @@ def _compare(
 
     `--save-baseline NAME` of the measuring commands saves what `compare NAME` compares with.
 
-    Example: swiglu-bench compare results/nvidia-h200/2026-11-20/forward results/nvidia-h200/2026-11-21/forward
+    Example: swiglu-bench compare earlier/forward results/nvidia-h200/forward
     """
     text.check("--format", form, "table", "github", *text.ROWS)
     text.check("--by", by, "auto", "ratio", "time")
@@ -156,7 +156,7 @@ def _show(
 ) -> None:  # fmt: skip
     """Show a finished run again: its tables, filtered and sorted, or its rows for another program.
 
-    Example: swiglu-bench show results/nvidia-h200/2026-11-21/step-mlp --baseline compile --sort ratio
+    Example: swiglu-bench show results/nvidia-h200/step-mlp --baseline compile --sort ratio
     """
     text.check("--format", form, "table", "github", "parquet", *text.ROWS)
     if output and form == "table":
@@ -241,7 +241,7 @@ def publish(
 ) -> None:  # fmt: skip
     """Send a finished run to Weights & Biases, as --log-wandb would have. Exits 1 if not all of it could be sent.
 
-    Example: swiglu-bench publish results/nvidia-h200/2026-11-21/forward --wandb-tags reference
+    Example: swiglu-bench publish results/nvidia-h200/forward --wandb-tags reference
     """
     text.check("--format", form, text.TABLE, "json")
     from contextlib import closing

@@ -42,7 +42,7 @@ def report(
     Runs of other work or from other machines have sections of their own; nothing is compared across them. Memory and
     speed are set against each other where a memory run of the same cases is given along with a step run.
 
-    Example: swiglu-bench report results/nvidia-h200/2026-11-21/{forward,step,memory} -o report.html
+    Example: swiglu-bench report results/nvidia-h200/{forward,step,memory} -o report.html
     """
     text.check("--format", form, text.TABLE, "json")
     _check_installed()

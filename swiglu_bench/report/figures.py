@@ -3,7 +3,7 @@
 A document holds a marked block; `python -m swiglu_bench.report.figures README.md` (`make figures`) makes the pictures
 again, in docs/figures, and fills the block:
 
-    <!-- figure: results/nvidia-h200/2026-11-21/forward speed-up eager compile liger fused -->
+    <!-- figure: results/nvidia-h200/forward speed-up eager compile liger fused -->
     <!-- end -->
 
 After the run comes the question, as `report --svg` names it, then the implementations; without any, all are drawn. The

@@ -2,7 +2,7 @@
 
 A document holds a marked block; `python -m swiglu_bench.writers.markdown README.md` (`make readme`) fills it again:
 
-    <!-- table: results/nvidia-h200/2026-11-21/forward/records.csv eager compile liger -->
+    <!-- table: results/nvidia-h200/forward/records.csv eager compile liger -->
     <!-- end -->
 
 Names after the path choose the rows; without any, all are shown. Among them `figure=limit_pct` shows that column of the

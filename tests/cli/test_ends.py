@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.timed
 
 FULL = Path("/dev/full")
-RUN = Path(__file__).parents[2] / "results" / "nvidia-h200" / "2026-11-21" / "memory"
+RUN = Path(__file__).parents[2] / "results" / "nvidia-h200" / "memory"
 FORWARD = ("forward", "--shapes", "24x40", "--tokens", "3", "--device", "cpu", "--budget", "0.1", "--in-process",
            "--impl", "eager")  # fmt: skip
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="a system without /dev/full")

@@ -17,7 +17,7 @@ from specimens import a_record, without_time
 
 from swiglu_bench.rows.record import COLUMNS, Status
 
-RESULTS = ROOT / "results/nvidia-h200/2026-11-21"
+RESULTS = ROOT / "results/nvidia-h200"
 
 
 def parsed(*arguments: str | Path) -> Any:

@@ -4,4 +4,4 @@ from pathlib import Path
 
 SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]
-RESULTS = ROOT / "results" / "nvidia-h200" / "2026-11-21"
+RESULTS = ROOT / "results" / "nvidia-h200"

@@ -19,7 +19,7 @@ from swiglu_bench.train.files import TrainingFolder
 from swiglu_bench.writers.contract import ContractFile
 from swiglu_bench.writers.csv_file import CsvFile
 
-COMMITTED = ROOT / "results" / "nvidia-h200" / "2026-11-21"
+COMMITTED = ROOT / "results" / "nvidia-h200"
 IN_A_CHECKOUT = pytest.mark.skipif(not COMMITTED.exists(), reason="the committed runs are not here: no checkout")
 
 EVIL = '<img src=x onerror="document.title=1">'

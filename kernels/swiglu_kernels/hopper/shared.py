@@ -40,7 +40,7 @@ def _gluon_is_missing() -> str | None:
 
 GLUON_MISSING = _gluon_is_missing()
 RUN_ON_A_GPU = ("3.6", "3.7")
-"""Minor versions of Triton with which these kernels were right on a GPU: results/nvidia-h200/2026-11-22."""
+"""Minor versions of Triton with which these kernels were right on a GPU: results/nvidia-h200."""
 EXPERTS_RUN_ON_A_GPU = ("3.6",)
 """The same for those of experts: experts-kernels.txt there."""
 VARIABLE = "SWIGLU_KERNELS_BY_HAND"
