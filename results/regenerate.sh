@@ -5,7 +5,9 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-pieces="forward forward-llama3-8b forward-others step-mlp step step-others backward memory memory-mlp experts experts-zipf experts-few experts-step experts-memory verify selftest audit noise doctor"
+pieces="forward forward-llama3-8b forward-others forward-narrow activation step-mlp step step-llama3-8b step-others backward \
+  memory memory-mlp experts experts-zipf experts-few experts-step experts-memory fp8 fp8-mlp train-llama tp verify selftest audit \
+  noise doctor"
 if [ $# -lt 1 ]; then
   echo "Give the folder for the results, and which of these, if not all: $pieces" >&2
   exit 2
@@ -19,6 +21,7 @@ shift
 mkdir -p "$folder"
 bench="python -m swiglu_bench"
 peers=eager,compile,liger,fused-auto,fused-mlp-auto,quack
+fp8=eager,compile,fused-auto,fused-mlp-auto,scaled-mm,scaled-mm-compile,scaled-mm-blocks,scaled-mm-blocks-compile,torchao-float8,fused-fp8
 experts=grouped,grouped-compile,batched,liger-experts,quack-experts,fused-experts,fused-experts-recompute
 others=mistral-7b,llama3-70b,qwen2.5-7b,qwen3-32b,gpt-oss,mixtral-expert,deepseek-v3-expert
 
@@ -39,12 +42,20 @@ for piece in ${*:-$pieces}; do
         --impl eager,compile,liger,fused,quack ;;
     forward-others)
       sweep forward-others forward --shapes $others --tokens 4k --budget 2.5 --no-energy --impl eager,compile,liger,fused,quack ;;
+    forward-narrow)
+      sweep forward-narrow forward --shapes deepseek-v3-expert,gpt-oss --tokens 1,16,64,128 --budget 1.5 --no-energy \
+        --impl eager,compile,liger,fused ;;
+    activation)
+      sweep activation forward --shapes llama7b --scope activation --tokens 2k,8k --budget 4 --no-energy \
+        --impl eager,compile,liger,unsloth,silu-mul ;;
     step-mlp)
       sweep step-mlp step --shapes llama7b --scope mlp --tokens 1k,2k,4k,8k --budget 6 --no-energy \
         --impl $peers,fused-mlp-recompute,fused-mlp-chunked ;;
     step)
       sweep step step --shapes llama7b --tokens 128,1k,2k,4k,8k --budget 5 --no-energy \
         --impl eager,compile,compile-packed,liger,unsloth,fused-dw-torch,fused-auto,quack ;;
+    step-llama3-8b)
+      sweep step-llama3-8b step --shapes llama3-8b --scope glu,mlp --tokens 2k,4k,8k --budget 5 --no-energy --impl $peers ;;
     step-others)
       sweep step-others step --shapes $others --scope glu,mlp --tokens 4k --budget 2.5 --no-energy --impl $peers ;;
     backward) sweep backward backward --shapes llama7b ;;
@@ -63,6 +74,17 @@ for piece in ${*:-$pieces}; do
       sweep experts-step step --shapes qwen3-30b-a3b,mixtral-8x7b,deepseek-v3-rank,gpt-oss-20b --tokens 8k --budget 15 \
         --no-energy --baseline grouped-compile --impl $experts ;;
     experts-memory) sweep experts-memory memory --shapes qwen3-30b-a3b --tokens 8k --impl $experts ;;
+    fp8)
+      sweep fp8 forward --precision bf16,fp8-rowwise,fp8-blockwise --shapes llama7b,llama3-8b --tokens 1k,8k --budget 3 --no-energy \
+        --impl $fp8 ;;
+    fp8-mlp)
+      sweep fp8-mlp step --precision bf16,fp8-rowwise,fp8-blockwise --scope mlp --shapes llama7b --tokens 8k --budget 6 --no-energy \
+        --impl $fp8 ;;
+    train-llama) sweep train-llama train --task llama --steps 16 --seeds 2 --budget 24 ;;
+    tp)
+      for shape in llama7b llama3-70b; do
+        sweep "tp/$shape" tp --gpus 2 --shapes $shape --tokens 1k,4k,16k --modes forward,step --budget 0.7 --timeout 90
+      done ;;
     verify) sweep verify verify ;;
     selftest) $bench selftest >"$folder/selftest.txt" || [ $? -eq 1 ] ;;
     audit) $bench audit --impl eager,liger,fused-auto,fused-mlp-auto --out "$folder/audit" || [ $? -eq 1 ] ;;
