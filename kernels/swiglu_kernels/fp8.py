@@ -32,20 +32,12 @@ from swiglu_kernels.calls.checks import check_down, check_formula, check_glu, ch
 from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.calls.operator import operator
 from swiglu_kernels.calls.saved import backward_with, call_and_keep, load, save
+from swiglu_kernels.fp8_products import by_hand_takes, write_glu, write_hidden_grad, write_product, write_sum
 from swiglu_kernels.glu import as_matrix, like_leading, needs_backward, new, sum_over_tokens, write_weight_grads
 from swiglu_kernels.launches.backend import backend_for, capability_of
 from swiglu_kernels.launches.formula import formula_of
 from swiglu_kernels.launches.plan import run
-from swiglu_kernels.portable.fp8 import (
-    ALIGNMENT,
-    BLOCK,
-    Quantised,
-    glu_launch,
-    hidden_grad_launch,
-    quantise_both,
-    quantise_rows,
-    sum_launch,
-)
+from swiglu_kernels.portable.fp8 import ALIGNMENT, BLOCK, Quantised, glu_launch, quantise_both, quantise_rows
 from swiglu_kernels.portable.mlp_backward import down_weight_grad_launch
 from swiglu_kernels.reference import RECIPES
 from swiglu_kernels.silu_mul import gate_gradients
@@ -151,21 +143,21 @@ def _mlp(
     ]
     biases = bias_gate, bias_up
     if w_down is None:
-        run(glu_launch, *operands, out, None, (gate, up), None, biases, formula)
+        write_glu(*operands, out, (gate, up), biases, formula)
         return out, gate, up
     tokens, intermediate = x.shape[0], w_gate.shape[0]
-    if recipe == "blockwise":
+    if recipe == "blockwise" and not by_hand_takes(*operands, biases, formula):
         codes = x.new_empty((tokens, intermediate), dtype=torch.float8_e4m3fn)
         scales = x.new_empty((-(-intermediate // BLOCK), tokens), dtype=torch.float32)
         run(glu_launch, *operands, codes, scales, (gate, up), None, biases, formula)
         h = _by_rows("h", codes, scales.t(), recipe)
     else:
         z = new(out, tokens, intermediate)
-        run(glu_launch, *operands, z, None, (gate, up), None, biases, formula)
+        write_glu(*operands, z, (gate, up), biases, formula)
         h = _by_rows("h", z, None, recipe)
         del z
     del operands
-    run(sum_launch, h, _by_rows("w_down", w_down, s_down, recipe), None, out, bias_down)
+    write_product(h, _by_rows("w_down", w_down, s_down, recipe), out, bias_down)
     return out, gate, up
 
 
@@ -223,7 +215,7 @@ def _mlp_backward(
         assert x is not None, "the recomputation starts from x"
         gate, up, h = (new(d_out, tokens, intermediate) for _ in range(3))
         operands = [_by_rows(name, one, None, recipe) for name, one in (("x", x), ("w_gate", w_gate), ("w_up", w_up))]
-        run(glu_launch, *operands, h, None, (gate, up), None, (bias_gate, bias_up), formula)
+        write_glu(*operands, h, (gate, up), (bias_gate, bias_up), formula)
         del operands
     in_place = in_place or not keep
     if w_down is None:
@@ -233,14 +225,14 @@ def _mlp_backward(
         _, w_down_along = _both("w_down", w_down, recipe, False, True)
         d_gate, d_up = (gate, up) if in_place else (torch.empty_like(gate), torch.empty_like(up))
         made = new(d_out, tokens, intermediate) if wants_down and keep else None
-        run(hidden_grad_launch, by_rows, w_down_along, (gate, up), d_gate, d_up, made, None, formula)
+        write_hidden_grad(by_rows, w_down_along, (gate, up), d_gate, d_up, made, formula)
         h = made if keep else h
         del by_rows, w_down_along, made
         if wants_down:
             assert h is not None
             if in_fp8:
                 _, h_along = _both("h", h, recipe, False, True)
-                run(sum_launch, along, h_along, None, results[W_DOWN])
+                write_product(along, h_along, results[W_DOWN])
                 del h_along
             elif weight_grad == "triton":
                 run(down_weight_grad_launch, d_out, h, results[W_DOWN])
@@ -255,14 +247,14 @@ def _mlp_backward(
         if needs[X]:
             _, w_gate_along = _both("w_gate", w_gate, recipe, False, True)
             _, w_up_along = _both("w_up", w_up, recipe, False, True)
-            run(sum_launch, gate_rows, w_gate_along, (up_rows, w_up_along), results[X])
+            write_sum(gate_rows, w_gate_along, up_rows, w_up_along, results[X])
             del w_gate_along, w_up_along
         del gate_rows, up_rows
         if wants_along:
             assert x is not None, "weight gradients are products with x"
             _, x_along = _both("x", x, recipe, False, True)
-            run(sum_launch, gate_along, x_along, None, results[W_GATE])
-            run(sum_launch, up_along, x_along, None, results[W_UP])
+            write_product(gate_along, x_along, results[W_GATE])
+            write_product(up_along, x_along, results[W_UP])
     if wants_gate_up and not in_fp8:
         assert x is not None, "weight gradients are products with x"
         write_weight_grads(d_gate, d_up, x, (results[W_GATE], results[W_UP]), weight_grad)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -76,8 +77,21 @@ def _transposed(quantised: Quantised) -> Quantised:
     return codes.T.contiguous(), scales.T.contiguous()
 
 
-def scaled_mm(precision: Precision) -> Multiply:
+@functools.cache
+def _scales_in_a_row(device: torch.device) -> int:
+    """What the rows of a weight's scales step by multiples of in torch._scaled_mm: four in some versions of PyTorch."""
+    codes = torch.zeros(2 * BLOCK, 2 * BLOCK, device=device).to(torch.float8_e4m3fn)
+    scales, weights = torch.ones(2, 2 * BLOCK, device=device).T, torch.ones(2, 2, device=device)
+    try:
+        torch._scaled_mm(codes, codes.T, scale_a=scales, scale_b=weights.T, out_dtype=torch.bfloat16)
+    except (RuntimeError, ValueError):
+        return 4
+    return 1
+
+
+def scaled_mm(precision: Precision, device: torch.device) -> Multiply:
     """torch._scaled_mm with full accumulation."""
+    in_a_row = _scales_in_a_row(device) if precision is Precision.FP8_BLOCKWISE else 1
 
     def multiply(a: Quantised, b: Quantised, weight: bool) -> Tensor:
         (codes_a, scales_a), (codes_b, scales_b) = a, b
@@ -91,9 +105,9 @@ def scaled_mm(precision: Precision) -> Multiply:
             scales_a, scales_b = scales_a.flatten()[:, None], scales_b.flatten()[None]
         else:
             scales_a = scales_a.T.contiguous().T
-            if weight:  # its rows have to step by a multiple of four scales
+            if weight:
                 count = scales_b.shape[1]
-                scales_b = torch.nn.functional.pad(scales_b, (0, -count % 4))[:, :count].T
+                scales_b = torch.nn.functional.pad(scales_b, (0, -count % in_a_row))[:, :count].T
             else:
                 scales_b = scales_b.T.contiguous()
         return torch._scaled_mm(

@@ -50,10 +50,11 @@ if GLUON_MISSING is None:
     _BUFFERS, _RELEASES = gl.constexpr(BUFFERS), gl.constexpr(loop.RELEASES)
 
     @gluon.jit
-    def _produce(
+    def produce(
         x, w_gate, w_up, w_gate_rest, w_up_rest, x_ring, w_ring, barriers,
         M, N, row_tiles, column_tiles, depth_tiles, COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     ):  # fmt: skip
+        """Fill the ring with the stages of this program's tiles, in turn."""
         LAST: gl.constexpr = COLUMNS - _WIDE
         step = 0
         for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
@@ -75,10 +76,11 @@ if GLUON_MISSING is None:
                 step += 1
 
     @gluon.jit
-    def _finish_part(
+    def finish_part(
         gate, up, z, gate_out, up_out, row, column, buffers, FIRST: gl.constexpr, PART: gl.constexpr,
         NEWER: gl.constexpr, STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
+        """Store z of a tile's PART columns, and gate and up if they are wanted, each through a buffer of its own."""
         if STORE_PREACT:
             write(gate, gate_out, row, column, buffers.index(FIRST), NEWER)
             write(up, up_out, row, column, buffers.index(FIRST + 1), NEWER)
@@ -95,12 +97,12 @@ if GLUON_MISSING is None:
         NEWER: gl.constexpr = _BUFFERS - 1 if STORE_PREACT or COLUMNS > _WIDE else 1  # buffers in use are taken in turn
         gate_0, gate_1 = halves(gate, _WIDE, _PART)
         up_0, up_1 = halves(up, _WIDE, _PART)
-        _finish_part(gate_0, up_0, z, gate_out, up_out, row, column, buffers, FIRST, 0, NEWER, STORE_PREACT)
-        _finish_part(gate_1, up_1, z, gate_out, up_out, row, column + _PART, buffers, FIRST, 1, NEWER, STORE_PREACT)
+        finish_part(gate_0, up_0, z, gate_out, up_out, row, column, buffers, FIRST, 0, NEWER, STORE_PREACT)
+        finish_part(gate_1, up_1, z, gate_out, up_out, row, column + _PART, buffers, FIRST, 1, NEWER, STORE_PREACT)
         if COLUMNS > _WIDE:
             gate_2, up_2 = halves(both, _WIDE, _PART)
             column += COLUMNS - _PART
-            _finish_part(gate_2, up_2, z, gate_out, up_out, row, column, buffers, FIRST, 2, NEWER, STORE_PREACT)
+            finish_part(gate_2, up_2, z, gate_out, up_out, row, column, buffers, FIRST, 2, NEWER, STORE_PREACT)
 
     @gluon.jit
     def _consume(
@@ -163,7 +165,7 @@ if GLUON_MISSING is None:
                     ),
                 ),
                 (
-                    _produce,
+                    produce,
                     (
                         x, w_gate, w_up, w_gate_rest, w_up_rest, x_ring, w_ring, barriers,
                         M, N, row_tiles, column_tiles, depth_tiles, COLUMNS, STAGES, GROUP,
@@ -200,7 +202,7 @@ def why_not(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, capabilit
     if (w_gate.shape[0] * x.element_size()) % ALIGNMENT_BYTES:
         return f"a row of z is not a multiple of {ALIGNMENT_BYTES} bytes"
     if not all(map(fits_tma, (x, w_gate, w_up))):
-        return f"TMA needs a last stride of 1, and rows that start and step by multiples of {ALIGNMENT_BYTES} bytes"
+        return shared.NO_TMA
     return None
 
 

@@ -49,6 +49,17 @@ if GLUON_MISSING is None:
     _LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16]))
 
     @gluon.constexpr_function
+    def _held(columns):
+        """Which registers of three blocks hold a wgmma's columns, and how many of the third block's are copies.
+
+        What is beyond 128 columns are equal shares of two products, whose last 32 columns are put into the halves of
+        the third block; some of them are in the first two as well.
+        """
+        rest = max(columns - 128, 0) // 4  # registers for what each product has in the third block alone
+        numbers = [*range(min(columns // 2, 64)), *range(80 - rest, 80), *range(96 - rest, 96)]
+        return numbers, 16 - rest if rest else 0
+
+    @gluon.constexpr_function
     def _main_loop(
         left_rows, right_rows, left_row, left_step, right_step, columns, registers, stages, turn_of, kind,
         left_across=False, right_across=False, halved=False,
@@ -60,8 +71,7 @@ if GLUON_MISSING is None:
         left_rows, right_rows: of a stage.
         left_row: the first that is used.
         left_step, right_step: rows from the first wgmma's to the second's.
-        columns: of a wgmma. What is beyond 128 are equal shares of two products, whose last 32 columns are put into the
-            halves of the third block; some of them are in the first two as well.
+        columns: of a wgmma, see `_held`.
         turn_of: the consumer, where two of them take turns; -1 where each reads every stage.
         left_across, right_across: the depth is not the contiguous axis: a stage has blocks of [depth, 64] side by side.
         halved: one more operand tells what the lower half of the accumulator is for: the lower rows (1), nothing (0),
@@ -73,9 +83,7 @@ if GLUON_MISSING is None:
         left_chunk, right_chunk = (16 * row_bytes if across else 32 for across in (left_across, right_across))
         left, right, barriers, step, depth_tiles, parity, lower = (f"${registers + 32 * number}" for number in range(7))
         full, empty, turn = 0, 8 * stages, 16 * stages  # where the barriers are
-        rest = max(columns - 128, 0) // 4  # registers for what each product has in the third block alone
-        again = 16 - rest if rest else 0  # and for what it has in another one, too
-        numbers = [*range(min(columns // 2, 64)), *range(80 - rest, 80), *range(96 - rest, 96)]
+        numbers, again = _held(columns)
         lines = [
             "{",
             ".reg .pred again, passed, leader, freed, add;",
@@ -161,18 +169,157 @@ if GLUON_MISSING is None:
             ]
         else:
             lines += whole
-        for first in range(0, registers, registers // 2):
-            for number in range(again):
-                lines += [
-                    f"mov.b32 ${first + 64 + 16 * product + number}, ${first + 32 * (product + 1) - again + number};"
-                    for product in range(2)
-                ]
-        lines.append("}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *_copied(again, range(0, registers, registers // 2)), "}"])
 
     @gluon.constexpr_function
-    def _operands(registers, numbers):
-        return ",".join(["=f"] * registers + ["r"] * (32 * numbers) + ["~{memory}"])
+    def _copied(again, firsts):
+        """PTX that fills what the third block has of the first two; `firsts` are the first registers of each three."""
+        return [
+            f"mov.b32 ${first + 64 + 16 * product + number}, ${first + 32 * (product + 1) - again + number};"
+            for first in firsts for number in range(again) for product in range(2)
+        ]  # fmt: skip
+
+    @gluon.constexpr_function
+    def _promoting_loop(columns, left_row, stages, blocks):
+        """PTX of one tile's main loop in e4m3, for 64 rows: a sum over each stage's 128 of depth, added in fp32.
+
+        Operands: 96 registers, then 32 copies of: left, right, barriers, step, depth tiles; with `blocks` also the
+        first row and column of the tile, the last row there is, and where the scales of left and of both weights are.
+
+        columns: of a wgmma, see `_held`; with `blocks` 128 or 192.
+        left_row: the first row of a stage that is used.
+        blocks: scales are those of 1 x 128 elements of left, [depth, rows], and of 128 x 128 of both weights; else they
+            are left to the epilogue.
+        """
+        row_bytes, empty = 128, 8 * stages
+        numbers, again = _held(columns)
+        left, right, barriers, step, depth_tiles, row, column, last_row, x_at, gate_at, up_at = (
+            f"${96 + 32 * number}" for number in range(11)
+        )
+        part = ", ".join(f"part{number}" for number in range(len(numbers)))
+        lines = [
+            "{",
+            ".reg .pred again, passed, leader, add;",
+            ".reg .b32 stage, phase, depth, barrier, low_a, low_b, high, at;",
+            ".reg .b64 a, b;",
+            f".reg .f32 part<{len(numbers)}>;",
+            "elect.sync at|leader, 0xffffffff;",
+            *(f"mov.b32 ${number}, 0;" for number in range(96)),
+            f"rem.u32 stage, {step}, {stages};",
+            f"div.u32 phase, {step}, {stages};",
+            "and.b32 phase, phase, 1;",
+            "mov.u32 depth, 0;",
+            "mov.u32 high, 0x40000040;",  # swizzled over 128 bytes, 1024 bytes from 8 rows to the next 8
+        ]
+        if blocks:
+            lines += [
+                ".reg .b32 mine, first, second, last;",
+                ".reg .b64 rows_at<2>, weights_at<4>, rows_step, far;",
+                ".reg .f32 of_row<2>, of_weight<4>, both<12>, chosen;",
+                ".reg .pred beyond<3>;",
+                "mov.u32 at, %tid.x;",
+                "shr.u32 mine, at, 5;",
+                "and.b32 mine, mine, 3;",
+                "shl.b32 mine, mine, 4;",
+                "and.b32 at, at, 31;",
+                "shr.u32 at, at, 2;",
+                f"add.u32 mine, mine, {row};",
+                "add.u32 mine, mine, at;",  # this thread's rows are this one and the eighth behind it
+                f"min.u32 at, mine, {last_row};",
+                f"mad.wide.u32 rows_at0, at, 4, {x_at};",
+                "add.u32 mine, mine, 8;",
+                f"min.u32 at, mine, {last_row};",
+                f"mad.wide.u32 rows_at1, at, 4, {x_at};",
+                f"add.u32 at, {last_row}, 1;",
+                "mul.wide.u32 rows_step, at, 4;",
+                f"shr.u32 first, {column}, 7;",
+                f"add.u32 last, {column}, {columns // 2 - 1};",
+                "shr.u32 last, last, 7;",
+                *(
+                    line
+                    for number, (block, address) in enumerate(
+                        (block, address) for address in (gate_at, up_at) for block in ("first", "last")
+                    )
+                    for line in (
+                        f"mul.lo.u32 at, {block}, {depth_tiles};",
+                        f"mad.wide.u32 weights_at{number}, at, 4, {address};",
+                    )
+                ),
+                *(
+                    line
+                    for third in range(3)
+                    for line in (
+                        f"add.u32 at, {column}, {32 * third};",
+                        "shr.u32 at, at, 7;",
+                        f"setp.ne.u32 beyond{third}, at, first;",
+                    )
+                ),
+            ]
+        lines.append("NEXT:")
+        if blocks:
+            for number in range(2):
+                lines += [
+                    f"ld.global.nc.f32 of_row{number}, [rows_at{number}];",
+                    f"add.u64 rows_at{number}, rows_at{number}, rows_step;",
+                ]
+            for number in range(4):
+                lines += [
+                    f"ld.global.nc.f32 of_weight{number}, [weights_at{number}];",
+                    f"add.u64 weights_at{number}, weights_at{number}, 4;",
+                ]
+        lines += [
+            f"mad.lo.u32 barrier, stage, 8, {barriers};",
+            "FULL: mbarrier.try_wait.parity.shared::cta.b64 passed, [barrier], phase;",
+            "@!passed bra.uni FULL;",
+            f"mad.lo.u32 low_a, stage, {2 * BLOCK * row_bytes}, {left};",
+            f"mad.lo.u32 low_b, stage, {3 * BLOCK * row_bytes}, {right};",
+            "shr.u32 low_a, low_a, 4;",
+            "shr.u32 low_b, low_b, 4;",
+            "wgmma.fence.sync.aligned;",
+        ]
+        for chunk in range(4):  # of 32 along the depth
+            lines += [
+                f"setp.ne.u32 add, {chunk}, 0;",
+                f"add.u32 at, low_a, {(1 << 16) + left_row * row_bytes // 16 + 2 * chunk};",
+                "mov.b64 a, {at, high};",
+                f"add.u32 at, low_b, {(1 << 16) + 2 * chunk};",
+                "mov.b64 b, {at, high};",
+                f"wgmma.mma_async.sync.aligned.m64n{columns}k32.f32.e4m3.e4m3 {{{part}}}, a, b, add, 1, 1;",
+            ]
+        lines += [
+            "wgmma.commit_group.sync.aligned;",
+            "wgmma.wait_group.sync.aligned 0;",
+            f"@leader mbarrier.arrive.shared::cta.b64 _, [barrier+{empty}];",
+        ]
+        if blocks:
+            for third in range(columns // 64):  # 32 columns of gate and of up
+                for product in range(2):
+                    lines.append(f"selp.f32 chosen, of_weight{2 * product + 1}, of_weight{2 * product}, beyond{third};")
+                    lines += [
+                        f"mul.f32 both{4 * third + 2 * product + half}, of_row{half}, chosen;" for half in range(2)
+                    ]
+        for place, number in enumerate(numbers):
+            if blocks:  # 16 registers are 32 columns; in turn two are of a row, and two of the eighth behind it
+                third, product = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1))[number // 16]
+                lines.append(
+                    f"fma.rn.f32 ${number}, part{place}, both{4 * third + 2 * product + number // 2 % 2}, ${number};"
+                )
+            else:
+                lines.append(f"add.f32 ${number}, ${number}, part{place};")
+        lines += [
+            "add.u32 stage, stage, 1;",
+            f"setp.eq.u32 again, stage, {stages};",
+            "@again mov.u32 stage, 0;",
+            "@again xor.b32 phase, phase, 1;",
+            "add.u32 depth, depth, 1;",
+            f"setp.lt.u32 again, depth, {depth_tiles};",
+            "@again bra.uni NEXT;",
+        ]
+        return "\n".join([*lines, *_copied(again, [0]), "}"])
+
+    @gluon.constexpr_function
+    def _operands(registers, numbers, addresses=0):
+        return ",".join(["=f"] * registers + ["r"] * (32 * numbers) + ["l"] * (32 * addresses) + ["~{memory}"])
 
     @gluon.constexpr_function
     def _kind(dtype):
@@ -269,6 +416,37 @@ if GLUON_MISSING is None:
             dtype=(gl.float32, gl.float32, gl.float32, gl.float32),
             is_pure=False,
             pack=32,
+        )
+
+    @gluon.jit
+    def _addresses(pointer):
+        """A pointer for every element of a block."""
+        return gl.full([_BLOCK, _BLOCK], pointer.to(gl.int64, bitcast=True), gl.int64, _LAYOUT)
+
+    @gluon.jit
+    def multiply_fp8(
+        left, right, barriers, step, depth_tiles, row, column, rows, x_scales, gate_scales, up_scales,
+        COLUMNS: gl.constexpr, ME: gl.constexpr, STAGES: gl.constexpr, BLOCKS: gl.constexpr,
+    ):  # fmt: skip
+        """Run the main loop of this consumer's 64 rows of one tile of codes; the other consumer has the other rows.
+
+        left, right, barriers, step, COLUMNS: as in `multiply`, without turns; a stage is 128 of depth. With BLOCKS the
+        sums are those of what the codes stand for, with scales [depth tiles, rows] of left and [., depth tiles] of both
+        weights; row and column are where these 64 rows and the tile begin. Else they are sums of codes.
+
+        Returns three tensors of BLOCK x BLOCK in fp32 as `multiply` does.
+        """
+        LOOP: gl.constexpr = _promoting_loop(COLUMNS, _BLOCK * ME, STAGES, BLOCKS)
+        OPERANDS: gl.constexpr = _operands(96, 8, 3) if BLOCKS else _operands(96, 5)
+        stages = [_copies(left), _copies(right), _copies(barriers), _copies(step), _copies(depth_tiles)]
+        scales = []
+        if BLOCKS:
+            scales = [
+                _copies(row), _copies(column), _copies(rows - 1),
+                _addresses(x_scales), _addresses(gate_scales), _addresses(up_scales),
+            ]  # fmt: skip
+        return gl.inline_asm_elementwise(
+            LOOP, OPERANDS, stages + scales, dtype=(gl.float32, gl.float32, gl.float32), is_pure=False, pack=32
         )
 
     @gluon.constexpr_function

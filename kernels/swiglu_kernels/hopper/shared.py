@@ -26,6 +26,7 @@ from swiglu_kernels.launches.tiles import Capability
 
 CONSUMER_WARPS = 4
 ALIGNMENT_BYTES = 16
+NO_TMA = f"TMA needs a last stride of 1, and rows that start and step by multiples of {ALIGNMENT_BYTES} bytes"
 SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 LOG2_E = 1.4426950408889634
 

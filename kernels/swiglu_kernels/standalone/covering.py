@@ -13,6 +13,7 @@ import torch
 
 from swiglu_kernels.hopper import experts as by_hand
 from swiglu_kernels.hopper import forward, products, row, shared
+from swiglu_kernels.hopper import fp8 as fp8_by_hand
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import Capability
@@ -232,6 +233,7 @@ def _by_hand() -> Iterator[tuple[str, Launch]]:
             products.transposed_launch(pairs, [weight] * outputs),
         )
     yield from _experts_by_hand()
+    yield from _fp8_by_hand()
 
 
 def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
@@ -262,3 +264,20 @@ def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
     yield "experts by hand, y, bias", by_hand.rows_launch(h, w_down, x, starts, counts, biases[1])
     yield "experts by hand, dx", by_hand.rows_launch(pre, w_gate_up.mT, x, starts, counts)
     yield "experts by hand, dW", by_hand.weights_launch(pre, x, w_gate_up, starts, counts)
+
+
+def _fp8_by_hand() -> Iterator[tuple[str, Launch]]:
+    def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    tokens, depth, columns = 8192, 4096, 11008
+    z, pairs, weights = tensor(tokens, columns), tensor(tokens, depth // 2), tensor(columns, depth // 2)
+    for blocks, stored in itertools.product((False, True), (None, (z, z))):
+        across = -(-depth // fp8.BLOCK)
+        shapes = ((across, tokens), (-(-columns // fp8.BLOCK), across)) if blocks else ((tokens,), (columns,))
+        of_x, of_weights = (tensor(*shape, dtype=torch.float32) for shape in shapes)
+        operands = (pairs, of_x.t() if blocks else of_x), (weights, of_weights), (weights, of_weights)
+        for width in fp8_by_hand.BLOCK_COLUMNS if blocks else forward.COLUMNS:
+            name = f"fp8 forward by hand, {'blocks' if blocks else 'rows'}, {width} columns"
+            name += ", gate and up stored" if stored else ""
+            yield name, fp8_by_hand.forward_launch(*operands, z, stored, replace(forward.TILE, columns=width))

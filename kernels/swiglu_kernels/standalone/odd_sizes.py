@@ -17,7 +17,7 @@ import torch
 
 from swiglu_kernels import reference
 from swiglu_kernels.experts import swiglu_experts
-from swiglu_kernels.hopper import forward, products, row, shared
+from swiglu_kernels.hopper import forward, fp8, products, row, shared
 from swiglu_kernels.launches.backend import capability_of, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
@@ -38,6 +38,7 @@ MARGIN = 16
 CLAMPED = Formula(alpha=1.702, limit=1.0, up_offset=1.0)
 PORTABLE = [(1, 72, 200), (16, 51, 83), (37, 200, 136), (131, 72, 264), (9, 2056, 40)]
 BY_HAND = [(131, 72, 200), (517, 264, 1032), (300, 1032, 136)]
+OF_FP8 = [(131, 80, 224), (517, 272, 1056), (9, 400, 96)]
 OF_EXPERTS = [(131, 192, 256), (517, 1088, 448)]
 FEW_TOKENS = [(1, 72, 200), (17, 264, 1032), (77, 136, 2880), (128, 520, 3000)]
 Tensors = dict[str, torch.Tensor]
@@ -130,6 +131,8 @@ def outcomes(device: torch.device, few: bool = False) -> Iterator[Outcome]:
         return
     for size, dtype in itertools.product(BY_HAND[:1] if few else BY_HAND, dtypes[:2]):
         yield from _by_hand(Sizes(size, dtype, device), f"{size} {str(dtype).removeprefix('torch.')}")
+    for size, dtype in itertools.product(OF_FP8[:1] if few else OF_FP8, dtypes[:2]):
+        yield from _fp8_by_hand(Sizes(size, dtype, device), f"{size} {str(dtype).removeprefix('torch.')}")
     for size, dtype in itertools.product(OF_EXPERTS[:1] if few else OF_EXPERTS, dtypes[:2]):
         with shared.by_hand_aside(None):
             yield from _experts(size, dtype, device, "hopper")
@@ -160,6 +163,25 @@ def _experts(size: tuple[int, int, int], dtype: torch.dtype, device: torch.devic
         # The operands of a gradient are results that were rounded: eager's own loss says what that costs.
         roundings = float(error / (allowed + ROUNDINGS[dtype]))
         yield Outcome(f"experts {name} {backend} {size} {str(dtype).removeprefix('torch.')}", roundings)
+
+
+def _fp8_by_hand(at: Sizes, label: str) -> Iterator[Outcome]:
+    for recipe in reference.RECIPES:
+        blocks, operands, exact = recipe == "blockwise", [], []
+        for matrix in (at.x, at.w_gate, at.w_up):
+            codes, scales = reference.quantise(matrix, recipe, matrix is not at.x)
+            exact.append(reference.dequantise(codes, scales))
+            # scales of x lie with the tokens last
+            scales = scales.t().contiguous().t() if blocks and matrix is at.x else scales.contiguous()
+            operands.append((codes.view(at.dtype), scales))
+        made = {"gate": exact[0] @ exact[1].t(), "up": exact[0] @ exact[2].t()}
+        made["z"] = gated(made["gate"], made["up"], PLAIN)
+        for columns, stored in itertools.product(fp8.BLOCK_COLUMNS if blocks else forward.COLUMNS, (False, True)):
+            z = at.new("z", at.z_like)
+            preactivations = (at.new("gate", at.z_like), at.new("up", at.z_like)) if stored else None
+            fp8.forward_launch(*operands, z, preactivations, replace(forward.TILE, columns=columns)).run()
+            name = f"fp8 {recipe} forward of {columns} {label}{', stored' if stored else ''}"
+            yield at.judged(name, made)
 
 
 def _forwards(at: Sizes, name: str, describe: Callable[..., Launch], *more: object) -> Iterator[Outcome]:

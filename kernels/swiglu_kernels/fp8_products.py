@@ -1,0 +1,125 @@
+"""Products of quantised operands, each by the fastest way that takes them: by hand, PyTorch's or portable Triton.
+
+Gate, up and SwiGLU are one launch, by hand on Hopper. A product alone is PyTorch's `_scaled_mm` there, which has full
+accumulation too; on other GPUs, where neither was measured, all of them are the portable kernels'.
+"""
+
+import functools
+
+import torch
+
+from swiglu_kernels.hopper import fp8 as by_hand
+from swiglu_kernels.launches import plan
+from swiglu_kernels.launches.backend import INTERPRETING, capability_of
+from swiglu_kernels.launches.formula import Formula
+from swiglu_kernels.launches.plan import run
+from swiglu_kernels.portable.fp8 import BLOCK, Quantised, glu_launch, hidden_grad_launch, sum_launch
+from swiglu_kernels.portable.glu_forward import Biases
+from swiglu_kernels.silu_mul import backward_launch as gate_backward_launch
+from swiglu_kernels.silu_mul import forward_launch as gate_launch
+
+MULTIPLE = 16
+"""Rows, columns and depth of what `_scaled_mm` multiplies are multiples of this."""
+
+
+@functools.cache
+def _takes_unpadded(device: torch.device) -> bool:
+    """Whether this PyTorch takes a weight's scales as they lie here; some versions want rows padded to four scales."""
+    codes = torch.zeros(2 * BLOCK, 2 * BLOCK, dtype=torch.float8_e4m3fn, device=device)
+    scales, weights = torch.ones(2, 2 * BLOCK, device=device).t(), torch.ones(2, 2, device=device)
+    try:
+        torch._scaled_mm(codes, codes.t(), scale_a=scales, scale_b=weights.t(), out_dtype=torch.bfloat16)
+    except (RuntimeError, ValueError):
+        return False
+    return True
+
+
+def why_not_by_torch(a: Quantised, b: Quantised, dtype: torch.dtype, has_bias: bool) -> str | None:
+    """Say why a b^T is not PyTorch's product, or return None where it is.
+
+    Args:
+        a: [R, D]; blockwise scales with the rows last.
+        b: [C, D].
+        dtype: of the product.
+        has_bias: whether a bias is added.
+    """
+    (rows, depth), columns, blocks = a.codes.shape, b.codes.shape[0], a.scales.dim() == 2
+    if INTERPRETING or capability_of(a.codes.device) != (9, 0):
+        return "PyTorch's product was measured on compute capability 9.0 alone"
+    if dtype != torch.bfloat16 or has_bias:
+        return "PyTorch's product is for bfloat16 without a bias"
+    if rows % MULTIPLE or depth % (BLOCK if blocks else MULTIPLE) or columns % MULTIPLE or 0 in (rows, depth, columns):
+        return f"PyTorch multiplies multiples of {BLOCK if blocks else MULTIPLE}"
+    if blocks and a.scales.stride() != (1, rows):
+        return "scales have to lie with the rows last"
+    if blocks and b.scales.shape[0] != columns and depth // BLOCK % 4 and not _takes_unpadded(a.codes.device):
+        return "this PyTorch takes a weight's scales in fours"
+    return None
+
+
+def _by_torch(a: Quantised, b: Quantised, out: torch.Tensor | None = None) -> torch.Tensor:
+    (codes, scales), (b_codes, b_scales) = a, b
+    if scales.dim() == 1:
+        scales, b_scales = scales[:, None], b_scales[:, None]
+    product: torch.Tensor = torch._scaled_mm(
+        codes, b_codes.t(), scale_a=scales, scale_b=b_scales.t(), out_dtype=torch.bfloat16, out=out
+    )
+    return product
+
+
+def by_hand_takes(x: Quantised, w_gate: Quantised, w_up: Quantised, biases: Biases, formula: Formula) -> bool:
+    """Whether `write_glu` is the launch by hand, which writes 16 bits."""
+    has_bias = biases[0] is not None or biases[1] is not None
+    return not INTERPRETING and plan.decided(by_hand.why_not, x, w_gate, w_up, has_bias, formula) is None
+
+
+def write_glu(
+    x: Quantised,
+    w_gate: Quantised,
+    w_up: Quantised,
+    z: torch.Tensor,
+    preactivations: tuple[torch.Tensor, torch.Tensor],
+    biases: Biases,
+    formula: Formula,
+) -> None:
+    """Write z, and gate and up unless they are empty; arguments as of `portable.fp8.glu_launch`."""
+    if z.numel() and by_hand_takes(x, w_gate, w_up, biases, formula):
+        pairs = [(codes.view(z.dtype), scales) for codes, scales in (x, w_gate, w_up)]
+        run(by_hand.forward_launch, *pairs, z, preactivations if preactivations[0].numel() else None)
+    else:
+        run(glu_launch, x, w_gate, w_up, z, None, preactivations, None, biases, formula)
+
+
+def write_product(a: Quantised, b: Quantised, out: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    """Write a b^T + bias to out [R, C]."""
+    if plan.decided(why_not_by_torch, a, b, out.dtype, bias is not None) is None:
+        _by_torch(a, b, out)
+    else:
+        run(sum_launch, a, b, None, out, bias)
+
+
+def write_sum(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantised, out: torch.Tensor) -> None:
+    """Write a b^T + more_a more_b^T to out [R, C]; the second pair has the first's shapes."""
+    if plan.decided(why_not_by_torch, a, b, out.dtype, False) is None:
+        _by_torch(a, b, out)
+        out.add_(_by_torch(more_a, more_b))
+    else:
+        run(sum_launch, a, b, (more_a, more_b), out)
+
+
+def write_hidden_grad(
+    d_out: Quantised,
+    w_down: Quantised,
+    preactivations: tuple[torch.Tensor, torch.Tensor],
+    d_gate: torch.Tensor,
+    d_up: torch.Tensor,
+    h: torch.Tensor | None,
+    formula: Formula,
+) -> None:
+    """Write d_gate, d_up and, if it is given, h; arguments as of `portable.fp8.hidden_grad_launch`."""
+    if plan.decided(why_not_by_torch, d_out, w_down, d_gate.dtype, False) is None:
+        if h is not None:
+            run(gate_launch, *preactivations, h, formula)
+        run(gate_backward_launch, _by_torch(d_out, w_down), *preactivations, d_gate, d_up, formula)
+    else:
+        run(hidden_grad_launch, d_out, w_down, preactivations, d_gate, d_up, h, None, formula)

@@ -1,0 +1,230 @@
+"""z = silu(x w_gate^T) * (x w_up^T) of operands quantised to fp8, scheduled by hand for Hopper, in Gluon.
+
+Codes travel in pairs, as elements of 16 bits: rings, descriptors and the producer are those of `forward.py`, and a
+stage is 128 of depth. The tensor cores keep some 14 bits of a sum of fp8 products, so that the sum over each stage goes
+to registers of its own and is added in fp32 from there (`loop.multiply_fp8`); 128 x 192 of both do not fit into one
+warpgroup's registers. So both consumers share a tile, 64 rows each, and a stage: while one adds, the other multiplies.
+
+Scales by rows are applied to the finished sums, those of blocks while they are added.
+"""
+
+import dataclasses
+
+import torch
+
+from swiglu_kernels.hopper import loop, shared
+from swiglu_kernels.hopper.forward import BUFFERS, DEPTH, PART, REST, ROWS, WIDE
+from swiglu_kernels.hopper.forward import tile_for as forward_tile
+from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING, descriptor, fits_tma
+from swiglu_kernels.launches.backend import capability_of, multiprocessors
+from swiglu_kernels.launches.formula import PLAIN, Formula
+from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.launches.tiles import Tile, waves
+
+BLOCK_COLUMNS = (96, 64)
+"""Columns of a tile whose scales are those of blocks: in threes or twos of 32, of which each lies in one block."""
+_OPTIONAL = (*(f"{weight}_{rows}" for weight in ("w_gate", "w_up") for rows in REST), "gate_out", "up_out")
+
+Operand = tuple[torch.Tensor, torch.Tensor]
+"""Codes in pairs, [rows, depth / 2] of the output's 16-bit dtype, and scales as `portable.fp8.Quantised` has them."""
+
+
+if GLUON_MISSING is None:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+    from swiglu_kernels.hopper.forward import finish_part, produce
+    from swiglu_kernels.hopper.loop import locate_all, multiply_fp8
+    from swiglu_kernels.hopper.shared import halves, position, start, synchronize, view
+
+    _ROWS, _DEPTH, _WIDE, _PART = (gl.constexpr(size) for size in (ROWS, DEPTH, WIDE, PART))
+    _BUFFERS, _RELEASES = gl.constexpr(BUFFERS), gl.constexpr(2 * loop.RELEASES)
+
+    @gluon.jit
+    def _scaled(sums, x_scales, w_scales, row, column, M, N):
+        LAYOUT: gl.constexpr = sums.type.layout
+        rows = row + gl.arange(0, _WIDE, gl.SliceLayout(1, LAYOUT))
+        columns = column + gl.arange(0, _PART, gl.SliceLayout(0, LAYOUT))
+        of_rows = gl.load(x_scales + rows, mask=rows < M, other=0.0)
+        of_columns = gl.load(w_scales + columns, mask=columns < N, other=0.0)
+        return sums * (of_rows[:, None] * of_columns[None, :])
+
+    @gluon.jit
+    def _finish(
+        gate, up, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column, buffers, M, N,
+        FIRST: gl.constexpr, PART: gl.constexpr, NEWER: gl.constexpr, STORE_PREACT: gl.constexpr, BLOCKS: gl.constexpr,
+    ):  # fmt: skip
+        if not BLOCKS:
+            gate = _scaled(gate, x_scales, gate_scales, row, column, M, N)
+            up = _scaled(up, x_scales, up_scales, row, column, M, N)
+        finish_part(gate, up, z, gate_out, up_out, row, column, buffers, FIRST, PART, NEWER, STORE_PREACT)
+
+    @gluon.jit
+    def _consume(
+        z, gate_out, up_out, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at, buffers,
+        M, N, row_tiles, column_tiles, depth_tiles, ME: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
+        GROUP: gl.constexpr, STORE_PREACT: gl.constexpr, BLOCKS: gl.constexpr,
+    ):  # fmt: skip
+        FIRST: gl.constexpr = ME * _BUFFERS
+        NEWER: gl.constexpr = _BUFFERS - 1 if STORE_PREACT or COLUMNS > _WIDE else 1  # buffers in use are taken in turn
+        step = 0
+        for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
+            row, column = position(tile, row_tiles, column_tiles, GROUP)
+            row, column = start(row, _ROWS, M) + ME * _WIDE, start(column, COLUMNS, N)
+            gate, up, both = multiply_fp8(
+                x_at, w_at, barriers_at, step, depth_tiles, row, column, M, x_scales, gate_scales, up_scales,
+                2 * COLUMNS, ME, STAGES, BLOCKS,
+            )  # fmt: skip
+            step += depth_tiles
+            gate_0, gate_1 = halves(gate, _WIDE, _PART)
+            up_0, up_1 = halves(up, _WIDE, _PART)
+            _finish(
+                gate_0, up_0, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column, buffers, M, N,
+                FIRST, 0, NEWER, STORE_PREACT, BLOCKS,
+            )  # fmt: skip
+            _finish(
+                gate_1, up_1, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column + _PART, buffers, M, N,
+                FIRST, 1, NEWER, STORE_PREACT, BLOCKS,
+            )  # fmt: skip
+            if COLUMNS > _WIDE:
+                gate_2, up_2 = halves(both, _WIDE, _PART)
+                column += COLUMNS - _PART
+                _finish(
+                    gate_2, up_2, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column, buffers, M, N,
+                    FIRST, 2, NEWER, STORE_PREACT, BLOCKS,
+                )  # fmt: skip
+        tma.store_wait(0)
+
+    @gluon.jit
+    def _forward_kernel(
+        x, w_gate, w_up, w_gate_32, w_gate_16, w_gate_8, w_up_32, w_up_16, w_up_8,
+        x_scales, gate_scales, up_scales, z, gate_out, up_out, M, N, K,
+        COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, STORE_PREACT: gl.constexpr,
+        BLOCKS: gl.constexpr,
+    ):  # fmt: skip
+        row_tiles, column_tiles, depth_tiles = gl.cdiv(M, _ROWS), gl.cdiv(N, COLUMNS), gl.cdiv(K, _DEPTH)
+        x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, _ROWS, _DEPTH], x.layout)
+        w_ring = gl.allocate_shared_memory(x.dtype, [3 * STAGES, _WIDE, _DEPTH], w_gate.layout)
+        buffers = gl.allocate_shared_memory(z.dtype, [2 * _BUFFERS, _WIDE, _PART], z.layout)
+        place = gl.allocate_shared_memory(x.dtype, [8, _DEPTH], w_gate.layout)
+        x_at, w_at, barriers_at = locate_all(x_ring.index(0), w_ring.index(0), place)
+        # `full` of every stage, `empty` of every stage
+        barriers = view(place, gl.int64, [_DEPTH * 2, 1], mbarrier.MBarrierLayout())
+        for stage in gl.static_range(STAGES):
+            mbarrier.init(barriers.index(stage), count=1)
+            mbarrier.init(barriers.index(STAGES + stage), count=_RELEASES)
+        fence_async_shared()
+        synchronize()
+        w_gate_rest, w_up_rest = (w_gate_32, w_gate_16, w_gate_8), (w_up_32, w_up_16, w_up_8)
+        gl.warp_specialize(
+            [
+                (
+                    _consume,
+                    (
+                        z, gate_out, up_out, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at, buffers,
+                        M, N, row_tiles, column_tiles, depth_tiles, 0, COLUMNS, STAGES, GROUP, STORE_PREACT, BLOCKS,
+                    ),
+                ),
+                (
+                    _consume,
+                    (
+                        z, gate_out, up_out, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at, buffers,
+                        M, N, row_tiles, column_tiles, depth_tiles, 1, COLUMNS, STAGES, GROUP, STORE_PREACT, BLOCKS,
+                    ),
+                ),
+                (
+                    produce,
+                    (
+                        x, w_gate, w_up, w_gate_rest, w_up_rest, x_ring, w_ring, barriers,
+                        M, N, row_tiles, column_tiles, depth_tiles, COLUMNS, STAGES, GROUP,
+                    ),
+                ),
+            ],
+            [4, 1],  # warps of the second consumer and of the producer
+            [240, 24],  # their registers; the first consumer gets the rest, 240
+        )  # fmt: skip
+
+
+def tile_for(tokens: int, intermediate: int, processors: int, stores_preact: bool, blocks: bool) -> Tile:
+    """Return the tile whose waves are filled best; scales of blocks leave two to choose from."""
+    tile = forward_tile(tokens, intermediate, processors, stores_preact)
+    if not blocks:
+        return tile
+
+    def cost(columns: int) -> int:
+        return waves(tokens, intermediate, ROWS, columns, processors) * columns
+
+    return dataclasses.replace(tile, columns=min(BLOCK_COLUMNS, key=cost))
+
+
+def why_not(x: Operand, w_gate: Operand, w_up: Operand, has_bias: bool, formula: Formula) -> str | None:
+    """Say why quantised operands cannot take this path, or return None where they can.
+
+    Args:
+        x, w_gate, w_up: [M, K], [N, K] and [N, K] in fp8, with scales.
+        has_bias: whether gate or up have biases.
+        formula: the gate.
+    """
+    (codes, scales), matrices = x, (x[0], w_gate[0], w_up[0])
+    if codes.device.type != "cuda" or capability_of(codes.device) != (9, 0):
+        return "the kernel is for compute capability 9.0"
+    if off := shared.why_off():
+        return off
+    if has_bias or formula != PLAIN:
+        return "the kernel is for plain SwiGLU without biases"
+    if any(0 in matrix.shape for matrix in matrices):
+        return "an empty tensor has no descriptor"
+    blocks, columns = scales.dim() == 2, w_gate[0].shape[0]
+    if columns % (PART if blocks else shared.ALIGNMENT_BYTES // 2):
+        return f"intermediate has to be a multiple of {PART if blocks else shared.ALIGNMENT_BYTES // 2}"
+    if not all(map(fits_tma, matrices)):
+        return shared.NO_TMA
+    if blocks and (scales.stride(0) != 1 or scales.stride(1) != scales.shape[0]):
+        return "scales of x have to lie with the tokens last"
+    if not all(one[1].is_contiguous() for one in (w_gate, w_up)):
+        return "scales of weights have to be contiguous"
+    return None
+
+
+def forward_launch(
+    x: Operand,
+    w_gate: Operand,
+    w_up: Operand,
+    z: torch.Tensor,
+    preactivations: tuple[torch.Tensor, torch.Tensor] | None,
+    tile: Tile | None = None,
+) -> Launch:
+    """Describe the launch; ask `why_not` first.
+
+    Args:
+        x: [M, K / 2] and scales.
+        w_gate: [N, K / 2] and scales.
+        w_up: as w_gate.
+        z: [M, N], contiguous, written; 16 bits.
+        preactivations: gate and up, [M, N] and contiguous, written; None stores z alone.
+        tile: its columns, stages and group are taken. None: `tile_for`.
+    """
+    (x_pairs, x_scales), (gate_pairs, gate_scales), (up_pairs, up_scales) = x, w_gate, w_up
+    (M, K), N, blocks = x_pairs.shape, gate_pairs.shape[0], x_scales.dim() == 2
+    programs = multiprocessors(x_pairs.device)
+    tile = tile or tile_for(M, N, programs, preactivations is not None, blocks)
+    last = tile.columns - WIDE
+    tiles = -(-M // ROWS) * -(-N // tile.columns)
+    matrices = {"x": (x_pairs, ROWS, DEPTH), "w_gate": (gate_pairs, WIDE, DEPTH), "w_up": (up_pairs, WIDE, DEPTH)}
+    for rows in (part for part in REST if last & part):
+        matrices |= {f"w_gate_{rows}": (gate_pairs, rows, DEPTH), f"w_up_{rows}": (up_pairs, rows, DEPTH)}
+    outputs = shared.forward_outputs(z, preactivations)
+    matrices |= {name: (output, WIDE, PART) for name, output in outputs.items()}
+    return Launch(
+        kernel=_forward_kernel,
+        grid=(min(tiles, programs),),
+        arguments=dict.fromkeys(_OPTIONAL)
+        | {name: descriptor(*matrix) for name, matrix in matrices.items()}
+        | {"x_scales": x_scales, "gate_scales": gate_scales, "up_scales": up_scales, "M": M, "N": N, "K": K}
+        | {"COLUMNS": tile.columns, "STAGES": tile.stages, "GROUP": tile.group}
+        | {"STORE_PREACT": preactivations is not None, "BLOCKS": blocks},
+        num_warps=CONSUMER_WARPS,
+        num_stages=tile.stages,
+        traps=loop.lost("hopper/fp8.py"),
+    )
