@@ -4,9 +4,8 @@ Gate, up and SwiGLU are one launch, by hand on Hopper. A product alone is PyTorc
 accumulation too; on other GPUs, where neither was measured, all of them are the portable kernels'.
 """
 
-import functools
-
 import torch
+from torch.nn.functional import pad
 
 from swiglu_kernels.hopper import fp8 as by_hand
 from swiglu_kernels.launches import plan
@@ -20,18 +19,8 @@ from swiglu_kernels.silu_mul import forward_launch as gate_launch
 
 MULTIPLE = 16
 """Rows, columns and depth of what `_scaled_mm` multiplies are multiples of this."""
-
-
-@functools.cache
-def _takes_unpadded(device: torch.device) -> bool:
-    """Whether this PyTorch takes a weight's scales as they lie here; some versions want rows padded to four scales."""
-    codes = torch.zeros(2 * BLOCK, 2 * BLOCK, dtype=torch.float8_e4m3fn, device=device)
-    scales, weights = torch.ones(2, 2 * BLOCK, device=device).t(), torch.ones(2, 2, device=device)
-    try:
-        torch._scaled_mm(codes, codes.t(), scale_a=scales, scale_b=weights.t(), out_dtype=torch.bfloat16)
-    except (RuntimeError, ValueError):
-        return False
-    return True
+SCALES = 4
+"""cuBLAS reads the scales of a weight's blocks in rows of a multiple of this; PyTorch 2.11 does not check it."""
 
 
 def why_not_by_torch(a: Quantised, b: Quantised, dtype: torch.dtype, has_bias: bool) -> str | None:
@@ -52,8 +41,6 @@ def why_not_by_torch(a: Quantised, b: Quantised, dtype: torch.dtype, has_bias: b
         return f"PyTorch multiplies multiples of {BLOCK if blocks else MULTIPLE}"
     if blocks and a.scales.stride() != (1, rows):
         return "scales have to lie with the rows last"
-    if blocks and b.scales.shape[0] != columns and depth // BLOCK % 4 and not _takes_unpadded(a.codes.device):
-        return "this PyTorch takes a weight's scales in fours"
     return None
 
 
@@ -61,6 +48,10 @@ def _by_torch(a: Quantised, b: Quantised, out: torch.Tensor | None = None) -> to
     (codes, scales), (b_codes, b_scales) = a, b
     if scales.dim() == 1:
         scales, b_scales = scales[:, None], b_scales[:, None]
+    elif short := -scales.shape[1] % SCALES:
+        codes, b_codes = (pad(one.view(torch.uint8), (0, short * BLOCK)).view(one.dtype) for one in (codes, b_codes))
+        scales = pad(scales.t(), (0, 0, 0, short)).t()
+        b_scales = pad(b_scales, (0, short)) if b_scales.is_contiguous() else pad(b_scales.t(), (0, 0, 0, short)).t()
     product: torch.Tensor = torch._scaled_mm(
         codes, b_codes.t(), scale_a=scales, scale_b=b_scales.t(), out_dtype=torch.bfloat16, out=out
     )

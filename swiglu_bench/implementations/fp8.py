@@ -34,7 +34,7 @@ def by_products(problem: Problem, *, package: str = "torch", compiled: bool = Fa
     from swiglu_kernels import reference
 
     precision = problem.case.precision
-    multiply = scaled_mm(precision, problem.device) if package == "torch" else deep_gemm
+    multiply = scaled_mm(precision) if package == "torch" else deep_gemm
     step = packed(problem, lambda x, w_gate_up, bias: x)
     assert step.parameters
     names = {"w_gate_up": ("x", "d_gate_up"), "w_down": ("h", "upstream")}

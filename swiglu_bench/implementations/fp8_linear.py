@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -77,26 +76,19 @@ def _transposed(quantised: Quantised) -> Quantised:
     return codes.T.contiguous(), scales.T.contiguous()
 
 
-@functools.cache
-def _scales_in_a_row(device: torch.device) -> int:
-    """What the rows of a weight's scales step by multiples of in torch._scaled_mm: four in some versions of PyTorch."""
-    codes = torch.zeros(2 * BLOCK, 2 * BLOCK, device=device).to(torch.float8_e4m3fn)
-    scales, weights = torch.ones(2, 2 * BLOCK, device=device).T, torch.ones(2, 2, device=device)
-    try:
-        torch._scaled_mm(codes, codes.T, scale_a=scales, scale_b=weights.T, out_dtype=torch.bfloat16)
-    except (RuntimeError, ValueError):
-        return 4
-    return 1
+SCALES = 4
+"""cuBLAS reads the scales of 128 x 128 in rows of a multiple of this, which PyTorch 2.11 does not check."""
 
 
-def scaled_mm(precision: Precision, device: torch.device) -> Multiply:
+def scaled_mm(precision: Precision) -> Multiply:
     """torch._scaled_mm with full accumulation."""
-    in_a_row = _scales_in_a_row(device) if precision is Precision.FP8_BLOCKWISE else 1
 
     def multiply(a: Quantised, b: Quantised, weight: bool) -> Tensor:
         (codes_a, scales_a), (codes_b, scales_b) = a, b
-        step = BLOCK if precision is Precision.FP8_BLOCKWISE else 16
-        short = -codes_a.shape[1] % step  # tokens, of a weight's gradient
+        step = 16  # tokens, of a weight's gradient
+        if precision is Precision.FP8_BLOCKWISE:
+            step = SCALES * BLOCK if weight else BLOCK
+        short = -codes_a.shape[1] % step
         if short:
             codes_a, codes_b = (_padded(codes, short) for codes in (codes_a, codes_b))
         if precision is Precision.FP8_TENSORWISE:
@@ -104,12 +96,10 @@ def scaled_mm(precision: Precision, device: torch.device) -> Multiply:
         elif precision is Precision.FP8_ROWWISE:
             scales_a, scales_b = scales_a.flatten()[:, None], scales_b.flatten()[None]
         else:
+            blocks = (0, codes_a.shape[1] // BLOCK - scales_a.shape[1])
+            scales_a, scales_b = (torch.nn.functional.pad(scales, blocks) for scales in (scales_a, scales_b))
             scales_a = scales_a.T.contiguous().T
-            if weight:
-                count = scales_b.shape[1]
-                scales_b = torch.nn.functional.pad(scales_b, (0, -count % in_a_row))[:, :count].T
-            else:
-                scales_b = scales_b.T.contiguous()
+            scales_b = scales_b.T if weight else scales_b.T.contiguous()
         return torch._scaled_mm(
             codes_a.contiguous(), codes_b.contiguous().T, scale_a=scales_a, scale_b=scales_b, out_dtype=torch.bfloat16
         )

@@ -180,11 +180,29 @@ if GLUON_MISSING is None:
         ]  # fmt: skip
 
     @gluon.constexpr_function
+    def _scales_of_stage():
+        """PTX that loads the scales of one stage's rows and weights, and goes on to the next."""
+        return [
+            *(f"@inside{half} ld.global.nc.f32 of_row{half}, [rows_at+{32 * half}];" for half in range(2)),
+            "add.u64 rows_at, rows_at, rows_step;",
+            *(
+                line
+                for product, weight in enumerate(("gate_at", "up_at"))
+                for line in (
+                    f"ld.global.nc.f32 of_weight{2 * product}, [{weight}];",
+                    f"add.u64 far, {weight}, to_last;",
+                    f"ld.global.nc.f32 of_weight{2 * product + 1}, [far];",
+                    f"add.u64 {weight}, {weight}, 4;",
+                )
+            ),
+        ]
+
+    @gluon.constexpr_function
     def _promoting_loop(columns, left_row, stages, blocks):
         """PTX of one tile's main loop in e4m3, for 64 rows: a sum over each stage's 128 of depth, added in fp32.
 
         Operands: 96 registers, then 32 copies of: left, right, barriers, step, depth tiles; with `blocks` also the
-        first row and column of the tile, the last row there is, and where the scales of left and of both weights are.
+        first row and column of the tile, how many rows there are, and where the scales of left and of both weights are.
 
         columns: of a wgmma, see `_held`; with `blocks` 128 or 192.
         left_row: the first row of a stage that is used.
@@ -193,7 +211,7 @@ if GLUON_MISSING is None:
         """
         row_bytes, empty = 128, 8 * stages
         numbers, again = _held(columns)
-        left, right, barriers, step, depth_tiles, row, column, last_row, x_at, gate_at, up_at = (
+        left, right, barriers, step, depth_tiles, row, column, rows, x_at, gate_at, up_at = (
             f"${96 + 32 * number}" for number in range(11)
         )
         part = ", ".join(f"part{number}" for number in range(len(numbers)))
@@ -213,10 +231,10 @@ if GLUON_MISSING is None:
         ]
         if blocks:
             lines += [
-                ".reg .b32 mine, first, second, last;",
-                ".reg .b64 rows_at<2>, weights_at<4>, rows_step, far;",
+                ".reg .b32 first, mine;",
+                ".reg .b64 rows_at, rows_step, gate_at, up_at, to_last, far;",
                 ".reg .f32 of_row<2>, of_weight<4>, both<12>, chosen;",
-                ".reg .pred beyond<3>;",
+                ".reg .pred inside<2>, beyond<3>;",
                 "mov.u32 at, %tid.x;",
                 "shr.u32 mine, at, 5;",
                 "and.b32 mine, mine, 3;",
@@ -225,48 +243,29 @@ if GLUON_MISSING is None:
                 "shr.u32 at, at, 2;",
                 f"add.u32 mine, mine, {row};",
                 "add.u32 mine, mine, at;",  # this thread's rows are this one and the eighth behind it
-                f"min.u32 at, mine, {last_row};",
-                f"mad.wide.u32 rows_at0, at, 4, {x_at};",
+                f"mad.wide.u32 rows_at, mine, 4, {x_at};",
+                f"setp.lt.u32 inside0, mine, {rows};",
                 "add.u32 mine, mine, 8;",
-                f"min.u32 at, mine, {last_row};",
-                f"mad.wide.u32 rows_at1, at, 4, {x_at};",
-                f"add.u32 at, {last_row}, 1;",
-                "mul.wide.u32 rows_step, at, 4;",
+                f"setp.lt.u32 inside1, mine, {rows};",
+                f"mul.wide.u32 rows_step, {rows}, 4;",
                 f"shr.u32 first, {column}, 7;",
-                f"add.u32 last, {column}, {columns // 2 - 1};",
-                "shr.u32 last, last, 7;",
-                *(
-                    line
-                    for number, (block, address) in enumerate(
-                        (block, address) for address in (gate_at, up_at) for block in ("first", "last")
-                    )
-                    for line in (
-                        f"mul.lo.u32 at, {block}, {depth_tiles};",
-                        f"mad.wide.u32 weights_at{number}, at, 4, {address};",
-                    )
-                ),
-                *(
-                    line
-                    for third in range(3)
-                    for line in (
-                        f"add.u32 at, {column}, {32 * third};",
-                        "shr.u32 at, at, 7;",
-                        f"setp.ne.u32 beyond{third}, at, first;",
-                    )
-                ),
+                f"mul.lo.u32 at, first, {depth_tiles};",
+                f"mad.wide.u32 gate_at, at, 4, {gate_at};",
+                f"mad.wide.u32 up_at, at, 4, {up_at};",
+                f"add.u32 at, {column}, {columns // 2 - 1};",
+                "shr.u32 at, at, 7;",
+                "sub.u32 at, at, first;",
+                f"mul.lo.u32 at, at, {depth_tiles};",
+                "mul.wide.u32 to_last, at, 4;",
             ]
+            for third in range(3):
+                lines += [
+                    f"add.u32 at, {column}, {32 * third};",
+                    "shr.u32 at, at, 7;",
+                    f"setp.ne.u32 beyond{third}, at, first;",
+                ]
+            lines += [*(f"mov.f32 of_row{number}, 0f00000000;" for number in range(2)), *_scales_of_stage()]
         lines.append("NEXT:")
-        if blocks:
-            for number in range(2):
-                lines += [
-                    f"ld.global.nc.f32 of_row{number}, [rows_at{number}];",
-                    f"add.u64 rows_at{number}, rows_at{number}, rows_step;",
-                ]
-            for number in range(4):
-                lines += [
-                    f"ld.global.nc.f32 of_weight{number}, [weights_at{number}];",
-                    f"add.u64 weights_at{number}, weights_at{number}, 4;",
-                ]
         lines += [
             f"mad.lo.u32 barrier, stage, 8, {barriers};",
             "FULL: mbarrier.try_wait.parity.shared::cta.b64 passed, [barrier], phase;",
@@ -298,6 +297,9 @@ if GLUON_MISSING is None:
                     lines += [
                         f"mul.f32 both{4 * third + 2 * product + half}, of_row{half}, chosen;" for half in range(2)
                     ]
+            # Those of the next stage are asked for here, a stage's multiplications before they are used.
+            lines += ["add.u32 at, depth, 1;", f"setp.ge.u32 again, at, {depth_tiles};", "@again bra.uni ASKED;"]
+            lines += [*_scales_of_stage(), "ASKED:"]
         for place, number in enumerate(numbers):
             if blocks:  # 16 registers are 32 columns; in turn two are of a row, and two of the eighth behind it
                 third, product = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1))[number // 16]
@@ -442,7 +444,7 @@ if GLUON_MISSING is None:
         scales = []
         if BLOCKS:
             scales = [
-                _copies(row), _copies(column), _copies(rows - 1),
+                _copies(row), _copies(column), _copies(rows),
                 _addresses(x_scales), _addresses(gate_scales), _addresses(up_scales),
             ]  # fmt: skip
         return gl.inline_asm_elementwise(
