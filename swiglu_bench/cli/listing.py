@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from swiglu_bench.session.settings import Settings
     from swiglu_bench.spec.implementation import Implementation
 
+DENSE = {Scope.ACTIVATION, Scope.GLU, Scope.MLP}
 FACTS = (
     "name", "description", "trains", "weight_layout", "backend", "package", "usage", "source", "on_request",
 )  # fmt: skip
@@ -115,6 +117,11 @@ def tables(told: Mapping[str, Any], detail: bool, shapes: bool, machine: bool) -
         yield found
 
 
+def in_brief(description: str) -> str:
+    """What stands before the first colon, semicolon or bracket of a description; `--detail` has the rest."""
+    return re.split(r"[:;]| \(", description, maxsplit=1)[0]
+
+
 def _in_lines(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     """A line for each implementation that can run here, and one per reason for those that cannot."""
     from swiglu_bench.writers.tables import by_reason
@@ -123,7 +130,7 @@ def _in_lines(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     found.columns[0].no_wrap = found.columns[1].no_wrap = True  # only the description gives way
     here = [one for one in known if one["unavailable"] is None]
     for one in here:
-        what = Text(one["description"], no_wrap=True, overflow="ellipsis")
+        what = Text(in_brief(one["description"]), no_wrap=True, overflow="ellipsis")
         found.add_row(Text(one["name"], "bold"), _scopes(one), what)
     yield found
     yield from _marks(here)
@@ -155,10 +162,14 @@ def _scopes(one: Mapping[str, Any]) -> str:
     if len(one["scopes"]) == len(Scope):
         return "all"
     asked = one["scopes"] if one["on_request"] else one["variant"]
+    if set(one["scopes"]) == DENSE:
+        return "dense" + "*" * bool(asked)
     return " ".join(name + "*" * (name in asked) for name in one["scopes"])
 
 
 def _marks(shown: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
+    if any(_scopes(one).startswith("dense") for one in shown):
+        yield Text("dense: activation, glu and mlp; dense*: not at all of them unless --impl names it.", "dim")
     if any("*" in _scopes(one) for one in shown):
         yield Text("*: at this scope it is compared only where --impl names it.", "dim")
 

@@ -138,7 +138,7 @@ def _grouped(problem: Problem) -> Step:
 @implementation(
     "grouped",
     scopes=(Scope.EXPERTS,),
-    description="sort, gather, torch's grouped_mm for both products, weighted sum: as transformers' grouped_mm has it",
+    description="sort, gather, torch's grouped_mm: for both products; weighted sum; as in transformers",
     usage='model.set_experts_implementation("grouped_mm")  # transformers',
     weight_layout="packed",
     offers=("bias", "limit"),
@@ -172,7 +172,7 @@ def grouped_compiled(problem: Problem) -> Step:
 @implementation(
     "batched",
     scopes=(Scope.EXPERTS,),
-    description="its expert's weights copied for each row, torch.bmm, weighted sum: as transformers' batched_mm has it",
+    description="weights copied for each row, torch.bmm: those of its expert; weighted sum; as in transformers",
     usage='model.set_experts_implementation("batched_mm")  # transformers',
     weight_layout="packed",
     offers=("bias", "limit"),
@@ -227,7 +227,7 @@ def liger_experts(problem: Problem) -> Step:
 @implementation(
     "quack-experts",
     scopes=(Scope.EXPERTS,),
-    description="QuACK's grouped products with gather and gate (CuTe DSL), interleaved weights; sort and sum by torch",
+    description="QuACK's grouped products: with gather and gate (CuTe DSL), interleaved weights; sort and sum by torch",
     weight_layout="interleaved",
     backend="cutlass",
     package="quack",
@@ -309,7 +309,7 @@ def _absent(name: str, description: str, why: str) -> Implementation:
 
 triton_kernels = _absent(
     "triton-kernels",
-    "the grouped products of Triton's own repository",
+    "Triton's own grouped products: those of its repository",
     "PyPI's triton-kernels is another project without grouped products; Triton's own is in its repository only.",
 )
 deep_gemm = _absent(
@@ -346,12 +346,10 @@ def _fused_row(name: str, description: str, **choices: Any) -> Implementation:
 
 
 fused_experts = _fused_row(
-    "fused-experts", "swiglu_experts: grouped products with the gate in the first one's epilogue"
+    "fused-experts", "swiglu_experts with every choice left: grouped products, the gate in the first one's epilogue"
 )
 fused_experts_recompute = _fused_row(
-    "fused-experts-recompute",
-    "swiglu_experts keeping x and the routing only: gate and up are computed again",
-    recompute=True,
+    "fused-experts-recompute", "swiglu_experts keeping x and routing: gate and up are computed again", recompute=True
 )
 ROWS = (
     grouped, grouped_compiled, batched, liger_experts, quack_experts, triton_kernels, deep_gemm, fused_experts,

@@ -81,7 +81,7 @@ def _scaled(name: str, description: str, compiled: bool, **fields: object) -> Im
     return declare(partial(by_products, compiled=compiled))
 
 
-_SCALED = "quantised by plain PyTorch, multiplied by torch._scaled_mm, gate and up in one product"
+_SCALED = "torch._scaled_mm, gate and up at once: quantised by plain PyTorch"
 scaled_mm = _scaled("scaled-mm", _SCALED, False, precisions=(TENSORWISE, ROWWISE))
 scaled_mm_compiled = _scaled(
     "scaled-mm-compile", "scaled-mm under torch.compile", True, precisions=(TENSORWISE, ROWWISE)
@@ -98,7 +98,7 @@ scaled_mm_blocks_compiled = _scaled(
 )
 deep_gemm = implementation(
     "deep-gemm-fp8", scopes=SCOPES, dtypes=DTYPES, precisions=(BLOCKWISE,), weight_layout="packed", multiple=128,
-    description="quantised by plain PyTorch, multiplied by DeepGEMM; gradients of weights are torch's bf16 products",
+    description="DeepGEMM's fp8 products: quantised by plain PyTorch; gradients of weights are torch's bf16 products",
     package="deep_gemm", gpus=(9, 10), quantises_dw=False,
 )(partial(by_products, package="deep_gemm", quantised_dw=False))  # fmt: skip
 
@@ -108,7 +108,7 @@ deep_gemm = implementation(
     scopes=SCOPES,
     dtypes=DTYPES,
     precisions=(TENSORWISE, ROWWISE, BLOCKWISE),
-    description="the definition: quantised and dequantised in plain PyTorch, multiplied in fp32; it is not quick",
+    description="the definition in plain PyTorch: quantised and dequantised, multiplied in fp32; it is not quick",
     quantises_weights_before=False,
     on_request=True,
 )
@@ -136,7 +136,7 @@ def _weights_of(layers: ModuleDict) -> dict[str, Tensor]:
     scopes=SCOPES,
     dtypes=DTYPES,
     precisions=(TENSORWISE, ROWWISE),
-    description="three nn.Linear by torchao's convert_to_float8_training under torch.compile, e4m3 throughout",
+    description="torchao's float8 training, compiled: three nn.Linear by convert_to_float8_training, e4m3 throughout",
     backend="inductor",
     package="torchao",
     multiple=16,
@@ -170,7 +170,7 @@ def torchao_float8(problem: Problem) -> Step:
     scopes=SCOPES,
     dtypes=DTYPES,
     precisions=(TENSORWISE, BLOCKWISE),
-    description="three te.Linear under fp8_autocast with the recipes Float8CurrentScaling and Float8BlockScaling, e4m3",
+    description="three te.Linear under fp8_autocast: Float8CurrentScaling and Float8BlockScaling, e4m3",
     package="transformer_engine",
     imports="transformer_engine.pytorch",
     gpus=(9, 10, 12),
@@ -234,7 +234,7 @@ def _fused(name: str, weight_grad: str, description: str) -> Implementation:
 
 
 fused = _fused("fused-fp8", "fp8", "swiglu_glu_fp8 or swiglu_mlp_fp8: one Triton launch for gate, up and SwiGLU")
-fused_dw_torch = _fused("fused-fp8-dw-torch", "torch", "fused-fp8, with weight gradients by torch's bf16 products")
+fused_dw_torch = _fused("fused-fp8-dw-torch", "torch", "fused-fp8, weight gradients in bf16: by torch's products")
 
 ROWS = (
     fused, fused_dw_torch,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @implementation(
     "silu-mul",
     scopes=DENSE,
-    description="silu_mul: one elementwise launch in each direction between two nn.Linear; nothing is overwritten",
+    description="elementwise launches by swiglu_kernels: silu_mul, one in each direction; nothing is overwritten",
     usage="from swiglu_kernels import silu_mul; h = silu_mul(gate, up)",
     backend="triton",
     offers=("bias",),
@@ -121,24 +121,24 @@ def _mlp_row(name: str, call: str, choices: dict[str, Any], description: str) ->
 _GLU_ROWS = (  # name, weight_grad, save, input_grad, description
     ("fused", "none", "input", "two_step",
      "one Triton launch from x to z; backward computes gate and up again and yields dX only (frozen weights)"),
-    ("fused-dw-torch", "torch", "input", "two_step", "fused, with weight gradients by torch products"),
-    ("fused-dw-triton", "triton", "input", "two_step", "fused, with weight gradients by one Triton launch"),
+    ("fused-dw-torch", "torch", "input", "two_step", "fused, weight gradients by torch"),
+    ("fused-dw-triton", "triton", "input", "two_step", "fused, weight gradients by one launch"),
     ("fused-preact", "none", "preact", "two_step",
-     "as fused, but the forward launch also stores gate and up for backward"),
-    ("fused-dw-torch-preact", "torch", "preact", "two_step", "fused-preact, with weight gradients by torch products"),
+     "fused, with gate and up stored: by the forward launch, for the backward"),
+    ("fused-dw-torch-preact", "torch", "preact", "two_step", "fused-preact, dW by torch"),
     ("fused-dw-triton-preact", "triton", "preact", "two_step",
-     "fused-preact, with weight gradients by one Triton launch"),
+     "fused-preact, dW by one Triton launch"),
     ("fused-on-the-fly", "triton", "preact", "fused",
-     "fused-preact, with dX and weight gradients by one launch each that form d_gate and d_up in the main loop"),
+     "fused-preact, d_gate, d_up on the fly: in the launches of dX and of the weight gradients"),
     ("fused-auto", "auto", "auto", "auto", "swiglu_glu with every choice left to it"),
 )  # fmt: skip
 _MLP_ROWS = (  # name, usage, choices, description
     ("fused-mlp", "patch_model(model", {"weight_grad": "torch", "save": "preact", "input_grad": "torch"},
-     "swiglu_mlp: the product dOut x W_down yields d_gate, d_up and h in its epilogue; dX and dW by torch products"),
+     "swiglu_mlp with gate and up stored: dOut x W_down yields d_gate, d_up and h in its epilogue; dX, dW by torch"),
     ("fused-mlp-recompute", "patch_model(model", {"save": "input"},
      "swiglu_mlp keeping x only: the backward makes gate, up and h again"),
     ("fused-mlp-chunked", "out = swiglu_mlp(x, w_gate, w_up, w_down", {"save": "input", "chunk_tokens": 1024},
-     "swiglu_mlp keeping x only, as much at a time as 1024 tokens take, dX summed in fp32"),
+     "swiglu_mlp keeping x only, in slices: as much at a time as 1024 tokens take, dX summed in fp32"),
     ("fused-mlp-auto", "patch_model(model", {"save": "auto"}, "swiglu_mlp with every choice left to it"),
 )  # fmt: skip
 _FAMILY = (silu_mul, *(_glu_row(*row) for row in _GLU_ROWS), *(_mlp_row(*row) for row in _MLP_ROWS))

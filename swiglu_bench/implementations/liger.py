@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @implementation(
     "liger",
     scopes=DENSE,
-    description="liger-kernel's LigerSiLUMulFunction between two nn.Linear",
+    description="liger-kernel's SiLU-mul: LigerSiLUMulFunction between two nn.Linear",
     usage="from liger_kernel.ops.swiglu import LigerSiLUMulFunction; h = LigerSiLUMulFunction.apply(gate, up)",
     backend="triton",
     package="liger_kernel",

@@ -109,13 +109,13 @@ def _quack_row(name: str, description: str, tuned: bool) -> Implementation:
 
 
 quack = _quack_row("quack", "QuACK's gated product (CuTe DSL) in its default configuration, interleaved weights", False)
-quack_tuned = _quack_row("quack-tuned", "quack with each of its products tuned by its own tuner", True)
+quack_tuned = _quack_row("quack-tuned", "quack, its products tuned: each by QuACK's own tuner", True)
 
 
 @implementation(
     "flash-swiglu-mlp",
     scopes=(Scope.MLP,),
-    description="flash-swiglu-mlp's autotuned Triton kernels; w_down and the weight gradients by cuBLAS",
+    description="flash-swiglu-mlp's Triton kernels: autotuned; w_down and the weight gradients by cuBLAS",
     backend="triton",
     package="flash_swiglu_mlp",
     gpus=(9, 10, 12),

@@ -47,7 +47,7 @@ def _compile(step: Step, mode: str | None = None) -> Step:
 @implementation(
     "eager",
     scopes=Scope,
-    description="two nn.Linear, F.silu and a product, each its own kernel; experts in a loop",
+    description="nn.Linear, F.silu and a product: each its own kernel; experts in a loop",
     usage="h = F.silu(F.linear(x, w_gate)) * F.linear(x, w_up)  # as models have it: leave it alone",
     offers=("bias", "limit"),
     footprints={
@@ -64,7 +64,7 @@ def eager(problem: Problem) -> Step:
 @implementation(
     "eager-packed",
     scopes=(Scope.GLU, Scope.MLP),
-    description="one nn.Linear for gate and up, chunk, F.silu and a product",
+    description="one nn.Linear for gate and up: chunk, F.silu and a product",
     usage="gate, up = F.linear(x, w_gate_up).chunk(2, dim=-1); h = F.silu(gate) * up",
     weight_layout="packed",
     offers=("bias", "limit", "packed"),
@@ -118,7 +118,7 @@ def compiled_packed(problem: Problem) -> Step:
 @implementation(
     "compile-max-autotune",
     scopes=(Scope.GLU, Scope.MLP),
-    description="compile with the mode max-autotune-no-cudagraphs: Inductor chooses among cuBLAS and its own products",
+    description="compile, max-autotune-no-cudagraphs: Inductor chooses among cuBLAS and its own products",
     usage="mlp = torch.compile(mlp, fullgraph=True, mode='max-autotune-no-cudagraphs')",
     backend="inductor",
     offers=("bias", "limit"),

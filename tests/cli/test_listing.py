@@ -1,3 +1,4 @@
+import io
 import json
 import re
 
@@ -5,6 +6,7 @@ import pytest
 import torch
 from command_line import swiglu_bench
 from rendered import WIDTHS
+from rich.console import Console
 from specimens import small_case
 
 from swiglu_bench.cli import listing
@@ -34,6 +36,17 @@ def test_list_has_a_line_for_each_implementation_and_one_per_reason(width: int) 
     assert all(len(line) <= width for line in ran.out.splitlines())
     assert "Shapes" not in ran.out
     assert "Machine" not in ran.out
+
+
+def test_a_line_has_room_for_every_implementation_where_all_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = json.loads(swiglu_bench("list", "--device", "cpu", "--format", "json").out)["implementations"]
+    monkeypatch.setenv("COLUMNS", "80")
+    console = Console(width=80, record=True, file=io.StringIO())
+    for part in listing._in_lines([one | {"unavailable": None} for one in told]):
+        console.print(part)
+    shown = console.export_text()
+    assert "…" not in shown
+    assert shown.count("\n") <= len(told) + 9
 
 
 @WIDTHS
