@@ -181,7 +181,7 @@ if GLUON_MISSING is None:
 
     @gluon.constexpr_function
     def _scales_of_stage():
-        """PTX that loads the scales of one stage's rows and weights, and goes on to the next."""
+        """PTX that loads the scales of one stage's rows and weights, if there is one, and goes on to the next."""
         return [
             *(f"@inside{half} ld.global.nc.f32 of_row{half}, [rows_at+{32 * half}];" for half in range(2)),
             "add.u64 rows_at, rows_at, rows_step;",
@@ -189,9 +189,9 @@ if GLUON_MISSING is None:
                 line
                 for product, weight in enumerate(("gate_at", "up_at"))
                 for line in (
-                    f"ld.global.nc.f32 of_weight{2 * product}, [{weight}];",
+                    f"@more ld.global.nc.f32 of_weight{2 * product}, [{weight}];",
                     f"add.u64 far, {weight}, to_last;",
-                    f"ld.global.nc.f32 of_weight{2 * product + 1}, [far];",
+                    f"@more ld.global.nc.f32 of_weight{2 * product + 1}, [far];",
                     f"add.u64 {weight}, {weight}, 4;",
                 )
             ),
@@ -231,10 +231,12 @@ if GLUON_MISSING is None:
         ]
         if blocks:
             lines += [
-                ".reg .b32 first, mine;",
+                ".reg .b32 first, mine, zero, tied;",
                 ".reg .b64 rows_at, rows_step, gate_at, up_at, to_last, far;",
                 ".reg .f32 of_row<2>, of_weight<4>, both<12>, chosen;",
-                ".reg .pred inside<2>, beyond<3>;",
+                ".reg .pred more, inside<2>, beyond<3>;",
+                f"shr.u32 zero, {rows}, 31;",
+                "setp.eq.u32 more, 0, 0;",
                 "mov.u32 at, %tid.x;",
                 "shr.u32 mine, at, 5;",
                 "and.b32 mine, mine, 3;",
@@ -291,6 +293,10 @@ if GLUON_MISSING is None:
             f"@leader mbarrier.arrive.shared::cta.b64 _, [barrier+{empty}];",
         ]
         if blocks:
+            # Made to depend on the sums, or ptxas multiplies the scales, and so waits for them, before the wgmmas.
+            lines += ["mov.b32 tied, part0;", "and.b32 tied, tied, zero;"]
+            for scale in (*(f"of_row{half}" for half in range(2)), *(f"of_weight{number}" for number in range(4))):
+                lines += [f"mov.b32 at, {scale};", "or.b32 at, at, tied;", f"mov.b32 {scale}, at;"]
             for third in range(columns // 64):  # 32 columns of gate and of up
                 for product in range(2):
                     lines.append(f"selp.f32 chosen, of_weight{2 * product + 1}, of_weight{2 * product}, beyond{third};")
@@ -298,8 +304,9 @@ if GLUON_MISSING is None:
                         f"mul.f32 both{4 * third + 2 * product + half}, of_row{half}, chosen;" for half in range(2)
                     ]
             # Those of the next stage are asked for here, a stage's multiplications before they are used.
-            lines += ["add.u32 at, depth, 1;", f"setp.ge.u32 again, at, {depth_tiles};", "@again bra.uni ASKED;"]
-            lines += [*_scales_of_stage(), "ASKED:"]
+            lines += ["add.u32 at, depth, 1;", f"setp.lt.u32 more, at, {depth_tiles};"]
+            lines += [f"and.pred inside{half}, inside{half}, more;" for half in range(2)]
+            lines += _scales_of_stage()
         for place, number in enumerate(numbers):
             if blocks:  # 16 registers are 32 columns; in turn two are of a row, and two of the eighth behind it
                 third, product = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1))[number // 16]
