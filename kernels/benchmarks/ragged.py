@@ -2,9 +2,9 @@
 
     python kernels/benchmarks/ragged.py --csv FILE [--shape 4096x11008] [--tokens 300] [--budget 0.6]
 
-The ways: the ping-pong kernel in each of its widths, the portable kernel in two tiles, PyTorch's two products (`two`)
-or its product with both weights side by side (`packed`) and one elementwise launch, eager, torch.compile; `bare` is the
-packed product with no gate. `storing` also writes gate and up for the backward, which `two` and `packed` do anyway.
+The ways: the ping-pong kernel in each of its widths, its last row of tiles with 128 or 64 (`halved`) rows; the portable
+kernel in two tiles; PyTorch's two products (`two`) or its product with both weights side by side (`packed`) and one
+elementwise launch; eager; torch.compile. `bare` is the packed product with no gate. `storing` also writes gate and up for the backward, which `two` and `packed` do anyway.
 Each is timed behind a filled queue with a cold L2 cache. Ratios are medians of per-round ratios to `bare`, with their
 95% intervals. Processes of their own compile first, so that the whole takes about a minute and a half.
 """
@@ -48,7 +48,9 @@ def ways(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> tuple[dic
         kept, suffix = ((gate, up), " storing") if storing else (None, "")
         for columns in forward.COLUMNS:
             tile = Tile(**{**vars(forward.TILE), "columns": columns})
-            launches[f"{columns}{suffix}"] = forward.forward_launch(x, w_gate, w_up, z, kept, tile)
+            launches[f"{columns}{suffix}"] = forward.forward_launch(x, w_gate, w_up, z, kept, tile, False)
+            if forward.may_be_halved(tokens):
+                launches[f"{columns} halved{suffix}"] = forward.forward_launch(x, w_gate, w_up, z, kept, tile, True)
         for tile in PORTABLE:
             kernel = "forward-preact" if storing else "forward"
             with tuning.forced(x.device, kernel, problem, Choice("portable", tile)):
@@ -57,22 +59,20 @@ def ways(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> tuple[dic
     return launches, z
 
 
-def compile_one(place: tuple[int, int]) -> None:
-    """Compile one launch, in a process of its own, into Triton's cache on disk."""
-    number, tokens = place
-    x, *weights = (
-        torch.zeros(shape, device="cuda", dtype=torch.bfloat16) for shape in ((tokens, 512),) + 2 * ((512, 512),)
-    )
-    launches, _ = ways(x, *weights)
-    list(launches.values())[number].run()
+def compile_some(part: int, parts: int) -> None:
+    """Compile every `parts`-th launch, in a process of its own, into Triton's cache on disk."""
+    for tokens in (160, 129):  # a multiple of 16, and none
+        x, w_gate, w_up = (torch.zeros(rows, 512, device="cuda", dtype=torch.bfloat16) for rows in (tokens, 512, 512))
+        launches, _ = ways(x, w_gate, w_up)
+        for launch in list(launches.values())[part::parts]:
+            launch.run()
     torch.cuda.synchronize()
 
 
 def compile_all(processes: int) -> None:
-    """Compile every launch for tokens that are a multiple of 16 and that are not."""
-    count = 2 * (len(forward.COLUMNS) + len(PORTABLE))
+    """Compile every launch."""
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        pool.map(compile_one, [(number, tokens) for number in range(count) for tokens in (160, 129)], chunksize=1)
+        pool.starmap(compile_some, [(part, processes) for part in range(processes)])
 
 
 def eager(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> torch.Tensor:
