@@ -4,9 +4,10 @@
 
 The ways: the ping-pong kernel in each of its widths, its last row of tiles with 128 or 64 (`halved`) rows; the portable
 kernel in two tiles; PyTorch's two products (`two`) or its product with both weights side by side (`packed`) and one
-elementwise launch; eager; torch.compile. `bare` is the packed product with no gate. `storing` also writes gate and up for the backward, which `two` and `packed` do anyway.
-Each is timed behind a filled queue with a cold L2 cache. Ratios are medians of per-round ratios to `bare`, with their
-95% intervals. Processes of their own compile first, so that the whole takes about a minute and a half.
+elementwise launch; eager; torch.compile. `bare` is the packed product with no gate. `storing` also writes gate and up
+for the backward, which `two` and `packed` do anyway. Each is timed behind a filled queue with a cold L2 cache. Ratios
+are medians of per-round ratios to `bare`, with their 95% intervals. Processes of their own compile first, so that the
+whole takes about a minute and a half.
 """
 
 import argparse
