@@ -128,7 +128,7 @@ def breakdown(tokens: int, hidden: int) -> None:
                 "glu", (x, w_gate, w_up, None, None), (*numbers, "auto", "auto", "auto")
             ),
             "output": lambda: x.new_empty((tokens, hidden)),
-            "operator": lambda: glu._glu(x, w_gate, w_up, "none", "input", "two_step", None, None, *numbers),
+            "operator": lambda: glu._glu(x, w_gate, w_up, None, None, "none", "input", "two_step", *numbers),
             "launch": lambda: plan.run(forward_launch, *arguments),
             "described anew": lambda: forward_launch(*arguments).run(),
         }

@@ -295,7 +295,7 @@ def _backward(ctx, d_out, _d_gate, _d_up):
     saved, free = load(ctx, d_out, weights=3)
     refuse_create_graph(_mlp_backward, saved[0])
     needs = list(ctx.needs_input_grad[:7])
-    gradients = backward_with(free, _mlp_backward, saved[4:6], d_out, *saved, tuple(needs), *ctx.options)
+    gradients = backward_with(ctx, free, _mlp_backward, saved[4:6], d_out, *saved, tuple(needs), *ctx.options)
     return (*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), *(None,) * 12)
 
 
