@@ -2,12 +2,11 @@
 
     python kernels/benchmarks/ragged.py --csv FILE [--shape 4096x11008] [--tokens 300] [--budget 0.6]
 
-The ways: the ping-pong kernel in each of its widths, its last row of tiles with 128 or 64 (`halved`) rows; the portable
-kernel in two tiles; PyTorch's two products (`two`) or its product with both weights side by side (`packed`) and one
-elementwise launch; eager; torch.compile. `bare` is the packed product with no gate. `storing` also writes gate and up
-for the backward, which `two` and `packed` do anyway. Each is timed behind a filled queue with a cold L2 cache. Ratios
-are medians of per-round ratios to `bare`, with their 95% intervals. Processes of their own compile first, so that the
-whole takes about a minute and a half.
+The ways: the ping-pong kernel in each of its widths; the portable kernel in two tiles; PyTorch's two products (`two`)
+or its product with both weights side by side (`packed`) and one elementwise launch; eager; torch.compile. `bare` is the
+packed product with no gate. `storing` also writes gate and up for the backward, which `two` and `packed` do anyway.
+Each is timed behind a filled queue with a cold L2 cache. Ratios are medians of per-round ratios to `bare`, with their
+95% intervals. Processes of their own compile first, so that the whole takes about a minute and a half.
 """
 
 import argparse
@@ -49,9 +48,7 @@ def ways(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> tuple[dic
         kept, suffix = ((gate, up), " storing") if storing else (None, "")
         for columns in forward.COLUMNS:
             tile = Tile(**{**vars(forward.TILE), "columns": columns})
-            launches[f"{columns}{suffix}"] = forward.forward_launch(x, w_gate, w_up, z, kept, tile, False)
-            if forward.may_be_halved(tokens):
-                launches[f"{columns} halved{suffix}"] = forward.forward_launch(x, w_gate, w_up, z, kept, tile, True)
+            launches[f"{columns}{suffix}"] = forward.forward_launch(x, w_gate, w_up, z, kept, tile)
         for tile in PORTABLE:
             kernel = "forward-preact" if storing else "forward"
             with tuning.forced(x.device, kernel, problem, Choice("portable", tile)):

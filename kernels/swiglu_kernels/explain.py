@@ -13,6 +13,7 @@ from swiglu_kernels.launches.tiles import fp8_glu_tile
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch
 from swiglu_kernels.tiles.choices import expert_tile_rows, multiplied_by_torch, resolve, why_portable, why_unmeasured
+from swiglu_kernels.tiles.tuning import lookup
 
 NAMES = {
     "hopper.forward": "ping-pong by hand for Hopper",
@@ -70,7 +71,13 @@ def explain(
     unmeasured = why_unmeasured(x.device)
     why = unmeasured or _why_not_by_hand(x, w_gate, w_up, has_bias, formula)
     if multiplied_by_torch(x, w_gate, w_up, has_bias, formula, stored is not None):
-        first = f"two products by torch and one elementwise launch ({why})"
+        tuned = (
+            not has_bias
+            and formula == PLAIN
+            and lookup("forward" if stored is None else "forward-preact", x, *x.shape, intermediate)
+        )
+        reason = "tuned" if tuned else why or "faster for so many tokens than a kernel whose last row of tiles is empty"
+        first = f"two products by torch and one elementwise launch ({reason})"
     else:
         launch = forward_launch(x, w_gate, w_up, z, stored, None, biases, formula)
         first = f"one launch, {_kernel(launch)}" + (f" ({why})" if why and _portable(launch) else "")

@@ -74,7 +74,20 @@ def write_forward(
     has_bias = biases[0] is not None or biases[1] is not None
     if not multiplied_by_torch(x, w_gate, w_up, has_bias, formula, preactivations is not None):
         run(forward_launch, x, w_gate, w_up, z, preactivations, None, biases, formula)
-        return
+    else:
+        multiply_and_gate(x, w_gate, w_up, z, preactivations, biases, formula)
+
+
+def multiply_and_gate(
+    x: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    z: torch.Tensor,
+    preactivations: tuple[torch.Tensor, torch.Tensor] | None,
+    biases: Biases,
+    formula: Formula,
+) -> None:
+    """Write the same by two products of PyTorch and one elementwise launch."""
     made = preactivations or (z, new(z, *z.shape))  # the gate is written over the product
     for weight, bias, out in zip((w_gate, w_up), biases, made, strict=True):
         plan.apply(multiply, x, weight, bias, out)

@@ -9,14 +9,10 @@ epilogue. 96 columns of gate and of up make an accumulator of 128 x 192, all tha
 such that these are 64 columns of gate, 64 of up, and the last ones of each, up to 32. With STORE_PREACT gate and up are
 stored as well, for the backward.
 
-With HALVED the last row of tiles has 64 rows, which take half a main loop. Few rows of tiles are walked such that every
-program has as many of these as any other: from one of its tiles to the next it moves on by `programs + TURN` rows.
-
 Measured on an H200: NOTES.md.
 """
 
 import dataclasses
-import math
 
 import torch
 
@@ -54,49 +50,22 @@ if GLUON_MISSING is None:
     _BUFFERS, _RELEASES = gl.constexpr(BUFFERS), gl.constexpr(loop.RELEASES)
 
     @gluon.jit
-    def _position(tile, row_tiles, column_tiles, GROUP: gl.constexpr, HALVED: gl.constexpr, TURN: gl.constexpr):
-        """Return the row and column of a tile."""
-        if HALVED:  # at most GROUP rows of tiles
-            column = tile // row_tiles
-            row = (tile + column * row_tiles // gl.num_programs(0) * TURN) % row_tiles
-        else:
-            row, column = position(tile, row_tiles, column_tiles, GROUP)
-        return row, column
-
-    @gluon.jit
-    def _first_row(row, row_tiles, M, HALVED: gl.constexpr):
-        """Return the first row of a tile; the last one begins earlier, where it would reach beyond the end."""
-        first = start(row, _ROWS, M)
-        if HALVED:
-            first = gl.where(row == row_tiles - 1, M - _WIDE, row * _ROWS)
-        return first
-
-    @gluon.jit
     def _produce(
         x, w_gate, w_up, w_gate_rest, w_up_rest, x_ring, w_ring, barriers,
         M, N, row_tiles, column_tiles, depth_tiles, COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-        HALVED: gl.constexpr, TURN: gl.constexpr,
     ):  # fmt: skip
         LAST: gl.constexpr = COLUMNS - _WIDE
         step = 0
         for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
-            row, column = _position(tile, row_tiles, column_tiles, GROUP, HALVED, TURN)
-            first_row, first = _first_row(row, row_tiles, M, HALVED), start(column, COLUMNS, N)
+            row, column = position(tile, row_tiles, column_tiles, GROUP)
+            first_row, first = start(row, _ROWS, M), start(column, COLUMNS, N)
             for depth in range(depth_tiles):
                 stage = step % STAGES
                 at = depth * _DEPTH
                 full = barriers.index(stage)
                 mbarrier.wait(barriers.index(STAGES + stage), (step // STAGES + 1) & 1)  # passes in the first round
-                if HALVED:
-                    if row == row_tiles - 1:
-                        mbarrier.expect(full, (_WIDE + 2 * COLUMNS) * _DEPTH * 2)  # elements of 16 bits
-                    else:
-                        mbarrier.expect(full, (_ROWS + 2 * COLUMNS) * _DEPTH * 2)
-                        load(x, [first_row + _WIDE, at], full, x_ring.index(2 * stage + 1))
-                    load(x, [first_row, at], full, x_ring.index(2 * stage))
-                else:
-                    mbarrier.expect(full, (_ROWS + 2 * COLUMNS) * _DEPTH * 2)
-                    load(x, [first_row, at], full, x_ring.index(stage))
+                mbarrier.expect(full, (_ROWS + 2 * COLUMNS) * _DEPTH * 2)  # elements of 16 bits
+                load(x, [first_row, at], full, x_ring.index(stage))
                 load(w_gate, [first, at], full, w_ring.index(3 * stage))
                 load(w_up, [first, at], full, w_ring.index(3 * stage + 1))
                 if LAST > 0:
@@ -137,42 +106,32 @@ if GLUON_MISSING is None:
     def _consume(
         z, gate_out, up_out, x_at, w_at, barriers_at, buffers,
         M, N, row_tiles, column_tiles, depth_tiles, ME: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
-        GROUP: gl.constexpr, HALVED: gl.constexpr, TURN: gl.constexpr, STORE_PREACT: gl.constexpr,
+        GROUP: gl.constexpr, STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
         FIRST: gl.constexpr = ME * _BUFFERS
         programs = gl.num_programs(0)
         tiles = (row_tiles * column_tiles - gl.program_id(0) + programs - 1) // programs  # of this program
         for number in range(ME, tiles, 2):
-            tile = gl.program_id(0) + number * programs
-            row, column = _position(tile, row_tiles, column_tiles, GROUP, HALVED, TURN)
-            whole = row < row_tiles - 1
+            row, column = position(gl.program_id(0) + number * programs, row_tiles, column_tiles, GROUP)
             parity = (number // 2 + 1 - ME) & 1  # the first tile's turn passes at once
             gate, up, both, gate_1, up_1, both_1 = multiply(
-                x_at, w_at, barriers_at, number * depth_tiles, depth_tiles, parity, whole.to(gl.int32),
-                z.dtype, 2 * COLUMNS, ME, STAGES, HALVED,
+                x_at, w_at, barriers_at, number * depth_tiles, depth_tiles, parity,
+                z.dtype, 2 * COLUMNS, ME, STAGES,
             )  # fmt: skip
-            row, column = _first_row(row, row_tiles, M, HALVED), start(column, COLUMNS, N)
+            row, column = start(row, _ROWS, M), start(column, COLUMNS, N)
             _finish(gate, up, both, z, gate_out, up_out, row, column, buffers, COLUMNS, FIRST, STORE_PREACT)
             row += _WIDE
-            if HALVED:
-                if whole:
-                    _finish(
-                        gate_1, up_1, both_1, z, gate_out, up_out, row, column, buffers, COLUMNS, FIRST, STORE_PREACT
-                    )
-            else:
-                _finish(gate_1, up_1, both_1, z, gate_out, up_out, row, column, buffers, COLUMNS, FIRST, STORE_PREACT)
+            _finish(gate_1, up_1, both_1, z, gate_out, up_out, row, column, buffers, COLUMNS, FIRST, STORE_PREACT)
         tma.store_wait(0)
 
     @gluon.jit
     def _forward_kernel(
         x, w_gate, w_up, w_gate_32, w_gate_16, w_gate_8, w_up_32, w_up_16, w_up_8,
         z, gate_out, up_out, M, N, K,
-        COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, HALVED: gl.constexpr, TURN: gl.constexpr,
-        STORE_PREACT: gl.constexpr,
+        COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
         row_tiles, column_tiles, depth_tiles = gl.cdiv(M, _ROWS), gl.cdiv(N, COLUMNS), gl.cdiv(K, _DEPTH)
-        BOXES: gl.constexpr = 2 if HALVED else 1
-        x_ring = gl.allocate_shared_memory(x.dtype, [BOXES * STAGES, _ROWS // BOXES, _DEPTH], x.layout)
+        x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, _ROWS, _DEPTH], x.layout)
         w_ring = gl.allocate_shared_memory(x.dtype, [3 * STAGES, _WIDE, _DEPTH], w_gate.layout)
         buffers = gl.allocate_shared_memory(x.dtype, [2 * _BUFFERS, _WIDE, _PART], z.layout)
         place = gl.allocate_shared_memory(x.dtype, [8, _DEPTH], w_gate.layout)
@@ -193,23 +152,21 @@ if GLUON_MISSING is None:
                     _consume,
                     (
                         z, gate_out, up_out, x_at, w_at, barriers_at, buffers,
-                        M, N, row_tiles, column_tiles, depth_tiles, 0, COLUMNS, STAGES, GROUP, HALVED, TURN,
-                        STORE_PREACT,
+                        M, N, row_tiles, column_tiles, depth_tiles, 0, COLUMNS, STAGES, GROUP, STORE_PREACT,
                     ),
                 ),
                 (
                     _consume,
                     (
                         z, gate_out, up_out, x_at, w_at, barriers_at, buffers,
-                        M, N, row_tiles, column_tiles, depth_tiles, 1, COLUMNS, STAGES, GROUP, HALVED, TURN,
-                        STORE_PREACT,
+                        M, N, row_tiles, column_tiles, depth_tiles, 1, COLUMNS, STAGES, GROUP, STORE_PREACT,
                     ),
                 ),
                 (
                     _produce,
                     (
                         x, w_gate, w_up, w_gate_rest, w_up_rest, x_ring, w_ring, barriers,
-                        M, N, row_tiles, column_tiles, depth_tiles, COLUMNS, STAGES, GROUP, HALVED, TURN,
+                        M, N, row_tiles, column_tiles, depth_tiles, COLUMNS, STAGES, GROUP,
                     ),
                 ),
             ],
@@ -226,16 +183,6 @@ def tile_for(tokens: int, intermediate: int, processors: int, stores_preact: boo
         return count * columns * COLUMNS[columns][stores_preact]
 
     return dataclasses.replace(TILE, columns=min(COLUMNS, key=cost))
-
-
-def may_be_halved(tokens: int) -> bool:
-    """Whether a last row of 64 rows is enough, and there are few enough rows of tiles to share them out evenly."""
-    return ROWS < tokens <= GROUP * ROWS and 1 <= tokens % ROWS <= ROWS // 2
-
-
-def turn(row_tiles: int, programs: int) -> int:
-    """Return how many rows a program moves on in addition, so that it comes through all rows of tiles."""
-    return next(extra for extra in range(row_tiles) if math.gcd(programs + extra, row_tiles) == 1)
 
 
 def why_not(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, capability: Capability | None) -> str | None:
@@ -264,7 +211,6 @@ def forward_launch(
     z: torch.Tensor,
     preactivations: tuple[torch.Tensor, torch.Tensor] | None,
     tile: Tile | None = None,
-    halved: bool = False,
 ) -> Launch:
     """Describe the launch; ask `why_not` first.
 
@@ -275,31 +221,24 @@ def forward_launch(
         z: [M, N], contiguous, written.
         preactivations: gate and up, [M, N] and contiguous, written; None stores z alone.
         tile: its columns, stages and group are taken; rows and depth are the kernel's own. None: `tile_for`.
-        halved: the last row of tiles has 64 rows (`may_be_halved`).
     """
     (M, K), N = x.shape, w_gate.shape[0]
     programs = multiprocessors(x.device)
     tile = tile or tile_for(M, N, programs, preactivations is not None)
     last = tile.columns - WIDE
-    row_tiles = -(-M // ROWS)
-    tiles = row_tiles * -(-N // tile.columns)
-    blocks = {
-        "x": (x, ROWS // 2 if halved else ROWS, DEPTH),
-        "w_gate": (w_gate, WIDE, DEPTH),
-        "w_up": (w_up, WIDE, DEPTH),
-    }
+    tiles = -(-M // ROWS) * -(-N // tile.columns)
+    blocks = {"x": (x, ROWS, DEPTH), "w_gate": (w_gate, WIDE, DEPTH), "w_up": (w_up, WIDE, DEPTH)}
     for rows in (part for part in REST if last & part):
         blocks |= {f"w_gate_{rows}": (w_gate, rows, DEPTH), f"w_up_{rows}": (w_up, rows, DEPTH)}
     outputs = shared.forward_outputs(z, preactivations)
     blocks |= {name: (output, WIDE, PART) for name, output in outputs.items()}
     return Launch(
         kernel=_forward_kernel,
-        grid=(programs := min(tiles, programs),),
+        grid=(min(tiles, programs),),
         arguments=dict.fromkeys(_OPTIONAL)  # a descriptor costs 2 us in every launch
         | {name: descriptor(*block) for name, block in blocks.items()}
         | {"M": M, "N": N, "K": K}
-        | {"COLUMNS": tile.columns, "STAGES": tile.stages, "GROUP": tile.group, "HALVED": halved}
-        | {"TURN": turn(row_tiles, programs) if halved else 0}
+        | {"COLUMNS": tile.columns, "STAGES": tile.stages, "GROUP": tile.group}
         | {"STORE_PREACT": preactivations is not None},
         num_warps=CONSUMER_WARPS,
         num_stages=tile.stages,

@@ -185,15 +185,14 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def multiply(
-        left, right, barriers, step, depth_tiles, parity, lower,
-        dtype: gl.constexpr, COLUMNS: gl.constexpr, ME: gl.constexpr, STAGES: gl.constexpr, HALVED: gl.constexpr,
+        left, right, barriers, step, depth_tiles, parity,
+        dtype: gl.constexpr, COLUMNS: gl.constexpr, ME: gl.constexpr, STAGES: gl.constexpr,
     ):  # fmt: skip
         """Run the main loop of one tile, when it is this consumer's turn, and hand the turn over.
 
         left, right: addresses of STAGES tiles of 2 BLOCK x BLOCK and of 3 BLOCK x BLOCK, of which COLUMNS rows are
         used. barriers: address of `full` of every stage, `empty` of every stage, and `turn` of both consumers. step:
-        stages that were used before. parity: of the turn that is awaited. lower: whether there are lower rows, 1 or 0;
-        with HALVED alone, else there are.
+        stages that were used before. parity: of the turn that is awaited.
 
         COLUMNS belong to two products: BLOCK columns of one, BLOCK of the other, then the rest of each.
 
@@ -201,21 +200,16 @@ if GLUON_MISSING is None:
         of a product, those of the other, and the last BLOCK / 2 columns of each, or zero if BLOCK are all.
         """
         KIND: gl.constexpr = _kind(dtype)
-        LOOP: gl.constexpr = _main_loop(
-            2 * _BLOCK, 3 * _BLOCK, 0, _BLOCK, 0, COLUMNS, 192, STAGES, ME, KIND, halved=HALVED
-        )
-        OPERANDS: gl.constexpr = _operands(192, 7)
+        LOOP: gl.constexpr = _main_loop(2 * _BLOCK, 3 * _BLOCK, 0, _BLOCK, 0, COLUMNS, 192, STAGES, ME, KIND)
+        OPERANDS: gl.constexpr = _operands(192, 6)
         return gl.inline_asm_elementwise(
             LOOP,
             OPERANDS,
-            [
-                _copies(left), _copies(right), _copies(barriers), _copies(step), _copies(depth_tiles), _copies(parity),
-                _copies(lower),
-            ],
+            [_copies(left), _copies(right), _copies(barriers), _copies(step), _copies(depth_tiles), _copies(parity)],
             dtype=(gl.float32, gl.float32, gl.float32, gl.float32, gl.float32, gl.float32),
             is_pure=False,
             pack=32,
-        )  # fmt: skip
+        )
 
     @gluon.jit
     def multiply_blocks(

@@ -288,6 +288,32 @@ def test_the_same_gradients_by_the_short_way(
 
 
 @needs_interpreter
+@pytest.mark.parametrize("function", [swiglu_glu, swiglu_mlp])
+@pytest.mark.parametrize("bias", [False, True], ids=["", "biases"])
+def test_products_by_torch_are_made_again_as_well(
+    short: list[str], monkeypatch: pytest.MonkeyPatch, function: Any, bias: bool
+) -> None:
+    """Without a gradient and with one, and without asking again who multiplies."""
+    monkeypatch.setattr(glu, "multiplied_by_torch", lambda *_: True)
+    down = function is swiglu_mlp
+    for wanted in (False, True):
+        for number in range(4):
+            given = leaves(wanted, wanted, wanted, bias=bias, down=down)
+            weights = [one if one is None or wanted else one.detach() for one in given]
+            out = function(*weights)
+            expected = getattr(reference, function.__name__)(*weights)
+            torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
+            if wanted:
+                found = torch.autograd.grad(out.sum(), given[1])
+                torch.testing.assert_close(found, torch.autograd.grad(expected.sum(), given[1]), atol=1e-3, rtol=1e-3)
+            assert len(plan.calls) == 1 + wanted
+            if number == 2:
+                monkeypatch.setattr(glu, "multiplied_by_torch", lambda *_: pytest.fail("asked again"))
+        monkeypatch.setattr(glu, "multiplied_by_torch", lambda *_: True)
+    assert len(short) == 3
+
+
+@needs_interpreter
 def test_what_backward_may_do_to_the_short_way(short: list[str]) -> None:
     given = leaves(True, True, True, bias=False, down=False)
     expected = gradients(swiglu_glu, given)[1:4]

@@ -1,7 +1,6 @@
 """The hand-scheduled forward: who may take it (on any machine), and that it is right (on a Hopper GPU)."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -78,21 +77,6 @@ def test_tiles_fill_the_waves(tokens: int, intermediate: int, columns: int, stor
     assert forward.tile_for(tokens, intermediate, 132, True).columns == storing
 
 
-def test_every_program_comes_through_all_rows_of_tiles() -> None:
-    """Or those that have the short row more often than others would have less to do."""
-    for row_tiles in range(2, forward.GROUP + 1):
-        extra = forward.turn(row_tiles, 132)
-        rows = {(number * (132 + extra)) % row_tiles for number in range(row_tiles)}
-        assert len(rows) == row_tiles
-
-
-@pytest.mark.parametrize(
-    ("tokens", "halved"), [(64, False), (128, False), (129, True), (192, True), (193, False), (256, False), (300, True)]
-)
-def test_a_last_row_of_64_is_enough(tokens: int, halved: bool) -> None:
-    assert forward.may_be_halved(tokens) is halved
-
-
 class TestOnHopper:
     pytestmark = needs_hopper
 
@@ -115,13 +99,6 @@ class TestOnHopper:
     def test_against_fp64(self, shape: tuple[int, int, int], columns: int, store: bool, dtype: torch.dtype) -> None:
         tile = replace(forward.TILE, columns=columns)
         check_against_fp64(forward.forward_launch, shape, store, dtype, tile)
-
-    @pytest.mark.parametrize("store", [False, True], ids=["z", "z, gate, up"])
-    @pytest.mark.parametrize("columns", forward.COLUMNS)
-    @pytest.mark.parametrize("shape", [(129, 64, 72), (300, 512, 104), (192, 4096, 11008), (960, 520, 9000)])
-    def test_a_last_row_of_64(self, shape: tuple[int, int, int], columns: int, store: bool) -> None:
-        halved = partial(forward.forward_launch, halved=True)
-        check_against_fp64(halved, shape, store, torch.bfloat16, replace(forward.TILE, columns=columns))
 
     @pytest.mark.parametrize(("tokens", "intermediate"), [(8192, 8192), (4100, 8200), (129, 8200)])
     def test_the_same_bits_each_time(self, tokens: int, intermediate: int) -> None:
