@@ -9,13 +9,15 @@ hidden and intermediate sizes are odd multiples of 8; each layer has as many cas
 
     device   GPU time behind a filled queue with a cold L2 cache, as the suite's own tables have it
     caller   from an idle GPU through CALLS calls in a row to an idle GPU, over their number: the host is included.
-             Where they take longer than CALLER_MS, they are fewer (at least FEWEST): there the host does not show
+             Where they take longer than CALLER_MS, they are fewer. Where one call keeps the GPU busy for longer than
+             HOST_HIDDEN_MS, the host does not show, and there is no such row
 
 A ratio is ours / theirs: the median of the ratios of each round, with its 95% interval. `slower` and `faster` are the
-suite's verdicts; the noise is that of a second build of ours in the same rounds. Whose results are further from fp64
-than the suite allows has no time. Models compile a layer once and call it with any number of tokens, and so does the
-contender `compile`: the layer's sizes are static, the tokens dynamic. With --static it is compiled anew for each number
-of tokens, which takes hundreds of compilations, most of the time of a run.
+suite's verdicts; the noise is that of a second build of ours in the same rounds. The rounds, 10 at least, end when each
+ratio is known to 0.5% or has a verdict at 99%, or when --budget is spent. Whose results are further from fp64 than the
+suite allows has no time. Models compile a layer once and call it with any number of tokens, and so does the contender
+`compile`: the layer's sizes are static, the tokens dynamic. With --static it is compiled anew for each number of
+tokens, which takes hundreds of compilations, most of the time of a run.
 """
 
 import argparse
@@ -53,7 +55,9 @@ MODELS = (
 KINDS = {"forward": (Scope.GLU, Mode.FORWARD), "glu step": (Scope.GLU, Mode.STEP), "mlp step": (Scope.MLP, Mode.STEP)}
 OURS, AGAIN, RIVALS = "ours", "ours again", ("eager", "compile", "liger")
 DEVICE, CALLER = "device", "caller"
-CALLS, FEWEST, CALLER_MS = 20, 4, 50.0
+CALLS, CALLER_MS, HOST_HIDDEN_MS = 20, 20.0, 2.0
+SETTLED = 0.99
+"""Confidence at which a verdict ends the rounds; it is asked for several times."""
 OUTCOMES = ["ours is not slower", "ours is slower"]
 Layer = tuple[int, int]
 """Hidden and intermediate size."""
@@ -172,13 +176,24 @@ def as_felt(one: Built, mode: Mode, clock: Clock, calls: int) -> Contender:
     return Contender("", lambda number, lead_us: clock.sample(in_a_row, lead_us))
 
 
+def settled(rounds: Rounds) -> bool:
+    """Whether more rounds would hardly change any verdict: each ratio is known well, or clearly above or below 1."""
+    noise = rounds.ratio(AGAIN, OURS, SETTLED)
+    rivals = (name for name, timing in rounds.timings.items() if name not in (OURS, AGAIN) and not timing.failure)
+    ratios = [rounds.ratio(OURS, name, SETTLED) for name in rivals]
+    return noise is not None and all(
+        one is not None and (verdict(one, noise.noise) != Verdict.TIE or one.half_width <= Rule.precision * one.median)
+        for one in ratios
+    )
+
+
 def rows_of(
     like: Row, chosen: dict[str, Implementation], ready: dict[str, Built], reasons: dict[str, str],
     contender: Callable[[Built], Contender], rule: Rule,
 ) -> Iterator[Row]:  # fmt: skip
     """Play the rounds of one clock; one row for each that ours is held against."""
     timed = [dataclasses.replace(contender(one), name=name) for name, one in ready.items()]
-    rounds = run_rounds(timed, rule, baseline=OURS) if OURS in ready else Rounds({}, "")
+    rounds = run_rounds(timed, rule, baseline=OURS, settled=settled) if OURS in ready else Rounds({}, "")
     reasons = reasons | {name: one_line(timing.failure) for name, timing in rounds.timings.items() if timing.failure}
 
     def ms(name: str) -> float:
@@ -204,8 +219,10 @@ def measure(like: Row, chosen: dict[str, Implementation], problem: Problem, cloc
     ready, reasons = built(chosen, problem)
     device = partial(on_device, mode=mode, clock=clock)
     rows = list(rows_of(dataclasses.replace(like, clock=DEVICE), chosen, ready, reasons, device, rule))
-    known = [row.ours_ms for row in rows if row.verdict]
-    calls = max(FEWEST, min(CALLS, int(CALLER_MS / known[0]))) if known else CALLS
+    known = next((row.ours_ms for row in rows if row.verdict), 0.0)
+    if known > HOST_HIDDEN_MS:
+        return rows
+    calls = min(CALLS, int(CALLER_MS / known)) if known else CALLS
     felt = partial(as_felt, mode=mode, clock=LatencyClock(clock), calls=calls)
     caller = dataclasses.replace(like, clock=CALLER, calls=calls)
     return [*rows, *rows_of(caller, chosen, ready, reasons, felt, rule)]
@@ -310,7 +327,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--picture", type=Path, help="measure nothing; draw STEM.png and STEM.svg")
     parser.add_argument("--part", default="1/1", help="I/N: every N-th layer, from the I-th on")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case after so long")
-    parser.add_argument("--budget", type=float, default=0.5, help="seconds for the rounds of each clock (10 at least)")
+    parser.add_argument("--budget", type=float, default=0.5, help="seconds at most for the rounds of each clock")
     parser.add_argument("--against", nargs="+", choices=RIVALS, default=list(RIVALS))
     parser.add_argument("--static", action="store_true", help="compile anew for each number of tokens")
     parser.add_argument("--shapes", default=MODELS)
@@ -336,7 +353,7 @@ def run(options: argparse.Namespace) -> None:
     clock, began = make_clock(device), time.monotonic()
     machine = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     machine += f", torch {torch.__version__}, triton {triton.__version__}"
-    rule = Rule(min_s=options.budget / 2, budget_s=options.budget)
+    rule = Rule(warmup_rounds=2, min_s=0.05, budget_s=options.budget)
     rows = read(options.csv[:1])
     done = {row.case for row in rows + read(options.csv[1:])}
     drawn = draw(load_shapes(options.shapes), options.cases, options.most_tokens, options.seed)

@@ -1,10 +1,10 @@
-"""What a call costs the CPU, and where: microseconds from the call until it returns, on matrices too small to matter.
+"""What a call costs the CPU, and where: microseconds from the call until it returns.
 
-    python kernels/benchmarks/host_time.py [--tokens 1 --tokens 128] [--hidden 256]
+    python kernels/benchmarks/host_time.py [--tokens 1 --tokens 128] [--hidden 2880]
 
-The GPU is synchronised before each series of calls and never after one, and its work per call (a few microseconds) is
-shorter than what is measured, so that its queue does not fill. Each figure is the median of 15 series, with the fastest
-and the slowest.
+The GPU is synchronised before each series of calls and never after one; a series launches less than the GPU's queue
+holds, so that the host waits for nothing. All contenders take their series in turns. Each figure is the median of
+SERIES series, with the fastest and the slowest; the table at the end has medians of the ratios of each turn to eager's.
 """
 
 import argparse
@@ -22,22 +22,26 @@ from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.formula import PLAIN
 from swiglu_kernels.portable.glu_forward import NO_BIASES, forward_launch
 
-SERIES, CALLS = 15, 100
+SERIES, CALLS = 25, 20
 Call = Callable[[], object]
 
 
-def microseconds(call: Call) -> tuple[float, float, float]:
-    """Return (median, fastest, slowest) microseconds of a call over the series."""
-    for _ in range(20):
+def series(call: Call) -> float:
+    """Return microseconds of a call, the mean over a series."""
+    torch.cuda.synchronize()
+    start = time.perf_counter_ns()
+    for _ in range(CALLS):
         call()
-    per_call = []
-    for _ in range(SERIES):
-        torch.cuda.synchronize()
-        start = time.perf_counter_ns()
-        for _ in range(CALLS):
+    return (time.perf_counter_ns() - start) / CALLS / 1000
+
+
+def microseconds(calls: dict[str, Call]) -> dict[str, list[float]]:
+    """Return microseconds of each call, for all of them in turns."""
+    for call in calls.values():
+        for _ in range(20):
             call()
-        per_call.append((time.perf_counter_ns() - start) / CALLS / 1000)
-    return statistics.median(per_call), min(per_call), max(per_call)
+    turns = [{name: series(call) for name, call in calls.items()} for _ in range(SERIES)]
+    return {name: [turn[name] for turn in turns] for name in calls}
 
 
 def contenders() -> dict[str, Callable[..., torch.Tensor]]:
@@ -58,8 +62,8 @@ def contenders() -> dict[str, Callable[..., torch.Tensor]]:
     }
 
 
-def rows(tokens: int, hidden: int) -> None:
-    """Print forward without and with gradients, and forward with backward, for each contender."""
+def rows(tokens: int, hidden: int) -> list[str]:
+    """Print forward without and with gradients, and forward with backward; return lines of ratios to eager."""
     shapes = ((tokens, hidden), (hidden, hidden), (hidden, hidden), (hidden, hidden))
     tensors = [torch.randn(shape, device="cuda").mul_(hidden**-0.5).bfloat16() for shape in shapes]
     leaves = [tensor.clone().requires_grad_() for tensor in tensors]
@@ -70,28 +74,41 @@ def rows(tokens: int, hidden: int) -> None:
 
     glus = contenders()
     mlps = {"mlp eager": mlp(glus["eager"]), "mlp swiglu_glu": mlp(swiglu_glu), "mlp swiglu_mlp": swiglu_mlp}
-    for name, function in (glus | mlps).items():
-        count = 4 if name in mlps else 3
 
-        def forward(inputs: list[torch.Tensor], function=function, count=count) -> torch.Tensor:
-            return function(*inputs[:count])
+    def forward(function: Callable[..., torch.Tensor], inputs: list[torch.Tensor], grad: bool) -> Call:
+        def call() -> None:
+            with torch.set_grad_enabled(grad):
+                function(*inputs)
 
-        def step(forward=forward) -> None:
-            forward(leaves).backward(upstream)
-            for leaf in leaves:
+        return call
+
+    def step(function: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -> Call:
+        def call() -> None:
+            function(*inputs).backward(upstream)
+            for leaf in inputs:
                 leaf.grad = None
 
-        with torch.no_grad():
-            plain = microseconds(lambda forward=forward: forward(tensors))
+        return call
+
+    lines = []
+    for group, count in ((glus, 3), (mlps, 4)):
         figures = {
-            "no grad": plain,
-            "grad": microseconds(lambda forward=forward: forward(leaves)),
-            "step": microseconds(step),
+            "no grad": microseconds({name: forward(one, tensors[:count], False) for name, one in group.items()}),
+            "grad": microseconds({name: forward(one, leaves[:count], True) for name, one in group.items()}),
+            "step": microseconds({name: step(one, leaves[:count]) for name, one in group.items()}),
         }
-        columns = "".join(
-            f"{what:>9} {m:6.1f} ({low:.0f}-{high:.0f})".ljust(30) for what, (m, low, high) in figures.items()
-        )
-        print(f"{tokens:6} tokens  {name:18}{columns}", flush=True)
+        baseline = next(iter(group))
+        for name in group:
+            columns = ratios = ""
+            for what, all_turns in figures.items():
+                turns = all_turns[name]
+                middle = statistics.median(turns)
+                columns += f"{what:>9} {middle:6.1f} ({min(turns):.0f}-{max(turns):.0f})".ljust(30)
+                quotient = statistics.median(a / b for a, b in zip(turns, all_turns[baseline], strict=True))
+                ratios += f"{what:>9} {quotient:5.2f}"
+            print(f"{tokens:6} tokens  {name:18}{columns}", flush=True)
+            lines.append(f"{tokens:6} tokens  {name:18}{ratios}")
+    return lines
 
 
 def breakdown(tokens: int, hidden: int) -> None:
@@ -111,7 +128,7 @@ def breakdown(tokens: int, hidden: int) -> None:
                 "glu", (x, w_gate, w_up, None, None), (*numbers, "auto", "auto", "auto")
             ),
             "output": lambda: x.new_empty((tokens, hidden)),
-            "operator": lambda: glu._glu(x, w_gate, w_up, "none", "input", "two_step", None, None, *numbers),
+            "operator": lambda: glu._glu(x, w_gate, w_up, None, None, "none", "input", "two_step", *numbers),
             "launch": lambda: plan.run(forward_launch, *arguments),
             "described anew": lambda: forward_launch(*arguments).run(),
         }
@@ -121,7 +138,7 @@ def breakdown(tokens: int, hidden: int) -> None:
             values = known.arguments(tensors)
             calls["arguments, descriptors"] = lambda: known.arguments(tensors)
             calls["Triton's launcher"] = lambda: known.launcher(*values)
-        times = {name: microseconds(call)[0] for name, call in calls.items()}
+        times = {name: statistics.median(turns) for name, turns in microseconds(calls).items()}
     print(f"\n{tokens} tokens, swiglu_glu without gradients, us")
     parts = ("its kind", "output", "arguments, descriptors", "Triton's launcher", "whole call")
     for name in parts if known is not None else ("whole call",):
@@ -136,14 +153,16 @@ def breakdown(tokens: int, hidden: int) -> None:
 def main() -> None:
     """Print the rows and the breakdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, action="append", help="repeatable (default 1 and 128)")
-    parser.add_argument("--hidden", type=int, default=256, help="also the intermediate size")
+    parser.add_argument("--tokens", type=int, action="append", help="repeatable (default 1, 128 and 1000)")
+    parser.add_argument("--hidden", type=int, default=2880, help="also the intermediate size")
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}; us a call")
-    for tokens in options.tokens or [1, 128]:
-        rows(tokens, options.hidden)
-    for tokens in options.tokens or [1, 128]:
+    counts = options.tokens or [1, 128, 1000]
+    ratios = [line for tokens in counts for line in rows(tokens, options.hidden)]
+    for tokens in counts:
         breakdown(tokens, options.hidden)
+    print("\nratios to eager")
+    print("\n".join(ratios))
 
 
 if __name__ == "__main__":

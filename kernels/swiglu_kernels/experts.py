@@ -207,7 +207,7 @@ def _backward(ctx, d_out, *_others):
     saved, free = load(ctx, d_out, weights=3)
     refuse_create_graph(_experts_backward, saved[0])
     needs = list(ctx.needs_input_grad[:6])
-    gradients = backward_with(free, _experts_backward, saved[4:5], d_out, *saved, tuple(needs), *ctx.options)
+    gradients = backward_with(ctx, free, _experts_backward, saved[4:5], d_out, *saved, tuple(needs), *ctx.options)
     return (*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), *(None,) * 9)
 
 

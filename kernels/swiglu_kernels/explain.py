@@ -13,14 +13,8 @@ from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import fp8_glu_tile
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch
-from swiglu_kernels.tiles.choices import (
-    expert_tile_rows,
-    has_empty_rows,
-    multiplied_by_torch,
-    resolve,
-    why_portable,
-    why_unmeasured,
-)
+from swiglu_kernels.tiles.choices import expert_tile_rows, multiplied_by_torch, resolve, why_portable, why_unmeasured
+from swiglu_kernels.tiles.tuning import lookup
 
 NAMES = {
     "hopper.forward": "ping-pong by hand for Hopper",
@@ -78,10 +72,14 @@ def explain(
     has_bias = bias_gate is not None or bias_up is not None
     unmeasured = why_unmeasured(x.device)
     why = unmeasured or _why_not_by_hand(x, w_gate, w_up, has_bias, formula)
-    if not why and has_empty_rows(x.shape[0], x.shape[1], intermediate):
-        why = "the last tile of the kernel by hand would have more empty rows than that costs"
     if multiplied_by_torch(x, w_gate, w_up, has_bias, formula, stored is not None):
-        first = f"two products by torch and one elementwise launch ({why})"
+        tuned = (
+            not has_bias
+            and formula == PLAIN
+            and lookup("forward" if stored is None else "forward-preact", x, x.shape[0], x.shape[1], intermediate)
+        )
+        reason = "tuned" if tuned else why or "faster for so many tokens than a kernel whose last row of tiles is empty"
+        first = f"two products by torch and one elementwise launch ({reason})"
     else:
         launch = forward_launch(x, w_gate, w_up, z, stored, None, biases, formula)
         first = f"one launch, {_kernel(launch)}" + (f" ({why})" if why and _portable(launch) else "")

@@ -33,7 +33,16 @@ from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_dou
 from swiglu_kernels.calls.operator import operator
 from swiglu_kernels.calls.saved import backward_with, call_and_keep, load, save
 from swiglu_kernels.fp8_products import by_hand_takes, write_glu, write_hidden_grad, write_product, write_sum
-from swiglu_kernels.glu import as_matrix, like_leading, needs_backward, new, sum_over_tokens, write_weight_grads
+from swiglu_kernels.glu import (
+    as_matrix,
+    like_leading,
+    multiply_transposed,
+    needs_backward,
+    new,
+    sum_over_tokens,
+    write_weight_grads,
+)
+from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import backend_for, capability_of
 from swiglu_kernels.launches.formula import formula_of
 from swiglu_kernels.launches.plan import run
@@ -242,7 +251,7 @@ def _mlp_backward(
             elif weight_grad == "triton":
                 run(down_weight_grad_launch, d_out, h, results[W_DOWN])
             else:
-                torch.mm(d_out.t(), h, out=results[W_DOWN])
+                plan.apply(multiply_transposed, d_out, h, results[W_DOWN])
         del along
     del h, gate, up
     wants_along = wants_gate_up and in_fp8
@@ -265,7 +274,7 @@ def _mlp_backward(
         write_weight_grads(d_gate, d_up, x, (results[W_GATE], results[W_UP]), weight_grad)
     for position, gradient in ((BIAS_GATE, d_gate), (BIAS_UP, d_up), (BIAS_DOWN, d_out)):
         if needs[position]:
-            sum_over_tokens(gradient, results[position])
+            plan.apply(sum_over_tokens, gradient, results[position])
     return tuple(results)  # type: ignore[return-value]
 
 
@@ -292,7 +301,7 @@ def _backward(ctx, d_out, _d_gate, _d_up):
     saved, free = load(ctx, d_out, weights=3)
     refuse_create_graph(_mlp_backward, saved[0])
     needs = list(ctx.needs_input_grad[:7])
-    gradients = backward_with(free, _mlp_backward, saved[4:6], d_out, *saved, tuple(needs), *ctx.options)
+    gradients = backward_with(ctx, free, _mlp_backward, saved[4:6], d_out, *saved, tuple(needs), *ctx.options)
     return (*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), *(None,) * 12)
 
 

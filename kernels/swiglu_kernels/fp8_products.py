@@ -46,7 +46,8 @@ def why_not_by_torch(a: Quantised, b: Quantised, dtype: torch.dtype, has_bias: b
     return None
 
 
-def _by_torch(a: Quantised, b: Quantised, out: torch.Tensor | None = None) -> torch.Tensor:
+def _multiply(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
+    """Write a b^T to out by PyTorch."""
     (codes, scales), (b_codes, b_scales) = a, b
     if scales.dim() == 1:
         scales, b_scales = scales[:, None], b_scales[:, None]
@@ -54,16 +55,20 @@ def _by_torch(a: Quantised, b: Quantised, out: torch.Tensor | None = None) -> to
         codes, b_codes = (pad(one.view(torch.uint8), (0, short * BLOCK)).view(one.dtype) for one in (codes, b_codes))
         scales = pad(scales.t(), (0, 0, 0, short)).t()
         b_scales = pad(b_scales, (0, short)) if b_scales.is_contiguous() else pad(b_scales.t(), (0, 0, 0, short)).t()
-    product: torch.Tensor = torch._scaled_mm(
-        codes, b_codes.t(), scale_a=scales, scale_b=b_scales.t(), out_dtype=torch.bfloat16, out=out
-    )
-    return product
+    torch._scaled_mm(codes, b_codes.t(), scale_a=scales, scale_b=b_scales.t(), out_dtype=torch.bfloat16, out=out)
+
+
+def _add_products(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantised, out: torch.Tensor) -> None:
+    _multiply(a, b, out)
+    more = torch.empty_like(out)
+    _multiply(more_a, more_b, more)
+    out.add_(more)
 
 
 def by_hand_takes(operands: Operands, biases: Biases, formula: Formula) -> bool:
     """Whether `write_glu` is the launch by hand, which writes 16 bits."""
     has_bias = biases[0] is not None or biases[1] is not None
-    return not INTERPRETING and plan.decided(by_hand.why_not, *operands, has_bias, formula) is None
+    return not INTERPRETING and by_hand.why_not(*operands, has_bias, formula) is None
 
 
 def write_glu(
@@ -83,17 +88,16 @@ def write_glu(
 
 def write_product(a: Quantised, b: Quantised, out: torch.Tensor, bias: torch.Tensor | None = None) -> None:
     """Write a b^T + bias to out [R, C]."""
-    if plan.decided(why_not_by_torch, a, b, out.dtype, bias is not None) is None:
-        _by_torch(a, b, out)
+    if why_not_by_torch(a, b, out.dtype, bias is not None) is None:
+        plan.apply(_multiply, a, b, out)
     else:
         run(sum_launch, a, b, None, out, bias)
 
 
 def write_sum(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantised, out: torch.Tensor) -> None:
     """Write a b^T + more_a more_b^T to out [R, C]; the second pair has the first's shapes."""
-    if plan.decided(why_not_by_torch, a, b, out.dtype, False) is None:
-        _by_torch(a, b, out)
-        out.add_(_by_torch(more_a, more_b))
+    if why_not_by_torch(a, b, out.dtype, False) is None:
+        plan.apply(_add_products, a, b, more_a, more_b, out)
     else:
         run(sum_launch, a, b, (more_a, more_b), out)
 
@@ -108,9 +112,11 @@ def write_hidden_grad(
     formula: Formula,
 ) -> None:
     """Write d_gate, d_up and, if it is given, h; arguments as of `portable.fp8.hidden_grad_launch`."""
-    if plan.decided(why_not_by_torch, d_out, w_down, d_gate.dtype, False) is None:
+    if why_not_by_torch(d_out, w_down, d_gate.dtype, False) is None:
         if h is not None:
             run(gate_launch, *preactivations, h, formula)
-        run(gate_backward_launch, _by_torch(d_out, w_down), *preactivations, d_gate, d_up, formula)
+        d_h = d_gate.new_empty(d_gate.shape)
+        plan.apply(_multiply, d_out, w_down, d_h)
+        run(gate_backward_launch, d_h, *preactivations, d_gate, d_up, formula)
     else:
         run(hidden_grad_launch, d_out, w_down, preactivations, d_gate, d_up, h, None, formula)

@@ -18,8 +18,6 @@ A bias gradient is the sum of d_gate or d_up over the tokens, so these are made 
 in one fixed order.
 """
 
-from typing import Any
-
 import torch
 
 from swiglu_kernels import reference
@@ -27,11 +25,10 @@ from swiglu_kernels.calls import autocast, repeat
 from swiglu_kernels.calls.checks import check_formula, check_glu, check_option, check_vector
 from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.calls.operator import operator
-from swiglu_kernels.calls.saved import backward_with, call_and_keep, call_past_dispatcher, load, save
+from swiglu_kernels.calls.saved import backward_with, call_and_keep, load, save
 from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import Formula, formula_of
-from swiglu_kernels.launches.launch import on_device
 from swiglu_kernels.launches.plan import run
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import Biases, forward_launch, recompute_launch
@@ -75,13 +72,31 @@ def write_forward(
 ) -> None:
     """Write z, and gate and up if they are given, by whatever is fastest for these tensors."""
     has_bias = biases[0] is not None or biases[1] is not None
-    if not plan.decided(multiplied_by_torch, x, w_gate, w_up, has_bias, formula, preactivations is not None):
+    if not multiplied_by_torch(x, w_gate, w_up, has_bias, formula, preactivations is not None):
         run(forward_launch, x, w_gate, w_up, z, preactivations, None, biases, formula)
-        return
+    else:
+        multiply_and_gate(x, w_gate, w_up, z, preactivations, biases, formula)
+
+
+def multiply_and_gate(
+    x: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    z: torch.Tensor,
+    preactivations: tuple[torch.Tensor, torch.Tensor] | None,
+    biases: Biases,
+    formula: Formula,
+) -> None:
+    """Write the same by two products of PyTorch and one elementwise launch."""
     made = preactivations or (z, new(z, *z.shape))  # the gate is written over the product
     for weight, bias, out in zip((w_gate, w_up), biases, made, strict=True):
-        torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
+        plan.apply(multiply, x, weight, bias, out)
     run(gate_launch, *made, z, formula)
+
+
+def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """Write x weight^T + bias to out by PyTorch."""
+    torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
 
 
 def sum_over_tokens(gradient: torch.Tensor, out: torch.Tensor) -> None:
@@ -99,8 +114,7 @@ def write_input_grad(
 ) -> None:
     """Write d_gate w_gate + d_up w_up to dx."""
     if input_grad == "torch":
-        torch.mm(d_gate, w_gate, out=dx)
-        dx.addmm_(d_up, w_up)
+        plan.apply(_add_products, d_gate, w_gate, d_up, w_up, dx)
     else:
         run(input_grad_launch, None, d_gate, d_up, w_gate, w_up, dx)
 
@@ -116,8 +130,20 @@ def write_weight_grads(
     if weight_grad == "triton":
         run(weight_grad_launch, None, d_gate, d_up, x, *d_weights)
     else:
-        torch.mm(d_gate.t(), x, out=d_weights[0])
-        torch.mm(d_up.t(), x, out=d_weights[1])
+        for d_preactivation, d_weight in zip((d_gate, d_up), d_weights, strict=True):
+            plan.apply(multiply_transposed, d_preactivation, x, d_weight)
+
+
+def _add_products(
+    d_gate: torch.Tensor, w_gate: torch.Tensor, d_up: torch.Tensor, w_up: torch.Tensor, dx: torch.Tensor
+) -> None:
+    torch.mm(d_gate, w_gate, out=dx)
+    dx.addmm_(d_up, w_up)
+
+
+def multiply_transposed(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    """Write left^T right to out by PyTorch."""
+    torch.mm(left.t(), right, out=out)
 
 
 def run_backward(
@@ -158,8 +184,8 @@ def run_backward(
     if d_biases is not None:
         assert d_gate is not None
         assert d_up is not None
-        sum_over_tokens(d_gate, d_biases[0])
-        sum_over_tokens(d_up, d_biases[1])
+        plan.apply(sum_over_tokens, d_gate, d_biases[0])
+        plan.apply(sum_over_tokens, d_up, d_biases[1])
 
     if d_weights is None:
         return
@@ -168,6 +194,19 @@ def run_backward(
         run(weight_grad_launch, dz, gate, up, x, *d_weights, None, formula)
     else:
         write_weight_grads(d_gate, d_up, x, d_weights, weight_grad)
+
+
+def _z_alone(
+    x: torch.Tensor,
+    w_gate: torch.Tensor,
+    w_up: torch.Tensor,
+    bias_gate: torch.Tensor | None,
+    bias_up: torch.Tensor | None,
+    formula: Formula,
+) -> torch.Tensor:
+    z = new(x, x.shape[0], w_gate.shape[0])
+    write_forward(x, w_gate, w_up, z, None, (bias_gate, bias_up), formula)
+    return z
 
 
 def _product_outputs(
@@ -191,11 +230,11 @@ def _glu(
     x: torch.Tensor,
     w_gate: torch.Tensor,
     w_up: torch.Tensor,
+    bias_gate: torch.Tensor | None,
+    bias_up: torch.Tensor | None,
     weight_grad: str,
     save: str,
     input_grad: str,
-    bias_gate: torch.Tensor | None,
-    bias_up: torch.Tensor | None,
     activation: str,
     gate_multiplier: float,
     alpha: float,
@@ -263,7 +302,7 @@ def _(
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    x, w_gate, w_up, weight_grad, kept, input_grad, bias_gate, bias_up, *ctx.formula = inputs
+    x, w_gate, w_up, bias_gate, bias_up, weight_grad, kept, input_grad, *ctx.formula = inputs
     _, gate, up = output
     ctx.options = weight_grad, kept, input_grad
     ctx.mark_non_differentiable(gate, up)
@@ -277,21 +316,20 @@ def _backward(ctx, dz, _d_gate, _d_up):
     if dz is None:  # undefined, since gradients are not materialised
         return (None,) * 13
     needs_x, needs_w_gate, needs_w_up = ctx.needs_input_grad[:3]
-    needs_bias_gate, needs_bias_up = ctx.needs_input_grad[6:8]
+    needs_bias_gate, needs_bias_up = ctx.needs_input_grad[3:5]
     (*tensors, bias_gate, bias_up), free = load(ctx, dz, weights=2)
     refuse_create_graph(_glu_backward, tensors[0])
     needs_bias = needs_bias_gate or needs_bias_up
     arguments = dz, *tensors, *ctx.options, needs_x, needs_bias, bias_gate, bias_up, *ctx.formula
-    dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = backward_with(free, _glu_backward, tensors[3:], *arguments)
+    dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = backward_with(ctx, free, _glu_backward, tensors[3:], *arguments)
     frozen = ctx.options[0] == "none"
     return (
         dx if needs_x else None,
         d_w_gate if needs_w_gate and not frozen else None,
         d_w_up if needs_w_up and not frozen else None,
-        *(None, None, None),
         d_bias_gate if needs_bias_gate else None,
         d_bias_up if needs_bias_up else None,
-        *(None, None, None, None, None),
+        *(None,) * 8,
     )
 
 
@@ -313,43 +351,10 @@ def like_leading(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return out.unflatten(0, x.shape[:-1]) if x.dim() > 1 else out[0]
 
 
-def launch_of(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    biases: Biases,
-    options: dict[str, Any],
-    z: torch.Tensor | None = None,
-) -> repeat.Again | None:
-    """Return what launches silu(x w_gate^T) * (x w_up^T) as it was just launched on these, or None.
-
-    `options` are the gate's. `z` is the output; None where it is gone: then its memory is free, and such a tensor is
-    made again.
-    """
-    z = x.new_empty((x.shape[0], w_gate.shape[0])) if z is None else z
-    arguments = x, w_gate, w_up, z, None, None, biases, Formula(**options)
-    planned = None if z.data_ptr() % 16 else plan.known(forward_launch, *arguments)
-    if planned is None:
-        return None
-
-    def again(
-        x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, *biases: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        z = x.new_empty((x.shape[0], w_gate.shape[0]))
-        if z.data_ptr() % 16:
-            return None
-        with on_device(x.device):
-            planned.run([x, w_gate, w_up, z, *(bias for bias in biases if bias is not None)])
-        return z
-
-    return again
-
-
 def made_again(kind: repeat.Kind | None, x: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor | None:
     """Return what a call of a kind yields on these, where such a call was made before and is remembered."""
     again = repeat.known(kind)
-    out = None if again is None else again(as_matrix(x), *others)
-    return None if out is None else like_leading(out, x)
+    return None if again is None else like_leading(again(as_matrix(x), *others), x)
 
 
 def swiglu_glu(
@@ -440,16 +445,15 @@ def swiglu_glu(
     with_grad = needs_backward(x, w_gate, w_up, bias_gate, bias_up)
     if not with_grad:
         save = "input"
-    choices, numbers = (weight_grad, save, input_grad), tuple(formula.values())
-    z = call_and_keep(_glu, rows, w_gate, w_up, *choices, bias_gate, bias_up, *numbers)
-    if kind is not None and with_grad and not frozen:
-        series = plan.Series()
-        repeat.remember(
-            kind,
-            lambda x, gate, up, *biases: call_past_dispatcher(_glu, series, x, gate, up, *choices, *biases, *numbers),
-        )
-    elif kind is not None and not with_grad:
-        repeat.remember(kind, launch_of(rows, w_gate, w_up, (bias_gate, bias_up), formula, z))
+    tensors = rows, w_gate, w_up, bias_gate, bias_up
+    others = weight_grad, save, input_grad, *formula.values()
+    z = call_and_keep(_glu, *tensors, *others)
+    if kind is not None and not (frozen and with_grad):
+        series, gate = plan.Series(), Formula(**formula)
+        if with_grad:
+            repeat.remember(kind, lambda *tensors: _glu.first_output(series, tensors, others))
+        else:
+            repeat.remember(kind, lambda *tensors: series.call(_z_alone, *tensors, gate))
     return like_leading(z, x)
 
 

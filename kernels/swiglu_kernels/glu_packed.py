@@ -126,7 +126,7 @@ def _backward(ctx, dz, _d_gate, _d_up):
     refuse_create_graph(_glu_packed_backward, saved[0])
     needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
     arguments = dz, *saved, needs_x, needs_bias, *ctx.options
-    dx, d_weight, d_bias = backward_with(free, _glu_packed_backward, saved[2:4], *arguments)
+    dx, d_weight, d_bias = backward_with(ctx, free, _glu_packed_backward, saved[2:4], *arguments)
     frozen = ctx.options[1] == "none"
     return (
         dx if needs_x else None,

@@ -33,6 +33,7 @@ and rounded once. Where no weight or bias wants a gradient, the backward works t
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -41,12 +42,13 @@ from swiglu_kernels.calls import autocast, repeat
 from swiglu_kernels.calls.checks import check_chunk, check_down, check_formula, check_glu, check_option, check_vector
 from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.calls.operator import operator
-from swiglu_kernels.calls.saved import backward_with, call_and_keep, call_past_dispatcher, load, save
+from swiglu_kernels.calls.saved import backward_with, call_and_keep, load, save
 from swiglu_kernels.glu import (
     as_matrix,
-    launch_of,
     like_leading,
     made_again,
+    multiply,
+    multiply_transposed,
     needs_backward,
     new,
     sum_over_tokens,
@@ -113,12 +115,14 @@ def write_hidden_grads(
     formula: Formula,
 ) -> None:
     """Write d_gate, d_up and, if it is given, h; arguments as of `down_backward_launch`."""
-    if not plan.decided(hidden_grad_by_torch, d_out, w_down) or d_gate.numel() == 0:
+    if not hidden_grad_by_torch(d_out, w_down) or d_gate.numel() == 0:
         run(down_backward_launch, d_out, w_down, preactivations, d_gate, d_up, h, None, formula)
         return
     if h is not None:
         run(gate_launch, *preactivations, h, formula)
-    run(gate_backward_launch, torch.mm(d_out, w_down), *preactivations, d_gate, d_up, formula)
+    d_h = new(d_out, *d_gate.shape)
+    plan.apply(multiply, d_out, w_down.t(), None, d_h)
+    run(gate_backward_launch, d_h, *preactivations, d_gate, d_up, formula)
 
 
 def _gradient_shapes(
@@ -161,10 +165,7 @@ def _mlp(
         h = new(x, rows.stop - rows.start, w_gate.shape[0])
         preactivations = (gate, up) if save == "preact" else None
         write_forward(x[rows], w_gate, w_up, h, preactivations, (bias_gate, bias_up), formula)
-        if bias_down is None:
-            torch.mm(h, w_down.t(), out=out[rows])
-        else:
-            torch.addmm(bias_down, h, w_down.t(), out=out[rows])
+        plan.apply(multiply, h, w_down, bias_down, out[rows])
     return out, gate, up
 
 
@@ -240,7 +241,7 @@ def _mlp_backward(
             if weight_grad == "triton":
                 run(down_weight_grad_launch, d_out_rows, h, result(W_DOWN)[:, columns])
             else:
-                torch.mm(d_out_rows.t(), h, out=result(W_DOWN)[:, columns])
+                plan.apply(multiply_transposed, d_out_rows, h, result(W_DOWN)[:, columns])
         del h, wanted_h
         if dx_sum is not None:
             run(input_grad_launch, None, d_gate, d_up, *weights, dx_sum, None, PLAIN, True)
@@ -251,11 +252,11 @@ def _mlp_backward(
             d_weights = result(W_GATE)[columns], result(W_UP)[columns]
             write_weight_grads(d_gate, d_up, x_rows, d_weights, weight_grad)
         if needs[BIAS_GATE] or needs[BIAS_UP]:
-            sum_over_tokens(d_gate, result(BIAS_GATE)[columns])
-            sum_over_tokens(d_up, result(BIAS_UP)[columns])
+            plan.apply(sum_over_tokens, d_gate, result(BIAS_GATE)[columns])
+            plan.apply(sum_over_tokens, d_up, result(BIAS_UP)[columns])
         del d_gate, d_up, preactivations  # before the next part allocates its own
     if needs[BIAS_DOWN]:
-        sum_over_tokens(d_out, result(BIAS_DOWN))
+        plan.apply(sum_over_tokens, d_out, result(BIAS_DOWN))
     if dx_sum is not None:
         results[X] = dx_sum.to(d_out.dtype)
     return tuple(result(position) for position in range(7))  # type: ignore[return-value]
@@ -285,7 +286,7 @@ def _backward(ctx, d_out, _d_gate, _d_up):
     needs = list(ctx.needs_input_grad[:7])
     if ctx.options[0] == "none":
         needs[W_GATE] = needs[W_UP] = needs[W_DOWN] = False
-    gradients = backward_with(free, _mlp_backward, saved[4:6], d_out, *saved, tuple(needs), *ctx.options)
+    gradients = backward_with(ctx, free, _mlp_backward, saved[4:6], d_out, *saved, tuple(needs), *ctx.options)
     return (*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), *(None,) * 9)
 
 
@@ -394,22 +395,17 @@ def swiglu_mlp(
     if not with_grad:
         save = "input"
     options = weight_grad, save, input_grad, chunk, *formula.values()
-    out = call_and_keep(_mlp, rows, *weights, *biases, *options)
-    if kind is not None and with_grad and not frozen:
+    tensors = rows, *weights, *biases
+    out = call_and_keep(_mlp, *tensors, *options)
+    if kind is not None and not (frozen and with_grad):
         series = plan.Series()
-        repeat.remember(kind, lambda *tensors: call_past_dispatcher(_mlp, series, *tensors, *options))
-    elif kind is not None and not with_grad and not chunk:
-        launch = launch_of(rows, w_gate, w_up, (biases[0], biases[1]), formula)
-        repeat.remember(kind, launch and _then_down(launch))
+        if with_grad:
+            repeat.remember(kind, lambda *tensors: _mlp.first_output(series, tensors, options))
+        elif not chunk:
+            repeat.remember(kind, lambda *tensors: series.call(_out_alone, *tensors, *options))
     return like_leading(out, x)
 
 
-def _then_down(launch: repeat.Again) -> repeat.Again:
-    def again(
-        x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor, *biases: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        bias_gate, bias_up, bias_down = biases
-        h = launch(x, w_gate, w_up, bias_gate, bias_up)
-        return None if h is None else torch.nn.functional.linear(h, w_down, bias_down)
-
-    return again
+def _out_alone(*arguments: Any) -> torch.Tensor:
+    """Return the operator's first output, and allocate no others."""
+    return _mlp.function(*arguments)[0]

@@ -19,8 +19,7 @@ from swiglu_bench.measure.clock import Clock, DeviceLost, answers
 from swiglu_bench.measure.rounds import Rounds, Rule, on_clock, run_rounds
 from swiglu_bench.measure.statistics import Interval, Verdict, percentile, verdict
 from swiglu_bench.spec.errors import one_line
-from swiglu_kernels.launches.launch import Launch
-from swiglu_kernels.standalone.workloads import Workload, workload
+from swiglu_kernels.standalone.workloads import Runnable, Workload, workload
 from swiglu_kernels.tiles.candidates import MOST, Choice, Problem, candidates
 
 FINALISTS = 3
@@ -79,7 +78,7 @@ def tune(
     tell("running the shipped choice")
     try:
         work = workload(kernel, problem, device, seed)
-        launches = {shipped: work.describe(shipped)}
+        launches: dict[Choice, Runnable] = {shipped: work.describe(shipped)}
         expected = _outputs(work, launches[shipped], clock)
     except (RuntimeError, ValueError) as error:
         raise CannotTune(one_line(error)) from error
@@ -129,7 +128,7 @@ class _Race:
     clock: Clock
     seed: int
 
-    def run(self, launches: dict[Choice, Launch], rule: Rule) -> Rounds:
+    def run(self, launches: dict[Choice, Runnable], rule: Rule) -> Rounds:
         """The first of the launches is the baseline and runs under two names."""
         shipped, *others = launches.items()
         named = [(SHIPPED, shipped[1]), (TWIN, shipped[1]), *((str(choice), launch) for choice, launch in others)]
@@ -168,7 +167,7 @@ def _poison(work: Workload) -> None:
         one.fill_(float("nan"))
 
 
-def _outputs(work: Workload, launch: Launch, clock: Clock) -> list[Tensor]:
+def _outputs(work: Workload, launch: Runnable, clock: Clock) -> list[Tensor]:
     """What a launch writes over NaN."""
     _poison(work)
     launch.run()

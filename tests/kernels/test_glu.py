@@ -181,7 +181,7 @@ def test_without_a_gradient_only_z_is_stored(monkeypatch):
 def test_operator_registration(options):
     x, w_gate, w_up = leaves(5, 9, 7)
     formula = ("silu", 1.0, 1.0, None, 0.0)
-    opcheck(torch.ops.swiglu_kernels.glu.default, (x, w_gate, w_up, *options.values(), None, None, *formula))
+    opcheck(torch.ops.swiglu_kernels.glu.default, (x, w_gate, w_up, None, None, *options.values(), *formula))
     preactivation = (
         torch.zeros(5, 7, device=DEVICE) if options["save"] == "preact" else torch.zeros(0, 0, device=DEVICE)
     )

@@ -3,9 +3,10 @@
 import dataclasses
 import importlib
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
 from swiglu_bench.spec.cases import Shape
 from swiglu_bench.spec.shapes import load_shapes
@@ -90,6 +91,34 @@ def test_slower_than_any_is_slower(grid: ModuleType) -> None:
     ]
     (worst,) = grid.hardest(rows)
     assert (worst.against, worst.verdict) == ("liger", "slower")
+
+
+def test_rounds_end_when_every_verdict_is_clear(grid: ModuleType) -> None:
+    from swiglu_bench.measure.clock import Sample
+    from swiglu_bench.measure.rounds import Rounds, Timing
+
+    def of(times: list[float]) -> Timing:
+        return Timing([Sample(ms, 0.0, 0.0, True, None) for ms in times])
+
+    ours, again = [1.0, 1.01] * 10, [1.01, 1.0] * 10
+    assert grid.settled(Rounds({grid.OURS: of(ours), grid.AGAIN: of(again), "eager": of([1.2] * 20)}, ""))
+    assert grid.settled(Rounds({grid.OURS: of(ours), grid.AGAIN: of(again), "eager": of([0.9] * 20)}, ""))
+    assert grid.settled(Rounds({grid.OURS: of(ours), grid.AGAIN: of(again), "eager": of(ours)}, ""))
+    near = {grid.OURS: of(ours), grid.AGAIN: of(again), "eager": of([1.2] * 20), "liger": of([0.97, 1.05] * 10)}
+    assert not grid.settled(Rounds(near, ""))
+
+
+def test_where_the_host_does_not_show_no_caller_is_asked(grid: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = grid.Row(16, 24, 4, "forward", grid.DEVICE, "eager", ours_ms=2 * grid.HOST_HIDDEN_MS, verdict="tie")
+    monkeypatch.setattr(grid, "rows_of", lambda like, *_: [dataclasses.replace(row, clock=like.clock)])
+    monkeypatch.setattr(grid, "built", lambda *_: ({}, {}))
+    problem = SimpleNamespace(case=SimpleNamespace(mode=None))
+    assert [one.clock for one in grid.measure(row, {}, problem, None, grid.Rule())] == [grid.DEVICE]
+    row.ours_ms = grid.HOST_HIDDEN_MS / 2
+    assert [one.clock for one in grid.measure(row, {}, problem, grid.make_clock(torch.device("cpu")), grid.Rule())] == [
+        grid.DEVICE,
+        grid.CALLER,
+    ]
 
 
 def test_a_part_that_is_none_is_refused(grid: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

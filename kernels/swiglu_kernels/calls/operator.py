@@ -9,7 +9,7 @@ operators without default values.
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -103,28 +103,37 @@ class Operator:
 
         _LIBRARY.impl(self._name, autograd, "Autograd", with_keyset=True)
 
-        others = (None,) * (len(self._overload._schema.returns) - 1)
+        no_gradients = (None,) * (len(self._overload._schema.returns) - 1)
 
-        def first(ctx: Any, *arguments_and_series: Any) -> Any:
-            *arguments, series = arguments_and_series
+        def first(ctx: Any, *tensors_and_call: Any) -> Any:
+            *tensors, (series, others) = tensors_and_call
+            arguments = (*tensors, *others)
             output = series.call(self.function, *arguments)
             if setup_context is not None:
                 setup_context(ctx, arguments, output)
+            ctx.followers, ctx.keeps_to_itself = series.followers, True
             return output[0]
 
         def first_backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
-            return (*backward(ctx, gradient, *others), None)
+            gradients = backward(ctx, gradient, *no_gradients)
+            return (*gradients[: len(ctx.needs_input_grad) - 1], None)
 
         methods = {"forward": staticmethod(first), "backward": staticmethod(first_backward)}
         self._first: Any = type(f"{self._name}_first", (torch.autograd.Function,), methods)
 
-    def first_output(self, series: plan.Series, *arguments: Any) -> Any:
+    def first_output(self, series: plan.Series, tensors: Sequence[Any], others: Sequence[Any]) -> Any:
         """Return the first output, with its gradient, past PyTorch's dispatcher; for several outputs.
 
-        `series`: of the calls with arguments of this kind.
         Only where nobody watches the dispatcher (`repeat.py`); what else the operator returns is its backward's alone.
+
+        Args:
+            series: of the calls with arguments of this kind.
+            tensors: the operator's first arguments, all that may be tensors; None where there is none.
+            others: its other arguments.
         """
-        return self._first.apply(*arguments, series)
+        # What `Function.apply` itself looks for, transforms, `repeat.py` has looked for.
+        past: Any = super(torch.autograd.Function, self._first)  # type: ignore[misc]
+        return past.apply(*tensors, (series, others))
 
 
 def _not_for_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:

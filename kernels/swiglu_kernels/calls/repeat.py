@@ -16,8 +16,8 @@ from swiglu_kernels.launches.backend import INTERPRETING
 from swiglu_kernels.launches.internals import watched
 
 Kind = tuple[Any, ...]
-Again = Callable[..., torch.Tensor | None]
-"""Takes the tensors of a call, x as a matrix, and returns its result; None where the call has to take the long way."""
+Again = Callable[..., torch.Tensor]
+"""Takes the tensors of a call, x as a matrix, and returns its result."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -59,7 +59,6 @@ def known(kind: Kind | None) -> Again | None:
         return None
 
 
-def remember(kind: Kind, again: Again | None) -> None:
-    """Keep what makes a call of a kind again, if there is anything; it may hold no tensor."""
-    if again is not None:
-        plan.keep(plan.calls, kind, again)
+def remember(kind: Kind, again: Again) -> None:
+    """Keep what makes a call of a kind again; it may hold no tensor."""
+    plan.keep(plan.calls, kind, again)

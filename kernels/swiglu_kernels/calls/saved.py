@@ -4,14 +4,14 @@ Weights and biases are saved as aliases. A parameter whose `.data` is replaced b
 then has the gradients that the forward's values give, as with PyTorch's own linear; one that is written in place is
 found out by its version, as ever.
 
-Gate and up are the backward's own where the call was made by `call_and_keep`, and it may write d_gate and d_up over
-them when autograd frees the graph. Hooks on saved tensors, and `grad_fn.saved_tensors`, may have handed them to others
-(offloading, checkpointing, debuggers): whoever holds a tensor or its memory is counted. Their versions are raised, so
-that what slips through is an error and no wrong number.
+Gate and up are the backward's own where the call was made by `call_and_keep` or `Operator.first_output`, and it may
+write d_gate and d_up over them when autograd frees the graph. Hooks on saved tensors, and `grad_fn.saved_tensors`, may
+have handed them to others (offloading, checkpointing, debuggers): whoever holds a tensor or its memory is counted.
+Their versions are raised, so that what slips through is an error and no wrong number.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,18 +31,9 @@ def call_and_keep(operator: Operator, *arguments: Any) -> Any:
     """Call an operator and return its first output; what else it returns is seen by nobody but its backward."""
     if torch.compiler.is_compiling():
         return operator(*arguments)[0]
-    return _keeping(operator, *arguments)[0]
-
-
-def call_past_dispatcher(operator: Operator, series: plan.Series, *arguments: Any) -> Any:
-    """As `call_and_keep`, past the dispatcher (`Operator.first_output`)."""
-    return _keeping(operator.first_output, series, *arguments)
-
-
-def _keeping(call: Callable[..., Any], *arguments: Any) -> Any:
     _call.keeps_to_itself = True
     try:
-        return call(*arguments)
+        return operator(*arguments)[0]
     finally:
         _call.keeps_to_itself = False
 
@@ -133,11 +124,22 @@ def _alone() -> tuple[int, int, int]:
 _ALONE = _alone() if internals.can_count else (0, 0, 0)
 
 
-def backward_with(free: bool, operator: Operator, preactivations: Sequence[torch.Tensor], *arguments: Any) -> Any:
-    """Call the operator of a backward, or its function with `in_place=True` where its preactivations are free."""
+def backward_with(
+    ctx: Any, free: bool, operator: Operator, preactivations: Sequence[torch.Tensor], *arguments: Any
+) -> Any:
+    """Call the operator of a backward, or its function with `in_place=True` where its preactivations are free.
+
+    What the forward was known by settles most of the backward's kind; hooks on saved tensors may have changed the rest.
+    """
     if not free:
         return operator(*arguments)
     torch.autograd.graph.increment_version(preactivations)
-    if internals.watched():
+    followers = getattr(ctx, "followers", None)
+    if followers is None or internals.watched():
         return operator.function(*arguments, in_place=True)
-    return plan.series_of(operator.name, *arguments).call(operator.function, *arguments, in_place=True)
+    tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
+    kind = ctx.needs_input_grad, *plan.kind_of(tensors)
+    series = followers.get(kind)
+    if series is None:
+        series = followers[kind] = plan.Series()
+    return series.call(operator.function, *arguments, in_place=True)

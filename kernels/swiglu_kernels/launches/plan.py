@@ -2,18 +2,22 @@
 
 To describe a launch, bind its arguments and find its compiled kernel takes longer than a small kernel runs. Everything
 but the addresses follows from sizes, strides, types, devices and alignment of the tensors: under these `run` remembers
-the compiled kernel and its arguments. The next launch of that kind only fills in addresses. What a whole call of a kind
-launches and decides is a `Series`, which asks for the kind of no single launch.
+the compiled kernel and its arguments. The next launch of that kind only fills in addresses. A whole call of a kind is a
+`Series`: what it allocates, launches and multiplies by PyTorch is recorded once, and then done without the call.
 """
 
+import contextlib
+import dataclasses
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from swiglu_kernels.launches.backend import INTERPRETING
+from swiglu_kernels.launches.backend import INTERPRETING, triton
 from swiglu_kernels.launches.launch import Launch, on_device
 from swiglu_kernels.launches.precision import float32_dot_precision
 
@@ -91,72 +95,235 @@ def _maker(descriptor: Any) -> Callable[[torch.Tensor], Any]:
 
 
 class _Current(threading.local):
-    recorded: list[Any] | None = None
-    """What the running call has launched and decided so far."""
-    replayed: Iterator[Any] | None = None
-    """What it will launch and decide."""
+    recorder: "_Recorder | None" = None
 
 
 _current = _Current()
-_UNKNOWN = object()
 _VALUES = frozenset({type(None), bool, float, int, str})
+_ALLOCATE = {torch.ops.aten.new_empty.default, torch.ops.aten.empty.memory_format}
+_VIEW = {
+    torch.ops.aten.detach.default, torch.ops.aten.t.default, torch.ops.aten.slice.Tensor, torch.ops.aten.view.default,
+    torch.ops.aten.select.int, torch.ops.aten.transpose.int, torch.ops.aten.alias.default,
+    torch.ops.aten.as_strided.default, torch.ops.aten.view.dtype,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where a step finds a tensor: what was given or allocated, or a view of it."""
+
+    number: int
+    view: tuple[Any, ...] | None
+    """Its sizes, strides and offset."""
+    dtype: torch.dtype | None = None
+    """Where the view has another."""
+
+    def find(self, pool: list[Any]) -> Any:
+        tensor = pool[self.number] if self.dtype is None else pool[self.number].view(self.dtype)
+        return tensor if self.view is None else tensor.as_strided(*self.view)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Allocation:
+    number: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Allocate it on the device of a tensor."""
+        if tensor.dtype == self.dtype:  # a dtype that is named takes half a microsecond
+            return tensor.new_empty(self.shape)
+        return tensor.new_empty(self.shape, dtype=self.dtype)
+
+
+@dataclasses.dataclass
+class _Step:
+    """A launch, or a function that works on tensors."""
+
+    function: Callable[..., Any]
+    """Describes the launch where there is a plan."""
+    arguments: tuple[Any, ...]
+    """Places in place of tensors."""
+    places: list[_Place]
+    """Those of them, in order."""
+    plan: Plan | None
+    alignments: list[int]
+    allocates: list["_Allocation"] = dataclasses.field(default_factory=list)
+    """What is used here for the first time."""
+    releases: list[int] = dataclasses.field(default_factory=list)
+    """Numbers of those that are used here for the last time."""
+
+    def play(self, pool: list[Any]) -> None:
+        """Do it again."""
+        for one in self.allocates:
+            pool[one.number] = one.like(pool[0])
+        if self.plan is None:
+            self.function(*_filled(self.arguments, pool))
+        else:
+            tensors = [pool[one.number] if one.view is None else one.find(pool) for one in self.places]
+            if [tensor.data_ptr() % 16 for tensor in tensors] == self.alignments:
+                self.plan.run(tensors)
+            else:
+                run(self.function, *_filled(self.arguments, pool))
+        for number in self.releases:
+            pool[number] = None
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes down what a call does. What it does to tensors otherwise than by `run` and `apply` makes it unsound."""
+
+    def __init__(self, given: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.steps: list[_Step] = []
+        self.pool: list[Callable[[], torch.Tensor | None]] = []
+        self.allocations: list[_Allocation] = []
+        self.sound, self.complete, self._within = True, True, 0
+        self.device = given[0].device
+        for tensor in given:
+            self._add(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if self._within == 0 and func in _ALLOCATE:
+            self.sound &= out.is_contiguous() and out.device == self.device
+            self._add(out)
+        elif self._within == 0 and func not in _VIEW:
+            self.sound = False
+        return out
+
+    def _add(self, tensor: torch.Tensor) -> None:
+        self.allocations.append(_Allocation(len(self.pool), tensor.shape, tensor.dtype))
+        self.pool.append(weakref.ref(tensor))
+
+    @contextlib.contextmanager
+    def ignoring(self) -> Iterator[None]:
+        """What is done meanwhile is a step, or no part of the call."""
+        self._within += 1
+        try:
+            yield
+        finally:
+            self._within -= 1
+
+    def place_of(self, tensor: torch.Tensor) -> _Place:
+        """Find a tensor among those that were given and allocated, and are still there."""
+        there = [(number, one) for number, found in enumerate(self.pool) if (one := found()) is not None]
+        same = [number for number, one in there if one is tensor]
+        if not same:
+            memory = tensor.untyped_storage().data_ptr()
+            there = [(number, one) for number, one in there if one.untyped_storage().data_ptr() == memory]
+            same = [n for n, one in there if (one.dtype, _layout(one)) == (tensor.dtype, _layout(tensor))]
+        if len(same) == 1:
+            return _Place(same[0], None)
+        self.sound &= len(there) == 1 and tensor.numel() > 0
+        if not self.sound:
+            return _Place(0, None)
+        number, one = there[0]
+        return _Place(number, _layout(tensor), None if one.dtype == tensor.dtype else tensor.dtype)
+
+    def note(self, function: Callable[..., Any], arguments: tuple[Any, ...], plan: Plan | None, launched: bool) -> None:
+        """Write down a step; a launch without a plan cannot be repeated yet."""
+        self.complete &= plan is not None or not launched
+        places: list[_Place] = []
+        alignments = [tensor.data_ptr() % 16 for tensor in _tensors_in(arguments)]
+        self.steps.append(_Step(function, self._with_places(arguments, places), places, plan, alignments))
+
+    def _with_places(self, arguments: tuple[Any, ...], places: list[_Place]) -> tuple[Any, ...]:
+        found: list[Any] = []
+        for argument in arguments:
+            if isinstance(argument, torch.Tensor):
+                places.append(self.place_of(argument))
+                found.append(places[-1])
+            else:
+                found.append(self._with_places(argument, places) if isinstance(argument, tuple) else argument)
+        return tuple(found)
+
+    def share_out(self, given: int, results: set[int]) -> list[_Allocation]:
+        """Let each step allocate what it uses first and release what it uses last; return what no step uses."""
+        used = set(range(given))
+        for step in self.steps:
+            new = dict.fromkeys(place.number for place in step.places if place.number not in used)
+            step.allocates = [self.allocations[number] for number in new]
+            used |= new.keys()
+        unused, used = results - used, set(range(given)) | results
+        for step in reversed(self.steps):
+            step.releases = list({place.number for place in step.places} - used)
+            used.update(step.releases)
+        return [self.allocations[number] for number in sorted(unused)]
 
 
 class Series:
-    """The launches and decisions of a call, in order, which are those of every call of its kind."""
+    """What calls of a kind do: recorded in one of them, then done without it."""
 
     def __init__(self) -> None:
-        self._steps: list[Any] | None = None
-        self._device = torch.device("cpu")
+        self._sound = True
+        self._steps: list[_Step] | None = None
+        self._blanks: list[None] = []
+        """In the pool, after what was given, until it is allocated."""
+        self._unused: list[_Allocation] = []
+        self._results: _Place | tuple[_Place | None, ...] = ()
+        self.followers: dict[Any, Series] = {}
+        """The calls that follow one of these, backwards, by what else they depend on."""
 
     def call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Call a function whose launches and decisions follow from the kind of its arguments.
+        """Call a function of tensors, and of values that are the same in every call; or do what it did.
 
-        The tensors that it allocates have the same sizes, strides and alignment in every call (an allocation of another
-        alignment is noticed). Nobody may watch the call (`internals.watched`): what he launches is not of the series.
+        It returns a tensor, or tensors or None in a tuple. Besides allocations and views, all that it does to tensors
+        is done by `run` and `apply`; if not, it is called every time.
         """
-        if INTERPRETING:
+        if INTERPRETING or not self._sound or _current.recorder is not None:
             return function(*arguments, **options)
-        if self._steps is None:
-            recorded: list[Any] = []
-            _current.recorded = recorded
-        else:
-            _current.replayed = iter(self._steps)
+        pool: list[Any] = [one for one in arguments if isinstance(one, torch.Tensor)]
+        with on_device(pool[0].device):
+            if self._steps is None:
+                return self._record(function, arguments, options)
+            pool += self._blanks
+            for step in self._steps:
+                step.play(pool)
+        for one in self._unused:
+            pool[one.number] = one.like(pool[0])
+        if isinstance(self._results, _Place):
+            return self._results.find(pool)
+        return tuple([place and place.find(pool) for place in self._results])
+
+    def _record(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        given: list[torch.Tensor] = []
+        apart = tuple(_apart(argument, given) for argument in arguments)
+        _current.recorder = recorder = _Recorder(given)
         try:
-            with on_device(self._device):
-                result = function(*arguments, **options)
+            with recorder:
+                results = function(*apart, **options)
         finally:
-            again, _current.recorded, _current.replayed = _current.replayed is not None, None, None
-        if not again and _UNKNOWN not in recorded:
-            self._steps = recorded
-            self._device = next((one.device for one in arguments if isinstance(one, torch.Tensor)), self._device)
-        return result
+            _current.recorder = None
+        one = isinstance(results, torch.Tensor)
+        places = [None if result is None else recorder.place_of(result) for result in ((results,) if one else results)]
+        self._sound = recorder.sound
+        if recorder.sound and recorder.complete:
+            self._unused = recorder.share_out(len(given), {place.number for place in places if place})
+            self._results = places[0] if one and places[0] else tuple(places)
+            self._blanks = [None] * (len(recorder.allocations) - len(given))
+            self._steps = recorder.steps
+        return results
 
 
 _plans: dict[tuple[Any, ...], Plan] = {}
-_series: dict[tuple[Any, ...], Series] = {}
 calls: dict[tuple[Any, ...], Any] = {}
 """What makes whole calls again, by what they were called with (`repeat.py`); forgotten together with the plans."""
 
 
-def series_of(*arguments: Any) -> Series:
-    """Return the series of calls with arguments of a kind: tensors, tuples, and hashable values."""
-    key, _ = key_of(arguments)
-    found = _series.get(key)
-    if found is None:
-        found = Series()
-        keep(_series, key, found)
-    return found
+def apply(function: Callable[..., Any], *arguments: Any) -> None:
+    """Call a function that works on tensors by PyTorch, and returns nothing; a series calls it again.
 
-
-def decided(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a function says, which follows from the kind of its arguments; within a series it is asked once."""
-    if _current.replayed is not None:
-        return next(_current.replayed)
-    answer = function(*arguments)
-    if _current.recorded is not None:
-        _current.recorded.append(answer)
-    return answer
+    Args:
+        function: what it does follows from the kind of its arguments.
+        arguments: tensors, tuples of tensors, and values.
+    """
+    recorder = _current.recorder
+    if recorder is None:
+        function(*arguments)
+        return
+    recorder.note(function, arguments, None, launched=False)
+    with recorder.ignoring():
+        function(*arguments)
 
 
 def run(describe: Callable[..., Launch], *arguments: Any) -> None:
@@ -172,22 +339,16 @@ def run(describe: Callable[..., Launch], *arguments: Any) -> None:
     if INTERPRETING:
         describe(*arguments).run()
         return
-    if _current.replayed is not None:
-        found, alignments = next(_current.replayed)
-        tensors = _tensors_in(arguments)
-        if [tensor.data_ptr() % 16 for tensor in tensors] == alignments:
-            found.run(tensors)
-            return
     key, tensors = key_of((describe, *arguments))
-    found = _plans.get(key)
-    if found is None:
-        _run_first(key, describe, arguments)
-    else:
-        with on_device(tensors[0].device):
-            found.run(tensors)
-    if _current.recorded is not None:
-        alignments = [tensor.data_ptr() % 16 for tensor in tensors]
-        _current.recorded.append((found, alignments) if found else _UNKNOWN)
+    found, recorder = _plans.get(key), _current.recorder
+    with contextlib.nullcontext() if recorder is None else recorder.ignoring():
+        if found is None:
+            _run_first(key, describe, arguments)
+        else:
+            with on_device(tensors[0].device):
+                found.run(tensors)
+    if recorder is not None:
+        recorder.note(describe, arguments, _plans.get(key), launched=True)
 
 
 def known(describe: Callable[..., Launch], *arguments: Any) -> Plan | None:
@@ -198,7 +359,6 @@ def known(describe: Callable[..., Launch], *arguments: Any) -> Plan | None:
 def forget() -> None:
     """Forget all plans, so that every launch is described anew."""
     _plans.clear()
-    _series.clear()
     calls.clear()
 
 
@@ -219,6 +379,14 @@ def key_of(arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[torch.Tens
     return tuple(parts), tensors
 
 
+def kind_of(tensors: list[torch.Tensor]) -> list[Any]:
+    """Return what `key_of` has of tensors, but for their alignment."""
+    kind: list[Any] = [(one.shape, one.stride(), one.dtype, one.device) for one in tensors]
+    if tensors[0].dtype == torch.float32:
+        kind.append(float32_dot_precision())
+    return kind
+
+
 def _collect(arguments: tuple[Any, ...], key: list[Any], tensors: list[torch.Tensor]) -> None:
     """Append all of that to `key`, and the tensors to `tensors`."""
     for argument in arguments:
@@ -232,6 +400,19 @@ def _collect(arguments: tuple[Any, ...], key: list[Any], tensors: list[torch.Ten
             _collect(argument, key, tensors)
         else:
             key.append(argument)
+
+
+def _filled(arguments: tuple[Any, ...], pool: list[Any]) -> tuple[Any, ...]:
+    """Return arguments with tensors in their places."""
+    return tuple(
+        one.find(pool) if isinstance(one, _Place) else _filled(one, pool) if isinstance(one, tuple) else one
+        for one in arguments
+    )
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What `as_strided` takes."""
+    return tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def _tensors_in(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
@@ -264,10 +445,32 @@ def _run_and_keep_launchers(launch: Launch, plan: Plan) -> bool:
             stacklevel=2,
         )
     elif compiled is not None:
-        plan.launcher = compiled[(*launch.grid, 1, 1)[:3]]
+        plan.launcher = _launcher(compiled, (*launch.grid, 1, 1)[:3])
     if launch.then is not None and plan.then is not None:
         again = _run_and_keep_launchers(launch.then, plan.then) and again
     return again
+
+
+def _launcher(compiled: Any, grid: tuple[int, ...]) -> Callable[..., None]:
+    """Return what launches a compiled kernel as `compiled[grid]` does, without preparing for hooks of launches.
+
+    Where there are hooks (profilers have them), or where a Triton names things otherwise, it is that.
+    """
+    usual: Callable[..., None] = compiled[grid]
+    try:
+        run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+        hooks, driver = triton.knobs.runtime, triton.runtime.driver.active
+        device_of, stream_of = driver.get_current_device, driver.get_current_stream
+    except AttributeError:
+        return usual
+
+    def launch(*arguments: Any) -> None:
+        if getattr(hooks.launch_enter_hook, "calls", True) or getattr(hooks.launch_exit_hook, "calls", True):
+            usual(*arguments)
+        else:
+            run(*grid, stream_of(device_of()), function, metadata, None, None, None, *arguments)
+
+    return launch
 
 
 def _apart(argument: Any, tensors: list[torch.Tensor]) -> Any:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 
+from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import capability_of, tl, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch, tile_needs_int64
@@ -594,8 +595,12 @@ def quantise_both(
     blocks, other_blocks = -(-C // BLOCK), -(-R // BLOCK)
     if recipe == "rowwise":
         scales, other_scales = _scales(x, R), _scales(x, C)
-        row_amax = x.new_zeros(R, dtype=torch.int32) if rows else None
-        column_amax = x.new_zeros(C, dtype=torch.int32) if turned else None
+        row_amax, column_amax = (
+            x.new_empty(size, dtype=torch.int32) if wanted else None for size, wanted in ((R, rows), (C, turned))
+        )
+        for amax in (row_amax, column_amax):
+            if amax is not None:
+                plan.apply(torch.Tensor.zero_, amax)
         run(amax_launch, x, row_amax, column_amax)
     elif weight:
         scales, other_scales = _scales(x, other_blocks, blocks), _scales(x, blocks, other_blocks)

@@ -21,7 +21,7 @@ from swiglu_kernels.launches.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.launches.precision import float32_dot_precision
 from swiglu_kernels.launches.tiles import Capability, Tile, forward_tile, recompute_tile
 from swiglu_kernels.portable.arithmetic import dot, gated, gated_gradients, grouped_tile, halves, output_tile, round_to
-from swiglu_kernels.tiles.candidates import forward_schedule
+from swiglu_kernels.tiles.candidates import BY_TORCH, forward_schedule
 from swiglu_kernels.tiles.tuning import lookup, portable_tile
 
 Biases = tuple[torch.Tensor | None, torch.Tensor | None]
@@ -270,6 +270,7 @@ def forward_launch(
     (M, K), N = x.shape, w_gate.shape[0]
     processors = multiprocessors(x.device)
     tuned = lookup(kernel, x, M, K, N) if plain else None
+    tuned = None if tuned == BY_TORCH else tuned
     schedule = tuned.schedule if tuned else forward_schedule(M, K, N, processors)
     if plain and schedule != "portable" and forward.why_not(x, w_gate, w_up, capability) is None:
         by_hand = row if schedule == "cooperative" else forward

@@ -2,15 +2,37 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
+from swiglu_kernels.glu import multiply_and_gate
+from swiglu_kernels.launches.formula import PLAIN
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
-from swiglu_kernels.portable.glu_forward import forward_launch, recompute_launch
+from swiglu_kernels.portable.glu_forward import NO_BIASES, forward_launch, recompute_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
-from swiglu_kernels.tiles.candidates import Choice, Problem
+from swiglu_kernels.tiles.candidates import BY_TORCH, KERNELS, Choice, Problem
 from swiglu_kernels.tiles.tuning import forced
+
+
+class Runnable(Protocol):
+    """A launch, or what takes its place."""
+
+    def run(self) -> object:
+        """Write the outputs."""
+
+
+@dataclass(frozen=True)
+class ByTorch:
+    """A forward by PyTorch's products: x, both weights, z, and gate and up or None."""
+
+    arguments: tuple[Any, ...]
+
+    def run(self) -> None:
+        """Write the outputs."""
+        x, w_gate, w_up, z, preactivations = self.arguments
+        multiply_and_gate(x, w_gate, w_up, z, preactivations, NO_BIASES, PLAIN)
 
 
 @dataclass(frozen=True)
@@ -22,9 +44,14 @@ class Workload:
     device: torch.device
     outputs: tuple[torch.Tensor, ...]
     describe_launch: Callable[[], Launch]
+    by_torch: "Runnable | None" = None
+    """The same by PyTorch's products, where a kernel has that choice."""
 
-    def describe(self, choice: Choice) -> Launch:
-        """The launch with a choice; all of them write the same outputs."""
+    def describe(self, choice: Choice) -> "Runnable":
+        """What runs with a choice; all of them write the same outputs."""
+        if choice == BY_TORCH:
+            assert self.by_torch is not None, f"{self.kernel} is not made of PyTorch's products"
+            return self.by_torch
         with forced(self.device, self.kernel, self.problem, choice):
             return self.describe_launch()
 
@@ -42,7 +69,8 @@ def workload(kernel: str, problem: Problem, device: torch.device, seed: int = 0)
         return torch.empty(rows, columns, dtype=problem.dtype, device=device)
 
     def made(launch: Callable[..., Launch], *arguments: object, out: tuple[torch.Tensor, ...]) -> Workload:
-        return Workload(kernel, problem, device, out, lambda: launch(*arguments))
+        by_torch = ByTorch(arguments) if KERNELS[kernel].by_torch else None
+        return Workload(kernel, problem, device, out, lambda: launch(*arguments), by_torch)
 
     def hidden_like(count: int) -> list[torch.Tensor]:
         return [draw(M, N) for _ in range(count)]

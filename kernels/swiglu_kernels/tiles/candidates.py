@@ -30,7 +30,8 @@ from swiglu_kernels.launches.tiles import (
     weight_grad_tile,
 )
 
-Schedule = Literal["portable", "ping-pong", "cooperative", "gate"]
+Schedule = Literal["portable", "ping-pong", "cooperative", "gate", "torch"]
+"""`torch`: PyTorch's products and one elementwise launch."""
 MOST = 24
 """Portable candidates of a kernel and shape, unless asked for others."""
 GRID = {
@@ -57,10 +58,16 @@ class Choice:
     tile: Tile
 
     def __str__(self) -> str:
+        if self.schedule == "torch":
+            return "torch"
         tile = self.tile
         sizes = f"{tile.rows}x{tile.columns}x{tile.depth} {tile.warps}w {tile.stages}s g{tile.group}"
         sizes += f" /{tile.parts}" if tile.parts > 1 else ""
         return sizes if self.schedule == "portable" else f"{self.schedule} {sizes}"
+
+
+BY_TORCH = Choice("torch", Tile(1, 1, 1, warps=1, stages=1, group=1))
+"""Its tile has no meaning."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,8 @@ class Kernel:
     """Whether operands are formed in registers."""
     parts: bool = False
     """Whether several programs may share a sum."""
+    by_torch: bool = False
+    """Whether `torch` is a choice."""
     by_hand: dict[Schedule, Callable[[Problem], tuple[Tile, ...]]] = field(default_factory=dict)
     """Schedules by hand that it has on Hopper, each in the tiles that are shipped for some shape."""
     shipped_by_hand: Callable[[Problem], Choice | None] = lambda problem: None
@@ -99,6 +108,28 @@ class Kernel:
 
 def _forward(at: Problem) -> Tile:
     return forward_tile(at.tokens, at.hidden, at.intermediate, at.dtype, at.capability, True, at.multiprocessors)
+
+
+MEASURED: Capability = (9, 0)
+"""The only compute capability on which what is shipped was measured."""
+PORTABLE_TOKENS, UNMEASURED_TOKENS = 128, 16
+"""Up to so many, the portable forward is one launch on the measured capability and on others."""
+NEARLY_EMPTY = ((128, 192, 12_000_000), (256, 300, 20_000_000))
+"""More tokens than the first, up to the second, and at least so many elements a weight: there ping-pong's last row of
+tiles is nearly empty, and PyTorch's two products are faster (results/nvidia-h200/two-products.csv)."""
+
+
+def multiplied_by_torch(at: Problem) -> bool:
+    """Whether a forward without biases, with plain SiLU, is `torch` where nothing was tuned."""
+    if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
+        return False
+    if at.capability != MEASURED:
+        return at.tokens > UNMEASURED_TOKENS
+    if not by_hand_is_possible(at):
+        return at.tokens > PORTABLE_TOKENS
+    return any(
+        above < at.tokens <= most and at.hidden * at.intermediate >= elements for above, most, elements in NEARLY_EMPTY
+    )
 
 
 def _recompute(at: Problem) -> Tile:
@@ -174,7 +205,7 @@ def _row_tiles(problem: Problem) -> tuple[Tile, ...]:
 
 
 _forward_kernel = Kernel(
-    "tokens", 2, 1, 2, _forward, parts=True,
+    "tokens", 2, 1, 2, _forward, parts=True, by_torch=True,
     by_hand={"ping-pong": _ping_pong_tiles, "cooperative": _row_tiles},
     shipped_by_hand=partial(_forward_by_hand, stores_preact=False),
 )  # fmt: skip
@@ -211,6 +242,8 @@ def by_hand_is_possible(problem: Problem) -> bool:
 def shipped(name: str, problem: Problem) -> Choice:
     """What runs where nothing was tuned."""
     kernel = KERNELS[name]
+    if kernel.by_torch and multiplied_by_torch(problem):
+        return BY_TORCH
     by_hand = kernel.shipped_by_hand(problem) if by_hand_is_possible(problem) else None
     return by_hand or Choice("portable", kernel.shipped(problem))
 
@@ -218,6 +251,8 @@ def shipped(name: str, problem: Problem) -> Choice:
 def why_illegal(name: str, choice: Choice, problem: Problem) -> str | None:
     """Say why a choice cannot run, as far as arithmetic tells, or return None."""
     kernel, tile = KERNELS[name], choice.tile
+    if choice == BY_TORCH:
+        return None if kernel.by_torch else "no kernel of this name is made of PyTorch's products"
     if choice.schedule != "portable":
         known = by_hand_is_possible(problem) and tile in _configurations(kernel, choice.schedule, problem)
         return None if known else f"not a configuration of a schedule {choice.schedule!r} here"
@@ -242,9 +277,9 @@ def why_illegal(name: str, choice: Choice, problem: Problem) -> str | None:
 
 
 def candidates(name: str, problem: Problem, most: int = MOST) -> list[Choice]:
-    """The shipped choice first, then every configuration by hand, then the `most` nearest portable ones."""
+    """The shipped choice first, then `torch` and every configuration by hand, then the `most` nearest portable ones."""
     default, nearby = shipped(name, problem), KERNELS[name].shipped(problem)
-    by_hand = [
+    by_hand = [BY_TORCH] + [
         Choice(schedule, tile)
         for schedule in KERNELS[name].by_hand
         for tile in _configurations(KERNELS[name], schedule, problem)

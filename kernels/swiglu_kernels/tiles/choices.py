@@ -19,7 +19,8 @@ measured.
 The forward of the portable kernel takes 1.16-1.22 of the bare product at 1024-8192 tokens, where eager takes 1.12-1.16
 and two products by torch with one elementwise launch 1.06-1.11. So where no kernel by hand takes the tensors (other
 GPUs, other versions of Triton, biases, other gates), the forward of more than PORTABLE_TOKENS is the latter, unless a
-tile was tuned for it.
+tile was tuned for it; and so it is where the last row of tiles of those by hand is nearly empty
+(`candidates.NEARLY_EMPTY`).
 
 All of this was measured on compute capability 9.0 alone. On another GPU a product of ours may lose to PyTorch's, while
 one elementwise launch between PyTorch's products moves fewer bytes than eager's several. So there "auto" takes that, in
@@ -36,6 +37,8 @@ from swiglu_kernels.hopper.shared import why_experts_off, why_off
 from swiglu_kernels.launches.backend import INTERPRETING, capability_of, multiprocessors
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.internals import constant_in_graphs
+from swiglu_kernels.tiles import candidates
+from swiglu_kernels.tiles.candidates import BY_TORCH, MEASURED, PORTABLE_TOKENS, UNMEASURED_TOKENS, Problem
 from swiglu_kernels.tiles.tuning import lookup
 
 AUTO = "auto"
@@ -43,8 +46,7 @@ WEIGHT_GRADS = ("triton", "torch", "none", AUTO)
 SAVES = ("preact", "input", AUTO)
 INPUT_GRADS = ("fused", "two_step", "torch", AUTO)
 
-FEW_TOKENS, PORTABLE_TOKENS = 8, 128
-MEASURED, UNMEASURED_TOKENS = (9, 0), 16
+FEW_TOKENS = 8
 
 
 @constant_in_graphs  # a GPU does not change while a compiled function lives
@@ -77,24 +79,17 @@ def multiplied_by_torch(
         formula: the gate.
         stored: whether gate and up are kept.
     """
-    (tokens, hidden), plain = x.shape, formula == PLAIN and not has_bias
-    if INTERPRETING or tokens <= (UNMEASURED_TOKENS if why_unmeasured(x.device) else PORTABLE_TOKENS):
+    (tokens, hidden), intermediate, plain = x.shape, w_gate.shape[0], formula == PLAIN and not has_bias
+    if INTERPRETING or 0 in (tokens, hidden, intermediate):
         return False
-    if plain and lookup("forward-preact" if stored else "forward", x, tokens, hidden, w_gate.shape[0]):
-        return False
-    empty_rows = has_empty_rows(tokens, hidden, w_gate.shape[0])
-    return not plain or empty_rows or why_not(x, w_gate, w_up, capability_of(x.device)) is not None
-
-
-def has_empty_rows(tokens: int, hidden: int, intermediate: int) -> bool:
-    """Whether rows that do not exist cost the tiles by hand, of 128 rows, more than one launch beside torch's products.
-
-    Measured on an H200 at 24 numbers of tokens and ten layers (results/nvidia-h200/ragged.csv): there torch's two
-    products with silu_mul take 0.79-1.00 of the kernel by hand up to 192 tokens, and 0.85-1.02 at 288 and 300, but for
-    small layers; from 320 on 0.95-1.9.
-    """
-    weights = hidden * intermediate
-    return (tokens <= 192 and weights >= 10**7) or (256 < tokens <= 304 and weights >= 4 * 10**7)
+    capability = capability_of(x.device)
+    if plain:
+        tuned = lookup("forward-preact" if stored else "forward", x, tokens, hidden, intermediate)
+        if tuned is not None:
+            return tuned == BY_TORCH
+        if why_not(x, w_gate, w_up, capability) is None:
+            return candidates.multiplied_by_torch(Problem(tokens, hidden, intermediate, x.dtype, capability))
+    return tokens > (UNMEASURED_TOKENS if why_unmeasured(x.device) else PORTABLE_TOKENS)
 
 
 def resolve(

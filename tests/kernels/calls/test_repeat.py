@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from swiglu_kernels import glu, mlp, reference, swiglu_glu, swiglu_mlp
 from swiglu_kernels.calls import repeat
-from swiglu_kernels.calls.saved import call_past_dispatcher
+from swiglu_kernels.calls.operator import Operator
 from swiglu_kernels.launches import backend, plan
 from swiglu_kernels.launches.launch import Launch
 
@@ -219,12 +219,12 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Kernels are interpreted on a CPU, and calls repeated as on a GPU; which of them took the short way."""
     taken: list[str] = []
 
-    def noted(operator: Any, *arguments: Any) -> Any:
+    def noted(operator: Operator, *arguments: Any) -> Any:
         taken.append(operator.name)
-        return call_past_dispatcher(operator, *arguments)
+        return first_output(operator, *arguments)
 
-    for module in (glu, mlp):
-        monkeypatch.setattr(module, "call_past_dispatcher", noted)
+    first_output = Operator.first_output
+    monkeypatch.setattr(Operator, "first_output", noted)
     for module in (plan, repeat):
         monkeypatch.setattr(module, "INTERPRETING", False)
     monkeypatch.setattr(plan, "Plan", Interpreted)
@@ -266,15 +266,51 @@ def gradients(function: Any, given: list[torch.Tensor | None], **options: Any) -
 )
 @pytest.mark.parametrize("function", [swiglu_glu, swiglu_mlp])
 def test_the_same_gradients_by_the_short_way(
-    short: list[str], function: Any, options: dict[str, Any], wanted: tuple[bool, ...], bias: bool
+    short: list[str],
+    function: Any,
+    options: dict[str, Any],
+    wanted: tuple[bool, ...],
+    bias: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    made: list[plan.Series] = []
+    real = plan.Series.__init__
+    monkeypatch.setattr(plan.Series, "__init__", lambda self: made.append(self) or real(self))
     down = function is swiglu_mlp
     found = [gradients(function, leaves(*wanted, bias=bias, down=down), **options) for _ in range(4)]
     assert len(short) == 3
-    assert any(series._steps for series in plan._series.values()), "the last backwards are replayed"
+    followers = [one for series in made for one in series.followers.values()]
+    assert followers
+    assert all(series._steps for series in [*followers, *(one for one in made if one.followers)]), "all are replayed"
     for again in found[1:]:
         for one, other in zip(found[0], again, strict=True):
             assert (one is None and other is None) or torch.equal(one, other)
+
+
+@needs_interpreter
+@pytest.mark.parametrize("function", [swiglu_glu, swiglu_mlp])
+@pytest.mark.parametrize("bias", [False, True], ids=["", "biases"])
+def test_products_by_torch_are_made_again_as_well(
+    short: list[str], monkeypatch: pytest.MonkeyPatch, function: Any, bias: bool
+) -> None:
+    """Without a gradient and with one, and without asking again who multiplies."""
+    monkeypatch.setattr(glu, "multiplied_by_torch", lambda *_: True)
+    down = function is swiglu_mlp
+    for wanted in (False, True):
+        for number in range(4):
+            given = leaves(wanted, wanted, wanted, bias=bias, down=down)
+            weights = [one if one is None or wanted else one.detach() for one in given]
+            out = function(*weights)
+            expected = getattr(reference, function.__name__)(*weights)
+            torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
+            if wanted:
+                found = torch.autograd.grad(out.sum(), given[1])
+                torch.testing.assert_close(found, torch.autograd.grad(expected.sum(), given[1]), atol=1e-3, rtol=1e-3)
+            assert len(plan.calls) == 1 + wanted
+            if number == 2:
+                monkeypatch.setattr(glu, "multiplied_by_torch", lambda *_: pytest.fail("asked again"))
+        monkeypatch.setattr(glu, "multiplied_by_torch", lambda *_: True)
+    assert len(short) == 3
 
 
 @needs_interpreter

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -264,42 +265,95 @@ def test_the_launches_of_this_package_hold_their_arguments_as_they_came(biased):
         assert not any(isinstance(value, torch.Tensor) for value in made.values)
 
 
-def test_a_series_fills_in_addresses_and_asks_nothing(kernel, monkeypatch):
-    asked = []
-
-    def call(left, right):
-        between = left.new_empty(left.shape)
-        plan.run(describe, left, between)
-        if plan.decided(lambda tensor: asked.append(tensor.shape) or True, left):
-            plan.run(describe, between, (right,))
-
+def describe_two(kernel):
     def describe(left, right):
         right = right[0] if isinstance(right, tuple) else right
         arguments = {"left_ptr": left, "size": left.numel(), "right_ptr": right}
         return Launch(kernel, (1,), arguments, num_warps=4, num_stages=2)
 
+    return describe
+
+
+def test_a_series_fills_in_addresses_and_calls_nothing(kernel, monkeypatch):
+    describe, called = describe_two(kernel), []
+
+    def call(left, right):
+        called.append(left)
+        between, out = left.new_empty(left.shape), left.new_empty(2, 3, dtype=torch.float64)
+        plan.run(describe, left, between)
+        plan.apply(torch.Tensor.fill_, out, 7.0)
+        plan.run(describe, between[1:], (right,))
+        return out, None, left.new_empty(0)
+
     series = plan.Series()
-    for _ in range(2):  # the first launches are no plans yet
-        series.call(call, torch.empty(4, 8), torch.empty(4, 8))
+    series.call(call, torch.empty(4, 8), torch.empty(4, 8))
     kernel.launched.clear()
-    asked.clear()
     monkeypatch.setattr(plan, "key_of", lambda arguments: pytest.fail("the kind of a launch is known"))
     left, right = torch.empty(4, 8), torch.empty(4, 8)
-    series.call(call, left, right)
+    out, nothing, empty = series.call(call, left, right)
     (first, last) = kernel.launched
-    assert first[0] == left.data_ptr()
-    assert first[2] == last[0]
-    assert last[2] == right.data_ptr()
-    assert not asked
+    assert (first[0], last[2]) == (left.data_ptr(), right.data_ptr())
+    assert last[0] == first[2] + 8 * 4, "a view of what was allocated"
+    assert torch.equal(out, torch.full((2, 3), 7.0, dtype=torch.float64))
+    assert nothing is None
+    assert empty.shape == (0,)
+    assert len(called) == 1
+
+
+def test_a_series_lets_go_of_memory_when_it_is_used_for_the_last_time(kernel):
+    alive: list[weakref.ref] = []
+
+    def note(tensor):
+        alive.append(weakref.ref(tensor))
+
+    def count(tensor):
+        counts.append(sum(one() is not None for one in alive))
+
+    def call(left):
+        for _ in range(3):
+            part = left.new_empty(4)
+            plan.apply(note, part)
+            plan.apply(count, left)
+            del part
+        return left.new_empty(1)
+
+    series, counts = plan.Series(), []
+    for _ in range(2):
+        series.call(call, torch.empty(4))
+        alive.clear()
+    assert counts == [1, 1, 1, 0, 0, 0], "recorded, the call itself lets go; played, the step that used it"
+
+
+@pytest.mark.parametrize(
+    "unsound",
+    [lambda left: left.mul_(2), lambda left: left.new_zeros(3), lambda left: plan.apply(torch.Tensor.zero_, left * 2)],
+    ids=["an operation", "an allocation with an operation", "a result of one"],
+)
+def test_what_no_step_does_is_done_by_a_call_each_time(kernel, unsound):
+    called = []
+
+    def call(left):
+        called.append(unsound(left))
+        return left.new_empty(1)
+
+    series = plan.Series()
+    for number in range(3):
+        series.call(call, torch.ones(4, 8))
+        assert len(called) == number + 1
 
 
 def test_a_series_notices_another_alignment_and_another_function_is_not_of_it(kernel):
     describe, described = describing(kernel)
+
+    def call(left, right):
+        plan.run(describe, left, right)
+        return left.new_empty(1)
+
     series = plan.Series()
     for _ in range(3):
-        series.call(plan.run, describe, torch.empty(4, 8), torch.empty(4, 8))
+        series.call(call, torch.empty(4, 8), torch.empty(4, 8))
     assert len(described) == 1
-    series.call(plan.run, describe, torch.empty(33)[1:].view(4, 8), torch.empty(4, 8))
+    series.call(call, torch.empty(33)[1:].view(4, 8), torch.empty(4, 8))
     assert len(described) == 2
     plan.run(describe, torch.empty(3, 8), torch.empty(4, 8))  # outside of it
     assert len(described) == 3
@@ -307,29 +361,69 @@ def test_a_series_notices_another_alignment_and_another_function_is_not_of_it(ke
 
 def test_a_series_that_failed_is_none(kernel):
     describe, _ = describing(kernel)
-    series = plan.Series()
+    series, fails = plan.Series(), True
 
-    def failing(left, right, fails):
+    def failing(left, right):
         plan.run(describe, left, right)
         if fails:
             raise MemoryError
+        return left.new_empty(1)
 
-    tensor = torch.empty(4, 8)
-    for fails in (True, True, False, True, False):
+    for fails in (True, True, False):
         before = len(kernel.launched) + len(kernel.bound)
         if fails:
             with pytest.raises(MemoryError):
-                series.call(failing, tensor, tensor, True)
+                series.call(failing, torch.empty(4, 8), torch.empty(4, 8))
         else:
-            series.call(failing, tensor, tensor, False)
+            series.call(failing, torch.empty(4, 8), torch.empty(4, 8))
         assert len(kernel.launched) + len(kernel.bound) == before + 1
 
 
-def test_series_are_told_apart_by_kinds_and_places(kernel):
-    tensor, other = torch.empty(4, 8), torch.empty(3, 8)
-    some = plan.series_of("a", tensor, None, 1)
-    assert plan.series_of("a", torch.empty(4, 8), None, 1) is some
-    different = [("b", tensor, None, 1), ("a", None, tensor, 1), ("a", other, None, 1), ("a", tensor, None, 2)]
-    assert all(plan.series_of(*arguments) is not some for arguments in different)
-    plan.forget()
-    assert plan.series_of("a", tensor, None, 1) is not some
+def test_the_same_tensor_twice_is_two_to_a_series(kernel):
+    describe, _ = describing(kernel)
+
+    def call(left, right):
+        plan.run(describe, left, right)
+        return left.new_empty(1)
+
+    series, both = plan.Series(), torch.empty(4, 8)
+    series.call(call, both, both)
+    left, right = torch.empty(4, 8), torch.empty(4, 8)
+    series.call(call, left, right)
+    assert (kernel.launched[-1][0], kernel.launched[-1][2]) == (left.data_ptr(), right.data_ptr())
+
+
+class Hooks:
+    def __init__(self) -> None:
+        self.launch_enter_hook, self.launch_exit_hook = (SimpleNamespace(calls=[]) for _ in range(2))
+
+
+def test_hooks_of_launches_are_called(monkeypatch):
+    """A profiler's hooks get what `compiled[grid]` prepares for them; without hooks nothing is prepared."""
+    hooks, launched = Hooks(), []
+    driver = SimpleNamespace(get_current_device=lambda: 1, get_current_stream=lambda device: 10 + device)
+    monkeypatch.setattr(plan, "triton", SimpleNamespace(
+        knobs=SimpleNamespace(runtime=hooks), runtime=SimpleNamespace(driver=SimpleNamespace(active=driver))
+    ))  # fmt: skip
+
+    class Compiled:
+        function, packed_metadata = "function", "metadata"
+
+        def run(self, *arguments):
+            launched.append(arguments)
+
+        def __getitem__(self, grid):
+            return lambda *arguments: launched.append(("usual", grid, *arguments))
+
+    launch = plan._launcher(Compiled(), (3, 1, 1))
+    launch(7, 8)
+    assert launched.pop() == (3, 1, 1, 11, "function", "metadata", None, None, None, 7, 8)
+    hooks.launch_exit_hook.calls.append(print)
+    launch(7)
+    assert launched.pop() == ("usual", (3, 1, 1), 7)
+    hooks.launch_exit_hook = print  # one that took the place of all
+    launch(7)
+    assert launched.pop() == ("usual", (3, 1, 1), 7)
+    del Compiled.packed_metadata
+    plan._launcher(Compiled(), (3, 1, 1))(7)
+    assert launched.pop() == ("usual", (3, 1, 1), 7)

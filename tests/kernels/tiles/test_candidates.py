@@ -9,6 +9,7 @@ from swiglu_kernels.hopper import forward, products, shared
 from swiglu_kernels.hopper import row as hopper_row
 from swiglu_kernels.launches.tiles import Tile, family_of
 from swiglu_kernels.tiles.candidates import (
+    BY_TORCH,
     GROUPS,
     KERNELS,
     REGISTERS,
@@ -71,7 +72,7 @@ def schedules(name: str, problem: Problem) -> list[str]:
 
 @pytest.mark.usefixtures("_gluon")
 def test_the_forward_by_hand_is_a_choice_on_hopper_at_any_token_count() -> None:
-    for tokens in (hopper_row.MOST_TOKENS + 1, 4096):
+    for tokens in (320, 4096):
         tile = forward.tile_for(tokens, at().intermediate, 132, False)
         assert shipped("forward", at(tokens)) == Choice("ping-pong", tile)
         assert "cooperative" not in schedules("forward", at(tokens))
@@ -85,7 +86,8 @@ def test_the_forward_by_hand_is_a_choice_on_hopper_at_any_token_count() -> None:
         assert "portable" in schedules("forward", problem)
     assert schedules("forward", few).count("cooperative") == 2, "of one row of tiles, only the stages vary"
     for other in (at(capability=(10, 0)), at(dtype=torch.float32)):
-        assert set(schedules("forward", other)) == {"portable"}
+        assert set(schedules("forward", other)) == {"portable", "torch"}
+        assert shipped("forward", other) == BY_TORCH
     assert set(schedules("recompute", at())) == {"portable"}
 
 
@@ -102,7 +104,8 @@ def test_the_backward_by_hand_is_a_choice_on_hopper() -> None:
 
 def test_without_gluon_all_are_portable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "GLUON_MISSING", "there is none")
-    assert {choice.schedule for choice in candidates("forward", at())} == {"portable"}
+    assert {choice.schedule for choice in candidates("forward", at())} == {"portable", "torch"}
+    assert {choice.schedule for choice in candidates("recompute", at())} == {"portable"}
 
 
 @pytest.mark.usefixtures("_gluon")

@@ -1,15 +1,19 @@
 """Where the forward is two products by torch and one elementwise launch, and that this is as right as one launch."""
 
 import csv
+import statistics
 from pathlib import Path
 
 import pytest
 import torch
 
 from swiglu_kernels import glu, reference, swiglu_mlp
+from swiglu_kernels.hopper import shared
+from swiglu_kernels.hopper.forward import TILE
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.tiles import choices
+from swiglu_kernels.tiles.candidates import BY_TORCH, Choice, Problem, multiplied_by_torch
 
 CPU = torch.device("cpu")
 CLAMPED = Formula(alpha=1.702, limit=1.0, up_offset=1.0)
@@ -38,25 +42,36 @@ def test_only_many_tokens_without_a_kernel_by_hand(
     assert choices.multiplied_by_torch(x, weight, weight, has_bias, formula, stored=False) is expected
 
 
-@pytest.mark.parametrize("what", ["torch2", "torch2_stored"])
-def test_the_choice_from_129_tokens_on_loses_little_where_it_was_measured(what: str) -> None:
-    file = Path(__file__).parents[3] / "results" / "nvidia-h200" / "ragged.csv"
-    with file.open() as lines:
-        rows = [row for row in csv.DictReader(lines) if row["what"] == what]
-    assert len(rows) == 240
-    lost = []
-    for row in rows:
-        sizes = [int(row[name]) for name in ("tokens", "hidden", "intermediate")]
-        ratio = float(row["ratio_to_ours"])
-        lost.append(ratio if choices.has_empty_rows(*sizes) else 1 / ratio)
-    assert max(lost) < 1.13
-    assert sum(one > 1.03 for one in lost) < 20
+@pytest.mark.parametrize("tuned", [Choice("ping-pong", TILE), BY_TORCH], ids=str)
+@pytest.mark.parametrize("tokens", [20, 200])
+def test_a_tuned_choice_is_used(monkeypatch: pytest.MonkeyPatch, tuned: Choice, tokens: int) -> None:
+    monkeypatch.setattr(choices, "lookup", lambda *_: tuned)
+    x, weight = torch.empty(tokens, 8), torch.empty(16, 8)
+    assert choices.multiplied_by_torch(x, weight, weight, False, PLAIN, stored=False) is (tuned == BY_TORCH)
 
 
-def test_a_tuned_tile_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "lookup", lambda *_: object())
-    x, weight = torch.empty(200, 8), torch.empty(16, 8)
-    assert not choices.multiplied_by_torch(x, weight, weight, False, PLAIN, stored=False)
+MEASURED = Path(__file__).parents[3] / "results" / "nvidia-h200" / "two-products.csv"
+
+
+@pytest.mark.parametrize(("ours", "torch_s"), [("ours", "torch2"), ("ours_stored", "torch2_stored")])
+def test_the_rule_follows_what_was_measured(monkeypatch: pytest.MonkeyPatch, ours: str, torch_s: str) -> None:
+    """Over 240 layers and numbers of tokens: 0.5% slower than always the faster one; ours alone was 2.6% slower."""
+    monkeypatch.setattr(shared, "why_off", lambda: None)
+    times: dict[tuple[int, int, int], dict[str, float]] = {}
+    with MEASURED.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            place = int(row["tokens"]), int(row["hidden"]), int(row["intermediate"])
+            times.setdefault(place, {})[row["what"]] = float(row["us"])
+    assert len(times) == 240
+    ruled, alone = [], []
+    for place, us in times.items():
+        by_torch = multiplied_by_torch(Problem(*place, torch.bfloat16, (9, 0)))
+        best = min(us[ours], us[torch_s])
+        ruled.append((us[torch_s] if by_torch else us[ours]) / best)
+        alone.append(us[ours] / best)
+    assert statistics.geometric_mean(ruled) < 1.005
+    assert statistics.geometric_mean(alone) > 1.02
+    assert max(ruled) < 1.15
 
 
 @pytest.mark.skipif(backend_for(CPU) == "torch", reason="Triton's interpreter is off")
@@ -92,7 +107,7 @@ def test_where_nothing_was_measured_torch_multiplies(tokens: int, by_torch: bool
 
 @pytest.mark.usefixtures("_ampere")
 def test_what_is_tuned_there_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "lookup", lambda *_: object())
+    monkeypatch.setattr(choices, "lookup", lambda *_: Choice("portable", TILE))
     x, weight = torch.empty(200, 8), torch.empty(16, 8)
     assert not choices.multiplied_by_torch(x, weight, weight, False, PLAIN, stored=False)
     assert not choices.hidden_grad_by_torch(x, weight.t())
