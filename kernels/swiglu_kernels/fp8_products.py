@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import pad
 
 from swiglu_kernels.hopper import fp8 as by_hand
-from swiglu_kernels.launches import plan
+from swiglu_kernels.launches import internals, plan
 from swiglu_kernels.launches.backend import INTERPRETING, capability_of
 from swiglu_kernels.launches.formula import Formula
 from swiglu_kernels.launches.plan import run
@@ -37,6 +37,8 @@ def why_not_by_torch(a: Quantised, b: Quantised, dtype: torch.dtype, has_bias: b
     (rows, depth), columns, blocks = a.codes.shape, b.codes.shape[0], a.scales.dim() == 2
     if INTERPRETING or capability_of(a.codes.device) != (9, 0):
         return "PyTorch's product was measured on compute capability 9.0 alone"
+    if internals.scaled_mm is None:
+        return "this PyTorch has no torch._scaled_mm"
     if dtype != torch.bfloat16 or has_bias:
         return "PyTorch's product is for bfloat16 without a bias"
     if rows % MULTIPLE or depth % (BLOCK if blocks else MULTIPLE) or columns % MULTIPLE or 0 in (rows, depth, columns):
@@ -55,7 +57,7 @@ def _multiply(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
         codes, b_codes = (pad(one.view(torch.uint8), (0, short * BLOCK)).view(one.dtype) for one in (codes, b_codes))
         scales = pad(scales.t(), (0, 0, 0, short)).t()
         b_scales = pad(b_scales, (0, short)) if b_scales.is_contiguous() else pad(b_scales.t(), (0, 0, 0, short)).t()
-    torch._scaled_mm(codes, b_codes.t(), scale_a=scales, scale_b=b_scales.t(), out_dtype=torch.bfloat16, out=out)
+    internals.scaled_mm(codes, b_codes.t(), scale_a=scales, scale_b=b_scales.t(), out_dtype=torch.bfloat16, out=out)
 
 
 def _add_products(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantised, out: torch.Tensor) -> None:

@@ -132,7 +132,7 @@ class Operator:
             others: its other arguments.
         """
         # What `Function.apply` itself looks for, transforms, `repeat.py` has looked for.
-        past: Any = super(torch.autograd.Function, self._first)  # type: ignore[misc]
+        past: Any = super(torch.autograd.Function, self._first)
         return past.apply(*tensors, (series, others))
 
 

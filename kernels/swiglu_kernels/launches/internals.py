@@ -4,6 +4,8 @@
     calls that were made before go past PyTorch's dispatcher (`repeat.py`)    every call goes through it
     operators with little between the call and the kernel (`operator.py`)     operators as `torch.library` makes them
     a backward overwrites what its forward saved (`saved.py`)                 it allocates new buffers
+    calls that were made before are repeated from a record (`plan.py`)        each launch is looked up by its arguments
+    products of fp8 alone are PyTorch's (`fp8_products.py`)                   they are the portable kernels'
 
 OFF says which of these are off here, and which names are missing.
 """
@@ -41,14 +43,20 @@ def _find(*paths: str) -> tuple[list[Any], str]:
     "_C._current_graph_task_id", "_C._autograd._get_current_graph_task_keep_graph", "_C._storage_Use_Count",
     "Tensor._use_count",
 )  # fmt: skip
+(_dispatch_mode,), _no_record = _find("utils._python_dispatch.TorchDispatchMode")
+(scaled_mm,), _no_scaled_mm = _find("_scaled_mm")
 (_disable_dynamo,), _ = _find("_compile._disable_dynamo")
 
-can_count = not _no_counts
+can_count, can_record = not _no_counts, not _no_record
+DispatchMode: Any = _dispatch_mode or object
+"""What is done by PyTorch's dispatcher passes an object of this class while it is entered."""
 has_operators = not (_no_operators or _transforms is None)
 _OFF = {
     "every call goes through PyTorch's dispatcher, some 30 us longer": _unwatched or _no_operators,
     "operators are those of torch.library, some 40 us longer": _no_operators,
     "a backward allocates what it could have overwritten": _no_counts,
+    "every launch of a call is looked up": _no_record,
+    "fp8 products alone are the portable kernels'": _no_scaled_mm,
 }
 OFF = tuple(f"{loss}: this PyTorch has no {missing}" for loss, missing in _OFF.items() if missing)
 """One sentence for each thing that is off."""

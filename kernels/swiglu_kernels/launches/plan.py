@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from swiglu_kernels.launches import internals
 from swiglu_kernels.launches.backend import INTERPRETING, triton
 from swiglu_kernels.launches.launch import Launch, on_device
 from swiglu_kernels.launches.precision import float32_dot_precision
@@ -169,7 +169,7 @@ class _Step:
             pool[number] = None
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(internals.DispatchMode):
     """Writes down what a call does. What it does to tensors otherwise than by `run` and `apply` makes it unsound."""
 
     def __init__(self, given: list[torch.Tensor]) -> None:
@@ -255,7 +255,7 @@ class Series:
     """What calls of a kind do: recorded in one of them, then done without it."""
 
     def __init__(self) -> None:
-        self._sound = True
+        self._sound = internals.can_record
         self._steps: list[_Step] | None = None
         self._blanks: list[None] = []
         """In the pool, after what was given, until it is allocated."""

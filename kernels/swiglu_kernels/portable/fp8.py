@@ -595,9 +595,8 @@ def quantise_both(
     blocks, other_blocks = -(-C // BLOCK), -(-R // BLOCK)
     if recipe == "rowwise":
         scales, other_scales = _scales(x, R), _scales(x, C)
-        row_amax, column_amax = (
-            x.new_empty(size, dtype=torch.int32) if wanted else None for size, wanted in ((R, rows), (C, turned))
-        )
+        row_amax = x.new_empty(R, dtype=torch.int32) if rows else None
+        column_amax = x.new_empty(C, dtype=torch.int32) if turned else None
         for amax in (row_amax, column_amax):
             if amax is not None:
                 plan.apply(torch.Tensor.zero_, amax)
