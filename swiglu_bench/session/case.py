@@ -40,6 +40,8 @@ class Kept:
 
     used: dict[tuple[str, ...], tuple[TensorCheck, ...]] = field(default_factory=dict)
     """Verdicts on how a model uses an implementation."""
+    rehearsed: set[tuple[str, ...]] = field(default_factory=set)
+    """Implementations with the shape, scope, mode and dtype for which they were compiled beforehand."""
     rests: set[str] = field(default_factory=set)
     """Contenders whose processes were seen to rest."""
     ceilings: dict[str, Ceilings] = field(default_factory=dict)
@@ -103,6 +105,7 @@ class _CaseRun:
                 record.expert_tokens_median, record.idle_experts = load.median, load.idle
                 record.padding_share = load.padding
         seats = policy.seats(self._place.settings, self._case, free)
+        self._rehearse([one for one, _ in able], seats)
         together = len(able) + len(TWINS) <= seats
         entries: list[Entry] = []
         for index, (implementation, record) in enumerate(self._baseline_first(able)):
@@ -121,6 +124,23 @@ class _CaseRun:
                 yield record
         if entries:
             yield from self._time(entries, len(entries) if together else max(1, seats - len(TWINS) - 1))
+
+    def _rehearse(self, able: Sequence[Implementation], at_once: int) -> None:
+        """Have what takes long before it is timed done side by side, while nothing is: compiling, and a model's use.
+
+        Once for each shape; a single one gains nothing.
+        """
+        case = self._case
+        keys = {one.name: (one.name, case.shape.name, case.scope, case.mode, case.dtype) for one in able}
+        wanted = [
+            one for one in able
+            if policy.compiles(self._place.settings, one) and keys[one.name] not in self._kept.rehearsed
+        ]  # fmt: skip
+        if self._task is not Task.TIME or len(wanted) < 2 or at_once < 2:
+            return
+        self._tell(f"compiling {len(wanted)} implementations", 0.0)
+        self._place.aside(wanted, min(len(wanted), at_once), self._admitting.rehearse)
+        self._kept.rehearsed |= {keys[one.name] for one in wanted}
 
     def _start(self, implementations: Sequence[Implementation], twins: bool) -> None:
         names = [(one, "") for one in implementations]
