@@ -7,53 +7,80 @@ stay here: they would be made while other processes use the GPU.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 
-def compile_ahead() -> None:
-    """Let this process's autotuners, Triton's and Inductor's, work so from now on."""
+def choose_nothing() -> None:
+    """From now on this process's autotuners take the first candidate that runs, and keep no choice on disk."""
     from torch._inductor import config
 
-    config.fx_graph_cache = config.autotune_local_cache = False  # type: ignore[attr-defined]
+    config.fx_graph_cache = config.autotune_local_cache = False
     with contextlib.suppress(ImportError):
-        from triton.runtime import autotuner
+        from triton.runtime.autotuner import Autotuner
 
-        autotuner.Autotuner.do_bench = staticmethod(_once)
-        autotuner.Autotuner.check_disk_cache = lambda self, key, configs, time_all: bool(time_all())
-        autotuner.Autotuner.run = _all_compiled(autotuner.Autotuner.run)
+        Autotuner.do_bench = staticmethod(_once)
+        Autotuner.check_disk_cache = lambda self, key, configs, bench: bool(bench())
+        Autotuner._bench = _first_only(Autotuner._bench)
+        Autotuner.run = _with_none_taken(Autotuner.run)
+
+
+@contextlib.contextmanager
+def every_candidate() -> Iterator[None]:
+    """While this is entered, Triton's autotuners compile all candidates of a call, as many at a time as there are CPUs.
+
+    Of arguments that were compiled for already, Triton compiles nothing. What is wrong with a candidate is told when it
+    is run.
+    """
+    try:
+        from triton.runtime._async_compile import AsyncCompileMode
+        from triton.runtime.autotuner import Autotuner
+    except ImportError:
+        yield
+        return
+    run = Autotuner.run
+
+    def compiled_before(self: Any, *arguments: Any, **options: Any) -> Any:
+        if len(self.configs) > 1:
+            with contextlib.suppress(Exception), AsyncCompileMode(threads, ignore_errors=True):
+                self.warmup(*arguments, **options)
+        return run(self, *arguments, **options)
+
+    with ThreadPoolExecutor(_cpus()) as threads:
+        Autotuner.run = compiled_before
+        try:
+            yield
+        finally:
+            Autotuner.run = run
 
 
 def _once(call: Callable[[], object], quantiles: object = None) -> list[float]:
-    """Call it, as a benchmark does: what cannot run raises, all others are as fast."""
+    """Call it, as a benchmark does; what cannot run raises."""
     call()
     return [1.0, 1.0, 1.0]
 
 
-def _all_compiled(run: Callable[..., Any]) -> Callable[..., Any]:
-    def compiled_before(self: Any, *arguments: Any, **options: Any) -> Any:
-        _compile_all(self, arguments, options)
+def _with_none_taken(run: Callable[..., Any]) -> Callable[..., Any]:
+    def none_taken(self: Any, *arguments: Any, **options: Any) -> Any:
+        self.taken = False
         return run(self, *arguments, **options)
 
-    return compiled_before
+    return none_taken
 
 
-def _compile_all(autotuner: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Compile all candidates; whatever is wrong with one is told when it is run.
+def _first_only(bench: Callable[..., list[float]]) -> Callable[..., list[float]]:
+    def first_only(self: Any, *arguments: Any, **options: Any) -> list[float]:
+        if self.taken:
+            return [math.inf, math.inf, math.inf]
+        found = bench(self, *arguments, **options)
+        self.taken = math.isfinite(found[0])
+        return found
 
-    Of arguments that it has compiled for already, Triton compiles nothing.
-    """
-    if len(autotuner.configs) < 2:
-        return
-    with contextlib.suppress(Exception):
-        from triton.runtime._async_compile import AsyncCompileMode
-
-        with ThreadPoolExecutor(cores()) as threads, AsyncCompileMode(threads, ignore_errors=True):
-            autotuner.warmup(*arguments, **options)
+    return first_only
 
 
-def cores() -> int:
-    """CPUs that this process may use."""
+def _cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -25,7 +25,7 @@ from swiglu_bench.check.results import fingerprint, form_fault, poison
 from swiglu_bench.measure.clock import Clock, CudaClock, DeviceLost, LatencyClock, answers, make_clock
 from swiglu_bench.measure.graph import Graph, capture
 from swiglu_bench.measure.replaced import put_back
-from swiglu_bench.session.ahead import compile_ahead
+from swiglu_bench.session.ahead import choose_nothing, every_candidate
 from swiglu_bench.session.reports import (
     BuildReport,
     CallReport,
@@ -100,13 +100,10 @@ class Workbench:
 
     def rehearse(self, case: Case, weights_seed: int, extras: Extras = PLAIN) -> None:
         """Build and call it once, where nothing is timed or judged: what has to be compiled is on disk afterwards."""
-        compile_ahead()
+        choose_nothing()
         self.build(case, weights_seed, extras)
-        draw = Draw(weights_seed)
-        if case.mode is Mode.FORWARD:
-            self._built.infer(draw)
-        else:
-            self._built.train(draw)
+        with every_candidate():
+            self._built.call(case.mode, Draw(weights_seed))()
         self.clock.synchronize()
         self.forget()
 
@@ -390,7 +387,8 @@ def _forget_compiled() -> None:
 
 def _allow_recompiling() -> None:
     """Let a function be compiled for a case and for every scenario of a model's use, each in its own sizes."""
-    if config := sys.modules.get("torch._dynamo.config"):
+    config: Any = sys.modules.get("torch._dynamo.config")
+    if config:
         config.recompile_limit = max(config.recompile_limit, RECOMPILE_LIMIT)
 
 
