@@ -136,7 +136,7 @@ class _CaseRun:
             one for one in able
             if policy.compiles(self._place.settings, one) and keys[one.name] not in self._kept.rehearsed
         ]  # fmt: skip
-        if self._task is not Task.TIME or len(wanted) < 2 or at_once < 2:
+        if len(wanted) < 2 or at_once < 2:
             return
         self._tell(f"compiling {len(wanted)} implementations", 0.0)
         self._place.aside(wanted, min(len(wanted), at_once), self._admitting.rehearse)
