@@ -21,17 +21,19 @@ All sums are fp32 in a fixed order.
 
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 import torch
 
 from swiglu_kernels import reference
-from swiglu_kernels.calls import autocast
+from swiglu_kernels.calls import autocast, repeat
 from swiglu_kernels.calls.checks import check_experts, check_formula, check_option
 from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.calls.operator import operator
-from swiglu_kernels.calls.saved import backward_with, call_and_keep, load, save
-from swiglu_kernels.glu import as_matrix, like_leading, needs_backward, new
+from swiglu_kernels.calls.saved import backward_with, call_and_keep, call_past_dispatcher, load, save
+from swiglu_kernels.glu import as_matrix, like_leading, made_again, needs_backward, new
 from swiglu_kernels.hopper import experts as hopper
+from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import formula_of
 from swiglu_kernels.portable import experts as portable
@@ -265,6 +267,13 @@ def swiglu_experts(
 
     Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_experts`.
     """
+    kind = repeat.kind_of(
+        "experts", (x, w_gate_up, w_down, top_k_weights, b_gate_up, b_down, top_k_index),
+        (activation, alpha, limit, up_offset, interleaved, recompute, backend),
+    )  # fmt: skip
+    out = made_again(kind, x, w_gate_up, w_down, top_k_weights, b_gate_up, b_down, top_k_index)
+    if out is not None:
+        return out
     if backend is not None:
         check_option("backend", backend, tuple(KERNELS))
     formula = check_formula(activation, 1.0, alpha, limit, up_offset)
@@ -285,9 +294,31 @@ def swiglu_experts(
         raise ValueError(f"backend: expected 'portable' or None, got 'hopper': {reason}")
     by_hand = backend == "hopper"
     tile_rows = hopper.ROWS if by_hand else expert_tile_rows(index.numel(), w_gate_up.shape[0], x.dtype)
-    out = call_and_keep(
-        _experts, rows, w_gate_up, w_down, weights, b_gate_up, b_down, index.contiguous(), tile_rows,
-        with_grad and not recompute, backend, interleaved,
+    options = (
+        tile_rows, with_grad and not recompute, backend, interleaved,
         activation, formula["alpha"], formula["limit"], formula["up_offset"],
     )  # fmt: skip
+    out = call_and_keep(
+        _experts, rows, w_gate_up, w_down, weights, b_gate_up, b_down, index.contiguous(), *options
+    )  # fmt: skip
+    if kind is not None:
+        repeat.remember(kind, _again(options, with_grad))
     return like_leading(out, x)
+
+
+def _again(options: Sequence[Any], with_grad: bool) -> repeat.Again:
+    """Return what makes a call of a kind again, whose launches are one series."""
+    series = plan.Series()
+
+    def again(
+        x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, weights: torch.Tensor,
+        b_gate_up: torch.Tensor | None, b_down: torch.Tensor | None, index: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        index, weights = as_matrix(index).contiguous(), as_matrix(weights)
+        arguments = x, w_gate_up, w_down, weights, b_gate_up, b_down, index, *options
+        if with_grad:
+            return call_past_dispatcher(_experts, series, *arguments)
+        out: torch.Tensor = series.call(_experts.function, *arguments)[0]
+        return out
+
+    return again
