@@ -36,10 +36,11 @@ from swiglu_kernels.hopper import experts as hopper
 from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import formula_of
+from swiglu_kernels.launches.tiles import expert_tile_rows
 from swiglu_kernels.portable import experts as portable
 from swiglu_kernels.portable.experts import row_sums, slot_grads
 from swiglu_kernels.routing import Routing, combine, new_routing, route
-from swiglu_kernels.tiles.choices import expert_tile_rows, why_not_hopper, why_portable
+from swiglu_kernels.tiles.choices import why_not_hopper, why_portable
 
 KERNELS: dict[str, ModuleType] = {"portable": portable, "hopper": hopper}
 """By what `backend` calls them; `routing.py` says what functions they have."""
