@@ -169,16 +169,16 @@ class Crew:
         child.post("begin", self.settings, implementation.declared())
         return ProcessContender(name, implementation, child, self._timeout_s)
 
-    def start(self, implementations: Sequence[tuple[Implementation, str]], case: Case) -> None:
+    def start(self, implementations: Sequence[tuple[Implementation, str]], case: Case, *, wait: bool = True) -> None:
         """Let the processes of these start and load side by side; how one fails is told when it is asked."""
-        before, new = set(self._contenders.values()), []
+        before, these = set(self._contenders.values()), []
         for implementation, alias in implementations:
             with contextlib.suppress(Died):
                 found = cast(ProcessContender, self.contender(implementation, alias))
                 if found not in before:
                     found.child.post("warm_up", case)
-                    new.append(found)
-        for found in new:
+                these.append(found)
+        for found in these if wait else ():
             with contextlib.suppress(Exception):
                 found.child.settle(self._timeout_s)
             found.child.suspend()

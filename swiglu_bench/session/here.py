@@ -73,7 +73,7 @@ class Here:
             self._contenders[name] = LocalContender(name, implementation, self.settings)
         return self._contenders[name]
 
-    def start(self, implementations: Sequence[tuple[Implementation, str]], case: Case) -> None:
+    def start(self, implementations: Sequence[tuple[Implementation, str]], case: Case, *, wait: bool = True) -> None:
         """Nothing has to be started."""
 
     def aside(
