@@ -169,16 +169,18 @@ class Crew:
         child.post("begin", self.settings, implementation.declared())
         return ProcessContender(name, implementation, child, self._timeout_s)
 
-    def start(self, implementations: Sequence[tuple[Implementation, str]], case: Case, *, wait: bool = True) -> None:
+    def start(self, implementations: Sequence[tuple[Implementation, str]], case: Case) -> None:
         """Let the processes of these start and load side by side; how one fails is told when it is asked."""
-        before, these = set(self._contenders.values()), []
+        before = set(self._contenders.values())
         for implementation, alias in implementations:
             with contextlib.suppress(Died):
                 found = cast(ProcessContender, self.contender(implementation, alias))
                 if found not in before:
                     found.child.post("warm_up", case)
-                these.append(found)
-        for found in these if wait else ():
+
+    def settle(self) -> None:
+        """Wait until all that were started have loaded."""
+        for found in self._contenders.values():
             with contextlib.suppress(Exception):
                 found.child.settle(self._timeout_s)
             found.child.suspend()

@@ -106,17 +106,19 @@ class _CaseRun:
                 record.padding_share = load.padding
         seats = policy.seats(self._place.settings, self._case, free)
         together = len(able) + len(TWINS) <= seats
-        able, started = self._baseline_first(able), 0
-        has_baseline = able[0][0].name == self._baseline
-        if together and has_baseline:
-            started = self._start([able[0][0]], twins=True, wait=False)
-        self._rehearse([one for one, _ in able], seats - started)
+        able = self._baseline_first(able)
+        everyone = [one for one, _ in able]
+        if not together:
+            self._rehearse(everyone, seats)
         entries: list[Entry] = []
         for index, (implementation, record) in enumerate(able):
             self._tell(f"checking {implementation.name}", 0.5 * index / len(able))
             if together and index < 2:  # first the baseline by itself, then all the others
-                first = index == 0 and has_baseline
-                self._start([implementation] if first else [one for one, _ in able], twins=first)
+                first = index == 0 and implementation.name == self._baseline
+                self._start(everyone[:1] if first else everyone, twins=first)
+                if not first or policy.compiles(self._place.settings, implementation):
+                    self._rehearse(everyone, seats - len(able) - len(TWINS))
+                self._place.settle()
             entry = self._admit(implementation, record)
             if entry and together:
                 self._time_alone(entry)
@@ -146,13 +148,11 @@ class _CaseRun:
         self._place.aside(wanted, min(len(wanted), at_once), self._admitting.rehearse)
         self._kept.rehearsed |= {keys[one.name] for one in wanted}
 
-    def _start(self, implementations: Sequence[Implementation], twins: bool, wait: bool = True) -> int:
-        """Let processes begin; how many they are."""
+    def _start(self, implementations: Sequence[Implementation], twins: bool) -> None:
         names = [(one, "") for one in implementations]
         if twins and self._task is Task.TIME:
             names += [(implementations[0], twin) for twin in TWINS]
-        self._place.start(names, self._case, wait=wait)
-        return len(names)
+        self._place.start(names, self._case)
 
     def _baseline_first(self, able: Sequence[tuple[Implementation, Record]]) -> list[tuple[Implementation, Record]]:
         """So that it can be timed before any other's code has run."""

@@ -73,8 +73,11 @@ class Here:
             self._contenders[name] = LocalContender(name, implementation, self.settings)
         return self._contenders[name]
 
-    def start(self, implementations: Sequence[tuple[Implementation, str]], case: Case, *, wait: bool = True) -> None:
+    def start(self, implementations: Sequence[tuple[Implementation, str]], case: Case) -> None:
         """Nothing has to be started."""
+
+    def settle(self) -> None:
+        """Nothing was."""
 
     def aside(
         self, implementations: Sequence[Implementation], at_once: int, work: Callable[[Contender], object]

@@ -77,11 +77,12 @@ class Place(Court, Protocol):
         """An implementation's contender; a new one where its process has ended."""
         ...
 
-    def start(self, implementations: Sequence[tuple[Implementation, str]], case: Case, *, wait: bool = True) -> None:
-        """Let the processes of these, with their aliases, begin side by side and load what they need.
+    def start(self, implementations: Sequence[tuple[Implementation, str]], case: Case) -> None:
+        """Let the processes of these, with their aliases, begin side by side and load what they need."""
+        ...
 
-        Without `wait` they may still do so when this returns, and until it is called again for them.
-        """
+    def settle(self) -> None:
+        """Wait until all that were started have done so; from then on they stand still."""
         ...
 
     def aside(
