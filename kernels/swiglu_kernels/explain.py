@@ -6,13 +6,14 @@ from swiglu_kernels import fp8
 from swiglu_kernels.calls.checks import check_experts, check_formula, check_glu, check_option
 from swiglu_kernels.glu import as_matrix, forward_outputs, needs_backward
 from swiglu_kernels.hopper import experts, forward
+from swiglu_kernels.hopper import fp8 as fp8_by_hand
 from swiglu_kernels.launches.backend import backend_for, capability_of
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import expert_tile_rows, fp8_glu_tile
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch
-from swiglu_kernels.tiles.choices import multiplied_by_torch, resolve, why_portable, why_unmeasured
+from swiglu_kernels.tiles.choices import has_empty_rows, multiplied_by_torch, resolve, why_portable, why_unmeasured
 
 NAMES = {
     "hopper.forward": "ping-pong by hand for Hopper",
@@ -56,7 +57,8 @@ def explain(
     x, w_gate, w_up = check_glu(x, w_gate, w_up)
     check_option("precision", precision, fp8.PRECISIONS)
     if precision != "bf16":
-        return _of_fp8(x, w_gate, precision.removeprefix("fp8-"), weight_grad)
+        has_bias = bias_gate is not None or bias_up is not None
+        return _of_fp8(x, w_gate, has_bias, formula, precision.removeprefix("fp8-"), weight_grad)
     biases = (bias_gate, bias_up)
     if backend_for(x) == "torch":
         return _all_by_torch(x.device)
@@ -69,6 +71,8 @@ def explain(
     has_bias = bias_gate is not None or bias_up is not None
     unmeasured = why_unmeasured(x.device)
     why = unmeasured or _why_not_by_hand(x, w_gate, w_up, has_bias, formula)
+    if not why and has_empty_rows(x.shape[0], x.shape[1], intermediate):
+        why = "the last tile of the kernel by hand would have more empty rows than that costs"
     if multiplied_by_torch(x, w_gate, w_up, has_bias, formula, stored is not None):
         first = f"two products by torch and one elementwise launch ({why})"
     else:
@@ -91,11 +95,15 @@ def explain(
     return f"forward: {first}\nbackward: {'; '.join(parts)}"
 
 
-def _of_fp8(x: torch.Tensor, w_gate: torch.Tensor, recipe: str, weight_grad: str) -> str:
+def _of_fp8(
+    x: torch.Tensor, w_gate: torch.Tensor, has_bias: bool, formula: Formula, recipe: str, weight_grad: str
+) -> str:
     check_option("weight_grad", weight_grad, fp8.WEIGHT_GRADS)
     (intermediate, hidden), blocks = w_gate.shape, recipe == "blockwise"
     fp8.check("x", x, (("hidden", hidden), ("intermediate", intermediate)))
     tile = fp8_glu_tile(as_matrix(x).shape[0], blocks, capability_of(x.device))
+    why = fp8_by_hand.why_off(x.device, intermediate, blocks, has_bias, formula)
+    kernel = f"portable Triton, tiles of {tile.rows} x {tile.columns} ({why})" if why else "by hand for Hopper"
     by = "blocks of 1 x 128 (weights 128 x 128)" if blocks else "rows"
     if weight_grad == "none":
         dw = "no dW"
@@ -104,9 +112,8 @@ def _of_fp8(x: torch.Tensor, w_gate: torch.Tensor, recipe: str, weight_grad: str
     else:
         dw = f"dW: in {x.dtype}, by {weight_grad}"
     return (
-        f"forward: x and weights quantised to fp8 by {by}; one launch, portable Triton, tiles of {tile.rows} x "
-        f"{tile.columns}\nbackward: d_gate and d_up by one launch; they and the weights quantised for dX, which is one "
-        f"launch; {dw}"
+        f"forward: x and weights quantised to fp8 by {by}; one launch, {kernel}\n"
+        f"backward: d_gate and d_up by one launch; they and the weights quantised for dX, which is one launch; {dw}"
     )
 
 

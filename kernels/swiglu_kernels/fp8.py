@@ -137,23 +137,24 @@ def _mlp(
     """Return out, or z where w_down is None, and gate and up if they are kept; s_* are scales of what is in fp8."""
     formula = formula_of(activation, gate_multiplier, alpha, limit, up_offset)
     out, gate, up = _results(x, w_gate, w_down, s_x, keep)
-    operands = [
-        _by_rows(name, one, scales, recipe)
-        for name, one, scales in (("x", x, s_x), ("w_gate", w_gate, s_gate), ("w_up", w_up, s_up))
-    ]
+    operands = (
+        _by_rows("x", x, s_x, recipe),
+        _by_rows("w_gate", w_gate, s_gate, recipe),
+        _by_rows("w_up", w_up, s_up, recipe),
+    )
     biases = bias_gate, bias_up
     if w_down is None:
-        write_glu(*operands, out, (gate, up), biases, formula)
+        write_glu(operands, out, (gate, up), biases, formula)
         return out, gate, up
     tokens, intermediate = x.shape[0], w_gate.shape[0]
-    if recipe == "blockwise" and not by_hand_takes(*operands, biases, formula):
+    if recipe == "blockwise" and not by_hand_takes(operands, biases, formula):
         codes = x.new_empty((tokens, intermediate), dtype=torch.float8_e4m3fn)
         scales = x.new_empty((-(-intermediate // BLOCK), tokens), dtype=torch.float32)
         run(glu_launch, *operands, codes, scales, (gate, up), None, biases, formula)
         h = _by_rows("h", codes, scales.t(), recipe)
     else:
         z = new(out, tokens, intermediate)
-        write_glu(*operands, z, (gate, up), biases, formula)
+        write_glu(operands, z, (gate, up), biases, formula)
         h = _by_rows("h", z, None, recipe)
         del z
     del operands
@@ -214,8 +215,12 @@ def _mlp_backward(
     if not keep:
         assert x is not None, "the recomputation starts from x"
         gate, up, h = (new(d_out, tokens, intermediate) for _ in range(3))
-        operands = [_by_rows(name, one, None, recipe) for name, one in (("x", x), ("w_gate", w_gate), ("w_up", w_up))]
-        write_glu(*operands, h, (gate, up), (bias_gate, bias_up), formula)
+        operands = (
+            _by_rows("x", x, None, recipe),
+            _by_rows("w_gate", w_gate, None, recipe),
+            _by_rows("w_up", w_up, None, recipe),
+        )
+        write_glu(operands, h, (gate, up), (bias_gate, bias_up), formula)
         del operands
     in_place = in_place or not keep
     if w_down is None:

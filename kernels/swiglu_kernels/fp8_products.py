@@ -19,6 +19,8 @@ from swiglu_kernels.silu_mul import forward_launch as gate_launch
 
 MULTIPLE = 16
 """Rows, columns and depth of what `_scaled_mm` multiplies are multiples of this."""
+Operands = tuple[Quantised, Quantised, Quantised]
+"""x, w_gate and w_up."""
 SCALES = 4
 """cuBLAS reads the scales of a weight's blocks in rows of a multiple of this; PyTorch 2.11 does not check it."""
 
@@ -58,27 +60,25 @@ def _by_torch(a: Quantised, b: Quantised, out: torch.Tensor | None = None) -> to
     return product
 
 
-def by_hand_takes(x: Quantised, w_gate: Quantised, w_up: Quantised, biases: Biases, formula: Formula) -> bool:
+def by_hand_takes(operands: Operands, biases: Biases, formula: Formula) -> bool:
     """Whether `write_glu` is the launch by hand, which writes 16 bits."""
     has_bias = biases[0] is not None or biases[1] is not None
-    return not INTERPRETING and plan.decided(by_hand.why_not, x, w_gate, w_up, has_bias, formula) is None
+    return not INTERPRETING and plan.decided(by_hand.why_not, *operands, has_bias, formula) is None
 
 
 def write_glu(
-    x: Quantised,
-    w_gate: Quantised,
-    w_up: Quantised,
+    operands: Operands,
     z: torch.Tensor,
     preactivations: tuple[torch.Tensor, torch.Tensor],
     biases: Biases,
     formula: Formula,
 ) -> None:
     """Write z, and gate and up unless they are empty; arguments as of `portable.fp8.glu_launch`."""
-    if z.numel() and by_hand_takes(x, w_gate, w_up, biases, formula):
-        pairs = [(codes.view(z.dtype), scales) for codes, scales in (x, w_gate, w_up)]
+    if z.numel() and by_hand_takes(operands, biases, formula):
+        pairs = [(codes.view(z.dtype), scales) for codes, scales in operands]
         run(by_hand.forward_launch, *pairs, z, preactivations if preactivations[0].numel() else None)
     else:
-        run(glu_launch, x, w_gate, w_up, z, None, preactivations, None, biases, formula)
+        run(glu_launch, *operands, z, None, preactivations, None, biases, formula)
 
 
 def write_product(a: Quantised, b: Quantised, out: torch.Tensor, bias: torch.Tensor | None = None) -> None:

@@ -388,7 +388,7 @@ def _forget_compiled() -> None:
 def _allow_recompiling() -> None:
     """Let a function be compiled for a case and for every scenario of a model's use, each in its own sizes."""
     config: Any = sys.modules.get("torch._dynamo.config")
-    if config:
+    if config is not None:
         config.recompile_limit = max(config.recompile_limit, RECOMPILE_LIMIT)
 
 

@@ -158,6 +158,18 @@ def tile_for(tokens: int, intermediate: int, processors: int, stores_preact: boo
     return dataclasses.replace(tile, columns=min(BLOCK_COLUMNS, key=cost))
 
 
+def why_off(device: torch.device, intermediate: int, blocks: bool, has_bias: bool, formula: Formula) -> str | None:
+    """Say why no operands can take this path, or return None where some can; see `why_not`."""
+    if device.type != "cuda" or capability_of(device) != (9, 0):
+        return "the kernel by hand is for compute capability 9.0"
+    if off := shared.why_off():
+        return off
+    if has_bias or formula != PLAIN:
+        return "the kernel by hand is for plain SwiGLU without biases"
+    multiple = PART if blocks else shared.ALIGNMENT_BYTES // 2
+    return f"intermediate has to be a multiple of {multiple}" if intermediate % multiple else None
+
+
 def why_not(x: Operand, w_gate: Operand, w_up: Operand, has_bias: bool, formula: Formula) -> str | None:
     """Say why quantised operands cannot take this path, or return None where they can.
 
@@ -167,17 +179,11 @@ def why_not(x: Operand, w_gate: Operand, w_up: Operand, has_bias: bool, formula:
         formula: the gate.
     """
     (codes, scales), matrices = x, (x[0], w_gate[0], w_up[0])
-    if codes.device.type != "cuda" or capability_of(codes.device) != (9, 0):
-        return "the kernel is for compute capability 9.0"
-    if off := shared.why_off():
+    blocks = scales.dim() == 2
+    if off := why_off(codes.device, w_gate[0].shape[0], blocks, has_bias, formula):
         return off
-    if has_bias or formula != PLAIN:
-        return "the kernel is for plain SwiGLU without biases"
     if any(0 in matrix.shape for matrix in matrices):
         return "an empty tensor has no descriptor"
-    blocks, columns = scales.dim() == 2, w_gate[0].shape[0]
-    if columns % (PART if blocks else shared.ALIGNMENT_BYTES // 2):
-        return f"intermediate has to be a multiple of {PART if blocks else shared.ALIGNMENT_BYTES // 2}"
     if not all(map(fits_tma, matrices)):
         return shared.NO_TMA
     if blocks and (scales.stride(0) != 1 or scales.stride(1) != scales.shape[0]):

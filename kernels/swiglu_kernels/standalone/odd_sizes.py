@@ -179,7 +179,8 @@ def _fp8_by_hand(at: Sizes, label: str) -> Iterator[Outcome]:
         for columns, stored in itertools.product(fp8.BLOCK_COLUMNS if blocks else forward.COLUMNS, (False, True)):
             z = at.new("z", at.z_like)
             preactivations = (at.new("gate", at.z_like), at.new("up", at.z_like)) if stored else None
-            fp8.forward_launch(*operands, z, preactivations, replace(forward.TILE, columns=columns)).run()
+            x, w_gate, w_up = operands
+            fp8.forward_launch(x, w_gate, w_up, z, preactivations, replace(forward.TILE, columns=columns)).run()
             name = f"fp8 {recipe} forward of {columns} {label}{', stored' if stored else ''}"
             yield at.judged(name, made)
 
