@@ -6,8 +6,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 pieces="forward forward-llama3-8b forward-others forward-narrow activation step-mlp step step-llama3-8b step-others backward \
-  memory memory-mlp experts experts-zipf experts-few experts-step experts-memory fp8 fp8-mlp train-llama tp verify selftest audit \
-  noise doctor"
+  memory memory-mlp experts experts-zipf experts-few experts-step experts-memory experts-parts fp8 fp8-mlp train-llama tp verify \
+  selftest audit noise doctor"
 if [ $# -lt 1 ]; then
   echo "Give the folder for the results, and which of these, if not all: $pieces" >&2
   exit 2
@@ -74,6 +74,8 @@ for piece in ${*:-$pieces}; do
       sweep experts-step step --shapes qwen3-30b-a3b,mixtral-8x7b,deepseek-v3-rank,gpt-oss-20b --tokens 8k --budget 15 \
         --no-energy --baseline grouped-compile --impl $experts ;;
     experts-memory) sweep experts-memory memory --shapes qwen3-30b-a3b --tokens 8k --impl $experts ;;
+    experts-parts)
+      [ -e "$folder/experts-parts.csv" ] || python kernels/benchmarks/experts.py --csv "$folder/experts-parts.csv" ;;
     fp8)
       sweep fp8 forward --precision bf16,fp8-rowwise,fp8-blockwise --shapes llama7b,llama3-8b --tokens 1k,8k --budget 3 --no-energy \
         --impl $fp8 ;;

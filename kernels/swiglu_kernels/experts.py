@@ -21,23 +21,26 @@ All sums are fp32 in a fixed order.
 
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 import torch
 
 from swiglu_kernels import reference
-from swiglu_kernels.calls import autocast
+from swiglu_kernels.calls import autocast, repeat
 from swiglu_kernels.calls.checks import check_experts, check_formula, check_option
 from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.calls.operator import operator
 from swiglu_kernels.calls.saved import backward_with, call_and_keep, load, save
-from swiglu_kernels.glu import as_matrix, like_leading, needs_backward, new
+from swiglu_kernels.glu import as_matrix, like_leading, made_again, needs_backward, new
 from swiglu_kernels.hopper import experts as hopper
+from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import formula_of
+from swiglu_kernels.launches.tiles import expert_tile_rows
 from swiglu_kernels.portable import experts as portable
 from swiglu_kernels.portable.experts import row_sums, slot_grads
 from swiglu_kernels.routing import Routing, combine, new_routing, route
-from swiglu_kernels.tiles.choices import expert_tile_rows, why_not_hopper, why_portable
+from swiglu_kernels.tiles.choices import why_not_hopper, why_portable
 
 KERNELS: dict[str, ModuleType] = {"portable": portable, "hopper": hopper}
 """By what `backend` calls them; `routing.py` says what functions they have."""
@@ -158,7 +161,7 @@ def _experts_backward(
         kernels.gather(d_out, routing), w_down, pre, weights, routing, formula, interleaved, needs[W_DOWN], free
     )
     if free and d_pre is not pre:
-        _let_go(pre)
+        plan.apply(_let_go, pre)
     del pre
     if needs[WEIGHTS]:
         results[WEIGHTS] = slot_grads(dots, d_out, b_down, routing, weights.dtype)
@@ -174,7 +177,7 @@ def _experts_backward(
         assert x is not None, "the weight gradient is a product with x"
         results[W_GATE_UP] = kernels.weight_grad(d_pre, x, routing, w_gate_up)
     if free:
-        _let_go(d_pre)
+        plan.apply(_let_go, d_pre)
     del d_pre
     if needs[W_DOWN]:
         results[W_DOWN] = kernels.weight_grad(d_out, wh, routing, w_down)
@@ -265,6 +268,13 @@ def swiglu_experts(
 
     Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_experts`.
     """
+    kind = repeat.kind_of(
+        "experts", (x, w_gate_up, w_down, top_k_weights, b_gate_up, b_down, top_k_index),
+        (activation, alpha, limit, up_offset, interleaved, recompute, backend),
+    )  # fmt: skip
+    out = made_again(kind, x, w_gate_up, w_down, top_k_weights, b_gate_up, b_down, top_k_index)
+    if out is not None:
+        return out
     if backend is not None:
         check_option("backend", backend, tuple(KERNELS))
     formula = check_formula(activation, 1.0, alpha, limit, up_offset)
@@ -285,9 +295,33 @@ def swiglu_experts(
         raise ValueError(f"backend: expected 'portable' or None, got 'hopper': {reason}")
     by_hand = backend == "hopper"
     tile_rows = hopper.ROWS if by_hand else expert_tile_rows(index.numel(), w_gate_up.shape[0], x.dtype)
-    out = call_and_keep(
-        _experts, rows, w_gate_up, w_down, weights, b_gate_up, b_down, index.contiguous(), tile_rows,
-        with_grad and not recompute, backend, interleaved,
+    options = (
+        tile_rows, with_grad and not recompute, backend, interleaved,
         activation, formula["alpha"], formula["limit"], formula["up_offset"],
     )  # fmt: skip
+    out = call_and_keep(
+        _experts, rows, w_gate_up, w_down, weights, b_gate_up, b_down, index.contiguous(), *options
+    )  # fmt: skip
+    if kind is not None:
+        repeat.remember(kind, _again(options, with_grad))
     return like_leading(out, x)
+
+
+def _again(options: Sequence[Any], with_grad: bool) -> repeat.Again:
+    """Return what makes a call of a kind again."""
+    series = plan.Series()
+
+    def again(rows: torch.Tensor, *others: Any) -> torch.Tensor:
+        w_gate_up, w_down, weights, b_gate_up, b_down, index = others
+        tensors = rows, w_gate_up, w_down, as_matrix(weights), b_gate_up, b_down, as_matrix(index).contiguous()
+        if with_grad:
+            return _experts.first_output(series, tensors, options)
+        out: torch.Tensor = series.call(_out_alone, *tensors, *options)
+        return out
+
+    return again
+
+
+def _out_alone(*arguments: Any) -> torch.Tensor:
+    """Of what the operator returns."""
+    return _experts.function(*arguments)[0]

@@ -39,7 +39,9 @@ from swiglu_kernels.launches.precision import round_to
 ONE_PROGRAM = 1024
 """Up to so many pairs a single program makes the routing, in one launch."""
 ELEMENTS = 8192
-"""Of the tiles pairs x experts, and chunks x experts, that routing works in."""
+"""Of the tiles pairs x experts, and chunks x experts, that one program works in."""
+CHUNK, CHUNK_ELEMENTS = 256, 32768
+"""Pairs of a chunk, and elements of its tile at most. On an H200 65536 pairs of 128 experts take 28 us, by 64 44."""
 ZEROS = 64
 """Rows of an expert's padding are written up to a multiple of it."""
 SOME = 8
@@ -187,13 +189,15 @@ def route_launch(
     """Describe the launches that write a routing, of `index` [T, k], contiguous."""
     pairs, experts, tiles = index.numel(), counts.shape[0], tile_expert.shape[0]
     wide = triton.next_power_of_2(max(experts, 1))
-    share = min(max(1, ELEMENTS // wide), max(16, triton.next_power_of_2(max(pairs, 1))))
+    alone = pairs <= ONE_PROGRAM
+    most = ELEMENTS // wide if alone else min(CHUNK, CHUNK_ELEMENTS // wide)
+    share = min(max(1, most), max(16, triton.next_power_of_2(max(pairs, 1))))
     results = {
         "index_ptr": index, "pair_ptr": pair, "row_ptr": row, "tile_expert_ptr": tile_expert, "starts_ptr": starts,
         "counts_ptr": counts, "tiles": tiles, "TILE_ROWS": tile_rows,
     }  # fmt: skip
     sizes = {"pairs": pairs, "experts": experts, "PAIRS": share, "EXPERTS": wide}
-    if pairs <= ONE_PROGRAM:
+    if alone:
         return Launch(_route_kernel, (1,), results | sizes | {"rows": pair.shape[0]}, num_warps=8, num_stages=1)
     chunks = triton.cdiv(pairs, share)
     chunk = index.new_empty((chunks, experts), dtype=torch.int32)
@@ -282,41 +286,38 @@ def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
 
 @triton.jit
 def _combine_kernel(
-    y_ptr, weights_ptr, row_ptr, out_ptr, tokens, columns, slots, weights_token, weights_slot,
-    TOKENS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    y_ptr, weights_ptr, row_ptr, out_ptr, columns, slots, weights_token, weights_slot, BLOCK: tl.constexpr
+):
+    """BLOCK columns of one token; with four tokens a program 87 us in place of 76 (H200, 8192 tokens, 8 x 2048)."""
+    token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = (token < tokens)[:, None] & (column < columns)[None, :]
-    out = tl.zeros((TOKENS, BLOCK), dtype=tl.float32)
+    inside = column < columns
+    out = tl.zeros((BLOCK,), dtype=tl.float32)
     for slot in range(slots):
-        row = tl.load(row_ptr + token * slots + slot, mask=token < tokens, other=-1).to(tl.int64)
+        row = tl.load(row_ptr + token * slots + slot).to(tl.int64)
         routed = row >= 0
-        at = y_ptr + row[:, None] * columns + column[None, :]
-        y = tl.load(at, mask=inside & routed[:, None], other=0.0).to(tl.float32)
+        y = tl.load(y_ptr + row * columns + column, mask=inside & routed, other=0.0).to(tl.float32)
         if weights_ptr is not None:  # masked as well: the weight of a pair without a row may be anything
             weight = tl.load(weights_ptr + token * weights_token + slot * weights_slot, mask=routed, other=0.0)
-            y *= weight.to(tl.float32)[:, None]
+            y *= weight.to(tl.float32)
         out += y
-    at = out_ptr + token[:, None] * columns + column[None, :]
-    tl.store(at, round_to(out, out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + token * columns + column, round_to(out, out_ptr.dtype.element_ty), mask=inside)
 
 
 def combine_launch(
     y: torch.Tensor, weights: torch.Tensor | None, row: torch.Tensor, out: torch.Tensor, slots: int
 ) -> Launch:
     """Describe the launch that writes out [T, H], each token's sum of its rows of y [P, H], both contiguous."""
-    block = min(512, triton.next_power_of_2(max(y.shape[1], 1)))
-    tokens = min(4, triton.next_power_of_2(max(out.shape[0], 1)))
+    block = min(1024, triton.next_power_of_2(max(y.shape[1], 1)))
     return Launch(
         kernel=_combine_kernel,
-        grid=(triton.cdiv(out.shape[0], tokens), triton.cdiv(y.shape[1], block)),
+        grid=(out.shape[0], triton.cdiv(y.shape[1], block)),
         arguments={
             "y_ptr": y, "weights_ptr": weights, "row_ptr": row, "out_ptr": out,
-            "tokens": out.shape[0], "columns": y.shape[1], "slots": slots,
+            "columns": y.shape[1], "slots": slots,
             "weights_token": None if weights is None else weights.stride(0),
             "weights_slot": None if weights is None else weights.stride(1),
-            "TOKENS": tokens, "BLOCK": block,
+            "BLOCK": block,
         },
         num_warps=4,
         num_stages=1,

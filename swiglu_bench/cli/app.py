@@ -5,6 +5,8 @@ Nothing heavy is imported at the top of these files, so that `--help` and shell 
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -38,6 +40,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+LOG = "SWIGLU_BENCH_LOG"
+"""The variable that names the level of what is logged on stderr; `debug`: how long each phase of a case takes."""
 SWEEPS = measure.commands()
 PANELS: dict[str, dict[str, Callable[..., None]]] = {
     "Measure": {**{name: SWEEPS[name] for name in ("forward", "backward", "step", "memory")}, "train": train, "tp": tp},
@@ -84,6 +88,10 @@ def _root(
     ] = False,
 ) -> None:
     del version
+    level = os.environ.get(LOG, "").upper()
+    if level in logging.getLevelNamesMapping():
+        logging.basicConfig(format="%(relativeCreated)8d ms  %(message)s")
+        logging.getLogger("swiglu_bench").setLevel(level)
     setattr(warnings, "showwarning", _tell)  # noqa: B010 -- mypy wants the names of all its parameters
 
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from swiglu_kernels.tiles.candidates import Problem
     from swiglu_kernels.tiles.tuning import Entry, Machine
 
-DEFAULT_KERNELS = "forward,forward-preact,input-grad,weight-grad"
-"""Those that swiglu_glu launches by default."""
+DEFAULT_KERNELS = "forward,forward-preact,input-grad,weight-grad,experts-*"
+"""Those that swiglu_glu launches by default, and for mixtures of experts those of swiglu_experts."""
 LEGEND = "tile: rows x columns x depth, warps, stages, row tiles of a group. ratio: best other / shipped, 95% interval."
 MULTIPLE = 16
 """Sizes are multiples of this: then the kernels access memory 16 bytes at a time (`launch.vectorises`)."""
@@ -68,8 +68,9 @@ def tune(
     """Find the fastest tiles of swiglu_kernels for this GPU and keep them; otherwise the shipped ones run.
 
     Each candidate is checked against the shipped tile and timed beside it in interleaved rounds. It is kept only if
-    it is faster by more than noise, for this GPU, these versions and token counts up to the next power of two. The
-    file is swiglu-kernels/tuning.json in the user's cache folder; SWIGLU_KERNELS_TUNING names another, or is `off`.
+    it is faster by more than noise, for this GPU, these versions and token counts up to the next power of two; of
+    experts, whose portable kernels have tiles to choose, for as many rows as an expert has on average. The file is
+    swiglu-kernels/tuning.json in the user's cache folder; SWIGLU_KERNELS_TUNING names another, or is `off`.
 
     Example: swiglu-bench tune --shapes llama7b --tokens 1,16,128,1024 --kernel forward
     """
@@ -132,8 +133,8 @@ def _jobs(shapes: str, tokens: str | None, dtype: str, kernel: str, gpu: tuple[t
     """Everything to tune, checked before any work; `gpu` is its compute capability and number of multiprocessors."""
     import torch
 
-    from swiglu_bench.spec.shapes import dense_shapes
-    from swiglu_kernels.tiles.candidates import KERNELS, TUNED_DTYPES, Problem, bucket
+    from swiglu_bench.spec.shapes import load_shapes
+    from swiglu_kernels.tiles.candidates import KERNELS, TUNED_DTYPES, Problem
 
     names: list[str] = []
     for pattern in (part.strip() for part in kernel.split(",")):
@@ -145,19 +146,27 @@ def _jobs(shapes: str, tokens: str | None, dtype: str, kernel: str, gpu: tuple[t
     if not set(dtypes) <= set(TUNED_DTYPES):
         raise BadInput("--dtype: float32 keeps its shipped tiles; give bf16 or fp16.")
     jobs = []
-    for shape in dense_shapes(shapes, "tune"):
+    for shape in load_shapes(shapes):
         if shape.hidden % MULTIPLE or shape.intermediate % MULTIPLE:
             needed = f"give sizes that are multiples of {MULTIPLE}"
             raise BadInput(f"--shapes: {shape.name} keeps its shipped tiles; {needed}.")
-        counts = sorted(set(parse_tokens(tokens) if tokens is not None else shape.tokens))
-        for first, second in itertools.pairwise(counts):
-            if bucket(first) == bucket(second):
-                up_to = f"that of up to {bucket(first)} tokens"
-                raise BadInput(f"--tokens: {first} and {second} share one choice, {up_to}; leave one out.")
-        jobs += [
-            Job(name, shape.name, Problem(count, shape.hidden, shape.intermediate, one, *gpu))
-            for one, count, name in itertools.product(dtypes, counts, names)
-        ]
+        experts = (shape.experts.count, shape.experts.top_k) if shape.experts else (0, 1)
+        mine = [name for name in names if name.startswith("experts-") == bool(shape.experts)]
+        if not mine:
+            kind = "a mixture of experts" if shape.experts else "a dense block"
+            raise BadInput(f"--kernel: none of {kernel} is of {shape.name}, {kind}; experts-* are those of experts.")
+        for one in dtypes:
+            problems = [
+                Problem(count, shape.hidden, shape.intermediate, one, *gpu, *experts)
+                for count in sorted(set(parse_tokens(tokens) if tokens is not None else shape.tokens))
+            ]
+            served = {problem.kept_for: problem for problem in problems}  # of the most tokens that share a choice
+            for first, second in itertools.pairwise(problems) if tokens is not None else ():
+                if first.kept_for == second.kept_for:
+                    what = "tiles of {} rows" if shape.experts else "up to {} tokens"
+                    share = f"{first.tokens} and {second.tokens} share one choice"
+                    raise BadInput(f"--tokens: {share}, that of {what.format(first.kept_for)}; leave one out.")
+            jobs += [Job(name, shape.name, problem) for problem in served.values() for name in mine]
     return jobs
 
 
@@ -179,7 +188,6 @@ def _tune_all(
     from swiglu_bench.tuning.tuner import CannotTune, tune
     from swiglu_bench.writers.console import Bar
     from swiglu_kernels.tiles import tuning
-    from swiglu_kernels.tiles.candidates import bucket
 
     clock, rule = make_clock(device), Rule(budget_s=budget_s, min_s=min(1.0, budget_s / 2))
     with Bar(console, len(jobs), "tuning") as bar:
@@ -197,7 +205,7 @@ def _tune_all(
                 continue
             ratio = found.ratio
             entry = tuning.Entry(
-                machine=here, kernel=job.kernel, dtype=_name(problem), tokens=bucket(problem.tokens),
+                machine=here, kernel=job.kernel, dtype=_name(problem), tokens=problem.kept_for,
                 hidden=problem.hidden, intermediate=problem.intermediate, choice=found.winner,
                 ratio=(ratio.median, ratio.low, ratio.high), at=now(),
             )  # fmt: skip
@@ -251,10 +259,12 @@ def _kept(entries: Sequence[Entry], here: Machine | None) -> Iterator[Renderable
         versions = f"torch {made_on.torch}, Triton {made_on.triton}, kernels {made_on.kernels}"
         used = "in use here" if made_on == here else "not in use here"
         title = f"{made_on.gpu} ({made_on.capability}), {versions}: {used}"
-        tiles = table(title, "kernel", "dtype", "tokens up to", "hidden", "intermediate", "choice", "ratio", "at (UTC)")
+        tiles = table(
+            title, "kernel", "dtype", "tokens up to, or rows", "hidden", "intermediate", "choice", "ratio", "at (UTC)"
+        )
         for one in entries:
             if one.machine == made_on:
                 ratio = "{:.4f} [{:.4f}, {:.4f}]".format(*one.ratio)
-                sizes = map(str, (one.tokens, one.hidden, one.intermediate))
-                tiles.add_row(one.kernel, one.dtype, *sizes, str(one.choice), ratio, one.at)
+                at = map(str, (one.tokens, one.hidden, one.intermediate))
+                tiles.add_row(one.kernel, one.dtype, *at, str(one.choice), ratio, one.at)
         yield tiles

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -22,9 +23,13 @@ from swiglu_bench.spec.errors import BadInput
 
 POLL_S = 0.2
 END_TIMEOUT_S = 60.0
+NOTED_S = 0.2
+"""Questions whose answers take so long are each in the debug log, with their time."""
 TAIL_LINES, TAIL_CHARACTERS = 3, 300
 CAN_SUSPEND = sys.platform == "linux"
 """Elsewhere a child that stands still would outlive a parent that is killed."""
+
+log = logging.getLogger(__name__)
 
 
 class Stopped(CannotGoOn):
@@ -62,6 +67,7 @@ class Child:
         except OSError as error:
             raise Died(f"its log {log} cannot be written: {error.strerror}") from None
         self._owed = 0
+        self._took: dict[str, list[float]] = {}
         self._suspended = False
         self._pipe, theirs = forkserver.CONTEXT.Pipe()
         setting = worker.Setting.of_this_process(log, environment or {})
@@ -100,10 +106,11 @@ class Child:
 
     def settle(self, limit_s: float) -> Any:
         """Wait until all that was posted is done; the last answer. Raises as `ask` does."""
-        answer = None
+        answer, began = None, time.perf_counter()
         while self._owed:
             self._owed -= 1
             answer = self._answer(limit_s)
+            self._note("what was posted", time.perf_counter() - began)
         return answer
 
     def ask(self, limit_s: float, method: str, *arguments: Any) -> Any:
@@ -114,8 +121,12 @@ class Child:
         """
         self.resume()
         self.settle(limit_s)
-        self._send(method, arguments)
-        return self._answer(limit_s)
+        began = time.perf_counter()
+        try:
+            self._send(method, arguments)
+            return self._answer(limit_s)
+        finally:
+            self._note(method, time.perf_counter() - began)
 
     def suspend(self) -> None:
         """Let the process and all of its group stand still until it is asked again."""
@@ -128,10 +139,16 @@ class Child:
             self._suspended = False
             self._signal(signal.SIGCONT)
 
+    def kill(self) -> None:
+        """Kill the process alone; who waits for its answer in another thread learns of it, and ends it."""
+        self._signal(signal.SIGKILL)
+
     def end(self) -> None:
         """Kill the process with all that it started, and wait until its memory is free; twice is harmless."""
         if self.ended:
             return
+        took = sorted(self._took.items(), key=lambda one: -sum(one[1]))
+        log.debug("%s in all: %s", self.log.stem, ", ".join(f"{m} {len(s)} x {sum(s):.2f} s" for m, s in took))
         for other in descendants(self._process.pid) if CAN_SUSPEND else ():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(other.pid, signal.SIGKILL)
@@ -149,6 +166,12 @@ class Child:
                 os.killpg(self._process.pid, number)
                 return True
         return False
+
+    def _note(self, method: str, seconds: float) -> None:
+        """How long an answer took, for the debug log."""
+        self._took.setdefault(method, []).append(seconds)
+        if seconds >= NOTED_S:
+            log.debug("%s: %s took %.2f s", self.log.stem, method, seconds)
 
     def _send(self, method: str, arguments: tuple[Any, ...]) -> None:
         with contextlib.suppress(BrokenPipeError):  # it died while idle: told where its answer is awaited

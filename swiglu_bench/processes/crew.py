@@ -11,8 +11,10 @@ import hashlib
 import re
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -111,13 +113,15 @@ class ProcessContender:
 class _JudgeProxy:
     """A JudgeBench in another process."""
 
-    def __init__(self, child: Child) -> None:
-        self._child = child
+    def __init__(self, child: Child, turn: threading.Lock) -> None:
+        """`turn` is held by the thread that asks."""
+        self._child, self._turn = child, turn
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def ask(*arguments: Any) -> Any:
             try:
-                return self._child.ask(JUDGE_LIMIT_S, name, *arguments)
+                with self._turn:
+                    return self._child.ask(JUDGE_LIMIT_S, name, *arguments)
             except (Died, ContenderFailed, Malformed) as error:
                 raise JudgeLost(str(error)) from error
 
@@ -136,6 +140,7 @@ class Crew:
         self._timeout_s, self._logs = timeout_s, logs
         self._child = partial(Child, environment=environment, stop=stop)
         self._judge: Child | None = None
+        self._judges_turn = threading.Lock()
         self._contenders: dict[str, ProcessContender] = {}
         self._kept = Kept()
         self._cpu_use: CpuUse | None = None
@@ -149,31 +154,62 @@ class Crew:
             except Died as error:
                 raise JudgeLost(str(error)) from error
             self._judge.post("begin", self.settings, self.machine)
-        return cast(JudgeBench, _JudgeProxy(self._judge))
+        return cast(JudgeBench, _JudgeProxy(self._judge, self._judges_turn))
 
     def contender(self, implementation: Implementation, alias: str = "") -> Contender:
         """An implementation's process; a new one where it has ended."""
         name = name_of(implementation, alias)
         found = self._contenders.get(name)
         if found is None or found.child.ended:
-            child = self._child(worker.CONTENDER, self._logs / log_name(name))
-            child.post("begin", self.settings, implementation.declared())
-            found = self._contenders[name] = ProcessContender(name, implementation, child, self._timeout_s)
+            found = self._contenders[name] = self._new(name, implementation)
         return found
+
+    def _new(self, name: str, implementation: Implementation) -> ProcessContender:
+        child = self._child(worker.CONTENDER, self._logs / log_name(name))
+        child.post("begin", self.settings, implementation.declared())
+        return ProcessContender(name, implementation, child, self._timeout_s)
 
     def start(self, implementations: Sequence[tuple[Implementation, str]], case: Case) -> None:
         """Let the processes of these start and load side by side; how one fails is told when it is asked."""
-        before, new = set(self._contenders.values()), []
+        before = set(self._contenders.values())
         for implementation, alias in implementations:
             with contextlib.suppress(Died):
                 found = cast(ProcessContender, self.contender(implementation, alias))
                 if found not in before:
                     found.child.post("warm_up", case)
-                    new.append(found)
-        for found in new:
+
+    def settle(self) -> None:
+        """Wait until all that were started have loaded."""
+        for found in self._contenders.values():
             with contextlib.suppress(Exception):
                 found.child.settle(self._timeout_s)
             found.child.suspend()
+
+    def aside(
+        self, implementations: Sequence[Implementation], at_once: int, work: Callable[[Contender], object]
+    ) -> None:
+        """As Place has it; what a process says that fails is in its log."""
+        started: list[ProcessContender] = []
+
+        def one(implementation: Implementation) -> None:
+            with contextlib.suppress(Exception):
+                contender = self._new(name_of(implementation, "aside"), implementation)
+                started.append(contender)
+                try:
+                    work(contender)
+                finally:
+                    contender.end()
+
+        with ThreadPoolExecutor(at_once) as threads:
+            waiting = [threads.submit(one, implementation) for implementation in implementations]
+            try:
+                for done in waiting:
+                    done.result()
+            except BaseException:  # such as Ctrl-C, which only this thread gets
+                threads.shutdown(wait=False, cancel_futures=True)
+                for contender in started:
+                    contender.child.kill()
+                raise
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from swiglu_bench.check import usage
 from swiglu_bench.check.inputs import Draw, Values, new_seed
+from swiglu_bench.check.letterbox import Sizes
 from swiglu_bench.check.results import Fault
 from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.session.places import Contender, Court
@@ -83,6 +84,12 @@ class Admitting:
         _, checks = self._run(contender, gradients, train=self._case.mode is not Mode.FORWARD)
         return tuple(check for check in (*checks, *self.conduct(contender)) if not check.ok)
 
+    def rehearse(self, contender: Contender) -> None:
+        """Have a process that is for nothing else compile what the case needs, and be used as a model uses it."""
+        contender.tell("rehearse", self._case, new_seed(), self._extras)
+        self._operand_letterboxes(contender)
+        self._use_once(contender)
+
     def build(self, contender: Contender) -> tuple[str, ...]:
         """Build a contender and give it a letterbox; the names of its gradients."""
         built = contender.ask(BuildReport, "build", self._case, self._drawn.weights, self._extras)
@@ -90,11 +97,16 @@ class Admitting:
         gradients = tuple(name for name in built.gradients if name in promised or name.startswith("bias_"))
         names = self._case.mode.results(gradients)
         contender.tell("open_letterbox", "results", *self._judge.letterbox(contender.name, "results", names))
-        if contender.implementation.precision_of(self._case):
-            way = contender.implementation.weight_layout != "separate", contender.implementation.quantises_dw
-            for kind, box in self._judge.operand_letterboxes(contender.name, *way).items():
-                contender.tell("open_letterbox", kind, *box)
+        for kind, box in self._operand_letterboxes(contender).items():
+            contender.tell("open_letterbox", kind, *box)
         return gradients
+
+    def _operand_letterboxes(self, contender: Contender) -> dict[str, tuple[bytes, Sizes]]:
+        """Of one that quantises; the judge knows from now on how."""
+        one = contender.implementation
+        if not one.precision_of(self._case):
+            return {}
+        return self._judge.operand_letterboxes(contender.name, one.weight_layout != "separate", one.quantises_dw)
 
     def _run(
         self, contender: Contender, gradients: Sequence[str], *, train: bool, label: str = "{}", began: float = 0.0

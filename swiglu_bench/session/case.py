@@ -40,6 +40,8 @@ class Kept:
 
     used: dict[tuple[str, ...], tuple[TensorCheck, ...]] = field(default_factory=dict)
     """Verdicts on how a model uses an implementation."""
+    rehearsed: set[tuple[str, ...]] = field(default_factory=set)
+    """Implementations with the shape, scope, mode and dtype for which they were compiled beforehand."""
     rests: set[str] = field(default_factory=set)
     """Contenders whose processes were seen to rest."""
     ceilings: dict[str, Ceilings] = field(default_factory=dict)
@@ -104,12 +106,19 @@ class _CaseRun:
                 record.padding_share = load.padding
         seats = policy.seats(self._place.settings, self._case, free)
         together = len(able) + len(TWINS) <= seats
+        able = self._baseline_first(able)
+        everyone = [one for one, _ in able]
+        if not together:
+            self._rehearse(everyone, seats)
         entries: list[Entry] = []
-        for index, (implementation, record) in enumerate(self._baseline_first(able)):
+        for index, (implementation, record) in enumerate(able):
             self._tell(f"checking {implementation.name}", 0.5 * index / len(able))
             if together and index < 2:  # first the baseline by itself, then all the others
                 first = index == 0 and implementation.name == self._baseline
-                self._start([implementation] if first else [one for one, _ in able], twins=first)
+                self._start(everyone[:1] if first else everyone, twins=first)
+                if not first or policy.compiles(self._place.settings, implementation):
+                    self._rehearse(everyone, seats - len(able) - len(TWINS))
+                self._place.settle()
             entry = self._admit(implementation, record)
             if entry and together:
                 self._time_alone(entry)
@@ -121,6 +130,23 @@ class _CaseRun:
                 yield record
         if entries:
             yield from self._time(entries, len(entries) if together else max(1, seats - len(TWINS) - 1))
+
+    def _rehearse(self, able: Sequence[Implementation], at_once: int) -> None:
+        """Have what takes long before it is timed done side by side, while nothing is: compiling, and a model's use.
+
+        Once for each shape; a single one gains nothing.
+        """
+        case = self._case
+        keys = {one.name: (one.name, case.shape.name, case.scope, case.mode, case.dtype) for one in able}
+        wanted = [
+            one for one in able
+            if policy.compiles(self._place.settings, one) and keys[one.name] not in self._kept.rehearsed
+        ]  # fmt: skip
+        if len(wanted) < 2 or at_once < 2:
+            return
+        self._tell(f"compiling {len(wanted)} implementations", 0.0)
+        self._place.aside(wanted, min(len(wanted), at_once), self._admitting.rehearse)
+        self._kept.rehearsed |= {keys[one.name] for one in wanted}
 
     def _start(self, implementations: Sequence[Implementation], twins: bool) -> None:
         names = [(one, "") for one in implementations]

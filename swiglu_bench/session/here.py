@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -75,6 +75,14 @@ class Here:
 
     def start(self, implementations: Sequence[tuple[Implementation, str]], case: Case) -> None:
         """Nothing has to be started."""
+
+    def settle(self) -> None:
+        """Nothing was."""
+
+    def aside(
+        self, implementations: Sequence[Implementation], at_once: int, work: Callable[[Contender], object]
+    ) -> None:
+        """There are no processes beside this one."""
 
     def held(self) -> contextlib.AbstractContextManager[None]:
         """Nothing runs by itself."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -79,6 +79,19 @@ class Place(Court, Protocol):
 
     def start(self, implementations: Sequence[tuple[Implementation, str]], case: Case) -> None:
         """Let the processes of these, with their aliases, begin side by side and load what they need."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until all that were started have done so; from then on they stand still."""
+        ...
+
+    def aside(
+        self, implementations: Sequence[Implementation], at_once: int, work: Callable[[Contender], object]
+    ) -> None:
+        """Let `work` be done with each of these in a process that is for nothing else, so many at the same time.
+
+        What it raises is not told. A place without processes does nothing.
+        """
         ...
 
     def held(self) -> AbstractContextManager[object]:

@@ -64,6 +64,11 @@ def inapplicable(settings: Settings, this: machine.Machine, case: Case, implemen
     return implementation.unavailable(settings.device.type, settings.interpreter, this.compute_capability)
 
 
+def compiles(settings: Settings, implementation: Implementation) -> bool:
+    """Whether the implementation compiles kernels when it is called."""
+    return implementation.backend == "inductor" or (implementation.backend != "torch" and not settings.interpreter)
+
+
 def seats(settings: Settings, case: Case, free_bytes: int) -> int:
     """How many contenders' processes fit on the device beside the judge's."""
     each = SPARE * costs.contender_bytes(case) + CONTEXT_BYTES[settings.device.type]

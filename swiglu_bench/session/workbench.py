@@ -25,6 +25,7 @@ from swiglu_bench.check.results import fingerprint, form_fault, poison
 from swiglu_bench.measure.clock import Clock, CudaClock, DeviceLost, LatencyClock, answers, make_clock
 from swiglu_bench.measure.graph import Graph, capture
 from swiglu_bench.measure.replaced import put_back
+from swiglu_bench.session.ahead import choose_nothing, every_candidate
 from swiglu_bench.session.reports import (
     BuildReport,
     CallReport,
@@ -96,6 +97,15 @@ class Workbench:
         self._built = Built(self._implementation, self._problem)
         self._weights = self._built.parameters | self._problem.parameters
         return BuildReport(gradients=list(self._built.gradients))
+
+    def rehearse(self, case: Case, weights_seed: int, extras: Extras = PLAIN) -> None:
+        """Build and call it once, where nothing is timed or judged: what has to be compiled is on disk afterwards."""
+        choose_nothing()
+        self.build(case, weights_seed, extras)
+        with every_candidate():
+            self._built.call(case.mode, Draw(weights_seed))()
+        self.clock.synchronize()
+        self.forget()
 
     def forget(self) -> None:
         """Let go of the last case."""

@@ -6,16 +6,19 @@ A document holds a marked block; `python -m swiglu_bench.writers.markdown README
     <!-- end -->
 
 Names after the path choose the rows; without any, all are shown. Among them `figure=limit_pct` shows that column of the
-CSV instead of times, bytes as MiB, and `scope=mlp`, or another column, keeps the rows that have that value. A block
-`<!-- training: PATH -->` is filled from a training's summary.csv, `<!-- ranks: PATH mode=step NAMES -->` from a tp.csv.
+CSV instead of times, bytes as MiB; `across=shape` has a column for each shape, not for each token count; and
+`scope=mlp`, or another column, keeps the rows that have that value. A block
+`<!-- training: PATH -->` is filled from a training's summary.csv, `<!-- ranks: PATH mode=step NAMES -->` from a tp.csv,
+`<!-- parts: PATH shape=NAME tokens=8192 -->` from the CSV of kernels/benchmarks/experts.py.
 """
 
 from __future__ import annotations
 
+import csv
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +32,7 @@ from swiglu_bench.rows.training import Summary
 from swiglu_bench.writers.tables import by
 
 Row = TypeVar("Row")
+TOKENS = "tokens"
 Make = Callable[[Path, list[str]], str]
 """What fills a block, from the path and the words after it."""
 
@@ -40,10 +44,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], text: Collection[s
     return "\n".join([first.replace("|  |", "| |"), *others])
 
 
-def time_table(rows: Iterable[Record]) -> str:
-    """Implementations down, token counts across: median time and ratio to the baseline, the fastest in bold."""
+def time_table(rows: Iterable[Record], across: str = TOKENS) -> str:
+    """Implementations down, token counts or shapes across: median time, ratio to the baseline, the fastest in bold."""
     timed = [row for row in rows if row.time_ms is not None]
-    fastest = [quickest(same) for same in by(timed, "tokens")]
+    fastest = [quickest(same) for same in by(timed, across)]
 
     def cell(row: Record) -> str:
         text = f"{row.time_ms:.3f} ms"
@@ -53,19 +57,17 @@ def time_table(rows: Iterable[Record]) -> str:
             text += " (dX only)"
         return f"**{text}**" if any(row is one for one in fastest) else text
 
-    return _over_tokens(timed, cell)
+    return _over(across, timed, cell)
 
 
-def figure_table(rows: Iterable[Record], figure: str) -> str:
-    """Implementations down, token counts across: one figure of records.csv; bytes are shown as MiB.
+def figure_table(rows: Iterable[Record], figure: str, across: str = TOKENS) -> str:
+    """Implementations down, token counts or shapes across: one figure of records.csv; bytes are shown as MiB.
 
     Raises ValueError where the rows have no such figure, or several for one cell.
     """
     known = [row for row in rows if figure in COLUMNS and getattr(row, figure) is not None]
     if not known:
         raise ValueError(f"figure={figure}: these rows have no such figure; results/README.md names the columns.")
-    if len(by(known, "implementation", "tokens")) < len(known):
-        raise ValueError(f"figure={figure}: several rows for one cell; choose with scope=, mode=, dtype= or shape=.")
 
     def cell(row: Record) -> str:
         value = getattr(row, figure)
@@ -73,16 +75,25 @@ def figure_table(rows: Iterable[Record], figure: str) -> str:
             return f"{value / MIB:,.0f} MiB"
         return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
-    return _over_tokens(known, cell)
+    return _over(across, known, cell)
 
 
-def _over_tokens(rows: list[Record], cell: Callable[[Record], str]) -> str:
-    tokens = sorted({row.tokens for row in rows})
+def _over(across: str, rows: list[Record], cell: Callable[[Record], str]) -> str:
+    """A column for each value of `across`: of token counts in order, of shapes as they come."""
+    if len(by(rows, "implementation", across)) < len(rows):
+        raise ValueError(
+            "Several rows for one cell; choose with scope=, mode=, dtype=, shape= or tokens=, or give across=shape."
+        )
+    values = unique(getattr(row, across) for row in rows)
+    heads = [f"`{value}`" for value in values]
+    if across == TOKENS:
+        values.sort()
+        heads = [f"{count:,}" for count in values]
     lines = []
     for name, own in grouped(rows, attrgetter("implementation")).items():
-        cells = {row.tokens: cell(row) for row in own}
-        lines.append([f"`{name}`", *(cells.get(count, "") for count in tokens)])
-    return table(["tokens", *(f"{count:,}" for count in tokens)], lines, text={"tokens"})
+        cells = {getattr(row, across): cell(row) for row in own}
+        lines.append([f"`{name}`", *(cells.get(value, "") for value in values)])
+    return table([across, *heads], lines, text={across})
 
 
 def training_table(rows: Iterable[Summary]) -> str:
@@ -118,6 +129,25 @@ def ranks_table(rows: Iterable[ranks.Row]) -> str:
     return table([*head, *(f"`{name}`" for name in names)], lines)
 
 
+def parts_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Works of one shape and token count down, contenders across: median time, rate, ratio to the baseline."""
+    lines = []
+    names = unique(row["contender"] for row in rows)
+    for part, same in grouped(rows, itemgetter("part")).items():
+        of = {row["contender"]: row for row in same}
+        if len(of) < len(same):
+            raise ValueError("Several rows for one cell; choose with shape= and tokens=.")
+        lines.append([part, *(_part_cell(of[name]) if name in of else "" for name in names)])
+    return table(["", *(f"`{name}`" for name in names)], lines, text={""})
+
+
+def _part_cell(row: Mapping[str, str]) -> str:
+    ratio = "baseline"
+    if row["contender"] != row["baseline"]:
+        ratio = plus_minus(*(float(row[name]) for name in ("ratio", "low", "high")))
+    return f"{float(row['time_ms']):.3f} ms, {float(row['tflops']):.0f} TFLOP/s ({ratio})"
+
+
 def _rank_cell(row: ranks.Row) -> str:
     ratio = "baseline" if row.verdict == "baseline" or not row.interval else plus_minus(*row.interval)
     return f"{row.time_ms:.3g} ms ({ratio}), {row.efficiency:.0%}"
@@ -127,9 +157,10 @@ def fill(document: Path) -> str:
     """The document's text with every marked table made again; paths are relative to the document."""
 
     def times(path: Path, words: list[str]) -> str:
-        figures = [word.removeprefix("figure=") for word in words if word.startswith("figure=")]
-        rows = choose(read_rows(path), [word for word in words if not word.startswith("figure=")])
-        return figure_table(rows, figures[0]) if figures else time_table(rows)
+        options = dict(word.split("=", 1) for word in words if word.startswith(("figure=", "across=")))
+        across, figure = options.get("across", TOKENS), options.get("figure")
+        rows = choose(read_rows(path), [word for word in words if not word.startswith(("figure=", "across="))])
+        return figure_table(rows, figure, across) if figure else time_table(rows, across)
 
     def training(path: Path, words: list[str]) -> str:
         return training_table(choose(csv_table.read(path, Summary), words))
@@ -137,7 +168,13 @@ def fill(document: Path) -> str:
     def several_gpus(path: Path, words: list[str]) -> str:
         return ranks_table(choose(csv_table.read(path, ranks.Row), words))
 
-    return fill_blocks(document, {"table": times, "training": training, "ranks": several_gpus})
+    def parts(path: Path, words: list[str]) -> str:
+        values = dict(word.split("=", 1) for word in words)
+        with path.open(newline="", encoding="utf-8") as file:
+            return parts_table([row for row in csv.DictReader(file) if values.items() <= row.items()])
+
+    makers = {"table": times, "training": training, "ranks": several_gpus, "parts": parts}
+    return fill_blocks(document, makers)
 
 
 def fill_blocks(document: Path, makers: Mapping[str, Make]) -> str:

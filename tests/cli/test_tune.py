@@ -12,6 +12,7 @@ from fake_clock import FakeClock
 from swiglu_bench.measure import clock as clock_module
 from swiglu_bench.tuning import tuner
 from swiglu_kernels.launches.backend import backend_for
+from swiglu_kernels.portable.experts import rows_launch
 from swiglu_kernels.tiles import tuning
 from swiglu_kernels.tiles.candidates import KERNELS
 from swiglu_kernels.tiles.tuning import Machine
@@ -106,10 +107,23 @@ def test_what_cannot_be_tuned_costs_its_row_and_an_interruption_keeps_the_others
 @pytest.mark.usefixtures("_gpu")
 def test_kernels_are_chosen_by_a_glob(fails_at: dict[str, BaseException]) -> None:
     fails_at |= dict.fromkeys(KERNELS, tuner.CannotTune("no room"))
-    for pattern, names in (("*", set(KERNELS)), ("forward*", {name for name in KERNELS if name.startswith("forward")})):
+    dense = {name for name in KERNELS if not name.startswith("experts-")}
+    for pattern, names in (("*", dense), ("forward*", {name for name in dense if name.startswith("forward")})):
         ran = tune("--shapes", "smoke", "--tokens", "1,128", "--dtype", "bf16,fp16", "--kernel", pattern)
         assert ran.out.count("no room") == 4 * len(names)
         assert {line.split()[0] for line in ran.out.splitlines() if "no room" in line} == names
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_experts_are_tuned_for_the_rows_of_one(path: Path) -> None:
+    ran = tune("--shapes", "smoke-experts", "--tokens", "9", *SMALL[2:-2], "--kernel", "forward,experts-down")
+    assert ran.code == 0, ran.err
+    (kept,) = tuning.read(path)
+    assert (kept.kernel, kept.tokens, kept.hidden, kept.intermediate) == ("experts-down", 16, 64, 96)
+    a, w, out = (torch.empty(size, dtype=torch.float16) for size in ((64, 96), (8, 64, 96), (64, 64)))
+    pair, tile_expert = (torch.zeros(size, dtype=torch.int32) for size in (64, 4))
+    assert rows_launch(a, w, out, pair, tile_expert, None).num_stages == kept.choice.tile.stages == 3
+    assert rows_launch(a, w, out, pair, tile_expert[:2], None).num_stages == 4, "tiles of 32 rows were not tuned"
 
 
 # Input
@@ -123,6 +137,8 @@ def test_kernels_are_chosen_by_a_glob(fails_at: dict[str, BaseException]) -> Non
         (("--dtype", "fp32"), "--dtype: float32 keeps its shipped tiles; give bf16 or fp16."),
         (("--tokens", "1000,1024"), "--tokens: 1000 and 1024 share one choice, that of up to 1024 tokens"),
         (("--shapes", "40x64"), "--shapes: 40x64 keeps its shipped tiles; give sizes that are multiples of 16."),
+        (("--kernel", "experts-*"), "--kernel: none of experts-* is of llama7b, a dense block; experts-* are those of"),
+        (("--shapes", "smoke-experts", "--tokens", "16,64"), "16 and 64 share one choice, that of tiles of 16 rows"),
         (("--show", "--clear"), "--show was given together with --clear"),
     ],
 )

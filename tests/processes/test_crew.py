@@ -15,6 +15,7 @@ import user_implementations as mine
 from from_files import from_file
 from specimens import small_case
 
+from swiglu_bench.check import usage
 from swiglu_bench.implementations import liger, pytorch
 from swiglu_bench.machine import ceilings_cache, machine, sources
 from swiglu_bench.measure.rounds import Rule
@@ -99,6 +100,42 @@ def test_the_same_rows_as_in_one_process(shared: Crew, monkeypatch: pytest.Monke
         for name in ("time_ms", "ratio", "first_call_ms", "aa_ratio", "error"):
             assert (getattr(other, name) is None) == (getattr(record, name) is None), name
         assert len(other.samples_ms) == len(record.samples_ms)
+
+
+COMPILED = """
+import os
+import torch
+from swiglu_bench import Step, implementation
+
+def rows(problem, weights):
+    def forward(x):
+        with open({log!r}, "a") as file:
+            print(os.getpid(), len(x), file=file)
+        return torch.nn.functional.silu(x @ weights["w_gate"].T) * (x @ weights["w_up"].T)
+    return Step(forward)
+
+@implementation("sound", scopes=("glu",), description="compiles", backend="inductor")
+def sound(problem):
+    return rows(problem, problem.parameters)
+
+@implementation("stale", scopes=("glu",), description="has copies of the weights", backend="inductor")
+def stale(problem):
+    own = {{name: value.detach().clone().requires_grad_() for name, value in problem.parameters.items()}}
+    return rows(problem, own)
+"""
+
+
+def test_what_compiles_is_first_used_as_by_a_model_in_processes_for_nothing_else(shared: Crew, tmp_path: Path) -> None:
+    source, calls = tmp_path / "compiled.py", tmp_path / "calls"
+    source.write_text(COMPILED.format(log=str(calls)), encoding="utf-8")
+    found = run_case(shared, [EAGER, *(declare(f"{source}:{name}", 60.0) for name in ("sound", "stale"))])
+    assert (found["sound"].status, found["stale"].status) == (Status.OK, Status.INCORRECT), found["stale"].reason
+    assert {check.check for check in found["stale"].tensor_checks if not check.ok} == {"use"}
+    at = {tokens: {pid for pid, rows in map(str.split, calls.read_text().splitlines()) if rows == str(tokens)}
+          for tokens in (FORWARD.tokens, usage.TOKENS)}  # fmt: skip
+    assert len(at[usage.TOKENS]) == 2, "by one process of each"
+    assert at[usage.TOKENS] < at[FORWARD.tokens], "which has compiled the case before"
+    assert len(at[FORWARD.tokens]) == 4, "and another of each is timed"
 
 
 # Deaths

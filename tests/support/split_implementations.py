@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -80,6 +81,15 @@ def spoils(problem):
 def misrouted(problem):
     forward, count = REFERENCE.build(problem).forward, len(problem.weights["w_gate"])
     return Step(lambda x, index, weights: forward(x, (index + dist.get_rank()) % count, weights))
+
+
+@implementation("unbiased", scopes=["experts"], description="the second rank forgets a bias", offers=("bias", "limit"))
+def unbiased(problem):
+    def forward(x, index, weights):
+        biases = problem.biases | {"bias_down": problem.biases["bias_down"] * (1 - dist.get_rank())}
+        return REFERENCE.build(replace(problem, biases=biases)).forward(x, index, weights)
+
+    return Step(forward)
 
 
 @implementation("no-weights", scopes=["mlp"], description="frozen", trains="inputs")

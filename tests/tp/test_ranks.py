@@ -1,14 +1,15 @@
 """Two ranks on a CPU, asked as a run asks them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from from_files import from_file
-from split_implementations import dies, fails, fails_alone, forgets, hangs, later, no_weights, spoils, wrong
+from split_implementations import dies, fails, fails_alone, forgets, hangs, later, no_weights, spoils, unbiased, wrong
 
-from swiglu_bench.implementations import pytorch
+from swiglu_bench.implementations import experts, pytorch
 from swiglu_bench.processes import forkserver
 from swiglu_bench.rows.ranks import Row
 from swiglu_bench.rows.record import Status
@@ -16,7 +17,7 @@ from swiglu_bench.session.admission import Drawn
 from swiglu_bench.session.places import ContenderFailed
 from swiglu_bench.session.reports import CallReport, FaultReport, SampleReport
 from swiglu_bench.session.settings import Settings, Task
-from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
+from swiglu_bench.spec.cases import Case, Dtype, Experts, Extras, Mode, Scope, Shape
 from swiglu_bench.tp import case as way_of_a_case
 from swiglu_bench.tp.case import blanks, run_case
 from swiglu_bench.tp.contenders import async_tp
@@ -34,8 +35,8 @@ CASE = Case(SHAPE, 8, Dtype.FLOAT32, Scope.MLP, Mode.STEP)
 SETTINGS = Settings(Task.TIME, torch.device("cpu"), "c", "r")
 TIMEOUT_S = 60.0
 EVERYBODY = (
-    pytorch.eager, pytorch.eager_packed, async_tp,
-    *(from_file(one) for one in (dies, fails, fails_alone, forgets, hangs, later, no_weights, spoils, wrong)),
+    pytorch.eager, pytorch.eager_packed, async_tp, experts.grouped,
+    *(from_file(one) for one in (dies, fails, fails_alone, forgets, hangs, later, no_weights, spoils, unbiased, wrong)),
 )  # fmt: skip
 
 
@@ -96,6 +97,20 @@ def test_what_is_wrong_costs_its_own_row_and_says_on_which_rank(two: RankPlace) 
         assert fact in found[name].reason
     assert found["no-weights"].status is found[ASYNC].status is Status.SKIPPED
     assert "no weight gradients" in found["no-weights"].reason
+
+
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.STEP])
+def test_experts_with_biases_limit_and_alpha(two: RankPlace, mode: Mode) -> None:
+    extras = Extras(bias=True, limit=1.0, alpha=1.702, interleaved=True)
+    shape = replace(SHAPE, experts=Experts(4, 2), extras=extras)
+    case = Case(shape, 8, Dtype.FLOAT32, Scope.EXPERTS, mode)
+    found = rows(two, "eager", "grouped", "unbiased", case=case, ways=(True,))
+    for name in ("eager", "grouped"):
+        assert found[name].status is Status.OK, f"{name}: {found[name].reason}"
+        assert found[name].time_ms
+        assert found[name].single_ms, found[name].single_reason
+    assert found["unbiased"].status is Status.INCORRECT
+    assert "output: on rank" in found["unbiased"].reason
 
 
 def test_every_round_has_other_inputs(two: RankPlace, monkeypatch: pytest.MonkeyPatch) -> None:

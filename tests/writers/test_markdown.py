@@ -55,8 +55,40 @@ def test_a_table_of_one_figure(tmp_path: Path) -> None:
     for words in ("figure=speed", "figure=energy_j", "figure=time_ms scope=mlp"):
         with pytest.raises(ValueError, match=f"{words.split()[0]}: these rows have no such figure"):
             filled(tmp_path, f"table: records.csv {words}")
-    with pytest.raises(ValueError, match="several rows for one cell"):
+    with pytest.raises(ValueError, match="Several rows for one cell"):
         figure_table(ROWS * 2, "time_ms")
+
+
+def test_shapes_across(tmp_path: Path) -> None:
+    at = {"shape": "wide@zipf", "tokens": 1, "baseline": "a"}
+    others = [
+        a_bare_record(implementation="a", time_ms=3.0, ratio=1.0, ratio_low=1.0, ratio_high=1.0, **at),
+        a_bare_record(implementation="c", time_ms=1.5, ratio=0.5, ratio_low=0.49, ratio_high=0.51, **at),
+    ]
+    write(tmp_path, *ROWS[:2], *others)
+    assert filled(tmp_path, "table: records.csv across=shape") == [
+        f"| shape | `{ROWS[0].shape}` | `wide@zipf` |", "| --- | ---: | ---: |",
+        "| `a` | 2.000 ms (baseline) | 3.000 ms (baseline) |", "| `b` | **1.000 ms (0.500 ± 0.010)** |  |",
+        "| `c` |  | **1.500 ms (0.500 ± 0.010)** |",
+    ]  # fmt: skip
+    assert filled(tmp_path, "table: records.csv a figure=time_ms across=shape")[2:] == ["| `a` | 2 | 3 |"]
+    with pytest.raises(ValueError, match=r"or give across=shape"):
+        filled(tmp_path, "table: records.csv a tokens=1")
+
+
+def test_a_table_of_parts(tmp_path: Path) -> None:
+    (tmp_path / "experts.csv").write_text(
+        "shape,tokens,peak_mib,part,contender,time_ms,rounds,tflops,baseline,ratio,low,high\n"
+        "q,8,,h,torch,0.5,20,500.4,torch,1.0,1.0,1.0\nq,8,,h,hopper,0.25,20,1000.8,torch,0.5,0.49,0.51\n"
+        "q,8,,y,torch,0.3,20,400,torch,1.0,1.0,1.0\nq,16,,h,torch,1.0,20,500,torch,1.0,1.0,1.0\n"
+    )
+    assert filled(tmp_path, "parts: experts.csv shape=q tokens=8") == [
+        "| | `torch` | `hopper` |", "| --- | ---: | ---: |",
+        "| h | 0.500 ms, 500 TFLOP/s (baseline) | 0.250 ms, 1001 TFLOP/s (0.500 ± 0.010) |",
+        "| y | 0.300 ms, 400 TFLOP/s (baseline) |  |",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="choose with shape= and tokens="):
+        filled(tmp_path, "parts: experts.csv shape=q")
 
 
 def test_a_table_of_a_training(tmp_path: Path) -> None:

@@ -100,7 +100,9 @@ class _Current(threading.local):
 
 _current = _Current()
 _VALUES = frozenset({type(None), bool, float, int, str})
-_ALLOCATE = {torch.ops.aten.new_empty.default, torch.ops.aten.empty.memory_format}
+_ALLOCATE = {
+    torch.ops.aten.new_empty.default, torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default,
+}  # fmt: skip
 _VIEW = {
     torch.ops.aten.detach.default, torch.ops.aten.t.default, torch.ops.aten.slice.Tensor, torch.ops.aten.view.default,
     torch.ops.aten.select.int, torch.ops.aten.transpose.int, torch.ops.aten.alias.default,

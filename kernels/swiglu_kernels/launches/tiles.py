@@ -218,6 +218,15 @@ def down_weight_grad_tile(hidden: int, dtype: torch.dtype, capability: Capabilit
     return _first_fit(hidden, _special(dtype, aligned) or _DOWN_WEIGHT_GRAD[family_of(capability)])
 
 
+def expert_tile_rows(pairs: int, experts: int, dtype: torch.dtype) -> int:
+    """Return the rows of a routing's tiles: the mean of an expert, as far as a tile of that height exists.
+
+    Few rows are all padding in a high tile; many are products of low ones, which read the weights more often.
+    """
+    most = 64 if dtype == torch.float32 else 128
+    return next((rows for rows in (16, 32, 64) if rows * experts >= pairs or rows == most), most)
+
+
 def expert_tile(rows: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
     """Tile of products of a routing's rows, which come in tiles of `rows`; columns are those of the accumulator."""
     return replace(_first_fit(rows, _special(dtype, aligned) or _EXPERTS[family_of(capability)]), rows=rows)

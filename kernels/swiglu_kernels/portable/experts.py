@@ -35,6 +35,7 @@ from swiglu_kernels.portable.arithmetic import (
     strided_tile,
 )
 from swiglu_kernels.routing import Routing
+from swiglu_kernels.tiles.tuning import lookup, portable_tile
 
 
 @triton.jit
@@ -368,11 +369,18 @@ def _product_arguments(
 
 
 def _tile_for(
-    pair: torch.Tensor, tile_expert: torch.Tensor, capability: Capability | None, *matrices: torch.Tensor
+    kernel: str,
+    hidden: int,
+    intermediate: int,
+    pair: torch.Tensor,
+    tile_expert: torch.Tensor,
+    capability: Capability | None,
+    *matrices: torch.Tensor,
 ) -> Tile:
-    rows = pair.shape[0] // tile_expert.shape[0]
-    capability = capability or capability_of(pair.device)
-    return expert_tile(rows, matrices[0].dtype, capability, vectorises(*matrices))
+    """Return the tile that was tuned for a kernel of `tiles.candidates`, or the shipped one."""
+    rows, aligned = pair.shape[0] // tile_expert.shape[0], vectorises(*matrices)
+    tuned = portable_tile(lookup(kernel, matrices[0], rows, hidden, intermediate), aligned)
+    return tuned or expert_tile(rows, matrices[0].dtype, capability or capability_of(pair.device), aligned)
 
 
 def gate_up_launch(
@@ -404,7 +412,7 @@ def gate_up_launch(
         capability: of the GPU to choose the tile for; None for that of the tensors' device.
     """
     N = w_gate_up.shape[1] // 2
-    tile = _tile_for(pair, tile_expert, capability, x, w_gate_up)
+    tile = _tile_for("experts-gate-up", w_gate_up.shape[2], N, pair, tile_expert, capability, x, w_gate_up)
     columns = tile.columns // 2
     return Launch(
         kernel=_gate_up_kernel,
@@ -429,9 +437,14 @@ def rows_launch(
     tile_expert: torch.Tensor,
     bias: torch.Tensor | None,
     capability: Capability | None = None,
+    kernel: str = "experts-down",
 ) -> Launch:
-    """Describe the launch that writes out [P, N] = a [P, K] w[expert]^T + bias[expert]; w [E, N, K], any strides."""
-    tile = _tile_for(pair, tile_expert, capability, a, w)
+    """Describe the launch that writes out [P, N] = a [P, K] w[expert]^T + bias[expert]; w [E, N, K], any strides.
+
+    `kernel` is what it is tuned as; of "experts-input-grad" K is both gate and up.
+    """
+    intermediate = w.shape[2] // 2 if kernel == "experts-input-grad" else w.shape[2]
+    tile = _tile_for(kernel, w.shape[1], intermediate, pair, tile_expert, capability, a, w)
     return Launch(
         kernel=_rows_kernel,
         grid=(tile_expert.shape[0] * triton.cdiv(w.shape[1], tile.columns),),
@@ -476,7 +489,7 @@ def down_backward_launch(
         capability: of the GPU to choose the tile for; None for that of the tensors' device.
     """
     N = w.shape[1]
-    tile = _tile_for(pair, tile_expert, capability, dy, w)
+    tile = _tile_for("experts-hidden-grad", w.shape[2], N, pair, tile_expert, capability, dy, w)
     columns = tile.columns // 2
     assert dots.shape[0] == triton.cdiv(N, columns), "a part for each tile of columns"
     return Launch(
@@ -497,8 +510,9 @@ def down_backward_launch(
 
 def dots_parts(dy: torch.Tensor, w: torch.Tensor, routing: Routing, capability: Capability | None = None) -> int:
     """Return how many parts `down_backward_launch` writes of each row's dots; w is w_down as [E, I, H]."""
-    tile = _tile_for(routing.pair, routing.tile_expert, capability, dy, w)
-    return triton.cdiv(w.shape[1], tile.columns // 2)
+    (_, N, K), of = w.shape, (routing.pair, routing.tile_expert)
+    tile = _tile_for("experts-hidden-grad", K, N, *of, capability, dy, w)
+    return triton.cdiv(N, tile.columns // 2)
 
 
 def weight_grad_launch(
@@ -509,6 +523,7 @@ def weight_grad_launch(
     starts: torch.Tensor,
     counts: torch.Tensor,
     slots: int,
+    tile_rows: int,
     capability: Capability | None = None,
 ) -> Launch:
     """Describe the launch that writes d_w [E, M, N], any strides: the sums of a^T b over each expert's rows.
@@ -517,15 +532,21 @@ def weight_grad_launch(
         a: [P, M] or [T, M], any strides.
         b: [P, N] or [T, N], any strides.
         d_w: written, zeros for an expert without rows.
-        pair: of the routing, as starts, counts and slots.
+        pair: of the routing, as starts, counts, slots and tile_rows.
         starts: as pair.
         counts: as pair.
         slots: as pair.
+        tile_rows: as pair.
         capability: of the GPU to choose the tile for; None for that of the tensors' device.
     """
     experts, M, N = d_w.shape
-    capability = capability or capability_of(a.device)
-    tile = expert_weight_grad_tile(pair.shape[0] // experts, a.dtype, capability, vectorises(a, b, d_w))
+    aligned, of_tokens = vectorises(a, b, d_w), a.shape[0] < pair.shape[0]
+    # Of w_down the rows of a are those of tokens, and N is the intermediate size; of w_gate_up M is gate and up.
+    kernel = "experts-down-weight-grad" if of_tokens else "experts-weight-grad"
+    tuned = lookup(kernel, a, tile_rows, *((M, N) if of_tokens else (N, M // 2)))
+    tile = portable_tile(tuned, aligned) or expert_weight_grad_tile(
+        pair.shape[0] // experts, a.dtype, capability or capability_of(a.device), aligned
+    )
     return Launch(
         kernel=_weight_grad_kernel,
         grid=(triton.cdiv(M, tile.rows) * triton.cdiv(N, tile.columns), experts),
@@ -537,7 +558,7 @@ def weight_grad_launch(
             "BLOCK_M": tile.rows, "BLOCK_N": tile.columns, "BLOCK_ROWS": tile.depth,
             "WIDE": tile_needs_int64((d_w.stride()[1:], (tile.rows, tile.columns))),
             "PRECISION": float32_dot_precision(),
-            "A_OF_TOKENS": a.shape[0] < pair.shape[0], "B_OF_TOKENS": b.shape[0] < pair.shape[0],
+            "A_OF_TOKENS": of_tokens, "B_OF_TOKENS": b.shape[0] < pair.shape[0],
         },
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -632,20 +653,22 @@ def gate_up(
     return h, pre
 
 
-def _rows_times(a: torch.Tensor, w: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
+def _rows_times(
+    a: torch.Tensor, w: torch.Tensor, routing: Routing, bias: torch.Tensor | None, kernel: str
+) -> torch.Tensor:
     out = a.new_empty((a.shape[0], w.shape[1]))
-    run(rows_launch, a, w, out, routing.pair, routing.tile_expert, bias)
+    run(rows_launch, a, w, out, routing.pair, routing.tile_expert, bias, None, kernel)
     return out
 
 
 def down(h: torch.Tensor, w_down: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
     """Return y [P, H] = h w_down[expert]^T + bias[expert]."""
-    return _rows_times(h, w_down, routing, bias)
+    return _rows_times(h, w_down, routing, bias, "experts-down")
 
 
 def rows_times(d_pre: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing) -> torch.Tensor:
     """Return d_pre w_gate_up[expert], [P, H]."""
-    return _rows_times(d_pre, w_gate_up.mT, routing, None)
+    return _rows_times(d_pre, w_gate_up.mT, routing, None, "experts-input-grad")
 
 
 def down_backward(
@@ -674,7 +697,7 @@ def down_backward(
 def weight_grad(a: torch.Tensor, b: torch.Tensor, routing: Routing, like: torch.Tensor) -> torch.Tensor:
     """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`."""
     d_w = torch.empty_like(like)
-    run(weight_grad_launch, a, b, d_w, routing.pair, routing.starts, routing.counts, routing.slots)
+    run(weight_grad_launch, a, b, d_w, routing.pair, routing.starts, routing.counts, routing.slots, routing.tile_rows)
     return d_w
 
 

@@ -175,6 +175,7 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
         h, pre, y = tensor(rows, intermediate), tensor(rows, 2 * intermediate), tensor(rows, hidden)
         dots = tensor(experts.dots_parts(x, w_down.mT, routing, capability), rows, dtype=torch.float32)
         gate = (slots, CLAMPED, interleaved, capability)
+        summed = (pair, starts, counts, slots, tile_rows, capability)
         at = f"tiles of {tile_rows}, {str(dtype).removeprefix('torch.')}{'' if aligned else ', unaligned'}"
         at += ", interleaved" if interleaved else ""
         multiplied = {
@@ -184,8 +185,8 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
             "experts' d_pre": experts.down_backward_launch(
                 x, w_down.mT, pre, weights, pre, h, dots, pair, tile_expert, *gate
             ),
-            "experts' dW": experts.weight_grad_launch(pre, x, w_gate_up, pair, starts, counts, slots, capability),
-            "experts' dW_down": experts.weight_grad_launch(x, h, w_down, pair, starts, counts, slots, capability),
+            "experts' dW": experts.weight_grad_launch(pre, x, w_gate_up, *summed),
+            "experts' dW_down": experts.weight_grad_launch(x, h, w_down, *summed),
         }
         others = {
             "routing": route_launch(index, *routing[:5], tile_rows),

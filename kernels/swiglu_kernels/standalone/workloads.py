@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -9,9 +10,11 @@ import torch
 from swiglu_kernels.glu import multiply_and_gate
 from swiglu_kernels.launches.formula import PLAIN
 from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.portable import experts
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import NO_BIASES, forward_launch, recompute_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.routing import route
 from swiglu_kernels.tiles.candidates import BY_TORCH, KERNELS, Choice, Problem
 from swiglu_kernels.tiles.tuning import forced
 
@@ -78,6 +81,8 @@ def workload(kernel: str, problem: Problem, device: torch.device, seed: int = 0)
     def weights() -> list[torch.Tensor]:
         return [draw(N, K, K**-0.5) for _ in range(2)]
 
+    if kernel.startswith("experts-"):
+        return _of_experts(kernel, problem, device, source)
     match kernel:
         case "forward":
             z = new(M, N)
@@ -104,4 +109,53 @@ def workload(kernel: str, problem: Problem, device: torch.device, seed: int = 0)
         case "mlp-weight-grad":
             d_w_down = new(K, N)
             return made(down_weight_grad_launch, draw(M, K), draw(M, N), d_w_down, out=(d_w_down,))
+    raise ValueError(f"kernel: expected a name of candidates.KERNELS, got {kernel!r}")
+
+
+def _of_experts(kernel: str, problem: Problem, device: torch.device, source: torch.Generator) -> Workload:
+    """Draw for a kernel of experts, each token of which has `top_k` different ones with equal probability."""
+    H, I, E, k = problem.hidden, problem.intermediate, problem.experts, problem.top_k  # noqa: E741
+
+    def draw(*sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, generator=source, device=device).mul_(sizes[-1] ** -0.5).to(problem.dtype)
+
+    def new(*sizes: int) -> torch.Tensor:
+        return torch.empty(sizes, dtype=problem.dtype, device=device)
+
+    index = torch.rand(problem.tokens, E, generator=source, device=device).topk(k).indices
+    routing = route(index, E, problem.kept_for)
+    pair, _, tile_expert, starts, counts, slots, tile_rows = routing
+    rows, used = pair.shape[0], int(starts[-1])  # what lies behind is not written
+    summed = pair, starts, counts, slots, tile_rows
+
+    def made(*out: torch.Tensor, launch: Callable[[], Launch]) -> Workload:
+        return Workload(kernel, problem, device, out, launch)
+
+    match kernel:
+        case "experts-gate-up":
+            x, w, out = draw(problem.tokens, H), draw(E, 2 * I, H), new(rows, I)
+            launch = partial(experts.gate_up_launch, x, w, out, None, pair, tile_expert, None, slots, PLAIN, False)
+            return made(out[:used], launch=launch)
+        case "experts-down" | "experts-input-grad":
+            a, out = draw(rows, I if kernel == "experts-down" else 2 * I), new(rows, H)
+            w = draw(E, H, I) if kernel == "experts-down" else draw(E, 2 * I, H).mT
+            return made(
+                out[:used], launch=partial(experts.rows_launch, a, w, out, pair, tile_expert, None, None, kernel)
+            )
+        case "experts-hidden-grad":
+            dy, w, pre, weights = draw(problem.tokens, H), draw(E, H, I).mT, draw(rows, 2 * I), draw(problem.tokens, k)
+            d_pre, wh = new(rows, 2 * I), new(rows, I)
+
+            def with_dots() -> Launch:
+                dots = torch.empty(experts.dots_parts(dy, w, routing), rows, dtype=torch.float32, device=device)
+                return experts.down_backward_launch(
+                    dy, w, pre, weights, d_pre, wh, dots, pair, tile_expert, slots, PLAIN, False
+                )
+
+            return made(d_pre[:used], wh[:used], launch=with_dots)
+        case "experts-weight-grad" | "experts-down-weight-grad":
+            of_down = kernel == "experts-down-weight-grad"
+            a, b = (draw(problem.tokens, H), draw(rows, I)) if of_down else (draw(rows, 2 * I), draw(problem.tokens, H))
+            out = new(E, a.shape[1], b.shape[1])
+            return made(out, launch=partial(experts.weight_grad_launch, a, b, out, *summed))
     raise ValueError(f"kernel: expected a name of candidates.KERNELS, got {kernel!r}")

@@ -22,6 +22,9 @@ from swiglu_kernels.launches.tiles import (
     Tile,
     down_backward_tile,
     down_weight_grad_tile,
+    expert_tile,
+    expert_tile_rows,
+    expert_weight_grad_tile,
     family_of,
     few_tokens_tile,
     forward_tile,
@@ -29,6 +32,7 @@ from swiglu_kernels.launches.tiles import (
     recompute_tile,
     weight_grad_tile,
 )
+from swiglu_kernels.routing import capacity
 
 Schedule = Literal["portable", "ping-pong", "cooperative", "gate", "torch"]
 """`torch`: PyTorch's products and one elementwise launch."""
@@ -81,13 +85,23 @@ class Problem:
     capability: Capability | None
     multiprocessors: int = 132
     """Of the GPU; an H200's unless given."""
+    experts: int = 0
+    """Of a mixture, in which each token has `top_k`; 0: a dense block."""
+    top_k: int = 1
+
+    @property
+    def kept_for(self) -> int:
+        """What a choice for it serves: that many tokens and fewer; of experts, tiles of that many rows."""
+        pairs = self.tokens * self.top_k
+        return expert_tile_rows(pairs, self.experts, self.dtype) if self.experts else bucket(self.tokens)
 
 
 @dataclass(frozen=True)
 class Kernel:
     """What arithmetic has to know of a kernel: accumulators of rows x columns, and operands of each stage."""
 
-    rows_are: Literal["tokens", "hidden", "intermediate"]
+    rows_are: Literal["tokens", "hidden", "intermediate", "pairs"]
+    """Of the tile; those of pairs of a token and an expert are as many as the routing says."""
     accumulators: int
     left: int
     """Operands of rows x depth."""
@@ -150,6 +164,15 @@ def _down_backward(problem: Problem) -> Tile:
 
 def _down_weight_grad(problem: Problem) -> Tile:
     return down_weight_grad_tile(problem.hidden, problem.dtype, problem.capability, True)
+
+
+def _expert(problem: Problem) -> Tile:
+    return expert_tile(problem.kept_for, problem.dtype, problem.capability, True)
+
+
+def _expert_weight_grad(at: Problem) -> Tile:
+    rows = capacity(at.tokens * at.top_k, at.experts, at.kept_for) // at.experts if at.experts else 2 * at.kept_for
+    return expert_weight_grad_tile(rows, at.dtype, at.capability, True)
 
 
 def _forward_by_hand(at: Problem, stores_preact: bool) -> Choice | None:
@@ -229,8 +252,16 @@ KERNELS = {
     "mlp-weight-grad": Kernel(
         "hidden", 1, 1, 1, _down_weight_grad, by_hand=_products("ping-pong"), shipped_by_hand=_from(0, "ping-pong")
     ),
+    **dict.fromkeys(
+        ("experts-gate-up", "experts-down", "experts-hidden-grad", "experts-input-grad"),
+        Kernel("pairs", 1, 1, 1, _expert),
+    ),
+    "experts-weight-grad": Kernel("intermediate", 1, 1, 1, _expert_weight_grad),
+    "experts-down-weight-grad": Kernel("hidden", 1, 1, 1, _expert_weight_grad),
 }  # fmt: skip
-"""By name: `forward` stores z alone, `-preact` gate and up as well; `-fused` forms d_gate and d_up on the fly."""
+"""By name: `forward` stores z alone, `-preact` gate and up as well; `-fused` forms d_gate and d_up on the fly.
+
+The portable kernels of experts have tiles to choose; those by hand are the same within 1% in all their groups."""
 
 
 def by_hand_is_possible(problem: Problem) -> bool:
@@ -261,7 +292,10 @@ def why_illegal(name: str, choice: Choice, problem: Problem) -> str | None:
     in_grid = all(getattr(tile, name) in values for name, values in GRID.items())
     if not in_grid or not 1 <= tile.group <= 64 or not 1 <= tile.parts <= (MOST_PARTS if kernel.parts else 1):
         return "not of the grid"
+    if kernel.rows_are == "pairs" and tile.rows != problem.kept_for:
+        return "not of the routing's rows"
     sizes = {"tokens": problem.tokens, "hidden": problem.hidden, "intermediate": problem.intermediate}
+    sizes["pairs"] = problem.kept_for
     if tile.rows > max(16, bucket(sizes[kernel.rows_are])):
         return "taller than the matrix"
     registers = kernel.accumulators * tile.rows * tile.columns / (32 * tile.warps)

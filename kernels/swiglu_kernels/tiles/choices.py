@@ -144,12 +144,3 @@ def why_portable(
     least = experts.LEAST_ROWS[with_grad]
     few = f"an expert has fewer than {least} rows on average" if pairs < least * w_gate_up.shape[0] else None
     return why_experts_off() or why_not_hopper(x, w_gate_up, w_down, activation) or few
-
-
-def expert_tile_rows(pairs: int, experts: int, dtype: torch.dtype) -> int:
-    """Return the rows of a routing's tiles: the mean of an expert, as far as a tile of that height exists.
-
-    Few rows are all padding in a high tile; many are products of low ones, which read the weights more often.
-    """
-    most = 64 if dtype == torch.float32 else 128
-    return next((rows for rows in (16, 32, 64) if rows * experts >= pairs or rows == most), most)

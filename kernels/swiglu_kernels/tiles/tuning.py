@@ -59,7 +59,7 @@ class Entry:
     kernel: str
     dtype: str
     tokens: int
-    """The bucket: the most tokens that it is for."""
+    """`Problem.kept_for`: the most tokens that it is for; of experts, the rows of the routing's tiles."""
     hidden: int
     intermediate: int
     choice: Choice
@@ -78,7 +78,10 @@ _tables: dict[torch.device, dict[Key, Choice]] = {}
 
 
 def lookup(kernel: str, like: torch.Tensor, tokens: int, hidden: int, intermediate: int) -> Choice | None:
-    """Return the tuned choice for a launch on the device and in the dtype of a tensor, or None: as shipped."""
+    """Return the tuned choice for a launch on the device and in the dtype of a tensor, or None: as shipped.
+
+    `tokens` are, of experts, the rows of the routing's tiles.
+    """
     table = _tables.get(like.device)
     if table is None:
         table = _tables[like.device] = _load(like.device)
@@ -96,7 +99,7 @@ def portable_tile(choice: Choice | None, aligned: bool) -> Tile | None:
 def forced(device: torch.device, kernel: str, problem: Problem, choice: Choice) -> Iterator[None]:
     """Describe the launches of a kernel and problem with this choice, whatever was tuned."""
     kept = _tables.get(device)
-    key = (kernel, problem.dtype, bucket(problem.tokens), problem.hidden, problem.intermediate)
+    key = (kernel, problem.dtype, problem.kept_for, problem.hidden, problem.intermediate)
     _tables[device] = {key: choice}
     try:
         yield

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swiglu_kernels import glu, mlp, reference, swiglu_glu, swiglu_mlp
+from swiglu_kernels import experts, glu, mlp, reference, swiglu_experts, swiglu_glu, swiglu_mlp
 from swiglu_kernels.calls import repeat
 from swiglu_kernels.calls.operator import Operator
 from swiglu_kernels.launches import backend, plan
@@ -235,6 +235,14 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     plan.forget()
 
 
+def series_made(monkeypatch: pytest.MonkeyPatch) -> list[plan.Series]:
+    """Every series that is made from now on."""
+    made: list[plan.Series] = []
+    real = plan.Series.__init__
+    monkeypatch.setattr(plan.Series, "__init__", lambda self: made.append(self) or real(self))
+    return made
+
+
 def leaves(*wanted: bool, bias: bool, down: bool) -> list[torch.Tensor | None]:
     torch.manual_seed(1)
     shapes = [(2, 3, 8), (16, 8), (16, 8), *([(8, 16)] if down else [])]
@@ -273,9 +281,7 @@ def test_the_same_gradients_by_the_short_way(
     bias: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made: list[plan.Series] = []
-    real = plan.Series.__init__
-    monkeypatch.setattr(plan.Series, "__init__", lambda self: made.append(self) or real(self))
+    made = series_made(monkeypatch)
     down = function is swiglu_mlp
     found = [gradients(function, leaves(*wanted, bias=bias, down=down), **options) for _ in range(4)]
     assert len(short) == 3
@@ -285,6 +291,46 @@ def test_the_same_gradients_by_the_short_way(
     for again in found[1:]:
         for one, other in zip(found[0], again, strict=True):
             assert (one is None and other is None) or torch.equal(one, other)
+
+
+def experts_layer(number: int, wanted: bool, bias: bool) -> list[torch.Tensor | None]:
+    """Of 6 tokens, 2 of 3 experts each, hidden 8 and intermediate 16; other values for every number."""
+    torch.manual_seed(number)
+    shapes = [(2, 3, 8), (3, 32, 8), (3, 8, 16), (2, 3, 2), *([(3, 32), (3, 8)] if bias else [])]
+    made: list[torch.Tensor | None] = [torch.randn(shape).requires_grad_(wanted) for shape in shapes]
+    return [*made, *[None] * (6 - len(made)), torch.rand(2, 3, 3).topk(2).indices]
+
+
+def mixture(function: Any, *given: torch.Tensor | None, **options: Any) -> Any:
+    x, w_gate_up, w_down, weights, b_gate_up, b_down, index = given
+    return function(x, w_gate_up, w_down, index, weights, b_gate_up=b_gate_up, b_down=b_down, **options)
+
+
+@needs_interpreter
+@pytest.mark.parametrize("options", [{}, {"interleaved": True, "limit": 1.0}, {"recompute": True}], ids=str)
+@pytest.mark.parametrize("bias", [False, True], ids=["", "biases"])
+@pytest.mark.parametrize("wanted", [False, True], ids=["no gradient", "gradients"])
+def test_experts_by_the_short_way(
+    short: list[str], wanted: bool, bias: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[Any] = []
+    made = series_made(monkeypatch)
+    monkeypatch.setattr(experts, "check_experts", lambda *arguments: checked.append(arguments))
+    wanted_of = {name: value for name, value in options.items() if name != "recompute"}
+    for number in range(4):
+        results = []
+        for function, asked in ((swiglu_experts, options), (reference.swiglu_experts, wanted_of)):
+            given = experts_layer(number, wanted, bias)
+            out = mixture(function, *given, **asked)
+            if wanted:
+                out.square().sum().backward()
+            results.append([out.detach(), *(one.grad for one in given if one is not None and one.requires_grad)])
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert len(checked) == 1
+    assert len(short) == (3 if wanted else 0)
+    assert len(made) == 1 + wanted
+    assert all(one._steps for one in made), "all are replayed"
 
 
 @needs_interpreter
@@ -386,3 +432,22 @@ def test_on_a_gpu(tokens: int, dtype: torch.dtype) -> None:
         torch.testing.assert_close(z, swiglu_glu(wanted, w_gate, w_up, weight_grad="none").detach())
         torch.testing.assert_close(out, swiglu_mlp(wanted, w_gate, w_up, w_down, weight_grad="none").detach())
         assert len(plan.calls) == 2, number
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU; torch.cuda.is_available() is False")
+@pytest.mark.parametrize("wanted", [False, True], ids=["no gradient", "gradients"])
+@pytest.mark.parametrize("tokens", [1, 100, 4096])
+def test_experts_on_a_gpu(tokens: int, wanted: bool) -> None:
+    def results(number: int) -> list[torch.Tensor]:
+        torch.manual_seed(number)
+        shapes = (tokens, 256), (16, 512, 256), (16, 256, 256), (tokens, 4)
+        given = [torch.randn(shape, device="cuda").bfloat16().requires_grad_(wanted) for shape in shapes]
+        out = mixture(swiglu_experts, *given, None, None, torch.rand(tokens, 16, device="cuda").topk(4).indices)
+        return [out, *(torch.autograd.grad(out.sum(), given) if wanted else [])]
+
+    plan.forget()
+    found = [results(number) for number in range(4)]
+    for number, short in enumerate(found):
+        plan.forget()  # the long way
+        assert all(map(torch.equal, short, results(number)))

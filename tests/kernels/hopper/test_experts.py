@@ -11,6 +11,7 @@ from swiglu_kernels import experts, reference, swiglu_experts
 from swiglu_kernels.hopper import experts as by_hand
 from swiglu_kernels.hopper import shared
 from swiglu_kernels.launches.backend import TRITON_AVAILABLE
+from swiglu_kernels.launches.tiles import expert_tile_rows
 from swiglu_kernels.routing import Routing, capacity, route
 from swiglu_kernels.tiles import choices
 
@@ -150,7 +151,7 @@ class TestTokensAreSortedInParts:
             return list(torch.autograd.grad(out, leaves, upstream))
 
         use = measure_memory(torch.device("cpu"), forward, backward)
-        rows = capacity(index.numel(), count, choices.expert_tile_rows(index.numel(), count, torch.float32))
+        rows = capacity(index.numel(), count, expert_tile_rows(index.numel(), count, torch.float32))
         gradients = sum(leaf.numel() for leaf in leaves)
         part = max(sizes[0] for sizes in sorted_products if sizes[1] == intermediate)
         beside = rows * (intermediate + part) + tokens * hidden

@@ -14,7 +14,8 @@ needs_kernels = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no GP
 
 def made(kernel: str) -> Workload:
     capability = torch.cuda.get_device_capability() if DEVICE.type == "cuda" else None
-    return workload(kernel, Problem(20, 48, 64, torch.float16, capability), DEVICE)
+    mixture = {"experts": 4, "top_k": 2} if kernel.startswith("experts") else {}
+    return workload(kernel, Problem(20, 48, 64, torch.float16, capability, **mixture), DEVICE)
 
 
 @needs_kernels

@@ -23,6 +23,7 @@ from swiglu_kernels.tiles.candidates import (
 )
 
 CAPABILITIES = [None, (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)]
+MIXTURE = {"experts": 64, "top_k": 8}
 TOKENS = [1, 16, 17, 64, 65, 128, 512, 513, 8192]
 
 
@@ -42,7 +43,7 @@ def _gluon(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_list_is_bounded_unique_and_able_to_run(name: str) -> None:
     kernel = KERNELS[name]
     for capability, tokens in itertools.product(CAPABILITIES, TOKENS):
-        problem = at(tokens, capability)
+        problem = at(tokens, capability, **(MIXTURE if name.startswith("experts") else {}))
         found = candidates(name, problem, most=12)
         assert found[0] == shipped(name, problem)
         assert len(found) == len(set(found)) == len(set(map(str, found)))
@@ -64,6 +65,17 @@ def test_the_nearest_come_first_and_fewer_are_a_part_of_more() -> None:
     few, many = (candidates("input-grad-fused", at(), most) for most in (4, 12))
     assert many[: len(few)] == few
     assert str(few[1]) == "64x128x64 8w 3s g16", "one halving from the shipped tile"
+
+
+def test_experts_have_tiles_of_the_routing_s_rows() -> None:
+    for tokens, rows in ((1, 16), (128, 16), (129, 32), (512, 64), (513, 128), (8192, 128)):
+        problem = at(tokens, **MIXTURE)
+        assert problem.kept_for == rows
+        assert {choice.tile.rows for choice in candidates("experts-down", problem)} == {rows}
+        taller = Choice("portable", Tile(2 * rows, 64, 64, warps=4, stages=3))
+        assert why_illegal("experts-down", taller, problem) == "not of the routing's rows"
+        kept = at(rows)  # as a file has it
+        assert why_illegal("experts-down", candidates("experts-down", problem)[1], kept) is None
 
 
 def schedules(name: str, problem: Problem) -> list[str]:

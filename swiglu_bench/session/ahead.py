@@ -1,0 +1,86 @@
+"""A process in which nothing is timed: what autotuners would choose among is compiled side by side, and not compared.
+
+What it compiles is on disk afterwards, where the process that is timed finds it: Triton keeps kernels there. Choices
+stay here: they would be made while other processes use the GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+
+def choose_nothing() -> None:
+    """From now on this process's autotuners take the first candidate that runs, and keep no choice on disk."""
+    from torch._inductor import config
+
+    config.fx_graph_cache = config.autotune_local_cache = False
+    with contextlib.suppress(ImportError):
+        from triton.runtime.autotuner import Autotuner
+
+        Autotuner.do_bench = staticmethod(_once)
+        Autotuner.check_disk_cache = lambda self, key, configs, bench: bool(bench())
+        Autotuner._bench = _first_only(Autotuner._bench)
+        Autotuner.run = _with_none_taken(Autotuner.run)
+
+
+@contextlib.contextmanager
+def every_candidate() -> Iterator[None]:
+    """While this is entered, Triton's autotuners compile all candidates of a call, as many at a time as there are CPUs.
+
+    Of arguments that were compiled for already, Triton compiles nothing. What is wrong with a candidate is told when it
+    is run.
+    """
+    try:
+        from triton.runtime._async_compile import AsyncCompileMode
+        from triton.runtime.autotuner import Autotuner
+    except ImportError:
+        yield
+        return
+    run = Autotuner.run
+
+    def compiled_before(self: Any, *arguments: Any, **options: Any) -> Any:
+        if len(self.configs) > 1:
+            with contextlib.suppress(Exception), AsyncCompileMode(threads, ignore_errors=True):
+                self.warmup(*arguments, **options)
+        return run(self, *arguments, **options)
+
+    with ThreadPoolExecutor(_cpus()) as threads:
+        Autotuner.run = compiled_before
+        try:
+            yield
+        finally:
+            Autotuner.run = run
+
+
+def _once(call: Callable[[], object], quantiles: object = None) -> list[float]:
+    """Call it, as a benchmark does; what cannot run raises."""
+    call()
+    return [1.0, 1.0, 1.0]
+
+
+def _with_none_taken(run: Callable[..., Any]) -> Callable[..., Any]:
+    def none_taken(self: Any, *arguments: Any, **options: Any) -> Any:
+        self.taken = False
+        return run(self, *arguments, **options)
+
+    return none_taken
+
+
+def _first_only(bench: Callable[..., list[float]]) -> Callable[..., list[float]]:
+    def first_only(self: Any, *arguments: Any, **options: Any) -> list[float]:
+        if self.taken:
+            return [math.inf, math.inf, math.inf]
+        found = bench(self, *arguments, **options)
+        self.taken = math.isfinite(found[0])
+        return found
+
+    return first_only
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
