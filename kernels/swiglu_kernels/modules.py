@@ -98,7 +98,7 @@ def _backend(module: nn.Module) -> str:
     "triton, portable kernels only: ..." where those by hand for this GPU step aside, with the reason.
     """
     device = next(module.parameters()).device
-    reason = why_aside(device, experts=isinstance(module, FusedSwiGLUExperts))
+    reason = why_aside(device)
     return backend_for(device) if reason is None else f"{backend_for(device)}, portable kernels only: {reason}"
 
 

@@ -5,7 +5,7 @@ of z, whichever leave the fewest multiprocessors idle in the end (`tile_for`). A
 tiles of x, w_gate and w_up by TMA. Two consumer warpgroups take tiles in turn ("ping-pong"): while one runs its main
 loop, the other applies the gate to its finished tile and stores it, so that the tensor cores never wait for an
 epilogue. 96 columns of gate and of up make an accumulator of 128 x 192, all that a warpgroup's registers hold.
-`hopper_loop.py` has its main loop, which yields it in blocks of 64 x 64; the rows of w_gate and w_up lie in a stage
+`hopper/loop.py` has its main loop, which yields it in blocks of 64 x 64; the rows of w_gate and w_up lie in a stage
 such that these are 64 columns of gate, 64 of up, and the last ones of each, up to 32. With STORE_PREACT gate and up are
 stored as well, for the backward.
 

@@ -10,7 +10,7 @@ Programs, producer, consumers and barriers are those of `hopper.py`. A consumer'
 two schedules:
 
     ping-pong      tiles of 128 rows, which the consumers take in turn: the epilogue of one is hidden behind the main
-                   loop of the other (`hopper_forward.py`)
+                   loop of the other (`hopper/forward.py`)
     cooperative    tiles of 256 rows, half for each consumer: the columns are read from the L2 cache half as often,
                    which counts where the sums are long and the epilogue short
 

@@ -4,7 +4,7 @@ M tokens, N intermediate, K hidden. So few tokens are one row of tiles, and read
 every multiprocessor gets an equal share of their rows, as tiles of 128 x (W + W) whose W is any multiple of 8 up to 128
 (`tile_for`). A producer warp fills a ring of STAGES by TMA, which moves powers of two, so a share comes in parts of 64,
 32, 16 and 8 rows. Two consumer warpgroups have 64 rows of the tile each ("cooperative"), so that neither waits for a
-turn. `hopper_loop.py` has their main loop. With STORE_PREACT gate and up are stored as well, for the backward.
+turn. `hopper/loop.py` has their main loop. With STORE_PREACT gate and up are stored as well, for the backward.
 
 The ring is one buffer of units of 64 rows of 128 bytes: a stage has two for x, and one or two for each weight. Two more
 units hold the barriers and a mark by which all is found.
@@ -191,7 +191,7 @@ def forward_launch(
     preactivations: tuple[torch.Tensor, torch.Tensor] | None,
     tile: Tile | None = None,
 ) -> Launch:
-    """Describe the launch for at most MOST_TOKENS tokens; ask `hopper_forward.why_not` first.
+    """Describe the launch for at most MOST_TOKENS tokens; ask `forward.why_not` first.
 
     Args:
         x: [M, K].

@@ -1,9 +1,11 @@
 """What the kernels that are scheduled by hand for Hopper (compute capability 9.0) share, in Gluon.
 
-    hopper_forward.py     z, and gate and up, from x and both weights
-    hopper_row.py         the same for up to 128 tokens
-    hopper_products.py    the products of the backward
-    hopper_loop.py        main loops in PTX, for the accumulators of both forwards
+    forward.py     z, and gate and up, from x and both weights
+    row.py         the same for up to 128 tokens
+    products.py    the products of the backward
+    fp8.py         z of operands in fp8
+    experts.py     the products of experts
+    loop.py        main loops in PTX, for the accumulators of the forwards
 
 One program per multiprocessor walks through the tiles of its output. A producer warp fills a ring of stages by TMA, two
 consumer warpgroups multiply. Barriers: `full` completes when TMA has written a stage, `empty` when its wgmma is done,
@@ -42,19 +44,18 @@ def _gluon_is_missing() -> str | None:
 GLUON_MISSING = _gluon_is_missing()
 RUN_ON_A_GPU = ("3.6", "3.7")
 """Minor versions of Triton with which these kernels were right on a GPU: results/nvidia-h200."""
-EXPERTS_RUN_ON_A_GPU = ("3.6",)
-"""The same for those of experts: experts-kernels.txt there."""
 VARIABLE = "SWIGLU_KERNELS_BY_HAND"
 """`on` runs these kernels with any version of Triton, `off` with none; read at import."""
 
 
-def _not_to_run(version: str, wish: str, tried: tuple[str, ...] = RUN_ON_A_GPU) -> str | None:
+def _not_to_run(version: str, wish: str) -> str | None:
     """Say what speaks against these kernels with a version of Triton and the value of VARIABLE, or return None."""
     if wish == "off":
         return f"{VARIABLE}=off"
-    if wish == "on" or ".".join(version.split(".")[:2]) in tried:
+    if wish == "on" or ".".join(version.split(".")[:2]) in RUN_ON_A_GPU:
         return None
-    return f"they ran on a GPU with Triton {', '.join(tried)}, not with {version}; {VARIABLE}=on runs them all the same"
+    tried = ", ".join(RUN_ON_A_GPU)
+    return f"they ran on a GPU with Triton {tried}, not with {version}; {VARIABLE}=on runs them all the same"
 
 
 _HERE = str(getattr(triton, "__version__", "")), os.environ.get(VARIABLE, "")
@@ -66,18 +67,10 @@ def why_off() -> str | None:
     return GLUON_MISSING or _aside
 
 
-def why_experts_off() -> str | None:
-    """Say why those of experts are not chosen here, or return None."""
-    return why_off() or _not_to_run(*_HERE, EXPERTS_RUN_ON_A_GPU)
-
-
-def why_aside(device: torch.device, experts: bool = False) -> str | None:
-    """Say why the portable kernels run on a GPU that these are made for; None where these run, and on other devices.
-
-    `experts`: those of experts.
-    """
+def why_aside(device: torch.device) -> str | None:
+    """Say why the portable kernels run on a GPU that these are made for; None where these run, and on other devices."""
     made_for = not INTERPRETING and TRITON_AVAILABLE and (capability_of(device) or (0,))[0] == 9
-    return (why_experts_off() if experts else why_off()) if made_for else None
+    return why_off() if made_for else None
 
 
 @contextlib.contextmanager

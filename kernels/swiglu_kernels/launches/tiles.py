@@ -51,7 +51,7 @@ _FORWARD: dict[Family, list[tuple[float, Tile]]] = {
     ],
 }
 FEW_TOKENS = 128
-"""For which `few_tokens_tile` chooses; `hopper_row.py`, which it gives way to, takes as many."""
+"""For which `few_tokens_tile` chooses; `hopper/row.py`, which it gives way to, takes as many."""
 LEAST_SHARED, MOST_PARTS = 2048, 8
 """Hidden size from which on a sum is shared (the least where it was measured to pay for its second launch), and by how
 many programs at most; their parts are no larger than the weights."""
@@ -169,7 +169,7 @@ def forward_tile(
 
 
 def few_tokens_tile(tokens: int, hidden: int, intermediate: int, processors: int) -> Tile | None:
-    """Tile of the forward of up to FEW_TOKENS tokens in 16 bits on Hopper; None: `hopper_row.py` is faster, if it can.
+    """Tile of the forward of up to FEW_TOKENS tokens in 16 bits on Hopper; None: `hopper/row.py` is faster, if it can.
 
     The time is that of reading the weights, if enough is on its way at any moment, and until the end: programs run at
     once, and where they do not, their last wave is short. How each was measured: NOTES.md.

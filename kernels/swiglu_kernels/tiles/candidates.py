@@ -2,8 +2,8 @@
 
 A candidate has to be able to run: its fp32 accumulators fit into registers, its pipeline into shared memory, and it is
 no taller than the tokens need. `candidates` yields the nearest to the shipped one, as each of them takes seconds to
-compile. On Hopper most kernels can also be scheduled by hand (`hopper_forward.py`, `hopper_row.py`,
-`hopper_products.py`); there, stages and groups vary.
+compile. On Hopper most kernels can also be scheduled by hand (`hopper/forward.py`, `hopper/row.py`,
+`hopper/products.py`); there, stages and groups vary.
 """
 
 import itertools

@@ -6,7 +6,7 @@ Measured on one H200 (bf16, hidden 4096, intermediate 11008). Forward + dX + dW 
     16 tokens          portable kernel for dW 232 us, torch 208 us
     1 token            portable kernel for dW 212 us, torch 289 us
 
-and products of d_gate and d_up once they are stored, by `hopper_products.py`, relative to torch:
+and products of d_gate and d_up once they are stored, by `hopper/products.py`, relative to torch:
 
     dW   0.79-0.97 at 64-16384 tokens
     dX   0.98-1.00 where its tiles fill their waves; 1.1-1.4 where they do not, as of 1100, 1280 or 2304 tokens
@@ -33,7 +33,7 @@ import torch
 from swiglu_kernels.hopper import experts
 from swiglu_kernels.hopper.forward import why_not
 from swiglu_kernels.hopper.products import fills_waves
-from swiglu_kernels.hopper.shared import why_experts_off, why_off
+from swiglu_kernels.hopper.shared import why_off
 from swiglu_kernels.launches.backend import INTERPRETING, capability_of, multiprocessors
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.internals import constant_in_graphs
@@ -61,7 +61,7 @@ def why_unmeasured(device: torch.device) -> str:
 
 @constant_in_graphs  # a GPU does not change while a compiled function lives
 def _hopper_multiprocessors(device: torch.device) -> int:
-    """Return how many multiprocessors run `hopper_products.py` here, 0 for none."""
+    """Return how many multiprocessors run `hopper/products.py` here, 0 for none."""
     if device.type != "cuda" or why_off() is not None or capability_of(device) != (9, 0):
         return 0
     return multiprocessors(device)
@@ -143,4 +143,4 @@ def why_portable(
     """Say why the portable kernels are the fastest for experts, or return None where those by hand are."""
     least = experts.LEAST_ROWS[with_grad]
     few = f"an expert has fewer than {least} rows on average" if pairs < least * w_gate_up.shape[0] else None
-    return why_experts_off() or why_not_hopper(x, w_gate_up, w_down, activation) or few
+    return why_off() or why_not_hopper(x, w_gate_up, w_down, activation) or few
