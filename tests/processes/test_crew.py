@@ -118,8 +118,8 @@ def rows(problem, weights):
 def sound(problem):
     return rows(problem, problem.parameters)
 
-@implementation("stale", scopes=("glu",), description="has copies of the weights", backend="inductor")
-def stale(problem):
+@implementation("copying", scopes=("glu",), description="has copies of the weights", backend="inductor")
+def copying(problem):
     own = {{name: value.detach().clone().requires_grad_() for name, value in problem.parameters.items()}}
     return rows(problem, own)
 """
@@ -128,9 +128,9 @@ def stale(problem):
 def test_what_compiles_is_first_used_as_by_a_model_in_processes_for_nothing_else(shared: Crew, tmp_path: Path) -> None:
     source, calls = tmp_path / "compiled.py", tmp_path / "calls"
     source.write_text(COMPILED.format(log=str(calls)), encoding="utf-8")
-    found = run_case(shared, [EAGER, *(declare(f"{source}:{name}", 60.0) for name in ("sound", "stale"))])
-    assert (found["sound"].status, found["stale"].status) == (Status.OK, Status.INCORRECT), found["stale"].reason
-    assert {check.check for check in found["stale"].tensor_checks if not check.ok} == {"use"}
+    found = run_case(shared, [EAGER, *(declare(f"{source}:{name}", 60.0) for name in ("sound", "copying"))])
+    assert (found["sound"].status, found["copying"].status) == (Status.OK, Status.INCORRECT), found["copying"].reason
+    assert {check.check for check in found["copying"].tensor_checks if not check.ok} == {"use"}
     at = {tokens: {pid for pid, rows in map(str.split, calls.read_text().splitlines()) if rows == str(tokens)}
           for tokens in (FORWARD.tokens, usage.TOKENS)}  # fmt: skip
     assert len(at[usage.TOKENS]) == 2, "by one process of each"
