@@ -35,7 +35,7 @@ for piece in ${*:-$pieces}; do
   echo "== $piece"
   case $piece in
     forward)
-      sweep forward forward --shapes llama7b --tokens 1,16,128,512,1k,2k,4k,8k,16k --budget 4 --no-energy \
+      sweep forward forward --shapes llama7b --tokens 1,16,128,512,1k,2k,4k,8k,16k --budget 3 --no-energy \
         --impl eager,eager-packed,compile,compile-packed,liger,unsloth,fused,quack ;;
     forward-llama3-8b)
       sweep forward-llama3-8b forward --shapes llama3-8b --tokens 1,16,128,512,1k,2k,4k,8k,16k --budget 4 --no-energy \
@@ -49,7 +49,7 @@ for piece in ${*:-$pieces}; do
       sweep activation forward --shapes llama7b --scope activation --tokens 2k,8k --budget 4 --no-energy \
         --impl eager,compile,liger,unsloth,silu-mul ;;
     step-mlp)
-      sweep step-mlp step --shapes llama7b --scope mlp --tokens 1k,2k,4k,8k --budget 6 --no-energy \
+      sweep step-mlp step --shapes llama7b --scope mlp --tokens 1k,2k,4k,8k --budget 4 --no-energy \
         --impl $peers,fused-mlp-recompute,fused-mlp-chunked ;;
     step)
       sweep step step --shapes llama7b --tokens 128,1k,2k,4k,8k --budget 5 --no-energy \
@@ -63,7 +63,7 @@ for piece in ${*:-$pieces}; do
     memory-mlp)
       sweep memory-mlp memory --shapes llama7b --scope mlp --tokens 8k --impl $peers,fused-mlp-recompute,fused-mlp-chunked ;;
     experts)
-      sweep experts forward --shapes qwen3-30b-a3b,mixtral-8x7b,deepseek-v3-rank,gpt-oss-20b --tokens 8k --budget 8 \
+      sweep experts forward --shapes qwen3-30b-a3b,mixtral-8x7b,deepseek-v3-rank,gpt-oss-20b --tokens 8k --budget 5 \
         --no-energy --baseline grouped-compile --impl $experts ;;
     experts-zipf)
       sweep experts-zipf forward --shapes qwen3-30b-a3b,mixtral-8x7b --routing zipf --tokens 8k --budget 8 --no-energy \
@@ -71,13 +71,13 @@ for piece in ${*:-$pieces}; do
     experts-few)
       sweep experts-few forward --shapes qwen3-30b-a3b --tokens 1,4,16,64,32k --budget 6 --no-energy --baseline grouped-compile --impl $experts ;;
     experts-step)
-      sweep experts-step step --shapes qwen3-30b-a3b,mixtral-8x7b,deepseek-v3-rank,gpt-oss-20b --tokens 8k --budget 15 \
+      sweep experts-step step --shapes qwen3-30b-a3b,mixtral-8x7b,deepseek-v3-rank,gpt-oss-20b --tokens 8k --budget 8 \
         --no-energy --baseline grouped-compile --impl $experts ;;
     experts-memory) sweep experts-memory memory --shapes qwen3-30b-a3b --tokens 8k --impl $experts ;;
     experts-parts)
       [ -e "$folder/experts-parts.csv" ] || python kernels/benchmarks/experts.py --csv "$folder/experts-parts.csv" ;;
     fp8)
-      sweep fp8 forward --precision bf16,fp8-rowwise,fp8-blockwise --shapes llama7b,llama3-8b --tokens 1k,8k --budget 3 --no-energy \
+      sweep fp8 forward --precision bf16,fp8-rowwise,fp8-blockwise --shapes llama7b,llama3-8b --tokens 1k,8k --budget 2 --no-energy \
         --impl $fp8 ;;
     fp8-mlp)
       sweep fp8-mlp step --precision bf16,fp8-rowwise,fp8-blockwise --scope mlp --shapes llama7b --tokens 8k --budget 6 --no-energy \

@@ -16,7 +16,7 @@ from side_by_side import gpu_and_clock, require_right, time_calls
 
 from swiglu_bench.spec.shapes import load_shapes
 from swiglu_kernels import reference
-from swiglu_kernels.silu_mul import backward_launch, forward_launch
+from swiglu_kernels.operations.silu_mul import backward_launch, forward_launch
 
 
 def contenders(rows: int, columns: int, device: torch.device) -> dict[str, tuple[Callable[[], object], int]]:

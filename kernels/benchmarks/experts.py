@@ -29,9 +29,9 @@ from swiglu_bench.spec.cases import Case, Dtype, Mode, Routing, Scope, tensors
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.spec.problem import Problem
 from swiglu_bench.spec.shapes import load_shapes
-from swiglu_kernels.experts import KERNELS
 from swiglu_kernels.launches.formula import PLAIN
 from swiglu_kernels.launches.tiles import expert_tile_rows
+from swiglu_kernels.operations.experts import KERNELS
 from swiglu_kernels.routing import route
 from swiglu_kernels.tiles.choices import why_not_hopper
 

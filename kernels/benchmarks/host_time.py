@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 import triton
 
-from swiglu_kernels import glu, silu_mul, swiglu_glu, swiglu_mlp, unsloth_silu_mul
+from swiglu_kernels import silu_mul, swiglu_glu, swiglu_mlp, unsloth_silu_mul
 from swiglu_kernels.calls import repeat
 from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.formula import PLAIN
+from swiglu_kernels.operations import glu
 from swiglu_kernels.portable.glu_forward import NO_BIASES, forward_launch
 
 SERIES, CALLS = 25, 20

@@ -27,8 +27,8 @@ from swiglu_kernels.hopper import forward
 from swiglu_kernels.launches.formula import PLAIN
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import Tile
+from swiglu_kernels.operations.silu_mul import forward_launch as gate_launch
 from swiglu_kernels.portable.glu_forward import forward_launch
-from swiglu_kernels.silu_mul import forward_launch as gate_launch
 from swiglu_kernels.tiles import tuning
 from swiglu_kernels.tiles.candidates import Choice, Problem
 

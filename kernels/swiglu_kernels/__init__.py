@@ -21,18 +21,18 @@ backend_for(tensor)                   where a kernel would run: "triton", "inter
 """
 
 from swiglu_kernels import reference
-from swiglu_kernels.experts import swiglu_experts
 from swiglu_kernels.experts_interface import register_experts
 from swiglu_kernels.explain import explain, explain_experts
-from swiglu_kernels.fp8 import swiglu_glu_fp8, swiglu_mlp_fp8
-from swiglu_kernels.glu import swiglu_glu
-from swiglu_kernels.glu_packed import swiglu_glu_packed
 from swiglu_kernels.launches.backend import backend_for
-from swiglu_kernels.mlp import swiglu_mlp
 from swiglu_kernels.modules import FusedSwiGLU, FusedSwiGLUExperts, FusedSwiGLUMLP, FusedSwiGLUPackedMLP
+from swiglu_kernels.operations.experts import swiglu_experts
+from swiglu_kernels.operations.fp8 import swiglu_glu_fp8, swiglu_mlp_fp8
+from swiglu_kernels.operations.glu import swiglu_glu
+from swiglu_kernels.operations.glu_packed import swiglu_glu_packed
+from swiglu_kernels.operations.mlp import swiglu_mlp
+from swiglu_kernels.operations.silu_mul import silu_mul
+from swiglu_kernels.operations.unsloth import swiglu_DWf_DW_dfg_kernel, swiglu_fg_kernel, unsloth_silu_mul
 from swiglu_kernels.patch import PatchReport, patch_model, unpatch
-from swiglu_kernels.silu_mul import silu_mul
-from swiglu_kernels.unsloth import swiglu_DWf_DW_dfg_kernel, swiglu_fg_kernel, unsloth_silu_mul
 from swiglu_kernels.warm_up import warm_up
 
 __all__ = [

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from swiglu_kernels.experts import swiglu_experts
 from swiglu_kernels.launches.formula import ACTIVATIONS, Formula
 from swiglu_kernels.launches.internals import constant_in_graphs
+from swiglu_kernels.operations.experts import swiglu_experts
 from swiglu_kernels.reference import gate_mul
 
 NAMES = {False: "swiglu_kernels", True: "swiglu_kernels_recompute"}

@@ -2,15 +2,15 @@
 
 import torch
 
-from swiglu_kernels import fp8
 from swiglu_kernels.calls.checks import check_experts, check_formula, check_glu, check_option
-from swiglu_kernels.glu import as_matrix, forward_outputs, needs_backward
 from swiglu_kernels.hopper import experts, forward
 from swiglu_kernels.hopper import fp8 as fp8_by_hand
 from swiglu_kernels.launches.backend import backend_for, capability_of
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import expert_tile_rows, fp8_glu_tile
+from swiglu_kernels.operations import fp8
+from swiglu_kernels.operations.glu import as_matrix, forward_outputs, needs_backward
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch
 from swiglu_kernels.tiles.choices import multiplied_by_torch, resolve, why_portable, why_unmeasured

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import nn
 
-from swiglu_kernels import fp8
 from swiglu_kernels.calls import autocast
 from swiglu_kernels.calls.checks import check_like, check_option, check_tensor
-from swiglu_kernels.experts import swiglu_experts
-from swiglu_kernels.glu import swiglu_glu
 from swiglu_kernels.hopper.shared import why_aside
 from swiglu_kernels.launches.backend import backend_for
-from swiglu_kernels.mlp import swiglu_mlp
+from swiglu_kernels.operations import fp8
+from swiglu_kernels.operations.experts import swiglu_experts
+from swiglu_kernels.operations.glu import swiglu_glu
+from swiglu_kernels.operations.mlp import swiglu_mlp
 from swiglu_kernels.tiles.choices import AUTO, INPUT_GRADS, SAVES, WEIGHT_GRADS
 
 if TYPE_CHECKING:

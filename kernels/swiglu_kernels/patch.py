@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from swiglu_kernels import fp8
 from swiglu_kernels.calls.checks import KERNEL_DTYPES
 from swiglu_kernels.experts_interface import NAMES, gate_of, register_experts, takes_part
 from swiglu_kernels.launches.backend import backend_for
@@ -30,6 +29,7 @@ from swiglu_kernels.modules import (
     why_not_bare,
     why_not_plain,
 )
+from swiglu_kernels.operations import fp8
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from swiglu_kernels.experts_interface import NAMES, takes_part
-from swiglu_kernels.glu import swiglu_glu
-from swiglu_kernels.mlp import swiglu_mlp
 from swiglu_kernels.modules import FusedModule, FusedSwiGLUExperts
+from swiglu_kernels.operations.glu import swiglu_glu
+from swiglu_kernels.operations.mlp import swiglu_mlp
 
 
 def warm_up(

@@ -10,7 +10,7 @@ import torch
 
 from swiglu_bench.spec.cases import Shape
 from swiglu_bench.spec.shapes import load_shapes
-from swiglu_kernels import glu, mlp
+from swiglu_kernels.operations import glu, mlp
 
 FOLDER = Path(__file__).parents[2] / "kernels" / "benchmarks"
 

@@ -17,15 +17,15 @@ from swiglu_kernels.hopper import fp8 as fp8_by_hand
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import Capability
+from swiglu_kernels.operations.silu_mul import backward_launch as silu_mul_backward
+from swiglu_kernels.operations.silu_mul import forward_launch as silu_mul_forward
+from swiglu_kernels.operations.unsloth import backward_launch as unsloth_backward
+from swiglu_kernels.operations.unsloth import forward_launch as unsloth_forward
 from swiglu_kernels.portable import experts, fp8
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch, recompute_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.routing import combine_launch, gather_launch, new_routing, route_launch
-from swiglu_kernels.silu_mul import backward_launch as silu_mul_backward
-from swiglu_kernels.silu_mul import forward_launch as silu_mul_forward
-from swiglu_kernels.unsloth import backward_launch as unsloth_backward
-from swiglu_kernels.unsloth import forward_launch as unsloth_forward
 
 TOKENS = (16, 64, 128, 512, 8192)
 """The ends of the rows of `tiles.py`."""

@@ -16,19 +16,19 @@ from dataclasses import dataclass, replace
 import torch
 
 from swiglu_kernels import reference
-from swiglu_kernels.experts import swiglu_experts
 from swiglu_kernels.hopper import forward, fp8, products, row, shared
 from swiglu_kernels.launches.backend import capability_of, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.operations.experts import swiglu_experts
+from swiglu_kernels.operations.silu_mul import backward_launch as silu_mul_backward
+from swiglu_kernels.operations.silu_mul import forward_launch as silu_mul_forward
+from swiglu_kernels.operations.unsloth import backward_launch as unsloth_backward
+from swiglu_kernels.operations.unsloth import forward_launch as unsloth_forward
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import NO_BIASES, forward_launch, recompute_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.reference import swiglu_glu as definition
-from swiglu_kernels.silu_mul import backward_launch as silu_mul_backward
-from swiglu_kernels.silu_mul import forward_launch as silu_mul_forward
-from swiglu_kernels.unsloth import backward_launch as unsloth_backward
-from swiglu_kernels.unsloth import forward_launch as unsloth_forward
 
 ROUNDINGS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-20}
 """In fp32, the sums themselves are rounded hundreds of times."""

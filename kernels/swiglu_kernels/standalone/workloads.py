@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
-from swiglu_kernels.glu import multiply_and_gate
 from swiglu_kernels.launches.formula import PLAIN
 from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.operations.glu import multiply_and_gate
 from swiglu_kernels.portable import experts
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import NO_BIASES, forward_launch, recompute_launch

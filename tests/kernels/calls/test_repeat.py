@@ -11,11 +11,12 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swiglu_kernels import experts, glu, mlp, reference, swiglu_experts, swiglu_glu, swiglu_mlp
+from swiglu_kernels import reference, swiglu_experts, swiglu_glu, swiglu_mlp
 from swiglu_kernels.calls import repeat
 from swiglu_kernels.calls.operator import Operator
 from swiglu_kernels.launches import backend, plan
 from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.operations import experts, glu, mlp
 
 needs_interpreter = pytest.mark.skipif(not backend.INTERPRETING, reason="needs Triton's interpreter")
 

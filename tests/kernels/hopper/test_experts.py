@@ -7,11 +7,12 @@ import torch
 from on_hopper import needs_hopper
 
 from swiglu_bench.measure.memory import measure_memory
-from swiglu_kernels import experts, reference, swiglu_experts
+from swiglu_kernels import reference, swiglu_experts
 from swiglu_kernels.hopper import experts as by_hand
 from swiglu_kernels.hopper import shared
 from swiglu_kernels.launches.backend import TRITON_AVAILABLE
 from swiglu_kernels.launches.tiles import expert_tile_rows
+from swiglu_kernels.operations import experts
 from swiglu_kernels.routing import Routing, capacity, route
 from swiglu_kernels.tiles import choices
 

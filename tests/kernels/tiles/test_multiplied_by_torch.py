@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from swiglu_kernels import glu, reference, swiglu_mlp
+from swiglu_kernels import reference, swiglu_mlp
 from swiglu_kernels.hopper import shared
 from swiglu_kernels.hopper.forward import TILE
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import PLAIN, Formula
+from swiglu_kernels.operations import glu
 from swiglu_kernels.tiles import choices
 from swiglu_kernels.tiles.candidates import BY_TORCH, Choice, Problem, multiplied_by_torch
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.library import opcheck
 
-from swiglu_kernels import backend_for, mlp, reference, swiglu_mlp
+from swiglu_kernels import backend_for, reference, swiglu_mlp
+from swiglu_kernels.operations import mlp
 from swiglu_kernels.portable.glu_backward import input_grad_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch
 from swiglu_kernels.tiles.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS

@@ -5,8 +5,9 @@ import torch
 from accuracy import DEVICE, check_against_reference, random_tensor
 from torch.library import opcheck
 
-from swiglu_kernels import backend_for, experts, reference, swiglu_experts
+from swiglu_kernels import backend_for, reference, swiglu_experts
 from swiglu_kernels.launches.tiles import expert_tile_rows
+from swiglu_kernels.operations import experts
 from swiglu_kernels.routing import ZEROS, Routing, capacity, combine, gather, route
 
 pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")

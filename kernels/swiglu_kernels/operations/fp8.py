@@ -32,8 +32,12 @@ from swiglu_kernels.calls.checks import check_down, check_formula, check_glu, ch
 from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.calls.operator import operator
 from swiglu_kernels.calls.saved import backward_with, call_and_keep, load, save
-from swiglu_kernels.fp8_products import by_hand_takes, write_glu, write_hidden_grad, write_product, write_sum
-from swiglu_kernels.glu import (
+from swiglu_kernels.launches import plan
+from swiglu_kernels.launches.backend import backend_for, capability_of
+from swiglu_kernels.launches.formula import formula_of
+from swiglu_kernels.launches.plan import run
+from swiglu_kernels.operations.fp8_products import by_hand_takes, write_glu, write_hidden_grad, write_product, write_sum
+from swiglu_kernels.operations.glu import (
     as_matrix,
     like_leading,
     multiply_transposed,
@@ -42,14 +46,10 @@ from swiglu_kernels.glu import (
     sum_over_tokens,
     write_weight_grads,
 )
-from swiglu_kernels.launches import plan
-from swiglu_kernels.launches.backend import backend_for, capability_of
-from swiglu_kernels.launches.formula import formula_of
-from swiglu_kernels.launches.plan import run
+from swiglu_kernels.operations.silu_mul import gate_gradients
 from swiglu_kernels.portable.fp8 import ALIGNMENT, BLOCK, Quantised, glu_launch, quantise_both, quantise_rows
 from swiglu_kernels.portable.mlp_backward import down_weight_grad_launch
 from swiglu_kernels.reference import RECIPES
-from swiglu_kernels.silu_mul import gate_gradients
 from swiglu_kernels.tiles.choices import AUTO, SAVES
 
 PRECISIONS = ("bf16", *(f"fp8-{recipe}" for recipe in RECIPES))

@@ -17,9 +17,17 @@ from swiglu_kernels.calls.checks import check_formula, check_option, check_packe
 from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.calls.operator import operator
 from swiglu_kernels.calls.saved import backward_with, call_and_keep, load, save
-from swiglu_kernels.glu import as_matrix, forward_outputs, like_leading, needs_backward, new, run_backward, run_forward
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import formula_of
+from swiglu_kernels.operations.glu import (
+    as_matrix,
+    forward_outputs,
+    like_leading,
+    needs_backward,
+    new,
+    run_backward,
+    run_forward,
+)
 from swiglu_kernels.reference import split_packed
 from swiglu_kernels.tiles.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve
 

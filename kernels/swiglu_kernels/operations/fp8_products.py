@@ -12,10 +12,10 @@ from swiglu_kernels.launches import internals, plan
 from swiglu_kernels.launches.backend import INTERPRETING, capability_of
 from swiglu_kernels.launches.formula import Formula
 from swiglu_kernels.launches.plan import run
+from swiglu_kernels.operations.silu_mul import backward_launch as gate_backward_launch
+from swiglu_kernels.operations.silu_mul import forward_launch as gate_launch
 from swiglu_kernels.portable.fp8 import BLOCK, Quantised, glu_launch, hidden_grad_launch, sum_launch
 from swiglu_kernels.portable.glu_forward import Biases
-from swiglu_kernels.silu_mul import backward_launch as gate_backward_launch
-from swiglu_kernels.silu_mul import forward_launch as gate_launch
 
 MULTIPLE = 16
 """Rows, columns and depth of what `_scaled_mm` multiplies are multiples of this."""

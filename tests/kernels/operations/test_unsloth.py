@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.library import opcheck
 
 from swiglu_kernels import backend_for, reference, swiglu_DWf_DW_dfg_kernel, swiglu_fg_kernel, unsloth_silu_mul
-from swiglu_kernels.unsloth import BLOCK_SIZE, backward_launch, forward_launch, needs_long_indexing
+from swiglu_kernels.operations.unsloth import BLOCK_SIZE, backward_launch, forward_launch, needs_long_indexing
 
 pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")
 

@@ -30,10 +30,10 @@ from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import Formula, formula_of
 from swiglu_kernels.launches.plan import run
+from swiglu_kernels.operations.silu_mul import forward_launch as gate_launch
+from swiglu_kernels.operations.silu_mul import gate_gradients
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import Biases, forward_launch, recompute_launch
-from swiglu_kernels.silu_mul import forward_launch as gate_launch
-from swiglu_kernels.silu_mul import gate_gradients
 from swiglu_kernels.tiles.choices import INPUT_GRADS as INPUT_GRADS
 from swiglu_kernels.tiles.choices import SAVES as SAVES
 from swiglu_kernels.tiles.choices import WEIGHT_GRADS as WEIGHT_GRADS

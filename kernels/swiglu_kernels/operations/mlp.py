@@ -43,7 +43,12 @@ from swiglu_kernels.calls.checks import check_chunk, check_down, check_formula, 
 from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.calls.operator import operator
 from swiglu_kernels.calls.saved import backward_with, call_and_keep, load, save
-from swiglu_kernels.glu import (
+from swiglu_kernels.launches import plan
+from swiglu_kernels.launches.backend import backend_for, multiprocessors
+from swiglu_kernels.launches.formula import PLAIN, Formula, formula_of
+from swiglu_kernels.launches.plan import run
+from swiglu_kernels.launches.tiles import waves
+from swiglu_kernels.operations.glu import (
     as_matrix,
     like_leading,
     made_again,
@@ -56,15 +61,10 @@ from swiglu_kernels.glu import (
     write_input_grad,
     write_weight_grads,
 )
-from swiglu_kernels.launches import plan
-from swiglu_kernels.launches.backend import backend_for, multiprocessors
-from swiglu_kernels.launches.formula import PLAIN, Formula, formula_of
-from swiglu_kernels.launches.plan import run
-from swiglu_kernels.launches.tiles import waves
+from swiglu_kernels.operations.silu_mul import backward_launch as gate_backward_launch
+from swiglu_kernels.operations.silu_mul import forward_launch as gate_launch
 from swiglu_kernels.portable.glu_backward import input_grad_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
-from swiglu_kernels.silu_mul import backward_launch as gate_backward_launch
-from swiglu_kernels.silu_mul import forward_launch as gate_launch
 from swiglu_kernels.tiles.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS, hidden_grad_by_torch, resolve
 
 TILE = 128

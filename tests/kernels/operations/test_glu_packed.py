@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch.library import opcheck
 
 from swiglu_kernels import backend_for, reference, swiglu_glu, swiglu_glu_packed
-from swiglu_kernels import glu as glu_module
-from swiglu_kernels.glu_packed import LAYOUTS as PACKINGS
+from swiglu_kernels.operations import glu as glu_module
+from swiglu_kernels.operations.glu_packed import LAYOUTS as PACKINGS
 from swiglu_kernels.portable.glu_forward import forward_launch
 from swiglu_kernels.tiles.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS
 

@@ -31,12 +31,12 @@ from swiglu_kernels.calls.checks import check_experts, check_formula, check_opti
 from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.calls.operator import operator
 from swiglu_kernels.calls.saved import backward_with, call_and_keep, load, save
-from swiglu_kernels.glu import as_matrix, like_leading, made_again, needs_backward, new
 from swiglu_kernels.hopper import experts as hopper
 from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import formula_of
 from swiglu_kernels.launches.tiles import expert_tile_rows
+from swiglu_kernels.operations.glu import as_matrix, like_leading, made_again, needs_backward, new
 from swiglu_kernels.portable import experts as portable
 from swiglu_kernels.portable.experts import row_sums, slot_grads
 from swiglu_kernels.routing import Routing, combine, new_routing, route

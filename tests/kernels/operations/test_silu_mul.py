@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch.library import opcheck
 
 from swiglu_kernels import backend_for, reference, silu_mul
-from swiglu_kernels.silu_mul import BLOCK, forward_launch
+from swiglu_kernels.operations.silu_mul import BLOCK, forward_launch
 
 pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")
 

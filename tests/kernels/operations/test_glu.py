@@ -159,7 +159,7 @@ def test_no_tokens_give_zero_weight_gradients():
 
 
 def test_without_a_gradient_only_z_is_stored(monkeypatch):
-    module = importlib.import_module("swiglu_kernels.glu")
+    module = importlib.import_module("swiglu_kernels.operations.glu")
     stored = []
 
     def spy(*args):

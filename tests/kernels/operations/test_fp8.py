@@ -11,12 +11,12 @@ from swiglu_kernels import (
     FusedSwiGLUMLP,
     FusedSwiGLUPackedMLP,
     explain,
-    fp8,
     patch_model,
     reference,
     swiglu_glu_fp8,
     swiglu_mlp_fp8,
 )
+from swiglu_kernels.operations import fp8
 from swiglu_kernels.reference import RECIPES
 
 pytestmark = pytest.mark.skipif(fp8.why_not(DEVICE) is not None, reason=f"{fp8.why_not(DEVICE)}")
