@@ -38,7 +38,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return tensors, free
 
     for module in ("glu", "glu_packed", "mlp"):
-        monkeypatch.setattr(f"swiglu_kernels.{module}.load", noted)
+        monkeypatch.setattr(f"swiglu_kernels.operations.{module}.load", noted)
     return given
 
 
