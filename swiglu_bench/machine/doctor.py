@@ -240,9 +240,10 @@ def kernel_findings(device: torch.device) -> Iterator[Finding]:
     """What of swiglu_kernels steps aside here."""
     from swiglu_kernels.hopper import shared
 
-    reason = shared.why_aside(device)
-    advice = f"The portable kernels run instead; Triton {' or '.join(shared.RUN_ON_A_GPU)} brings them back."
-    yield Finding("kernels by hand", *_judged(reason or "none steps aside", reason is not None, WARN, advice))
+    for group, versions in shared.RUN_ON_A_GPU.items():
+        reason = shared.why_aside(device, group)
+        advice = f"The portable kernels run instead; Triton {' or '.join(versions)} brings them back."
+        yield Finding(f"{group} by hand", *_judged(reason or "steps not aside", reason is not None, WARN, advice))
 
 
 def machine_findings(sys_folder: Path, folder: Path) -> Iterator[Finding]:

@@ -42,46 +42,49 @@ def _gluon_is_missing() -> str | None:
 
 
 GLUON_MISSING = _gluon_is_missing()
-RUN_ON_A_GPU = ("3.6", "3.7")
-"""Minor versions of Triton with which these kernels were right on a GPU: results/nvidia-h200."""
+RUN_ON_A_GPU = {"dense": ("3.6", "3.7"), "experts": ("3.6",), "fp8": ("3.6",)}
+"""Minor versions of Triton with which kernels were right on a GPU: kernels-by-triton.txt in results/nvidia-h200."""
 VARIABLE = "SWIGLU_KERNELS_BY_HAND"
 """`on` runs these kernels with any version of Triton, `off` with none; read at import."""
 
 
-def _not_to_run(version: str, wish: str) -> str | None:
-    """Say what speaks against these kernels with a version of Triton and the value of VARIABLE, or return None."""
+def _not_to_run(group: str, version: str, wish: str) -> str | None:
+    """Say what speaks against kernels of RUN_ON_A_GPU with a version of Triton and the value of VARIABLE, or None."""
+    tried = RUN_ON_A_GPU[group]
     if wish == "off":
         return f"{VARIABLE}=off"
-    if wish == "on" or ".".join(version.split(".")[:2]) in RUN_ON_A_GPU:
+    if wish == "on" or ".".join(version.split(".")[:2]) in tried:
         return None
-    tried = ", ".join(RUN_ON_A_GPU)
-    return f"they ran on a GPU with Triton {tried}, not with {version}; {VARIABLE}=on runs them all the same"
+    return (
+        f"those for {group} layers ran on a GPU with Triton {', '.join(tried)}, not with {version}; "
+        f"{VARIABLE}=on runs them all the same"
+    )
 
 
 _HERE = str(getattr(triton, "__version__", "")), os.environ.get(VARIABLE, "")
-_aside = _not_to_run(*_HERE)
+_asides = {group: _not_to_run(group, *_HERE) for group in RUN_ON_A_GPU}
 
 
-def why_off() -> str | None:
-    """Say why these kernels run on no GPU here, or return None."""
-    return GLUON_MISSING or _aside
+def why_off(group: str = "dense") -> str | None:
+    """Say why kernels of RUN_ON_A_GPU run on no GPU here, or return None."""
+    return GLUON_MISSING or _asides[group]
 
 
-def why_aside(device: torch.device) -> str | None:
+def why_aside(device: torch.device, group: str = "dense") -> str | None:
     """Say why the portable kernels run on a GPU that these are made for; None where these run, and on other devices."""
     made_for = not INTERPRETING and TRITON_AVAILABLE and (capability_of(device) or (0,))[0] == 9
-    return why_off() if made_for else None
+    return why_off(group) if made_for else None
 
 
 @contextlib.contextmanager
 def by_hand_aside(reason: str | None) -> Iterator[None]:
     """Describe launches as if these kernels ran with no version of Triton, for a reason; None: with every one."""
-    global _aside
-    kept, _aside = _aside, reason
+    kept = dict(_asides)
+    _asides.update(dict.fromkeys(_asides, reason))
     try:
         yield
     finally:
-        _aside = kept
+        _asides.update(kept)
 
 
 if GLUON_MISSING is None:

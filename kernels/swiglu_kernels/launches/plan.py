@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from swiglu_kernels.launches import internals
-from swiglu_kernels.launches.backend import INTERPRETING, triton
+from swiglu_kernels.launches.backend import INTERPRETING
 from swiglu_kernels.launches.launch import Launch, on_device
 from swiglu_kernels.launches.precision import float32_dot_precision
 
@@ -447,32 +447,10 @@ def _run_and_keep_launchers(launch: Launch, plan: Plan) -> bool:
             stacklevel=2,
         )
     elif compiled is not None:
-        plan.launcher = _launcher(compiled, (*launch.grid, 1, 1)[:3])
+        plan.launcher = compiled[(*launch.grid, 1, 1)[:3]]
     if launch.then is not None and plan.then is not None:
         again = _run_and_keep_launchers(launch.then, plan.then) and again
     return again
-
-
-def _launcher(compiled: Any, grid: tuple[int, ...]) -> Callable[..., None]:
-    """Return what launches a compiled kernel as `compiled[grid]` does, without preparing for hooks of launches.
-
-    Where there are hooks (profilers have them), or where a Triton names things otherwise, it is that.
-    """
-    usual: Callable[..., None] = compiled[grid]
-    try:
-        run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-        hooks, driver = triton.knobs.runtime, triton.runtime.driver.active
-        device_of, stream_of = driver.get_current_device, driver.get_current_stream
-    except AttributeError:
-        return usual
-
-    def launch(*arguments: Any) -> None:
-        if getattr(hooks.launch_enter_hook, "calls", True) or getattr(hooks.launch_exit_hook, "calls", True):
-            usual(*arguments)
-        else:
-            run(*grid, stream_of(device_of()), function, metadata, None, None, None, *arguments)
-
-    return launch
 
 
 def _apart(argument: Any, tensors: list[torch.Tensor]) -> Any:

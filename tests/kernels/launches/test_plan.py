@@ -2,7 +2,6 @@
 
 import gc
 import weakref
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -391,39 +390,3 @@ def test_the_same_tensor_twice_is_two_to_a_series(kernel):
     left, right = torch.empty(4, 8), torch.empty(4, 8)
     series.call(call, left, right)
     assert (kernel.launched[-1][0], kernel.launched[-1][2]) == (left.data_ptr(), right.data_ptr())
-
-
-class Hooks:
-    def __init__(self) -> None:
-        self.launch_enter_hook, self.launch_exit_hook = (SimpleNamespace(calls=[]) for _ in range(2))
-
-
-def test_hooks_of_launches_are_called(monkeypatch):
-    """A profiler's hooks get what `compiled[grid]` prepares for them; without hooks nothing is prepared."""
-    hooks, launched = Hooks(), []
-    driver = SimpleNamespace(get_current_device=lambda: 1, get_current_stream=lambda device: 10 + device)
-    monkeypatch.setattr(plan, "triton", SimpleNamespace(
-        knobs=SimpleNamespace(runtime=hooks), runtime=SimpleNamespace(driver=SimpleNamespace(active=driver))
-    ))  # fmt: skip
-
-    class Compiled:
-        function, packed_metadata = "function", "metadata"
-
-        def run(self, *arguments):
-            launched.append(arguments)
-
-        def __getitem__(self, grid):
-            return lambda *arguments: launched.append(("usual", grid, *arguments))
-
-    launch = plan._launcher(Compiled(), (3, 1, 1))
-    launch(7, 8)
-    assert launched.pop() == (3, 1, 1, 11, "function", "metadata", None, None, None, 7, 8)
-    hooks.launch_exit_hook.calls.append(print)
-    launch(7)
-    assert launched.pop() == ("usual", (3, 1, 1), 7)
-    hooks.launch_exit_hook = print  # one that took the place of all
-    launch(7)
-    assert launched.pop() == ("usual", (3, 1, 1), 7)
-    del Compiled.packed_metadata
-    plan._launcher(Compiled(), (3, 1, 1))(7)
-    assert launched.pop() == ("usual", (3, 1, 1), 7)
