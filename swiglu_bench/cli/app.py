@@ -21,7 +21,7 @@ from swiglu_bench.cli.finished import compare, history, publish, show
 from swiglu_bench.cli.kernels import inspect
 from swiglu_bench.cli.listing import list_
 from swiglu_bench.cli.machine import ceilings, doctor, noise
-from swiglu_bench.cli.options import Command, command_of
+from swiglu_bench.cli.options import Command, command_of, folding
 from swiglu_bench.cli.recommend import recommend
 from swiglu_bench.cli.report import report
 from swiglu_bench.cli.selftest import selftest
@@ -61,7 +61,7 @@ for _panel, _commands in PANELS.items():
         _paragraphs = [
             " ".join(part.split()) for part in (_command.__doc__ or "").split("\n\n")
         ]  # Typer keeps line ends
-        app.command(_name, rich_help_panel=_panel, cls=Command, help="\n\n".join(_paragraphs))(_command)
+        app.command(_name, rich_help_panel=_panel, cls=Command, help="\n\n".join(_paragraphs))(folding(_command))
 
 
 _show_warning = warnings.showwarning

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -37,6 +38,21 @@ HELP_ALL = inspect.Parameter(
 )  # fmt: skip
 
 
+def folding(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with --help-all, if it has rare options."""
+    shown = list(inspect.signature(command, eval_str=True).parameters.values())
+    if not any(one.name in RARE for one in shown):
+        return command
+
+    @functools.wraps(command)
+    def folded(help_all: bool = False, **values: Any) -> None:
+        command(**values)
+
+    named = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in shown]
+    setattr(folded, "__signature__", inspect.Signature([*named, HELP_ALL]))  # noqa: B010 -- mypy knows no such attribute
+    return folded
+
+
 def command_of(options: type, call: Callable[..., None], help: str | None = None) -> Callable[..., None]:
     """A command with an option for each field of `options`, and for each parameter of `call` after the first.
 
@@ -46,14 +62,10 @@ def command_of(options: type, call: Callable[..., None], help: str | None = None
     further = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
 
     def command(**values: Any) -> None:
-        values.pop("help_all", None)
         others = {parameter.name: values.pop(parameter.name) for parameter in further}
         call(options(**values), **others)
 
-    shown = [*parameters(options, for_typer=True), *further]
-    if any(one.name in RARE for one in shown):
-        shown.append(HELP_ALL)
-    signature = inspect.Signature(shown)
+    signature = inspect.Signature([*parameters(options, for_typer=True), *further])
     setattr(command, "__signature__", signature)  # noqa: B010 -- mypy knows no such attribute
     command.__doc__ = help or call.__doc__
     return command

@@ -1,4 +1,4 @@
-// Draws the chosen chart of each section that is not folded, in the colours of the reader's theme.
+// Draws the chosen chart of each section that is not folded, in the colours of the reader's theme. A narrow screen folds all.
 const { charts, themes } = JSON.parse(document.getElementById("data").textContent);
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const narrow = matchMedia("(max-width: 700px)");
@@ -81,6 +81,9 @@ function unfold() {
   if (target?.matches("details")) target.open = true;
 }
 addEventListener("hashchange", unfold);
+if (narrow.matches) {
+  for (const section of document.querySelectorAll("details.section[open]")) section.open = false;
+}
 unfold();
 dark.addEventListener("change", drawAll);
 narrow.addEventListener("change", drawAll);

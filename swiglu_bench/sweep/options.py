@@ -23,6 +23,7 @@ RARE = frozenset([
     "tp", "routing", "seed", "skip_impl", "ray", "timeout", "in_process", "wait", "rounds", "warmup", "l2", "regime",
     "trace", "ncu", "energy", "csv", "force", "save_baseline", "wandb_project", "wandb_entity", "wandb_group",
     "wandb_tags", "wandb_id", "strict", "interpret", "step_run", "checkpoint_every", "sequence_parallel",
+    "candidates",
 ])  # fmt: skip
 """Options that only `--help-all` shows, where a command has that."""
 TIMEOUT_S = 600.0

@@ -95,7 +95,7 @@ def test_everything_is_said(found: Elements) -> None:
         assert wanted in text, wanted
 
 
-def browse(text: str, folder: Path, size: str = "1280,900") -> tuple[str, list[str]]:
+def browse(text: str, folder: Path, size: str = "1280,900", at: str = "") -> tuple[str, list[str]]:
     """The page's elements after its scripts have run, and what the browser complains of; without any network."""
     file = folder / "report.html"
     file.write_text(text, encoding="utf-8")
@@ -104,7 +104,7 @@ def browse(text: str, folder: Path, size: str = "1280,900") -> tuple[str, list[s
             str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
             "--disable-component-update", "--disable-features=NetworkTimeServiceQuerying", "--no-first-run",
             "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder / 'profile'}", f"--window-size={size}",
-            "--enable-logging=stderr", "--virtual-time-budget=20000", "--dump-dom", file.as_uri(),
+            "--enable-logging=stderr", "--virtual-time-budget=20000", "--dump-dom", file.as_uri() + at,
         ],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
@@ -112,13 +112,22 @@ def browse(text: str, folder: Path, size: str = "1280,900") -> tuple[str, list[s
 
 
 @NEEDS_BROWSER
-@pytest.mark.parametrize("size", ["1280,900", "500,900"])
-def test_a_browser_draws_every_chart_without_a_complaint(awkward_page: str, tmp_path: Path, size: str) -> None:
-    elements, complaints = browse(awkward_page, tmp_path, size)
+@pytest.mark.parametrize(
+    ("size", "at", "charts"),
+    [
+        ("1280,900", "", 2),  # of a time section and a training, each its first
+        ("500,900", "", 0),  # a narrow screen folds them all
+        ("500,900", "#section-0", 1),
+    ],
+)
+def test_a_browser_draws_every_open_chart_without_a_complaint(
+    awkward_page: str, tmp_path: Path, size: str, at: str, charts: int
+) -> None:
+    elements, complaints = browse(awkward_page, tmp_path, size, at)
     assert not complaints, complaints
     drawn = re.search(r'data-drawn="(\d+)"', elements)
     assert drawn, elements[:500]
-    assert int(drawn[1]) == 2  # of a time section and a training, each its first
+    assert int(drawn[1]) == charts
     assert "<title>SwiGLU on" in elements  # no name ran as a script
 
 
