@@ -87,8 +87,12 @@ def benchmark_swiglu(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
 def _measured(command: str, implementation: str | Implementation, options: dict[str, Any]) -> Results:
     """The rows of one implementation; fails for any that is wrong, and skips where none is right."""
     from swiglu_bench.api import run
+    from swiglu_bench.spec.errors import BadInput
 
-    found = run(command, impl=[_address(implementation)], progress=False, **options)
+    try:
+        found = run(command, impl=[_address(implementation)], progress=False, **options)
+    except BadInput as error:
+        pytest.fail(str(error), pytrace=False)
     mine = [row for row in found.records if row.implementation != row.baseline] or list(found.records)
     wrong = [f"{row.shape} {row.tokens} tokens {row.dtype} {row.scope}: {row.status}: {row.reason}"
              for row in found.records if row.status in {"incorrect", "error"}]  # fmt: skip

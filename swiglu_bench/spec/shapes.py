@@ -146,7 +146,8 @@ def _named(word: str, in_sweep: bool = False) -> list[Shape]:
         if not (0 < hidden <= 2**24 and 0 < intermediate <= 2**24):
             raise BadInput(f"--shapes: {word!r} has a size outside 1 to 2^24; give HIDDENxINTERMEDIATE, as 4096x11008.")
         return [Shape(f"{hidden}x{intermediate}", hidden, intermediate, "given on the command line", DEFAULT_TOKENS)]
-    if word.endswith((".yaml", ".yml", ".json")) or "/" in word:
+    known = config_names()
+    if word.endswith((".yaml", ".yml", ".json")) or "/" in word or (word not in known and os.path.isdir(word)):
         model = model_config.config_file(word)
         if model:
             return [_of_model(model, name, fields) for name, fields in model_config.blocks(model)]
@@ -154,7 +155,7 @@ def _named(word: str, in_sweep: bool = False) -> list[Shape]:
         if not os.path.isfile(word):  # Path.is_file would raise for a folder that may not be entered
             raise BadInput(f"--shapes: there is no file {word!r}; give a YAML file with hidden and intermediate.")
     else:
-        path, known = configs_folder() / f"{word}.yaml", config_names()
+        path = configs_folder() / f"{word}.yaml"
         if word not in known:
             raise BadInput(f"--shapes: there is no shape or sweep {word!r}; {did_you_mean(word, known)}")
     config = _read(path)

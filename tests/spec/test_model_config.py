@@ -79,14 +79,16 @@ def test_a_file_a_folder_and_a_model_of_the_cache(tmp_path: Path, monkeypatch: p
     file = write(tmp_path / "cache" / "models--Qwen--Tiny-1B" / "snapshots" / "0123", LLAMA)
     monkeypatch.setattr(hub, "try_to_load_from_cache", lambda name, _: str(file) if name == "Qwen/Tiny-1B" else None)
     write(tmp_path / "tiny", LLAMA).with_name("other.json").write_text(json.dumps(LLAMA))
+    monkeypatch.chdir(tmp_path)
     words = (
+        "tiny",
         f"{tmp_path}/tiny",
         f"{tmp_path}/tiny/config.json",
         f"{tmp_path}/tiny/other.json",
         "Qwen/Tiny-1B",
         str(file),
     )
-    assert [shape.name for word in words for shape in load_shapes(word)] == ["tiny", "tiny", "other"] + 2 * ["Tiny-1B"]
+    assert [shape.name for word in words for shape in load_shapes(word)] == ["tiny", "tiny", "tiny", "other"] + 2 * ["Tiny-1B"]
     (shape,) = load_shapes("Qwen/Tiny-1B")
     assert (shape.hidden, shape.intermediate) == (4096, 14336)
     assert "hidden_size" in shape.source
