@@ -88,7 +88,9 @@ def test_a_file_a_folder_and_a_model_of_the_cache(tmp_path: Path, monkeypatch: p
         "Qwen/Tiny-1B",
         str(file),
     )
-    assert [shape.name for word in words for shape in load_shapes(word)] == ["tiny", "tiny", "tiny", "other"] + 2 * ["Tiny-1B"]
+    assert [shape.name for word in words for shape in load_shapes(word)] == ["tiny", "tiny", "tiny", "other"] + 2 * [
+        "Tiny-1B"
+    ]
     (shape,) = load_shapes("Qwen/Tiny-1B")
     assert (shape.hidden, shape.intermediate) == (4096, 14336)
     assert "hidden_size" in shape.source

@@ -115,14 +115,32 @@ class _Place:
     """Where a step finds a tensor: what was given or allocated, or a view of it."""
 
     number: int
-    view: tuple[Any, ...] | None
-    """Its sizes, strides and offset."""
-    dtype: torch.dtype | None = None
-    """Where the view has another."""
+    view: "_View | None" = None
 
     def find(self, pool: list[Any]) -> Any:
-        tensor = pool[self.number] if self.dtype is None else pool[self.number].view(self.dtype)
-        return tensor if self.view is None else tensor.as_strided(*self.view)
+        tensor = pool[self.number]
+        return tensor if self.view is None else self.view.of(tensor)
+
+
+@dataclasses.dataclass(frozen=True)
+class _View:
+    """Where a view lies in a tensor; the tensor may lie anywhere in its memory."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    strides: tuple[int, ...]
+    offset: int
+    """Elements behind the tensor's first."""
+
+    @classmethod
+    def between(cls, tensor: torch.Tensor, view: torch.Tensor) -> "_View":
+        offset = (view.data_ptr() - tensor.data_ptr()) // view.element_size()
+        return cls(view.dtype, view.shape, view.stride(), offset)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype != self.dtype:
+            tensor = tensor.view(self.dtype)
+        return tensor.as_strided(self.shape, self.strides, tensor.storage_offset() + self.offset)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +180,7 @@ class _Step:
         if self.plan is None:
             self.function(*_filled(self.arguments, pool))
         else:
-            tensors = [pool[one.number] if one.view is None else one.find(pool) for one in self.places]
+            tensors = [pool[one.number] if one.view is None else one.view.of(pool[one.number]) for one in self.places]
             if [tensor.data_ptr() % 16 for tensor in tensors] == self.alignments:
                 self.plan.run(tensors)
             else:
@@ -210,17 +228,17 @@ class _Recorder(internals.DispatchMode):
         """Find a tensor among those that were given and allocated, and are still there."""
         there = [(number, one) for number, found in enumerate(self.pool) if (one := found()) is not None]
         same = [number for number, one in there if one is tensor]
-        if not same:
-            memory = tensor.untyped_storage().data_ptr()
-            there = [(number, one) for number, one in there if one.untyped_storage().data_ptr() == memory]
-            same = [n for n, one in there if (one.dtype, _layout(one)) == (tensor.dtype, _layout(tensor))]
+        if same:
+            return _Place(same[0])
+        around = [(number, one) for number, one in there if _holds(one, tensor)]
+        same = [number for number, one in around if _layout(one) == _layout(tensor)]
         if len(same) == 1:
-            return _Place(same[0], None)
-        self.sound &= len(there) == 1 and tensor.numel() > 0
-        if not self.sound:
-            return _Place(0, None)
-        number, one = there[0]
-        return _Place(number, _layout(tensor), None if one.dtype == tensor.dtype else tensor.dtype)
+            return _Place(same[0])
+        if len(around) != 1:
+            self.sound = False
+            return _Place(0)
+        number, one = around[0]
+        return _Place(number, _View.between(one, tensor))
 
     def note(self, function: Callable[..., Any], arguments: tuple[Any, ...], plan: Plan | None, launched: bool) -> None:
         """Write down a step; a launch without a plan cannot be repeated yet."""
@@ -413,8 +431,20 @@ def _filled(arguments: tuple[Any, ...], pool: list[Any]) -> tuple[Any, ...]:
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What `as_strided` takes."""
-    return tensor.shape, tensor.stride(), tensor.storage_offset()
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr()
+
+
+def _holds(tensor: torch.Tensor, view: torch.Tensor) -> bool:
+    """Whether a tensor's memory, from its first element to its last, has all of a view's."""
+    if 0 in (tensor.numel(), view.numel()) or tensor.device != view.device:
+        return False
+    (first, last), (begin, end) = _extent(tensor), _extent(view)
+    return first <= begin and end <= last
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (steps + 1) * tensor.element_size()
 
 
 def _tensors_in(arguments: tuple[Any, ...]) -> list[torch.Tensor]:

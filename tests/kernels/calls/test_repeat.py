@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -358,6 +359,35 @@ def test_products_by_torch_are_made_again_as_well(
                 monkeypatch.setattr(glu, "multiplied_by_torch", lambda *_: pytest.fail("asked again"))
         monkeypatch.setattr(glu, "multiplied_by_torch", lambda *_: True)
     assert len(short) == 3
+
+
+@needs_interpreter
+@pytest.mark.parametrize("wanted", [False, True], ids=["no gradient", "gradients"])
+@pytest.mark.parametrize("flat", [False, True], ids=["stacked", "flat"])
+def test_parameters_anywhere_in_a_storage(
+    short: list[str], flat: bool, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls of one kind, whose tensors are parts of larger ones: of one for each parameter, or of one for all."""
+    monkeypatch.setattr(mlp, "hidden_grad_by_torch", lambda *_: True)
+    made = series_made(monkeypatch)
+    torch.manual_seed(2)
+    shapes = [(2, 3, 8), (16, 8), (16, 8), (8, 16)]
+    sizes = [math.prod(shape) for shape in shapes]
+    stacks = [one.clone() for one in torch.randn(4, sum(sizes)).split(sizes, 1)]
+    stacks = list(torch.cat(stacks, 1).split(sizes, 1)) if flat else stacks
+    chunked = [{"chunk_tokens": 2}] if wanted else []  # no such call is remembered without gradients
+    for options in ({}, {"save": "input"}, {"weight_grad": "torch", "input_grad": "torch"}, *chunked):
+        for number in range(4):
+            given = [stack[number].view(shape).detach() for stack, shape in zip(stacks, shapes, strict=True)]
+            given = [one.requires_grad_(wanted) for one in given]
+            outs = [swiglu_mlp(*given, **options), reference.swiglu_mlp(*given)]
+            torch.testing.assert_close(*outs, atol=1e-4, rtol=1e-4)
+            if wanted:
+                found, expected = (torch.autograd.grad(out.square().sum(), given) for out in outs)
+                for one, other in zip(found, expected, strict=True):
+                    torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
+    played = [one for series in made for one in (series, *series.followers.values())]
+    assert all(one._steps for one in played), "the last ones are replayed"
 
 
 @needs_interpreter
