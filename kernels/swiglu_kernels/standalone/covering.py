@@ -5,6 +5,8 @@ kernel stores more or less, or applies another gate, the form that needs most re
 """
 
 import itertools
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -53,6 +55,26 @@ def covering(capability: Capability) -> list[tuple[str, Launch]]:
         for name, launch in _by_hand():
             found.setdefault((name, *_kind(launch)), (name, launch))
     return list(found.values())
+
+
+def most_demanding(launches: list[tuple[str, Launch]]) -> list[tuple[str, Launch]]:
+    """Of the tiles that a kernel runs in, the one with the most elements per thread, which spills first.
+
+    One for each data type and for everything that the kernel's constants turn on and off.
+    """
+    found: dict[tuple[Any, ...], tuple[str, Launch]] = {}
+    for name, launch in launches:
+        kernel, dtypes, *_, compiled_in = _kind(launch)
+        choices = frozenset((one, it) for one, it in compiled_in if one != "FORMULA" and type(it) is not int)
+        key = kernel, dtypes, choices
+        if key not in found or _per_thread(launch) >= _per_thread(found[key][1]):
+            found[key] = name, launch
+    return list(found.values())
+
+
+def _per_thread(launch: Launch) -> float:
+    sizes = [size for name, size in launch.arguments.items() if re.match("BLOCK|COLUMNS|ROWS|TILE|OUTPUTS|TERMS", name)]
+    return math.prod(size for size in sizes if size) / launch.num_warps
 
 
 def _kind(launch: Launch) -> tuple[Any, ...]:
