@@ -53,7 +53,10 @@ _POINTERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Resources of one compiled kernel. `stack_bytes` is per thread and above zero when registers were spilled."""
+    """Resources of one compiled kernel. `stack_bytes` is per thread and above zero when registers were spilled.
+
+    With a call, as an assertion is one, ptxas lets each wgmma wait for the one before.
+    """
 
     kernel: str
     capability: str
@@ -66,6 +69,7 @@ class Report:
     tcgen05: int
     mma: int
     tma: int
+    calls: int
 
 
 def launches(
@@ -177,6 +181,7 @@ def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capabili
         tcgen05=ptx.count("tcgen05.mma"),
         mma=len(re.findall(r"\bmma\.sync", ptx)),
         tma=ptx.count("cp.async.bulk.tensor"),
+        calls=len(re.findall(r"\bcall\b", ptx.split(".section")[0])),
     )
 
 
