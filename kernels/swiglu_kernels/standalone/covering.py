@@ -58,23 +58,26 @@ def covering(capability: Capability) -> list[tuple[str, Launch]]:
 
 
 def most_demanding(launches: list[tuple[str, Launch]]) -> list[tuple[str, Launch]]:
-    """Of the tiles that a kernel runs in, the one with the most elements per thread, which spills first.
+    """Of each kernel, in each data type, the launches that spill first, in each value of what its constants choose.
 
-    One for each data type and for everything that the kernel's constants turn on and off.
+    Those with the most elements per thread come first, then those with the most operands, then those for more tokens.
     """
-    found: dict[tuple[Any, ...], tuple[str, Launch]] = {}
-    for name, launch in launches:
+    met: set[Any] = set()
+    found = []
+    for name, launch in sorted(launches, key=lambda one: _demand(one[1]))[::-1]:
         kernel, dtypes, *_, compiled_in = _kind(launch)
-        choices = frozenset((one, it) for one, it in compiled_in if one != "FORMULA" and type(it) is not int)
-        key = kernel, dtypes, choices
-        if key not in found or _per_thread(launch) >= _per_thread(found[key][1]):
-            found[key] = name, launch
-    return list(found.values())
+        choices = {(name, value) for name, value in compiled_in if name != "FORMULA" and type(value) is not int}
+        new = {(kernel, dtypes, choice) for choice in (None, *choices)} - met
+        if new:
+            found.append((name, launch))
+        met |= new
+    return found
 
 
-def _per_thread(launch: Launch) -> float:
+def _demand(launch: Launch) -> tuple[float, int]:
     sizes = [size for name, size in launch.arguments.items() if re.match("BLOCK|COLUMNS|ROWS|TILE|OUTPUTS|TERMS", name)]
-    return math.prod(size for size in sizes if size) / launch.num_warps
+    operands = sum(value is not None for value in launch.arguments.values())
+    return math.prod(size for size in sizes if size) / launch.num_warps, operands
 
 
 def _kind(launch: Launch) -> tuple[Any, ...]:
@@ -231,7 +234,7 @@ def _by_hand() -> Iterator[tuple[str, Launch]]:
         tile = replace(forward.TILE, columns=columns)
         name = f"ping-pong forward, {columns} columns{', gate and up stored' if stored else ''}"
         yield name, forward.forward_launch(x, weight, weight, z, stored, tile)
-    for number in range(1, 17):  # every width, every number of tokens and both forms, not every combination
+    for number in range(1, row.MOST_COLUMNS // 8 + 1):  # every width, every number of tokens and both forms, not every combination
         tokens, columns = (number - 1) % 8 * row.X_STEP + row.X_STEP, 8 * number
         x, z = tensor(tokens, 4096), tensor(tokens, 132 * columns)
         weight, stored = tensor(132 * columns, 4096), None if number % 4 == 0 else (z, z)
