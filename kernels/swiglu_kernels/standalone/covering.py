@@ -234,7 +234,8 @@ def _by_hand() -> Iterator[tuple[str, Launch]]:
         tile = replace(forward.TILE, columns=columns)
         name = f"ping-pong forward, {columns} columns{', gate and up stored' if stored else ''}"
         yield name, forward.forward_launch(x, weight, weight, z, stored, tile)
-    for number in range(1, row.MOST_COLUMNS // 8 + 1):  # every width, every number of tokens and both forms, not every combination
+    # Every width, every number of tokens and both forms, not every combination.
+    for number in range(1, row.MOST_COLUMNS // 8 + 1):
         tokens, columns = (number - 1) % 8 * row.X_STEP + row.X_STEP, 8 * number
         x, z = tensor(tokens, 4096), tensor(tokens, 132 * columns)
         weight, stored = tensor(132 * columns, 4096), None if number % 4 == 0 else (z, z)
