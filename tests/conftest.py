@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator
 
 # The products here are tiny. A thread that waits for another one does so in a loop, which took a third of the tests'
-# time, and six times as long where other programs keep the cores busy. Before NumPy, and for processes that tests start.
+# time, and six times as long where other programs keep the cores busy. Before NumPy, and for child processes.
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 # Of more than a hundred processes each would compile the sources anew, which takes half a second.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
