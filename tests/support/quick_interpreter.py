@@ -2,8 +2,8 @@
 
 It checks every sum of 32-bit integers for overflow by another one in 64 bits (kernels of `verify` in the tests of the
 command line still run with that check, in their own processes), patches `triton.language` anew for each device
-function of a launch, makes types, shapes and a table of types anew for every value, and multiplies what is not in fp32
-without BLAS.
+function of a launch, makes types and shapes anew for every value, converts bit by bit, and multiplies what is not in
+fp32 without BLAS.
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ def quicken() -> None:
     builder: Any = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
     interpreter._patch_lang = _patch_once(interpreter._patch_lang, language)
+    interpreter._patch_builtin = _list_once(interpreter._patch_builtin)
     _keep_types(language.core)
     _convert_by_tables(interpreter)
     _multiply_by_blas(interpreter, language.float16)
@@ -52,6 +53,27 @@ def _patch_once(patch: Any, language: Any) -> Any:
     return patch_once
 
 
+class _Changes(list[tuple[Any, str, Any]]):
+    """A scope that only lists what it is asked to set."""
+
+    def set_attr(self, *change: Any) -> None:
+        self.append(change)
+
+
+def _list_once(patch: Any) -> Any:
+    found: dict[Any, _Changes] = {}
+
+    def patch_builtin(package: Any, builder: Any, scope: Any) -> None:
+        if package not in found:
+            changes = _Changes()
+            patch(package, builder, changes)
+            found[package] = changes
+        for change in found[package]:
+            scope.set_attr(*change)
+
+    return patch_builtin
+
+
 def _keep_types(core: Any) -> None:
     @functools.cache
     def lengths(shape: tuple[int, ...]) -> tuple[Any, Any]:
@@ -71,6 +93,8 @@ def _keep_types(core: Any) -> None:
             blocks[key] = dict(vars(self))
         vars(self).update(blocks[key], element_ty=element_ty)
 
+    compare, same = core.tuple.__eq__, core.constexpr(True)
+    core.tuple.__eq__ = lambda self, other: same if self is other else compare(self, other)
     core.tensor.__init__ = tensor
     core.block_type.__init__ = block_type
 
