@@ -5,6 +5,12 @@ import signal
 import zlib
 from collections.abc import Iterator
 
+# The products here are tiny. A thread that waits for another one does so in a loop, which took a third of the tests'
+# time, and six times as long where other programs keep the cores busy. Before NumPy, and for child processes.
+os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+# Of more than a hundred processes each would compile the sources anew, which takes half a second.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 import pytest
 import torch
 from hypothesis import settings
@@ -16,8 +22,6 @@ if importlib.util.find_spec("triton") is not None and not torch.cuda.is_availabl
     if os.environ["TRITON_INTERPRET"] == "1":
         quicken()
 
-# The products here are tiny. Where other programs keep the cores busy, threads that wait for each other made the tests
-# take six times as long.
 torch.set_num_threads(1)
 
 # A shell lets its background jobs ignore Ctrl-C, and their children inherit that: tests of Ctrl-C would wait for ever.

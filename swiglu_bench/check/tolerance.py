@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import scipy.stats
+import scipy.special
 import torch
 from torch import Tensor
 
@@ -44,7 +44,8 @@ def scatter(elements: int) -> float:
     """What the ratio of two root mean squares, of as many normal errors of the same size, exceeds once in a million."""
     if elements >= 1000:
         return 1.0
-    return min(FEW_MARGIN, math.sqrt(scipy.stats.f.isf(1e-6, elements, elements))) if elements else 1.0
+    # F of equal degrees of freedom is as likely above a value as below its reciprocal.
+    return min(FEW_MARGIN, 1 / math.sqrt(scipy.special.fdtri(elements, elements, 1e-6))) if elements else 1.0
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:

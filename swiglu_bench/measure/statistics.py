@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-import scipy.stats
+import scipy.special
 
 CONFIDENCE = 0.95
 
@@ -74,7 +74,7 @@ def median_interval(values: Sequence[float] | np.ndarray, confidence: float = CO
 @functools.cache
 def _rank(count: int, confidence: float) -> int:
     """The largest rank such that the true median lies below that value with at most (1 - confidence) / 2; else 0."""
-    return int(scipy.stats.binom.ppf((1 - confidence) / 2, count, 0.5))
+    return math.ceil(scipy.special.bdtrik((1 - confidence) / 2, count, 0.5))
 
 
 def quotient(after: Interval, before: Interval) -> Interval:
@@ -108,7 +108,7 @@ def noise_interval(aliases: Sequence[Interval | None]) -> Interval | None:
     if not known:
         return None
     logs = np.log([1.0, *(alias.median for alias in known)])
-    quantile = scipy.stats.t.ppf((1 + CONFIDENCE) / 2, len(known)) if len(known) > 1 else 0.0
+    quantile = float(scipy.special.stdtrit(len(known), (1 + CONFIDENCE) / 2)) if len(known) > 1 else 0.0
     middle, reach = float(logs.mean()), float(quantile * logs.std(ddof=1) * math.sqrt(1 + 1 / len(logs)))
     low, high = math.exp(middle - reach), math.exp(middle + reach)
     return Interval(

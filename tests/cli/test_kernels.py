@@ -19,7 +19,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
     def report(name: str, tokens: int, hidden: int, intermediate: int, dtype: Any, capability: Any) -> Report:
         assert (hidden, intermediate) == (24, 40)
-        return Report(name, "{}.{}".format(*capability), str(dtype), tokens, 128, spills[name], 2**16, 5, 0, 7, 3)
+        return Report(name, "{}.{}".format(*capability), str(dtype), tokens, 128, spills[name], 2**16, 5, 0, 7, 3, 0)
 
     monkeypatch.setattr(compiled, "launches", lambda *_: spills)
     monkeypatch.setattr(compiled, "report", report)

@@ -193,8 +193,9 @@ def test_a_dry_run_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_would_take_hours_is_refused() -> None:
-    ran = swiglu_bench("tp", "--device", "cpu", "--gpus", "2", "--shapes", "llama3-8b", "--tokens", "1k")
-    assert "hours on this CPU; give a smaller one or fewer --tokens, or --budget" in ran.complaint
+    ran = swiglu_bench("tp", "--device", "cpu", "--gpus", "2", "--shapes", "llama3-8b", "--tokens", "4k")
+    assert "this would take about" in ran.complaint
+    assert "on this CPU; give a smaller one or fewer --tokens, or --budget" in ran.complaint
 
 
 def test_a_case_that_does_not_fit_costs_its_own_rows(tmp_path: Path) -> None:

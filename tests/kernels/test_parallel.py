@@ -1,7 +1,7 @@
 """DDP, FSDP2 and tensor parallelism in two processes: the same loss and gradients as in one process.
 
 On CPUs with gloo, and on two GPUs with NCCL. Run as a script, this file is one of the two processes:
-`python test_distributed.py RANK FOLDER DEVICE`.
+`python test_parallel.py RANK FOLDER DEVICE`, with `tests/support` on PYTHONPATH.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from quick_interpreter import quicken
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -296,9 +297,10 @@ def tensor_parallel_details() -> dict[str, Any]:
 
 
 def one_of_two_processes(rank: int, folder: Path, device: str) -> None:
-    torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(rank)
+    else:
+        quicken()
     torch.distributed.init_process_group(
         PLACES[device].backend,
         init_method=f"file://{folder / 'rendezvous'}",
@@ -335,7 +337,7 @@ def device(request: pytest.FixtureRequest) -> str:
 def results(device: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What both processes found, by rank."""
     folder = tmp_path_factory.mktemp("processes")
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     if device == "cpu":
         environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     environment.setdefault("NCCL_NVLS_ENABLE", "0")

@@ -1,12 +1,17 @@
-"""Triton's interpreter without two costs that make most of its time for small tensors.
+"""Triton's interpreter without the costs that make most of its time for small tensors.
 
 It checks every sum of 32-bit integers for overflow by another one in 64 bits (kernels of `verify` in the tests of the
-command line still run with that check, in their own processes), and patches `triton.language` anew for each device
-function of a launch.
+command line still run with that check, in their own processes), patches `triton.language` anew for each device
+function of a launch, makes types and shapes anew for every value, converts bit by bit, and multiplies what is not in
+fp32 without BLAS.
 """
 
 import dataclasses
+import functools
+import math
 from typing import Any
+
+import numpy as np
 
 
 def quicken() -> None:
@@ -16,7 +21,14 @@ def quicken() -> None:
 
     builder: Any = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
-    patch: Any = interpreter._patch_lang
+    interpreter._patch_lang = _patch_once(interpreter._patch_lang, language)
+    interpreter._patch_builtin = _list_once(interpreter._patch_builtin)
+    _keep_types(language.core)
+    _convert_by_tables(interpreter)
+    _multiply_by_blas(interpreter, language.float16)
+
+
+def _patch_once(patch: Any, language: Any) -> Any:
     scopes: dict[frozenset[str], Any] = {}
 
     def patch_once(fn: Any) -> Any:
@@ -38,4 +50,93 @@ def quicken() -> None:
             scope.restore = restore
         return scope
 
-    interpreter._patch_lang = patch_once
+    return patch_once
+
+
+class _Changes(list[tuple[Any, str, Any]]):
+    """A scope that only lists what it is asked to set."""
+
+    def set_attr(self, *change: Any) -> None:
+        self.append(change)
+
+
+def _list_once(patch: Any) -> Any:
+    found: dict[Any, _Changes] = {}
+
+    def patch_builtin(package: Any, builder: Any, scope: Any) -> None:
+        if package not in found:
+            changes = _Changes()
+            patch(package, builder, changes)
+            found[package] = changes
+        for change in found[package]:
+            scope.set_attr(*change)
+
+    return patch_builtin
+
+
+def _keep_types(core: Any) -> None:
+    @functools.cache
+    def lengths(shape: tuple[int, ...]) -> tuple[Any, Any]:
+        return core.tuple([core.constexpr(size) for size in shape]), core.constexpr(math.prod(shape))
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = lengths(type.shape if type.is_block() else ())
+
+    make = core.block_type.__init__
+    blocks: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        key = element_ty.name, *(getattr(size, "value", size) for size in shape)
+        if key not in blocks:
+            make(self, element_ty, shape)
+            blocks[key] = dict(vars(self))
+        vars(self).update(blocks[key], element_ty=element_ty)
+
+    compare, same = core.tuple.__eq__, core.constexpr(True)
+    core.tuple.__eq__ = lambda self, other: same if self is other else compare(self, other)
+    core.tensor.__init__ = tensor
+    core.block_type.__init__ = block_type
+
+
+def _convert_by_tables(interpreter: Any) -> None:
+    convert, numpy_type = interpreter._convert_float, interpreter._get_np_dtype
+    tables: dict[tuple[str, str], Any] = {}
+    numpy_types: dict[str, Any] = {}
+
+    def by_table(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if source.primitive_bitwidth >= target.primitive_bitwidth or source.primitive_bitwidth > 16:
+            return convert(data, source, target, rounding)
+        key = source.name, target.name
+        codes = np.dtype(f"uint{source.primitive_bitwidth}")
+        if key not in tables:
+            tables[key] = convert(np.arange(2**source.primitive_bitwidth, dtype=codes), source, target, rounding)
+        return tables[key][data.view(codes)]
+
+    def kept(type: Any) -> Any:
+        name = type.scalar.name
+        if name not in numpy_types:
+            numpy_types[name] = numpy_type(type)
+        return numpy_types[name]
+
+    interpreter._convert_float, interpreter._get_np_dtype = by_table, kept
+
+
+def _multiply_by_blas(interpreter: Any, float16: Any) -> None:
+    builder = interpreter.InterpreterBuilder
+    multiply = builder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *how: Any) -> Any:
+        if d.data.dtype != np.float32:
+            return multiply(self, a, b, d, *how)
+        product = np.matmul(*(_fp32(one, interpreter, float16) for one in (a, b)))
+        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+
+    builder.create_dot = create_dot
+
+
+def _fp32(one: Any, interpreter: Any, float16: Any) -> Any:
+    data = one.data
+    if one.dtype.primitive_bitwidth == 8 and one.dtype.is_floating():
+        data = interpreter._convert_float(data, one.dtype, float16, None).view(np.float16)
+    return data.astype(np.float32)

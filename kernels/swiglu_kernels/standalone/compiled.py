@@ -1,10 +1,11 @@
 """What the compiler makes of each matrix kernel, on any machine with Triton and without a GPU.
 
     python -m swiglu_kernels.standalone.compiled [--capability 9.0] [--dtype bfloat16] [--tokens 8192] [--json]
-    python -m swiglu_kernels.standalone.compiled --every [--capability 9.0] [--json]
+    python -m swiglu_kernels.standalone.compiled --every|--few [--capability 9.0] [--json]
 
 The launches are described on meta tensors with the tiles of the named GPU, so what is compiled is what would run there.
-`--every` takes those of `covering.py` instead of one shape's, as many at a time as there are cores.
+`--every` takes those of `covering.py` instead of one shape's, as many at a time as there are cores, and `--few` of each
+kernel's tiles the one that spills first. With both, a kernel that spills more than `allowed_spill` is an error.
 Not under TRITON_INTERPRET=1: interpreted kernels are never compiled.
 """
 
@@ -17,6 +18,7 @@ import multiprocessing
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -31,10 +33,18 @@ from swiglu_kernels.launches.tiles import Capability
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch, recompute_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
-from swiglu_kernels.standalone.covering import covering
+from swiglu_kernels.standalone.covering import covering, most_demanding
 
 FEW_BYTES = 16
 """Of a thread's registers, that some versions of ptxas spill once, outside of a main loop."""
+SPILLS = {
+    "dX on the fly, 64 tokens, bfloat16": 24,
+    "recompute, 8192 tokens, bfloat16": 40,
+    "dX read, 16 tokens, bfloat16": 24,
+    "dW on the fly, 16 tokens, bfloat16, unaligned": 24,
+    "dW read, 16 tokens, float32": 16,
+}
+"""Bytes that Triton 3.8 or 3.9 spills; 3.6 and 3.7 spill no more than FEW_BYTES anywhere."""
 _POINTERS = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64",
     torch.float8_e4m3fn: "*fp8e4nv",
@@ -43,7 +53,10 @@ _POINTERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Resources of one compiled kernel. `stack_bytes` is per thread and above zero when registers were spilled."""
+    """Resources of one compiled kernel. `stack_bytes` is per thread and above zero when registers were spilled.
+
+    With a call, as an assertion is one, ptxas lets each wgmma wait for the one before.
+    """
 
     kernel: str
     capability: str
@@ -56,6 +69,7 @@ class Report:
     tcgen05: int
     mma: int
     tma: int
+    calls: int
 
 
 def launches(
@@ -167,14 +181,23 @@ def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capabili
         tcgen05=ptx.count("tcgen05.mma"),
         mma=len(re.findall(r"\bmma\.sync", ptx)),
         tma=ptx.count("cp.async.bulk.tensor"),
+        calls=len(re.findall(r"\bcall\b", ptx.split(".section")[0])),
     )
 
 
-_covering = functools.cache(covering)
+def allowed_spill(kernel: str) -> int:
+    """How many bytes of a thread's registers a kernel may spill under this Triton."""
+    later = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8)
+    return SPILLS.get(kernel, FEW_BYTES) if later else FEW_BYTES
 
 
-def _report_of(capability: Capability, number: int) -> Report:
-    name, launch = _covering(capability)[number]
+@functools.cache
+def _covering(capability: Capability, few: bool) -> list[tuple[str, Launch]]:
+    return most_demanding(covering(capability)) if few else covering(capability)
+
+
+def _report_of(capability: Capability, few: bool, number: int) -> Report:
+    name, launch = _covering(capability, few)[number]
     tensors = (getattr(value, "base", value) for value in launch.arguments.values())
     dtype = next(tensor.dtype for tensor in tensors if isinstance(tensor, torch.Tensor))
     try:
@@ -183,15 +206,15 @@ def _report_of(capability: Capability, number: int) -> Report:
         raise RuntimeError(f"{name!r} for {capability} under Triton {triton.__version__}: {error}") from error
 
 
-def every(capabilities: list[Capability], parts: list[str]) -> Iterator[Report]:
+def every(capabilities: list[Capability], parts: list[str], few: bool = False) -> Iterator[Report]:
     """Compile what covers every kernel and tile for compute capabilities, as many at a time as there are cores.
 
-    `parts` restricts it to kernels whose names hold one of them.
+    `parts` restricts it to kernels whose names hold one of them, `few` to the `most_demanding` tiles.
     """
     numbers = [
-        (one, number)
+        (one, few, number)
         for one in capabilities
-        for number, (name, _) in enumerate(_covering(one))
+        for number, (name, _) in enumerate(_covering(one, few))
         if not parts or any(part in name for part in parts)
     ]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("fork")) as pool:
@@ -208,16 +231,19 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, action="append", help="repeatable (default 8192)")
     parser.add_argument("--hidden", type=int, default=4096)
     parser.add_argument("--intermediate", type=int, default=11008)
-    parser.add_argument("--kernel", action="append", help="name, with --every a part of it; repeatable (default all)")
-    parser.add_argument("--every", action="store_true", help="every kernel and tile, instead of those of one shape")
+    parser.add_argument("--kernel", action="append", help="name, with --every and --few a part of it; repeatable")
+    several = parser.add_mutually_exclusive_group()
+    several.add_argument("--every", action="store_true", help="every kernel and tile, instead of those of one shape")
+    several.add_argument("--few", action="store_true", help="every kernel in the tiles that spill first")
     parser.add_argument("--json", action="store_true", help="one JSON list instead of a table")
     options = parser.parse_args(arguments)
     texts = (text.split(".") for text in options.capability or ["8.0", "9.0", "10.0"])
     capabilities = [(int(major), int(minor)) for major, minor in texts]
-    reports = []
-    for one in every(capabilities, options.kernel or []) if options.every else _of_one_shape(options, capabilities):
+    covered, reports = options.every or options.few, []
+    found = every(capabilities, options.kernel or [], options.few) if covered else _of_one_shape(options, capabilities)
+    for one in found:
         reports.append(dataclasses.asdict(one))
-        if options.every and not options.json:
+        if covered and not options.json:
             units = "wgmma" if one.wgmma else "tcgen05" if one.tcgen05 else "mma" if one.mma else "no matrix unit"
             print(
                 f"{one.capability:>4}  {one.registers:3} registers  {one.stack_bytes:3} B spilled  "
@@ -227,10 +253,15 @@ def main(arguments: list[str] | None = None) -> None:
             print("  ".join(f"{key} {value}" for key, value in reports[-1].items()))
     if options.json:
         print(json.dumps(reports))
-    elif options.every:
+    elif covered:
         spilling = sum(one["stack_bytes"] > FEW_BYTES for one in reports)
         compiler = f"Triton {triton.__version__}"
         print(f"{compiler}: {len(reports)} kernels compiled, {spilling} spill more than {FEW_BYTES} bytes")
+    excessive = (
+        [one["kernel"] for one in reports if one["stack_bytes"] > allowed_spill(one["kernel"])] if covered else []
+    )
+    if excessive:
+        sys.exit(f"Error: these spill more registers than they may: {'; '.join(excessive)}")
 
 
 def _of_one_shape(options: argparse.Namespace, capabilities: list[Capability]) -> Iterator[Report]:

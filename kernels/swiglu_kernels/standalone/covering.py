@@ -5,6 +5,8 @@ kernel stores more or less, or applies another gate, the form that needs most re
 """
 
 import itertools
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -53,6 +55,29 @@ def covering(capability: Capability) -> list[tuple[str, Launch]]:
         for name, launch in _by_hand():
             found.setdefault((name, *_kind(launch)), (name, launch))
     return list(found.values())
+
+
+def most_demanding(launches: list[tuple[str, Launch]]) -> list[tuple[str, Launch]]:
+    """Of each kernel, in each data type, the launches that spill first, in each value of what its constants choose.
+
+    Those with the most elements per thread come first, then those with the most operands, then those for more tokens.
+    """
+    met: set[Any] = set()
+    found = []
+    for name, launch in sorted(launches, key=lambda one: _demand(one[1]))[::-1]:
+        kernel, dtypes, *_, compiled_in = _kind(launch)
+        choices = {(name, value) for name, value in compiled_in if name != "FORMULA" and type(value) is not int}
+        new = {(kernel, dtypes, choice) for choice in (None, *choices)} - met
+        if new:
+            found.append((name, launch))
+        met |= new
+    return found
+
+
+def _demand(launch: Launch) -> tuple[float, int]:
+    sizes = [size for name, size in launch.arguments.items() if re.match("BLOCK|COLUMNS|ROWS|TILE|OUTPUTS|TERMS", name)]
+    operands = sum(value is not None for value in launch.arguments.values())
+    return math.prod(size for size in sizes if size) / launch.num_warps, operands
 
 
 def _kind(launch: Launch) -> tuple[Any, ...]:
@@ -209,7 +234,8 @@ def _by_hand() -> Iterator[tuple[str, Launch]]:
         tile = replace(forward.TILE, columns=columns)
         name = f"ping-pong forward, {columns} columns{', gate and up stored' if stored else ''}"
         yield name, forward.forward_launch(x, weight, weight, z, stored, tile)
-    for number in range(1, 17):  # every width, every number of tokens and both forms, not every combination
+    # Every width, every number of tokens and both forms, not every combination.
+    for number in range(1, row.MOST_COLUMNS // 8 + 1):
         tokens, columns = (number - 1) % 8 * row.X_STEP + row.X_STEP, 8 * number
         x, z = tensor(tokens, 4096), tensor(tokens, 132 * columns)
         weight, stored = tensor(132 * columns, 4096), None if number % 4 == 0 else (z, z)

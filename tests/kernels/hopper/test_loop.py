@@ -14,16 +14,6 @@ from swiglu_kernels.launches import backend, launch
 
 pytestmark = pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is not installed")
 
-CALLS = """
-from swiglu_kernels.standalone.compiled import compile_launch
-from swiglu_kernels.standalone.covering import covering
-
-names = "row forward, 16 tokens, 8 columns", "ping-pong forward, 64 columns", "experts by hand, y"
-found = [launch for name, launch in covering((9, 0)) if name in names]
-assert len(found) == len(names), found
-for launch in found:
-    assert "call" not in compile_launch(launch, (9, 0)).asm["ptx"].split(".section")[0], launch.kernel
-"""
 LOST = """
 import torch
 from triton.experimental import gluon
@@ -46,12 +36,6 @@ def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     file.write_text(program)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True, timeout=120)
-
-
-def test_no_kernel_calls_a_function(tmp_path: Path) -> None:
-    """With a call, as an assertion is one, ptxas lets each wgmma wait for the one before."""
-    done = run(CALLS, tmp_path)
-    assert done.returncode == 0, done.stderr
 
 
 def test_a_trap_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
