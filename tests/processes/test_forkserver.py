@@ -7,7 +7,7 @@ import pytest
 from swiglu_bench.processes import forkserver
 
 
-def test_what_children_are_forked_from_has_not_touched_the_gpu() -> None:
+def test_what_children_are_forked_from_is_light_and_has_not_touched_the_gpu() -> None:
     """A fork of a process that has asked CUDA for anything cannot use it."""
     code = (
         "import sys, torch\n"
@@ -15,6 +15,7 @@ def test_what_children_are_forked_from_has_not_touched_the_gpu() -> None:
         "torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = torch.cuda.init = touched\n"
         "import swiglu_bench.processes.worker\n"
         "assert not torch.cuda.is_initialized()\n"
+        "assert 'scipy.stats' not in sys.modules, 'its import takes half a second'\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
