@@ -97,6 +97,12 @@ def _inflation(signs: np.ndarray) -> float:
     return max(1.0, 1 + 2 * sum(tapered))
 
 
+def mean_half_width(values: Sequence[float]) -> float:
+    """Half of the 95% interval of the mean of a normal sample, two values at least (Student's t)."""
+    quantile = scipy.special.stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)
+    return float(quantile * np.std(values, ddof=1) / math.sqrt(len(values)))
+
+
 def noise_interval(aliases: Sequence[Interval | None]) -> Interval | None:
     """What the ratio of one more process of the baseline would be, with 95% confidence, from those of a few.
 

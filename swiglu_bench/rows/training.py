@@ -133,6 +133,12 @@ class Summary(Outcome):
     version: str = ""
     timestamp: str = ""
 
+    precision: str = ""
+    """What its blocks quantise operands to; empty where nothing."""
+    difference_low: float | None = None
+    """Ends of the 95% interval of `difference` over seeds (Student's t); None with one seed."""
+    difference_high: float | None = None
+
     @property
     def frozen(self) -> bool:
         """Whether the weights of its blocks are not trained, so that by design it learns less and does less work."""
@@ -150,8 +156,9 @@ class Summary(Outcome):
 
     @property
     def failed(self) -> bool:
-        """Whether it ended in an error, or trains everything and its curve still differs from eager's."""
-        return self.status is Status.ERROR or (self.curve == Curve.DIFFERS and not self.frozen)
+        """Whether it ended in an error, or trains everything in eager's precision and its curve still differs."""
+        as_eager = not self.frozen and not self.precision
+        return self.status is Status.ERROR or (self.curve == Curve.DIFFERS and as_eager)
 
     def record(self, about: dict[str, Any]) -> Record:
         """The row in the form of all runs, with what `about`, the run's run.json, says of the model.
@@ -174,7 +181,7 @@ class Summary(Outcome):
             ratio_high=self.ratio_high, verdict=self.verdict, aa_low=self.aa_low, aa_high=self.aa_high,
             saved_bytes=self.saved_bytes, peak_bytes=self.peak_bytes, host=machine.get("host", ""), device=self.device,
             driver=machine.get("driver", ""), cuda=machine.get("cuda", ""), torch=self.torch, triton=self.triton,
-            version=self.version, timestamp=self.timestamp, source=self,
+            version=self.version, timestamp=self.timestamp, precision=self.precision, source=self,
         )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from swiglu_bench.check.inputs import torch_dtype
 from swiglu_bench.implementations.pytorch import eager
 from swiglu_bench.session.policy import CONTEXT_BYTES
 from swiglu_bench.spec import costs
-from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
+from swiglu_bench.spec.cases import Case, Dtype, Mode, Precision, Scope, Shape
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.train import data as datasets
 from swiglu_bench.train.data import Batch, Images, Text
@@ -34,13 +34,15 @@ class Experiment:
     device: torch.device
     dtype: Dtype
     """Of products; weights and the optimiser's state are fp32."""
+    precision: Precision = Precision.UNQUANTISED
+    """Of the operands of the blocks' products, where an implementation has it."""
 
     @functools.cached_property
     def case(self) -> Case:
         """A block of the model as the benchmarks name it."""
         w = self.workload
         shape = Shape(f"{w.hidden}x{w.intermediate}", w.hidden, w.intermediate, w.source, (w.tokens,))
-        return Case(shape, w.tokens, self.dtype, Scope.MLP, Mode.STEP)
+        return Case(shape, w.tokens, self.dtype, Scope.MLP, Mode.STEP, precision=self.precision)
 
     @functools.cached_property
     def parameters(self) -> int:
@@ -103,13 +105,15 @@ def sites(network: nn.Module) -> list[nn.Module]:
     return [module for module in network.modules() if hasattr(getattr(module, "mlp", None), "gate_proj")]
 
 
-def prepare(w: Workload, options: TrainOptions, device: torch.device, dtype: Dtype) -> Experiment:
+def prepare(
+    w: Workload, options: TrainOptions, device: torch.device, dtype: Dtype, precision: Precision = Precision.UNQUANTISED
+) -> Experiment:
     """Read the data and decide how the model is made. Raises BadInput for missing data or a missing package."""
     if isinstance(w, Llama):
         if options.epochs is not None:
             raise BadInput("--epochs is for images; give the task llama --steps.")
         text = datasets.text(options.data, w.sequence, w.batch, device)
-        return Experiment(w, text, _llama(w, device), options.steps or w.steps, device, dtype)
+        return Experiment(w, text, _llama(w, device), options.steps or w.steps, device, dtype, precision)
     if w.task == "digits" and options.data is not None:
         raise BadInput("--data is for mnist and llama; the task digits brings its own.")
     images = datasets.digits(w.batch, device) if w.task == "digits" else datasets.mnist(options.data, w.batch, device)
@@ -120,7 +124,7 @@ def prepare(w: Workload, options: TrainOptions, device: torch.device, dtype: Dty
             return Network(pixels, w.hidden, w.intermediate)
 
     steps = options.steps or (options.epochs or w.epochs) * images.steps_per_epoch
-    return Experiment(w, images, make, steps, device, dtype)
+    return Experiment(w, images, make, steps, device, dtype, precision)
 
 
 def _llama(workload: Llama, device: torch.device) -> Callable[[], nn.Module]:

@@ -35,6 +35,11 @@ class TrainOptions(WandbOptions):
         option(WHAT, "Of products: bf16 (autocast) or fp32; weights are fp32. "
                "\\[default: bf16 on a GPU, fp32 on a CPU]"),
     ] = None  # fmt: skip
+    precision: Annotated[
+        Text,
+        option(WHAT, "fp8-tensorwise, fp8-rowwise or fp8-blockwise: what implementations that have it quantise the "
+               "operands of the blocks' products to; the others train in bf16. \\[default: nothing]"),
+    ] = None  # fmt: skip
     device: Device = None
     interpret: Annotated[
         bool, option(HOW, "On a CPU, run Triton kernels in its interpreter: for tiny models, not timed.", "--interpret")

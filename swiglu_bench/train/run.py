@@ -16,7 +16,7 @@ from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import Status
 from swiglu_bench.rows.training import BASELINE, PERMUTED, Summary, TrainingStep
 from swiglu_bench.spec import registry
-from swiglu_bench.spec.cases import Dtype, Scope, parse_dtypes
+from swiglu_bench.spec.cases import Dtype, Precision, Scope, parse_dtypes, parse_precisions
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.sweep import output, request
@@ -45,12 +45,15 @@ class TrainingRun:
         self.options, self.console = options, console
         name = options.model or workload.default_model(options.task, device.type == "cuda")
         sizes, chosen = workload.load(options.task, name), chosen_implementations(options)
-        experiment = self.experiment = model.prepare(sizes, options, device, _dtype(options.dtype, device.type))
+        precision = _precision(options)
+        dtype = _dtype("bf16" if precision else options.dtype, device.type)
+        experiment = self.experiment = model.prepare(sizes, options, device, dtype, precision)
         self.step_ratios = read_ratios(options.step_run, experiment.case) if options.step_run else None
         self.machine, started = machine.describe(device), machine.now()
         settings = {
             "task": options.task, "workload": sizes.model_dump(), "data": experiment.data.about,
-            "steps": experiment.steps, "dtype": experiment.dtype.value, "seed": options.seed, "seeds": options.seeds,
+            "steps": experiment.steps, "dtype": experiment.dtype.value, "precision": experiment.precision.value,
+            "seed": options.seed, "seeds": options.seeds,
             "interpret": options.interpret, "budget_s": options.budget_s, "step_run": options.step_run,
             "checkpoint_every": options.checkpoint_every,
         }  # fmt: skip
@@ -66,6 +69,7 @@ class TrainingRun:
             row = Summary(
                 self.about["run_id"], options.task, name, title, one.trains, Status.OK, device=self.machine.device,
                 torch=self.machine.torch, triton=self.machine.triton, version=self.machine.version, timestamp=started,
+                precision=one.precision_of(experiment.case).value,
             )  # fmt: skip
             self.rows.append(row)
             if reason := why_not(one, *where):
@@ -113,7 +117,7 @@ class TrainingRun:
             self._say(
                 f"{options.task} on {self.machine.device}: {experiment.data.about}; blocks "
                 f"{experiment.case.shape.name}, {experiment.case.tokens} tokens a step, {experiment.steps} steps, "
-                f"{experiment.dtype.value}."
+                f"{experiment.dtype.value}{f', blocks in {experiment.precision}' if experiment.precision else ''}."
             )
             session = TrainingSession(experiment, self.trainees, options, self.step_ratios, folder)
             left = sum((trainee.name, seed) not in session.finished for trainee, seed in session.wanted)
@@ -213,16 +217,28 @@ class TrainingProgress(Bar):
 
 def chosen_implementations(options: TrainOptions) -> list[Implementation]:
     """The chosen implementations after eager, with which every curve is compared."""
-    known = request.catalogue(registry.load)
+    known, precision = request.catalogue(registry.load), _precision(options)
     usual = [
         one.name
         for one in known
-        if one.name in DEFAULT or (not one.on_request and (one.package or one.address) and Scope.MLP in one.scopes)
+        if (not one.on_request and precision in one.precisions and Scope.MLP in one.scopes)
+        and (precision or one.name in DEFAULT or one.package or one.address)
     ]
     wanted, unwanted = request.split(options.impl, "--impl"), request.split(options.skip_impl, "--skip-impl")
     chosen = registry.select(known, wanted or usual, unwanted)
     eager = next(one for one in known if one.name == BASELINE)
     return [eager, *(one for one in chosen if one.name != BASELINE)]
+
+
+def _precision(options: TrainOptions) -> Precision:
+    if options.precision is None:
+        return Precision.UNQUANTISED
+    found = parse_precisions(options.precision)
+    if len(found) > 1:
+        raise BadInput(f"--precision: train takes one, and {options.precision!r} names {len(found)}; leave others out.")
+    if found[0] and options.dtype is not None and parse_dtypes(options.dtype) != [Dtype.BFLOAT16]:
+        raise BadInput(f"--precision quantises bf16 operands, and --dtype is {options.dtype}; leave --dtype out.")
+    return found[0]
 
 
 def _dtype(text: str | None, device_type: str) -> Dtype:

@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 
+from swiglu_bench.measure.statistics import mean_half_width
 from swiglu_bench.rows.training import SAVING_TOLERANCE, Curve, Summary, TrainedSeed
 
 WINDOW = 0.2
@@ -46,6 +47,9 @@ def enter_curve(row: Summary, own: Finals, eager: Finals, permuted: Finals) -> N
     if not differences:
         return
     row.difference, largest = statistics.fmean(differences), max(map(abs, differences))
+    if len(differences) > 1 and math.isfinite(row.difference):
+        half = mean_half_width(differences)
+        row.difference_low, row.difference_high = row.difference - half, row.difference + half
     row.rounding = max((abs(permuted[seed] - eager[seed]) for seed in permuted.keys() & eager.keys()), default=None)
     row.eager_spread = spread(eager.values())
     if not all(map(math.isfinite, differences)):

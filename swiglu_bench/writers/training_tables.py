@@ -111,13 +111,21 @@ def _rule(rows: Sequence[Summary]) -> str:
     judged = next((one for one in rows if one.difference is not None), None)
     if judged is None:
         return text
-    rounding = _number(judged.rounding, ".2g") or "not known"
+    rounding, quantised = _number(judged.rounding, ".2g") or "not known", any(one.precision for one in rows)
     spread = _number(judged.eager_spread, ".2g") or "not known, with one seed"
     return (
         f"{text} same: each seed's difference is at most 3 times what another summation order does to eager "
         f"({rounding}); within seeds: the mean difference is at most the spread of eager's seeds ({spread}); "
         "else differs, or unknown with one seed."
+        + " Of what is quantised, ± is half of the difference's 95% interval."
+        * quantised
     )
+
+
+def _difference(one: Summary) -> str:
+    if one.difference is None or not one.precision or one.difference_low is None or one.difference_high is None:
+        return _number(one.difference, "+.2g")
+    return f"{one.difference:+.1g} ± {(one.difference_high - one.difference_low) / 2:.1g}"
 
 
 def _curve(one: Summary) -> TableCell:
@@ -150,7 +158,7 @@ def _with_spread(mean: float | None, spread: float | None) -> str:
 
 LEARNING: Columns = {
     "final loss": lambda one: _with_spread(one.final_loss, one.final_loss_spread),
-    "minus eager's": lambda one: _number(one.difference, "+.2g"),
+    "minus eager's": lambda one: _difference(one),
     "curve": _curve,
     "{metric}": lambda one: _with_spread(one.metric_mean, one.metric_spread),
 }

@@ -66,6 +66,23 @@ def test_both_tables_the_files_and_every_reason(model: Path, tmp_path: Path) -> 
     assert "eager, seed 1: step 8/8" in again.out
 
 
+def test_blocks_in_fp8_train_beside_bf16(model: Path, tmp_path: Path) -> None:
+    model.write_text(MODEL.replace("24", "32"))
+    out = tmp_path / "out"
+    few = ("--seeds", "2", "--steps", "4", "--impl", "eager,fp8-reference", "--precision", "fp8-rowwise")
+    result = small(model, "--out", out, *few)
+    assert result.code == 0, result.err
+    assert "bfloat16, blocks in fp8-rowwise." in " ".join(result.out.split())
+    rows = {row["implementation"]: row for row in csv.DictReader((out / "summary.csv").open())}
+    assert [rows[name]["precision"] for name in ("eager", "fp8-reference")] == ["", "fp8-rowwise"]
+    mine = {name: float(rows["fp8-reference"][name]) for name in ("difference_low", "difference", "difference_high")}
+    assert sorted(mine.values()) == list(mine.values())
+    assert mine["difference"] != 0
+    assert "±" in next(
+        line for line in swiglu_bench("show", out, width=140).out.splitlines() if "fp8-reference" in line
+    )
+
+
 def test_the_interpreter_trains_and_is_not_timed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "1"))
     result = small(model, "--interpret", "--steps", "2", "--seeds", "1", "--no-csv", "--impl", "fused,fused-mlp-auto")

@@ -47,6 +47,20 @@ def test_seeds_are_paired_and_one_that_is_off_is_not_averaged_away() -> None:
     assert compared({7: 1.0}, EAGER, PERMUTED).curve == ""
 
 
+def test_the_difference_has_an_interval_over_seeds() -> None:
+    row = compared({0: 1.01, 1: 1.05, 2: 1.00}, EAGER, PERMUTED)  # differences 0.01, 0.03, 0.02
+    half = 4.302653 * 0.01 / math.sqrt(3)
+    assert (row.difference_low, row.difference_high) == pytest.approx((0.02 - half, 0.02 + half))
+    assert compared({0: 1.01}, EAGER, PERMUTED).difference_low is None
+
+
+def test_what_is_quantised_may_differ() -> None:
+    row = compared(moved(0.05), EAGER, PERMUTED)
+    assert (row.curve, row.failed) == (DIFFERS, True)
+    assert not dataclasses.replace(row, precision="fp8-rowwise").failed
+    assert dataclasses.replace(row, precision="fp8-rowwise", status=Status.ERROR).failed
+
+
 def test_with_one_seed_or_without_a_permuted_run_less_can_be_said() -> None:
     single = [compared({0: 1.0 + by}, {0: 1.0}, {0: 1.0001}) for by in (0.0, 0.0002, 0.01)]
     assert [row.curve for row in single] == [SAME, SAME, Curve.UNKNOWN]
