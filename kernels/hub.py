@@ -80,4 +80,7 @@ if __name__ == "__main__":
     folder = parser.parse_args().folder
     if folder.exists():
         parser.error(f"{folder} is already there; give a new folder")
-    print(f"Hub kernel: {write(folder)}")
+    try:
+        print(f"Hub kernel: {write(folder)}")
+    except OSError as error:
+        parser.error(f"{folder} cannot be written: {error}")

@@ -32,8 +32,11 @@ def test_wrong(assert_swiglu):
 def test_not_here(assert_swiglu):
     assert_swiglu("quack", **FEW)
 
+def test_in_part(assert_swiglu):
+    assert_swiglu("mine.py:mine", **FEW | {"scope": "glu,mlp"})
+
 def test_misspelt(assert_swiglu):
-    assert_swiglu("mine.py:main", **FEW)
+    assert_swiglu("mine.py:mnie", **FEW)
 """
 SPEED = """
 def test_speed(benchmark_swiglu):
@@ -54,9 +57,10 @@ def project(pytester: pytest.Pytester) -> Iterator[pytest.Pytester]:
 def test_a_right_kernel_passes_a_wrong_one_fails_and_one_that_cannot_run_is_skipped(project: pytest.Pytester) -> None:
     project.makepyfile(TESTS)
     done = project.runpytest_inprocess()
-    done.assert_outcomes(passed=2, failed=2, skipped=1)
+    done.assert_outcomes(passed=3, failed=2, skipped=1, warnings=1)
     done.stdout.fnmatch_lines(["*24x40 32 tokens float32 glu: incorrect: *relative error*"])
-    done.stdout.fnmatch_lines(["*mine.py has no implementation 'main'; it offers:*"])
+    done.stdout.fnmatch_lines(["*mine.py has no implementation 'mnie'*", "*24x40 32 tokens float32 mlp: skipped: *"])
+    done.stdout.no_fnmatch_line("*processes/child.py*")
 
 
 def test_a_benchmark_saves_a_baseline_and_is_held_against_it(project: pytest.Pytester) -> None:

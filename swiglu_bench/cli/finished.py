@@ -252,8 +252,6 @@ def publish(
     from swiglu_bench.sweep.output import wandb_run
 
     found = load_run(run)
-    if not found.records:
-        raise BadInput(f"{run} has no rows to publish; give a run that has some.")
     wanted = options.WandbOptions(
         wandb_project=wandb_project, wandb_entity=wandb_entity, wandb_group=wandb_group, wandb_tags=wandb_tags,
         wandb_id=wandb_id,

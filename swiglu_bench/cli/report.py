@@ -64,6 +64,8 @@ def report(
         for number, path in enumerate(paths, start=1):
             tell(f"run {number} of {len(paths)}: {path}")
             found.append(load(path))
+        if not any(run.implementations for run in found):
+            raise BadInput(f"{', '.join(map(str, runs))}: no rows; give a run that has some.")
         if names := split(impl, "--impl"):
             found = only(found, names)
         if output:

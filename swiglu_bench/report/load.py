@@ -12,7 +12,7 @@ from typing import Any
 
 from swiglu_bench.rows import csv_table
 from swiglu_bench.rows.audit_cell import CELL_COLUMNS, Cell
-from swiglu_bench.rows.finished_run import latest, load_run
+from swiglu_bench.rows.finished_run import latest, read_run
 from swiglu_bench.rows.grouping import grouped, unique
 from swiglu_bench.rows.ranks import ROWS
 from swiglu_bench.rows.record import Record
@@ -77,7 +77,7 @@ def load(path: Path) -> ReportedRun:
         files = [None, path] if _is_audit(path) else [path, None]
         about = read_about(path.parent)
     records, audit = files
-    by_device = grouped(load_run(records, beside=False).records if records else (), attrgetter("device"))
+    by_device = grouped(read_run(records, beside=False).records if records else (), attrgetter("device"))
     rows = [row for own in by_device.values() for row in latest(own)]
     return ReportedRun(path, about, rows, csv_table.read(audit, Cell, AUDIT) if audit else ())
 

@@ -106,8 +106,16 @@ def load_run(path: Path, beside: bool = True) -> FinishedRun:
     What `train` and `tp` wrote is read as well, from the folder or one of its files: rows in the form of all runs, with
     the own one as their source.
 
-    Raises BadInput for what is not a run, or one that this version cannot read.
+    Raises BadInput for what is not a run, one without rows, or one that this version cannot read.
     """
+    found = read_run(path, beside)
+    if not found.records:
+        raise BadInput(f"{path}: no rows; give a run that has some.")
+    return found
+
+
+def read_run(path: Path, beside: bool) -> FinishedRun:
+    """A run of whichever command, which may have no rows."""
     if trained := training_folder(path):
         training = load_training(trained)
         return FinishedRun([row.record(training.about) for row in training.summaries], training.about, trained)

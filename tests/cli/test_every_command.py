@@ -140,3 +140,14 @@ def _be(arguments: list[str], stdout: str, stderr: Path) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(int(code or 0))
+
+
+@pytest.mark.parametrize("command", list(RUNS))
+def test_a_run_of_which_no_row_is_whole(command: str, run: str) -> None:
+    """Of a disk that was full at the first row: what is cut is told, and that nothing is left."""
+    records = Path(run) / "records.csv"
+    records.write_bytes(records.read_bytes()[:-20])
+    ran = swiglu_bench(*usual(command, run))
+    assert ran.code == 2, ran.err
+    assert "ends in the middle of a row" in ran.err
+    assert f"{run}: no rows; give a run that has some" in ran.err
