@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from swiglu_bench.measure.clock import Sample
-from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.standalone.workloads import Runnable
 
 
 class FakeClock:
@@ -14,12 +14,14 @@ class FakeClock:
 
     cache = "fake"
 
-    def __init__(self, speed: Callable[[Launch], float]) -> None:
+    def __init__(self, speed: Callable[[Runnable], float]) -> None:
         self.speed = speed
         self.samples = 0
 
     def sample(self, call: Any, lead_us: float, *_: object) -> Sample:
-        tensors = [value for value in call.__self__.arguments.values() if isinstance(value, torch.Tensor)]
+        given = call.__self__.arguments
+        values = given.values() if isinstance(given, dict) else [*given[:4], *(given[4] or ())]
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
         if any(bool(tensor.isnan().any()) for tensor in tensors):
             call()
         self.samples += 1

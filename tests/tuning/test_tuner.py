@@ -1,6 +1,6 @@
 """Tuning on Triton's interpreter by a clock that says what a test wants."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from swiglu_bench.tuning import tuner
 from swiglu_bench.tuning.tuner import CannotTune, Found, difference, tune
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.launch import Launch
-from swiglu_kernels.standalone.workloads import Workload
+from swiglu_kernels.standalone.workloads import Runnable, Workload
 from swiglu_kernels.tiles.candidates import Choice, Problem, candidates
 
 CPU = torch.device("cpu")
@@ -24,24 +24,18 @@ SHIPPED, BY_TORCH, FIRST, SECOND = candidates("forward", PROBLEM, 2)
 pytestmark = pytest.mark.skipif(backend_for(CPU) != "interpreter", reason="Triton's interpreter is not in use")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _by_kernels() -> Iterator[None]:
-    """The clock and the faults of these tests know launches by their tile, and PyTorch's products have none."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuner, "candidates", lambda *what: [one for one in candidates(*what) if one != BY_TORCH])
-        yield
-
-
-def is_of(launch: Launch, choice: Choice) -> bool:
+def is_of(launch: Runnable, choice: Choice) -> bool:
+    if not isinstance(launch, Launch) or choice == BY_TORCH:
+        return not isinstance(launch, Launch) and choice == BY_TORCH
     tile = choice.tile
-    blocks = [launch.arguments[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")]
+    blocks = [launch.arguments.get(name) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")]
     same = blocks == [tile.rows, tile.columns, tile.depth]
     return same and (launch.num_warps, launch.num_stages) == (tile.warps, tile.stages)
 
 
-def takes(shipped: float = 2.0, first: float = 2.0, second: float = 2.0) -> FakeClock:
+def takes(shipped: float = 2.0, first: float = 2.0, second: float = 2.0, torch: float = 2.0) -> FakeClock:
     """A clock by which the choices take so many milliseconds."""
-    speeds = {SHIPPED: shipped, FIRST: first, SECOND: second}
+    speeds = {SHIPPED: shipped, FIRST: first, SECOND: second, BY_TORCH: torch}
     return FakeClock(lambda launch: next(ms for choice, ms in speeds.items() if is_of(launch, choice)))
 
 
@@ -56,6 +50,7 @@ def tuned(clock: FakeClock, tell: Callable[[str], None] = lambda doing: None) ->
     ("ms", "best", "verdict", "winner"),
     [
         ({"first": 0.8, "second": 0.7}, SECOND, Verdict.FASTER, SECOND),
+        ({"torch": 0.8}, BY_TORCH, Verdict.FASTER, BY_TORCH),
         ({"first": 1.2}, FIRST, Verdict.SLOWER, SHIPPED),
         ({"first": 0.9999}, FIRST, Verdict.TIE, SHIPPED),  # within the noise
     ],
@@ -68,15 +63,15 @@ def test_the_fastest_wins(ms: dict[str, float], best: Choice, verdict: Verdict, 
         pytest.approx(1.0, rel=0.01),
         pytest.approx(min(ms.values()), rel=0.01),
     )
-    assert (found.tried, found.rejected) == (3, {})
+    assert (found.tried, found.rejected) == (4, {})
 
 
 def test_luck_in_the_first_round_of_timing_counts_for_nothing() -> None:
     """A candidate that was fast until the final began."""
     said: list[str] = []
-    clock = FakeClock(lambda launch: 0.5 if is_of(launch, FIRST) and said[-1] == "timing 3" else 1.0)
+    clock = FakeClock(lambda launch: 0.5 if is_of(launch, FIRST) and said[-1] == "timing 4" else 1.0)
     assert tuned(clock, said.append).winner == SHIPPED
-    assert said[-2:] == ["timing 3", "timing the fastest"]
+    assert said[-2:] == ["timing 4", "timing the fastest"]
 
 
 # What may not win
@@ -176,7 +171,7 @@ def test_where_the_shipped_choice_or_no_other_works(
         tuned(takes())
     monkeypatch.undo()
     monkeypatch.setattr(tuner, "difference", lambda found, expected: "all of it")
-    with pytest.raises(CannotTune, match="none of 2 candidates is right; the first: all of it"):
+    with pytest.raises(CannotTune, match="none of 3 candidates is right; the first: all of it"):
         tuned(takes())
 
 
