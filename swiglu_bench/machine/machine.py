@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
@@ -193,11 +194,23 @@ def run_id(began: str) -> str:
 
 
 def installed(package: str) -> str:
-    """Version of an installed package; "" where it is missing."""
+    """Version of a package as an import would find it; "" where it is missing.
+
+    A folder on the path hides an installed package, whose metadata still speaks of that one.
+    """
     try:
-        return importlib.metadata.version(package)
+        known: importlib.metadata.Distribution | None = importlib.metadata.distribution(package)
     except importlib.metadata.PackageNotFoundError:
-        return ""
+        known = None
+    version = known.version if known else ""
+    spec = importlib.util.find_spec(package.replace("-", "_"))
+    if spec is None or not spec.origin or not spec.origin.endswith("__init__.py"):
+        return version
+    source = Path(spec.origin)
+    if known and Path(str(known.locate_file(""))).resolve() == source.parent.parent.resolve():
+        return version
+    said = re.search(r"^__version__ = [\"'](.+?)[\"']", source.read_text(encoding="utf-8"), re.MULTILINE)
+    return said[1] if said else version
 
 
 def _own_version() -> str:

@@ -103,6 +103,17 @@ def test_a_gpu_has_a_folder_name_and_may_have_a_datasheet(
     assert (this.datasheet and (this.datasheet.tflops, this.datasheet.gbps)) == figures
 
 
+def test_a_package_beside_an_installed_one_is_the_one_that_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy" / "__init__.py").write_text('"""Another."""\n__version__ = "99.1"\n')
+    usual = machine.installed("numpy")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "numpy")
+    assert (usual == "99.1", machine.installed("numpy")) == (False, "99.1")
+
+
 def test_versions_without_package_git_or_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fail(*_: object, **__: object) -> None:
         raise FileNotFoundError("git")

@@ -42,7 +42,7 @@ def _gluon_is_missing() -> str | None:
 
 
 GLUON_MISSING = _gluon_is_missing()
-RUN_ON_A_GPU = {"dense": ("3.6", "3.7"), "experts": ("3.6", "3.7"), "fp8": ("3.6", "3.7")}
+RUN_ON_A_GPU = {"dense": ("3.6", "3.7"), "experts": ("3.6",), "fp8": ("3.6", "3.7")}
 """Minor versions of Triton with which kernels were right on a GPU: kernels-by-triton.txt in results/nvidia-h200."""
 VARIABLE = "SWIGLU_KERNELS_BY_HAND"
 """`on` runs these kernels with any version of Triton, `off` with none; read at import."""

@@ -1,0 +1,48 @@
+"""Whose calls back to back are held against what its samples claim."""
+
+from collections.abc import Iterator
+from itertools import chain, repeat
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from swiglu_bench.session import batches
+from swiglu_bench.session.batches import Batches, Unsettled, WrongTime
+
+CLAIMED = {"eager": 1.0, "mine": 1.0}
+
+
+def found(monkeypatch: pytest.MonkeyPatch, took: dict[str, Iterator[float]]) -> dict[str, Exception]:
+    """What is said of contenders whose calls take so many milliseconds, try after try."""
+    place: Any = SimpleNamespace(
+        judge=SimpleNamespace(expect_batch=lambda draws: (0.0, 0.0)),
+        settings=SimpleNamespace(device=SimpleNamespace(type="cuda")),
+    )
+    monkeypatch.setattr(Batches, "_call_ms", lambda self, name, *_: next(took[name]))
+    case: Any = None
+    contenders: Any = dict.fromkeys(CLAIMED)
+    return Batches(place, case, contenders, lambda name: ()).disagreements(CLAIMED, "eager")
+
+
+@pytest.mark.parametrize(
+    ("mine", "expected"),
+    [
+        (repeat(1.1), None),
+        (chain([1.6, 1.3], repeat(1.0)), None),
+        (repeat(1.4), WrongTime),  # a third is done outside of its samples, however often it is asked
+        (chain([1.4, 1.4, 1.4], [0.8], repeat(1.4)), Unsettled),  # noise only adds: once it took no longer
+    ],
+)
+def test_noise_adds_and_never_takes_away(
+    monkeypatch: pytest.MonkeyPatch, mine: Iterator[float], expected: type[Exception] | None
+) -> None:
+    said = found(monkeypatch, {"eager": repeat(1.0), "mine": mine})
+    assert type(said.get("mine")) is (expected or type(None))
+    assert "eager" not in said
+
+
+def test_on_a_busy_machine_only_what_is_beyond_doubt_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    for factor, kind in ((1.4, Unsettled), (2.5, WrongTime)):
+        said = found(monkeypatch, {"eager": chain([batches.BUSY + 1], repeat(1.0)), "mine": repeat(factor)})
+        assert type(said["mine"]) is kind
