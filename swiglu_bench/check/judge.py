@@ -54,15 +54,25 @@ def _reference(problem: Problem) -> Step:
 
 
 def _experts(x: Tensor, index: Tensor, weights: Tensor, *parameters: Tensor, **variant: Any) -> Tensor:
-    """The sum of `reference.swiglu_mlp` of each token's experts, as models add it up: expert by expert in x's dtype."""
+    """The sum of SwiGLU of each token's experts, as models add it up: expert by expert in x's dtype.
+
+    Biases are added to rounded products: torch's grouped product takes none, so that what is built on it does so.
+    """
     rows, index, weights = (value.flatten(0, -2) for value in (x, index, weights))
     output = torch.zeros_like(rows)
     for (token, slot), *own in zip(
         by_expert(index, len(parameters[0])), *(one.unbind(0) for one in parameters), strict=True
     ):
-        found = reference.swiglu_mlp(rows[token], *own, **variant) * weights[token, slot, None]
+        (w_gate, w_up, w_down), biases = own[:3], own[3:] or (None, None, None)
+        gate, up = (_product(rows[token], *one) for one in zip((w_gate, w_up), biases, strict=False))
+        found = _product(reference.gate_mul(gate, up, **variant), w_down, biases[2]) * weights[token, slot, None]
         output.index_add_(0, token, found.to(output.dtype))
     return output.view_as(x)
+
+
+def _product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    product = rows @ weight.T
+    return product if bias is None else product.add_(bias)
 
 
 REFERENCE = _reference

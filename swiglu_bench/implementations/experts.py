@@ -116,6 +116,15 @@ def summed(found: Tensor, order: Tensor, weights: Tensor) -> Tensor:
     return weighted[places].unflatten(0, weights.shape).sum(1).to(found.dtype)
 
 
+def of_each_row(bias: Tensor, expert: Tensor) -> Tensor:
+    """[experts, width] -> [pairs, width], by way of fp32.
+
+    The gradient of an index adds row by row in the dtype indexed: of 512 rows in bf16 it loses 15 times what a sum in
+    fp32 does (0.026 and 0.0017, relative), which transformers' own does.
+    """
+    return bias.float()[expert].to(bias.dtype)
+
+
 def _grouped(problem: Problem) -> Step:
     import torch
 
@@ -126,9 +135,9 @@ def _grouped(problem: Problem) -> Step:
         def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
             expert, order, ends = _sorted(index, len(own["w_down"]))
             both = product(x[order // index.shape[1]], own["w_gate_up"].mT, offs=ends)
-            hidden = gate(both + own["bias_gate_up"][expert] if problem.biases else both)
+            hidden = gate(both + of_each_row(own["bias_gate_up"], expert) if problem.biases else both)
             found = product(hidden, own["w_down"].mT, offs=ends)
-            return summed(found + own["bias_down"][expert] if problem.biases else found, order, weights)
+            return summed(found + of_each_row(own["bias_down"], expert) if problem.biases else found, order, weights)
 
         return forward
 

@@ -154,9 +154,6 @@ def test_a_limit_that_is_ignored_is_caught_as_a_model_uses_it() -> None:
     "name", ["idle experts", "crowded expert", "every expert", "non-contiguous", "bias", "clamp", "model use"]
 )
 @pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
-@pytest.mark.flaky(
-    reruns=2
-)  # 7 of 246 draws in bf16 exceeded the budget of a bias's gradient, of which eager's error varies
 def test_the_contract_of_the_grouped_product(name: str, dtype: Dtype) -> None:
     (check,) = checks_of(Scope.EXPERTS, [name])
     assert check.ask(Subject(experts.grouped, Scope.EXPERTS, CPU, dtype)) == PASSED
