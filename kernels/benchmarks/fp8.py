@@ -4,7 +4,8 @@
 
 launches   quantising x and h; both products and the gate (by hand in each tile, portable) of codes and scales; and
            torch._scaled_mm of the same operands as one product
-calls      swiglu_glu_fp8 and swiglu_mlp_fp8 without a gradient, weights quantised before; the same in bf16
+calls      swiglu_glu_fp8 and swiglu_mlp_fp8 without a gradient, weights quantised before; the same in bf16; blockwise
+           glu as one launch and as two products by PyTorch with a pass for the gate
 step       forward and backward of swiglu_mlp and swiglu_mlp_fp8, everything quantised
 
 Ratios are medians of per-round ratios with their 95% intervals: to the bare bf16 product of x with both weights, and of
@@ -27,8 +28,11 @@ from swiglu_kernels import reference, swiglu_glu, swiglu_glu_fp8, swiglu_mlp, sw
 from swiglu_kernels.hopper import fp8 as by_hand
 from swiglu_kernels.launches.formula import PLAIN
 from swiglu_kernels.launches.plan import run
+from swiglu_kernels.operations import fp8_products
 from swiglu_kernels.operations.fp8 import quantise
-from swiglu_kernels.portable.fp8 import Quantised, glu_launch, quantise_both, quantise_rows
+from swiglu_kernels.portable.fp8 import glu_launch
+from swiglu_kernels.portable.fp8_codes import Quantised, quantise_both, quantise_rows
+from swiglu_kernels.portable.fp8_gate import gradients_launch
 
 RECIPES = ("rowwise", "blockwise")
 Call = Callable[[], object]
@@ -110,9 +114,26 @@ def forward(tokens: int, hidden: int, intermediate: int, device: torch.device) -
             f"{recipe} h along both": partial(quantise_both, z, recipe, False),
             f"{recipe} torch._scaled_mm": scaled_mm(of_x, quantise(both, recipe, weight=True)),
             f"{recipe} glu": partial(swiglu_glu_fp8, x, *weights[:2], recipe=recipe),
+            f"{recipe} d_gate, d_up, h": of_the_gate(z),
             f"{recipe} mlp": partial(swiglu_mlp_fp8, x, *weights, recipe=recipe),
         }
+    for name, first in (("two products", 1), ("one launch", tokens + 1)):
+        calls[f"blockwise glu, {name}"] = partial(glu_by, first, x, *weights[:2])
     return calls
+
+
+def glu_by(torch_from: int, *operands: Any) -> None:
+    """Run glu blockwise with PyTorch's products from so many tokens on."""
+    chosen, fp8_products.TORCH_FROM = fp8_products.TORCH_FROM, torch_from
+    swiglu_glu_fp8(*operands, recipe="blockwise")
+    fp8_products.TORCH_FROM = chosen
+
+
+def of_the_gate(z: torch.Tensor) -> Call:
+    """Return the pass of the backward that makes d_gate, d_up and h of d_h, all as large as z."""
+    d_h, gate, up, *made = (torch.randn_like(z) for _ in range(6))
+    nothing = ((None, None),) * 3
+    return partial(run, gradients_launch, d_h, (gate, up), *made, nothing)
 
 
 def scaled_mm(a: Quantised, b: Quantised) -> Call:
@@ -147,7 +168,7 @@ def main() -> None:
     """Check, then print and write a row for each shape, token count and call."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="+", default=["llama7b", "llama3-8b"])
-    parser.add_argument("--tokens", nargs="+", type=int, default=[1024, 8192])
+    parser.add_argument("--tokens", nargs="+", type=int, default=[128, 512, 1024, 8192])
     parser.add_argument("--budget", type=float, default=3.0, help="seconds of rounds")
     parser.add_argument("--csv", help="write the rows to this file")
     options = parser.parse_args()

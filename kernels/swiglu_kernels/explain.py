@@ -10,6 +10,7 @@ from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import expert_tile_rows, fp8_glu_tile
 from swiglu_kernels.operations import fp8
+from swiglu_kernels.operations.fp8_products import splits_glu, why_not_sizes
 from swiglu_kernels.operations.glu import as_matrix, forward_outputs, needs_backward
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch
@@ -106,9 +107,16 @@ def _of_fp8(
     check_option("weight_grad", weight_grad, fp8.WEIGHT_GRADS)
     (intermediate, hidden), blocks = w_gate.shape, recipe == "blockwise"
     fp8.check("x", x, (("hidden", hidden), ("intermediate", intermediate)))
-    tile = fp8_glu_tile(as_matrix(x).shape[0], blocks, capability_of(x.device))
+    tokens = as_matrix(x).shape[0]
+    tile = fp8_glu_tile(tokens, blocks, capability_of(x.device))
     why = fp8_by_hand.why_off(x.device, intermediate, blocks, has_bias, formula)
-    kernel = f"portable Triton, tiles of {tile.rows} x {tile.columns} ({why})" if why else "by hand for Hopper"
+    kernel = f"one launch, portable Triton, tiles of {tile.rows} x {tile.columns} ({why})"
+    if splits_glu(tokens, blocks) and not why_not_sizes(
+        x.device, (tokens, hidden, intermediate), blocks, x.dtype, has_bias
+    ):
+        kernel = "two products by PyTorch, then the gate's pass"
+    elif why is None:
+        kernel = "one launch, by hand for Hopper"
     by = "blocks of 1 x 128 (weights 128 x 128)" if blocks else "rows"
     if weight_grad == "none":
         dw = "no dW"
@@ -117,7 +125,7 @@ def _of_fp8(
     else:
         dw = f"dW: in {x.dtype}, by {weight_grad}"
     return (
-        f"forward: x and weights quantised to fp8 by {by}; one launch, {kernel}\n"
+        f"forward: x and weights quantised to fp8 by {by}; {kernel}\n"
         f"backward: d_gate and d_up by one launch; they and the weights quantised for dX, which is one launch; {dw}"
     )
 

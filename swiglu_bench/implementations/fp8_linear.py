@@ -77,32 +77,39 @@ def _transposed(quantised: Quantised) -> Quantised:
 
 
 SCALES = 4
-"""cuBLAS reads the scales of 128 x 128 in rows of a multiple of this, which PyTorch 2.11 does not check."""
+"""cuBLAS reads the scales of 128 x 128 in rows of a multiple of this, which torch._scaled_mm does not check."""
 
 
 def scaled_mm(precision: Precision) -> Multiply:
-    """torch._scaled_mm with full accumulation."""
+    """torch._scaled_mm with full accumulation; by blocks torch.nn.functional.scaled_mm where there is one."""
+    functional = torch.nn.functional
+    scales_alone = hasattr(functional, "scaled_mm")  # are padded to rows of SCALES; else the codes are, too
 
     def multiply(a: Quantised, b: Quantised, weight: bool) -> Tensor:
         (codes_a, scales_a), (codes_b, scales_b) = a, b
         step = 16  # tokens, of a weight's gradient
         if precision is Precision.FP8_BLOCKWISE:
-            step = SCALES * BLOCK if weight else BLOCK
+            step = SCALES * BLOCK if weight and not scales_alone else BLOCK
         short = -codes_a.shape[1] % step
         if short:
             codes_a, codes_b = (_padded(codes, short) for codes in (codes_a, codes_b))
+        codes_a, codes_b = codes_a.contiguous(), codes_b.contiguous().T
         if precision is Precision.FP8_TENSORWISE:
             scales_a, scales_b = scales_a.reshape(()), scales_b.reshape(())
         elif precision is Precision.FP8_ROWWISE:
             scales_a, scales_b = scales_a.flatten()[:, None], scales_b.flatten()[None]
         else:
             blocks = (0, codes_a.shape[1] // BLOCK - scales_a.shape[1])
-            scales_a, scales_b = (torch.nn.functional.pad(scales, blocks) for scales in (scales_a, scales_b))
+            scales_a, scales_b = (functional.pad(scales, blocks) for scales in (scales_a, scales_b))
             scales_a = scales_a.T.contiguous().T
+            if weight and scales_alone:
+                scales_b = functional.pad(scales_b, (0, -scales_b.shape[1] % SCALES)).T
+                kinds = functional.ScalingType
+                return functional.scaled_mm(
+                    codes_a, codes_b, scales_a, kinds.BlockWise1x128, scales_b, kinds.BlockWise128x128
+                )
             scales_b = scales_b.T if weight else scales_b.T.contiguous()
-        return torch._scaled_mm(
-            codes_a.contiguous(), codes_b.contiguous().T, scale_a=scales_a, scale_b=scales_b, out_dtype=torch.bfloat16
-        )
+        return torch._scaled_mm(codes_a, codes_b, scale_a=scales_a, scale_b=scales_b, out_dtype=torch.bfloat16)
 
     return multiply
 

@@ -45,6 +45,9 @@ def _find(*paths: str) -> tuple[list[Any], str]:
 )  # fmt: skip
 (_dispatch_mode,), _no_record = _find("utils._python_dispatch.TorchDispatchMode")
 (scaled_mm,), _no_scaled_mm = _find("_scaled_mm")
+(scaled_mm_v2, _scaling), _no_scaled_mm_v2 = _find("_scaled_mm_v2", "nn.functional.ScalingType")
+scaled_mm_of_blocks = not _no_scaled_mm_v2
+"""Whether scales of a weight's blocks may be padded alone."""
 (_disable_dynamo,), _ = _find("_compile._disable_dynamo")
 
 can_count, can_record = not _no_counts, not _no_record
@@ -63,6 +66,12 @@ OFF = tuple(f"{loss}: this PyTorch has no {missing}" for loss, missing in _OFF.i
 if OFF:
     warnings.warn(f"swiglu_kernels works, but {'; '.join(OFF)}", stacklevel=2)
 _SHORT = not (_unwatched or _no_operators)
+
+
+def multiply_blocks(codes: Any, scales: Any, b_codes: Any, b_scales: Any, out: Any) -> None:
+    """Write the product of codes by blocks of 1 x 128 and b_codes by 128 x 128; scales as `_scaled_mm_v2` has them."""
+    of_a, of_b = [_scaling.BlockWise1x128.value], [_scaling.BlockWise128x128.value]
+    scaled_mm_v2(codes, b_codes, [scales], of_a, [], [b_scales], of_b, [], None, out.dtype, out=out)
 
 
 def watched() -> bool:

@@ -20,6 +20,7 @@ class Launch:
     `arguments` maps the kernel's parameter names to tensors, TMA descriptors, integers, and constexpr values. `then` is
     launched next. `scratch`, one of the tensors, is for these launches alone: it may be another one each time.
     `traps` says what a trap in the kernel means; to be able to, the first run of each compiled kernel is waited for.
+    `registers` bounds those of a thread.
     """
 
     kernel: Any
@@ -30,11 +31,13 @@ class Launch:
     then: "Launch | None" = None
     scratch: torch.Tensor | None = None
     traps: str = ""
+    registers: int | None = None
 
     @property
     def options(self) -> dict[str, Any]:
         """What the compiler is told. a * b + c is rounded once, whatever a Triton does by default."""
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+        limit = {} if self.registers is None else {"maxnreg": self.registers}
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True, **limit}
 
     def run(self) -> Any:
         """Launch on the device of the tensors, and what comes then; see `run_alone`."""

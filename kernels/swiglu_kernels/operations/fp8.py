@@ -6,14 +6,16 @@ intermediate, K hidden and H out:
 
     1. x by rows; each weight by rows, unless it came quantised
     2. one launch: both products and the gate. It writes h in 16 bits, or in an MLP with blocks of 128 its codes and
-       scales; the rows of a "rowwise" h are wider than a program's tile, so that h is quantised by a launch of its own
+       scales; the rows of a "rowwise" h are wider than a program's tile, so that h is quantised by a launch of its own.
+       By blocks and from many tokens on Hopper: two products by PyTorch, and a pass that writes h or its codes
     3. h w_down^T
 
 Backward, where each operand is quantised for the axis that its product sums over:
 
     1. save="input": the forward's launch again, for gate, up and h
     2. d_out, by rows and along the tokens in one pass; w_down along H
-    3. one launch: d_h = d_out w_down, never stored; its epilogue makes d_gate, d_up and h in 16 bits
+    3. d_h = d_out w_down, and d_gate, d_up and h of it in 16 bits: in the product's epilogue, or after PyTorch's in a
+       pass that finds the largest magnitudes, which "rowwise" scales need, on the way
     4. d_w_down = d_out^T h, h along the tokens
     5. d_gate and d_up, by rows and along the tokens in one pass each; w_gate and w_up along N; dX in one launch
     6. d_w_gate = d_gate^T x, d_w_up = d_up^T x, x along the tokens
@@ -36,7 +38,14 @@ from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import backend_for, capability_of
 from swiglu_kernels.launches.formula import formula_of
 from swiglu_kernels.launches.plan import run
-from swiglu_kernels.operations.fp8_products import by_hand_takes, write_glu, write_hidden_grad, write_product, write_sum
+from swiglu_kernels.operations.fp8_products import (
+    glu_codes,
+    write_gate_gradients,
+    write_glu,
+    write_hidden_grad,
+    write_product,
+    write_sum,
+)
 from swiglu_kernels.operations.glu import (
     as_matrix,
     like_leading,
@@ -46,8 +55,7 @@ from swiglu_kernels.operations.glu import (
     sum_over_tokens,
     write_weight_grads,
 )
-from swiglu_kernels.operations.silu_mul import gate_gradients
-from swiglu_kernels.portable.fp8 import ALIGNMENT, BLOCK, Quantised, glu_launch, quantise_both, quantise_rows
+from swiglu_kernels.portable.fp8_codes import ALIGNMENT, BLOCK, Maxima, Quantised, quantise_both, quantise_rows
 from swiglu_kernels.portable.mlp_backward import down_weight_grad_launch
 from swiglu_kernels.reference import RECIPES
 from swiglu_kernels.tiles.choices import AUTO, SAVES
@@ -105,9 +113,11 @@ def _by_rows(name: str, tensor: torch.Tensor, scales: torch.Tensor | None, recip
     return one
 
 
-def _both(name: str, tensor: torch.Tensor, recipe: str, rows: bool, along: bool) -> tuple[Quantised, Quantised]:
+def _both(
+    name: str, tensor: torch.Tensor, recipe: str, rows: bool, along: bool, maxima: Maxima = (None, None)
+) -> tuple[Quantised, Quantised]:
     """Quantise an operand by its name for products that sum over its last axis, its first, or one for each."""
-    both = quantise_both(tensor, recipe, name.startswith("w_"), rows, along)
+    both = quantise_both(tensor, recipe, name.startswith("w_"), rows, along, maxima)
     if rows:
         _hand_over(name, both[0])
     if along and _handed is not None:
@@ -155,17 +165,14 @@ def _mlp(
     if w_down is None:
         write_glu(operands, out, (gate, up), biases, formula)
         return out, gate, up
-    tokens, intermediate = x.shape[0], w_gate.shape[0]
-    if recipe == "blockwise" and not by_hand_takes(operands, biases, formula):
-        codes = x.new_empty((tokens, intermediate), dtype=torch.float8_e4m3fn)
-        scales = x.new_empty((-(-intermediate // BLOCK), tokens), dtype=torch.float32)
-        run(glu_launch, *operands, codes, scales, (gate, up), None, biases, formula)
-        h = _by_rows("h", codes, scales.t(), recipe)
-    else:
-        z = new(out, tokens, intermediate)
+    h = glu_codes(operands, (gate, up), biases, formula)
+    if h is None:
+        z = new(out, x.shape[0], w_gate.shape[0])
         write_glu(operands, z, (gate, up), biases, formula)
         h = _by_rows("h", z, None, recipe)
         del z
+    else:
+        _hand_over("h", h)
     del operands
     write_product(h, _by_rows("w_down", w_down, s_down, recipe), out, bias_down)
     return out, gate, up
@@ -232,20 +239,23 @@ def _mlp_backward(
         write_glu(operands, h, (gate, up), (bias_gate, bias_up), formula)
         del operands
     in_place = in_place or not keep
+    wants_along = wants_gate_up and in_fp8
+    wants_maxima = recipe == "rowwise" and (needs[X] or in_fp8)
+    d_gate, d_up = (gate, up) if in_place else (torch.empty_like(gate), torch.empty_like(up))
     if w_down is None:
-        d_gate, d_up = gate_gradients(d_out, gate, up, formula, in_place)
+        of_gate, of_up, _ = write_gate_gradients(d_out, (gate, up), (d_gate, d_up, None), formula, wants_maxima)
     else:
         by_rows, along = _both("upstream", d_out, recipe, True, wants_down and in_fp8)
         _, w_down_along = _both("w_down", w_down, recipe, False, True)
-        d_gate, d_up = (gate, up) if in_place else (torch.empty_like(gate), torch.empty_like(up))
         made = new(d_out, tokens, intermediate) if wants_down and keep else None
-        write_hidden_grad(by_rows, w_down_along, (gate, up), d_gate, d_up, made, formula)
+        gradients = d_gate, d_up, made
+        of_gate, of_up, of_h = write_hidden_grad(by_rows, w_down_along, (gate, up), gradients, formula, wants_maxima)
         h = made if keep else h
         del by_rows, w_down_along, made
         if wants_down:
             assert h is not None
             if in_fp8:
-                _, h_along = _both("h", h, recipe, False, True)
+                _, h_along = _both("h", h, recipe, False, True, of_h)
                 write_product(along, h_along, results[W_DOWN])
                 del h_along
             elif weight_grad == "triton":
@@ -254,10 +264,9 @@ def _mlp_backward(
                 plan.apply(multiply_transposed, d_out, h, results[W_DOWN])
         del along
     del h, gate, up
-    wants_along = wants_gate_up and in_fp8
     if needs[X] or wants_along:
-        gate_rows, gate_along = _both("d_gate", d_gate, recipe, needs[X], wants_along)
-        up_rows, up_along = _both("d_up", d_up, recipe, needs[X], wants_along)
+        gate_rows, gate_along = _both("d_gate", d_gate, recipe, needs[X], wants_along, of_gate)
+        up_rows, up_along = _both("d_up", d_up, recipe, needs[X], wants_along, of_up)
         if needs[X]:
             _, w_gate_along = _both("w_gate", w_gate, recipe, False, True)
             _, w_up_along = _both("w_up", w_up, recipe, False, True)
@@ -426,8 +435,9 @@ def swiglu_mlp_fp8(
 
     Returns:
         [..., hidden_out], contiguous, in x's dtype, bfloat16 for a quantised x. Sums, scales and the gate are fp32; h,
-        d_gate and d_up are rounded to 16 bits before they are quantised. Gradients are in the dtype of what they belong
-        to. Differentiable once; a second backward of a retained graph is right, and has the same bits.
+        d_gate and d_up are rounded to 16 bits before they are quantised, gate and up where PyTorch multiplies.
+        Gradients are in the dtype of what they belong to. Differentiable once; a second backward of a retained graph is
+        right, and has the same bits.
 
     Raises:
         TypeError: an argument is not a tensor, or of another dtype than expected; a number is not one.

@@ -1,7 +1,8 @@
 """Products of quantised operands, each by the fastest way that takes them: by hand, PyTorch's or portable Triton.
 
-Gate, up and SwiGLU are one launch, by hand on Hopper. A product alone is PyTorch's `_scaled_mm` there, which has full
-accumulation too; on other GPUs, where neither was measured, all of them are the portable kernels'.
+Gate, up and SwiGLU are one launch, by hand on Hopper, and by blocks two products and a pass from many tokens on. A
+product alone is PyTorch's `_scaled_mm` there, which has full accumulation too; on other GPUs, where neither was
+measured, all of them are the portable kernels'.
 """
 
 import torch
@@ -12,9 +13,11 @@ from swiglu_kernels.launches import internals, plan
 from swiglu_kernels.launches.backend import INTERPRETING, capability_of
 from swiglu_kernels.launches.formula import Formula
 from swiglu_kernels.launches.plan import run
-from swiglu_kernels.operations.silu_mul import backward_launch as gate_backward_launch
 from swiglu_kernels.operations.silu_mul import forward_launch as gate_launch
-from swiglu_kernels.portable.fp8 import BLOCK, Quantised, glu_launch, hidden_grad_launch, sum_launch
+from swiglu_kernels.portable.fp8 import glu_launch, hidden_grad_launch, sum_launch
+from swiglu_kernels.portable.fp8_codes import BLOCK, Maxima, Quantised, new_maxima
+from swiglu_kernels.portable.fp8_gate import gate_launch as gate_codes_launch
+from swiglu_kernels.portable.fp8_gate import gradients_launch
 from swiglu_kernels.portable.glu_forward import Biases
 
 MULTIPLE = 16
@@ -22,7 +25,16 @@ MULTIPLE = 16
 Operands = tuple[Quantised, Quantised, Quantised]
 """x, w_gate and w_up."""
 SCALES = 4
-"""cuBLAS reads the scales of a weight's blocks in rows of a multiple of this; PyTorch 2.11 does not check it."""
+"""cuBLAS reads the scales of a weight's blocks in rows of a multiple of this, which `_scaled_mm` does not check."""
+TORCH_FROM = 512
+"""Tokens from which two products by PyTorch and a pass are taken for the launch by hand, by blocks."""
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""gate and up."""
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""d_gate, d_up and h."""
+MaximaOf = tuple[Maxima, Maxima, Maxima]
+"""Those of d_gate, d_up and h."""
+UNKNOWN: MaximaOf = ((None, None), (None, None), (None, None))
 
 
 def why_not_by_torch(a: Quantised, b: Quantised, dtype: torch.dtype, has_bias: bool) -> str | None:
@@ -35,16 +47,27 @@ def why_not_by_torch(a: Quantised, b: Quantised, dtype: torch.dtype, has_bias: b
         has_bias: whether a bias is added.
     """
     (rows, depth), columns, blocks = a.codes.shape, b.codes.shape[0], a.scales.dim() == 2
-    if INTERPRETING or capability_of(a.codes.device) != (9, 0):
+    if why := why_not_sizes(a.codes.device, (rows, depth, columns), blocks, dtype, has_bias):
+        return why
+    if blocks and a.scales.stride() != (1, rows):
+        return "scales have to lie with the rows last"
+    if blocks and len(b.scales) != columns and not b.scales.is_contiguous():
+        return "scales of weights have to be contiguous"
+    return None
+
+
+def why_not_sizes(
+    device: torch.device, sizes: tuple[int, int, int], blocks: bool, dtype: torch.dtype, has_bias: bool
+) -> str | None:
+    """`why_not_by_torch` of any operands of these rows, depth and columns."""
+    if INTERPRETING or capability_of(device) != (9, 0):
         return "PyTorch's product was measured on compute capability 9.0 alone"
     if internals.scaled_mm is None:
         return "this PyTorch has no torch._scaled_mm"
     if dtype != torch.bfloat16 or has_bias:
         return "PyTorch's product is for bfloat16 without a bias"
-    if rows % MULTIPLE or depth % (BLOCK if blocks else MULTIPLE) or columns % MULTIPLE or 0 in (rows, depth, columns):
+    if 0 in sizes or any(size % MULTIPLE for size in sizes) or (blocks and sizes[1] % BLOCK):
         return f"PyTorch multiplies multiples of {BLOCK if blocks else MULTIPLE}"
-    if blocks and a.scales.stride() != (1, rows):
-        return "scales have to lie with the rows last"
     return None
 
 
@@ -53,10 +76,17 @@ def _multiply(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
     (codes, scales), (b_codes, b_scales) = a, b
     if scales.dim() == 1:
         scales, b_scales = scales[:, None], b_scales[:, None]
-    elif short := -scales.shape[1] % SCALES:
-        codes, b_codes = (pad(one.view(torch.uint8), (0, short * BLOCK)).view(one.dtype) for one in (codes, b_codes))
-        scales = pad(scales.t(), (0, 0, 0, short)).t()
-        b_scales = pad(b_scales, (0, short)) if b_scales.is_contiguous() else pad(b_scales.t(), (0, 0, 0, short)).t()
+    elif len(b_scales) != len(b_codes):  # those of a weight
+        short = -scales.shape[1] % SCALES
+        b_scales = pad(b_scales, (0, short)) if short else b_scales
+        if internals.scaled_mm_of_blocks:
+            internals.multiply_blocks(codes, scales, b_codes.t(), b_scales.t(), out)
+            return
+        if short:
+            codes, b_codes = (
+                pad(one.view(torch.uint8), (0, short * BLOCK)).view(one.dtype) for one in (codes, b_codes)
+            )
+            scales = pad(scales.t(), (0, 0, 0, short)).t()
     internals.scaled_mm(codes, b_codes.t(), scale_a=scales, scale_b=b_scales.t(), out_dtype=torch.bfloat16, out=out)
 
 
@@ -67,25 +97,66 @@ def _add_products(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantis
     out.add_(more)
 
 
-def by_hand_takes(operands: Operands, biases: Biases, formula: Formula) -> bool:
-    """Whether `write_glu` is the launch by hand, which writes 16 bits."""
-    has_bias = biases[0] is not None or biases[1] is not None
-    return not INTERPRETING and by_hand.why_not(*operands, has_bias, formula) is None
+def splits_glu(tokens: int, blocks: bool) -> bool:
+    """Whether gate and up are two products by PyTorch, where it takes them, and the gate a pass after them.
+
+    By blocks the products take 0.61 of the bare bf16 product and the pass 0.07 (H200, 8192 tokens), where one launch by
+    hand takes 0.81.
+    """
+    return blocks and tokens >= TORCH_FROM
 
 
-def write_glu(
-    operands: Operands,
-    z: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor],
-    biases: Biases,
-    formula: Formula,
-) -> None:
+def _by_torch(operands: Operands, dtype: torch.dtype, biases: Biases) -> bool:
+    x, w_gate, _ = operands
+    return splits_glu(len(x.codes), x.scales.dim() == 2) and not why_not_by_torch(x, w_gate, dtype, _any(biases))
+
+
+def _any(biases: Biases) -> bool:
+    return biases[0] is not None or biases[1] is not None
+
+
+def _by_hand(operands: Operands, biases: Biases, formula: Formula) -> bool:
+    return not INTERPRETING and by_hand.why_not(*operands, _any(biases), formula) is None
+
+
+def _write_gate_and_up(operands: Operands, preactivations: Pair) -> Pair:
+    """Return gate and up by PyTorch, in preactivations unless these are empty."""
+    x, *weights = operands
+    shape = len(x.codes), len(weights[0].codes)
+    gate, up = (one if one.numel() else one.new_empty(shape) for one in preactivations)
+    for weight, product in zip(weights, (gate, up), strict=True):
+        plan.apply(_multiply, x, weight, product)
+    return gate, up
+
+
+def write_glu(operands: Operands, z: torch.Tensor, preactivations: Pair, biases: Biases, formula: Formula) -> None:
     """Write z, and gate and up unless they are empty; arguments as of `portable.fp8.glu_launch`."""
-    if z.numel() and by_hand_takes(operands, biases, formula):
+    if _by_torch(operands, z.dtype, biases):
+        run(gate_launch, *_write_gate_and_up(operands, preactivations), z, formula)
+    elif z.numel() and _by_hand(operands, biases, formula):
         pairs = [(codes.view(z.dtype), scales) for codes, scales in operands]
         run(by_hand.forward_launch, *pairs, z, preactivations if preactivations[0].numel() else None)
     else:
         run(glu_launch, *operands, z, None, preactivations, None, biases, formula)
+
+
+def glu_codes(operands: Operands, preactivations: Pair, biases: Biases, formula: Formula) -> Quantised | None:
+    """Return h in fp8 whose 16 bits are never stored, which is the way of blocks; None where `write_glu` comes first.
+
+    Arguments are those of `write_glu`; h is rounded to the dtype of gate and up first, which are written unless empty.
+    """
+    x, w_gate, _ = operands
+    torch_takes = _by_torch(operands, preactivations[0].dtype, biases)
+    if x.scales.dim() == 1 or (not torch_takes and _by_hand(operands, biases, formula)):
+        return None
+    tokens, intermediate = len(x.codes), len(w_gate.codes)
+    codes = x.codes.new_empty((tokens, intermediate))
+    scales = x.scales.new_empty((-(-intermediate // BLOCK), tokens))
+    if torch_takes:
+        run(gate_codes_launch, _write_gate_and_up(operands, preactivations), codes, scales, formula)
+    else:
+        run(glu_launch, *operands, codes, scales, preactivations, None, biases, formula)
+    return Quantised(codes, scales.t())
 
 
 def write_product(a: Quantised, b: Quantised, out: torch.Tensor, bias: torch.Tensor | None = None) -> None:
@@ -105,20 +176,35 @@ def write_sum(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantised, 
 
 
 def write_hidden_grad(
-    d_out: Quantised,
-    w_down: Quantised,
-    preactivations: tuple[torch.Tensor, torch.Tensor],
-    d_gate: torch.Tensor,
-    d_up: torch.Tensor,
-    h: torch.Tensor | None,
-    formula: Formula,
-) -> None:
-    """Write d_gate, d_up and, if it is given, h; arguments as of `portable.fp8.hidden_grad_launch`."""
+    d_out: Quantised, w_down: Quantised, preactivations: Pair, gradients: Gradients, formula: Formula, maxima: bool
+) -> MaximaOf:
+    """Write d_gate, d_up and, if it is not None, h; arguments as of `portable.fp8.hidden_grad_launch`.
+
+    maxima: whether d_gate, d_up and h are quantised along both axes next, "rowwise". Their largest magnitudes are
+    returned, or Nones where they are not found on the way.
+    """
+    d_gate = gradients[0]
     if why_not_by_torch(d_out, w_down, d_gate.dtype, False) is None:
-        if h is not None:
-            run(gate_launch, *preactivations, h, formula)
         d_h = d_gate.new_empty(d_gate.shape)
         plan.apply(_multiply, d_out, w_down, d_h)
-        run(gate_backward_launch, d_h, *preactivations, d_gate, d_up, formula)
-    else:
-        run(hidden_grad_launch, d_out, w_down, preactivations, d_gate, d_up, h, None, formula)
+        return write_gate_gradients(d_h, preactivations, gradients, formula, maxima)
+    run(hidden_grad_launch, d_out, w_down, preactivations, *gradients, None, formula)
+    return UNKNOWN
+
+
+def write_gate_gradients(
+    d_h: torch.Tensor, preactivations: Pair, gradients: Gradients, formula: Formula, maxima: bool
+) -> MaximaOf:
+    """`write_hidden_grad` of a given d_h, 16 bits with any strides."""
+    if d_h.numel() == 0:
+        return UNKNOWN
+    found = UNKNOWN
+    if maxima:
+        d_gate, d_up, h = gradients
+        found = (
+            new_maxima(d_gate, True, True),
+            new_maxima(d_up, True, True),
+            (None, None) if h is None else new_maxima(h, False, True),
+        )
+    run(gradients_launch, d_h, preactivations, *gradients, found, formula)
+    return found

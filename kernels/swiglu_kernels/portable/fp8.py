@@ -1,170 +1,20 @@
-"""Quantisation to fp8 (e4m3), and products of quantised operands: SwiGLU's forward and backward.
-
-Every operand of a product lies with the axis that is summed over last, as codes [rows, depth] and fp32 scales; what is
-meant is code * scale. The recipes and their arithmetic are those of `reference.quantise`, bit for bit:
-
-    "rowwise"    a scale for each row
-    "blockwise"  a scale for 1 x 128 elements, of a weight for 128 x 128
-
-A matrix that is multiplied along both of its axes (a gradient: along its columns for dX, along the tokens for dW) is
-quantised along both in one pass, which writes the second codes transposed. Tokens that are summed over are padded to a
-multiple of 16 with zeros. The rows' scales need all of a row or column before its first code: the first pass over
-memory, `_amax_kernel`, finds them, except where rows alone are wanted, which a program takes as a whole.
+"""Products of operands in fp8 (`fp8_codes.py`): SwiGLU's forward and backward.
 
 The tensor cores of compute capability 9.0 keep some 14 bits of a sum of fp8 products. So the sum over each 128 of depth
 is added in fp32 registers; blockwise, its scales are applied there.
 """
 
-from typing import NamedTuple
-
 import torch
 
-from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import capability_of, tl, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch, tile_needs_int64
-from swiglu_kernels.launches.plan import run
 from swiglu_kernels.launches.precision import INTERPRETING, round_to
 from swiglu_kernels.launches.tiles import Capability, Tile, fp8_glu_tile, fp8_product_tile
-from swiglu_kernels.portable.arithmetic import gated, grouped_tile, halves, output_tile, strided_tile
+from swiglu_kernels.portable.arithmetic import gated, grouped_tile, halves, output_tile
+from swiglu_kernels.portable.fp8_codes import BLOCK, codes_of, magnitudes, scale_of
 from swiglu_kernels.portable.glu_forward import Biases, biased, store_gated
 from swiglu_kernels.portable.mlp_backward import store_gate_gradients
-
-BLOCK = 128
-"""Elements of a block along the axis that is summed over, and rows of a weight's block."""
-ALIGNMENT = 16
-"""What divides an axis that is summed over: 16 bytes of codes."""
-
-
-class Quantised(NamedTuple):
-    """A matrix [rows, depth] in fp8, for products that sum over its last axis.
-
-    codes: [rows, depth], float8_e4m3fn. scales: float32; rowwise [rows], blockwise [rows, ceil(depth / 128)], of a
-    weight [ceil(rows / 128), ceil(depth / 128)].
-    """
-
-    codes: torch.Tensor
-    scales: torch.Tensor
-
-
-@triton.jit
-def _magnitudes(tile):
-    """Return the bit patterns of an fp32 tile's absolute values: they have its order, and NaN is the largest."""
-    return tile.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-
-
-@triton.jit
-def _scale(magnitude):
-    """Return the scales of rows or blocks with these largest magnitudes."""
-    scale = tl.div_rn(magnitude.to(tl.float32, bitcast=True), 448.0)
-    return tl.where(scale == 0.0, 1.0, scale)
-
-
-@triton.jit
-def _codes(tile, scale):
-    """Return tile / scale in e4m3, rounded to nearest even; the GPU's conversion saturates."""
-    value = tl.div_rn(tile, scale)
-    if INTERPRETING:  # whose conversion rounds ties away from zero and loses carries
-        bits = value.to(tl.uint32, bitcast=True)
-        size = bits & 0x7FFFFFFF
-        normal = tl.minimum(((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960, 126)
-        subnormal = (tl.abs(value) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
-        code = tl.where(size < 0x3C800000, subnormal, normal)
-        code = tl.where(value == value, code, 127) | ((bits >> 24) & 128)
-        codes = code.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
-    else:
-        codes = value.to(tl.float8e4nv)
-    return codes
-
-
-@triton.jit
-def _rows_kernel(
-    x_ptr, codes_ptr, scales_ptr, rows, columns, x_row, x_column,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Quantise whole rows, read twice, the second time from the cache."""
-    row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
-    column = tl.arange(0, BLOCK_COLUMNS).to(tl.int64)
-    row_inside = row < rows
-    x_ptrs = x_ptr + row[:, None] * x_row
-    largest = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.int32)
-    for first in range(0, columns, BLOCK_COLUMNS):
-        inside = row_inside[:, None] & (first + column < columns)[None, :]
-        x = tl.load(x_ptrs + (first + column)[None, :] * x_column, mask=inside, other=0.0)
-        largest = tl.maximum(largest, _magnitudes(x.to(tl.float32)))
-    scales = _scale(tl.max(largest, 1))
-    tl.store(scales_ptr + row, scales, mask=row_inside)
-    codes_ptrs = codes_ptr + row[:, None] * columns
-    for first in range(0, columns, BLOCK_COLUMNS):
-        inside = row_inside[:, None] & (first + column < columns)[None, :]
-        x = tl.load(x_ptrs + (first + column)[None, :] * x_column, mask=inside, other=0.0)
-        tl.store(codes_ptrs + (first + column)[None, :], _codes(x.to(tl.float32), scales[:, None]), mask=inside)
-
-
-@triton.jit
-def _amax_kernel(
-    x_ptr, row_amax_ptr, column_amax_ptr, rows, columns, x_row, x_column, BLOCK: tl.constexpr, WIDE: tl.constexpr
-):
-    """Find the largest magnitude of each row and column, as `_magnitudes` has it; from zeros, either may be None."""
-    tile_row, tile_column = tl.program_id(0), tl.program_id(1)
-    position, offsets, inside = strided_tile(tile_row, tile_column, rows, columns, x_row, x_column, BLOCK, BLOCK, WIDE)
-    magnitudes = _magnitudes(tl.load(x_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32))
-    if row_amax_ptr is not None:
-        row = tile_row * BLOCK + tl.arange(0, BLOCK)
-        tl.atomic_max(row_amax_ptr + row, tl.max(magnitudes, 1), mask=row < rows, sem="relaxed")
-    if column_amax_ptr is not None:
-        column = tile_column * BLOCK + tl.arange(0, BLOCK)
-        tl.atomic_max(column_amax_ptr + column, tl.max(magnitudes, 0), mask=column < columns, sem="relaxed")
-
-
-@triton.jit
-def _tiles_kernel(
-    x_ptr, codes_ptr, scales_ptr, turned_ptr, turned_scales_ptr, row_amax_ptr, column_amax_ptr,
-    rows, columns, padded, x_row, x_column, BLOCK: tl.constexpr, WEIGHT: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """Quantise a tile along its rows into codes and along its columns into turned codes; either may be None.
-
-    Scales are made of the largest magnitudes of whole rows and columns where these are given, else of the tile's own.
-    Blockwise scales lie with the rows last, so that a program of a product reads neighbours.
-    """
-    tile_row, tile_column = tl.program_id(0), tl.program_id(1)
-    position, offsets, inside = strided_tile(tile_row, tile_column, rows, columns, x_row, x_column, BLOCK, BLOCK, WIDE)
-    row = tile_row * BLOCK + tl.arange(0, BLOCK)
-    column = tile_column * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
-    magnitudes = _magnitudes(x)
-    if codes_ptr is not None:
-        if WEIGHT:
-            scale = _scale(tl.max(tl.max(magnitudes, 1), 0))
-            tl.store(scales_ptr + tile_row * tl.cdiv(columns, BLOCK) + tile_column, scale)
-            codes = _codes(x, scale)
-        elif row_amax_ptr is not None:
-            scales = _scale(tl.load(row_amax_ptr + row, mask=row < rows, other=0))
-            if tile_column == 0:
-                tl.store(scales_ptr + row, scales, mask=row < rows)
-            codes = _codes(x, scales[:, None])
-        else:
-            scales = _scale(tl.max(magnitudes, 1))
-            tl.store(scales_ptr + tile_column.to(tl.int64) * rows + row, scales, mask=row < rows)
-            codes = _codes(x, scales[:, None])
-        at, within, whole = output_tile(tile_row, tile_column, rows, columns, BLOCK, BLOCK, WIDE)
-        tl.store(codes_ptr + at + within, codes, mask=whole)
-    if turned_ptr is not None:
-        if WEIGHT:
-            scale = _scale(tl.max(tl.max(magnitudes, 1), 0))
-            tl.store(turned_scales_ptr + tile_column * tl.cdiv(rows, BLOCK) + tile_row, scale)
-            codes = _codes(x, scale)
-        elif column_amax_ptr is not None:
-            scales = _scale(tl.load(column_amax_ptr + column, mask=column < columns, other=0))
-            if tile_row == 0:
-                tl.store(turned_scales_ptr + column, scales, mask=column < columns)
-            codes = _codes(x, scales[None, :])
-        else:
-            scales = _scale(tl.max(magnitudes, 0))
-            tl.store(turned_scales_ptr + tile_row.to(tl.int64) * columns + column, scales, mask=column < columns)
-            codes = _codes(x, scales[None, :])
-        at, within, whole = strided_tile(tile_row, tile_column, padded, columns, 1, padded, BLOCK, BLOCK, WIDE)
-        tl.store(turned_ptr + at + within, codes, mask=whole)
 
 
 @triton.jit
@@ -282,10 +132,10 @@ def _glu_kernel(
         if STORE_PREACT:
             tl.store(gate_ptr + position + offsets, round_to(gate, gate_ptr.dtype.element_ty), mask=inside)
             tl.store(up_ptr + position + offsets, round_to(up, up_ptr.dtype.element_ty), mask=inside)
-        scales = _scale(tl.max(_magnitudes(z), 1))
+        scales = scale_of(tl.max(magnitudes(z), 1))
         row = tile_row * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         tl.store(z_scales_ptr + tile_column.to(tl.int64) * rows + row, scales, mask=row < rows)
-        tl.store(z_ptr + position + offsets, _codes(z, scales[:, None]), mask=inside)
+        tl.store(z_ptr + position + offsets, codes_of(z, scales[:, None]), mask=inside)
 
 
 @triton.jit
@@ -340,82 +190,6 @@ def _sum_kernel(
         total += bias.to(tl.float32)[None, :]
     position, offsets, inside = output_tile(tile_row, tile_column, rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
     tl.store(out_ptr + position + offsets, round_to(total, out_ptr.dtype.element_ty), mask=inside)
-
-
-def rows_launch(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> Launch:
-    """Describe the launch that quantises x [R, C], any strides, by rows into codes [R, C] and scales [R]."""
-    rows, columns = x.shape
-    block_rows = 128 if INTERPRETING else 1  # where a program costs milliseconds, whatever it does
-    return Launch(
-        kernel=_rows_kernel,
-        grid=(triton.cdiv(rows, block_rows),),
-        arguments={
-            "x_ptr": x, "codes_ptr": codes, "scales_ptr": scales, "rows": rows, "columns": columns,
-            "x_row": x.stride(0), "x_column": x.stride(1), "BLOCK_ROWS": block_rows,
-            "BLOCK_COLUMNS": min(4096, max(128, triton.next_power_of_2(columns))),
-        },
-        num_warps=8,
-        num_stages=1,
-    )  # fmt: skip
-
-
-def _of_tiles(x: torch.Tensor) -> dict[str, int | bool]:
-    return {
-        "rows": x.shape[0], "columns": x.shape[1], "x_row": x.stride(0), "x_column": x.stride(1), "BLOCK": BLOCK,
-        "WIDE": tile_needs_int64((x.stride(), (BLOCK, BLOCK)), ((max(x.shape) + ALIGNMENT, 1), (BLOCK, BLOCK))),
-    }  # fmt: skip
-
-
-def amax_launch(x: torch.Tensor, row_amax: torch.Tensor | None, column_amax: torch.Tensor | None) -> Launch:
-    """Describe the launch that finds the largest magnitudes of x [R, C], any strides.
-
-    Args:
-        x: what will be quantised.
-        row_amax: [R], int32, zeros; takes the bit patterns of the largest absolute values. None: not wanted.
-        column_amax: [C]; as row_amax.
-    """
-    return Launch(
-        kernel=_amax_kernel,
-        grid=(triton.cdiv(x.shape[0], BLOCK), triton.cdiv(x.shape[1], BLOCK)),
-        arguments={"x_ptr": x, "row_amax_ptr": row_amax, "column_amax_ptr": column_amax, **_of_tiles(x)},
-        num_warps=8,
-        num_stages=1,
-    )
-
-
-def tiles_launch(
-    x: torch.Tensor,
-    codes: torch.Tensor | None,
-    scales: torch.Tensor | None,
-    turned: torch.Tensor | None,
-    turned_scales: torch.Tensor | None,
-    row_amax: torch.Tensor | None,
-    column_amax: torch.Tensor | None,
-    weight: bool,
-) -> Launch:
-    """Describe the launch that quantises x [R, C], any strides, along its rows, its columns, or both.
-
-    Args:
-        x: what is quantised.
-        codes: [R, C], written; None: not wanted.
-        scales: of codes: rowwise [R], blockwise [ceil(C / 128), R], of a weight [ceil(R / 128), ceil(C / 128)].
-        turned: [C, P], written, the rows of x from R to P as zeros; None: not wanted.
-        turned_scales: of turned: rowwise [C], blockwise [ceil(R / 128), C], of a weight [ceil(C / 128), ceil(R / 128)].
-        row_amax: [R] as `amax_launch` writes it, for rowwise codes.
-        column_amax: [C], for rowwise turned codes.
-        weight: whether the blocks are 128 x 128, not rowwise.
-    """
-    return Launch(
-        kernel=_tiles_kernel,
-        grid=(triton.cdiv(x.shape[0], BLOCK), triton.cdiv(x.shape[1], BLOCK)),
-        arguments={
-            "x_ptr": x, "codes_ptr": codes, "scales_ptr": scales, "turned_ptr": turned,
-            "turned_scales_ptr": turned_scales, "row_amax_ptr": row_amax, "column_amax_ptr": column_amax,
-            "padded": x.shape[0] if turned is None else turned.shape[1], "WEIGHT": weight, **_of_tiles(x),
-        },
-        num_warps=8,
-        num_stages=1,
-    )  # fmt: skip
 
 
 def _of_product(a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Tensor], tile: Tile) -> dict:
@@ -562,54 +336,3 @@ def sum_launch(
         num_warps=tile.warps,
         num_stages=tile.stages,
     )  # fmt: skip
-
-
-def _empty(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    return x.new_empty((rows, columns), dtype=torch.float8_e4m3fn)
-
-
-def _scales(x: torch.Tensor, *shape: int) -> torch.Tensor:
-    return x.new_empty(shape, dtype=torch.float32)
-
-
-def quantise_rows(x: torch.Tensor, recipe: str, weight: bool) -> Quantised:
-    """Quantise x [R, C], any strides, for products that sum over C, by "rowwise" or "blockwise"."""
-    if recipe == "blockwise":
-        return quantise_both(x, recipe, weight, turned=False)[0]
-    one = Quantised(_empty(x, *x.shape), _scales(x, x.shape[0]))
-    run(rows_launch, x, *one)
-    return one
-
-
-def quantise_both(
-    x: torch.Tensor, recipe: str, weight: bool, rows: bool = True, turned: bool = True
-) -> tuple[Quantised, Quantised]:
-    """Quantise x [R, C], any strides, for products that sum over C (codes of [R, C]) and over R ([C, P]).
-
-    P is R, padded with zeros to a multiple of ALIGNMENT. What is not wanted is empty.
-    """
-    R, C = x.shape
-    padded = -(-R // ALIGNMENT) * ALIGNMENT
-    codes, other = (_empty(x, R, C) if rows else None), (_empty(x, C, padded) if turned else None)
-    row_amax = column_amax = None
-    blocks, other_blocks = -(-C // BLOCK), -(-R // BLOCK)
-    if recipe == "rowwise":
-        scales, other_scales = _scales(x, R), _scales(x, C)
-        row_amax = x.new_empty(R, dtype=torch.int32) if rows else None
-        column_amax = x.new_empty(C, dtype=torch.int32) if turned else None
-        for amax in (row_amax, column_amax):
-            if amax is not None:
-                plan.apply(torch.Tensor.zero_, amax)
-        run(amax_launch, x, row_amax, column_amax)
-    elif weight:
-        scales, other_scales = _scales(x, other_blocks, blocks), _scales(x, blocks, other_blocks)
-    else:
-        scales, other_scales = _scales(x, blocks, R), _scales(x, other_blocks, C)
-    run(tiles_launch, x, codes, scales, other, other_scales, row_amax, column_amax, weight and recipe == "blockwise")
-    if recipe == "blockwise" and not weight:
-        scales, other_scales = scales.t(), other_scales.t()
-    nothing = x.new_empty((0, 0))
-    return (
-        Quantised(nothing if codes is None else codes, scales),
-        Quantised(nothing if other is None else other, other_scales),
-    )

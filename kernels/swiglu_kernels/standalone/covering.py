@@ -23,7 +23,7 @@ from swiglu_kernels.operations.silu_mul import backward_launch as silu_mul_backw
 from swiglu_kernels.operations.silu_mul import forward_launch as silu_mul_forward
 from swiglu_kernels.operations.unsloth import backward_launch as unsloth_backward
 from swiglu_kernels.operations.unsloth import forward_launch as unsloth_forward
-from swiglu_kernels.portable import experts, fp8
+from swiglu_kernels.portable import experts, fp8, fp8_codes, fp8_gate
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch, recompute_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
@@ -142,12 +142,12 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
     for tokens, recipe in itertools.product((16, 64, 8192), ("rowwise", "blockwise")):
         blocks = recipe == "blockwise"
 
-        def operand(rows: int, depth: int, weight: bool = False, blocks: bool = blocks) -> fp8.Quantised:
-            across, down = -(-depth // fp8.BLOCK), -(-rows // fp8.BLOCK)
+        def operand(rows: int, depth: int, weight: bool = False, blocks: bool = blocks) -> fp8_codes.Quantised:
+            across, down = -(-depth // fp8_codes.BLOCK), -(-rows // fp8_codes.BLOCK)
             shape = (down, across) if weight and blocks else (across, rows) if blocks else (rows,)
             scales = tensor(*shape, dtype=torch.float32)
             scales = scales.t() if blocks and not weight else scales
-            return fp8.Quantised(tensor(rows, depth, dtype=torch.float8_e4m3fn), scales)
+            return fp8_codes.Quantised(tensor(rows, depth, dtype=torch.float8_e4m3fn), scales)
 
         x, weight, h = operand(tokens, hidden), operand(intermediate, hidden, True), operand(tokens, intermediate)
         z, out, bias = tensor(tokens, intermediate), tensor(tokens, hidden), tensor(intermediate)
@@ -166,17 +166,21 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
             amax = tensor(tokens, dtype=torch.int32), tensor(hidden, dtype=torch.int32)
             maxima: Any = (None, None) if blocks else amax
             across = operand(hidden, tokens)
-            launches["quantisation along both"] = fp8.tiles_launch(
+            launches["quantisation along both"] = fp8_codes.tiles_launch(
                 out, x.codes, x.scales, across.codes, across.scales, maxima[0], maxima[1], False
             )
+            of_z = tensor(tokens, dtype=torch.int32), tensor(intermediate, dtype=torch.int32)
+            found: Any = ((None, None),) * 3 if blocks else (of_z, of_z, (None, of_z[1]))
+            launches["gradients of the gate"] = fp8_gate.gradients_launch(z, (z, z), z, z, z, found, CLAMPED)
             if blocks:
                 first, second = operand(tokens, hidden, True), operand(hidden, tokens, True)
-                launches["quantisation of a weight"] = fp8.tiles_launch(
+                launches["gate, h in fp8"] = fp8_gate.gate_launch((z, z), h.codes, h.scales.t(), CLAMPED)
+                launches["quantisation of a weight"] = fp8_codes.tiles_launch(
                     out, first.codes, first.scales, second.codes, second.scales, None, None, True
                 )
             else:
-                launches["largest of rows and columns"] = fp8.amax_launch(out, *amax)
-                launches["quantisation by rows"] = fp8.rows_launch(out, x.codes, x.scales)
+                launches["largest of rows and columns"] = fp8_codes.amax_launch(out, *amax)
+                launches["quantisation by rows"] = fp8_codes.rows_launch(out, x.codes, x.scales)
         for name, launch in launches.items():
             yield f"fp8 {recipe} {name}, {tokens} tokens", launch
 
@@ -300,8 +304,8 @@ def _fp8_by_hand() -> Iterator[tuple[str, Launch]]:
     tokens, depth, columns = 8192, 4096, 11008
     z, pairs, weights = tensor(tokens, columns), tensor(tokens, depth // 2), tensor(columns, depth // 2)
     for blocks, stored in itertools.product((False, True), (None, (z, z))):
-        across = -(-depth // fp8.BLOCK)
-        shapes = ((across, tokens), (-(-columns // fp8.BLOCK), across)) if blocks else ((tokens,), (columns,))
+        across = -(-depth // fp8_codes.BLOCK)
+        shapes = ((across, tokens), (-(-columns // fp8_codes.BLOCK), across)) if blocks else ((tokens,), (columns,))
         of_x, of_weights = (tensor(*shape, dtype=torch.float32) for shape in shapes)
         operands = (pairs, of_x.t() if blocks else of_x), (weights, of_weights), (weights, of_weights)
         for width in fp8_by_hand.BLOCK_COLUMNS if blocks else forward.COLUMNS:

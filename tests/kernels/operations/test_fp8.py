@@ -16,7 +16,8 @@ from swiglu_kernels import (
     swiglu_glu_fp8,
     swiglu_mlp_fp8,
 )
-from swiglu_kernels.operations import fp8
+from swiglu_kernels.launches.backend import backend_for
+from swiglu_kernels.operations import fp8, fp8_products
 from swiglu_kernels.reference import RECIPES
 
 pytestmark = pytest.mark.skipif(fp8.why_not(DEVICE) is not None, reason=f"{fp8.why_not(DEVICE)}")
@@ -76,6 +77,23 @@ def test_every_code_and_every_tie(recipe):
 
 
 @by_recipe
+@pytest.mark.parametrize("dtype", [BFLOAT16, torch.float16])
+def test_every_scale(recipe, dtype):
+    """Rows whose largest magnitudes are all those that a 16-bit type has, beside random parts of them."""
+    bits = torch.arange(1, 0x7F80 if dtype is BFLOAT16 else 0x7C00, dtype=torch.int16)
+    largest = bits.view(dtype).to(DEVICE)
+    parts = random_tensor(len(bits), 16, dtype=torch.float32).clamp(-1, 1) * torch.exp2(
+        -5 * random_tensor(len(bits), 16, dtype=torch.float32, seed=1).abs()
+    )
+    matrix = (parts * largest[:, None].float()).to(dtype)
+    matrix[:, 3], matrix[:, 4], matrix[:, 5] = largest, 0.0, -0.0
+    if backend_for(DEVICE) == "interpreter":  # which does not read subnormal bfloat16
+        matrix[matrix.abs() < torch.finfo(dtype).smallest_normal] = 0
+    for one, defined in zip(fp8.quantise(matrix, recipe), reference.quantise(matrix, recipe), strict=True):
+        assert same_bits(one, defined)
+
+
+@by_recipe
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_stays_so(recipe, bad):
     x, *weights = problem()[:4]
@@ -90,10 +108,24 @@ HANDED = {"x", "w_gate", "w_up", "h", "w_down", "upstream", "upstream.T", "w_dow
 HANDED |= {"d_gate.T", "d_up.T", "w_gate.T", "w_up.T", "x.T"}
 
 
+def by_plain_products(monkeypatch):
+    """The way of PyTorch's products, with plain ones in their place: no GPU is needed."""
+
+    def multiply(a, b, out):
+        first, second = (value(*one) if one.scales.dim() == 2 else reference.dequantise(*one) for one in (a, b))
+        out.copy_(first @ second.t())
+
+    monkeypatch.setattr(fp8_products, "why_not_by_torch", lambda *_: None)
+    monkeypatch.setattr(fp8_products, "TORCH_FROM", 1)
+    monkeypatch.setattr(fp8_products, "_multiply", multiply)
+
+
 @by_recipe
-@pytest.mark.parametrize("tokens", [1, 150])
-def test_products_are_those_of_the_codes(recipe, tokens):
+@pytest.mark.parametrize(("tokens", "by_torch"), [(1, False), (150, False), (150, True)])
+def test_products_are_those_of_the_codes(recipe, tokens, by_torch, monkeypatch):
     """Each result against fp64 on exactly the codes that were handed over: nothing but its own rounding is lost."""
+    if by_torch:
+        by_plain_products(monkeypatch)
     inputs = problem(tokens, gradients=True)[:4]
     codes: dict[str, Any] = {}
     fp8.hand_over(codes)
@@ -116,17 +148,20 @@ def test_products_are_those_of_the_codes(recipe, tokens):
             assert same_bits(scales, right.t() if turned else right), name
     meant = {name: value(*one) for name, one in codes.items()}
     gate, up = meant["x"] @ meant["w_gate"].t(), meant["x"] @ meant["w_up"].t()
+    if by_torch and recipe == "blockwise":  # gate and up are products of their own
+        gate, up = (one.bfloat16().double() for one in (gate, up))
     z = swiglu_glu_fp8(*(one.detach() for one in inputs[:3]), recipe=recipe)
-    for got, truth in (
-        (z, reference.silu_mul(gate, up)),
-        (out, meant["h"] @ meant["w_down"].t()),
-        (d_x, meant["d_gate"] @ meant["w_gate.T"] + meant["d_up"] @ meant["w_up.T"]),
-        (d_down, meant["upstream.T"].t() @ meant["h.T"]),
-        (d_gate, meant["d_gate.T"].t() @ meant["x.T"]),
-        (d_up, meant["d_up.T"].t() @ meant["x.T"]),
+    of_gate, of_up = meant["d_gate"] @ meant["w_gate.T"], meant["d_up"] @ meant["w_up.T"]
+    for got, truth, size in (
+        (z, reference.silu_mul(gate, up), 0),
+        (out, meant["h"] @ meant["w_down"].t(), 0),
+        (d_x, of_gate + of_up, by_torch * (of_gate.abs() + of_up.abs())),  # both are rounded before they are added
+        (d_down, meant["upstream.T"].t() @ meant["h.T"], 0),
+        (d_gate, meant["d_gate.T"].t() @ meant["x.T"], 0),
+        (d_up, meant["d_up.T"].t() @ meant["x.T"], 0),
     ):
         # One rounding to bfloat16, and fp32 sums of fewer than 2^8 terms, which may cancel.
-        bound = 2.0**-8 * truth.abs() + 2.0**-16 * truth.abs().max()
+        bound = 2.0**-8 * (truth.abs() + size) + 2.0**-16 * truth.abs().max()
         assert bool(((got.detach().double() - truth).abs() <= bound).all())
     defined, right = reference.quantise(z, recipe)  # h is z, rounded before it is quantised
     assert same_bits(codes["h"][0], defined)

@@ -1,0 +1,358 @@
+"""Quantisation to fp8 (e4m3): codes and scales of the operands of products, by rows, along columns, or both.
+
+Every operand of a product lies with the axis that is summed over last, as codes [rows, depth] and fp32 scales; what is
+meant is code * scale. The recipes and their arithmetic are those of `reference.quantise`, bit for bit:
+
+    "rowwise"    a scale for each row
+    "blockwise"  a scale for 1 x 128 elements, of a weight for 128 x 128
+
+A matrix that is multiplied along both of its axes (a gradient: along its columns for dX, along the tokens for dW) is
+quantised along both in one pass, which writes the second codes transposed. Tokens that are summed over are padded to a
+multiple of 16 with zeros. The rows' scales need all of a row or column before its first code: the first pass over
+memory, `_amax_kernel`, finds them, except where rows alone are wanted, which a program takes as a whole.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from swiglu_kernels.launches import plan
+from swiglu_kernels.launches.backend import tl, triton
+from swiglu_kernels.launches.launch import Launch, tile_needs_int64
+from swiglu_kernels.launches.plan import run
+from swiglu_kernels.launches.precision import INTERPRETING
+from swiglu_kernels.portable.arithmetic import output_tile, strided_tile
+
+BLOCK = 128
+"""Elements of a block along the axis that is summed over, and rows of a weight's block."""
+ALIGNMENT = 16
+"""What divides an axis that is summed over: 16 bytes of codes."""
+REGISTERS = 128
+"""Of a thread, at most, in a pass over tiles with 8 warps: two programs fit a multiprocessor, one computes while one
+waits for memory."""
+
+
+class Quantised(NamedTuple):
+    """A matrix [rows, depth] in fp8, for products that sum over its last axis.
+
+    codes: [rows, depth], float8_e4m3fn. scales: float32; rowwise [rows], blockwise [rows, ceil(depth / 128)], of a
+    weight [ceil(rows / 128), ceil(depth / 128)].
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+
+Maxima = tuple[torch.Tensor | None, torch.Tensor | None]
+"""The largest magnitudes of rows and of columns, int32, as `magnitudes` has them; None: not known."""
+
+
+@triton.jit
+def magnitudes(tile):
+    """Return the bit patterns of an fp32 tile's absolute values: they have its order, and NaN is the largest."""
+    return tile.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def scale_of(magnitude):
+    """Return the scales of rows or blocks with these largest magnitudes, of 16-bit values: a division by 448.
+
+    To its last bit, as `codes_of` has it; where the quotient is not a normal number, too, since what is left is added
+    at its true size. Held against the division for every bfloat16 and float16.
+    """
+    amax = magnitude.to(tl.float32, bitcast=True)
+    if INTERPRETING:
+        scale = tl.div_rn(amax, 448.0)
+    else:
+        inverse: tl.constexpr = 1 / 448
+        up = tl.where(amax < 1.0, 18446744073709551616.0, 1.0)  # 2^64
+        down = tl.where(amax < 1.0, 5.421010862427522e-20, 1.0)
+        near = amax * up * inverse * down
+        scale = tl.fma(tl.fma(near * up, -448.0, amax * up), down * inverse, near)
+        scale = tl.where(amax == float("inf"), amax, scale)
+    return tl.where(scale == 0.0, 1.0, scale)
+
+
+@triton.jit
+def codes_of(tile, scale):
+    """Return tile / scale in e4m3, rounded to nearest even; the GPU's conversion saturates.
+
+    The quotient is that of the division, to the last bit: the product with the scale's reciprocal and one correction by
+    what is left of it (Markstein, IBM J. Res. Dev. 34, 1990), four operations for each element where a division has a
+    dozen and a branch. The reciprocal has to be rounded rightly, which a Newton step does for every scale of 16-bit
+    values. Both sides are multiplied with a power of two first, after which nothing overflows and what underflows has
+    the code 0. A scale of infinity makes 0 of finite values and NaN of others; -0 stays -0.
+    """
+    if INTERPRETING:  # which has no fused multiply-add, and whose conversion rounds ties away from zero, loses carries
+        value = tl.div_rn(tile, scale)
+        bits = value.to(tl.uint32, bitcast=True)
+        size = bits & 0x7FFFFFFF
+        normal = tl.minimum(((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960, 126)
+        subnormal = (tl.abs(value) + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
+        code = tl.where(size < 0x3C800000, subnormal, normal)
+        code = tl.where(value == value, code, 127) | ((bits >> 24) & 128)
+        codes = code.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+    else:
+        exponent = scale.to(tl.int32, bitcast=True) >> 23
+        power = (tl.maximum(254 - exponent, 1) << 23).to(tl.float32, bitcast=True)
+        infinite = scale == float("inf")
+        divisor = tl.where(infinite, 0.0, scale * power)
+        close = 1.0 / divisor
+        reciprocal = tl.where(infinite, 0.0, tl.fma(close, tl.fma(divisor * -1.0, close, 1.0), close))
+        tile *= power
+        near = tile * reciprocal
+        codes = tl.fma(tl.fma(near, divisor, tile * -1.0), reciprocal * -1.0, near).to(tl.float8e4nv)
+    return codes
+
+
+@triton.jit
+def _rows_kernel(
+    x_ptr, codes_ptr, scales_ptr, rows, columns, x_row, x_column,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Quantise whole rows, read twice, the second time from the cache."""
+    row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
+    column = tl.arange(0, BLOCK_COLUMNS).to(tl.int64)
+    row_inside = row < rows
+    x_ptrs = x_ptr + row[:, None] * x_row
+    largest = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.int32)
+    for first in range(0, columns, BLOCK_COLUMNS):
+        inside = row_inside[:, None] & (first + column < columns)[None, :]
+        x = tl.load(x_ptrs + (first + column)[None, :] * x_column, mask=inside, other=0.0)
+        largest = tl.maximum(largest, magnitudes(x.to(tl.float32)))
+    scales = scale_of(tl.max(largest, 1))
+    tl.store(scales_ptr + row, scales, mask=row_inside)
+    codes_ptrs = codes_ptr + row[:, None] * columns
+    for first in range(0, columns, BLOCK_COLUMNS):
+        inside = row_inside[:, None] & (first + column < columns)[None, :]
+        x = tl.load(x_ptrs + (first + column)[None, :] * x_column, mask=inside, other=0.0)
+        tl.store(codes_ptrs + (first + column)[None, :], codes_of(x.to(tl.float32), scales[:, None]), mask=inside)
+
+
+@triton.jit
+def note_maxima(tile, row_amax_ptr, column_amax_ptr, tile_row, tile_column, rows, columns, BLOCK: tl.constexpr):
+    """Raise the largest magnitudes of rows and columns to those of an fp32 tile; either may be None."""
+    if row_amax_ptr is not None:
+        row = tile_row * BLOCK + tl.arange(0, BLOCK)
+        tl.atomic_max(row_amax_ptr + row, tl.max(magnitudes(tile), 1), mask=row < rows, sem="relaxed")
+    if column_amax_ptr is not None:
+        column = tile_column * BLOCK + tl.arange(0, BLOCK)
+        tl.atomic_max(column_amax_ptr + column, tl.max(magnitudes(tile), 0), mask=column < columns, sem="relaxed")
+
+
+@triton.jit
+def write_rows(
+    tile, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, rows, columns,
+    BLOCK: tl.constexpr, WEIGHT: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Quantise an fp32 tile along its rows.
+
+    Scales are made of the largest magnitudes of whole rows where these are given, else of the tile's own. Blockwise
+    scales lie with the rows last, so that a program of a product reads neighbours.
+    """
+    row = tile_row * BLOCK + tl.arange(0, BLOCK)
+    if WEIGHT:
+        scale = scale_of(tl.max(tl.max(magnitudes(tile), 1), 0))
+        tl.store(scales_ptr + tile_row * tl.cdiv(columns, BLOCK) + tile_column, scale)
+        codes = codes_of(tile, scale)
+    elif row_amax_ptr is not None:
+        scales = scale_of(tl.load(row_amax_ptr + row, mask=row < rows, other=0))
+        if tile_column == 0:
+            tl.store(scales_ptr + row, scales, mask=row < rows)
+        codes = codes_of(tile, scales[:, None])
+    else:
+        scales = scale_of(tl.max(magnitudes(tile), 1))
+        tl.store(scales_ptr + tile_column.to(tl.int64) * rows + row, scales, mask=row < rows)
+        codes = codes_of(tile, scales[:, None])
+    position, offsets, inside = output_tile(tile_row, tile_column, rows, columns, BLOCK, BLOCK, WIDE)
+    tl.store(codes_ptr + position + offsets, codes, mask=inside)
+
+
+@triton.jit
+def write_turned(
+    tile, turned_ptr, scales_ptr, column_amax_ptr, tile_row, tile_column, rows, columns, padded,
+    BLOCK: tl.constexpr, WEIGHT: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Quantise an fp32 tile along its columns into [columns, padded], as `write_rows` does along its rows."""
+    column = tile_column * BLOCK + tl.arange(0, BLOCK)
+    if WEIGHT:
+        scale = scale_of(tl.max(tl.max(magnitudes(tile), 1), 0))
+        tl.store(scales_ptr + tile_column * tl.cdiv(rows, BLOCK) + tile_row, scale)
+        codes = codes_of(tile, scale)
+    elif column_amax_ptr is not None:
+        scales = scale_of(tl.load(column_amax_ptr + column, mask=column < columns, other=0))
+        if tile_row == 0:
+            tl.store(scales_ptr + column, scales, mask=column < columns)
+        codes = codes_of(tile, scales[None, :])
+    else:
+        scales = scale_of(tl.max(magnitudes(tile), 0))
+        tl.store(scales_ptr + tile_row.to(tl.int64) * columns + column, scales, mask=column < columns)
+        codes = codes_of(tile, scales[None, :])
+    position, offsets, inside = strided_tile(tile_row, tile_column, padded, columns, 1, padded, BLOCK, BLOCK, WIDE)
+    tl.store(turned_ptr + position + offsets, codes, mask=inside)
+
+
+@triton.jit
+def _amax_kernel(
+    x_ptr, row_amax_ptr, column_amax_ptr, rows, columns, x_row, x_column, BLOCK: tl.constexpr, WIDE: tl.constexpr
+):
+    """Find the largest magnitude of each row and column, as `magnitudes` has it; from zeros, either may be None."""
+    tile_row, tile_column = tl.program_id(0), tl.program_id(1)
+    position, offsets, inside = strided_tile(tile_row, tile_column, rows, columns, x_row, x_column, BLOCK, BLOCK, WIDE)
+    x = tl.load(x_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
+    note_maxima(x, row_amax_ptr, column_amax_ptr, tile_row, tile_column, rows, columns, BLOCK)
+
+
+@triton.jit
+def _tiles_kernel(
+    x_ptr, codes_ptr, scales_ptr, turned_ptr, turned_scales_ptr, row_amax_ptr, column_amax_ptr,
+    rows, columns, padded, x_row, x_column, BLOCK: tl.constexpr, WEIGHT: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Quantise a tile along its rows, its columns, or both, for which it is read again: from the cache."""
+    tile_row, tile_column = tl.program_id(0), tl.program_id(1)
+    position, offsets, inside = strided_tile(tile_row, tile_column, rows, columns, x_row, x_column, BLOCK, BLOCK, WIDE)
+    if codes_ptr is not None:
+        x = tl.load(x_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
+        write_rows(x, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, rows, columns, BLOCK, WEIGHT, WIDE)
+    if turned_ptr is not None:
+        x = tl.load(x_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
+        write_turned(
+            x, turned_ptr, turned_scales_ptr, column_amax_ptr, tile_row, tile_column, rows, columns, padded,
+            BLOCK, WEIGHT, WIDE,
+        )  # fmt: skip
+
+
+def rows_launch(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> Launch:
+    """Describe the launch that quantises x [R, C], any strides, by rows into codes [R, C] and scales [R]."""
+    rows, columns = x.shape
+    block_rows = 128 if INTERPRETING else 1  # where a program costs milliseconds, whatever it does
+    return Launch(
+        kernel=_rows_kernel,
+        grid=(triton.cdiv(rows, block_rows),),
+        arguments={
+            "x_ptr": x, "codes_ptr": codes, "scales_ptr": scales, "rows": rows, "columns": columns,
+            "x_row": x.stride(0), "x_column": x.stride(1), "BLOCK_ROWS": block_rows,
+            "BLOCK_COLUMNS": min(4096, max(128, triton.next_power_of_2(columns))),
+        },
+        num_warps=8,
+        num_stages=1,
+    )  # fmt: skip
+
+
+def of_tiles(x: torch.Tensor) -> dict[str, int | bool]:
+    """Return the arguments that say how x [R, C], any strides, is read in tiles."""
+    return {
+        "rows": x.shape[0], "columns": x.shape[1], "x_row": x.stride(0), "x_column": x.stride(1), "BLOCK": BLOCK,
+        "WIDE": tile_needs_int64((x.stride(), (BLOCK, BLOCK)), ((max(x.shape) + ALIGNMENT, 1), (BLOCK, BLOCK))),
+    }  # fmt: skip
+
+
+def amax_launch(x: torch.Tensor, row_amax: torch.Tensor | None, column_amax: torch.Tensor | None) -> Launch:
+    """Describe the launch that finds the largest magnitudes of x [R, C], any strides.
+
+    Args:
+        x: what will be quantised.
+        row_amax: [R], int32, zeros; takes the bit patterns of the largest absolute values. None: not wanted.
+        column_amax: [C]; as row_amax.
+    """
+    return Launch(
+        kernel=_amax_kernel,
+        grid=(triton.cdiv(x.shape[0], BLOCK), triton.cdiv(x.shape[1], BLOCK)),
+        arguments={"x_ptr": x, "row_amax_ptr": row_amax, "column_amax_ptr": column_amax, **of_tiles(x)},
+        num_warps=8,
+        num_stages=1,
+    )
+
+
+def tiles_launch(
+    x: torch.Tensor,
+    codes: torch.Tensor | None,
+    scales: torch.Tensor | None,
+    turned: torch.Tensor | None,
+    turned_scales: torch.Tensor | None,
+    row_amax: torch.Tensor | None,
+    column_amax: torch.Tensor | None,
+    weight: bool,
+) -> Launch:
+    """Describe the launch that quantises x [R, C], any strides, along its rows, its columns, or both.
+
+    Args:
+        x: what is quantised.
+        codes: [R, C], written; None: not wanted.
+        scales: of codes: rowwise [R], blockwise [ceil(C / 128), R], of a weight [ceil(R / 128), ceil(C / 128)].
+        turned: [C, P], written, the rows of x from R to P as zeros; None: not wanted.
+        turned_scales: of turned: rowwise [C], blockwise [ceil(R / 128), C], of a weight [ceil(C / 128), ceil(R / 128)].
+        row_amax: [R] as `amax_launch` writes it, for rowwise codes.
+        column_amax: [C], for rowwise turned codes.
+        weight: whether the blocks are 128 x 128, not rowwise.
+    """
+    return Launch(
+        kernel=_tiles_kernel,
+        grid=(triton.cdiv(x.shape[0], BLOCK), triton.cdiv(x.shape[1], BLOCK)),
+        arguments={
+            "x_ptr": x, "codes_ptr": codes, "scales_ptr": scales, "turned_ptr": turned,
+            "turned_scales_ptr": turned_scales, "row_amax_ptr": row_amax, "column_amax_ptr": column_amax,
+            "padded": x.shape[0] if turned is None else turned.shape[1], "WEIGHT": weight, **of_tiles(x),
+        },
+        num_warps=8,
+        num_stages=1,
+        registers=REGISTERS,
+    )  # fmt: skip
+
+
+def _empty(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    return x.new_empty((rows, columns), dtype=torch.float8_e4m3fn)
+
+
+def _scales(x: torch.Tensor, *shape: int) -> torch.Tensor:
+    return x.new_empty(shape, dtype=torch.float32)
+
+
+def quantise_rows(x: torch.Tensor, recipe: str, weight: bool) -> Quantised:
+    """Quantise x [R, C], any strides, for products that sum over C, by "rowwise" or "blockwise"."""
+    if recipe == "blockwise":
+        return quantise_both(x, recipe, weight, turned=False)[0]
+    one = Quantised(_empty(x, *x.shape), _scales(x, x.shape[0]))
+    run(rows_launch, x, *one)
+    return one
+
+
+def quantise_both(
+    x: torch.Tensor, recipe: str, weight: bool, rows: bool = True, turned: bool = True, maxima: Maxima = (None, None)
+) -> tuple[Quantised, Quantised]:
+    """Quantise x [R, C], any strides, for products that sum over C (codes of [R, C]) and over R ([C, P]).
+
+    P is R, padded with zeros to a multiple of ALIGNMENT. What is not wanted is empty. `maxima` are those of "rowwise"
+    that something else found already.
+    """
+    R, C = x.shape
+    padded = -(-R // ALIGNMENT) * ALIGNMENT
+    codes, other = (_empty(x, R, C) if rows else None), (_empty(x, C, padded) if turned else None)
+    blocks, other_blocks = -(-C // BLOCK), -(-R // BLOCK)
+    if recipe == "rowwise":
+        scales, other_scales = _scales(x, R), _scales(x, C)
+        if all(one is None for one in maxima):
+            maxima = new_maxima(x, rows, turned)
+            run(amax_launch, x, *maxima)
+    elif weight:
+        scales, other_scales = _scales(x, other_blocks, blocks), _scales(x, blocks, other_blocks)
+    else:
+        scales, other_scales = _scales(x, blocks, R), _scales(x, other_blocks, C)
+    run(tiles_launch, x, codes, scales, other, other_scales, *maxima, weight and recipe == "blockwise")
+    if recipe == "blockwise" and not weight:
+        scales, other_scales = scales.t(), other_scales.t()
+    nothing = x.new_empty((0, 0))
+    return (
+        Quantised(nothing if codes is None else codes, scales),
+        Quantised(nothing if other is None else other, other_scales),
+    )
+
+
+def new_maxima(x: torch.Tensor, rows: bool, columns: bool) -> Maxima:
+    """Zeros for the largest magnitudes of x [R, C] by rows and by columns; None for what is not wanted."""
+    found = [x.new_empty(size, dtype=torch.int32) if wanted else None
+             for size, wanted in zip(x.shape, (rows, columns), strict=True)]  # fmt: skip
+    for one in found:
+        if one is not None:
+            plan.apply(torch.Tensor.zero_, one)
+    return found[0], found[1]

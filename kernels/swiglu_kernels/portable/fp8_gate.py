@@ -1,0 +1,160 @@
+"""The gate and its derivative, elementwise, in one pass with the quantisation of what they make.
+
+For products that something else made in 16 bits: PyTorch's, or the caller's upstream gradient. h, d_gate and d_up are
+rounded to 16 bits before they are quantised, as everywhere. By blocks, codes of h leave the pass and the 16 bits do
+not. Of d_gate and d_up they do, with the largest magnitudes of rows and columns where scales need these:
+`fp8_codes.tiles_launch` quantises along both, which in this pass would take more registers than there are.
+"""
+
+from typing import Any
+
+import torch
+
+from swiglu_kernels.launches.backend import tl, triton
+from swiglu_kernels.launches.formula import PLAIN, Formula
+from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.launches.precision import round_to
+from swiglu_kernels.portable.arithmetic import gated, gated_gradients, output_tile, strided_tile
+from swiglu_kernels.portable.fp8_codes import BLOCK, REGISTERS, Maxima, note_maxima, of_tiles, write_rows
+
+SIDE = 64
+"""Of the tiles of the gradients: larger ones spill registers."""
+
+
+@triton.jit
+def _gate_and_up(gate_ptr, up_ptr, tile_row, tile_column, rows, columns, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    position, offsets, inside = output_tile(tile_row, tile_column, rows, columns, BLOCK, BLOCK, WIDE)
+    gate = tl.load(gate_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
+    return gate, tl.load(up_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _h(
+    gate_ptr, up_ptr, tile_row, tile_column, rows, columns, multiplier, alpha, limit, up_offset,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
+):  # fmt: skip
+    """Read a tile and return h, rounded to the 16 bits of gate."""
+    gate, up = _gate_and_up(gate_ptr, up_ptr, tile_row, tile_column, rows, columns, BLOCK, WIDE)
+    return round_to(gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA), gate_ptr.dtype.element_ty)
+
+
+@triton.jit
+def _gradients(
+    d_h_ptr, gate_ptr, up_ptr, tile_row, tile_column, rows, columns, d_h_row, d_h_column,
+    multiplier, alpha, limit, up_offset, BLOCK: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
+):  # fmt: skip
+    """Read a tile and return d_gate and d_up, rounded to the 16 bits of gate."""
+    position, offsets, inside = strided_tile(
+        tile_row, tile_column, rows, columns, d_h_row, d_h_column, BLOCK, BLOCK, WIDE
+    )
+    d_h = tl.load(d_h_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
+    gate, up = _gate_and_up(gate_ptr, up_ptr, tile_row, tile_column, rows, columns, BLOCK, WIDE)
+    d_gate, d_up = gated_gradients(d_h, gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    return round_to(d_gate, gate_ptr.dtype.element_ty), round_to(d_up, gate_ptr.dtype.element_ty)
+
+
+@triton.jit
+def _gate_kernel(
+    gate_ptr, up_ptr, codes_ptr, scales_ptr, rows, columns, multiplier, alpha, limit, up_offset,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
+):  # fmt: skip
+    tile_row, tile_column = tl.program_id(0), tl.program_id(1)
+    h = _h(
+        gate_ptr, up_ptr, tile_row, tile_column, rows, columns, multiplier, alpha, limit, up_offset,
+        BLOCK, WIDE, FORMULA,
+    ).to(tl.float32)  # fmt: skip
+    write_rows(h, codes_ptr, scales_ptr, None, tile_row, tile_column, rows, columns, BLOCK, False, WIDE)
+
+
+@triton.jit
+def _gradients_kernel(
+    d_h_ptr, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr,
+    d_gate_row_amax_ptr, d_gate_column_amax_ptr, d_up_row_amax_ptr, d_up_column_amax_ptr, h_column_amax_ptr,
+    rows, columns, d_h_row, d_h_column, multiplier, alpha, limit, up_offset,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
+):  # fmt: skip
+    """d_gate, d_up and h in 16 bits, and the largest magnitudes of their rows and columns; what is None is left out."""
+    tile_row, tile_column = tl.program_id(0), tl.program_id(1)
+    position, offsets, inside = output_tile(tile_row, tile_column, rows, columns, BLOCK, BLOCK, WIDE)
+    d_gate, d_up = _gradients(
+        d_h_ptr, gate_ptr, up_ptr, tile_row, tile_column, rows, columns, d_h_row, d_h_column,
+        multiplier, alpha, limit, up_offset, BLOCK, WIDE, FORMULA,
+    )  # fmt: skip
+    if h_ptr is not None:
+        h = _h(
+            gate_ptr, up_ptr, tile_row, tile_column, rows, columns, multiplier, alpha, limit, up_offset,
+            BLOCK, WIDE, FORMULA,
+        )  # fmt: skip
+        tl.store(h_ptr + position + offsets, h, mask=inside)
+        note_maxima(h.to(tl.float32), None, h_column_amax_ptr, tile_row, tile_column, rows, columns, BLOCK)
+    tl.store(d_gate_ptr + position + offsets, d_gate, mask=inside)
+    note_maxima(
+        d_gate.to(tl.float32), d_gate_row_amax_ptr, d_gate_column_amax_ptr, tile_row, tile_column, rows, columns, BLOCK
+    )
+    tl.store(d_up_ptr + position + offsets, d_up, mask=inside)
+    note_maxima(
+        d_up.to(tl.float32), d_up_row_amax_ptr, d_up_column_amax_ptr, tile_row, tile_column, rows, columns, BLOCK
+    )
+
+
+def gate_launch(
+    preactivations: tuple[torch.Tensor, torch.Tensor],
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    formula: Formula = PLAIN,
+) -> Launch:
+    """Describe the launch that makes codes [M, N] of h, and blockwise scales [ceil(N / 128), M].
+
+    Args:
+        preactivations: gate and up, [M, N] and contiguous, biases included.
+        codes: written.
+        scales: written.
+        formula: the gate.
+    """
+    gate, up = preactivations
+    pointers = {"gate_ptr": gate, "up_ptr": up, "codes_ptr": codes, "scales_ptr": scales}
+    return _launch(_gate_kernel, gate, BLOCK, pointers, formula)
+
+
+def gradients_launch(
+    d_h: torch.Tensor,
+    preactivations: tuple[torch.Tensor, torch.Tensor],
+    d_gate: torch.Tensor,
+    d_up: torch.Tensor,
+    h: torch.Tensor | None,
+    maxima: tuple[Maxima, Maxima, Maxima],
+    formula: Formula = PLAIN,
+) -> Launch:
+    """Describe the launch that makes d_gate, d_up and h in 16 bits and finds their largest magnitudes.
+
+    Args:
+        d_h: [M, N], any strides.
+        preactivations: gate and up, [M, N] and contiguous, biases included.
+        d_gate: [M, N], contiguous, written; it may be gate itself.
+        d_up: [M, N], contiguous, written; it may be up itself.
+        h: [M, N], contiguous, written; None: not wanted.
+        maxima: [M] and [N] each of d_gate, d_up and h, zeros, written; those of h's rows are not found.
+        formula: the gate.
+    """
+    (gate, up), (of_gate, of_up, of_h) = preactivations, maxima
+    pointers = {
+        "d_h_ptr": d_h, "gate_ptr": gate, "up_ptr": up, "d_gate_ptr": d_gate, "d_up_ptr": d_up, "h_ptr": h,
+        "d_gate_row_amax_ptr": of_gate[0], "d_gate_column_amax_ptr": of_gate[1], "d_up_row_amax_ptr": of_up[0],
+        "d_up_column_amax_ptr": of_up[1], "h_column_amax_ptr": of_h[1],
+    }  # fmt: skip
+    strides = {"d_h_row": d_h.stride(0), "d_h_column": d_h.stride(1)}
+    return _launch(_gradients_kernel, d_h, SIDE, pointers | strides, formula)
+
+
+def _launch(kernel: object, like: torch.Tensor, block: int, arguments: dict[str, Any], formula: Formula) -> Launch:
+    rows, columns = like.shape
+    return Launch(
+        kernel=kernel,
+        grid=(triton.cdiv(rows, block), triton.cdiv(columns, block)),
+        arguments=arguments
+        | {"rows": rows, "columns": columns, "BLOCK": block, "WIDE": of_tiles(like)["WIDE"]}
+        | formula.arguments(),
+        num_warps=8,
+        num_stages=1,
+        registers=REGISTERS,
+    )
