@@ -104,6 +104,24 @@ def _backend(module: nn.Module) -> str:
     return backend_for(device) if reason is None else f"{backend_for(device)}, portable kernels only: {reason}"
 
 
+class _Codes:
+    """A weight's codes and scales, and what to know the weight by, whose memory is held: no other gets its address."""
+
+    def __init__(self, weight: torch.Tensor, recipe: str) -> None:
+        self._weight, self._version = weight.detach(), _version(weight)
+        self.quantised = fp8.quantise(weight, recipe, weight=True)
+
+    def are_of(self, weight: torch.Tensor) -> bool:
+        mine = self._weight
+        return (mine.data_ptr(), mine.shape, mine.stride(), mine.dtype, self._version) == (
+            weight.data_ptr(), weight.shape, weight.stride(), weight.dtype, _version(weight),
+        )  # fmt: skip
+
+
+def _version(weight: torch.Tensor) -> int:
+    return 0 if weight.is_inference() else weight._version
+
+
 class FusedModule(nn.Module):
     """What the modules of this file share: their options, the backend, the way from projections to operands."""
 
@@ -112,6 +130,7 @@ class FusedModule(nn.Module):
     """Of an MLP, as `swiglu_mlp` has it; "gelu_tanh" where `patch_model` found GeGLU."""
     tensor_parallel: "Split | None" = None
     """How its parameters and its calls are shared among ranks; `parallel.SwiGLUParallel` sets it."""
+    _codes: list["_Codes"] | None = None
 
     def __init__(self, **options: str) -> None:
         """Take the options of the gradients; raises ValueError for an unknown value."""
@@ -119,6 +138,35 @@ class FusedModule(nn.Module):
         self.options = Options(**options)
 
     backend = property(_backend)
+
+    def keep_codes(self, keep: bool = True) -> Self:
+        """Quantise the weights once for many calls under `torch.no_grad()`, not in each; for fp8, in inference.
+
+        The codes take half of the memory of the weights beside them. They are made anew when a weight was replaced or
+        written to, and after a call with gradients enabled; only what is written through `.data` goes unnoticed: call
+        this again then. Under `torch.compile` weights are quantised in every call.
+
+        Raises:
+            ValueError: precision is "bf16".
+        """
+        if self.options.recipe is None:
+            raise ValueError(
+                "keep_codes: expected a module with precision='fp8-rowwise' or 'fp8-blockwise', got 'bf16'"
+            )
+        self._codes = [] if keep else None
+        return self
+
+    def _in_fp8(self, weights: Sequence[torch.Tensor]) -> Sequence[fp8.Operand]:
+        """The weights, or where codes are kept those."""
+        if self._codes is None or torch.compiler.is_compiling():
+            return weights
+        if torch.is_grad_enabled():
+            self._codes.clear()
+            return weights
+        assert self.options.recipe
+        if not all(map(_Codes.are_of, self._codes, weights)) or len(self._codes) != len(weights):
+            self._codes[:] = [_Codes(weight, self.options.recipe) for weight in weights]
+        return [one.quantised for one in self._codes]
 
     def extra_repr(self) -> str:
         """Return the options and the backend."""
@@ -175,7 +223,7 @@ class FusedModule(nn.Module):
             else partial(swiglu_mlp, input_grad=self.options.input_grad)
         )
         how = {"activation": self.gate_activation, "weight_grad": weight_grad, "save": self.options.save}
-        return call(x, *weights, *biases, **how)
+        return call(x, *(self._in_fp8(weights) if recipe else weights), *biases, **how)
 
 
 def _check_linear(name: str, linear: object, in_features: int | None, out_features: int | None) -> None:
@@ -205,7 +253,7 @@ class FusedSwiGLU(FusedModule):
             save: "auto", "preact" (keep gate and up for the backward) or "input" (recompute them).
             input_grad: "auto", "fused", "two_step" or "torch".
             precision: "bf16" (operands as they are), "fp8-rowwise" or "fp8-blockwise" (`swiglu_mlp_fp8`; weights stay
-                in 16 bits, and are quantised in every call; weight_grad="fp8" is "auto" there).
+                in 16 bits, and are quantised in every call unless `keep_codes()`; weight_grad="fp8" is "auto" there).
 
     Raises:
         ValueError: an option has an unknown value.
@@ -260,7 +308,8 @@ class FusedSwiGLU(FusedModule):
             if how.recipe
             else partial(swiglu_glu, input_grad=how.input_grad)
         )
-        z = call(x, *weights, *biases, weight_grad=how.weight_grad, save=how.save)
+        operands = self._in_fp8(weights) if how.recipe else weights
+        z = call(x, *operands, *biases, weight_grad=how.weight_grad, save=how.save)
         return z if self.tensor_parallel is None else self.tensor_parallel.columns(z)
 
 

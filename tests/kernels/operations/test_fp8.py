@@ -338,6 +338,42 @@ def test_modules(recipe):
     assert torch.equal(packed(x), swiglu_mlp_fp8(x, gate, up, packed.down_proj.weight, recipe=recipe))
 
 
+@by_recipe
+@pytest.mark.parametrize("kind", [FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP])
+def test_codes_are_kept_until_a_weight_changes(kind, recipe, monkeypatch):
+    made: list[torch.Tensor] = []
+    quantise = fp8.quantise
+    monkeypatch.setattr(fp8, "quantise", lambda one, *rest, **how: (made.append(one), quantise(one, *rest, **how))[1])
+    module = kind(80, 144, precision=f"fp8-{recipe}", device=DEVICE, dtype=BFLOAT16).keep_codes()
+    x, count = problem()[0], 2 if kind is FusedSwiGLU else 3
+
+    def call() -> tuple[bool, int]:
+        """Whether it computes what a module without codes does, and how many weights it quantised for that."""
+        made.clear()
+        with torch.no_grad():
+            kept, number = module(x), len(made)
+            codes, module._codes = module._codes, None
+            plain, module._codes = module(x), codes
+        return torch.equal(kept, plain), number
+
+    assert call() == (True, count)
+    assert call() == (True, 0)
+    first = next(module.parameters())
+    with torch.no_grad():
+        first.mul_(1.5)
+    assert call() == (True, count)
+    first.data = first.data * 0.5
+    assert call() == (True, count)
+    module(x)  # with gradients enabled
+    assert module._codes == []
+    assert module(x).requires_grad
+
+
+def test_codes_are_for_fp8():
+    with pytest.raises(ValueError, match="precision='fp8-rowwise' or 'fp8-blockwise', got 'bf16'"):
+        FusedSwiGLU(16, 32).keep_codes()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
