@@ -20,8 +20,8 @@ help: ## List the targets
 bench: $(VENV)/.installed-bench ## Time SwiGLU here: llama7b on a GPU, the smoke shape on a CPU
 	$(BIN)/swiglu-bench forward $(ARGS)
 
-test: $(VENV)/.installed-test ## Run the tests; those that need a GPU say so where there is none
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
+test: $(VENV)/.installed-test ## Run the tests, in 4 processes, which often wait for others; those that need a GPU say so
+	$(BIN)/pytest -n 4 --dist worksteal $(ARGS)
 
 test-gpu: $(VENV)/.installed-test ## Run the tests that need a GPU, on one: in WORKERS (4) processes, then those that time
 	$(BIN)/python -c "import torch, triton; print('torch', torch.__version__, 'triton', triton.__version__, \

@@ -151,3 +151,14 @@ def test_a_run_of_which_no_row_is_whole(command: str, run: str) -> None:
     assert ran.code == 2, ran.err
     assert "ends in the middle of a row" in ran.err
     assert f"{run}: no rows; give a run that has some" in ran.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_files_that_are_not_what_was_asked_for(command: str, run: str, tmp_path: Path) -> None:
+    for text in (b"", b"a: [", b"- 1", b"\0", b"\xff\xfe", b"x: *y", b"{}", b"shapes: 1", b"[{}]"):
+        for ending in ("yaml", "json", "csv"):
+            file = tmp_path / f"given.{ending}"
+            file.write_bytes(text)
+            for option in {"--shapes", "--workload"} & set(options(command)):
+                ran = swiglu_bench(*usual(command, run), option, str(file))
+                assert ran.complaint, (option, ending, text, ran.err)
