@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import os
 import subprocess
 import sys
 import warnings
@@ -23,6 +24,8 @@ NAMES = (
 WITHOUT = """
 import sys, warnings
 import torch
+from quick_interpreter import quicken
+quicken()
 
 class Without:  # what this package sees of torch._C while it is imported; PyTorch itself keeps all of it
     def __init__(self, real, names):
@@ -76,7 +79,8 @@ def test_this_pytorch_has_all_of_them() -> None:
 
 @pytest.mark.parametrize("names", [NAMES, ("_any_requires_grad",)], ids=len)
 def test_without_them_everything_works_and_what_is_off_is_said(names: tuple[str, ...]) -> None:
-    done = subprocess.run([sys.executable, "-c", WITHOUT, *names], capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", WITHOUT, *names], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "fine"
 
