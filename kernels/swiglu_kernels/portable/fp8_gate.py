@@ -22,48 +22,16 @@ SIDE = 64
 
 
 @triton.jit
-def _gate_and_up(gate_ptr, up_ptr, tile_row, tile_column, rows, columns, BLOCK: tl.constexpr, WIDE: tl.constexpr):
-    position, offsets, inside = output_tile(tile_row, tile_column, rows, columns, BLOCK, BLOCK, WIDE)
-    gate = tl.load(gate_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
-    return gate, tl.load(up_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _h(
-    gate_ptr, up_ptr, tile_row, tile_column, rows, columns, multiplier, alpha, limit, up_offset,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
-):  # fmt: skip
-    """Read a tile and return h, rounded to the 16 bits of gate."""
-    gate, up = _gate_and_up(gate_ptr, up_ptr, tile_row, tile_column, rows, columns, BLOCK, WIDE)
-    return round_to(gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA), gate_ptr.dtype.element_ty)
-
-
-@triton.jit
-def _gradients(
-    d_h_ptr, gate_ptr, up_ptr, tile_row, tile_column, rows, columns, d_h_row, d_h_column,
-    multiplier, alpha, limit, up_offset, BLOCK: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
-):  # fmt: skip
-    """Read a tile and return d_gate and d_up, rounded to the 16 bits of gate."""
-    position, offsets, inside = strided_tile(
-        tile_row, tile_column, rows, columns, d_h_row, d_h_column, BLOCK, BLOCK, WIDE
-    )
-    d_h = tl.load(d_h_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
-    gate, up = _gate_and_up(gate_ptr, up_ptr, tile_row, tile_column, rows, columns, BLOCK, WIDE)
-    d_gate, d_up = gated_gradients(d_h, gate, up, multiplier, alpha, limit, up_offset, FORMULA)
-    return round_to(d_gate, gate_ptr.dtype.element_ty), round_to(d_up, gate_ptr.dtype.element_ty)
-
-
-@triton.jit
 def _gate_kernel(
     gate_ptr, up_ptr, codes_ptr, scales_ptr, rows, columns, multiplier, alpha, limit, up_offset,
     BLOCK: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     tile_row, tile_column = tl.program_id(0), tl.program_id(1)
-    h = _h(
-        gate_ptr, up_ptr, tile_row, tile_column, rows, columns, multiplier, alpha, limit, up_offset,
-        BLOCK, WIDE, FORMULA,
-    ).to(tl.float32)  # fmt: skip
-    write_rows(h, codes_ptr, scales_ptr, None, tile_row, tile_column, rows, columns, BLOCK, False, WIDE)
+    position, offsets, inside = output_tile(tile_row, tile_column, rows, columns, BLOCK, BLOCK, WIDE)
+    gate = tl.load(gate_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
+    h = round_to(gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA), gate_ptr.dtype.element_ty)
+    write_rows(h.to(tl.float32), codes_ptr, scales_ptr, None, tile_row, tile_column, rows, columns, BLOCK, False, WIDE)
 
 
 @triton.jit
@@ -75,16 +43,17 @@ def _gradients_kernel(
 ):  # fmt: skip
     """d_gate, d_up and h in 16 bits, and the largest magnitudes of their rows and columns; what is None is left out."""
     tile_row, tile_column = tl.program_id(0), tl.program_id(1)
+    position, offsets, inside = strided_tile(
+        tile_row, tile_column, rows, columns, d_h_row, d_h_column, BLOCK, BLOCK, WIDE
+    )
+    d_h = tl.load(d_h_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
     position, offsets, inside = output_tile(tile_row, tile_column, rows, columns, BLOCK, BLOCK, WIDE)
-    d_gate, d_up = _gradients(
-        d_h_ptr, gate_ptr, up_ptr, tile_row, tile_column, rows, columns, d_h_row, d_h_column,
-        multiplier, alpha, limit, up_offset, BLOCK, WIDE, FORMULA,
-    )  # fmt: skip
+    gate = tl.load(gate_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
+    d_gate, d_up = gated_gradients(d_h, gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    d_gate, d_up = round_to(d_gate, gate_ptr.dtype.element_ty), round_to(d_up, gate_ptr.dtype.element_ty)
     if h_ptr is not None:
-        h = _h(
-            gate_ptr, up_ptr, tile_row, tile_column, rows, columns, multiplier, alpha, limit, up_offset,
-            BLOCK, WIDE, FORMULA,
-        )  # fmt: skip
+        h = round_to(gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA), gate_ptr.dtype.element_ty)
         tl.store(h_ptr + position + offsets, h, mask=inside)
         note_maxima(h.to(tl.float32), None, h_column_amax_ptr, tile_row, tile_column, rows, columns, BLOCK)
     tl.store(d_gate_ptr + position + offsets, d_gate, mask=inside)
