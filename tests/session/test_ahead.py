@@ -8,7 +8,6 @@ import pytest
 from swiglu_bench.session.ahead import choose_nothing, every_candidate
 
 autotuner = pytest.importorskip("triton.runtime.autotuner")
-config = pytest.importorskip("torch._inductor.config")
 
 
 def named(size: int) -> None:
@@ -36,11 +35,13 @@ class Kernel:
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def inductor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Inductor's settings; they and the autotuner are as they were afterwards."""
+    config = pytest.importorskip("torch._inductor.config")
     for name in ("do_bench", "check_disk_cache", "_bench", "run"):
         monkeypatch.setattr(autotuner.Autotuner, name, vars(autotuner.Autotuner)[name])
     with config.patch(fx_graph_cache=True, autotune_local_cache=True):
-        yield
+        yield config
 
 
 def tuned(kernel: Kernel, cache_results: bool = False) -> Any:
@@ -51,14 +52,14 @@ def tuned(kernel: Kernel, cache_results: bool = False) -> Any:
 
 
 @pytest.mark.parametrize("cache_results", [False, True])
-def test_the_first_candidate_that_runs_is_taken(cache_results: bool) -> None:
+def test_the_first_candidate_that_runs_is_taken(cache_results: bool, inductor: Any) -> None:
     choose_nothing()
     kernel = Kernel()
     one = tuned(kernel, cache_results)
     assert [one.run(7), one.run(7), one.run(9)] == [4, 4, 4]
     assert kernel.ran == [4] * 5, "once to see whether it runs, for each size, and once for each call"
     assert not kernel.compiled
-    assert not any((config.fx_graph_cache, config.autotune_local_cache)), "nor does Inductor keep a choice"
+    assert not any((inductor.fx_graph_cache, inductor.autotune_local_cache)), "nor does Inductor keep a choice"
 
 
 def test_all_candidates_are_compiled_where_that_is_wanted() -> None:
