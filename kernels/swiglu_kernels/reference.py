@@ -183,8 +183,9 @@ _BLOCK = 128
 def quantise(matrix: torch.Tensor, recipe: str, weight: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise a matrix to fp8 (e4m3) for products that sum over its last axis.
 
-    scale = amax / 448 in fp32, 1 where that is 0; code = matrix / scale, a division too, rounded to nearest even and
-    saturating. What is meant is code * scale. For a product that sums over the first axis, quantise `matrix.t()`.
+    In fp32, with amax at least 2^-100: code = matrix * (448 / amax), rounded to nearest even and saturating;
+    scale = amax * (1 / 448). What is meant is code * scale. For a product that sums over the first axis, quantise
+    `matrix.t()`.
 
     Source: "rowwise" is the recipe of that name in torchao's float8; "blockwise" is that of DeepSeek-V3
     (arXiv:2412.19437, section 3.3), with scales that are any number.
@@ -207,9 +208,10 @@ def quantise(matrix: torch.Tensor, recipe: str, weight: bool = False) -> tuple[t
     padded = F.pad(values, (0, -depth % width, 0, -rows % height))
     blocks = padded.unflatten(1, (-1, width)).unflatten(0, (-1, height))  # row blocks, height, depth blocks, width
     amax = blocks.abs().amax((1, 3))
-    scales = amax / torch.full_like(amax, 448.0)  # by a number, a GPU's torch multiplies with its reciprocal
-    scales = torch.where(scales == 0, 1.0, scales)
-    codes = (blocks / scales[:, None, :, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
+    amax = amax.clamp(min=2.0**-100)
+    inverse = torch.full_like(amax, 448) / amax  # 448 / amax is a reciprocal and a product, of other bits
+    scales = amax * (1 / 448)
+    codes = (blocks * inverse[:, None, :, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
     codes = codes.flatten(2, 3).flatten(0, 1)[:rows, :depth]
     return codes.contiguous(), scales[:, 0] if recipe == "rowwise" else scales
 

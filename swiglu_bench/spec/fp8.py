@@ -1,10 +1,11 @@
 """fp8 by definition: the quantiser of each recipe, and SwiGLU on quantised operands. Plain PyTorch, never optimised.
 
-Codes are float8_e4m3fn. For each group of values that has a scale of its own, in fp32 with IEEE divisions:
+Codes are float8_e4m3fn. For each group of values that has a scale of its own, in fp32, amax at least 2^-100:
 
-    scale = amax / 448 (1 where that is 0),  code = round to nearest even of clamp(value / scale, -448, 448)
+    inverse = 448 / amax,  code = round to nearest even of clamp(value * inverse, -448, 448),  scale = amax * (1 / 448)
 
-and a code stands for code * scale. Groups lie along the sum of the product that the operand is for:
+and a code stands for code * scale. It is torchao's and DeepGEMM's arithmetic: a division for a group, none for a value.
+Groups lie along the sum of the product that the operand is for:
 
     tensorwise  one group: the whole matrix (`torch._scaled_mm`; torchao's float8 recipe "tensorwise")
     rowwise     a row of either operand: of x a token's, of a weight an output feature's (torchao's "rowwise")
@@ -28,6 +29,8 @@ from swiglu_bench.spec.problem import Problem
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
+SMALLEST = 2.0**-100
+"""Stands for a largest magnitude that is smaller, 0 too: neither its scale nor the inverse leaves fp32."""
 BLOCK = 128
 
 Quantised = tuple[Tensor, Tensor]
@@ -41,11 +44,10 @@ def quantise(value: Tensor, precision: Precision, name: str) -> Quantised:
     """Codes and fp32 scales of an operand [rows, columns] by its name; the last blocks may be smaller ones."""
     rows, columns = value.shape
     groups = _groups(value, precision, name)
-    amax = groups.abs().amax((1, 3))
-    scales = amax / torch.full_like(amax, LARGEST)  # by a Python number, CUDA multiplies with its reciprocal
-    scales = torch.where(scales == 0, 1.0, scales)
-    codes = (groups / scales[:, None, :, None]).clamp(-LARGEST, LARGEST).to(E4M3)
-    return codes.flatten(0, 1).flatten(1)[:rows, :columns], scales
+    amax = groups.abs().amax((1, 3)).clamp(min=SMALLEST)
+    inverse = torch.full_like(amax, LARGEST) / amax  # LARGEST / amax is a reciprocal and a product, of other bits
+    codes = (groups * inverse[:, None, :, None]).clamp(-LARGEST, LARGEST).to(E4M3)
+    return codes.flatten(0, 1).flatten(1)[:rows, :columns], amax * (1 / LARGEST)
 
 
 def largest(value: Tensor, precision: Precision, name: str) -> Tensor:

@@ -12,7 +12,7 @@ from swiglu_kernels.launches.launch import Launch, tile_needs_int64
 from swiglu_kernels.launches.precision import INTERPRETING, round_to
 from swiglu_kernels.launches.tiles import Capability, Tile, fp8_glu_tile, fp8_product_tile
 from swiglu_kernels.portable.arithmetic import gated, grouped_tile, halves, output_tile
-from swiglu_kernels.portable.fp8_codes import BLOCK, codes_of, magnitudes, scale_of
+from swiglu_kernels.portable.fp8_codes import BLOCK, codes_of, magnitudes, scales_of
 from swiglu_kernels.portable.glu_forward import Biases, biased, store_gated
 from swiglu_kernels.portable.mlp_backward import store_gate_gradients
 
@@ -132,10 +132,10 @@ def _glu_kernel(
         if STORE_PREACT:
             tl.store(gate_ptr + position + offsets, round_to(gate, gate_ptr.dtype.element_ty), mask=inside)
             tl.store(up_ptr + position + offsets, round_to(up, up_ptr.dtype.element_ty), mask=inside)
-        scales = scale_of(tl.max(magnitudes(z), 1))
+        scales, inverse = scales_of(tl.max(magnitudes(z), 1))
         row = tile_row * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         tl.store(z_scales_ptr + tile_column.to(tl.int64) * rows + row, scales, mask=row < rows)
-        tl.store(z_ptr + position + offsets, codes_of(z, scales[:, None]), mask=inside)
+        tl.store(z_ptr + position + offsets, codes_of(z, inverse[:, None]), mask=inside)
 
 
 @triton.jit

@@ -21,12 +21,16 @@ from swiglu_kernels.launches.backend import tl, triton
 from swiglu_kernels.launches.launch import Launch, tile_needs_int64
 from swiglu_kernels.launches.plan import run
 from swiglu_kernels.launches.precision import INTERPRETING
-from swiglu_kernels.portable.arithmetic import output_tile, strided_tile
+from swiglu_kernels.portable.arithmetic import strided_tile
 
 BLOCK = 128
 """Elements of a block along the axis that is summed over, and rows of a weight's block."""
 ALIGNMENT = 16
 """What divides an axis that is summed over: 16 bytes of codes."""
+LARGEST = tl.constexpr(448.0)
+SCALE = tl.constexpr(1 / 448)
+SMALLEST_BITS = tl.constexpr(27 << 23)
+"""Of 2^-100, which stands for a largest magnitude that is smaller: neither scale nor inverse leaves fp32."""
 REGISTERS = 128
 """Of a thread, at most, in a pass over tiles with 8 warps: two programs fit a multiprocessor, one computes while one
 waits for memory."""
@@ -54,37 +58,23 @@ def magnitudes(tile):
 
 
 @triton.jit
-def scale_of(magnitude):
-    """Return the scales of rows or blocks with these largest magnitudes, of 16-bit values: a division by 448.
-
-    To its last bit, as `codes_of` has it; where the quotient is not a normal number, too, since what is left is added
-    at its true size. Held against the division for every bfloat16 and float16.
-    """
-    amax = magnitude.to(tl.float32, bitcast=True)
+def scales_of(magnitude):
+    """Return the scales of rows or blocks with these largest magnitudes, of 16-bit values, and what codes multiply."""
+    amax = tl.maximum(magnitude, SMALLEST_BITS).to(tl.float32, bitcast=True)
     if INTERPRETING:
-        scale = tl.div_rn(amax, 448.0)
-    else:
-        inverse: tl.constexpr = 1 / 448
-        up = tl.where(amax < 1.0, 18446744073709551616.0, 1.0)  # 2^64
-        down = tl.where(amax < 1.0, 5.421010862427522e-20, 1.0)
-        near = amax * up * inverse * down
-        scale = tl.fma(tl.fma(near * up, -448.0, amax * up), down * inverse, near)
-        scale = tl.where(amax == float("inf"), amax, scale)
-    return tl.where(scale == 0.0, 1.0, scale)
+        inverse = tl.div_rn(LARGEST, amax)
+    else:  # to the same last bit, without the branch of that division; of infinity 0
+        near = LARGEST / amax
+        left = tl.fma(near, amax * -1.0, LARGEST)
+        inverse = tl.where(amax == float("inf"), 0.0, tl.fma(left * SCALE, near, near))
+    return amax * SCALE, inverse
 
 
 @triton.jit
-def codes_of(tile, scale):
-    """Return tile / scale in e4m3, rounded to nearest even; the GPU's conversion saturates.
-
-    The quotient is that of the division, to the last bit: the product with the scale's reciprocal and one correction by
-    what is left of it (Markstein, IBM J. Res. Dev. 34, 1990), four operations for each element where a division has a
-    dozen and a branch. The reciprocal has to be rounded rightly, which a Newton step does for every scale of 16-bit
-    values. Both sides are multiplied with a power of two first, after which nothing overflows and what underflows has
-    the code 0. A scale of infinity makes 0 of finite values and NaN of others; -0 stays -0.
-    """
-    if INTERPRETING:  # which has no fused multiply-add, and whose conversion rounds ties away from zero, loses carries
-        value = tl.div_rn(tile, scale)
+def codes_of(tile, inverse):
+    """Return tile * inverse in e4m3, rounded to nearest even; the GPU's conversion saturates."""
+    value = tile * inverse
+    if INTERPRETING:  # whose conversion rounds ties away from zero and loses carries
         bits = value.to(tl.uint32, bitcast=True)
         size = bits & 0x7FFFFFFF
         normal = tl.minimum(((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960, 126)
@@ -93,15 +83,7 @@ def codes_of(tile, scale):
         code = tl.where(value == value, code, 127) | ((bits >> 24) & 128)
         codes = code.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
     else:
-        exponent = scale.to(tl.int32, bitcast=True) >> 23
-        power = (tl.maximum(254 - exponent, 1) << 23).to(tl.float32, bitcast=True)
-        infinite = scale == float("inf")
-        divisor = tl.where(infinite, 0.0, scale * power)
-        close = 1.0 / divisor
-        reciprocal = tl.where(infinite, 0.0, tl.fma(close, tl.fma(divisor * -1.0, close, 1.0), close))
-        tile *= power
-        near = tile * reciprocal
-        codes = tl.fma(tl.fma(near, divisor, tile * -1.0), reciprocal * -1.0, near).to(tl.float8e4nv)
+        codes = value.to(tl.float8e4nv)
     return codes
 
 
@@ -120,13 +102,13 @@ def _rows_kernel(
         inside = row_inside[:, None] & (first + column < columns)[None, :]
         x = tl.load(x_ptrs + (first + column)[None, :] * x_column, mask=inside, other=0.0)
         largest = tl.maximum(largest, magnitudes(x.to(tl.float32)))
-    scales = scale_of(tl.max(largest, 1))
+    scales, inverse = scales_of(tl.max(largest, 1))
     tl.store(scales_ptr + row, scales, mask=row_inside)
     codes_ptrs = codes_ptr + row[:, None] * columns
     for first in range(0, columns, BLOCK_COLUMNS):
         inside = row_inside[:, None] & (first + column < columns)[None, :]
         x = tl.load(x_ptrs + (first + column)[None, :] * x_column, mask=inside, other=0.0)
-        tl.store(codes_ptrs + (first + column)[None, :], codes_of(x.to(tl.float32), scales[:, None]), mask=inside)
+        tl.store(codes_ptrs + (first + column)[None, :], codes_of(x.to(tl.float32), inverse[:, None]), mask=inside)
 
 
 @triton.jit
@@ -142,54 +124,66 @@ def note_maxima(tile, row_amax_ptr, column_amax_ptr, tile_row, tile_column, rows
 
 @triton.jit
 def write_rows(
-    tile, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, rows, columns,
-    BLOCK: tl.constexpr, WEIGHT: tl.constexpr, WIDE: tl.constexpr,
+    tile, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, first, rows, columns,
+    BLOCK: tl.constexpr, EVERY: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Quantise an fp32 tile along its rows.
+    """Quantise an fp32 tile along its rows: every one from `first` on that is a multiple of EVERY further down.
 
     Scales are made of the largest magnitudes of whole rows where these are given, else of the tile's own. Blockwise
     scales lie with the rows last, so that a program of a product reads neighbours.
     """
-    row = tile_row * BLOCK + tl.arange(0, BLOCK)
-    if WEIGHT:
-        scale = scale_of(tl.max(tl.max(magnitudes(tile), 1), 0))
-        tl.store(scales_ptr + tile_row * tl.cdiv(columns, BLOCK) + tile_column, scale)
-        codes = codes_of(tile, scale)
-    elif row_amax_ptr is not None:
-        scales = scale_of(tl.load(row_amax_ptr + row, mask=row < rows, other=0))
+    row = tile_row * BLOCK + first + EVERY * tl.arange(0, BLOCK // EVERY)
+    if row_amax_ptr is not None:
+        scales, inverse = scales_of(tl.load(row_amax_ptr + row, mask=row < rows, other=0))
         if tile_column == 0:
             tl.store(scales_ptr + row, scales, mask=row < rows)
-        codes = codes_of(tile, scales[:, None])
     else:
-        scales = scale_of(tl.max(magnitudes(tile), 1))
+        scales, inverse = scales_of(tl.max(magnitudes(tile), 1))
         tl.store(scales_ptr + tile_column.to(tl.int64) * rows + row, scales, mask=row < rows)
-        codes = codes_of(tile, scales[:, None])
-    position, offsets, inside = output_tile(tile_row, tile_column, rows, columns, BLOCK, BLOCK, WIDE)
+    store_codes(
+        codes_of(tile, inverse[:, None]), codes_ptr, tile_row, tile_column, first, rows, columns, BLOCK, EVERY, WIDE
+    )
+
+
+@triton.jit
+def store_codes(
+    codes, codes_ptr, tile_row, tile_column, first, rows, columns,
+    BLOCK: tl.constexpr, EVERY: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Store a tile of codes; which rows are in it is said as to `write_rows`."""
+    position, offsets, inside = _tile_of_every(
+        tile_row, tile_column, first, rows, columns, columns, 1, BLOCK, EVERY, WIDE
+    )
     tl.store(codes_ptr + position + offsets, codes, mask=inside)
 
 
 @triton.jit
-def write_turned(
-    tile, turned_ptr, scales_ptr, column_amax_ptr, tile_row, tile_column, rows, columns, padded,
-    BLOCK: tl.constexpr, WEIGHT: tl.constexpr, WIDE: tl.constexpr,
+def _tile_of_every(
+    tile_row, tile_column, first, rows, columns, row_stride, column_stride,
+    BLOCK: tl.constexpr, EVERY: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Quantise an fp32 tile along its columns into [columns, padded], as `write_rows` does along its rows."""
-    column = tile_column * BLOCK + tl.arange(0, BLOCK)
-    if WEIGHT:
-        scale = scale_of(tl.max(tl.max(magnitudes(tile), 1), 0))
-        tl.store(scales_ptr + tile_column * tl.cdiv(rows, BLOCK) + tile_row, scale)
-        codes = codes_of(tile, scale)
-    elif column_amax_ptr is not None:
-        scales = scale_of(tl.load(column_amax_ptr + column, mask=column < columns, other=0))
-        if tile_row == 0:
-            tl.store(scales_ptr + column, scales, mask=column < columns)
-        codes = codes_of(tile, scales[None, :])
-    else:
-        scales = scale_of(tl.max(magnitudes(tile), 0))
-        tl.store(scales_ptr + tile_row.to(tl.int64) * columns + column, scales, mask=column < columns)
-        codes = codes_of(tile, scales[None, :])
-    position, offsets, inside = strided_tile(tile_row, tile_column, padded, columns, 1, padded, BLOCK, BLOCK, WIDE)
-    tl.store(turned_ptr + position + offsets, codes, mask=inside)
+    """Return what `strided_tile` returns, of every row from `first` on that is a multiple of EVERY further down."""
+    position, offsets, inside = strided_tile(
+        tile_row, tile_column, (rows - first + EVERY - 1) // EVERY, columns, EVERY * row_stride, column_stride,
+        BLOCK // EVERY, BLOCK, WIDE,
+    )  # fmt: skip
+    return position + first * row_stride, offsets, inside
+
+
+@triton.jit
+def _fourth(
+    x_ptr, tile_row, tile_column, first, rows, columns, x_row, x_column, BLOCK: tl.constexpr, WIDE: tl.constexpr
+):
+    """Load every fourth row of a tile of x, as fp32, from its row `first` on."""
+    position, offsets, inside = _tile_of_every(
+        tile_row, tile_column, first, rows, columns, x_row, x_column, BLOCK, 4, WIDE
+    )
+    return tl.load(x_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _bits(codes, SHIFT: tl.constexpr):
+    return codes.to(tl.uint8, bitcast=True).to(tl.int32) << SHIFT
 
 
 @triton.jit
@@ -206,20 +200,66 @@ def _amax_kernel(
 @triton.jit
 def _tiles_kernel(
     x_ptr, codes_ptr, scales_ptr, turned_ptr, turned_scales_ptr, row_amax_ptr, column_amax_ptr,
-    rows, columns, padded, x_row, x_column, BLOCK: tl.constexpr, WEIGHT: tl.constexpr, WIDE: tl.constexpr,
+    rows, columns, words, x_row, x_column, BLOCK: tl.constexpr, WEIGHT: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Quantise a tile along its rows, its columns, or both, for which it is read again: from the cache."""
+    """Quantise a tile along its rows, its columns into [columns, words], or both.
+
+    The tile is four, of every fourth row: four codes that are neighbours in a column are a word of a thread's own, and
+    words are turned through shared memory at four times the speed of bytes.
+    """
     tile_row, tile_column = tl.program_id(0), tl.program_id(1)
-    position, offsets, inside = strided_tile(tile_row, tile_column, rows, columns, x_row, x_column, BLOCK, BLOCK, WIDE)
-    if codes_ptr is not None:
-        x = tl.load(x_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
-        write_rows(x, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, rows, columns, BLOCK, WEIGHT, WIDE)
+    x_0 = _fourth(x_ptr, tile_row, tile_column, 0, rows, columns, x_row, x_column, BLOCK, WIDE)
+    x_1 = _fourth(x_ptr, tile_row, tile_column, 1, rows, columns, x_row, x_column, BLOCK, WIDE)
+    x_2 = _fourth(x_ptr, tile_row, tile_column, 2, rows, columns, x_row, x_column, BLOCK, WIDE)
+    x_3 = _fourth(x_ptr, tile_row, tile_column, 3, rows, columns, x_row, x_column, BLOCK, WIDE)
+    largest = tl.maximum(tl.maximum(magnitudes(x_0), magnitudes(x_1)), tl.maximum(magnitudes(x_2), magnitudes(x_3)))
+    if WEIGHT:
+        scale, inverse = scales_of(tl.max(tl.max(largest, 1), 0))
+        c_0, c_1, c_2, c_3 = (
+            codes_of(x_0, inverse),
+            codes_of(x_1, inverse),
+            codes_of(x_2, inverse),
+            codes_of(x_3, inverse),
+        )
+        if codes_ptr is not None:
+            tl.store(scales_ptr + tile_row * tl.cdiv(columns, BLOCK) + tile_column, scale)
+            store_codes(c_0, codes_ptr, tile_row, tile_column, 0, rows, columns, BLOCK, 4, WIDE)
+            store_codes(c_1, codes_ptr, tile_row, tile_column, 1, rows, columns, BLOCK, 4, WIDE)
+            store_codes(c_2, codes_ptr, tile_row, tile_column, 2, rows, columns, BLOCK, 4, WIDE)
+            store_codes(c_3, codes_ptr, tile_row, tile_column, 3, rows, columns, BLOCK, 4, WIDE)
+        if turned_ptr is not None:
+            tl.store(turned_scales_ptr + tile_column * tl.cdiv(rows, BLOCK) + tile_row, scale)
+    else:
+        if codes_ptr is not None:
+            write_rows(
+                x_0, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, 0, rows, columns, BLOCK, 4, WIDE
+            )
+            write_rows(
+                x_1, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, 1, rows, columns, BLOCK, 4, WIDE
+            )
+            write_rows(
+                x_2, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, 2, rows, columns, BLOCK, 4, WIDE
+            )
+            write_rows(
+                x_3, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, 3, rows, columns, BLOCK, 4, WIDE
+            )
+        if turned_ptr is not None:
+            column = tile_column * BLOCK + tl.arange(0, BLOCK)
+            if column_amax_ptr is not None:
+                scales, inverses = scales_of(tl.load(column_amax_ptr + column, mask=column < columns, other=0))
+                if tile_row == 0:
+                    tl.store(turned_scales_ptr + column, scales, mask=column < columns)
+            else:
+                scales, inverses = scales_of(tl.max(largest, 0))
+                tl.store(turned_scales_ptr + tile_row.to(tl.int64) * columns + column, scales, mask=column < columns)
+            by = inverses[None, :]
+            c_0, c_1, c_2, c_3 = codes_of(x_0, by), codes_of(x_1, by), codes_of(x_2, by), codes_of(x_3, by)
     if turned_ptr is not None:
-        x = tl.load(x_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
-        write_turned(
-            x, turned_ptr, turned_scales_ptr, column_amax_ptr, tile_row, tile_column, rows, columns, padded,
-            BLOCK, WEIGHT, WIDE,
-        )  # fmt: skip
+        four = _bits(c_0, 0) | _bits(c_1, 8) | _bits(c_2, 16) | _bits(c_3, 24)
+        position, offsets, inside = strided_tile(
+            tile_row, tile_column, words, columns, 1, words, BLOCK // 4, BLOCK, WIDE
+        )
+        tl.store(turned_ptr + position + offsets, four, mask=inside)
 
 
 def rows_launch(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> Launch:
@@ -280,11 +320,12 @@ def tiles_launch(
         x: what is quantised.
         codes: [R, C], written; None: not wanted.
         scales: of codes: rowwise [R], blockwise [ceil(C / 128), R], of a weight [ceil(R / 128), ceil(C / 128)].
-        turned: [C, P], written, the rows of x from R to P as zeros; None: not wanted.
+        turned: [C, P / 4], int32, written: four codes each, of the rows of x from R to P zeros; None: not wanted.
         turned_scales: of turned: rowwise [C], blockwise [ceil(R / 128), C], of a weight [ceil(C / 128), ceil(R / 128)].
         row_amax: [R] as `amax_launch` writes it, for rowwise codes.
         column_amax: [C], for rowwise turned codes.
-        weight: whether the blocks are 128 x 128, not rowwise.
+        weight: whether the blocks are 128 x 128, not rowwise; then for one of codes and turned: on the same codes that
+            leave along both, ptxas of CUDA 12.8 crashes.
     """
     return Launch(
         kernel=_tiles_kernel,
@@ -292,7 +333,7 @@ def tiles_launch(
         arguments={
             "x_ptr": x, "codes_ptr": codes, "scales_ptr": scales, "turned_ptr": turned,
             "turned_scales_ptr": turned_scales, "row_amax_ptr": row_amax, "column_amax_ptr": column_amax,
-            "padded": x.shape[0] if turned is None else turned.shape[1], "WEIGHT": weight, **of_tiles(x),
+            "words": 0 if turned is None else turned.shape[1], "WEIGHT": weight, **of_tiles(x),
         },
         num_warps=8,
         num_stages=1,
@@ -338,7 +379,13 @@ def quantise_both(
         scales, other_scales = _scales(x, other_blocks, blocks), _scales(x, blocks, other_blocks)
     else:
         scales, other_scales = _scales(x, blocks, R), _scales(x, other_blocks, C)
-    run(tiles_launch, x, codes, scales, other, other_scales, *maxima, weight and recipe == "blockwise")
+    words = None if other is None else other.view(torch.int32)
+    if weight and recipe == "blockwise":
+        for one, turned_one in ((codes, None), (None, words)):
+            if one is not None or turned_one is not None:
+                run(tiles_launch, x, one, scales, turned_one, other_scales, None, None, True)
+    else:
+        run(tiles_launch, x, codes, scales, words, other_scales, *maxima, False)
     if recipe == "blockwise" and not weight:
         scales, other_scales = scales.t(), other_scales.t()
     nothing = x.new_empty((0, 0))

@@ -31,7 +31,7 @@ def _gate_kernel(
     gate = tl.load(gate_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
     h = round_to(gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA), gate_ptr.dtype.element_ty)
-    write_rows(h.to(tl.float32), codes_ptr, scales_ptr, None, tile_row, tile_column, rows, columns, BLOCK, False, WIDE)
+    write_rows(h.to(tl.float32), codes_ptr, scales_ptr, None, tile_row, tile_column, 0, rows, columns, BLOCK, 1, WIDE)
 
 
 @triton.jit

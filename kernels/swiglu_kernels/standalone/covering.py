@@ -165,9 +165,9 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
             launches["dW"] = fp8.sum_launch(*d_w, None, capability)
             amax = tensor(tokens, dtype=torch.int32), tensor(hidden, dtype=torch.int32)
             maxima: Any = (None, None) if blocks else amax
-            across = operand(hidden, tokens)
+            across, words = operand(hidden, tokens), tensor(hidden, tokens // 4, dtype=torch.int32)
             launches["quantisation along both"] = fp8_codes.tiles_launch(
-                out, x.codes, x.scales, across.codes, across.scales, maxima[0], maxima[1], False
+                out, x.codes, x.scales, words, across.scales, maxima[0], maxima[1], False
             )
             of_z = tensor(tokens, dtype=torch.int32), tensor(intermediate, dtype=torch.int32)
             found: Any = ((None, None),) * 3 if blocks else (of_z, of_z, (None, of_z[1]))
@@ -175,8 +175,11 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
             if blocks:
                 first, second = operand(tokens, hidden, True), operand(hidden, tokens, True)
                 launches["gate, h in fp8"] = fp8_gate.gate_launch((z, z), h.codes, h.scales.t(), CLAMPED)
-                launches["quantisation of a weight"] = fp8_codes.tiles_launch(
-                    out, first.codes, first.scales, second.codes, second.scales, None, None, True
+                launches["quantisation of a weight by rows"] = fp8_codes.tiles_launch(
+                    out, first.codes, first.scales, None, None, None, None, True
+                )
+                launches["quantisation of a weight by columns"] = fp8_codes.tiles_launch(
+                    out, None, None, words, second.scales, None, None, True
                 )
             else:
                 launches["largest of rows and columns"] = fp8_codes.amax_launch(out, *amax)
