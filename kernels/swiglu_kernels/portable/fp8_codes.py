@@ -31,6 +31,9 @@ LARGEST = tl.constexpr(448.0)
 SCALE = tl.constexpr(1 / 448)
 SMALLEST_BITS = tl.constexpr(27 << 23)
 """Of 2^-100, which stands for a largest magnitude that is smaller: neither scale nor inverse leaves fp32."""
+STRIP = tl.constexpr(256)
+"""Rows of a program that finds maxima of columns, kept in registers from tile to tile: an atomic operation for each."""
+AMAX_TILE = (128, 128) if INTERPRETING else (16, 256)
 REGISTERS = 128
 """Of a thread, at most, in a pass over tiles with 8 warps: two programs fit a multiprocessor, one computes while one
 waits for memory."""
@@ -112,14 +115,26 @@ def _rows_kernel(
 
 
 @triton.jit
-def note_maxima(tile, row_amax_ptr, column_amax_ptr, tile_row, tile_column, rows, columns, BLOCK: tl.constexpr):
-    """Raise the largest magnitudes of rows and columns to those of an fp32 tile; either may be None."""
+def note_rows(sizes, row_amax_ptr, tile_row, rows, BLOCK_ROWS: tl.constexpr):
+    """Raise the largest magnitudes of rows to those of a tile of magnitudes; the pointer may be None."""
     if row_amax_ptr is not None:
-        row = tile_row * BLOCK + tl.arange(0, BLOCK)
-        tl.atomic_max(row_amax_ptr + row, tl.max(magnitudes(tile), 1), mask=row < rows, sem="relaxed")
+        row = tile_row * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        tl.atomic_max(row_amax_ptr + row, tl.max(sizes, 1), mask=row < rows, sem="relaxed")
+
+
+@triton.jit
+def note_columns(sizes, column_amax_ptr, tile_column, columns, BLOCK_COLUMNS: tl.constexpr):
+    """Raise the largest magnitudes of columns to those of a tile of magnitudes; the pointer may be None."""
     if column_amax_ptr is not None:
-        column = tile_column * BLOCK + tl.arange(0, BLOCK)
-        tl.atomic_max(column_amax_ptr + column, tl.max(magnitudes(tile), 0), mask=column < columns, sem="relaxed")
+        column = tile_column * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+        tl.atomic_max(column_amax_ptr + column, tl.max(sizes, 0), mask=column < columns, sem="relaxed")
+
+
+@triton.jit
+def tiles_of_strip(rows, BLOCK_ROWS: tl.constexpr):
+    """Return the first tile of a program's strip and their number."""
+    first = tl.program_id(0) * (STRIP // BLOCK_ROWS)
+    return first, tl.minimum(STRIP // BLOCK_ROWS, tl.cdiv(rows, BLOCK_ROWS) - first)
 
 
 @triton.jit
@@ -182,19 +197,51 @@ def _fourth(
 
 
 @triton.jit
-def _bits(codes, SHIFT: tl.constexpr):
-    return codes.to(tl.uint8, bitcast=True).to(tl.int32) << SHIFT
+def _words(x_0, x_1, x_2, x_3, inverse):
+    """Return the codes of four tiles, as bytes from the lowest on."""
+    if INTERPRETING:
+        c_0, c_1, c_2, c_3 = _bits(x_0, inverse), _bits(x_1, inverse), _bits(x_2, inverse), _bits(x_3, inverse)
+        words = c_0 | c_1 << 8 | c_2 << 16 | c_3 << 24
+    else:  # built of shifts, ptxas of CUDA 12.8 makes other words of it, or crashes
+        words = tl.inline_asm_elementwise(
+            """{
+            .reg .b16 low, high;
+            cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
+            cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+            mov.b32 $0, {low, high};
+            }""",
+            "=r,r,r,r,r",
+            [x_0 * inverse, x_1 * inverse, x_2 * inverse, x_3 * inverse],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    return words
+
+
+@triton.jit
+def _bits(tile, inverse):
+    return codes_of(tile, inverse).to(tl.uint8, bitcast=True).to(tl.int32)
 
 
 @triton.jit
 def _amax_kernel(
-    x_ptr, row_amax_ptr, column_amax_ptr, rows, columns, x_row, x_column, BLOCK: tl.constexpr, WIDE: tl.constexpr
-):
+    x_ptr, row_amax_ptr, column_amax_ptr, rows, columns, x_row, x_column,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """Find the largest magnitude of each row and column, as `magnitudes` has it; from zeros, either may be None."""
-    tile_row, tile_column = tl.program_id(0), tl.program_id(1)
-    position, offsets, inside = strided_tile(tile_row, tile_column, rows, columns, x_row, x_column, BLOCK, BLOCK, WIDE)
-    x = tl.load(x_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
-    note_maxima(x, row_amax_ptr, column_amax_ptr, tile_row, tile_column, rows, columns, BLOCK)
+    tile_column = tl.program_id(1)
+    first, tiles = tiles_of_strip(rows, BLOCK_ROWS)
+    largest = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.int32)
+    for step in range(tiles):
+        tile_row = first + step
+        position, offsets, inside = strided_tile(
+            tile_row, tile_column, rows, columns, x_row, x_column, BLOCK_ROWS, BLOCK_COLUMNS, WIDE
+        )
+        sizes = magnitudes(tl.load(x_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32))
+        note_rows(sizes, row_amax_ptr, tile_row, rows, BLOCK_ROWS)
+        largest = tl.maximum(largest, sizes)
+    note_columns(largest, column_amax_ptr, tile_column, columns, BLOCK_COLUMNS)
 
 
 @triton.jit
@@ -215,51 +262,34 @@ def _tiles_kernel(
     largest = tl.maximum(tl.maximum(magnitudes(x_0), magnitudes(x_1)), tl.maximum(magnitudes(x_2), magnitudes(x_3)))
     if WEIGHT:
         scale, inverse = scales_of(tl.max(tl.max(largest, 1), 0))
-        c_0, c_1, c_2, c_3 = (
-            codes_of(x_0, inverse),
-            codes_of(x_1, inverse),
-            codes_of(x_2, inverse),
-            codes_of(x_3, inverse),
-        )
         if codes_ptr is not None:
             tl.store(scales_ptr + tile_row * tl.cdiv(columns, BLOCK) + tile_column, scale)
-            store_codes(c_0, codes_ptr, tile_row, tile_column, 0, rows, columns, BLOCK, 4, WIDE)
-            store_codes(c_1, codes_ptr, tile_row, tile_column, 1, rows, columns, BLOCK, 4, WIDE)
-            store_codes(c_2, codes_ptr, tile_row, tile_column, 2, rows, columns, BLOCK, 4, WIDE)
-            store_codes(c_3, codes_ptr, tile_row, tile_column, 3, rows, columns, BLOCK, 4, WIDE)
-        if turned_ptr is not None:
-            tl.store(turned_scales_ptr + tile_column * tl.cdiv(rows, BLOCK) + tile_row, scale)
-    else:
-        if codes_ptr is not None:
-            write_rows(
-                x_0, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, 0, rows, columns, BLOCK, 4, WIDE
-            )
-            write_rows(
-                x_1, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, 1, rows, columns, BLOCK, 4, WIDE
-            )
-            write_rows(
-                x_2, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, 2, rows, columns, BLOCK, 4, WIDE
-            )
-            write_rows(
-                x_3, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, 3, rows, columns, BLOCK, 4, WIDE
-            )
-        if turned_ptr is not None:
-            column = tile_column * BLOCK + tl.arange(0, BLOCK)
-            if column_amax_ptr is not None:
-                scales, inverses = scales_of(tl.load(column_amax_ptr + column, mask=column < columns, other=0))
-                if tile_row == 0:
-                    tl.store(turned_scales_ptr + column, scales, mask=column < columns)
-            else:
-                scales, inverses = scales_of(tl.max(largest, 0))
-                tl.store(turned_scales_ptr + tile_row.to(tl.int64) * columns + column, scales, mask=column < columns)
-            by = inverses[None, :]
-            c_0, c_1, c_2, c_3 = codes_of(x_0, by), codes_of(x_1, by), codes_of(x_2, by), codes_of(x_3, by)
+            store_codes(codes_of(x_0, inverse), codes_ptr, tile_row, tile_column, 0, rows, columns, BLOCK, 4, WIDE)
+            store_codes(codes_of(x_1, inverse), codes_ptr, tile_row, tile_column, 1, rows, columns, BLOCK, 4, WIDE)
+            store_codes(codes_of(x_2, inverse), codes_ptr, tile_row, tile_column, 2, rows, columns, BLOCK, 4, WIDE)
+            store_codes(codes_of(x_3, inverse), codes_ptr, tile_row, tile_column, 3, rows, columns, BLOCK, 4, WIDE)
+    elif codes_ptr is not None:
+        write_rows(x_0, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, 0, rows, columns, BLOCK, 4, WIDE)
+        write_rows(x_1, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, 1, rows, columns, BLOCK, 4, WIDE)
+        write_rows(x_2, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, 2, rows, columns, BLOCK, 4, WIDE)
+        write_rows(x_3, codes_ptr, scales_ptr, row_amax_ptr, tile_row, tile_column, 3, rows, columns, BLOCK, 4, WIDE)
     if turned_ptr is not None:
-        four = _bits(c_0, 0) | _bits(c_1, 8) | _bits(c_2, 16) | _bits(c_3, 24)
+        column = tile_column * BLOCK + tl.arange(0, BLOCK)
+        if WEIGHT:
+            tl.store(turned_scales_ptr + tile_column * tl.cdiv(rows, BLOCK) + tile_row, scale)
+        elif column_amax_ptr is not None:
+            scales, inverse = scales_of(tl.load(column_amax_ptr + column, mask=column < columns, other=0))
+            if tile_row == 0:
+                tl.store(turned_scales_ptr + column, scales, mask=column < columns)
+            inverse = inverse[None, :]
+        else:
+            scales, inverse = scales_of(tl.max(largest, 0))
+            tl.store(turned_scales_ptr + tile_row.to(tl.int64) * columns + column, scales, mask=column < columns)
+            inverse = inverse[None, :]
         position, offsets, inside = strided_tile(
             tile_row, tile_column, words, columns, 1, words, BLOCK // 4, BLOCK, WIDE
         )
-        tl.store(turned_ptr + position + offsets, four, mask=inside)
+        tl.store(turned_ptr + position + offsets, _words(x_0, x_1, x_2, x_3, inverse), mask=inside)
 
 
 def rows_launch(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> Launch:
@@ -279,12 +309,15 @@ def rows_launch(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> L
     )  # fmt: skip
 
 
-def of_tiles(x: torch.Tensor) -> dict[str, int | bool]:
-    """Return the arguments that say how x [R, C], any strides, is read in tiles."""
-    return {
-        "rows": x.shape[0], "columns": x.shape[1], "x_row": x.stride(0), "x_column": x.stride(1), "BLOCK": BLOCK,
-        "WIDE": tile_needs_int64((x.stride(), (BLOCK, BLOCK)), ((max(x.shape) + ALIGNMENT, 1), (BLOCK, BLOCK))),
-    }  # fmt: skip
+def wide(x: torch.Tensor, block_rows: int = BLOCK, block_columns: int = BLOCK) -> bool:
+    """Whether offsets in a tile of x [R, C], or of its codes along either axis, need 64 bits."""
+    block = block_rows, block_columns
+    return tile_needs_int64((x.stride(), block), ((max(x.shape) + ALIGNMENT, 1), (max(block), max(block))))
+
+
+def grid_of_strips(x: torch.Tensor, block_columns: int) -> tuple[int, int]:
+    """A program for each STRIP of rows and each tile of columns of x [R, C]."""
+    return triton.cdiv(x.shape[0], STRIP.value), triton.cdiv(x.shape[1], block_columns)
 
 
 def amax_launch(x: torch.Tensor, row_amax: torch.Tensor | None, column_amax: torch.Tensor | None) -> Launch:
@@ -295,13 +328,18 @@ def amax_launch(x: torch.Tensor, row_amax: torch.Tensor | None, column_amax: tor
         row_amax: [R], int32, zeros; takes the bit patterns of the largest absolute values. None: not wanted.
         column_amax: [C]; as row_amax.
     """
+    block_rows, block_columns = AMAX_TILE
     return Launch(
         kernel=_amax_kernel,
-        grid=(triton.cdiv(x.shape[0], BLOCK), triton.cdiv(x.shape[1], BLOCK)),
-        arguments={"x_ptr": x, "row_amax_ptr": row_amax, "column_amax_ptr": column_amax, **of_tiles(x)},
+        grid=grid_of_strips(x, block_columns),
+        arguments={
+            "x_ptr": x, "row_amax_ptr": row_amax, "column_amax_ptr": column_amax, "rows": x.shape[0],
+            "columns": x.shape[1], "x_row": x.stride(0), "x_column": x.stride(1), "BLOCK_ROWS": block_rows,
+            "BLOCK_COLUMNS": block_columns, "WIDE": wide(x, *AMAX_TILE),
+        },
         num_warps=8,
         num_stages=1,
-    )
+    )  # fmt: skip
 
 
 def tiles_launch(
@@ -324,8 +362,7 @@ def tiles_launch(
         turned_scales: of turned: rowwise [C], blockwise [ceil(R / 128), C], of a weight [ceil(C / 128), ceil(R / 128)].
         row_amax: [R] as `amax_launch` writes it, for rowwise codes.
         column_amax: [C], for rowwise turned codes.
-        weight: whether the blocks are 128 x 128, not rowwise; then for one of codes and turned: on the same codes that
-            leave along both, ptxas of CUDA 12.8 crashes.
+        weight: whether the blocks are 128 x 128, not rowwise.
     """
     return Launch(
         kernel=_tiles_kernel,
@@ -333,7 +370,8 @@ def tiles_launch(
         arguments={
             "x_ptr": x, "codes_ptr": codes, "scales_ptr": scales, "turned_ptr": turned,
             "turned_scales_ptr": turned_scales, "row_amax_ptr": row_amax, "column_amax_ptr": column_amax,
-            "words": 0 if turned is None else turned.shape[1], "WEIGHT": weight, **of_tiles(x),
+            "words": 0 if turned is None else turned.shape[1], "WEIGHT": weight, "rows": x.shape[0],
+            "columns": x.shape[1], "x_row": x.stride(0), "x_column": x.stride(1), "BLOCK": BLOCK, "WIDE": wide(x),
         },
         num_warps=8,
         num_stages=1,
@@ -380,12 +418,7 @@ def quantise_both(
     else:
         scales, other_scales = _scales(x, blocks, R), _scales(x, other_blocks, C)
     words = None if other is None else other.view(torch.int32)
-    if weight and recipe == "blockwise":
-        for one, turned_one in ((codes, None), (None, words)):
-            if one is not None or turned_one is not None:
-                run(tiles_launch, x, one, scales, turned_one, other_scales, None, None, True)
-    else:
-        run(tiles_launch, x, codes, scales, words, other_scales, *maxima, False)
+    run(tiles_launch, x, codes, scales, words, other_scales, *maxima, weight and recipe == "blockwise")
     if recipe == "blockwise" and not weight:
         scales, other_scales = scales.t(), other_scales.t()
     nothing = x.new_empty((0, 0))

@@ -6,19 +6,28 @@ not. Of d_gate and d_up they do, with the largest magnitudes of rows and columns
 `fp8_codes.tiles_launch` quantises along both, which in this pass would take more registers than there are.
 """
 
-from typing import Any
-
 import torch
 
 from swiglu_kernels.launches.backend import tl, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
-from swiglu_kernels.launches.precision import round_to
+from swiglu_kernels.launches.precision import INTERPRETING, round_to
 from swiglu_kernels.portable.arithmetic import gated, gated_gradients, output_tile, strided_tile
-from swiglu_kernels.portable.fp8_codes import BLOCK, REGISTERS, Maxima, note_maxima, of_tiles, write_rows
+from swiglu_kernels.portable.fp8_codes import (
+    BLOCK,
+    REGISTERS,
+    Maxima,
+    grid_of_strips,
+    magnitudes,
+    note_columns,
+    note_rows,
+    tiles_of_strip,
+    wide,
+    write_rows,
+)
 
-SIDE = 64
-"""Of the tiles of the gradients: larger ones spill registers."""
+TILE = (128, 128) if INTERPRETING else (8, 256)
+"""Of the gradients: with the maxima of columns that are kept, larger ones spill registers."""
 
 
 @triton.jit
@@ -39,31 +48,42 @@ def _gradients_kernel(
     d_h_ptr, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr,
     d_gate_row_amax_ptr, d_gate_column_amax_ptr, d_up_row_amax_ptr, d_up_column_amax_ptr, h_column_amax_ptr,
     rows, columns, d_h_row, d_h_column, multiplier, alpha, limit, up_offset,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     """d_gate, d_up and h in 16 bits, and the largest magnitudes of their rows and columns; what is None is left out."""
-    tile_row, tile_column = tl.program_id(0), tl.program_id(1)
-    position, offsets, inside = strided_tile(
-        tile_row, tile_column, rows, columns, d_h_row, d_h_column, BLOCK, BLOCK, WIDE
-    )
-    d_h = tl.load(d_h_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
-    position, offsets, inside = output_tile(tile_row, tile_column, rows, columns, BLOCK, BLOCK, WIDE)
-    gate = tl.load(gate_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(up_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
-    d_gate, d_up = gated_gradients(d_h, gate, up, multiplier, alpha, limit, up_offset, FORMULA)
-    d_gate, d_up = round_to(d_gate, gate_ptr.dtype.element_ty), round_to(d_up, gate_ptr.dtype.element_ty)
-    if h_ptr is not None:
-        h = round_to(gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA), gate_ptr.dtype.element_ty)
-        tl.store(h_ptr + position + offsets, h, mask=inside)
-        note_maxima(h.to(tl.float32), None, h_column_amax_ptr, tile_row, tile_column, rows, columns, BLOCK)
-    tl.store(d_gate_ptr + position + offsets, d_gate, mask=inside)
-    note_maxima(
-        d_gate.to(tl.float32), d_gate_row_amax_ptr, d_gate_column_amax_ptr, tile_row, tile_column, rows, columns, BLOCK
-    )
-    tl.store(d_up_ptr + position + offsets, d_up, mask=inside)
-    note_maxima(
-        d_up.to(tl.float32), d_up_row_amax_ptr, d_up_column_amax_ptr, tile_row, tile_column, rows, columns, BLOCK
-    )
+    tile_column = tl.program_id(1)
+    first, tiles = tiles_of_strip(rows, BLOCK_ROWS)
+    of_gate = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.int32)
+    of_up = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.int32)
+    of_h = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.int32)
+    for step in range(tiles):
+        tile_row = first + step
+        position, offsets, inside = strided_tile(
+            tile_row, tile_column, rows, columns, d_h_row, d_h_column, BLOCK_ROWS, BLOCK_COLUMNS, WIDE
+        )
+        d_h = tl.load(d_h_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
+        position, offsets, inside = output_tile(tile_row, tile_column, rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
+        gate = tl.load(gate_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(up_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
+        d_gate, d_up = gated_gradients(d_h, gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+        d_gate, d_up = round_to(d_gate, gate_ptr.dtype.element_ty), round_to(d_up, gate_ptr.dtype.element_ty)
+        if h_ptr is not None:
+            h = round_to(gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA), gate_ptr.dtype.element_ty)
+            tl.store(h_ptr + position + offsets, h, mask=inside)
+            if h_column_amax_ptr is not None:
+                of_h = tl.maximum(of_h, magnitudes(h.to(tl.float32)))
+        tl.store(d_gate_ptr + position + offsets, d_gate, mask=inside)
+        tl.store(d_up_ptr + position + offsets, d_up, mask=inside)
+        if d_gate_row_amax_ptr is not None or d_gate_column_amax_ptr is not None:
+            sizes = magnitudes(d_gate.to(tl.float32))
+            note_rows(sizes, d_gate_row_amax_ptr, tile_row, rows, BLOCK_ROWS)
+            of_gate = tl.maximum(of_gate, sizes)
+            sizes = magnitudes(d_up.to(tl.float32))
+            note_rows(sizes, d_up_row_amax_ptr, tile_row, rows, BLOCK_ROWS)
+            of_up = tl.maximum(of_up, sizes)
+    note_columns(of_gate, d_gate_column_amax_ptr, tile_column, columns, BLOCK_COLUMNS)
+    note_columns(of_up, d_up_column_amax_ptr, tile_column, columns, BLOCK_COLUMNS)
+    note_columns(of_h, h_column_amax_ptr, tile_column, columns, BLOCK_COLUMNS)
 
 
 def gate_launch(
@@ -81,8 +101,18 @@ def gate_launch(
         formula: the gate.
     """
     gate, up = preactivations
-    pointers = {"gate_ptr": gate, "up_ptr": up, "codes_ptr": codes, "scales_ptr": scales}
-    return _launch(_gate_kernel, gate, BLOCK, pointers, formula)
+    rows, columns = gate.shape
+    return Launch(
+        kernel=_gate_kernel,
+        grid=(triton.cdiv(rows, BLOCK), triton.cdiv(columns, BLOCK)),
+        arguments={
+            "gate_ptr": gate, "up_ptr": up, "codes_ptr": codes, "scales_ptr": scales, "rows": rows, "columns": columns,
+            "BLOCK": BLOCK, "WIDE": wide(gate), **formula.arguments(),
+        },
+        num_warps=8,
+        num_stages=1,
+        registers=REGISTERS,
+    )  # fmt: skip
 
 
 def gradients_launch(
@@ -106,24 +136,18 @@ def gradients_launch(
         formula: the gate.
     """
     (gate, up), (of_gate, of_up, of_h) = preactivations, maxima
-    pointers = {
-        "d_h_ptr": d_h, "gate_ptr": gate, "up_ptr": up, "d_gate_ptr": d_gate, "d_up_ptr": d_up, "h_ptr": h,
-        "d_gate_row_amax_ptr": of_gate[0], "d_gate_column_amax_ptr": of_gate[1], "d_up_row_amax_ptr": of_up[0],
-        "d_up_column_amax_ptr": of_up[1], "h_column_amax_ptr": of_h[1],
-    }  # fmt: skip
-    strides = {"d_h_row": d_h.stride(0), "d_h_column": d_h.stride(1)}
-    return _launch(_gradients_kernel, d_h, SIDE, pointers | strides, formula)
-
-
-def _launch(kernel: object, like: torch.Tensor, block: int, arguments: dict[str, Any], formula: Formula) -> Launch:
-    rows, columns = like.shape
+    block_rows, block_columns = TILE
     return Launch(
-        kernel=kernel,
-        grid=(triton.cdiv(rows, block), triton.cdiv(columns, block)),
-        arguments=arguments
-        | {"rows": rows, "columns": columns, "BLOCK": block, "WIDE": of_tiles(like)["WIDE"]}
-        | formula.arguments(),
+        kernel=_gradients_kernel,
+        grid=grid_of_strips(d_h, block_columns),
+        arguments={
+            "d_h_ptr": d_h, "gate_ptr": gate, "up_ptr": up, "d_gate_ptr": d_gate, "d_up_ptr": d_up, "h_ptr": h,
+            "d_gate_row_amax_ptr": of_gate[0], "d_gate_column_amax_ptr": of_gate[1], "d_up_row_amax_ptr": of_up[0],
+            "d_up_column_amax_ptr": of_up[1], "h_column_amax_ptr": of_h[1], "rows": d_h.shape[0],
+            "columns": d_h.shape[1], "d_h_row": d_h.stride(0), "d_h_column": d_h.stride(1),
+            "BLOCK_ROWS": block_rows, "BLOCK_COLUMNS": block_columns, "WIDE": wide(d_h, *TILE), **formula.arguments(),
+        },
         num_warps=8,
         num_stages=1,
         registers=REGISTERS,
-    )
+    )  # fmt: skip

@@ -175,11 +175,8 @@ def _fp8(capability: Capability) -> Iterator[tuple[str, Launch]]:
             if blocks:
                 first, second = operand(tokens, hidden, True), operand(hidden, tokens, True)
                 launches["gate, h in fp8"] = fp8_gate.gate_launch((z, z), h.codes, h.scales.t(), CLAMPED)
-                launches["quantisation of a weight by rows"] = fp8_codes.tiles_launch(
-                    out, first.codes, first.scales, None, None, None, None, True
-                )
-                launches["quantisation of a weight by columns"] = fp8_codes.tiles_launch(
-                    out, None, None, words, second.scales, None, None, True
+                launches["quantisation of a weight"] = fp8_codes.tiles_launch(
+                    out, first.codes, first.scales, words, second.scales, None, None, True
                 )
             else:
                 launches["largest of rows and columns"] = fp8_codes.amax_launch(out, *amax)
