@@ -31,12 +31,11 @@ LARGEST = tl.constexpr(448.0)
 SCALE = tl.constexpr(1 / 448)
 SMALLEST_BITS = tl.constexpr(27 << 23)
 """Of 2^-100, which stands for a largest magnitude that is smaller: neither scale nor inverse leaves fp32."""
-STRIP = tl.constexpr(256)
-"""Rows of a program that finds maxima of columns, kept in registers from tile to tile: an atomic operation for each."""
-AMAX_TILE = (128, 128) if INTERPRETING else (16, 256)
-REGISTERS = 128
-"""Of a thread, at most, in a pass over tiles with 8 warps: two programs fit a multiprocessor, one computes while one
-waits for memory."""
+AMAX_TILE = (128, 128) if INTERPRETING else (32, 128)
+STRIPS = (512, 256, 128)
+"""Rows that a program goes down to find maxima of columns, kept in registers from tile to tile."""
+PROGRAMS = 512
+"""Of such strips, so that each multiprocessor has a few."""
 
 
 class Quantised(NamedTuple):
@@ -131,7 +130,7 @@ def note_columns(sizes, column_amax_ptr, tile_column, columns, BLOCK_COLUMNS: tl
 
 
 @triton.jit
-def tiles_of_strip(rows, BLOCK_ROWS: tl.constexpr):
+def tiles_of_strip(rows, STRIP: tl.constexpr, BLOCK_ROWS: tl.constexpr):
     """Return the first tile of a program's strip and their number."""
     first = tl.program_id(0) * (STRIP // BLOCK_ROWS)
     return first, tl.minimum(STRIP // BLOCK_ROWS, tl.cdiv(rows, BLOCK_ROWS) - first)
@@ -227,11 +226,11 @@ def _bits(tile, inverse):
 @triton.jit
 def _amax_kernel(
     x_ptr, row_amax_ptr, column_amax_ptr, rows, columns, x_row, x_column,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+    STRIP: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Find the largest magnitude of each row and column, as `magnitudes` has it; from zeros, either may be None."""
     tile_column = tl.program_id(1)
-    first, tiles = tiles_of_strip(rows, BLOCK_ROWS)
+    first, tiles = tiles_of_strip(rows, STRIP, BLOCK_ROWS)
     largest = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.int32)
     for step in range(tiles):
         tile_row = first + step
@@ -315,9 +314,11 @@ def wide(x: torch.Tensor, block_rows: int = BLOCK, block_columns: int = BLOCK) -
     return tile_needs_int64((x.stride(), block), ((max(x.shape) + ALIGNMENT, 1), (max(block), max(block))))
 
 
-def grid_of_strips(x: torch.Tensor, block_columns: int) -> tuple[int, int]:
-    """A program for each STRIP of rows and each tile of columns of x [R, C]."""
-    return triton.cdiv(x.shape[0], STRIP.value), triton.cdiv(x.shape[1], block_columns)
+def strips(x: torch.Tensor, block_columns: int) -> tuple[tuple[int, int], int]:
+    """Return the grid of programs that go down a strip of x [R, C] each, and the rows of a strip."""
+    across = triton.cdiv(x.shape[1], block_columns)
+    rows = next((one for one in STRIPS if triton.cdiv(x.shape[0], one) * across >= PROGRAMS), STRIPS[-1])
+    return (triton.cdiv(x.shape[0], rows), across), rows
 
 
 def amax_launch(x: torch.Tensor, row_amax: torch.Tensor | None, column_amax: torch.Tensor | None) -> Launch:
@@ -329,13 +330,14 @@ def amax_launch(x: torch.Tensor, row_amax: torch.Tensor | None, column_amax: tor
         column_amax: [C]; as row_amax.
     """
     block_rows, block_columns = AMAX_TILE
+    grid, strip = strips(x, block_columns)
     return Launch(
         kernel=_amax_kernel,
-        grid=grid_of_strips(x, block_columns),
+        grid=grid,
         arguments={
             "x_ptr": x, "row_amax_ptr": row_amax, "column_amax_ptr": column_amax, "rows": x.shape[0],
-            "columns": x.shape[1], "x_row": x.stride(0), "x_column": x.stride(1), "BLOCK_ROWS": block_rows,
-            "BLOCK_COLUMNS": block_columns, "WIDE": wide(x, *AMAX_TILE),
+            "columns": x.shape[1], "x_row": x.stride(0), "x_column": x.stride(1), "STRIP": strip,
+            "BLOCK_ROWS": block_rows, "BLOCK_COLUMNS": block_columns, "WIDE": wide(x, *AMAX_TILE),
         },
         num_warps=8,
         num_stages=1,
@@ -373,9 +375,8 @@ def tiles_launch(
             "words": 0 if turned is None else turned.shape[1], "WEIGHT": weight, "rows": x.shape[0],
             "columns": x.shape[1], "x_row": x.stride(0), "x_column": x.stride(1), "BLOCK": BLOCK, "WIDE": wide(x),
         },
-        num_warps=8,
+        num_warps=4,
         num_stages=1,
-        registers=REGISTERS,
     )  # fmt: skip
 
 

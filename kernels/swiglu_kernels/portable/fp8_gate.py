@@ -15,18 +15,17 @@ from swiglu_kernels.launches.precision import INTERPRETING, round_to
 from swiglu_kernels.portable.arithmetic import gated, gated_gradients, output_tile, strided_tile
 from swiglu_kernels.portable.fp8_codes import (
     BLOCK,
-    REGISTERS,
     Maxima,
-    grid_of_strips,
     magnitudes,
     note_columns,
     note_rows,
+    strips,
     tiles_of_strip,
     wide,
     write_rows,
 )
 
-TILE = (128, 128) if INTERPRETING else (8, 256)
+TILE = (128, 128) if INTERPRETING else (16, 128)
 """Of the gradients: with the maxima of columns that are kept, larger ones spill registers."""
 
 
@@ -48,11 +47,12 @@ def _gradients_kernel(
     d_h_ptr, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr,
     d_gate_row_amax_ptr, d_gate_column_amax_ptr, d_up_row_amax_ptr, d_up_column_amax_ptr, h_column_amax_ptr,
     rows, columns, d_h_row, d_h_column, multiplier, alpha, limit, up_offset,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
+    STRIP: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+    FORMULA: tl.constexpr,
 ):  # fmt: skip
     """d_gate, d_up and h in 16 bits, and the largest magnitudes of their rows and columns; what is None is left out."""
     tile_column = tl.program_id(1)
-    first, tiles = tiles_of_strip(rows, BLOCK_ROWS)
+    first, tiles = tiles_of_strip(rows, STRIP, BLOCK_ROWS)
     of_gate = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.int32)
     of_up = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.int32)
     of_h = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.int32)
@@ -111,7 +111,7 @@ def gate_launch(
         },
         num_warps=8,
         num_stages=1,
-        registers=REGISTERS,
+        registers=128,  # so that two programs fit a multiprocessor: one computes while one waits for memory
     )  # fmt: skip
 
 
@@ -137,17 +137,18 @@ def gradients_launch(
     """
     (gate, up), (of_gate, of_up, of_h) = preactivations, maxima
     block_rows, block_columns = TILE
+    grid, strip = strips(d_h, block_columns)
     return Launch(
         kernel=_gradients_kernel,
-        grid=grid_of_strips(d_h, block_columns),
+        grid=grid,
         arguments={
             "d_h_ptr": d_h, "gate_ptr": gate, "up_ptr": up, "d_gate_ptr": d_gate, "d_up_ptr": d_up, "h_ptr": h,
             "d_gate_row_amax_ptr": of_gate[0], "d_gate_column_amax_ptr": of_gate[1], "d_up_row_amax_ptr": of_up[0],
             "d_up_column_amax_ptr": of_up[1], "h_column_amax_ptr": of_h[1], "rows": d_h.shape[0],
             "columns": d_h.shape[1], "d_h_row": d_h.stride(0), "d_h_column": d_h.stride(1),
-            "BLOCK_ROWS": block_rows, "BLOCK_COLUMNS": block_columns, "WIDE": wide(d_h, *TILE), **formula.arguments(),
+            "STRIP": strip, "BLOCK_ROWS": block_rows, "BLOCK_COLUMNS": block_columns, "WIDE": wide(d_h, *TILE),
+            **formula.arguments(),
         },
         num_warps=8,
         num_stages=1,
-        registers=REGISTERS,
     )  # fmt: skip
