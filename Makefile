@@ -23,10 +23,11 @@ bench: $(VENV)/.installed-bench ## Time SwiGLU here: llama7b on a GPU, the smoke
 test: $(VENV)/.installed-test ## Run the tests, in 4 processes, which often wait for others; those that need a GPU say so
 	$(BIN)/pytest -n 4 --dist worksteal $(ARGS)
 
-test-gpu: $(VENV)/.installed-test ## Run the tests that need a GPU, on one: in WORKERS (4) processes, then those that time
+test-gpu: $(VENV)/.installed-test ## Run the kernels' tests and those that need a GPU, on one: in WORKERS (4) processes, then alone
 	$(BIN)/python -c "import torch, triton; print('torch', torch.__version__, 'triton', triton.__version__, \
 		torch.cuda.get_device_name())"
-	$(BIN)/pytest -m "gpu and not alone" -n $(WORKERS) $(ARGS)
+	$(BIN)/pytest tests/kernels -m "not alone" -n $(WORKERS) --dist worksteal $(ARGS)
+	$(BIN)/pytest -m "gpu and not alone" --ignore tests/kernels -n $(WORKERS) $(ARGS)
 	$(BIN)/pytest -m "gpu and alone" $(ARGS)
 
 test-versions: $(VENV)/.installed-test ## Compile every kernel by each Triton of TRITONS; results/versions has the output

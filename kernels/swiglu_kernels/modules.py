@@ -98,9 +98,7 @@ def _backend(module: nn.Module) -> str:
     "triton, portable kernels only: ..." where those by hand for this GPU step aside, with the reason.
     """
     device = next(module.parameters()).device
-    options = getattr(module, "options", None)
-    group = "experts" if isinstance(module, FusedSwiGLUExperts) else "fp8" if options and options.recipe else "dense"
-    reason = why_aside(device, group)
+    reason = why_aside(device)
     return backend_for(device) if reason is None else f"{backend_for(device)}, portable kernels only: {reason}"
 
 

@@ -51,17 +51,13 @@ def list_(
 
     found = find_device(device)
     this = describe(found)
-    from swiglu_kernels.hopper.shared import (  # imports Triton, whose interpreter is chosen before
-        RUN_ON_A_GPU,
-        why_aside,
-    )
+    from swiglu_kernels.hopper.shared import why_aside  # imports Triton, whose interpreter is chosen before
 
-    aside = [reason for group in RUN_ON_A_GPU if (reason := why_aside(found, group))]
     told = {
         "kind": "list",
         "implementations": implementations(request.catalogue(request.loader(TIMEOUT_S)), this),
         **_shapes_and_sweeps(),
-        "machine": this.as_dict() | {"kernels_that_step_aside": "; ".join(dict.fromkeys(aside))},
+        "machine": this.as_dict() | {"kernels_that_step_aside": why_aside(found) or ""},
     }
     if form == "json":
         text.put(text.as_json(told))

@@ -60,7 +60,7 @@ def examine(device: torch.device, cross_check: bool = False) -> Iterator[Finding
     """All findings about a device and the machine around it; `cross_check` compares the clock with the profiler's."""
     yield from gpu_findings(device)
     yield from version_findings()
-    yield from kernel_findings(device)
+    yield kernel_finding(device)
     yield from machine_findings(Path("/sys"), Path.cwd())
     if cross_check:
         yield from clock_findings(device)
@@ -236,14 +236,13 @@ def _pairing() -> Finding:
     return Finding(check, *_judged(found, not fits, FAIL, advice))
 
 
-def kernel_findings(device: torch.device) -> Iterator[Finding]:
+def kernel_finding(device: torch.device) -> Finding:
     """What of swiglu_kernels steps aside here."""
     from swiglu_kernels.hopper import shared
 
-    for group, versions in shared.RUN_ON_A_GPU.items():
-        reason = shared.why_aside(device, group)
-        advice = f"The portable kernels run instead; Triton {' or '.join(versions)} brings them back."
-        yield Finding(f"{group} by hand", *_judged(reason or "steps not aside", reason is not None, WARN, advice))
+    reason = shared.why_aside(device)
+    advice = f"The portable kernels run instead; Triton {' or '.join(shared.RUN_ON_A_GPU)} brings them back."
+    return Finding("kernels by hand", *_judged(reason or "step not aside", reason is not None, WARN, advice))
 
 
 def machine_findings(sys_folder: Path, folder: Path) -> Iterator[Finding]:

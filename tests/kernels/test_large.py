@@ -18,7 +18,7 @@ PARTS = [
     slice(ROWS - 8, ROWS),
 ]
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 
 @pytest.fixture(autouse=True)

@@ -162,7 +162,7 @@ def why_off(device: torch.device, intermediate: int, blocks: bool, has_bias: boo
     """Say why no operands can take this path, or return None where some can; see `why_not`."""
     if device.type != "cuda" or capability_of(device) != (9, 0):
         return "the kernel by hand is for compute capability 9.0"
-    if off := shared.why_off("fp8"):
+    if off := shared.why_off():
         return off
     if has_bias or formula != PLAIN:
         return "the kernel by hand is for plain SwiGLU without biases"

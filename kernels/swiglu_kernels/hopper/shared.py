@@ -42,49 +42,47 @@ def _gluon_is_missing() -> str | None:
 
 
 GLUON_MISSING = _gluon_is_missing()
-RUN_ON_A_GPU = {"dense": ("3.6", "3.7"), "experts": ("3.6",), "fp8": ("3.6", "3.7")}
+RUN_ON_A_GPU = "3.6", "3.7"
 """Minor versions of Triton with which kernels were right on a GPU: kernels-by-triton.txt in results/nvidia-h200."""
 VARIABLE = "SWIGLU_KERNELS_BY_HAND"
 """`on` runs these kernels with any version of Triton, `off` with none; read at import."""
 
 
-def _not_to_run(group: str, version: str, wish: str) -> str | None:
-    """Say what speaks against kernels of RUN_ON_A_GPU with a version of Triton and the value of VARIABLE, or None."""
-    tried = RUN_ON_A_GPU[group]
+def _not_to_run(version: str, wish: str) -> str | None:
+    """Say what speaks against kernels by hand with a version of Triton and the value of VARIABLE, or None."""
     if wish == "off":
         return f"{VARIABLE}=off"
-    if wish == "on" or ".".join(version.split(".")[:2]) in tried:
+    if wish == "on" or ".".join(version.split(".")[:2]) in RUN_ON_A_GPU:
         return None
     return (
-        f"those for {group} layers ran on a GPU with Triton {', '.join(tried)}, not with {version}; "
+        f"those by hand ran on a GPU with Triton {', '.join(RUN_ON_A_GPU)}, not with {version}; "
         f"{VARIABLE}=on runs them all the same"
     )
 
 
-_HERE = str(getattr(triton, "__version__", "")), os.environ.get(VARIABLE, "")
-_asides = {group: _not_to_run(group, *_HERE) for group in RUN_ON_A_GPU}
+_aside = _not_to_run(str(getattr(triton, "__version__", "")), os.environ.get(VARIABLE, ""))
 
 
-def why_off(group: str = "dense") -> str | None:
-    """Say why kernels of RUN_ON_A_GPU run on no GPU here, or return None."""
-    return GLUON_MISSING or _asides[group]
+def why_off() -> str | None:
+    """Say why kernels by hand run on no GPU here, or return None."""
+    return GLUON_MISSING or _aside
 
 
-def why_aside(device: torch.device, group: str = "dense") -> str | None:
+def why_aside(device: torch.device) -> str | None:
     """Say why the portable kernels run on a GPU that these are made for; None where these run, and on other devices."""
     made_for = not INTERPRETING and TRITON_AVAILABLE and (capability_of(device) or (0,))[0] == 9
-    return why_off(group) if made_for else None
+    return why_off() if made_for else None
 
 
 @contextlib.contextmanager
 def by_hand_aside(reason: str | None) -> Iterator[None]:
     """Describe launches as if these kernels ran with no version of Triton, for a reason; None: with every one."""
-    kept = dict(_asides)
-    _asides.update(dict.fromkeys(_asides, reason))
+    global _aside
+    kept, _aside = _aside, reason
     try:
         yield
     finally:
-        _asides.update(kept)
+        _aside = kept
 
 
 if GLUON_MISSING is None:

@@ -143,4 +143,4 @@ def why_portable(
     """Say why the portable kernels are the fastest for experts, or return None where those by hand are."""
     least = experts.LEAST_ROWS[with_grad]
     few = f"an expert has fewer than {least} rows on average" if pairs < least * w_gate_up.shape[0] else None
-    return why_off("experts") or why_not_hopper(x, w_gate_up, w_down, activation) or few
+    return why_off() or why_not_hopper(x, w_gate_up, w_down, activation) or few

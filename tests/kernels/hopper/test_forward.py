@@ -20,7 +20,7 @@ class TestWhoMayTakeIt:
     @pytest.fixture(autouse=True)
     def gluon_is_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(shared, "GLUON_MISSING", None)
-        monkeypatch.setattr(shared, "_asides", dict.fromkeys(shared.RUN_ON_A_GPU))
+        monkeypatch.setattr(shared, "_aside", None)
 
     def test_aligned_16_bit_matrices_on_hopper(self) -> None:
         assert forward.why_not(*matrices(), (9, 0)) is None

@@ -303,8 +303,12 @@ BAD = [
     ({"recipe": "tensorwise"}, ValueError, "recipe: expected one of 'rowwise', 'blockwise', got 'tensorwise'"),
     ({"weight_grad": "bf16"}, ValueError, "weight_grad: expected one of 'fp8', 'triton'"),
     ({"save": "all"}, ValueError, "save: expected one of"),
-    ({"x": torch.zeros(3, 20, dtype=BFLOAT16)}, ValueError, r"w_gate: expected \[intermediate, 20\]"),
-    ({"w_down": torch.zeros(8, 32, dtype=BFLOAT16)}, ValueError, "a multiple of 16 as hidden_out, got 8"),
+    ({"x": torch.zeros(3, 20, dtype=BFLOAT16, device=DEVICE)}, ValueError, r"w_gate: expected \[intermediate, 20\]"),
+    (
+        {"w_down": torch.zeros(8, 32, dtype=BFLOAT16, device=DEVICE)},
+        ValueError,
+        "a multiple of 16 as hidden_out, got 8",
+    ),
     ({"w_gate": (1, 2)}, TypeError, "w_gate: expected what `quantise` returns"),
     ({"x": 3}, TypeError, "x: expected a torch.Tensor, got int"),
 ]
@@ -312,7 +316,7 @@ BAD = [
 
 @pytest.mark.parametrize(("change", "error", "words"), BAD)
 def test_bad_input_names_the_argument(change, error, words):
-    zeros = functools.partial(torch.zeros, dtype=BFLOAT16)
+    zeros = functools.partial(torch.zeros, dtype=BFLOAT16, device=DEVICE)
     given = {"x": zeros(3, 16), "w_gate": zeros(32, 16), "w_up": zeros(32, 16), "w_down": zeros(16, 32)}
     with pytest.raises(error, match=words):
         swiglu_mlp_fp8(**(given | {"recipe": "rowwise"} | change))
