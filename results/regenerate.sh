@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 pieces="forward forward-llama3-8b forward-others forward-narrow activation step-mlp step step-llama3-8b step-others backward \
-  memory memory-mlp experts experts-zipf experts-few experts-step experts-memory experts-parts fp8 fp8-mlp train-llama tp verify \
+  memory memory-mlp experts experts-peers experts-zipf experts-few experts-step experts-memory experts-parts fp8 fp8-mlp train-llama tp verify \
   selftest audit noise doctor"
 if [ $# -lt 1 ]; then
   echo "Give the folder for the results, and which of these, if not all: $pieces" >&2
@@ -22,7 +22,8 @@ mkdir -p "$folder"
 bench="python -m swiglu_bench"
 peers=eager,compile,liger,fused-auto,fused-mlp-auto,quack
 fp8=eager,compile,fused-auto,fused-mlp-auto,scaled-mm,scaled-mm-compile,scaled-mm-blocks,scaled-mm-blocks-compile,torchao-float8,fused-fp8
-experts=grouped,grouped-compile,batched,liger-experts,quack-experts,fused-experts,fused-experts-recompute
+experts=grouped,grouped-compile,fused-experts,fused-experts-recompute
+peers_of_experts=batched,liger-experts,quack-experts # Liger's search takes two minutes for each shape
 others=mistral-7b,llama3-70b,qwen2.5-7b,qwen3-32b,gpt-oss,mixtral-expert,deepseek-v3-expert
 
 sweep() { # NAME COMMAND OPTION...
@@ -65,6 +66,9 @@ for piece in ${*:-$pieces}; do
     experts)
       sweep experts forward --shapes qwen3-30b-a3b,mixtral-8x7b,deepseek-v3-rank,gpt-oss-20b --tokens 8k --budget 5 \
         --no-energy --baseline grouped-compile --impl $experts ;;
+    experts-peers)
+      sweep experts-peers forward --shapes qwen3-30b-a3b --tokens 8k --budget 8 --no-energy --baseline grouped-compile \
+        --impl $experts,$peers_of_experts ;;
     experts-zipf)
       sweep experts-zipf forward --shapes qwen3-30b-a3b,mixtral-8x7b --routing zipf --tokens 8k --budget 8 --no-energy \
         --baseline grouped-compile --impl $experts ;;
