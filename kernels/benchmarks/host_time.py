@@ -136,16 +136,16 @@ def breakdown(tokens: int, hidden: int) -> None:
         known = plan.known(forward_launch, *arguments)
         if known is not None:
             tensors = [x, w_gate, w_up, z]
-            values = known.arguments(tensors)
             calls["arguments, descriptors"] = lambda: known.arguments(tensors)
-            calls["Triton's launcher"] = lambda: known.launcher(*values)
+            calls["launch, directly"] = lambda: known.launch(tensors)
+            calls["launch, Triton's way"] = lambda: known.by_triton(tensors)
         times = {name: statistics.median(turns) for name, turns in microseconds(calls).items()}
     print(f"\n{tokens} tokens, swiglu_glu without gradients, us")
-    parts = ("its kind", "output", "arguments, descriptors", "Triton's launcher", "whole call")
+    parts = ("its kind", "output", "launch, directly", "whole call")
     for name in parts if known is not None else ("whole call",):
         print(f"  {name:24} {times[name]:6.1f}")
     print("  of the long way, which a first call and a watched one take")
-    for name in ("operator", "launch", "described anew"):
+    for name in ("operator", "launch", "arguments, descriptors", "launch, Triton's way", "described anew"):
         print(f"    {name:22} {times[name]:6.1f}")
     if known is None:
         print("  no plan: every launch goes through Triton's binder")

@@ -18,6 +18,7 @@ import torch
 
 from swiglu_kernels.launches import internals
 from swiglu_kernels.launches.backend import INTERPRETING
+from swiglu_kernels.launches.direct import Launcher, direct
 from swiglu_kernels.launches.launch import Launch, on_device
 from swiglu_kernels.launches.precision import float32_dot_precision
 
@@ -32,7 +33,8 @@ class Plan:
 
     def __init__(self, launch: Launch, tensors: list[torch.Tensor]) -> None:
         """Take apart a launch that was described from `tensors`, no two of which are the same object."""
-        self.launcher: Callable[..., None] = _nothing
+        self.launch: Launcher = _nothing
+        self._runner: Callable[..., None] = _nothing
         self.scratch: tuple[torch.Size, torch.dtype] | None = None
         if launch.scratch is not None:
             self.scratch = launch.scratch.shape, launch.scratch.dtype
@@ -53,12 +55,27 @@ class Plan:
                 value = None if tensor is value else _maker(value)
             self.values.append(value)
 
+    def keep(self, compiled: Any, grid: tuple[int, ...], tensors: list[torch.Tensor]) -> None:
+        """Keep what launches the first kernel again, after a launch with these tensors."""
+        self._runner, tensors = compiled[grid], self.with_scratch(tensors)
+        places = self.pointers, self.descriptors
+        self.launch = direct(compiled, grid, tensors, *places, self.arguments, self.by_triton) or self.by_triton
+
+    def by_triton(self, tensors: list[torch.Tensor]) -> None:
+        """Launch the first kernel by what Triton returned."""
+        self._runner(*self.arguments(tensors))
+
+    def with_scratch(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the tensors and, where the launch has some, new scratch."""
+        if self.scratch is None:
+            return tensors
+        shape, dtype = self.scratch
+        return [*tensors, tensors[0].new_empty(shape, dtype=dtype)]
+
     def run(self, tensors: list[torch.Tensor]) -> None:
         """Launch with other tensors of the same kind, on their device."""
-        if self.scratch is not None:
-            shape, dtype = self.scratch
-            tensors = [*tensors, tensors[0].new_empty(shape, dtype=dtype)]
-        self.launcher(*self.arguments(tensors))
+        tensors = self.with_scratch(tensors)
+        self.launch(tensors)
         if self.then is not None:
             self.then.run(tensors)
 
@@ -462,11 +479,11 @@ def _run_first(key: tuple[Any, ...], describe: Callable[..., Launch], arguments:
     tensors: list[torch.Tensor] = []
     launch = describe(*(_apart(argument, tensors) for argument in arguments))
     plan = Plan(launch, tensors)
-    if _run_and_keep_launchers(launch, plan):
+    if _run_and_keep_launchers(launch, plan, tensors):
         keep(_plans, key, plan)
 
 
-def _run_and_keep_launchers(launch: Launch, plan: Plan) -> bool:
+def _run_and_keep_launchers(launch: Launch, plan: Plan, tensors: list[torch.Tensor]) -> bool:
     """Run launches, and tell whether all can be launched again, as their plans then can."""
     compiled = launch.run_alone()
     again = 0 in launch.grid or hasattr(type(compiled), "__getitem__")
@@ -477,9 +494,9 @@ def _run_and_keep_launchers(launch: Launch, plan: Plan) -> bool:
             stacklevel=2,
         )
     elif compiled is not None:
-        plan.launcher = compiled[(*launch.grid, 1, 1)[:3]]
+        plan.keep(compiled, (*launch.grid, 1, 1)[:3], tensors)
     if launch.then is not None and plan.then is not None:
-        again = _run_and_keep_launchers(launch.then, plan.then) and again
+        again = _run_and_keep_launchers(launch.then, plan.then, plan.with_scratch(tensors)) and again
     return again
 
 

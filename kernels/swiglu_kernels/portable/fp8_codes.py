@@ -27,10 +27,6 @@ BLOCK = 128
 """Elements of a block along the axis that is summed over, and rows of a weight's block."""
 ALIGNMENT = 16
 """What divides an axis that is summed over: 16 bytes of codes."""
-LARGEST = tl.constexpr(448.0)
-SCALE = tl.constexpr(1 / 448)
-SMALLEST_BITS = tl.constexpr(27 << 23)
-"""Of 2^-100, which stands for a largest magnitude that is smaller: neither scale nor inverse leaves fp32."""
 AMAX_TILE = (128, 128) if INTERPRETING else (32, 128)
 STRIPS = (512, 256, 128)
 """Rows that a program goes down to find maxima of columns, kept in registers from tile to tile."""
@@ -61,15 +57,19 @@ def magnitudes(tile):
 
 @triton.jit
 def scales_of(magnitude):
-    """Return the scales of rows or blocks with these largest magnitudes, of 16-bit values, and what codes multiply."""
-    amax = tl.maximum(magnitude, SMALLEST_BITS).to(tl.float32, bitcast=True)
+    """Return the scales of rows or blocks with these largest magnitudes, of 16-bit values, and what codes multiply.
+
+    2^-100 stands for a magnitude that is smaller, so that neither leaves fp32.
+    """
+    scale: tl.constexpr = 1 / 448
+    amax = tl.maximum(magnitude, 27 << 23).to(tl.float32, bitcast=True)
     if INTERPRETING:
-        inverse = tl.div_rn(LARGEST, amax)
+        inverse = tl.div_rn(448.0, amax)
     else:  # to the same last bit, without the branch of that division; of infinity 0
-        near = LARGEST / amax
-        left = tl.fma(near, amax * -1.0, LARGEST)
-        inverse = tl.where(amax == float("inf"), 0.0, tl.fma(left * SCALE, near, near))
-    return amax * SCALE, inverse
+        near = 448.0 / amax
+        left = tl.fma(near, amax * -1.0, 448.0)
+        inverse = tl.where(amax == float("inf"), 0.0, tl.fma(left * scale, near, near))
+    return amax * scale, inverse
 
 
 @triton.jit

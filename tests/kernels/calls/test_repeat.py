@@ -230,7 +230,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     for module in (plan, repeat):
         monkeypatch.setattr(module, "INTERPRETING", False)
     monkeypatch.setattr(plan, "Plan", Interpreted)
-    monkeypatch.setattr(plan, "_run_and_keep_launchers", lambda launch, _: launch.run() or True)
+    monkeypatch.setattr(plan, "_run_and_keep_launchers", lambda launch, *_: launch.run() or True)
     monkeypatch.setattr(repeat, "on_gpu", lambda _: True)
     plan.forget()
     yield taken

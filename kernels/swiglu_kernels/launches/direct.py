@@ -1,0 +1,110 @@
+"""Launches past Triton's own handling of arguments, which encodes each TMA descriptor anew: some 10 us of a launch.
+
+Triton 3.7 to 3.9 hand a kernel's arguments to one function in C, descriptors encoded. What they hand over is taken here
+once; a later launch fills in addresses, and what was encoded for an address before, since an encoding follows from the
+address and what a kind of launch has in common. All of this is private to Triton: where anything is not as known,
+`direct` returns None, and launches go Triton's way.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from swiglu_kernels.launches.backend import TRITON_AVAILABLE
+
+MOST_ADDRESSES = 256
+"""Of one argument of one kind of launch, 200 bytes each. Beyond, all are encoded anew."""
+Launcher = Callable[[list[torch.Tensor]], None]
+Places = list[tuple[int, int]]
+"""(position among a kernel's arguments, number of the tensor)"""
+
+try:
+    if not TRITON_AVAILABLE:
+        raise ImportError("no Triton")
+    from triton import knobs
+    from triton.backends.nvidia.driver import CudaLauncher, wrap_handle_tensordesc
+    from triton.runtime import driver
+except ImportError:
+    CudaLauncher = None
+
+
+class _Direct:
+    def __init__(self, compiled: Any, grid: tuple[int, ...], handed: list[Any], device: int, again: Launcher) -> None:
+        launcher = compiled.run
+        self._grid, self._device, self._again = grid, device, again
+        self._stream_of, self._launch = driver.active.get_current_stream, driver.active.utils.launch
+        # Neither hooks nor scratch.
+        self._what = (
+            compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl, compiled.packed_metadata,
+            None, None, None, None, None, launcher.arg_annotations, launcher.kernel_signature,
+        )  # fmt: skip
+        self._compiled, self._handed = compiled, handed  # the first keeps what `function` names loaded
+        self.pointers: Places = []
+        self.descriptors: list[tuple[int, int, dict[int, Any]]] = []
+        self.expand: Callable[[list[torch.Tensor]], list[Any]]
+
+    def __call__(self, tensors: list[torch.Tensor]) -> None:
+        enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+        if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+            self._again(tensors)
+            return
+        handed = self._handed.copy()
+        for position, number in self.pointers:
+            handed[position] = tensors[number].data_ptr()
+        for position, number, known in self.descriptors:
+            address = tensors[number].data_ptr()
+            encoded = known.get(address)
+            if encoded is None:
+                if len(known) >= MOST_ADDRESSES:
+                    known.clear()
+                encoded = known[address] = self.expand(tensors)[position]
+            handed[position] = encoded
+        self._launch(*self._grid, self._stream_of(self._device), *self._what, handed)
+
+
+def direct(
+    compiled: Any,
+    grid: tuple[int, ...],
+    tensors: list[torch.Tensor],
+    pointers: Places,
+    descriptors: Places,
+    arguments: Callable[[list[torch.Tensor]], list[Any]],
+    again: Launcher,
+) -> Launcher | None:
+    """Return what launches a compiled kernel directly, or None where this Triton is not as known.
+
+    Args:
+        compiled: what Triton returned for the first launch.
+        grid: programs along each axis.
+        tensors: those of the first launch.
+        pointers: where their addresses go.
+        descriptors: where TMA descriptors of them go.
+        arguments: tensors -> all arguments for Triton.
+        again: launches Triton's way, for hooks.
+    """
+    launcher = getattr(compiled, "run", None)
+    if CudaLauncher is None or not isinstance(launcher, CudaLauncher) or not hasattr(launcher, "kernel_signature"):
+        return None
+    if launcher.global_scratch_size or launcher.profile_scratch_size or getattr(launcher, "gsan_enabled", False):
+        return None
+    meta = getattr(compiled.metadata, "tensordesc_meta", None)
+    wrapped = wrap_handle_tensordesc(lambda handed: handed, dict(compiled.src.signature), meta)
+
+    def expand(tensors: list[torch.Tensor]) -> list[Any]:
+        return list(wrapped(arguments(tensors)))
+
+    first, handed = arguments(tensors), expand(tensors)
+    made = _Direct(compiled, grid, handed, tensors[0].device.index, again)
+    made.expand = expand
+    numbers = dict(pointers) | dict(descriptors)
+    described, at = dict(descriptors), 0
+    for position, value in enumerate(first):
+        if position in described:
+            made.descriptors.append((at, numbers[position], {}))
+            at += 1 + 2 * len(value.shape)
+        else:
+            if position in numbers:
+                made.pointers.append((at, numbers[position]))
+            at += 1
+    return made if at == len(handed) else None
