@@ -53,7 +53,10 @@ def find_layout(
     parameters: Mapping[str, Tensor], to_canonical: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None
 ) -> Layout:
     """The layout of parameters; raises TypeError where `to_canonical` returns anything but views of what it got."""
-    given = {name: torch.empty_like(value, memory_format=torch.contiguous_format) for name, value in parameters.items()}
+    given = {  # on the CPU, where memory that nobody touches is none
+        name: torch.empty_like(value, device="cpu", memory_format=torch.contiguous_format)
+        for name, value in parameters.items()
+    }
     homes = {value.untyped_storage().data_ptr(): name for name, value in given.items() if value.numel()}
     found = to_canonical(dict(given)) if to_canonical else given
     views = {}

@@ -81,12 +81,16 @@ SCALES = 4
 
 
 def scaled_mm(precision: Precision) -> Multiply:
-    """torch._scaled_mm with full accumulation; by blocks torch.nn.functional.scaled_mm where there is one."""
+    """torch._scaled_mm with full accumulation; by blocks torch.nn.functional.scaled_mm where there is one.
+
+    Not in what is compiled: Dynamo of torch 2.11 cannot trace it.
+    """
     functional = torch.nn.functional
-    scales_alone = hasattr(functional, "scaled_mm")  # are padded to rows of SCALES; else the codes are, too
 
     def multiply(a: Quantised, b: Quantised, weight: bool) -> Tensor:
         (codes_a, scales_a), (codes_b, scales_b) = a, b
+        # Scales are padded to rows of SCALES; else the codes are, too.
+        scales_alone = hasattr(functional, "scaled_mm") and not torch.compiler.is_compiling()
         step = 16  # tokens, of a weight's gradient
         if precision is Precision.FP8_BLOCKWISE:
             step = SCALES * BLOCK if weight and not scales_alone else BLOCK

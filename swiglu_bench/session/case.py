@@ -271,15 +271,23 @@ class _CaseRun:
         return others[found.name], again is not None
 
     def _twins(self, base: Entry) -> list[Contender]:
-        """Further processes of the baseline; none where they fail: then nothing tells noise from a difference."""
-        try:
-            twins = [self._place.contender(base.contender.implementation, twin) for twin in TWINS]
-            for twin in twins:
+        """Further processes of the baseline, as many as can be built; where none can, its row says so."""
+        built: list[Contender] = []
+        for alias in TWINS:
+            twin = self._place.contender(base.contender.implementation, alias)
+            try:
                 self._admitting.build(twin)
-        except Exception as error:
-            log.info("the baseline's twins:", exc_info=error)
-            return []
-        return twins
+            except Exception as error:
+                log.info("%s of the baseline:", alias, exc_info=error)
+                twin.end()
+                if not built:
+                    base.record.remark(
+                        f"No second process of {base.record.implementation} could be built, which would tell noise "
+                        f"from a difference, so that there are no ratios: {sentence(error)}."
+                    )
+                break
+            built.append(twin)
+        return built
 
     def _ready(self, entry: Entry) -> bool:
         """Build a contender again whose process ended after its check."""

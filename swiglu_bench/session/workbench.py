@@ -149,6 +149,8 @@ class Workbench:
             conduct["random state"] = "drew from a global random number generator, as no SwiGLU needs to"
         self._earlier = produced, prints
         operands = self._deliver_operands(handed, conduct) if built.hand_over else None
+        if self._on_gpu:  # other processes need the memory that this one's allocator would keep
+            torch.cuda.empty_cache()
         return CallReport(
             delivered=[n for n in delivered if n not in late], faults=faults, conduct=conduct, operands=operands
         )

@@ -139,11 +139,11 @@ def judge_bytes(case: Case) -> int:
 def contender_bytes(case: Case) -> int:
     """Device memory that a contender's process takes: tensors, work, and its results twice, once for the judge.
 
-    Contenders with experts hold the weights in a layout of their own besides.
+    Contenders with experts hold the weights three more times: in their own layout, and both for the call that comes.
     """
     size, given = tensor_elements(case), _given(case)
     results = size["output"] + (given if case.mode is not Mode.FORWARD else 0)
-    own = given if case.shape.experts or case.precision else 0
+    own = 3 * given if case.shape.experts else given if case.precision else 0
     return (given + own + size["output"] + 2 * results + _work(case)) * case.dtype.bytes
 
 

@@ -15,6 +15,8 @@ from swiglu_bench.machine.nvml import NoAnswer
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import GpuState, Record, Status
 from swiglu_bench.session import here
+from swiglu_bench.session.admission import Admitting
+from swiglu_bench.session.places import Contender
 from swiglu_bench.session.reports import SampleReport
 from swiglu_bench.session.settings import Settings, Task
 from swiglu_bench.session.timing import Batches, GpuWatch, _note_gpu
@@ -72,6 +74,27 @@ def test_a_verdict_for_every_contender(played: Play, other_ms: float, verdict: s
         assert record.aa_ratio == pytest.approx(1.0, abs=0.005)
     assert len(found["eager"].twin_ms) == len(found["eager"].samples_ms) == 40
     assert found["mine"].twin_ms == ()
+
+
+@pytest.mark.parametrize("lacking", [1, 3])
+def test_fewer_processes_of_the_baseline_than_wanted(
+    played: Play, monkeypatch: pytest.MonkeyPatch, lacking: int
+) -> None:
+    real = Admitting.build
+
+    def build(self: Admitting, contender: Contender) -> tuple[str, ...]:
+        if contender.name in [f"eager (twin {number})" for number in (3, 2, 1)[:lacking]]:
+            raise RuntimeError("out of memory")
+        return real(self, contender)
+
+    monkeypatch.setattr(Admitting, "build", build)
+    found = played(0.9)
+    if lacking < 3:
+        assert (found["mine"].verdict, found["eager"].remarks) == ("faster", "")
+    else:
+        assert (found["mine"].ratio, found["mine"].verdict) == (None, "")
+        assert "No second process of eager could be built" in found["eager"].remarks
+        assert "out of memory" in found["eager"].remarks
 
 
 def test_without_a_baseline_there_is_no_pair_and_no_verdict(played: Play) -> None:
