@@ -19,7 +19,7 @@ from swiglu_bench.rows.run_folder import read_records
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.sweep.options import TimingOptions
 
-FORWARD = ROOT / "results/nvidia-h200/forward"
+FORWARD = ROOT / "results/nvidia-h200/forward-llama3-8b"
 TINY = {"shapes": "24x40", "tokens": [3, 7], "impl": ["eager", "eager-packed", "fused"], "device": "cpu"}
 
 
