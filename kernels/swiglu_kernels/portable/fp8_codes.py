@@ -177,6 +177,8 @@ def _tile_of_every(
     BLOCK: tl.constexpr, EVERY: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Return what `strided_tile` returns, of every row from `first` on that is a multiple of EVERY further down."""
+    if WIDE:
+        row_stride *= tl.full([], 1, tl.int64)
     position, offsets, inside = strided_tile(
         tile_row, tile_column, (rows - first + EVERY - 1) // EVERY, columns, EVERY * row_stride, column_stride,
         BLOCK // EVERY, BLOCK, WIDE,
