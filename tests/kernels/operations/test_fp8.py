@@ -364,8 +364,8 @@ def test_codes_are_kept_until_a_weight_changes(kind, recipe, monkeypatch):
     made: list[torch.Tensor] = []
     quantise = fp8.quantise
     monkeypatch.setattr(fp8, "quantise", lambda one, *rest, **how: (made.append(one), quantise(one, *rest, **how))[1])
-    module = kind(80, 144, precision=f"fp8-{recipe}", device=DEVICE, dtype=BFLOAT16).keep_codes()
-    x, count = problem()[0], 2 if kind is FusedSwiGLU else 3
+    module = kind(16, 32, precision=f"fp8-{recipe}", device=DEVICE, dtype=BFLOAT16).keep_codes()
+    x, count = random_tensor(3, 16, dtype=BFLOAT16), 2 if kind is FusedSwiGLU else 3
 
     def call() -> tuple[bool, int]:
         """Whether it computes what a module without codes does, and how many weights it quantised for that."""
