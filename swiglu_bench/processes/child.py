@@ -139,10 +139,6 @@ class Child:
             self._suspended = False
             self._signal(signal.SIGCONT)
 
-    def kill(self) -> None:
-        """Kill the process alone; who waits for its answer in another thread learns of it, and ends it."""
-        self._signal(signal.SIGKILL)
-
     def end(self) -> None:
         """Kill the process with all that it started, and wait until its memory is free; twice is harmless."""
         if self.ended:

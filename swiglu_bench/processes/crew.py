@@ -34,6 +34,7 @@ from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Implementation
 
 R = TypeVar("R", bound=Report)
+T = TypeVar("T")
 IDLE_S, SETTLE_S, LOOK_S, LOOKS = 0.1, 1.0, 0.5, 3
 QUIET = 0.05
 """Of a CPU: less is nothing to look at again."""
@@ -138,7 +139,8 @@ class Crew:
         """`environment` and `stop` are those of `child.Child`."""
         self.settings, self.machine = settings, this_machine
         self._timeout_s, self._logs = timeout_s, logs
-        self._child = partial(Child, environment=environment, stop=stop)
+        self._halt = threading.Event()
+        self._child = partial(Child, environment=environment, stop=lambda: self._halt.is_set() or stop())
         self._judge: Child | None = None
         self._judges_turn = threading.Lock()
         self._contenders: dict[str, ProcessContender] = {}
@@ -185,31 +187,36 @@ class Crew:
                 found.child.settle(self._timeout_s)
             found.child.suspend()
 
+    def side_by_side(self, work: Sequence[Callable[[], T]], at_once: int) -> Iterator[T]:
+        """As Place has it; where one raises, or the caller stops, no contender outlives it."""
+        with ThreadPoolExecutor(at_once) as threads:
+            waiting = [threads.submit(one) for one in work]
+            try:
+                for done in waiting:
+                    yield done.result()
+            except BaseException:  # such as Ctrl-C, which only this thread gets
+                self._halt.set()
+                threads.shutdown(cancel_futures=True)
+                self._let_go()
+                raise
+            finally:
+                self._halt.clear()
+
     def aside(
         self, implementations: Sequence[Implementation], at_once: int, work: Callable[[Contender], object]
     ) -> None:
         """As Place has it; what a process says that fails is in its log."""
-        started: list[ProcessContender] = []
 
         def one(implementation: Implementation) -> None:
             with contextlib.suppress(Exception):
                 contender = self._new(name_of(implementation, "aside"), implementation)
-                started.append(contender)
                 try:
                     work(contender)
                 finally:
                     contender.end()
 
-        with ThreadPoolExecutor(at_once) as threads:
-            waiting = [threads.submit(one, implementation) for implementation in implementations]
-            try:
-                for done in waiting:
-                    done.result()
-            except BaseException:  # such as Ctrl-C, which only this thread gets
-                threads.shutdown(wait=False, cancel_futures=True)
-                for contender in started:
-                    contender.child.kill()
-                raise
+        for _ in self.side_by_side([partial(one, implementation) for implementation in implementations], at_once):
+            pass
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -246,18 +253,24 @@ class Crew:
         return f" (log: {child.log})" if child.printed else ""
 
     def run_case(self, case: Case, implementations: Sequence[Implementation], tell: Tell) -> Iterator[Record]:
-        """All rows of one case.
+        """All rows of one case; processes of implementations that it does not name end.
 
         Raises child.Stopped where `stop` says so, and child.DoesNotEnd where a process outlives its kill.
         """
+        wanted = {one.name for one in implementations}
+        for name in [name for name, one in self._contenders.items() if one.implementation.name not in wanted]:
+            self._contenders.pop(name).end()
         return run_case(self, case, implementations, tell, self._kept)
 
     def end(self) -> None:
         """Kill all processes."""
-        while self._contenders:
-            self._contenders.popitem()[1].end()
+        self._let_go()
         if self._judge:
             self._judge.end()
+
+    def _let_go(self) -> None:
+        while self._contenders:
+            self._contenders.popitem()[1].end()
 
 
 def log_name(name: str) -> str:

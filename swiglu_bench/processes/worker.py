@@ -34,9 +34,11 @@ from swiglu_bench.machine import sources
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost, answers
 from swiglu_bench.processes import forkserver
+from swiglu_bench.session import policy
+from swiglu_bench.session.ahead import keep_no_choice
 from swiglu_bench.session.judge_bench import JudgeBench
 from swiglu_bench.session.reports import MOST_REASON, OutcomeReport, Report
-from swiglu_bench.session.settings import Settings
+from swiglu_bench.session.settings import Settings, Task
 from swiglu_bench.session.workbench import Workbench
 from swiglu_bench.spec import registry
 from swiglu_bench.spec.cases import Dtype, Scope
@@ -103,6 +105,8 @@ class ContenderRole(_Role):
         What fails to import fails again at the build, and is told there; its own file has to load here.
         """
         state = GlobalState()
+        if settings.task is Task.VERIFY and policy.compiles(settings, declared):
+            keep_no_choice()
         for module in declared.modules:
             with suppress(Exception):
                 importlib.import_module(module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -15,12 +16,12 @@ from swiglu_bench.audit import matrix
 from swiglu_bench.implementations import pytorch
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.rounds import Rule
-from swiglu_bench.processes import crew
+from swiglu_bench.processes.crew import Crew
 from swiglu_bench.rows.audit_cell import CellStatus
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.selftest import conduct, experts, fp8, gpu, memory, timing, usage, wrong
 from swiglu_bench.selftest.specimen import Specimen
-from swiglu_bench.session.settings import Progress, Settings, Task
+from swiglu_bench.session.settings import Settings, Task
 from swiglu_bench.spec.cases import Case, Experts, Scope, Shape
 
 SPECIMENS = tuple(
@@ -64,23 +65,23 @@ def run_zoo(
     on_gpu = device.type == "cuda"
     here = [specimen for specimen in specimens if on_gpu or not specimen.needs_gpu]
 
-    def case_of(specimen: Specimen) -> tuple[str, Case]:
+    def case_of(specimen: Specimen) -> Case:
         shape = SHAPES[device.type]
         if specimen.scope is Scope.EXPERTS:
             shape = dataclasses.replace(shape, experts=EXPERTS)
         if specimen.precision:
             shape = dataclasses.replace(shape, hidden=512, intermediate=384)  # several blocks
         tokens = specimen.tokens or shape.tokens[0]
-        case = Case(shape, tokens, specimen.dtype, specimen.scope, specimen.mode, precision=specimen.precision)
-        return specimen.task, case
+        return Case(shape, tokens, specimen.dtype, specimen.scope, specimen.mode, precision=specimen.precision)
 
-    swept = [specimen for specimen in here if specimen.task != "audit"]
-    for (task, case), group in groupby(sorted(swept, key=lambda one: str(case_of(one))), key=case_of):
-        chosen = {specimen.name: specimen for specimen in group}
+    swept = sorted((one for one in here if one.task != "audit"), key=lambda one: (one.task, str(case_of(one))))
+    for task, of_task in groupby(swept, key=lambda one: one.task):
         settings = Settings(
             Task(task), device, "selftest", "selftest", baseline=pytorch.eager.name, rule=RULE, energy=False
         )
-        yield from _swept(case, chosen, settings, this, tell)
+        with _crew(settings, this) as crew:
+            for case, group in groupby(of_task, key=case_of):
+                yield from _swept(crew, case, {specimen.name: specimen for specimen in group}, tell)
     for specimen in here:
         if specimen.task == "audit":
             tell(specimen.name)
@@ -90,20 +91,26 @@ def run_zoo(
             yield Catch(specimen, reason=NEEDS_GPU, ran=False)
 
 
-def _swept(
-    case: Case, chosen: dict[str, Specimen], settings: Settings, this: machine.Machine, tell: Callable[[str], None]
-) -> Iterator[Catch]:
+@contextlib.contextmanager
+def _crew(settings: Settings, this: machine.Machine) -> Iterator[Crew]:
+    with tempfile.TemporaryDirectory(prefix="swiglu-bench-") as folder:
+        crew = Crew(settings, this, TIMEOUT_S, Path(folder))
+        try:
+            yield crew
+        finally:
+            crew.end()
+
+
+def _swept(crew: Crew, case: Case, chosen: dict[str, Specimen], tell: Callable[[str], None]) -> Iterator[Catch]:
     """Some specimens at one case, each in its process; again where the machine was too busy to tell."""
 
-    def listen(progress: Progress) -> None:
-        tell(f"{case.label}: {progress.doing}")
+    def listen(doing: str, _: float) -> None:
+        tell(f"{case.label}: {doing}")
 
     left = dict(chosen)
     for _ in range(ATTEMPTS):
         contenders = [pytorch.eager, *(specimen.implementation for specimen in left.values())]
-        with tempfile.TemporaryDirectory(prefix="swiglu-bench-") as folder:
-            found = crew.run([case], contenders, settings, this, listen, timeout_s=TIMEOUT_S, logs=Path(folder))
-            rows = {record.implementation: record for record in found}
+        rows = {record.implementation: record for record in crew.run_case(case, contenders, listen)}
         eager = rows.pop(pytorch.eager.name)
         if eager.status not in {Status.OK, Status.UNSETTLED}:
             raise AssertionError(f"eager itself is {eager.status} at {case.label}: {eager.reason}")

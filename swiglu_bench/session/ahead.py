@@ -1,7 +1,8 @@
-"""A process in which nothing is timed: what autotuners would choose among is compiled side by side, and not compared.
+"""Processes in which nothing is timed, beside others that use the GPU.
 
-What it compiles is on disk afterwards, where the process that is timed finds it: Triton keeps kernels there. Choices
-stay here: they would be made while other processes use the GPU.
+What they compile is on disk afterwards, where the process that is timed finds it: Triton keeps kernels there. Choices
+of autotuners stay here, because the others would have a part in them; where all candidates have to be compiled, side
+by side, they are not even compared.
 """
 
 from __future__ import annotations
@@ -14,16 +15,24 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 
-def choose_nothing() -> None:
-    """From now on this process's autotuners take the first candidate that runs, and keep no choice on disk."""
+def keep_no_choice() -> None:
+    """From now on what this process's autotuners choose is not kept on disk, where a process that is timed finds it."""
     from torch._inductor import config
 
     config.fx_graph_cache = config.autotune_local_cache = False
     with contextlib.suppress(ImportError):
         from triton.runtime.autotuner import Autotuner
 
-        Autotuner.do_bench = staticmethod(_once)
         Autotuner.check_disk_cache = lambda self, key, configs, bench: bool(bench())
+
+
+def choose_nothing() -> None:
+    """The same, and they take the first candidate that runs."""
+    keep_no_choice()
+    with contextlib.suppress(ImportError):
+        from triton.runtime.autotuner import Autotuner
+
+        Autotuner.do_bench = staticmethod(_once)
         Autotuner._bench = _first_only(Autotuner._bench)
         Autotuner.run = _with_none_taken(Autotuner.run)
 

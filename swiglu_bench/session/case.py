@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.machine.nvml import Gpu, NoAnswer
@@ -108,6 +110,9 @@ class _CaseRun:
         together = len(able) + len(TWINS) <= seats
         able = self._baseline_first(able)
         everyone = [one for one, _ in able]
+        if self._task is Task.VERIFY:
+            yield from self._verify(able, seats)
+            return
         if not together:
             self._rehearse(everyone, seats)
         entries: list[Entry] = []
@@ -130,6 +135,23 @@ class _CaseRun:
                 yield record
         if entries:
             yield from self._time(entries, len(entries) if together else max(1, seats - len(TWINS) - 1))
+
+    def _verify(self, able: Sequence[tuple[Implementation, Record]], seats: int) -> Iterator[Record]:
+        """Nothing is timed: as many are checked side by side as there is room for."""
+        at_once = max(1, min(len(able), seats, os.cpu_count() or 1))
+
+        def check(implementation: Implementation, record: Record) -> Record:
+            entry = self._admit(implementation, record)
+            if entry and len(able) > seats:
+                entry.contender.end()
+            return record
+
+        done = self._place.side_by_side([partial(check, *one) for one in able], at_once)
+        self._tell(f"checking {able[0][0].name}", 0.0)
+        for index, record in enumerate(done, 1):
+            yield record
+            if index < len(able):
+                self._tell(f"checking {able[index][0].name}", index / len(able))
 
     def _rehearse(self, able: Sequence[Implementation], at_once: int) -> None:
         """Have what takes long before it is timed done side by side, while nothing is: compiling, and a model's use.
@@ -171,7 +193,7 @@ class _CaseRun:
         contender: Contender | None = None
         try:
             contender = self._place.contender(implementation)
-            with self._place.held():
+            with nullcontext() if self._task is Task.VERIFY else self._place.held():
                 admission = self._admitting.admit(contender)
                 record.drawn = " ".join(str(seed) for seed in self._drawn.seeds)
                 record.first_call_ms = admission.first_call_ms

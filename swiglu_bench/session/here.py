@@ -22,6 +22,7 @@ from swiglu_bench.spec.cases import Case
 from swiglu_bench.spec.implementation import Implementation
 
 R = TypeVar("R", bound=Report)
+T = TypeVar("T")
 
 
 def run(
@@ -78,6 +79,10 @@ class Here:
 
     def settle(self) -> None:
         """Nothing was."""
+
+    def side_by_side(self, work: Sequence[Callable[[], T]], at_once: int) -> Iterator[T]:
+        """One after the other."""
+        return (call() for call in work)
 
     def aside(
         self, implementations: Sequence[Implementation], at_once: int, work: Callable[[Contender], object]

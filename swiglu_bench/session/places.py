@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -14,6 +14,7 @@ from swiglu_bench.spec.cases import Case
 from swiglu_bench.spec.implementation import Implementation
 
 R = TypeVar("R", bound=Report)
+T = TypeVar("T")
 
 
 def name_of(implementation: Implementation, alias: str) -> str:
@@ -83,6 +84,13 @@ class Place(Court, Protocol):
 
     def settle(self) -> None:
         """Wait until all that were started have done so; from then on they stand still."""
+        ...
+
+    def side_by_side(self, work: Sequence[Callable[[], T]], at_once: int) -> Iterator[T]:
+        """What each returns, in their order; each asks other contenders, and so many do so at the same time.
+
+        A place without processes does one after the other.
+        """
         ...
 
     def aside(

@@ -4,6 +4,7 @@ import dataclasses
 import multiprocessing
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -312,6 +313,18 @@ def test_a_process_lives_over_all_cases_unless_memory_is_short(tmp_path: Path, m
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are counted in /proc")
+def test_a_process_ends_with_the_first_case_that_does_not_name_its_implementation(tmp_path: Path) -> None:
+    together = a_crew(tmp_path, task=Task.VERIFY)
+    run_case(together, [EAGER, PACKED])
+    before = _processes_of(tmp_path)
+    run_case(together, [EAGER, from_file(bad.sound)])
+    after = _processes_of(tmp_path)
+    together.end()
+    assert (len(before), len(after)) == (3, 3), "the judge and two contenders"
+    assert len(set(before) & set(after)) == 2, "the judge and eager"
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are counted in /proc")
 def test_nothing_is_left_when_the_caller_stops(tmp_path: Path) -> None:
     before = set(Path("/dev/shm").glob("swiglu-bench-*"))
     everyone = [liger.liger, EAGER, from_file(bad.burns_child), from_file(bad.sound)]
@@ -323,6 +336,28 @@ def test_nothing_is_left_when_the_caller_stops(tmp_path: Path) -> None:
     stream.close()  # type: ignore[attr-defined]
     assert not _processes_of(tmp_path)
     assert not set(Path("/dev/shm").glob("swiglu-bench-*")) - before
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are counted in /proc")
+def test_nor_where_others_are_being_checked_meanwhile(tmp_path: Path) -> None:
+    everyone = [EAGER, from_file(bad.hangs), from_file(bad.burns_child)]
+    stream = crew.run(
+        [FORWARD], everyone, settings(Task.VERIFY), THIS, lambda told: None, timeout_s=3600.0, logs=tmp_path
+    )
+    assert next(stream).implementation == "eager"
+    stream.close()  # type: ignore[attr-defined]
+    assert not _processes_of(tmp_path)
+
+
+def test_what_is_not_timed_is_checked_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    everyone = [from_file(bad.hangs), EAGER, PACKED, from_file(bad.sound)]
+    together, told = a_crew(tmp_path, 15.0, Task.VERIFY), []
+    found = list(together.run_case(FORWARD, everyone, lambda *_: told.append(time.monotonic())))
+    together.end()
+    assert [record.implementation for record in found] == ["eager", "hangs", "eager-packed", "sound"]
+    assert [record.status for record in found] == [Status.OK, Status.ERROR, Status.OK, Status.OK]
+    assert told[-1] - told[-2] < 1.0, "what came after the one that hangs was done before its time was up"
 
 
 def _processes_of(logs: Path) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from swiglu_bench.session.ahead import choose_nothing, every_candidate
+from swiglu_bench.session.ahead import choose_nothing, every_candidate, keep_no_choice
 
 autotuner = pytest.importorskip("triton.runtime.autotuner")
 
@@ -60,6 +60,23 @@ def test_the_first_candidate_that_runs_is_taken(cache_results: bool, inductor: A
     assert kernel.ran == [4] * 5, "once to see whether it runs, for each size, and once for each call"
     assert not kernel.compiled
     assert not any((inductor.fx_graph_cache, inductor.autotune_local_cache)), "nor does Inductor keep a choice"
+
+
+def test_where_others_use_the_gpu_a_choice_is_made_and_not_kept(inductor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {4: 3.0, 8: 1.0, 16: 2.0}
+    kernel = Kernel()
+
+    def bench(self: Any, *_: Any, config: Any, **__: Any) -> list[float]:
+        size = config.kwargs["SIZE"]
+        return [times.get(size, float("inf"))] * 3
+
+    monkeypatch.setattr(autotuner.Autotuner, "_bench", bench)
+    kept = []
+    monkeypatch.setattr(autotuner.Autotuner, "check_disk_cache", lambda *_: kept.append(1))
+    keep_no_choice()
+    assert tuned(kernel, cache_results=True).run(7) == 8
+    assert not kept
+    assert not any((inductor.fx_graph_cache, inductor.autotune_local_cache))
 
 
 def test_all_candidates_are_compiled_where_that_is_wanted() -> None:
