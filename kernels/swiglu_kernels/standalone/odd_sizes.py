@@ -64,10 +64,10 @@ class Sizes:
     def __init__(self, size: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
         tokens, hidden, intermediate = size
         self.dtype, self.device = dtype, device
-        source = torch.Generator(device=device).manual_seed(tokens)
+        source = torch.Generator().manual_seed(tokens)
 
         def draw(rows: int, columns: int, scale: float = 1.0) -> torch.Tensor:
-            return (torch.randn(rows, columns, generator=source, device=device) * scale).to(dtype)
+            return (torch.randn(rows, columns, generator=source) * scale).to(dtype).to(device)
 
         self.x, self.d_out = draw(tokens, hidden), draw(tokens, hidden)
         self.w_gate, self.w_up = (draw(intermediate, hidden, hidden**-0.5) for _ in range(2))
@@ -79,21 +79,23 @@ class Sizes:
     def new(self, name: str, shape: tuple[int, int], like: torch.Tensor | None = None) -> torch.Tensor:
         """An output, NaN or as another tensor."""
         dtype = self.dtype if like is None else like.dtype
-        buffer = torch.full((shape[0] + 2 * MARGIN, shape[1]), float("nan"), dtype=dtype, device=self.device)
-        out = buffer[MARGIN : MARGIN + shape[0]]
+        made = torch.full((shape[0] + 2 * MARGIN, shape[1]), float("nan"), dtype=dtype)
+        inner = slice(MARGIN, MARGIN + shape[0])
         if like is not None:
-            out.copy_(like)
-        self.buffers[name] = buffer, out
-        return out
+            made[inner] = like.cpu()
+        buffer = made.to(self.device)
+        self.buffers[name] = buffer, buffer[inner]
+        return buffer[inner]
 
     def judged(self, name: str, exact: Tensors) -> Outcome:
         """Compare what was written; outputs without an exact value are not."""
         worst = 0.0
         for output, (buffer, got) in self.buffers.items():
+            buffer = buffer.cpu()
             if not (buffer[:MARGIN].isnan().all() and buffer[-MARGIN:].isnan().all()):
                 return Outcome(name, float("nan"), f"{output}: rows before or behind it were written")
             if output in exact:
-                error = (got.double() - exact[output]).abs()
+                error = (fp64(got) - exact[output]).abs()
                 if not error.isfinite().all():
                     return Outcome(name, float("nan"), f"{output}: {int((~error.isfinite()).sum())} are not finite")
                 size = exact[output].abs() + exact[output].square().mean().sqrt()
@@ -102,17 +104,22 @@ class Sizes:
         return Outcome(name, worst)
 
 
+def fp64(one: torch.Tensor) -> torch.Tensor:
+    """On the CPU: what is exact needs no kernel of others, which a sanitizer would watch as well."""
+    return one.cpu().double()
+
+
 def gradients(dz: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, formula: Formula) -> Tensors:
     """What fp64 says of d_gate, d_up and h."""
-    gate, up = gate.double().requires_grad_(), up.double().requires_grad_()
+    gate, up = fp64(gate).requires_grad_(), fp64(up).requires_grad_()
     h = gated(gate, up, formula)
-    d_gate, d_up = torch.autograd.grad(h, (gate, up), dz.double())
+    d_gate, d_up = torch.autograd.grad(h, (gate, up), fp64(dz))
     return {"d_gate": d_gate, "d_up": d_up, "h": h.detach()}
 
 
 def gated(gate: torch.Tensor, up: torch.Tensor, formula: Formula) -> torch.Tensor:
     """The gate in the dtype of its operands."""
-    identity = torch.eye(gate.shape[1], dtype=gate.dtype, device=gate.device)
+    identity = torch.eye(gate.shape[1], dtype=gate.dtype)
     zero = torch.zeros_like(identity)
     both = torch.cat((gate, up), 1)
     w_gate, w_up = torch.cat((identity, zero), 1), torch.cat((zero, identity), 1)
@@ -144,22 +151,23 @@ def outcomes(device: torch.device, few: bool = False) -> Iterator[Outcome]:
 def _experts(size: tuple[int, int, int], dtype: torch.dtype, device: torch.device, backend: str) -> Iterator[Outcome]:
     """A mixture of five experts, of which one has no token; whole calls, whose outputs they allocate themselves."""
     tokens, hidden, intermediate = size
-    source = torch.Generator(device=device).manual_seed(tokens)
+    source = torch.Generator().manual_seed(tokens)
     sizes = (tokens, hidden), (5, 2 * intermediate, hidden), (5, hidden, intermediate), (tokens, 3)
-    drawn = [torch.randn(one, generator=source, device=device) * one[-1] ** -0.5 for one in sizes]
-    x, w_gate_up, w_down, weights = (one.to(dtype) for one in drawn)
-    index = torch.randint(-1, 4, (tokens, 3), generator=source, device=device)
-    d_out = torch.randn(tokens, hidden, generator=source, device=device).to(dtype)
+    drawn = [(torch.randn(one, generator=source) * one[-1] ** -0.5).to(dtype) for one in sizes]
+    index = torch.randint(-1, 4, (tokens, 3), generator=source)
+    d_out = torch.randn(tokens, hidden, generator=source).to(dtype)
 
-    def run(function: Callable[..., torch.Tensor], dtype: torch.dtype, **options: object) -> Tensors:
-        leaves = [one.to(dtype).requires_grad_() for one in (x, w_gate_up, w_down, weights)]
-        out = function(*leaves[:3], index, leaves[3], **options)
-        found = torch.autograd.grad(out, leaves, d_out.to(dtype))
+    def run(
+        function: Callable[..., torch.Tensor], dtype: torch.dtype, at: str | torch.device = "cpu", **options: object
+    ) -> Tensors:
+        leaves = [one.to(dtype).to(at).requires_grad_() for one in drawn]
+        out = function(*leaves[:3], index.to(at), leaves[3], **options)
+        found = torch.autograd.grad(out, leaves, d_out.to(dtype).to(at))
         return dict(zip(("out", "d_x", "d_w_gate_up", "d_w_down", "d_weights"), (out.detach(), *found), strict=True))
 
     exact, eager = run(reference.swiglu_experts, torch.float64), run(reference.swiglu_experts, dtype)
-    for name, got in run(swiglu_experts, dtype, backend=backend).items():
-        error, allowed = ((one.double() - exact[name]).norm() / exact[name].norm() for one in (got, eager[name]))
+    for name, got in run(swiglu_experts, dtype, device, backend=backend).items():
+        error, allowed = ((fp64(one) - exact[name]).norm() / exact[name].norm() for one in (got, eager[name]))
         # The operands of a gradient are results that were rounded: eager's own loss says what that costs.
         roundings = float(error / (allowed + ROUNDINGS[dtype]))
         yield Outcome(f"experts {name} {backend} {size} {str(dtype).removeprefix('torch.')}", roundings)
@@ -169,11 +177,12 @@ def _fp8_by_hand(at: Sizes, label: str) -> Iterator[Outcome]:
     for recipe in reference.RECIPES:
         blocks, operands, exact = recipe == "blockwise", [], []
         for matrix in (at.x, at.w_gate, at.w_up):
-            codes, scales = reference.quantise(matrix, recipe, matrix is not at.x)
+            codes, scales = reference.quantise(matrix.cpu(), recipe, matrix is not at.x)
             exact.append(reference.dequantise(codes, scales))
             # scales of x lie with the tokens last
-            scales = scales.t().contiguous().t() if blocks and matrix is at.x else scales.contiguous()
-            operands.append((codes.view(at.dtype), scales))
+            tokens_last = blocks and matrix is at.x
+            scales = scales.t().contiguous().to(at.device).t() if tokens_last else scales.contiguous().to(at.device)
+            operands.append((codes.view(at.dtype).to(at.device), scales))
         made = {"gate": exact[0] @ exact[1].t(), "up": exact[0] @ exact[2].t()}
         made["z"] = gated(made["gate"], made["up"], PLAIN)
         for columns, stored in itertools.product(fp8.BLOCK_COLUMNS if blocks else forward.COLUMNS, (False, True)):
@@ -186,7 +195,7 @@ def _fp8_by_hand(at: Sizes, label: str) -> Iterator[Outcome]:
 
 
 def _forwards(at: Sizes, name: str, describe: Callable[..., Launch], *more: object) -> Iterator[Outcome]:
-    exact = {"gate": at.x.double() @ at.w_gate.double().t(), "up": at.x.double() @ at.w_up.double().t()}
+    exact = {"gate": fp64(at.x) @ fp64(at.w_gate).t(), "up": fp64(at.x) @ fp64(at.w_up).t()}
     exact["z"] = gated(exact["gate"], exact["up"], PLAIN)
     for stored in (False, True):
         z = at.new("z", at.z_like)
@@ -196,7 +205,7 @@ def _forwards(at: Sizes, name: str, describe: Callable[..., Launch], *more: obje
 
 
 def _portable(at: Sizes, label: str) -> Iterator[Outcome]:
-    d, w_gate, w_up, x = (lambda one: one.double()), at.w_gate.double(), at.w_up.double(), at.x.double()
+    w_gate, w_up, x = fp64(at.w_gate), fp64(at.w_up), fp64(at.x)
     yield from _forwards(at, f"forward {label}", forward_launch)
     for formula in (PLAIN, CLAMPED):
         name = f"{label}{'' if formula == PLAIN else ' clamped'}"
@@ -219,14 +228,14 @@ def _portable(at: Sizes, label: str) -> Iterator[Outcome]:
         yield _gate_backward(at, f"gate backward {name}", down_backward_launch, None, formula)
     dx = at.new("dx", at.x_like)
     input_grad_launch(None, at.gate, at.up, at.w_gate, at.w_up, dx).run()
-    yield at.judged(f"dX read {label}", {"dx": d(at.gate) @ w_gate + d(at.up) @ w_up})
+    yield at.judged(f"dX read {label}", {"dx": fp64(at.gate) @ w_gate + fp64(at.up) @ w_up})
     d_weights = at.new("d_w_gate", at.w_like), at.new("d_w_up", at.w_like)
     weight_grad_launch(None, at.gate, at.up, at.x, *d_weights).run()
-    yield at.judged(f"dW read {label}", {"d_w_gate": d(at.gate).t() @ x, "d_w_up": d(at.up).t() @ x})
+    yield at.judged(f"dW read {label}", {"d_w_gate": fp64(at.gate).t() @ x, "d_w_up": fp64(at.up).t() @ x})
     d_down = at.new("d_w_down", at.w_like[::-1])
     down_weight_grad_launch(at.d_out, at.gate, d_down).run()
-    yield at.judged(f"dW_down {label}", {"d_w_down": d(at.d_out).t() @ d(at.gate)})
-    h = gated(d(at.gate), d(at.up), PLAIN)
+    yield at.judged(f"dW_down {label}", {"d_w_down": fp64(at.d_out).t() @ fp64(at.gate)})
+    h = gated(fp64(at.gate), fp64(at.up), PLAIN)
     silu_mul_forward(at.gate, at.up, at.new("h", at.z_like)).run()
     yield at.judged(f"silu_mul {label}", {"h": h})
     unsloth_forward(at.gate, at.up, at.new("h", at.z_like)).run()
@@ -241,7 +250,7 @@ def _gate_backward(
     at: Sizes, name: str, describe: Callable[..., Launch], *more: object, wants_h: bool = True
 ) -> Outcome:
     formula = next((one for one in more if isinstance(one, Formula)), PLAIN)
-    exact = gradients(at.d_out.double() @ at.w_down.double(), at.gate, at.up, formula)
+    exact = gradients(fp64(at.d_out) @ fp64(at.w_down), at.gate, at.up, formula)
     d_gate, d_up = at.new("d_gate", at.z_like, at.gate), at.new("d_up", at.z_like, at.up)  # in place
     h = at.new("h", at.z_like) if wants_h else None
     describe(at.d_out, at.w_down, (d_gate, d_up), d_gate, d_up, h, *more).run()
@@ -253,23 +262,23 @@ def _by_hand(at: Sizes, label: str) -> Iterator[Outcome]:
         tile = replace(forward.TILE, columns=columns)
         yield from _forwards(at, f"ping-pong forward of {columns} {label}", forward.forward_launch, tile)
     pairs = [(at.gate, at.w_gate), (at.up, at.w_up)]
-    exact = sum(left.double() @ right.double() for left, right in pairs)
+    exact = sum(fp64(left) @ fp64(right) for left, right in pairs)
     assert isinstance(exact, torch.Tensor)
-    across = [(left, right.t().contiguous().t()) for left, right in pairs]
+    across = [(left, right.cpu().t().contiguous().to(at.device).t()) for left, right in pairs]
     for (lies, operands), schedule in itertools.product(
         (("", pairs), (" transposed", across)), ("ping-pong", "cooperative")
     ):
         products.sum_launch(operands, at.new("dx", at.x_like), schedule).run()
         yield at.judged(f"{schedule} dX{lies} {label}", {"dx": exact})
-    start = at.d_out.float()
+    start = at.d_out.cpu().float()
     products.sum_launch(pairs, at.new("dx", at.x_like, start), accumulate=True).run()
-    total = exact + start.double()
+    total = exact + fp64(start)
     outcome = at.judged(f"ping-pong dX, added {label}", {"dx": total})
     yield replace(outcome, roundings=outcome.roundings / 16)  # sums of products by tensor cores
     for count in (1, 2):
         operands = [(at.gate, at.x), (at.up, at.x)][:count]
         products.transposed_launch(operands, [at.new(f"d_{number}", at.w_like) for number in range(count)]).run()
-        truth = {f"d_{number}": left.double().t() @ right.double() for number, (left, right) in enumerate(operands)}
+        truth = {f"d_{number}": fp64(left).t() @ fp64(right) for number, (left, right) in enumerate(operands)}
         yield at.judged(f"ping-pong dW of {count} {label}", truth)
     for wants_h in (False, True):
         name = f"gate backward by hand{', h' if wants_h else ''} {label}"
