@@ -114,7 +114,7 @@ def write_input_grad(
 ) -> None:
     """Write d_gate w_gate + d_up w_up to dx."""
     if input_grad == "torch":
-        plan.apply(_add_products, d_gate, w_gate, d_up, w_up, dx)
+        plan.apply(add_products, d_gate, w_gate, d_up, w_up, dx)
     else:
         run(input_grad_launch, None, d_gate, d_up, w_gate, w_up, dx)
 
@@ -134,9 +134,10 @@ def write_weight_grads(
             plan.apply(multiply_transposed, d_preactivation, x, d_weight)
 
 
-def _add_products(
+def add_products(
     d_gate: torch.Tensor, w_gate: torch.Tensor, d_up: torch.Tensor, w_up: torch.Tensor, dx: torch.Tensor
 ) -> None:
+    """Write d_gate w_gate + d_up w_up to dx by PyTorch."""
     torch.mm(d_gate, w_gate, out=dx)
     dx.addmm_(d_up, w_up)
 

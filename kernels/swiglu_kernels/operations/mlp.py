@@ -62,7 +62,6 @@ from swiglu_kernels.operations.glu import (
     write_weight_grads,
 )
 from swiglu_kernels.operations.silu_mul import backward_launch as gate_backward_launch
-from swiglu_kernels.operations.silu_mul import forward_launch as gate_launch
 from swiglu_kernels.portable.glu_backward import input_grad_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.tiles.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS, hidden_grad_by_torch, resolve
@@ -118,11 +117,9 @@ def write_hidden_grads(
     if not hidden_grad_by_torch(d_out, w_down) or d_gate.numel() == 0:
         run(down_backward_launch, d_out, w_down, preactivations, d_gate, d_up, h, None, formula)
         return
-    if h is not None:
-        run(gate_launch, *preactivations, h, formula)
-    d_h = new(d_out, *d_gate.shape)
+    d_h = new(d_out, *d_gate.shape) if h is None else h  # written over d_h
     plan.apply(multiply, d_out, w_down.t(), None, d_h)
-    run(gate_backward_launch, d_h, *preactivations, d_gate, d_up, formula)
+    run(gate_backward_launch, d_h, *preactivations, d_gate, d_up, formula, h)
 
 
 def _gradient_shapes(

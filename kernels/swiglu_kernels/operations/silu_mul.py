@@ -49,8 +49,9 @@ def _forward_kernel(
 
 @triton.jit
 def _backward_kernel(
-    dh_ptr, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, columns, dh_row, gate_row, up_row,
-    multiplier, alpha, limit, up_offset, BLOCK: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
+    dh_ptr, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, columns, dh_row, gate_row, up_row,
+    multiplier, alpha, limit, up_offset,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr, STORE_H: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     row, column, mask = _element(columns, BLOCK, WIDE)
     dh = tl.load(dh_ptr + row * dh_row + column, mask=mask).to(tl.float32)
@@ -59,6 +60,9 @@ def _backward_kernel(
     d_gate, d_up = gated_gradients(dh, gate, up, multiplier, alpha, limit, up_offset, FORMULA)
     tl.store(d_gate_ptr + row * columns + column, round_to(d_gate, d_gate_ptr.dtype.element_ty), mask=mask)
     tl.store(d_up_ptr + row * columns + column, round_to(d_up, d_up_ptr.dtype.element_ty), mask=mask)
+    if STORE_H:
+        h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+        tl.store(h_ptr + row * columns + column, round_to(h, h_ptr.dtype.element_ty), mask=mask)
 
 
 def _in_rows(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -88,13 +92,17 @@ def backward_launch(
     d_gate: torch.Tensor,
     d_up: torch.Tensor,
     formula: Formula = PLAIN,
+    h: torch.Tensor | None = None,
 ) -> Launch:
-    """Describe the launch that turns dh into d_gate and d_up.
+    """Describe the launch that turns dh into d_gate and d_up, and makes h again where it is given.
 
-    dh, gate and up are as `_in_rows` returns them; d_gate and d_up are contiguous and not empty.
+    dh, gate and up are as `_in_rows` returns them; what is written is contiguous and not empty. d_gate may be gate,
+    d_up may be up, and h may be dh where that is contiguous.
     """
     pointers = {"dh_ptr": dh, "gate_ptr": gate, "up_ptr": up, "d_gate_ptr": d_gate, "d_up_ptr": d_up}
-    return _launch(_backward_kernel, {"dh": dh, "gate": gate, "up": up}, pointers | formula.arguments())
+    pointers |= {"h_ptr": d_gate if h is None else h}
+    more = formula.arguments() | {"STORE_H": h is not None}
+    return _launch(_backward_kernel, {"dh": dh, "gate": gate, "up": up}, pointers | more)
 
 
 def _launch(kernel: object, strided: dict[str, torch.Tensor], arguments: Mapping[str, Any]) -> Launch:

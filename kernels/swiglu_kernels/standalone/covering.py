@@ -127,6 +127,7 @@ def _portable(capability: Capability) -> Iterator[tuple[str, Launch]]:
     yield "dW on the fly, clamped", weight_grad_launch(z, z, z, x, weight, weight, capability, CLAMPED)
     yield "silu_mul", silu_mul_forward(z, z, z)
     yield "silu_mul backward", silu_mul_backward(z, z, z, z, z, CLAMPED)
+    yield "silu_mul backward, h", silu_mul_backward(z, z, z, z, z, CLAMPED, z)
     yield "unsloth", unsloth_forward(z, z, z)
     yield "unsloth backward", unsloth_backward(z, z, z)
 

@@ -223,8 +223,11 @@ def _portable(at: Sizes, label: str) -> Iterator[Outcome]:
         d_weights = at.new("d_w_gate", at.w_like), at.new("d_w_up", at.w_like)
         weight_grad_launch(at.dz, at.gate, at.up, at.x, *d_weights, None, formula).run()
         yield at.judged(f"dW on the fly {name}", exact)
-        silu_mul_backward(at.dz, at.gate, at.up, at.new("d_gate", at.z_like), at.new("d_up", at.z_like), formula).run()
-        yield at.judged(f"silu_mul backward {name}", made)
+        for wants_h in (False, True):
+            outputs = at.new("d_gate", at.z_like), at.new("d_up", at.z_like)
+            h = at.new("h", at.z_like) if wants_h else None
+            silu_mul_backward(at.dz, at.gate, at.up, *outputs, formula, h).run()
+            yield at.judged(f"silu_mul backward{', h' if wants_h else ''} {name}", made)
         yield _gate_backward(at, f"gate backward {name}", down_backward_launch, None, formula)
     dx = at.new("dx", at.x_like)
     input_grad_launch(None, at.gate, at.up, at.w_gate, at.w_up, dx).run()
