@@ -13,7 +13,7 @@ import argparse
 import csv
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -32,7 +32,8 @@ from swiglu_kernels.tiles.candidates import KERNELS, Choice, Problem
 
 CASES = {
     "2048x768": (3, 26, 267, 684, 2370),
-    "4096x11008": (3, 43, 250, 453),
+    "4096x11008": (3, 43, 250, 453, 512),
+    "2880x2880": (1000, 2048, 4096),
     "5120x25600": (3, 26, 300),
     "4168x3320": (2, 13, 79, 262, 1142, 3656),
     "3032x11848": (1, 13, 79, 262, 1142, 3656),
@@ -90,10 +91,9 @@ def ways(tokens: int, hidden: int, intermediate: int) -> Iterator[tuple[str, dic
         yield name, calls
 
 
-def compile_some(part: int, parts: int) -> None:
-    """Run every `parts`-th of the cases once, in a process of its own, so that their kernels are in Triton's cache."""
-    cases = [(shape, tokens) for shape, counts in CASES.items() for tokens in counts]
-    for shape, tokens in cases[part::parts]:
+def compile_some(cases: Sequence[tuple[str, int]]) -> None:
+    """Run cases once, in a process of its own, so that their kernels are in Triton's cache."""
+    for shape, tokens in cases:
         for _, calls in ways(tokens, *map(int, shape.split("x"))):
             for call in calls.values():
                 call()
@@ -106,36 +106,39 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, required=True)
     parser.add_argument("--shape", nargs="+", default=list(CASES), help="HIDDENxINTERMEDIATE")
     parser.add_argument("--tokens", nargs="+", type=int)
+    parser.add_argument("--part", nargs="+", help="default: all")
     parser.add_argument("--budget", type=float, default=0.2, help="seconds for a part of a case")
     parser.add_argument("--processes", type=int, default=16, help="that compile at once; 0: none")
     options = parser.parse_args()
     began, rows = time.monotonic(), []
+    cases = [(one, tokens) for one in options.shape for tokens in options.tokens or CASES.get(one, (1, 13, 262, 1142))]
     if options.processes:
         with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-            pool.starmap(compile_some, [(part, options.processes) for part in range(options.processes)])
+            pool.map(compile_some, [cases[first :: options.processes] for first in range(options.processes)])
     _, clock = gpu_and_clock()
     print(f"compiled in {time.monotonic() - began:.0f} s", flush=True)
-    for shape in options.shape:
+    for shape, tokens in cases:
         hidden, intermediate = map(int, shape.split("x"))
-        for tokens in options.tokens or CASES.get(shape, (1, 13, 262, 1142)):
-            for part, calls in ways(tokens, hidden, intermediate):
-                rounds = time_calls(calls, clock, options.budget, "torch")
-                said = []
-                for name in calls:
-                    ratio, us = rounds.ratio(name, "torch"), 1e3 * percentile(rounds.timings[name].ms, 50)
-                    if ratio is None:
-                        raise SystemExit(f"{name}: {rounds.timings[name].failure}")
-                    said.append(f"{name} {us:.1f}")
-                    rows.append(
-                        {"hidden": hidden, "intermediate": intermediate, "tokens": tokens, "part": part, "way": name}
-                        | {"us": round(us, 2), "rounds": len(rounds.timings[name].samples)}
-                        | {"ratio": round(ratio.median, 4), "low": round(ratio.low, 4), "high": round(ratio.high, 4)}
-                    )
-                print(f"{shape:11}{tokens:6} {part:16} {'  '.join(said)}", flush=True)
-            with options.csv.open("w", newline="", encoding="utf-8") as file:  # a run that is cut off counts as well
-                writer = csv.DictWriter(file, rows[0])
-                writer.writeheader()
-                writer.writerows(rows)
+        for part, calls in ways(tokens, hidden, intermediate):
+            if part not in (options.part or [part]):
+                continue
+            rounds = time_calls(calls, clock, options.budget, "torch")
+            said = []
+            for name in calls:
+                ratio, us = rounds.ratio(name, "torch"), 1e3 * percentile(rounds.timings[name].ms, 50)
+                if ratio is None:
+                    raise SystemExit(f"{name}: {rounds.timings[name].failure}")
+                said.append(f"{name} {us:.1f}")
+                rows.append(
+                    {"hidden": hidden, "intermediate": intermediate, "tokens": tokens, "part": part, "way": name}
+                    | {"us": round(us, 2), "rounds": len(rounds.timings[name].samples)}
+                    | {"ratio": round(ratio.median, 4), "low": round(ratio.low, 4), "high": round(ratio.high, 4)}
+                )
+            print(f"{shape:11}{tokens:6} {part:16} {'  '.join(said)}", flush=True)
+        with options.csv.open("w", newline="", encoding="utf-8") as file:  # a run that is cut off counts as well
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.monotonic() - began:.0f} s in all")
 
 

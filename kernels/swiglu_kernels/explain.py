@@ -14,7 +14,7 @@ from swiglu_kernels.operations.fp8_products import splits_glu, why_not_sizes
 from swiglu_kernels.operations.glu import as_matrix, forward_outputs, needs_backward
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch
-from swiglu_kernels.tiles.choices import multiplied_by_torch, resolve, why_portable, why_unmeasured
+from swiglu_kernels.tiles.choices import multiplied_by_torch, resolve, why_portable, why_slow_rows, why_unmeasured
 from swiglu_kernels.tiles.tuning import lookup
 
 NAMES = {
@@ -72,6 +72,7 @@ def explain(
     stored = (gate, up) if trains and save == "preact" else None
     has_bias = bias_gate is not None or bias_up is not None
     unmeasured = why_unmeasured(x.device)
+    slow_rows = why_slow_rows(x.shape[1], intermediate)
     why = unmeasured or _why_not_by_hand(x, w_gate, w_up, has_bias, formula)
     if multiplied_by_torch(x, w_gate, w_up, has_bias, formula, stored is not None):
         tuned = (
@@ -79,7 +80,8 @@ def explain(
             and formula == PLAIN
             and lookup("forward" if stored is None else "forward-preact", x, x.shape[0], x.shape[1], intermediate)
         )
-        reason = "tuned" if tuned else why or "faster for so many tokens than a kernel whose last row of tiles is empty"
+        empty = "faster for so many tokens than a kernel whose last row of tiles is empty"
+        reason = "tuned" if tuned else why or slow_rows or empty
         first = f"two products by torch and one elementwise launch ({reason})"
     else:
         launch = forward_launch(x, w_gate, w_up, z, stored, None, biases, formula)
@@ -91,7 +93,8 @@ def explain(
     parts = [] if save == "preact" else ["the products again"]
     if save == "input" or input_grad != "fused" or weight_grad == "torch":
         parts.append("d_gate and d_up by one launch")
-    by_torch = "two products by torch" + (f" ({unmeasured})" if unmeasured else "")
+    why = unmeasured or slow_rows
+    by_torch = "two products by torch" + (f" ({why})" if why else "")
     dx = _kernel(input_grad_launch(None, d, d, w_gate, w_up, torch.empty_like(x)))
     parts.append(f"dX: {by_torch if input_grad == 'torch' else f'one launch, {dx}'}")
     dw = _kernel(weight_grad_launch(None, d, d, x, torch.empty_like(w_gate), torch.empty_like(w_up)))

@@ -25,9 +25,8 @@ from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Draw, leaf, new_seed, torch_dtype
 from swiglu_bench.check.judge import REFERENCE
 from swiglu_bench.check.results import fingerprint
-from swiglu_bench.check.tolerance import check, tensor_error
+from swiglu_bench.check.tolerance import arithmetic_of, check, tensor_error
 from swiglu_bench.spec.cases import ACTIVATIONS
-from swiglu_bench.spec.costs import longest_sum
 from swiglu_bench.spec.errors import one_line
 from swiglu_bench.spec.problem import Problem
 
@@ -60,9 +59,9 @@ def double_backward(subject: Subject) -> Outcome:
         return failed("the gradient is silently cut off from the graph: create_graph=True has no effect")
     except RuntimeError as error:
         return unsupported(one_line(error))
-    budget, terms = tensor_error(eager, truth), 4 * longest_sum(problem.case)
+    arithmetic = arithmetic_of(problem.case, dtype, 4)
     name = f"second derivative by {ACTIVATIONS[subject.scope][0]}"
-    return verdict([check(name, mine, truth, budget, dtype, terms)])
+    return verdict([check(name, mine, truth, tensor_error(eager, truth), arithmetic)])
 
 
 class _Disconnected(Exception):

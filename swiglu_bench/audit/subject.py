@@ -24,7 +24,6 @@ from swiglu_bench.session.here import Here
 from swiglu_bench.session.places import Contender
 from swiglu_bench.session.settings import Settings, Task
 from swiglu_bench.spec.cases import PLAIN, Case, Dtype, Experts, Extras, Mode, Scope, Shape
-from swiglu_bench.spec.costs import longest_sum
 from swiglu_bench.spec.implementation import Implementation, Step
 from swiglu_bench.spec.problem import Problem
 
@@ -145,14 +144,12 @@ def judge_on(problem: Problem, inputs: Inputs, produced: Produced) -> Outcome:
 def judge_beside(problem: Problem, inputs: Inputs, produced: Produced, expected: Produced) -> Outcome:
     """The same beside the results `expected` of eager, in its dtypes."""
     truth = compute_truth(problem, inputs.activations, inputs.upstream)
-    terms = longest_sum(problem.case)
 
     def judge(name: str, value: Tensor | None) -> TensorCheck:
         eager = expected[name]
         fault = form_fault(value, truth[name].shape, eager.dtype, problem.device)
-        return tolerance.check(
-            name, value, truth[name], tolerance.tensor_error(eager, truth[name]), eager.dtype, terms, fault
-        )
+        arithmetic = tolerance.arithmetic_of(problem.case, eager.dtype)
+        return tolerance.check(name, value, truth[name], tolerance.tensor_error(eager, truth[name]), arithmetic, fault)
 
     return verdict(judge(name, value) for name, value in produced.items())
 

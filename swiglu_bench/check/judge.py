@@ -23,7 +23,6 @@ from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.measure.clock import Clock
 from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.spec.cases import Mode, Scope
-from swiglu_bench.spec.costs import longest_sum
 from swiglu_bench.spec.implementation import Step, implementation
 from swiglu_bench.spec.problem import Problem
 from swiglu_kernels import reference
@@ -99,7 +98,7 @@ class Judge:
         self._reference = Built(self.definition, problem)
         self.desk = self._reference.desk
         self._truths: OrderedDict[tuple[Draw, bool], Truth] = OrderedDict()
-        self._longest_sum = longest_sum(problem.case)
+        self.arithmetic = tolerance.arithmetic_of(problem.case, self.dtype)
 
     def truth(self, draw: Draw, backward: bool) -> Truth:
         """The truth of a call; the last few are kept."""
@@ -134,7 +133,7 @@ class Judge:
         truth, faults = self.truth(draw, backward=produced.keys() != {"output"}), faults or {}
         return tuple(
             tolerance.check(
-                label.format(name), value, truth.values[name], truth.eager[name], self.dtype, self._longest_sum,
+                label.format(name), value, truth.values[name], truth.eager[name], self.arithmetic,
                 faults.get(name), distribution,
             )
             for name, value in produced.items()
@@ -174,8 +173,7 @@ class Judge:
         rounding = 0.0 if len(draws) == 1 else SUM_SLACK * tolerance.unit_roundoff(self.dtype) * len(draws) ** 0.5
         truth = next(one for (_, backward), one in self._truths.items() if backward or mode is Mode.FORWARD)
         budgets = {
-            name: tolerance.budget_of(value, truth.eager[name], self.dtype, self._longest_sum)
-            for name, value in truth.values.items()
+            name: tolerance.budget_of(value, truth.eager[name], self.arithmetic) for name, value in truth.values.items()
         }
 
         def wrong(found: Mapping[str, Tensor]) -> str:

@@ -79,8 +79,8 @@ class QuantisedJudge(Judge):
         plain = fp8.swiglu(x, self.problem.weights, upstream, again, self.joint)
         results = tuple(
             tolerance.check(
-                label.format(name), value, truth[name], tolerance.tensor_error(plain[name], truth[name]), self.dtype,
-                self._longest_sum, faults.get(name), distribution,
+                label.format(name), value, truth[name], tolerance.tensor_error(plain[name], truth[name]),
+                self.arithmetic, faults.get(name), distribution,
             )
             for name, value in produced.items()
         )  # fmt: skip

@@ -10,7 +10,8 @@ inputs, plus a rounding floor: one rounding to the dtype, and what an fp32 sum o
 
 Eager's loss on few elements is chance: on three it may be a tenth of what it is on three thousand. A tensor of fewer
 than about 140 elements has a larger factor than MARGIN: the one that the ratio of two errors of one size exceeds once
-in a million (F distribution), at most FEW_MARGIN.
+in a million (F distribution), at most FEW_MARGIN. So has one of any size that comes from fewer elements of h: of one
+token, a weight's gradient is an outer product, and each error in h's gradient stands in a whole row of it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from torch import Tensor
 
 from swiglu_bench.check.results import Fault
 from swiglu_bench.rows.record import TensorCheck
+from swiglu_bench.spec.cases import Case
+from swiglu_bench.spec.costs import hidden_elements, longest_sum
 
 MARGIN = 1.5
 """Allowed relative error in units of eager's."""
@@ -107,6 +110,22 @@ def _index(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
+class Arithmetic:
+    """What the errors of a call's results come from."""
+
+    dtype: torch.dtype
+    longest_sum: int
+    """Terms of the longest sum behind a result."""
+    hidden_elements: int
+    """Of h; no result has more errors of its own."""
+
+
+def arithmetic_of(case: Case, dtype: torch.dtype, sums: int = 1) -> Arithmetic:
+    """That of a case whose results are in a dtype; `sums` of the longest one follow each other."""
+    return Arithmetic(dtype, sums * longest_sum(case), hidden_elements(case))
+
+
+@dataclass(frozen=True)
 class Budget:
     """What an implementation may lose on one tensor."""
 
@@ -114,12 +133,12 @@ class Budget:
     maximum: float
 
 
-def budget_of(truth: Tensor, eager: TensorError, dtype: torch.dtype, longest_sum: int) -> Budget:
+def budget_of(truth: Tensor, eager: TensorError, arithmetic: Arithmetic) -> Budget:
     """The errors allowed on a tensor, from eager's."""
-    roundoff = unit_roundoff(dtype)
-    summation = math.sqrt(longest_sum) * unit_roundoff(torch.float32)
+    roundoff = unit_roundoff(arithmetic.dtype)
+    summation = math.sqrt(arithmetic.longest_sum) * unit_roundoff(torch.float32)
     peak = truth.abs().max().item() / (truth.norm().item() / math.sqrt(truth.numel()) or 1.0) if truth.numel() else 0.0
-    chance = scatter(truth.numel())
+    chance = scatter(min(truth.numel(), arithmetic.hidden_elements))
     few = max(1.0, chance / MARGIN)
     return Budget(
         relative=max(MARGIN, chance) * eager.relative + few * (roundoff / 2 + summation),
@@ -132,21 +151,21 @@ def check(
     value: Tensor | None,
     truth: Tensor,
     eager: TensorError,
-    dtype: torch.dtype,
-    longest_sum: int,
+    arithmetic: Arithmetic,
     fault: Fault | None = None,
     distribution: bool = False,
 ) -> TensorCheck:
     """The verdict on one tensor, which has the truth's shape unless it has a `fault`.
 
-    `eager` is eager PyTorch's error on the same inputs, `longest_sum` the number of terms of the longest sum in it.
+    `eager` is eager PyTorch's error on the same inputs.
     """
-    budget = budget_of(truth, eager, dtype, longest_sum)
+    budget = budget_of(truth, eager, arithmetic)
     error = TensorError(math.inf, math.inf, False)
     if not fault:
         assert value is not None
         error = tensor_error(value, truth, distribution)
-        systematic = max(0.0, abs(error.bias) - CHANCE * error.bias_by_chance)
+        alike = max(1.0, truth.numel() / max(1, arithmetic.hidden_elements))  # errors that may have one direction
+        systematic = max(0.0, abs(error.bias) - CHANCE * error.bias_by_chance * math.sqrt(alike))
         if not error.finite:
             wrong = int((~torch.isfinite(value)).sum())
             fault = Fault("finite", f"NaN or Inf in {wrong} of {value.numel()} elements")

@@ -21,7 +21,6 @@ from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.results import Fault
 from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.spec.cases import WEIGHTS, Case, Mode
-from swiglu_bench.spec.costs import longest_sum
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.spec.problem import Problem
 
@@ -297,10 +296,10 @@ class Expected:
         fault = Fault("finite", "is finite where eager has NaN or Inf") if torch.isfinite(value[lost]).any() else None
         if not counts.all():
             value, truth, eager = value[counts], truth[counts], eager[counts]
-        terms = 3 * longest_sum(self._case)
+        arithmetic = tolerance.arithmetic_of(self._case, torch_dtype(self._case), 3)
         error = tolerance.tensor_error(eager, truth)
         error = replace(error, relative=SLACK * error.relative, maximum=SLACK * error.maximum)
-        return tolerance.check(name, value, truth, error, torch_dtype(self._case), terms, fault)
+        return tolerance.check(name, value, truth, error, arithmetic, fault)
 
 
 def _gradients(leaves: Sequence[Tensor], suffix: str = "") -> Results:

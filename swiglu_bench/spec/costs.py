@@ -98,6 +98,11 @@ def longest_sum(case: Case) -> int:
     return max(sums if case.mode is Mode.FORWARD else [*sums, case.tokens])
 
 
+def hidden_elements(case: Case) -> int:
+    """Elements of h, the product of the gate and up: of experts, over all pairs of a token and an expert."""
+    return (case.pairs if case.shape.experts else case.tokens) * case.shape.intermediate
+
+
 def tensor_elements(case: Case) -> dict[str, int]:
     """Elements of every named tensor of a case, `output` included."""
     tokens, hidden, intermediate = case.tokens, case.shape.hidden, case.shape.intermediate

@@ -86,11 +86,11 @@ class SplitJudge(Judge):
 
     def judge_alone(self, produced: Produced, draw: Draw, faults: Mapping[str, Fault]) -> tuple[TensorCheck, ...]:
         """Verdicts on what one GPU produced, of which this rank looks at its part; `draw` is one of the first."""
-        truth, dtype = self.truth(draw, backward=produced.keys() != {"output"}), self.dtype
+        truth = self.truth(draw, backward=produced.keys() != {"output"})
         return tuple(
             tolerance.check(
                 name, value if value is None else self._own(name, value), truth.values[name], self._alone[draw][name],
-                dtype, self._longest_sum, faults.get(name),
+                self.arithmetic, faults.get(name),
             )
             for name, value in produced.items()
         )  # fmt: skip

@@ -13,6 +13,9 @@ from swiglu_bench.rows.record import TensorCheck
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
+MANY = 10**9
+
+
 def normal(*size: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
@@ -20,7 +23,7 @@ def normal(*size: int, seed: int = 0) -> torch.Tensor:
 def check(
     name: str, value: torch.Tensor, truth: torch.Tensor, eager: TensorError, dtype: torch.dtype, terms: int = 1
 ) -> TensorCheck:
-    return tolerance.check(name, value, truth, eager, dtype, terms)
+    return tolerance.check(name, value, truth, eager, tolerance.Arithmetic(dtype, terms, MANY))
 
 
 def floor(dtype: torch.dtype, terms: int = 1) -> tuple[float, float]:
@@ -141,7 +144,7 @@ def test_every_failure_says_why(value: torch.Tensor, check_name: str, facts: lis
 
 def test_what_has_a_fault_is_not_measured() -> None:
     fault = Fault("missing", "because")
-    verdict = tolerance.check("x", None, normal(4, 4), FINE, torch.float32, 1, fault)
+    verdict = tolerance.check("x", None, normal(4, 4), FINE, tolerance.Arithmetic(torch.float32, 1, MANY), fault)
     assert verdict.error == verdict.max_error == math.inf
     assert (verdict.ok, verdict.check, verdict.reason) == (False, "missing", "because")
 
@@ -180,6 +183,23 @@ def test_the_scatter_is_that_of_random_errors() -> None:
     generator = torch.Generator().manual_seed(0)
     errors = torch.randn(2, 100_000, 20, generator=generator).square().mean(-1).sqrt()
     assert (errors[0] / errors[1]).max().item() < tolerance.scatter(20) < 2 * (errors[0] / errors[1]).max().item()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_errors_of_few_elements_of_h_stand_in_every_tensor(seed: int) -> None:
+    """Of one token, a weight's gradient is an outer product: a few errors, each in a whole row."""
+    gradient, x = normal(12, seed=seed), normal(500, seed=seed + 100)
+    truth = torch.outer(gradient, x)
+    found, lucky = (truth + torch.outer(scale * 1e-3 * normal(12, seed=seed + 200), x) for scale in (1.0, 0.5))
+    eager = tensor_error(lucky, truth)
+    for elements, ok in ((12, True), (MANY, False)):
+        assert tolerance.check("w", found, truth, eager, tolerance.Arithmetic(torch.float32, 1, elements)).ok is ok
+    one_way = torch.outer(gradient * (1 + 1e-3), x)
+    fine = TensorError(1e-3, 1e-2, True)
+    for elements, reason in ((12, ""), (MANY, "bias")):
+        assert (
+            tolerance.check("w", one_way, truth, fine, tolerance.Arithmetic(torch.float32, 1, elements)).check == reason
+        )
 
 
 def test_an_error_of_one_direction_fails_long_before_the_norm_sees_it() -> None:

@@ -22,7 +22,11 @@ def test_one_line_each_way() -> None:
     forward, backward = explain(torch.empty(5, 24), *weights(True)).splitlines()
     assert forward.startswith("forward: one launch, portable Triton, tiles of")
     assert "gate and up are kept" in forward
-    assert backward.startswith("backward: d_gate and d_up by one launch; dX: one launch, portable Triton")
+    two = "two products by torch (no multiple of 64: hidden 24 and intermediate 40)"
+    assert backward == f"backward: d_gate and d_up by one launch; dX: {two}; dW: {two}"
+    by_kernels = explain(torch.empty(5, 24), *weights(True), input_grad="two_step", weight_grad="triton")
+    assert "dX: one launch, portable Triton" in by_kernels
+    assert "dW: one launch, portable Triton" in by_kernels
 
 
 @needs_kernels
@@ -30,7 +34,7 @@ def test_options_and_reasons_show() -> None:
     text = explain(torch.empty(200, 24), *weights(), limit=7.0, weight_grad="none", save="input", input_grad="torch")
     assert "plain SiLU only" in text
     assert "the products again" in text
-    assert "dX: two products by torch; no dW" in text
+    assert "dX: two products by torch (no multiple of 64: hidden 24 and intermediate 40); no dW" in text
 
 
 @needs_kernels

@@ -10,6 +10,7 @@ from swiglu_bench.spec.costs import (
     Footprint,
     contender_bytes,
     flops,
+    hidden_elements,
     judge_bytes,
     longest_sum,
     min_bytes,
@@ -92,6 +93,12 @@ def test_the_longest_sum_grows_with_sizes_and_in_a_backward_with_tokens() -> Non
     assert longest_sum(small_case(scope=Scope.ACTIVATION)) == 1
     assert longest_sum(small_case(mode=Mode.FORWARD, tokens=1000)) == 2 * I
     assert longest_sum(small_case(mode=Mode.STEP, tokens=1000)) == 1000
+
+
+def test_elements_of_h_are_those_of_all_pairs() -> None:
+    assert hidden_elements(small_case(tokens=3)) == 3 * I
+    mixture = small_case(scope=Scope.EXPERTS, tokens=3)
+    assert hidden_elements(mixture) == mixture.pairs * I > 3 * I
 
 
 def test_predicted_memory_is_the_largest_phase() -> None:

@@ -44,8 +44,9 @@ LEAST_TILES = 0.7
 """For each multiprocessor; with fewer, the portable kernels' smaller tiles fill the GPU better."""
 LEAST_FILLED_PERCENT = 84
 """Of its waves of tiles, that an output has to take up: where they are emptier, PyTorch's products are faster."""
-LEAST_GATE_TOKENS = 257
-"""For `gate_backward_launch`; below, the portable kernel's smaller tiles fill the GPU better."""
+LEAST_GATE_TOKENS, LEAST_GATE_ELEMENTS = 512, 5_600_000
+"""Tokens, and elements of d_gate, from which `gate_backward_launch` is faster than PyTorch's product and an elementwise
+launch behind it; below, its tiles are too few (results/nvidia-h200/parts.csv)."""
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -323,6 +324,11 @@ def why_not(pairs: Sequence[Pair], stored: Sequence[torch.Tensor], capability: C
 def fills(rows: int, columns: int, processors: int) -> bool:
     """Tell whether the 128 x 128 tiles of an output are enough for a GPU."""
     return -(-rows // TILE) * -(-columns // TILE) >= LEAST_TILES * processors
+
+
+def gate_pays(tokens: int, intermediate: int) -> bool:
+    """Tell whether `gate_backward_launch` is the fastest for gradients of so many rows and columns."""
+    return tokens >= LEAST_GATE_TOKENS and tokens * intermediate >= LEAST_GATE_ELEMENTS
 
 
 def fills_waves(rows: int, columns: int, processors: int) -> bool:

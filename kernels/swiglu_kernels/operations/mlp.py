@@ -114,9 +114,22 @@ def write_hidden_grads(
     formula: Formula,
 ) -> None:
     """Write d_gate, d_up and, if it is given, h; arguments as of `down_backward_launch`."""
-    if not hidden_grad_by_torch(d_out, w_down) or d_gate.numel() == 0:
+    if not hidden_grad_by_torch(d_out, w_down, formula) or d_gate.numel() == 0:
         run(down_backward_launch, d_out, w_down, preactivations, d_gate, d_up, h, None, formula)
-        return
+    else:
+        multiply_and_gate_backward(d_out, w_down, preactivations, d_gate, d_up, h, formula)
+
+
+def multiply_and_gate_backward(
+    d_out: torch.Tensor,
+    w_down: torch.Tensor,
+    preactivations: tuple[torch.Tensor, torch.Tensor],
+    d_gate: torch.Tensor,
+    d_up: torch.Tensor,
+    h: torch.Tensor | None,
+    formula: Formula,
+) -> None:
+    """Write the same by a product of PyTorch and one elementwise launch."""
     d_h = new(d_out, *d_gate.shape) if h is None else h  # written over d_h
     plan.apply(multiply, d_out, w_down.t(), None, d_h)
     run(gate_backward_launch, d_h, *preactivations, d_gate, d_up, formula, h)

@@ -25,6 +25,7 @@ from swiglu_kernels.portable.arithmetic import (
     round_to,
     strided_tile,
 )
+from swiglu_kernels.tiles.candidates import BY_TORCH
 from swiglu_kernels.tiles.tuning import lookup, portable_tile
 
 
@@ -181,9 +182,10 @@ def down_backward_launch(
     (M, H), N = d_out.shape, w_down.shape[1]
     gate, up = preactivations
     tuned = lookup("mlp-hidden-grad", d_out, M, H, N)
+    tuned = None if tuned == BY_TORCH else tuned
     if formula == PLAIN:
         stored = [gate, up, d_gate, d_up, *([] if h is None else [h])]
-        by_hand = tuned.schedule != "portable" if tuned else M >= products.LEAST_GATE_TOKENS
+        by_hand = tuned.schedule != "portable" if tuned else products.gate_pays(M, N)
         if by_hand and products.why_not([(d_out, w_down)], stored, capability) is None:
             tile = tuned.tile if tuned else None
             return products.gate_backward_launch(d_out, w_down, preactivations, d_gate, d_up, h, tile)

@@ -10,12 +10,13 @@ import torch
 from swiglu_kernels.launches.formula import PLAIN
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.operations.glu import multiply_and_gate
+from swiglu_kernels.operations.mlp import multiply_and_gate_backward
 from swiglu_kernels.portable import experts
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import NO_BIASES, forward_launch, recompute_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.routing import route
-from swiglu_kernels.tiles.candidates import BY_TORCH, KERNELS, Choice, Problem
+from swiglu_kernels.tiles.candidates import BY_TORCH, Choice, Problem
 from swiglu_kernels.tiles.tuning import forced
 
 
@@ -28,14 +29,14 @@ class Runnable(Protocol):
 
 @dataclass(frozen=True)
 class ByTorch:
-    """A forward by PyTorch's products: x, both weights, z, and gate and up or None."""
+    """The same by PyTorch's products."""
 
+    function: Callable[..., None]
     arguments: tuple[Any, ...]
 
     def run(self) -> None:
         """Write the outputs."""
-        x, w_gate, w_up, z, preactivations = self.arguments
-        multiply_and_gate(x, w_gate, w_up, z, preactivations, NO_BIASES, PLAIN)
+        self.function(*self.arguments)
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,11 @@ def workload(kernel: str, problem: Problem, device: torch.device, seed: int = 0)
         return torch.empty(rows, columns, dtype=problem.dtype, device=device)
 
     def made(launch: Callable[..., Launch], *arguments: object, out: tuple[torch.Tensor, ...]) -> Workload:
-        by_torch = ByTorch(arguments) if KERNELS[kernel].by_torch else None
+        by_torch = None
+        if launch is forward_launch:
+            by_torch = ByTorch(multiply_and_gate, (*arguments, NO_BIASES, PLAIN))
+        elif launch is down_backward_launch:
+            by_torch = ByTorch(multiply_and_gate_backward, (*arguments, PLAIN))
         return Workload(kernel, problem, device, out, lambda: launch(*arguments), by_torch)
 
     def hidden_like(count: int) -> list[torch.Tensor]:

@@ -112,8 +112,8 @@ class Kernel:
     """Whether operands are formed in registers."""
     parts: bool = False
     """Whether several programs may share a sum."""
-    by_torch: bool = False
-    """Whether `torch` is a choice."""
+    by_torch: Callable[[Problem], bool] | None = None
+    """Where `torch` is what runs, if nothing was tuned; None: it is no choice."""
     by_hand: dict[Schedule, Callable[[Problem], tuple[Tile, ...]]] = field(default_factory=dict)
     """Schedules by hand that it has on Hopper, each in the tiles that are shipped for some shape."""
     shipped_by_hand: Callable[[Problem], Choice | None] = lambda problem: None
@@ -128,6 +128,12 @@ MEASURED: Capability = (9, 0)
 """The only compute capability on which what is shipped was measured."""
 PORTABLE_TOKENS, UNMEASURED_TOKENS = 128, 16
 """Up to so many, the portable forward is one launch on the measured capability and on others."""
+SECTOR, LINE = 16, 64
+"""Elements of 16 bits in what an L2 cache reads at once, and in its lines. Rows that do not begin at multiples of the
+former cost any product of ours half its speed, and of the latter a fifth where it reads or writes columns; PyTorch's
+lose nothing (results/nvidia-h200/parts.csv)."""
+UNALIGNED_TOKENS = 32
+"""Of rows that begin anywhere, up to so many are faster by the row kernel than by PyTorch, and more are not."""
 NEARLY_EMPTY = ((128, 192, 12_000_000), (256, 300, 20_000_000))
 """More tokens than the first, up to the second, and at least so many elements a weight: there ping-pong's last row of
 tiles is nearly empty, and PyTorch's two products are faster (results/nvidia-h200/two-products.csv)."""
@@ -139,11 +145,22 @@ def multiplied_by_torch(at: Problem) -> bool:
         return False
     if at.capability != MEASURED:
         return at.tokens > UNMEASURED_TOKENS
+    aligned = at.hidden % SECTOR == 0
     if not by_hand_is_possible(at):
-        return at.tokens > PORTABLE_TOKENS
+        return not aligned or at.tokens > PORTABLE_TOKENS
+    if not aligned:
+        return at.tokens > UNALIGNED_TOKENS
     return any(
         above < at.tokens <= most and at.hidden * at.intermediate >= elements for above, most, elements in NEARLY_EMPTY
     )
+
+
+def hidden_grad_by_torch(at: Problem) -> bool:
+    """Whether an MLP's d_gate, d_up and h are, with plain SiLU, where nothing was tuned."""
+    if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
+        return False
+    in_lines = at.hidden % LINE == 0 and at.intermediate % LINE == 0
+    return not (by_hand_is_possible(at) and in_lines and products.gate_pays(at.tokens, at.intermediate))
 
 
 def _recompute(at: Problem) -> Tile:
@@ -189,7 +206,10 @@ def forward_schedule(tokens: int, hidden: int, intermediate: int, processors: in
     """Name what makes the forward on Hopper where nothing was tuned."""
     if tokens > row.MOST_TOKENS:
         return "ping-pong"
-    return "cooperative" if few_tokens_tile(tokens, hidden, intermediate, processors) is None else "portable"
+    by_hand = (
+        hidden % SECTOR or intermediate % SECTOR or few_tokens_tile(tokens, hidden, intermediate, processors) is None
+    )
+    return "cooperative" if by_hand else "portable"
 
 
 def _sum_by_hand(problem: Problem) -> Choice | None:
@@ -199,8 +219,12 @@ def _sum_by_hand(problem: Problem) -> Choice | None:
     return _product("cooperative" if products.sum_schedule(*at) == "cooperative" else "ping-pong")
 
 
-def _from(least_tokens: int, schedule: Schedule) -> Callable[[Problem], Choice | None]:
-    return lambda at: _product(schedule) if at.tokens >= least_tokens else None
+def _gate_by_hand(at: Problem) -> Choice | None:
+    return _product("gate") if products.gate_pays(at.tokens, at.intermediate) else None
+
+
+def _ping_pong(_: Problem) -> Choice:
+    return _product("ping-pong")
 
 
 def _product(schedule: Schedule) -> Choice:
@@ -228,7 +252,7 @@ def _row_tiles(problem: Problem) -> tuple[Tile, ...]:
 
 
 _forward_kernel = Kernel(
-    "tokens", 2, 1, 2, _forward, parts=True, by_torch=True,
+    "tokens", 2, 1, 2, _forward, parts=True, by_torch=multiplied_by_torch,
     by_hand={"ping-pong": _ping_pong_tiles, "cooperative": _row_tiles},
     shipped_by_hand=partial(_forward_by_hand, stores_preact=False),
 )  # fmt: skip
@@ -242,15 +266,15 @@ KERNELS = {
     ),
     "input-grad-fused": Kernel("tokens", 2, 3, 2, _input_grad(True), on_the_fly=True),
     "weight-grad": Kernel(
-        "intermediate", 2, 2, 1, _weight_grad, by_hand=_products("ping-pong"), shipped_by_hand=_from(0, "ping-pong")
+        "intermediate", 2, 2, 1, _weight_grad, by_hand=_products("ping-pong"), shipped_by_hand=_ping_pong
     ),
     "weight-grad-fused": Kernel("intermediate", 2, 3, 1, _weight_grad, on_the_fly=True),
     "mlp-hidden-grad": Kernel(
         "tokens", 1, 1, 1, _down_backward,
-        by_hand=_products("gate"), shipped_by_hand=_from(products.LEAST_GATE_TOKENS, "gate"),
+        by_torch=hidden_grad_by_torch, by_hand=_products("gate"), shipped_by_hand=_gate_by_hand,
     ),
     "mlp-weight-grad": Kernel(
-        "hidden", 1, 1, 1, _down_weight_grad, by_hand=_products("ping-pong"), shipped_by_hand=_from(0, "ping-pong")
+        "hidden", 1, 1, 1, _down_weight_grad, by_hand=_products("ping-pong"), shipped_by_hand=_ping_pong
     ),
     **dict.fromkeys(
         ("experts-gate-up", "experts-down", "experts-hidden-grad", "experts-input-grad"),
@@ -273,7 +297,7 @@ def by_hand_is_possible(problem: Problem) -> bool:
 def shipped(name: str, problem: Problem) -> Choice:
     """What runs where nothing was tuned."""
     kernel = KERNELS[name]
-    if kernel.by_torch and multiplied_by_torch(problem):
+    if kernel.by_torch and kernel.by_torch(problem):
         return BY_TORCH
     by_hand = kernel.shipped_by_hand(problem) if by_hand_is_possible(problem) else None
     return by_hand or Choice("portable", kernel.shipped(problem))

@@ -12,9 +12,9 @@ and products of d_gate and d_up once they are stored, by `hopper/products.py`, r
     dX   0.98-1.00 where its tiles fill their waves; 1.1-1.4 where they do not, as of 1100, 1280 or 2304 tokens
 
 so "auto" is save="preact" wherever memory is not the point (`save_memory`), dX in two steps by Triton where its tiles
-fill their waves (`hopper_products.fills_waves`), and dW by Triton. For the portable kernels both hold up to FEW_TOKENS
-only, half way between the two measurements; what is larger goes to torch, whose library knows GPUs on which nothing was
-measured.
+fill their waves (`hopper_products.fills_waves`), and dW by Triton. What the portable kernels do instead is slower than
+PyTorch's products from two tokens on, and so are those by hand where rows do not begin at multiples of 128 bytes and
+tokens are many (`results/nvidia-h200/parts.csv`): "auto" then takes PyTorch's.
 
 The forward of the portable kernel takes 1.16-1.22 of the bare product at 1024-8192 tokens, where eager takes 1.12-1.16
 and two products by torch with one elementwise launch 1.06-1.11. So where no kernel by hand takes the tensors (other
@@ -30,15 +30,22 @@ the weights once. A tile that `tune` keeps for a forward, or for an MLP's d_h, i
 
 import torch
 
-from swiglu_kernels.hopper import experts
+from swiglu_kernels.hopper import experts, products
 from swiglu_kernels.hopper.forward import why_not
-from swiglu_kernels.hopper.products import fills_waves
 from swiglu_kernels.hopper.shared import why_off
 from swiglu_kernels.launches.backend import INTERPRETING, capability_of, multiprocessors
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.internals import constant_in_graphs
 from swiglu_kernels.tiles import candidates
-from swiglu_kernels.tiles.candidates import BY_TORCH, MEASURED, PORTABLE_TOKENS, UNMEASURED_TOKENS, Problem
+from swiglu_kernels.tiles.candidates import (
+    BY_TORCH,
+    LINE,
+    MEASURED,
+    PORTABLE_TOKENS,
+    SECTOR,
+    UNMEASURED_TOKENS,
+    Problem,
+)
 from swiglu_kernels.tiles.tuning import lookup
 
 AUTO = "auto"
@@ -46,7 +53,8 @@ WEIGHT_GRADS = ("triton", "torch", "none", AUTO)
 SAVES = ("preact", "input", AUTO)
 INPUT_GRADS = ("fused", "two_step", "torch", AUTO)
 
-FEW_TOKENS = 8
+SLOW_ROWS_TOKENS = 256
+"""Of rows that do not begin at multiples of 128 bytes, up to so many leave dW faster by hand than by PyTorch."""
 
 
 @constant_in_graphs  # a GPU does not change while a compiled function lives
@@ -89,7 +97,7 @@ def multiplied_by_torch(
             return tuned == BY_TORCH
         if why_not(x, w_gate, w_up, capability) is None:
             return candidates.multiplied_by_torch(Problem(tokens, hidden, intermediate, x.dtype, capability))
-    return tokens > (UNMEASURED_TOKENS if why_unmeasured(x.device) else PORTABLE_TOKENS)
+    return hidden % SECTOR > 0 or tokens > (UNMEASURED_TOKENS if why_unmeasured(x.device) else PORTABLE_TOKENS)
 
 
 def resolve(
@@ -106,28 +114,41 @@ def resolve(
     tokens, hidden = chunk_tokens or x.shape[0], x.shape[1]
     fits = x.dtype in (torch.float16, torch.bfloat16) and hidden % 8 == 0 and intermediate % 8 == 0
     hopper = _hopper_multiprocessors(x.device) if fits else 0
-    few = tokens <= FEW_TOKENS and not why_unmeasured(x.device)
+    in_lines = not why_slow_rows(hidden, intermediate)
     if save == AUTO:
         save = "input" if chunk_tokens else "preact"
     if input_grad == AUTO:
-        by_triton = few or (hopper and fills_waves(tokens, hidden, hopper))
-        input_grad = "two_step" if by_triton else "torch"
+        input_grad = "two_step" if hopper and in_lines and products.fills_waves(tokens, hidden, hopper) else "torch"
     if weight_grad == AUTO:
-        weight_grad = "triton" if hopper or few else "torch"
+        one = tokens == 1 and not why_unmeasured(x.device)
+        by_triton = one or (hopper and (in_lines or tokens <= SLOW_ROWS_TOKENS))
+        weight_grad = "triton" if by_triton else "torch"
     return weight_grad, save, input_grad
 
 
-def hidden_grad_by_torch(d_out: torch.Tensor, w_down: torch.Tensor) -> bool:
+def why_slow_rows(hidden: int, intermediate: int) -> str:
+    """Say that rows of so many elements of 16 bits are slow to read by tiles, or return ""."""
+    slow = [f"{name} {size}" for name, size in (("hidden", hidden), ("intermediate", intermediate)) if size % LINE]
+    return f"no multiple of {LINE}: {' and '.join(slow)}" if slow else ""
+
+
+def hidden_grad_by_torch(d_out: torch.Tensor, w_down: torch.Tensor, formula: Formula) -> bool:
     """Whether an MLP's d_h is a product by torch with an elementwise launch behind it, not one launch.
 
     Args:
         d_out: [tokens, hidden].
         w_down: [hidden, intermediate].
+        formula: the gate.
     """
-    if INTERPRETING or not why_unmeasured(d_out.device):
+    if INTERPRETING:
         return False
-    (tokens, hidden), intermediate = d_out.shape, w_down.shape[1]
-    return lookup("mlp-hidden-grad", d_out, tokens, hidden, intermediate) is None
+    (tokens, hidden), intermediate, capability = d_out.shape, w_down.shape[1], capability_of(d_out.device)
+    tuned = lookup("mlp-hidden-grad", d_out, tokens, hidden, intermediate)
+    if tuned is not None and (formula == PLAIN or tuned.schedule == "portable"):
+        return tuned == BY_TORCH
+    if formula != PLAIN or products.why_not([(d_out, w_down)], [], capability) is not None:
+        return True
+    return candidates.hidden_grad_by_torch(Problem(tokens, hidden, intermediate, d_out.dtype, capability))
 
 
 def why_not_hopper(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str) -> str | None:

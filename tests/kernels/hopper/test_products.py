@@ -6,7 +6,7 @@ from accuracy import assert_as_accurate_as_eager
 from on_hopper import needs_hopper
 
 from swiglu_kernels.hopper import products, shared
-from swiglu_kernels.hopper.products import LEAST_GATE_TOKENS
+from swiglu_kernels.hopper.products import LEAST_GATE_ELEMENTS, LEAST_GATE_TOKENS
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.tiles import choices
@@ -74,17 +74,24 @@ class TestWhoMayTakeThem:
         assert weight_grad_launch(gate, gate, gate, x, weight, weight, (9, 0)).kernel != "by hand"
         assert down_weight_grad_launch(x, gate, meta(128, 256), (9, 0)).kernel == "by hand"
 
-        for tokens, by_hand in ((LEAST_GATE_TOKENS - 1, False), (LEAST_GATE_TOKENS, True)):
-            z = meta(tokens, 256)
-            launch = down_backward_launch(meta(tokens, 128), meta(128, 256), (z, z), z, z, None, (9, 0))
+        enough = -(-LEAST_GATE_ELEMENTS // (LEAST_GATE_TOKENS * 64)) * 64
+        for tokens, columns, by_hand in (
+            (LEAST_GATE_TOKENS - 1, 2 * enough, False),
+            (LEAST_GATE_TOKENS, enough - 64, False),
+            (LEAST_GATE_TOKENS, enough, True),
+        ):
+            z = meta(tokens, columns)
+            launch = down_backward_launch(meta(tokens, 128), meta(128, columns), (z, z), z, z, None, (9, 0))
             assert (launch.kernel == "by hand") is by_hand
 
 
 @pytest.mark.parametrize(
     ("tokens", "hidden", "dtype", "expected"),
     [
-        (1, 4096, torch.bfloat16, ("triton", "preact", "two_step")),
+        (1, 4096, torch.bfloat16, ("triton", "preact", "torch")),
         (256, 4096, torch.bfloat16, ("triton", "preact", "torch")),
+        (256, 4104, torch.bfloat16, ("triton", "preact", "torch")),
+        (512, 4128, torch.bfloat16, ("torch", "preact", "torch")),
         (512, 4096, torch.bfloat16, ("triton", "preact", "two_step")),
         (1100, 4096, torch.bfloat16, ("triton", "preact", "torch")),  # 288 tiles of 128 rows in 3 waves of 132
         (1536, 4096, torch.bfloat16, ("triton", "preact", "two_step")),

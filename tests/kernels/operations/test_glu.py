@@ -353,8 +353,7 @@ def test_every_public_function_has_the_same_options():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [(1, ("triton", "preact", "two_step")), (8, ("triton", "preact", "two_step")), (9, ("torch", "preact", "torch"))],
+    ("tokens", "expected"), [(1, ("triton", "preact", "torch")), (2, ("torch", "preact", "torch"))]
 )
 def test_what_auto_picks_for_portable_kernels(tokens, expected):
     x = torch.empty(tokens, 64)

@@ -111,7 +111,7 @@ def test_the_backward_by_hand_is_a_choice_on_hopper() -> None:
     assert set(schedules("input-grad", at(16))) == {"portable", "ping-pong", "cooperative"}
     assert {shipped(name, at(1)).schedule for name in ("weight-grad", "mlp-weight-grad")} == {"ping-pong"}
     least = products.LEAST_GATE_TOKENS
-    assert [shipped("mlp-hidden-grad", at(tokens)).schedule for tokens in (least - 1, least)] == ["portable", "gate"]
+    assert [shipped("mlp-hidden-grad", at(tokens)).schedule for tokens in (least - 1, least)] == ["torch", "gate"]
 
 
 def test_without_gluon_all_are_portable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,12 +35,60 @@ def _as_if_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (129, True, False, CLAMPED, True),
     ],
 )
-def test_only_many_tokens_without_a_kernel_by_hand(
+def test_many_tokens_without_a_kernel_by_hand(
     monkeypatch: pytest.MonkeyPatch, tokens: int, by_hand: bool, has_bias: bool, formula: Formula, expected: bool
 ) -> None:
     monkeypatch.setattr(choices, "why_not", lambda *_: None if by_hand else "another GPU")
-    x, weight = torch.empty(tokens, 8), torch.empty(16, 8)
+    x, weight = torch.empty(tokens, 16), torch.empty(16, 16)
     assert choices.multiplied_by_torch(x, weight, weight, has_bias, formula, stored=False) is expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "intermediate", "by_hand", "expected"),
+    [
+        (1, 4104, 11008, True, False),
+        (32, 4104, 11008, True, False),
+        (33, 4104, 11008, True, True),
+        (33, 4096, 11016, True, False),
+        (1, 4104, 11008, False, True),
+    ],
+)
+def test_rows_of_odd_lengths(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, hidden: int, intermediate: int, by_hand: bool, expected: bool
+) -> None:
+    monkeypatch.setattr(choices, "why_not", lambda *_: None if by_hand else "another layout")
+    monkeypatch.setattr(choices, "capability_of", lambda _: (9, 0))
+    monkeypatch.setattr(shared, "why_off", lambda: None)
+    x, weight = (torch.empty(rows, hidden, dtype=torch.bfloat16, device="meta") for rows in (tokens, intermediate))
+    assert choices.multiplied_by_torch(x, weight, weight, False, PLAIN, stored=True) is expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "intermediate", "expected"),
+    [
+        (512, 4096, 11008, False),
+        (511, 4096, 11008, True),
+        (512, 4096, 8192, True),
+        (8192, 4096, 11008, False),
+        (8192, 4104, 11008, True),
+        (8192, 4096, 11040, True),
+        (0, 4096, 11008, False),
+    ],
+)
+def test_hidden_gradients(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, hidden: int, intermediate: int, expected: bool
+) -> None:
+    monkeypatch.setattr(choices, "capability_of", lambda _: (9, 0))
+    monkeypatch.setattr(choices.products, "why_not", lambda *_: None)
+    monkeypatch.setattr(shared, "why_off", lambda: None)
+    sizes = (tokens, hidden), (hidden, intermediate)
+    d_out, w_down = (torch.empty(size, dtype=torch.bfloat16, device="meta") for size in sizes)
+    assert choices.hidden_grad_by_torch(d_out, w_down, PLAIN) is expected
+    assert choices.hidden_grad_by_torch(d_out, w_down, CLAMPED)
+    for tuned, by_torch in ((BY_TORCH, True), (Choice("portable", TILE), False), (Choice("gate", TILE), False)):
+        monkeypatch.setattr(choices, "lookup", lambda *_, tuned=tuned: tuned)
+        assert choices.hidden_grad_by_torch(d_out, w_down, PLAIN) is by_torch
+        assert choices.hidden_grad_by_torch(d_out, w_down, CLAMPED) is (tuned.schedule != "portable")
 
 
 @pytest.mark.parametrize("tuned", [Choice("ping-pong", TILE), BY_TORCH], ids=str)
@@ -99,19 +147,19 @@ def _ampere(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_ampere")
 @pytest.mark.parametrize(("tokens", "by_torch"), [(1, False), (16, False), (17, True), (4096, True)])
 def test_where_nothing_was_measured_torch_multiplies(tokens: int, by_torch: bool) -> None:
-    x, weight = torch.empty(tokens, 8), torch.empty(16, 8)
+    x, weight = torch.empty(tokens, 16), torch.empty(16, 16)
     assert choices.multiplied_by_torch(x, weight, weight, False, PLAIN, stored=True) is by_torch
     assert choices.resolve("auto", "auto", "auto", x, 16) == ("torch", "preact", "torch")
-    assert choices.hidden_grad_by_torch(x, weight.t())
+    assert choices.hidden_grad_by_torch(x, weight.t(), PLAIN)
     assert choices.why_unmeasured(CPU) == "this is compute capability 8.0, and only 9.0 was measured"
 
 
 @pytest.mark.usefixtures("_ampere")
 def test_what_is_tuned_there_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices, "lookup", lambda *_: Choice("portable", TILE))
-    x, weight = torch.empty(200, 8), torch.empty(16, 8)
+    x, weight = torch.empty(200, 16), torch.empty(16, 16)
     assert not choices.multiplied_by_torch(x, weight, weight, False, PLAIN, stored=False)
-    assert not choices.hidden_grad_by_torch(x, weight.t())
+    assert not choices.hidden_grad_by_torch(x, weight.t(), PLAIN)
 
 
 @pytest.mark.skipif(backend_for(CPU) == "torch", reason="Triton's interpreter is off")
