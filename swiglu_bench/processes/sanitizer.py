@@ -30,13 +30,14 @@ from swiglu_bench.spec import registry
 from swiglu_bench.spec.cases import Case
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Implementation
+from swiglu_kernels.standalone import hazards
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 PROGRAM = "compute-sanitizer"
 FOUND = 86
 """The exit status of a program in which the tool found something."""
 REPORT = re.compile(r"^=+ (?!COMPUTE-SANITIZER|[A-Z]+ SUMMARY)(\S.*)$", re.MULTILINE)
-"""The first line of what the tool found, and the indented ones below it are left out."""
+"""The first line of what the tool found, and the indented ones below it are left out. Of racecheck, see `hazards`."""
 CALL = "import sys; sys.path[:] = {path!r}; from {module} import call_once; call_once({file!r})"
 
 
@@ -84,11 +85,14 @@ def _sanitize(record: Record, case: Case, one: Implementation, settings: Setting
         return
     finally:
         request.unlink()
-    reports = REPORT.findall(log.read_text("utf-8", "replace"))
     if status not in (0, FOUND):
         record.end(Status.ERROR, f"Its process ended with status {status}; the output is in {log}.")
         return
-    wrong = f"{reports[0] if reports else 'an error'}; all reports are in {log}" if status == FOUND else ""
+    text = log.read_text("utf-8", "replace")
+    of_races = settings.sanitizer == "racecheck"
+    reports = hazards.unexplained(text) if of_races else REPORT.findall(text)
+    clean = status == 0 or (of_races and not reports)
+    wrong = "" if clean else f"{reports[0] if reports else 'an error'}; all reports are in {log}"
     found = failure("sanitizer", wrong)
     record.tensor_checks = (dataclasses.replace(found, tensor=settings.sanitizer, ok=not wrong),)
     if wrong:
@@ -104,3 +108,4 @@ def call_once(request: str) -> None:
     built.train(Draw(new_seed()))
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    hazards.announce()

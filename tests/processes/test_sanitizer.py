@@ -25,6 +25,14 @@ print("========= COMPUTE-SANITIZER")
 status = subprocess.run(sys.argv[at:]).returncode
 if status:
     sys.exit(status)
+if {races}:
+    print("Triton's dispatch of warps: kernels.py:10, kernels.py:30")
+    for line in (10, {races}):
+        print(f"========= Error: Race reported between Read access at kernel+0x90 in kernels.py:10")
+        print(f"=========     and Write access at kernel+0x10 in kernels.py:{{line}} [8 hazards]")
+        print("========= ")
+    print("========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)")
+    sys.exit(int(options["--error-exitcode"]))
 if {finds}:
     print("========= Invalid __global__ write of size 2 bytes")
     print("=========     at kernel+0x90")
@@ -34,12 +42,14 @@ print("========= ERROR SUMMARY: 0 errors")
 """
 
 
-def rows(folder: Path, monkeypatch: pytest.MonkeyPatch, finds: bool, timeout_s: float = 60.0) -> list[Record]:
+def rows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, finds: bool, timeout_s: float = 60.0, races: int = 0
+) -> list[Record]:
     program = folder / sanitizer.PROGRAM
-    program.write_text(TOOL.format(python=sys.executable, finds=finds))
+    program.write_text(TOOL.format(python=sys.executable, finds=finds, races=races))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
-    settings = Settings(Task.VERIFY, CPU, "c", "r", sanitizer="memcheck")
+    settings = Settings(Task.VERIFY, CPU, "c", "r", sanitizer="racecheck" if races else "memcheck")
     this, everyone = machine.describe(CPU), [pytorch.eager]
     return list(
         sanitizer.run([small_case()], everyone, settings, this, lambda _: None, timeout_s=timeout_s, logs=folder)
@@ -52,6 +62,14 @@ def test_what_the_tool_finds_is_in_the_row(tmp_path: Path, monkeypatch: pytest.M
     assert "Invalid __global__ write of size 2 bytes" in row.reason
     (log,) = tmp_path.glob("*.log")
     assert str(log) in row.reason
+
+
+def test_only_the_dispatch_of_warps_may_race(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (known,) = rows(tmp_path, monkeypatch, finds=False, races=30)
+    assert known.status is Status.OK, known.reason
+    (real,) = rows(tmp_path, monkeypatch, finds=False, races=31)
+    assert real.status is Status.INCORRECT
+    assert "in kernels.py:10 and Write access at kernel+0x10 in kernels.py:31 [8 hazards]" in real.reason
 
 
 def test_a_clean_call_passes_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_
 from swiglu_kernels.portable.glu_forward import NO_BIASES, forward_launch, recompute_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.reference import swiglu_glu as definition
+from swiglu_kernels.standalone import hazards
 
 ROUNDINGS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-20}
 """In fp32, the sums themselves are rounded hundreds of times."""
@@ -304,6 +305,7 @@ def main(arguments: list[str] | None = None) -> None:
     versions = f"torch {torch.__version__}, Triton {getattr(triton, '__version__', 'none')}"
     print(f"{versions}, {device}: {len(found)} launches, {len(wrong)} wrong")
     print(*(f"{one.name}: {one.reason or f'{one.roundings:.1f} roundings'}" for one in wrong), sep="\n")
+    hazards.announce()
     sys.exit(bool(wrong))
 
 

@@ -1,0 +1,85 @@
+"""What compute-sanitizer's racecheck reports of kernels, without Triton's own dispatch of warps.
+
+    compute-sanitizer --tool racecheck python -m swiglu_kernels.standalone.odd_sizes --few | tee LOG
+    python -m swiglu_kernels.standalone.hazards LOG
+
+Of `gl.warp_specialize` Triton makes a loop in which warps wait for a number in shared memory that says what to run, and
+for the arguments of that. Each of these accesses lies between two `barrier.sync 1` of all warps, of the form without a
+number of threads, and racecheck reports them all the same. They bear the lines of the kernel's `def` and of its
+`gl.warp_specialize`, and no access of ours does: those have the lines of their own calls. So a program says which lines
+these are (`announce`), and what is reported between two of them is left out.
+"""
+
+import argparse
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ANNOUNCED = "Triton's dispatch of warps: "
+_RACE = re.compile(r"^=+ \w+: (Race reported between .* in (\S+:\d+))$")
+_OTHER = re.compile(r"^=+     and .* in (\S+:\d+) \[")
+_SUMMARY = re.compile(r"^=+ RACECHECK SUMMARY: ", re.MULTILINE)
+
+
+def dispatch_lines(source: str) -> Iterator[int]:
+    """Line numbers of the kernels in a source file that call `gl.warp_specialize`, and of these calls."""
+    for function in ast.walk(ast.parse(source)):
+        if not isinstance(function, ast.FunctionDef) or "jit" not in map(_name, function.decorator_list):
+            continue
+        calls = [
+            node.lineno
+            for node in ast.walk(function)
+            if isinstance(node, ast.Call) and _name(node.func) == "warp_specialize"
+        ]
+        if calls:
+            yield from (function.lineno, *calls)
+
+
+def _name(node: ast.expr) -> str:
+    """The last part of a dotted name."""
+    return node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def announce() -> None:
+    """Print the lines of all modules that this process has imported, as a log needs them to be read."""
+    files = {Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))}
+    places = []
+    for file in sorted(one for one in files if one.suffix == ".py" and one.exists()):
+        source = file.read_text("utf-8", "replace")
+        if ".warp_specialize(" in source:
+            places += [f"{file.name}:{line}" for line in dispatch_lines(source)]
+    print(ANNOUNCED + ", ".join(places), flush=True)
+
+
+def unexplained(log: str) -> list[str]:
+    """The hazards of a log that are not between two of the lines it announces."""
+    lines = log.splitlines()
+    known = {
+        place for line in lines if line.startswith(ANNOUNCED) for place in line.removeprefix(ANNOUNCED).split(", ")
+    }
+    found, first, place = [], "", ""
+    for line in lines:
+        if race := _RACE.match(line):
+            first, place = race.groups()
+        elif (other := _OTHER.match(line)) and not {place, other[1]} <= known:
+            found.append(f"{first} {line.lstrip('= ')}")
+    return found
+
+
+def main() -> None:
+    """Print them; exit with 1 where there are any, or the log is not a whole one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("log", type=Path)
+    log = parser.parse_args().log.read_text("utf-8", "replace")
+    if not _SUMMARY.search(log):
+        raise SystemExit("the log does not end with racecheck's summary")
+    found = unexplained(log)
+    print(*found, sep="\n", end="\n" if found else "")
+    print(f"{len(found)} hazards outside of Triton's dispatch of warps")
+    raise SystemExit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""hazards: which of racecheck's reports are Triton's own dispatch of warps."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from swiglu_kernels.hopper import forward
+from swiglu_kernels.standalone import hazards
+
+SOURCE = """
+@gluon.jit
+def other():
+    pass
+
+def plain():
+    gl.warp_specialize()
+
+if True:
+    @gluon.jit
+    def kernel(
+        x,
+    ):
+        gl.warp_specialize(
+            [],
+        )
+"""
+LOG = """========= COMPUTE-SANITIZER
+ok      0.84 roundings  one
+{announced}
+========= Error: Race reported between Read access at _kernel+0xf0 in one.py:8
+=========     and Write access at _kernel+0x6560 in one.py:8 [7 hazards]
+=========     and Write access at _kernel+0xa800 in one.py:{line} [13 hazards]
+=========
+========= RACECHECK SUMMARY: 1 hazards displayed (1 errors, 0 warnings)
+"""
+
+
+def test_lines_of_kernels_that_dispatch() -> None:
+    assert list(hazards.dispatch_lines(SOURCE)) == [11, 14]
+
+
+def test_those_of_this_process_are_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    hazards.announce()
+    said = capsys.readouterr().out
+    assert said.startswith(hazards.ANNOUNCED)
+    source = Path(forward.__file__).read_text().splitlines()
+    ours = [place for place in said.removeprefix(hazards.ANNOUNCED).strip().split(", ") if place.startswith("forward.")]
+    lines = [source[int(place.split(":")[1]) - 1].strip() for place in ours]
+    assert lines == ["def _forward_kernel(", "gl.warp_specialize("]
+
+
+@pytest.mark.parametrize(
+    ("announced", "line", "left"),
+    [("one.py:8, one.py:11", 11, 0), ("one.py:8, one.py:11", 12, 1), ("two.py:8, one.py:11", 11, 2)],
+)
+def test_only_what_lies_between_two_of_them_is_left_out(announced: str, line: int, left: int) -> None:
+    found = hazards.unexplained(LOG.format(announced=hazards.ANNOUNCED + announced, line=line))
+    assert len(found) == left
+    assert all("one.py:8 and Write access" in one for one in found)
+
+
+@pytest.mark.parametrize(("line", "status"), [(11, 0), (12, 1)])
+def test_the_command_says_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], line: int, status: int
+) -> None:
+    log = tmp_path / "log"
+    log.write_text(LOG.format(announced=hazards.ANNOUNCED + "one.py:8, one.py:11", line=line))
+    monkeypatch.setattr(sys, "argv", ["hazards", str(log)])
+    with pytest.raises(SystemExit) as ended:
+        hazards.main()
+    assert ended.value.code == status
+    assert f"{status} hazards outside" in capsys.readouterr().out
+    log.write_text("cut off")
+    with pytest.raises(SystemExit, match="summary"):
+        hazards.main()
