@@ -30,7 +30,10 @@ except ImportError:
 
 
 class _Direct:
-    def __init__(self, compiled: Any, grid: tuple[int, ...], handed: list[Any], device: int, again: Launcher) -> None:
+    def __init__(
+        self, compiled: Any, grid: tuple[int, ...], device: int, expand: Callable[[list[torch.Tensor]], list[Any]],
+        handed: list[Any], pointers: Places, descriptors: Places, again: Launcher,
+    ) -> None:  # fmt: skip
         launcher = compiled.run
         self._grid, self._device, self._again = grid, device, again
         self._stream_of, self._launch = driver.active.get_current_stream, driver.active.utils.launch
@@ -39,10 +42,9 @@ class _Direct:
             compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl, compiled.packed_metadata,
             None, None, None, None, None, launcher.arg_annotations, launcher.kernel_signature,
         )  # fmt: skip
-        self._compiled, self._handed = compiled, handed  # the first keeps what `function` names loaded
-        self.pointers: Places = []
-        self.descriptors: list[tuple[int, int, dict[int, Any]]] = []
-        self.expand: Callable[[list[torch.Tensor]], list[Any]]
+        self._compiled = compiled  # keeps what `function` names loaded
+        self._expand, self._handed, self._pointers = expand, handed, pointers
+        self._descriptors: list[tuple[int, int, dict[int, Any]]] = [(*place, {}) for place in descriptors]
 
     def __call__(self, tensors: list[torch.Tensor]) -> None:
         enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
@@ -50,15 +52,15 @@ class _Direct:
             self._again(tensors)
             return
         handed = self._handed.copy()
-        for position, number in self.pointers:
+        for position, number in self._pointers:
             handed[position] = tensors[number].data_ptr()
-        for position, number, known in self.descriptors:
+        for position, number, known in self._descriptors:
             address = tensors[number].data_ptr()
             encoded = known.get(address)
             if encoded is None:
                 if len(known) >= MOST_ADDRESSES:
                     known.clear()
-                encoded = known[address] = self.expand(tensors)[position]
+                encoded = known[address] = self._expand(tensors)[position]
             handed[position] = encoded
         self._launch(*self._grid, self._stream_of(self._device), *self._what, handed)
 
@@ -94,17 +96,16 @@ def direct(
     def expand(tensors: list[torch.Tensor]) -> list[Any]:
         return list(wrapped(arguments(tensors)))
 
-    first, handed = arguments(tensors), expand(tensors)
-    made = _Direct(compiled, grid, handed, tensors[0].device.index, again)
-    made.expand = expand
-    numbers = dict(pointers) | dict(descriptors)
-    described, at = dict(descriptors), 0
-    for position, value in enumerate(first):
-        if position in described:
-            made.descriptors.append((at, numbers[position], {}))
-            at += 1 + 2 * len(value.shape)
-        else:
-            if position in numbers:
-                made.pointers.append((at, numbers[position]))
-            at += 1
-    return made if at == len(handed) else None
+    # Where an argument begins among those that are handed over, of which a descriptor is several.
+    begins, described = [0], dict(descriptors)
+    for position, value in enumerate(arguments(tensors)):
+        begins.append(begins[-1] + (1 + 2 * len(value.shape) if position in described else 1))
+    handed = expand(tensors)
+    if begins[-1] != len(handed):
+        return None
+
+    def moved(places: Places) -> Places:
+        return [(begins[position], number) for position, number in places]
+
+    device = tensors[0].device.index
+    return _Direct(compiled, grid, device, expand, handed, moved(pointers), moved(descriptors), again)

@@ -8,6 +8,7 @@ the compiled kernel and its arguments. The next launch of that kind only fills i
 
 import contextlib
 import dataclasses
+import operator
 import threading
 import warnings
 import weakref
@@ -160,50 +161,69 @@ class _View:
         return tensor.as_strided(self.shape, self.strides, tensor.storage_offset() + self.offset)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Allocation:
-    number: int
-    shape: torch.Size
-    dtype: torch.dtype
-
-    def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Allocate it on the device of a tensor."""
-        if tensor.dtype == self.dtype:  # a dtype that is named takes half a microsecond
-            return tensor.new_empty(self.shape)
-        return tensor.new_empty(self.shape, dtype=self.dtype)
-
-
 @dataclasses.dataclass
+class _Allocation:
+    """A tensor that was given, or is allocated: a contiguous one then, on the device of those that were given."""
+
+    number: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    model: int | None = None
+    """Number of a tensor of the same layout that is there by then: `empty_like` takes half as long as `new_empty`."""
+
+    def make(self, pool: list[Any]) -> torch.Tensor:
+        """Allocate it."""
+        if self.model is not None:
+            return torch.empty_like(pool[self.model])
+        if pool[0].dtype == self.dtype:  # a dtype that is named takes half a microsecond
+            return pool[0].new_empty(self.shape)
+        return pool[0].new_empty(self.shape, dtype=self.dtype)
+
+    def is_like(self, other: "_Allocation") -> bool:
+        """Whether `empty_like` of the other one makes it."""
+        return (self.shape, self.strides, self.dtype) == (other.shape, other.strides, other.dtype)
+
+
 class _Step:
     """A launch, or a function that works on tensors."""
 
-    function: Callable[..., Any]
-    """Describes the launch where there is a plan."""
-    arguments: tuple[Any, ...]
-    """Places in place of tensors."""
-    places: list[_Place]
-    """Those of them, in order."""
-    plan: Plan | None
-    alignments: list[int]
-    allocates: list["_Allocation"] = dataclasses.field(default_factory=list)
-    """What is used here for the first time."""
-    releases: list[int] = dataclasses.field(default_factory=list)
-    """Numbers of those that are used here for the last time."""
+    def __init__(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], places: list[_Place], plan: Plan | None
+    ) -> None:
+        """Keep what describes the launch, or works on tensors; `places`, in order, stand among its arguments."""
+        self._function, self._plan = function, plan
+        self._arguments = [_finder(one) for one in arguments]
+        self._tensors = [_finder(one) for one in places]
+        self.numbers = [one.number for one in places]
+        self.allocates: list[_Allocation] = []
+        """What is used here for the first time."""
+        self.releases: list[int] = []
+        """Numbers of those that are used here for the last time."""
 
-    def play(self, pool: list[Any]) -> None:
-        """Do it again."""
+    def play(self, pool: list[Any], aligned: bool) -> bool:
+        """Do it again; say and tell whether all tensors so far are aligned as they were."""
         for one in self.allocates:
-            pool[one.number] = one.like(pool[0])
-        if self.plan is None:
-            self.function(*_filled(self.arguments, pool))
+            made = pool[one.number] = one.make(pool)
+            aligned = aligned and made.data_ptr() % 16 == 0
+        if self._plan is not None and aligned:
+            self._plan.run([find(pool) for find in self._tensors])
         else:
-            tensors = [pool[one.number] if one.view is None else one.view.of(pool[one.number]) for one in self.places]
-            if [tensor.data_ptr() % 16 for tensor in tensors] == self.alignments:
-                self.plan.run(tensors)
-            else:
-                run(self.function, *_filled(self.arguments, pool))
+            arguments = [find(pool) for find in self._arguments]
+            self._function(*arguments) if self._plan is None else run(self._function, *arguments)
         for number in self.releases:
             pool[number] = None
+        return aligned
+
+
+def _finder(argument: Any) -> Callable[[list[Any]], Any]:
+    """Return what finds an argument of a step, or a place in it, in a pool."""
+    if isinstance(argument, _Place):
+        return operator.itemgetter(argument.number) if argument.view is None else argument.find
+    if isinstance(argument, tuple):
+        parts = [_finder(part) for part in argument]
+        return lambda pool: tuple([find(pool) for find in parts])
+    return lambda _: argument
 
 
 class _Recorder(internals.DispatchMode):
@@ -216,20 +236,21 @@ class _Recorder(internals.DispatchMode):
         self.allocations: list[_Allocation] = []
         self.sound, self.complete, self._within = True, True, 0
         self.device = given[0].device
+        self.alignments = [tensor.data_ptr() % 16 for tensor in given]
         for tensor in given:
             self._add(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if self._within == 0 and func in _ALLOCATE:
-            self.sound &= out.is_contiguous() and out.device == self.device
+            self.sound &= out.is_contiguous() and out.device == self.device and out.data_ptr() % 16 == 0
             self._add(out)
         elif self._within == 0 and func not in _VIEW:
             self.sound = False
         return out
 
     def _add(self, tensor: torch.Tensor) -> None:
-        self.allocations.append(_Allocation(len(self.pool), tensor.shape, tensor.dtype))
+        self.allocations.append(_Allocation(len(self.pool), tuple(tensor.shape), tensor.stride(), tensor.dtype))
         self.pool.append(weakref.ref(tensor))
 
     @contextlib.contextmanager
@@ -261,8 +282,7 @@ class _Recorder(internals.DispatchMode):
         """Write down a step; a launch without a plan cannot be repeated yet."""
         self.complete &= plan is not None or not launched
         places: list[_Place] = []
-        alignments = [tensor.data_ptr() % 16 for tensor in _tensors_in(arguments)]
-        self.steps.append(_Step(function, self._with_places(arguments, places), places, plan, alignments))
+        self.steps.append(_Step(function, self._with_places(arguments, places), places, plan))
 
     def _with_places(self, arguments: tuple[Any, ...], places: list[_Place]) -> tuple[Any, ...]:
         found: list[Any] = []
@@ -276,16 +296,25 @@ class _Recorder(internals.DispatchMode):
 
     def share_out(self, given: int, results: set[int]) -> list[_Allocation]:
         """Let each step allocate what it uses first and release what it uses last; return what no step uses."""
-        used = set(range(given))
+        used, stays = set(range(given)), set(range(given)) | results
         for step in self.steps:
-            new = dict.fromkeys(place.number for place in step.places if place.number not in used)
+            new = dict.fromkeys(number for number in step.numbers if number not in used)
             step.allocates = [self.allocations[number] for number in new]
+            self._find_models(step.allocates, used & stays)
             used |= new.keys()
-        unused, used = results - used, set(range(given)) | results
+        unused = [self.allocations[number] for number in sorted(results - used)]
+        self._find_models(unused, used & stays)
         for step in reversed(self.steps):
-            step.releases = list({place.number for place in step.places} - used)
-            used.update(step.releases)
-        return [self.allocations[number] for number in sorted(unused)]
+            step.releases = list(set(step.numbers) - stays)
+            stays.update(step.releases)
+        return unused
+
+    def _find_models(self, made: list[_Allocation], there: set[int]) -> None:
+        """Let allocations that are made one after the other be like others that are there."""
+        known = [self.allocations[number] for number in sorted(there)]
+        for one in made:
+            one.model = next((other.number for other in known if one.is_like(other)), None)
+            known.append(one)
 
 
 class Series:
@@ -294,6 +323,7 @@ class Series:
     def __init__(self) -> None:
         self._sound = internals.can_record
         self._steps: list[_Step] | None = None
+        self._alignments: list[int] = []
         self._blanks: list[None] = []
         """In the pool, after what was given, until it is allocated."""
         self._unused: list[_Allocation] = []
@@ -313,11 +343,12 @@ class Series:
         with on_device(pool[0].device):
             if self._steps is None:
                 return self._record(function, arguments, options)
+            aligned = [tensor.data_ptr() % 16 for tensor in pool] == self._alignments
             pool += self._blanks
             for step in self._steps:
-                step.play(pool)
+                aligned = step.play(pool, aligned)
         for one in self._unused:
-            pool[one.number] = one.like(pool[0])
+            pool[one.number] = one.make(pool)
         if isinstance(self._results, _Place):
             return self._results.find(pool)
         return tuple([place and place.find(pool) for place in self._results])
@@ -337,6 +368,7 @@ class Series:
         if recorder.sound and recorder.complete:
             self._unused = recorder.share_out(len(given), {place.number for place in places if place})
             self._results = places[0] if one and places[0] else tuple(places)
+            self._alignments = recorder.alignments
             self._blanks = [None] * (len(recorder.allocations) - len(given))
             self._steps = recorder.steps
         return results
@@ -439,14 +471,6 @@ def _collect(arguments: tuple[Any, ...], key: list[Any], tensors: list[torch.Ten
             key.append(argument)
 
 
-def _filled(arguments: tuple[Any, ...], pool: list[Any]) -> tuple[Any, ...]:
-    """Return arguments with tensors in their places."""
-    return tuple(
-        one.find(pool) if isinstance(one, _Place) else _filled(one, pool) if isinstance(one, tuple) else one
-        for one in arguments
-    )
-
-
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr()
 
@@ -462,17 +486,6 @@ def _holds(tensor: torch.Tensor, view: torch.Tensor) -> bool:
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (steps + 1) * tensor.element_size()
-
-
-def _tensors_in(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
-    """Return the tensors as `key_of` does."""
-    tensors: list[torch.Tensor] = []
-    for argument in arguments:
-        if isinstance(argument, torch.Tensor):
-            tensors.append(argument)
-        elif isinstance(argument, tuple):
-            tensors += _tensors_in(argument)
-    return tensors
 
 
 def _run_first(key: tuple[Any, ...], describe: Callable[..., Launch], arguments: tuple[Any, ...]) -> None:

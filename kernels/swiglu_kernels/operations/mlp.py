@@ -131,8 +131,13 @@ def multiply_and_gate_backward(
 ) -> None:
     """Write the same by a product of PyTorch and one elementwise launch."""
     d_h = new(d_out, *d_gate.shape) if h is None else h  # written over d_h
-    plan.apply(multiply, d_out, w_down.t(), None, d_h)
+    plan.apply(multiply_plainly, d_out, w_down, d_h)
     run(gate_backward_launch, d_h, *preactivations, d_gate, d_up, formula, h)
+
+
+def multiply_plainly(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    """Write left right to out by PyTorch."""
+    torch.mm(left, right, out=out)
 
 
 def _gradient_shapes(
@@ -208,7 +213,8 @@ def _mlp_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of the seven tensors, empty where not wanted; x may be None where it is not read.
 
-    `in_place` lets it overwrite gate and up, which the operator, being functional, must not.
+    `in_place` lets it overwrite gate and up, which the operator, being functional, must not, and return None in place
+    of empty gradients.
     """
     formula = formula_of(activation, gate_multiplier, alpha, limit, up_offset)
     shapes = _gradient_shapes(d_out, w_gate, needs, weight_grad)
@@ -269,7 +275,7 @@ def _mlp_backward(
         plan.apply(sum_over_tokens, d_out, result(BIAS_DOWN))
     if dx_sum is not None:
         results[X] = dx_sum.to(d_out.dtype)
-    return tuple(result(position) for position in range(7))  # type: ignore[return-value]
+    return tuple(result(position) if needs[position] or not in_place else None for position in range(7))  # type: ignore[return-value]
 
 
 @_mlp_backward.register_fake

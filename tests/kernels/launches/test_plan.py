@@ -299,6 +299,27 @@ def test_a_series_fills_in_addresses_and_calls_nothing(kernel, monkeypatch):
     assert len(called) == 1
 
 
+@pytest.mark.parametrize("strides", [(8, 1), (100, 1)], ids=["contiguous", "a row of a larger one"])
+def test_what_a_series_allocates_is_laid_out_as_it_was(kernel, strides):
+    """Whether or not it is made like another tensor."""
+    describe, _ = describing(kernel)
+
+    def call(left, right):
+        outs = left.new_empty(1, 8), left.new_empty(3, 4), left.new_empty(3, 4)
+        plan.run(describe, left, outs[0])
+        plan.run(describe, outs[1], outs[2])
+        return *outs, left.new_empty(1, 8), left.new_empty(1, 8, dtype=torch.float16)
+
+    series = plan.Series()
+    for _ in range(3):
+        given = [torch.empty(100).as_strided((1, 8), strides) for _ in range(2)]
+        found = series.call(call, *given)
+    assert [tuple(one.shape) for one in found] == [(1, 8), (3, 4), (3, 4), (1, 8), (1, 8)]
+    assert [one.stride() for one in found] == [(8, 1), (4, 1), (4, 1), (8, 1), (8, 1)]
+    assert [one.dtype for one in found] == [torch.float32] * 4 + [torch.float16]
+    assert len({one.untyped_storage().data_ptr() for one in (*found, *given)}) == 7
+
+
 def test_a_series_lets_go_of_memory_when_it_is_used_for_the_last_time(kernel):
     alive: list[weakref.ref] = []
 
