@@ -14,7 +14,7 @@ from swiglu_kernels.operations.fp8_products import splits_glu, why_not_sizes
 from swiglu_kernels.operations.glu import as_matrix, forward_outputs, needs_backward
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch
-from swiglu_kernels.tiles.choices import multiplied_by_torch, resolve, why_portable, why_slow_rows, why_unmeasured
+from swiglu_kernels.tiles.choices import AUTO, multiplied_by_torch, resolve, why_portable, why_slow_rows, why_unmeasured
 from swiglu_kernels.tiles.tuning import lookup
 
 NAMES = {
@@ -67,6 +67,7 @@ def explain(
     x = as_matrix(x).detach()
     intermediate = w_gate.shape[0]
     trains = any(one is not None and one.requires_grad for one in (w_gate, w_up, *biases))
+    asked = {"dX": input_grad, "dW": weight_grad}
     weight_grad, save, input_grad = resolve(weight_grad, save, input_grad, x, intermediate)
     z, gate, up = forward_outputs(x, intermediate, save if trains else "input")
     stored = (gate, up) if trains and save == "preact" else None
@@ -93,14 +94,16 @@ def explain(
     parts = [] if save == "preact" else ["the products again"]
     if save == "input" or input_grad != "fused" or weight_grad == "torch":
         parts.append("d_gate and d_up by one launch")
-    why = unmeasured or slow_rows
-    by_torch = "two products by torch" + (f" ({why})" if why else "")
-    dx = _kernel(input_grad_launch(None, d, d, w_gate, w_up, torch.empty_like(x)))
-    parts.append(f"dX: {by_torch if input_grad == 'torch' else f'one launch, {dx}'}")
-    dw = _kernel(weight_grad_launch(None, d, d, x, torch.empty_like(w_gate), torch.empty_like(w_up)))
-    parts.append(
-        f"dW: {by_torch if weight_grad == 'torch' else f'one launch, {dw}'}" if weight_grad != "none" else "no dW"
-    )
+
+    def product(name: str, chosen: str, launch: Launch) -> str:
+        if chosen != "torch":
+            return f"{name}: one launch, {_kernel(launch)}"
+        why = (unmeasured or slow_rows) if asked[name] == AUTO else ""
+        return f"{name}: two products by torch" + (f" ({why})" if why else "")
+
+    parts.append(product("dX", input_grad, input_grad_launch(None, d, d, w_gate, w_up, torch.empty_like(x))))
+    dw = weight_grad_launch(None, d, d, x, torch.empty_like(w_gate), torch.empty_like(w_up))
+    parts.append("no dW" if weight_grad == "none" else product("dW", weight_grad, dw))
     return f"forward: {first}\nbackward: {'; '.join(parts)}"
 
 

@@ -53,8 +53,9 @@ WEIGHT_GRADS = ("triton", "torch", "none", AUTO)
 SAVES = ("preact", "input", AUTO)
 INPUT_GRADS = ("fused", "two_step", "torch", AUTO)
 
-SLOW_ROWS_TOKENS = 256
-"""Of rows that do not begin at multiples of 128 bytes, up to so many leave dW faster by hand than by PyTorch."""
+UNALIGNED_ROWS_TOKENS, SECTOR_ROWS_TOKENS = 256, 512
+"""Up to so many tokens leave dW faster by hand than by PyTorch, of rows that do not begin at multiples of 32 bytes, and
+of those that do, but not of 128."""
 
 
 @constant_in_graphs  # a GPU does not change while a compiled function lives
@@ -121,7 +122,9 @@ def resolve(
         input_grad = "two_step" if hopper and in_lines and products.fills_waves(tokens, hidden, hopper) else "torch"
     if weight_grad == AUTO:
         one = tokens == 1 and not why_unmeasured(x.device)
-        by_triton = one or (hopper and (in_lines or tokens <= SLOW_ROWS_TOKENS))
+        in_sectors = hidden % SECTOR == 0 and intermediate % SECTOR == 0
+        few = tokens <= (SECTOR_ROWS_TOKENS if in_sectors else UNALIGNED_ROWS_TOKENS)
+        by_triton = one or (hopper and (in_lines or few))
         weight_grad = "triton" if by_triton else "torch"
     return weight_grad, save, input_grad
 

@@ -91,7 +91,9 @@ class TestWhoMayTakeThem:
         (1, 4096, torch.bfloat16, ("triton", "preact", "torch")),
         (256, 4096, torch.bfloat16, ("triton", "preact", "torch")),
         (256, 4104, torch.bfloat16, ("triton", "preact", "torch")),
-        (512, 4128, torch.bfloat16, ("torch", "preact", "torch")),
+        (257, 4104, torch.bfloat16, ("torch", "preact", "torch")),
+        (512, 4128, torch.bfloat16, ("triton", "preact", "torch")),
+        (513, 4128, torch.bfloat16, ("torch", "preact", "torch")),
         (512, 4096, torch.bfloat16, ("triton", "preact", "two_step")),
         (1100, 4096, torch.bfloat16, ("triton", "preact", "torch")),  # 288 tiles of 128 rows in 3 waves of 132
         (1536, 4096, torch.bfloat16, ("triton", "preact", "two_step")),

@@ -1,0 +1,72 @@
+"""The rules for each part of a step against what was measured, on one H200: 39 layers and numbers of tokens."""
+
+import csv
+import statistics
+from pathlib import Path
+
+import pytest
+import torch
+
+from swiglu_kernels.hopper import shared
+from swiglu_kernels.tiles import choices
+from swiglu_kernels.tiles.candidates import KERNELS, Problem, shipped
+
+MEASURED = Path(__file__).parents[3] / "results" / "nvidia-h200" / "parts.csv"
+Place = tuple[int, int, int]
+"""Hidden, intermediate, tokens."""
+
+
+def measured() -> dict[Place, dict[str, dict[str, float]]]:
+    """Microseconds by part and way."""
+    found: dict[Place, dict[str, dict[str, float]]] = {}
+    with MEASURED.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            place = int(row["hidden"]), int(row["intermediate"]), int(row["tokens"])
+            found.setdefault(place, {}).setdefault(row["part"], {})[row["way"]] = float(row["us"])
+    return found
+
+
+def ruled(part: str, place: Place) -> str:
+    hidden, intermediate, tokens = place
+    x = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="meta")
+    weight_grad, _, input_grad = choices.resolve("auto", "auto", "auto", x, intermediate)
+    by_torch = {"input-grad": input_grad, "weight-grad": weight_grad, "mlp-weight-grad": weight_grad}.get(part)
+    if by_torch == "torch":
+        return "torch"
+    return shipped(part, Problem(tokens, hidden, intermediate, torch.bfloat16, (9, 0))).schedule
+
+
+@pytest.fixture(autouse=True)
+def _on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "why_off", lambda *_: None)
+    monkeypatch.setattr(choices, "_hopper_multiprocessors", lambda _: 132)
+
+
+@pytest.mark.parametrize(
+    ("part", "mean", "most"),
+    [
+        ("forward-preact", 1.005, 1.08),
+        ("mlp-hidden-grad", 1.005, 1.08),
+        ("input-grad", 1.01, 1.13),
+        ("weight-grad", 1.015, 1.22),
+        ("mlp-weight-grad", 1.02, 1.18),
+    ],
+)
+def test_each_part_is_near_the_fastest_way(part: str, mean: float, most: float) -> None:
+    assert part in KERNELS
+    over = []
+    for place, parts in measured().items():
+        us = parts[part]
+        over.append(us[ruled(part, place)] / min(us.values()))
+    assert len(over) == 39
+    assert statistics.geometric_mean(over) < mean
+    assert max(over) < most
+
+
+def test_no_step_is_slower_than_pytorch_with_our_elementwise_launches() -> None:
+    ratios = []
+    for place, parts in measured().items():
+        ours = sum(us[ruled(part, place)] for part, us in parts.items())
+        ratios.append(ours / sum(us["torch"] for us in parts.values()))
+    assert max(ratios) <= 1
+    assert statistics.geometric_mean(ratios) < 0.93
