@@ -13,7 +13,9 @@ from swiglu_bench.session.batches import Batches, Unsettled, WrongTime
 CLAIMED = {"eager": 1.0, "mine": 1.0}
 
 
-def found(monkeypatch: pytest.MonkeyPatch, took: dict[str, Iterator[float]]) -> dict[str, Exception]:
+def found(
+    monkeypatch: pytest.MonkeyPatch, took: dict[str, Iterator[float]], baseline: str = "eager"
+) -> dict[str, Exception]:
     """What is said of contenders whose calls take so many milliseconds, try after try."""
     place: Any = SimpleNamespace(
         judge=SimpleNamespace(expect_batch=lambda draws: (0.0, 0.0)),
@@ -22,7 +24,7 @@ def found(monkeypatch: pytest.MonkeyPatch, took: dict[str, Iterator[float]]) -> 
     monkeypatch.setattr(Batches, "_call_ms", lambda self, name, *_: next(took[name]))
     case: Any = None
     contenders: Any = dict.fromkeys(CLAIMED)
-    return Batches(place, case, contenders, lambda name: ()).disagreements(CLAIMED, "eager")
+    return Batches(place, case, contenders, lambda name: ()).disagreements(CLAIMED, baseline)
 
 
 @pytest.mark.parametrize(
@@ -46,3 +48,11 @@ def test_on_a_busy_machine_only_what_is_beyond_doubt_is_wrong(monkeypatch: pytes
     for factor, kind in ((1.4, Unsettled), (2.5, WrongTime)):
         said = found(monkeypatch, {"eager": chain([batches.BUSY + 1], repeat(1.0)), "mine": repeat(factor)})
         assert type(said["mine"]) is kind
+
+
+@pytest.mark.parametrize("baseline", ["", "grouped"], ids=["none asked for", "one that could not run"])
+def test_without_a_baseline_only_what_is_beyond_doubt_is_wrong(monkeypatch: pytest.MonkeyPatch, baseline: str) -> None:
+    for factor, kind in ((1.1, type(None)), (1.4, Unsettled), (2.5, WrongTime)):
+        said = found(monkeypatch, {"eager": repeat(1.0), "mine": repeat(factor)}, baseline)
+        assert type(said.get("mine")) is kind
+        assert "without a baseline" in str(said.get("mine", "without a baseline")) or kind is WrongTime
