@@ -193,7 +193,7 @@ def test_a_dry_run_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_would_take_hours_is_refused() -> None:
-    ran = swiglu_bench("tp", "--device", "cpu", "--gpus", "2", "--shapes", "llama3-8b", "--tokens", "4k")
+    ran = swiglu_bench("tp", "--device", "cpu", "--gpus", "2", "--shapes", "llama7b", "--tokens", "3k")  # 13 GiB
     assert "this would take about" in ran.complaint
     assert "on this CPU; give a smaller one or fewer --tokens, or --budget" in ran.complaint
 
