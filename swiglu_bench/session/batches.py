@@ -23,8 +23,8 @@ FAILURES = 5
 """Tries in which a contender has to fail more than in those in which it does not."""
 BUSY, BEYOND_DOUBT = 1.5, 2.0
 """Where the baseline's batch takes so much more or less than its samples say, a try tells nothing, and what tells
-anything on such a machine, or where there is no baseline to tell by. Other programs only ever add to the wall clock:
-where one try agrees, nothing is proven."""
+anything on such a machine. Other programs only ever add to the wall clock: where one try agrees, nothing is proven, nor
+where there is no baseline to tell how busy the machine is."""
 SHARE = 0.15
 UNSEEN_MS = {"cuda": 0.005, "cpu": 0.05}
 """What a call may take more than its samples say, beside that share of them."""
@@ -56,7 +56,7 @@ class Batches:
         score = dict.fromkeys(self._contenders, 0)
         least = dict.fromkeys(self._contenders, float("inf"))
         calls = max(FEWEST_CALLS, min(MOST_CALLS, int(BATCH_MS / max([*claimed_ms.values(), 1e-3]))))
-        unsure = baseline not in score
+        was_busy = False
 
         def times_claimed(name: str) -> float | None:
             try:
@@ -74,7 +74,7 @@ class Batches:
             if baseline in score and baseline not in failures:
                 found = times_claimed(baseline)
                 if found is not None and not 1 / BUSY < found < BUSY:
-                    unsure = True
+                    was_busy = True
                     continue
                 slowed = max(1.0, found or 1.0)
                 score[baseline] = 1
@@ -86,7 +86,8 @@ class Batches:
                     score[name] += 1 if excess <= 1 + SHARE else -1
         for name in set(score) - set(failures):
             what = f"by its samples a call takes {claimed_ms[name]:.3f} ms"
-            if score[name] == -FAILURES and least[name] > (BEYOND_DOUBT if unsure else 1 + SHARE):
+            proven = score.get(baseline) == 1 and score[name] == -FAILURES
+            if proven and least[name] > (BEYOND_DOUBT if was_busy else 1 + SHARE):
                 times = f"{least[name]:.2f} times that by the wall clock, back to back"
                 failures[name] = WrongTime(f"{what}, and at least {times}")
             elif score[name] <= 0:

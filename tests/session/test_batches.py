@@ -51,8 +51,8 @@ def test_on_a_busy_machine_only_what_is_beyond_doubt_is_wrong(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("baseline", ["", "grouped"], ids=["none asked for", "one that could not run"])
-def test_without_a_baseline_only_what_is_beyond_doubt_is_wrong(monkeypatch: pytest.MonkeyPatch, baseline: str) -> None:
-    for factor, kind in ((1.1, type(None)), (1.4, Unsettled), (2.5, WrongTime)):
+def test_without_a_baseline_nothing_is_proven(monkeypatch: pytest.MonkeyPatch, baseline: str) -> None:
+    for factor, kind in ((1.1, type(None)), (1.4, Unsettled), (5.0, Unsettled)):
         said = found(monkeypatch, {"eager": repeat(1.0), "mine": repeat(factor)}, baseline)
         assert type(said.get("mine")) is kind
-        assert "without a baseline" in str(said.get("mine", "without a baseline")) or kind is WrongTime
+        assert "without a baseline" in str(said.get("mine", "without a baseline"))
