@@ -98,7 +98,7 @@ def test_bad_input_is_one_sentence(forward: Path, line: str, words: str) -> None
 # show
 
 
-@pytest.mark.parametrize("command", ["forward", "step-mlp", "memory", "verify-few"])
+@pytest.mark.parametrize("command", ["forward", "step-mlp", "memory-mlp", "forward-narrow"])
 def test_every_committed_run_can_be_shown(command: str) -> None:
     result = swiglu_bench("show", RESULTS / command, width=60)
     assert result.code == 0
