@@ -31,7 +31,7 @@ SPECIMENS = tuple(
     if isinstance(value, Specimen)
 )
 
-SHAPES = {"cpu": Shape("zoo", 64, 96, "sizes of the self-test", (33,)),
+SHAPES = {"cpu": Shape("zoo", 128, 192, "sizes of the self-test", (129,)),
           "cuda": Shape("zoo", 512, 1024, "sizes of the self-test", (1000,))}  # fmt: skip
 EXPERTS = Experts(8, 2)
 RULE = Rule(warmup_rounds=2, min_rounds=30, max_rounds=32, min_s=0.0, budget_s=60.0)
