@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.timed
 
 FULL = Path("/dev/full")
-RUN = Path(__file__).parents[2] / "results" / "nvidia-h200" / "memory"
+RUN = Path(__file__).parents[2] / "results" / "nvidia-h200" / "memory-mlp"
 CASE = ("--shapes", "24x40", "--tokens", "3", "--dtype", "fp32", "--device", "cpu", "--in-process", "--impl", "eager")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="a system without /dev/full")
 

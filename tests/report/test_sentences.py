@@ -51,7 +51,7 @@ def test_waiting_for_the_host_and_other_cautions_are_said() -> None:
 @IN_A_CHECKOUT
 @pytest.mark.parametrize(
     ("name", "part"),
-    [("forward", " times the speed of eager"), ("memory", "MiB"), ("verify", "checked rows are right")],
+    [("forward", " times the speed of eager"), ("memory-mlp", "MiB"), ("verify", "checked rows are right")],
 )
 def test_the_committed_runs(name: str, part: str) -> None:
     runs = [load(COMMITTED / name)]
