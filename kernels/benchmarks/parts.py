@@ -22,8 +22,8 @@ from side_by_side import gpu_and_clock, time_calls
 from swiglu_bench.measure.statistics import percentile
 from swiglu_kernels.launches.formula import PLAIN
 from swiglu_kernels.operations import glu
-from swiglu_kernels.operations.glu import multiply, multiply_and_gate, multiply_transposed
-from swiglu_kernels.operations.silu_mul import backward_launch as gate_backward_launch
+from swiglu_kernels.operations.glu import multiply_and_gate, multiply_transposed
+from swiglu_kernels.operations.mlp import multiply_and_gate_backward
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import NO_BIASES, forward_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
@@ -53,18 +53,13 @@ def ways(tokens: int, hidden: int, intermediate: int) -> Iterator[tuple[str, dic
     d_weights = torch.empty_like(weights)
     d_w_gate, d_w_up, d_w_down = d_weights[0], d_weights[1], d_weights[2].view(hidden, intermediate)
 
-    def hidden_grads() -> None:
-        multiply(d_out, w_down.t(), None, z)
-        launch.run()
-
     def weight_grads() -> None:
         multiply_transposed(gate, x, d_w_gate)
         multiply_transposed(up, x, d_w_up)
 
-    launch = gate_backward_launch(z, gate, up, d_gate, d_up, PLAIN, z)
     by_torch: dict[str, Call] = {
         "forward-preact": lambda: multiply_and_gate(x, w_gate, w_up, z, (gate, up), NO_BIASES, PLAIN),
-        "mlp-hidden-grad": hidden_grads,
+        "mlp-hidden-grad": lambda: multiply_and_gate_backward(d_out, w_down, (gate, up), d_gate, d_up, z, PLAIN),
         "input-grad": lambda: glu.add_products(gate, w_gate, up, w_up, dx),
         "weight-grad": weight_grads,
         "mlp-weight-grad": lambda: multiply_transposed(d_out, gate, d_w_down),

@@ -142,6 +142,11 @@ def add_products(
     dx.addmm_(d_up, w_up)
 
 
+def multiply_plainly(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    """Write left right to out by PyTorch."""
+    torch.mm(left, right, out=out)
+
+
 def multiply_transposed(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
     """Write left^T right to out by PyTorch."""
     torch.mm(left.t(), right, out=out)

@@ -53,6 +53,7 @@ from swiglu_kernels.operations.glu import (
     like_leading,
     made_again,
     multiply,
+    multiply_plainly,
     multiply_transposed,
     needs_backward,
     new,
@@ -133,11 +134,6 @@ def multiply_and_gate_backward(
     d_h = new(d_out, *d_gate.shape) if h is None else h  # written over d_h
     plan.apply(multiply_plainly, d_out, w_down, d_h)
     run(gate_backward_launch, d_h, *preactivations, d_gate, d_up, formula, h)
-
-
-def multiply_plainly(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-    """Write left right to out by PyTorch."""
-    torch.mm(left, right, out=out)
 
 
 def _gradient_shapes(

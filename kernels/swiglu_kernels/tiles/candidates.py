@@ -129,26 +129,34 @@ MEASURED: Capability = (9, 0)
 PORTABLE_TOKENS, UNMEASURED_TOKENS = 128, 16
 """Up to so many, the portable forward is one launch on the measured capability and on others."""
 SECTOR, LINE = 16, 64
-"""Elements of 16 bits in what an L2 cache reads at once, and in its lines. Rows that do not begin at multiples of the
-former cost any product of ours half its speed, and of the latter a fifth where it reads or writes columns; PyTorch's
-lose nothing (results/nvidia-h200/parts.csv)."""
+"""Elements of 16 bits in what an L2 cache reads at once, and in its lines. Where rows do not begin at multiples of the
+former, a product of ours takes some 1.5 times as long as PyTorch's, and of the latter up to 1.3 times where it reads or
+writes columns (results/nvidia-h200/parts.csv)."""
 UNALIGNED_TOKENS = 32
-"""Of rows that begin anywhere, up to so many are faster by the row kernel than by PyTorch, and more are not."""
+"""Of rows that begin anywhere, so many at most go to the row kernel, faster than PyTorch at 13, not at 79."""
 NEARLY_EMPTY = ((128, 192, 12_000_000), (256, 300, 20_000_000))
 """More tokens than the first, up to the second, and at least so many elements a weight: there ping-pong's last row of
 tiles is nearly empty, and PyTorch's two products are faster (results/nvidia-h200/two-products.csv)."""
+
+
+def rows_begin_at(multiple: int, hidden: int, intermediate: int) -> bool:
+    """Whether the rows of a layer's matrices begin at multiples of so many elements (SECTOR, LINE)."""
+    return hidden % multiple == 0 and intermediate % multiple == 0
+
+
+def portable_is_slower(tokens: int, hidden: int, measured: bool) -> bool:
+    """Whether the portable forward takes longer than PyTorch's two products; `measured`: on a GPU that was."""
+    return hidden % SECTOR > 0 or tokens > (PORTABLE_TOKENS if measured else UNMEASURED_TOKENS)
 
 
 def multiplied_by_torch(at: Problem) -> bool:
     """Whether a forward without biases, with plain SiLU, is `torch` where nothing was tuned."""
     if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
         return False
-    if at.capability != MEASURED:
-        return at.tokens > UNMEASURED_TOKENS
-    aligned = at.hidden % SECTOR == 0
-    if not by_hand_is_possible(at):
-        return not aligned or at.tokens > PORTABLE_TOKENS
-    if not aligned:
+    measured = at.capability == MEASURED
+    if not measured or not by_hand_is_possible(at):
+        return portable_is_slower(at.tokens, at.hidden, measured)
+    if at.hidden % SECTOR:
         return at.tokens > UNALIGNED_TOKENS
     return any(
         above < at.tokens <= most and at.hidden * at.intermediate >= elements for above, most, elements in NEARLY_EMPTY
@@ -159,7 +167,7 @@ def hidden_grad_by_torch(at: Problem) -> bool:
     """Whether an MLP's d_gate, d_up and h are, with plain SiLU, where nothing was tuned."""
     if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
         return False
-    in_lines = at.hidden % LINE == 0 and at.intermediate % LINE == 0
+    in_lines = rows_begin_at(LINE, at.hidden, at.intermediate)
     return not (by_hand_is_possible(at) and in_lines and products.gate_pays(at.tokens, at.intermediate))
 
 
@@ -206,10 +214,9 @@ def forward_schedule(tokens: int, hidden: int, intermediate: int, processors: in
     """Name what makes the forward on Hopper where nothing was tuned."""
     if tokens > row.MOST_TOKENS:
         return "ping-pong"
-    by_hand = (
-        hidden % SECTOR or intermediate % SECTOR or few_tokens_tile(tokens, hidden, intermediate, processors) is None
-    )
-    return "cooperative" if by_hand else "portable"
+    in_sectors = rows_begin_at(SECTOR, hidden, intermediate)
+    tile = few_tokens_tile(tokens, hidden, intermediate, processors) if in_sectors else None
+    return "cooperative" if tile is None else "portable"
 
 
 def _sum_by_hand(problem: Problem) -> Choice | None:

@@ -13,8 +13,8 @@ and products of d_gate and d_up once they are stored, by `hopper/products.py`, r
 
 so "auto" is save="preact" wherever memory is not the point (`save_memory`), dX in two steps by Triton where its tiles
 fill their waves (`hopper_products.fills_waves`), and dW by Triton. What the portable kernels do instead is slower than
-PyTorch's products from two tokens on, and so are those by hand where rows do not begin at multiples of 128 bytes and
-tokens are many (`results/nvidia-h200/parts.csv`): "auto" then takes PyTorch's.
+PyTorch's products from two tokens on, but for narrow layers, and so are those by hand where rows do not begin at
+multiples of 128 bytes and tokens are many (`results/nvidia-h200/parts.csv`): "auto" then takes PyTorch's.
 
 The forward of the portable kernel takes 1.16-1.22 of the bare product at 1024-8192 tokens, where eager takes 1.12-1.16
 and two products by torch with one elementwise launch 1.06-1.11. So where no kernel by hand takes the tensors (other
@@ -37,15 +37,7 @@ from swiglu_kernels.launches.backend import INTERPRETING, capability_of, multipr
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.internals import constant_in_graphs
 from swiglu_kernels.tiles import candidates
-from swiglu_kernels.tiles.candidates import (
-    BY_TORCH,
-    LINE,
-    MEASURED,
-    PORTABLE_TOKENS,
-    SECTOR,
-    UNMEASURED_TOKENS,
-    Problem,
-)
+from swiglu_kernels.tiles.candidates import BY_TORCH, LINE, MEASURED, SECTOR, Problem, portable_is_slower, rows_begin_at
 from swiglu_kernels.tiles.tuning import lookup
 
 AUTO = "auto"
@@ -98,7 +90,7 @@ def multiplied_by_torch(
             return tuned == BY_TORCH
         if why_not(x, w_gate, w_up, capability) is None:
             return candidates.multiplied_by_torch(Problem(tokens, hidden, intermediate, x.dtype, capability))
-    return hidden % SECTOR > 0 or tokens > (UNMEASURED_TOKENS if why_unmeasured(x.device) else PORTABLE_TOKENS)
+    return portable_is_slower(tokens, hidden, not why_unmeasured(x.device))
 
 
 def resolve(
@@ -115,14 +107,14 @@ def resolve(
     tokens, hidden = chunk_tokens or x.shape[0], x.shape[1]
     fits = x.dtype in (torch.float16, torch.bfloat16) and hidden % 8 == 0 and intermediate % 8 == 0
     hopper = _hopper_multiprocessors(x.device) if fits else 0
-    in_lines = not why_slow_rows(hidden, intermediate)
+    in_lines = rows_begin_at(LINE, hidden, intermediate)
     if save == AUTO:
         save = "input" if chunk_tokens else "preact"
     if input_grad == AUTO:
         input_grad = "two_step" if hopper and in_lines and products.fills_waves(tokens, hidden, hopper) else "torch"
     if weight_grad == AUTO:
         one = tokens == 1 and not why_unmeasured(x.device)
-        in_sectors = hidden % SECTOR == 0 and intermediate % SECTOR == 0
+        in_sectors = rows_begin_at(SECTOR, hidden, intermediate)
         few = tokens <= (SECTOR_ROWS_TOKENS if in_sectors else UNALIGNED_ROWS_TOKENS)
         by_triton = one or (hopper and (in_lines or few))
         weight_grad = "triton" if by_triton else "torch"

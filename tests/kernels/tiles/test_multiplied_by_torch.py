@@ -13,7 +13,7 @@ from swiglu_kernels.hopper.forward import TILE
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.operations import glu
-from swiglu_kernels.tiles import choices
+from swiglu_kernels.tiles import candidates, choices
 from swiglu_kernels.tiles.candidates import BY_TORCH, Choice, Problem, multiplied_by_torch
 
 CPU = torch.device("cpu")
@@ -128,7 +128,7 @@ def test_the_rule_follows_what_was_measured(monkeypatch: pytest.MonkeyPatch, our
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("save", ["preact", "input"])
 def test_it_yields_the_same(monkeypatch: pytest.MonkeyPatch, formula: Formula, biased: bool, save: str) -> None:
-    monkeypatch.setattr(choices, "PORTABLE_TOKENS", 4)
+    monkeypatch.setattr(candidates, "PORTABLE_TOKENS", 4)
     x, w_gate, w_up = torch.randn(5, 24), torch.randn(40, 24), torch.randn(40, 24)
     biases = (torch.randn(40), torch.randn(40)) if biased else (None, None)
     z, gate, up = glu.run_forward(x, w_gate, w_up, biases, formula, save)
@@ -149,6 +149,11 @@ def _ampere(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_nothing_was_measured_torch_multiplies(tokens: int, by_torch: bool) -> None:
     x, weight = torch.empty(tokens, 16), torch.empty(16, 16)
     assert choices.multiplied_by_torch(x, weight, weight, False, PLAIN, stored=True) is by_torch
+    for hidden in (16, 24):  # what `tune` calls shipped is what runs
+        x, weight = torch.empty(tokens, hidden), torch.empty(16, hidden)
+        what = multiplied_by_torch(Problem(tokens, hidden, 16, x.dtype, (8, 0)))
+        assert choices.multiplied_by_torch(x, weight, weight, False, PLAIN, stored=True) is what
+    x, weight = torch.empty(tokens, 16), torch.empty(16, 16)
     assert choices.resolve("auto", "auto", "auto", x, 16) == ("torch", "preact", "torch")
     assert choices.hidden_grad_by_torch(x, weight.t(), PLAIN)
     assert choices.why_unmeasured(CPU) == "this is compute capability 8.0, and only 9.0 was measured"
