@@ -8,6 +8,7 @@ module says how its weights lie; how it gates, it shows: `gate_of` calls its `_a
 which of the kernels' gates gives the same. Nothing here imports transformers before it is asked to.
 """
 
+import ctypes
 import functools
 import importlib
 import itertools
@@ -50,9 +51,15 @@ Gate = tuple[str, float, float | None, float]
 _gates: "weakref.WeakKeyDictionary[nn.Module, Gate | str]" = weakref.WeakKeyDictionary()
 
 
-@constant_in_graphs  # for one module there is one gate
 def gate_of(module: Any) -> Gate | str:
     """Return activation, alpha, limit and up_offset of a module that takes part, or why the kernels cannot have it."""
+    return _gate_at(id(module))
+
+
+@constant_in_graphs  # for one module there is one gate
+def _gate_at(address: int) -> Gate | str:
+    """The same of the module that lies there: the Dynamo of PyTorch 2.11 hands no module to a function marked so."""
+    module = ctypes.cast(address, ctypes.py_object).value
     if module not in _gates:
         _gates[module] = _seen(module)
     return _gates[module]

@@ -10,7 +10,7 @@ Kernels by hand run on Hopper whatever the version of Triton.
 import argparse
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,7 +32,8 @@ from swiglu_kernels.reference import swiglu_glu as definition
 from swiglu_kernels.standalone import hazards
 
 ROUNDINGS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-20}
-"""In fp32, the sums themselves are rounded hundreds of times."""
+"""In fp32, the sums themselves are rounded hundreds of times; longer ones have more, see `Sizes.rounding`."""
+DTYPES = tuple(ROUNDINGS)
 SLACK = 4
 """Roundings that a value may be off by: of what was stored before, of the operands that were made, of the result."""
 MARGIN = 16
@@ -88,6 +89,11 @@ class Sizes:
         self.buffers[name] = buffer, buffer[inner]
         return buffer[inner]
 
+    def rounding(self, dtype: torch.dtype) -> float:
+        """One rounding of an output; in fp32 that of a sum, whose error grows with the square root of its length."""
+        longest = max(*self.z_like, *self.x_like)
+        return max(ROUNDINGS[dtype], longest**0.5 * 2.0**-24)
+
     def judged(self, name: str, exact: Tensors) -> Outcome:
         """Compare what was written; outputs without an exact value are not."""
         worst = 0.0
@@ -100,7 +106,7 @@ class Sizes:
                 if not error.isfinite().all():
                     return Outcome(name, float("nan"), f"{output}: {int((~error.isfinite()).sum())} are not finite")
                 size = exact[output].abs() + exact[output].square().mean().sqrt()
-                worst = max(worst, float((error / size).max()) / ROUNDINGS[got.dtype])
+                worst = max(worst, float((error / size).max()) / self.rounding(got.dtype))
         self.buffers = {}
         return Outcome(name, worst)
 
@@ -127,9 +133,10 @@ def gated(gate: torch.Tensor, up: torch.Tensor, formula: Formula) -> torch.Tenso
     return definition(both, w_gate, w_up, alpha=formula.alpha, limit=formula.limit, up_offset=formula.up_offset)
 
 
-def outcomes(device: torch.device, few: bool = False) -> Iterator[Outcome]:
-    """Launch everything once for each size; `few`: at one or two sizes, in 16 bits."""
-    dtypes = [torch.float16] if few else [torch.bfloat16, torch.float16, torch.float32]
+def outcomes(device: torch.device, few: bool = False, dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator[Outcome]:
+    """Launch everything once for each size and dtype; `few`: at one or two sizes, in fp16."""
+    dtypes = [torch.float16] if few else dtypes
+    halves = [one for one in dtypes if one.itemsize == 2]
     with shared.by_hand_aside("portable kernels are asked for"):
         for size, dtype in itertools.product(PORTABLE[1:4:2] if few else PORTABLE, dtypes):
             yield from _portable(Sizes(size, dtype, device), f"{size} {str(dtype).removeprefix('torch.')}")
@@ -137,14 +144,14 @@ def outcomes(device: torch.device, few: bool = False) -> Iterator[Outcome]:
     capability = capability_of(device)
     if shared.GLUON_MISSING is not None or capability is None or capability[0] != 9:
         return
-    for size, dtype in itertools.product(BY_HAND[:1] if few else BY_HAND, dtypes[:2]):
+    for size, dtype in itertools.product(BY_HAND[:1] if few else BY_HAND, halves):
         yield from _by_hand(Sizes(size, dtype, device), f"{size} {str(dtype).removeprefix('torch.')}")
-    for size, dtype in itertools.product(OF_FP8[:1] if few else OF_FP8, dtypes[:2]):
+    for size, dtype in itertools.product(OF_FP8[:1] if few else OF_FP8, halves):
         yield from _fp8_by_hand(Sizes(size, dtype, device), f"{size} {str(dtype).removeprefix('torch.')}")
-    for size, dtype in itertools.product(OF_EXPERTS[:1] if few else OF_EXPERTS, dtypes[:2]):
+    for size, dtype in itertools.product(OF_EXPERTS[:1] if few else OF_EXPERTS, halves):
         with shared.by_hand_aside(None):
             yield from _experts(size, dtype, device, "hopper")
-    for size, dtype in itertools.product(FEW_TOKENS[:2] if few else FEW_TOKENS, dtypes[:2]):
+    for size, dtype in itertools.product(FEW_TOKENS[:2] if few else FEW_TOKENS, halves):
         label = f"{size} {str(dtype).removeprefix('torch.')}"
         yield from _forwards(Sizes(size, dtype, device), f"row forward {label}", row.forward_launch)
 

@@ -62,6 +62,7 @@ class Workload:
 
 def workload(kernel: str, problem: Problem, device: torch.device, seed: int = 0) -> Workload:
     """Draw what a kernel reads: activations and gradients standard normal, weights with variance 1 / in_features."""
+    device = torch.empty(0, device=device).device  # with its index, by which tensors are known
     source = torch.Generator(device=device).manual_seed(seed)
     M, K, N = problem.tokens, problem.hidden, problem.intermediate
 

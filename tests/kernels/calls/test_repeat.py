@@ -74,6 +74,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
         return Launch(made, (1,), dict(zip(Kernel.arg_names, arguments, strict=True)), num_warps=4, num_stages=2)
 
     monkeypatch.setattr(glu, "forward_launch", describe)
+    monkeypatch.setattr(glu, "multiplied_by_torch", lambda *_: False)
     for module in (glu, mlp):
         monkeypatch.setattr(module, "backend_for", lambda _: "triton")
     for module in (plan, repeat):
