@@ -82,8 +82,13 @@ REFERENCE = _reference
 class Truth:
     """The fp64 answer to one call, and eager PyTorch's distance from it, per tensor."""
 
-    values: Mapping[str, Tensor]
+    expected: Mapping[str, tolerance.Expected]
     eager: Mapping[str, tolerance.TensorError]
+
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """The answer by itself."""
+        return {name: one.truth for name, one in self.expected.items()}
 
 
 class Judge:
@@ -109,8 +114,9 @@ class Judge:
             produced = self._reference.train(draw) if backward else self._reference.infer(draw)
             activations = [value.clone() for value in self.desk.activations(draw)]
             values = self.answer(activations, self.desk.upstream(draw) if backward else None)
-            eager = {name: tolerance.tensor_error(produced[name], values[name]) for name in values}
-            self._truths[key] = Truth(values, eager)
+            expected = {name: tolerance.Expected.of(value) for name, value in values.items()}
+            eager = {name: tolerance.tensor_error(produced[name], one) for name, one in expected.items()}
+            self._truths[key] = Truth(expected, eager)
         return self._truths[key]
 
     def answer(self, activations: Sequence[Tensor], upstream: Tensor | None) -> dict[str, Tensor]:
@@ -133,7 +139,7 @@ class Judge:
         truth, faults = self.truth(draw, backward=produced.keys() != {"output"}), faults or {}
         return tuple(
             tolerance.check(
-                label.format(name), value, truth.values[name], truth.eager[name], self.arithmetic,
+                label.format(name), value, truth.expected[name], truth.eager[name], self.arithmetic,
                 faults.get(name), distribution,
             )
             for name, value in produced.items()
@@ -173,7 +179,7 @@ class Judge:
         rounding = 0.0 if len(draws) == 1 else SUM_SLACK * tolerance.unit_roundoff(self.dtype) * len(draws) ** 0.5
         truth = next(one for (_, backward), one in self._truths.items() if backward or mode is Mode.FORWARD)
         budgets = {
-            name: tolerance.budget_of(value, truth.eager[name], self.arithmetic) for name, value in truth.values.items()
+            name: tolerance.budget_of(one, truth.eager[name], self.arithmetic) for name, one in truth.expected.items()
         }
 
         def wrong(found: Mapping[str, Tensor]) -> str:

@@ -75,7 +75,7 @@ class QuantisedJudge(Judge):
         def again(name: str, value: Tensor) -> Tensor:
             return fp8.dequantise(*handed[name], torch.float32) if name in handed else value.float()
 
-        truth = self._answer(x, upstream, operand)
+        truth = {name: tolerance.Expected.of(one) for name, one in self._answer(x, upstream, operand).items()}
         plain = fp8.swiglu(x, self.problem.weights, upstream, again, self.joint)
         results = tuple(
             tolerance.check(
@@ -151,7 +151,7 @@ def with_loss(checks: Sequence[TensorCheck], produced: Produced, judge: Judge, d
     truth = judge.truth(draw, backward=produced.keys() != {"output"})
     return tuple(
         replace(
-            check, loss=tolerance.tensor_error(produced[name], truth.values[name]).relative,
+            check, loss=tolerance.tensor_error(produced[name], truth.expected[name]).relative,
             eager_loss=truth.eager[name].relative,
         )
         if produced.get(name := check.tensor.partition(" (")[0]) is not None else check

@@ -72,28 +72,58 @@ class TensorError:
     worst_index: tuple[int, ...] = ()
 
 
-def tensor_error(value: Tensor, truth: Tensor, distribution: bool = False) -> TensorError:
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """An fp64 truth and how large it is, worked out once for all that are held against it."""
+
+    truth: Tensor
+    norm: float
+    """Root of the sum of its squares."""
+    total: float
+    """Sum of its absolute values."""
+    peak: float
+    """Its largest absolute value."""
+
+    @classmethod
+    def of(cls, truth: Tensor | Expected) -> Expected:
+        """That of a truth; of an empty one all is 0."""
+        if isinstance(truth, Expected):
+            return truth
+        return cls(truth, *_norms(truth, 2, 1, math.inf)) if truth.numel() else cls(truth, 0.0, 0.0, 0.0)
+
+    @property
+    def rms(self) -> float:
+        """Its root mean square."""
+        return self.norm / math.sqrt(self.truth.numel() or 1)
+
+
+def _norms(values: Tensor, *orders: float) -> list[float]:
+    """Vector norms, which a GPU is waited for once."""
+    return torch.stack([torch.linalg.vector_norm(values, order) for order in orders]).tolist()
+
+
+def tensor_error(value: Tensor, truth: Tensor | Expected, distribution: bool = False) -> TensorError:
     """Measure a tensor against its fp64 truth of the same shape; empty tensors have no error.
 
     `distribution` adds the median and the 99.9th percentile of the elements' errors and the place of the largest.
     """
+    expected = Expected.of(truth)
+    truth, scale = expected.truth, expected.rms
     if truth.numel() == 0:
         return TensorError(0.0, 0.0, True)
-    difference = value.detach().to(truth.device, torch.float64, copy=True).sub_(truth)
-    finite = bool(torch.isfinite(difference).all())
-    scale = truth.norm().item() / math.sqrt(truth.numel())
-    if not finite:
+    difference = torch.sub(value.detach().to(truth.device), truth)  # in fp64
+    away_from_zero = truth.sign().mul_(difference).sum()
+    norms = [torch.linalg.vector_norm(difference, order) for order in (2, math.inf)]
+    norm, largest, away = torch.stack([*norms, away_from_zero]).tolist()
+    if not math.isfinite(norm):
         return TensorError(math.inf, math.inf, False)
     if scale == 0.0:
-        zero = bool((difference == 0).all())
-        return TensorError(0.0 if zero else math.inf, 0.0 if zero else math.inf, True)
-    relative = difference.norm().item() / (scale * math.sqrt(truth.numel()))
-    total = truth.abs().sum().item()
-    bias, by_chance = torch.sum(difference * truth.sign()).item() / total, difference.norm().item() / total
-    errors = difference.abs_().flatten()
-    maximum = errors.max().item() / scale
+        return TensorError(math.inf if largest else 0.0, math.inf if largest else 0.0, True)
+    relative, maximum = norm / expected.norm, largest / scale
+    bias, by_chance = away / expected.total, norm / expected.total
     if not distribution:
         return TensorError(relative, maximum, True, bias, by_chance)
+    errors = difference.abs_().flatten()
     place = _index(int(errors.argmax()), truth.shape)
     ordered = (errors / scale).float().sort().values
     ranks = ((ordered.numel() - 1) // 2, math.ceil(0.999 * ordered.numel()) - 1)
@@ -133,12 +163,14 @@ class Budget:
     maximum: float
 
 
-def budget_of(truth: Tensor, eager: TensorError, arithmetic: Arithmetic) -> Budget:
+def budget_of(truth: Tensor | Expected, eager: TensorError, arithmetic: Arithmetic) -> Budget:
     """The errors allowed on a tensor, from eager's."""
+    expected = Expected.of(truth)
+    elements = expected.truth.numel()
     roundoff = unit_roundoff(arithmetic.dtype)
     summation = math.sqrt(arithmetic.longest_sum) * unit_roundoff(torch.float32)
-    peak = truth.abs().max().item() / (truth.norm().item() / math.sqrt(truth.numel()) or 1.0) if truth.numel() else 0.0
-    chance = scatter(min(truth.numel(), arithmetic.hidden_elements))
+    peak = expected.peak / (expected.rms or 1.0)
+    chance = scatter(min(elements, arithmetic.hidden_elements))
     few = max(1.0, chance / MARGIN)
     return Budget(
         relative=max(MARGIN, chance) * eager.relative + few * (roundoff / 2 + summation),
@@ -149,7 +181,7 @@ def budget_of(truth: Tensor, eager: TensorError, arithmetic: Arithmetic) -> Budg
 def check(
     name: str,
     value: Tensor | None,
-    truth: Tensor,
+    truth: Tensor | Expected,
     eager: TensorError,
     arithmetic: Arithmetic,
     fault: Fault | None = None,
@@ -159,13 +191,14 @@ def check(
 
     `eager` is eager PyTorch's error on the same inputs.
     """
-    budget = budget_of(truth, eager, arithmetic)
+    expected = Expected.of(truth)
+    budget = budget_of(expected, eager, arithmetic)
     error = TensorError(math.inf, math.inf, False)
     if not fault:
         assert value is not None
-        error = tensor_error(value, truth, distribution)
-        alike = max(1.0, truth.numel() / max(1, arithmetic.hidden_elements))  # errors that may have one direction
-        systematic = max(0.0, abs(error.bias) - CHANCE * error.bias_by_chance * math.sqrt(alike))
+        error = tensor_error(value, expected, distribution)
+        alike = expected.truth.numel() / max(1, arithmetic.hidden_elements)  # errors that may have one direction
+        systematic = max(0.0, abs(error.bias) - CHANCE * error.bias_by_chance * math.sqrt(max(1.0, alike)))
         if not error.finite:
             wrong = int((~torch.isfinite(value)).sum())
             fault = Fault("finite", f"NaN or Inf in {wrong} of {value.numel()} elements")

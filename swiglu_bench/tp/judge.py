@@ -89,7 +89,7 @@ class SplitJudge(Judge):
         truth = self.truth(draw, backward=produced.keys() != {"output"})
         return tuple(
             tolerance.check(
-                name, value if value is None else self._own(name, value), truth.values[name], self._alone[draw][name],
+                name, value if value is None else self._own(name, value), truth.expected[name], self._alone[draw][name],
                 self.arithmetic, faults.get(name),
             )
             for name, value in produced.items()
@@ -114,7 +114,7 @@ class SplitJudge(Judge):
         forward = self.problem.case.mode is Mode.FORWARD
         truth, produced = self.truth(draw, not forward), (alone.infer if forward else alone.train)(draw)
         errors = {
-            name: tolerance.tensor_error(self._own(name, produced[name]), value) for name, value in truth.values.items()
+            name: tolerance.tensor_error(self._own(name, produced[name]), one) for name, one in truth.expected.items()
         }
         roundoff = tolerance.unit_roundoff(self.dtype)
         for name, one in errors.items():
