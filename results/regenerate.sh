@@ -5,9 +5,9 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-pieces="forward forward-llama3-8b forward-others forward-narrow activation step-mlp step step-llama3-8b step-others backward \
-  memory memory-mlp experts experts-peers experts-zipf experts-few experts-step experts-memory experts-parts fp8 fp8-mlp train-llama tp verify \
-  selftest audit noise doctor"
+pieces="forward forward-llama3-8b forward-others forward-narrow activation step-mlp step step-llama3-8b step-others energy backward \
+  memory memory-mlp experts experts-peers experts-zipf experts-few experts-step experts-memory experts-parts fp8 fp8-mlp train-llama \
+  train-fp8 tp tp-experts verify selftest audit noise doctor grid-1 grid-2 host-time bare-product-128 bare-product-ragged"
 if [ $# -lt 1 ]; then
   echo "Give the folder for the results, and which of these, if not all: $pieces" >&2
   exit 2
@@ -39,10 +39,10 @@ for piece in ${*:-$pieces}; do
       sweep forward forward --shapes llama7b --tokens 1,16,128,512,1k,2k,4k,8k,16k --budget 3 --no-energy \
         --impl eager,eager-packed,compile,compile-packed,liger,unsloth,fused,quack ;;
     forward-llama3-8b)
-      sweep forward-llama3-8b forward --shapes llama3-8b --tokens 1,16,128,512,1k,2k,4k,8k,16k --budget 4 --no-energy \
+      sweep forward-llama3-8b forward --shapes llama3-8b --tokens 1,16,128,512,1k,2k,4k,8k,16k --budget 2.5 --no-energy \
         --impl eager,compile,liger,fused,quack ;;
     forward-others)
-      sweep forward-others forward --shapes $others --tokens 4k --budget 2.5 --no-energy --impl eager,compile,liger,fused,quack ;;
+      sweep forward-others forward --shapes $others --tokens 4k --budget 1.5 --no-energy --impl eager,compile,liger,fused,quack ;;
     forward-narrow)
       sweep forward-narrow forward --shapes deepseek-v3-expert,gpt-oss --tokens 1,16,64,128 --budget 1.5 --no-energy \
         --impl eager,compile,liger,fused ;;
@@ -53,12 +53,14 @@ for piece in ${*:-$pieces}; do
       sweep step-mlp step --shapes llama7b --scope mlp --tokens 1k,2k,4k,8k --budget 4 --no-energy \
         --impl $peers,fused-mlp-recompute,fused-mlp-chunked ;;
     step)
-      sweep step step --shapes llama7b --tokens 128,1k,2k,4k,8k --budget 5 --no-energy \
+      sweep step step --shapes llama7b --tokens 128,1k,2k,4k,8k --budget 3 --no-energy \
         --impl eager,compile,compile-packed,liger,unsloth,fused-dw-torch,fused-auto,quack ;;
     step-llama3-8b)
-      sweep step-llama3-8b step --shapes llama3-8b --scope glu,mlp --tokens 2k,4k,8k --budget 5 --no-energy --impl $peers ;;
+      sweep step-llama3-8b step --shapes llama3-8b --scope glu,mlp --tokens 2k,4k,8k --budget 3 --no-energy --impl $peers ;;
     step-others)
       sweep step-others step --shapes $others --scope glu,mlp --tokens 4k --budget 2.5 --no-energy --impl $peers ;;
+    energy)
+      sweep energy step --shapes llama7b,llama3-8b --scope mlp --tokens 4k,8k --budget 2 --impl eager,compile,fused-mlp-auto ;;
     backward) sweep backward backward --shapes llama7b ;;
     memory) sweep memory memory --shapes llama7b --scope glu,mlp --tokens 1k,8k --skip-impl 'compile-m*' ;;
     memory-mlp)
@@ -91,10 +93,27 @@ for piece in ${*:-$pieces}; do
       for shape in llama7b llama3-70b; do
         sweep "tp/$shape" tp --gpus 2 --shapes $shape --tokens 1k,4k,16k --modes forward,step --budget 0.7 --timeout 90
       done ;;
+    train-fp8)
+      for recipe in rowwise blockwise; do
+        sweep "train-fp8/$recipe" train --task llama --precision "fp8-$recipe" --steps 32 --seeds 3 --budget 8 \
+          --impl eager,fused-mlp-auto,fused-fp8
+      done ;;
+    tp-experts)
+      sweep tp/qwen3-30b-a3b tp --gpus 2 --shapes qwen3-30b-a3b --tokens 8k --modes forward,step --budget 1 --timeout 90 \
+        --impl eager,grouped,fused-experts ;;
     verify) sweep verify verify ;;
     selftest) $bench selftest >"$folder/selftest.txt" || [ $? -eq 1 ] ;;
     audit) $bench audit --impl eager,liger,fused-auto,fused-mlp-auto --out "$folder/audit" || [ $? -eq 1 ] ;;
     noise) $bench noise --out "$folder/noise.csv" >"$folder/noise.txt" || [ $? -eq 1 ] ;;
+    grid-[12]) # a half of the layers each, which two GPUs can have at the same time
+      python kernels/benchmarks/grid.py --csv "$folder/$piece.csv" --part "${piece#grid-}/2" --budget 0.3 --seconds 560 ;;
+    host-time) python kernels/benchmarks/host_time.py >"$folder/host-time-recorded.txt" ;;
+    bare-product-128)
+      python kernels/benchmarks/bare_product.py --shape llama7b llama3-8b ${others//,/ } --tokens 128 --budget 1 \
+        --csv "$folder/bare-product-128.csv" ;;
+    bare-product-ragged)
+      python kernels/benchmarks/bare_product.py --shape llama7b llama3-8b 5120x27648 3584x18944 --tokens 160 256 333 512 640 \
+        --budget 0.6 --csv "$folder/bare-product-ragged.csv" ;;
     doctor) $bench doctor --clock >"$folder/doctor.txt" || [ $? -eq 1 ] ;;
     *)
       echo "There is no piece $piece; there are: $pieces" >&2

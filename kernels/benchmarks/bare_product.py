@@ -3,7 +3,8 @@
     python kernels/benchmarks/bare_product.py [--shape llama7b llama3-8b] [--tokens 16 128 1024] [--csv FILE]
 
 All in the same rounds, each behind a filled queue with a cold L2; up to 128 tokens as CUDA graphs. `storing` also
-writes gate and up, as training needs them. Ratios are medians of per-round ratios with their 95% intervals.
+writes gate and up, as training needs them; `auto` is `swiglu_glu`, which may take two products by PyTorch and an
+elementwise launch. Ratios are medians of per-round ratios with their 95% intervals.
 
 Up to 64 tokens the time is that of reading the weights. There a graph goes round the weights of four layers, so that
 none are in the cache, a call is a fourth of it, and ratios are to a copy that moves as many bytes as the weights have.
@@ -21,7 +22,7 @@ from side_by_side import gpu_and_clock, require_right, time_calls
 from swiglu_bench.implementations.peers import interleave
 from swiglu_bench.measure.graph import capture
 from swiglu_bench.spec.shapes import load_shapes
-from swiglu_kernels import reference
+from swiglu_kernels import reference, swiglu_glu
 from swiglu_kernels.portable.glu_forward import forward_launch
 
 GRAPH_TOKENS, FEW_TOKENS = 128, 64
@@ -64,7 +65,8 @@ def contenders(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> Cal
 
         return call
 
-    calls = {name: of(name) for name in launches} | quack(x, w_gate, w_up)
+    calls = {name: of(name) for name in launches} | {"auto": lambda: swiglu_glu(x, w_gate, w_up)}
+    calls |= quack(x, w_gate, w_up)
     exact = reference.swiglu_glu(x.double(), w_gate.double(), w_up.double())
     for name, call in calls.items():
         z.fill_(torch.nan)
