@@ -137,6 +137,10 @@ UNALIGNED_TOKENS = 32
 NEARLY_EMPTY = ((128, 192, 12_000_000), (256, 300, 20_000_000))
 """More tokens than the first, up to the second, and at least so many elements a weight: there ping-pong's last row of
 tiles is nearly empty, and PyTorch's two products are faster (results/nvidia-h200/two-products.csv)."""
+HALF_IDLE_TOKENS, DEEP = (224, 256), 4096
+"""So many tokens as above, and at least so many hidden elements: where ping-pong's tiles of 64 columns are half of the
+multiprocessors at most, each makes a long sum, which PyTorch's products share out. One launch took 1.08 of their time
+at 7168 x 2048 and 1.05 at 4096 x 1536. At 224 tokens PyTorch's products are slow (two-products.csv)."""
 
 
 def rows_begin_at(multiple: int, hidden: int, intermediate: int) -> bool:
@@ -158,7 +162,10 @@ def multiplied_by_torch(at: Problem) -> bool:
         return portable_is_slower(at.tokens, at.hidden, measured)
     if at.hidden % SECTOR:
         return at.tokens > UNALIGNED_TOKENS
-    return any(
+    above, most = HALF_IDLE_TOKENS
+    tiles = -(-at.tokens // 128) * -(-at.intermediate // 64)
+    half_idle = above < at.tokens <= most and at.hidden >= DEEP and 2 * tiles <= at.multiprocessors
+    return half_idle or any(
         above < at.tokens <= most and at.hidden * at.intermediate >= elements for above, most, elements in NEARLY_EMPTY
     )
 

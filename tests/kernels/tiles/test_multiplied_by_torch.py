@@ -99,6 +99,47 @@ def test_a_tuned_choice_is_used(monkeypatch: pytest.MonkeyPatch, tuned: Choice, 
     assert choices.multiplied_by_torch(x, weight, weight, False, PLAIN, stored=False) is (tuned == BY_TORCH)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "intermediate", "expected"),
+    [
+        (230, 7168, 2048, True),
+        (256, 4096, 1536, True),
+        (224, 4096, 1536, False),
+        (257, 4096, 1536, False),
+        (230, 2048, 768, False),
+        (230, 4096, 11008, False),
+    ],
+)
+def test_few_tiles_of_long_sums(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, hidden: int, intermediate: int, expected: bool
+) -> None:
+    monkeypatch.setattr(shared, "why_off", lambda *_: None)
+    at = Problem(tokens, hidden, intermediate, torch.bfloat16, (9, 0))
+    assert candidates.by_hand_is_possible(at)
+    assert multiplied_by_torch(at) is expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "intermediate", "expected"),
+    [
+        (256, 3032, 11848, "triton"),
+        (257, 3032, 11848, "torch"),
+        (2, 6600, 11944, "torch"),
+        (1, 6600, 11944, "triton"),
+        (133, 7224, 26936, "torch"),
+        (512, 4176, 33440, "triton"),
+        (4096, 7168, 26880, "triton"),
+    ],
+)
+def test_who_makes_the_gradients_of_weights(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, hidden: int, intermediate: int, expected: str
+) -> None:
+    monkeypatch.setattr(choices, "capability_of", lambda _: (9, 0))
+    monkeypatch.setattr(choices, "_hopper_multiprocessors", lambda _: 132)
+    x = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="meta")
+    assert choices.resolve("auto", "auto", "auto", x, intermediate)[0] == expected
+
+
 MEASURED = Path(__file__).parents[3] / "results" / "nvidia-h200" / "two-products.csv"
 
 
