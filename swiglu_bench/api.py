@@ -132,12 +132,12 @@ def run(command: str = "forward", *, progress: bool = True, **options: Any) -> R
     Args:
         command: forward, backward, step, memory or verify.
         progress: show the bar and the growing table on stderr.
-        options: texts as on the command line, or lists where those hold commas: `tokens=[1, 1024]`. `baseline`,
-            `rounds`, `l2`, `regime` and `energy` are for forward, backward and step only. Files are written only where
-            `out` names a folder. `swiglu-bench COMMAND --help` explains each.
+        options: strings as on the command line, or lists instead of comma-separated strings: `tokens=[1, 1024]`.
+            `baseline`, `rounds`, `l2`, `regime` and `energy` are for forward, backward and step only. Files are written
+            only where `out` names a folder. `swiglu-bench COMMAND --help` explains each.
 
     Returns:
-        All rows, those of implementations that were skipped or failed included, each with its reason.
+        All rows, including those of implementations that were skipped or failed, with the reason.
 
     Raises BadInput, a ValueError, for an option that does not exist or a value that it does not take, before any work.
     """

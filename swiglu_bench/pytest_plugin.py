@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Which baseline benchmarks are compared with, and under which name they are saved."""
     group = parser.getgroup("swiglu-bench")
     group.addoption("--swiglu-baseline", metavar="NAME", help="Fail where benchmark_swiglu is slower than this one.")
-    group.addoption("--swiglu-save-baseline", metavar="NAME", help="Keep what benchmark_swiglu measures by this name.")
+    group.addoption("--swiglu-save-baseline", metavar="NAME", help="Save benchmark_swiglu's rows under this name.")
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def benchmark_swiglu(request: pytest.FixtureRequest, tmp_path_factory: pytest.Te
                 pytest.fail(f"slower than the baseline {name}:\n{compared}", pytrace=False)
             if compared.outcome != "fine":
                 warnings.warn(
-                    f"whether it is slower than the baseline {name} cannot be told:\n{compared}", stacklevel=2
+                    f"whether it is slower than the baseline {name} cannot be decided:\n{compared}", stacklevel=2
                 )
         elif name:
             warnings.warn(f"the baseline {name} has no {what}; save it with --swiglu-save-baseline", stacklevel=2)

@@ -3,8 +3,8 @@
     python kernels/benchmarks/experts.py [--shape qwen3-30b-a3b mixtral-8x7b] [--tokens 512 8192] [--routing zipf]
 
 whole   the suite's implementations after a verdict by fp64; ratio to `grouped`; peak MiB of a step beyond the gradients
-parts   each product of the kernels by hand and of the portable ones; ratio to the bare grouped product of torch, which
-        gathers, gates and adds nothing
+parts   each product of the hand-scheduled kernels and of the portable ones; ratio to the bare grouped product of
+        torch, which gathers, gates and adds nothing
 
 Ratios are medians of per-round ratios with their 95% intervals; TFLOP/s count no padding and no gate.
 """

@@ -1,4 +1,4 @@
-"""Hold swiglu_kernels against eager, torch.compile and Liger at sizes that nobody tuned for: 200 cases from one seed.
+"""Hold swiglu_kernels against eager, torch.compile and Liger at untuned sizes: 200 cases from one seed.
 
     python kernels/benchmarks/grid.py --csv FILE [--part 1/4] [--seconds 540]      # measures what FILE lacks
     python kernels/benchmarks/grid.py --csv FILE [FILE ...] --picture STEM         # only shows what is there

@@ -12,7 +12,7 @@ swiglu_fg_kernel, swiglu_DWf_DW_dfg_kernel    the same kernels under the names t
 FusedSwiGLU                           a module in place of two Linears and the gate
 FusedSwiGLUMLP, FusedSwiGLUPackedMLP  modules with the state_dict of a Llama, Qwen or Mistral MLP, and of Phi-3's
 FusedSwiGLUExperts                    a module of stacked experts
-register_experts()                    name swiglu_experts to transformers, for set_experts_implementation
+register_experts()                    register swiglu_experts with transformers, for set_experts_implementation
 patch_model(model), unpatch(model)    put them into a Hugging Face model, and take them out again
 reference                             the definitions, in PyTorch
 warm_up(model, tokens=[1, 64])        compile what these token counts need, before the first request

@@ -4,8 +4,9 @@
     model.set_experts_implementation("swiglu_kernels")
 
 Model files of transformers 5 hand their experts' modules to the function that the model's configuration names. Such a
-module says how its weights lie; how it gates, it shows: `gate_of` calls its `_apply_gate` on a few numbers and looks
-which of the kernels' gates gives the same. Nothing here imports transformers before it is asked to.
+module declares the layout of its weights. Its gate is found by a test: `gate_of` calls its `_apply_gate` on a few
+numbers and looks which of the kernels' gates gives the same results. Nothing here imports transformers before it is
+asked to.
 """
 
 import ctypes
@@ -31,7 +32,7 @@ _TOLERANCE = 1e-5
 def register_experts() -> None:
     """Make "swiglu_kernels" and "swiglu_kernels_recompute" known to transformers' `set_experts_implementation`.
 
-    The second keeps no gate and up for the backward and makes them again. A model whose experts the kernels cannot
+    The second does not keep gate and up for the backward but recomputes them. A model whose experts the kernels cannot
     compute raises a ValueError in its forward.
 
     Raises:

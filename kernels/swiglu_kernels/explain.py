@@ -18,9 +18,9 @@ from swiglu_kernels.tiles.choices import AUTO, multiplied_by_torch, resolve, why
 from swiglu_kernels.tiles.tuning import lookup
 
 NAMES = {
-    "hopper.forward": "ping-pong by hand for Hopper",
-    "hopper.row": "cooperative by hand for Hopper",
-    "hopper.products": "by hand for Hopper",
+    "hopper.forward": "hand-scheduled ping-pong for Hopper",
+    "hopper.row": "hand-scheduled cooperative for Hopper",
+    "hopper.products": "hand-scheduled for Hopper",
 }
 
 
@@ -122,7 +122,7 @@ def _of_fp8(
     ):
         kernel = "two products by PyTorch, then the gate's pass"
     elif why is None:
-        kernel = "one launch, by hand for Hopper"
+        kernel = "one launch, hand-scheduled for Hopper"
     by = "blocks of 1 x 128 (weights 128 x 128)" if blocks else "rows"
     if weight_grad == "none":
         dw = "no dW"
@@ -165,7 +165,7 @@ def explain_experts(
     pairs, trains = top_k_index.numel(), needs_backward(x, w_gate_up, w_down, top_k_weights)
     why = why_portable(pairs, as_matrix(x), w_gate_up, w_down, activation, trains)
     rows = expert_tile_rows(pairs, w_gate_up.shape[0], x.dtype) if why else experts.ROWS
-    kernels = f"portable Triton ({why})" if why else "by hand for Hopper, on rows sorted by expert"
+    kernels = f"portable Triton ({why})" if why else "hand-scheduled for Hopper, on rows sorted by expert"
     kept = f"; {'x alone is' if recompute else 'gate and up are'} kept" if trains else ""
     again = "gate and up again; " if recompute else ""
     return (
@@ -182,11 +182,11 @@ def _all_by_torch(device: torch.device) -> str:
 def _why_not_by_hand(
     x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, has_bias: bool, formula: Formula
 ) -> str:
-    """Why the kernels by hand do not take a forward, or ""."""
+    """Why the hand-scheduled kernels do not take a forward, or ""."""
     if has_bias:
-        return "the kernels by hand have no biases"
+        return "the hand-scheduled kernels have no biases"
     if formula != PLAIN:
-        return "the kernels by hand have plain SiLU only"
+        return "the hand-scheduled kernels have plain SiLU only"
     return forward.why_not(x, w_gate, w_up, capability_of(x.device)) or ""
 
 

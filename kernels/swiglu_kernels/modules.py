@@ -11,9 +11,8 @@ needs that forward (an adapter, a hook, a quantised weight) is refused with a Ty
 
 All of them work under autocast, activation checkpointing, torch.compile(fullgraph=True), CUDA graphs, DDP and FSDP2
 (`fully_shard` on the module or around it, not on its projections), and split over the ranks of a tensor-parallel group
-(`swiglu_kernels.parallel`). Of torch.func, `functional_call` and `vmap` work,
-gradients by backward() included; `grad`, `vjp` and `jvp` raise, as custom operators take no part in them. Derivatives
-are first order.
+(`swiglu_kernels.parallel`). From torch.func, `functional_call` and `vmap` work, including gradients by backward();
+`grad`, `vjp` and `jvp` raise, because custom operators do not support them. Derivatives are first order.
 """
 
 import dataclasses
@@ -95,7 +94,7 @@ def _plain(owner: nn.Module, name: str) -> nn.Linear:
 def _backend(module: nn.Module) -> str:
     """What runs where the parameters are: "triton", "interpreter", or "torch" (the reference, no kernel at all).
 
-    "triton, portable kernels only: ..." where those by hand for this GPU step aside, with the reason.
+    "triton, portable kernels only: ..." where the hand-scheduled ones for this GPU step aside, with the reason.
     """
     device = next(module.parameters()).device
     reason = why_aside(device)
@@ -140,9 +139,9 @@ class FusedModule(nn.Module):
     def keep_codes(self, keep: bool = True) -> Self:
         """Quantise the weights once for many calls under `torch.no_grad()`, not in each; for fp8, in inference.
 
-        The codes take half of the memory of the weights beside them. They are made anew when a weight was replaced or
-        written to, and after a call with gradients enabled; only what is written through `.data` goes unnoticed: call
-        this again then. Under `torch.compile` weights are quantised in every call.
+        The codes take memory in addition to the weights, half as much. They are made again when a weight was replaced
+        or written to, and after a call with gradients enabled. Writes through `.data` are not noticed: call this again
+        after them. Under `torch.compile` weights are quantised in every call.
 
         Raises:
             ValueError: precision is "bf16".

@@ -14,9 +14,9 @@ parameters. The kernels run on these alone; a call communicates where the ranks'
 
 Each moves tokens x hidden elements. down_proj's bias is replicated and added once, to the sum.
 
-Everything here is torch.distributed's public interface, and so are the results: each DTensor says truly which rows it
-holds, so `full_tensor`, distributed checkpoints and another number of ranks after loading are right. For that a packed
-module's matrix is parted: as one DTensor, a rank's rows of gate and of up would not be neighbours.
+Everything here is torch.distributed's public interface, and so are the results: each DTensor states correctly which
+rows it holds, so `full_tensor`, distributed checkpoints and loading into another number of ranks work. For that, a
+packed module's matrix is split in two: in one DTensor, a rank's rows of gate and of up would not be adjacent.
 """
 
 from torch import nn
@@ -34,9 +34,9 @@ class SwiGLUParallel(ParallelStyle):
     For `parallelize_module`, on FusedSwiGLU, FusedSwiGLUMLP and FusedSwiGLUPackedMLP, also where `patch_model` put
     them, and before fully_shard, activation checkpointing and torch.compile, all of which work on it.
 
-    Parameters become DTensors in their places; state_dict keys stay, but for a packed module: `gate_up_proj` becomes
+    Parameters are replaced by DTensors. state_dict keys stay, except for a packed module: `gate_up_proj` becomes
     `gate_proj` and `up_proj`, the keys of FusedSwiGLUMLP. `torch.cat` of their full tensors is the packed matrix again.
-    Load a packed checkpoint before.
+    Load a packed checkpoint before splitting.
 
     Args:
         sequence_parallel: x and the result hold this rank's part of the sequence; else all of it, on every rank.
@@ -49,7 +49,8 @@ class SwiGLUParallel(ParallelStyle):
 
     Raises (in parallelize_module):
         TypeError: the module is of another class, its projections are no plain Linears, or parameters are sharded.
-        ValueError: intermediate does not divide by the ranks, the mesh has several dimensions, or it was split before.
+        ValueError: intermediate is not divisible by the number of ranks, the mesh has several dimensions, or it was
+            split before.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ def _check(module: nn.Module, mesh: DeviceMesh) -> None:
     intermediate = getattr(module, first).out_features // (2 if packed else 1)
     if intermediate % mesh.size():
         raise ValueError(
-            f"{first}: expected an intermediate size that divides by the {mesh.size()} ranks, got {intermediate}"
+            f"{first}: expected an intermediate size that is divisible by the {mesh.size()} ranks, got {intermediate}"
         )
 
 

@@ -125,11 +125,11 @@ def patch_model(
     Known are the MLPs of Hugging Face's Llama, Mistral, Qwen2, Qwen3 and Phi-3. Any other module with `gate_proj`,
     `up_proj` and `down_proj`, or a packed `gate_up_proj` and `down_proj`, all plain torch.nn.Linear, and SiLU or GELU's
     tanh approximation as its activation is taken if it passes a self-check: a few tokens through its own forward, in
-    both training modes, and through the fused module, with its own weights, agree within what their dtype rounds. So
-    are the MLPs of Gemma, Gemma 2 and 3, OLMo 2, SmolLM3, Granite, Cohere 2 and GLM-4. Experts of transformers 5 (of
-    Mixtral, Qwen3-MoE, DeepSeek-V3, gpt-oss, OLMoE, GLM-4-MoE and the others that its experts interface serves) run on
-    `swiglu_experts`: the model's experts implementation is set to "swiglu_kernels". Any other experts whose weights are
-    stacked in one tensor are left alone, and the report names them.
+    both training modes, and through the fused module, with its own weights, agree within what their dtype rounds. The
+    MLPs of Gemma, Gemma 2 and 3, OLMo 2, SmolLM3, Granite, Cohere 2 and GLM-4 are taken this way. Experts of
+    transformers 5 (of Mixtral, Qwen3-MoE, DeepSeek-V3, gpt-oss, OLMoE, GLM-4-MoE and the others that its experts
+    interface serves) run on `swiglu_experts`: the model's experts implementation is set to "swiglu_kernels". Any other
+    experts whose weights are stacked in one tensor are left alone, and the report names them.
 
     Parameters, state_dict, hooks on the MLP and training mode are untouched, so a checkpoint saved before or after
     loads into the stock model and back. Load weights first: the self-check needs them. Patch before parallelize_module
@@ -139,10 +139,10 @@ def patch_model(
     Args:
         model: any module; every module below it is looked at.
         classes: names of classes in the model whose forward is `down_proj(act_fn(gate_proj(x)) * up_proj(x))` (or
-            Phi-3's) and nothing else. Their attributes are checked, their forward is taken on the caller's word,
-            without the self-check: for weights on the meta device, or all zero.
+            Phi-3's) and nothing else. Their attributes are checked, but their forward is trusted without the
+            self-check, for example because the weights are on the meta device, or all zero.
         weight_grad: see `swiglu_glu`.
-        save: see `swiglu_glu`; "input" has experts make gate and up again, too.
+        save: see `swiglu_glu`; with "input", experts recompute gate and up, too.
         input_grad: see `swiglu_glu`.
         precision: "bf16" (operands as they are), "fp8-rowwise" or "fp8-blockwise": see `swiglu_mlp_fp8`. An MLP whose
             sizes are no multiples of 16, and experts, are left alone then.
@@ -244,7 +244,7 @@ def _experts_implementation(owner: Any) -> Any:
 def _why_not_experts(module: Any, options: Options) -> str | None:
     """Return the first reason to leave experts alone."""
     if module.config._experts_implementation in NAMES.values():
-        return f"it has {_implementation(module)} already"
+        return f"it already has {_implementation(module)}"
     if options.weight_grad == "none":
         return "weight_grad='none' is not for experts: freeze their parameters with requires_grad_(False)"
     if options.recipe:
@@ -364,7 +364,7 @@ def _why_not(module: nn.Module, layout: Layout, classes: Collection[str], option
     """Return the first reason to leave a module alone."""
     if isinstance(module, FusedModule):
         advice = "; unpatch first to change options" if _STOCK_CLASS in module.__dict__ else ""
-        return f"fused already ({module.extra_repr()}){advice}"
+        return f"already fused ({module.extra_repr()}){advice}"
     if "forward" in module.__dict__:
         return "its forward was replaced"
     reason = _why_not_projections(module, layout) or _why_not_attributes(module, layout) or _why_not_activation(module)
@@ -429,7 +429,7 @@ def _activation(module: nn.Module) -> tuple[str | None, str | None]:
 def _why_not_activation(module: nn.Module) -> str | None:
     name, known = _activation(module)
     if name is None:
-        return f"it has no activation by the name of {', '.join(ACTIVATION_NAMES)}"
+        return f"it has no activation named {', '.join(ACTIVATION_NAMES)}"
     activation = getattr(module, name)
     if known is None:
         own = getattr(activation, "__name__", type(activation).__name__)
@@ -451,7 +451,7 @@ def _why_not_shapes(module: nn.Module, layout: Layout) -> str | None:
 def _why_not_call(module: nn.Module) -> str | None:
     """Say why a call is more than the forward of one tensor."""
     if type(module).__call__ is not nn.Module.__call__:
-        return "its class has a __call__ of its own"
+        return "its class has its own __call__"
     takes = list(inspect.signature(type(module).forward).parameters)[1:]
     return None if len(takes) == 1 else f"its forward takes {', '.join(takes) or 'nothing'}, not one tensor"
 
@@ -460,7 +460,7 @@ def _why_not_same(module: nn.Module, layout: Layout) -> str | None:
     """Run the self-check: a few tokens through the module's forward and the fused one; nothing of it remains."""
     first, down = getattr(module, layout.gated[0]).weight, getattr(module, layout.down).weight
     if first.is_meta:
-        return "the self-check needs weights, these are on the meta device; load them first, or name it in classes"
+        return "the self-check needs weights, but these are on the meta device; load them first, or name it in classes"
     # Each rounds h, gate and up on its way, and both sum in fp32, in any order.
     rounding = (
         2**-10 if first.dtype == torch.float32 and float32_dot_precision() == "tf32" else torch.finfo(first.dtype).eps

@@ -23,7 +23,7 @@ def draw(folder: Path, rows: Sequence[Mapping[str, str]], known: Sequence[str]) 
     points = points_of(rows)
     counts = {one["ranks"] for one in points}
     if len(counts - {1}) < 2 and {1, *counts} != counts:
-        return "No scaling figure: it takes rows with several numbers of GPUs, such as --gpus 1,2,4 makes."
+        return "No scaling figure: it needs rows with several numbers of GPUs, such as --gpus 1,2,4 makes."
     try:
         return f"Scaling: {save(folder, 'scaling', lambda: scaling(points, known))}"
     except NoPicture as reason:

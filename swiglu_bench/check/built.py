@@ -64,7 +64,7 @@ class Built:
         self.parameters = dict(self.problem.parameters if step.parameters is None else step.parameters)
         for name, value in self.parameters.items():
             if not isinstance(value, Tensor) or not value.is_leaf:
-                raise TypeError(f"the parameter {name!r} is not a leaf tensor, so that it gets no gradient")
+                raise TypeError(f"the parameter {name!r} is not a leaf tensor, so it gets no gradient")
         self._plain = all(type(value) in (Tensor, torch.nn.Parameter) for value in self.parameters.values())
         if self._plain:
             self.layout = find_layout(self.parameters, step.to_canonical)

@@ -64,8 +64,8 @@ def find_layout(
         home = homes.get(value.untyped_storage().data_ptr()) if type(value) is Tensor else None
         if home is None:
             raise TypeError(
-                f"Step.to_canonical returned for {name!r} a {type(value).__name__} that is no view of the gradients it "
-                "was given; return views of them, as chunk, unbind and slices make them"
+                f"Step.to_canonical returned for {name!r} a {type(value).__name__} that is not a view of the "
+                "gradients it was given; return views of them, as chunk, unbind and slices make them"
             )
         views[name] = View(home, tuple(value.shape), value.stride(), int(value.storage_offset()))
     return Layout(views)

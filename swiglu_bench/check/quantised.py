@@ -113,14 +113,14 @@ class QuantisedJudge(Judge):
         allowed = tolerance.MARGIN * _distance((right_codes, right_scales), value) + rounding
         found = _distance(handed, value)
         if not found <= allowed:
-            return failed(f"they stand for values with a relative error of {found:.2e}, more than {allowed:.2e}")
+            return failed(f"they represent values with a relative error of {found:.2e}, more than {allowed:.2e}")
         off = (
             (fp8.dequantise(*handed) - value).abs_().sub_(value.abs() / CODE_STEP).max().item()
             if value.numel()
             else 0.0
         )
         if not off <= NOISE * value.norm().item() / value.numel() ** 0.5:
-            return failed("one of them stands for a value that is further off than rounding explains")
+            return failed("one of them represents a value that is further off than rounding explains")
         return _passed(f"{CODES}{name}")
 
 

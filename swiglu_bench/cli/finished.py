@@ -77,7 +77,7 @@ def _compare(
     ] = None,
     *,
     max_regression: Annotated[
-        str, option(HOW, "How much worse a row may be, as 2%; beyond it it exits with 1.")
+        str, option(HOW, "How much worse a row may be, such as 2%; beyond that it exits with 1.")
     ] = "2%",
     by: Annotated[
         str,
@@ -88,7 +88,7 @@ def _compare(
 ) -> None:  # fmt: skip
     """Compare two runs row by row: quotient, interval, verdict. Made for CI.
 
-    Exits 0 if no row is worse than allowed, 1 if one is or broke, 3 if that cannot be told, 2 if the runs cannot be
+    Exits 0 if no row is worse than allowed, 1 if one is or is broken, 3 if that is undecided, 2 if the runs cannot be
     compared.
 
     `--save-baseline NAME` of the measuring commands saves what `compare NAME` compares with.
@@ -138,7 +138,7 @@ def _show(
     rows: RowOptions, run: RunPath,
     sort: Annotated[
         Text,
-        option(OUTPUT, "A figure of the rows, such as ratio: implementations by its median; or implementation."),
+        option(OUTPUT, "A figure of the rows, such as ratio (implementations by its median), or implementation."),
     ] = None,
     reverse: Annotated[bool, option(OUTPUT, "The other way round.", "--reverse")] = False,
     pivot: Annotated[
@@ -146,7 +146,7 @@ def _show(
         option(OUTPUT, "Show one figure of the rows, such as time_ms: implementations down, token counts across."),
     ] = None,
     baseline: Annotated[
-        Text, option(CHOOSE, "Form the ratios to this implementation, timed in the same rounds, instead.")
+        Text, option(CHOOSE, "Compute ratios to this implementation instead, which was timed in the same rounds.")
     ] = None,
     detail: options.TimeDetail = False,
     form: Annotated[

@@ -37,7 +37,7 @@ def inspect(
     dtype: Annotated[str, option(WHAT, "bf16, fp16, fp32, comma-separated.")] = "bf16",
     form: JsonForm = "table",
 ) -> None:
-    """Compile every kernel for GPUs that need not be here: registers, spills, shared memory, wgmma and TMA counts.
+    """Compile every kernel for GPUs that need not be present: registers, spills, shared memory, wgmma and TMA counts.
 
     Exits 1 if a kernel spills registers.
 

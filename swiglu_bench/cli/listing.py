@@ -35,14 +35,14 @@ def list_(
     shapes: Annotated[bool, option(WHAT, "Shapes and sweeps, with their sizes and sources.", "--shapes")] = False,
     machine: Annotated[bool, option(WHAT, "This machine, with all versions.", "--machine")] = False,
     detail: Annotated[
-        bool, option(OUTPUT, "All facts of every implementation, also of those not available.", "--detail", "-v")
+        bool, option(OUTPUT, "All facts of every implementation, including those not available.", "--detail", "-v")
     ] = False,
     device: Device = None,
     form: JsonForm = "table",
 ) -> None:
-    """Show implementations and why one is not available here; with --shapes or --machine those instead.
+    """Show implementations and why one is not available here; with --shapes or --machine, show those instead.
 
-    --format json has all of it at once.
+    --format json shows all of it at once.
 
     Example: swiglu-bench list --shapes
     """
@@ -169,9 +169,9 @@ def _scopes(one: Mapping[str, Any]) -> str:
 
 def _marks(shown: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
     if any(_scopes(one).startswith("dense") for one in shown):
-        yield Text("dense: activation, glu and mlp; dense*: not at all of them unless --impl names it.", "dim")
+        yield Text("dense: activation, glu and mlp; dense*: at some of them only if --impl names it.", "dim")
     if any("*" in _scopes(one) for one in shown):
-        yield Text("*: at this scope it is compared only where --impl names it.", "dim")
+        yield Text("*: at this scope it is compared only if --impl names it.", "dim")
 
 
 def planned(settings: Settings, cases: Sequence[Case], free_bytes: int, processes: int = 1) -> list[dict[str, Any]]:

@@ -121,17 +121,17 @@ def noise(
     ] = None,
     device: Device = None,
     under_load: Annotated[
-        bool, option(HOW, "Let other programs compete: one on every CPU, and on a GPU one there.", "--under-load")
+        bool, option(HOW, "Run competing programs: one on every CPU, and one on the GPU.", "--under-load")
     ] = False,
     budget: Annotated[float, option(HOW, "Seconds for each pair.", min=0.01)] = 10.0,
     wait: Wait = True,
     out: Annotated[
         Path | None,
-        option(OUTPUT, "New CSV file, one line a pair. \\[default: results/GPU/DATE/TIME-noise.csv]"),
+        option(OUTPUT, "New CSV file, one line per pair. \\[default: results/GPU/DATE/TIME-noise.csv]"),
     ] = None,
     form: JsonForm = "table",
 ) -> None:  # fmt: skip
-    """Time eager under several names, many times: how often a difference is seen where there is none.
+    """Time eager under several names, many times: how often a difference is reported where there is none.
 
     Each pair is judged as a sweep judges a contender, by processes, rounds, stopping rule and noise floor. Exits 1 if
     more than 5% of the pairs got a verdict.
@@ -219,7 +219,7 @@ def _noise_table(summary: Summary, pairs: Sequence[Pair]) -> Table:
         ("false positives", f"{summary.false_positives} of {count}", "pairs called faster or slower; at most 5%"),
         ("intervals without 1", f"{summary.excluding_1} of {count}", "before the noise between processes counts"),
         ("half-width", _share(summary.half_width), "of the ratio's 95% interval, median"),
-        ("noise", _share(summary.noise), "between equal processes, by the baseline's twins, median"),
+        ("noise", _share(summary.noise), "between equal baseline processes (A/A), median"),
         ("smallest detectable", _share(eighty), "a true difference that 80% of the pairs would have shown"),
         ("", _share(ninety_five), "and 95% of them"),
     ):  # fmt: skip

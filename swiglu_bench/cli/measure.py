@@ -27,13 +27,13 @@ HELP = {
     "backward": """Time the backward pass, each sample after a fresh forward pass that is not timed.
 
     Example: swiglu-bench backward --shapes llama3-8b --scope mlp""",
-    "step": """Time forward and backward together: what a training step pays.
+    "step": """Time forward and backward together, as in a training step.
 
     Example: swiglu-bench step --shapes llama7b --baseline compile""",
-    "memory": """Measure what is saved for backward, the peak and the workspace, beside what arithmetic predicts.
+    "memory": """Measure what is saved for backward, the peak and the workspace, next to arithmetic predictions.
 
     Example: swiglu-bench memory --shapes llama7b --log-wandb""",
-    "verify": """Check the output and every gradient against fp64, judged by what eager loses. Exits 1 on any failure.
+    "verify": """Check the output and every gradient against fp64, relative to eager's error. Exits 1 on any failure.
     On a CPU the Triton kernels run through Triton's interpreter, on small shapes.
 
     Example: swiglu-bench verify --impl 'fused*'""",

@@ -25,19 +25,19 @@ UNITS = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10
 def recommend(
     shapes: options.Shapes = None, tokens: options.Tokens = None, dtype: options.DtypeOption = None,
     scope: options.ScopeOption = None,
-    mode: Annotated[str, option(WHAT, "forward, backward or step: what is to be fast.")] = "step",
+    mode: Annotated[str, option(WHAT, "forward, backward or step: what should be fast.")] = "step",
     max_memory: Annotated[
-        Text, option(WHAT, "Most that a training step may take above inputs and weights, as 1GiB or 500MiB.")
+        Text, option(WHAT, "Most memory that a training step may use above inputs and weights, such as 1GiB or 500MiB.")
     ] = None,
     impl: options.Impl = None, skip_impl: options.SkipImpl = None,
     run: Annotated[
         list[Path] | None,
-        option(HOW, "Finished runs to take it from, repeated: timed ones, and one of memory. \\[default: measure now]",
+        option(HOW, "Finished runs to use, repeated: timed ones, and one of memory. \\[default: measure now]",
                "--run"),
     ] = None,
     device: options.Device = None, budget: options.Budget = 20.0, in_process: options.InProcess = False,
     wait: options.Wait = True,
-    out: Annotated[Path | None, option(OUTPUT, "Keep what is measured in this folder.")] = None,
+    out: Annotated[Path | None, option(OUTPUT, "Store what is measured in this folder.")] = None,
     resume: options.Resume = False, force: options.Force = False, form: options.Form = "table",
 ) -> None:  # fmt: skip
     """Say what to use: the best implementation per token count, how sure that is, and the line of Python for it.

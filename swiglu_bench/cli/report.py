@@ -30,7 +30,7 @@ def report(
     ] = None,
     png: Annotated[Path | None, option(OUTPUT, "Folder for the charts as PNG.")] = None,
     svg: Annotated[Path | None, option(OUTPUT, "Folder for the charts as SVG.")] = None,
-    dark: Annotated[bool, option(OUTPUT, "Pictures on black.", "--dark")] = False,
+    dark: Annotated[bool, option(OUTPUT, "Pictures with a dark background.", "--dark")] = False,
     impl: Annotated[
         Texts, option(WHAT, "Only these implementations: names or globs, comma-separated or repeated.")
     ] = None,
@@ -39,8 +39,8 @@ def report(
     """Make one HTML file of runs, readable without a network: who wins where, charts,
     loss curves, the contract matrix, the machine.
 
-    Runs of other work or from other machines have sections of their own; nothing is compared across them. Memory and
-    speed are set against each other where a memory run of the same cases is given along with a step run.
+    Runs of different work or from different machines have separate sections; nothing is compared across them. Memory
+    and speed are plotted against each other if a memory run of the same cases is given along with a step run.
 
     Example: swiglu-bench report results/nvidia-h200/{forward,step,memory} -o report.html
     """
@@ -93,7 +93,7 @@ def _check_places(page: Path | None, png: Path | None, svg: Path | None) -> None
     if page and page.is_dir():
         raise BadInput(f"--output: {page} is a folder; give a file.")
     if page and page.exists() and not page.read_bytes()[:15].lower().startswith(b"<!doctype html>"):
-        raise BadInput(f"--output: {page} is there and is no HTML page; give another name.")
+        raise BadInput(f"--output: {page} exists and is not an HTML page; give another name.")
 
 
 def _check_installed() -> None:

@@ -26,9 +26,9 @@ def selftest(
     zoo: Annotated[bool, option(HOW, "Run the wrong implementations.")] = True,
     form: JsonForm = "table",
 ) -> None:
-    """Test the suite itself: dozens of wrong or cheating implementations must be caught, and no right one.
+    """Test the suite itself: dozens of wrong or cheating implementations must be caught, and no correct one.
 
-    Prints which check caught which. Exits 1 if a wrong one is not caught, or if a right one fails at a random case.
+    Prints which check caught which. Exits 1 if a wrong one is not caught, or if a correct one fails at a random case.
 
     Example: swiglu-bench selftest --false-alarms 50 --skip-impl 'compile*'
     """

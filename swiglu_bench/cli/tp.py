@@ -21,7 +21,7 @@ DEFAULT = {
     Scope.EXPERTS: ("eager", "grouped", "liger-experts", "fused-experts"),
 }
 """Take part unless told otherwise."""
-ON_REQUEST_ON_A_CPU = "On a CPU compiling takes longer than all the rest; --impl names it."
+ON_REQUEST_ON_A_CPU = "On a CPU, compiling takes longer than everything else; --impl selects it."
 
 
 def _tp(
@@ -29,12 +29,12 @@ def _tp(
     dry_run: Annotated[bool, option(HOW, "Print the cases and the memory they need, and stop.", "--dry-run")] = False,
     form: JsonForm = "table",
 ) -> None:
-    """Time the MLP split over several GPUs: tensor parallelism, or of experts expert parallelism, with its collectives.
+    """Time the MLP split over several GPUs: tensor parallelism, or expert parallelism, with its collectives.
 
-    Gate and up are split by rows, down by columns; of experts each rank has its own, and tokens travel to them. Output
+    Gate and up are split by rows, down by columns. Each rank has its own experts, and tokens are sent to them. Output
     and every gradient are checked against fp64 on all ranks before anything is timed. It starts a process for each GPU
-    itself; under torchrun, also over several hosts, it is one of the processes. Exits 1 if a row is incorrect or an
-    error.
+    itself; under torchrun, which may span several hosts, it is one of the processes. Exits 1 if a row is incorrect or
+    an error.
 
     Example: swiglu-bench tp --gpus 4 --shapes llama7b,llama3-70b --tokens 1k,4k,16k
     """

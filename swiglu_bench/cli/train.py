@@ -22,8 +22,9 @@ def _train(
 ) -> None:
     """Train the same model with each implementation: does it learn the same, and is it faster?
 
-    All begin with the same weights and see the same batches. Curves are compared with what other seeds and another
-    summation order do to eager's; afterwards steps are timed in interleaved rounds. Exits 1 if one fails or differs.
+    All begin with the same weights and see the same batches. Curves are compared with the effect of other seeds and of
+    another summation order on eager's; afterwards steps are timed in interleaved rounds. Exits 1 if one fails or
+    differs.
 
     Example: swiglu-bench train --task llama --steps 40 --impl 'eager,compile,liger,fused-mlp-auto'
     """

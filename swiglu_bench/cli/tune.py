@@ -67,10 +67,10 @@ def tune(
 ) -> None:
     """Find the fastest tiles of swiglu_kernels for this GPU and keep them; otherwise the shipped ones run.
 
-    Each candidate is checked against the shipped tile and timed beside it in interleaved rounds. It is kept only if
-    it is faster by more than noise, for this GPU, these versions and token counts up to the next power of two; of
-    experts, whose portable kernels have tiles to choose, for as many rows as an expert has on average. The file is
-    swiglu-kernels/tuning.json in the user's cache folder; SWIGLU_KERNELS_TUNING names another, or is `off`.
+    Each candidate is checked against the shipped tile and timed beside it in interleaved rounds. It is kept only if it
+    is faster by more than noise, for this GPU, these versions and token counts up to the next power of two. For
+    experts, whose portable kernels are tuned, the number of rows that an expert has on average counts instead. The file
+    is swiglu-kernels/tuning.json in the user's cache folder; SWIGLU_KERNELS_TUNING names another, or is `off`.
 
     Example: swiglu-bench tune --shapes llama7b --tokens 1,16,128,1024 --kernel forward
     """

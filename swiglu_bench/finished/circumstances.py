@@ -42,19 +42,20 @@ def circumstances(before: FinishedRun, after: FinishedRun, by: str, drift: Seque
         moved = sum(earlier[case] != later[case] for case in earlier.keys() & later.keys())
         if moved:
             yield (
-                f"{moved} {'cases were' if moved > 1 else 'case was'} on another GPU in the second run: what sets two "
-                "cards of a model apart is in quotients of times, and cancels in those of ratios."
+                f"{moved} {'cases were' if moved > 1 else 'case was'} on another GPU in the second run: differences "
+                "between two cards of a model affect quotients of times, and cancel in quotients of ratios."
             )
     most = max(drift, key=lambda value: abs(value - 1), default=1.0)
     if by == "ratio" and abs(most - 1) > MUCH_DRIFT:
         yield (
             f"The baseline's own time changed by up to x{most:.3f}: the machine was in another state, or the baseline "
-            "is another; if a contender depends on the clock less or more than it does, its ratio moved, too."
+            "is different. If a contender depends on the clock less or more than the baseline does, its ratio "
+            "changed, too."
         )
     if by == "ratio" and drift and any(one.get(name, "") != other.get(name, "") for name in ("torch", "cuda")):
         yield f"Ratios are relative to another build of {one['baseline']}: what it gained, the others lose."
     if by == "time":
-        yield "By time: what the machine did between the runs is in these quotients and not in their intervals."
+        yield "By time: changes of the machine between the runs are in these quotients and not in their intervals."
     for which, run in zip(("first", "second"), runs, strict=True):
         if any(record.other_processes for record in run.records):
             yield f"Another process used the GPU during the {which} run."

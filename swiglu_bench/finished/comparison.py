@@ -109,7 +109,7 @@ def compare(before: FinishedRun, after: FinishedRun, tolerance: float, by: str =
     baselines = [{r.baseline for r in run.records if r.baseline} for run in runs]
     if by == "ratio" and baselines[0] != baselines[1]:
         names = " and ".join(", ".join(sorted(names)) or "none" for names in baselines)
-        raise BadInput(f"--by ratio: the runs have other baselines ({names}); compare them by time.")
+        raise BadInput(f"--by ratio: the runs have different baselines ({names}); compare them by time.")
     same_baseline = baselines[0] == baselines[1] and len(baselines[0]) == 1
     if kind == "time":
         kind = by if by != "auto" else "ratio" if same_baseline else "time"
@@ -139,7 +139,7 @@ def _kind(before: FinishedRun, after: FinishedRun) -> str:
         if sets[0] != sets[1]:
             one, other = (", ".join(names) or "nothing" for names in sets)
             raise BadInput(
-                f"The runs have other {column}s: {one} ({before.name}) and {other} ({after.name}); "
+                f"The runs have different {column}s: {one} ({before.name}) and {other} ({after.name}); "
                 f"choose what both have with --{column}."
             )
     kinds = [_measured(run) for run in (before, after)]
@@ -202,7 +202,7 @@ def _of_time(a: Record, b: Record, base_a: Record | None, base_b: Record | None,
     if few < FEWEST_ROUNDS:
         verdict, outcome, remark = ChangeKind.UNCLEAR, Outcome.UNKNOWN, f"{few} rounds are too few for an interval"
     if figure == "time_ms" and any(one.time_p10_ms is None for one in (a, b)):
-        verdict, outcome, remark = ChangeKind.UNCLEAR, Outcome.UNKNOWN, "how its times vary was not kept"
+        verdict, outcome, remark = ChangeKind.UNCLEAR, Outcome.UNKNOWN, "the spread of its times was not kept"
     if by == "ratio" and is_baseline:
         verdict, outcome = ChangeKind.DRIFT, Outcome.FINE
     return Change(case_of(b), b.implementation, figure, old.median, new.median, found, verdict, outcome, remark)

@@ -33,16 +33,16 @@ RATIO = (
     "before, after: median ratio to the baseline in the same rounds of one run, so that the machine's drift from run "
     "to run cancels; change: after / before; the baseline's own row is its time, and not judged. "
 )
-TIME = "before, after: median time; change: after / before. The interval reaches as far as the baseline moved, too. "
+TIME = "before, after: median time; change: after / before. The interval is extended by the baseline's own change. "
 INTERVAL = (
     "Two runs have no rounds in common: the interval is made of the ends of two 97.5% intervals, one per run, holds "
-    "the quotient with at least 95%, and reaches as far as the A/A pairs of both runs. What differs from process to "
-    "process without being the code's doing (memory layout, autotuning) is in the quotient and not in the interval."
+    "the quotient with at least 95%, and reaches as far as the A/A pairs of both runs. Differences between processes "
+    "that the code does not cause (memory layout, autotuning) are in the quotient and not in the interval."
 )
 METHODS = {
     "ratio": RATIO + INTERVAL,
     "time": TIME + INTERVAL,
-    "memory": "MiB, counted and not sampled: what differs differs.",
+    "memory": "MiB, counted and not sampled: every difference is real.",
     "status": "Rows that are ok in both runs are counted and not listed; nothing was timed.",
 }
 
@@ -107,7 +107,7 @@ def method(found: Comparison) -> str:
     """What the figures are and how sure."""
     text = METHODS[found.by]
     if found.by in {"ratio", "time"}:
-        text += f" tie: within {found.tolerance:.2%} for sure; unclear: the interval holds 1 and more than that."
+        text += f" tie: within {found.tolerance:.2%} for sure; unclear: the interval contains 1 and reaches further."
     return text
 
 

@@ -182,7 +182,7 @@ def tables(choices: Sequence[Choice], runs: Sequence[FinishedRun]) -> Iterator[R
         "dim",
     )
     for name, usage in {one.record.implementation: one.usage for one in choices if one.record}.items():
-        yield Text.assemble((f"\n{name}: ", "bold"), usage or "not one of the suite's; as its registration builds it")
+        yield Text.assemble((f"\n{name}: ", "bold"), usage or "not built in; use it as its registration builds it")
 
 
 COLUMNS = (

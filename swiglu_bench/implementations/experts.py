@@ -355,10 +355,10 @@ def _fused_row(name: str, description: str, **choices: Any) -> Implementation:
 
 
 fused_experts = _fused_row(
-    "fused-experts", "swiglu_experts with every choice left: grouped products, the gate in the first one's epilogue"
+    "fused-experts", "swiglu_experts with default options: grouped products, the gate in the first one's epilogue"
 )
 fused_experts_recompute = _fused_row(
-    "fused-experts-recompute", "swiglu_experts keeping x and routing: gate and up are computed again", recompute=True
+    "fused-experts-recompute", "swiglu_experts saving x and routing: gate and up are recomputed", recompute=True
 )
 ROWS = (
     grouped, grouped_compiled, batched, liger_experts, quack_experts, triton_kernels, deep_gemm, fused_experts,

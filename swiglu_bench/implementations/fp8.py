@@ -108,7 +108,7 @@ deep_gemm = implementation(
     scopes=SCOPES,
     dtypes=DTYPES,
     precisions=(TENSORWISE, ROWWISE, BLOCKWISE),
-    description="the definition in plain PyTorch: quantised and dequantised, multiplied in fp32; it is not quick",
+    description="the definition in plain PyTorch: quantised and dequantised, multiplied in fp32; slow",
     quantises_weights_before=False,
     on_request=True,
 )

@@ -120,7 +120,7 @@ def _mlp_row(name: str, call: str, choices: dict[str, Any], description: str) ->
 
 _GLU_ROWS = (  # name, weight_grad, save, input_grad, description
     ("fused", "none", "input", "two_step",
-     "one Triton launch from x to z; backward computes gate and up again and yields dX only (frozen weights)"),
+     "one Triton launch from x to z; backward recomputes gate and up and yields dX only (frozen weights)"),
     ("fused-dw-torch", "torch", "input", "two_step", "fused, weight gradients by torch"),
     ("fused-dw-triton", "triton", "input", "two_step", "fused, weight gradients by one launch"),
     ("fused-preact", "none", "preact", "two_step",
@@ -130,16 +130,16 @@ _GLU_ROWS = (  # name, weight_grad, save, input_grad, description
      "fused-preact, dW by one Triton launch"),
     ("fused-on-the-fly", "triton", "preact", "fused",
      "fused-preact, d_gate, d_up on the fly: in the launches of dX and of the weight gradients"),
-    ("fused-auto", "auto", "auto", "auto", "swiglu_glu with every choice left to it"),
+    ("fused-auto", "auto", "auto", "auto", "swiglu_glu with every option on auto"),
 )  # fmt: skip
 _MLP_ROWS = (  # name, usage, choices, description
     ("fused-mlp", "patch_model(model", {"weight_grad": "torch", "save": "preact", "input_grad": "torch"},
      "swiglu_mlp with gate and up stored: dOut x W_down yields d_gate, d_up and h in its epilogue; dX, dW by torch"),
     ("fused-mlp-recompute", "patch_model(model", {"save": "input"},
-     "swiglu_mlp keeping x only: the backward makes gate, up and h again"),
+     "swiglu_mlp saving x only: the backward recomputes gate, up and h"),
     ("fused-mlp-chunked", "out = swiglu_mlp(x, w_gate, w_up, w_down", {"save": "input", "chunk_tokens": 1024},
-     "swiglu_mlp keeping x only, in slices: as much at a time as 1024 tokens take, dX summed in fp32"),
-    ("fused-mlp-auto", "patch_model(model", {"save": "auto"}, "swiglu_mlp with every choice left to it"),
+     "swiglu_mlp saving x only, in chunks: of the size of 1024 tokens, dX summed in fp32"),
+    ("fused-mlp-auto", "patch_model(model", {"save": "auto"}, "swiglu_mlp with every option on auto"),
 )  # fmt: skip
 _FAMILY = (silu_mul, *(_glu_row(*row) for row in _GLU_ROWS), *(_mlp_row(*row) for row in _MLP_ROWS))
 ROWS = {one.name: one for one in _FAMILY}

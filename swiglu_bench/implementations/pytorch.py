@@ -48,7 +48,7 @@ def _compile(step: Step, mode: str | None = None) -> Step:
     "eager",
     scopes=Scope,
     description="nn.Linear, F.silu and a product: each its own kernel; experts in a loop",
-    usage="h = F.silu(F.linear(x, w_gate)) * F.linear(x, w_up)  # as models have it: leave it alone",
+    usage="h = F.silu(F.linear(x, w_gate)) * F.linear(x, w_up)  # as models have it: nothing to change",
     offers=("bias", "limit"),
     footprints={
         Scope.ACTIVATION: Footprint(saved=1, phases=((4, 0, 0),)),

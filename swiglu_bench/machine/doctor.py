@@ -150,7 +150,7 @@ def _ecc(gpu: Gpu) -> Answer:
         return f"{errors} uncorrected errors since boot", FAIL, "Results may be wrong; reset or replace the card."
     if current != pending:
         return "a change takes effect at the next reboot", WARN, "Reboot, so that all runs have the same setting."
-    advice = "Bandwidth is higher than with ECC on; mention it beside the results."
+    advice = "Bandwidth is higher than with ECC on; mention it with the results."
     return _judged("on, no uncorrected errors" if current else "off", not current, WARN, advice)
 
 
@@ -175,7 +175,7 @@ def _clock(gpu: Gpu) -> Answer:
     found = f"{now_mhz} MHz of {most_mhz} MHz"
     if gpu.reasons() & APPLICATION_CLOCKS:
         return f"{found}, held by application clocks", WARN, "Restore the default: `sudo nvidia-smi -rac` and `-rgc`."
-    advice = "If clocks are locked on purpose, mention it beside the results; else `sudo nvidia-smi -rgc`."
+    advice = "If clocks are locked on purpose, mention it with the results; else `sudo nvidia-smi -rgc`."
     return _judged(found, now_mhz < NEAR_TOP * most_mhz, WARN, advice)
 
 
@@ -237,12 +237,12 @@ def _pairing() -> Finding:
 
 
 def kernel_finding(device: torch.device) -> Finding:
-    """What of swiglu_kernels steps aside here."""
+    """Which kernels of swiglu_kernels are replaced by portable ones here."""
     from swiglu_kernels.hopper import shared
 
     reason = shared.why_aside(device)
     advice = f"The portable kernels run instead; Triton {' or '.join(shared.RUN_ON_A_GPU)} brings them back."
-    return Finding("kernels by hand", *_judged(reason or "step not aside", reason is not None, WARN, advice))
+    return Finding("hand-scheduled kernels", *_judged(reason or "not replaced", reason is not None, WARN, advice))
 
 
 def machine_findings(sys_folder: Path, folder: Path) -> Iterator[Finding]:

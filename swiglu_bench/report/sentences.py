@@ -69,7 +69,7 @@ def _times(section: Section, style: Style) -> Iterator[str]:
         yield "Nothing was timed beside a baseline in the same rounds, so no winner can be named."
     yield from _winners(found, section, style)
     for name, others in style.alike.items():
-        yield f"{name} stands for {together(others)} too: they tie with it in every case, and start hidden."
+        yield f"{name} stands for {together(others)} too: they tie with it in every case, and are hidden at first."
     yield from _against_baseline(section)
     unranked = _names(row for row in section.timed if not row.comparable)
     if unranked:
@@ -133,7 +133,7 @@ def _against_baseline(section: Section) -> Iterator[str]:
     if slower:
         yield f"Slower than {section.baseline}: {'; '.join(slower)}."
     if ties:
-        yield f"Not to be told from {section.baseline}: {'; '.join(ties)}."
+        yield f"Not distinguishable from {section.baseline}: {'; '.join(ties)}."
 
 
 def _noise(section: Section) -> Iterator[str]:
@@ -146,7 +146,7 @@ def _noise(section: Section) -> Iterator[str]:
     elif noise:
         yield (
             f"Noise: {section.baseline} against itself in the same rounds stays within {max(noise):.2%} of 1, interval "
-            "included; what is no further apart than that, case by case, is a tie."
+            "included; ratios no further apart than that, case by case, are a tie."
         )
     elif any(row.interval for row in section.ok):
         yield "These rows carry no A/A pair (an older version wrote them): ties are judged by the intervals alone."
@@ -172,7 +172,7 @@ def _memory(section: Section, style: Style) -> Iterator[str]:
             yield f"{at}: {first.implementation} has the lowest peak, {low}; {last.implementation} the highest, {high}."
     if by_gradients:
         less = _names(row for rows in by_gradients.values() for row in rows)
-        yield f"Left out of that, because they yield fewer gradients and need less for it: {less}."
+        yield f"Omitted there, because they compute fewer gradients and therefore need less: {less}."
 
 
 def _errors(section: Section, style: Style) -> Iterator[str]:

@@ -18,8 +18,8 @@ from swiglu_bench.writers.training_tables import ratio_text, remarks
 LEARNS = {
     Curve.SAME: "as eager does, to within rounding",
     Curve.WITHIN_SEEDS: "as eager does, within the spread of its seeds",
-    Curve.DIFFERS: "otherwise than eager",
-    Curve.UNKNOWN: "otherwise than rounding explains, which one seed cannot judge",
+    Curve.DIFFERS: "differently from eager",
+    Curve.UNKNOWN: "differently by more than rounding explains, which one seed cannot judge",
 }
 
 
@@ -66,7 +66,7 @@ def charts(training: FinishedTraining, style: Style) -> Iterator[tuple[str, str,
         yield question, "", "Nothing was trained to the end, so there is no curve."
     question, others = "How far is each loss from eager's?", [name for name in names if name != BASELINE]
     if others and BASELINE in training.losses:
-        about = "loss less eager's from the same seed and at the same step, mean over seeds"
+        about = "loss minus eager's from the same seed and at the same step, mean over seeds"
         about += f"; dotted: {PERMUTED}, its sums in another order" if PERMUTED in others else ""
         yield question, about, _choosable(chart.from_eager(training.losses, names, style), training)
     else:

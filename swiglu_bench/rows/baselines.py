@@ -17,7 +17,7 @@ FOLDER = Path(".swiglu-bench") / "baselines"
 def place(name: str, what: str) -> Path:
     """The folder of a baseline; `what` is the command or the test that made it. Raises BadInput for a bad name."""
     if not re.fullmatch(r"\w[\w.-]*", name):
-        raise BadInput(f"{name!r} is no name of a baseline; give letters, digits, '.', '_' and '-', such as main.")
+        raise BadInput(f"{name!r} is not a valid baseline name; give letters, digits, '.', '_' and '-', such as main.")
     return FOLDER / name / what
 
 

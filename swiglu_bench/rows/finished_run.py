@@ -77,7 +77,7 @@ class FinishedRun:
             if patterns:
                 kept = [r for r in kept if any(fnmatch.fnmatch(str(getattr(r, column)), p) for p in patterns)]
         if self.records and not kept:
-            raise BadInput(f"{self.name} has no row that all of the filters choose; leave one of them out.")
+            raise BadInput(f"{self.name} has no row that matches all filters; leave one of them out.")
         return FinishedRun(kept, self.about, self.place)
 
 

@@ -39,7 +39,7 @@ def rebased(run: FinishedRun, baseline: str) -> FinishedRun:
     timed = {(row.run_id, case_of(row), row.implementation): row for row in run.records if row.samples_ms}
     names = list(dict.fromkeys(name for *_, name in timed))
     if not names:
-        raise BadInput(f"--baseline: {run.name} kept no rounds to form other ratios from; leave the option out.")
+        raise BadInput(f"--baseline: {run.name} has no rounds to compute other ratios from; leave the option out.")
     if baseline not in names:
         raise BadInput(f"--baseline: no row of {run.name} has rounds of {baseline!r}; {did_you_mean(baseline, names)}")
 

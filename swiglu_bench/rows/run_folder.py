@@ -86,7 +86,7 @@ def read_about(folder: Path) -> dict[str, Any]:
     if not isinstance(about, dict):
         raise BadInput(f"{file} holds no JSON object; fix or delete it.")
     if not isinstance(about.get("machine", {}), dict):
-        raise BadInput(f"{file} names a machine that is no JSON object; fix or delete it.")
+        raise BadInput(f"{file} names a machine that is not a JSON object; fix or delete it.")
     return about
 
 

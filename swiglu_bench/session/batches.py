@@ -85,10 +85,10 @@ class Batches:
                     least[name] = min(least[name], excess)
                     score[name] += 1 if excess <= 1 + SHARE else -1
         for name in set(score) - set(failures):
-            what = f"by its samples a call takes {claimed_ms[name]:.3f} ms"
+            what = f"its samples say that a call takes {claimed_ms[name]:.3f} ms"
             proven = score.get(baseline) == 1 and score[name] == -FAILURES
             if proven and least[name] > (BEYOND_DOUBT if was_busy else 1 + SHARE):
-                times = f"{least[name]:.2f} times that by the wall clock, back to back"
+                times = f"{least[name]:.2f} times that by the wall clock, for calls back to back"
                 failures[name] = WrongTime(f"{what}, and at least {times}")
             elif score[name] <= 0:
                 why = "while the machine is busy" if baseline in score else "without a baseline beside it"

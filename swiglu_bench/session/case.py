@@ -256,7 +256,7 @@ class _CaseRun:
             if certain:
                 blame(culprit.record, "slows others", reason)
             else:
-                once = f"{reason[0].upper()}{reason[1:]} in one of two tries; the machine does not let this be decided."
+                once = f"{reason[0].upper()}{reason[1:]} in one of two attempts, which does not decide it."
                 culprit.record.end(Status.UNSETTLED, once)
             self._time_together(sound, base if base in sound else None)
             return

@@ -140,13 +140,13 @@ class Workbench:
         self.clock.synchronize()
         late = _changed(produced, prints)
         for name in late:
-            faults[name] = FaultReport(check="complete on return", reason="was not complete when the call's stream was")
+            faults[name] = FaultReport(check="complete on return", reason="was not complete when its stream was done")
         for name in _changed(*self._earlier) - late:
             if name in produced and not self._lies_on_desk(self._earlier[0][name]):
                 faults.setdefault(name, FaultReport(check="kept", reason="was changed by the next call"))
         conduct = self._conduct(draw, overwrites, before, train and bool(built.gradients))
         if self._earlier[0] and random_state() != chance:  # the first call may tune itself with random numbers
-            conduct["random state"] = "drew from a global random number generator, as no SwiGLU needs to"
+            conduct["random state"] = "drew from a global random number generator, which SwiGLU does not need"
         self._earlier = produced, prints
         operands = self._deliver_operands(handed, conduct) if built.hand_over else None
         if self._on_gpu:  # other processes need the memory that this one's allocator would keep

@@ -175,16 +175,16 @@ class Implementation:
         if case.scope not in self.scopes:
             return f"It has no {case.scope} scope; it has {', '.join(sorted(self.scopes))}."
         if case.dtype not in self.dtypes:
-            return f"It does not take {case.dtype}; it takes {', '.join(sorted(self.dtypes))}."
+            return f"It does not support {case.dtype}; it supports {', '.join(sorted(self.dtypes))}."
         if self.precision_of(case) not in self.precisions:
             return f"It quantises to {', '.join(sorted(self.precisions))} only; ask for it with --precision."
         if case.shape.hidden % self.multiple or case.shape.intermediate % self.multiple:
-            return f"It takes hidden and intermediate sizes that are multiples of {self.multiple}."
+            return f"It needs hidden and intermediate sizes that are multiples of {self.multiple}."
         if self.most_tokens is not None and case.tokens > self.most_tokens:
-            return f"It is made for at most {self.most_tokens} tokens."
+            return f"It supports at most {self.most_tokens} tokens."
         lacks = [name for name in case.shape.extras.offers if name not in self.offers]
         if lacks:
-            return f"It does not offer what {case.shape.name} has: {', '.join(lacks)}."
+            return f"It does not support what {case.shape.name} needs: {', '.join(lacks)}."
         return None
 
     def unavailable(self, device_type: str, interpreter: bool = False, capability: str = "") -> str | None:

@@ -53,7 +53,7 @@ def _from_entry_point(entry: EntryPoint, address: str) -> Implementation:
         found = entry.load()
     except Exception as error:
         raise BadInput(
-            f"The entry point {address} failed to import: {one_line(error)}; repair or uninstall its package."
+            f"The entry point {address} failed to import: {one_line(error)}; fix or uninstall its package."
         ) from error
     if not isinstance(found, Implementation):
         raise BadInput(

@@ -34,7 +34,7 @@ def check_work(this: Machine, device: torch.device, work: Mapping[Dtype, float],
     if device.type == "cpu" and (seconds := _seconds(this, device, work)) > REASONABLE_S:
         raise BadInput(
             f"{option}: this would take about {_told(seconds)} on this CPU; give a smaller one or fewer {fewer}, or "
-            "--budget to do it nevertheless."
+            "--budget to run it anyway."
         )
 
 
@@ -64,7 +64,7 @@ def check_sweep(request: Request, this: Machine) -> None:
     if seconds > options.budget:
         raise BadInput(
             f"--shapes: {settings.task} would take about {_told(seconds)} on this CPU; give smaller ones, fewer "
-            f"--tokens or --impl, or --budget {math.ceil(seconds)} to do it nevertheless."
+            f"--tokens or --impl, or --budget {math.ceil(seconds)} to run it anyway."
         )
 
 

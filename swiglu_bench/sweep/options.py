@@ -69,8 +69,8 @@ DtypeOption = Annotated[
 ]
 ScopeOption = Annotated[
     Text,
-    option(WHAT, "activation, glu, mlp, comma-separated: the fusion boundary; experts, of a shape with experts. "
-           "\\[default: glu, and experts of such shapes; verify, audit: all]"),
+    option(WHAT, "activation, glu, mlp, comma-separated: the fusion boundary; or experts, for a shape with "
+           "experts. \\[default: glu, or experts for such shapes; verify, audit: all]"),
 ]  # fmt: skip
 Impl = Annotated[
     Texts,
@@ -78,7 +78,7 @@ Impl = Annotated[
            "comma-separated or repeated.", autocompletion=complete_implementations),
 ]  # fmt: skip
 SkipImpl = Annotated[
-    Texts, option(WHAT, "All implementations but these: names or globs.", autocompletion=complete_implementations)
+    Texts, option(WHAT, "All implementations except these: names or globs.", autocompletion=complete_implementations)
 ]
 Seed = Annotated[int, option(WHAT, "Seed of the inputs and of the order within each round.", min=0, max=2**63 - 1)]
 Device = Annotated[Text, option(HOW, "cpu, cuda or cuda:INDEX. \\[default: the first GPU, else the CPU]")]
@@ -105,7 +105,7 @@ Resume = Annotated[
     option(OUTPUT, "Continue in the folder of --out: keep finished cases, unless their code, versions, machine or "
            "settings have changed.", "--resume"),
 ]  # fmt: skip
-Force = Annotated[bool, option(OUTPUT, "Begin anew in the folder of --out: remove the rows that it has.", "--force")]
+Force = Annotated[bool, option(OUTPUT, "Start again in the folder of --out: delete the rows that it has.", "--force")]
 Csv = Annotated[bool, option(OUTPUT, "Write records.csv, samples.csv and run.json.")]
 Form = Annotated[
     str, option(OUTPUT, "table, or json, jsonl or csv for a program: stdout then carries nothing else.", "--format")
@@ -137,7 +137,7 @@ class SweepOptions(WandbOptions):
 
     shapes: Shapes = None
     tp: Annotated[
-        int, option(WHAT, "Each shape as one of so many tensor-parallel GPUs has it: intermediate / N.", min=1)
+        int, option(WHAT, "Measure each shape as one of N tensor-parallel GPUs holds it: intermediate / N.", min=1)
     ] = 1
     tokens: Tokens = None
     dtype: DtypeOption = None
@@ -149,8 +149,8 @@ class SweepOptions(WandbOptions):
     ] = None  # fmt: skip
     precision: Annotated[
         Text,
-        option(WHAT, "bf16, fp8-tensorwise, fp8-rowwise or fp8-blockwise, comma-separated: what operands of products "
-               "are quantised to. \\[default: nothing]"),
+        option(WHAT, "bf16, fp8-tensorwise, fp8-rowwise or fp8-blockwise, comma-separated: how the operands of "
+               "products are quantised. \\[default: not at all]"),
     ] = None  # fmt: skip
     impl: Impl = None
     skip_impl: SkipImpl = None
@@ -168,7 +168,7 @@ class SweepOptions(WandbOptions):
     ] = None  # fmt: skip
     timeout: Timeout = TIMEOUT_S
     budget: Annotated[
-        float, option(HOW, "Seconds that this may take on a CPU, by an estimate; more is refused at once.", min=0.01)
+        float, option(HOW, "Estimated seconds that this may take on a CPU; a longer run is refused at once.", min=0.01)
     ] = 1800.0
     in_process: InProcess = False
     wait: Wait = True
@@ -183,7 +183,7 @@ class SweepOptions(WandbOptions):
     force: Force = False
     csv: Csv = True
     save_baseline: Annotated[
-        Text, option(OUTPUT, "Keep the run under a name, for `swiglu-bench compare NAME`.", metavar="NAME")
+        Text, option(OUTPUT, "Save the run under a name, for `swiglu-bench compare NAME`.", metavar="NAME")
     ] = None
 
 
@@ -204,19 +204,19 @@ class TimingOptions(SweepOptions):
 
     workload: Annotated[
         Path | None,
-        option(WHAT, "JSON or CSV of token counts with weights, such as what a server saw: they are timed and summed "
-               "up as one figure per implementation."),
+        option(WHAT, "JSON or CSV of token counts with weights, such as those a server saw: they are timed and "
+               "combined into one figure per implementation."),
     ] = None  # fmt: skip
     baseline: Annotated[
         str | None,
-        option(HOW, "The implementation that ratios are relative to. \\[default: eager; of experts, grouped]",
+        option(HOW, "The implementation that ratios are relative to. \\[default: eager; for experts, grouped]",
                autocompletion=complete_implementations, show_default=False),
     ] = None  # fmt: skip
     budget: Budget = 20.0
     rounds: Annotated[
-        int | None, option(HOW, "Exactly so many rounds. \\[default: until ratios are known to 0.5%]", min=2)
+        int | None, option(HOW, "Run exactly this many rounds. \\[default: until ratios are known to 0.5%]", min=2)
     ] = None
-    warmup: Annotated[int, option(HOW, "Rounds that are played first and not kept.", min=0)] = 3
+    warmup: Annotated[int, option(HOW, "Warm-up rounds, which are not kept.", min=0)] = 3
     l2: Annotated[str, option(HOW, "cold (flushed before each sample) or hot.")] = "cold"
     regime: Annotated[
         str,

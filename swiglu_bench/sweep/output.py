@@ -54,7 +54,7 @@ def opened(request: Request, this: Machine, warn: Say) -> Iterator[Opened]:
     command, options, settings = request.command, request.options, request.settings
     for name in ("resume", "force"):
         if getattr(options, name) and not options.out:
-            raise BadInput(f"--{name} is about a folder that has rows; give it as --out FOLDER.")
+            raise BadInput(f"--{name} needs a folder that has rows; give it as --out FOLDER.")
     if options.resume and options.force:
         raise BadInput("--resume was given together with --force; leave one of them out.")
     into, run = Opened(folder_of(command, options, this, settings.run_id)), about(request, this)
@@ -67,7 +67,7 @@ def opened(request: Request, this: Machine, warn: Say) -> Iterator[Opened]:
             elif not options.resume and run_folder.has_rows(into.folder):
                 raise BadInput(
                     f"--out: {into.folder} has rows of an earlier run; add --resume to keep them and run what is "
-                    "missing, or --force to remove them and begin anew, or give another folder."
+                    "missing, or --force to delete them and start again, or give another folder."
                 )
             into.files = stack.enter_context(closing(CsvFile(into.folder, warn=warn)))
             run_folder.write_run_file(into.folder, run)

@@ -117,7 +117,7 @@ def _sanitizer_of(options: SweepOptions, device: torch.device) -> str:
     text.check("--sanitize", options.sanitize, *sanitizer.TOOLS)
     for name in ("gpus", "ray", "in_process", "detail"):
         if getattr(options, name):
-            raise BadInput(f"--sanitize has no use for --{name.replace('_', '-')}; leave one of them out.")
+            raise BadInput(f"--sanitize does not use --{name.replace('_', '-')}; leave one of them out.")
     sanitizer.check(options.sanitize, device)
     return options.sanitize
 

@@ -35,7 +35,7 @@ from swiglu_bench.writers.time_tables import time_tables
 from swiglu_bench.writers.workload_tables import workload_tables
 
 EARLY_ENDS: dict[type[BaseException], str] = {
-    DeviceLost: "The GPU is lost to this process ({}), which ends the sweep; without --in-process it goes on.",
+    DeviceLost: "The GPU is lost to this process ({}), which ends the sweep; without --in-process it would continue.",
     DoesNotEnd: "{} The sweep ends here.",
     NoPlace: "{} The same command with --out and --resume runs them.",
 }
@@ -120,7 +120,7 @@ def _warn_of_load(device_type: str, warn: Say) -> None:
     load = look()
     reason = load.reason(device_type) if load else ""
     if reason:
-        warn(f"{reason} Times will vary, and verdicts be fewer.")
+        warn(f"{reason} Times will vary, and there will be fewer verdicts.")
 
 
 def _rows(

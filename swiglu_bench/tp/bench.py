@@ -135,7 +135,7 @@ class RankBench:
             if large:
                 return f"One GPU runs the case whole. {large}"
             if case.shape.experts and known.backend == "inductor":
-                return "A rank has another number of rows in every call, and it is compiled for one."
+                return "A rank has a different number of rows in every call, and it is compiled for one."
             if case.mode is not Mode.FORWARD and known.trains != "everything":
                 return "It yields no weight gradients, which a step has."
             refusal = contenders.why_no_async(device.type, way) if known.name == ASYNC else None

@@ -154,7 +154,7 @@ class _CaseRun:
         changed = self._place.judge.changed_weights("any")
         for (name, way), row in self._rows.items():
             if _sound(row) and changed:
-                row.end(Status.ERROR, "While the case ran, somebody changed the weights.")
+                row.end(Status.ERROR, "The weights were changed while the case ran.")
             elif _sound(row):
                 self._close(row, key(name, way), rounds)
         for (name, way), row in self._rows.items():

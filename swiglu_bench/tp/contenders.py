@@ -197,7 +197,7 @@ def _not_by_itself(problem: Problem) -> Step:
 async_tp = implementation(
     ASYNC,
     scopes=(Scope.MLP,),
-    description="compile with torch's asynchronous tensor parallelism: collectives in pieces beside the products",
+    description="compile with torch's asynchronous tensor parallelism: collectives in pieces, overlapping products",
     backend="inductor",
 )(_not_by_itself)
 

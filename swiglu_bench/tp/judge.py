@@ -107,7 +107,7 @@ class SplitJudge(Judge):
     def _check_same(self, tensors: Sequence[Tensor]) -> None:
         prints = self._group.gather([fingerprint(one).tolist() for one in tensors])
         if any(one != prints[0] for one in prints):
-            raise NoReference("The ranks drew different tensors from one seed: their GPUs are not of one kind.")
+            raise NoReference("The ranks drew different tensors from one seed: their GPUs are not of one model.")
 
     def _errors_alone(self, alone: Built, draw: Draw) -> dict[str, tolerance.TensorError]:
         """What eager loses on one GPU; raises NoReference where the ranks together lose far more."""

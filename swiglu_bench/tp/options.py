@@ -30,7 +30,8 @@ class TpOptions(WandbOptions):
 
     gpus: Annotated[
         str | None,
-        option(WHAT, "GPUs in a group, as 4, or several in turn, as 1,2,4; on a CPU processes. Under torchrun its own. "
+        option(WHAT, "GPUs in a group, such as 4, or several in turn, such as 1,2,4; on a CPU, processes. "
+               "Under torchrun, the group's own. "
                "\\[default: all GPUs; 2 processes on a CPU]", show_default=False),
     ] = None  # fmt: skip
     shapes: Shapes = None
@@ -40,22 +41,22 @@ class TpOptions(WandbOptions):
     impl: Annotated[
         Texts,
         option(WHAT, "Implementations of the scope mlp, or experts: names, globs, or path/to/file.py:name (which runs "
-               "that file's code); comma-separated or repeated. eager is always there. \\[default: eager, compile, "
-               "compile-async-tp, liger, fused-auto, fused-mlp-auto; of experts eager, grouped, liger-experts, "
+               "that file's code); comma-separated or repeated. eager is always included. \\[default: eager, compile, "
+               "compile-async-tp, liger, fused-auto, fused-mlp-auto; for experts eager, grouped, liger-experts, "
                "fused-experts]", show_default=False),
     ] = None  # fmt: skip
     skip_impl: SkipImpl = None
     sequence_parallel: Annotated[
         str,
         option(WHAT, "no (every rank has all tokens; all-reduce), yes (each has its part of them; all-gather and "
-               "reduce-scatter) or both. Experts have yes alone, with all-to-all."),
+               "reduce-scatter) or both. Experts only have yes, with all-to-all."),
     ] = "both"  # fmt: skip
     seed: Seed = 0
     device: Device = None
     budget: Annotated[
         float | None,
-        option(HOW, "Seconds for a case's rounds, of which there are at least ten; where it is given, also what takes "
-               "very long on this machine is timed. \\[default: 3]", min=0.01),
+        option(HOW, "Seconds for a case's rounds, of which there are at least ten; if it is given, cases that take "
+               "very long on this machine are timed too. \\[default: 3]", min=0.01),
     ] = None  # fmt: skip
     timeout: Annotated[
         float,

@@ -72,19 +72,19 @@ def cases_of(
                 what, number = "number of experts", shape.experts.count
             if number % size:
                 raise BadInput(
-                    f"--gpus: {shape.name}'s {what} {number} does not divide by {size}; "
-                    f"give one of {_listed(_divisors(number))}."
+                    f"--gpus: {shape.name}'s {what} {number} is not divisible by {size}; give one of "
+                    f"{_listed(_divisors(number))}."
                 )
         wrong = [count for count in tokens or () if by_sequence and count % size]
         if wrong:
             raise BadInput(
-                f"--tokens: {wrong[0]} tokens do not divide by {size} ranks, as sequence parallelism needs them; "
+                f"--tokens: {wrong[0]} tokens are not divisible by {size} ranks, which sequence parallelism needs; "
                 f"give multiples of {size}, or --sequence-parallel no."
             )
     cases = expand(shapes, scopes=[Scope.MLP, Scope.EXPERTS], modes=modes, dtypes=dtypes, tokens=tokens, seed=seed)
     kept = tuple(one for one in cases if not by_sequence or all(one.tokens % size == 0 for size in sizes))
     if not kept:
-        raise BadInput(f"--tokens: none of the shapes' own token counts divides by {_listed(sizes)}; give some.")
+        raise BadInput(f"--tokens: none of the shapes' own token counts is divisible by {_listed(sizes)}; give some.")
     return tuple(sorted(kept, key=lambda one: (shapes.index(one.shape), one.mode != Mode.FORWARD, one.mode)))
 
 

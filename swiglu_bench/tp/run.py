@@ -114,7 +114,7 @@ class TpRun:
                 self.warn(f"{error} The run ends here.")
             self._conclude(plan)
         if interrupted:
-            self.say("Interrupted: what ran was kept.", "yellow")
+            self.say("Interrupted: finished rows were kept.", "yellow")
             return INTERRUPTED
         return self._ended(plan)
 
@@ -210,7 +210,7 @@ class TpRun:
                 return
             plan = dataclasses.replace(plan, cases=plan.cases[self._done - done :])
             reason = f"It ended the group of {size} ranks at {plan.cases[0].label}: {lost}."
-            self.warn(f"{name}: {reason} The others go on without it.")
+            self.warn(f"{name}: {reason} The others continue without it.")
             self._fatal.add(name)
             plan = dataclasses.replace(plan, skipped=plan.skipped | {name: reason})
 

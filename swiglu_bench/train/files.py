@@ -92,7 +92,7 @@ def _check_same(path: Path, about: dict[str, Any]) -> None:
     try:
         old = _compared(json.loads((path / run_folder.RUN).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
-        raise BadInput(f"--resume: {path} holds no training run; leave --resume out to begin one.") from None
+        raise BadInput(f"--resume: {path} holds no training run; leave --resume out to start one.") from None
     for name, value in _compared(json.loads(json.dumps(about, default=str))).items():
         if name not in MAY_CHANGE and old.get(name) != value:
             raise BadInput(

@@ -32,22 +32,22 @@ class TrainOptions(WandbOptions):
     seed: Annotated[int, option(WHAT, "The first seed.", min=0, max=2**31)] = 0
     dtype: Annotated[
         Text,
-        option(WHAT, "Of products: bf16 (autocast) or fp32; weights are fp32. "
+        option(WHAT, "The dtype of products: bf16 (autocast) or fp32; weights are fp32. "
                "\\[default: bf16 on a GPU, fp32 on a CPU]"),
     ] = None  # fmt: skip
     precision: Annotated[
         Text,
-        option(WHAT, "fp8-tensorwise, fp8-rowwise or fp8-blockwise: what implementations that have it quantise the "
-               "operands of the blocks' products to; the others train in bf16. \\[default: nothing]"),
+        option(WHAT, "fp8-tensorwise, fp8-rowwise or fp8-blockwise: how implementations that support it "
+               "quantise the operands of the blocks' products; the others train in bf16. \\[default: not at all]"),
     ] = None  # fmt: skip
     device: Device = None
     interpret: Annotated[
-        bool, option(HOW, "On a CPU, run Triton kernels in its interpreter: for tiny models, not timed.", "--interpret")
+        bool, option(HOW, "On a CPU, run kernels in Triton's interpreter: for tiny models, not timed.", "--interpret")
     ] = False
     budget: Annotated[
         float | None,
-        option(HOW, "Seconds for the rounds in which steps are timed; where it is given, also what takes very long on "
-               "this machine is trained. \\[default: 20]", min=0.01),
+        option(HOW, "Seconds for the rounds in which steps are timed; if it is given, models that "
+               "take very long on this machine are trained too. \\[default: 20]", min=0.01),
     ] = None  # fmt: skip
     step_run: Annotated[
         Path | None,

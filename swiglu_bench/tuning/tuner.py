@@ -100,7 +100,7 @@ def tune(
         else:
             launches[choice] = launch
     if len(launches) == 1:
-        raise CannotTune(f"none of {len(others)} candidates is right; the first: {next(iter(rejected.values()))}")
+        raise CannotTune(f"none of {len(others)} candidates is correct; the first: {next(iter(rejected.values()))}")
 
     race = _Race(work, device, expected, clock, seed)
     tell(f"timing {len(launches)}")

@@ -23,7 +23,7 @@ def cautions(timed: Sequence[Record]) -> Iterator[tuple[str, str]]:
     if throttled:
         causes = together(unique(cause for row in throttled for cause in row.throttle.split()))
         most = max(row.throttled_share or 0 for row in throttled)
-        yield f"Clocks were held down by {causes}, in up to {most:.0%} of the rounds: {_tokens(throttled)}.", "yellow"
+        yield f"Clocks were limited by {causes}, in up to {most:.0%} of the rounds: {_tokens(throttled)}.", "yellow"
     crowded = [row for row in timed if row.other_processes]
     if crowded:
         yield f"Another process used the GPU: {_tokens(crowded)}.", "bold red"
@@ -46,7 +46,7 @@ def cautions(timed: Sequence[Record]) -> Iterator[tuple[str, str]]:
         yield (
             (
                 f"The cases ran on {len(names)} GPUs ({', '.join(names[:MOST_GPUS])}{more}): each ratio is of one GPU, "
-                "times at two token counts may be of two."
+                "times at two token counts may be from two."
             ),
             "dim",
         )

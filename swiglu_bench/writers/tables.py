@@ -76,7 +76,7 @@ def nothing_done(asked: Sequence[Record | Row | Summary], done: str) -> str:
     if not asked or any(row.status is Status.OK for row in asked):
         return ""
     why = ((f"{row.status}: {row.reason}", row.implementation) for row in asked)
-    first, *others = by_reason(f"Nothing that was asked for was {done}", why)
+    first, *others = by_reason(f"Nothing that was requested was {done}", why)
     return f"{first}{' The other reasons are in the rows.' * bool(others)}"
 
 
@@ -151,7 +151,7 @@ def memory_tables(records: Sequence[Record], width: int) -> Iterator[RenderableT
         yield Text(
             "MiB. saved: held between forward and backward beyond inputs, weights and output; peak: highest above "
             "inputs and weights, output and gradients included; workspace: kept between calls"
-            + ("." if beside else "; below each, what arithmetic predicts."),
+            + ("." if beside else "; below each, the arithmetic prediction."),
             style="dim",
         )
 
@@ -164,7 +164,7 @@ def verify_tables(records: Sequence[Record], width: int) -> Iterator[RenderableT
     Where the width does not suffice for all figures, those that matter least are left out, and the legend says so.
     """
     count = max(1, min(len(VERIFY_FIGURES), (width - NAME_WIDTH - VERDICT_WIDTH) // FIGURE_WIDTH))
-    legend = "error: ||value - fp64 truth|| / ||truth||; ratio: to eager's; the worst over token counts is shown."
+    legend = "error: ||value - fp64 truth|| / ||truth||; ratio: error / eager's; the worst over token counts is shown."
     if count < len(VERIFY_FIGURES):
         legend += f" Not shown in {width} columns: {', '.join(VERIFY_FIGURES[count:])}."
     else:
@@ -234,8 +234,8 @@ def verify_detail_tables(records: Sequence[Record], width: int) -> Iterator[Rend
                 table.add_row(f"  {check.tensor}", *map(_short, figures), place, _verdict(check, notes))
         yield table
         yield Text(
-            "error: ||value - fp64 truth|| / ||truth||. The others are of single elements, over the truth's rms: their "
-            "median, the value that 99.9% of them do not exceed, the largest, what is allowed for it, and where it is.",
+            "error: ||value - fp64 truth|| / ||truth||. The other figures are errors of single elements, over the "
+            "truth's rms: the median, the 99.9th percentile, the largest, its limit, and its index.",
             style="dim",
         )
 

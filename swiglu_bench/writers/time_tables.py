@@ -161,7 +161,7 @@ def _profiles(timed: list[Record], width: int) -> Iterator[RenderableType]:
         yield _grid("tensor / DRAM / L2 / regs", counted, tokens, _counted_cell)
     if counted:
         yield Text(
-            "tensor: cycles with tensor cores at work, of all; DRAM, L2: MiB moved by it; regs: registers per "
+            "tensor: share of cycles with active tensor cores; DRAM, L2: MiB moved by a call; regs: registers per "
             "thread of its longest kernel. By Nsight Compute, in a call that is not timed.",
             "dim",
         )
@@ -183,7 +183,7 @@ def _legend(timed: list[Record]) -> Text:
     if first.baseline:
         text += f"; x: time / {first.baseline}'s time in the same round, ± half its 95% interval"
     if any(record.aa_ratio is not None for record in timed):
-        text += f"; A/A: {first.baseline} against itself in the same rounds: what is no further from 1 is a tie"
+        text += f"; A/A: {first.baseline} against itself in the same rounds: a ratio no further from 1 is a tie"
     text += "; rate; % of limit"
     if first.copy_gbps is not None and first.matmul_tflops is not None:
         text += f". Measured limits: copy {first.copy_gbps:.0f} GB/s{_of(first.datasheet_gbps)}, {first.dtype} product "
@@ -200,7 +200,7 @@ def _loads(timed: list[Record]) -> Iterator[Text]:
     """For each token count how the experts are loaded, and what their products take by themselves."""
     for first, *others in by((record for record in timed if record.expert_tokens_max is not None), "tokens"):
         rows = f"{first.expert_tokens_min} to {first.expert_tokens_max} (median {first.expert_tokens_median:g})"
-        line = f"{first.tokens} tokens: {rows} an expert, {first.idle_experts} of {first.experts} without one"
+        line = f"{first.tokens} tokens: {rows} per expert, {first.idle_experts} of {first.experts} without a token"
         line += f"; tiles of 128 rows would be {first.padding_share:.0%} padding"
         alone = next(
             (row.grouped_ms for row in (first, *others) if row.grouped_ms is not None and row.comparable), None

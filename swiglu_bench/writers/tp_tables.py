@@ -16,13 +16,13 @@ from swiglu_bench.writers.tables import new_table
 
 STYLES = {"faster": "green", "slower": "red", "tie": "", "baseline": "dim"}
 SPEED = (
-    "ms: the slowest rank, median; ratio: to eager split the same way, in the same round, ± half the 95% interval; 1 "
-    "GPU ms: the whole block by the same implementation on one; eff.: that time / ranks / ms."
+    "ms: median of the slowest rank; ratio: relative to eager split the same way, in the same round, ± half the 95% "
+    "interval; 1 GPU ms: the whole block by the same implementation on one GPU; eff.: that time / ranks / ms."
 )
 PARTS = (
-    "compute: without the collectives; comm: these alone; hidden: how much of comm the whole does not show, below 0 "
-    "where it takes longer than both together; bus GB/s: of these collectives, and of large ones on this machine; "
-    "peak: of a rank, above inputs and weights."
+    "compute: without the collectives; comm: the collectives alone; hidden: the share of comm that is overlapped, "
+    "below 0 if the whole takes longer than both together; bus GB/s: of these collectives, and of large ones on this "
+    "machine; peak: the highest of all ranks, above inputs and weights."
 )
 
 

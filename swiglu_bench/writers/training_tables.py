@@ -114,10 +114,10 @@ def _rule(rows: Sequence[Summary]) -> str:
     rounding, quantised = _number(judged.rounding, ".2g") or "not known", any(one.precision for one in rows)
     spread = _number(judged.eager_spread, ".2g") or "not known, with one seed"
     return (
-        f"{text} same: each seed's difference is at most 3 times what another summation order does to eager "
+        f"{text} same: each seed's difference is at most 3 times the effect of another summation order on eager "
         f"({rounding}); within seeds: the mean difference is at most the spread of eager's seeds ({spread}); "
         "else differs, or unknown with one seed."
-        + " Of what is quantised, ± is half of the difference's 95% interval."
+        + " For quantised rows, ± is half the 95% interval of the difference."
         * quantised
     )
 

@@ -30,5 +30,5 @@ def test_a_figure_of_several_sizes_begins_at_one_gpu_and_the_last_row_of_a_case_
 
 
 def test_one_size_makes_no_figure(tmp_path: Path) -> None:
-    assert "No scaling figure: it takes rows with several" in scaling.draw(tmp_path, rows(2, single=""), [])
+    assert "No scaling figure: it needs rows with several" in scaling.draw(tmp_path, rows(2, single=""), [])
     assert not list(tmp_path.iterdir())

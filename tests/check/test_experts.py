@@ -133,9 +133,9 @@ def test_the_ways_of_pytorch_are_right(one: Implementation, shape: Shape, dtype:
 
 def test_what_a_shape_has_must_be_offered() -> None:
     case = case_of(mixture(extras=GPT_OSS))
-    assert experts.liger_experts.refuses(case) == "It does not offer what mixture has: bias, limit."
+    assert experts.liger_experts.refuses(case) == "It does not support what mixture needs: bias, limit."
     assert experts.liger_experts.refuses(case_of(mixture())) is None
-    assert experts.batched.refuses(case_of(mixture(), tokens=17)) == "It is made for at most 16 tokens."
+    assert experts.batched.refuses(case_of(mixture(), tokens=17)) == "It supports at most 16 tokens."
 
 
 def test_a_limit_that_is_ignored_is_caught_as_a_model_uses_it() -> None:

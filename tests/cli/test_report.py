@@ -68,7 +68,7 @@ def test_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere does not exist; give a run's folder"),
-        (["run", "-o", "run/records.csv"], "is there and is no HTML page; give another name"),
+        (["run", "-o", "run/records.csv"], "exists and is not an HTML page; give another name"),
         (["run", "-o", "run"], "--output: run is a folder; give a file"),
         (["run", "--svg", "run/records.csv"], "--svg: run/records.csv cannot be written"),
         (["run", "--dark"], "--dark is for pictures"),

@@ -112,8 +112,8 @@ def test_torchrun_starts_the_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--gpus", "3"), "--gpus: 16x32's intermediate size 32 does not divide by 3; give one of 2, 4, 8, 16, 32."),
-        (("--gpus", "2", "--tokens", "9"), "--tokens: 9 tokens do not divide by 2 ranks"),
+        (("--gpus", "3"), "--gpus: 16x32's intermediate size 32 is not divisible by 3; give one of 2, 4, 8, 16, 32."),
+        (("--gpus", "2", "--tokens", "9"), "--tokens: 9 tokens are not divisible by 2 ranks"),
         (("--gpus", "two"), "--gpus: 'two' is not a number of GPUs"),
         (("--sequence-parallel", "maybe"), "--sequence-parallel: 'maybe' is not one of no, yes, both"),
         (("--modes", "backward"), "--modes: 'backward' is not one of forward, step"),
@@ -146,7 +146,7 @@ def test_experts_of_two_ranks_and_tokens_that_travel_to_them(tmp_path: Path) -> 
     for more, sentence in (
         (("--sequence-parallel", "no"), "--sequence-parallel: with experts each rank has its part of the tokens"),
         (("--shapes", "smoke,smoke-experts"), "--shapes: mixtures of experts and dense blocks have other contenders"),
-        (("--gpus", "3"), "--gpus: smoke-experts's number of experts 8 does not divide by 3"),
+        (("--gpus", "3"), "--gpus: smoke-experts's number of experts 8 is not divisible by 3"),
     ):
         assert swiglu_bench("tp", *fixed, *more).complaint.startswith(sentence)
 

@@ -156,7 +156,7 @@ def test_a_model_that_is_too_large_is_refused_and_a_dry_run_trains_nothing(
 def test_that_nothing_asked_for_was_trained_is_a_failure(model: Path) -> None:
     result = small(model, "--impl", "liger", "--steps", "1", "--seeds", "1", "--no-csv")
     assert result.code == 1
-    assert "Nothing that was asked for was trained: liger: skipped: " in result.out
+    assert "Nothing that was requested was trained: liger: skipped: " in result.out
 
 
 def test_what_is_trained_by_default() -> None:

@@ -194,14 +194,14 @@ def test_what_else_differs_is_told() -> None:
 
 def test_what_cannot_be_compared() -> None:
     for other, complaint in (
-        (a_run(scope="mlp"), "The runs have other scopes: glu .* and mlp .*--scope"),
-        (a_run(mode="step"), "The runs have other modes"),
+        (a_run(scope="mlp"), "The runs have different scopes: glu .* and mlp .*--scope"),
+        (a_run(mode="step"), "The runs have different modes"),
         (a_run(tokens=9), "no case and implementation in common"),
         (a_memory_run(1), "run has time, memory has memory"),
     ):
         with pytest.raises(BadInput, match=complaint):
             compare(a_run(), other, 0.02)
-    with pytest.raises(BadInput, match="other baselines"):
+    with pytest.raises(BadInput, match="different baselines"):
         compare(a_run(), a_run(baseline="mine"), 0.02, by="ratio")
     assert compare(a_run(), a_run(baseline="mine"), 0.02).by == "time"
 

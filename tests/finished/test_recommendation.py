@@ -84,7 +84,7 @@ def test_each_case_has_its_own_row() -> None:
     assert [(row["tokens"], row["implementation"]) for row in rows(choices)] == [(7, "mine"), (8, "eager")]
     text = unwrapped(shown(tables(choices, [FinishedRun(records, {})]), 100))
     assert "7 mine 900 us x0.900 - eager takes " in text
-    assert "mine: not one of the suite's; as its registration builds it" in text
+    assert "mine: not built in; use it as its registration builds it" in text
 
 
 @pytest.mark.parametrize("one", CATALOGUE, ids=lambda one: one.name)

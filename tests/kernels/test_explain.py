@@ -22,7 +22,7 @@ def test_one_line_each_way() -> None:
     forward, backward = explain(torch.empty(5, 24), *weights(True)).splitlines()
     assert forward.startswith("forward: one launch, portable Triton, tiles of")
     assert "gate and up are kept" in forward
-    two = "two products by torch (no multiple of 64: hidden 24 and intermediate 40)"
+    two = "two products by torch (not a multiple of 64: hidden 24 and intermediate 40)"
     assert backward == f"backward: d_gate and d_up by one launch; dX: {two}; dW: {two}"
     by_kernels = explain(torch.empty(5, 24), *weights(True), input_grad="two_step", weight_grad="triton")
     assert "dX: one launch, portable Triton" in by_kernels

@@ -413,7 +413,7 @@ def test_sharding_goes_on_the_module_and_after_patching(on_cpus):
     assert "changed 0, left alone 1" in errors["sharded, then patched"]
     assert "gate_proj: its weight is a DTensor" in errors["sharded, then patched"]
     assert "it was LlamaMLP and got this class after patch_model" in errors["patched, sharded, unpatched"]
-    assert "fused already" in errors["patched, sharded, patched"]
+    assert "already fused" in errors["patched, sharded, patched"]
     assert "parallelize first, then fully_shard" in errors["sharded, then split"]
 
 
@@ -440,8 +440,11 @@ def test_dtensors_frozen_weights_and_patched_modules_can_be_split(on_cpus):
 @pytest.mark.parametrize(
     ("what", "sentence"),
     [
-        ("odd", "ValueError: gate_proj: expected an intermediate size that divides by the 2 ranks, got 15"),
-        ("odd packed", "ValueError: gate_up_proj: expected an intermediate size that divides by the 2 ranks, got 15"),
+        ("odd", "ValueError: gate_proj: expected an intermediate size that is divisible by the 2 ranks, got 15"),
+        (
+            "odd packed",
+            "ValueError: gate_up_proj: expected an intermediate size that is divisible by the 2 ranks, got 15",
+        ),
         ("twice", "ValueError: FusedSwiGLUMLP: it is split over ranks already, (2 ranks)"),
         ("a Linear", "TypeError: SwiGLUParallel: expected a module of swiglu_kernels (patch_model makes them)"),
         ("hooked", "TypeError: up_proj: expected a torch.nn.Linear whose parameters are all there is to it"),

@@ -118,7 +118,7 @@ def test_patching_twice_changes_nothing_and_says_so():
     report = patch_model(model, save="input")
     assert report.changed == ()
     assert len(report.left_alone) == 2
-    assert "fused already (weight_grad='auto', save='auto'" in str(report)
+    assert "already fused (weight_grad='auto', save='auto'" in str(report)
     assert "unpatch first to change options" in str(report)
     assert model.model.layers[0].mlp.options == before
 

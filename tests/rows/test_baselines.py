@@ -39,5 +39,5 @@ def test_what_is_not_there_is_named_with_what_is() -> None:
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "-x", "a b", "."])
 def test_a_name_is_no_path(name: str) -> None:
-    with pytest.raises(BadInput, match="no name of a baseline"):
+    with pytest.raises(BadInput, match="is not a valid baseline name"):
         baselines.place(name, "forward")

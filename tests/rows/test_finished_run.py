@@ -94,7 +94,7 @@ def test_rows_are_chosen_by_column(run: FinishedRun) -> None:
     with pytest.raises(BadInput, match="has no implementation 'eagr'; did you mean eager"):
         run.only(implementation=["eagr"])
     other = FinishedRun([*run.records, a_record(implementation="other", tokens=8)], {})
-    with pytest.raises(BadInput, match="this run has no row that all of the filters choose"):
+    with pytest.raises(BadInput, match="this run has no row that matches all filters"):
         other.only(implementation=["other"], tokens=["7"])
 
 

@@ -46,8 +46,8 @@ def test_the_modules_to_import_before_a_first_call() -> None:
     ("declared", "reason"),
     [
         ({}, None),
-        ({"dtypes": ["float16", "bfloat16"]}, "It does not take float32; it takes bfloat16, float16."),
-        ({"multiple": 16}, "It takes hidden and intermediate sizes that are multiples of 16."),
+        ({"dtypes": ["float16", "bfloat16"]}, "It does not support float32; it supports bfloat16, float16."),
+        ({"multiple": 16}, "It needs hidden and intermediate sizes that are multiples of 16."),
         ({"multiple": 8}, None),
         ({"scopes": ["mlp", "activation"]}, "It has no glu scope; it has activation, mlp."),
     ],

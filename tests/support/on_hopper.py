@@ -1,4 +1,4 @@
-"""What tests of kernels by hand for Hopper share."""
+"""What tests of hand-scheduled kernels for Hopper share."""
 
 from collections.abc import Callable
 

@@ -31,9 +31,9 @@ def test_forward_comes_first_and_own_token_counts_that_do_not_divide_are_left_ou
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"sizes": (1, 5)}, "made-up's intermediate size 96 does not divide by 5; give one of 2, 4, 8, 16, 32."),
-        ({"tokens": (4, 6), "sizes": (4,)}, "6 tokens do not divide by 4 ranks, as sequence parallelism needs them"),
-        ({"sizes": (8,)}, "none of the shapes' own token counts divides by 8"),
+        ({"sizes": (1, 5)}, "made-up's intermediate size 96 is not divisible by 5; give one of 2, 4, 8, 16, 32."),
+        ({"tokens": (4, 6), "sizes": (4,)}, "6 tokens are not divisible by 4 ranks, which sequence parallelism needs"),
+        ({"sizes": (8,)}, "none of the shapes' own token counts is divisible by 8"),
     ],
 )
 def test_what_does_not_divide_is_refused(options, sentence):
@@ -74,7 +74,7 @@ def test_experts_are_split_by_expert_and_rows_travel_in_both_directions():
     these = kinds(case.mode, True, case.scope)
     assert these == (Kind.ALL_TO_ALL,) * 4
     assert bus_bytes(these, 1000, 2) == 4 * 1000 / 2 / 2, "half of a rank's half stays where it is"
-    with pytest.raises(BadInput, match="number of experts 8 does not divide by 3; give one of 2, 4, 8"):
+    with pytest.raises(BadInput, match="number of experts 8 is not divisible by 3; give one of 2, 4, 8"):
         cases_of([shape], [Mode.STEP], [Dtype.BFLOAT16], [6], 0, (3,), True)
 
 

@@ -171,7 +171,7 @@ def test_where_the_shipped_choice_or_no_other_works(
         tuned(takes())
     monkeypatch.undo()
     monkeypatch.setattr(tuner, "difference", lambda found, expected: "all of it")
-    with pytest.raises(CannotTune, match="none of 3 candidates is right; the first: all of it"):
+    with pytest.raises(CannotTune, match="none of 3 candidates is correct; the first: all of it"):
         tuned(takes())
 
 

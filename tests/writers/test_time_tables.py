@@ -159,7 +159,7 @@ def test_the_load_of_experts_stands_under_the_table() -> None:
     }  # fmt: skip
     text = unwrapped(shown(time_tables([a_record(**loads)], 200), 200))
     assert "8 experts, top 2, zipf routing" in text
-    assert "7 tokens: 0 to 90 (median 2.5) an expert, 1 of 8 without one" in text
+    assert "7 tokens: 0 to 90 (median 2.5) per expert, 1 of 8 without a token" in text
     assert "25% padding" in text
     assert "products alone 125 us" in text
     assert "padding" not in shown(time_tables([a_record()], 200), 200)

@@ -1,1 +1,1 @@
-"""Kernels scheduled by hand for Hopper (compute capability 9.0), in Gluon and PTX."""
+"""Hand-scheduled kernels for Hopper (compute capability 9.0), in Gluon and PTX."""

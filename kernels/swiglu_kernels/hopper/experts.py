@@ -1,4 +1,4 @@
-"""The products of a mixture of experts scheduled by hand for Hopper (compute capability 9.0), in Gluon.
+"""The products of a mixture of experts, hand-scheduled for Hopper (compute capability 9.0), in Gluon.
 
     gate_up         h = silu(gate) * up, and pre = (gate, up), from x w_gate_up^T
     rows            y = h w_down^T; dx = d_pre w_gate_up

@@ -1,4 +1,4 @@
-"""z = silu(x w_gate^T) * (x w_up^T) scheduled by hand for Hopper (compute capability 9.0), in Gluon.
+"""z = silu(x w_gate^T) * (x w_up^T) hand-scheduled for Hopper (compute capability 9.0), in Gluon.
 
 M tokens, N intermediate, K hidden. One program per multiprocessor walks through tiles of 128 rows and 64 to 96 columns
 of z, whichever leave the fewest multiprocessors idle in the end (`tile_for`). A producer warp fills a ring of STAGES
@@ -24,8 +24,9 @@ from swiglu_kernels.launches.tiles import Capability, Tile, waves
 
 ROWS, DEPTH, STAGES, GROUP = 128, 64, 5, 16
 COLUMNS = {96: (1.0, 1.0), 88: (1.003, 1.015), 80: (1.005, 1.005), 72: (1.01, 1.035), 64: (1.015, 1.02)}
-"""Of a tile, whichever fills the waves of programs best; and the time of a column in it, relative to the first: where z
-alone is stored, and where gate and up are as well (what is no multiple of 32 bytes is slow to store)."""
+"""Tile widths to choose from; the launch takes the one that fills its waves best. For each, the time of a column
+relative to the first width: with only z stored, and with gate and up stored too (widths that are not a multiple of 32
+bytes are slow to store)."""
 WIDE, PART = 64, 32
 """Columns of gate and up in the first blocks of the accumulator, and how many are stored at once; the last block has
 the last PART of both, some of which are in the first blocks and stored already: all that is stored are whole parts."""

@@ -1,4 +1,4 @@
-"""z = silu(x w_gate^T) * (x w_up^T) of operands quantised to fp8, scheduled by hand for Hopper, in Gluon.
+"""z = silu(x w_gate^T) * (x w_up^T) of operands quantised to fp8, hand-scheduled for Hopper, in Gluon.
 
 Codes travel in pairs, as elements of 16 bits: rings, descriptors and the producer are those of `forward.py`, and a
 stage is 128 of depth. The tensor cores keep some 14 bits of a sum of fp8 products, so that the sum over each stage goes
@@ -161,11 +161,11 @@ def tile_for(tokens: int, intermediate: int, processors: int, stores_preact: boo
 def why_off(device: torch.device, intermediate: int, blocks: bool, has_bias: bool, formula: Formula) -> str | None:
     """Say why no operands can take this path, or return None where some can; see `why_not`."""
     if device.type != "cuda" or capability_of(device) != (9, 0):
-        return "the kernel by hand is for compute capability 9.0"
+        return "the hand-scheduled kernel is for compute capability 9.0"
     if off := shared.why_off():
         return off
     if has_bias or formula != PLAIN:
-        return "the kernel by hand is for plain SwiGLU without biases"
+        return "the hand-scheduled kernel is for plain SwiGLU without biases"
     multiple = PART if blocks else shared.ALIGNMENT_BYTES // 2
     return f"intermediate has to be a multiple of {multiple}" if intermediate % multiple else None
 

@@ -1,4 +1,4 @@
-"""The products of the backward scheduled by hand for Hopper (compute capability 9.0), in Gluon.
+"""The products of the backward, hand-scheduled for Hopper (compute capability 9.0), in Gluon.
 
     out = A B                  d_w_down = d_out^T h
     out = A_0 B_0 + A_1 B_1    dX = d_gate w_gate + d_up w_up, summed in registers

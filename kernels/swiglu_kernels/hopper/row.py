@@ -1,4 +1,4 @@
-"""z = silu(x w_gate^T) * (x w_up^T) for up to 128 tokens, scheduled by hand for Hopper (capability 9.0), in Gluon.
+"""z = silu(x w_gate^T) * (x w_up^T) for up to 128 tokens, hand-scheduled for Hopper (capability 9.0), in Gluon.
 
 M tokens, N intermediate, K hidden. So few tokens are one row of tiles, and reading the weights takes most of the time:
 every multiprocessor gets an equal share of their rows, as tiles of 128 x (W + W) whose W is any multiple of 8 up to 128

@@ -1,4 +1,4 @@
-"""What the kernels that are scheduled by hand for Hopper (compute capability 9.0) share, in Gluon.
+"""What the hand-scheduled kernels for Hopper (compute capability 9.0) share, in Gluon.
 
     forward.py     z, and gate and up, from x and both weights
     row.py         the same for up to 128 tokens
@@ -49,14 +49,14 @@ VARIABLE = "SWIGLU_KERNELS_BY_HAND"
 
 
 def _not_to_run(version: str, wish: str) -> str | None:
-    """Say what speaks against kernels by hand with a version of Triton and the value of VARIABLE, or None."""
+    """Say what speaks against hand-scheduled kernels with a version of Triton and the value of VARIABLE, or None."""
     if wish == "off":
         return f"{VARIABLE}=off"
     if wish == "on" or ".".join(version.split(".")[:2]) in RUN_ON_A_GPU:
         return None
     return (
-        f"those by hand ran on a GPU with Triton {', '.join(RUN_ON_A_GPU)}, not with {version}; "
-        f"{VARIABLE}=on runs them all the same"
+        f"the hand-scheduled ones ran on a GPU with Triton {', '.join(RUN_ON_A_GPU)}, not with {version}; "
+        f"{VARIABLE}=on runs them anyway"
     )
 
 
@@ -64,7 +64,7 @@ _aside = _not_to_run(str(getattr(triton, "__version__", "")), os.environ.get(VAR
 
 
 def why_off() -> str | None:
-    """Say why kernels by hand run on no GPU here, or return None."""
+    """Say why hand-scheduled kernels run on no GPU here, or return None."""
     return GLUON_MISSING or _aside
 
 

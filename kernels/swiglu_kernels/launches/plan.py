@@ -503,7 +503,7 @@ def _run_and_keep_launchers(launch: Launch, plan: Plan, tensors: list[torch.Tens
     if not again:
         warnings.warn(
             f"this Triton's kernels return {type(compiled).__name__} when launched, not a compiled kernel that can be "
-            "launched again: every launch takes the way through Triton's argument binder, some 30 us longer",
+            "launched again: every launch goes through Triton's argument binder, some 30 us longer",
             stacklevel=2,
         )
     elif compiled is not None:

@@ -243,19 +243,20 @@ def swiglu_experts(
 
     Args:
         x: [..., hidden]; as for `swiglu_glu`.
-        w_gate_up: [experts, 2 * intermediate, hidden], any strides, dtype and device of x; of transposes, which gpt-oss
-            keeps, give `gate_up_proj.mT`.
+        w_gate_up: [experts, 2 * intermediate, hidden], any strides, dtype and device of x; for a transposed weight, as
+            in gpt-oss, pass `gate_up_proj.mT`.
         w_down: [experts, hidden_out, intermediate], any strides, dtype and device of x.
-        top_k_index: [..., k], any integer dtype: the experts of each token. One outside of 0 to experts - 1 is skipped:
-            it adds nothing, and its weight has no gradient (expert parallelism marks experts elsewhere so).
+        top_k_index: [..., k], any integer dtype: the experts of each token. An index outside of 0 to experts - 1 is
+            skipped: it adds nothing, and its weight has no gradient (expert parallelism marks experts on other ranks
+            this way).
         top_k_weights: [..., k], float32, float16 or bfloat16, any strides; autocast leaves it alone.
         b_gate_up: [experts, 2 * intermediate], any strides, or None.
         b_down: [experts, hidden_out], any strides, or None.
         activation, alpha, limit, up_offset: the gate, as for `swiglu_glu` (gpt-oss: "silu", 1.702, 7, 1).
         interleaved: the rows of w_gate_up are gate, up, gate, up, ... (gpt-oss); else the gate's come first.
-        recompute: keep x and the routing alone for the backward, and make gate and up again from them.
-        backend: "portable", or "hopper" for the kernels by hand for compute capability 9.0, which work on sorted copies
-            of x; None takes what is fastest here.
+        recompute: keep only x and the routing for the backward, and recompute gate and up from them.
+        backend: "portable", or "hopper" for the hand-scheduled kernels for compute capability 9.0, which work on sorted
+            copies of x; None takes what is fastest here.
 
     Returns:
         [..., hidden_out], contiguous, in x's dtype. Products, gate and the sum over a token's experts are fp32; h, each

@@ -423,13 +423,13 @@ def swiglu_mlp_fp8(
         w_gate: [intermediate, hidden], any strides, dtype and device of x, quantised in every call; or Quantised by
             `quantise(w_gate, recipe, weight=True)`, once for many calls without a gradient.
         w_up: as w_gate, and quantised where that is.
-        w_down: [hidden_out, intermediate]; as w_up. None: the result is z, of `swiglu_glu`.
+        w_down: [hidden_out, intermediate]; as w_up. None: the result is z, as of `swiglu_glu`.
         bias_gate: [intermediate] or None; biases are not quantised.
         bias_up: as bias_gate.
         bias_down: [hidden_out] or None.
         recipe: "rowwise" or "blockwise".
         activation, gate_multiplier, alpha, limit, up_offset: the gate, as for `swiglu_glu`.
-        weight_grad: "fp8" (also "auto"): products that make gradients of weights have quantised operands; "triton" or
+        weight_grad: "fp8" (also "auto"): the products for the weight gradients have quantised operands; "triton" or
             "torch": they have 16 bits, as for `swiglu_glu`; "none": weights and biases are frozen.
         save: "preact" (also "auto") or "input", as for `swiglu_glu`.
 
@@ -442,7 +442,8 @@ def swiglu_mlp_fp8(
     Raises:
         TypeError: an argument is not a tensor, or of another dtype than expected; a number is not one.
         ValueError: shapes or devices do not fit together, or an option has an unknown value; the GPU has no fp8;
-            hidden, intermediate or hidden_out is no multiple of 16; a gradient is asked for of what came quantised.
+            hidden, intermediate or hidden_out is no multiple of 16; a gradient is wanted for a tensor that was given
+            quantised.
     """
     check_option("recipe", recipe, RECIPES)
     check_option("weight_grad", weight_grad, WEIGHT_GRADS)
@@ -487,7 +488,7 @@ def swiglu_mlp_fp8(
     with_grad = needs_backward(given[X], *weights, *biases)
     if with_grad and any(scale is not None for scale in scales):
         quantised = ", ".join(name for name, scale in zip(names, scales, strict=True) if scale is not None)
-        raise ValueError(f"{quantised}: expected 16 bits where a gradient is asked for, got fp8; use torch.no_grad()")
+        raise ValueError(f"{quantised}: expected 16 bits if a gradient is wanted, got fp8; use torch.no_grad()")
     if not any(one is not None and one.requires_grad for one in weights):
         weight_grad = "none"
     out = call_and_keep(

@@ -27,7 +27,7 @@ Operands = tuple[Quantised, Quantised, Quantised]
 SCALES = 4
 """cuBLAS reads the scales of a weight's blocks in rows of a multiple of this, which `_scaled_mm` does not check."""
 TORCH_FROM = 512
-"""Tokens from which two products by PyTorch and a pass are taken for the launch by hand, by blocks."""
+"""Tokens from which two products by PyTorch and a pass are taken for the hand-scheduled launch, by blocks."""
 Pair = tuple[torch.Tensor, torch.Tensor]
 """gate and up."""
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]

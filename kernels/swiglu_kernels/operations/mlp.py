@@ -341,7 +341,7 @@ def swiglu_mlp(
         weight_grad: "triton" (two deterministic launches for the three weight gradients), "torch" (PyTorch products),
             "none" (weights and biases are frozen) or "auto".
         save: what stays alive for the backward, in elements. "preact": gate and up, 2 x tokens x intermediate; h is
-            made again from them. "input": nothing but x; three products run again. "auto": "preact", or "input" with
+            recomputed from them. "input": nothing but x; three products run again. "auto": "preact", or "input" with
             chunk_tokens.
         input_grad: "fused", "two_step" (the same here: one launch for dX) or "torch" (two PyTorch products) or "auto".
         chunk_tokens: hold chunk_tokens x intermediate instead of tokens x intermediate at a time. The forward works
@@ -357,7 +357,7 @@ def swiglu_mlp(
     Returns:
         out, [..., hidden_out], contiguous, in x's dtype. h is rounded once before the product with w_down. Without a
         gradient to compute, only h and out are written. Differentiable once; a second backward of a retained graph is
-        right: what was saved is overwritten in the last one only.
+        correct: saved tensors are overwritten only in the last one.
 
     Raises:
         TypeError: an argument is not a tensor, or of another dtype than expected; a number is not one.

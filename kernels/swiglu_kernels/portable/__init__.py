@@ -1,1 +1,1 @@
-"""The matrix kernels in portable Triton, and the choice between them and those by hand."""
+"""The matrix kernels in portable Triton, and the choice between them and the hand-scheduled ones."""

@@ -252,7 +252,7 @@ def forward_launch(
     biases: Biases = NO_BIASES,
     formula: Formula = PLAIN,
 ) -> Launch:
-    """Describe the forward: of a kernel scheduled by hand where one can take these tensors, else of this file's.
+    """Describe the forward: of a hand-scheduled kernel where one can take these tensors, else of this file's.
 
     Args:
         x: [M, K], any strides.

@@ -4,7 +4,7 @@
     compute-sanitizer --tool memcheck python -m swiglu_kernels.standalone.odd_sizes --few
 
 Outputs lie between rows that nothing may touch, and begin as NaN. A line per kernel; exits 1 if one of them is wrong.
-Kernels by hand run on Hopper whatever the version of Triton.
+Hand-scheduled kernels run on Hopper whatever the version of Triton.
 """
 
 import argparse

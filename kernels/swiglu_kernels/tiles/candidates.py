@@ -47,7 +47,7 @@ GRID = {
 }
 """What portable candidates are made of; the group of row tiles stays the shipped one's."""
 GROUPS = (8, 16, 32)
-"""Of a schedule by hand; its stages are the shipped ones or one fewer."""
+"""Of a hand-written schedule; its stages are the shipped ones or one fewer."""
 REGISTERS = (4, 128)
 """Of a thread's 255, for accumulators: below, threads have too little to do; above, the rest spills."""
 SHARED_BYTES = {"hopper": 227 * 1024, "ampere": 99 * 1024}
@@ -115,7 +115,7 @@ class Kernel:
     by_torch: Callable[[Problem], bool] | None = None
     """Where `torch` is what runs, if nothing was tuned; None: it is no choice."""
     by_hand: dict[Schedule, Callable[[Problem], tuple[Tile, ...]]] = field(default_factory=dict)
-    """Schedules by hand that it has on Hopper, each in the tiles that are shipped for some shape."""
+    """Hand-written schedules that it has on Hopper, each in the tiles that are shipped for some shape."""
     shipped_by_hand: Callable[[Problem], Choice | None] = lambda problem: None
     """Which of them runs on Hopper where nothing was tuned; None: the portable kernel."""
 
@@ -299,11 +299,11 @@ KERNELS = {
 }  # fmt: skip
 """By name: `forward` stores z alone, `-preact` gate and up as well; `-fused` forms d_gate and d_up on the fly.
 
-The portable kernels of experts have tiles to choose; those by hand are the same within 1% in all their groups."""
+The portable kernels of experts have tiles to choose; all groups of the hand-scheduled ones are the same within 1%."""
 
 
 def by_hand_is_possible(problem: Problem) -> bool:
-    """Whether schedules by hand can run for a GPU and dtype; tensors may still rule them out."""
+    """Whether hand-written schedules can run for a GPU and dtype; tensors may still rule them out."""
     on_hopper = problem.capability is not None and problem.capability[0] == 9
     return on_hopper and problem.dtype in TUNED_DTYPES and shared.why_off() is None
 
@@ -349,7 +349,7 @@ def why_illegal(name: str, choice: Choice, problem: Problem) -> str | None:
 
 
 def candidates(name: str, problem: Problem, most: int = MOST) -> list[Choice]:
-    """The shipped choice first, then `torch` and every configuration by hand, then the `most` nearest portable ones."""
+    """The shipped choice first, `torch` and every hand-scheduled configuration, then the `most` nearest portable."""
     default, nearby = shipped(name, problem), KERNELS[name].shipped(problem)
     by_hand = [BY_TORCH] + [
         Choice(schedule, tile)
@@ -367,7 +367,7 @@ def candidates(name: str, problem: Problem, most: int = MOST) -> list[Choice]:
 
 
 def _configurations(kernel: Kernel, schedule: Schedule, problem: Problem) -> list[Tile]:
-    """Configurations of a schedule by hand; groups are of rows of tiles, so that one row has one configuration."""
+    """Configurations of a hand-written schedule; groups are of rows of tiles, so that one row has one configuration."""
     if schedule not in kernel.by_hand:
         return []
     return [

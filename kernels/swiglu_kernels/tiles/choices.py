@@ -13,13 +13,13 @@ and products of d_gate and d_up once they are stored, by `hopper/products.py`, r
 
 so "auto" is save="preact" wherever memory is not the point (`save_memory`), dX in two steps by Triton where its tiles
 fill their waves (`hopper_products.fills_waves`), and dW by Triton. What the portable kernels do instead is slower than
-PyTorch's products from two tokens on, but for narrow layers, and so are those by hand where rows do not begin at
-multiples of 128 bytes and tokens are many (`results/nvidia-h200/parts.csv`): "auto" then takes PyTorch's.
+PyTorch's products from two tokens on, but for narrow layers, and so are the hand-scheduled ones where rows do not begin
+at multiples of 128 bytes and tokens are many (`results/nvidia-h200/parts.csv`): "auto" then takes PyTorch's.
 
 The forward of the portable kernel takes 1.16-1.22 of the bare product at 1024-8192 tokens, where eager takes 1.12-1.16
-and two products by torch with one elementwise launch 1.06-1.11. So where no kernel by hand takes the tensors (other
-GPUs, other versions of Triton, biases, other gates), the forward of more than PORTABLE_TOKENS is the latter, unless a
-tile was tuned for it; and so it is where the last row of tiles of those by hand is nearly empty
+and two products by torch with one elementwise launch 1.06-1.11. So where no hand-scheduled kernel takes the tensors
+(other GPUs, other versions of Triton, biases, other gates), the forward of more than PORTABLE_TOKENS is the latter,
+unless a tile was tuned for it; and so it is where the last row of tiles of the hand-scheduled ones is nearly empty
 (`candidates.NEARLY_EMPTY`).
 
 All of this was measured on compute capability 9.0 alone. On another GPU a product of ours may lose to PyTorch's, while
@@ -129,7 +129,7 @@ def resolve(
 def why_slow_rows(hidden: int, intermediate: int) -> str:
     """Say that rows of so many elements of 16 bits are slow to read by tiles, or return ""."""
     slow = [f"{name} {size}" for name, size in (("hidden", hidden), ("intermediate", intermediate)) if size % LINE]
-    return f"no multiple of {LINE}: {' and '.join(slow)}" if slow else ""
+    return f"not a multiple of {LINE}: {' and '.join(slow)}" if slow else ""
 
 
 def hidden_grad_by_torch(d_out: torch.Tensor, w_down: torch.Tensor, formula: Formula) -> bool:
@@ -152,7 +152,7 @@ def hidden_grad_by_torch(d_out: torch.Tensor, w_down: torch.Tensor, formula: For
 
 
 def why_not_hopper(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str) -> str | None:
-    """Say why experts cannot take the kernels by hand, or return None where they can."""
+    """Say why experts cannot take the hand-scheduled kernels, or return None where they can."""
     if not _hopper_multiprocessors(x.device):
         return why_off() or f"the kernels are for compute capability 9.0, and x is on {x.device}"
     return experts.why_not(x, w_gate_up, w_down, activation)
@@ -161,7 +161,7 @@ def why_not_hopper(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tenso
 def why_portable(
     pairs: int, x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str, with_grad: bool
 ) -> str | None:
-    """Say why the portable kernels are the fastest for experts, or return None where those by hand are."""
+    """Say why the portable kernels are the fastest for experts, or return None where the hand-scheduled ones are."""
     least = experts.LEAST_ROWS[with_grad]
     few = f"an expert has fewer than {least} rows on average" if pairs < least * w_gate_up.shape[0] else None
     return why_off() or why_not_hopper(x, w_gate_up, w_down, activation) or few

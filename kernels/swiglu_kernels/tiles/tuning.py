@@ -214,13 +214,13 @@ def _entry(machine: dict[str, Any], choice: dict[str, Any], ratio: list[float], 
         or not all(isinstance(one, str) for one in (made.dtype, made.choice.schedule))
         or len(made.ratio) != 3
     ):
-        raise ValueError(f"no entry of a kernel: {plain}")
+        raise ValueError(f"not an entry of a kernel: {plain}")
     if getattr(torch, made.dtype, None) not in TUNED_DTYPES:
         raise ValueError(f"nothing is tuned for {made.dtype}")
     if not all(type(size) is int and size > 0 for size in sizes) or made.tokens != bucket(made.tokens):
-        raise ValueError(f"sizes that are none: {sizes}")
+        raise ValueError(f"invalid sizes: {sizes}")
     if not all(isinstance(text, str) for text in (*asdict(made.machine).values(), made.at)):
-        raise ValueError("a machine that is none")
+        raise ValueError("an invalid machine")
     return made
 
 

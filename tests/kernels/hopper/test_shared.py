@@ -1,4 +1,4 @@
-"""Which versions of Triton the kernels by hand run with, and who says so where they do not."""
+"""Which versions of Triton the hand-scheduled kernels run with, and who says so where they do not."""
 
 import pytest
 import torch

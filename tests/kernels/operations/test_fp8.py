@@ -258,7 +258,7 @@ def test_weights_that_were_quantised_before(recipe):
     expected = swiglu_mlp_fp8(x, *weights, recipe=recipe)
     assert torch.equal(swiglu_mlp_fp8(x, *kept, recipe=recipe), expected)
     assert torch.equal(swiglu_mlp_fp8(fp8.quantise(x, recipe), *kept, recipe=recipe), expected)
-    with pytest.raises(ValueError, match="w_gate, w_up, w_down: expected 16 bits where a gradient"):
+    with pytest.raises(ValueError, match="w_gate, w_up, w_down: expected 16 bits if a gradient is wanted"):
         swiglu_mlp_fp8(x.requires_grad_(), *kept, recipe=recipe)
     with pytest.raises(ValueError, match="expected all weights quantised, or nothing"):
         swiglu_mlp_fp8(x.detach(), *kept[:2], weights[2], recipe=recipe)
