@@ -14,6 +14,7 @@ import torch
 from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import INTERPRETING
 from swiglu_kernels.launches.internals import watched
+from swiglu_kernels.launches.precision import float32_dot_precision
 
 Kind = tuple[Any, ...]
 Again = Callable[..., torch.Tensor]
@@ -31,17 +32,27 @@ def kind_of(name: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Ki
     """
     if INTERPRETING or torch.compiler.is_compiling() or watched() or tensors[0] is None:
         return None
+    with_gradients = torch.is_grad_enabled()
+    kind: list[Any] = [
+        name,
+        with_gradients,
+        options,
+        tuple(map(type, options)),
+    ]  # True is no number, though it equals one
     for tensor in tensors:
         if tensor is None:
+            kind.append(None)
             continue
         if type(tensor) not in _PLAIN or not on_gpu(tensor):
             return None
         if tensor.is_neg() or tensor.layout is not torch.strided:  # its memory does not hold its elements as they are
             return None
-    key, given = plan.key_of(tensors)
-    wanted = torch.is_grad_enabled() and tuple(tensor.requires_grad for tensor in given)
-    # True is no number here, though it equals one.
-    return (name, wanted, key, options, tuple(map(type, options)))
+        kind += tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16
+        if with_gradients:
+            kind.append(tensor.requires_grad)
+    if tensors[0].dtype == torch.float32:
+        kind.append(float32_dot_precision())
+    return tuple(kind)
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:

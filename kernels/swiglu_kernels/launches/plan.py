@@ -8,7 +8,6 @@ the compiled kernel and its arguments. The next launch of that kind only fills i
 
 import contextlib
 import dataclasses
-import operator
 import threading
 import warnings
 import weakref
@@ -80,6 +79,11 @@ class Plan:
         if self.then is not None:
             self.then.run(tensors)
 
+    @property
+    def shortest(self) -> Launcher:
+        """What does the same as `run` with the least in between, once the kernels are kept."""
+        return self.launch if self.scratch is None and self.then is None else self.run
+
     def arguments(self, tensors: list[torch.Tensor]) -> list[Any]:
         """Return the first kernel's arguments for other tensors of the same kind."""
         values = self.values.copy()
@@ -135,10 +139,6 @@ class _Place:
     number: int
     view: "_View | None" = None
 
-    def find(self, pool: list[Any]) -> Any:
-        tensor = pool[self.number]
-        return tensor if self.view is None else self.view.of(tensor)
-
 
 @dataclasses.dataclass(frozen=True)
 class _View:
@@ -169,61 +169,95 @@ class _Allocation:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
+    like_first: bool = True
+    """Whether the first tensor that was given has the same dtype."""
     model: int | None = None
     """Number of a tensor of the same layout that is there by then: `empty_like` takes half as long as `new_empty`."""
-
-    def make(self, pool: list[Any]) -> torch.Tensor:
-        """Allocate it."""
-        if self.model is not None:
-            return torch.empty_like(pool[self.model])
-        if pool[0].dtype == self.dtype:  # a dtype that is named takes half a microsecond
-            return pool[0].new_empty(self.shape)
-        return pool[0].new_empty(self.shape, dtype=self.dtype)
 
     def is_like(self, other: "_Allocation") -> bool:
         """Whether `empty_like` of the other one makes it."""
         return (self.shape, self.strides, self.dtype) == (other.shape, other.strides, other.dtype)
 
 
+@dataclasses.dataclass
 class _Step:
     """A launch, or a function that works on tensors."""
 
-    def __init__(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], places: list[_Place], plan: Plan | None
-    ) -> None:
-        """Keep what describes the launch, or works on tensors; `places`, in order, stand among its arguments."""
-        self._function, self._plan = function, plan
-        self._arguments = [_finder(one) for one in arguments]
-        self._tensors = [_finder(one) for one in places]
-        self.numbers = [one.number for one in places]
-        self.allocates: list[_Allocation] = []
-        """What is used here for the first time."""
-        self.releases: list[int] = []
-        """Numbers of those that are used here for the last time."""
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    """With places where there were tensors."""
+    places: list[_Place]
+    """Those among the arguments, in order."""
+    plan: Plan | None
+    """Of a launch."""
+    allocates: list[_Allocation] = dataclasses.field(default_factory=list)
+    """What is used here for the first time."""
+    releases: list[int] = dataclasses.field(default_factory=list)
+    """Numbers of those that are used here for the last time."""
 
-    def play(self, pool: list[Any], aligned: bool) -> bool:
-        """Do it again; say and tell whether all tensors so far are aligned as they were."""
-        for one in self.allocates:
-            made = pool[one.number] = one.make(pool)
-            aligned = aligned and made.data_ptr() % 16 == 0
-        if self._plan is not None and aligned:
-            self._plan.run([find(pool) for find in self._tensors])
+    @property
+    def numbers(self) -> list[int]:
+        """Of all that it uses."""
+        return [one.number for one in self.places]
+
+
+class _Source:
+    """Writes a series as one Python function of the tensors that are given, t0, t1 and so on.
+
+    It does what a loop over the steps would do, in half the time: nothing is looked up but what may differ. `aligned`
+    says whether all tensors so far are aligned as they were; where not, launches are looked up by their arguments.
+    """
+
+    def __init__(self, alignments: list[int]) -> None:
+        self._names: dict[str, Any] = {"run": run, "empty_like": torch.empty_like}
+        self._given = [f"t{number}" for number in range(len(alignments))]
+        others = (f"{name}.data_ptr() % 16 != {rest}" for name, rest in zip(self._given, alignments, strict=True))
+        self._lines = [f"aligned = not ({' or '.join(others)})"]
+
+    def add(self, step: _Step) -> None:
+        """Write a step, with what it allocates before and releases after."""
+        self.allocate(step.allocates)
+        call = ", ".join(map(self._expression, step.arguments))
+        function = self._bound(step.function)
+        if step.plan is None:
+            self._lines.append(f"{function}({call})")
         else:
-            arguments = [find(pool) for find in self._arguments]
-            self._function(*arguments) if self._plan is None else run(self._function, *arguments)
-        for number in self.releases:
-            pool[number] = None
-        return aligned
+            launch = self._bound(step.plan.shortest)
+            tensors = ", ".join(map(self._expression, step.places))
+            self._lines += [f"if aligned: {launch}([{tensors}])", f"else: run({function}, {call})"]
+        self._lines += [f"t{number} = None" for number in step.releases]
 
+    def allocate(self, made: list[_Allocation]) -> None:
+        """Write allocations: contiguous ones, on the device of those that were given."""
+        for one in made:
+            if one.model is not None:
+                value = f"empty_like(t{one.model})"
+            else:
+                # A dtype that is named takes half a microsecond.
+                dtype = "" if one.like_first else f", dtype={self._bound(one.dtype)}"
+                value = f"t0.new_empty({self._bound(one.shape)}{dtype})"
+            self._lines += [f"t{one.number} = {value}", f"aligned = aligned and not t{one.number}.data_ptr() % 16"]
 
-def _finder(argument: Any) -> Callable[[list[Any]], Any]:
-    """Return what finds an argument of a step, or a place in it, in a pool."""
-    if isinstance(argument, _Place):
-        return operator.itemgetter(argument.number) if argument.view is None else argument.find
-    if isinstance(argument, tuple):
-        parts = [_finder(part) for part in argument]
-        return lambda pool: tuple([find(pool) for find in parts])
-    return lambda _: argument
+    def function(self, results: _Place | tuple[_Place | None, ...]) -> Callable[..., Any]:
+        """Return the function."""
+        lines = [*self._lines, f"return {self._expression(results)}"]
+        source = "\n    ".join([f"def replay({', '.join(self._given)}):", *lines])
+        exec(compile(source, "<a series of launches>", "exec"), self._names)
+        replay: Callable[..., Any] = self._names["replay"]
+        return replay
+
+    def _expression(self, argument: Any) -> str:
+        if isinstance(argument, _Place):
+            tensor = f"t{argument.number}"
+            return tensor if argument.view is None else f"{self._bound(argument.view.of)}({tensor})"
+        if isinstance(argument, tuple):
+            return f"({''.join(f'{self._expression(part)}, ' for part in argument)})"
+        return self._bound(argument)
+
+    def _bound(self, value: Any) -> str:
+        name = f"c{len(self._names)}"
+        self._names[name] = value
+        return name
 
 
 class _Recorder(internals.DispatchMode):
@@ -250,7 +284,9 @@ class _Recorder(internals.DispatchMode):
         return out
 
     def _add(self, tensor: torch.Tensor) -> None:
-        self.allocations.append(_Allocation(len(self.pool), tuple(tensor.shape), tensor.stride(), tensor.dtype))
+        like_first = not self.allocations or tensor.dtype == self.allocations[0].dtype
+        number, shape = len(self.pool), tuple(tensor.shape)
+        self.allocations.append(_Allocation(number, shape, tensor.stride(), tensor.dtype, like_first))
         self.pool.append(weakref.ref(tensor))
 
     @contextlib.contextmanager
@@ -322,12 +358,7 @@ class Series:
 
     def __init__(self) -> None:
         self._sound = internals.can_record
-        self._steps: list[_Step] | None = None
-        self._alignments: list[int] = []
-        self._blanks: list[None] = []
-        """In the pool, after what was given, until it is allocated."""
-        self._unused: list[_Allocation] = []
-        self._results: _Place | tuple[_Place | None, ...] = ()
+        self._replay: Callable[..., Any] | None = None
         self.followers: dict[Any, Series] = {}
         """The calls that follow one of these, backwards, by what else they depend on."""
 
@@ -339,19 +370,9 @@ class Series:
         """
         if INTERPRETING or not self._sound or _current.recorder is not None:
             return function(*arguments, **options)
-        pool: list[Any] = [one for one in arguments if isinstance(one, torch.Tensor)]
-        with on_device(pool[0].device):
-            if self._steps is None:
-                return self._record(function, arguments, options)
-            aligned = [tensor.data_ptr() % 16 for tensor in pool] == self._alignments
-            pool += self._blanks
-            for step in self._steps:
-                aligned = step.play(pool, aligned)
-        for one in self._unused:
-            pool[one.number] = one.make(pool)
-        if isinstance(self._results, _Place):
-            return self._results.find(pool)
-        return tuple([place and place.find(pool) for place in self._results])
+        tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
+        with on_device(tensors[0].device):
+            return self._record(function, arguments, options) if self._replay is None else self._replay(*tensors)
 
     def _record(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         given: list[torch.Tensor] = []
@@ -366,11 +387,12 @@ class Series:
         places = [None if result is None else recorder.place_of(result) for result in ((results,) if one else results)]
         self._sound = recorder.sound
         if recorder.sound and recorder.complete:
-            self._unused = recorder.share_out(len(given), {place.number for place in places if place})
-            self._results = places[0] if one and places[0] else tuple(places)
-            self._alignments = recorder.alignments
-            self._blanks = [None] * (len(recorder.allocations) - len(given))
-            self._steps = recorder.steps
+            unused = recorder.share_out(len(given), {place.number for place in places if place})
+            source = _Source(recorder.alignments)
+            for step in recorder.steps:
+                source.add(step)
+            source.allocate(unused)
+            self._replay = source.function(places[0] if one and places[0] else tuple(places))
         return results
 
 

@@ -207,9 +207,12 @@ def test_who_watches_sees_the_operator() -> None:
 class Interpreted(plan.Plan):
     """A plan whose kernel runs in the interpreter, on the tensors of each launch."""
 
+    shortest = None
+
     def __init__(self, launch: Launch, tensors: list[torch.Tensor]) -> None:
         assert launch.then is None
         self.launch, self.described_from = launch, tensors
+        self.shortest = self.run
 
     def run(self, tensors: list[torch.Tensor]) -> None:
         new = {id(before): now for before, now in zip(self.described_from, tensors, strict=True)}
@@ -290,7 +293,7 @@ def test_the_same_gradients_by_the_short_way(
     assert len(short) == 3
     followers = [one for series in made for one in series.followers.values()]
     assert followers
-    assert all(series._steps for series in [*followers, *(one for one in made if one.followers)]), "all are replayed"
+    assert all(series._replay for series in [*followers, *(one for one in made if one.followers)]), "all are replayed"
     for again in found[1:]:
         for one, other in zip(found[0], again, strict=True):
             assert (one is None and other is None) or torch.equal(one, other)
@@ -333,7 +336,7 @@ def test_experts_by_the_short_way(
     assert len(checked) == 1
     assert len(short) == (3 if wanted else 0)
     assert len(made) == 1 + wanted
-    assert all(one._steps for one in made), "all are replayed"
+    assert all(one._replay for one in made), "all are replayed"
 
 
 @needs_interpreter
@@ -388,7 +391,7 @@ def test_parameters_anywhere_in_a_storage(
                 for one, other in zip(found, expected, strict=True):
                     torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
     played = [one for series in made for one in (series, *series.followers.values())]
-    assert all(one._steps for one in played), "the last ones are replayed"
+    assert all(one._replay for one in played), "the last ones are replayed"
 
 
 @needs_interpreter
@@ -438,7 +441,7 @@ def test_the_precision_of_float32_products_belongs_to_the_kind(monkeypatch: pyte
     x, w = torch.randn(2, 4), torch.randn(8, 4)
     kinds = set()
     for precision in ("ieee", "tf32"):
-        monkeypatch.setattr(plan, "float32_dot_precision", lambda precision=precision: precision)
+        monkeypatch.setattr(repeat, "float32_dot_precision", lambda precision=precision: precision)
         kinds |= {kind(x, w), kind(x.half(), w.half())}
     assert len(kinds) == 3
 
