@@ -202,17 +202,18 @@ class _Step:
 
 
 class _Source:
-    """Writes a series as one Python function of the tensors that are given, t0, t1 and so on.
+    """Writes a series as one Python function of a call's arguments, in which t0, t1 and so on are tensors.
 
     It does what a loop over the steps would do, in half the time: nothing is looked up but what may differ. `aligned`
     says whether all tensors so far are aligned as they were; where not, launches are looked up by their arguments.
     """
 
-    def __init__(self, alignments: list[int]) -> None:
+    def __init__(self, positions: list[int], alignments: list[int]) -> None:
+        """Begin with the tensors that are given: their positions among the arguments, and their alignments."""
         self._names: dict[str, Any] = {"run": run, "empty_like": torch.empty_like}
-        self._given = [f"t{number}" for number in range(len(alignments))]
-        others = (f"{name}.data_ptr() % 16 != {rest}" for name, rest in zip(self._given, alignments, strict=True))
-        self._lines = [f"aligned = not ({' or '.join(others)})"]
+        self._lines = [f"t{number} = arguments[{position}]" for number, position in enumerate(positions)]
+        others = (f"t{number}.data_ptr() % 16 != {rest}" for number, rest in enumerate(alignments))
+        self._lines.append(f"aligned = not ({' or '.join(others)})")
 
     def add(self, step: _Step) -> None:
         """Write a step, with what it allocates before and releases after."""
@@ -241,7 +242,7 @@ class _Source:
     def function(self, results: _Place | tuple[_Place | None, ...]) -> Callable[..., Any]:
         """Return the function."""
         lines = [*self._lines, f"return {self._expression(results)}"]
-        source = "\n    ".join([f"def replay({', '.join(self._given)}):", *lines])
+        source = "\n    ".join(["def replay(arguments):", *lines])
         exec(compile(source, "<a series of launches>", "exec"), self._names)
         replay: Callable[..., Any] = self._names["replay"]
         return replay
@@ -363,16 +364,16 @@ class Series:
         """The calls that follow one of these, backwards, by what else they depend on."""
 
     def call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Call a function of tensors, and of values that are the same in every call; or do what it did.
+        """Call a function of tensors, the first argument among them, and of values that are the same in every call; or
+        do what it did.
 
         It returns a tensor, or tensors or None in a tuple. Besides allocations and views, all that it does to tensors
         is done by `run` and `apply`; if not, it is called every time.
         """
         if INTERPRETING or not self._sound or _current.recorder is not None:
             return function(*arguments, **options)
-        tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
-        with on_device(tensors[0].device):
-            return self._record(function, arguments, options) if self._replay is None else self._replay(*tensors)
+        with on_device(arguments[0].device):
+            return self._record(function, arguments, options) if self._replay is None else self._replay(arguments)
 
     def _record(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         given: list[torch.Tensor] = []
@@ -388,7 +389,8 @@ class Series:
         self._sound = recorder.sound
         if recorder.sound and recorder.complete:
             unused = recorder.share_out(len(given), {place.number for place in places if place})
-            source = _Source(recorder.alignments)
+            positions = [number for number, one in enumerate(arguments) if isinstance(one, torch.Tensor)]
+            source = _Source(positions, recorder.alignments)
             for step in recorder.steps:
                 source.add(step)
             source.allocate(unused)
