@@ -26,7 +26,8 @@ REASONABLE_S = 1800.0
 CALLS = 4
 """How often a checked implementation is called at full size, with its backward; all other calls are of few tokens."""
 JUDGED_S = 1e-7
-"""Of an element of a result, each time that it is judged: of 44 million gradients in fp32, on two cores of a Xeon."""
+"""Of an element of a result, each time that it is judged: one run with 44 million gradients in fp32, on two cores of a
+Xeon that others used as well; without them it takes less."""
 JUDGEMENTS, JUDGEMENTS_BESIDE = 4, 8
 """Where a case is timed: of each contender's results, and of the baseline's other processes and the truth together."""
 SLOWEST_FLOPS_PER_S = 1e10
