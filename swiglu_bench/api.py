@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 WIDTH = 140
 """Of tables where no terminal says how wide they may be."""
+LISTS = {"shapes", "tokens", "dtype", "scope"}
+"""Options that are one text on the command line, with commas, and for which `run` takes lists as well."""
 
 
 class _Shown:
@@ -155,7 +157,11 @@ def run(command: str = "forward", *, progress: bool = True, **options: Any) -> R
 
 
 _own = list(inspect.signature(run, eval_str=True).parameters.values())[:-1]
-_signature = inspect.Signature([*_own, *parameters(TimingOptions, for_typer=False)], return_annotation=Results)
+_options = [
+    one.replace(annotation=str | Iterable[object] | None) if one.name in LISTS else one
+    for one in parameters(TimingOptions, for_typer=False)
+]
+_signature = inspect.Signature([*_own, *_options], return_annotation=Results)
 setattr(run, "__signature__", _signature)  # noqa: B010 -- mypy knows no such attribute
 
 

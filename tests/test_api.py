@@ -2,6 +2,7 @@ import inspect
 import io
 import json
 import shlex
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -106,5 +107,6 @@ def test_what_python_shows_of_it() -> None:
     assert [*parameters][:3] == ["command", "progress", "shapes"]
     assert (parameters["baseline"].default, parameters["baseline"].annotation) == (None, str | None)
     assert parameters["impl"].annotation == list[str] | None
+    assert parameters["tokens"].annotation == str | Iterable[object] | None  # tokens=[1, 1024], as documented
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         swiglu_bench.nothing  # noqa: B018

@@ -152,13 +152,15 @@ def patch_model(
         changes nothing and says so. On a device without kernels it says that nothing is gained there.
 
     Raises:
-        TypeError: model is not a torch.nn.Module, or classes is a string.
+        TypeError: model is not a torch.nn.Module, or classes is a string or holds anything else.
         ValueError: an option has an unknown value, no MLP of the model has a class named in classes, or precision asks
             for fp8 where the device has none. The model is then as it was.
     """
     _check_model(model)
     if isinstance(classes, str):
         raise TypeError(f"classes: expected a collection of class names, got the string {classes!r}")
+    if others := [name for name in classes if not isinstance(name, str)]:
+        raise TypeError(f"classes: expected names of classes, as strings, got {others[0]!r}")
     options = Options(weight_grad, save, input_grad, precision)
     candidates = list(_candidates(model))
     _check_classes(classes, [module for _, module, _ in candidates])

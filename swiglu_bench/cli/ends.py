@@ -5,6 +5,7 @@ Only of the standard library, so that Ctrl-C during the imports of all the rest 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -41,7 +42,23 @@ class _Interrupted:
 
     def __call__(self, number: int, frame: types.FrameType | None) -> NoReturn:
         self.came = True
+        if _starts(frame):
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+            os._exit(INTERRUPTED)
         raise KeyboardInterrupt
+
+
+def _starts(frame: types.FrameType | None) -> bool:
+    """Whether an import is cut before any child works: C++ code of torch loses what is raised there, or aborts."""
+    processes = sys.modules.get("multiprocessing")
+    if processes and processes.active_children():
+        return False
+    while frame:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def end(command: Callable[[], int]) -> NoReturn:

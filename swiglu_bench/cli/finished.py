@@ -122,16 +122,16 @@ def _compare(
 def _runs(before: Path, after: Path | None) -> tuple[Path, Path]:
     """The runs to compare: a name is that of a baseline, which is of the command of the other run."""
     from swiglu_bench.rows import baselines
-    from swiglu_bench.rows.finished_run import find_runs, load_run
+    from swiglu_bench.rows.finished_run import load_run, newest_run
 
+    named = not before.exists() and before.name == str(before)
     if after is None:
-        runs = sorted(find_runs(Path("results")), key=lambda run: max(file.stat().st_mtime for file in run.iterdir()))
-        if not runs:
-            raise BadInput("There is no run below results/; name the run to compare with the first.")
-        after = runs[-1]
-    if before.exists() or before.name != str(before):
-        return before, after
-    return baselines.find(before.name, load_run(after, beside=False).command), after
+        commands = baselines.commands(before.name) if named else []
+        after = newest_run(Path("results"), commands)
+        if after is None:
+            of = f" of {' or '.join(commands)}" * bool(commands)
+            raise BadInput(f"There is no run{of} below results/; name the run to compare with the first.")
+    return (baselines.find(before.name, load_run(after, beside=False).command) if named else before), after
 
 
 def _show(

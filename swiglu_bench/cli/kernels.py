@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +19,7 @@ from rich.text import Text
 
 from swiglu_bench.cli.listing import table
 from swiglu_bench.rows import text
+from swiglu_bench.rows.grouping import grouped
 from swiglu_bench.spec.cases import Case, Mode, Scope, expand, parse_dtypes, parse_tokens
 from swiglu_bench.spec.errors import BadInput, one_line
 from swiglu_bench.sweep.options import WHAT, JsonForm, complete_shapes, option
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 LEGEND = """\
 registers and spills (stack) are per thread, shared memory is per program, instructions are counted in the PTX; \
 compiled here for each target, without a GPU."""
+
+INSTRUCTIONS = {"wgmma": "wgmma", "tcgen05": "tcgen05", "mma": "mma.sync", "tma": "TMA"}
+"""Fields of a report, and what the table calls them."""
 
 
 def inspect(
@@ -56,7 +61,7 @@ def inspect(
     if form == "json":
         text.put(text.as_json({"kind": "kernels", "rows": [dataclasses.asdict(report) for report in reports]}))
     else:
-        text.screen().print(_table(reports), Text(LEGEND, "dim"))
+        text.screen().print(*_tables(reports), Text(LEGEND, "dim"))
     raise typer.Exit(int(any(report.stack_bytes for report in reports)))
 
 
@@ -105,12 +110,18 @@ def _say_nothing() -> None:
         os.dup2(nowhere, descriptor)
 
 
-def _table(reports: Iterable[Report]) -> Table:
-    figures = ("tokens", "registers", "spills", "shared", "wgmma", "tcgen05", "mma.sync", "TMA")
-    found = table("Compiled kernels", "target", "dtype", "kernel", *figures, right=figures)
-    for one in reports:
-        spills = Text(f"{one.stack_bytes} B", "bold red") if one.stack_bytes else Text("none", "green")
-        counts = (str(count) if count else "-" for count in (one.wgmma, one.tcgen05, one.mma, one.tma))
-        target, shared = f"sm_{one.capability.replace('.', '')}", f"{one.shared_bytes / 1024:.0f} KiB"
-        found.add_row(target, one.dtype, one.kernel, str(one.tokens), str(one.registers), spills, shared, *counts)
-    return found
+def _tables(reports: Iterable[Report]) -> Iterator[Table]:
+    """A table for each target, dtype and token count, without kinds of instructions that none of its kernels has."""
+    for (capability, dtype, tokens), same in grouped(reports, attrgetter("capability", "dtype", "tokens")).items():
+        counts = {
+            name: [getattr(one, name) for one in same]
+            for name in INSTRUCTIONS
+            if any(getattr(one, name) for one in same)
+        }
+        figures = ("registers", "spills", "shared", *(INSTRUCTIONS[name] for name in counts))
+        found = table(f"sm_{capability.replace('.', '')}, {dtype}, {tokens} tokens", "kernel", *figures, right=figures)
+        for one, *own in zip(same, *counts.values(), strict=True):
+            spills = Text(f"{one.stack_bytes} B", "bold red") if one.stack_bytes else Text("none", "green")
+            shared = f"{one.shared_bytes / 1024:.0f} KiB"
+            found.add_row(one.kernel, str(one.registers), spills, shared, *(str(count or "-") for count in own))
+        yield found

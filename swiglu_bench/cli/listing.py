@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swiglu_bench.rows import text
+from swiglu_bench.rows.quantities import token_text
 from swiglu_bench.spec.cases import Case, Scope
 from swiglu_bench.sweep import request
 from swiglu_bench.sweep.options import OUTPUT, TIMEOUT_S, WHAT, Device, JsonForm, option
@@ -25,14 +26,14 @@ FACTS = (
     "name", "description", "trains", "weight_layout", "backend", "package", "usage", "source", "on_request",
 )  # fmt: skip
 """What `list --format json` says of an implementation, besides its sets and why it cannot run."""
-COLUMNS = {
-    "shapes": ("hidden", "intermediate", "experts", "tokens", "source"),
-    "sweeps": ("shapes", "tokens", "source"),
-}
+COLUMNS = {"shapes": ("hidden", "intermediate", "experts", "tokens"), "sweeps": ("shapes", "tokens")}
+"""What a line says of each; `--detail` adds the sources."""
 
 
 def list_(
-    shapes: Annotated[bool, option(WHAT, "Shapes and sweeps, with their sizes and sources.", "--shapes")] = False,
+    shapes: Annotated[
+        bool, option(WHAT, "Shapes and sweeps, with their sizes; with --detail also where from.", "--shapes")
+    ] = False,
     machine: Annotated[bool, option(WHAT, "This machine, with all versions.", "--machine")] = False,
     detail: Annotated[
         bool, option(OUTPUT, "All facts of every implementation, including those not available.", "--detail", "-v")
@@ -97,23 +98,38 @@ def tables(told: Mapping[str, Any], detail: bool, shapes: bool, machine: bool) -
     """What was asked for: implementations in a line each or in detail, shapes and sweeps, this machine."""
     if not shapes and not machine:
         yield from _in_detail(told["implementations"]) if detail else _in_lines(told["implementations"])
-    for kind, columns in COLUMNS.items() if shapes else ():
-        found = table(kind.title(), "name", *columns)
-        found.columns[0].no_wrap = True
-        for one in told[kind]:
-            shown = {
-                name: ", ".join(map(str, value)) if isinstance(value, list) else str(value or "the shapes' own")
-                for name, value in one.items()
-            }
-            if "experts" in columns:
-                shown["experts"] = f"{one['experts']}, top {one['top_k']}" if one["experts"] else ""
-            found.add_row(Text(one["name"], "bold"), *(shown[column] for column in columns))
-        yield found
+    if shapes:
+        yield from _sizes(told)
+        if detail:
+            sources = table("Sources", "name", "source")
+            sources.columns[0].no_wrap = True
+            for one in (*told["shapes"], *told["sweeps"]):
+                sources.add_row(Text(one["name"], "bold"), one["source"])
+            yield sources
+        else:
+            yield Text("--detail: where each is from.", "dim")
     if machine:
         found = table("Machine", "what", "value")
         for name, value in told["machine"].items():
             fact = f"{value / 2**30:.1f} GiB" if name == "memory_bytes" else "-" if value in (None, "") else str(value)
             found.add_row(name.replace("_", " "), fact)
+        yield found
+
+
+def _sizes(told: Mapping[str, Any]) -> Iterator[Table]:
+    """A line for each shape, also at 80 columns, and what the sweeps are made of."""
+    for kind, columns in COLUMNS.items():
+        found = table(kind.title(), "name", *columns)
+        found.columns[0].no_wrap = True
+        separator = "," if kind == "shapes" else ", "
+        for one in told[kind]:
+            shown = {
+                **one,
+                "tokens": separator.join(map(token_text, one["tokens"] or ())) or "the shapes' own",
+                "experts": f"{one['experts']}, top {one['top_k']}" if one.get("experts") else "",
+                "shapes": ", ".join(one.get("shapes", ())),
+            }
+            found.add_row(Text(one["name"], "bold"), *(str(shown[column]) for column in columns))
         yield found
 
 

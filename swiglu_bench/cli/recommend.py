@@ -10,6 +10,7 @@ import typer
 
 from swiglu_bench.cli.finished import RowOptions
 from swiglu_bench.rows import text
+from swiglu_bench.rows.grouping import unique
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.sweep import options, request
 from swiglu_bench.sweep.options import HOW, OUTPUT, WHAT, Text, option
@@ -89,9 +90,14 @@ def _measured(command: str, out: Path | None, console: Console, **given: Any) ->
 
 def _chosen(path: Path, mode: str, **given: str | None) -> FinishedRun:
     """What a run has of the cases asked for; of a run that measured memory, which is a step's, any mode."""
-    from swiglu_bench.rows.run_folder import read_rows
+    from swiglu_bench.rows.finished_run import load_run
 
-    memory = any(record.peak_bytes is not None for record in read_rows(path))
+    found = load_run(path, beside=False)
+    if found.command in {"tp", "train"}:
+        raise BadInput(f"--run: {path} is a run of {found.command}; give one of forward, backward, step or memory.")
+    memory, modes = any(row.peak_bytes is not None for row in found.records), unique(row.mode for row in found.records)
+    if not memory and mode not in modes:
+        raise BadInput(f"--run: {path} has rows of {', '.join(modes)} and none of {mode}; give --mode {modes[0]}.")
     return RowOptions(**given, mode=None if memory else mode).of(path)
 
 

@@ -43,8 +43,14 @@ def start(*also: str) -> None:
 def fork(target: Callable[..., object], *arguments: object) -> Any:
     """A new process that calls `target`."""
     process = CONTEXT.Process(target=target, args=arguments)  # type: ignore[attr-defined]
-    with _alone():
-        process.start()
+    try:
+        with _alone():
+            process.start()
+    except BaseException:  # Ctrl-C that was held back: nobody will know of this process
+        if process.pid is not None:
+            process.kill()
+            process.join()
+        raise
     return process
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import fnmatch
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -150,6 +150,19 @@ def _split_run(folder: Path, beside: bool) -> FinishedRun:
 def find_runs(root: Path) -> list[Path]:
     """The folder of every run under a folder, of whichever command that leaves rows."""
     return sorted({file.parent for name in (RECORDS, STEPS, ranks.ROWS) for file in root.rglob(name)})
+
+
+def newest_run(root: Path, commands: Collection[str] = ()) -> Path | None:
+    """The run under a folder that was last written to, of these commands where any are named, and with rows."""
+    folders = sorted(find_runs(root), key=lambda run: max(file.stat().st_mtime for file in run.iterdir()))
+    for folder in reversed(folders):
+        try:
+            run = load_run(folder, beside=False)
+        except BadInput:  # it was interrupted before its first row
+            continue
+        if not commands or run.command in commands:
+            return folder
+    return None
 
 
 def latest(records: Iterable[Record]) -> list[Record]:

@@ -25,6 +25,13 @@ REASONABLE_S = 1800.0
 """Also the default of --budget where nothing is timed."""
 CALLS = 4
 """How often a checked implementation is called at full size, with its backward; all other calls are of few tokens."""
+JUDGED_S = 1e-7
+"""Of an element of a result, each time that it is judged: one run with 44 million gradients in fp32, on two cores of a
+Xeon that others used as well; without them it takes less."""
+JUDGEMENTS, JUDGEMENTS_BESIDE = 4, 8
+"""Where a case is timed: of each contender's results, and of the baseline's other processes and the truth together."""
+SLOWEST_FLOPS_PER_S = 1e10
+"""What any CPU does: less work than that needs no measurement."""
 INTERPRETED = (64, 256, 256)
 """Tokens, hidden and intermediate of the call by which the interpreter's rate is measured; a second or two."""
 
@@ -39,15 +46,16 @@ def check_work(this: Machine, device: torch.device, work: Mapping[Dtype, float],
 
 
 def check_sweep(request: Request, this: Machine) -> None:
-    """Raise BadInput for a `verify` or `memory` that takes this CPU longer than its --budget.
+    """Raise BadInput for what takes this CPU longer than its --budget.
 
-    What is timed has a budget for each case instead. The sizes that these commands choose themselves are never refused.
+    Where cases are timed, for whose rounds the budget is, the checks alone may take half an hour, or the budgets of all
+    cases. The sizes that commands choose themselves are never refused.
     """
     settings, options = request.settings, request.options
     timed, chosen = settings.task is Task.TIME, options.shapes is not None or options.tokens is not None
-    if timed or not chosen or request.team or settings.device.type != "cpu":
+    if not chosen or request.team or settings.device.type != "cpu":
         return
-    work, interpreted = dict.fromkeys(Dtype, 0.0), 0.0
+    work, interpreted, judged_s = dict.fromkeys(Dtype, 0.0), 0.0, 0.0
     for case in request.cases:
         here = [
             one
@@ -58,13 +66,22 @@ def check_sweep(request: Request, this: Machine) -> None:
         names = (*WEIGHTS[case.scope], "x")
         work[case.dtype] += (len(here) - by_triton + 1) * CALLS * costs.flops(case, names)  # 1: the reference
         interpreted += by_triton * CALLS * costs.flops(dataclasses.replace(case, mode=Mode.FORWARD), names)
-    seconds = _seconds(this, settings.device, work)
-    if interpreted and seconds <= options.budget:
+        if timed:
+            size = costs.tensor_elements(case)
+            results = size["output"] + sum(size[name] for name in names if case.mode is not Mode.FORWARD)
+            judged_s += JUDGED_S * results * (len(here) * JUDGEMENTS + JUDGEMENTS_BESIDE)
+    share = len(request.cases) if timed else 1  # the budget is for each case
+    allowed_s = max(REASONABLE_S, options.budget * share) if timed else options.budget
+    if timed and judged_s + sum(work.values()) / SLOWEST_FLOPS_PER_S <= allowed_s:
+        return
+    seconds = judged_s + _seconds(this, settings.device, work)
+    if interpreted and seconds <= allowed_s:
         seconds += interpreted / _interpreter_flops_per_s()
-    if seconds > options.budget:
+    if seconds > allowed_s:
+        what = "to check the results" if timed else str(settings.task)
         raise BadInput(
-            f"--shapes: {settings.task} would take about {_told(seconds)} on this CPU; give smaller ones, fewer "
-            f"--tokens or --impl, or --budget {math.ceil(seconds)} to run it anyway."
+            f"--shapes: {what} would take about {_told(seconds)} on this CPU; give smaller ones, fewer "
+            f"--tokens or --impl, or --budget {math.ceil(seconds / share)} to run it anyway."
         )
 
 

@@ -25,6 +25,8 @@ from swiglu_bench.train.options import TrainOptions
 from swiglu_bench.train.step_costs import measure_ratios, time_steps
 from swiglu_bench.train.verdicts import enter_curve, enter_expectation, enter_learning, final
 
+UNTRAINED = "It had not been trained to the end from any seed when this ended; --resume goes on."
+"""Why a trainee that did not fail has no figures."""
 Listen = Callable[[TrainingStep | str], None]
 """Gets each step, and a text about everything else that begins."""
 
@@ -124,6 +126,8 @@ class TrainingSession:
     def _judge(self) -> None:
         finals = {one.name: {seed: final(losses) for seed, losses in one.losses.items()} for one in self.trainees}
         for one in self.trainees:
+            if one.row.status is Status.OK and not one.losses:
+                one.row.status, one.row.reason = Status.SKIPPED, UNTRAINED
             enter_learning(one.row, one.seeds.values(), finals[one.name])
             if one.name != BASELINE:
                 enter_curve(one.row, finals[one.name], finals[BASELINE], finals.get(PERMUTED, {}))

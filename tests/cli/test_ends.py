@@ -74,6 +74,17 @@ def test_a_terminal_with_few_characters_shows_what_it_can() -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is a signal elsewhere, too, but is not sent like this")
+def test_ctrl_c_in_an_import_that_loses_it(tmp_path: Path) -> None:
+    """As torch's import of numpy does."""
+    raised = "import signal\ntry:\n    signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n    pass\n"
+    (tmp_path / "loses.py").write_text(raised, encoding="utf-8")
+    code = "from swiglu_bench.cli.ends import end\nend(lambda: bool(__import__('loses')) * 0)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Ctrl-C is a signal elsewhere, too, but is not sent like this")
 @pytest.mark.parametrize("command", ["forward", "train"])
 @pytest.mark.parametrize("after_s", [2.0])
 def test_ctrl_c_while_a_command_starts(command: str, after_s: float, tmp_path: Path) -> None:

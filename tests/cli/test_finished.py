@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from places import ROOT
 from reported import EVIL, trained, write
 from specimens import a_record, without_time
 
+from swiglu_bench.rows import baselines
 from swiglu_bench.rows.record import COLUMNS, Status
 
 RESULTS = ROOT / "results/nvidia-h200"
@@ -88,11 +90,32 @@ def test_a_regression_exits_1_and_what_cannot_be_told_3(tmp_path: Path) -> None:
         ("recommend --mode steps", "did you mean step"),
         ("recommend --max-memory 1", "'1' is not a size"),
         ("recommend --run RUN --skip-impl x", "--skip-impl is for measuring now"),
-        ("recommend --run RUN", "has no mode 'step'"),
+        (f"recommend --run {RESULTS / 'tp/llama7b'}", "is a run of tp; give one of forward, backward, step or memory"),
+        ("recommend --run RUN", "has rows of forward and none of step; give --mode forward"),
     ],
 )
 def test_bad_input_is_one_sentence(forward: Path, line: str, words: str) -> None:
     assert words in swiglu_bench(*line.replace("RUN", str(forward)).split()).complaint
+
+
+def test_a_name_is_compared_with_the_newest_run_of_its_command(
+    forward: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with that of another command, nor with one that was interrupted before its first row."""
+    monkeypatch.chdir(tmp_path)
+    baselines.save("main", "forward", forward)
+    assert "no run of forward below results/" in swiglu_bench("compare", "main").complaint
+    assert swiglu_bench("compare", "mian").complaint.endswith("did you mean main.")
+    for age, name in enumerate(("rowless", "another", "forward")):
+        shutil.copytree(forward, tmp_path / "results" / name)
+        for file in (tmp_path / "results" / name).iterdir():
+            os.utime(file, (2e9 - age, 2e9 - age))
+    rows = tmp_path / "results/rowless/records.csv"
+    rows.write_text(rows.read_text(encoding="utf-8").partition("\n")[0] + "\n", encoding="utf-8")
+    os.utime(rows, (2e9, 2e9))
+    rows = tmp_path / "results/another/records.csv"
+    rows.write_text(rows.read_text(encoding="utf-8").replace("swiglu-bench forward", "swiglu-bench step"))
+    assert parsed("compare", "main")["after"] == "results/forward"
 
 
 # show

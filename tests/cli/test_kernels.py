@@ -39,6 +39,14 @@ def test_every_kernel_is_shown_for_every_target_and_token_count_and_a_spill_exit
         assert text in ran.out
 
 
+def test_what_all_kernels_of_a_table_share_is_in_its_title_and_no_column_is_cut_at_80() -> None:
+    shown = swiglu_bench(*ARGUMENTS, width=80).out
+    for title in (f"sm_{target}, torch.float16, {tokens} tokens" for target in (80, 90) for tokens in (1, 8)):
+        assert title in shown
+    heads = [line.split() for line in shown.splitlines() if line.startswith(" kernel")]
+    assert heads == [["kernel", "registers", "spills", "shared", "wgmma", "mma.sync", "TMA"]] * 4  # none has a tcgen05
+
+
 @pytest.mark.parametrize("end", [lambda: os._exit(134), lambda: int("a kernel of no target")])
 def test_a_target_that_the_compiler_does_not_know_is_named(
     monkeypatch: pytest.MonkeyPatch, end: Callable[[], object]

@@ -49,6 +49,19 @@ def test_a_line_has_room_for_every_implementation_where_all_can_run(monkeypatch:
     assert shown.count("\n") <= len(told) + 10
 
 
+def test_at_80_columns_a_shape_is_a_line_and_its_source_is_a_detail() -> None:
+    shown = swiglu_bench("list", "--device", "cpu", "--shapes", width=80).out
+    for config in all_configs():
+        one = config.content
+        if isinstance(one, ShapeFile):
+            experts = rf"{one.experts}, top {one.top_k} +" if one.experts else ""
+            line = rf"^ {re.escape(config.name)} +{one.hidden} +{one.intermediate} +{experts}[\dk,]+ *$"
+            assert re.search(line, shown, flags=re.MULTILINE), config.name
+        assert one.source not in " ".join(shown.split())
+        detail = swiglu_bench("list", "--device", "cpu", "--shapes", "--detail", width=200).out
+        assert one.source in detail
+
+
 @WIDTHS
 def test_nothing_is_lost_in_detail(width: int) -> None:
     detail = swiglu_bench("list", "--device", "cpu", "--detail", width=width).out

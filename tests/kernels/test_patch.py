@@ -535,6 +535,7 @@ def test_an_adapter_that_comes_later_is_never_passed_over():
     [
         ((3,), {}, TypeError, r"model: expected a torch.nn.Module, got int"),
         ((nn.Linear(2, 2),), {"classes": "LlamaMLP"}, TypeError, r"classes: expected a collection .*'LlamaMLP'"),
+        ((nn.Linear(2, 2),), {"classes": [nn.Linear]}, TypeError, r"classes: expected names .*'torch.nn.*Linear'"),
         ((nn.Linear(2, 2),), {"save": "all"}, ValueError, r"save: expected one of .*, got 'all'"),
         ((nn.Linear(2, 2),), {"weight_gard": "none"}, TypeError, r"weight_gard"),
     ],

@@ -1,6 +1,10 @@
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -33,6 +37,24 @@ def test_what_is_set_for_a_start_is_put_back(monkeypatch: pytest.MonkeyPatch, be
         assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
     assert sys.modules["__main__"] is main
     assert dict(os.environ) == environment
+
+
+def test_ctrl_c_that_was_held_back_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would go on without an owner, and print into folders that are gone."""
+    process = forkserver.CONTEXT.Process(target=time.sleep, args=(60,))
+    monkeypatch.setattr(forkserver.CONTEXT, "Process", lambda **_: process)
+    monkeypatch.setattr(type(process), "start", interrupted_by(type(process).start))
+    with pytest.raises(KeyboardInterrupt):
+        forkserver.fork(time.sleep, 60)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def interrupted_by(start: Callable[[Any], None]) -> Callable[[Any], None]:
+    def interrupted(process: Any) -> None:
+        start(process)
+        signal.raise_signal(signal.SIGINT)
+
+    return interrupted
 
 
 @pytest.mark.gpu

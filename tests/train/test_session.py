@@ -104,9 +104,11 @@ def test_a_stopped_run_is_resumed_as_if_nothing_had_happened(
     how: Any, after: int, refused: int, checkpoint_every: int, left: int,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(session, "time_steps", lambda *_: None)
-    path = tmp_path / "run"
+    path, stopped = tmp_path / "run", everyone()
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        run(experiment, everyone(), path, listen=stopping(how, after), checkpoint_every=checkpoint_every)
+        run(experiment, stopped, path, listen=stopping(how, after), checkpoint_every=checkpoint_every)
+    assert [one.row.status for one in stopped] == [Status.OK if one.losses else Status.SKIPPED for one in stopped]
+    assert "--resume" in stopped[-1].row.reason
     assert len(rows(path / "train.csv")) == after
     assert len(list((path / CHECKPOINTS).iterdir())) == 1
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
