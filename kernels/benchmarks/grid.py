@@ -328,6 +328,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--part", default="1/1", help="I/N: every N-th layer, from the I-th on")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no case after so long")
     parser.add_argument("--budget", type=float, default=0.5, help="seconds at most for the rounds of each clock")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--against", nargs="+", choices=RIVALS, default=list(RIVALS))
     parser.add_argument("--static", action="store_true", help="compile anew for each number of tokens")
     parser.add_argument("--shapes", default=MODELS)
@@ -361,7 +362,8 @@ def run(options: argparse.Namespace) -> None:
         torch._dynamo.reset()  # or the next layer's sizes would become dynamic as well
         shape = Shape("x".join(map(str, layer)), *layer, source="", tokens=())
         for tokens in drawn[layer]:
-            for kind, (scope, mode) in KINDS.items():
+            for kind in options.kinds:
+                scope, mode = KINDS[kind]
                 like = Row(*layer, tokens, kind, "", "", machine=machine)
                 if like.case in done:
                     continue

@@ -231,7 +231,7 @@ class TimingOptions(SweepOptions):
         option(HOW, "After the rounds, read tensor-core use, DRAM and L2 bytes, and registers by Nsight Compute.",
                "--ncu"),
     ] = False  # fmt: skip
-    energy: Annotated[bool, option(HOW, "On a GPU, measure joules per call for 0.5 s a row.")] = True
+    energy: Annotated[bool, option(HOW, "On a GPU, measure joules per call for 0.4 s a row.")] = True
     detail: TimeDetail = False
 
 
