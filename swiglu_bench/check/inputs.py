@@ -37,6 +37,8 @@ class Draw:
 
     seed: int
     values: Values = Values.NORMAL
+    upstream: int | None = None
+    """The upstream gradient's own seed, told once a forward has returned; None: it follows from `seed`."""
 
 
 def new_seed() -> int:
@@ -126,7 +128,7 @@ class Desk:
 
     def upstream(self, draw: Draw) -> Tensor:
         """Draw the upstream gradient of a call."""
-        value = self._draw("upstream", ~draw.seed)
+        value = self._draw("upstream", ~draw.seed if draw.upstream is None else draw.upstream)
         if draw.values is Values.TINY_UPSTREAM:
             value *= 2.0 ** (-8 if value.dtype is torch.float16 else -20)
         return value.detach()
