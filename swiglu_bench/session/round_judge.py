@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from swiglu_bench.check.inputs import Draw, new_seed
+from swiglu_bench.check.inputs import Draw, new_draw, new_seed
 from swiglu_bench.measure import rounds
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.session.admission import results_of
@@ -121,8 +121,3 @@ def led_sample(
     held_us = lead_us if place.settings.device.type == "cuda" else 0.0
     turn_ms = (time.perf_counter() - began) * 1e3 - held_us / 1e3
     return dataclasses.replace(report.sample(), turn_ms=turn_ms), report
-
-
-def new_draw() -> Draw:
-    """A draw that nothing knows, its upstream gradient from a seed of its own."""
-    return Draw(new_seed(), upstream=new_seed())

@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
+from swiglu_bench.check.inputs import new_draw
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds
 from swiglu_bench.measure.statistics import percentile
 from swiglu_bench.session.batches import SHARE, Unsettled, WrongTime
 from swiglu_bench.session.places import Contender, Court
-from swiglu_bench.session.round_judge import led_sample, new_draw
+from swiglu_bench.session.round_judge import led_sample
 from swiglu_bench.spec.cases import Mode
 
 UNSEEN_MS = {"cuda": 0.2, "cpu": 0.05}

@@ -94,7 +94,7 @@ class Workbench:
         self.forget()
         self._put_back()
         _forget_compiled()
-        self._problem = make_problem(case, self._device, extras, weights_seed)
+        self._problem, self._weights_seed = make_problem(case, self._device, extras, weights_seed), weights_seed
         self._built = Built(self._implementation, self._problem)
         self._weights = self._built.parameters | self._problem.parameters
         return BuildReport(gradients=list(self._built.gradients))
@@ -236,6 +236,27 @@ class Workbench:
         call = built.forward_to_train if forward_only else lambda draw: built.call(mode, draw)()
         add_up(call, draws, sums, self.clock.flush)
         self.clock.synchronize()
+
+    def accumulate(self, draws: Sequence[Draw], weights_seed: int | None) -> CallReport:
+        """Be used as in training at the case's size, with other weights where a seed is given; back to its own then.
+
+        The sums of all results are handed over.
+        """
+        built, case = self._built, self._problem.case
+
+        def weights_of(seed: int) -> dict[str, Tensor]:
+            return make_problem(case, self._device, self._problem.extras, seed).parameters
+
+        if weights_seed is not None:
+            built.set_weights(weights_of(weights_seed))
+        try:
+            produced = built.accumulate(draws, case.mode is not Mode.FORWARD)
+            delivered, faults = self._deliver("results", produced, [])
+        finally:
+            if weights_seed is not None:
+                built.set_weights(weights_of(self._weights_seed))
+        self.clock.synchronize()
+        return CallReport(delivered=delivered, faults=faults, conduct={})
 
     def repeat(self, calls: int) -> None:
         """The same call back to back, and wait for all."""

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from swiglu_bench.check.inputs import Draw
+from swiglu_bench.check.inputs import Draw, new_draw
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Timing
 from swiglu_bench.session.batches import Unsettled, WrongTime
 from swiglu_bench.session.reports import SampleReport
-from swiglu_bench.session.round_judge import led_sample, new_draw
+from swiglu_bench.session.round_judge import led_sample
 from swiglu_bench.session.settings import Settings, Task
 from swiglu_bench.session.turns import Turns
 from swiglu_bench.spec.cases import Mode
