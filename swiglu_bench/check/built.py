@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,10 +28,12 @@ _backward, _no_grad = torch.autograd.backward, torch.no_grad
 
 @dataclass(frozen=True)
 class Call:
-    """One call in three parts."""
+    """One call in parts."""
 
-    prepare: Callable[[], None]
-    """Lay out the inputs and do what is not timed."""
+    begin: Callable[[], None]
+    """Of a backward: lay out the activations and run the forward, which are not timed."""
+    prepare: Callable[..., None]
+    """Lay out the other inputs, as a given draw has them, by default the call's own."""
     run: Callable[[Pause], None]
     """The timed work."""
     results: Callable[[], Produced]
@@ -38,6 +41,7 @@ class Call:
 
     def __call__(self) -> Produced:
         """All of it, untimed."""
+        self.begin()
         self.prepare()
         self.run(nullcontext)
         return self.results()
@@ -96,12 +100,10 @@ class Built:
         """
         kept: dict[str, Any] = {}
 
-        def lay_out(requires_grad: bool) -> None:
+        def lay_out(requires_grad: bool, given: Draw = draw) -> None:
             self.drop_gradients()
-            leaves = self.desk.activations(draw)
+            leaves = self.desk.activations(given)
             kept["leaves"] = [leaf(value, requires_grad) for value in leaves]
-            if requires_grad and upstream_first:
-                lay_upstream()
 
         def forward() -> None:
             kept["output"] = output = self.forward(*kept["leaves"])
@@ -112,8 +114,8 @@ class Built:
             with _no_grad():
                 forward()
 
-        def lay_upstream() -> None:
-            kept["upstream"] = self.desk.upstream(draw)
+        def lay_upstream(given: Draw = draw) -> None:
+            kept["upstream"] = self.desk.upstream(given)
 
         def backward(pause: Pause) -> None:
             _backward(kept["output"], kept["upstream"])
@@ -129,18 +131,22 @@ class Built:
             found = self._collect(kept["leaves"]) if mode is not Mode.FORWARD else {}
             return {"output": _detached(kept.pop("output")), **found}
 
-        def prepare_backward() -> None:
+        def prepare_step(given: Draw = draw) -> None:
+            lay_out(True, given)
+            if upstream_first:
+                lay_upstream(given)
+
+        def begin_backward() -> None:
             lay_out(True)
             forward()
-            lay_upstream()
 
         match mode:
             case Mode.FORWARD:
-                return Call(lambda: lay_out(False), infer, results)
+                return Call(_nothing, partial(lay_out, False), infer, results)
             case Mode.STEP:
-                return Call(lambda: lay_out(True), step, results)
+                return Call(_nothing, prepare_step, step, results)
             case Mode.BACKWARD:
-                return Call(prepare_backward, backward, results)
+                return Call(begin_backward, lay_upstream, backward, results)
 
     def recordable(self, mode: Mode) -> Callable[[], Callable[[], Produced]]:
         """The work of a forward or a step on tensors that stay where they are, as a CUDA graph needs it.
@@ -189,6 +195,43 @@ class Built:
             value.grad = None
         _backward(output, self.desk.upstream(draw))
         return {"output": output.detach(), **self._collect(leaves)}
+
+    def accumulate(self, draws: Sequence[Draw], train: bool) -> Produced:
+        """Two steps whose gradients add up, and inference on further draws between the first's forward and backward.
+
+        The sums of all outputs and of each gradient; without `train`, outputs of inference alone.
+        """
+        train = train and bool(self.gradients)
+
+        def forward(activations: Sequence[Tensor]) -> Tensor:
+            with nullcontext() if train else _no_grad():
+                return self.forward(*activations)
+
+        self.drop_gradients()
+        first, second, *between = draws
+        leaves = [leaf(value.clone(), train) for value in self.desk.activations(first)]
+        outputs = [forward(leaves)]
+        with _no_grad():
+            outputs += [self.forward(*self.desk.activations(draw)) for draw in between]
+        if train:
+            _backward(outputs[0], self.desk.upstream(first))
+        later = [leaf(value, train) for value in self.desk.activations(second)]
+        outputs.append(forward(later))
+        found: Produced = {}
+        if train:
+            _backward(outputs[-1], self.desk.upstream(second))
+            found = self._collect(later)
+            for name, value in zip(ACTIVATIONS[self.problem.case.scope], leaves, strict=True):
+                if value.grad is not None:
+                    found[name] = found[name] + value.grad
+        self.drop_gradients()
+        return {"output": torch.stack([value.detach() for value in outputs]).sum(0), **found}
+
+    def set_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Change the weights in place, as an optimiser does."""
+        with _no_grad():
+            for name, view in self.layout.views.items():
+                view.of(self.parameters[view.parameter].detach()).copy_(weights[name])
 
     def memory(self, draw: Draw) -> MemoryUse:
         """Bytes of one forward and backward (forward alone where it yields no gradients)."""
@@ -239,6 +282,10 @@ def add_up(
         produced = call(draw)
         for name, place in sums.items():
             place.add_(produced[name])
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _detached(output: Any) -> Any:

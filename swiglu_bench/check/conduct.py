@@ -11,6 +11,7 @@ import pickle
 import random
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -44,6 +45,72 @@ def _set_warnings_filters(filters: list[Any]) -> None:
     warnings.filters[:] = filters  # type: ignore[index]
 
 
+def _flushes_denormals() -> bool:
+    return bool((torch.full((), 1e-310, dtype=torch.float64) * 1.0).item() == 0)  # torch tells it in no other way
+
+
+_FLAGS = tuple(
+    (owner, name)
+    for owner, names in (
+        (torch.backends.mkldnn, ("enabled",)),
+        (torch.backends.cudnn, ("enabled", "benchmark", "deterministic")),
+        (torch.backends.cuda.matmul, [f"allow_{kind}_reduced_precision_reduction" for kind in ("fp16", "bf16")]),
+        (torch.utils.deterministic, ("fill_uninitialized_memory",)),
+    )
+    for name in names
+)  # fmt: skip
+
+
+def _flags() -> tuple[Any, ...]:
+    return tuple(getattr(owner, name) for owner, name in _FLAGS)
+
+
+def _set_flags(values: tuple[Any, ...]) -> None:
+    for (owner, name), value in zip(_FLAGS, values, strict=True):
+        if getattr(owner, name) != value:
+            setattr(owner, name, value)
+
+
+def _autocast() -> tuple[bool, ...]:
+    return tuple(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
+
+
+def _set_autocast(values: tuple[bool, ...]) -> None:
+    for kind, value in zip(("cpu", "cuda"), values, strict=True):
+        torch.set_autocast_enabled(kind, value)
+
+
+_HOOKS = tuple(
+    value for name, value in vars(torch.nn.modules.module).items()
+    if name.startswith("_global_") and name.endswith("hooks") and isinstance(value, dict)
+)  # fmt: skip
+
+
+def _module_hooks() -> tuple[dict[Any, Any], ...]:
+    return tuple(dict(hooks) for hooks in _HOOKS)
+
+
+def _set_module_hooks(values: tuple[dict[Any, Any], ...]) -> None:
+    for hooks, value in zip(_HOOKS, values, strict=True):
+        hooks.clear()
+        hooks.update(value)
+
+
+def _thread_hooks() -> tuple[Any, Any]:
+    return threading.getprofile(), threading.gettrace()
+
+
+def _set_thread_hooks(hooks: tuple[Any, Any]) -> None:
+    for put, hook in zip((threading.setprofile, threading.settrace), hooks, strict=True):
+        put(hook)
+
+
+def _replaced_operators() -> set[str]:
+    """Operators of torch's own for which somebody has registered another implementation; fakes of them do no harm."""
+    known: set[str] = getattr(torch.library, "_impls", set())
+    return {name for name in known if name.startswith("aten/") and not name.endswith("/Meta")}
+
+
 _Setting = tuple[Callable[[], Any], Callable[[Any], object]]
 SETTINGS: dict[str, _Setting] = {
     "torch's number of threads": (torch.get_num_threads, torch.set_num_threads),
@@ -55,6 +122,16 @@ SETTINGS: dict[str, _Setting] = {
         torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms,
     ),
     "torch's precision of fp32 products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "torch's flags of its libraries": (_flags, _set_flags),
+    "torch's flushing of denormals": (_flushes_denormals, torch.set_flush_denormal),
+    "torch's autocast": (_autocast, _set_autocast),
+    "torch's threads in a backward": (
+        torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled,
+    ),
+    "hooks of all modules": (_module_hooks, _set_module_hooks),
+    "hooks of new threads": (_thread_hooks, _set_thread_hooks),
+    "the garbage collector's thresholds": (gc.get_threshold, lambda values: gc.set_threshold(*values)),
+    "the interval between threads": (sys.getswitchinterval, sys.setswitchinterval),
     "the trace hook": (sys.gettrace, sys.settrace),
     "the profile hook": (sys.getprofile, sys.setprofile),
     "signal handlers": (_signal_handlers, _set_signal_handlers),
@@ -74,7 +151,7 @@ class GlobalState:
     def __init__(self) -> None:
         """Remember it."""
         self._values = {name: read() for name, (read, _) in (SETTINGS | PUT_BACK).items()}
-        self._modes = self._count_modes()
+        self._modes, self._operators = self._count_modes(), _replaced_operators()
         self.changed: set[str] = set()
         """Names of what has been found changed so far."""
 
@@ -87,6 +164,9 @@ class GlobalState:
                     self.changed.add(name)
         if self._count_modes() != self._modes:
             self.changed.add("torch's function or dispatch modes")
+
+        if _replaced_operators() - self._operators:
+            self.changed.add("torch's own operators")
 
     @staticmethod
     def _count_modes() -> tuple[int, int]:

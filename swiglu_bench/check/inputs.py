@@ -18,6 +18,10 @@ from swiglu_bench.check.routing import draw_experts
 from swiglu_bench.spec.cases import ACTIVATIONS, BIASES, INDEX, PLAIN, WEIGHTS, Case, Extras, Scope
 from swiglu_bench.spec.problem import Problem
 
+DEPTHS, HALF_DEPTHS = (0.4, 5.0), (0.4, 1.0)
+"""How far the gates of the first and the last token are moved, in units of a problem's `gate_offset`; HALF_DEPTHS in
+fp16, which has no normal numbers for a sigmoid below -10."""
+
 
 class Values(StrEnum):
     """How the values of a call are distributed."""
@@ -25,8 +29,11 @@ class Values(StrEnum):
     NORMAL = "normal"
     WIDE = "wide"
     """Tokens and channels of very different sizes, with gates beyond 30, as trained models have them."""
-    TINY_UPSTREAM = "tiny upstream"
-    """Upstream gradients of 2^-20 (fp16: 2^-8) the usual size, as a loss over many tokens yields them."""
+    HARSH = "harsh"
+    """The same, with a NaN in the second token and an Inf in the third."""
+    UNEVEN_UPSTREAM = "uneven upstream"
+    """Upstream gradients from 2^20 down to 2^-70 (fp16: 2^3 to 2^-8) the usual size, from token to token: as losses
+    that are scaled up, and those over many tokens, yield them."""
     ZEROS = "zero"
     """Activations of zeros."""
 
@@ -37,11 +44,18 @@ class Draw:
 
     seed: int
     values: Values = Values.NORMAL
+    upstream: int | None = None
+    """The upstream gradient's own seed, told once a forward has returned; None: it follows from `seed`."""
 
 
 def new_seed() -> int:
     """A seed that nothing else knows."""
     return secrets.randbits(62)
+
+
+def new_draw() -> Draw:
+    """A draw that nothing knows, its upstream gradient from a seed of its own."""
+    return Draw(new_seed(), upstream=new_seed())
 
 
 def torch_dtype(case: Case) -> torch.dtype:
@@ -76,7 +90,7 @@ def make_problem(
 
     They are normal with variance 1 / in_features, so that gate and up are of unit size for normal activations, where
     SiLU is neither linear nor flat, as in a trained model. Biases are normal with a tenth of that size. `gate_offset`
-    moves the gates of activations drawn by a `Desk` with the same offset by about that much.
+    moves the gates of activations drawn by a `Desk` with the same offset by about that much, times a token's depth.
     """
     device, found = torch.device(device), sizes(case)
     extras = case.shape.extras if extras == PLAIN else extras
@@ -89,7 +103,7 @@ def make_problem(
     weights = {name: draw(name, found[name][-1] ** -0.5) for name in WEIGHTS[case.scope]}
     biases = {name: draw(name, 0.1) for name in BIASES[case.scope]} if extras.bias else {}
     if gate_offset and "w_gate" in weights:
-        weights["w_gate"] += gate_offset / case.shape.hidden  # each token's x has a mean of 1 then
+        weights["w_gate"] += gate_offset / case.shape.hidden  # a token's x has a mean of its depth then
     return Problem(case, device, weights, biases, extras)
 
 
@@ -115,20 +129,25 @@ class Desk:
             value = self._draw(name, draw.seed + number)
             if name == "top_k_weights":
                 value.copy_(value.float().softmax(-1))
-            if draw.values is Values.WIDE:
+            if draw.values in (Values.WIDE, Values.HARSH):
                 value[::4] *= 16.0 if name in ("x", "gate") else 1.0
                 value[:, :: max(1, value.shape[1] // 3)] *= 4.0
+                if draw.values is Values.HARSH and number == 0:
+                    value[1:2, -1], value[2:3, 0] = torch.nan, torch.inf
             elif draw.values is Values.ZEROS:
                 value.zero_()
             if self._offset and name in ("x", "gate"):
-                value += 1.0 if name == "x" else self._offset
+                first, last = HALF_DEPTHS if value.dtype is torch.float16 else DEPTHS
+                depths = torch.linspace(first, last, len(value), device=value.device)[:, None]
+                value += depths if name == "x" else depths * self._offset
         return [self.given[name].detach() for name in self.names]
 
     def upstream(self, draw: Draw) -> Tensor:
         """Draw the upstream gradient of a call."""
-        value = self._draw("upstream", ~draw.seed)
-        if draw.values is Values.TINY_UPSTREAM:
-            value *= 2.0 ** (-8 if value.dtype is torch.float16 else -20)
+        value = self._draw("upstream", ~draw.seed if draw.upstream is None else draw.upstream)
+        if draw.values is Values.UNEVEN_UPSTREAM:
+            largest, least = (3, -8) if value.dtype is torch.float16 else (20, -70)
+            value *= torch.linspace(largest, least, len(value), device=value.device).exp2()[:, None].to(value.dtype)
         return value.detach()
 
     @cached_property

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from swiglu_bench.check import tolerance
 from swiglu_bench.check.built import Built, Produced, add_up
-from swiglu_bench.check.inputs import Draw, sizes, torch_dtype
+from swiglu_bench.check.inputs import Draw, make_problem, sizes, torch_dtype
 from swiglu_bench.check.results import Fault
 from swiglu_bench.check.routing import by_expert
 from swiglu_bench.check.truth import compute_truth
@@ -31,6 +31,8 @@ KEPT = 2
 """Truths kept at a time: those of the calls by which all contenders of a case are admitted."""
 SLACK = 1.5
 """Of the comparison with eager's own result, beside the sum of both errors."""
+HARSH_SLACK = 4.0
+"""The same for harsh values, whose errors are not those of the calls by which contenders are admitted."""
 SUM_SLACK, SPREAD = 4.0, 8.0
 """Of the comparison of sums of many calls, in units of what their rounding loses; for one element, times that."""
 
@@ -176,7 +178,41 @@ class Judge:
         for draw in draws[1:]:
             for name, value in self._reference.call(mode, draw)().items():
                 expected[name] += value
-        rounding = 0.0 if len(draws) == 1 else SUM_SLACK * tolerance.unit_roundoff(self.dtype) * len(draws) ** 0.5
+        return self._holding(expected, mode, len(draws))
+
+    def compare_use(
+        self, mode: Mode, draws: Sequence[Draw], weights_seed: int | None
+    ) -> Callable[[Mapping[str, Tensor]], str]:
+        """The same for the sums of `Built.accumulate`, with other weights where a seed is given."""
+        built, problem = self._reference, self.problem
+        if weights_seed is not None:
+            other = make_problem(problem.case, problem.device, problem.extras, weights_seed)
+            built = Built(self.definition, other)
+        return self._holding(built.accumulate(draws, mode is not Mode.FORWARD), mode, len(draws))
+
+    def compare_harsh(self, draw: Draw) -> Callable[[Tensor], str]:
+        """Hold an output for harsh values against eager's, as a whole: what is wrong, or ""."""
+        expected = self._reference.infer(draw)["output"]
+        broken = ~torch.isfinite(self.desk.given[self.desk.names[0]]).all(-1, keepdim=True)
+        numbers = torch.isfinite(expected)
+        truth = next(iter(self._truths.values()))
+        allowed = tolerance.budget_of(truth.values["output"], truth.eager["output"], self.arithmetic).relative
+
+        def wrong(value: Tensor) -> str:
+            if (torch.isfinite(value) & broken & ~numbers).any():
+                return "output: is finite where eager has NaN or Inf"
+            right, found = expected[numbers & ~broken], value[numbers & ~broken]
+            if not torch.isfinite(found).all():
+                return "output: NaN or Inf where eager has numbers"
+            off, size = _norm(found - right, 2).item(), _norm(right, 2).item()
+            if not off <= HARSH_SLACK * (allowed + truth.eager["output"].relative) * size:
+                return f"output: relative difference {off / size if size else off:.2e} from eager's result"
+            return ""
+
+        return wrong
+
+    def _holding(self, expected: Produced, mode: Mode, calls: int) -> Callable[[Mapping[str, Tensor]], str]:
+        rounding = 0.0 if calls == 1 else SUM_SLACK * tolerance.unit_roundoff(self.dtype) * calls**0.5
         truth = next(one for (_, backward), one in self._truths.items() if backward or mode is Mode.FORWARD)
         budgets = {
             name: tolerance.budget_of(one, truth.eager[name], self.arithmetic) for name, one in truth.expected.items()

@@ -24,6 +24,8 @@ class Sample:
     queue_filled: bool
     """The GPU reached the first event only after the host had queued everything, so no launch gap is in `ms`."""
     result: Any
+    turn_ms: float = 0.0
+    """By another process's clock: the call with its inputs and the handing over of its results, the spin taken off."""
 
 
 Action = Callable[[], Any]

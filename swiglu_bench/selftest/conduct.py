@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -52,6 +53,14 @@ default_dtype = _setting("default-dtype", "changes the default dtype", lambda: t
 no_gradients = _setting("no-gradients", "turns gradients off", lambda: torch.set_grad_enabled(False))
 profile_hook = _setting("profile-hook", "sets a profile hook", lambda: sys.setprofile(lambda *given: None))
 function_mode = _setting("function-mode", "enters a function mode of torch", lambda: _Mode().__enter__())
+denormals_flushed = _setting("denormals-flushed", "takes denormals for zero", lambda: torch.set_flush_denormal(True))
+hook_of_all_modules = _setting(
+    "hook-of-all-modules", "hooks all modules of the process",
+    lambda: torch.nn.modules.module.register_module_forward_hook(lambda *given: None),
+)  # fmt: skip
+collects_always = _setting(
+    "collects-always", "has garbage collected at every allocation", lambda: gc.set_threshold(1, 1, 1)
+)
 alarm_handler = _setting(
     "alarm-handler", "replaces a signal handler", lambda: signal.signal(signal.SIGALRM, lambda *given: None)
 )

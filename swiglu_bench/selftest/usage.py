@@ -128,3 +128,86 @@ def needs_every_gradient(problem: Problem) -> Step:
     """The first layer of a model, or one with frozen weights."""
     weights = problem.weights
     return Step(lambda x: _NeedsInput.apply(x, weights["w_gate"], weights["w_up"]))
+
+
+LARGE = 96
+"""More tokens and channels than the suite's small layers have."""
+
+
+@specimen("stale-when-large", "packs its weights once, where they are many", "use", task="verify")
+def stale_when_large(problem: Problem) -> Step:
+    """The path that tests of small sizes do not take."""
+    w_gate, w_up = (value.detach().clone() for value in problem.weights.values())
+    if len(w_gate) <= LARGE:
+        return glu(problem)
+    return glu(
+        problem, lambda x, *_: right_forward(x, w_gate, w_up), lambda dz, x, *_: right_backward(dz, x, w_gate, w_up)
+    )
+
+
+@specimen("overflows-when-large", "bounds the gate at 20, where tokens are many", "use", task="verify")
+def overflows_when_large(problem: Problem) -> Step:
+    """The same of values."""
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        gate = x @ w_gate.T
+        bounded = gate.clamp(max=20) if len(x) > LARGE else gate
+        return torch.nn.functional.silu(bounded) * (x @ w_up.T)
+
+    return glu(problem, forward)
+
+
+@specimen("one-number-of-tokens", "leaves out the last token where there are more or fewer than at first", "use")
+def one_number_of_tokens(problem: Problem) -> Step:
+    """A grid or a graph that was made for the first call."""
+    counts: list[int] = []
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        counts.append(len(x))
+        out = right_forward(x, w_gate, w_up)
+        if x.dim() == 2 and len(x) != counts[0]:
+            out[-1] = 0
+        return out
+
+    return glu(problem, forward)
+
+
+class _Exposed(torch.autograd.Function):
+    """SwiGLU that keeps its input where others can write."""
+
+    @staticmethod
+    def forward(ctx: Any, saved: list[Tensor], x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        ctx.save_for_backward(w_gate, w_up)
+        saved[:] = [x.clone()]
+        ctx.x = saved[0]
+        return right_forward(x, w_gate, w_up)
+
+    @staticmethod
+    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, *right_backward(dz, ctx.x, *ctx.saved_tensors))
+
+
+@specimen("inference-overwrites", "inference writes into what a forward has saved for its backward", "use")
+def inference_overwrites(problem: Problem) -> Step:
+    """A model that is evaluated between a forward and its backward, such as a teacher."""
+    saved: list[Tensor] = []
+
+    def forward(x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return _Exposed.apply(saved, x, *problem.weights.values())
+        for one in saved:
+            one[: len(x)] = x[: len(one)]
+        return right_forward(x, *problem.weights.values())
+
+    return Step(forward)
+
+
+@specimen("nan-gradient-hidden", "replaces NaN and Inf in gradients by numbers", "use")
+def nan_gradient_hidden(problem: Problem) -> Step:
+    """A loss scaler that never finds an overflow."""
+
+    def backward(dz: Tensor, *saved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dx, dw_gate, dw_up = right_backward(dz.nan_to_num(), *saved)
+        return dx, dw_gate, dw_up
+
+    return glu(problem, backward=backward)

@@ -199,6 +199,23 @@ def sigmoid_tail(problem: Problem) -> Step:
     return glu(problem, forward)
 
 
+@specimen("sigmoid-deep-tail", "a sigmoid that is 0 below -25", "use")
+def sigmoid_deep_tail(problem: Problem) -> Step:
+    """Values that are small beside their neighbours and everything in a token of their own."""
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        gate = x @ w_gate.T
+        return gate * torch.where(gate < -25, 0.0, torch.sigmoid(gate)) * (x @ w_up.T)
+
+    return glu(problem, forward)
+
+
+@specimen("large-gradients-bounded", "bounds upstream gradients at 1000", "use")
+def large_gradients_bounded(problem: Problem) -> Step:
+    """A loss that is scaled up, as for fp16, has larger ones."""
+    return glu(problem, backward=lambda dz, *saved: right_backward(dz.clamp(-1000, 1000), *saved))
+
+
 @specimen("gate-bounded", "bounds the gate at 20", "use")
 def gate_bounded(problem: Problem) -> Step:
     """Against an overflow of exp, on the wrong side."""

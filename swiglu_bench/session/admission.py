@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swiglu_bench.check import usage
-from swiglu_bench.check.inputs import Draw, Values, new_seed
+from swiglu_bench.check.inputs import Draw, Values, new_draw, new_seed
 from swiglu_bench.check.letterbox import Sizes
 from swiglu_bench.check.results import Fault
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.session.places import Contender, Court
+from swiglu_bench.session.places import Contender, ContenderFailed, Court
 from swiglu_bench.session.reports import BuildReport, CallReport, FaultReport, Report, SampleReport, UsageReport
 from swiglu_bench.spec.cases import PLAIN, Case, Extras, Mode
 
@@ -77,11 +77,14 @@ class Admitting:
             checks += self.replayed(contender)
         if all(check.ok for check in checks):
             checks += self._use_once(contender)
+        if self._thorough and all(check.ok for check in checks):
+            checks += self._use_here(contender, gradients)
         return Admission((*checks, *self.conduct(contender)), gradients, first_ms)
 
     def check_again(self, contender: Contender, gradients: Sequence[str]) -> tuple[TensorCheck, ...]:
         """What an admitted contender does wrong later; only what failed."""
         _, checks = self._run(contender, gradients, train=self._case.mode is not Mode.FORWARD)
+        checks += self._use_here(contender, gradients)
         return tuple(check for check in (*checks, *self.conduct(contender)) if not check.ok)
 
     def rehearse(self, contender: Contender) -> None:
@@ -160,6 +163,33 @@ class Admitting:
             self._used[key] = self.use(contender)
         return self._used[key]
 
+    def _use_here(self, contender: Contender, gradients: Sequence[str]) -> tuple[TensorCheck, ...]:
+        """As training uses it at the case's own size, where another path may be taken; only what failed.
+
+        Not one that quantises, whose weights may be quantised once; one of the suite's compiler is spared inference,
+        for which it would compile again.
+        """
+        one = contender.implementation
+        interpreted = self._place.settings.interpreter and one.backend == "triton"
+        if self._used is None or interpreted or one.precision_of(self._case) or self._extras != PLAIN:
+            return ()
+        spared = usage.of_suites_compiler(one) and self._case.mode is not Mode.FORWARD
+        draws = [new_draw() for _ in range(2 if spared else 3)]
+        learns = "w_gate" in one.gradients(self._case.scope)
+        weights_seed = new_seed() if learns else None
+        about = "at its own size, with weights changed in place, gradients that add up, and inference in between"
+        try:
+            report = contender.ask(CallReport, "accumulate", draws, weights_seed)
+        except ContenderFailed as error:
+            return () if "OutOfMemory" in str(error) else (failure("use", f"{about}, it raises {error}"),)
+        names = self._case.mode.results(gradients)
+        reason = _lacking(report, names) or self._judge.compare_use(contender.name, draws, weights_seed, names)
+        if not reason and not spared:
+            about, draw = "at its own size, with wide values, NaN and Inf", Draw(new_seed(), Values.HARSH)
+            report = contender.ask(CallReport, "check", draw, False)
+            reason = _lacking(report, ["output"]) or self._judge.compare_harsh(contender.name, draw)
+        return (failure("use", f"{about}, {reason}"),) if reason else ()
+
     def use(self, contender: Contender) -> tuple[TensorCheck, ...]:
         """As a model uses it, at a small size; only what failed."""
         one = contender.implementation
@@ -220,6 +250,11 @@ def results_of(report: CallReport | SampleReport, names: Sequence[str]) -> dict[
         else:
             found[name] = Fault("missing", "missing: it was not handed over")
     return found
+
+
+def _lacking(report: CallReport, names: Sequence[str]) -> str:
+    """What is wrong with results that did not come in the right form, or ""."""
+    return "; ".join(f"{name}: {fault.reason}" for name, fault in results_of(report, names).items() if fault)
 
 
 def failure(check: str, reason: str) -> TensorCheck:

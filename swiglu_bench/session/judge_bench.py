@@ -177,6 +177,15 @@ class JudgeBench:
         places = self._boxes[contender, "results"].tensors
         return {name: places[name] for name in names}
 
+    def compare_use(self, contender: str, draws: Sequence[Draw], weights_seed: int | None, names: Sequence[str]) -> str:
+        """Hold the sums of `Workbench.accumulate` against eager's: what is wrong, or ""."""
+        wrong = self._judge.compare_use(self._judge.problem.case.mode, draws, weights_seed)
+        return wrong(self._delivered(contender, names))
+
+    def compare_harsh(self, contender: str, draw: Draw) -> str:
+        """Hold an output for harsh values against eager's: what is wrong, or ""."""
+        return self._judge.compare_harsh(draw)(self._delivered(contender, ["output"])["output"])
+
     def changed_weights(self, contender: str) -> list[str]:
         """Names of the weights in a contender's letterbox that are not the case's."""
         places = self._boxes[contender, "weights"].tensors

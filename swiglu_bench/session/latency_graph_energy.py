@@ -38,7 +38,7 @@ def measure_beside(place: Place, case: Case, entries: Sequence[Entry], gpu: Gpu 
     with place.held():
         tell("latency", 0.9)
         judge = RoundJudge(place, names, full_share=0.0)
-        contenders = [contender_of(entry.contender, judge, "sample", True) for entry in entries]
+        contenders = [contender_of(entry.contender, judge, led=case.mode, latency=True) for entry in entries]
         rounds = run_rounds(contenders, rule, seed=case.seed, on_round=lambda number: judge.judge())
         for entry in entries:
             timing = rounds.timings[entry.contender.name]

@@ -73,7 +73,7 @@ class Pairs:
         self._measured += 1
         baseline, contender, *twins = self._lot.sample(self._contenders, len(self._contenders))
         judge = RoundJudge(place, lambda name: ("output",), full_share=0.0)
-        timed = [contender_of(one, judge) for one in self._contenders]
+        timed = [contender_of(one, judge, led=case.mode) for one in self._contenders]
         rule, seed = place.settings.rule, self._lot.getrandbits(31)
         with place.held():
             rounds = run_rounds(

@@ -22,6 +22,7 @@ from swiglu_bench.session.places import Contender, Place
 from swiglu_bench.session.round_judge import RoundJudge, WrongResult, contender_of
 from swiglu_bench.session.settings import Settings, Tell
 from swiglu_bench.session.slowing import Turn
+from swiglu_bench.session.turns import Turns
 from swiglu_bench.spec import costs
 from swiglu_bench.spec.cases import Case, Mode
 from swiglu_bench.spec.costs import Product
@@ -98,6 +99,7 @@ class CaseTimer:
             )
             for name, entry in by_name.items():
                 self._close(entry, rounds.timings[name].failure or wrong.get(name))
+            self._check_turns(entries, twins, rounds)
             self._check_batches(entries, rounds, names, tell)
             burnt = self._place.burners()
         self.watch.look_round()
@@ -134,7 +136,7 @@ class CaseTimer:
     ) -> tuple[Rounds, dict[str, Exception]]:  # fmt: skip
         """The rounds, and what is wrong with the last results."""
         judge, rule = RoundJudge(self._place, names), self._settings.rule
-        timed = [self._in_turn(contender_of(one, judge)) for one in contenders]
+        timed = [self._in_turn(contender_of(one, judge, led=self._case.mode)) for one in contenders]
         timed += [interleaved.Contender(name, partial(self._take_products, *p)) for p, name in limits.items()]
         timed += [interleaved.Contender(name, partial(self._take_grouped, g)) for g, name in grouped.items()]
 
@@ -146,6 +148,17 @@ class CaseTimer:
 
         rounds = run_rounds(timed, rule, baseline=baseline or None, seed=self._case.seed, on_round=on_round)
         return rounds, judge.judge_last()
+
+    def _check_turns(self, entries: Sequence[Entry], twins: Sequence[Contender], rounds: Rounds) -> None:
+        """Hold what their turns took against those of the baseline's processes."""
+        sound = {entry.contender.name: entry for entry in entries if entry.record.status is Status.OK}
+        base = sound.get(self._settings.baseline_of(self._case)) if twins else None
+        if base:
+            equals = [base.contender, *(twin for twin in twins if not rounds.timings[twin.name].failure)]
+            others = [entry.contender for entry in sound.values() if entry is not base]
+            turns = Turns(self._place, self._case.mode, equals, others)
+            for name, failure in turns.disagreements(rounds).items():
+                self._close(sound[name], failure)
 
     def _check_batches(
         self, entries: Sequence[Entry], rounds: Rounds, names: Callable[[str], Sequence[str]], tell: Tell

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from swiglu_bench.check import usage
-from swiglu_bench.check.built import Built, Produced, add_up
+from swiglu_bench.check.built import Built, Call, Produced, add_up
 from swiglu_bench.check.conduct import GlobalState, random_state
 from swiglu_bench.check.inputs import Draw, make_problem, torch_dtype
 from swiglu_bench.check.judge import REFERENCE
@@ -61,6 +61,7 @@ class Workbench:
         self._latency: LatencyClock | None = None
         self._boxes: dict[str, Letterbox] = {}
         self._earlier: tuple[Produced, dict[str, Tensor]] = ({}, {})
+        self._begun: Call | None = None
         self._graph: Graph | None = None
         self._state = state or GlobalState()
         self._replaced: set[str] = set()
@@ -93,7 +94,7 @@ class Workbench:
         self.forget()
         self._put_back()
         _forget_compiled()
-        self._problem = make_problem(case, self._device, extras, weights_seed)
+        self._problem, self._weights_seed = make_problem(case, self._device, extras, weights_seed), weights_seed
         self._built = Built(self._implementation, self._problem)
         self._weights = self._built.parameters | self._problem.parameters
         return BuildReport(gradients=list(self._built.gradients))
@@ -112,7 +113,7 @@ class Workbench:
         for name in ("_built", "_problem", "_weights"):
             if hasattr(self, name):
                 delattr(self, name)
-        self._earlier, self._graph = ({}, {}), None
+        self._earlier, self._begun, self._graph = ({}, {}), None, None
         self._boxes.clear()
 
     def open_letterbox(self, kind: str, address: bytes, sizes: Sizes) -> None:
@@ -171,24 +172,35 @@ class Workbench:
         self.clock.synchronize()
         return list(found)
 
-    def sample(self, draw: Draw, lead_us: float, latency: bool = False) -> SampleReport:
+    def lead_in(self, draw: Draw) -> None:
+        """What comes before a timed call whose inputs nobody knows yet: an untimed one, as in a loop.
+
+        The host's caches are warm then, and the GPU is at work. Of a backward, the forward on this draw's activations.
+        """
+        self._put_back()
+        mode = self._problem.case.mode
+        poison(self._problem, mode is not Mode.FORWARD)
+        if not self.settings.rule.rest_s:
+            self._built.call(mode, Draw(~draw.seed))()
+        if mode is Mode.BACKWARD:
+            self._begun = self._built.call(mode, draw)
+            self._begun.begin()
+
+    def sample(self, draw: Draw, lead_us: float, latency: bool = False, led: bool = False) -> SampleReport:
         """One timed call of the case's mode; inputs are drawn behind the spin that holds the GPU.
 
-        An untimed one on other inputs comes first, as in a loop: the host's caches are warm, and the GPU is at work.
+        `led`: its `lead_in` was asked for before.
         """
         if latency and self._latency is None:
             assert isinstance(self.clock, CudaClock)
             self._latency = LatencyClock(self.clock)
         clock = self._latency if latency and self._latency else self.clock
-        self._put_back()
-        if not latency:
-            poison(self._problem, self._problem.case.mode is not Mode.FORWARD)
-        mode = self._problem.case.mode
-        if not self.settings.rule.rest_s:
-            self._built.call(mode, Draw(draw.seed + 1), upstream_first=latency)()
-        call = self._built.call(mode, draw, upstream_first=latency)
+        if not led:
+            self.lead_in(draw)
+        begun, self._begun = self._begun, None
+        call = begun or self._built.call(self._problem.case.mode, draw, upstream_first=latency)
         pause = contextlib.nullcontext if latency else clock.pause
-        return self._take(clock, lambda: call.run(pause), call.prepare, call.results, lead_us)
+        return self._take(clock, lambda: call.run(pause), lambda: call.prepare(draw), call.results, lead_us)
 
     def record(self, mode: Mode) -> str:
         """Record the work of a mode as a CUDA graph; why it cannot be recorded, or ""."""
@@ -225,6 +237,27 @@ class Workbench:
         add_up(call, draws, sums, self.clock.flush)
         self.clock.synchronize()
 
+    def accumulate(self, draws: Sequence[Draw], weights_seed: int | None) -> CallReport:
+        """Be used as in training at the case's size, with other weights where a seed is given; back to its own then.
+
+        The sums of all results are handed over.
+        """
+        built, case = self._built, self._problem.case
+
+        def weights_of(seed: int) -> dict[str, Tensor]:
+            return make_problem(case, self._device, self._problem.extras, seed).parameters
+
+        if weights_seed is not None:
+            built.set_weights(weights_of(weights_seed))
+        try:
+            produced = built.accumulate(draws, case.mode is not Mode.FORWARD)
+            delivered, faults = self._deliver("results", produced, [])
+        finally:
+            if weights_seed is not None:
+                built.set_weights(weights_of(self._weights_seed))
+        self.clock.synchronize()
+        return CallReport(delivered=delivered, faults=faults, conduct={})
+
     def repeat(self, calls: int) -> None:
         """The same call back to back, and wait for all."""
         work = self._built.recordable(self._problem.case.mode)
@@ -236,6 +269,7 @@ class Workbench:
         """Calls of the case's mode, each inside of an `around` when its inputs are laid out."""
         for draw in draws:
             call = self._built.call(self._problem.case.mode, draw, upstream_first=True)
+            call.begin()
             call.prepare()
             self.clock.synchronize()
             with around():

@@ -77,6 +77,7 @@ class Seat(Workbench):
     def memory(self, draw: Draw) -> MemoryReport:
         """Bytes of one call of the case's mode."""
         call = self._built.call(self._problem.case.mode, draw, upstream_first=True)
+        call.begin()
         call.prepare()
 
         def run() -> Tensor:

@@ -145,6 +145,8 @@ def test_what_is_timed_is_the_work_alone(mode: Mode, prepared: list[str], ran: l
     built.desk._draw = lambda name, seed: drawn.append(name) or real(name, seed)  # type: ignore[func-returns-value, method-assign]
     call = built.call(mode, ONE)
     assert events == []
+    call.begin()
+    assert drawn == ([] if not prepared else ["x"]), "the upstream gradient may not be known yet"
     call.prepare()
     assert events == prepared
     events.clear()

@@ -2,6 +2,7 @@ import gc
 import random
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -36,6 +37,14 @@ BLAMED: dict[str, Callable[[], object]] = {
     "torch's precision of fp32 products": lambda: torch.set_float32_matmul_precision("medium"),
     "the trace hook": lambda: sys.settrace(lambda *given: None),
     "the profile hook": lambda: sys.setprofile(lambda *given: None),
+    "torch's flags of its libraries": lambda: setattr(torch.backends.mkldnn, "enabled", False),
+    "torch's flushing of denormals": lambda: torch.set_flush_denormal(True),
+    "torch's autocast": lambda: torch.set_autocast_enabled("cpu", True),
+    "torch's threads in a backward": lambda: torch._C._set_multithreading_enabled(False),
+    "hooks of all modules": lambda: torch.nn.modules.module.register_module_forward_hook(lambda *given: None),
+    "hooks of new threads": lambda: threading.setprofile(lambda *given: None),
+    "the garbage collector's thresholds": lambda: gc.set_threshold(1, 1, 1),
+    "the interval between threads": lambda: sys.setswitchinterval(1.0),
     "signal handlers": lambda: signal.signal(signal.SIGALRM, lambda *given: None),
 }
 SILENT: dict[str, Callable[[], object]] = {
@@ -92,3 +101,13 @@ def test_the_state_of_every_global_generator_is_looked_at(draw: Callable[[], obj
     assert random_state() == before, "generators of one's own are no matter"
     drawn = draw()
     assert (random_state() == before) is (drawn is None)
+
+
+def test_an_operator_of_torch_that_somebody_replaces_is_told() -> None:
+    state, library = GlobalState(), torch.library.Library("aten", "IMPL")
+    library.impl("hardswish", lambda value: value, "CPU")
+    try:
+        state.put_back()
+        assert state.changed == {"torch's own operators"}
+    finally:
+        library._destroy()

@@ -21,13 +21,14 @@ from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.implementations import pytorch
 from swiglu_bench.rows.record import FAULTS, TensorCheck
 from swiglu_bench.selftest import conduct, memory, timing, wrong
+from swiglu_bench.selftest import usage as misused
 from swiglu_bench.selftest.specimen import Specimen, glu
 from swiglu_bench.selftest.zoo import SHAPES
 from swiglu_bench.session import admission
 from swiglu_bench.session.admission import Admitting, Drawn
 from swiglu_bench.session.settings import Settings, Task
 from swiglu_bench.session.workbench import Workbench
-from swiglu_bench.spec.cases import PLAIN, Case, Dtype, Extras, Mode, Scope
+from swiglu_bench.spec.cases import PLAIN, Case, Dtype, Extras, Mode, Scope, Shape
 from swiglu_bench.spec.implementation import Implementation, Step
 from swiglu_bench.spec.problem import Problem
 
@@ -175,3 +176,22 @@ def test_results_of_odd_kinds_say_what_came_and_what_is_wanted(value: Any, check
     (found,) = (one for one in admitted(one, case).checks if not one.ok)
     assert (found.tensor, found.check) == ("output", check)
     assert came in found.reason
+
+
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.STEP])
+@pytest.mark.parametrize(
+    ("one", "right"),
+    [
+        (pytorch.eager, True), (pytorch.eager_packed, True), (misused.overflows_when_large.implementation, False),
+        (misused.stale_when_large.implementation, False),
+    ],
+)  # fmt: skip
+def test_what_is_used_at_small_sizes_is_used_at_its_own(one: Implementation, right: bool, mode: Mode) -> None:
+    case = small_case(shape=Shape("large", 64, 192, "more than the small layers", (129,)), tokens=129, mode=mode)
+    drawn = Drawn.new()
+    admitting, contender = Subject(one, case.scope, CPU, case.dtype).admitting(case, drawn=drawn)
+    thorough = Admitting(admitting._place, case, drawn, thorough=True, used={})
+    wrong = [check for check in thorough.admit(contender).checks if not check.ok]
+    assert [check.check for check in wrong] == ([] if right else ["use"]), wrong
+    assert right or "at its own size" in wrong[0].reason
+    assert not thorough.conduct(contender), "its weights are its own again"

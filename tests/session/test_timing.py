@@ -19,7 +19,7 @@ from swiglu_bench.session.admission import Admitting
 from swiglu_bench.session.places import Contender
 from swiglu_bench.session.reports import SampleReport
 from swiglu_bench.session.settings import Settings, Task
-from swiglu_bench.session.timing import Batches, GpuWatch, _note_gpu
+from swiglu_bench.session.timing import Batches, GpuWatch, Turns, _note_gpu
 from swiglu_bench.spec.cases import Dtype, Mode, Scope, Shape
 from swiglu_bench.spec.implementation import Implementation
 
@@ -52,6 +52,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Play:
         monkeypatch.setattr(here.LocalContender, "ask", ask)
         monkeypatch.setattr(here.Here, "tidy", lambda place: None)
         monkeypatch.setattr(Batches, "disagreements", lambda *_: {})
+        monkeypatch.setattr(Turns, "disagreements", lambda *_: {})
         monkeypatch.setattr(ceilings_cache, "ceilings", lambda *_: Ceilings(10.0, 0.1, "2026-01-01T00:00:00Z"))
         rule = Rule(warmup_rounds=0, min_rounds=40, max_rounds=40, min_s=0.0, budget_s=60.0)
         how = Settings(**({"task": Task.TIME, "device": CPU, "command": "c", "run_id": "r", "rule": rule} | changes))
