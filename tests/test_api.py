@@ -20,7 +20,7 @@ from swiglu_bench.rows.run_folder import read_records
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.sweep.options import TimingOptions
 
-FORWARD = ROOT / "results/nvidia-h200/forward-llama3-8b"
+FORWARD = ROOT / "results/nvidia-h200/forward-narrow"
 TINY = {"shapes": "24x40", "tokens": [3, 7], "impl": ["eager", "eager-packed", "fused"], "device": "cpu"}
 
 
