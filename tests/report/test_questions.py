@@ -116,7 +116,7 @@ def test_a_chart_of_nothing_is_refused(chart: Any) -> None:
 @IN_A_CHECKOUT
 def test_sections_are_never_mixed() -> None:
     runs = [load(COMMITTED / name) for name in ("forward", "memory-mlp", "step-others")]
-    titles = ["forward of glu", "step of glu", "step of mlp", "memory of mlp"]
+    titles = ["forward of glu", "step of mlp", "step of glu", "memory of mlp"]
     assert [section.title for section in sections(runs)] == [f"{title}, bfloat16" for title in titles]
 
 
