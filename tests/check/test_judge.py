@@ -15,7 +15,7 @@ from specimens import small_case
 from torch import Tensor
 
 from swiglu_bench.check.built import Produced, add_up
-from swiglu_bench.check.inputs import Desk, Draw, make_problem, torch_dtype
+from swiglu_bench.check.inputs import Desk, Draw, Values, make_problem, torch_dtype
 from swiglu_bench.check.judge import KEPT, Judge
 from swiglu_bench.check.results import Fault
 from swiglu_bench.rows.record import TensorCheck
@@ -278,3 +278,22 @@ def test_what_lies_in_shared_memory_is_read_once() -> None:
     output = in_high_precision(problem, ONE)["output"]
     assert judge.compare(Mode.FORWARD, [ONE])({"output": output.as_subclass(Watched)}) == ""
     assert [name for name in read if name not in ("numel", "__get__")] == ["sub"]
+
+
+def test_a_nan_that_reaches_another_token_is_told_unless_the_library_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = Judge(make_problem(small_case(scope=Scope.GLU, dtype=Dtype.FLOAT32, tokens=8, shape=MIDDLE), "cpu", seed=1))
+    judge.truth(ONE, False)
+    harsh = Draw(5, Values.HARSH)
+    wrong = judge.compare_harsh(harsh)
+    output = judge._reference.infer(harsh)["output"].clone()
+    assert wrong(output) == ""
+    output[6, 0] = torch.nan
+    monkeypatch.setattr(judge, "_library_spreads", lambda: False)
+    assert wrong(output) == "output: NaN or Inf where eager has numbers"
+    monkeypatch.setattr(judge, "_library_spreads", lambda: True)
+    assert wrong(output) == ""
+
+
+def test_fp32_products_keep_an_inf_in_its_token() -> None:
+    judge = Judge(make_problem(small_case(scope=Scope.MLP, dtype=Dtype.FLOAT32, tokens=8, shape=MIDDLE), "cpu", seed=1))
+    assert not judge._library_spreads()
