@@ -66,7 +66,10 @@ alarm_handler = _setting(
 )
 
 
-@specimen("setting-in-the-loop", "changes the number of threads after some calls", "global state", mode=Mode.FORWARD)
+@specimen(
+    "setting-in-the-loop", "changes the number of threads after some calls", "global state", "wall clock",
+    mode=Mode.FORWARD,
+)  # fmt: skip
 def setting_in_the_loop(problem: Problem) -> Step:
     """It waits for the check to be over."""
     calls: list[int] = []
