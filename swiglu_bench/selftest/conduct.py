@@ -67,7 +67,7 @@ alarm_handler = _setting(
 
 
 @specimen(
-    "setting-in-the-loop", "changes the number of threads after some calls", "global state", "wall clock",
+    "setting-in-the-loop", "changes the number of threads after some calls", ("global state", "wall clock"),
     mode=Mode.FORWARD,
 )  # fmt: skip
 def setting_in_the_loop(problem: Problem) -> Step:
