@@ -265,12 +265,13 @@ def publish(
         for record in found.records:
             sent.write(record)
     if sent.url_or_path:
-        say(f"W&B: {sent.url_or_path}")
+        say(f"W&B: {sent.place}")
     if form == "json":
         about = {
             "kind": "publication",
             "run": str(run),
             "url_or_path": sent.url_or_path,
+            "upload": sent.upload,
             "rows_sent": len(found.records),
         }
         text.put(text.as_json(about | {"failed": sent.failed}))

@@ -45,7 +45,7 @@ class Opened:
             if (self.folder / "traces").is_dir():
                 yield f"Traces, for https://ui.perfetto.dev: {self.folder / 'traces'}"
         if self.wandb and self.wandb.url_or_path:
-            yield f"W&B: {self.wandb.url_or_path}"
+            yield f"W&B: {self.wandb.place}"
 
 
 @contextlib.contextmanager

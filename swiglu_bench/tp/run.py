@@ -244,4 +244,4 @@ class TpRun:
                 self.say(scaling.draw(self._folder.path, self._folder.rows(), plan.names))
             self.say(f"Rows, samples and machines: {self._folder.path}")
         if self._wandb and self._wandb.url_or_path:
-            self.say(f"W&B: {self._wandb.url_or_path}")
+            self.say(f"W&B: {self._wandb.place}")

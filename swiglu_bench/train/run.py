@@ -32,9 +32,7 @@ from swiglu_bench.writers.tables import nothing_done
 from swiglu_bench.writers.training_tables import tables
 from swiglu_bench.writers.wandb_run import WandbRun
 
-DEFAULT = (
-    "eager", "compile", "unsloth", "fused", "fused-dw-torch", "fused-dw-triton", "fused-auto", "fused-mlp-auto",
-)  # fmt: skip
+DEFAULT = ("eager", "compile", "unsloth", "fused-auto", "fused-mlp-auto")
 """The implementations trained by default, besides those that need a package of others."""
 
 
@@ -152,7 +150,7 @@ class TrainingRun:
             for row in self.rows:
                 wandb.write(row.record(self.about))
             if wandb.url_or_path:
-                self._say(f"W&B: {wandb.url_or_path}")
+                self._say(f"W&B: {wandb.place}")
 
     def draw(self, folder: Path) -> str:
         """Write curves.png and curves.svg; what was written, or why nothing was, in one sentence."""

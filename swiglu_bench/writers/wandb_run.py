@@ -32,7 +32,9 @@ class WandbRun:
     """
 
     url_or_path: str = ""
-    """Where the run is: its web page, or offline its folder and the command that uploads it; empty without a run."""
+    """Where the run is: its web page, or offline its folder; empty without a run."""
+    upload: str = ""
+    """The command that uploads an offline run."""
 
     def __init__(
         self,
@@ -60,10 +62,13 @@ class WandbRun:
             about |= {"entity": entity} if entity else {}
             about |= {"id": run_id, "resume": "allow"} if run_id else {}
             self._run, outage = _start(folder, **about)
-            self._upload = f"wandb sync {Path(self._run.dir).parent}"
+            folder = Path(self._run.dir).parent
+            self._later = f"wandb sync {folder}"
             if outage:
-                warn(f"W&B cannot be reached, the run is kept on disk: {outage}. To upload it later: {self._upload}")
-            self.url_or_path = self._where()
+                warn(f"W&B cannot be reached, the run is kept on disk: {outage}. To upload it later: {self._later}")
+            if not self._run.disabled:
+                self.url_or_path = str(folder if self._run.offline else self._run.url)
+                self.upload = self._later if self._run.offline else ""
             for figure in FIGURES:
                 self._run.define_metric(f"{figure}/*", step_metric="tokens", summary="none")
             self._run.define_metric("tokens", hidden=True, summary="none")
@@ -112,15 +117,13 @@ class WandbRun:
             action(self._run)
         except Exception as error:  # as above: an outage, a dead service process, a full disk
             if not self._warned:
-                self._warn(f"W&B has failed, the run goes on: {one_line(error)}. To upload it later: {self._upload}")
+                self._warn(f"W&B has failed, the run goes on: {one_line(error)}. To upload it later: {self._later}")
             self._warned = True
 
-    def _where(self) -> str:
-        if self._run.disabled:
-            return ""
-        if self._run.offline:
-            return f"{Path(self._run.dir).parent} (to upload it: {self._upload})"
-        return str(self._run.url)
+    @property
+    def place(self) -> str:
+        """Where the run is, for a reader; empty without a run."""
+        return f"{self.url_or_path} (to upload it: {self.upload})" if self.upload else self.url_or_path
 
 
 def _start(folder: Path | None, **about: Any) -> tuple[Any, str]:

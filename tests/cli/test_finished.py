@@ -251,13 +251,15 @@ def test_the_committed_runs_are_one_line_each(width: int) -> None:
 def test_a_finished_run_is_sent(forward: Path, monkeypatch: pytest.MonkeyPatch, failed: bool) -> None:
     begin = MagicMock()
     run = begin.return_value
-    run.url_or_path, run.failed = "https://wandb.example/run", failed
+    run.url_or_path = run.place = "https://wandb.example/run"
+    run.upload, run.failed = "", failed
     monkeypatch.setattr("swiglu_bench.writers.wandb_run.WandbRun", begin)
     result = swiglu_bench("publish", forward, "--wandb-tags", "a,b", "--wandb-entity", "team", "--wandb-id", "x")
     assert (result.code, result.out) == (int(failed), "W&B: https://wandb.example/run\n")
     assert run.write.call_count == 6
     told = json.loads(swiglu_bench("publish", forward, "--format", "json").out)
     assert (told["kind"], told["failed"], told["rows_sent"]) == ("publication", failed, 6)
+    assert (told["url_or_path"], told["upload"]) == ("https://wandb.example/run", "")
     begin.reset_mock()
     swiglu_bench("publish", forward, "--wandb-tags", "a,b", "--wandb-entity", "team", "--wandb-id", "x")
     run.close.assert_called_once()
@@ -272,7 +274,8 @@ def test_trainings_and_several_gpus_are_sent_like_other_runs(
     which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = MagicMock()
-    begin.return_value.url_or_path, begin.return_value.failed = "", False
+    begin.return_value.url_or_path = begin.return_value.upload = ""
+    begin.return_value.failed = False
     monkeypatch.setattr("swiglu_bench.writers.wandb_run.WandbRun", begin)
     run = trained(tmp_path / "run") if which == "training" else RESULTS / "tp/llama3-70b"
     told = json.loads(swiglu_bench("publish", run, "--format", "json").out)

@@ -48,7 +48,7 @@ class FakeWandb:
     """Stands in for W&B: takes rows and remembers how it was opened and closed."""
 
     opened: list["FakeWandb"]
-    url_or_path = "https://wandb.example/run"
+    url_or_path = place = "https://wandb.example/run"
 
     def __init__(self, **options: Any) -> None:
         self.options, self.rows, self.closed = options, list[Record](), 0

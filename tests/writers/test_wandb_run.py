@@ -132,7 +132,8 @@ class TestOffline:
         expected = summarize(RECORDS)
         assert {key: kept.summary[key] for key in expected} == expected
         (place,) = folder.glob("wandb/offline-run-*")
-        assert run.url_or_path.startswith(f"{place} ")
+        assert (run.url_or_path, run.upload) == (str(place), f"wandb sync {place}")
+        assert run.place == f"{place} (to upload it: wandb sync {place})"
 
     def test_every_ok_record_gives_its_figures_and_nothing_else_does(self, kept: Kept) -> None:
         steps = [{key: value for key, value in step.items() if not key.startswith("_")} for step in kept.steps]
