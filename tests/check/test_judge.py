@@ -297,3 +297,13 @@ def test_a_nan_that_reaches_another_token_is_told_unless_the_library_does_it(mon
 def test_fp32_products_keep_an_inf_in_its_token() -> None:
     judge = Judge(make_problem(small_case(scope=Scope.MLP, dtype=Dtype.FLOAT32, tokens=8, shape=MIDDLE), "cpu", seed=1))
     assert not judge._library_spreads()
+
+
+def test_what_underflows_in_eager_need_not_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = Judge(make_problem(small_case(scope=Scope.MLP, dtype=Dtype.FLOAT16, tokens=2, shape=MIDDLE), "cpu", seed=1))
+    judge.truth(ONE, False)
+    zeros = torch.zeros(2, MIDDLE.hidden, dtype=torch.float16)
+    monkeypatch.setattr(judge._reference, "infer", lambda draw: judge.desk.activations(draw) and {"output": zeros})
+    wrong = judge.compare_harsh(Draw(5, Values.WIDE))
+    assert wrong(zeros + 1e-6) == ""
+    assert "relative difference" in wrong(zeros + 1e-2)
