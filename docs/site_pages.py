@@ -16,7 +16,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
-_RESULTS = ("*.png", "records.csv", "summary.csv", "tp.csv", "*.txt", "fp8-kernels.csv", "parts.csv", "grid.csv")
+_RESULTS = (
+    "*.png", "records.csv", "summary.csv", "tp.csv", "*.txt", "fp8-kernels.csv", "parts.csv", "grid.csv", "bare-product.csv",
+)  # fmt: skip
 SHOWN = ("docs/figures/*.svg", "docs/site.css", *(f"results/**/{name}" for name in _RESULTS), "LICENSE")
 """What documents may show or link to besides each other."""
 LINKS = {"a": ("href",), "img": ("src",), "source": ("srcset",), "link": ("href",), "script": ("src",)}
