@@ -196,7 +196,7 @@ class Judge:
         broken = ~torch.isfinite(self.desk.given[self.desk.names[0]]).all(-1, keepdim=True)
         numbers = torch.isfinite(expected)
         truth = next(iter(self._truths.values()))
-        allowed = tolerance.budget_of(truth.values["output"], truth.eager["output"], self.arithmetic).relative
+        allowed = tolerance.budget_of(truth.expected["output"], truth.eager["output"], self.arithmetic).relative
 
         def wrong(value: Tensor) -> str:
             if (torch.isfinite(value) & broken & ~numbers).any():

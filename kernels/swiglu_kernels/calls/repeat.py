@@ -33,12 +33,8 @@ def kind_of(name: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Ki
     if INTERPRETING or torch.compiler.is_compiling() or watched() or tensors[0] is None:
         return None
     with_gradients = torch.is_grad_enabled()
-    kind: list[Any] = [
-        name,
-        with_gradients,
-        options,
-        tuple(map(type, options)),
-    ]  # True is no number, though it equals one
+    # With types, because True equals 1 and is no number here.
+    kind: list[Any] = [name, with_gradients, options, tuple(map(type, options))]
     for tensor in tensors:
         if tensor is None:
             kind.append(None)

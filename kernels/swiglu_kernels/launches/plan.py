@@ -204,8 +204,8 @@ class _Step:
 class _Source:
     """Writes a series as one Python function of a call's arguments, in which t0, t1 and so on are tensors.
 
-    It does what a loop over the steps would do, in half the time: nothing is looked up but what may differ. `aligned`
-    says whether all tensors so far are aligned as they were; where not, launches are looked up by their arguments.
+    It does what a loop over the steps would do, in less time: nothing is looked up but what may differ. `aligned` says
+    whether all tensors so far are aligned as they were; where not, launches are looked up by their arguments.
     """
 
     def __init__(self, positions: list[int], alignments: list[int]) -> None:
