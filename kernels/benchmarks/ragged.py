@@ -2,7 +2,8 @@
 
     python kernels/benchmarks/ragged.py --csv FILE [--shape 4096x11008] [--tokens 300] [--budget 0.6]
 
-The ways: the ping-pong kernel in each of its widths; the portable kernel in two tiles; PyTorch's two products (`two`)
+The ways: the ping-pong kernel in each of its widths; the transposed one for each number of tokens in a tile, alone and
+with the last wave's tiles shared by several programs; the portable kernel in two tiles; PyTorch's two products (`two`)
 or its product with both weights side by side (`packed`) and one elementwise launch; eager; torch.compile. `bare` is the
 packed product with no gate. `storing` also writes gate and up for the backward, which `two` and `packed` do anyway.
 Each is timed behind a filled queue with a cold L2 cache. Ratios are medians of per-round ratios to `bare`, with their
@@ -23,7 +24,7 @@ from side_by_side import gpu_and_clock, require_right
 from swiglu_bench.measure.rounds import Rule, on_clock, run_rounds
 from swiglu_bench.measure.statistics import percentile
 from swiglu_kernels import reference
-from swiglu_kernels.hopper import forward
+from swiglu_kernels.hopper import forward, transposed
 from swiglu_kernels.launches.formula import PLAIN
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import Tile
@@ -34,6 +35,7 @@ from swiglu_kernels.tiles.candidates import Choice, Problem
 
 TOKENS = (129, 160, 192, 256, 300, 333, 384, 448, 512, 560, 640, 768, 900, 1000)
 SHAPES = ("4096x11008", "4096x14336", "5120x27648", "3584x18944")
+MULTIPROCESSORS = 132
 PORTABLE = (Tile(128, 64, 64, warps=4, stages=3), Tile(128, 128, 64, warps=8, stages=4))
 Call = Callable[[], object]
 
@@ -48,7 +50,11 @@ def ways(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> tuple[dic
         kept, suffix = ((gate, up), " storing") if storing else (None, "")
         for columns in forward.COLUMNS:
             tile = Tile(**{**vars(forward.TILE), "columns": columns})
-            launches[f"{columns}{suffix}"] = forward.forward_launch(x, w_gate, w_up, z, kept, tile)
+            launches[f"ping-pong {columns}{suffix}"] = forward.forward_launch(x, w_gate, w_up, z, kept, tile)
+        for run in transposed.COLUMNS:
+            for shares in sorted({1, transposed.most_shares(tokens, intermediate, hidden, run, MULTIPROCESSORS)}):
+                name = f"transposed {2 * run}{f' /{shares}' if shares > 1 else ''}{suffix}"
+                launches[name] = transposed.forward_launch(x, w_gate, w_up, z, kept, transposed.tile(run, shares))
         for tile in PORTABLE:
             kernel = "forward-preact" if storing else "forward"
             with tuning.forced(x.device, kernel, problem, Choice("portable", tile)):
@@ -171,10 +177,10 @@ def line(shape: str, tokens: int, us: dict[str, float]) -> str:
     """Say what a case takes: PyTorch's ways, then the fastest of ours."""
     others = "".join(f"{us[name]:{width}.1f}" for name, width in zip(("bare", "two", "packed"), (7, 7, 7), strict=True))
     others += f"{us['compile']:8.1f}{us['eager']:7.1f}"
-    ours = [name for name in us if name[0].isdigit() or name.startswith("portable")]
     best = (
-        min((one for one in ours if one.endswith("storing") is storing), key=us.__getitem__)
+        min((one for one in us if one.startswith(kind) and one.endswith("storing") is storing), key=us.__getitem__)
         for storing in (False, True)
+        for kind in ("ping-pong", "transposed", "portable")
     )
     return f"{shape:11}{tokens:5}{others}  " + ", ".join(f"{us[name]:.1f} {name}" for name in best)
 

@@ -19,6 +19,7 @@ from swiglu_kernels.tiles.tuning import lookup
 
 NAMES = {
     "hopper.forward": "hand-scheduled ping-pong for Hopper",
+    "hopper.transposed": "hand-scheduled transposed for Hopper",
     "hopper.row": "hand-scheduled cooperative for Hopper",
     "hopper.products": "hand-scheduled for Hopper",
 }
@@ -81,13 +82,12 @@ def explain(
             and formula == PLAIN
             and lookup("forward" if stored is None else "forward-preact", x, x.shape[0], x.shape[1], intermediate)
         )
-        empty = "faster for so many tokens than a kernel whose last row of tiles is empty"
-        reason = "tuned" if tuned else why or slow_rows or empty
+        reason = "tuned" if tuned else why or slow_rows
         first = f"two products by torch and one elementwise launch ({reason})"
     else:
         launch = forward_launch(x, w_gate, w_up, z, stored, None, biases, formula)
         first = f"one launch, {_kernel(launch)}" + (f" ({why})" if why and _portable(launch) else "")
-        first += f", and one that adds up {launch.arguments['parts_ptr'].shape[0]} parts" if launch.then else ""
+        first += f", and one that adds up {_summands(launch)}" if launch.then else ""
     if stored:
         first += "; gate and up are kept"
     d = z if stored is None else gate
@@ -204,9 +204,17 @@ def _kernel(launch: Launch) -> str:
     at = launch.arguments
     if "BLOCK_M" in at:
         schedule += f", tiles of {at['BLOCK_M']} x {at['BLOCK_N']}"
+    elif "shares" in at:
+        schedule += f", tiles of {2 * at['COLUMNS']} tokens"
     elif "COLUMNS" in at:
         schedule += f", tiles of {at['COLUMNS']} columns"
     return schedule
+
+
+def _summands(launch: Launch) -> str:
+    """What a second launch adds up."""
+    at = launch.arguments
+    return f"{at['shares']} shares of the last tiles" if "shares" in at else f"{at['parts_ptr'].shape[0]} parts"
 
 
 def _device(device: torch.device) -> str:

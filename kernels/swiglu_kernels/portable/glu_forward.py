@@ -14,16 +14,18 @@ from typing import Any
 
 import torch
 
-from swiglu_kernels.hopper import forward, row
+from swiglu_kernels.hopper import forward, row, transposed
 from swiglu_kernels.launches.backend import capability_of, multiprocessors, tl, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.launches.precision import float32_dot_precision
 from swiglu_kernels.launches.tiles import Capability, Tile, forward_tile, recompute_tile
 from swiglu_kernels.portable.arithmetic import dot, gated, gated_gradients, grouped_tile, halves, output_tile, round_to
-from swiglu_kernels.tiles.candidates import BY_TORCH, forward_schedule
+from swiglu_kernels.tiles.candidates import BY_TORCH, forward_by_hand
 from swiglu_kernels.tiles.tuning import lookup, portable_tile
 
+BY_HAND = {"ping-pong": forward, "transposed": transposed, "cooperative": row}
+"""By schedule: what describes the launch."""
 Biases = tuple[torch.Tensor | None, torch.Tensor | None]
 NO_BIASES: Biases = (None, None)
 
@@ -271,10 +273,10 @@ def forward_launch(
     processors = multiprocessors(x.device)
     tuned = lookup(kernel, x, M, K, N) if plain else None
     tuned = None if tuned == BY_TORCH else tuned
-    schedule = tuned.schedule if tuned else forward_schedule(M, K, N, processors)
-    if plain and schedule != "portable" and forward.why_not(x, w_gate, w_up, capability) is None:
-        by_hand = row if schedule == "cooperative" else forward
-        return by_hand.forward_launch(x, w_gate, w_up, z, preactivations, tuned.tile if tuned else None)
+    if plain and forward.why_not(x, w_gate, w_up, capability) is None:
+        choice = tuned or forward_by_hand(M, K, N, processors, preactivations is not None)
+        if choice is not None and choice.schedule != "portable":
+            return BY_HAND[choice.schedule].forward_launch(x, w_gate, w_up, z, preactivations, choice.tile)
     gate, up = preactivations or (z, z)  # never touched without STORE_PREACT
     aligned = vectorises(x, w_gate, w_up, z)
     tile = portable_tile(tuned, aligned) or forward_tile(M, K, N, x.dtype, capability, aligned, processors)

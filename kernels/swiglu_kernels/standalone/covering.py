@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from swiglu_kernels.hopper import experts as by_hand
-from swiglu_kernels.hopper import forward, products, row, shared
+from swiglu_kernels.hopper import forward, products, row, shared, transposed
 from swiglu_kernels.hopper import fp8 as fp8_by_hand
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
@@ -239,6 +239,13 @@ def _by_hand() -> Iterator[tuple[str, Launch]]:
         tile = replace(forward.TILE, columns=columns)
         name = f"ping-pong forward, {columns} columns{', gate and up stored' if stored else ''}"
         yield name, forward.forward_launch(x, weight, weight, z, stored, tile)
+    x, weight, z = tensor(256, 4096), tensor(2112, 4096), tensor(256, 2112)  # 66 tiles
+    for run, shares, stored in itertools.product(transposed.COLUMNS, (1, 2), (None, (z, z))):
+        launch = transposed.forward_launch(x, weight, weight, z, stored, transposed.tile(run, shares))
+        name = f"{2 * run} tokens{', shared' if launch.then else ''}{', gate and up stored' if stored else ''}"
+        yield f"transposed forward, {name}", launch
+        if launch.then:
+            yield f"transposed forward, shares added up, {name}", launch.then
     # Every width, every number of tokens and both forms, not every combination.
     for number in range(1, row.MOST_COLUMNS // 8 + 1):
         tokens, columns = (number - 1) % 8 * row.X_STEP + row.X_STEP, 8 * number

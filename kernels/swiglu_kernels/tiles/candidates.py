@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 
-from swiglu_kernels.hopper import forward, products, row, shared
+from swiglu_kernels.hopper import forward, products, row, shared, transposed
 from swiglu_kernels.launches.tiles import (
     MOST_PARTS,
     Capability,
@@ -34,7 +34,7 @@ from swiglu_kernels.launches.tiles import (
 )
 from swiglu_kernels.routing import capacity
 
-Schedule = Literal["portable", "ping-pong", "cooperative", "gate", "torch"]
+Schedule = Literal["portable", "ping-pong", "transposed", "cooperative", "gate", "torch"]
 """`torch`: PyTorch's products and one elementwise launch."""
 MOST = 24
 """Portable candidates of a kernel and shape, unless asked for others."""
@@ -134,13 +134,6 @@ former, a product of ours takes some 1.5 times as long as PyTorch's, and of the 
 writes columns (results/nvidia-h200/parts.csv)."""
 UNALIGNED_TOKENS = 32
 """Of rows that begin anywhere, so many at most go to the row kernel, faster than PyTorch at 13, not at 79."""
-NEARLY_EMPTY = ((128, 192, 12_000_000), (256, 300, 20_000_000))
-"""More tokens than the first, up to the second, and at least so many elements a weight: there ping-pong's last row of
-tiles is nearly empty, and PyTorch's two products are faster (results/nvidia-h200/two-products.csv)."""
-HALF_IDLE_TOKENS, DEEP = (224, 256), 4096
-"""So many tokens as above, and at least so many hidden elements: where ping-pong's tiles of 64 columns are half of the
-multiprocessors at most, each makes a long sum, which PyTorch's products share out. One launch took 1.08 of their time
-at 7168 x 2048 and 1.05 at 4096 x 1536. At 224 tokens PyTorch's products are slow (two-products.csv)."""
 
 
 def rows_begin_at(multiple: int, hidden: int, intermediate: int) -> bool:
@@ -160,14 +153,7 @@ def multiplied_by_torch(at: Problem) -> bool:
     measured = at.capability == MEASURED
     if not measured or not by_hand_is_possible(at):
         return portable_is_slower(at.tokens, at.hidden, measured)
-    if at.hidden % SECTOR:
-        return at.tokens > UNALIGNED_TOKENS
-    above, most = HALF_IDLE_TOKENS
-    tiles = -(-at.tokens // 128) * -(-at.intermediate // 64)
-    half_idle = above < at.tokens <= most and at.hidden >= DEEP and 2 * tiles <= at.multiprocessors
-    return half_idle or any(
-        above < at.tokens <= most and at.hidden * at.intermediate >= elements for above, most, elements in NEARLY_EMPTY
-    )
+    return at.hidden % SECTOR > 0 and at.tokens > UNALIGNED_TOKENS
 
 
 def hidden_grad_by_torch(at: Problem) -> bool:
@@ -208,22 +194,20 @@ def _expert_weight_grad(at: Problem) -> Tile:
 
 
 def _forward_by_hand(at: Problem, stores_preact: bool) -> Choice | None:
-    schedule = forward_schedule(at.tokens, at.hidden, at.intermediate, at.multiprocessors)
-    if schedule == "portable":
-        return None
-    if schedule == "cooperative":
-        return Choice("cooperative", row.tile_for(at.intermediate, at.multiprocessors))
-    tile = forward.tile_for(at.tokens, at.intermediate, at.multiprocessors, stores_preact)
-    return Choice("ping-pong", tile)
+    return forward_by_hand(at.tokens, at.hidden, at.intermediate, at.multiprocessors, stores_preact)
 
 
-def forward_schedule(tokens: int, hidden: int, intermediate: int, processors: int) -> Schedule:
-    """Name what makes the forward on Hopper where nothing was tuned."""
+def forward_by_hand(tokens: int, hidden: int, intermediate: int, processors: int, stores_preact: bool) -> Choice | None:
+    """Return what makes the forward on Hopper where nothing was tuned; None: the portable kernel."""
     if tokens > row.MOST_TOKENS:
-        return "ping-pong"
+        tile = transposed.tile_for(tokens, hidden, intermediate, processors, stores_preact)
+        if tile is not None:
+            return Choice("transposed", tile)
+        return Choice("ping-pong", forward.tile_for(tokens, intermediate, processors, stores_preact))
     in_sectors = rows_begin_at(SECTOR, hidden, intermediate)
-    tile = few_tokens_tile(tokens, hidden, intermediate, processors) if in_sectors else None
-    return "cooperative" if tile is None else "portable"
+    if in_sectors and few_tokens_tile(tokens, hidden, intermediate, processors) is not None:
+        return None
+    return Choice("cooperative", row.tile_for(intermediate, processors))
 
 
 def _sum_by_hand(problem: Problem) -> Choice | None:
@@ -259,6 +243,10 @@ def _ping_pong_tiles(_: Problem) -> tuple[Tile, ...]:
     return tuple(replace(forward.TILE, columns=columns) for columns in forward.COLUMNS)
 
 
+def _transposed_tiles(at: Problem) -> tuple[Tile, ...]:
+    return tuple(transposed.tiles(at.tokens, at.hidden, at.intermediate, at.multiprocessors))
+
+
 def _row_tiles(problem: Problem) -> tuple[Tile, ...]:
     if problem.tokens > row.MOST_TOKENS:
         return ()
@@ -267,7 +255,7 @@ def _row_tiles(problem: Problem) -> tuple[Tile, ...]:
 
 _forward_kernel = Kernel(
     "tokens", 2, 1, 2, _forward, parts=True, by_torch=multiplied_by_torch,
-    by_hand={"ping-pong": _ping_pong_tiles, "cooperative": _row_tiles},
+    by_hand={"ping-pong": _ping_pong_tiles, "transposed": _transposed_tiles, "cooperative": _row_tiles},
     shipped_by_hand=partial(_forward_by_hand, stores_preact=False),
 )  # fmt: skip
 KERNELS = {
@@ -323,6 +311,8 @@ def why_illegal(name: str, choice: Choice, problem: Problem) -> str | None:
     if choice == BY_TORCH:
         return None if kernel.by_torch else "no kernel of this name is made of PyTorch's products"
     if choice.schedule != "portable":
+        if choice.schedule == "transposed" and tile.parts <= transposed.MOST_SHARES:
+            tile = replace(tile, parts=1)  # a launch shares its last wave where there is room
         known = by_hand_is_possible(problem) and tile in _configurations(kernel, choice.schedule, problem)
         return None if known else f"not a configuration of a schedule {choice.schedule!r} here"
     if choice == Choice("portable", kernel.shipped(problem)):

@@ -19,8 +19,7 @@ at multiples of 128 bytes and tokens are many (`results/nvidia-h200/parts.csv`):
 The forward of the portable kernel takes 1.16-1.22 of the bare product at 1024-8192 tokens, where eager takes 1.12-1.16
 and two products by torch with one elementwise launch 1.06-1.11. So where no hand-scheduled kernel takes the tensors
 (other GPUs, other versions of Triton, biases, other gates), the forward of more than PORTABLE_TOKENS is the latter,
-unless a tile was tuned for it; and so it is where the last row of tiles of the hand-scheduled ones is nearly empty
-(`candidates.NEARLY_EMPTY`).
+unless a tile was tuned for it.
 
 All of this was measured on compute capability 9.0 alone. On another GPU a product of ours may lose to PyTorch's, while
 one elementwise launch between PyTorch's products moves fewer bytes than eager's several. So there "auto" takes that, in

@@ -7,7 +7,7 @@ import torch
 from on_hopper import check_against_fp64, needs_hopper
 
 from swiglu_kernels import swiglu_glu
-from swiglu_kernels.hopper import forward, shared
+from swiglu_kernels.hopper import forward, shared, transposed
 
 
 def matrices(tokens: int = 512, hidden: int = 64, intermediate: int = 128, dtype: torch.dtype = torch.bfloat16):
@@ -77,6 +77,27 @@ def test_tiles_fill_the_waves(tokens: int, intermediate: int, columns: int, stor
     assert forward.tile_for(tokens, intermediate, 132, True).columns == storing
 
 
+@pytest.mark.parametrize(
+    ("tokens", "hidden", "intermediate", "rows", "shares"),
+    [
+        (160, 4096, 11008, 160, 3),  # 172 tiles of 160 tokens and 64 features: one wave, and 40 tiles for 3 each
+        (160, 4096, 14336, 160, 1),  # 224: too many beyond one wave to share them
+        (333, 4096, 14336, 176, 2),
+        (576, 5120, 27648, 192, 1),
+        (256, 4096, 11008, None, 1),  # two full rows of tiles
+        (1024, 4096, 11008, None, 1),
+        (128, 4096, 11008, None, 1),  # `row.py`
+        (8192, 4096, 11008, None, 1),  # not measured
+        (160, 4096, 56, None, 1),  # less than a tile
+    ],
+)
+def test_few_hundred_tokens_are_transposed(
+    tokens: int, hidden: int, intermediate: int, rows: int | None, shares: int
+) -> None:
+    tile = transposed.tile_for(tokens, hidden, intermediate, 132, stores_preact=False)
+    assert tile == (None if rows is None else transposed.tile(rows // 2, shares))
+
+
 class TestOnHopper:
     pytestmark = needs_hopper
 
@@ -105,6 +126,33 @@ class TestOnHopper:
         """The ring goes round often; where tiles overlap, both write the same."""
         x = torch.randn(tokens, 256, device="cuda").bfloat16()
         w_gate, w_up = (torch.randn(intermediate, 256, device="cuda").bfloat16() / 16 for _ in range(2))
+        first = swiglu_glu(x, w_gate, w_up)
+        for _ in range(20):
+            assert torch.equal(swiglu_glu(x, w_gate, w_up), first)
+
+
+class TestTransposedOnHopper:
+    pytestmark = needs_hopper
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("store", [False, True], ids=["z", "z, gate, up"])
+    @pytest.mark.parametrize("shares", [1, 2, transposed.MOST_SHARES])
+    @pytest.mark.parametrize("run", transposed.COLUMNS)
+    @pytest.mark.parametrize(
+        "shape",
+        [(129, 64, 72), (131, 136, 64), (160, 4096, 11008), (256, 2880, 2112), (333, 520, 1000), (777, 1032, 520)],
+    )
+    def test_against_fp64(
+        self, shape: tuple[int, int, int], run: int, shares: int, store: bool, dtype: torch.dtype
+    ) -> None:
+        check_against_fp64(transposed.forward_launch, shape, store, dtype, transposed.tile(run, shares))
+
+    @pytest.mark.parametrize(("tokens", "intermediate"), [(160, 11008), (333, 14336), (577, 8200)])
+    def test_the_same_bits_each_time(self, tokens: int, intermediate: int) -> None:
+        x = torch.randn(tokens, 4096, device="cuda").bfloat16()
+        w_gate, w_up = (torch.randn(intermediate, 4096, device="cuda").bfloat16() / 64 for _ in range(2))
+        tile = transposed.tile_for(tokens, 4096, intermediate, 132, stores_preact=False)
+        assert tile is not None, "so that it runs"
         first = swiglu_glu(x, w_gate, w_up)
         for _ in range(20):
             assert torch.equal(swiglu_glu(x, w_gate, w_up), first)

@@ -102,26 +102,6 @@ def test_a_tuned_choice_is_used(monkeypatch: pytest.MonkeyPatch, tuned: Choice, 
 @pytest.mark.parametrize(
     ("tokens", "hidden", "intermediate", "expected"),
     [
-        (230, 7168, 2048, True),
-        (256, 4096, 1536, True),
-        (224, 4096, 1536, False),
-        (257, 4096, 1536, False),
-        (230, 2048, 768, False),
-        (230, 4096, 11008, False),
-    ],
-)
-def test_few_tiles_of_long_sums(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, hidden: int, intermediate: int, expected: bool
-) -> None:
-    monkeypatch.setattr(shared, "why_off", lambda *_: None)
-    at = Problem(tokens, hidden, intermediate, torch.bfloat16, (9, 0))
-    assert candidates.by_hand_is_possible(at)
-    assert multiplied_by_torch(at) is expected
-
-
-@pytest.mark.parametrize(
-    ("tokens", "hidden", "intermediate", "expected"),
-    [
         (256, 3032, 11848, "triton"),
         (257, 3032, 11848, "torch"),
         (2, 6600, 11944, "torch"),
@@ -140,28 +120,36 @@ def test_who_makes_the_gradients_of_weights(
     assert choices.resolve("auto", "auto", "auto", x, intermediate)[0] == expected
 
 
-MEASURED = Path(__file__).parents[3] / "results" / "nvidia-h200" / "two-products.csv"
+MEASURED = Path(__file__).parents[3] / "results" / "nvidia-h200" / "ragged.csv"
 
 
-@pytest.mark.parametrize(("ours", "torch_s"), [("ours", "torch2"), ("ours_stored", "torch2_stored")])
-def test_the_rule_follows_what_was_measured(monkeypatch: pytest.MonkeyPatch, ours: str, torch_s: str) -> None:
-    """Over 240 layers and numbers of tokens: 0.5% slower than always the faster one; ours alone was 2.6% slower."""
+@pytest.mark.parametrize("stored", [False, True], ids=["z", "z, gate, up"])
+def test_the_forward_follows_what_was_measured(monkeypatch: pytest.MonkeyPatch, stored: bool) -> None:
+    """What is shipped takes hardly more time than the fastest way, of 129 to 1000 tokens and ten layers."""
     monkeypatch.setattr(shared, "why_off", lambda *_: None)
     times: dict[tuple[int, int, int], dict[str, float]] = {}
     with MEASURED.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             place = int(row["tokens"]), int(row["hidden"]), int(row["intermediate"])
-            times.setdefault(place, {})[row["what"]] = float(row["us"])
-    assert len(times) == 240
-    ruled, alone = [], []
+            times.setdefault(place, {})[row["way"]] = float(row["us"])
+    assert len({place[1:] for place in times}) == 10
+    kernel, suffix = ("forward-preact", " storing") if stored else ("forward", "")
+    ruled, ping_pong = [], []
     for place, us in times.items():
-        by_torch = multiplied_by_torch(Problem(*place, torch.bfloat16, (9, 0)))
-        best = min(us[ours], us[torch_s])
-        ruled.append((us[torch_s] if by_torch else us[ours]) / best)
-        alone.append(us[ours] / best)
-    assert statistics.geometric_mean(ruled) < 1.005
-    assert statistics.geometric_mean(alone) > 1.02
-    assert max(ruled) < 1.15
+        choice = candidates.shipped(kernel, Problem(*place, torch.bfloat16, (9, 0)))
+        name = "two"
+        if choice.schedule == "ping-pong":
+            name = f"ping-pong {choice.tile.columns}{suffix}"
+        elif choice.schedule == "transposed":
+            tile = choice.tile
+            name = f"transposed {tile.rows}{f' /{tile.parts}' if tile.parts > 1 else ''}{suffix}"
+        ours = {way: time for way, time in us.items() if way.endswith("storing") is stored}
+        best = min(us["two"], *(time for way, time in ours.items() if way.startswith(("ping-pong", "transposed"))))
+        ruled.append(us[name] / best)
+        ping_pong.append(min(time for way, time in ours.items() if way.startswith("ping-pong")) / best)
+    assert statistics.geometric_mean(ruled) < 1.01
+    assert statistics.geometric_mean(ping_pong) > 1.02, "or the transposed kernel is not worth its lines"
+    assert max(ruled) < 1.1
 
 
 @pytest.mark.skipif(backend_for(CPU) == "torch", reason="Triton's interpreter is off")

@@ -33,7 +33,8 @@ def ruled(part: str, place: Place) -> str:
     by_torch = {"input-grad": input_grad, "weight-grad": weight_grad, "mlp-weight-grad": weight_grad}.get(part)
     if by_torch == "torch":
         return "torch"
-    return shipped(part, Problem(tokens, hidden, intermediate, torch.bfloat16, (9, 0))).schedule
+    schedule = shipped(part, Problem(tokens, hidden, intermediate, torch.bfloat16, (9, 0))).schedule
+    return "ping-pong" if schedule == "transposed" else schedule  # measured later: ragged.csv
 
 
 @pytest.fixture(autouse=True)

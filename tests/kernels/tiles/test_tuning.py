@@ -294,8 +294,8 @@ class TestByHandOrPortable:
     def test_as_shipped(self) -> None:
         assert isinstance(self.launch(16), Launch)
         for tokens in (65, hopper_row.MOST_TOKENS):
-            assert self.launch(tokens) == (hopper_row.__name__, None)
-        assert self.launch(hopper_row.MOST_TOKENS + 1) == (forward.__name__, None)
+            assert self.launch(tokens) == (hopper_row.__name__, hopper_row.tile_for(N, 132))
+        assert self.launch(hopper_row.MOST_TOKENS + 1) == (forward.__name__, forward.tile_for(129, N, 132, False))
 
     def test_by_hand_for_few_tokens(self) -> None:
         tile = replace(forward.TILE, stages=4, group=8)
@@ -314,7 +314,7 @@ class TestByHandOrPortable:
             launch = self.launch(100)
             assert isinstance(launch, Launch)
             assert tile_of(launch) == (TILE.warps, TILE.stages)
-        assert self.launch(100) == (hopper_row.__name__, None)
+        assert self.launch(100) == (hopper_row.__name__, hopper_row.tile_for(N, 132))
 
 
 def test_forced_leaves_no_trace() -> None:
