@@ -25,9 +25,6 @@ FAR = 128 * 1024
 RELEASES = 4
 """Arrivals that free a stage or hand over the turn: one of each warp."""
 
-NOWHERE = 0x7FFFFFFF
-"""The address of a buffer that is not found."""
-
 
 def lost(kernel: str) -> str:
     """Say what a kernel's trap means."""
@@ -45,7 +42,7 @@ if GLUON_MISSING is None:
 
     _BLOCK = gl.constexpr(BLOCK)
     _MARKS, _OTHER_MARKS = gl.constexpr(0x5AC3), gl.constexpr(0x35A6)  # of three buffers: these and the next two
-    _FAR, _NOWHERE = gl.constexpr(FAR), gl.constexpr(NOWHERE)
+    _PIECE, _PIECES = gl.constexpr(1024), gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
     _LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16]))
 
     @gluon.constexpr_function
@@ -494,7 +491,7 @@ if GLUON_MISSING is None:
         seen = gl.inline_asm_elementwise(
             PTX,
             "=r,=r,=r,=r,=r,r,~{memory}",
-            [gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))],
+            [gl.arange(0, 128, _PIECES)],
             dtype=(gl.int32, gl.int32, gl.int32, gl.int32, gl.int32),
             is_pure=False,
             pack=1,
@@ -503,16 +500,28 @@ if GLUON_MISSING is None:
         return seen
 
     @gluon.jit
-    def _found(seen, again, NUMBER: gl.constexpr):
-        """The address of the piece that held mark NUMBER, once of each pattern; where none did, a trap."""
-        ONE: gl.constexpr = (_MARKS + NUMBER) * 0x10001
-        OTHER: gl.constexpr = (_OTHER_MARKS + NUMBER) * 0x10001
-        near = (seen[1] == ONE) & (seen[2] == ONE) & (again[1] == OTHER) & (again[2] == OTHER)
-        far = (seen[3] == ONE) & (seen[4] == ONE) & (again[3] == OTHER) & (again[4] == OTHER)
-        address = gl.min(gl.where(near, seen[0], gl.where(far, seen[0] + _FAR, _NOWHERE)), 0)
+    def _found(seen, again, COUNT: gl.constexpr):
+        """The numbers of the pieces that held the COUNT marks, once of each pattern, 8 bits each; else a trap."""
+        piece = gl.arange(0, 128, _PIECES)
+        mine = gl.zeros_like(piece)
+        for number in gl.static_range(COUNT):
+            one = (_MARKS + number) * 0x10001
+            other = (_OTHER_MARKS + number) * 0x10001
+            near = (seen[1] == one) & (seen[2] == one) & (again[1] == other) & (again[2] == other)
+            far = (seen[3] == one) & (seen[4] == one) & (again[3] == other) & (again[4] == other)
+            at = gl.where(near, piece, piece + 128)
+            mine += gl.where(near | far, (at << 8 * number) + (1 << 24), 0)  # above, how many were found
         return gl.inline_asm_elementwise(
-            f"{{ .reg .pred lost; setp.eq.s32 lost, $1, {_NOWHERE}; @lost trap; mov.b32 $0, $1; }}",
-            "=r,r", [address], gl.int32, is_pure=False, pack=1,
+            f"{{ .reg .pred lost; .reg .b32 count; shr.u32 count, $1, 24; setp.ne.u32 lost, count, {COUNT};"
+            " @lost trap; mov.b32 $0, $1; }",
+            "=r,r", [gl.sum(mine, 0)], gl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+    @gluon.jit
+    def _address(pieces, NUMBER: gl.constexpr):
+        return gl.inline_asm_elementwise(
+            "{ .reg .b32 begin; mov.u32 begin, global_smem; add.u32 $0, $1, begin; }",
+            "=r,r", [(pieces >> 8 * NUMBER & 255) * _PIECE], gl.int32, is_pure=True, pack=1,
         )  # fmt: skip
 
     @gluon.jit
@@ -521,7 +530,7 @@ if GLUON_MISSING is None:
         _mark(buffer, _MARKS)
         seen = _pieces()
         _mark(buffer, _OTHER_MARKS)
-        return _found(seen, _pieces(), 0)
+        return _address(_found(seen, _pieces(), 1), 0)
 
     @gluon.jit
     def locate_all(left, right, barriers):
@@ -533,5 +542,5 @@ if GLUON_MISSING is None:
         _mark(left, _OTHER_MARKS)
         _mark(right, _OTHER_MARKS + 1)
         _mark(barriers, _OTHER_MARKS + 2)
-        again = _pieces()
-        return _found(seen, again, 0), _found(seen, again, 1), _found(seen, again, 2)
+        found = _found(seen, _pieces(), 3)
+        return _address(found, 0), _address(found, 1), _address(found, 2)

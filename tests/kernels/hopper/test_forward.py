@@ -87,7 +87,8 @@ def test_tiles_fill_the_waves(tokens: int, intermediate: int, columns: int, stor
         (256, 4096, 11008, None, 1),  # two full rows of tiles
         (1024, 4096, 11008, None, 1),
         (128, 4096, 11008, None, 1),  # `row.py`
-        (8192, 4096, 11008, None, 1),  # not measured
+        (1100, 4096, 14336, 160, 1),
+        (8192, 4096, 11008, None, 1),
         (160, 4096, 56, None, 1),  # less than a tile
     ],
 )

@@ -95,7 +95,7 @@ def test_the_forward_by_hand_is_a_choice_on_hopper_at_any_token_count() -> None:
     assert why_illegal("forward", few_hundred, kept) is None
     too_many = Choice("transposed", transposed.tile(80, transposed.MOST_SHARES + 1))
     assert why_illegal("forward", too_many, kept) is not None
-    assert "transposed" not in schedules("forward", at(4096))
+    assert "transposed" not in schedules("forward", at(128))
     row = Choice("cooperative", hopper_row.tile_for(at().intermediate, 132))
     for tokens in (65, hopper_row.MOST_TOKENS):
         assert shipped("forward", at(tokens)) == row

@@ -125,7 +125,7 @@ MEASURED = Path(__file__).parents[3] / "results" / "nvidia-h200" / "ragged.csv"
 
 @pytest.mark.parametrize("stored", [False, True], ids=["z", "z, gate, up"])
 def test_the_forward_follows_what_was_measured(monkeypatch: pytest.MonkeyPatch, stored: bool) -> None:
-    """What is shipped takes hardly more time than the fastest way, of 129 to 1000 tokens and ten layers."""
+    """What is shipped takes hardly more time than the fastest way, of 129 to 8192 tokens and ten layers."""
     monkeypatch.setattr(shared, "why_off", lambda *_: None)
     times: dict[tuple[int, int, int], dict[str, float]] = {}
     with MEASURED.open(newline="", encoding="utf-8") as file:
@@ -147,8 +147,8 @@ def test_the_forward_follows_what_was_measured(monkeypatch: pytest.MonkeyPatch, 
         best = min(us["two"], *(time for way, time in ours.items() if way.startswith(("ping-pong", "transposed"))))
         ruled.append(us[name] / best)
         ping_pong.append(min(time for way, time in ours.items() if way.startswith("ping-pong")) / best)
-    assert statistics.geometric_mean(ruled) < 1.01
-    assert statistics.geometric_mean(ping_pong) > 1.02, "or the transposed kernel is not worth its lines"
+    assert statistics.geometric_mean(ruled) < 1.005
+    assert statistics.geometric_mean(ping_pong) > 1.04, "or the transposed kernel is not worth its lines"
     assert max(ruled) < 1.1
 
 
