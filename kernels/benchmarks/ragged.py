@@ -51,10 +51,10 @@ def ways(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> tuple[dic
         for columns in forward.COLUMNS:
             tile = Tile(**{**vars(forward.TILE), "columns": columns})
             launches[f"ping-pong {columns}{suffix}"] = forward.forward_launch(x, w_gate, w_up, z, kept, tile)
-        for run in transposed.COLUMNS:
-            for shares in sorted({1, transposed.most_shares(tokens, intermediate, hidden, run, MULTIPROCESSORS)}):
-                name = f"transposed {2 * run}{f' /{shares}' if shares > 1 else ''}{suffix}"
-                launches[name] = transposed.forward_launch(x, w_gate, w_up, z, kept, transposed.tile(run, shares))
+        for rows in transposed.TOKENS:
+            for shares in sorted({1, transposed.most_shares(tokens, intermediate, hidden, rows, MULTIPROCESSORS)}):
+                name = f"transposed {rows}{f' /{shares}' if shares > 1 else ''}{suffix}"
+                launches[name] = transposed.forward_launch(x, w_gate, w_up, z, kept, transposed.tile(rows, shares))
         for tile in PORTABLE:
             kernel = "forward-preact" if storing else "forward"
             with tuning.forced(x.device, kernel, problem, Choice("portable", tile)):

@@ -205,7 +205,7 @@ def _kernel(launch: Launch) -> str:
     if "BLOCK_M" in at:
         schedule += f", tiles of {at['BLOCK_M']} x {at['BLOCK_N']}"
     elif "shares" in at:
-        schedule += f", tiles of {2 * at['COLUMNS']} tokens"
+        schedule += f", tiles of {at['TOKENS']} tokens"
     elif "COLUMNS" in at:
         schedule += f", tiles of {at['COLUMNS']} columns"
     return schedule

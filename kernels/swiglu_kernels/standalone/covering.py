@@ -240,9 +240,9 @@ def _by_hand() -> Iterator[tuple[str, Launch]]:
         name = f"ping-pong forward, {columns} columns{', gate and up stored' if stored else ''}"
         yield name, forward.forward_launch(x, weight, weight, z, stored, tile)
     x, weight, z = tensor(256, 4096), tensor(2112, 4096), tensor(256, 2112)  # 66 tiles
-    for run, shares, stored in itertools.product(transposed.COLUMNS, (1, 2), (None, (z, z))):
-        launch = transposed.forward_launch(x, weight, weight, z, stored, transposed.tile(run, shares))
-        name = f"{2 * run} tokens{', shared' if launch.then else ''}{', gate and up stored' if stored else ''}"
+    for rows, shares, stored in itertools.product(transposed.TOKENS, (1, 2), (None, (z, z))):
+        launch = transposed.forward_launch(x, weight, weight, z, stored, transposed.tile(rows, shares))
+        name = f"{rows} tokens{', shared' if launch.then else ''}{', gate and up stored' if stored else ''}"
         yield f"transposed forward, {name}", launch
         if launch.then:
             yield f"transposed forward, shares added up, {name}", launch.then

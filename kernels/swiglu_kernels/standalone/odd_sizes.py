@@ -272,9 +272,9 @@ def _by_hand(at: Sizes, label: str) -> Iterator[Outcome]:
     for columns in forward.COLUMNS:
         tile = replace(forward.TILE, columns=columns)
         yield from _forwards(at, f"ping-pong forward of {columns} {label}", forward.forward_launch, tile)
-    for run, shares in itertools.product(transposed.COLUMNS, (1, 3)):
-        name = f"transposed forward of {2 * run} tokens{', shared' if shares > 1 else ''} {label}"
-        yield from _forwards(at, name, transposed.forward_launch, transposed.tile(run, shares))
+    for rows, shares in itertools.product(transposed.TOKENS, (1, 3)):
+        name = f"transposed forward of {rows} tokens{', shared' if shares > 1 else ''} {label}"
+        yield from _forwards(at, name, transposed.forward_launch, transposed.tile(rows, shares))
     pairs = [(at.gate, at.w_gate), (at.up, at.w_up)]
     exact = sum(fp64(left) @ fp64(right) for left, right in pairs)
     assert isinstance(exact, torch.Tensor)

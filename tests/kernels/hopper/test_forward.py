@@ -82,7 +82,9 @@ def test_tiles_fill_the_waves(tokens: int, intermediate: int, columns: int, stor
     [
         (160, 4096, 11008, 160, 3),  # 172 tiles of 160 tokens and 64 features: one wave, and 40 tiles for 3 each
         (160, 4096, 14336, 160, 1),  # 224: too many beyond one wave to share them
-        (333, 4096, 14336, 176, 2),
+        (333, 4096, 14336, 112, 8),  # 672: five waves and 12 tiles
+        (333, 4096, 11008, 112, 1),
+        (230, 7168, 2048, 64, 1),
         (576, 5120, 27648, 192, 1),
         (256, 4096, 11008, None, 1),  # two full rows of tiles
         (1024, 4096, 11008, None, 1),
@@ -96,7 +98,7 @@ def test_few_hundred_tokens_are_transposed(
     tokens: int, hidden: int, intermediate: int, rows: int | None, shares: int
 ) -> None:
     tile = transposed.tile_for(tokens, hidden, intermediate, 132, stores_preact=False)
-    assert tile == (None if rows is None else transposed.tile(rows // 2, shares))
+    assert tile == (None if rows is None else transposed.tile(rows, shares))
 
 
 class TestOnHopper:
@@ -138,15 +140,15 @@ class TestTransposedOnHopper:
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     @pytest.mark.parametrize("store", [False, True], ids=["z", "z, gate, up"])
     @pytest.mark.parametrize("shares", [1, 2, transposed.MOST_SHARES])
-    @pytest.mark.parametrize("run", transposed.COLUMNS)
+    @pytest.mark.parametrize("rows", transposed.TOKENS)
     @pytest.mark.parametrize(
         "shape",
         [(129, 64, 72), (131, 136, 64), (160, 4096, 11008), (256, 2880, 2112), (333, 520, 1000), (777, 1032, 520)],
     )
     def test_against_fp64(
-        self, shape: tuple[int, int, int], run: int, shares: int, store: bool, dtype: torch.dtype
+        self, shape: tuple[int, int, int], rows: int, shares: int, store: bool, dtype: torch.dtype
     ) -> None:
-        check_against_fp64(transposed.forward_launch, shape, store, dtype, transposed.tile(run, shares))
+        check_against_fp64(transposed.forward_launch, shape, store, dtype, transposed.tile(rows, shares))
 
     @pytest.mark.parametrize(("tokens", "intermediate"), [(160, 11008), (333, 14336), (577, 8200)])
     def test_the_same_bits_each_time(self, tokens: int, intermediate: int) -> None:

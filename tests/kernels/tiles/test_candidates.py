@@ -88,12 +88,12 @@ def test_the_forward_by_hand_is_a_choice_on_hopper_at_any_token_count() -> None:
         tile = forward.tile_for(tokens, at().intermediate, 132, False)
         assert shipped("forward", at(tokens)) == Choice("ping-pong", tile)
         assert "cooperative" not in schedules("forward", at(tokens))
-    few_hundred = Choice("transposed", transposed.tile(80, 3))
+    few_hundred = Choice("transposed", transposed.tile(160, 3))
     assert shipped("forward", at(160)) == few_hundred
     assert schedules("forward", at(160)).count("transposed") == 6 * len(transposed.tiles(160, 4096, 11008, 132))
     kept = at(256)  # as a file has it, where the last wave is another
     assert why_illegal("forward", few_hundred, kept) is None
-    too_many = Choice("transposed", transposed.tile(80, transposed.MOST_SHARES + 1))
+    too_many = Choice("transposed", transposed.tile(160, transposed.MOST_SHARES + 1))
     assert why_illegal("forward", too_many, kept) is not None
     assert "transposed" not in schedules("forward", at(128))
     row = Choice("cooperative", hopper_row.tile_for(at().intermediate, 132))

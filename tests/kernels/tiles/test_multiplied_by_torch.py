@@ -125,14 +125,14 @@ MEASURED = Path(__file__).parents[3] / "results" / "nvidia-h200" / "ragged.csv"
 
 @pytest.mark.parametrize("stored", [False, True], ids=["z", "z, gate, up"])
 def test_the_forward_follows_what_was_measured(monkeypatch: pytest.MonkeyPatch, stored: bool) -> None:
-    """What is shipped takes hardly more time than the fastest way, of 129 to 8192 tokens and ten layers."""
+    """What is shipped takes hardly more time than the fastest way, of 129 to 8192 tokens and eight layers."""
     monkeypatch.setattr(shared, "why_off", lambda *_: None)
     times: dict[tuple[int, int, int], dict[str, float]] = {}
     with MEASURED.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             place = int(row["tokens"]), int(row["hidden"]), int(row["intermediate"])
             times.setdefault(place, {})[row["way"]] = float(row["us"])
-    assert len({place[1:] for place in times}) == 10
+    assert len({place[1:] for place in times}) == 8
     kernel, suffix = ("forward-preact", " storing") if stored else ("forward", "")
     ruled, ping_pong = [], []
     for place, us in times.items():
@@ -148,7 +148,7 @@ def test_the_forward_follows_what_was_measured(monkeypatch: pytest.MonkeyPatch, 
         ruled.append(us[name] / best)
         ping_pong.append(min(time for way, time in ours.items() if way.startswith("ping-pong")) / best)
     assert statistics.geometric_mean(ruled) < 1.005
-    assert statistics.geometric_mean(ping_pong) > 1.04, "or the transposed kernel is not worth its lines"
+    assert statistics.geometric_mean(ping_pong) > 1.07, "or the transposed kernel is not worth its lines"
     assert max(ruled) < 1.1
 
 

@@ -11,7 +11,7 @@ import torch
 from tuned import ENTRY, HERE, TILE
 
 from swiglu_kernels import swiglu_glu
-from swiglu_kernels.hopper import forward
+from swiglu_kernels.hopper import forward, transposed
 from swiglu_kernels.hopper import row as hopper_row
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import Tile
@@ -19,7 +19,7 @@ from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_
 from swiglu_kernels.portable.glu_forward import forward_launch, recompute_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.tiles import tuning
-from swiglu_kernels.tiles.candidates import Choice, Problem
+from swiglu_kernels.tiles.candidates import Choice, Problem, forward_by_hand
 from swiglu_kernels.tiles.tuning import Entry
 
 CPU = torch.device("cpu")
@@ -283,7 +283,7 @@ class TestByHandOrPortable:
     @pytest.fixture(autouse=True)
     def hopper_takes_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(forward, "why_not", lambda *arguments: None)
-        for module in (forward, hopper_row):
+        for module in (forward, transposed, hopper_row):
             name = module.__name__
             monkeypatch.setattr(module, "forward_launch", lambda *arguments, name=name: (name, arguments[-1]))
 
@@ -295,7 +295,10 @@ class TestByHandOrPortable:
         assert isinstance(self.launch(16), Launch)
         for tokens in (65, hopper_row.MOST_TOKENS):
             assert self.launch(tokens) == (hopper_row.__name__, hopper_row.tile_for(N, 132))
-        assert self.launch(hopper_row.MOST_TOKENS + 1) == (forward.__name__, forward.tile_for(129, N, 132, False))
+        for tokens in (129, 512, 8192):
+            choice = forward_by_hand(tokens, K, N, 132, False)
+            module = {"ping-pong": forward, "transposed": transposed}[choice.schedule]
+            assert self.launch(tokens) == (module.__name__, choice.tile)
 
     def test_by_hand_for_few_tokens(self) -> None:
         tile = replace(forward.TILE, stages=4, group=8)
