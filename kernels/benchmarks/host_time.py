@@ -1,6 +1,7 @@
 """What a call costs the CPU, and where: microseconds from the call until it returns.
 
     python kernels/benchmarks/host_time.py [--tokens 1 --tokens 128] [--hidden 2880]
+    python kernels/benchmarks/host_time.py --no-gpu
 
 The GPU is synchronised before each series of calls and never after one; a series launches less than the GPU's queue
 holds, so that the host waits for nothing. All contenders take their series in turns. Each figure is the median of
@@ -10,7 +11,11 @@ SERIES series, with the fastest and the slowest; the table at the end has median
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -18,18 +23,20 @@ import triton
 
 from swiglu_kernels import silu_mul, swiglu_glu, swiglu_mlp, unsloth_silu_mul
 from swiglu_kernels.calls import repeat
-from swiglu_kernels.launches import plan
+from swiglu_kernels.launches import direct, plan
 from swiglu_kernels.launches.formula import PLAIN
-from swiglu_kernels.operations import glu
+from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.operations import glu, mlp
 from swiglu_kernels.portable.glu_forward import NO_BIASES, forward_launch
 
-SERIES, CALLS = 25, 20
+SERIES, CALLS, RECORDS = 25, 20, 3
 Call = Callable[[], object]
 
 
 def series(call: Call) -> float:
     """Return microseconds of a call, the mean over a series."""
-    torch.cuda.synchronize()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     start = time.perf_counter_ns()
     for _ in range(CALLS):
         call()
@@ -45,14 +52,16 @@ def microseconds(calls: dict[str, Call]) -> dict[str, list[float]]:
     return {name: [turn[name] for turn in turns] for name in calls}
 
 
+def eager(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> torch.Tensor:
+    """Compute z by PyTorch."""
+    return F.silu(F.linear(x, w_gate)) * F.linear(x, w_up)
+
+
 def contenders() -> dict[str, Callable[..., torch.Tensor]]:
     """Name the ways from x, w_gate and w_up to z."""
 
     def around(gate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         return lambda x, w_gate, w_up: gate(F.linear(x, w_gate), F.linear(x, w_up))
-
-    def eager(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> torch.Tensor:
-        return F.silu(F.linear(x, w_gate)) * F.linear(x, w_up)
 
     return {
         "eager": eager,
@@ -151,12 +160,103 @@ def breakdown(tokens: int, hidden: int) -> None:
         print("  no plan: every launch goes through Triton's binder")
 
 
+class _Compiled:
+    """Takes the place of a compiled kernel."""
+
+    class Launcher:
+        """What Triton's launcher holds."""
+
+        global_scratch_size = profile_scratch_size = 0
+        launch_cooperative_grid = launch_pdl = False
+        arg_annotations, kernel_signature = (), b""
+
+    metadata, src = SimpleNamespace(), SimpleNamespace(signature={})
+    function, packed_metadata = 0, ()
+    run = Launcher()
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *_: None
+
+
+@contextmanager
+def launching_nothing() -> Iterator[None]:
+    """Tensors of the CPU are taken for a GPU's, and no kernel is compiled or launched."""
+    utils = SimpleNamespace(launch=lambda *_: None)
+    driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda _: 0, utils=utils))
+    knobs = SimpleNamespace(runtime=SimpleNamespace(launch_enter_hook=None, launch_exit_hook=None))
+    replaced: list[tuple[Any, dict[str, Any]]] = [
+        (Launch, {"run_alone": lambda _: _Compiled()}),
+        (direct, {"CudaLauncher": _Compiled.Launcher, "driver": driver, "knobs": knobs}),
+        (direct, {"wrap_handle_tensordesc": lambda launcher, *_: launcher}),
+        (plan, {"INTERPRETING": False}),
+        (repeat, {"INTERPRETING": False, "on_gpu": lambda _: True}),
+        (glu, {"backend_for": lambda _: "triton"}),
+        (mlp, {"backend_for": lambda _: "triton"}),
+    ]
+    with ExitStack() as stack:
+        for where, names in replaced:
+            stack.enter_context(mock.patch.multiple(where, create=True, **names))
+        yield
+
+
+def without_gpu(tokens: int, hidden: int) -> None:
+    """Print the times of eager and of both ways to multiply."""
+    torch.set_num_threads(1)
+    shapes = ((tokens, hidden), (hidden, hidden), (hidden, hidden), (hidden, hidden))
+    leaves = [torch.randn(shape).mul_(hidden**-0.5).bfloat16().requires_grad_() for shape in shapes]
+    upstream = torch.ones(tokens, hidden, dtype=torch.bfloat16)
+    ways = {
+        "by hand": {"weight_grad": "triton", "input_grad": "two_step"},
+        "PyTorch's products": {"weight_grad": "torch", "input_grad": "torch"},
+    }
+    functions: dict[str, tuple[list[torch.Tensor], Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
+        "glu": (leaves[:3], eager, swiglu_glu),
+        "mlp": (leaves, lambda x, w_gate, w_up, w_down: F.linear(eager(x, w_gate, w_up), w_down), swiglu_mlp),
+    }
+    print(f"{tokens} tokens, {hidden} x {hidden}, torch {torch.__version__}, no launches; us of a call, the least of many")
+    for name, (inputs, by_eager, ours) in functions.items():
+        for way, options in ways.items():
+
+            def call(function: Callable[..., torch.Tensor], inputs: Any = inputs, **options: str) -> dict[str, Call]:
+                def forward() -> None:
+                    function(*inputs, **options)
+
+                def without() -> None:
+                    with torch.no_grad():
+                        function(*inputs, **options)
+
+                def step() -> None:
+                    function(*inputs, **options).backward(upstream)
+                    for leaf in inputs:
+                        leaf.grad = None
+
+                return {"no grad": without, "grad": forward, "step": step}
+
+            calls = {("eager", what): one for what, one in call(by_eager).items()}
+            calls |= {("ours", what): one for what, one in call(ours, **options).items()}
+            by_torch = {"return_value": way != "by hand"}
+            least: dict[tuple[str, str], float] = {}
+            with mock.patch.object(glu, "multiplied_by_torch", **by_torch):
+                with mock.patch.object(mlp, "hidden_grad_by_torch", **by_torch):
+                    for _ in range(RECORDS):  # a record is made anew: where its parts lie in memory differs
+                        plan.forget()
+                        for key, turns in microseconds(calls).items():
+                            least[key] = min(least.get(key, turns[0]), *turns)
+            columns = (f"{what:>9} {least['ours', what]:6.1f} ({least['eager', what]:.1f})" for what in ("no grad", "grad", "step"))
+            print(f"{name}  {way:20}{''.join(columns)}", flush=True)
+
+
 def main() -> None:
     """Print the rows and the breakdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, action="append", help="repeatable (default 1, 128 and 1000)")
     parser.add_argument("--hidden", type=int, default=2880, help="also the intermediate size")
+    parser.add_argument("--no-gpu", action="store_true", help="what Python takes, of 8 tokens of 16 x 16 on a CPU")
     options = parser.parse_args()
+    if options.no_gpu:
+        with launching_nothing():
+            without_gpu(8, 16)
+        return
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}; us a call")
     counts = options.tokens or [1, 128, 1000]
     ratios = [line for tokens in counts for line in rows(tokens, options.hidden)]
