@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -29,8 +29,9 @@ from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.operations import glu, mlp
 from swiglu_kernels.portable.glu_forward import NO_BIASES, forward_launch
 
-SERIES, CALLS, RECORDS = 25, 20, 3
+SERIES, CALLS = 25, 20
 Call = Callable[[], object]
+Name = TypeVar("Name")
 
 
 def series(call: Call) -> float:
@@ -43,7 +44,7 @@ def series(call: Call) -> float:
     return (time.perf_counter_ns() - start) / CALLS / 1000
 
 
-def microseconds(calls: dict[str, Call]) -> dict[str, list[float]]:
+def microseconds(calls: dict[Name, Call]) -> dict[Name, list[float]]:
     """Return microseconds of each call, for all of them in turns."""
     for call in calls.values():
         for _ in range(20):
@@ -72,6 +73,29 @@ def contenders() -> dict[str, Callable[..., torch.Tensor]]:
     }
 
 
+def forward(function: Callable[..., torch.Tensor], inputs: list[torch.Tensor], grad: bool, **options: str) -> Call:
+    """Return what calls a function, with gradients or without."""
+
+    def call() -> None:
+        with torch.set_grad_enabled(grad):
+            function(*inputs, **options)
+
+    return call
+
+
+def step(
+    function: Callable[..., torch.Tensor], inputs: list[torch.Tensor], upstream: torch.Tensor, **options: str
+) -> Call:
+    """Return what calls a function and its backward."""
+
+    def call() -> None:
+        function(*inputs, **options).backward(upstream)
+        for leaf in inputs:
+            leaf.grad = None
+
+    return call
+
+
 def rows(tokens: int, hidden: int) -> list[str]:
     """Print forward without and with gradients, and forward with backward; return lines of ratios to eager."""
     shapes = ((tokens, hidden), (hidden, hidden), (hidden, hidden), (hidden, hidden))
@@ -85,27 +109,12 @@ def rows(tokens: int, hidden: int) -> list[str]:
     glus = contenders()
     mlps = {"mlp eager": mlp(glus["eager"]), "mlp swiglu_glu": mlp(swiglu_glu), "mlp swiglu_mlp": swiglu_mlp}
 
-    def forward(function: Callable[..., torch.Tensor], inputs: list[torch.Tensor], grad: bool) -> Call:
-        def call() -> None:
-            with torch.set_grad_enabled(grad):
-                function(*inputs)
-
-        return call
-
-    def step(function: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -> Call:
-        def call() -> None:
-            function(*inputs).backward(upstream)
-            for leaf in inputs:
-                leaf.grad = None
-
-        return call
-
     lines = []
     for group, count in ((glus, 3), (mlps, 4)):
         figures = {
             "no grad": microseconds({name: forward(one, tensors[:count], False) for name, one in group.items()}),
             "grad": microseconds({name: forward(one, leaves[:count], True) for name, one in group.items()}),
-            "step": microseconds({name: step(one, leaves[:count]) for name, one in group.items()}),
+            "step": microseconds({name: step(one, leaves[:count], upstream) for name, one in group.items()}),
         }
         baseline = next(iter(group))
         for name in group:
@@ -134,9 +143,7 @@ def breakdown(tokens: int, hidden: int) -> None:
         plan.run(forward_launch, *arguments)
         calls: dict[str, Call] = {
             "whole call": lambda: swiglu_glu(x, w_gate, w_up),
-            "its kind": lambda: repeat.kind_of(
-                "glu", (x, w_gate, w_up, None, None), (*numbers, "auto", "auto", "auto")
-            ),
+            "its kind": lambda: repeat.find("glu", (x, w_gate, w_up), (None, None), (*numbers, "auto", "auto", "auto")),
             "output": lambda: x.new_empty((tokens, hidden)),
             "operator": lambda: glu._glu(x, w_gate, w_up, None, None, "none", "input", "two_step", *numbers),
             "launch": lambda: plan.run(forward_launch, *arguments),
@@ -200,49 +207,41 @@ def launching_nothing() -> Iterator[None]:
 
 
 def without_gpu(tokens: int, hidden: int) -> None:
-    """Print the times of eager and of both ways to multiply."""
+    """Print the times of both ways to multiply, and eager's."""
     torch.set_num_threads(1)
     shapes = ((tokens, hidden), (hidden, hidden), (hidden, hidden), (hidden, hidden))
     leaves = [torch.randn(shape).mul_(hidden**-0.5).bfloat16().requires_grad_() for shape in shapes]
     upstream = torch.ones(tokens, hidden, dtype=torch.bfloat16)
-    ways = {
-        "by hand": {"weight_grad": "triton", "input_grad": "two_step"},
-        "PyTorch's products": {"weight_grad": "torch", "input_grad": "torch"},
-    }
-    functions: dict[str, tuple[list[torch.Tensor], Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
-        "glu": (leaves[:3], eager, swiglu_glu),
-        "mlp": (leaves, lambda x, w_gate, w_up, w_down: F.linear(eager(x, w_gate, w_up), w_down), swiglu_mlp),
-    }
-    print(f"{tokens} tokens, {hidden} x {hidden}, torch {torch.__version__}, no launches; us of a call, the least of many")
-    for name, (inputs, by_eager, ours) in functions.items():
-        for way, options in ways.items():
 
-            def call(function: Callable[..., torch.Tensor], inputs: Any = inputs, **options: str) -> dict[str, Call]:
-                def forward() -> None:
-                    function(*inputs, **options)
+    def eager_mlp(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor) -> torch.Tensor:
+        return F.linear(eager(x, w_gate, w_up), w_down)
 
-                def without() -> None:
-                    with torch.no_grad():
-                        function(*inputs, **options)
-
-                def step() -> None:
-                    function(*inputs, **options).backward(upstream)
-                    for leaf in inputs:
-                        leaf.grad = None
-
-                return {"no grad": without, "grad": forward, "step": step}
-
-            calls = {("eager", what): one for what, one in call(by_eager).items()}
-            calls |= {("ours", what): one for what, one in call(ours, **options).items()}
-            by_torch = {"return_value": way != "by hand"}
-            least: dict[tuple[str, str], float] = {}
-            with mock.patch.object(glu, "multiplied_by_torch", **by_torch):
-                with mock.patch.object(mlp, "hidden_grad_by_torch", **by_torch):
-                    for _ in range(RECORDS):  # a record is made anew: where its parts lie in memory differs
-                        plan.forget()
-                        for key, turns in microseconds(calls).items():
-                            least[key] = min(least.get(key, turns[0]), *turns)
-            columns = (f"{what:>9} {least['ours', what]:6.1f} ({least['eager', what]:.1f})" for what in ("no grad", "grad", "step"))
+    by_hand = {"weight_grad": "triton", "input_grad": "two_step"}
+    by_torch = {"weight_grad": "torch", "input_grad": "torch"}
+    print(f"{tokens} tokens, {hidden} x {hidden}, torch {torch.__version__}, no launches; us of a call (eager's)")
+    for name, by_eager, function, inputs in (
+        ("glu", eager, swiglu_glu, leaves[:3]),
+        ("mlp", eager_mlp, swiglu_mlp, leaves),
+    ):
+        for options in (by_hand, by_torch):
+            calls = {
+                ("no grad", "eager"): forward(by_eager, inputs, False),
+                ("no grad", "ours"): forward(function, inputs, False, **options),
+                ("grad", "eager"): forward(by_eager, inputs, True),
+                ("grad", "ours"): forward(function, inputs, True, **options),
+                ("step", "eager"): step(by_eager, inputs, upstream),
+                ("step", "ours"): step(function, inputs, upstream, **options),
+            }
+            with (
+                mock.patch.object(glu, "multiplied_by_torch", return_value=options == by_torch),
+                mock.patch.object(mlp, "hidden_grad_by_torch", return_value=options == by_torch),
+            ):
+                least = {key: min(turns) for key, turns in microseconds(calls).items()}
+            columns = (
+                f"{what:>9} {least[what, 'ours']:6.1f} ({least[what, 'eager']:.1f})"
+                for what in ("no grad", "grad", "step")
+            )
+            way = "PyTorch's products" if options == by_torch else "by hand"
             print(f"{name}  {way:20}{''.join(columns)}", flush=True)
 
 
