@@ -4,7 +4,7 @@
     calls that were made before go past PyTorch's dispatcher (`repeat.py`)    every call goes through it
     operators with little between the call and the kernel (`operator.py`)     operators as `torch.library` makes them
     a backward overwrites what its forward saved (`saved.py`)                 it allocates new buffers
-    calls that were made before are repeated from a record (`plan.py`)        each launch is looked up by its arguments
+    calls that were made before are repeated from a record (`series.py`)      each launch is looked up by its arguments
     tensors are compared with those of such calls (`kinds.py`)                they are compared one property at a time
     products of fp8 alone are PyTorch's (`fp8_products.py`)                   they are the portable kernels'
 

@@ -292,19 +292,17 @@ def _glu_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return dX and the gradients of weights and biases, empty where not wanted; x may be None if not read.
 
-    `in_place` lets it overwrite gate and up, which the operator, being functional, must not, and return None in place
-    of empty gradients of biases.
+    `in_place` lets it overwrite gate and up, which the operator, being functional, must not.
     """
-    lean = in_place and not needs_bias
     products = _product_outputs(dz, w_gate, weight_grad, needs_dx)
-    d_biases = (None, None) if lean else _bias_outputs(dz, w_gate, needs_bias)
+    d_biases = _bias_outputs(dz, w_gate, needs_bias)
     dx, *d_weights = products
     run_backward(
         dz, x, w_gate, w_up, gate, up, (bias_gate, bias_up),
         formula_of(activation, gate_multiplier, alpha, limit, up_offset), (weight_grad, save, input_grad),
         dx if needs_dx else None,
         (d_weights[0], d_weights[1]) if weight_grad != "none" else None,
-        d_biases if needs_bias else None,  # type: ignore[arg-type]
+        d_biases if needs_bias else None,
         in_place,
     )  # fmt: skip
     return *products, *d_biases

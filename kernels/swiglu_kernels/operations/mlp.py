@@ -210,8 +210,7 @@ def _mlp_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of the seven tensors, empty where not wanted; x may be None where it is not read.
 
-    `in_place` lets it overwrite gate and up, which the operator, being functional, must not, and return None in place
-    of empty gradients.
+    `in_place` lets it overwrite gate and up, which the operator, being functional, must not.
     """
     formula = formula_of(activation, gate_multiplier, alpha, limit, up_offset)
     shapes = _gradient_shapes(d_out, w_gate, needs, weight_grad)
@@ -273,7 +272,7 @@ def _mlp_backward(
         plan.apply(sum_over_tokens, d_out, result(BIAS_DOWN))
     if dx_sum is not None:
         results[X] = dx_sum.to(d_out.dtype)
-    return tuple(result(position) if needs[position] or not in_place else None for position in range(7))  # type: ignore[return-value]
+    return tuple(result(position) for position in range(7))  # type: ignore[return-value]
 
 
 @_mlp_backward.register_fake
