@@ -76,22 +76,27 @@ def register(
         if gradient is None:  # undefined, since gradients are not materialised
             return (None,) * len(needs)
         saved = ctx.saved_tensors
-        if not may_overwrite(ctx, saved, preactivations):
-            check(ctx, saved[0], gradient)
-            refuse_create_graph(backward, saved[0])
-            return padded(backward, gradient, *with_leaves(ctx, saved), needs, ctx.options)
-        increment_version(saved[-preactivations:])
-        if ctx.followers is None or internals.watched():
-            check(ctx, saved[0], gradient)
-            return in_place(gradient, *saved, needs, ctx.options)
-        # What the forward was known by settles most of the backward's kind; hooks on saved tensors may have changed it.
-        given = [gradient, *[one for one in saved if one is not None]]
-        series = ctx.followers.get(needs, given)
-        if series is None:
-            check(ctx, saved[0], gradient)
+        free = may_overwrite(ctx, saved, preactivations)
+        repeats = free and ctx.followers is not None and not internals.watched()
+        if free:
+            increment_version(saved[-preactivations:])
+        if repeats:
+            # What the forward was known by settles most of it; hooks on saved tensors may have changed the rest.
+            given = [gradient, *[one for one in saved if one is not None]]
+            series = ctx.followers.get(needs, given)
+            if series is not None:
+                return series.call(in_place, (gradient, *saved), (needs, ctx.options))
+        check(ctx, saved[0], gradient)
+        if not all(one.is_contiguous() for one in saved[-preactivations:]):  # as only a hook makes them
+            saved = *saved[:-preactivations], *(one.contiguous() for one in saved[-preactivations:])
+        elif repeats:
             series = Series()
             ctx.followers.add(needs, given, series)
-        return series.call(in_place, (gradient, *saved), (needs, ctx.options))
+            return series.call(in_place, (gradient, *saved), (needs, ctx.options))
+        if free:
+            return in_place(gradient, *saved, needs, ctx.options)
+        refuse_create_graph(backward, saved[0])
+        return padded(backward, gradient, *with_leaves(ctx, saved), needs, ctx.options)
 
     operator.register_autograd(differentiate, setup_context, keep)
     refuse_double_backward(backward)

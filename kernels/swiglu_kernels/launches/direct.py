@@ -58,7 +58,7 @@ class Direct:
             handed[position] = tensors[number].data_ptr()
         for position, number, known in self.descriptors:
             address = tensors[number].data_ptr()
-            handed[position] = known.get(address) or self.encoded(position, tensors, known, address)
+            handed[position] = known[address] if address in known else self.encoded(position, tensors, known, address)
         self.launch(*self.grid, self.stream_of(self._device), *self.what, handed)
 
     def encoded(self, position: int, tensors: list[torch.Tensor], known: dict[int, Any], address: int) -> Any:

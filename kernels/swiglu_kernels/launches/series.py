@@ -147,7 +147,7 @@ class _Source:
             lines.append(f"if {self._bound(internals.current_device)}() != {self._device.index}:")
             lines.append(f"    with {elsewhere}: return replay({parameters})")
         others = []
-        for number in self._launched & set(range(len(positions))):
+        for number in sorted(self._launched & set(range(len(positions)))):
             lines.append(f"p{number} = t{number}.data_ptr()")
             others.append(f"p{number} % 16 != {self._alignments[number]}")
         if self._stream_of is not None:
@@ -175,8 +175,9 @@ class _Source:
             handed[position] = self._address(places[number])
         for position, number, known in launch.descriptors:
             address = self._address(places[number])
-            encoded = f"{self._bound(launch.encoded)}({position}, {tensors}, {self._bound(known)}, {address})"
-            handed[position] = f"{self._bound(known.get)}({address}) or {encoded}"
+            memory = self._bound(known)
+            anew = f"{self._bound(launch.encoded)}({position}, {tensors}, {memory}, {address})"
+            handed[position] = f"{memory}[{address}] if {address} in {memory} else {anew}"
         arguments = f"{self._list(launch.grid)}, stream, {self._list(launch.what)}, [{', '.join(handed)}]"
         return f"{self._bound(launch.launch)}({arguments})"
 

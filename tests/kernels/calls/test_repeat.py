@@ -431,6 +431,42 @@ def test_what_backward_may_do_to_the_short_way(short: list[str]) -> None:
 
 
 @needs_interpreter
+@pytest.mark.parametrize("function", [swiglu_glu, swiglu_mlp])
+def test_saved_tensors_that_come_back_with_other_strides(short: list[str], function: Any) -> None:
+    """Neither is taken for the other, whichever was recorded first."""
+    given = leaves(True, True, True, bias=False, down=function is swiglu_mlp)
+    wanted = [one for one in given if one is not None]
+    expected = gradients(function, given)[1 : len(wanted) + 1]
+    for turn in range(8):
+        for one in wanted:
+            one.grad = None
+        if turn % 4 in (1, 2):
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda one: one.detach(), lambda one: one.mT.contiguous().mT if one.dim() == 2 else one
+            ):
+                out = function(*given)
+            out.square().sum().backward()
+        else:
+            gradients(function, given)
+        for one, other in zip(wanted, expected, strict=True):
+            torch.testing.assert_close(one.grad, other, rtol=1e-4, atol=1e-4)
+    assert len(short) == 8
+
+
+@needs_interpreter
+def test_a_parameter_that_is_written_after_the_forward_is_found_out(short: list[str]) -> None:
+    given = leaves(True, True, True, bias=False, down=False)
+    for _ in range(4):
+        gradients(swiglu_glu, given)
+        out = swiglu_glu(*given)
+        with torch.no_grad():
+            given[1].mul_(1.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+    assert len(short) == 7
+
+
+@needs_interpreter
 def test_frozen_weights_take_the_long_way(short: list[str]) -> None:
     for _ in range(3):
         given = leaves(True, True, True, bias=True, down=True)

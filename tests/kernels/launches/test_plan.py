@@ -1,12 +1,14 @@
 """Launches that are remembered. Kernels are stand-ins here: what matters is which arguments reach them."""
 
+import contextlib
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from swiglu_kernels.launches import backend, kinds, plan
+from swiglu_kernels.launches import backend, internals, kinds, plan, series
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.series import Series
@@ -440,3 +442,24 @@ def test_a_product_returns_its_result_where_it_was_allocated_for_that(kernel, ro
         assert len(written) == (2 if number == 0 or rows.stop == 3 else 1)
     (left, _, right) = kernel.launched[-1]
     assert (left, right) == (first.data_ptr(), second.data_ptr())
+
+
+def test_a_series_is_done_on_the_device_of_its_tensors(monkeypatch):
+    @contextlib.contextmanager
+    def device(index):
+        before, now[0] = now[0], index
+        yield
+        now[0] = before
+
+    now, seen = [0], []
+    monkeypatch.setattr(internals, "current_device", lambda: now[0])
+    monkeypatch.setattr(torch.cuda, "device", device)
+    recorder = SimpleNamespace(device=torch.device("cuda", 1), alignments=[0], steps=[])
+    source, place = series._Source([True, False], recorder), series._Place(0)
+    source.add(series._Step(lambda _: seen.append(now[0]), (place,), [place], None, None))
+    replay, tensor = source.function((place, None)), torch.empty(2)
+    for now[0] in (0, 1):
+        was = now[0]
+        assert replay(tensor, None) == (tensor, None)
+        assert now == [was]
+    assert seen == [1, 1]
