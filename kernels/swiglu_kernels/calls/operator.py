@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from swiglu_kernels.launches import internals, plan
+from swiglu_kernels.launches import internals
+from swiglu_kernels.launches.series import Series
 
 NAMESPACE = "swiglu_kernels"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -73,8 +74,14 @@ class Operator:
 
         torch.library.register_fake(self.name, fake, lib=_LIBRARY)
 
-    def register_autograd(self, backward: Callable[..., Any], setup_context: Callable[..., None] | None = None) -> None:
-        """Register backward(ctx, *gradients) and setup_context(ctx, inputs, output), as torch.library has them."""
+    def register_autograd(
+        self, backward: Callable[..., Any], setup_context: Callable[..., None] | None = None,
+        keep: Callable[..., None] | None = None,
+    ) -> None:  # fmt: skip
+        """Register backward(ctx, *gradients) and setup_context(ctx, inputs, output), as torch.library has them.
+
+        With `first_output`, which needs it, keep(ctx, tensors, others, output) takes the place of the latter.
+        """
         if not internals.has_operators:
             torch.library.register_autograd(self.name, backward, setup_context=setup_context, lib=_LIBRARY)
             return
@@ -103,25 +110,24 @@ class Operator:
 
         _LIBRARY.impl(self._name, autograd, "Autograd", with_keyset=True)
 
-        no_gradients = (None,) * (len(self._overload._schema.returns) - 1)
+        if keep is None:
+            return
 
         def first(ctx: Any, *tensors_and_call: Any) -> Any:
-            *tensors, (series, others) = tensors_and_call
-            arguments = (*tensors, *others)
-            output = series.call(self.function, *arguments)
-            if setup_context is not None:
-                setup_context(ctx, arguments, output)
+            tensors, (series, others) = tensors_and_call[:-1], tensors_and_call[-1]
+            output = series.call(self.function, tensors, others)
+            keep(ctx, tensors, others, output)
+            ctx.set_materialize_grads(False)
             ctx.followers, ctx.keeps_to_itself = series.followers, True
             return output[0]
 
-        def first_backward(ctx: Any, gradient: torch.Tensor | None) -> Any:
-            gradients = backward(ctx, gradient, *no_gradients)
-            return (*gradients[: len(ctx.needs_input_grad) - 1], None)
+        methods = {"forward": staticmethod(first), "backward": staticmethod(backward)}
+        function: Any = type(f"{self._name}_first", (torch.autograd.Function,), methods)
+        # What `Function.apply` itself looks for, transforms, `repeat.py` has looked for.
+        past: Any = super(torch.autograd.Function, function)
+        self._first = past.apply
 
-        methods = {"forward": staticmethod(first), "backward": staticmethod(first_backward)}
-        self._first: Any = type(f"{self._name}_first", (torch.autograd.Function,), methods)
-
-    def first_output(self, series: plan.Series, tensors: Sequence[Any], others: Sequence[Any]) -> Any:
+    def first_output(self, series: Series, tensors: Sequence[Any], others: Sequence[Any]) -> Any:
         """Return the first output, with its gradient, past PyTorch's dispatcher; for several outputs.
 
         Only where nobody watches the dispatcher (`repeat.py`); what else the operator returns is its backward's alone.
@@ -131,9 +137,7 @@ class Operator:
             tensors: the operator's first arguments, all that may be tensors; None where there is none.
             others: its other arguments.
         """
-        # What `Function.apply` itself looks for, transforms, `repeat.py` has looked for.
-        past: Any = super(torch.autograd.Function, self._first)
-        return past.apply(*tensors, (series, others))
+        return self._first(*tensors, (series, others))
 
 
 def _not_for_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,9 +1,9 @@
 """Calls that were made before: without a gradient only the launch is left of them, with one an autograd function.
 
 A call checks its arguments, chooses kernels and goes through PyTorch's dispatcher, which takes longer than a small
-kernel runs. All of it has the same outcome for arguments of a kind: the same sizes, strides, dtypes, devices,
-alignment and options. So the first call of a kind is remembered, and the next ones do without, where nobody watches
-what the dispatcher does: no trace, transform, mode, autocast or profiler.
+kernel runs. All of it has the same outcome for arguments of a kind: tensors of the same kind (`kinds.py`) and the same
+options. So the first call of a kind is remembered, and the next ones do without, where nobody watches what the
+dispatcher does: no trace, transform, mode, autocast or profiler.
 """
 
 from collections.abc import Callable
@@ -14,41 +14,45 @@ import torch
 from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import INTERPRETING
 from swiglu_kernels.launches.internals import watched
-from swiglu_kernels.launches.precision import float32_dot_precision
 
-Kind = tuple[Any, ...]
+Kind = tuple[tuple[Any, ...], list[torch.Tensor]]
+"""What calls are looked up by, and the tensors that are compared then."""
 Again = Callable[..., torch.Tensor]
-"""Takes the tensors of a call, x as a matrix, and returns its result."""
+"""Takes the tensors of a call and returns its result."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def kind_of(name: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Kind | None:
-    """Return what a call has in common with others of its kind; None where it has to take the long way.
+def find(
+    name: str, tensors: tuple[Any, ...], optional: tuple[Any, ...], options: tuple[Any, ...]
+) -> tuple[Kind | None, Again | None]:
+    """Return what a call has in common with others of its kind, and what makes such a call again, if one is remembered.
+
+    Both are None where the call has to take the long way.
 
     Args:
         name: of the function.
-        tensors: what it was given as tensors, or None; unchecked.
+        tensors: what it was given as tensors, unchecked.
+        optional: what it was given as tensors, or None; unchecked.
         options: what else it was given; unchecked.
     """
-    if INTERPRETING or torch.compiler.is_compiling() or watched() or tensors[0] is None:
-        return None
-    with_gradients = torch.is_grad_enabled()
-    # With types, because True equals 1 and is no number here.
-    kind: list[Any] = [name, with_gradients, options, tuple(map(type, options))]
-    for tensor in tensors:
-        if tensor is None:
-            kind.append(None)
-            continue
-        if type(tensor) not in _PLAIN or not on_gpu(tensor):
-            return None
-        if tensor.is_neg() or tensor.layout is not torch.strided:  # its memory does not hold its elements as they are
-            return None
-        kind += tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16
-        if with_gradients:
-            kind.append(tensor.requires_grad)
-    if tensors[0].dtype == torch.float32:
-        kind.append(float32_dot_precision())
-    return tuple(kind)
+    if INTERPRETING or torch.compiler.is_compiling() or watched():
+        return None, None
+    x, weight = tensors[:2]
+    if type(x) not in _PLAIN or type(weight) not in _PLAIN or x.layout is not torch.strided:
+        return None, None
+    given, which = list(tensors), 1
+    for one in optional:
+        which *= 2
+        if one is not None:
+            which += 1
+            given.append(one)
+    # With types, because True equals 1 and is no number here. Some of the sizes, so that few kinds have the same key.
+    types = tuple(map(type, options))
+    key = name, torch.is_grad_enabled(), which, options, types, x.shape, weight.shape, x.data_ptr() % 16
+    try:
+        return (key, given), plan.calls.get(key, given)
+    except TypeError:  # an option that cannot be hashed is a wrong one, and a tensor may be none
+        return None, None
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:
@@ -56,16 +60,10 @@ def on_gpu(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda
 
 
-def known(kind: Kind | None) -> Again | None:
-    """Return what makes a call of a kind again."""
-    if kind is None:
-        return None
-    try:
-        return plan.calls.get(kind)
-    except TypeError:  # an option that cannot be hashed is a wrong one
-        return None
-
-
 def remember(kind: Kind, again: Again) -> None:
     """Keep what makes a call of a kind again; it may hold no tensor."""
-    plan.keep(plan.calls, kind, again)
+    for one in kind[1]:
+        # Kernels read the memory of these, which holds their elements as they are.
+        if type(one) not in _PLAIN or not on_gpu(one) or one.is_neg() or one.layout is not torch.strided:
+            return
+    plan.calls.add(*kind, again)

@@ -10,14 +10,18 @@ have handed them to others (offloading, checkpointing, debuggers): whoever holds
 Their versions are raised, so that what slips through is an error and no wrong number.
 """
 
+import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
+from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.calls.operator import Operator
-from swiglu_kernels.launches import internals, plan
+from swiglu_kernels.launches import internals
+from swiglu_kernels.launches.series import Series
 
 
 class _Call(threading.local):
@@ -38,49 +42,107 @@ def call_and_keep(operator: Operator, *arguments: Any) -> Any:
         _call.keeps_to_itself = False
 
 
+def register(
+    operator: Operator, backward: Operator, keep: Callable[..., None], gradients: Callable[..., Any],
+    *, tensors: int, preactivations: int,
+) -> None:  # fmt: skip
+    """Let an operator's first output be differentiated; what else it returns is for the backward alone.
+
+    Args:
+        operator: its first arguments are tensors or None, the others values.
+        backward: computes gradients; its function takes `in_place`, that it may overwrite gate and up.
+        keep: keep(ctx, tensors, others, output) of the operator's arguments and outputs calls `save`.
+        gradients: gradients(backward, gradient, saved, needs, others) calls `backward`, and returns a gradient or None
+            for each tensor; `saved` is what was saved, `needs` says of each tensor whether it wants a gradient.
+        tensors: how many there are.
+        preactivations: how many of those that are saved, the last, are gate and up.
+    """
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)  # or autograd fills tensors of zeros for all other outputs
+        ctx.followers, ctx.keeps_to_itself = None, _call.keeps_to_itself
+        keep(ctx, inputs[:tensors], inputs[tensors:], output)
+
+    def padded(backward: Callable[..., Any], gradient: torch.Tensor, *others: Any) -> Any:
+        *saved, needs, options = others
+        made = gradients(backward, gradient, saved, needs[:tensors], options)
+        return *made, *(None,) * (len(needs) - tensors)
+
+    in_place = functools.partial(padded, functools.partial(backward.function, in_place=True))
+
+    def differentiate(ctx: Any, gradient: torch.Tensor | None, *_: Any) -> Any:
+        needs = ctx.needs_input_grad
+        if gradient is None:  # undefined, since gradients are not materialised
+            return (None,) * len(needs)
+        saved = ctx.saved_tensors
+        free = may_overwrite(ctx, saved, preactivations)
+        repeats = free and ctx.followers is not None and not internals.watched()
+        if free:
+            increment_version(saved[-preactivations:])
+        if repeats:
+            # What the forward was known by settles most of it; hooks on saved tensors may have changed the rest.
+            given = [gradient, *[one for one in saved if one is not None]]
+            series = ctx.followers.get(needs, given)
+            if series is not None:
+                return series.call(in_place, (gradient, *saved), (needs, ctx.options))
+        check(ctx, saved[0], gradient)
+        if not all(one.is_contiguous() for one in saved[-preactivations:]):  # as only a hook makes them
+            saved = *saved[:-preactivations], *(one.contiguous() for one in saved[-preactivations:])
+        elif repeats:
+            series = Series()
+            ctx.followers.add(needs, given, series)
+            return series.call(in_place, (gradient, *saved), (needs, ctx.options))
+        if free:
+            return in_place(gradient, *saved, needs, ctx.options)
+        refuse_create_graph(backward, saved[0])
+        return padded(backward, gradient, *with_leaves(ctx, saved), needs, ctx.options)
+
+    operator.register_autograd(differentiate, setup_context, keep)
+    refuse_double_backward(backward)
+
+
 def save(
     ctx: Any,
     x: torch.Tensor | None,
-    weights: Sequence[torch.Tensor],
+    parameters: Sequence[torch.Tensor | None],
     preactivations: Sequence[torch.Tensor],
-    others: Sequence[torch.Tensor | None],
+    options: Sequence[Any],
 ) -> None:
-    """Save these in setup_context, in this order, for `load`; x may be None."""
-    ctx.keeps_to_itself = _call.keeps_to_itself
-    ctx.preactivations = len(preactivations)
-    ctx.shape_of_x = None if x is None else x.shape
-    # What is no leaf is no parameter: the graph alone holds it.
-    ctx.leaves = [one if one is not None and one.is_leaf else None for one in (*weights, *others)]
-    kept = [one.detach() if one is not None and one.is_leaf else one for one in (*weights, *others)]
-    ctx.save_for_backward(x, *kept[: len(weights)], *preactivations, *kept[len(weights) :])
+    """Save these for the backward, in this order; x may be None."""
+    ctx.options, ctx.shape_of_x = options, None if x is None else x.shape
+    leaves: list[torch.Tensor | None] = []
+    kept: list[torch.Tensor | None] = []
+    for one in parameters:
+        if one is not None and one.is_leaf:
+            leaves.append(one)
+            kept.append(one.detach())
+        else:  # what is no leaf is no parameter: the graph alone holds it
+            leaves.append(None)
+            kept.append(one)
+    ctx.leaves = leaves
+    ctx.save_for_backward(x, *kept, *preactivations)
 
 
-def load(ctx: Any, gradient: torch.Tensor, weights: int) -> tuple[list[Any], bool]:
-    """Return what was saved, and whether the backward that is running may overwrite gate and up.
-
-    Where a graph of the gradients is asked for (create_graph), parameters come as themselves, which carry its edges.
-
-    Args:
-        ctx: as `save` left it.
-        gradient: of the forward's first output.
-        weights: how many were saved.
-
-    Raises:
-        RuntimeError: data of another kind was put into x since, or with create_graph any into a parameter.
-    """
-    saved = ctx.saved_tensors
-    free = ctx.keeps_to_itself and internals.graph_is_freed() and _are_free(saved, 1 + weights, ctx.preactivations)
-    x = saved[0]
+def check(ctx: Any, x: torch.Tensor | None, gradient: torch.Tensor) -> None:
+    """Raise RuntimeError where data of another kind was put into x since the forward."""
     if x is not None and (x.shape != ctx.shape_of_x or x.dtype != gradient.dtype):
         raise RuntimeError(
             f"x was {tuple(ctx.shape_of_x)}, {gradient.dtype} in the forward; since then its .data became "
             f"{tuple(x.shape)}, {x.dtype}"
         )
-    if not torch.is_grad_enabled():  # autograd enables gradients in a backward for create_graph alone
-        return list(saved), free
+
+
+def with_leaves(ctx: Any, saved: tuple[Any, ...]) -> list[Any]:
+    """Return what was saved; for a graph of the gradients, parameters as themselves, which carry its edges.
+
+    Raises:
+        RuntimeError: other data was put into a parameter since, and there is no graph of what it was.
+    """
     tensors = list(saved)
-    for number, leaf in enumerate(ctx.leaves, start=1):
-        position = number if number <= weights else number + ctx.preactivations
+    if not torch.is_grad_enabled():  # autograd enables gradients in a backward for create_graph alone
+        return tensors
+    for position, leaf in enumerate(ctx.leaves, start=1):
         if leaf is None:
             continue
         if leaf.data_ptr() != saved[position].data_ptr() or leaf.dtype != saved[position].dtype:
@@ -88,19 +150,23 @@ def load(ctx: Any, gradient: torch.Tensor, weights: int) -> tuple[list[Any], boo
                 "a parameter's .data was replaced after the forward: create_graph=True has no graph of it"
             )
         tensors[position] = leaf
-    return tensors, False
+    return tensors
 
 
-def _are_free(saved: tuple[Any, ...], first: int, count: int) -> bool:
-    """Tell whether nobody else holds `count` tensors from `first` on, and they are ordinary ones.
+def may_overwrite(ctx: Any, saved: tuple[Any, ...], count: int) -> bool:
+    """Tell whether the backward that is running may overwrite the last `count` saved tensors.
 
-    One that belongs to a trace, a transform or a mode may be asked for again.
+    That is where nobody else holds them, and they are ordinary ones: one that belongs to a trace, a transform or a mode
+    may be asked for again.
     """
-    return (
-        type(saved[first]) is torch.Tensor
-        and not torch.compiler.is_compiling()
-        and all(internals.held_by_no_more(saved, number, _ALONE) for number in range(first, first + count))
-    )
+    if not ctx.keeps_to_itself or torch.is_grad_enabled() or not internals.graph_is_freed():
+        return False
+    if type(saved[-1]) is not torch.Tensor or torch.compiler.is_compiling():
+        return False
+    for number in range(-count, 0):  # noqa: SIM110  (a generator takes longer)
+        if not internals.held_by_no_more(saved, number, _ALONE):
+            return False
+    return True
 
 
 class _Probe(torch.autograd.Function):
@@ -122,24 +188,3 @@ def _alone() -> tuple[int, int, int]:
 
 
 _ALONE = _alone() if internals.can_count else (0, 0, 0)
-
-
-def backward_with(
-    ctx: Any, free: bool, operator: Operator, preactivations: Sequence[torch.Tensor], *arguments: Any
-) -> Any:
-    """Call the operator of a backward, or its function with `in_place=True` where its preactivations are free.
-
-    What the forward was known by settles most of the backward's kind; hooks on saved tensors may have changed the rest.
-    """
-    if not free:
-        return operator(*arguments)
-    torch.autograd.graph.increment_version(preactivations)
-    followers = getattr(ctx, "followers", None)
-    if followers is None or internals.watched():
-        return operator.function(*arguments, in_place=True)
-    tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
-    kind = ctx.needs_input_grad, *plan.kind_of(tensors)
-    series = followers.get(kind)
-    if series is None:
-        series = followers[kind] = plan.Series()
-    return series.call(operator.function, *arguments, in_place=True)

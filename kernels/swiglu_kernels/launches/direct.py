@@ -29,40 +29,50 @@ except ImportError:
     CudaLauncher = None
 
 
-class _Direct:
+class Direct:
+    """Launches a compiled kernel on other tensors of the same kind; a series does what it does, from its parts."""
+
     def __init__(
         self, compiled: Any, grid: tuple[int, ...], device: int, expand: Callable[[list[torch.Tensor]], list[Any]],
         handed: list[Any], pointers: Places, descriptors: Places, again: Launcher,
     ) -> None:  # fmt: skip
         launcher = compiled.run
-        self._grid, self._device, self._again = grid, device, again
-        self._stream_of, self._launch = driver.active.get_current_stream, driver.active.utils.launch
+        self.grid, self._device, self._again = grid, device, again
+        self.stream_of, self.launch = driver.active.get_current_stream, driver.active.utils.launch
         # Neither hooks nor scratch.
-        self._what = (
+        self.what = (
             compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl, compiled.packed_metadata,
             None, None, None, None, None, launcher.arg_annotations, launcher.kernel_signature,
         )  # fmt: skip
         self._compiled = compiled  # keeps what `function` names loaded
-        self._expand, self._handed, self._pointers = expand, handed, pointers
-        self._descriptors: list[tuple[int, int, dict[int, Any]]] = [(*place, {}) for place in descriptors]
+        self._expand, self.handed, self.pointers = expand, handed, pointers
+        self.descriptors: list[tuple[int, int, dict[int, Any]]] = [(*place, {}) for place in descriptors]
 
     def __call__(self, tensors: list[torch.Tensor]) -> None:
-        enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-        if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+        """Launch."""
+        if hooked():
             self._again(tensors)
             return
-        handed = self._handed.copy()
-        for position, number in self._pointers:
+        handed = self.handed.copy()
+        for position, number in self.pointers:
             handed[position] = tensors[number].data_ptr()
-        for position, number, known in self._descriptors:
+        for position, number, known in self.descriptors:
             address = tensors[number].data_ptr()
-            encoded = known.get(address)
-            if encoded is None:
-                if len(known) >= MOST_ADDRESSES:
-                    known.clear()
-                encoded = known[address] = self._expand(tensors)[position]
-            handed[position] = encoded
-        self._launch(*self._grid, self._stream_of(self._device), *self._what, handed)
+            handed[position] = known[address] if address in known else self.encoded(position, tensors, known, address)
+        self.launch(*self.grid, self.stream_of(self._device), *self.what, handed)
+
+    def encoded(self, position: int, tensors: list[torch.Tensor], known: dict[int, Any], address: int) -> Any:
+        """Encode the descriptor at a position, and keep it among those that are known, by the tensor's address."""
+        if len(known) >= MOST_ADDRESSES:
+            known.clear()
+        encoded = known[address] = self._expand(tensors)[position]
+        return encoded
+
+
+def hooked() -> bool:
+    """Tell whether anybody watches Triton's launches."""
+    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return bool(getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
 
 def direct(
@@ -108,4 +118,4 @@ def direct(
         return [(begins[position], number) for position, number in places]
 
     device = tensors[0].device.index
-    return _Direct(compiled, grid, device, expand, handed, moved(pointers), moved(descriptors), again)
+    return Direct(compiled, grid, device, expand, handed, moved(pointers), moved(descriptors), again)

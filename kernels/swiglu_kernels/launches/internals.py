@@ -4,7 +4,8 @@
     calls that were made before go past PyTorch's dispatcher (`repeat.py`)    every call goes through it
     operators with little between the call and the kernel (`operator.py`)     operators as `torch.library` makes them
     a backward overwrites what its forward saved (`saved.py`)                 it allocates new buffers
-    calls that were made before are repeated from a record (`plan.py`)        each launch is looked up by its arguments
+    calls that were made before are repeated from a record (`series.py`)      each launch is looked up by its arguments
+    tensors are compared with those of such calls (`kinds.py`)                they are compared one property at a time
     products of fp8 alone are PyTorch's (`fp8_products.py`)                   they are the portable kernels'
 
 OFF says which of these are off here, and which names are missing.
@@ -12,7 +13,7 @@ OFF says which of these are off here, and which names are missing.
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,16 +40,19 @@ def _find(*paths: str) -> tuple[list[Any], str]:
     "_C._AutoDispatchBelowAutograd", "_C._any_requires_grad", "_C._after_autograd_keyset"
 )
 """A context, a function of an operator's arguments, and a set of dispatch keys; see `has_operators`."""
-(_task_id, _keeps_graph, _storage_uses, _uses), _no_counts = _find(
-    "_C._current_graph_task_id", "_C._autograd._get_current_graph_task_keep_graph", "_C._storage_Use_Count",
-    "Tensor._use_count",
+(_task_id, _keeps_graph, _storage_of, _storage_uses, _uses), _no_counts = _find(
+    "_C._current_graph_task_id", "_C._autograd._get_current_graph_task_keep_graph", "_C._storage_address",
+    "_C._storage_Use_Count", "Tensor._use_count",
 )  # fmt: skip
 (_dispatch_mode,), _no_record = _find("utils._python_dispatch.TorchDispatchMode")
+(_guards,), _no_guards = _find("_C._dynamo.guards.TensorGuards")
 (scaled_mm,), _no_scaled_mm = _find("_scaled_mm")
 (scaled_mm_v2, _scaling), _no_scaled_mm_v2 = _find("_scaled_mm_v2", "nn.functional.ScalingType")
 scaled_mm_of_blocks = not _no_scaled_mm_v2
 """Whether scales of a weight's blocks may be padded alone."""
-(_disable_dynamo,), _ = _find("_compile._disable_dynamo")
+(_disable_dynamo, _current_device), _ = _find("_compile._disable_dynamo", "_C._cuda_getDevice")
+current_device: Callable[[], int] = _current_device or torch.cuda.current_device
+"""The index of the current CUDA device, once there is one."""
 
 can_count, can_record = not _no_counts, not _no_record
 DispatchMode: Any = _dispatch_mode or object
@@ -59,6 +63,7 @@ _OFF = {
     "operators are those of torch.library, some 40 us longer": _no_operators,
     "a backward allocates what it could have overwritten": _no_counts,
     "every launch of a call is looked up": _no_record,
+    "the tensors of a call are compared in Python, some 5 us longer": _no_guards,
     "fp8 products alone are the portable kernels'": _no_scaled_mm,
 }
 OFF = tuple(f"{loss}: this PyTorch has no {missing}" for loss, missing in _OFF.items() if missing)
@@ -87,6 +92,21 @@ def watched() -> bool:
     )
 
 
+def guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """Return what tells whether as many tensors are like these, as Dynamo tells it of a compiled function's arguments.
+
+    That is of the same types, sizes, strides, dtypes and devices, with and without gradients, and seen by the same
+    dispatch keys. None where nothing here can tell it: it takes no tensor twice.
+    """
+    if _no_guards:
+        return None
+    try:
+        check: Callable[..., bool] = _guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        return check if check(*tensors) is True else None
+    except (TypeError, RuntimeError, SystemError):  # of another release
+        return None
+
+
 def transforms_active() -> bool:
     """Tell whether a transform of torch.func may be active."""
     return _transforms is None or _transforms()
@@ -112,12 +132,18 @@ def references(saved: tuple[Any, ...], number: int) -> tuple[int, int, int]:
 
 
 def held_by_no_more(saved: tuple[Any, ...], number: int, most: tuple[int, int, int]) -> bool:
-    """Tell whether none of `references` is larger, in 0.6 us."""
+    """Tell whether none of `references` is larger.
+
+    To look at a storage from Python makes an object that holds it, which takes a microsecond: done where it may matter.
+    """
     python, cpp, memory = most
     return (
         sys.getrefcount(saved[number]) <= python
         and _uses(saved[number]) <= cpp
-        and _storage_uses(saved[number].untyped_storage()._cdata) <= memory
+        and (
+            _storage_uses(_storage_of(saved[number])) < memory
+            or _storage_uses(saved[number].untyped_storage()._cdata) <= memory
+        )
     )
 
 

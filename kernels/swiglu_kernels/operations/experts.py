@@ -28,15 +28,15 @@ import torch
 from swiglu_kernels import reference
 from swiglu_kernels.calls import autocast, repeat
 from swiglu_kernels.calls.checks import check_experts, check_formula, check_option
-from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.calls.operator import operator
-from swiglu_kernels.calls.saved import backward_with, call_and_keep, load, save
+from swiglu_kernels.calls.saved import call_and_keep, register, save
 from swiglu_kernels.hopper import experts as hopper
 from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import formula_of
+from swiglu_kernels.launches.series import Series
 from swiglu_kernels.launches.tiles import expert_tile_rows
-from swiglu_kernels.operations.glu import as_matrix, like_leading, made_again, needs_backward, new
+from swiglu_kernels.operations.glu import as_matrix, like_leading, needs_backward, new, of_matrix
 from swiglu_kernels.portable import experts as portable
 from swiglu_kernels.portable.experts import row_sums, slot_grads
 from swiglu_kernels.routing import Routing, combine, new_routing, route
@@ -192,30 +192,22 @@ def _let_go(tensor: torch.Tensor) -> None:
     tensor.untyped_storage().resize_(0)
 
 
-def _setup_context(ctx, inputs, output) -> None:
-    x, w_gate_up, w_down, weights, b_gate_up, b_down, _, *ctx.options = inputs
-    _, keep, *_ = ctx.options
+def _keep(ctx, tensors, options, output) -> None:
+    x, w_gate_up, w_down, weights, b_gate_up, b_down, _ = tensors
+    _, keep, *_ = options
     _, pre, *routing = output
-    ctx.mark_non_differentiable(pre, *routing)
-    ctx.set_materialize_grads(False)
     saved_x = None if keep and not ctx.needs_input_grad[W_GATE_UP] else x
-    save(
-        ctx, saved_x, (w_gate_up, w_down, weights), (pre,), (None if keep else b_gate_up, b_down, *routing)
-    )  # fmt: skip
+    save(ctx, saved_x, (w_gate_up, w_down, weights, None if keep else b_gate_up, b_down, *routing), (pre,), options)
 
 
-def _backward(ctx, d_out, *_others):
-    if d_out is None:  # undefined, since gradients are not materialised
-        return (None,) * 15
-    saved, free = load(ctx, d_out, weights=3)
-    refuse_create_graph(_experts_backward, saved[0])
-    needs = list(ctx.needs_input_grad[:6])
-    gradients = backward_with(ctx, free, _experts_backward, saved[4:5], d_out, *saved, tuple(needs), *ctx.options)
-    return (*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), *(None,) * 9)
+def _gradients_or_none(backward, d_out, saved, needs, options):
+    x, w_gate_up, w_down, weights, *others, pre = saved
+    needs = needs[:6]
+    gradients = backward(d_out, x, w_gate_up, w_down, weights, pre, *others, needs, *options)
+    return [*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), None]
 
 
-_experts.register_autograd(_backward, setup_context=_setup_context)
-refuse_double_backward(_experts_backward)
+register(_experts, _experts_backward, _keep, _gradients_or_none, tensors=7, preactivations=1)
 
 
 def swiglu_experts(
@@ -269,13 +261,12 @@ def swiglu_experts(
 
     Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_experts`.
     """
-    kind = repeat.kind_of(
-        "experts", (x, w_gate_up, w_down, top_k_weights, b_gate_up, b_down, top_k_index),
+    kind, again = repeat.find(
+        "experts", (x, w_gate_up, w_down, top_k_weights, top_k_index), (b_gate_up, b_down),
         (activation, alpha, limit, up_offset, interleaved, recompute, backend),
     )  # fmt: skip
-    out = made_again(kind, x, w_gate_up, w_down, top_k_weights, b_gate_up, b_down, top_k_index)
-    if out is not None:
-        return out
+    if again is not None:
+        return again(x, w_gate_up, w_down, top_k_weights, b_gate_up, b_down, top_k_index)
     if backend is not None:
         check_option("backend", backend, tuple(KERNELS))
     formula = check_formula(activation, 1.0, alpha, limit, up_offset)
@@ -304,20 +295,20 @@ def swiglu_experts(
         _experts, rows, w_gate_up, w_down, weights, b_gate_up, b_down, index.contiguous(), *options
     )  # fmt: skip
     if kind is not None:
-        repeat.remember(kind, _again(options, with_grad))
+        repeat.remember(kind, of_matrix(x, _again(options, with_grad)))
     return like_leading(out, x)
 
 
 def _again(options: Sequence[Any], with_grad: bool) -> repeat.Again:
     """Return what makes a call of a kind again."""
-    series = plan.Series()
+    series = Series()
 
     def again(rows: torch.Tensor, *others: Any) -> torch.Tensor:
         w_gate_up, w_down, weights, b_gate_up, b_down, index = others
         tensors = rows, w_gate_up, w_down, as_matrix(weights), b_gate_up, b_down, as_matrix(index).contiguous()
         if with_grad:
             return _experts.first_output(series, tensors, options)
-        out: torch.Tensor = series.call(_out_alone, *tensors, *options)
+        out: torch.Tensor = series.call(_out_alone, tensors, options)
         return out
 
     return again

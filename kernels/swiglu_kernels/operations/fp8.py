@@ -31,9 +31,8 @@ import torch
 
 from swiglu_kernels.calls import autocast
 from swiglu_kernels.calls.checks import check_down, check_formula, check_glu, check_option, check_tensor, check_vector
-from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.calls.operator import operator
-from swiglu_kernels.calls.saved import backward_with, call_and_keep, load, save
+from swiglu_kernels.calls.saved import call_and_keep, register, save
 from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import backend_for, capability_of
 from swiglu_kernels.launches.formula import formula_of
@@ -294,28 +293,22 @@ def _(
     return tuple(new(d_out, *shape) for shape in _gradient_shapes(d_out, w_gate, w_down, needs, weight_grad))
 
 
-def _setup_context(ctx, inputs, output) -> None:
-    x, w_gate, w_up, w_down, bias_gate, bias_up, _, _, _, _, _, *ctx.options = inputs
-    _, weight_grad, keep, *_ = ctx.options
-    _, gate, up = output
-    ctx.mark_non_differentiable(gate, up)
-    ctx.set_materialize_grads(False)
+def _keep(ctx, tensors, options, output) -> None:
+    x, w_gate, w_up, w_down, bias_gate, bias_up, *_ = tensors
+    _, weight_grad, keep, *_ = options
     biases = (None, None) if keep else (bias_gate, bias_up)
-    save(ctx, None if weight_grad == "none" and keep else x, (w_gate, w_up, w_down), (gate, up), biases)
+    saved_x = None if weight_grad == "none" and keep else x
+    save(ctx, saved_x, (w_gate, w_up, w_down, *biases), output[1:], options)
 
 
-def _backward(ctx, d_out, _d_gate, _d_up):
-    if d_out is None:  # undefined, since gradients are not materialised
-        return (None,) * 19
-    saved, free = load(ctx, d_out, weights=3)
-    refuse_create_graph(_mlp_backward, saved[0])
-    needs = list(ctx.needs_input_grad[:7])
-    gradients = backward_with(ctx, free, _mlp_backward, saved[4:6], d_out, *saved, tuple(needs), *ctx.options)
-    return (*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), *(None,) * 12)
+def _gradients(backward, d_out, saved, needs, options):
+    *others, bias_gate, bias_up, gate, up = saved
+    needs = needs[:7]  # the others are scales
+    gradients = backward(d_out, *others, gate, up, bias_gate, bias_up, needs, *options)
+    return [gradient if need else None for gradient, need in zip(gradients, needs, strict=True)] + [None] * 4
 
 
-_mlp.register_autograd(_backward, setup_context=_setup_context)
-refuse_double_backward(_mlp_backward)
+register(_mlp, _mlp_backward, _keep, _gradients, tensors=11, preactivations=2)
 
 
 @operator("fp8_quantise")

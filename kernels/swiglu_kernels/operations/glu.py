@@ -23,13 +23,13 @@ import torch
 from swiglu_kernels import reference
 from swiglu_kernels.calls import autocast, repeat
 from swiglu_kernels.calls.checks import check_formula, check_glu, check_option, check_vector
-from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.calls.operator import operator
-from swiglu_kernels.calls.saved import backward_with, call_and_keep, load, save
+from swiglu_kernels.calls.saved import call_and_keep, register, save
 from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import Formula, formula_of
 from swiglu_kernels.launches.plan import run
+from swiglu_kernels.launches.series import Series
 from swiglu_kernels.operations.silu_mul import forward_launch as gate_launch
 from swiglu_kernels.operations.silu_mul import gate_gradients
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
@@ -90,7 +90,7 @@ def multiply_and_gate(
     """Write the same by two products of PyTorch and one elementwise launch."""
     made = preactivations or (z, new(z, *z.shape))  # the gate is written over the product
     for weight, bias, out in zip((w_gate, w_up), biases, made, strict=True):
-        plan.apply(multiply, x, weight, bias, out)
+        plan.apply(multiply, x, weight, bias, out, returning=torch.nn.functional.linear)
     run(gate_launch, *made, z, formula)
 
 
@@ -114,7 +114,7 @@ def write_input_grad(
 ) -> None:
     """Write d_gate w_gate + d_up w_up to dx."""
     if input_grad == "torch":
-        plan.apply(add_products, d_gate, w_gate, d_up, w_up, dx)
+        plan.apply(add_products, d_gate, w_gate, d_up, w_up, dx, returning=sum_of_products)
     else:
         run(input_grad_launch, None, d_gate, d_up, w_gate, w_up, dx)
 
@@ -131,7 +131,7 @@ def write_weight_grads(
         run(weight_grad_launch, None, d_gate, d_up, x, *d_weights)
     else:
         for d_preactivation, d_weight in zip((d_gate, d_up), d_weights, strict=True):
-            plan.apply(multiply_transposed, d_preactivation, x, d_weight)
+            plan.apply(multiply_transposed, d_preactivation, x, d_weight, returning=product_of_transposed)
 
 
 def add_products(
@@ -142,6 +142,11 @@ def add_products(
     dx.addmm_(d_up, w_up)
 
 
+def sum_of_products(d_gate: torch.Tensor, w_gate: torch.Tensor, d_up: torch.Tensor, w_up: torch.Tensor) -> torch.Tensor:
+    """Return d_gate w_gate + d_up w_up by PyTorch."""
+    return torch.mm(d_gate, w_gate).addmm_(d_up, w_up)
+
+
 def multiply_plainly(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
     """Write left right to out by PyTorch."""
     torch.mm(left, right, out=out)
@@ -150,6 +155,11 @@ def multiply_plainly(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor)
 def multiply_transposed(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
     """Write left^T right to out by PyTorch."""
     torch.mm(left.t(), right, out=out)
+
+
+def product_of_transposed(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return left^T right by PyTorch."""
+    return torch.mm(left.t(), right)
 
 
 def run_backward(
@@ -282,19 +292,17 @@ def _glu_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return dX and the gradients of weights and biases, empty where not wanted; x may be None if not read.
 
-    `in_place` lets it overwrite gate and up, which the operator, being functional, must not, and return None in place
-    of empty gradients of biases.
+    `in_place` lets it overwrite gate and up, which the operator, being functional, must not.
     """
-    lean = in_place and not needs_bias
     products = _product_outputs(dz, w_gate, weight_grad, needs_dx)
-    d_biases = (None, None) if lean else _bias_outputs(dz, w_gate, needs_bias)
+    d_biases = _bias_outputs(dz, w_gate, needs_bias)
     dx, *d_weights = products
     run_backward(
         dz, x, w_gate, w_up, gate, up, (bias_gate, bias_up),
         formula_of(activation, gate_multiplier, alpha, limit, up_offset), (weight_grad, save, input_grad),
         dx if needs_dx else None,
         (d_weights[0], d_weights[1]) if weight_grad != "none" else None,
-        d_biases if needs_bias else None,  # type: ignore[arg-type]
+        d_biases if needs_bias else None,
         in_place,
     )  # fmt: skip
     return *products, *d_biases
@@ -307,40 +315,34 @@ def _(
     return *_product_outputs(dz, w_gate, weight_grad, needs_dx), *_bias_outputs(dz, w_gate, needs_bias)
 
 
-def _setup_context(ctx, inputs, output) -> None:
-    x, w_gate, w_up, bias_gate, bias_up, weight_grad, kept, input_grad, *ctx.formula = inputs
+def _keep(ctx, tensors, options, output) -> None:
+    x, w_gate, w_up, bias_gate, bias_up = tensors
     _, gate, up = output
-    ctx.options = weight_grad, kept, input_grad
-    ctx.mark_non_differentiable(gate, up)
-    ctx.set_materialize_grads(False)  # or autograd fills two [M, N] tensors of zeros for gate and up
-    saved_x = None if (weight_grad, kept) == ("none", "preact") else x
-    biases = (bias_gate, bias_up) if kept == "input" else (None, None)
-    save(ctx, saved_x, (w_gate, w_up), (gate, up), biases)
+    if options[1] == "input":
+        save(ctx, x, (w_gate, w_up, bias_gate, bias_up), (gate, up), options)
+    else:
+        save(ctx, None if options[0] == "none" else x, (w_gate, w_up), (gate, up), options)
 
 
-def _backward(ctx, dz, _d_gate, _d_up):
-    if dz is None:  # undefined, since gradients are not materialised
-        return (None,) * 13
-    needs_x, needs_w_gate, needs_w_up = ctx.needs_input_grad[:3]
-    needs_bias_gate, needs_bias_up = ctx.needs_input_grad[3:5]
-    (*tensors, bias_gate, bias_up), free = load(ctx, dz, weights=2)
-    refuse_create_graph(_glu_backward, tensors[0])
-    needs_bias = needs_bias_gate or needs_bias_up
-    arguments = dz, *tensors, *ctx.options, needs_x, needs_bias, bias_gate, bias_up, *ctx.formula
-    dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = backward_with(ctx, free, _glu_backward, tensors[3:], *arguments)
-    frozen = ctx.options[0] == "none"
+def _gradients(backward, dz, saved, needs, options):
+    x, w_gate, w_up, *biases, gate, up = saved
+    needs_x, needs_w_gate, needs_w_up, needs_bias_gate, needs_bias_up = needs
+    weight_grad, kept, input_grad, *formula = options
+    dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = backward(
+        dz, x, w_gate, w_up, gate, up, weight_grad, kept, input_grad, needs_x, needs_bias_gate or needs_bias_up,
+        *(biases or (None, None)), *formula,
+    )  # fmt: skip
+    frozen = weight_grad == "none"
     return (
         dx if needs_x else None,
         d_w_gate if needs_w_gate and not frozen else None,
         d_w_up if needs_w_up and not frozen else None,
         d_bias_gate if needs_bias_gate else None,
         d_bias_up if needs_bias_up else None,
-        *(None,) * 8,
     )
 
 
-_glu.register_autograd(_backward, setup_context=_setup_context)
-refuse_double_backward(_glu_backward)
+register(_glu, _glu_backward, _keep, _gradients, tensors=5, preactivations=2)
 
 
 def as_matrix(x: torch.Tensor) -> torch.Tensor:
@@ -357,10 +359,9 @@ def like_leading(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return out.unflatten(0, x.shape[:-1]) if x.dim() > 1 else out[0]
 
 
-def made_again(kind: repeat.Kind | None, x: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor | None:
-    """Return what a call of a kind yields on these, where such a call was made before and is remembered."""
-    again = repeat.known(kind)
-    return None if again is None else like_leading(again(as_matrix(x), *others), x)
+def of_matrix(x: torch.Tensor, again: repeat.Again) -> repeat.Again:
+    """Let what makes a call again for a matrix x do so for a tensor with as many dimensions as this one."""
+    return again if x.dim() == 2 else lambda x, *others: like_leading(again(as_matrix(x), *others), x)
 
 
 def swiglu_glu(
@@ -421,13 +422,12 @@ def swiglu_glu(
     Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_glu`; of the options that choose
     how gradients are made, weight_grad="none" keeps its meaning.
     """
-    kind = repeat.kind_of(
-        "glu", (x, w_gate, w_up, bias_gate, bias_up),
+    kind, again = repeat.find(
+        "glu", (x, w_gate, w_up), (bias_gate, bias_up),
         (activation, gate_multiplier, alpha, limit, up_offset, weight_grad, save, input_grad),
     )  # fmt: skip
-    z = made_again(kind, x, w_gate, w_up, bias_gate, bias_up)
-    if z is not None:
-        return z
+    if again is not None:
+        return again(x, w_gate, w_up, bias_gate, bias_up)
     check_option("weight_grad", weight_grad, WEIGHT_GRADS)
     check_option("save", save, SAVES)
     check_option("input_grad", input_grad, INPUT_GRADS)
@@ -455,11 +455,14 @@ def swiglu_glu(
     others = weight_grad, save, input_grad, *formula.values()
     z = call_and_keep(_glu, *tensors, *others)
     if kind is not None and not (frozen and with_grad):
-        series, gate = plan.Series(), Formula(**formula)
-        if with_grad:
-            repeat.remember(kind, lambda *tensors: _glu.first_output(series, tensors, others))
-        else:
-            repeat.remember(kind, lambda *tensors: series.call(_z_alone, *tensors, gate))
+        series, gate = Series(), Formula(**formula)
+
+        def again(*tensors: torch.Tensor | None) -> torch.Tensor:
+            if with_grad:
+                return _glu.first_output(series, tensors, others)
+            return series.call(_z_alone, tensors, (gate,))
+
+        repeat.remember(kind, of_matrix(x, again))
     return like_leading(z, x)
 
 

@@ -14,9 +14,8 @@ import torch
 from swiglu_kernels import reference
 from swiglu_kernels.calls import autocast
 from swiglu_kernels.calls.checks import check_formula, check_option, check_packed, check_vector
-from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.calls.operator import operator
-from swiglu_kernels.calls.saved import backward_with, call_and_keep, load, save
+from swiglu_kernels.calls.saved import call_and_keep, register, save
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import formula_of
 from swiglu_kernels.operations.glu import (
@@ -117,35 +116,22 @@ def _glu_packed_backward(
 _glu_packed_backward.register_fake(_backward_outputs)
 
 
-def _setup_context(ctx, inputs, output) -> None:
-    x, w_gate_up, bias_gate_up, *ctx.options = inputs
-    _, weight_grad, kept, *_ = ctx.options
-    _, gate, up = output
-    ctx.mark_non_differentiable(gate, up)
-    ctx.set_materialize_grads(False)
+def _keep(ctx, tensors, options, output) -> None:
+    x, w_gate_up, bias_gate_up = tensors
+    _, weight_grad, kept, *_ = options
     saved_x = None if (weight_grad, kept) == ("none", "preact") else x
-    save(ctx, saved_x, (w_gate_up,), (gate, up), (bias_gate_up if kept == "input" else None,))
+    save(ctx, saved_x, (w_gate_up, bias_gate_up if kept == "input" else None), output[1:], options)
 
 
-def _backward(ctx, dz, _d_gate, _d_up):
-    if dz is None:  # undefined, since gradients are not materialised
-        return (None,) * 12
-    saved, free = load(ctx, dz, weights=1)
-    refuse_create_graph(_glu_packed_backward, saved[0])
-    needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-    arguments = dz, *saved, needs_x, needs_bias, *ctx.options
-    dx, d_weight, d_bias = backward_with(ctx, free, _glu_packed_backward, saved[2:4], *arguments)
-    frozen = ctx.options[1] == "none"
-    return (
-        dx if needs_x else None,
-        d_weight if needs_weight and not frozen else None,
-        d_bias if needs_bias else None,
-        *(None,) * 9,
-    )
+def _gradients(backward, dz, saved, needs, options):
+    x, w_gate_up, bias_gate_up, gate, up = saved
+    needs_x, needs_weight, needs_bias = needs
+    dx, d_weight, d_bias = backward(dz, x, w_gate_up, gate, up, bias_gate_up, needs_x, needs_bias, *options)
+    frozen = options[1] == "none"
+    return (dx if needs_x else None, d_weight if needs_weight and not frozen else None, d_bias if needs_bias else None)
 
 
-_glu_packed.register_autograd(_backward, setup_context=_setup_context)
-refuse_double_backward(_glu_packed_backward)
+register(_glu_packed, _glu_packed_backward, _keep, _gradients, tensors=3, preactivations=2)
 
 
 def swiglu_glu_packed(

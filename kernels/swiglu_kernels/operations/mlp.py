@@ -40,23 +40,24 @@ import torch
 from swiglu_kernels import reference
 from swiglu_kernels.calls import autocast, repeat
 from swiglu_kernels.calls.checks import check_chunk, check_down, check_formula, check_glu, check_option, check_vector
-from swiglu_kernels.calls.double_backward import refuse_create_graph, refuse_double_backward
 from swiglu_kernels.calls.operator import operator
-from swiglu_kernels.calls.saved import backward_with, call_and_keep, load, save
+from swiglu_kernels.calls.saved import call_and_keep, register, save
 from swiglu_kernels.launches import plan
 from swiglu_kernels.launches.backend import backend_for, multiprocessors
 from swiglu_kernels.launches.formula import PLAIN, Formula, formula_of
 from swiglu_kernels.launches.plan import run
+from swiglu_kernels.launches.series import Series
 from swiglu_kernels.launches.tiles import waves
 from swiglu_kernels.operations.glu import (
     as_matrix,
     like_leading,
-    made_again,
     multiply,
     multiply_plainly,
     multiply_transposed,
     needs_backward,
     new,
+    of_matrix,
+    product_of_transposed,
     sum_over_tokens,
     write_forward,
     write_input_grad,
@@ -132,7 +133,7 @@ def multiply_and_gate_backward(
 ) -> None:
     """Write the same by a product of PyTorch and one elementwise launch."""
     d_h = new(d_out, *d_gate.shape) if h is None else h  # written over d_h
-    plan.apply(multiply_plainly, d_out, w_down, d_h)
+    plan.apply(multiply_plainly, d_out, w_down, d_h, returning=torch.mm)
     run(gate_backward_launch, d_h, *preactivations, d_gate, d_up, formula, h)
 
 
@@ -176,7 +177,7 @@ def _mlp(
         h = new(x, rows.stop - rows.start, w_gate.shape[0])
         preactivations = (gate, up) if save == "preact" else None
         write_forward(x[rows], w_gate, w_up, h, preactivations, (bias_gate, bias_up), formula)
-        plan.apply(multiply, h, w_down, bias_down, out[rows])
+        plan.apply(multiply, h, w_down, bias_down, out[rows], returning=torch.nn.functional.linear)
     return out, gate, up
 
 
@@ -209,8 +210,7 @@ def _mlp_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of the seven tensors, empty where not wanted; x may be None where it is not read.
 
-    `in_place` lets it overwrite gate and up, which the operator, being functional, must not, and return None in place
-    of empty gradients.
+    `in_place` lets it overwrite gate and up, which the operator, being functional, must not.
     """
     formula = formula_of(activation, gate_multiplier, alpha, limit, up_offset)
     shapes = _gradient_shapes(d_out, w_gate, needs, weight_grad)
@@ -253,7 +253,8 @@ def _mlp_backward(
             if weight_grad == "triton":
                 run(down_weight_grad_launch, d_out_rows, h, result(W_DOWN)[:, columns])
             else:
-                plan.apply(multiply_transposed, d_out_rows, h, result(W_DOWN)[:, columns])
+                out = result(W_DOWN)[:, columns]
+                plan.apply(multiply_transposed, d_out_rows, h, out, returning=product_of_transposed)
         del h, wanted_h
         if dx_sum is not None:
             run(input_grad_launch, None, d_gate, d_up, *weights, dx_sum, None, PLAIN, True)
@@ -271,7 +272,7 @@ def _mlp_backward(
         plan.apply(sum_over_tokens, d_out, result(BIAS_DOWN))
     if dx_sum is not None:
         results[X] = dx_sum.to(d_out.dtype)
-    return tuple(result(position) if needs[position] or not in_place else None for position in range(7))  # type: ignore[return-value]
+    return tuple(result(position) for position in range(7))  # type: ignore[return-value]
 
 
 @_mlp_backward.register_fake
@@ -279,31 +280,26 @@ def _(d_out: torch.Tensor, w_gate: torch.Tensor, needs: Sequence[bool], weight_g
     return tuple(new(d_out, *shape) for shape in _gradient_shapes(d_out, w_gate, needs, weight_grad))
 
 
-def _setup_context(ctx, inputs, output) -> None:
-    x, w_gate, w_up, w_down, bias_gate, bias_up, _, *ctx.options = inputs
-    weight_grad, kept, *_ = ctx.options
+def _keep(ctx, tensors, options, output) -> None:
+    x, w_gate, w_up, w_down, bias_gate, bias_up, _ = tensors
     _, gate, up = output
-    ctx.mark_non_differentiable(gate, up)
-    ctx.set_materialize_grads(False)
-    saved_x = None if (weight_grad, kept) == ("none", "preact") else x
-    biases = (bias_gate, bias_up) if kept == "input" else (None, None)
-    save(ctx, saved_x, (w_gate, w_up, w_down), (gate, up), biases)
+    if options[1] == "input":
+        save(ctx, x, (w_gate, w_up, w_down, bias_gate, bias_up), (gate, up), options)
+    else:
+        save(ctx, None if options[0] == "none" else x, (w_gate, w_up, w_down), (gate, up), options)
 
 
-def _backward(ctx, d_out, _d_gate, _d_up):
-    if d_out is None:  # undefined, since gradients are not materialised
-        return (None,) * 16
-    saved, free = load(ctx, d_out, weights=3)
-    refuse_create_graph(_mlp_backward, saved[0])
-    needs = list(ctx.needs_input_grad[:7])
-    if ctx.options[0] == "none":
+def _gradients(backward, d_out, saved, needs, options):
+    x, w_gate, w_up, w_down, *biases, gate, up = saved
+    needs = list(needs)
+    if options[0] == "none":
         needs[W_GATE] = needs[W_UP] = needs[W_DOWN] = False
-    gradients = backward_with(ctx, free, _mlp_backward, saved[4:6], d_out, *saved, tuple(needs), *ctx.options)
-    return (*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), *(None,) * 9)
+    arguments = x, w_gate, w_up, w_down, gate, up, *(biases or (None, None)), tuple(needs)
+    gradients = backward(d_out, *arguments, *options)
+    return [gradient if need else None for gradient, need in zip(gradients, needs, strict=True)]
 
 
-_mlp.register_autograd(_backward, setup_context=_setup_context)
-refuse_double_backward(_mlp_backward)
+register(_mlp, _mlp_backward, _keep, _gradients, tensors=7, preactivations=2)
 
 
 def swiglu_mlp(
@@ -367,13 +363,12 @@ def swiglu_mlp(
     Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_mlp`, all tokens at once; of the
     options that choose how gradients are made, weight_grad="none" keeps its meaning.
     """
-    kind = repeat.kind_of(
-        "mlp", (x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down),
+    kind, again = repeat.find(
+        "mlp", (x, w_gate, w_up, w_down), (bias_gate, bias_up, bias_down),
         (activation, gate_multiplier, alpha, limit, up_offset, weight_grad, save, input_grad, chunk_tokens),
     )  # fmt: skip
-    out = made_again(kind, x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down)
-    if out is not None:
-        return out
+    if again is not None:
+        return again(x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down)
     check_option("weight_grad", weight_grad, WEIGHT_GRADS)
     check_option("save", save, SAVES)
     check_option("input_grad", input_grad, INPUT_GRADS)
@@ -410,11 +405,15 @@ def swiglu_mlp(
     tensors = rows, *weights, *biases
     out = call_and_keep(_mlp, *tensors, *options)
     if kind is not None and not (frozen and with_grad):
-        series = plan.Series()
-        if with_grad:
-            repeat.remember(kind, lambda *tensors: _mlp.first_output(series, tensors, options))
-        elif not chunk:
-            repeat.remember(kind, lambda *tensors: series.call(_out_alone, *tensors, *options))
+        series = Series()
+
+        def again(*tensors: torch.Tensor | None) -> torch.Tensor:
+            if with_grad:
+                return _mlp.first_output(series, tensors, options)
+            return series.call(_out_alone, tensors, options)
+
+        if with_grad or not chunk:
+            repeat.remember(kind, of_matrix(x, again))
     return like_leading(out, x)
 
 

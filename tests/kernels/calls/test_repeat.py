@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from swiglu_kernels import reference, swiglu_experts, swiglu_glu, swiglu_mlp
 from swiglu_kernels.calls import repeat
 from swiglu_kernels.calls.operator import Operator
-from swiglu_kernels.launches import backend, plan
+from swiglu_kernels.launches import backend, kinds, plan
 from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.launches.series import Series
 from swiglu_kernels.operations import experts, glu, mlp
 
 needs_interpreter = pytest.mark.skipif(not backend.INTERPRETING, reason="needs Triton's interpreter")
@@ -152,7 +153,7 @@ def test_another_kind_is_checked_anew(kernel: Kernel) -> None:
 
 
 def test_calls_do_not_fill_the_memory(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "MOST_PLANS", 3)
+    monkeypatch.setattr(kinds, "MOST_KEYS", 3)
     for tokens in range(1, 9):
         swiglu_glu(*tensors(tokens))
         assert len(plan.calls) <= 3
@@ -173,19 +174,29 @@ class Own(torch.Tensor):
 
 
 def kind(x: torch.Tensor, w: torch.Tensor) -> Any:
-    return repeat.kind_of("glu", (x, w, w, None, None), ())
+    return repeat.find("glu", (x, w), (None, None), ())[0]
+
+
+def known(x: torch.Tensor, w: torch.Tensor) -> Any:
+    return repeat.find("glu", (x, w), (None, None), ())[1]
 
 
 @pytest.mark.usefixtures("kernel")
 def test_who_watches_sees_the_operator() -> None:
     x, w = torch.randn(2, 4), torch.nn.Parameter(torch.randn(8, 4))
-    assert kind(x, w) not in (None, kind(x, w.detach()), kind(x.requires_grad_(), w)), "a gradient is wanted"
-    x = x.detach()
+    made = kind(x, w)
+    assert made is not None
+    repeat.remember(made, torch.add)
+    assert known(x, w) is torch.add
+    for other in (x, w.detach()), (x.clone().requires_grad_(), w):
+        assert known(*other) is None, "a gradient is wanted"
     with torch.no_grad():
         assert kind(x, w) is not None
         assert kind(x.as_subclass(Own), w) is None
-        assert kind(torch.complex(x, x).conj().imag, w) is None
         assert kind(x.to_sparse(), w) is None
+        negative = torch.complex(x, x).conj().imag
+        repeat.remember(kind(negative, w), torch.add)
+        assert known(negative, w) is None
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
             assert kind(x, w) is None
         for mode in (Dispatch(), Function(), forward_ad.dual_level()):
@@ -241,11 +252,11 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     plan.forget()
 
 
-def series_made(monkeypatch: pytest.MonkeyPatch) -> list[plan.Series]:
+def series_made(monkeypatch: pytest.MonkeyPatch) -> list[Series]:
     """Every series that is made from now on."""
-    made: list[plan.Series] = []
-    real = plan.Series.__init__
-    monkeypatch.setattr(plan.Series, "__init__", lambda self: made.append(self) or real(self))
+    made: list[Series] = []
+    real = Series.__init__
+    monkeypatch.setattr(Series, "__init__", lambda self: made.append(self) or real(self))
     return made
 
 
@@ -420,6 +431,42 @@ def test_what_backward_may_do_to_the_short_way(short: list[str]) -> None:
 
 
 @needs_interpreter
+@pytest.mark.parametrize("function", [swiglu_glu, swiglu_mlp])
+def test_saved_tensors_that_come_back_with_other_strides(short: list[str], function: Any) -> None:
+    """Neither is taken for the other, whichever was recorded first."""
+    given = leaves(True, True, True, bias=False, down=function is swiglu_mlp)
+    wanted = [one for one in given if one is not None]
+    expected = gradients(function, given)[1 : len(wanted) + 1]
+    for turn in range(8):
+        for one in wanted:
+            one.grad = None
+        if turn % 4 in (1, 2):
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda one: one.detach(), lambda one: one.mT.contiguous().mT if one.dim() == 2 else one
+            ):
+                out = function(*given)
+            out.square().sum().backward()
+        else:
+            gradients(function, given)
+        for one, other in zip(wanted, expected, strict=True):
+            torch.testing.assert_close(one.grad, other, rtol=1e-4, atol=1e-4)
+    assert len(short) == 8
+
+
+@needs_interpreter
+def test_a_parameter_that_is_written_after_the_forward_is_found_out(short: list[str]) -> None:
+    given = leaves(True, True, True, bias=False, down=False)
+    for _ in range(4):
+        gradients(swiglu_glu, given)
+        out = swiglu_glu(*given)
+        with torch.no_grad():
+            given[1].mul_(1.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+    assert len(short) == 7
+
+
+@needs_interpreter
 def test_frozen_weights_take_the_long_way(short: list[str]) -> None:
     for _ in range(3):
         given = leaves(True, True, True, bias=True, down=True)
@@ -439,11 +486,13 @@ def test_autocast_is_asked_for_each_call(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.usefixtures("kernel")
 def test_the_precision_of_float32_products_belongs_to_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = torch.randn(2, 4), torch.randn(8, 4)
-    kinds = set()
     for precision in ("ieee", "tf32"):
-        monkeypatch.setattr(repeat, "float32_dot_precision", lambda precision=precision: precision)
-        kinds |= {kind(x, w), kind(x.half(), w.half())}
-    assert len(kinds) == 3
+        monkeypatch.setattr(kinds, "float32_dot_precision", lambda precision=precision: precision)
+        assert known(x, w) is None
+        for given in (x, w), (x.half(), w.half()):
+            if known(*given) is None:
+                repeat.remember(kind(*given), torch.add)
+    assert len(plan.calls) == 3
 
 
 def test_a_cpu_has_no_short_way() -> None:

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from swiglu_kernels.launches import direct
+from swiglu_kernels.launches import direct, plan
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.plan import Plan
+from swiglu_kernels.launches.series import Series
 
 GRID = (3, 2, 1)
 
@@ -125,3 +126,43 @@ def test_arguments_of_another_form_go_triton_s_way(sent: SimpleNamespace, monkey
     plan, tensors = kept(compiled)
     plan.run(tensors)
     assert len(compiled.by_triton) == 1
+
+
+def test_a_series_launches_by_itself(sent: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the addresses of tensors and of their parts; by their plans where a hook sees launches."""
+    compiled = Compiled()
+    monkeypatch.setattr(plan, "INTERPRETING", False)
+    monkeypatch.setattr(Launch, "run_alone", lambda _: compiled)
+    plan.forget()
+
+    def describe(x: torch.Tensor, w: torch.Tensor) -> Launch:
+        arguments = {"x_ptr": x, "w": Descriptor(w), "size": 8}
+        return Launch(SimpleNamespace(arg_names=("x_ptr", "w", "size")), GRID, arguments, num_warps=4, num_stages=1)
+
+    def call(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        made = x.new_empty(4, 8)
+        plan.run(describe, x[1:], w)
+        plan.run(describe, w, made)
+        return made
+
+    series = Series()
+    for number in range(4):
+        given = torch.empty(3, 8), torch.empty(4, 8)
+        sent.launched.clear()
+        encoded = len(sent.encoded)
+        made = series.call(call, given)
+        x, w, out = (one.data_ptr() for one in (*given, made))
+        if number < 2:  # described, then recorded
+            continue
+        what = (*GRID, 5, 77, False, True, (4, 1, 0), None, None, None, None, None, "annotations", b"signature")
+        assert sent.launched == [
+            (*what, [x + 8 * 4, f"map of {w}", 4, 8, 8, 1, 8]),
+            (*what, [w, f"map of {out}", 4, 8, 8, 1, 8]),
+        ]
+        assert set(sent.encoded[encoded:]) <= {w, out}
+    sent.enter.calls.append(print)
+    sent.launched.clear()
+    series.call(call, given)
+    assert len(compiled.by_triton) == 2
+    assert not sent.launched
+    plan.forget()

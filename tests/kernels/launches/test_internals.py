@@ -19,7 +19,7 @@ SOURCES = Path(swiglu_kernels.__file__).parent
 NAMES = (
     "_len_torch_dispatch_stack", "_len_torch_function_stack", "_are_functorch_transforms_active", "_get_tracing_state",
     "_AutoDispatchBelowAutograd", "_any_requires_grad", "_after_autograd_keyset", "_current_graph_task_id",
-    "_storage_Use_Count",
+    "_storage_address", "_storage_Use_Count",
 )  # fmt: skip
 WITHOUT = """
 import sys, warnings
@@ -95,16 +95,19 @@ def fresh() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["_profiler_enabled", "_current_level", "_storage_Use_Count", "_any_requires_grad"])
+@pytest.mark.parametrize(
+    "name", ["_profiler_enabled", "_current_level", "_storage_Use_Count", "_any_requires_grad", "TensorGuards"]
+)
 def test_each_switches_off_what_needs_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for owner in (torch._C, torch._C._autograd, torch.autograd.forward_ad):
+    for owner in (torch._C, torch._C._autograd, torch._C._dynamo.guards, torch.autograd.forward_ad):
         if hasattr(owner, name):
             monkeypatch.delattr(owner, name)
     with pytest.warns(UserWarning, match=name):
         module = fresh()
     assert any(name in one for one in module.OFF)
     assert module.can_count is (name != "_storage_Use_Count")
-    assert not module.can_count or module.watched()
+    assert not module.can_count or module.watched() is (name != "TensorGuards")
+    assert (module.guard([torch.empty(2)]) is None) is (name == "TensorGuards")
     assert module.has_operators is (name != "_any_requires_grad")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,14 +1,17 @@
 """Launches that are remembered. Kernels are stand-ins here: what matters is which arguments reach them."""
 
+import contextlib
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from swiglu_kernels.launches import backend, plan
+from swiglu_kernels.launches import backend, internals, kinds, plan, series
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.launches.series import Series
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import NO_BIASES, forward_launch, recompute_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
@@ -181,7 +184,7 @@ def test_an_empty_grid_launches_nothing(kernel):
 
 
 def test_plans_do_not_fill_the_memory(kernel, monkeypatch):
-    monkeypatch.setattr(plan, "MOST_PLANS", 3)
+    monkeypatch.setattr(kinds, "MOST_KEYS", 3)
     describe, _ = describing(kernel)
     for rows in range(1, 9):
         plan.run(describe, torch.empty(rows, 8), torch.empty(4, 8))
@@ -257,7 +260,7 @@ def test_the_launches_of_this_package_hold_their_arguments_as_they_came(biased):
         (down_weight_grad_launch, x, z, w_down),
     ):
         tensors: list[torch.Tensor] = []
-        launch = describe(*(plan._apart(argument, tensors) for argument in arguments))
+        launch = describe(*(plan.apart(argument, tensors) for argument in arguments))
         made = plan.Plan(launch, tensors)
         values = made.arguments([tensor.clone() for tensor in tensors])
         assert len(values) == len(launch.kernel.arg_names)
@@ -284,12 +287,12 @@ def test_a_series_fills_in_addresses_and_calls_nothing(kernel, monkeypatch):
         plan.run(describe, between[1:], (right,))
         return out, None, left.new_empty(0)
 
-    series = plan.Series()
-    series.call(call, torch.empty(4, 8), torch.empty(4, 8))
+    series = Series()
+    series.call(call, (torch.empty(4, 8), torch.empty(4, 8)))
     kernel.launched.clear()
     monkeypatch.setattr(plan, "key_of", lambda arguments: pytest.fail("the kind of a launch is known"))
     left, right = torch.empty(4, 8), torch.empty(4, 8)
-    out, nothing, empty = series.call(call, left, right)
+    out, nothing, empty = series.call(call, (left, right))
     (first, last) = kernel.launched
     assert (first[0], last[2]) == (left.data_ptr(), right.data_ptr())
     assert last[0] == first[2] + 8 * 4, "a view of what was allocated"
@@ -310,10 +313,10 @@ def test_what_a_series_allocates_is_laid_out_as_it_was(kernel, strides):
         plan.run(describe, outs[1], outs[2])
         return *outs, left.new_empty(1, 8), left.new_empty(1, 8, dtype=torch.float16)
 
-    series = plan.Series()
+    series = Series()
     for _ in range(3):
         given = [torch.empty(100).as_strided((1, 8), strides) for _ in range(2)]
-        found = series.call(call, *given)
+        found = series.call(call, tuple(given))
     assert [tuple(one.shape) for one in found] == [(1, 8), (3, 4), (3, 4), (1, 8), (1, 8)]
     assert [one.stride() for one in found] == [(8, 1), (4, 1), (4, 1), (8, 1), (8, 1)]
     assert [one.dtype for one in found] == [torch.float32] * 4 + [torch.float16]
@@ -337,9 +340,9 @@ def test_a_series_lets_go_of_memory_when_it_is_used_for_the_last_time(kernel):
             del part
         return left.new_empty(1)
 
-    series, counts = plan.Series(), []
+    series, counts = Series(), []
     for _ in range(2):
-        series.call(call, torch.empty(4))
+        series.call(call, (torch.empty(4),))
         alive.clear()
     assert counts == [1, 1, 1, 0, 0, 0], "recorded, the call itself lets go; played, the step that used it"
 
@@ -356,9 +359,9 @@ def test_what_no_step_does_is_done_by_a_call_each_time(kernel, unsound):
         called.append(unsound(left))
         return left.new_empty(1)
 
-    series = plan.Series()
+    series = Series()
     for number in range(3):
-        series.call(call, torch.ones(4, 8))
+        series.call(call, (torch.ones(4, 8),))
         assert len(called) == number + 1
 
 
@@ -369,11 +372,11 @@ def test_a_series_notices_another_alignment_and_another_function_is_not_of_it(ke
         plan.run(describe, left, right)
         return left.new_empty(1)
 
-    series = plan.Series()
+    series = Series()
     for _ in range(3):
-        series.call(call, torch.empty(4, 8), torch.empty(4, 8))
+        series.call(call, (torch.empty(4, 8), torch.empty(4, 8)))
     assert len(described) == 1
-    series.call(call, torch.empty(33)[1:].view(4, 8), torch.empty(4, 8))
+    series.call(call, (torch.empty(33)[1:].view(4, 8), torch.empty(4, 8)))
     assert len(described) == 2
     plan.run(describe, torch.empty(3, 8), torch.empty(4, 8))  # outside of it
     assert len(described) == 3
@@ -381,7 +384,7 @@ def test_a_series_notices_another_alignment_and_another_function_is_not_of_it(ke
 
 def test_a_series_that_failed_is_none(kernel):
     describe, _ = describing(kernel)
-    series, fails = plan.Series(), True
+    series, fails = Series(), True
 
     def failing(left, right):
         plan.run(describe, left, right)
@@ -393,9 +396,9 @@ def test_a_series_that_failed_is_none(kernel):
         before = len(kernel.launched) + len(kernel.bound)
         if fails:
             with pytest.raises(MemoryError):
-                series.call(failing, torch.empty(4, 8), torch.empty(4, 8))
+                series.call(failing, (torch.empty(4, 8), torch.empty(4, 8)))
         else:
-            series.call(failing, torch.empty(4, 8), torch.empty(4, 8))
+            series.call(failing, (torch.empty(4, 8), torch.empty(4, 8)))
         assert len(kernel.launched) + len(kernel.bound) == before + 1
 
 
@@ -406,8 +409,57 @@ def test_the_same_tensor_twice_is_two_to_a_series(kernel):
         plan.run(describe, left, right)
         return left.new_empty(1)
 
-    series, both = plan.Series(), torch.empty(4, 8)
-    series.call(call, both, both)
+    series, both = Series(), torch.empty(4, 8)
+    series.call(call, (both, both))
     left, right = torch.empty(4, 8), torch.empty(4, 8)
-    series.call(call, left, right)
+    series.call(call, (left, right))
     assert (kernel.launched[-1][0], kernel.launched[-1][2]) == (left.data_ptr(), right.data_ptr())
+
+
+@pytest.mark.parametrize("rows", [slice(0, 4), slice(0, 3)], ids=["all of it", "a part of it"])
+def test_a_product_returns_its_result_where_it_was_allocated_for_that(kernel, rows):
+    """Not where it is written to a part of a tensor, or over another one's elements."""
+    describe, _ = describing(kernel)
+    written: list[torch.Tensor] = []
+
+    def write(left, right, out):
+        written.append(out)
+        torch.mm(left, right, out=out)
+
+    def call(left, right):
+        first, second = left.new_empty(4, 8), left.new_empty(4, 8)
+        plan.apply(write, left[rows], right, first[rows], returning=torch.mm)
+        plan.run(describe, first, second)
+        plan.apply(write, left[rows], right, first[rows], returning=torch.mm)
+        return first, second
+
+    series = Series()
+    for number in range(3):
+        given = torch.randn(4, 6), torch.randn(6, 8)
+        written.clear()
+        first, second = series.call(call, given)
+        assert torch.equal(first[rows], torch.mm(given[0][rows], given[1]))
+        assert len(written) == (2 if number == 0 or rows.stop == 3 else 1)
+    (left, _, right) = kernel.launched[-1]
+    assert (left, right) == (first.data_ptr(), second.data_ptr())
+
+
+def test_a_series_is_done_on_the_device_of_its_tensors(monkeypatch):
+    @contextlib.contextmanager
+    def device(index):
+        before, now[0] = now[0], index
+        yield
+        now[0] = before
+
+    now, seen = [0], []
+    monkeypatch.setattr(internals, "current_device", lambda: now[0])
+    monkeypatch.setattr(torch.cuda, "device", device)
+    recorder = SimpleNamespace(device=torch.device("cuda", 1), alignments=[0], steps=[])
+    source, place = series._Source([True, False], recorder), series._Place(0)
+    source.add(series._Step(lambda _: seen.append(now[0]), (place,), [place], None, None))
+    replay, tensor = source.function((place, None)), torch.empty(2)
+    for now[0] in (0, 1):
+        was = now[0]
+        assert replay(tensor, None) == (tensor, None)
+        assert now == [was]
+    assert seen == [1, 1]
