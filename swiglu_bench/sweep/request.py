@@ -20,6 +20,7 @@ import typer
 from swiglu_bench.rows import baselines, text
 from swiglu_bench.spec.cases import (
     DENSE,
+    FOR_EXPERTS,
     Case,
     Dtype,
     Mode,
@@ -224,8 +225,11 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
         if options.shapes is None:  # of the command's own, those that the scopes are for
             shapes = [one for one in shapes if _fitting(scopes_of(scopes), one)]
         _check_scopes(scopes_of(scopes), shapes)
-    if options.precision is not None and any(one.experts for one in shapes):
-        raise BadInput("--precision is for dense blocks, and --shapes names a mixture of experts; leave that out.")
+    if any(one.experts for one in shapes) and (others := [one for one in precisions if one not in FOR_EXPERTS]):
+        if options.shapes is not None or options.scope is not None:
+            given = ", ".join(one.value or "bf16" for one in FOR_EXPERTS)
+            raise BadInput(f"--precision {others[0]} is for dense blocks; for a mixture of experts give {given}.")
+        shapes = [one for one in shapes if not one.experts]  # of the command's own
     if options.routing is not None:
         shapes = _routed(shapes, options.routing)
     return expand(
@@ -241,12 +245,11 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
 
 def _precisions_of(options: SweepOptions, names: str, scopes: str) -> tuple[list[Precision], str, str, str]:
     """What --precision asks for, and a command's default shapes, scopes and dtypes with it."""
-    precisions, own = parse_precisions(str(options.precision)), ["glu", "mlp"]
+    precisions, own = parse_precisions(str(options.precision)), ["glu", "mlp", "experts"]
     if options.dtype is not None and set(parse_dtypes(options.dtype)) != {Dtype.BFLOAT16}:
         raise BadInput(f"--precision quantises bf16 operands, and --dtype is {options.dtype}; leave --dtype out.")
     if options.scope is not None and (others := [one for one in split([options.scope]) if one not in own]):
-        raise BadInput(f"--precision is for the scopes glu and mlp, and --scope names {others[0]}; leave it out.")
-    names = ",".join(one for one in names.split(",") if "experts" not in one)
+        raise BadInput(f"--precision is for the scopes {', '.join(own)}, and --scope names {others[0]}; leave it out.")
     return precisions, names, ",".join(one for one in scopes.split(",") if one in own), "bf16"
 
 
