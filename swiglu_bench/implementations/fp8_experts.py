@@ -1,4 +1,4 @@
-"""Mixtures of experts in fp8: torch._scaled_grouped_mm by the book."""
+"""Mixtures of experts in fp8: torch._scaled_grouped_mm by the book, and swiglu_kernels."""
 
 from __future__ import annotations
 
@@ -89,4 +89,45 @@ scaled_grouped = _scaled(
     False,
 )
 scaled_grouped_compiled = _scaled("scaled-grouped-compile", "scaled-grouped under torch.compile", True)
-ROWS = (scaled_grouped, scaled_grouped_compiled)
+
+
+@implementation(
+    "fused-fp8-experts",
+    scopes=(Scope.EXPERTS,),
+    dtypes=(Dtype.BFLOAT16,),
+    precisions=(ROWWISE,),
+    description="swiglu_experts with fp8 products: those of the forward; the backward's are in bf16",
+    weight_layout="packed",
+    backend="triton",
+    package="swiglu_kernels.operations.experts_fp8",
+    multiple=16,
+    quantises_dx=False,
+    quantises_dw=False,
+    usage="from swiglu_kernels import swiglu_experts; "
+    "out = swiglu_experts(x, w_gate_up, w_down, top_k_index, top_k_weights, precision='fp8-rowwise')",
+)
+def fused(problem: Problem) -> Step:
+    """Weights are quantised before an inference forward, as `FusedSwiGLUExperts.keep_codes` has it."""
+    import torch
+
+    from swiglu_bench.implementations.fp8_linear import Kept
+    from swiglu_kernels import swiglu_experts
+    from swiglu_kernels.operations.fp8 import hand_over, quantise
+    from swiglu_kernels.portable.fp8_codes import Quantised
+
+    precision = str(problem.case.precision)
+
+    def of(own: Mapping[str, Tensor]) -> Forward:
+        given = own["w_gate_up"], own["w_down"]
+        kept = [Kept(weight, partial(quantise, recipe="rowwise", weight=True)) for weight in given]
+
+        def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+            w_gate_up, w_down = given if torch.is_grad_enabled() else (Quantised(*one()) for one in kept)
+            return swiglu_experts(x, w_gate_up, w_down, index, weights, precision=precision)
+
+        return forward
+
+    return dataclasses.replace(packed(problem, of), hand_over=hand_over)
+
+
+ROWS = (fused, scaled_grouped, scaled_grouped_compiled)

@@ -18,6 +18,8 @@ A bias gradient is the sum of d_gate or d_up over the tokens, so these are made 
 in one fixed order.
 """
 
+from typing import Any
+
 import torch
 
 from swiglu_kernels import reference
@@ -357,7 +359,7 @@ def like_leading(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return out.unflatten(0, x.shape[:-1]) if x.dim() > 1 else out[0]
 
 
-def made_again(kind: repeat.Kind | None, x: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor | None:
+def made_again(kind: repeat.Kind | None, x: torch.Tensor, *others: Any) -> torch.Tensor | None:
     """Return what a call of a kind yields on these, where such a call was made before and is remembered."""
     again = repeat.known(kind)
     return None if again is None else like_leading(again(as_matrix(x), *others), x)

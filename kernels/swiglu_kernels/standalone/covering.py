@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,7 +45,8 @@ def covering(capability: Capability) -> list[tuple[str, Launch]]:
     """Name and describe them, on meta tensors and for 132 multiprocessors."""
     found: dict[tuple[Any, ...], tuple[str, Launch]] = {}
     with shared.by_hand_aside("portable kernels are asked for"):
-        for name, launch in itertools.chain(_portable(capability), _experts(capability), _fp8(capability)):
+        of_all = _portable(capability), _experts(capability), _fp8(capability), _fp8_experts(capability)
+        for name, launch in itertools.chain(*of_all):
             one: Launch | None = launch
             for part in itertools.count(1):
                 if one is None:
@@ -223,11 +225,56 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
             "routing in one program": route_launch(index[:1], *new_routing(index[:1], count, tile_rows)[:5], tile_rows),
             "experts' gather": gather_launch(x, y, row, starts, counts, slots, tile_rows),
             "experts' bias gradients": experts.row_sums_launch(x, weights, b_down, pair, starts, counts, slots),
+            "experts' products of rows": experts.row_dots_launch(x, y, dots, pair, starts, slots),
             "routing weights' gradient": experts.slot_grads_launch(dots, x, b_down, weights, row, tile_expert, slots),
             "weighted sum": combine_launch(y, weights, row, x, slots),
         }
         for name, launch in (multiplied | (others if tile_rows == 16 else {})).items():
             yield f"{name}, {at}", launch
+
+
+def _fp8_experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
+    if capability < (8, 9):
+        return
+
+    def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    codes, scales = (partial(tensor, dtype=dtype) for dtype in (torch.float8_e4m3fn, torch.float32))
+    slots, count, hidden, intermediate = 16, 64, 2048, 768
+    for tile_rows, interleaved in itertools.product((16, 32, 64, 128), (False, True)):
+        tokens = tile_rows * 4
+        routing = new_routing(torch.empty((tokens, slots), dtype=torch.int64, device="meta"), count, tile_rows)
+        pair, _, tile_expert, starts, *_ = routing
+        rows = pair.shape[0]
+        h, pre, y = tensor(rows, intermediate), tensor(rows, 2 * intermediate), tensor(rows, hidden)
+        at = f"tiles of {tile_rows}{', interleaved' if interleaved else ''}"
+        yield (
+            f"fp8 experts' gate and up, {at}",
+            experts.gate_up_launch(
+                codes(tokens, hidden), codes(count, 2 * intermediate, hidden), h, pre, pair, tile_expert,
+                tensor(count, 2 * intermediate), slots, CLAMPED, interleaved, capability,
+                (scales(tokens), scales(count, 2 * intermediate)),
+            ),
+        )  # fmt: skip
+        if interleaved:
+            continue
+        yield (
+            f"fp8 experts' down, {at}",
+            experts.rows_launch(
+                codes(rows, intermediate), codes(count, hidden, intermediate), y, pair, tile_expert,
+                tensor(count, hidden), capability, scales=(scales(rows), scales(count, hidden)),
+            ),
+        )  # fmt: skip
+        yield (
+            f"fp8 experts' quantisation of h, {at}",
+            fp8_codes.rows_launch(h, codes(rows, intermediate), scales(rows), starts),
+        )
+    weight = tensor(count, 2 * intermediate, hidden)
+    yield (
+        "fp8 experts' quantisation of a weight",
+        fp8_codes.rows_launch(weight, codes(*weight.shape), scales(count, 2 * intermediate)),
+    )
 
 
 def _by_hand() -> Iterator[tuple[str, Launch]]:
