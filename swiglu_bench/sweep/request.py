@@ -225,14 +225,9 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
         if options.shapes is None:  # of the command's own, those that the scopes are for
             shapes = [one for one in shapes if _fitting(scopes_of(scopes), one)]
         _check_scopes(scopes_of(scopes), shapes)
-    if any(one.experts for one in shapes) and (others := [one for one in precisions if one not in FOR_EXPERTS]):
-        if options.shapes is not None or options.scope is not None:
-            given = ", ".join(one.value or "bf16" for one in FOR_EXPERTS)
-            raise BadInput(f"--precision {others[0]} is for dense blocks; for a mixture of experts give {given}.")
-        shapes = [one for one in shapes if not one.experts]  # of the command's own
     if options.routing is not None:
         shapes = _routed(shapes, options.routing)
-    return expand(
+    cases = expand(
         split_over(shapes, options.tp),
         scopes=scopes_of(scopes),
         modes=[Mode(command) if isinstance(options, TimingOptions) else Mode.STEP],
@@ -241,6 +236,14 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
         seed=options.seed,
         precisions=precisions,
     )
+    unfit = [case for case in cases if case.shape.experts and case.precision not in FOR_EXPERTS]
+    if unfit and (options.shapes is not None or options.scope is not None):
+        fitting = ", ".join(one.value or "bf16" for one in FOR_EXPERTS)
+        raise BadInput(
+            f"--precision {unfit[0].precision} is for dense blocks; for the experts of {unfit[0].shape.name} give "
+            f"one of {fitting}."
+        )
+    return [case for case in cases if case not in unfit]
 
 
 def _precisions_of(options: SweepOptions, names: str, scopes: str) -> tuple[list[Precision], str, str, str]:
