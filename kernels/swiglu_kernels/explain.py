@@ -168,9 +168,10 @@ def explain_experts(
     elif backend_for(x) == "torch":
         return _all_by_torch(x.device)
     pairs, trains = top_k_index.numel(), needs_backward(x, w_gate_up, w_down, top_k_weights)
-    why = why_portable(pairs, as_matrix(x), w_gate_up, w_down, activation, trains)
+    multiplied = w_gate_up, w_down
     if in_fp8 and not trains:
-        why = "there is no other one for fp8"
+        multiplied = experts_fp8.like_codes(x, *multiplied)
+    why = why_portable(pairs, as_matrix(x), *multiplied, activation, trains)
     rows = expert_tile_rows(pairs, w_gate_up.shape[0], x.dtype) if why else experts.ROWS
     kernels = f"portable Triton ({why})" if why else "hand-scheduled for Hopper, on rows sorted by expert"
     kept = f"; {'x alone is' if recompute else 'gate and up are'} kept" if trains else ""
@@ -178,9 +179,9 @@ def explain_experts(
     if in_fp8:
         kept, again = kept.replace("gate and up", "gate, up and y"), again.replace("gate and up", "gate, up and y")
         return (
-            "forward: x and weights quantised to fp8 by rows; the routing and two grouped products, portable Triton, "
+            f"forward: x and weights quantised to fp8 by rows; the routing and two grouped products, {kernels}, "
             f"tiles of {rows} rows; h quantised between them; the weighted sum{kept}\n"
-            f"backward: {again}in {x.dtype}, {kernels}: d_gate and d_up by one launch; dX and dW by one launch each"
+            f"backward: {again}in {x.dtype}, d_gate and d_up by one launch; dX and dW by one launch each"
         )
     return (
         f"forward: the routing and two grouped products, {kernels}, tiles of {rows} rows; the weighted sum{kept}\n"

@@ -267,7 +267,7 @@ def _fp8_experts(
     formula = formula_of(activation, 1.0, alpha, limit, up_offset)
     routing = route(index, w_gate_up.shape[0], tile_rows)
     y, pre = experts_fp8.products(
-        x, w_gate_up, w_down, s_gate_up, s_down, b_gate_up, b_down, routing, formula, interleaved, keep
+        x, w_gate_up, w_down, s_gate_up, s_down, b_gate_up, b_down, routing, formula, interleaved, keep, backend
     )  # fmt: skip
     out = combine(y, weights, routing)
     return out, new(x, 0, 0) if pre is None else pre, y if keep_y else new(x, 0, 0), *routing[:5]
@@ -313,7 +313,7 @@ def _fp8_experts_backward(
         assert x is not None, "the recomputation starts from x"
         formula = formula_of(activation, 1.0, alpha, limit, up_offset)
         y, made = experts_fp8.products(
-            x, w_gate_up, w_down, None, None, b_gate_up, b_down, routing, formula, interleaved, True
+            x, w_gate_up, w_down, None, None, b_gate_up, b_down, routing, formula, interleaved, True, backend
         )  # fmt: skip
         assert made is not None
         pre = made
@@ -403,7 +403,7 @@ def swiglu_experts(
         interleaved: the rows of w_gate_up are gate, up, gate, up, ... (gpt-oss); else the gate's come first.
         recompute: keep only x and the routing for the backward, and recompute gate and up from them.
         backend: "portable", or "hopper" for the hand-scheduled kernels for compute capability 9.0, which work on sorted
-            copies of x; None takes what is fastest here. Of precision="fp8-rowwise" it is the backward's alone.
+            copies of x; None takes what is fastest here.
         precision: "bf16", operands of products as they are; or "fp8-rowwise": those of the forward's products are
             quantised by rows to fp8, a token of x and of h, and an output feature of an expert's weight. The backward's
             stay in 16 bits. bfloat16 and float16 with hidden and intermediate sizes that are multiples of 16. Weights
@@ -454,12 +454,13 @@ def swiglu_experts(
     with_grad = needs_backward(x, gate_up, down, weights, b_gate_up, b_down)
     if s_gate_up is not None and with_grad:
         raise ValueError("w_gate_up, w_down: expected 16 bits if a gradient is wanted, got fp8; use torch.no_grad()")
+    multiplied: tuple[torch.Tensor, torch.Tensor] = (gate_up, down)
     if in_fp8 and not with_grad:
-        backend = "portable"
-    elif backend is None:
-        portable_because = why_portable(index.numel(), rows, gate_up, down, activation, with_grad)
+        multiplied = experts_fp8.like_codes(rows, *multiplied)
+    if backend is None:
+        portable_because = why_portable(index.numel(), rows, *multiplied, activation, with_grad)
         backend = "portable" if portable_because else "hopper"
-    elif backend == "hopper" and (reason := why_not_hopper(rows, gate_up, down, activation)):
+    elif backend == "hopper" and (reason := why_not_hopper(rows, *multiplied, activation)):
         raise ValueError(f"backend: expected 'portable' or None, got 'hopper': {reason}")
     by_hand = backend == "hopper"
     tile_rows = hopper.ROWS if by_hand else expert_tile_rows(index.numel(), gate_up.shape[0], x.dtype)

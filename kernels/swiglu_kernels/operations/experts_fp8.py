@@ -9,11 +9,13 @@ The backward's products take operands in 16 bits: x, the weights, and gate and u
 of a routing weight is the upstream gradient times y.
 """
 
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from swiglu_kernels.calls.checks import check_option, check_tensor
+from swiglu_kernels.hopper import experts_fp8 as hopper
 from swiglu_kernels.launches.formula import Formula
 from swiglu_kernels.operations import fp8
 from swiglu_kernels.portable import experts as portable
@@ -22,6 +24,10 @@ from swiglu_kernels.routing import Routing
 
 PRECISIONS = ("bf16", "fp8-rowwise")
 """Of the operands of the forward's products; with "bf16" they stay as they are."""
+
+
+KERNELS: dict[str, ModuleType] = {"portable": portable, "hopper": hopper}
+"""By what `backend` calls them: of both products, with the same functions."""
 
 
 def unpack(precision: str, w_gate_up: Any, w_down: Any) -> tuple[Any, Any, torch.Tensor | None, torch.Tensor | None]:
@@ -54,6 +60,12 @@ def unpack(precision: str, w_gate_up: Any, w_down: Any) -> tuple[Any, Any, torch
     return w_gate_up[0], w_down[0], w_gate_up[1], w_down[1]
 
 
+def like_codes(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tensors of x's dtype without data that lie as the codes of both weights do, to choose kernels by."""
+    first, second = (torch.empty(one.shape, dtype=x.dtype, device="meta") for one in (w_gate_up, w_down))
+    return first, second
+
+
 def check(x: Any, w_gate_up: torch.Tensor) -> None:
     """Raise unless x can be multiplied in fp8: by its dtype, its device, and sizes that are multiples of 16."""
     sizes = (("hidden", w_gate_up.shape[2]), ("intermediate", w_gate_up.shape[1] // 2))
@@ -72,12 +84,14 @@ def products(
     formula: Formula,
     interleaved: bool,
     keep: bool,
+    backend: str,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return y [P, H] and, with `keep`, pre [P, 2I]; s_* are scales of weights that are codes."""
+    kernels = KERNELS[backend]
     codes = quantise_rows(x, "rowwise", False)
     fp8.hand(codes, "x")
     of_weights = _of_weights("w_gate_up", w_gate_up, s_gate_up)
-    h, pre = portable.gate_up_of_codes(
+    h, pre = kernels.gate_up_of_codes(
         codes, of_weights, routing, b_gate_up, formula, interleaved, x.dtype, True, keep
     )  # fmt: skip
     assert h is not None
@@ -85,7 +99,8 @@ def products(
     codes = quantise_rows(h, "rowwise", False, routing.starts)
     fp8.hand(codes, "h", routing.row)
     del h
-    return portable.down_of_codes(codes, _of_weights("w_down", w_down, s_down), routing, b_down, x.dtype), pre
+    y: torch.Tensor = kernels.down_of_codes(codes, _of_weights("w_down", w_down, s_down), routing, b_down, x.dtype)
+    return y, pre
 
 
 def _of_weights(name: str, weight: torch.Tensor, scales: torch.Tensor | None) -> Quantised:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from swiglu_kernels.hopper import experts as by_hand
+from swiglu_kernels.hopper import experts_fp8 as fp8_experts_by_hand
 from swiglu_kernels.hopper import forward, products, row, shared
 from swiglu_kernels.hopper import fp8 as fp8_by_hand
 from swiglu_kernels.launches.formula import PLAIN, Formula
@@ -313,6 +314,7 @@ def _by_hand() -> Iterator[tuple[str, Launch]]:
         )
     yield from _experts_by_hand()
     yield from _fp8_by_hand()
+    yield from _fp8_experts_by_hand()
 
 
 def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
@@ -360,3 +362,25 @@ def _fp8_by_hand() -> Iterator[tuple[str, Launch]]:
             name = f"fp8 forward by hand, {'blocks' if blocks else 'rows'}, {width} columns"
             name += ", gate and up stored" if stored else ""
             yield name, fp8_by_hand.forward_launch(*operands, z, stored, replace(forward.TILE, columns=width))
+
+
+def _fp8_experts_by_hand() -> Iterator[tuple[str, Launch]]:
+    def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    count, tokens, slots, hidden, intermediate = 128, 1024, 8, 2048, 768
+    rows, both = tokens * slots, 2 * intermediate
+    scales = partial(tensor, dtype=torch.float32)
+    pair, starts, counts = (tensor(size, dtype=torch.int32) for size in (rows, count + 1, count))
+    x, w_gate_up = (tensor(rows, hidden // 2), scales(tokens)), (tensor(count, both, hidden // 2), scales(count, both))
+    h, pre, bias = tensor(rows, intermediate), tensor(rows, both), tensor(count, both)
+    for interleaved, kept in itertools.product((False, True), (None, pre)):
+        name = f"fp8 experts by hand, h{', gate and up' if kept is not None else ''}"
+        name += ", interleaved" if interleaved else ""
+        variant = (bias, CLAMPED, True) if interleaved else (None, PLAIN, False)
+        launch = fp8_experts_by_hand.gate_up_launch(x, w_gate_up, h, kept, starts, counts, pair, slots, *variant)
+        yield name, launch
+    w_down, y = (tensor(count, hidden, intermediate // 2), scales(count, hidden)), tensor(rows, hidden)
+    operands = (tensor(rows, intermediate // 2), scales(rows)), w_down, y, starts, counts
+    yield "fp8 experts by hand, y", fp8_experts_by_hand.rows_launch(*operands)
+    yield "fp8 experts by hand, y, bias", fp8_experts_by_hand.rows_launch(*operands, tensor(count, hidden))
