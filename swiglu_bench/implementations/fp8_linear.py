@@ -124,7 +124,7 @@ class _GroupedProduct(torch.autograd.Function):
             turned = _transposed(layer.quantise(weight, f"{layer.weight}.T"))
             d_rows = scaled_grouped_mm(layer.quantise(upstream, layer.upstream, order), turned, ends)
         if ctx.needs_input_grad[2]:
-            d_weight = torch._grouped_mm(upstream.T, rows, offs=ends)
+            d_weight = torch._grouped_mm(upstream.contiguous().T, rows, offs=ends)
         return None, d_rows, d_weight, None, None
 
 
