@@ -769,7 +769,7 @@ def gate_up(
     run(
         gate_up_launch,
         x,
-        _aligned(w_gate_up),
+        aligned(w_gate_up),
         h,
         pre,
         routing.starts,
@@ -784,7 +784,7 @@ def gate_up(
 def down(h: torch.Tensor, w_down: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
     """Return y [P, H] = h w_down[expert]^T + bias[expert]."""
     y = h.new_empty((h.shape[0], w_down.shape[1]))
-    run(rows_launch, h, _aligned(w_down), y, routing.starts, routing.counts, _dense(bias))
+    run(rows_launch, h, aligned(w_down), y, routing.starts, routing.counts, _dense(bias))
     return y
 
 
@@ -805,7 +805,7 @@ def down_backward(
     wh = pre.new_empty((pre.shape[0], columns))
     dots = pre.new_empty((-(-columns // NARROW), pre.shape[0]), dtype=torch.float32)
     run(
-        gate_backward_launch, dy, _aligned(w_down).mT, pre, weights.contiguous(), d_pre, wh, dots, routing.pair,
+        gate_backward_launch, dy, aligned(w_down).mT, pre, weights.contiguous(), d_pre, wh, dots, routing.pair,
         routing.starts, routing.counts, formula, interleaved,
     )  # fmt: skip
     return d_pre, wh if wants_wh else None, dots
@@ -850,5 +850,6 @@ def _dense(bias: torch.Tensor | None) -> torch.Tensor | None:
     return None if bias is None else bias.contiguous()
 
 
-def _aligned(weights: torch.Tensor) -> torch.Tensor:
+def aligned(weights: torch.Tensor) -> torch.Tensor:
+    """Return weights that begin where TMA can read, a copy if need be."""
     return weights if weights.data_ptr() % ALIGNMENT_BYTES == 0 else weights.clone()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from swiglu_kernels.hopper import loop
-from swiglu_kernels.hopper.experts import BLOCK, GROUP, PART, ROWS, STAGES, WIDE, block_descriptor, flat
+from swiglu_kernels.hopper.experts import BLOCK, GROUP, PART, ROWS, STAGES, WIDE, aligned, block_descriptor, flat
 from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING
 from swiglu_kernels.launches.backend import multiprocessors, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
@@ -246,7 +246,7 @@ def gate_up_of_codes(
     h = pairs.new_empty((rows, both // 2))
     pre = pairs.new_empty((rows, both)) if store_pre else None
     run(
-        gate_up_launch, (pairs, x[1]), (w_gate_up[0].view(dtype), w_gate_up[1]), h, pre, routing.starts,
+        gate_up_launch, (pairs, x[1]), (aligned(w_gate_up[0].view(dtype)), w_gate_up[1]), h, pre, routing.starts,
         routing.counts, routing.pair, routing.slots, None if bias is None else bias.contiguous(), formula, interleaved,
     )  # fmt: skip
     return h if store_h else None, pre
@@ -257,8 +257,8 @@ def down_of_codes(
 ) -> torch.Tensor:
     """Return y [P, H] of codes [P, I] and [E, H, I]."""
     y = h[1].new_empty((h[0].shape[0], w_down[0].shape[1]), dtype=dtype)
+    pairs, weights = (h[0].view(dtype), h[1]), (aligned(w_down[0].view(dtype)), w_down[1])
     run(
-        rows_launch, (h[0].view(dtype), h[1]), (w_down[0].view(dtype), w_down[1]), y, routing.starts, routing.counts,
-        None if bias is None else bias.contiguous(),
+        rows_launch, pairs, weights, y, routing.starts, routing.counts, None if bias is None else bias.contiguous()
     )  # fmt: skip
     return y
