@@ -24,23 +24,29 @@ from swiglu_kernels.launches.internals import constant_in_graphs
 from swiglu_kernels.operations.experts import swiglu_experts
 from swiglu_kernels.reference import gate_mul
 
-NAMES = {False: "swiglu_kernels", True: "swiglu_kernels_recompute"}
-"""What the implementation is called, by whether gate and up are made again in the backward."""
+NAMES = {
+    ("bf16", False): "swiglu_kernels",
+    ("bf16", True): "swiglu_kernels_recompute",
+    ("fp8-rowwise", False): "swiglu_kernels_fp8_rowwise",
+    ("fp8-rowwise", True): "swiglu_kernels_fp8_rowwise_recompute",
+}
+"""What the implementation is called, by its precision and by whether gate and up are made again in the backward."""
 _TOLERANCE = 1e-5
 
 
 def register_experts() -> None:
     """Make "swiglu_kernels" and "swiglu_kernels_recompute" known to transformers' `set_experts_implementation`.
 
-    The second does not keep gate and up for the backward but recomputes them. A model whose experts the kernels cannot
-    compute raises a ValueError in its forward.
+    The second does not keep gate and up for the backward but recomputes them. "swiglu_kernels_fp8_rowwise" and
+    "swiglu_kernels_fp8_rowwise_recompute" are the same with precision="fp8-rowwise" of `swiglu_experts`. A model whose
+    experts the kernels cannot compute raises a ValueError in its forward.
 
     Raises:
         ImportError: transformers is missing, or older than 5 and without that interface.
     """
     functions = importlib.import_module("transformers.integrations.moe").ALL_EXPERTS_FUNCTIONS
-    for recompute, name in NAMES.items():
-        functions.register(name, functools.partial(_forward, recompute=recompute))
+    for (precision, recompute), name in NAMES.items():
+        functions.register(name, functools.partial(_forward, precision=precision, recompute=recompute))
 
 
 def takes_part(module: nn.Module) -> bool:
@@ -99,6 +105,7 @@ def _forward(
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,
     recompute: bool = False,
+    precision: str = "bf16",
 ) -> torch.Tensor:
     """Return what the experts of a module add up to, as transformers calls it."""
     gate = gate_of(module)
@@ -120,4 +127,5 @@ def _forward(
         up_offset=up_offset,
         interleaved=not module.is_concatenated,
         recompute=recompute,
+        precision=precision,
     )

@@ -9,7 +9,7 @@ from swiglu_kernels.launches.backend import backend_for, capability_of
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import expert_tile_rows, fp8_glu_tile
-from swiglu_kernels.operations import fp8
+from swiglu_kernels.operations import experts_fp8, fp8
 from swiglu_kernels.operations.fp8_products import splits_glu, why_not_sizes
 from swiglu_kernels.operations.glu import as_matrix, forward_outputs, needs_backward
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
@@ -145,12 +145,13 @@ def explain_experts(
     *,
     activation: str = "silu",
     recompute: bool = False,
+    precision: str = "bf16",
 ) -> str:
     """Say which kernels `swiglu_experts` runs for these arguments on this machine, and why; nothing is launched.
 
     Args:
-        x, w_gate_up, w_down, top_k_index, top_k_weights, activation, recompute: as for `swiglu_experts`; what else that
-            takes has no part in the choice.
+        x, w_gate_up, w_down, top_k_index, top_k_weights, activation, recompute, precision: as for `swiglu_experts`,
+            weights that are not quantised; what else that takes has no part in the choice.
 
     Returns:
         Two lines, for the forward and for the backward.
@@ -159,15 +160,29 @@ def explain_experts(
         TypeError, ValueError: as `swiglu_experts` does.
     """
     check_formula(activation, 1.0, 1.0, None, 0.0)
+    check_option("precision", precision, experts_fp8.PRECISIONS)
     check_experts(x, w_gate_up, w_down, top_k_index, top_k_weights, None, None)
-    if backend_for(x) == "torch":
+    in_fp8 = precision != "bf16"
+    if in_fp8:
+        experts_fp8.check(x, w_gate_up)
+    elif backend_for(x) == "torch":
         return _all_by_torch(x.device)
     pairs, trains = top_k_index.numel(), needs_backward(x, w_gate_up, w_down, top_k_weights)
-    why = why_portable(pairs, as_matrix(x), w_gate_up, w_down, activation, trains)
+    multiplied = w_gate_up, w_down
+    if in_fp8 and not trains:
+        multiplied = experts_fp8.like_codes(x, *multiplied)
+    why = why_portable(pairs, as_matrix(x), *multiplied, activation, trains)
     rows = expert_tile_rows(pairs, w_gate_up.shape[0], x.dtype) if why else experts.ROWS
     kernels = f"portable Triton ({why})" if why else "hand-scheduled for Hopper, on rows sorted by expert"
     kept = f"; {'x alone is' if recompute else 'gate and up are'} kept" if trains else ""
     again = "gate and up again; " if recompute else ""
+    if in_fp8:
+        kept, again = kept.replace("gate and up", "gate, up and y"), again.replace("gate and up", "gate, up and y")
+        return (
+            f"forward: x and weights quantised to fp8 by rows; the routing and two grouped products, {kernels}, "
+            f"tiles of {rows} rows; h quantised between them; the weighted sum{kept}\n"
+            f"backward: {again}in {x.dtype}, d_gate and d_up by one launch; dX and dW by one launch each"
+        )
     return (
         f"forward: the routing and two grouped products, {kernels}, tiles of {rows} rows; the weighted sum{kept}\n"
         f"backward: {again}d_gate and d_up by one launch; dX and dW by one launch each, of the same kernels"

@@ -119,22 +119,12 @@ def _version(weight: torch.Tensor) -> int:
     return 0 if weight.is_inference() else weight._version
 
 
-class FusedModule(nn.Module):
-    """What the modules of this file share: their options, the backend, the way from projections to operands."""
+class KeepsCodes:
+    """A module whose weights may be quantised once for many calls."""
 
-    options: Options
-    gate_activation: str = "silu"
-    """Of an MLP, as `swiglu_mlp` has it; "gelu_tanh" where `patch_model` found GeGLU."""
-    tensor_parallel: "Split | None" = None
-    """How its parameters and its calls are shared among ranks; `parallel.SwiGLUParallel` sets it."""
+    _recipe: str | None
+    """How products are quantised, if they are."""
     _codes: list["_Codes"] | None = None
-
-    def __init__(self, **options: str) -> None:
-        """Take the options of the gradients; raises ValueError for an unknown value."""
-        super().__init__()
-        self.options = Options(**options)
-
-    backend = property(_backend)
 
     def keep_codes(self, keep: bool = True) -> Self:
         """Quantise the weights once for many calls under `torch.no_grad()`, not in each; for fp8, in inference.
@@ -146,7 +136,7 @@ class FusedModule(nn.Module):
         Raises:
             ValueError: precision is "bf16".
         """
-        if self.options.recipe is None:
+        if self._recipe is None:
             raise ValueError(
                 "keep_codes: expected a module with precision='fp8-rowwise' or 'fp8-blockwise', got 'bf16'"
             )
@@ -160,10 +150,31 @@ class FusedModule(nn.Module):
         if torch.is_grad_enabled():
             self._codes.clear()
             return weights
-        assert self.options.recipe
+        assert self._recipe
         if not all(map(_Codes.are_of, self._codes, weights)) or len(self._codes) != len(weights):
-            self._codes[:] = [_Codes(weight, self.options.recipe) for weight in weights]
+            self._codes[:] = [_Codes(weight, self._recipe) for weight in weights]
         return [one.quantised for one in self._codes]
+
+
+class FusedModule(KeepsCodes, nn.Module):
+    """What the modules of this file share: their options, the backend, the way from projections to operands."""
+
+    options: Options
+    gate_activation: str = "silu"
+    """Of an MLP, as `swiglu_mlp` has it; "gelu_tanh" where `patch_model` found GeGLU."""
+    tensor_parallel: "Split | None" = None
+    """How its parameters and its calls are shared among ranks; `parallel.SwiGLUParallel` sets it."""
+
+    def __init__(self, **options: str) -> None:
+        """Take the options of the gradients; raises ValueError for an unknown value."""
+        super().__init__()
+        self.options = Options(**options)
+
+    backend = property(_backend)
+
+    @property
+    def _recipe(self) -> str | None:  # type: ignore[override]
+        return self.options.recipe
 
     def extra_repr(self) -> str:
         """Return the options and the backend."""
@@ -423,7 +434,7 @@ class FusedSwiGLUPackedMLP(FusedModule):
         return self._block(x, [*packed.chunk(2), w_down], [*gated, bias_down])
 
 
-class FusedSwiGLUExperts(nn.Module):
+class FusedSwiGLUExperts(KeepsCodes, nn.Module):
     """A mixture of experts without its router, with the state_dict of transformers' Mixtral and Qwen3-MoE experts.
 
     state_dict: `gate_up_proj`, [num_experts, 2 * intermediate_size, hidden_size], and `down_proj`, [num_experts,
@@ -435,8 +446,8 @@ class FusedSwiGLUExperts(nn.Module):
         intermediate_size: size of the last dimension of what the gate yields.
         num_experts: how many experts there are.
         bias: give both projections of each expert a bias.
-        options: `activation`, `alpha`, `limit`, `up_offset`, `interleaved`, `recompute` and `backend` of
-            `swiglu_experts`.
+        options: `activation`, `alpha`, `limit`, `up_offset`, `interleaved`, `recompute`, `backend` and `precision` of
+            `swiglu_experts`; with "fp8-rowwise" weights are quantised in every call unless `keep_codes()`.
         device: of the parameters.
         dtype: of the parameters; float32, float16 or bfloat16.
 
@@ -469,6 +480,11 @@ class FusedSwiGLUExperts(nn.Module):
 
     backend = property(_backend)
 
+    @property
+    def _recipe(self) -> str | None:  # type: ignore[override]
+        precision = str(self.options.get("precision", "bf16"))
+        return precision.removeprefix("fp8-") if precision.startswith("fp8-") else None
+
     def extra_repr(self) -> str:
         """Return the sizes, the options and the backend."""
         sizes = ", ".join(map(str, self.gate_up_proj.shape))
@@ -482,7 +498,9 @@ class FusedSwiGLUExperts(nn.Module):
 
     def forward(self, x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
         """Return each token's sum over its experts by their weights; as `swiglu_experts`, errors included."""
+        weights = self.gate_up_proj, self.down_proj
+        w_gate_up, w_down = self._in_fp8(weights) if self._recipe else weights
         return swiglu_experts(
-            x, self.gate_up_proj, self.down_proj, top_k_index, top_k_weights,
+            x, w_gate_up, w_down, top_k_index, top_k_weights,
             b_gate_up=self.gate_up_proj_bias, b_down=self.down_proj_bias, **self.options,
         )  # fmt: skip

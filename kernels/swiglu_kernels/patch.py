@@ -29,7 +29,7 @@ from swiglu_kernels.modules import (
     why_not_bare,
     why_not_plain,
 )
-from swiglu_kernels.operations import fp8
+from swiglu_kernels.operations import experts_fp8, fp8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +145,8 @@ def patch_model(
         save: see `swiglu_glu`; with "input", experts recompute gate and up, too.
         input_grad: see `swiglu_glu`.
         precision: "bf16" (operands as they are), "fp8-rowwise" or "fp8-blockwise": see `swiglu_mlp_fp8`. An MLP whose
-            sizes are no multiples of 16, and experts, are left alone then.
+            sizes are no multiples of 16 is left alone then, and so are such experts (see `swiglu_experts`), with
+            "fp8-blockwise" all.
 
     Returns:
         What changed, and what looks like a gated MLP or its experts and was left alone, with the reason. A second call
@@ -164,8 +165,11 @@ def patch_model(
     options = Options(weight_grad, save, input_grad, precision)
     candidates = list(_candidates(model))
     _check_classes(classes, [module for _, module, _ in candidates])
+    experts = [(path, module) for path, module in model.named_modules() if takes_part(module)]
     if options.recipe:
-        _check_fp8_devices([module for _, module, layout in candidates if layout is not None])
+        taken = [module for _, module, layout in candidates if layout is not None]
+        taken += [module for _, module in experts if options.precision in experts_fp8.PRECISIONS]
+        _check_fp8_devices(taken)
     changed, left_alone, without_kernels = [], [], set()
     for path, module, layout in candidates:
         name = type(module).__name__
@@ -177,7 +181,6 @@ def patch_model(
         module.__class__ = layout.fused
         changed.append(Changed(path, name, layout.fused.__name__))
         without_kernels |= _without_kernels(module)
-    experts = [(path, module) for path, module in model.named_modules() if takes_part(module)]
     reasons = _set_experts(model, experts, options)
     for path, module in experts:
         name = type(module).__name__
@@ -226,7 +229,7 @@ def _set_experts(model: nn.Module, experts: list[tuple[str, nn.Module]], options
         other = next(iter(reasons), "")
         return {path: reasons.get(path, f"{other} of the same model cannot be replaced") for path, _ in experts}
     register_experts()
-    name = NAMES[options.save == "input"]
+    name = NAMES[options.precision, options.save == "input"]
     for _, owner in owners:
         owner.__dict__[_STOCK_EXPERTS] = _experts_implementation(owner)
         owner.set_experts_implementation(name)
@@ -249,13 +252,24 @@ def _why_not_experts(module: Any, options: Options) -> str | None:
         return f"it already has {_implementation(module)}"
     if options.weight_grad == "none":
         return "weight_grad='none' is not for experts: freeze their parameters with requires_grad_(False)"
-    if options.recipe:
-        return f"precision={options.precision!r} is not for experts"
+    if options.recipe and (reason := _why_not_experts_in_fp8(module, options.precision)) is not None:
+        return reason
     for name, weight in module.named_parameters(recurse=False):
         if type(weight) is not nn.Parameter or weight.dtype not in KERNEL_DTYPES:
             return f"{name} is a {type(weight).__name__} of {weight.dtype}, not a plain one of the kernels' dtypes"
     gate = gate_of(module)
     return gate if isinstance(gate, str) else None
+
+
+def _why_not_experts_in_fp8(module: Any, precision: str) -> str | None:
+    if precision not in experts_fp8.PRECISIONS:
+        return f"precision={precision!r} is not for experts"
+    weights, depth = (module.gate_up_proj, module.down_proj), 1 if module.is_transposed else 2
+    hidden, intermediate = (weight.shape[depth] for weight in weights)
+    dtype = weights[0].dtype
+    if dtype not in fp8.DTYPES:
+        return f"its weights are {dtype}, and fp8 products are for bfloat16 and float16"
+    return fp8.why_not_sizes((("hidden", hidden), ("intermediate", intermediate)))
 
 
 def unpatch(model: nn.Module) -> PatchReport:

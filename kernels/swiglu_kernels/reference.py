@@ -13,6 +13,9 @@ The variants that models use are keyword options, the same for every function:
     up_offset        added to up (gpt-oss: 1)
 """
 
+import functools
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
@@ -147,9 +150,10 @@ def swiglu_experts(
     b_gate_up: torch.Tensor | None = None,
     b_down: torch.Tensor | None = None,
     interleaved: bool = False,
+    precision: str = "bf16",
     **options: str | float | None,
 ) -> torch.Tensor:
-    """Return each token's sum of `swiglu_mlp` of its experts by their weights.
+    """Return each token's sum of `swiglu_mlp` of its experts by their weights; in fp8 of `swiglu_mlp_fp8`.
 
     Args:
         x: [..., hidden].
@@ -160,18 +164,24 @@ def swiglu_experts(
         b_gate_up: [experts, 2 * intermediate] or None.
         b_down: [experts, hidden_out] or None.
         interleaved: rows of w_gate_up (and b_gate_up) are gate, up, gate, up, ...; else the gate's come first.
+        precision: "bf16", operands as they are, or "fp8-rowwise": those of the forward's products are quantised by
+            rows, those of the gradients' are not.
         options: as for `gate_mul`.
 
     Returns:
         [..., hidden_out].
     """
+    block: Callable[..., torch.Tensor] = swiglu_mlp
+    if precision != "bf16":
+        recipe = precision.removeprefix("fp8-")
+        block = functools.partial(swiglu_mlp_fp8, recipe=recipe, fp8_weight_grad=False, fp8_input_grad=False)
     rows, index, weights = (one.reshape(-1, one.shape[-1]) for one in (x, top_k_index, top_k_weights))
     out = rows.new_zeros(rows.shape[0], w_down.shape[1])
     for expert in range(w_down.shape[0]):
         token, slot = torch.where(index == expert)
         bias, bias_down = (None if one is None else one[expert] for one in (b_gate_up, b_down))
         (w_gate, w_up), biases = split_packed(w_gate_up[expert], bias, "interleaved" if interleaved else "packed")
-        y = swiglu_mlp(rows[token], w_gate, w_up, w_down[expert], *biases, bias_down, **options)  # type: ignore[arg-type]
+        y = block(rows[token], w_gate, w_up, w_down[expert], *biases, bias_down, **options)
         out = out.index_add(0, token, (y * weights[token, slot, None]).to(out.dtype))
     return out.reshape(*x.shape[:-1], w_down.shape[1])
 
@@ -228,17 +238,18 @@ def dequantise(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = t
 
 class _Fp8Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, recipe, fp8_weight_grad):
+    def forward(ctx, x, weight, recipe, fp8_weight_grad, fp8_input_grad):
         ctx.save_for_backward(x, weight)
-        ctx.options = recipe, fp8_weight_grad
+        ctx.options = recipe, fp8_weight_grad, fp8_input_grad
         return _fp8_product(x, weight, recipe, True)
 
     @staticmethod
     def backward(ctx, d_out):
         x, weight = ctx.saved_tensors
-        recipe, fp8_weight_grad = ctx.options
+        recipe, fp8_weight_grad, fp8_input_grad = ctx.options
         d_weight = _fp8_product(d_out.t(), x.t(), recipe, False) if fp8_weight_grad else d_out.t() @ x
-        return _fp8_product(d_out, weight.t(), recipe, True), d_weight, None, None
+        d_x = _fp8_product(d_out, weight.t(), recipe, True) if fp8_input_grad else d_out @ weight
+        return d_x, d_weight, None, None, None
 
 
 def _fp8_product(a: torch.Tensor, b: torch.Tensor, recipe: str, b_is_weight: bool) -> torch.Tensor:
@@ -258,26 +269,28 @@ def swiglu_mlp_fp8(
     *,
     recipe: str,
     fp8_weight_grad: bool = True,
+    fp8_input_grad: bool = True,
     **options: str | float | None,
 ) -> torch.Tensor:
     """Return `swiglu_mlp`, or without w_down `swiglu_glu`, with operands of every product quantised by `quantise`.
 
     The gradients are such products, too: d_x = d_out w sums over the columns of d_out, d_w = d_out^T x over the tokens,
     and each operand is quantised for that anew; products of the weights' gradients are not where fp8_weight_grad is
-    False.
+    False, nor are the others where fp8_input_grad is.
 
     Args:
         x: [tokens, hidden].
         w_gate, w_up, w_down, bias_gate, bias_up, bias_down, options: as for `swiglu_mlp`.
         recipe: as for `quantise`.
         fp8_weight_grad: whether products that make gradients of weights are quantised.
+        fp8_input_grad: the same of those that make gradients of h and x.
 
     Returns:
         [tokens, hidden_out] or [tokens, intermediate], in x's dtype, in which h is rounded, too.
     """
 
     def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        out = _Fp8Linear.apply(x, weight, recipe, fp8_weight_grad)
+        out = _Fp8Linear.apply(x, weight, recipe, fp8_weight_grad, fp8_input_grad)
         return out if bias is None else out + bias
 
     h = gate_mul(linear(x, w_gate, bias_gate), linear(x, w_up, bias_up), **options)  # type: ignore[arg-type]

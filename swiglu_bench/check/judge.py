@@ -18,13 +18,13 @@ from swiglu_bench.check import tolerance
 from swiglu_bench.check.built import Built, Produced, add_up
 from swiglu_bench.check.inputs import Draw, make_problem, sizes, torch_dtype
 from swiglu_bench.check.results import Fault
-from swiglu_bench.check.routing import by_expert
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.measure.clock import Clock
 from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.spec.cases import Mode, Scope
 from swiglu_bench.spec.implementation import Step, implementation
 from swiglu_bench.spec.problem import Problem
+from swiglu_bench.spec.routing import by_expert
 from swiglu_kernels import reference
 
 KEPT = 2

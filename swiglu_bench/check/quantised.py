@@ -14,6 +14,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.results import Fault, same_bits
 from swiglu_bench.rows.record import CODES, TensorCheck
 from swiglu_bench.spec import fp8
+from swiglu_bench.spec.cases import Scope
 from swiglu_bench.spec.implementation import implementation
 
 RECIPE = "recipe"
@@ -32,12 +34,15 @@ CODE_STEP, NOISE = 8.0, 0.125
 """An element of what the contender computed itself may be off by a step of its code, twice what rounding to the nearest
 code loses, and by as much of the rms, for gradients whose terms cancel."""
 INTERMEDIATE = ("h", "d_gate", "d_up", "d_gate_up")
+OF_EXPERTS = (*INTERMEDIATE, "upstream")
+"""The upstream gradient of an expert's block is a product with a routing weight."""
 
 
 class QuantisedJudge(Judge):
     """Judges the results of contenders that quantise; `judge_of` makes the classes."""
 
     joint: bool
+    quantised_dx: bool
     quantised_dw: bool
 
     def answer(self, activations: Sequence[Tensor], upstream: Tensor | None) -> dict[str, Tensor]:
@@ -45,10 +50,10 @@ class QuantisedJudge(Judge):
         precision = self.problem.case.precision
 
         def operand(name: str, value: Tensor) -> Tensor:
-            quantised = self.quantised_dw or not fp8.makes_dw(name)
+            quantised = fp8.is_quantised(name, self.quantised_dx, self.quantised_dw)
             return fp8.dequantise(*fp8.quantise(value, precision, name)) if quantised else value
 
-        return self._answer(activations[0], upstream, operand)
+        return self._answer(activations, upstream, lambda rows: operand)
 
     def judge_handed(
         self, produced: Produced, draw: Draw, handed: Mapping[str, fp8.Quantised], *, label: str = "{}",
@@ -56,7 +61,7 @@ class QuantisedJudge(Judge):
     ) -> tuple[TensorCheck, ...]:  # fmt: skip
         """One verdict for each result, by the operands that were handed over, and one for each of these."""
         faults = faults or {}
-        x = self.desk.activations(draw)[0].clone()
+        activations = [value.clone() for value in self.desk.activations(draw)]
         backward = produced.keys() != {"output"}
         upstream = self.desk.upstream(draw).clone() if backward else None
         self.truth(draw, backward)  # for `compare`
@@ -66,17 +71,28 @@ class QuantisedJudge(Judge):
             if name not in handed
         ]
 
-        def operand(name: str, value: Tensor) -> Tensor:
-            if name not in handed:
-                return value
-            checks.append(self._check(name, value, handed[name]))
-            return fp8.dequantise(*handed[name])
+        def handed_to(name: str, rows: fp8.Rows | None) -> fp8.Quantised:
+            return handed[name] if rows is None else rows.of(name, handed[name])
 
-        def again(name: str, value: Tensor) -> Tensor:
-            return fp8.dequantise(*handed[name], torch.float32) if name in handed else value.float()
+        def operand_of(rows: fp8.Rows | None) -> fp8.Operand:
+            def operand(name: str, value: Tensor) -> Tensor:
+                if name not in handed:
+                    return value
+                own = handed_to(name, rows)
+                checks.append(self._check(name, value, own))
+                return fp8.dequantise(*own)
 
-        truth = {name: tolerance.Expected.of(one) for name, one in self._answer(x, upstream, operand).items()}
-        plain = fp8.swiglu(x, self.problem.weights, upstream, again, self.joint)
+            return operand
+
+        def again_of(rows: fp8.Rows | None) -> fp8.Operand:
+            def again(name: str, value: Tensor) -> Tensor:
+                return fp8.dequantise(*handed_to(name, rows), torch.float32) if name in handed else value.float()
+
+            return again
+
+        answer = self._answer(activations, upstream, operand_of)
+        truth = {name: tolerance.Expected.of(one) for name, one in answer.items()}
+        plain = fp8.compute(activations, self.problem.weights, upstream, again_of, self.joint)
         results = tuple(
             tolerance.check(
                 label.format(name), value, truth[name], tolerance.tensor_error(plain[name], truth[name]),
@@ -87,17 +103,24 @@ class QuantisedJudge(Judge):
         unique = {check.tensor: check for check in sorted(checks, key=lambda check: not check.ok)}
         return (*results, *(replace(check, tensor=label.format(check.tensor)) for check in unique.values()))
 
-    def _answer(self, x: Tensor, upstream: Tensor | None, operand: fp8.Operand) -> dict[str, Tensor]:
-        weights = {name: value.detach().double() for name, value in self.problem.weights.items()}
-        rows = None if upstream is None else upstream.double()
-        return fp8.swiglu(x.detach().double(), weights, rows, operand, self.joint)
+    def _answer(
+        self, activations: Sequence[Tensor], upstream: Tensor | None, operand_of: fp8.OperandOf
+    ) -> dict[str, Tensor]:
+        exact = [value.detach().double() if value.is_floating_point() else value for value in activations]
+        weights = {name: value.detach() for name, value in self.problem.weights.items()}
+        if self.problem.case.scope is not Scope.EXPERTS:  # whose weights become fp64 one expert at a time
+            weights = {name: value.double() for name, value in weights.items()}
+        return fp8.compute(exact, weights, None if upstream is None else upstream.double(), operand_of, self.joint)
 
     def _check(self, name: str, value: Tensor, handed: fp8.Quantised) -> TensorCheck:
         """The verdict on the codes and scales of one operand; `value` is what they should stand for."""
         codes, scales = handed
         right_codes, right_scales = fp8.quantise(value, self.problem.case.precision, name)
         failed = partial(_failed, f"{CODES}{name}")
-        if name.removesuffix(".T") not in INTERMEDIATE:
+        if not value.numel():
+            return _passed(f"{CODES}{name}")
+        computed = OF_EXPERTS if self.problem.case.scope is Scope.EXPERTS else INTERMEDIATE
+        if name.removesuffix(".T") not in computed:
             if not same_bits(scales, right_scales):
                 wrong = int((scales != right_scales).sum())
                 return failed(f"{wrong} of {scales.numel()} scales are not those of the recipe")
@@ -114,22 +137,19 @@ class QuantisedJudge(Judge):
         found = _distance(handed, value)
         if not found <= allowed:
             return failed(f"they represent values with a relative error of {found:.2e}, more than {allowed:.2e}")
-        off = (
-            (fp8.dequantise(*handed) - value).abs_().sub_(value.abs() / CODE_STEP).max().item()
-            if value.numel()
-            else 0.0
-        )
+        off = (fp8.dequantise(*handed) - value).abs_().sub_(value.abs() / CODE_STEP).max().item()
         if not off <= NOISE * value.norm().item() / value.numel() ** 0.5:
             return failed("one of them represents a value that is further off than rounding explains")
         return _passed(f"{CODES}{name}")
 
 
 @functools.cache
-def judge_of(joint: bool, quantised_dw: bool) -> type[QuantisedJudge]:
-    """The judge of contenders with one product for gate and up or two, with quantised weight gradients or without."""
-    define = partial(fp8.defined, joint=joint, quantised_dw=quantised_dw)
-    declare = implementation("quantised reference", scopes=("glu", "mlp"), description="SwiGLU on quantised operands")
-    found = {"joint": joint, "quantised_dw": quantised_dw, "definition": declare(define)}
+def judge_of(joint: bool, quantised_dx: bool, quantised_dw: bool) -> type[QuantisedJudge]:
+    """The judge of contenders with one product for gate and up or two, by which gradients' products are quantised."""
+    way: dict[str, Any] = {"joint": joint, "quantised_dx": quantised_dx, "quantised_dw": quantised_dw}
+    scopes = (Scope.GLU, Scope.MLP, Scope.EXPERTS)
+    declare = implementation("quantised reference", scopes=scopes, description="SwiGLU on quantised operands")
+    found = {**way, "definition": declare(partial(fp8.defined, **way))}
     return type("QuantisedJudge", (QuantisedJudge,), found)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -29,17 +28,6 @@ def draw_experts(experts: Experts, place: Tensor, source: torch.Generator) -> No
         if experts.routing is Routing.ZIPF:
             scores -= (order + 1).log()
         place.copy_(scores.topk(top_k).indices)
-
-
-def by_expert(index: Tensor, experts: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each expert the tokens of top_k_index [tokens, top_k] that have it, and in which slots, in their order.
-
-    The GPU is waited for once, not once for each expert.
-    """
-    flat = index.flatten()
-    order, counts = flat.argsort(stable=True), flat.bincount(minlength=experts).tolist()
-    for pairs in order.split(counts):
-        yield pairs // index.shape[1], pairs % index.shape[1]
 
 
 @dataclass(frozen=True)

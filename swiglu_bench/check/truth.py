@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from swiglu_bench.check.inputs import sizes
-from swiglu_bench.check.routing import by_expert
 from swiglu_bench.spec.cases import Extras, Scope, tensors
 from swiglu_bench.spec.costs import TRUTH_CHUNK
 from swiglu_bench.spec.problem import Problem
+from swiglu_bench.spec.routing import by_expert
 
 
 def compute_truth(problem: Problem, activations: Sequence[Tensor], upstream: Tensor | None) -> dict[str, Tensor]:

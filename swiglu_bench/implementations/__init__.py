@@ -1,6 +1,6 @@
 """The built-in implementations, in the order in which tables show them. One file per family, imported without torch."""
 
-from swiglu_bench.implementations import experts, fp8, fused, liger, peers, pytorch, unsloth
+from swiglu_bench.implementations import experts, fp8, fp8_experts, fused, liger, peers, pytorch, unsloth
 from swiglu_bench.spec.implementation import Implementation
 
 CATALOGUE: tuple[Implementation, ...] = (
@@ -18,4 +18,5 @@ CATALOGUE: tuple[Implementation, ...] = (
     *fused.ROWS.values(),
     *experts.ROWS,
     *fp8.ROWS,
+    *fp8_experts.ROWS,
 )

@@ -97,7 +97,7 @@ def loop(problem: Problem) -> Step:
     return packed(problem, of)
 
 
-def _sorted(index: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+def sorted_by_expert(index: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
     """Of (token, expert) pairs: their experts in order, the pair at each place, and where each expert's end (int32)."""
     import torch
 
@@ -133,7 +133,7 @@ def _grouped(problem: Problem) -> Step:
 
     def of(own: Mapping[str, Tensor]) -> Forward:
         def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-            expert, order, ends = _sorted(index, len(own["w_down"]))
+            expert, order, ends = sorted_by_expert(index, len(own["w_down"]))
             both = product(x[order // index.shape[1]], own["w_gate_up"].mT, offs=ends)
             hidden = gate(both + of_each_row(own["bias_gate_up"], expert) if problem.biases else both)
             found = product(hidden, own["w_down"].mT, offs=ends)
@@ -298,7 +298,7 @@ def _quack(own: Mapping[str, Tensor]) -> Forward:
             return d_rows, dw, None
 
     def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-        _, order, ends = _sorted(index, len(own["w_down"]))
+        _, order, ends = sorted_by_expert(index, len(own["w_down"]))
         starts = torch.nn.functional.pad(ends, (1, 0))
         token = (order // index.shape[1]).to(torch.int32)
         hidden = GatedProduct.apply(x, own["w_gate_up"], token, starts, torch.is_grad_enabled())

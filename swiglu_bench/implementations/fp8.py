@@ -105,7 +105,7 @@ deep_gemm = implementation(
 
 @implementation(
     "fp8-reference",
-    scopes=SCOPES,
+    scopes=(*SCOPES, Scope.EXPERTS),
     dtypes=DTYPES,
     precisions=(TENSORWISE, ROWWISE, BLOCKWISE),
     description="the definition in plain PyTorch: quantised and dequantised, multiplied in fp32; slow",

@@ -1,4 +1,4 @@
-"""A linear layer whose three products take fp8 operands, quantised by the definition; imported by builds only."""
+"""Linear layers whose products take fp8 operands, quantised by the definition; imported by builds only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from swiglu_bench.spec.cases import Precision
-from swiglu_bench.spec.fp8 import BLOCK, Quantised, quantise
+from swiglu_bench.spec.fp8 import BLOCK, Quantised, Rows, quantise
 
 Multiply = Callable[[Quantised, Quantised, bool], Tensor]
 """(a [m, k], b [n, k], whether b is a weight) -> a b^T in bf16; a's groups, and b's, are along k."""
@@ -73,7 +73,70 @@ class _Product(torch.autograd.Function):
 
 def _transposed(quantised: Quantised) -> Quantised:
     codes, scales = quantised
-    return codes.T.contiguous(), scales.T.contiguous()
+    return codes.mT.contiguous(), scales.mT.contiguous()
+
+
+@dataclass
+class GroupedLayer:
+    """The linear layers of experts, for rows that are sorted by expert; the gradients of weights are bf16 products."""
+
+    x: str
+    weight: str
+    upstream: str
+    precision: Precision
+    top_k: int
+    watched: dict[str, Quantised] | None = None
+
+    def quantise(self, value: Tensor, name: str, order: Tensor | None = None) -> Quantised:
+        """Codes and scales, handed over too: of rows by (token, slot) pairs, of which `order` is each row's."""
+        found = quantise(value, self.precision, name)
+        if self.watched is not None and order is None:
+            self.watched[name] = found
+        elif self.watched is not None and order is not None:
+            rows = Rows(0, order // self.top_k, order % self.top_k, self.top_k)
+            rows.enter(name, found, self.watched, 0, len(order) // self.top_k)
+        return found
+
+    def infer(self, rows: Tensor, weight: Quantised, ends: Tensor, order: Tensor) -> Tensor:
+        """Rows [pairs, k], those of an expert up to its end, times weights [experts, n, k] that are quantised."""
+        if self.watched is not None:
+            self.watched[self.weight] = weight
+        return scaled_grouped_mm(self.quantise(rows, self.x, order), weight, ends)
+
+    def train(self, rows: Tensor, weight: Tensor, ends: Tensor, order: Tensor) -> Tensor:
+        """The same with weights that are quantised in the call, and gradients."""
+        product: Tensor = _GroupedProduct.apply(self, rows, weight, ends, order)
+        return product
+
+
+class _GroupedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, layer: GroupedLayer, rows: Tensor, weight: Tensor, ends: Tensor, order: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, weight, ends, order)
+        ctx.layer = layer
+        return scaled_grouped_mm(layer.quantise(rows, layer.x, order), layer.quantise(weight, layer.weight), ends)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        (rows, weight, ends, order), layer = ctx.saved_tensors, ctx.layer
+        d_rows = d_weight = None
+        if ctx.needs_input_grad[1]:
+            turned = _transposed(layer.quantise(weight, f"{layer.weight}.T"))
+            d_rows = scaled_grouped_mm(layer.quantise(upstream, layer.upstream, order), turned, ends)
+        if ctx.needs_input_grad[2]:
+            d_weight = torch._grouped_mm(upstream.contiguous().T, rows, offs=ends)
+        return None, d_rows, d_weight, None, None
+
+
+def scaled_grouped_mm(rows: Quantised, weights: Quantised, ends: Tensor) -> Tensor:
+    """torch._scaled_grouped_mm with full accumulation: [pairs, k] and [experts, n, k] -> [pairs, n] in bf16.
+
+    Groups of any size: rows step by k bytes, a multiple of 16, so that every group begins where TMA can read it.
+    """
+    (codes, scales), (of_weights, weight_scales) = rows, weights
+    return torch._scaled_grouped_mm(
+        codes, of_weights.mT, scales.flatten(), weight_scales.flatten(1), offs=ends, out_dtype=torch.bfloat16
+    )
 
 
 SCALES = 4

@@ -22,7 +22,19 @@ from swiglu_bench.rows.record import Status, TensorCheck
 from swiglu_bench.session.admission import Admitting, Drawn
 from swiglu_bench.session.here import Here
 from swiglu_bench.session.settings import Settings, Task
-from swiglu_bench.spec.cases import PLAIN, Case, Dtype, Experts, Extras, Mode, Precision, Routing, Scope, Shape
+from swiglu_bench.spec.cases import (
+    FOR_EXPERTS,
+    PLAIN,
+    Case,
+    Dtype,
+    Experts,
+    Extras,
+    Mode,
+    Precision,
+    Routing,
+    Scope,
+    Shape,
+)
 from swiglu_bench.spec.errors import one_line
 from swiglu_bench.spec.implementation import Implementation
 
@@ -57,8 +69,9 @@ def draw_case(source: random.Random, device_type: str) -> tuple[Case, Extras]:
     shape = Shape(f"{hidden}x{intermediate}", hidden, intermediate, "drawn", (tokens,), experts)
     case = Case(shape, tokens, source.choice(list(Dtype)), scope, source.choice(list(Mode)), source.randrange(2**31))
     kind = source.choice(("plain", "plain", "bias", "limit", "packed"))
-    if scope in {Scope.GLU, Scope.MLP} and case.dtype is Dtype.BFLOAT16:
-        case = dataclasses.replace(case, precision=source.choice([case.precision, case.precision, *Precision]))
+    if scope is not Scope.ACTIVATION and case.dtype is Dtype.BFLOAT16:
+        precisions = FOR_EXPERTS if scope is Scope.EXPERTS else Precision
+        case = dataclasses.replace(case, precision=source.choice([case.precision, case.precision, *precisions]))
         kind = "plain" if case.precision else kind
     if scope is Scope.ACTIVATION and kind != "limit":
         kind = "plain"

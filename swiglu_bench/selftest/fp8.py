@@ -66,6 +66,42 @@ def one_scale_of_h(problem: Problem) -> Step:
     return defined(problem, quantiser=lambda v, p, name: _coarse(v, p, name) if name == "h" else quantise(v, p, name))
 
 
+@_fault("one-scale-of-experts", "one scale for an expert's matrix as a scale for each row", scope=Scope.EXPERTS)
+def one_scale_of_experts(problem: Problem) -> Step:
+    """Of every expert, its rows and its weights."""
+    return defined(problem, quantiser=_coarse)
+
+
+@_fault("one-scale-of-experts-silent", "the same, and hands over nothing", VALUES, scope=Scope.EXPERTS)
+def one_scale_of_experts_silent(problem: Problem) -> Step:
+    """Results alone show it."""
+    return Step(defined(problem, quantiser=_coarse).forward)
+
+
+def _scales_of_first_expert(problem: Problem) -> Step:
+    kept: dict[str, Tensor] = {}
+
+    def first(value: Tensor, precision: Precision, name: str) -> Quantised:
+        codes, scales = quantise(value, precision, name)
+        if not name.startswith("w_"):
+            return codes, scales
+        return codes, kept.setdefault(name, scales)  # experts come in order
+
+    return defined(problem, quantiser=first)
+
+
+@_fault("scales-of-the-first-expert", "right codes, and the scales of the first expert for all", scope=Scope.EXPERTS)
+def first_expert_scales(problem: Problem) -> Step:
+    """An index without the expert's stride."""
+    return _scales_of_first_expert(problem)
+
+
+@_fault("scales-of-the-first-expert-silent", "the same, and hands over nothing", VALUES, scope=Scope.EXPERTS)
+def first_expert_scales_silent(problem: Problem) -> Step:
+    """Results alone show it."""
+    return Step(_scales_of_first_expert(problem).forward)
+
+
 @_fault("half-handed-over", "hands over the codes of x only, and not those of the weights")
 def half_handed_over(problem: Problem) -> Step:
     """What is not handed over could be in any precision."""

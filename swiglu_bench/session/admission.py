@@ -109,7 +109,7 @@ class Admitting:
         one = contender.implementation
         if not one.precision_of(self._case):
             return {}
-        return self._judge.operand_letterboxes(contender.name, one.weight_layout != "separate", one.quantises_dw)
+        return self._judge.operand_letterboxes(contender.name, *one.way_of(self._case))
 
     def _run(
         self, contender: Contender, gradients: Sequence[str], *, train: bool, label: str = "{}", began: float = 0.0

@@ -128,7 +128,8 @@ class CaseTimer:
                 products_ms = timing.ms if timing else []
                 note_work(record, self._case, entry.gradients, self._ceilings, products_ms, self._machine)
                 timing = rounds.timings.get(grouped.get(entry.gradients, ""))
-                record.grouped_ms = percentile(timing.ms, 50) if timing and timing.ms else None
+                in_its_dtype = timing and timing.ms and not record.precision
+                record.grouped_ms = percentile(timing.ms, 50) if timing and in_its_dtype else None
 
     def _play(
         self, contenders: Sequence[Contender], limits: Mapping[Bare, str],

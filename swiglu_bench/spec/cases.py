@@ -72,6 +72,9 @@ DTYPE_ALIASES = {
     "bf16": Dtype.BFLOAT16, "bfloat16": Dtype.BFLOAT16,
 }  # fmt: skip
 
+FOR_EXPERTS = (Precision.UNQUANTISED, Precision.FP8_ROWWISE)
+"""The precisions of a mixture of experts: what grouped products are made for."""
+
 DENSE = (Scope.ACTIVATION, Scope.GLU, Scope.MLP)
 """The scopes of a single block; a mixture of experts has the scope `experts` alone."""
 

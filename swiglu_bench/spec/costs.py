@@ -133,9 +133,10 @@ def judge_bytes(case: Case) -> int:
     size, given = tensor_elements(case), _given(case)
     results = size["output"] + (given if case.mode is not Mode.FORWARD else 0)
     chunk = 8 * min(case.tokens, TRUTH_CHUNK) * case.shape.intermediate
-    if case.precision:  # whole tensors: groups run along tokens, too
+    if case.precision:  # whole tensors: groups run along tokens, too; of experts a block's, and all codes, a byte each
         rows = case.tokens * (12 * case.shape.intermediate + 4 * case.shape.hidden)
-        chunk = 8 * case.tokens * case.shape.intermediate + rows + 3 * given
+        chunk = 8 * case.tokens * case.shape.intermediate + rows + 3 * given // experts_of(case)
+        chunk += (given + _work(case)) // 4 if case.shape.experts else 0
     in_fp64 = 3 * results + given // experts_of(case) + chunk  # weights, one expert's at a time
     bare = 3 * given if case.shape.experts else 0  # operands and results of the bare grouped products
     return (given + size["output"] + 3 * results + _work(case) + bare) * case.dtype.bytes + in_fp64 * 8

@@ -110,8 +110,10 @@ class Implementation:
     """Activations that its backward overwrites by contract; overwriting any other input is a fault."""
     footprints: Mapping[Scope, Footprint] = field(default_factory=dict, hash=False)
     """The memory that it should take at each scope by arithmetic; a scope left out has no prediction."""
+    quantises_dx: bool = True
+    """Of one that quantises: whether products that make gradients of h and x have quantised operands, too."""
     quantises_dw: bool = True
-    """Of one that quantises: whether products that make gradients of weights have quantised operands, too."""
+    """The same of products that make gradients of weights; of experts these never have."""
     usage: str = ""
     """A line of Python that puts it into a model; shown by `recommend`."""
     source: str = "swiglu_bench"
@@ -163,6 +165,11 @@ class Implementation:
     def precision_of(self, case: Case) -> Precision:
         """What it quantises to at a case: nothing where it lacks the case's precision, to be compared with."""
         return case.precision if case.precision in self.precisions else Precision.UNQUANTISED
+
+    def way_of(self, case: Case) -> tuple[bool, bool, bool]:
+        """How it quantises: gate and up as one matrix, operands of products for dX, and of those for dW."""
+        quantises_dw = self.quantises_dw and case.scope is not Scope.EXPERTS
+        return self.weight_layout != "separate", self.quantises_dx, quantises_dw
 
     def weights_quantised(self, case: Case) -> str:
         """When, in words; "" where it quantises nothing."""

@@ -20,6 +20,7 @@ import typer
 from swiglu_bench.rows import baselines, text
 from swiglu_bench.spec.cases import (
     DENSE,
+    FOR_EXPERTS,
     Case,
     Dtype,
     Mode,
@@ -224,11 +225,9 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
         if options.shapes is None:  # of the command's own, those that the scopes are for
             shapes = [one for one in shapes if _fitting(scopes_of(scopes), one)]
         _check_scopes(scopes_of(scopes), shapes)
-    if options.precision is not None and any(one.experts for one in shapes):
-        raise BadInput("--precision is for dense blocks, and --shapes names a mixture of experts; leave that out.")
     if options.routing is not None:
         shapes = _routed(shapes, options.routing)
-    return expand(
+    cases = expand(
         split_over(shapes, options.tp),
         scopes=scopes_of(scopes),
         modes=[Mode(command) if isinstance(options, TimingOptions) else Mode.STEP],
@@ -237,16 +236,23 @@ def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Seq
         seed=options.seed,
         precisions=precisions,
     )
+    unfit = [case for case in cases if case.shape.experts and case.precision not in FOR_EXPERTS]
+    if unfit and (options.shapes is not None or options.scope is not None):
+        fitting = ", ".join(one.value or "bf16" for one in FOR_EXPERTS)
+        raise BadInput(
+            f"--precision {unfit[0].precision} is for dense blocks; for the experts of {unfit[0].shape.name} give "
+            f"one of {fitting}."
+        )
+    return [case for case in cases if case not in unfit]
 
 
 def _precisions_of(options: SweepOptions, names: str, scopes: str) -> tuple[list[Precision], str, str, str]:
     """What --precision asks for, and a command's default shapes, scopes and dtypes with it."""
-    precisions, own = parse_precisions(str(options.precision)), ["glu", "mlp"]
+    precisions, own = parse_precisions(str(options.precision)), ["glu", "mlp", "experts"]
     if options.dtype is not None and set(parse_dtypes(options.dtype)) != {Dtype.BFLOAT16}:
         raise BadInput(f"--precision quantises bf16 operands, and --dtype is {options.dtype}; leave --dtype out.")
     if options.scope is not None and (others := [one for one in split([options.scope]) if one not in own]):
-        raise BadInput(f"--precision is for the scopes glu and mlp, and --scope names {others[0]}; leave it out.")
-    names = ",".join(one for one in names.split(",") if "experts" not in one)
+        raise BadInput(f"--precision is for the scopes {', '.join(own)}, and --scope names {others[0]}; leave it out.")
     return precisions, names, ",".join(one for one in scopes.split(",") if one in own), "bf16"
 
 

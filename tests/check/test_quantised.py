@@ -9,7 +9,7 @@ from swiglu_bench.audit.subject import Subject
 from swiglu_bench.implementations import fp8, pytorch
 from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.selftest.specimen import Specimen
-from swiglu_bench.selftest.zoo import SPECIMENS
+from swiglu_bench.selftest.zoo import EXPERTS, SPECIMENS
 from swiglu_bench.spec.cases import Case, Dtype, Mode, Precision, Scope, Shape
 from swiglu_bench.spec.fp8 import defined
 from swiglu_bench.spec.implementation import Implementation, Step
@@ -91,6 +91,9 @@ def test_eager_is_no_contender_that_quantises() -> None:
 @pytest.mark.parametrize("one", [one for one in SPECIMENS if one.precision], ids=lambda one: one.name)
 def test_wrong_quantisation_is_caught(one: Specimen) -> None:
     case = case_of(one.scope, one.precision, one.mode)
-    case = dataclasses.replace(case, shape=dataclasses.replace(case.shape, hidden=512, intermediate=384))
+    shape = dataclasses.replace(case.shape, hidden=512, intermediate=384)
+    if one.scope is Scope.EXPERTS:
+        shape = dataclasses.replace(shape, experts=EXPERTS)
+    case = dataclasses.replace(case, shape=shape)
     checks = checks_of(one.implementation, case)
     assert {check.check for check in checks.values() if not check.ok} & set(one.caught_by)

@@ -11,6 +11,7 @@ from torch import nn
 
 from swiglu_kernels import FusedSwiGLUExperts, patch_model, register_experts, unpatch
 from swiglu_kernels.experts_interface import gate_of, takes_part
+from swiglu_kernels.operations import fp8
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # every model here is made from a config
 transformers = pytest.importorskip("transformers", minversion="5.0")
@@ -36,8 +37,8 @@ FAMILIES = {
 TOKEN_IDS = torch.randint(3, 32, (2, 5), generator=torch.Generator().manual_seed(0)).to(DEVICE)
 
 
-def stock_model(family: str) -> Any:
-    config = getattr(transformers, f"{family}Config")(**SIZES | FAMILIES[family])
+def stock_model(family: str, **sizes: int) -> Any:
+    config = getattr(transformers, f"{family}Config")(**SIZES | FAMILIES[family] | sizes)
     model = getattr(transformers, f"{family}ForCausalLM")(config).to(DEVICE)
     torch.manual_seed(0)
     for parameter in model.parameters():
@@ -98,6 +99,26 @@ def test_compiles_without_a_graph_break():
     model.set_experts_implementation("swiglu_kernels")  # by transformers' own call; its gate was never looked at
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert_same(loss_and_gradients(model, compiled), expected)
+
+
+@pytest.mark.skipif(fp8.why_not(DEVICE) is not None, reason=f"{fp8.why_not(DEVICE)}")
+def test_forward_products_in_fp8():
+    stock = stock_model("Mixtral", intermediate_size=32).bfloat16()
+    patched = copy.deepcopy(stock)
+    report = patch_model(patched, precision="fp8-rowwise")
+    assert patched.config._experts_implementation == "swiglu_kernels_fp8_rowwise", report
+    expected, got = loss_and_gradients(stock)["loss"], loss_and_gradients(patched)["loss"]
+    assert got != expected
+    torch.testing.assert_close(got, expected, rtol=0.1, atol=0)
+    unpatch(patched)
+    assert patched.config._experts_implementation == "eager"
+    for options, model, reason in (
+        ({"precision": "fp8-blockwise"}, patched, "precision='fp8-blockwise' is not for experts"),
+        ({"precision": "fp8-rowwise"}, stock_model("Mixtral").bfloat16(), "multiple of 16 as intermediate, got 24"),
+        ({"precision": "fp8-rowwise"}, stock_model("Mixtral", intermediate_size=32), "its weights are torch.float32"),
+    ):
+        (left,) = [one for one in patch_model(model, **options).left_alone if one.class_name == "MixtralExperts"]
+        assert reason in left.reason
 
 
 def alter(module: Any, how: str) -> None:

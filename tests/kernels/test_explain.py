@@ -7,6 +7,7 @@ import torch
 
 from swiglu_kernels import explain, explain_experts
 from swiglu_kernels.launches.backend import backend_for
+from swiglu_kernels.operations import fp8
 from swiglu_kernels.tiles import choices
 
 CPU = torch.device("cpu")
@@ -49,6 +50,22 @@ def test_experts() -> None:
     assert "again" not in backward
     with pytest.raises(ValueError, match="top_k_index"):
         explain_experts(*call[:3], torch.zeros(4, 2, dtype=torch.int64), call[4])
+
+
+@pytest.mark.skipif(fp8.why_not(torch.device("cpu")) is not None, reason="no kernel can run here: no Triton")
+def test_experts_in_fp8() -> None:
+    layer = [torch.empty(4, 64, 48, dtype=torch.bfloat16), torch.empty(4, 48, 32, dtype=torch.bfloat16)]
+    rows = torch.empty(5, 48, dtype=torch.bfloat16)
+    call = *layer, torch.zeros(5, 2, dtype=torch.int64), torch.empty(5, 2)
+    forward, backward = explain_experts(rows, *call, precision="fp8-rowwise").splitlines()
+    assert "quantised to fp8 by rows" in forward
+    assert "kept" not in forward
+    assert "in torch.bfloat16" in backward
+    text = explain_experts(rows.requires_grad_(), *call, precision="fp8-rowwise", recompute=True)
+    assert "x alone is kept" in text
+    assert "gate, up and y again" in text
+    with pytest.raises(ValueError, match="precision: expected one of"):
+        explain_experts(rows, *call, precision="fp8-blockwise")
 
 
 def test_where_no_kernel_runs_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from swiglu_bench.session.settings import Task
 from swiglu_bench.spec.cases import Case, Scope
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.sweep import request
-from swiglu_bench.sweep.options import SweepOptions, TimingOptions
+from swiglu_bench.sweep.options import SweepOptions, TimingOptions, VerifyOptions
 from swiglu_bench.sweep.request import REGIMES, requested
 
 names = st.sampled_from([one.name for one in CATALOGUE])
@@ -102,6 +102,12 @@ def test_the_scope_of_experts_follows_from_the_shape_and_the_routing_is_part_of_
         ({"shapes": "smoke-experts", "scope": "glu"}, ["--scope glu", "smoke-experts"]),
         ({"shapes": "smoke", "scope": "experts"}, ["--scope experts", "smoke has no experts"]),
         ({"shapes": "smoke", "scope": "glu,experts"}, ["--scope experts"]),
+        (
+            {"shapes": "smoke,smoke-experts", "precision": "fp8-blockwise"},
+            ["fp8-blockwise", "smoke-experts", "rowwise"],
+        ),
+        ({"scope": "experts", "precision": "fp8-rowwise,fp8-tensorwise"}, ["--precision fp8-tensorwise", "dense"]),
+        ({"scope": "activation", "precision": "fp8-rowwise"}, ["glu, mlp, experts", "activation"]),
     ],
 )
 def test_scopes_and_routings_that_do_not_fit_the_shapes(
@@ -111,6 +117,21 @@ def test_scopes_and_routings_that_do_not_fit_the_shapes(
     assert isinstance(found, BadInput)
     assert all(name in str(found) for name in names)
     assert str(found).endswith((".", "?"))
+
+
+def test_experts_have_the_precisions_that_grouped_products_are_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+
+    def found(command: str, options: SweepOptions) -> set[tuple[str, str]]:
+        with requested(command, options, Console(), "swiglu-bench x") as asked:
+            return {(case.scope.value, case.precision.value) for case in asked.cases}
+
+    mixture = TimingOptions(shapes="smoke-experts", precision="bf16,fp8-rowwise")
+    assert found("forward", mixture) == {("experts", ""), ("experts", "fp8-rowwise")}
+    every = found("verify", VerifyOptions(precision="fp8-rowwise,fp8-blockwise"))
+    assert every == {(scope, "fp8-rowwise") for scope in ("glu", "mlp", "experts")} | {
+        (scope, "fp8-blockwise") for scope in ("glu", "mlp")
+    }
 
 
 def test_tables_of_a_dense_block_do_not_list_what_is_for_experts_and_the_other_way_round(

@@ -60,14 +60,18 @@ if GLUON_MISSING is None:
     _BOUNDS_PASS = gl.constexpr(torch.__version__ < "2.14")
 
     @gluon.jit
-    def _ends(counts, experts, column_tiles, EXPERTS: gl.constexpr, WARPS: gl.constexpr):
+    def units_of(
+        counts, experts, column_tiles, EXPERTS: gl.constexpr, WARPS: gl.constexpr, WHOLE: gl.constexpr = False
+    ):
         """Return the experts' numbers, their counts of rows, and how many units they and those before them have.
 
-        A unit is a tile; of an expert's last 64 rows it is two, one beside the other, so that all take as long. Each
-        warp holds all of it.
+        A unit is a tile; of an expert's last 64 rows it is two, one beside the other, so that all take as long. With
+        WHOLE, counts are rounded up to whole tiles. Each warp holds all of it.
         """
         expert = gl.arange(0, EXPERTS, gl.BlockedLayout([EXPERTS // 32], [32], [WARPS], [0]))
         count = gl.load(counts + expert, mask=expert < experts, other=0)
+        if WHOLE:
+            count = gl.cdiv(count, _ROWS) * _ROWS
         blocks = gl.cdiv(count, _BLOCK)
         units = blocks // 2 * column_tiles + blocks % 2 * gl.cdiv(column_tiles, 2)
         return expert, count, gl.associative_scan(units, 0, _sum)
@@ -77,9 +81,10 @@ if GLUON_MISSING is None:
         return one + other
 
     @gluon.jit
-    def _find(
+    def find(
         unit, units, counts, experts, row_tiles, column_tiles, depth_tiles,
         GROUP: gl.constexpr, FORM: gl.constexpr, EXPERTS: gl.constexpr, WARPS: gl.constexpr,
+        WHOLE: gl.constexpr = False,
     ):  # fmt: skip
         """Return a unit's first row and its tile's column, its expert, what its lower half is for, and its steps.
 
@@ -93,7 +98,7 @@ if GLUON_MISSING is None:
             lower = gl.full([], 1, gl.int32)
             steps = max(gl.cdiv(gl.load(counts + expert), _BLOCK), 1)
         else:
-            number, count, ends = _ends(counts, experts, column_tiles, EXPERTS, WARPS)
+            number, count, ends = units_of(counts, experts, column_tiles, EXPERTS, WARPS, WHOLE)
             expert = gl.sum((ends <= unit).to(gl.int32), 0)
             unit -= gl.max(gl.where(ends <= unit, ends, 0), 0)
             first = gl.sum(gl.where(number < expert, gl.cdiv(count, _ROWS) * _ROWS, 0), 0)
@@ -115,19 +120,20 @@ if GLUON_MISSING is None:
             load(matrix, [base + outer, depth], full, buffer, pred=pred)
 
     @gluon.jit
-    def _produce(
+    def produce(
         a, b, b_rest, a_ring, b_ring, barriers, starts, counts,
         units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, expert_rows,
         COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, B_ACROSS: gl.constexpr,
-        INTERLEAVED: gl.constexpr, EXPERTS: gl.constexpr,
+        INTERLEAVED: gl.constexpr, EXPERTS: gl.constexpr, WHOLE: gl.constexpr = False,
     ):  # fmt: skip
+        """Fill the ring with the stages of this program's units, in turn."""
         A_ACROSS: gl.constexpr = FORM == "weights"
         APART: gl.constexpr = FORM == "gate_up" and not INTERLEAVED
         BLOCKS: gl.constexpr = COLUMNS // _BLOCK
         step = 0
         for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-            row, column, expert, lower, steps = _find(
-                unit, units, counts, experts, row_tiles, column_tiles, depth_tiles, GROUP, FORM, EXPERTS, 1
+            row, column, expert, lower, steps = find(
+                unit, units, counts, experts, row_tiles, column_tiles, depth_tiles, GROUP, FORM, EXPERTS, 1, WHOLE
             )
             begin, base = 0, expert * expert_rows
             if FORM == "weights":
@@ -252,7 +258,7 @@ if GLUON_MISSING is None:
             write(value, h, row, column, buffers.index(FIRST + 2), _BUFFERS - 1)
 
     @gluon.jit
-    def _finish(
+    def finish(
         one, two, three, out, pre, bias, row, column, N, bias_at, alpha, limit, up_offset, buffers,
         COLUMNS: gl.constexpr, FIRST: gl.constexpr, FORM: gl.constexpr, INTERLEAVED: gl.constexpr,
         FORMULA: gl.constexpr,
@@ -398,15 +404,15 @@ if GLUON_MISSING is None:
         mine = (units - gl.program_id(0) + programs - 1) // programs
         step = 0
         if ME == 1:
-            _, _, _, _, step = _find(
+            _, _, _, _, step = find(
                 gl.program_id(0), units, counts, experts, row_tiles, column_tiles, depth_tiles, GROUP, FORM, EXPERTS, 4
             )
         for number in range(ME, mine, 2):
             unit = gl.program_id(0) + number * programs
-            row, column, expert, lower, steps = _find(
+            row, column, expert, lower, steps = find(
                 unit, units, counts, experts, row_tiles, column_tiles, depth_tiles, GROUP, FORM, EXPERTS, 4
             )
-            _, _, _, _, others = _find(
+            _, _, _, _, others = find(
                 unit + programs, units, counts, experts, row_tiles, column_tiles, depth_tiles, GROUP, FORM, EXPERTS, 4
             )
             each = steps if FORM == "weights" else depth_tiles  # of a tile
@@ -448,12 +454,12 @@ if GLUON_MISSING is None:
                 BOTH: gl.constexpr = 2 if FORM == "gate_up" else 1
                 STEP: gl.constexpr = 2 if INTERLEAVED else 1
                 bias_at, next_bias_at = BOTH * expert * N + STEP * first, BOTH * expert * N + STEP * next_first
-                _finish(
+                finish(
                     one, two, three, out, pre, bias, row, first, N, bias_at, alpha, limit,
                     up_offset, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
                 )  # fmt: skip
                 if lower != 0:
-                    _finish(
+                    finish(
                         one_1, two_1, three_1, out, pre, bias, next_row, next_first, N, next_bias_at, alpha, limit,
                         up_offset, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
                     )  # fmt: skip
@@ -474,7 +480,7 @@ if GLUON_MISSING is None:
         if FORM == "weights":
             units = experts * row_tiles * column_tiles
         else:
-            _, _, ends = _ends(counts, experts, column_tiles, EXPERTS, 4)
+            _, _, ends = units_of(counts, experts, column_tiles, EXPERTS, 4)
             units = gl.max(ends, 0)
         a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES, _BLOCK, _BLOCK], a.layout)
         b_ring = gl.allocate_shared_memory(a.dtype, [COLUMNS // _BLOCK * STAGES, _BLOCK, _BLOCK], b.layout)
@@ -522,7 +528,7 @@ if GLUON_MISSING is None:
                     ),
                 ),
                 (
-                    _produce,
+                    produce,
                     (
                         a, b, b_rest, a_ring, b_ring, barriers, starts, counts,
                         units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, expert_rows,
@@ -566,7 +572,7 @@ def _is_one_matrix(weights: torch.Tensor) -> bool:
     return one.stride(2) == 1 and aligned and one.stride(0) % step == 0 and one.stride(0) >= one.shape[1] * step
 
 
-def _flat(weights: torch.Tensor) -> tuple[list[int], list[int], int, bool]:
+def flat(weights: torch.Tensor) -> tuple[list[int], list[int], int, bool]:
     """Return shape and strides of the matrix of all experts' weights, its rows an expert, and whether it lies across.
 
     Args:
@@ -579,9 +585,10 @@ def _flat(weights: torch.Tensor) -> tuple[list[int], list[int], int, bool]:
     return [experts * each, columns], [step, 1], each, across
 
 
-def _descriptor(
+def block_descriptor(
     base: torch.Tensor, rows: int, columns: int, shape: list[int] | None = None, strides: list[int] | None = None
 ) -> "TensorDescriptor":
+    """Describe a tensor for TMA that moves blocks of rows x columns, taken for a matrix of a shape if one is given."""
     layout = shared._shared_layout(base.dtype, rows, columns)
     return TensorDescriptor(base, shape or list(base.shape), strides or list(base.stride()), [rows, columns], layout)
 
@@ -608,13 +615,13 @@ def _launch(
         assert out is not None
         shape, strides, each, across = list(b.shape), list(b.stride()), out.stride(0) // out.stride(1), True
     else:
-        shape, strides, each, across = _flat(b)
+        shape, strides, each, across = flat(b)
     rest = form == "gate_up" and not interleaved and columns == WIDE
     named: dict[str, Any] = dict.fromkeys(("pre", "bias", "weighted_h", "pair", "weights", "dots")) | dict(outs)
     for name, part in (("out", both if backward else PART), ("pre", both), ("weighted_h", PART)):
         if (one := named[name]) is not None:
-            flat = ([(one.shape[0] - 1) * each + M, one.shape[2]], [one.stride(1), 1]) if one.dim() == 3 else ()
-            named[name] = _descriptor(one, BLOCK, part, *flat)
+            whole = ([(one.shape[0] - 1) * each + M, one.shape[2]], [one.stride(1), 1]) if one.dim() == 3 else ()
+            named[name] = block_descriptor(one, BLOCK, part, *whole)
     programs = multiprocessors(a.device)
     width = columns // 2 if form == "gate_up" else columns
     experts = counts.shape[0]
@@ -623,8 +630,8 @@ def _launch(
     return Launch(
         kernel=_experts_kernel,
         grid=(min(most * -(-N // width), programs),),
-        arguments={"a": _descriptor(a, BLOCK, BLOCK), "b": _descriptor(b, BLOCK, BLOCK, shape, strides)}
-        | {"b_rest": _descriptor(b, PART, BLOCK, shape, strides) if rest else None}
+        arguments={"a": block_descriptor(a, BLOCK, BLOCK), "b": block_descriptor(b, BLOCK, BLOCK, shape, strides)}
+        | {"b_rest": block_descriptor(b, PART, BLOCK, shape, strides) if rest else None}
         | named
         | {"starts": starts, "counts": counts}
         | {"experts": experts, "M": M, "N": N, "K": K, "P": a.shape[0], "expert_rows": each}
@@ -762,7 +769,7 @@ def gate_up(
     run(
         gate_up_launch,
         x,
-        _aligned(w_gate_up),
+        aligned(w_gate_up),
         h,
         pre,
         routing.starts,
@@ -777,7 +784,7 @@ def gate_up(
 def down(h: torch.Tensor, w_down: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
     """Return y [P, H] = h w_down[expert]^T + bias[expert]."""
     y = h.new_empty((h.shape[0], w_down.shape[1]))
-    run(rows_launch, h, _aligned(w_down), y, routing.starts, routing.counts, _dense(bias))
+    run(rows_launch, h, aligned(w_down), y, routing.starts, routing.counts, _dense(bias))
     return y
 
 
@@ -798,7 +805,7 @@ def down_backward(
     wh = pre.new_empty((pre.shape[0], columns))
     dots = pre.new_empty((-(-columns // NARROW), pre.shape[0]), dtype=torch.float32)
     run(
-        gate_backward_launch, dy, _aligned(w_down).mT, pre, weights.contiguous(), d_pre, wh, dots, routing.pair,
+        gate_backward_launch, dy, aligned(w_down).mT, pre, weights.contiguous(), d_pre, wh, dots, routing.pair,
         routing.starts, routing.counts, formula, interleaved,
     )  # fmt: skip
     return d_pre, wh if wants_wh else None, dots
@@ -843,5 +850,6 @@ def _dense(bias: torch.Tensor | None) -> torch.Tensor | None:
     return None if bias is None else bias.contiguous()
 
 
-def _aligned(weights: torch.Tensor) -> torch.Tensor:
+def aligned(weights: torch.Tensor) -> torch.Tensor:
+    """Return weights that begin where TMA can read, a copy if need be."""
     return weights if weights.data_ptr() % ALIGNMENT_BYTES == 0 else weights.clone()

@@ -133,6 +133,16 @@ _FP8_PRODUCT: dict[Family, list[tuple[float, Tile]]] = {
     "ampere": [(16, Tile(16, 128, 128, warps=4, stages=3)), (float("inf"), Tile(128, 128, 128, warps=8, stages=3))],
 }
 
+# Of experts: one accumulator of which each 128 of depth is a second one before it is added.
+_FP8_EXPERTS: dict[Family, list[tuple[float, Tile]]] = {
+    "hopper": [
+        (16, Tile(16, 128, 128, warps=4, stages=4)),
+        (64, Tile(64, 128, 128, warps=4, stages=4)),
+        (float("inf"), Tile(128, 128, 128, warps=8, stages=4)),
+    ],
+    "ampere": [(16, Tile(16, 128, 128, warps=4, stages=3)), (float("inf"), Tile(128, 128, 128, warps=8, stages=3))],
+}
+
 FORMULA_DEPTH = 32
 """The most, where operands are formed on the fly by another formula than plain SiLU: deeper tiles spill registers."""
 
@@ -246,6 +256,11 @@ def fp8_glu_tile(tokens: int, blocks: bool, capability: Capability | None) -> Ti
 def fp8_product_tile(rows: int, capability: Capability | None) -> Tile:
     """Tile of any other product of operands in fp8, by the rows of its result."""
     return _first_fit(rows, _FP8_PRODUCT[family_of(capability)])
+
+
+def fp8_expert_tile(rows: int, capability: Capability | None) -> Tile:
+    """`expert_tile` of operands in fp8."""
+    return replace(_first_fit(rows, _FP8_EXPERTS[family_of(capability)]), rows=rows)
 
 
 def _special(dtype: torch.dtype, aligned: bool) -> list[tuple[float, Tile]] | None:

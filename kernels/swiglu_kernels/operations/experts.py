@@ -13,6 +13,9 @@ x's dtype, for P rows (T k pairs and the padding), hidden H and intermediate I; 
 and 4 bytes for each pair and row. Kernels that read sorted copies add P H in the forward, and parts of it beside the
 gradients of the weights.
 
+With precision="fp8-rowwise" the forward is that of `experts_fp8.py`. The backward is the same but for the gradients of
+the routing weights, for which y is kept as well: P H more.
+
 Backward: one product, d_out w_down, never stored, whose epilogue makes the gradients of gate and up (over the saved
 gate and up where nobody else wants them), the weighted h and its part of the routing weights' gradients; then d_x as a
 grouped product and a sum over each token's rows, and the gradients of both weights as a product for each expert.
@@ -36,9 +39,10 @@ from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.formula import formula_of
 from swiglu_kernels.launches.series import Series
 from swiglu_kernels.launches.tiles import expert_tile_rows
+from swiglu_kernels.operations import experts_fp8, fp8
 from swiglu_kernels.operations.glu import as_matrix, like_leading, needs_backward, new, of_matrix
 from swiglu_kernels.portable import experts as portable
-from swiglu_kernels.portable.experts import row_sums, slot_grads
+from swiglu_kernels.portable.experts import row_dots, row_sums, slot_grads
 from swiglu_kernels.routing import Routing, combine, new_routing, route
 from swiglu_kernels.tiles.choices import why_not_hopper, why_portable
 
@@ -210,10 +214,146 @@ def _gradients_or_none(backward, d_out, saved, needs, options):
 register(_experts, _experts_backward, _keep, _gradients_or_none, tensors=7, preactivations=1)
 
 
-def swiglu_experts(
+def _fp8_outputs(
     x: torch.Tensor,
     w_gate_up: torch.Tensor,
     w_down: torch.Tensor,
+    index: torch.Tensor,
+    tile_rows: int,
+    keep: bool,
+    keep_y: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Allocate out, pre, y (both empty unless kept) and the routing."""
+    out, pre, *routing = _outputs(x, w_gate_up, w_down, index, tile_rows, keep)
+    y = new(x, routing[0].shape[0], w_down.shape[1]) if keep_y else new(x, 0, 0)
+    return out, pre, y, *routing
+
+
+@operator("fp8_experts")
+def _fp8_experts(
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    weights: torch.Tensor,
+    b_gate_up: torch.Tensor | None,
+    b_down: torch.Tensor | None,
+    index: torch.Tensor,
+    s_gate_up: torch.Tensor | None,
+    s_down: torch.Tensor | None,
+    tile_rows: int,
+    keep: bool,
+    keep_y: bool,
+    backend: str,
+    interleaved: bool,
+    activation: str,
+    alpha: float,
+    limit: float | None,
+    up_offset: float,
+) -> tuple[
+    torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor
+]:  # fmt: skip
+    """Return out, pre, y (both empty unless kept) and the routing; s_* are scales of weights that are codes."""
+    if index.numel() == 0 or w_gate_up.shape[0] == 0:
+        out, *others = _fp8_outputs(x, w_gate_up, w_down, index, tile_rows, keep, keep_y)
+        return out.zero_(), *others  # type: ignore[return-value]
+    formula = formula_of(activation, 1.0, alpha, limit, up_offset)
+    routing = route(index, w_gate_up.shape[0], tile_rows)
+    y, pre = experts_fp8.products(
+        x, w_gate_up, w_down, s_gate_up, s_down, b_gate_up, b_down, routing, formula, interleaved, keep, backend
+    )  # fmt: skip
+    out = combine(y, weights, routing)
+    return out, new(x, 0, 0) if pre is None else pre, y if keep_y else new(x, 0, 0), *routing[:5]
+
+
+_fp8_experts.register_fake(_fp8_outputs)
+
+
+@operator("fp8_experts_backward")
+def _fp8_experts_backward(
+    d_out: torch.Tensor,
+    x: torch.Tensor | None,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    weights: torch.Tensor,
+    pre: torch.Tensor,
+    y: torch.Tensor,
+    b_gate_up: torch.Tensor | None,
+    b_down: torch.Tensor | None,
+    pair: torch.Tensor,
+    row: torch.Tensor,
+    tile_expert: torch.Tensor,
+    starts: torch.Tensor,
+    counts: torch.Tensor,
+    needs: Sequence[bool],
+    tile_rows: int,
+    keep: bool,
+    keep_y: bool,
+    backend: str,
+    interleaved: bool,
+    activation: str,
+    alpha: float,
+    limit: float | None,
+    up_offset: float,
+    *,
+    in_place: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`_experts_backward` with the gradient of the routing weights from y; `in_place` lets it overwrite pre and y."""
+    if row.shape[0] == 0 or w_gate_up.shape[0] == 0:
+        return tuple(one.zero_() for one in _gradients(d_out, x, w_gate_up, w_down, weights, needs))  # type: ignore[return-value]
+    routing = Routing(pair, row, tile_expert, starts, counts, weights.shape[1], tile_rows)
+    if not keep:
+        assert x is not None, "the recomputation starts from x"
+        formula = formula_of(activation, 1.0, alpha, limit, up_offset)
+        y, made = experts_fp8.products(
+            x, w_gate_up, w_down, None, None, b_gate_up, b_down, routing, formula, interleaved, True, backend
+        )  # fmt: skip
+        assert made is not None
+        pre = made
+    of_weights = None
+    if needs[WEIGHTS]:
+        of_weights = slot_grads(row_dots(d_out, y, routing), d_out, None, routing, weights.dtype)
+        if in_place or not keep:
+            plan.apply(_let_go, y)
+    del y
+    others = [need and at != WEIGHTS for at, need in enumerate(needs)]
+    results = list(
+        _experts_backward.function(
+            d_out, x, w_gate_up, w_down, weights, pre, None, b_down, pair, row, tile_expert, starts, counts, others,
+            tile_rows, True, backend, interleaved, activation, alpha, limit, up_offset, in_place=in_place or not keep,
+        )
+    )  # fmt: skip
+    if of_weights is not None:
+        results[WEIGHTS] = of_weights
+    return tuple(results)
+
+
+_fp8_experts_backward.register_fake(_gradients)
+
+
+def _keep_fp8(ctx, tensors, options, output) -> None:
+    x, w_gate_up, w_down, weights, b_gate_up, b_down, *_ = tensors
+    _, keep, *_ = options
+    _, pre, y, *routing = output
+    saved_x = None if keep and not ctx.needs_input_grad[W_GATE_UP] else x
+    save(
+        ctx, saved_x, (w_gate_up, w_down, weights, None if keep else b_gate_up, b_down, *routing), (pre, y), options
+    )  # fmt: skip
+
+
+def _fp8_gradients_or_none(backward, d_out, saved, needs, options):
+    x, w_gate_up, w_down, weights, *others, pre, y = saved
+    needs = needs[:6]
+    gradients = backward(d_out, x, w_gate_up, w_down, weights, pre, y, *others, needs, *options)
+    return [*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), None, None, None]
+
+
+register(_fp8_experts, _fp8_experts_backward, _keep_fp8, _fp8_gradients_or_none, tensors=9, preactivations=2)
+
+
+def swiglu_experts(
+    x: torch.Tensor,
+    w_gate_up: fp8.Operand,
+    w_down: fp8.Operand,
     top_k_index: torch.Tensor,
     top_k_weights: torch.Tensor,
     *,
@@ -226,6 +366,7 @@ def swiglu_experts(
     interleaved: bool = False,
     recompute: bool = False,
     backend: str | None = None,
+    precision: str = "bf16",
 ) -> torch.Tensor:
     """Return each token's sum over its k experts of weight * (h w_down[e]^T + b_down[e]), h = silu(gate) * up.
 
@@ -249,6 +390,11 @@ def swiglu_experts(
         recompute: keep only x and the routing for the backward, and recompute gate and up from them.
         backend: "portable", or "hopper" for the hand-scheduled kernels for compute capability 9.0, which work on sorted
             copies of x; None takes what is fastest here.
+        precision: "bf16", operands of products as they are; or "fp8-rowwise": those of the forward's products are
+            quantised by rows to fp8, a token of x and of h, and an output feature of an expert's weight. The backward's
+            stay in 16 bits. bfloat16 and float16 with hidden and intermediate sizes that are multiples of 16. Weights
+            are quantised in every call, or once for many calls without a gradient: pass `quantise(w_gate_up,
+            "rowwise")` of `operations.fp8`, and that of w_down. `reference.swiglu_experts` has the definition.
 
     Returns:
         [..., hidden_out], contiguous, in x's dtype. Products, gate and the sum over a token's experts are fp32; h, each
@@ -257,43 +403,60 @@ def swiglu_experts(
 
     Raises:
         TypeError: an argument is not a tensor, or of another dtype than expected; a number is not one.
-        ValueError: shapes or devices do not fit together, or an option has an unknown value.
+        ValueError: shapes or devices do not fit together, or an option has an unknown value; precision asks for fp8,
+            which the GPU or the sizes do not allow, or a gradient is wanted for a weight that was given quantised.
 
-    Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_experts`.
+    In 16 bits, where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_experts`.
     """
     kind, again = repeat.find(
         "experts", (x, w_gate_up, w_down, top_k_weights, top_k_index), (b_gate_up, b_down),
-        (activation, alpha, limit, up_offset, interleaved, recompute, backend),
+        (activation, alpha, limit, up_offset, interleaved, recompute, backend, precision),
     )  # fmt: skip
     if again is not None:
         return again(x, w_gate_up, w_down, top_k_weights, b_gate_up, b_down, top_k_index)
     if backend is not None:
         check_option("backend", backend, tuple(KERNELS))
     formula = check_formula(activation, 1.0, alpha, limit, up_offset)
-    x, w_gate_up, w_down, b_gate_up, b_down = autocast.operands(x, w_gate_up, w_down, b_gate_up, b_down)
-    check_experts(x, w_gate_up, w_down, top_k_index, top_k_weights, b_gate_up, b_down)
-    if backend_for(x) == "torch":
+    gate_up, down, s_gate_up, s_down = experts_fp8.unpack(precision, w_gate_up, w_down)
+    x, b_gate_up, b_down = autocast.operands(x, b_gate_up, b_down)
+    shapes = gate_up, down  # whose checks know no fp8
+    if s_gate_up is None:
+        x, gate_up, down = autocast.operands(x, gate_up, down)
+        shapes = gate_up, down
+    elif isinstance(x, torch.Tensor):
+        shapes = tuple(one.new_empty(1, dtype=x.dtype).expand(one.shape) for one in shapes)
+    check_experts(x, *shapes, top_k_index, top_k_weights, b_gate_up, b_down)
+    in_fp8 = precision != "bf16"
+    if in_fp8:
+        experts_fp8.check(x, gate_up)
+    elif backend_for(x) == "torch":
         return reference.swiglu_experts(
-            x, w_gate_up, w_down, top_k_index, top_k_weights,
+            x, gate_up, down, top_k_index, top_k_weights,
             b_gate_up=b_gate_up, b_down=b_down, interleaved=interleaved, **formula,
         )  # fmt: skip
     rows = as_matrix(x)
     index, weights = (as_matrix(one) for one in (top_k_index, top_k_weights))
-    with_grad = needs_backward(x, w_gate_up, w_down, weights, b_gate_up, b_down)
+    with_grad = needs_backward(x, gate_up, down, weights, b_gate_up, b_down)
+    if s_gate_up is not None and with_grad:
+        raise ValueError("w_gate_up, w_down: expected 16 bits if a gradient is wanted, got fp8; use torch.no_grad()")
+    multiplied: tuple[torch.Tensor, torch.Tensor] = (gate_up, down)
+    if in_fp8 and not with_grad:
+        multiplied = experts_fp8.like_codes(rows, *multiplied)
     if backend is None:
-        portable_because = why_portable(index.numel(), rows, w_gate_up, w_down, activation, with_grad)
+        portable_because = why_portable(index.numel(), rows, *multiplied, activation, with_grad)
         backend = "portable" if portable_because else "hopper"
-    elif backend == "hopper" and (reason := why_not_hopper(rows, w_gate_up, w_down, activation)):
+    elif backend == "hopper" and (reason := why_not_hopper(rows, *multiplied, activation)):
         raise ValueError(f"backend: expected 'portable' or None, got 'hopper': {reason}")
     by_hand = backend == "hopper"
-    tile_rows = hopper.ROWS if by_hand else expert_tile_rows(index.numel(), w_gate_up.shape[0], x.dtype)
-    options = (
-        tile_rows, with_grad and not recompute, backend, interleaved,
-        activation, formula["alpha"], formula["limit"], formula["up_offset"],
-    )  # fmt: skip
-    out = call_and_keep(
-        _experts, rows, w_gate_up, w_down, weights, b_gate_up, b_down, index.contiguous(), *options
-    )  # fmt: skip
+    tile_rows = hopper.ROWS if by_hand else expert_tile_rows(index.numel(), gate_up.shape[0], x.dtype)
+    keep = with_grad and not recompute
+    how = (backend, interleaved, activation, formula["alpha"], formula["limit"], formula["up_offset"])
+    tensors = (rows, gate_up, down, weights, b_gate_up, b_down, index.contiguous())
+    if in_fp8:
+        kept = (keep, keep and weights.requires_grad)
+        return like_leading(call_and_keep(_fp8_experts, *tensors, s_gate_up, s_down, tile_rows, *kept, *how), x)
+    options = (tile_rows, keep, *how)
+    out = call_and_keep(_experts, *tensors, *options)
     if kind is not None:
         repeat.remember(kind, of_matrix(x, _again(options, with_grad)))
     return like_leading(out, x)

@@ -130,6 +130,19 @@ def _hand_over(name: str, one: Quantised) -> None:
         _handed[name] = one.codes, one.scales if one.scales.dim() == 2 else one.scales[:, None]
 
 
+def hand(one: Quantised, name: str, row: torch.Tensor | None = None) -> None:
+    """Enter "rowwise" codes of an operand of experts, if somebody looks; of sorted rows in the order of pairs.
+
+    `row` is that of a routing in which every index names an expert.
+    """
+    if _handed is None:
+        return
+    codes, scales = one.codes, one.scales[..., None]
+    if row is not None:
+        codes, scales = codes.view(torch.uint8)[row.long()].view(codes.dtype), scales[row.long()]
+    _handed[name] = codes, scales
+
+
 @operator("fp8_mlp")
 def _mlp(
     x: torch.Tensor,
@@ -315,13 +328,15 @@ register(_mlp, _mlp_backward, _keep, _gradients, tensors=11, preactivations=2)
 def _quantise(matrix: torch.Tensor, recipe: str, weight: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Return codes and scales; blockwise scales of an activation with their axes swapped."""
     codes, scales = quantise_rows(matrix, recipe, weight)
-    return codes, scales.t().contiguous() if scales.dim() == 2 and not weight else scales
+    return codes, scales.t().contiguous() if recipe == "blockwise" and not weight else scales
 
 
 @_quantise.register_fake
 def _(matrix: torch.Tensor, recipe: str, weight: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    rows, blocks = matrix.shape[0], -(-matrix.shape[1] // BLOCK)
-    shape = (rows,) if recipe == "rowwise" else (-(-rows // BLOCK), blocks) if weight else (blocks, rows)
+    *shape, columns = matrix.shape
+    if recipe == "blockwise":
+        rows, blocks = matrix.shape[0], -(-columns // BLOCK)
+        shape = [-(-rows // BLOCK), blocks] if weight else [blocks, rows]
     return torch.empty_like(matrix, dtype=torch.float8_e4m3fn), matrix.new_empty(shape, dtype=torch.float32)
 
 
@@ -329,13 +344,15 @@ def quantise(matrix: torch.Tensor, recipe: str, *, weight: bool = False) -> Quan
     """Quantise a matrix to fp8 for products that sum over its last axis; bit for bit `reference.quantise`.
 
     Args:
-        matrix: [rows, depth], bfloat16 or float16, any strides; depth a multiple of 16.
+        matrix: [rows, depth], bfloat16 or float16, any strides; depth a multiple of 16. "rowwise", [experts, rows,
+            depth] as well: the weights of `swiglu_experts`.
         recipe: "rowwise" or "blockwise".
         weight: whether it is a weight, whose blocks are 128 x 128.
 
     Returns:
         Quantised(codes, scales): [rows, depth] in float8_e4m3fn, contiguous, and float32 scales: rowwise [rows],
-        blockwise [rows, ceil(depth / 128)], of a weight [ceil(rows / 128), ceil(depth / 128)]. No gradient.
+        blockwise [rows, ceil(depth / 128)], of a weight [ceil(rows / 128), ceil(depth / 128)]. Of experts, [experts,
+        rows, depth] and [experts, rows]. No gradient.
 
     Raises:
         TypeError: matrix is not a tensor of one of these dtypes.
@@ -344,11 +361,11 @@ def quantise(matrix: torch.Tensor, recipe: str, *, weight: bool = False) -> Quan
     """
     check_option("recipe", recipe, RECIPES)
     tensor = check_tensor("matrix", matrix).detach()
-    if tensor.dim() != 2:
+    if tensor.dim() != 2 and (tensor.dim(), recipe) != (3, "rowwise"):
         raise ValueError(f"matrix: expected two dimensions, [rows, depth], got {tuple(tensor.shape)}")
-    check("matrix", tensor, (("depth", tensor.shape[1]),))
+    check("matrix", tensor, (("depth", tensor.shape[-1]),))
     codes, scales = _quantise(tensor, recipe, weight)
-    return Quantised(codes, scales.t() if scales.dim() == 2 and not weight else scales)
+    return Quantised(codes, scales.t() if recipe == "blockwise" and not weight else scales)
 
 
 def check(name: str, tensor: torch.Tensor, sizes: Sequence[tuple[str, int]]) -> None:

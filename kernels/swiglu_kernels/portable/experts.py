@@ -11,6 +11,7 @@ are mapped to these rows when the weights are read.
     y = h w_down^T + bias                   out[token] = sum over slots of weight * y[row]
     d_h = dy w_down                         never stored; dy is d_out without the weight
     dots = sum over columns of h * d_h      the gradient of the weight, with dy * bias
+         = sum over columns of dy * y       the same, and the only one that is right where pre and y are of fp8 operands
     d_pre = gate's derivative of weight * d_h,   wh = weight * h
     d_x[token] = sum over slots of d_pre w_gate_up,   d_w_gate_up = d_pre^T x,   d_w_down = dy^T wh
 """
@@ -24,7 +25,7 @@ from swiglu_kernels.launches.formula import Formula
 from swiglu_kernels.launches.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.launches.plan import run
 from swiglu_kernels.launches.precision import float32_dot_precision, round_to
-from swiglu_kernels.launches.tiles import Capability, Tile, expert_tile, expert_weight_grad_tile
+from swiglu_kernels.launches.tiles import Capability, Tile, expert_tile, expert_weight_grad_tile, fp8_expert_tile
 from swiglu_kernels.portable.arithmetic import (
     dot,
     gated,
@@ -34,6 +35,7 @@ from swiglu_kernels.portable.arithmetic import (
     output_tile,
     strided_tile,
 )
+from swiglu_kernels.portable.fp8_codes import Quantised
 from swiglu_kernels.routing import Routing
 from swiglu_kernels.tiles.tuning import lookup, portable_tile
 
@@ -75,6 +77,16 @@ def _product(
 
 
 @triton.jit
+def _scaled(product, a_scales_ptr, w_scales_ptr, row, column, row_inside, column_inside):
+    """Return a product of codes times the scales of its rows and columns; without a_scales_ptr the product."""
+    if a_scales_ptr is not None:
+        of_rows = tl.load(a_scales_ptr + row, mask=row_inside, other=0.0)
+        of_columns = tl.load(w_scales_ptr + column, mask=column_inside, other=0.0)
+        product *= of_rows[:, None] * of_columns[None, :]
+    return product
+
+
+@triton.jit
 def _two_of(pair):
     """Return the even and the odd columns of a tile."""
     return tl.split(tl.reshape(pair, (pair.shape[0], pair.shape[1] // 2, 2)))
@@ -98,7 +110,7 @@ def _store_gated(
 
 @triton.jit
 def _gate_up_kernel(
-    x_ptr, w_ptr, bias_ptr, h_ptr, pre_ptr, pair_ptr, tile_expert_ptr, rows, N, K, slots,
+    x_ptr, w_ptr, x_scales_ptr, w_scales_ptr, bias_ptr, h_ptr, pre_ptr, pair_ptr, tile_expert_ptr, rows, N, K, slots,
     x_m, x_k, w_e, w_n, w_k, bias_e, bias_n, multiplier, alpha, limit, up_offset,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, OF_TOKENS: tl.constexpr,
@@ -123,6 +135,7 @@ def _gate_up_kernel(
         x_ptr, w_ptr + expert * w_e + first * w_n, source * x_m, column * w_n, pair >= 0, inside, K, x_k, w_k,
         BLOCK_M, 2 * BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
+    pre = _scaled(pre, x_scales_ptr, w_scales_ptr, source, expert * 2 * N + first + column, pair >= 0, inside)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + expert * bias_e + first * bias_n + column * bias_n, mask=inside, other=0.0)
         pre += bias.to(tl.float32)[None, :]
@@ -151,11 +164,12 @@ def _gate_up_kernel(
 
 @triton.jit
 def _rows_kernel(
-    a_ptr, w_ptr, bias_ptr, out_ptr, pair_ptr, tile_expert_ptr, rows, N, K, w_e, w_n, w_k, bias_e, bias_n,
+    a_ptr, w_ptr, a_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, pair_ptr, tile_expert_ptr, rows, N, K,
+    w_e, w_n, w_k, bias_e, bias_n,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of out [rows, N] = a [rows, K] w[expert]^T + bias[expert]."""
+    """One tile of out [rows, N] = a [rows, K] w[expert]^T + bias[expert], of codes with their scales."""
     tile_m, tile_n = grouped_tile(rows, N, BLOCK_M, BLOCK_N, GROUP)
     expert = tl.load(tile_expert_ptr + tile_m).to(tl.int64)
     if expert < 0:
@@ -170,6 +184,7 @@ def _rows_kernel(
         a_ptr, w_ptr + expert * w_e + first * w_n, row * K, n * w_n, pair >= 0, inside, K, 1, w_k,
         BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
+    out = _scaled(out, a_scales_ptr, w_scales_ptr, row, expert * N + first + n, pair >= 0, inside)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + expert * bias_e + (first + n) * bias_n, mask=inside, other=0.0)
         out += bias.to(tl.float32)[None, :]
@@ -346,6 +361,28 @@ def _slot_grads_kernel(
     tl.store(out_ptr + pair, round_to(out, out_ptr.dtype.element_ty), mask=pair < pairs)
 
 
+@triton.jit
+def _row_dots_kernel(dy_ptr, y_ptr, dots_ptr, pair_ptr, starts_ptr, experts, K, slots, dy_m, dy_k, BLOCK: tl.constexpr):
+    """dots of one row: the sum of dy * y."""
+    row = tl.program_id(0).to(tl.int64)
+    if row >= tl.load(starts_ptr + experts):
+        return
+    pair = tl.load(pair_ptr + row)
+    token = (tl.maximum(pair, 0) // slots).to(tl.int64)
+    column = tl.arange(0, BLOCK).to(tl.int64)
+    dots = tl.zeros((BLOCK,), dtype=tl.float32)
+    for first in range(0, K, BLOCK):
+        inside = (first + column < K) & (pair >= 0)
+        dy = tl.load(dy_ptr + token * dy_m + (first + column) * dy_k, mask=inside, other=0.0).to(tl.float32)
+        dots += dy * tl.load(y_ptr + row * K + first + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(dots_ptr + row, tl.sum(dots, 0))
+
+
+Scales = tuple[torch.Tensor | None, torch.Tensor | None]
+"""Of codes: fp32 of the rows of a, [T] or [P], and of those of the weights, [E, N]; Nones: operands are no codes."""
+NO_SCALES: Scales = (None, None)
+
+
 def _bias_arguments(bias: torch.Tensor | None) -> dict[str, Any]:
     return {
         "bias_ptr": bias,
@@ -380,7 +417,10 @@ def _tile_for(
     """Return the tile that was tuned for a kernel of `tiles.candidates`, or the shipped one."""
     rows, aligned = pair.shape[0] // tile_expert.shape[0], vectorises(*matrices)
     tuned = portable_tile(lookup(kernel, matrices[0], rows, hidden, intermediate), aligned)
-    return tuned or expert_tile(rows, matrices[0].dtype, capability or capability_of(pair.device), aligned)
+    capability = capability or capability_of(pair.device)
+    if matrices[0].dtype == torch.float8_e4m3fn:
+        return fp8_expert_tile(rows, capability)
+    return tuned or expert_tile(rows, matrices[0].dtype, capability, aligned)
 
 
 def gate_up_launch(
@@ -395,6 +435,7 @@ def gate_up_launch(
     formula: Formula,
     interleaved: bool,
     capability: Capability | None = None,
+    scales: Scales = NO_SCALES,
 ) -> Launch:
     """Describe the launch that writes h [P, I] and pre [P, 2I], contiguous, or one of them.
 
@@ -410,6 +451,7 @@ def gate_up_launch(
         formula: the gate.
         interleaved: rows of w_gate_up are gate, up, gate, up, ...; else the gate's come first.
         capability: of the GPU to choose the tile for; None for that of the tensors' device.
+        scales: of x and w_gate_up, where these are codes.
     """
     N = w_gate_up.shape[1] // 2
     tile = _tile_for("experts-gate-up", w_gate_up.shape[2], N, pair, tile_expert, capability, x, w_gate_up)
@@ -419,6 +461,7 @@ def gate_up_launch(
         grid=(tile_expert.shape[0] * triton.cdiv(N, columns),),
         arguments={
             "x_ptr": x, "h_ptr": h, "pre_ptr": pre, "N": N, "slots": slots, "x_m": x.stride(0), "x_k": x.stride(1),
+            "x_scales_ptr": scales[0], "w_scales_ptr": scales[1],
             "OF_TOKENS": x.shape[0] < pair.shape[0], "INTERLEAVED": interleaved,
         }
         | _product_arguments(x, w_gate_up, pair, tile_expert, tile, columns)
@@ -438,17 +481,19 @@ def rows_launch(
     bias: torch.Tensor | None,
     capability: Capability | None = None,
     kernel: str = "experts-down",
+    scales: Scales = NO_SCALES,
 ) -> Launch:
     """Describe the launch that writes out [P, N] = a [P, K] w[expert]^T + bias[expert]; w [E, N, K], any strides.
 
-    `kernel` is what it is tuned as; of "experts-input-grad" K is both gate and up.
+    `kernel` is what it is tuned as; of "experts-input-grad" K is both gate and up. `scales` are those of a and w, where
+    these are codes.
     """
     intermediate = w.shape[2] // 2 if kernel == "experts-input-grad" else w.shape[2]
     tile = _tile_for(kernel, w.shape[1], intermediate, pair, tile_expert, capability, a, w)
     return Launch(
         kernel=_rows_kernel,
         grid=(tile_expert.shape[0] * triton.cdiv(w.shape[1], tile.columns),),
-        arguments={"a_ptr": a, "out_ptr": out, "N": w.shape[1]}
+        arguments={"a_ptr": a, "out_ptr": out, "N": w.shape[1], "a_scales_ptr": scales[0], "w_scales_ptr": scales[1]}
         | _product_arguments(a, w, pair, tile_expert, tile, tile.columns)
         | _bias_arguments(bias),
         num_warps=tile.warps,
@@ -627,6 +672,26 @@ def slot_grads_launch(
     )  # fmt: skip
 
 
+def row_dots_launch(
+    dy: torch.Tensor, y: torch.Tensor, dots: torch.Tensor, pair: torch.Tensor, starts: torch.Tensor, slots: int
+) -> Launch:
+    """Describe the launch that writes dots [1, P], contiguous, from dy [T, H], any strides, and y [P, H], contiguous.
+
+    `pair`, `starts` and `slots` are of the routing; dots of rows behind the last in use are not written.
+    """
+    return Launch(
+        kernel=_row_dots_kernel,
+        grid=(y.shape[0],),
+        arguments={
+            "dy_ptr": dy, "y_ptr": y, "dots_ptr": dots, "pair_ptr": pair, "starts_ptr": starts,
+            "experts": starts.shape[0] - 1, "K": y.shape[1], "slots": slots, "dy_m": dy.stride(0), "dy_k": dy.stride(1),
+            "BLOCK": min(1024, triton.next_power_of_2(max(y.shape[1], 1))),
+        },
+        num_warps=4,
+        num_stages=1,
+    )  # fmt: skip
+
+
 def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
     """Return x: these kernels read the rows of tokens where they are."""
     return x
@@ -651,6 +716,47 @@ def gate_up(
         interleaved,
     )  # fmt: skip
     return h, pre
+
+
+def gate_up_of_codes(
+    x: Quantised,
+    w_gate_up: Quantised,
+    routing: Routing,
+    bias: torch.Tensor | None,
+    formula: Formula,
+    interleaved: bool,
+    dtype: torch.dtype,
+    store_h: bool = True,
+    store_pre: bool = False,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """`gate_up` of operands in fp8: x of tokens [T, H]; h and pre are in `dtype`."""
+    rows, both = routing.pair.shape[0], w_gate_up.codes.shape[1]
+    h = x.codes.new_empty((rows, both // 2), dtype=dtype) if store_h else None
+    pre = x.codes.new_empty((rows, both), dtype=dtype) if store_pre else None
+    run(
+        gate_up_launch, x.codes, w_gate_up.codes, h, pre, routing.pair, routing.tile_expert, bias, routing.slots,
+        formula, interleaved, None, (x.scales, w_gate_up.scales),
+    )  # fmt: skip
+    return h, pre
+
+
+def down_of_codes(
+    h: Quantised, w_down: Quantised, routing: Routing, bias: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """`down` of operands in fp8; y is in `dtype`."""
+    out = h.codes.new_empty((h.codes.shape[0], w_down.codes.shape[1]), dtype=dtype)
+    scales = h.scales, w_down.scales
+    run(
+        rows_launch, h.codes, w_down.codes, out, routing.pair, routing.tile_expert, bias, None, "experts-down", scales
+    )  # fmt: skip
+    return out
+
+
+def row_dots(dy: torch.Tensor, y: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return dots [1, P], fp32, from dy [T, H] and y [P, H]: those of rows in use."""
+    dots = y.new_empty((1, y.shape[0]), dtype=torch.float32)
+    run(row_dots_launch, dy, y, dots, routing.pair, routing.starts, routing.slots)
+    return dots
 
 
 def _rows_times(

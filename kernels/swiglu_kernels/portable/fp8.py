@@ -1,7 +1,6 @@
 """Products of operands in fp8 (`fp8_codes.py`): SwiGLU's forward and backward.
 
-The tensor cores of compute capability 9.0 keep some 14 bits of a sum of fp8 products. So the sum over each 128 of depth
-is added in fp32 registers; blockwise, its scales are applied there.
+The sum over each 128 of depth is added in fp32 registers (`arithmetic.dot`); blockwise, its scales are applied there.
 """
 
 import torch
@@ -9,22 +8,12 @@ import torch
 from swiglu_kernels.launches.backend import capability_of, tl, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch, tile_needs_int64
-from swiglu_kernels.launches.precision import INTERPRETING, round_to
+from swiglu_kernels.launches.precision import round_to
 from swiglu_kernels.launches.tiles import Capability, Tile, fp8_glu_tile, fp8_product_tile
-from swiglu_kernels.portable.arithmetic import gated, grouped_tile, halves, output_tile
+from swiglu_kernels.portable.arithmetic import dot, gated, grouped_tile, halves, output_tile
 from swiglu_kernels.portable.fp8_codes import BLOCK, codes_of, magnitudes, scales_of
 from swiglu_kernels.portable.glu_forward import Biases, biased, store_gated
 from swiglu_kernels.portable.mlp_backward import store_gate_gradients
-
-
-@triton.jit
-def _dot(a, b, accumulator, PROMOTED: tl.constexpr):
-    """Return accumulator + a b, each PROMOTED of depth added in fp32 registers."""
-    if INTERPRETING:  # which would multiply fp8 in fp16
-        total = tl.dot(a.to(tl.float32), b.to(tl.float32), accumulator, input_precision="ieee")
-    else:
-        total = tl.dot(a, b, accumulator, max_num_imprecise_acc=PROMOTED)
-    return total
 
 
 @triton.jit
@@ -79,16 +68,16 @@ def _products(
             scales_at = one * step * b_scales_depth
             a_scales = tl.load(a_scales_ptr + one * step * a_scales_depth, mask=row_inside, other=0.0)
             b_scales = tl.load(b_scales_ptr + scales_at + b_scales_offsets, mask=column_inside, other=0.0)
-            first = _scaled(first, _dot(a, b, zero, BLOCK_DEPTH), a_scales, b_scales)
+            first = _scaled(first, dot(a, b, zero, "ieee"), a_scales, b_scales)
             if other_ptr is not None:
                 other = tl.load(other_ptr + (b_position + at) + b_offsets, mask=b_inside, other=0.0)
                 other_scales = tl.load(other_scales_ptr + scales_at + b_scales_offsets, mask=column_inside, other=0.0)
-                second = _scaled(second, _dot(a, other, zero, BLOCK_DEPTH), a_scales, other_scales)
+                second = _scaled(second, dot(a, other, zero, "ieee"), a_scales, other_scales)
         else:
-            first = _dot(a, b, first, BLOCK_DEPTH)
+            first = dot(a, b, first, "ieee")
             if other_ptr is not None:
                 other = tl.load(other_ptr + (b_position + at) + b_offsets, mask=b_inside, other=0.0)
-                second = _dot(a, other, second, BLOCK_DEPTH)
+                second = dot(a, other, second, "ieee")
     if not BLOCKS:
         a_scales = tl.load(a_scales_ptr, mask=row_inside, other=0.0)[:, None]
         first *= a_scales * tl.load(b_scales_ptr + b_scales_offsets, mask=column_inside, other=0.0)[None, :]

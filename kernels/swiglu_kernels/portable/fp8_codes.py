@@ -12,6 +12,7 @@ multiple of 16 with zeros. The rows' scales need all of a row or column before i
 memory, `_amax_kernel`, finds them, except where rows alone are wanted, which a program takes as a whole.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -35,10 +36,10 @@ PROGRAMS = 512
 
 
 class Quantised(NamedTuple):
-    """A matrix [rows, depth] in fp8, for products that sum over its last axis.
+    """A matrix [rows, depth] in fp8, for products that sum over its last axis, or rowwise one for each expert.
 
     codes: [rows, depth], float8_e4m3fn. scales: float32; rowwise [rows], blockwise [rows, ceil(depth / 128)], of a
-    weight [ceil(rows / 128), ceil(depth / 128)].
+    weight [ceil(rows / 128), ceil(depth / 128)]. Of experts: [experts, rows, depth] and [experts, rows].
     """
 
     codes: torch.Tensor
@@ -91,14 +92,19 @@ def codes_of(tile, inverse):
 
 @triton.jit
 def _rows_kernel(
-    x_ptr, codes_ptr, scales_ptr, rows, columns, x_row, x_column,
+    x_ptr, codes_ptr, scales_ptr, starts_ptr, rows, columns, of_matrix, experts, x_matrix, x_row, x_column,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Quantise whole rows, read twice, the second time from the cache."""
-    row = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
+    """Quantise whole rows, read twice, the second time from the cache; rows of a routing as far as they are in use."""
+    if starts_ptr is not None:
+        rows = tl.load(starts_ptr + experts)
+        if tl.program_id(0) * BLOCK_ROWS >= rows:
+            return
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     column = tl.arange(0, BLOCK_COLUMNS).to(tl.int64)
     row_inside = row < rows
-    x_ptrs = x_ptr + row[:, None] * x_row
+    x_ptrs = x_ptr + ((row // of_matrix).to(tl.int64) * x_matrix + (row % of_matrix).to(tl.int64) * x_row)[:, None]
+    row = row.to(tl.int64)
     largest = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.int32)
     for first in range(0, columns, BLOCK_COLUMNS):
         inside = row_inside[:, None] & (first + column < columns)[None, :]
@@ -293,17 +299,30 @@ def _tiles_kernel(
         tl.store(turned_ptr + position + offsets, _words(x_0, x_1, x_2, x_3, inverse), mask=inside)
 
 
-def rows_launch(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> Launch:
-    """Describe the launch that quantises x [R, C], any strides, by rows into codes [R, C] and scales [R]."""
-    rows, columns = x.shape
+def rows_launch(
+    x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, starts: torch.Tensor | None = None
+) -> Launch:
+    """Describe the launch that quantises x [R, C] or [E, R, C], any strides, by rows.
+
+    Args:
+        x: what is quantised.
+        codes: of x's shape, contiguous, written.
+        scales: [R] or [E, R], contiguous, written.
+        starts: of a routing, whose rows those of x are: those behind the last in use are neither read nor written.
+            None: there is no routing.
+    """
+    *each, of_matrix, columns = x.shape
+    rows = math.prod(each) * of_matrix
     block_rows = 128 if INTERPRETING else 1  # where a program costs milliseconds, whatever it does
     return Launch(
         kernel=_rows_kernel,
         grid=(triton.cdiv(rows, block_rows),),
         arguments={
-            "x_ptr": x, "codes_ptr": codes, "scales_ptr": scales, "rows": rows, "columns": columns,
-            "x_row": x.stride(0), "x_column": x.stride(1), "BLOCK_ROWS": block_rows,
-            "BLOCK_COLUMNS": min(4096, max(128, triton.next_power_of_2(columns))),
+            "x_ptr": x, "codes_ptr": codes, "scales_ptr": scales, "starts_ptr": starts,
+            "rows": rows, "columns": columns, "of_matrix": max(of_matrix, 1),
+            "experts": 0 if starts is None else starts.shape[0] - 1,
+            "x_matrix": x.stride(0) if each else 0, "x_row": x.stride(-2), "x_column": x.stride(-1),
+            "BLOCK_ROWS": block_rows, "BLOCK_COLUMNS": min(4096, max(128, triton.next_power_of_2(columns))),
         },
         num_warps=8,
         num_stages=1,
@@ -382,20 +401,23 @@ def tiles_launch(
     )  # fmt: skip
 
 
-def _empty(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    return x.new_empty((rows, columns), dtype=torch.float8_e4m3fn)
+def _empty(x: torch.Tensor, *shape: int) -> torch.Tensor:
+    return x.new_empty(shape, dtype=torch.float8_e4m3fn)
 
 
 def _scales(x: torch.Tensor, *shape: int) -> torch.Tensor:
     return x.new_empty(shape, dtype=torch.float32)
 
 
-def quantise_rows(x: torch.Tensor, recipe: str, weight: bool) -> Quantised:
-    """Quantise x [R, C], any strides, for products that sum over C, by "rowwise" or "blockwise"."""
+def quantise_rows(x: torch.Tensor, recipe: str, weight: bool, starts: torch.Tensor | None = None) -> Quantised:
+    """Quantise x [R, C], any strides, for products that sum over C, by "rowwise" or "blockwise".
+
+    "rowwise" takes [E, R, C] as well, and starts as `rows_launch` does.
+    """
     if recipe == "blockwise":
         return quantise_both(x, recipe, weight, turned=False)[0]
-    one = Quantised(_empty(x, *x.shape), _scales(x, x.shape[0]))
-    run(rows_launch, x, *one)
+    one = Quantised(_empty(x, *x.shape), _scales(x, *x.shape[:-1]))
+    run(rows_launch, x, *one, starts)
     return one
 
 

@@ -9,11 +9,13 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from swiglu_kernels.hopper import experts as by_hand
+from swiglu_kernels.hopper import experts_fp8 as fp8_experts_by_hand
 from swiglu_kernels.hopper import forward, products, row, shared, transposed
 from swiglu_kernels.hopper import fp8 as fp8_by_hand
 from swiglu_kernels.launches.formula import PLAIN, Formula
@@ -44,7 +46,8 @@ def covering(capability: Capability) -> list[tuple[str, Launch]]:
     """Name and describe them, on meta tensors and for 132 multiprocessors."""
     found: dict[tuple[Any, ...], tuple[str, Launch]] = {}
     with shared.by_hand_aside("portable kernels are asked for"):
-        for name, launch in itertools.chain(_portable(capability), _experts(capability), _fp8(capability)):
+        of_all = _portable(capability), _experts(capability), _fp8(capability), _fp8_experts(capability)
+        for name, launch in itertools.chain(*of_all):
             one: Launch | None = launch
             for part in itertools.count(1):
                 if one is None:
@@ -223,11 +226,56 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
             "routing in one program": route_launch(index[:1], *new_routing(index[:1], count, tile_rows)[:5], tile_rows),
             "experts' gather": gather_launch(x, y, row, starts, counts, slots, tile_rows),
             "experts' bias gradients": experts.row_sums_launch(x, weights, b_down, pair, starts, counts, slots),
+            "experts' products of rows": experts.row_dots_launch(x, y, dots, pair, starts, slots),
             "routing weights' gradient": experts.slot_grads_launch(dots, x, b_down, weights, row, tile_expert, slots),
             "weighted sum": combine_launch(y, weights, row, x, slots),
         }
         for name, launch in (multiplied | (others if tile_rows == 16 else {})).items():
             yield f"{name}, {at}", launch
+
+
+def _fp8_experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
+    if capability < (8, 9):
+        return
+
+    def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    codes, scales = (partial(tensor, dtype=dtype) for dtype in (torch.float8_e4m3fn, torch.float32))
+    slots, count, hidden, intermediate = 16, 64, 2048, 768
+    for tile_rows, interleaved in itertools.product((16, 32, 64, 128), (False, True)):
+        tokens = tile_rows * 4
+        routing = new_routing(torch.empty((tokens, slots), dtype=torch.int64, device="meta"), count, tile_rows)
+        pair, _, tile_expert, starts, *_ = routing
+        rows = pair.shape[0]
+        h, pre, y = tensor(rows, intermediate), tensor(rows, 2 * intermediate), tensor(rows, hidden)
+        at = f"tiles of {tile_rows}{', interleaved' if interleaved else ''}"
+        yield (
+            f"fp8 experts' gate and up, {at}",
+            experts.gate_up_launch(
+                codes(tokens, hidden), codes(count, 2 * intermediate, hidden), h, pre, pair, tile_expert,
+                tensor(count, 2 * intermediate), slots, CLAMPED, interleaved, capability,
+                (scales(tokens), scales(count, 2 * intermediate)),
+            ),
+        )  # fmt: skip
+        if interleaved:
+            continue
+        yield (
+            f"fp8 experts' down, {at}",
+            experts.rows_launch(
+                codes(rows, intermediate), codes(count, hidden, intermediate), y, pair, tile_expert,
+                tensor(count, hidden), capability, scales=(scales(rows), scales(count, hidden)),
+            ),
+        )  # fmt: skip
+        yield (
+            f"fp8 experts' quantisation of h, {at}",
+            fp8_codes.rows_launch(h, codes(rows, intermediate), scales(rows), starts),
+        )
+    weight = tensor(count, 2 * intermediate, hidden)
+    yield (
+        "fp8 experts' quantisation of a weight",
+        fp8_codes.rows_launch(weight, codes(*weight.shape), scales(count, 2 * intermediate)),
+    )
 
 
 def _by_hand() -> Iterator[tuple[str, Launch]]:
@@ -273,6 +321,7 @@ def _by_hand() -> Iterator[tuple[str, Launch]]:
         )
     yield from _experts_by_hand()
     yield from _fp8_by_hand()
+    yield from _fp8_experts_by_hand()
 
 
 def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
@@ -320,3 +369,25 @@ def _fp8_by_hand() -> Iterator[tuple[str, Launch]]:
             name = f"fp8 forward by hand, {'blocks' if blocks else 'rows'}, {width} columns"
             name += ", gate and up stored" if stored else ""
             yield name, fp8_by_hand.forward_launch(*operands, z, stored, replace(forward.TILE, columns=width))
+
+
+def _fp8_experts_by_hand() -> Iterator[tuple[str, Launch]]:
+    def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    count, tokens, slots, hidden, intermediate = 128, 1024, 8, 2048, 768
+    rows, both = tokens * slots, 2 * intermediate
+    scales = partial(tensor, dtype=torch.float32)
+    pair, starts, counts = (tensor(size, dtype=torch.int32) for size in (rows, count + 1, count))
+    x, w_gate_up = (tensor(rows, hidden // 2), scales(tokens)), (tensor(count, both, hidden // 2), scales(count, both))
+    h, pre, bias = tensor(rows, intermediate), tensor(rows, both), tensor(count, both)
+    for interleaved, kept in itertools.product((False, True), (None, pre)):
+        name = f"fp8 experts by hand, h{', gate and up' if kept is not None else ''}"
+        name += ", interleaved" if interleaved else ""
+        variant = (bias, CLAMPED, True) if interleaved else (None, PLAIN, False)
+        launch = fp8_experts_by_hand.gate_up_launch(x, w_gate_up, h, kept, starts, counts, pair, slots, *variant)
+        yield name, launch
+    w_down, y = (tensor(count, hidden, intermediate // 2), scales(count, hidden)), tensor(rows, hidden)
+    operands = (tensor(rows, intermediate // 2), scales(rows)), w_down, y, starts, counts
+    yield "fp8 experts by hand, y", fp8_experts_by_hand.rows_launch(*operands)
+    yield "fp8 experts by hand, y, bias", fp8_experts_by_hand.rows_launch(*operands, tensor(count, hidden))

@@ -21,6 +21,7 @@ from swiglu_kernels.launches.backend import capability_of, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.operations.experts import swiglu_experts
+from swiglu_kernels.operations.fp8 import why_not as why_no_fp8
 from swiglu_kernels.operations.silu_mul import backward_launch as silu_mul_backward
 from swiglu_kernels.operations.silu_mul import forward_launch as silu_mul_forward
 from swiglu_kernels.operations.unsloth import backward_launch as unsloth_backward
@@ -141,6 +142,9 @@ def outcomes(device: torch.device, few: bool = False, dtypes: Sequence[torch.dty
         for size, dtype in itertools.product(PORTABLE[1:4:2] if few else PORTABLE, dtypes):
             yield from _portable(Sizes(size, dtype, device), f"{size} {str(dtype).removeprefix('torch.')}")
             yield from _experts(size, dtype, device, "portable")
+        if why_no_fp8(device) is None:
+            for size, dtype in itertools.product(OF_FP8[:1] if few else OF_FP8, halves):
+                yield from _experts(size, dtype, device, "portable", "fp8-rowwise")
     capability = capability_of(device)
     if shared.GLUON_MISSING is not None or capability is None or capability[0] != 9:
         return
@@ -151,12 +155,15 @@ def outcomes(device: torch.device, few: bool = False, dtypes: Sequence[torch.dty
     for size, dtype in itertools.product(OF_EXPERTS[:1] if few else OF_EXPERTS, halves):
         with shared.by_hand_aside(None):
             yield from _experts(size, dtype, device, "hopper")
+            yield from _experts(size, dtype, device, "hopper", "fp8-rowwise")
     for size, dtype in itertools.product(FEW_TOKENS[:2] if few else FEW_TOKENS, halves):
         label = f"{size} {str(dtype).removeprefix('torch.')}"
         yield from _forwards(Sizes(size, dtype, device), f"row forward {label}", row.forward_launch)
 
 
-def _experts(size: tuple[int, int, int], dtype: torch.dtype, device: torch.device, backend: str) -> Iterator[Outcome]:
+def _experts(
+    size: tuple[int, int, int], dtype: torch.dtype, device: torch.device, backend: str, precision: str = "bf16"
+) -> Iterator[Outcome]:
     """A mixture of five experts, of which one has no token; whole calls, whose outputs they allocate themselves."""
     tokens, hidden, intermediate = size
     source = torch.Generator().manual_seed(tokens)
@@ -169,7 +176,7 @@ def _experts(size: tuple[int, int, int], dtype: torch.dtype, device: torch.devic
         function: Callable[..., torch.Tensor], dtype: torch.dtype, at: str | torch.device = "cpu", **options: object
     ) -> Tensors:
         leaves = [one.to(dtype).to(at).requires_grad_() for one in drawn]
-        out = function(*leaves[:3], index.to(at), leaves[3], **options)
+        out = function(*leaves[:3], index.to(at), leaves[3], precision=precision, **options)
         found = torch.autograd.grad(out, leaves, d_out.to(dtype).to(at))
         return dict(zip(("out", "d_x", "d_w_gate_up", "d_w_down", "d_weights"), (out.detach(), *found), strict=True))
 
@@ -178,7 +185,8 @@ def _experts(size: tuple[int, int, int], dtype: torch.dtype, device: torch.devic
         error, allowed = ((fp64(one) - exact[name]).norm() / exact[name].norm() for one in (got, eager[name]))
         # The operands of a gradient are results that were rounded: eager's own loss says what that costs.
         roundings = float(error / (allowed + ROUNDINGS[dtype]))
-        yield Outcome(f"experts {name} {backend} {size} {str(dtype).removeprefix('torch.')}", roundings)
+        label = f"{backend} {size} {precision if precision != 'bf16' else ''} {str(dtype).removeprefix('torch.')}"
+        yield Outcome(f"experts {name} {' '.join(label.split())}", roundings)
 
 
 def _fp8_by_hand(at: Sizes, label: str) -> Iterator[Outcome]:

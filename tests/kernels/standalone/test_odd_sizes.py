@@ -8,6 +8,7 @@ import torch
 from swiglu_kernels.hopper import shared
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.operations.fp8 import why_not as why_no_fp8
 from swiglu_kernels.standalone import odd_sizes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -29,6 +30,13 @@ def test_each_is_right() -> None:
 def test_experts() -> None:
     found = list(odd_sizes._experts((9, 24, 20), torch.float16, DEVICE, "portable"))
     assert len(found) == 5
+    assert all(one.right for one in found), found
+
+
+@pytest.mark.skipif(why_no_fp8(DEVICE) is not None, reason=f"{why_no_fp8(DEVICE)}")
+def test_experts_in_fp8() -> None:
+    found = list(odd_sizes._experts((9, 80, 48), torch.float16, DEVICE, "portable", "fp8-rowwise"))
+    assert [one.name.split()[1] for one in found] == ["out", "d_x", "d_w_gate_up", "d_w_down", "d_weights"]
     assert all(one.right for one in found), found
 
 
