@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 pieces="forward forward-llama3-8b forward-others forward-narrow activation step-mlp step step-llama3-8b step-others energy backward \
-  memory memory-mlp experts experts-peers experts-zipf experts-few experts-step experts-memory experts-parts fp8 fp8-mlp train-llama \
+  memory memory-mlp experts experts-others experts-fp8 experts-peers experts-zipf experts-few experts-step experts-memory experts-parts fp8 fp8-mlp train-llama \
   train-fp8 tp tp-experts verify selftest audit noise doctor grid-1 grid-2 host-time bare-product-128 bare-product-ragged"
 if [ $# -lt 1 ]; then
   echo "Give the folder for the results, and which of these, if not all: $pieces" >&2
@@ -66,8 +66,14 @@ for piece in ${*:-$pieces}; do
     memory-mlp)
       sweep memory-mlp memory --shapes llama7b --scope mlp --tokens 8k --impl $peers,fused-mlp-recompute,fused-mlp-chunked ;;
     experts)
-      sweep experts forward --shapes qwen3-30b-a3b,mixtral-8x7b,deepseek-v3-rank,gpt-oss-20b --tokens 8k --budget 5 \
-        --no-energy --baseline grouped-compile --impl $experts ;;
+      sweep experts forward --shapes qwen3-30b-a3b,mixtral-8x7b --tokens 8k --budget 5 --no-energy \
+        --baseline grouped-compile --impl $experts ;;
+    experts-others)
+      sweep experts-others forward --shapes gpt-oss-20b,deepseek-v3-rank --tokens 8k --budget 4 --no-energy \
+        --baseline grouped-compile --impl $experts ;;
+    experts-fp8)
+      sweep experts-fp8 forward --shapes qwen3-30b-a3b --precision bf16,fp8-rowwise --tokens 8k --budget 4 --no-energy \
+        --baseline grouped-compile --impl grouped-compile,fused-experts,scaled-grouped,scaled-grouped-compile,fused-fp8-experts ;;
     experts-peers)
       sweep experts-peers forward --shapes qwen3-30b-a3b --tokens 8k --budget 8 --no-energy --baseline grouped-compile \
         --impl $experts,$peers_of_experts ;;

@@ -150,7 +150,7 @@ class TestTransposedOnHopper:
     ) -> None:
         check_against_fp64(transposed.forward_launch, shape, store, dtype, transposed.tile(rows, shares))
 
-    @pytest.mark.parametrize(("tokens", "intermediate"), [(160, 11008), (333, 14336), (577, 8200)])
+    @pytest.mark.parametrize(("tokens", "intermediate"), [(160, 11008), (333, 14336), (290, 8200)])
     def test_the_same_bits_each_time(self, tokens: int, intermediate: int) -> None:
         x = torch.randn(tokens, 4096, device="cuda").bfloat16()
         w_gate, w_up = (torch.randn(intermediate, 4096, device="cuda").bfloat16() / 64 for _ in range(2))
