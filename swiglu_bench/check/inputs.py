@@ -107,6 +107,12 @@ def make_problem(
     return Problem(case, device, weights, biases, extras)
 
 
+def depths(case: Case) -> list[float]:
+    """How far the gates of each token are moved, in units of a problem's `gate_offset`."""
+    first, last = HALF_DEPTHS if torch_dtype(case) is torch.float16 else DEPTHS
+    return [first + (last - first) * token / max(1, case.tokens - 1) for token in range(case.tokens)]
+
+
 class Desk:
     """Where the activations and the upstream gradient of each call lie: at the same addresses for every call.
 
@@ -137,9 +143,8 @@ class Desk:
             elif draw.values is Values.ZEROS:
                 value.zero_()
             if self._offset and name in ("x", "gate"):
-                first, last = HALF_DEPTHS if value.dtype is torch.float16 else DEPTHS
-                depths = torch.linspace(first, last, len(value), device=value.device)[:, None]
-                value += depths if name == "x" else depths * self._offset
+                moved = torch.tensor(depths(self.problem.case), device=value.device)[:, None]
+                value += moved if name == "x" else moved * self._offset
         return [self.given[name].detach() for name in self.names]
 
     def upstream(self, draw: Draw) -> Tensor:

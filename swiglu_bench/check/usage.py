@@ -16,7 +16,7 @@ from torch import Tensor
 
 from swiglu_bench.check import tolerance
 from swiglu_bench.check.built import Built
-from swiglu_bench.check.inputs import Desk, Draw, Values, leaf, make_problem, torch_dtype
+from swiglu_bench.check.inputs import Desk, Draw, Values, depths, leaf, make_problem, torch_dtype
 from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.results import Fault
 from swiglu_bench.rows.record import TensorCheck
@@ -216,10 +216,9 @@ WEIGHTS_ONLY = (changed_weights, two_layers, inputs_without_gradient, frozen_wei
 """Those that make no sense without weights that learn."""
 
 
-BY_TOKEN = frozenset(
-    {"two_layers: output of the second", "two_layers: d input 0 of the second"}
-    | {f"{Values.UNEVEN_UPSTREAM}: {name}" for name in ("x", "gate", "up")}
-)
+IN_TAIL = frozenset({"two_layers: output of the second", "two_layers: d input 0 of the second"})
+"""Results of gates far below zero."""
+BY_TOKEN = IN_TAIL | {f"{Values.UNEVEN_UPSTREAM}: {name}" for name in ("x", "gate", "up")}
 """Results whose tokens are of very different sizes: each is judged by itself, unless it shares a scale with others."""
 BUILD = "build"
 """What is said to have raised where the layers could not be built."""
@@ -338,11 +337,19 @@ class Expected:
             value, truth, eager = value[counts], truth[counts], eager[counts]
         if fault or name not in BY_TOKEN or self._quantised:
             return self._check(name, value, truth, eager, fault)
-        tokens = [self._check(name, *one) for one in zip(*(t.split(1) for t in (value, truth, eager)), strict=True)]
+        tails = [0.0] * len(value)
+        if name in IN_TAIL and counts.all():
+            tails = [-self._case.shape.extras.alpha * TAIL * depth for depth in depths(self._case)]
+        tokens = [
+            self._check(name, mine, true, theirs, tail=tail)
+            for mine, true, theirs, tail in zip(value.split(1), truth.split(1), eager.split(1), tails, strict=True)
+        ]
         return max(tokens, key=lambda check: (not check.ok, check.used))
 
-    def _check(self, name: str, value: Tensor, truth: Tensor, eager: Tensor, fault: Fault | None = None) -> TensorCheck:
-        arithmetic = tolerance.arithmetic_of(self._case, torch_dtype(self._case), 3)
+    def _check(
+        self, name: str, value: Tensor, truth: Tensor, eager: Tensor, fault: Fault | None = None, tail: float = 0.0
+    ) -> TensorCheck:
+        arithmetic = replace(tolerance.arithmetic_of(self._case, torch_dtype(self._case), 3), tail=tail)
         error = tolerance.tensor_error(eager, truth)
         error = replace(error, relative=SLACK * error.relative, maximum=SLACK * error.maximum)
         return tolerance.check(name, value, truth, error, arithmetic, fault)

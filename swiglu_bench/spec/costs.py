@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from swiglu_bench.spec.cases import ACTIVATIONS, INDEX, WEIGHTS, Case, Mode, Scope
+from swiglu_bench.spec.cases import ACTIVATIONS, BIASES, INDEX, WEIGHTS, Case, Mode, Scope
 
 Product = tuple[int, int, int]
 """(m, n, k) of one matrix product."""
@@ -83,9 +83,10 @@ def min_bytes(
     if case.shape.experts:
         count = case.shape.experts.count
         idle = max(0, count - case.pairs) if idle_experts is None else idle_experts
-        size |= {name: size[name] // count * (count - idle) for name in WEIGHTS[case.scope]}
+        size |= {name: size[name] // count * (count - idle) for name in WEIGHTS[case.scope] + BIASES[case.scope]}
     weights = sum(size[name] for name in WEIGHTS[case.scope]) * (weight_bytes or case.dtype.bytes)
-    forward = weights + sum(size[name] for name in (*ACTIVATIONS[case.scope], "output")) * case.dtype.bytes
+    others = (*ACTIVATIONS[case.scope], *(BIASES[case.scope] if case.shape.extras.bias else ()), "output")
+    forward = weights + sum(size[name] for name in others) * case.dtype.bytes
     backward = forward + sum(tensor_elements(case)[name] for name in gradients) * case.dtype.bytes
     return _in_mode(case.mode, forward, backward)
 
@@ -111,6 +112,8 @@ def tensor_elements(case: Case) -> dict[str, int]:
         **dict.fromkeys(("gate", "up"), tokens * intermediate),
         **dict.fromkeys((INDEX, "top_k_weights"), case.pairs),
         **dict.fromkeys(("w_gate", "w_up", "w_down"), experts_of(case) * hidden * intermediate),
+        **dict.fromkeys(("bias_gate", "bias_up"), experts_of(case) * intermediate),
+        "bias_down": experts_of(case) * hidden,
         "output": tokens * (hidden if case.scope in {Scope.MLP, Scope.EXPERTS} else intermediate),
     }
 

@@ -25,7 +25,7 @@ from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.session import here, judge_bench, workbench
 from swiglu_bench.session.settings import Progress, Settings, Task
 from swiglu_bench.session.timing import Batches
-from swiglu_bench.spec.cases import DENSE, Case, Dtype, Mode, Scope, Shape, tensors
+from swiglu_bench.spec.cases import DENSE, Case, Dtype, Extras, Mode, Scope, Shape, tensors
 from swiglu_bench.spec.implementation import Implementation
 
 CPU = torch.device("cpu")
@@ -322,6 +322,11 @@ def test_a_row_of_experts_says_how_they_are_loaded_and_what_their_products_take(
     assert (record.expert_tokens_min == 0) == (record.idle_experts > 0)
     assert record.padding_share == pytest.approx(1 - 6 / (128 * (5 - record.idle_experts)))
     assert record.grouped_ms
+    shape = dataclasses.replace(small_case(scope=Scope.EXPERTS).shape, extras=Extras(bias=True, limit=7.0, alpha=1.702))
+    biased = rows(small_case(scope=Scope.EXPERTS, tokens=3, shape=shape), [pytorch.eager])["eager"]
+    assert (biased.status, biased.reason) == (Status.OK, "")
+    assert biased.min_bytes is not None
+    assert biased.min_bytes > record.min_bytes
     dense = rows(small_case(), [pytorch.eager])["eager"]
     assert (dense.experts, dense.routing, dense.padding_share, dense.grouped_ms) == (None, "", None, None)
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from specimens import small_case
 
-from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape, tensors
+from swiglu_bench.spec.cases import BIASES, Case, Dtype, Extras, Mode, Scope, Shape, tensors
 from swiglu_bench.spec.costs import (
     Footprint,
     contender_bytes,
@@ -67,6 +67,16 @@ def test_experts_count_every_token_s_experts_and_read_the_weights_of_those_in_us
     assert min_bytes(small_case(scope=Scope.EXPERTS, mode=Mode.FORWARD, tokens=1), ()) == 4 * (2 * H + 4 + 2 * weights)
     written = 100 * H + 200 + 5 * weights
     assert min_bytes(backward, everything, idle_experts=2) == 4 * (read + 3 * weights + written), "zeros are written"
+
+
+def test_biases_of_experts_are_read_and_their_gradients_written() -> None:
+    shape = dataclasses.replace(small_case(scope=Scope.EXPERTS).shape, extras=Extras(bias=True))
+    forward, backward, _ = (small_case(scope=Scope.EXPERTS, mode=mode, tokens=100, shape=shape) for mode in Mode)
+    plain, _, _ = (small_case(scope=Scope.EXPERTS, mode=mode, tokens=100) for mode in Mode)
+    biases = 2 * I + H  # of an expert
+    assert min_bytes(forward, ()) - min_bytes(plain, ()) == 4 * 5 * biases
+    assert min_bytes(forward, (), idle_experts=2) - min_bytes(plain, (), idle_experts=2) == 4 * 3 * biases
+    assert min_bytes(backward, BIASES[Scope.EXPERTS]) - min_bytes(backward, ()) == 4 * 5 * biases
 
 
 @pytest.mark.parametrize("dtype", list(Dtype))

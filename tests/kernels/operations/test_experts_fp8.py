@@ -98,7 +98,9 @@ def test_products_are_those_of_the_codes(tokens: int) -> None:
     defined, scales = reference.quantise(h, "rowwise")
     other = defined.float() * scales[:, None] - meant["h"].float()
     assert other.abs().max() <= scales.max() * 32  # a code's step, where a sum was rounded otherwise
-    assert (other != 0).float().mean() < 0.02
+    assert (other != 0).float().mean() < (
+        0.02 if DEVICE.type == "cpu" else 0.05
+    )  # fp8 tensor cores sum with some 14 bits
 
 
 @pytest.mark.parametrize(
