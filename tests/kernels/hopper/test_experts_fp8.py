@@ -74,5 +74,5 @@ class TestOnHopper:
             assert torch.equal(one, other)
             scale = true.norm().clamp_min(1e-30)
             assert (one.double() - true).norm() / scale <= 1.5 * (plain.double() - true).norm() / scale + 0.02
-            # Codes of h that are a step away; and of a clamped gate, gradients of values that bf16 puts beyond the bound.
+            # Codes of h that are a step away; of a clamped gate, also gradients of what bf16 puts beyond the bound.
             assert (plain.double() - true).norm() / scale <= (0.1 if gate else 0.05)
