@@ -143,7 +143,8 @@ def _in_lines(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     from swiglu_bench.writers.tables import by_reason
 
     found = table("Implementations", "name", "scopes", "what it is")
-    found.columns[0].no_wrap = found.columns[1].no_wrap = True  # only the description gives way
+    found.columns[0].no_wrap = True
+    found.columns[1].max_width = 10  # many scopes take another line, so that descriptions have room
     here = [one for one in known if one["unavailable"] is None]
     for one in here:
         what = Text(in_brief(one["description"]), no_wrap=True, overflow="ellipsis")

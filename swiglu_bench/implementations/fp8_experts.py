@@ -85,7 +85,7 @@ def _scaled(name: str, description: str, compiled: bool) -> Implementation:
 
 scaled_grouped = _scaled(
     "scaled-grouped",
-    "torch._scaled_grouped_mm, quantised by plain PyTorch; sort, gather, weighted sum as in grouped; dW in bf16",
+    "torch._scaled_grouped_mm: quantised by plain PyTorch; sort, gather, weighted sum as in grouped; dW in bf16",
     False,
 )
 scaled_grouped_compiled = _scaled("scaled-grouped-compile", "scaled-grouped under torch.compile", True)

@@ -41,6 +41,8 @@ from swiglu_bench.spec.implementation import Implementation
 LARGEST = {"cpu": (200, 300, 130), "cuda": (2048, 4096, 2048)}
 """Hidden, intermediate and tokens that are drawn at most."""
 MOST_EXPERTS = 12
+OF_GPT_OSS = 0.3
+"""Of mixtures, the share whose shape has gpt-oss's biases and gates, in every scenario and in what is timed."""
 TIMED = 10
 """Of so many cases, one is timed as well, each contender in its process."""
 RULE = Rule(warmup_rounds=2, min_rounds=10, max_rounds=12, min_s=0.0, budget_s=60.0)
@@ -77,6 +79,9 @@ def draw_case(source: random.Random, device_type: str) -> tuple[Case, Extras]:
         kind = "plain"
     if scope is Scope.EXPERTS and kind == "packed":
         kind = "plain"
+    if scope is Scope.EXPERTS and not case.precision and source.random() < OF_GPT_OSS:
+        gates = Extras(bias=True, limit=7.0, alpha=GPT_OSS_ALPHA, interleaved=source.random() < 0.5)
+        return dataclasses.replace(case, shape=dataclasses.replace(shape, extras=gates)), PLAIN
     limit = Extras(limit=1.0, alpha=GPT_OSS_ALPHA if scope is Scope.EXPERTS else 1.0)
     extras = {"bias": Extras(bias=True), "limit": limit, "packed": Extras(packed=True)}.get(kind, PLAIN)
     return case, extras

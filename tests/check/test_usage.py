@@ -158,5 +158,5 @@ def test_the_same_seeds_give_both_processes_the_same_question() -> None:
         assert torch.equal(first[0], second[0])
     assert all(torch.equal(*pair) for pair in zip(mine.upstream, theirs.upstream, strict=True))
     gates = mine.tail_inputs[0] @ mine.tail.built.problem.weights["w_gate"].T
-    assert abs(gates[0].mean().item() - DEPTHS[0] * usage.TAIL) < 2
+    assert abs(gates[0].mean().item() - DEPTHS[0] * usage.TAIL) < 6  # a mean of x is off by an eighth, times 9
     assert abs(gates[-1].mean().item() - DEPTHS[1] * usage.TAIL) < 6
