@@ -125,7 +125,7 @@ MEASURED = Path(__file__).parents[3] / "results" / "nvidia-h200" / "ragged.csv"
 
 @pytest.mark.parametrize("stored", [False, True], ids=["z", "z, gate, up"])
 def test_the_forward_follows_what_was_measured(monkeypatch: pytest.MonkeyPatch, stored: bool) -> None:
-    """What is shipped takes hardly more time than the fastest way, of 129 to 8192 tokens and eight layers."""
+    """What is shipped takes hardly more time than the fastest way, of 129 to 2048 tokens and eight layers."""
     monkeypatch.setattr(shared, "why_off", lambda *_: None)
     times: dict[tuple[int, int, int], dict[str, float]] = {}
     with MEASURED.open(newline="", encoding="utf-8") as file:
