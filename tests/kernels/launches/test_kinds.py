@@ -73,14 +73,15 @@ def test_they_keep_no_tensor_alive_and_do_not_fill_the_memory(monkeypatch: pytes
     monkeypatch.setattr(kinds, "MOST_KINDS", 3)
     monkeypatch.setattr(kinds, "MOST_KEYS", 2)
     known: Kinds[int] = Kinds()
+    alive = []
     for key in range(4):
         for size in range(1, 6):
             tensor = torch.empty(size)
-            alive = weakref.ref(tensor)
+            alive.append(weakref.ref(tensor))
             known.add(key, [tensor], size)
             del tensor
-            gc.collect()
-            assert alive() is None
+    gc.collect()
+    assert not any(one() is not None for one in alive)
     assert known.values() == [3, 4, 5, 3, 4, 5], "the newest"
     assert known.get(3, [torch.empty(5)]) == 5
     known.clear()
