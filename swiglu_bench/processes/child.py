@@ -106,11 +106,21 @@ class Child:
 
     def settle(self, limit_s: float) -> Any:
         """Wait until all that was posted is done; the last answer. Raises as `ask` does."""
+        return self._answers(limit_s, "what was posted")
+
+    def _answers(self, limit_s: float, method: str) -> Any:
+        """Read what is owed; who is stopped leaves it owed, so that no later question is answered by it."""
         answer, began = None, time.perf_counter()
         while self._owed:
+            try:
+                answer = self._answer(limit_s)
+            except (Stopped, KeyboardInterrupt):
+                raise
+            except BaseException:
+                self._owed -= 1
+                raise
             self._owed -= 1
-            answer = self._answer(limit_s)
-            self._note("what was posted", time.perf_counter() - began)
+            self._note(method, time.perf_counter() - began)
         return answer
 
     def ask(self, limit_s: float, method: str, *arguments: Any) -> Any:
@@ -121,12 +131,8 @@ class Child:
         """
         self.resume()
         self.settle(limit_s)
-        began = time.perf_counter()
-        try:
-            self._send(method, arguments)
-            return self._answer(limit_s)
-        finally:
-            self._note(method, time.perf_counter() - began)
+        self.post(method, *arguments)
+        return self._answers(limit_s, method)
 
     def suspend(self) -> None:
         """Let the process and all of its group stand still until it is asked again."""

@@ -204,7 +204,7 @@ class Admitting:
         checks = self._judge.judge_usage(contender.name, [name for name in report.delivered if name in known])
         if usage.BUILD in report.raised:
             reason = report.raised[usage.BUILD]
-            return (failure("use", f"at {case.shape.name} and {case.tokens} tokens it cannot be built: {reason}"),)
+            return (failure("use", f"at {case.shape.name} and {case.how_many} it cannot be built: {reason}"),)
         names = {one.__name__: one for one in usage.REQUIRED + usage.TOLERATED}
         found = []
         for check in (one for one in checks if not one.ok):

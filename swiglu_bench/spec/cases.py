@@ -206,7 +206,12 @@ class Case:
     @property
     def label(self) -> str:
         """Short text for a progress bar or a message."""
-        return f"{self.mode} {self.scope} {self.name} {self.tokens} tokens {self.dtype}"
+        return f"{self.mode} {self.scope} {self.name} {self.how_many} {self.dtype}"
+
+    @property
+    def how_many(self) -> str:
+        """Its tokens in words: "1 token", "16 tokens"."""
+        return f"{self.tokens} token{'' if self.tokens == 1 else 's'}"
 
 
 def expand(

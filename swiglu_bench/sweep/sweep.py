@@ -130,7 +130,7 @@ def _rows(
 
     def listen(progress: Progress) -> None:
         case = progress.case
-        doing = f"{case.name}, {case.tokens} tokens, {progress.doing}"
+        doing = f"{case.name}, {case.how_many}, {progress.doing}"
         number = f"case {progress.case_number + 1}/{progress.case_count}"
         shown.advance(progress.case_number + progress.fraction, f"{number}: {doing}")
 

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import bad_implementations as bad
@@ -396,3 +397,17 @@ def test_what_breaks_the_gpu_for_its_process_costs_one_row(tmp_path: Path, culpr
         if record.implementation == culprit.name:
             assert ("--timeout" if culprit is bad.busy else "it broke the GPU for its process") in record.reason
     assert multiprocessing.active_children() == []
+
+
+def test_what_was_asked_before_a_stop_answers_no_later_question() -> None:
+    stops, (pipe, other), (sentinel, _alive) = [True, False, False], multiprocessing.Pipe(), multiprocessing.Pipe()
+    asked = object.__new__(child.Child)
+    asked.log, asked._owed, asked._suspended, asked._took, asked._trusted = Path("log"), 0, False, {}, True
+    asked._pipe, asked._process = pipe, SimpleNamespace(sentinel=sentinel)  # type: ignore[assignment]
+    asked._stop = lambda: stops.pop(0)
+    with pytest.raises(child.Stopped):
+        asked.ask(5.0, "first")
+    for answer in ("of the first", "of the second"):
+        other.send(("answer", answer))
+    assert asked.ask(5.0, "second") == "of the second"
+    assert [other.recv()[0] for _ in range(2)] == ["first", "second"]

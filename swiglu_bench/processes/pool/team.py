@@ -139,5 +139,5 @@ def _progress(team: Team, cases: Sequence[Case], running: Mapping[int, int], don
     if running:
         number, chosen = next(iter(running.items()))
         case, doing = cases[chosen], team.doing.get(number, ("", 0.0))[0]
-        text += f": {case.name}, {case.tokens} tokens{', ' if doing else ''}{doing}"
+        text += f": {case.name}, {case.how_many}{', ' if doing else ''}{doing}"
     return done + sum(shares), text
