@@ -18,7 +18,6 @@ A bias gradient is the sum of d_gate or d_up over the tokens, so these are made 
 in one fixed order.
 """
 
-
 import torch
 
 from swiglu_kernels import reference
