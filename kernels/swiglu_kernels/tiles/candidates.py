@@ -357,13 +357,15 @@ def candidates(name: str, problem: Problem, most: int = MOST) -> list[Choice]:
 
 
 def _configurations(kernel: Kernel, schedule: Schedule, problem: Problem) -> list[Tile]:
-    """Configurations of a hand-written schedule; groups are of rows of tiles, so that one row has one configuration."""
+    """Configurations of a hand-written schedule; groups are of rows of tiles, so that few rows have one configuration."""
     if schedule not in kernel.by_hand:
         return []
     return [
         replace(tile, stages=stages, group=group)
         for tile in kernel.by_hand[schedule](problem)
-        for stages, group in itertools.product((tile.stages, tile.stages - 1), GROUPS if tile.group > 1 else (1,))
+        for stages, group in itertools.product(
+            (tile.stages, tile.stages - 1), (tile.group,) if schedule == "transposed" or tile.group == 1 else GROUPS
+        )
     ]
 
 

@@ -90,7 +90,7 @@ def test_the_forward_by_hand_is_a_choice_on_hopper_at_any_token_count() -> None:
         assert "cooperative" not in schedules("forward", at(tokens))
     few_hundred = Choice("transposed", transposed.tile(160, 3))
     assert shipped("forward", at(160)) == few_hundred
-    assert schedules("forward", at(160)).count("transposed") == 6 * len(transposed.tiles(160, 4096, 11008, 132))
+    assert schedules("forward", at(160)).count("transposed") == 2 * len(transposed.tiles(160, 4096, 11008, 132))
     kept = at(256)  # as a file has it, where the last wave is another
     assert why_illegal("forward", few_hundred, kept) is None
     too_many = Choice("transposed", transposed.tile(160, transposed.MOST_SHARES + 1))
