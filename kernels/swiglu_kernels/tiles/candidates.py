@@ -357,7 +357,7 @@ def candidates(name: str, problem: Problem, most: int = MOST) -> list[Choice]:
 
 
 def _configurations(kernel: Kernel, schedule: Schedule, problem: Problem) -> list[Tile]:
-    """Configurations of a hand-written schedule; groups are of rows of tiles, so that few rows have one configuration."""
+    """Configurations of a hand-written schedule; groups are of rows of tiles, so that few rows need only one."""
     if schedule not in kernel.by_hand:
         return []
     return [
