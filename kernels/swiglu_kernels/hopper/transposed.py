@@ -270,7 +270,8 @@ if GLUON_MISSING is None:
         buffers = gl.allocate_shared_memory(x.dtype, [2 * _BUFFERS, _PART, _FEATURES], z.layout)
         tail_buffers = buffers
         if z_tail is not None:
-            tail_buffers = view(buffers, x.dtype, [4 * _BUFFERS, _PART // 2, _FEATURES], z_tail.layout)
+            LAYOUT: gl.constexpr = z_tail.layout
+            tail_buffers = view(buffers, x.dtype, [4 * _BUFFERS, _PART // 2, _FEATURES], LAYOUT)
         place = gl.allocate_shared_memory(x.dtype, [8, _DEPTH], w_gate.layout)
         w_at, x_at, barriers_at = locate_all(w_ring.index(0), x_ring.index(0), place)
         # `full` of every stage, `empty` of every stage, `turn` of both consumers
