@@ -43,6 +43,8 @@ SPILLS = {
     "dX read, 16 tokens, bfloat16": 24,
     "dW on the fly, 16 tokens, bfloat16, unaligned": 24,
     "dW read, 16 tokens, float32": 16,
+    "fp8 experts by hand, h": 24,
+    "fp8 experts by hand, h, gate and up": 24,
 }
 """Bytes that Triton 3.8 or 3.9 spills; 3.6 and 3.7 spill no more than FEW_BYTES anywhere."""
 _POINTERS = {
