@@ -15,10 +15,12 @@ from swiglu_bench.audit.inputs import GPT_OSS_ALPHA, clear_limit
 from swiglu_bench.audit.matrix import unavailable
 from swiglu_bench.audit.subject import inputs_of
 from swiglu_bench.check.inputs import make_problem
+from swiglu_bench.implementations import pytorch
 from swiglu_bench.machine.machine import Machine, describe
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.processes.crew import Crew
 from swiglu_bench.rows.record import Status, TensorCheck
+from swiglu_bench.selftest.right import slow
 from swiglu_bench.session.admission import Admitting, Drawn
 from swiglu_bench.session.here import Here
 from swiglu_bench.session.settings import Settings, Task
@@ -40,11 +42,14 @@ from swiglu_bench.spec.implementation import Implementation
 
 LARGEST = {"cpu": (200, 300, 130), "cuda": (2048, 4096, 2048)}
 """Hidden, intermediate and tokens that are drawn at most."""
+LARGE = {"cpu": Shape("large", 256, 512, "sizes of the self-test", (256,)),
+         "cuda": Shape("large", 4096, 8192, "sizes of the self-test", (4096,))}  # fmt: skip
+"""Where a call takes long beside all that a turn of it needs otherwise."""
 MOST_EXPERTS = 12
 OF_GPT_OSS = 0.3
 """Of mixtures, the share whose shape has gpt-oss's biases and gates, in every scenario and in what is timed."""
 TIMED = 10
-"""Of so many cases, one is timed as well, each contender in its process."""
+"""Of so many cases, one is timed as well, each contender in its process, and before them two large ones."""
 RULE = Rule(warmup_rounds=2, min_rounds=10, max_rounds=12, min_s=0.0, budget_s=60.0)
 TIMEOUT_S = 300.0
 
@@ -100,6 +105,10 @@ def run_alarms(
     used: dict[tuple[str, ...], tuple[TensorCheck, ...]] = {}
     timing = _Timing(device, this)
     try:
+        for mode in (Mode.FORWARD, Mode.STEP) if count else ():
+            shape = LARGE[device.type]
+            tell(f"a large {mode}", 0)
+            yield from timing.trial(Case(shape, shape.tokens[0], Dtype.BFLOAT16, Scope.GLU, mode), [pytorch.eager])
         for number in range(count):
             case, extras = draw_case(source, device.type)
             tell(f"case {number + 1} of {count}: {case.label}", number)
@@ -127,8 +136,9 @@ class _Timing:
         self._crew = Crew(settings, this, TIMEOUT_S, Path(self._folder.name))
 
     def trial(self, case: Case, implementations: Sequence[Implementation]) -> Iterator[Trialled]:
-        """Each implementation that has a time, or should have one."""
-        for record in self._crew.run_case(case, implementations, lambda doing, fraction: None):
+        """Each implementation that has a time, or should have one, and one that is right and slow."""
+        contenders = [*implementations, *([] if slow.refuses(case) else [slow])]
+        for record in self._crew.run_case(case, contenders, lambda doing, fraction: None):
             if record.status is not Status.SKIPPED:
                 alarm = "" if record.status in {Status.OK, Status.UNSETTLED} else f"timed: {record.reason}"
                 yield Trialled(record.implementation, case, PLAIN, alarm)

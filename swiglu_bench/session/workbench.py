@@ -175,7 +175,8 @@ class Workbench:
     def lead_in(self, draw: Draw) -> None:
         """What comes before a timed call whose inputs nobody knows yet: an untimed one, as in a loop.
 
-        The host's caches are warm then, and the GPU is at work. Of a backward, the forward on this draw's activations.
+        The host's caches are warm then. Of a backward, the forward on this draw's activations. All of it is done when
+        this returns, on the GPU as well: none of it is part of the turn that follows.
         """
         self._put_back()
         mode = self._problem.case.mode
@@ -185,6 +186,7 @@ class Workbench:
         if mode is Mode.BACKWARD:
             self._begun = self._built.call(mode, draw)
             self._begun.begin()
+        self.clock.synchronize()
 
     def sample(self, draw: Draw, lead_us: float, latency: bool = False, led: bool = False) -> SampleReport:
         """One timed call of the case's mode; inputs are drawn behind the spin that holds the GPU.

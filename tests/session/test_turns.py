@@ -2,20 +2,31 @@
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from specimens import declared, small_case
 
 from swiglu_bench.check.inputs import Draw, new_draw
+from swiglu_bench.implementations import pytorch
+from swiglu_bench.machine.machine import describe
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Timing
+from swiglu_bench.processes import crew
+from swiglu_bench.rows.record import Status
+from swiglu_bench.selftest.alarms import LARGE, RULE
+from swiglu_bench.selftest.right import slow
 from swiglu_bench.session.batches import Unsettled, WrongTime
 from swiglu_bench.session.reports import SampleReport
 from swiglu_bench.session.round_judge import led_sample
 from swiglu_bench.session.settings import Settings, Task
 from swiglu_bench.session.turns import Turns
-from swiglu_bench.spec.cases import Mode
+from swiglu_bench.session.workbench import Workbench
+from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope
+from swiglu_bench.spec.implementation import Step
+from swiglu_bench.spec.problem import Problem
 
 
 @dataclass
@@ -93,3 +104,39 @@ def test_inputs_are_told_when_all_that_comes_before_is_done(mode: Mode) -> None:
     assert before.upstream is None
     assert (before == Draw(draw.seed)) is (mode is Mode.BACKWARD), "a backward's forward comes before"
     assert sample.turn_ms >= 1.0
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_what_comes_before_is_done_on_the_gpu_when_the_turn_begins(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a right contender whose calls take long would have the one before in its turn, and be refused."""
+    happened: list[str] = []
+
+    def build(problem: Problem) -> Step:
+        step = pytorch.eager.build(problem)
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            happened.append("queued")
+            return step.forward(x)
+
+        return Step(forward)
+
+    bench = Workbench(Settings(Task.TIME, torch.device("cpu"), "c", "r"), declared(build))
+    bench.build(small_case(mode=mode), weights_seed=1)
+    monkeypatch.setattr(bench.clock, "synchronize", lambda: happened.append("waited"))
+    bench.lead_in(new_draw())
+    assert "queued" in happened
+    assert happened[-1] == "waited"
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.STEP])
+def test_what_is_right_and_slow_gets_a_time(mode: Mode, tmp_path: Path) -> None:
+    device, shape = torch.device("cuda", 0), LARGE["cuda"]
+    case = Case(shape, shape.tokens[0], Dtype.BFLOAT16, Scope.GLU, mode)
+    settings = Settings(Task.TIME, device, "c", "r", rule=RULE, energy=False)
+    rows = crew.run(
+        [case], [pytorch.eager, slow], settings, describe(device), lambda _: None, timeout_s=120.0, logs=tmp_path
+    )
+    for row in rows:
+        assert row.status is Status.OK, f"{row.implementation}: {row.reason}"
