@@ -106,21 +106,9 @@ class Child:
 
     def settle(self, limit_s: float) -> Any:
         """Wait until all that was posted is done; the last answer. Raises as `ask` does."""
-        return self._answers(limit_s, "what was posted")
-
-    def _answers(self, limit_s: float, method: str) -> Any:
-        """Read what is owed; who is stopped leaves it owed, so that no later question is answered by it."""
-        answer, began = None, time.perf_counter()
+        answer = None
         while self._owed:
-            try:
-                answer = self._answer(limit_s)
-            except (Stopped, KeyboardInterrupt):
-                raise
-            except BaseException:
-                self._owed -= 1
-                raise
-            self._owed -= 1
-            self._note(method, time.perf_counter() - began)
+            answer = self._answer(limit_s, "what was posted")
         return answer
 
     def ask(self, limit_s: float, method: str, *arguments: Any) -> Any:
@@ -132,7 +120,7 @@ class Child:
         self.resume()
         self.settle(limit_s)
         self.post(method, *arguments)
-        return self._answers(limit_s, method)
+        return self._answer(limit_s, method)
 
     def suspend(self) -> None:
         """Let the process and all of its group stand still until it is asked again."""
@@ -157,6 +145,7 @@ class Child:
         self._signal(signal.SIGKILL)
         self._process.kill()
         self._pipe.close()
+        self._owed = 0
         if not forkserver.ended(self._process, END_TIMEOUT_S):
             raise DoesNotEnd(f"Process {self._process.pid} was killed and does not end; what it holds is not free.")
         self._process.close()
@@ -179,13 +168,16 @@ class Child:
         with contextlib.suppress(BrokenPipeError):  # it died while idle: told where its answer is awaited
             self._pipe.send((method, arguments))
 
-    def _answer(self, limit_s: float) -> Any:
+    def _answer(self, limit_s: float, method: str) -> Any:
+        """The next answer; who is stopped leaves it owed, so that no later question is answered by it."""
         began = time.monotonic()
         while True:
             if self._stop():
                 raise Stopped
             ready = wait([self._pipe, self._process.sentinel], timeout=POLL_S)
             if self._pipe in ready:
+                self._owed -= 1
+                self._note(method, time.monotonic() - began)
                 return self._received(limit_s)
             if self._process.sentinel in ready:
                 raise self._died()
