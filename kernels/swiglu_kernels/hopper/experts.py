@@ -767,16 +767,7 @@ def gate_up(
     h = x.new_empty((x.shape[0], w_gate_up.shape[1] // 2))
     pre = x.new_empty((x.shape[0], w_gate_up.shape[1])) if store_pre else None
     run(
-        gate_up_launch,
-        x,
-        aligned(w_gate_up),
-        h,
-        pre,
-        routing.starts,
-        routing.counts,
-        _dense(bias),
-        formula,
-        interleaved,
+        gate_up_launch, x, aligned(w_gate_up), h, pre, routing.starts, routing.counts, dense(bias), formula, interleaved
     )
     return h if store_h else None, pre
 
@@ -784,7 +775,7 @@ def gate_up(
 def down(h: torch.Tensor, w_down: torch.Tensor, routing: Routing, bias: torch.Tensor | None) -> torch.Tensor:
     """Return y [P, H] = h w_down[expert]^T + bias[expert]."""
     y = h.new_empty((h.shape[0], w_down.shape[1]))
-    run(rows_launch, h, aligned(w_down), y, routing.starts, routing.counts, _dense(bias))
+    run(rows_launch, h, aligned(w_down), y, routing.starts, routing.counts, dense(bias))
     return y
 
 
@@ -846,7 +837,8 @@ def _parts(size: int, step: int, rows: int) -> list[slice]:
     return [slice(first, end) for first, end in zip(firsts, [*firsts[1:], size], strict=True)]
 
 
-def _dense(bias: torch.Tensor | None) -> torch.Tensor | None:
+def dense(bias: torch.Tensor | None) -> torch.Tensor | None:
+    """Return biases as a kernel by hand reads them, or None for none."""
     return None if bias is None else bias.contiguous()
 
 

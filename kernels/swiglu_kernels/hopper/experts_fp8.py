@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from swiglu_kernels.hopper import loop
-from swiglu_kernels.hopper.experts import BLOCK, GROUP, PART, ROWS, STAGES, WIDE, aligned, block_descriptor, flat
+from swiglu_kernels.hopper.experts import BLOCK, GROUP, PART, ROWS, STAGES, WIDE, aligned, block_descriptor, dense, flat
 from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING
 from swiglu_kernels.launches.backend import multiprocessors, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
@@ -247,7 +247,7 @@ def gate_up_of_codes(
     pre = pairs.new_empty((rows, both)) if store_pre else None
     run(
         gate_up_launch, (pairs, x[1]), (aligned(w_gate_up[0].view(dtype)), w_gate_up[1]), h, pre, routing.starts,
-        routing.counts, routing.pair, routing.slots, None if bias is None else bias.contiguous(), formula, interleaved,
+        routing.counts, routing.pair, routing.slots, dense(bias), formula, interleaved,
     )  # fmt: skip
     return h if store_h else None, pre
 
@@ -259,6 +259,6 @@ def down_of_codes(
     y = h[1].new_empty((h[0].shape[0], w_down[0].shape[1]), dtype=dtype)
     pairs, weights = (h[0].view(dtype), h[1]), (aligned(w_down[0].view(dtype)), w_down[1])
     run(
-        rows_launch, pairs, weights, y, routing.starts, routing.counts, None if bias is None else bias.contiguous()
+        rows_launch, pairs, weights, y, routing.starts, routing.counts, dense(bias)
     )  # fmt: skip
     return y
