@@ -140,7 +140,7 @@ _FP8_EXPERTS: dict[Family, list[tuple[float, Tile]]] = {
         (64, Tile(64, 128, 128, warps=4, stages=4)),
         (float("inf"), Tile(128, 128, 128, warps=8, stages=4)),
     ],
-    "ampere": [(16, Tile(16, 128, 128, warps=4, stages=3)), (float("inf"), Tile(128, 128, 128, warps=8, stages=3))],
+    "ampere": _FP8_PRODUCT["ampere"],
 }
 
 FORMULA_DEPTH = 32

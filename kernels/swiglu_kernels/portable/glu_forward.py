@@ -21,7 +21,7 @@ from swiglu_kernels.launches.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.launches.precision import float32_dot_precision
 from swiglu_kernels.launches.tiles import Capability, Tile, forward_tile, recompute_tile
 from swiglu_kernels.portable.arithmetic import dot, gated, gated_gradients, grouped_tile, halves, output_tile, round_to
-from swiglu_kernels.tiles.candidates import BY_TORCH, forward_by_hand
+from swiglu_kernels.tiles.candidates import BY_TORCH, Problem, forward_by_hand
 from swiglu_kernels.tiles.tuning import lookup, portable_tile
 
 BY_HAND = {"ping-pong": forward, "transposed": transposed, "cooperative": row}
@@ -274,7 +274,8 @@ def forward_launch(
     tuned = lookup(kernel, x, M, K, N) if plain else None
     tuned = None if tuned == BY_TORCH else tuned
     if plain and forward.why_not(x, w_gate, w_up, capability) is None:
-        choice = tuned or forward_by_hand(M, K, N, processors, preactivations is not None)
+        problem = Problem(M, K, N, x.dtype, capability, processors)
+        choice = tuned or forward_by_hand(problem, preactivations is not None)
         if choice is not None and choice.schedule != "portable":
             return BY_HAND[choice.schedule].forward_launch(x, w_gate, w_up, z, preactivations, choice.tile)
     gate, up = preactivations or (z, z)  # never touched without STORE_PREACT

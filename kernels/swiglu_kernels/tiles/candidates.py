@@ -193,21 +193,17 @@ def _expert_weight_grad(at: Problem) -> Tile:
     return expert_weight_grad_tile(rows, at.dtype, at.capability, True)
 
 
-def _forward_by_hand(at: Problem, stores_preact: bool) -> Choice | None:
-    return forward_by_hand(at.tokens, at.hidden, at.intermediate, at.multiprocessors, stores_preact)
-
-
-def forward_by_hand(tokens: int, hidden: int, intermediate: int, processors: int, stores_preact: bool) -> Choice | None:
+def forward_by_hand(at: Problem, stores_preact: bool) -> Choice | None:
     """Return what makes the forward on Hopper where nothing was tuned; None: the portable kernel."""
-    if tokens > row.MOST_TOKENS:
-        tile = transposed.tile_for(tokens, hidden, intermediate, processors, stores_preact)
+    if at.tokens > row.MOST_TOKENS:
+        tile = transposed.tile_for(at.tokens, at.hidden, at.intermediate, at.multiprocessors, stores_preact)
         if tile is not None:
             return Choice("transposed", tile)
-        return Choice("ping-pong", forward.tile_for(tokens, intermediate, processors, stores_preact))
-    in_sectors = rows_begin_at(SECTOR, hidden, intermediate)
-    if in_sectors and few_tokens_tile(tokens, hidden, intermediate, processors) is not None:
+        return Choice("ping-pong", forward.tile_for(at.tokens, at.intermediate, at.multiprocessors, stores_preact))
+    in_sectors = rows_begin_at(SECTOR, at.hidden, at.intermediate)
+    if in_sectors and few_tokens_tile(at.tokens, at.hidden, at.intermediate, at.multiprocessors) is not None:
         return None
-    return Choice("cooperative", row.tile_for(intermediate, processors))
+    return Choice("cooperative", row.tile_for(at.intermediate, at.multiprocessors))
 
 
 def _sum_by_hand(problem: Problem) -> Choice | None:
@@ -256,11 +252,11 @@ def _row_tiles(problem: Problem) -> tuple[Tile, ...]:
 _forward_kernel = Kernel(
     "tokens", 2, 1, 2, _forward, parts=True, by_torch=multiplied_by_torch,
     by_hand={"ping-pong": _ping_pong_tiles, "transposed": _transposed_tiles, "cooperative": _row_tiles},
-    shipped_by_hand=partial(_forward_by_hand, stores_preact=False),
+    shipped_by_hand=partial(forward_by_hand, stores_preact=False),
 )  # fmt: skip
 KERNELS = {
     "forward": _forward_kernel,
-    "forward-preact": replace(_forward_kernel, shipped_by_hand=partial(_forward_by_hand, stores_preact=True)),
+    "forward-preact": replace(_forward_kernel, shipped_by_hand=partial(forward_by_hand, stores_preact=True)),
     "recompute": Kernel("tokens", 2, 1, 2, _recompute),
     "input-grad": Kernel(
         "tokens", 1, 1, 1, _input_grad(False),

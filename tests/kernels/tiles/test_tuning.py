@@ -296,7 +296,7 @@ class TestByHandOrPortable:
         for tokens in (65, hopper_row.MOST_TOKENS):
             assert self.launch(tokens) == (hopper_row.__name__, hopper_row.tile_for(N, 132))
         for tokens in (129, 512, 8192):
-            choice = forward_by_hand(tokens, K, N, 132, False)
+            choice = forward_by_hand(Problem(tokens, K, N, torch.float16, (9, 0)), False)
             module = {"ping-pong": forward, "transposed": transposed}[choice.schedule]
             assert self.launch(tokens) == (module.__name__, choice.tile)
 
