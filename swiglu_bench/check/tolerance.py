@@ -10,8 +10,9 @@ inputs, plus a rounding floor: one rounding to the dtype, and what an fp32 sum o
 
 Eager's loss on few elements is chance: on three it may be a tenth of what it is on three thousand. A tensor of fewer
 than about 140 elements has a larger factor than MARGIN: the one that the ratio of two errors of one size exceeds once
-in a million (F distribution), at most FEW_MARGIN. So has one of any size that comes from fewer elements of h: of one
-token, a weight's gradient is an outer product, and each error in h's gradient stands in a whole row of it.
+in a million (F distribution), at most FEW_MARGIN. So has one of any size that comes from few elements of h: of one
+token, a weight's gradient is an outer product, and each error in h's gradient stands in a whole row of it. Elements of
+h, products of a gate and an up, are so uneven that UNEVEN of them count as one.
 
 Far in the tail of a sigmoid, values are exponentials of the gate: rounding a gate of -40 to bf16 changes them by 8%. A
 few features with the largest gates make all of a token's gradient then, so that such errors have one direction, and
@@ -47,8 +48,11 @@ CHANCE = 6.0
 """Standard deviations of a bias that has no direction, which count for nothing."""
 TAIL_ROUNDINGS = 2
 """Of the gate to the dtype, and of alpha times the gate."""
-FEW_MARGIN = 20.0
-"""The most that either factor grows to for tensors of few elements."""
+FEW_MARGIN = 200.0
+"""The most that either factor grows to, for tensors of one or two elements: there a sum may cancel to almost nothing."""
+UNEVEN = 10
+"""Elements of h whose errors scatter, summed up, like that of one normal number: for normal gate and up, half of what
+the kurtosis of silu(gate) * up, 21.8, exceeds 1 by."""
 
 
 @functools.cache
@@ -189,7 +193,7 @@ def budget_of(truth: Tensor | Expected, eager: TensorError, arithmetic: Arithmet
     roundoff = unit_roundoff(arithmetic.dtype)
     summation = math.sqrt(arithmetic.longest_sum) * unit_roundoff(torch.float32)
     peak = expected.peak / (expected.rms or 1.0)
-    chance = scatter(min(elements, arithmetic.hidden_elements))
+    chance = scatter(min(elements, max(1, arithmetic.hidden_elements // UNEVEN)))
     few = max(1.0, chance / MARGIN)
     return Budget(
         relative=max(MARGIN, chance) * eager.relative + few * (roundoff / 2 + summation) + arithmetic.lost_anyway,
