@@ -49,7 +49,7 @@ CHANCE = 6.0
 TAIL_ROUNDINGS = 2
 """Of the gate to the dtype, and of alpha times the gate."""
 FEW_MARGIN = 200.0
-"""The most that either factor grows to, for tensors of one or two elements: there a sum may cancel to almost nothing."""
+"""The most that either factor grows to, with one or two elements: there a sum may cancel to next to nothing."""
 UNEVEN = 10
 """Elements of h whose errors scatter, summed up, like that of one normal number: for normal gate and up, half of what
 the kurtosis of silu(gate) * up, 21.8, exceeds 1 by."""
