@@ -5,19 +5,22 @@ On a CPU it is a file in shared memory, on a GPU memory of the judge's process t
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import pickle
 import tempfile
 import weakref
 from collections.abc import Mapping
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
 
 ALIGNMENT_BYTES = 512
+COUNTER = {"ref_counter_handle", "ref_counter_offset"}
+"""Where PyTorch counts who has memory of a GPU open: names of what it opens that by, its own and private."""
 
 Sizes = Mapping[str, tuple[int, ...]]
 
@@ -27,6 +30,7 @@ class Letterbox:
 
     def __init__(self, memory: Tensor, sizes: Sizes, dtype: torch.dtype, file: Path | None = None) -> None:
         self._memory, self._file = memory, file
+        self._counters: list[tuple[bytes, int]] = []
         self.tensors: dict[str, Tensor] = {}
         offset = 0
         for name, size in sizes.items():
@@ -56,7 +60,11 @@ class Letterbox:
         """What another process opens it by."""
         if self._file:
             return pickle.dumps((str(self._file), self._memory.numel()))
-        address = bytes(ForkingPickler.dumps(self._memory))
+        open_it, arguments = reduce_tensor(self._memory)
+        named = inspect.signature(open_it).bind(*arguments).arguments
+        if named.keys() >= COUNTER:
+            self._counters.append((named["ref_counter_handle"], named["ref_counter_offset"]))
+        address = pickle.dumps((open_it, arguments))
         MADE_HERE[address] = self
         return address
 
@@ -70,18 +78,26 @@ class Letterbox:
         own = MADE_HERE.get(address)
         if own:
             return cls(own._memory, sizes, dtype)
-        found = pickle.loads(address)
-        if isinstance(found, Tensor):
-            return cls(found, sizes, dtype)
-        memory = _mapped(*found)
-        Path(found[0]).unlink(missing_ok=True)
+        first, second = pickle.loads(address)
+        if callable(first):
+            return cls(first(*second), sizes, dtype)
+        memory = _mapped(first, second)
+        Path(first).unlink(missing_ok=True)
         return cls(memory, sizes, dtype)
 
     def close(self) -> None:
-        """Give the memory back; the maker's part."""
+        """Give the memory back; the maker's part. Whoever still has it mapped may lose it.
+
+        PyTorch keeps memory on a GPU for as long as a counter says that another process has it, and a process that is
+        killed never takes itself off.
+        """
         self.tensors.clear()
         if self._file:
             self._file.unlink(missing_ok=True)
+        release = getattr(torch.UntypedStorage, "_release_ipc_counter", None)
+        while self._counters and release:
+            release(*self._counters.pop(), device=self._memory.device)
+        self._memory = torch.empty(0)
 
 
 MADE_HERE: weakref.WeakValueDictionary[bytes, Letterbox] = weakref.WeakValueDictionary()

@@ -16,7 +16,8 @@ h, products of a gate and an up, are so uneven that UNEVEN of them count as one.
 
 Far in the tail of a sigmoid, values are exponentials of the gate: rounding a gate of -40 to bf16 changes them by 8%. A
 few features with the largest gates make all of a token's gradient then, so that such errors have one direction, and
-eager's may be small by chance. What two such roundings lose is allowed in any case.
+eager's may be small by chance. What two such roundings of the gate and the fp32 sum behind it lose is allowed in any
+case.
 
 A bias of experts that is gathered for each token (transformers) gets its gradient by an index, which PyTorch adds up in
 the dtype on a CPU and in fp32 on a GPU: there as many roundings are allowed as there are tokens.
@@ -170,7 +171,14 @@ class Arithmetic:
     @property
     def lost_anyway(self) -> float:
         """The relative error that is allowed whatever eager loses."""
-        return (TAIL_ROUNDINGS * self.tail + math.sqrt(self.additions)) * unit_roundoff(self.dtype)
+        roundoff = unit_roundoff(self.dtype)
+        gate = TAIL_ROUNDINGS * roundoff + self.summation
+        return self.tail * gate + math.sqrt(self.additions) * roundoff
+
+    @property
+    def summation(self) -> float:
+        """What an fp32 sum of the longest one's length loses in any order."""
+        return math.sqrt(self.longest_sum) * unit_roundoff(torch.float32)
 
 
 def arithmetic_of(case: Case, dtype: torch.dtype, sums: int = 1) -> Arithmetic:
@@ -191,7 +199,7 @@ def budget_of(truth: Tensor | Expected, eager: TensorError, arithmetic: Arithmet
     expected = Expected.of(truth)
     elements = expected.truth.numel()
     roundoff = unit_roundoff(arithmetic.dtype)
-    summation = math.sqrt(arithmetic.longest_sum) * unit_roundoff(torch.float32)
+    summation = arithmetic.summation
     peak = expected.peak / (expected.rms or 1.0)
     chance = scatter(min(elements, max(1, arithmetic.hidden_elements // UNEVEN)))
     few = max(1.0, chance / MARGIN)

@@ -253,13 +253,16 @@ class Crew:
         return f" (log: {child.log})" if child.printed else ""
 
     def run_case(self, case: Case, implementations: Sequence[Implementation], tell: Tell) -> Iterator[Record]:
-        """All rows of one case; processes of implementations that it does not name end.
+        """All rows of one case; processes of implementations that it does not name end, and others forget the last.
 
         Raises child.Stopped where `stop` says so, and child.DoesNotEnd where a process outlives its kill.
         """
         wanted = {one.name for one in implementations}
         for name in [name for name, one in self._contenders.items() if one.implementation.name not in wanted]:
             self._contenders.pop(name).end()
+        for one in self._contenders.values():
+            with contextlib.suppress(Exception):
+                one.tell("forget")
         return run_case(self, case, implementations, tell, self._kept)
 
     def end(self) -> None:

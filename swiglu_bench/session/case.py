@@ -85,6 +85,7 @@ class _CaseRun:
         self._task, self._baseline = place.settings.task, place.settings.baseline_of(case)
         self._drawn = Drawn.new()
         self._alone_ms: list[float] = []
+        self._seats = 0
         self._admitting = Admitting(place, case, self._drawn, thorough=self._task is Task.VERIFY, used=kept.used)
 
     def run(self, able: Sequence[tuple[Implementation, Record]]) -> Iterator[Record]:
@@ -106,7 +107,7 @@ class _CaseRun:
                 record.expert_tokens_min, record.expert_tokens_max = load.least, load.most
                 record.expert_tokens_median, record.idle_experts = load.median, load.idle
                 record.padding_share = load.padding
-        seats = policy.seats(self._place.settings, self._case, free)
+        seats = self._seats = policy.seats(self._place.settings, self._case, free)
         together = len(able) + len(TWINS) <= seats
         able = self._baseline_first(able)
         everyone = [one for one, _ in able]
@@ -243,7 +244,7 @@ class _CaseRun:
 
     def _time_together(self, members: Sequence[Entry], base: Entry | None) -> None:
         """Time some contenders, and without the one that makes others slow, should there be one."""
-        twins = self._twins(base) if base else []
+        twins = self._twins(base, max(1, self._seats - len(members))) if base else []
         timer = CaseTimer(self._place, self._case, self._ceilings, *self._nvml())
         timer.time(members, twins, self._tell_timing)
         for entry in members:
@@ -292,10 +293,10 @@ class _CaseRun:
         again = find_culprit(base.contender, [others[found.name].contender], revive, self._alone_ms)
         return others[found.name], again is not None
 
-    def _twins(self, base: Entry) -> list[Contender]:
+    def _twins(self, base: Entry, most: int) -> list[Contender]:
         """Further processes of the baseline, as many as can be built; where none can, its row says so."""
         built: list[Contender] = []
-        for alias in TWINS:
+        for alias in TWINS[:most]:
             twin = self._place.contender(base.contender.implementation, alias)
             try:
                 self._admitting.build(twin)

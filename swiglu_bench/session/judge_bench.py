@@ -75,7 +75,7 @@ class JudgeBench:
         return ""
 
     def end_case(self) -> None:
-        """Let go of the case."""
+        """Let go of the case, and of the device's memory, which the next contenders may need."""
         for box in self._boxes.values():
             box.close()
         self._boxes.clear()
@@ -83,8 +83,10 @@ class JudgeBench:
         self._grouped.clear()
         self._expected.clear()
         self._quantised.clear()
-        if hasattr(self, "_judge"):
-            del self._judge
+        for name in ("_judge", "_batch"):
+            if hasattr(self, name):
+                delattr(self, name)
+        self._give_back()
 
     def letterbox(self, contender: str, kind: str, names: Sequence[str]) -> tuple[bytes, Sizes]:
         """A letterbox for results of these names, which are a case's tensors, or `output`."""
@@ -120,6 +122,7 @@ class JudgeBench:
             self._judge.truth(draw, train)
         except RuntimeError as error:
             return _out_of_memory(error)
+        self._give_back()
         return ""
 
     def judge(
@@ -248,6 +251,10 @@ class JudgeBench:
             run()
         taken = self.clock.sample(run, lead_us)
         return replace(taken, result=None)
+
+    def _give_back(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _open(self, contender: str, kind: str, found: Sizes, dtype: torch.dtype) -> tuple[bytes, Sizes]:
         box = Letterbox.make(found, dtype, self._device)

@@ -109,12 +109,14 @@ class Workbench:
         self.forget()
 
     def forget(self) -> None:
-        """Let go of the last case."""
+        """Let go of the last case, and of the device's memory."""
         for name in ("_built", "_problem", "_weights"):
             if hasattr(self, name):
                 delattr(self, name)
         self._earlier, self._begun, self._graph = ({}, {}), None, None
         self._boxes.clear()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def open_letterbox(self, kind: str, address: bytes, sizes: Sizes) -> None:
         """Map the judge's memory for results of a kind."""

@@ -1,9 +1,10 @@
 import multiprocessing
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
 
-from swiglu_bench.check.letterbox import ALIGNMENT_BYTES, Letterbox
+from swiglu_bench.check.letterbox import ALIGNMENT_BYTES, Letterbox, Sizes
 
 CPU = torch.device("cpu")
 SIZES = {"output": (7, 5), "empty": (0, 4), "w_gate": (3, 2)}
@@ -58,3 +59,25 @@ def test_the_process_that_made_it_opens_it(device: str) -> None:
     opened = Letterbox.open(made.address(), sizes, torch.float32)
     opened.tensors["output"].fill_(7.0)
     assert (made.tensors["output"] == 7.0).all()
+
+
+@pytest.mark.gpu
+def test_a_killed_process_leaves_no_memory_behind() -> None:
+    device, sizes = torch.device("cuda"), {"output": (1024, 1024)}
+    before = torch.cuda.memory_allocated(device)
+    box = Letterbox.make(sizes, torch.float32, device)
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=_hold, args=(theirs, box.address(), sizes))
+    process.start()
+    assert mine.recv() == 0.0
+    process.kill()
+    process.join()
+    box.close()
+    assert torch.cuda.memory_allocated(device) == before
+
+
+def _hold(pipe: Connection, address: bytes, sizes: Sizes) -> None:
+    box = Letterbox.open(address, sizes, torch.float32)
+    pipe.send(box.tensors["output"].sum().item())
+    pipe.recv()

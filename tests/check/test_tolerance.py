@@ -243,3 +243,10 @@ def test_few_errors_have_a_direction_by_chance(seed: int) -> None:
     error = 0.01 * rms(truth) * normal(3, seed=seed + 100)
     verdict = check("bias", truth + error, truth, TensorError(0.01, 0.05, True), torch.float32)
     assert verdict.check != "bias"
+
+
+def test_a_gates_fp32_sum_counts_in_the_tail() -> None:
+    """256 terms one after the other, of which one alone makes the gate -40: 1.3e-5 of exp(-40), measured on a GPU."""
+    lost = [tolerance.Arithmetic(dtype, 256, MANY, tail=40.0).lost_anyway for dtype in (torch.float32, torch.bfloat16)]
+    assert 1.3e-5 < lost[0] < 1e-4
+    assert lost[1] == pytest.approx(40 * 2 * 2**-8, rel=1e-3)

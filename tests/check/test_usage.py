@@ -104,6 +104,18 @@ def test_nan_that_spreads_to_other_tokens_is_found() -> None:
     assert check.tensor.startswith("nan_and_inf")
 
 
+def test_a_sum_in_fp32_one_term_after_the_other_is_no_fault() -> None:
+    """Far below zero a gate's last digits are SiLU's first ones, and a product may add them up in any order."""
+
+    def forward(x: Tensor, w_gate: Tensor, w_up: Tensor) -> Tensor:
+        gate = x.new_zeros(*x.shape[:-1], len(w_gate))
+        for column, row in zip(x.unbind(-1), w_gate.unbind(-1), strict=True):
+            gate = gate + column[..., None] * row
+        return torch.nn.functional.silu(gate) * (x @ w_up.T)
+
+    assert faults(declared(lambda problem: glu(problem, forward))) == ()
+
+
 def refusing(when: Callable[[Tensor], bool]) -> Implementation:
     def forward(x: Tensor, *weights: Tensor) -> Tensor:
         if when(x):
