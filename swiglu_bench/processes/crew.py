@@ -112,7 +112,7 @@ class ProcessContender:
 
 
 class _JudgeProxy:
-    """A JudgeBench in another process."""
+    """A JudgeBench in another process; one that fails is ended, for it may hold most of the device's memory."""
 
     def __init__(self, child: Child, turn: threading.Lock) -> None:
         """`turn` is held by the thread that asks."""
@@ -124,6 +124,7 @@ class _JudgeProxy:
                 with self._turn:
                     return self._child.ask(JUDGE_LIMIT_S, name, *arguments)
             except (Died, ContenderFailed, Malformed) as error:
+                self._child.end()
                 raise JudgeLost(str(error)) from error
 
         return ask

@@ -129,7 +129,7 @@ class _CaseRun:
             if entry and together:
                 self._time_alone(entry)
             elif entry:
-                entry.contender.end()
+                self._end(entry.contender)
             if entry and self._task is Task.TIME:
                 entries.append(entry)
             else:
@@ -144,7 +144,7 @@ class _CaseRun:
         def check(implementation: Implementation, record: Record) -> Record:
             entry = self._admit(implementation, record)
             if entry and len(able) > seats:
-                entry.contender.end()
+                self._end(entry.contender)
             return record
 
         done = self._place.side_by_side([partial(check, *one) for one in able], at_once)
@@ -180,6 +180,11 @@ class _CaseRun:
     def _baseline_first(self, able: Sequence[tuple[Implementation, Record]]) -> list[tuple[Implementation, Record]]:
         """So that it can be timed before any other's code has run."""
         return sorted(able, key=lambda one: one[0].name != self._baseline)
+
+    def _end(self, contender: Contender) -> None:
+        """End a process for which there is no room now, and give back the memory by which it hands over results."""
+        contender.end()
+        self._place.judge.close_letterboxes(contender.name)
 
     def _time_alone(self, entry: Entry) -> None:
         """Take the baseline's time before the others begin; on a CPU, processes that stand still slow nobody."""
@@ -239,7 +244,7 @@ class _CaseRun:
             members = [entry for entry in ([base, *group] if base else group) if self._ready(entry)]
             self._time_together(members, base if base in members else None)
             for entry in members if len(groups) > 1 else ():
-                entry.contender.end()
+                self._end(entry.contender)
         yield from (entry.record for entry in entries)
 
     def _time_together(self, members: Sequence[Entry], base: Entry | None) -> None:

@@ -42,7 +42,7 @@ class LocalContender:
     """A Workbench in this process."""
 
     def __init__(self, name: str, implementation: Implementation, settings: Settings) -> None:
-        self.name, self.implementation = name, implementation
+        self.name, self.implementation, self.ended = name, implementation, False
         self._bench = Workbench(settings, implementation)
 
     def ask(self, kind: type[R], method: str, *arguments: Any) -> R:
@@ -57,6 +57,7 @@ class LocalContender:
     def end(self) -> None:
         """Let go of the case."""
         self._bench.forget()
+        self.ended = True
 
 
 class Here:
@@ -70,9 +71,10 @@ class Here:
     def contender(self, implementation: Implementation, alias: str = "") -> Contender:
         """As Place has it."""
         name = name_of(implementation, alias)
-        if name not in self._contenders:
-            self._contenders[name] = LocalContender(name, implementation, self.settings)
-        return self._contenders[name]
+        found = self._contenders.get(name)
+        if found is None or found.ended:
+            found = self._contenders[name] = LocalContender(name, implementation, self.settings)
+        return found
 
     def start(self, implementations: Sequence[tuple[Implementation, str]], case: Case) -> None:
         """Nothing has to be started."""

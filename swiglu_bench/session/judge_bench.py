@@ -88,6 +88,12 @@ class JudgeBench:
                 delattr(self, name)
         self._give_back()
 
+    def close_letterboxes(self, contender: str) -> None:
+        """Give back the memory of those of a contender whose process has ended."""
+        for key in [key for key in self._boxes if key[0] == contender]:
+            self._boxes.pop(key).close()
+        self._give_back()
+
     def letterbox(self, contender: str, kind: str, names: Sequence[str]) -> tuple[bytes, Sizes]:
         """A letterbox for results of these names, which are a case's tensors, or `output`."""
         case = self._judge.problem.case

@@ -255,6 +255,24 @@ def test_the_judge_s_death_costs_one_case(shared: Crew, monkeypatch: pytest.Monk
     others_are_ok(run_case(shared, [EAGER, PACKED]))
 
 
+def test_a_judge_that_fails_is_ended_with_the_memory_that_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together, real = a_crew(tmp_path), crew._JudgeProxy.__getattr__
+
+    def fail(self: Any, name: str) -> Any:
+        return real(self, "no_such_question" if name == "compare" else name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(crew._JudgeProxy, "__getattr__", fail)
+        lost = run_case(together, [EAGER, PACKED])
+    assert all("The judge's process failed" in record.reason for record in lost.values())
+    assert together._judge is not None
+    assert together._judge.ended
+    others_are_ok(run_case(together, [EAGER, PACKED]))
+    together.end()
+
+
 def test_a_process_that_cannot_be_had_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fork(target: Any, pipe: Any, role: str, *more: Any) -> Any:
         if role in wanting:
