@@ -271,6 +271,14 @@ class Record(Outcome):
     source: Any = field(default=None, repr=False, metadata={"beside": True})
     """The row of a training (training.Summary) or of several GPUs (ranks.Row) that this is the common form of."""
 
+    def end(self, status: Status, reason: str) -> Self:
+        """The same; figures that the row has are gone, unless it is ok."""
+        if status is not Status.OK:
+            for one in dataclasses.fields(self):
+                if one.name in FIGURES:
+                    setattr(self, one.name, one.default)
+        return super().end(status, reason)
+
     def remark(self, text: str) -> None:
         """Add a sentence about how the row came about."""
         self.remarks = f"{self.remarks} {text}".strip()
@@ -316,6 +324,12 @@ class Record(Outcome):
         if self.aa_low is None or self.aa_high is None:
             return None
         return max(abs(self.aa_low - 1), abs(self.aa_high - 1))
+
+
+_names = Record.columns()
+FIGURES = {*_names[_names.index("time_ms") : _names.index("error")], "samples_ms", "twin_ms", "states"}
+FIGURES -= {"first_call_ms", "baseline", "comparable"}
+"""What only a row has that is ok: its columns from the time to the profile, and the samples beside them."""
 
 
 @dataclass(frozen=True, slots=True)

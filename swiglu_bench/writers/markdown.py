@@ -26,7 +26,7 @@ from swiglu_bench.rows import csv_table, ranks
 from swiglu_bench.rows.grouping import grouped, unique
 from swiglu_bench.rows.quantities import MIB, plus_minus, size
 from swiglu_bench.rows.ranking import quickest
-from swiglu_bench.rows.record import COLUMNS, Record
+from swiglu_bench.rows.record import COLUMNS, Record, Status
 from swiglu_bench.rows.run_folder import read_rows
 from swiglu_bench.rows.training import Summary
 from swiglu_bench.writers.tables import by
@@ -46,7 +46,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], text: Collection[s
 
 def time_table(rows: Iterable[Record], across: str = TOKENS) -> str:
     """Implementations down, token counts or shapes across: median time, ratio to the baseline, the fastest in bold."""
-    timed = [row for row in rows if row.time_ms is not None]
+    timed = [row for row in rows if row.time_ms is not None and row.status is Status.OK]
     fastest = [quickest(same) for same in by(timed, across)]
 
     def cell(row: Record) -> str:

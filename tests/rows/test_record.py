@@ -66,3 +66,11 @@ def test_the_interval_and_the_noise_are_there_or_not() -> None:
     assert a_record(ratio_low=None).interval is None
     assert a_record(aa_low=0.97, aa_high=1.02).noise == pytest.approx(0.03)
     assert a_record().noise is None
+
+
+def test_a_row_that_ends_badly_after_it_was_timed_has_no_figures() -> None:
+    record = a_record(time_ms=2.0, ratio=0.5, tflops=3.0, energy_j=1.0, samples_ms=(2.0, 2.1), first_call_ms=9.0)
+    assert record.end(Status.OK, "").time_ms == 2.0
+    record.end(Status.INCORRECT, "what was right before the rounds is wrong after them")
+    assert (record.time_ms, record.ratio, record.tflops, record.energy_j, record.samples_ms) == (None,) * 4 + ((),)
+    assert record.first_call_ms == 9.0
