@@ -80,11 +80,11 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-    from swiglu_kernels.hopper.loop import locate_all, multiply
+    from swiglu_kernels.hopper.loop import multiply, set_up
     from swiglu_kernels.hopper.shared import halves, load, load_rest, position, sigmoid, start, synchronize, view, write
 
     _DEPTH, _WIDE, _PART, _FEATURES = (gl.constexpr(size) for size in (DEPTH, WIDE, PART, FEATURES))
-    _BUFFERS, _RELEASES = gl.constexpr(BUFFERS), gl.constexpr(loop.RELEASES)
+    _BUFFERS = gl.constexpr(BUFFERS)
 
     @gluon.jit
     def _unit(unit, whole, shares, depth_tiles, SHARED: gl.constexpr):
@@ -272,15 +272,7 @@ if GLUON_MISSING is None:
         if z_tail is not None:
             LAYOUT: gl.constexpr = z_tail.layout
             tail_buffers = view(buffers, x.dtype, [4 * _BUFFERS, _PART // 2, _FEATURES], LAYOUT)
-        place = gl.allocate_shared_memory(x.dtype, [8, _DEPTH], w_gate.layout)
-        w_at, x_at, barriers_at = locate_all(w_ring.index(0), x_ring.index(0), place)
-        # `full` of every stage, `empty` of every stage, `turn` of both consumers
-        barriers = view(place, gl.int64, [_DEPTH * 2, 1], mbarrier.MBarrierLayout())  # more than there are
-        for stage in gl.static_range(STAGES):
-            mbarrier.init(barriers.index(stage), count=1)
-            mbarrier.init(barriers.index(STAGES + stage), count=_RELEASES)
-        for consumer in gl.static_range(2):
-            mbarrier.init(barriers.index(2 * STAGES + consumer), count=_RELEASES)
+        w_at, x_at, barriers_at, barriers = set_up(w_ring, x_ring, STAGES, TURNS=True)
         fence_async_shared()
         synchronize()
         gl.warp_specialize(
