@@ -50,12 +50,12 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    from swiglu_kernels.hopper.loop import locate_all, multiply_blocks
-    from swiglu_kernels.hopper.shared import halves, load, position, sigmoid, start, store, synchronize, view, write
+    from swiglu_kernels.hopper.loop import multiply_blocks, set_up
+    from swiglu_kernels.hopper.shared import halves, load, position, sigmoid, start, store, synchronize, write
 
     _ROWS, _BLOCK, _PART = (gl.constexpr(size) for size in (ROWS, BLOCK, PART))
     _ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16]))
-    _RELEASES, _BUFFERS = gl.constexpr(loop.RELEASES), gl.constexpr(3)
+    _BUFFERS = gl.constexpr(3)
     # Until torch 2.13 clamp passes the gradient of a value on a bound, later it does not; and so do the kernels.
     _BOUNDS_PASS = gl.constexpr(torch.__version__ < "2.14")
 
@@ -491,15 +491,7 @@ if GLUON_MISSING is None:
         else:
             buffers = gl.allocate_shared_memory(a.dtype, [2 * _BUFFERS, _BLOCK, _PART], out.layout)
             reads, h_buffers = buffers, buffers
-        place = gl.allocate_shared_memory(a.dtype, [8, _BLOCK], a.layout)
-        a_at, b_at, barriers_at = locate_all(a_ring.index(0), b_ring.index(0), place)
-        # `full` of every stage, `empty` of every stage, `turn` of both consumers
-        barriers = view(place, gl.int64, [_BLOCK * 2, 1], mbarrier.MBarrierLayout())  # more than there are
-        for stage in gl.static_range(STAGES):
-            mbarrier.init(barriers.index(stage), count=1)
-            mbarrier.init(barriers.index(STAGES + stage), count=_RELEASES)
-        for consumer in gl.static_range(2):
-            mbarrier.init(barriers.index(2 * STAGES + consumer), count=_RELEASES)
+        a_at, b_at, barriers_at, barriers = set_up(a_ring, b_ring, STAGES, TURNS=True)
         loaded = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())  # both halves of `reads`
         for half in gl.static_range(4):
             mbarrier.init(loaded.index(half), count=1)

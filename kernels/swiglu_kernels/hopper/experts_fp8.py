@@ -30,14 +30,14 @@ Codes = tuple[torch.Tensor, torch.Tensor]
 if GLUON_MISSING is None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+    from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
     from swiglu_kernels.hopper.experts import find, finish, produce, units_of
-    from swiglu_kernels.hopper.loop import locate_all, multiply_fp8
-    from swiglu_kernels.hopper.shared import start, synchronize, view
+    from swiglu_kernels.hopper.loop import multiply_fp8, set_up
+    from swiglu_kernels.hopper.shared import start, synchronize
 
     _BLOCK, _PART, _WIDE = (gl.constexpr(size) for size in (BLOCK, PART, WIDE))
-    _BUFFERS, _RELEASES = gl.constexpr(3), gl.constexpr(2 * loop.RELEASES)
+    _BUFFERS = gl.constexpr(3)
 
     @gluon.jit
     def _scaled(block, of_rows, w_scales, left, right):
@@ -102,13 +102,7 @@ if GLUON_MISSING is None:
         a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES, _BLOCK, _BLOCK], a.layout)
         b_ring = gl.allocate_shared_memory(a.dtype, [3 * STAGES, _BLOCK, _BLOCK], b.layout)
         buffers = gl.allocate_shared_memory(a.dtype, [2 * _BUFFERS, _BLOCK, _PART], out.layout)
-        place = gl.allocate_shared_memory(a.dtype, [8, _BLOCK], a.layout)
-        a_at, b_at, barriers_at = locate_all(a_ring.index(0), b_ring.index(0), place)
-        # `full` of every stage, `empty` of every stage
-        barriers = view(place, gl.int64, [_BLOCK * 2, 1], mbarrier.MBarrierLayout())  # more than there are
-        for stage in gl.static_range(STAGES):
-            mbarrier.init(barriers.index(stage), count=1)
-            mbarrier.init(barriers.index(STAGES + stage), count=_RELEASES)
+        a_at, b_at, barriers_at, barriers = set_up(a_ring, b_ring, STAGES, TURNS=False)
         fence_async_shared()
         synchronize()
         gl.warp_specialize(

@@ -44,11 +44,11 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-    from swiglu_kernels.hopper.loop import locate_all, multiply
-    from swiglu_kernels.hopper.shared import halves, load, load_rest, position, sigmoid, start, synchronize, view, write
+    from swiglu_kernels.hopper.loop import multiply, set_up
+    from swiglu_kernels.hopper.shared import halves, load, load_rest, position, sigmoid, start, synchronize, write
 
     _ROWS, _DEPTH, _WIDE, _PART = (gl.constexpr(size) for size in (ROWS, DEPTH, WIDE, PART))
-    _BUFFERS, _RELEASES = gl.constexpr(BUFFERS), gl.constexpr(loop.RELEASES)
+    _BUFFERS = gl.constexpr(BUFFERS)
 
     @gluon.jit
     def produce(
@@ -137,15 +137,7 @@ if GLUON_MISSING is None:
         x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, _ROWS, _DEPTH], x.layout)
         w_ring = gl.allocate_shared_memory(x.dtype, [3 * STAGES, _WIDE, _DEPTH], w_gate.layout)
         buffers = gl.allocate_shared_memory(x.dtype, [2 * _BUFFERS, _WIDE, _PART], z.layout)
-        place = gl.allocate_shared_memory(x.dtype, [8, _DEPTH], w_gate.layout)
-        x_at, w_at, barriers_at = locate_all(x_ring.index(0), w_ring.index(0), place)
-        # `full` of every stage, `empty` of every stage, `turn` of both consumers
-        barriers = view(place, gl.int64, [_DEPTH * 2, 1], mbarrier.MBarrierLayout())  # more than there are
-        for stage in gl.static_range(STAGES):
-            mbarrier.init(barriers.index(stage), count=1)
-            mbarrier.init(barriers.index(STAGES + stage), count=_RELEASES)
-        for consumer in gl.static_range(2):
-            mbarrier.init(barriers.index(2 * STAGES + consumer), count=_RELEASES)
+        x_at, w_at, barriers_at, barriers = set_up(x_ring, w_ring, STAGES, TURNS=True)
         fence_async_shared()
         synchronize()
         w_gate_rest, w_up_rest = (w_gate_32, w_gate_16, w_gate_8), (w_up_32, w_up_16, w_up_8)

@@ -32,14 +32,14 @@ Operand = tuple[torch.Tensor, torch.Tensor]
 if GLUON_MISSING is None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+    from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
     from swiglu_kernels.hopper.forward import finish_part, produce
-    from swiglu_kernels.hopper.loop import locate_all, multiply_fp8
-    from swiglu_kernels.hopper.shared import halves, position, start, synchronize, view
+    from swiglu_kernels.hopper.loop import multiply_fp8, set_up
+    from swiglu_kernels.hopper.shared import halves, position, start, synchronize
 
     _ROWS, _DEPTH, _WIDE, _PART = (gl.constexpr(size) for size in (ROWS, DEPTH, WIDE, PART))
-    _BUFFERS, _RELEASES = gl.constexpr(BUFFERS), gl.constexpr(2 * loop.RELEASES)
+    _BUFFERS = gl.constexpr(BUFFERS)
 
     @gluon.jit
     def _scaled(sums, x_scales, w_scales, row, column, M, N):
@@ -107,13 +107,7 @@ if GLUON_MISSING is None:
         x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, _ROWS, _DEPTH], x.layout)
         w_ring = gl.allocate_shared_memory(x.dtype, [3 * STAGES, _WIDE, _DEPTH], w_gate.layout)
         buffers = gl.allocate_shared_memory(z.dtype, [2 * _BUFFERS, _WIDE, _PART], z.layout)
-        place = gl.allocate_shared_memory(x.dtype, [8, _DEPTH], w_gate.layout)
-        x_at, w_at, barriers_at = locate_all(x_ring.index(0), w_ring.index(0), place)
-        # `full` of every stage, `empty` of every stage
-        barriers = view(place, gl.int64, [_DEPTH * 2, 1], mbarrier.MBarrierLayout())
-        for stage in gl.static_range(STAGES):
-            mbarrier.init(barriers.index(stage), count=1)
-            mbarrier.init(barriers.index(STAGES + stage), count=_RELEASES)
+        x_at, w_at, barriers_at, barriers = set_up(x_ring, w_ring, STAGES, TURNS=False)
         fence_async_shared()
         synchronize()
         w_gate_rest, w_up_rest = (w_gate_32, w_gate_16, w_gate_8), (w_up_32, w_up_16, w_up_8)

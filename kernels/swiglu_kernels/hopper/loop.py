@@ -37,10 +37,11 @@ def lost(kernel: str) -> str:
 if GLUON_MISSING is None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-    from swiglu_kernels.hopper.shared import synchronize
+    from swiglu_kernels.hopper.shared import synchronize, view
 
-    _BLOCK = gl.constexpr(BLOCK)
+    _BLOCK, _RELEASES = gl.constexpr(BLOCK), gl.constexpr(RELEASES)
     _MARKS, _OTHER_MARKS = gl.constexpr(0x5AC3), gl.constexpr(0x35A6)  # of three buffers: these and the next two
     _PIECE, _PIECES = gl.constexpr(1024), gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
     _LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16]))
@@ -533,7 +534,7 @@ if GLUON_MISSING is None:
         return _address(_found(seen, _pieces(), 1), 0)
 
     @gluon.jit
-    def locate_all(left, right, barriers):
+    def _locate_all(left, right, barriers):
         """Return the addresses of three such buffers."""
         _mark(left, _MARKS)
         _mark(right, _MARKS + 1)
@@ -544,3 +545,23 @@ if GLUON_MISSING is None:
         _mark(barriers, _OTHER_MARKS + 2)
         found = _found(seen, _pieces(), 3)
         return _address(found, 0), _address(found, 1), _address(found, 2)
+
+    @gluon.jit
+    def set_up(left, right, STAGES: gl.constexpr, TURNS: gl.constexpr):
+        """Allocate and initialise barriers; return the addresses of two rings and of the barriers, and the barriers.
+
+        left, right: [buffers, rows, BLOCK] of at least 8 rows; the first buffer's contents are lost. Barriers: `full`
+        of every stage, `empty` of every stage, and with TURNS `turn` of both consumers; without, each consumer reads
+        every stage. The caller makes them visible, by a fence and a barrier of all warps.
+        """
+        RELEASES: gl.constexpr = _RELEASES if TURNS else 2 * _RELEASES
+        place = gl.allocate_shared_memory(left.dtype, [8, _BLOCK], left.layout)
+        left_at, right_at, barriers_at = _locate_all(left.index(0), right.index(0), place)
+        barriers = view(place, gl.int64, [_BLOCK * 2, 1], mbarrier.MBarrierLayout())  # more than there are
+        for stage in gl.static_range(STAGES):
+            mbarrier.init(barriers.index(stage), count=1)
+            mbarrier.init(barriers.index(STAGES + stage), count=RELEASES)
+        if TURNS:
+            for consumer in gl.static_range(2):
+                mbarrier.init(barriers.index(2 * STAGES + consumer), count=RELEASES)
+        return left_at, right_at, barriers_at, barriers

@@ -41,6 +41,11 @@ _OUTPUTS = ("z", "gate_out", "up_out")
 _OPTIONAL = (*(f"x_{rows}" for rows in REST), *_OUTPUTS, *(f"{name}_tail" for name in _OUTPUTS), "sums")
 
 
+def _run_of(tokens: int) -> int:
+    """Return how many tokens each run of a tile has; from 2 WIDE tokens on there are two."""
+    return tokens // 2 if tokens >= 2 * WIDE else tokens
+
+
 @triton.jit
 def _join_kernel(
     sums, z_ptr, gate_ptr, up_ptr, M, N, tiles, whole, shares,
@@ -80,11 +85,12 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-    from swiglu_kernels.hopper.loop import locate_all, multiply
+    from swiglu_kernels.hopper.loop import multiply, set_up
     from swiglu_kernels.hopper.shared import halves, load, load_rest, position, sigmoid, start, synchronize, view, write
 
     _DEPTH, _WIDE, _PART, _FEATURES = (gl.constexpr(size) for size in (DEPTH, WIDE, PART, FEATURES))
-    _BUFFERS, _RELEASES = gl.constexpr(BUFFERS), gl.constexpr(loop.RELEASES)
+    _BUFFERS = gl.constexpr(BUFFERS)
+    _run = gluon.constexpr_function(_run_of)
 
     @gluon.jit
     def _unit(unit, whole, shares, depth_tiles, SHARED: gl.constexpr):
@@ -105,7 +111,7 @@ if GLUON_MISSING is None:
         M, N, units, whole, shares, token_tiles, feature_tiles, depth_tiles,
         TOKENS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SHARED: gl.constexpr,
     ):  # fmt: skip
-        RUN: gl.constexpr = TOKENS // 2 if TOKENS >= 2 * _WIDE else TOKENS
+        RUN: gl.constexpr = _run(TOKENS)
         LAST: gl.constexpr = RUN - _WIDE
         step = 0
         for unit in range(gl.program_id(0), units, gl.num_programs(0)):
@@ -175,7 +181,7 @@ if GLUON_MISSING is None:
         TOKENS: gl.constexpr, FIRST: gl.constexpr, STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
         """Apply the gate to a tile and store it."""
-        RUN: gl.constexpr = TOKENS // 2 if TOKENS >= 2 * _WIDE else TOKENS
+        RUN: gl.constexpr = _run(TOKENS)
         PARTS: gl.constexpr = 6 if TOKENS > 2 * _WIDE else (TOKENS + _PART - 1) // _PART
         COUNT: gl.constexpr = _WIDE if TOKENS > RUN else TOKENS - _WIDE  # columns of the second block
         _put_block(
@@ -214,7 +220,7 @@ if GLUON_MISSING is None:
         STAGES: gl.constexpr, GROUP: gl.constexpr, SHARED: gl.constexpr, STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
         FIRST: gl.constexpr = ME * _BUFFERS
-        RUN: gl.constexpr = TOKENS // 2 if TOKENS >= 2 * _WIDE else TOKENS
+        RUN: gl.constexpr = _run(TOKENS)
         SECOND: gl.constexpr = RUN if TOKENS > RUN else _WIDE  # column of the second block
         outs, tails = (z, gate_out, up_out), (z_tail, gate_tail, up_tail)
         programs = gl.num_programs(0)
@@ -272,15 +278,7 @@ if GLUON_MISSING is None:
         if z_tail is not None:
             LAYOUT: gl.constexpr = z_tail.layout
             tail_buffers = view(buffers, x.dtype, [4 * _BUFFERS, _PART // 2, _FEATURES], LAYOUT)
-        place = gl.allocate_shared_memory(x.dtype, [8, _DEPTH], w_gate.layout)
-        w_at, x_at, barriers_at = locate_all(w_ring.index(0), x_ring.index(0), place)
-        # `full` of every stage, `empty` of every stage, `turn` of both consumers
-        barriers = view(place, gl.int64, [_DEPTH * 2, 1], mbarrier.MBarrierLayout())  # more than there are
-        for stage in gl.static_range(STAGES):
-            mbarrier.init(barriers.index(stage), count=1)
-            mbarrier.init(barriers.index(STAGES + stage), count=_RELEASES)
-        for consumer in gl.static_range(2):
-            mbarrier.init(barriers.index(2 * STAGES + consumer), count=_RELEASES)
+        w_at, x_at, barriers_at, barriers = set_up(w_ring, x_ring, STAGES, TURNS=True)
         fence_async_shared()
         synchronize()
         gl.warp_specialize(
@@ -382,7 +380,7 @@ def forward_launch(
     """
     (M, K), N = x.shape, w_gate.shape[0]
     programs = multiprocessors(x.device)
-    run = tile.rows // 2 if tile.rows >= 2 * WIDE else tile.rows
+    run = _run_of(tile.rows)
     full, rest = last_wave(M, N, tile.rows, programs)
     shares = tile.parts if 0 < rest * tile.parts <= programs else 1
     whole = full * programs
