@@ -9,7 +9,7 @@ eager's. What inputs and sums take is measured by the judge, an untimed forward 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from swiglu_bench.check.inputs import Draw, new_seed
 from swiglu_bench.session.places import Contender, Place
@@ -24,7 +24,8 @@ FAILURES = 5
 BUSY, BEYOND_DOUBT = 1.5, 2.0
 """Where the baseline's batch takes so much more or less than its samples say, a try tells nothing, and what tells
 anything on such a machine. Other programs only ever add to the wall clock: where one try agrees, nothing is proven, nor
-where there is no baseline to tell how busy the machine is."""
+where there is no baseline to tell how busy the machine is. The host's own time differs more from loop to loop than the
+GPU's: of calls that take it longer, only what is beyond doubt is wrong."""
 SHARE = 0.15
 UNSEEN_MS = {"cuda": 0.005, "cpu": 0.05}
 """What a call may take more than its samples say, beside that share of them."""
@@ -49,10 +50,13 @@ class Batches:
         self._least: dict[str, float] = {}
         """What is taken off a batch, the least so far: other programs only add to it, which would hide what is held."""
 
-    def disagreements(self, claimed_ms: Mapping[str, float], baseline: str = "") -> dict[str, Exception]:
+    def disagreements(
+        self, claimed_ms: Mapping[str, float], baseline: str = "", host_bound: Collection[str] = ()
+    ) -> dict[str, Exception]:
         """What is wrong, by contender, where calls should take as long as `claimed_ms` says; agreement is left out.
 
         What they may take is relative to the baseline's own in the same try, for others may use the machine.
+        `host_bound`: whose calls take the host longer than the GPU.
         """
         failures: dict[str, Exception] = {}
         score = dict.fromkeys(self._contenders, 0)
@@ -92,11 +96,13 @@ class Batches:
         for name in set(score) - set(failures):
             what = f"its samples say that a call takes {claimed_ms[name]:.3f} ms"
             proven = score.get(baseline) == 1 and score[name] == -FAILURES
-            if proven and least[name] > (BEYOND_DOUBT if was_busy else 1 + SHARE):
+            if proven and least[name] > (BEYOND_DOUBT if was_busy or name in host_bound else 1 + SHARE):
                 times = f"{least[name]:.2f} times that by the wall clock, for calls back to back"
                 failures[name] = WrongTime(f"{what}, and at least {times}")
             elif score[name] <= 0:
                 why = "while the machine is busy" if baseline in score else "without a baseline beside it"
+                if proven and not was_busy:
+                    why = "where the host takes longer than the GPU"
                 failures[name] = Unsettled(f"{what}, which the wall clock cannot confirm {why}")
         return failures
 

@@ -169,7 +169,11 @@ class CaseTimer:
         sound = {entry.contender.name: entry for entry in entries if entry.record.status is Status.OK}
         claimed_ms = {name: _claimed_ms(rounds, name) for name in sound}
         batches = Batches(self._place, self._case, {name: entry.contender for name, entry in sound.items()}, names)
-        for name, failure in batches.disagreements(claimed_ms, self._settings.baseline_of(self._case)).items():
+        host_bound = (
+            [name for name in sound if _host_bound(rounds, name)] if self._settings.device.type == "cuda" else []
+        )
+        baseline = self._settings.baseline_of(self._case)
+        for name, failure in batches.disagreements(claimed_ms, baseline, host_bound).items():
             self._close(sound[name], failure)
 
     def _in_turn(self, contender: interleaved.Contender) -> interleaved.Contender:
@@ -213,6 +217,11 @@ def _claimed_ms(rounds: Rounds, name: str) -> float:
     """What a call takes by a contender's samples, or what the host needs for it where that is more."""
     samples = rounds.timings[name].samples
     return percentile([max(sample.ms, sample.host_us / 1e3) for sample in samples], 50)
+
+
+def _host_bound(rounds: Rounds, name: str) -> bool:
+    """Whether a call takes the host longer than the GPU, by a contender's samples."""
+    return percentile([sample.host_us / 1e3 - sample.ms for sample in rounds.timings[name].samples], 50) > 0
 
 
 def blame(record: Record, check: str, reason: str) -> None:

@@ -14,7 +14,7 @@ CLAIMED = {"eager": 1.0, "mine": 1.0}
 
 
 def found(
-    monkeypatch: pytest.MonkeyPatch, took: dict[str, Iterator[float]], baseline: str = "eager"
+    monkeypatch: pytest.MonkeyPatch, took: dict[str, Iterator[float]], baseline: str = "eager", *host_bound: str
 ) -> dict[str, Exception]:
     """What is said of contenders whose calls take so many milliseconds, try after try."""
     place: Any = SimpleNamespace(
@@ -24,7 +24,7 @@ def found(
     monkeypatch.setattr(Batches, "_call_ms", lambda self, name, *_: next(took[name]))
     case: Any = None
     contenders: Any = dict.fromkeys(CLAIMED)
-    return Batches(place, case, contenders, lambda name: ()).disagreements(CLAIMED, baseline)
+    return Batches(place, case, contenders, lambda name: ()).disagreements(CLAIMED, baseline, host_bound)
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,13 @@ def test_on_a_busy_machine_only_what_is_beyond_doubt_is_wrong(monkeypatch: pytes
     for factor, kind in ((1.4, Unsettled), (2.5, WrongTime)):
         said = found(monkeypatch, {"eager": chain([batches.BUSY + 1], repeat(1.0)), "mine": repeat(factor)})
         assert type(said["mine"]) is kind
+
+
+def test_nor_is_it_where_the_host_takes_longer_than_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for factor, kind in ((1.1, type(None)), (1.5, Unsettled), (2.5, WrongTime)):
+        said = found(monkeypatch, {"eager": repeat(1.0), "mine": repeat(factor)}, "eager", "mine")
+        assert type(said.get("mine")) is kind
+        assert ("host takes longer" in str(said.get("mine"))) is (kind is Unsettled)
 
 
 @pytest.mark.parametrize("baseline", ["", "grouped"], ids=["none asked for", "one that could not run"])
