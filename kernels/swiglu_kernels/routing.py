@@ -46,6 +46,8 @@ ZEROS = 64
 """Rows of an expert's padding are written up to a multiple of it."""
 SOME = 8
 """Experts whose pairs one program adds up over all chunks."""
+OF_TOKENS = ("pairs", "rows", "tiles", "share", "chunks")
+"""Integers for which no kernel is compiled anew: what they are divisible by changes no instruction."""
 
 
 class Routing(NamedTuple):
@@ -130,7 +132,7 @@ def _place(index_ptr, pair_ptr, row_ptr, tile_expert_ptr, starts_ptr, counts, be
         next_row += tl.sum(hot, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=OF_TOKENS)
 def _count_kernel(index_ptr, chunk_ptr, pair_ptr, pairs, experts, rows, share, chunks,
                   PAIRS: tl.constexpr, EXPERTS: tl.constexpr):  # fmt: skip
     found = _count(index_ptr, pair_ptr, pairs, experts, rows, tl.program_id(0), share, chunks, PAIRS, EXPERTS)
@@ -138,7 +140,7 @@ def _count_kernel(index_ptr, chunk_ptr, pair_ptr, pairs, experts, rows, share, c
     tl.store(chunk_ptr + tl.program_id(0) * experts + expert, found, mask=expert < experts)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=OF_TOKENS)
 def _sum_kernel(chunk_ptr, counts_ptr, experts, chunks, CHUNKS: tl.constexpr, SOME: tl.constexpr):
     """Turn the counts of chunks into those of the chunks before, and count the pairs of SOME experts."""
     expert = tl.program_id(0) * SOME + tl.arange(0, SOME)
@@ -154,7 +156,7 @@ def _sum_kernel(chunk_ptr, counts_ptr, experts, chunks, CHUNKS: tl.constexpr, SO
     tl.store(counts_ptr + expert, counts, mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=OF_TOKENS)
 def _place_kernel(index_ptr, chunk_ptr, pair_ptr, row_ptr, tile_expert_ptr, starts_ptr, counts_ptr, pairs, experts,
                   tiles, share, chunks, PAIRS: tl.constexpr, TILE_ROWS: tl.constexpr,
                   EXPERTS: tl.constexpr):  # fmt: skip
@@ -165,7 +167,7 @@ def _place_kernel(index_ptr, chunk_ptr, pair_ptr, row_ptr, tile_expert_ptr, star
            tl.program_id(0), share, chunks, PAIRS, TILE_ROWS, EXPERTS)  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("tiles",))
 def _route_kernel(index_ptr, pair_ptr, row_ptr, tile_expert_ptr, starts_ptr, counts_ptr, pairs, experts, rows, tiles,
                   PAIRS: tl.constexpr, TILE_ROWS: tl.constexpr, EXPERTS: tl.constexpr):  # fmt: skip
     """All three in one program, which clears all rows behind a barrier."""
@@ -234,7 +236,7 @@ def route(index: torch.Tensor, experts: int, tile_rows: int) -> Routing:
     return routing
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("tokens",))
 def _gather_kernel(
     x_ptr, out_ptr, row_ptr, starts_ptr, counts_ptr, tokens, columns, x_row, x_column,
     SLOTS: tl.constexpr, ZEROS: tl.constexpr, BLOCK: tl.constexpr,

@@ -28,8 +28,8 @@ def warm_up(
         module_or_shapes: a model, whose FusedSwiGLU, FusedSwiGLUMLP, FusedSwiGLUPackedMLP, FusedSwiGLUExperts and
             experts that transformers runs on `swiglu_experts` are called, one of each kind; or (hidden, intermediate)
             of `swiglu_glu` and `swiglu_mlp` with contiguous weights.
-        tokens: counts that calls will have, each at least 1. Other counts may need other kernels: those that are not a
-            multiple of 16 do, and small ones have other tiles than large ones.
+        tokens: counts that calls will have, each at least 1. Other counts may need other kernels: small ones
+            have other tiles than large ones and, but for the kernels by hand, so have those that are no multiple of 16.
         top_k: experts of a token; None: as the model's configuration says. Routing weights of the module's dtype and
             of fp32 are both tried.
         gradients: call with gradients and run the backward, too. No `.grad` is touched.

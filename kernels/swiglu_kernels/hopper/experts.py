@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from swiglu_kernels.hopper import loop, shared
-from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING
+from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, SIZES
 from swiglu_kernels.launches.backend import multiprocessors, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
@@ -465,7 +465,7 @@ if GLUON_MISSING is None:
                     )  # fmt: skip
         tma.store_wait(0)
 
-    @gluon.jit
+    @gluon.jit(do_not_specialize=(*SIZES, "P"))
     def _experts_kernel(
         a, b, b_rest, out, pre, bias, weighted_h, pair, weights, dots, starts, counts,
         experts, M, N, K, P, expert_rows, alpha, limit, up_offset,

@@ -89,7 +89,7 @@ if GLUON_MISSING is None:
             )  # fmt: skip
         tma.store_wait(0)
 
-    @gluon.jit
+    @gluon.jit(do_not_specialize=("K", "P"))
     def _experts_fp8_kernel(
         a, b, b_rest, out, pre, bias, pair, a_scales, w_scales, starts, counts,
         experts, N, K, P, expert_rows, slots, alpha, limit, up_offset,

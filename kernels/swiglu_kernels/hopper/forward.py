@@ -17,7 +17,7 @@ import dataclasses
 import torch
 
 from swiglu_kernels.hopper import loop, shared
-from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, descriptor, fits_tma
+from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, SIZES, descriptor, fits_tma
 from swiglu_kernels.launches.backend import multiprocessors
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import Capability, Tile, waves
@@ -127,7 +127,7 @@ if GLUON_MISSING is None:
             _finish(gate_1, up_1, both_1, z, gate_out, up_out, row, column, buffers, COLUMNS, FIRST, STORE_PREACT)
         tma.store_wait(0)
 
-    @gluon.jit
+    @gluon.jit(do_not_specialize=SIZES)
     def _forward_kernel(
         x, w_gate, w_up, w_gate_32, w_gate_16, w_gate_8, w_up_32, w_up_16, w_up_8,
         z, gate_out, up_out, M, N, K,

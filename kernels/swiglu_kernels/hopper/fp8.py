@@ -96,7 +96,7 @@ if GLUON_MISSING is None:
                 )  # fmt: skip
         tma.store_wait(0)
 
-    @gluon.jit
+    @gluon.jit(do_not_specialize=("K",))
     def _forward_kernel(
         x, w_gate, w_up, w_gate_32, w_gate_16, w_gate_8, w_up_32, w_up_16, w_up_8,
         x_scales, gate_scales, up_scales, z, gate_out, up_out, M, N, K,

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 import torch
 
 from swiglu_kernels.hopper import shared
-from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, descriptor, fits_tma
+from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, SIZES, descriptor, fits_tma
 from swiglu_kernels.launches.backend import multiprocessors
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import Capability, Tile, waves
@@ -240,7 +240,7 @@ if GLUON_MISSING is None:
                 _put(half_1, out_0, out_1, second, first_row, first + PART, buffers.index(ME), OUTPUTS)
         tma.store_wait(0)
 
-    @gluon.jit
+    @gluon.jit(do_not_specialize=SIZES)
     def _product_kernel(
         a_0, a_1, b_0, b_1, a_0_last, a_1_last, b_0_last, b_1_last, out_0, out_1, h, gate, up, M, N, K,
         ROWS: gl.constexpr, TILE: gl.constexpr, DEPTH: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr,

@@ -118,7 +118,7 @@ if GLUON_MISSING is None:
                 _finish(gate_rest, up_rest, z, gate_out, up_out, ROW, column, COLUMNS - FIRST, M, N, STORE_PREACT)
             step += depth_tiles
 
-    @gluon.jit
+    @gluon.jit(do_not_specialize=("M", "K"))
     def _row_kernel(
         x_64, x_32, x_16, w_gate_64, w_gate_32, w_gate_16, w_gate_8, w_up_64, w_up_32, w_up_16, w_up_8,
         z, gate_out, up_out, M, N, K, TOKENS: gl.constexpr, COLUMNS: gl.constexpr, W_UNITS: gl.constexpr,

@@ -30,6 +30,8 @@ CONSUMER_WARPS = 4
 ALIGNMENT_BYTES = 16
 NO_TMA = f"TMA needs a last stride of 1, and rows that start and step by multiples of {ALIGNMENT_BYTES} bytes"
 SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+SIZES = ("M", "N", "K")
+"""Integers for which no kernel is compiled anew: what they are divisible by changes no instruction."""
 LOG2_E = 1.4426950408889634
 
 

@@ -19,7 +19,7 @@ import torch
 
 from swiglu_kernels.hopper import forward, loop, shared
 from swiglu_kernels.hopper.forward import BUFFERS, DEPTH, GROUP, PART, REST, STAGES, WIDE
-from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING, descriptor
+from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING, SIZES, descriptor
 from swiglu_kernels.launches.backend import multiprocessors, tl, triton
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import Tile, waves
@@ -46,7 +46,7 @@ def _run_of(tokens: int) -> int:
     return tokens // 2 if tokens >= 2 * WIDE else tokens
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("M", "tiles", "whole", "shares"))
 def _join_kernel(
     sums, z_ptr, gate_ptr, up_ptr, M, N, tiles, whole, shares,
     RUN: tl.constexpr, RUNS: tl.constexpr, GROUP: tl.constexpr, FEATURES: tl.constexpr, PART: tl.constexpr,
@@ -259,7 +259,7 @@ if GLUON_MISSING is None:
                 )  # fmt: skip
         tma.store_wait(0)
 
-    @gluon.jit
+    @gluon.jit(do_not_specialize=(*SIZES, "shares"))
     def _transposed_kernel(
         w_gate, w_up, x, x_32, x_16, x_8, z, gate_out, up_out, z_tail, gate_out_tail, up_out_tail, sums,
         M, N, K, shares,

@@ -26,8 +26,8 @@ class _NoTriton:
     constexpr: Any = object
 
     @staticmethod
-    def jit(function: Any) -> Any:
-        return function
+    def jit(function: Any = None, **options: Any) -> Any:
+        return function or (lambda function: function)
 
 
 def _import_triton() -> tuple[Any, Any]:

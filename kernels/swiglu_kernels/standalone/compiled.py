@@ -125,7 +125,8 @@ def compile_launch(launch: Launch, capability: Capability) -> Any:
             block = ",".join(map(str, value.block_shape))
             signature[parameter.name] = f"tensordesc<{_POINTERS[value.base.dtype][1:]}[{block}],{value.layout!r}>"
             continue
-        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+        any_size = parameter.do_not_specialize and isinstance(value, int)
+        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1 and not any_size):
             signature[parameter.name] = "constexpr"
             constants[parameter.name] = value
             continue
@@ -136,7 +137,7 @@ def compile_launch(launch: Launch, capability: Capability) -> Any:
             continue
         else:
             signature[parameter.name] = "i32" if value <= INT32_MAX else "i64"
-        if isinstance(value, torch.Tensor) or value % 16 == 0:
+        if isinstance(value, torch.Tensor) or (value % 16 == 0 and not any_size):
             attributes[(index,)] = [["tt.divisibility", 16]]
     source_type = GluonASTSource if isinstance(launch.kernel, GluonJITFunction) else ASTSource
     source = source_type(launch.kernel, signature, constants, attributes)

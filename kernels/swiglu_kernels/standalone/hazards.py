@@ -31,14 +31,15 @@ def dispatch_lines(source: str) -> Iterator[int]:
         calls = [
             node.lineno
             for node in ast.walk(function)
-            if isinstance(node, ast.Call) and _name(node.func) == "warp_specialize"
+            if isinstance(node, ast.Call) and _name(node) == "warp_specialize"
         ]
         if calls:
             yield from (function.lineno, *calls)
 
 
 def _name(node: ast.expr) -> str:
-    """The last part of a dotted name."""
+    """The last part of a dotted name, or of what is called by one."""
+    node = node.func if isinstance(node, ast.Call) else node
     return node.attr if isinstance(node, ast.Attribute) else ""
 
 

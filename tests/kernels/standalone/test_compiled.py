@@ -95,3 +95,43 @@ def test_nothing_is_compiled_under_the_interpreter(monkeypatch: pytest.MonkeyPat
     launch = launches(8, 16, 16, torch.bfloat16, (9, 0))["forward"]()
     with pytest.raises(RuntimeError, match="TRITON_INTERPRET is not set"):
         compile_launch(launch, (9, 0))
+
+
+EVEN_AND_ODD = """
+import torch
+from swiglu_kernels.hopper import forward, row, transposed
+from swiglu_kernels.routing import new_routing, route_launch
+
+def empty(*size, dtype=torch.bfloat16):
+    return torch.empty(size, dtype=dtype, device="meta")
+
+def compiled_for(launch):
+    while launch is not None:
+        values = {p.name: launch.arguments[p.name] for p in launch.kernel.params if not p.do_not_specialize}
+        whole = {name: value % 16 for name, value in values.items() if type(value) is int and value > 1}
+        yield launch.kernel.fn.__name__, whole
+        launch = launch.then
+
+def launches(tokens):
+    x, w, z = empty(tokens, 4096), empty(11008, 4096), empty(tokens, 11008)
+    choices = (forward, forward.tile_for(tokens, 11008, 132, False)), (row, row.tile_for(11008, 132))
+    shared = transposed.tile_for(160, 4096, 11008, 132, False)
+    for module, tile in (*choices, (transposed, shared)):
+        yield module.forward_launch(x, w, w, z, None, tile)
+
+for even in (128, 160, 8192):
+    odd = [list(compiled_for(one)) for one in launches(even - 1)]
+    assert odd == [list(compiled_for(one)) for one in launches(even)], (even, odd)
+
+def routings(tokens):
+    index = empty(tokens, 8, dtype=torch.int64)
+    return route_launch(index, *new_routing(index, 128, 128)[:5], 128)
+
+assert list(compiled_for(routings(8192))) == list(compiled_for(routings(8191)))
+"""
+
+
+def test_what_is_made_by_hand_is_compiled_once_for_even_and_odd_numbers_of_tokens() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", EVEN_AND_ODD], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
