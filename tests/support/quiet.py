@@ -17,5 +17,5 @@ def quiet_machine() -> Iterator[None]:
         patch.setitem(ceilings.COPY_BYTES, "cpu", 2**20)
         patch.setitem(ceilings.PRODUCT_SIDE, "cpu", 64)
         patch.setattr(LoadWatch, "_read", lambda self: None)
-        patch.setattr(Batches, "disagreements", lambda self, claimed_ms, baseline="": {})
+        patch.setattr(Batches, "disagreements", lambda self, *given: {})
         yield
