@@ -2,6 +2,7 @@
 
 import functools
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -229,6 +230,17 @@ def test_the_truths_of_the_last_draws_are_kept() -> None:
 
 
 # Comparing with eager: one call, or the sums of many
+
+
+def test_what_compares_sums_keeps_no_truth() -> None:
+    """It lasts for longer than the truth that its budgets are from, which may be most of a GPU's memory."""
+    _, judge = setting(Scope.GLU, Dtype.BFLOAT16)
+    first = weakref.ref(judge.truth(Draw(0), True).expected["w_gate"].truth)
+    comparing = [judge.compare(Mode.STEP, [Draw(9)]), judge.compare_harsh(Draw(9, Values.HARSH))]
+    for seed in range(1, KEPT + 1):
+        judge.truth(Draw(seed), True)
+    assert comparing
+    assert first() is None
 
 
 def compared(dtype: Dtype, calls: int, call: Callable[[Problem, Draw], Produced], mode: Mode = Mode.STEP) -> str:
