@@ -234,7 +234,7 @@ def test_the_truths_of_the_last_draws_are_kept() -> None:
 
 def test_what_compares_sums_keeps_no_truth() -> None:
     """It lasts for longer than the truth that its budgets are from, which may be most of a GPU's memory."""
-    _, judge = setting(Scope.GLU, Dtype.BFLOAT16)
+    judge = Judge(make_problem(small_case(), "cpu"))
     first = weakref.ref(judge.truth(Draw(0), True).expected["w_gate"].truth)
     comparing = [judge.compare(Mode.STEP, [Draw(9)]), judge.compare_harsh(Draw(9, Values.HARSH))]
     for seed in range(1, KEPT + 1):
