@@ -146,14 +146,16 @@ def judge_bytes(case: Case) -> int:
 
 
 def contender_bytes(case: Case) -> int:
-    """Device memory that a contender's process takes: tensors, work, and its results twice, once for the judge.
+    """Device memory that a contender's process takes, with its letterboxes, which are the judge's.
 
-    Contenders with experts hold the weights three more times: in their own layout, and both for the call that comes.
+    Weights: the case's, those in its own layout, others for a model's use, and handed over. Results: of a call and of the
+    one before, filled with NaN where they may come to lie, handed over, and their sums.
     """
     size, given = tensor_elements(case), _given(case)
     results = size["output"] + (given if case.mode is not Mode.FORWARD else 0)
-    own = 3 * given if case.shape.experts else given if case.precision else 0
-    return (given + own + size["output"] + 2 * results + _work(case)) * case.dtype.bytes
+    weights = sum(size[name] for name in WEIGHTS[case.scope])
+    codes = given if case.precision else 0
+    return (3 * given + weights + codes + size["output"] + 5 * results + _work(case)) * case.dtype.bytes
 
 
 def _given(case: Case) -> int:
