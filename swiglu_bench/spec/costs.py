@@ -148,8 +148,8 @@ def judge_bytes(case: Case) -> int:
 def contender_bytes(case: Case) -> int:
     """Device memory that a contender's process takes, with its letterboxes, which are the judge's.
 
-    Weights: the case's, those in its own layout, others for a model's use, and handed over. Results: of a call and of the
-    one before, filled with NaN where they may come to lie, handed over, and their sums.
+    Weights: the case's, those in its own layout, others for a model's use, and handed over. Results: of a call and of
+    the one before, filled with NaN where they may come to lie, handed over, and their sums.
     """
     size, given = tensor_elements(case), _given(case)
     results = size["output"] + (given if case.mode is not Mode.FORWARD else 0)
