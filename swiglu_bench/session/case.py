@@ -307,7 +307,7 @@ class _CaseRun:
                 self._admitting.build(twin)
             except Exception as error:
                 log.info("%s of the baseline:", alias, exc_info=error)
-                twin.end()
+                self._end(twin)
                 if not built:
                     base.record.remark(
                         f"No second process of {base.record.implementation} could be built, which would tell noise "

@@ -86,13 +86,13 @@ class JudgeBench:
         for name in ("_judge", "_batch"):
             if hasattr(self, name):
                 delattr(self, name)
-        self._give_back()
+        torch.cuda.empty_cache()
 
     def close_letterboxes(self, contender: str) -> None:
         """Give back the memory of those of a contender whose process has ended."""
         for key in [key for key in self._boxes if key[0] == contender]:
             self._boxes.pop(key).close()
-        self._give_back()
+        torch.cuda.empty_cache()
 
     def letterbox(self, contender: str, kind: str, names: Sequence[str]) -> tuple[bytes, Sizes]:
         """A letterbox for results of these names, which are a case's tensors, or `output`."""
@@ -128,7 +128,7 @@ class JudgeBench:
             self._judge.truth(draw, train)
         except RuntimeError as error:
             return _out_of_memory(error)
-        self._give_back()
+        torch.cuda.empty_cache()
         return ""
 
     def judge(
@@ -257,10 +257,6 @@ class JudgeBench:
             run()
         taken = self.clock.sample(run, lead_us)
         return replace(taken, result=None)
-
-    def _give_back(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
 
     def _open(self, contender: str, kind: str, found: Sizes, dtype: torch.dtype) -> tuple[bytes, Sizes]:
         box = Letterbox.make(found, dtype, self._device)

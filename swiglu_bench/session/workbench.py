@@ -115,8 +115,7 @@ class Workbench:
                 delattr(self, name)
         self._earlier, self._begun, self._graph = ({}, {}), None, None
         self._boxes.clear()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
     def open_letterbox(self, kind: str, address: bytes, sizes: Sizes) -> None:
         """Map the judge's memory for results of a kind."""

@@ -252,7 +252,5 @@ def down_of_codes(
     """Return y [P, H] of codes [P, I] and [E, H, I]."""
     y = h[1].new_empty((h[0].shape[0], w_down[0].shape[1]), dtype=dtype)
     pairs, weights = (h[0].view(dtype), h[1]), (aligned(w_down[0].view(dtype)), w_down[1])
-    run(
-        rows_launch, pairs, weights, y, routing.starts, routing.counts, dense(bias)
-    )  # fmt: skip
+    run(rows_launch, pairs, weights, y, routing.starts, routing.counts, dense(bias))
     return y
