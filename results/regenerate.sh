@@ -83,7 +83,7 @@ for piece in ${*:-$pieces}; do
     experts-few)
       sweep experts-few forward --shapes qwen3-30b-a3b --tokens 1,4,16,64,32k --budget 6 --no-energy --baseline grouped-compile --impl $experts ;;
     experts-step)
-      sweep experts-step step --shapes qwen3-30b-a3b,mixtral-8x7b,deepseek-v3-rank,gpt-oss-20b --tokens 8k --budget 8 \
+      sweep experts-step step --shapes mixtral-8x7b,deepseek-v3-rank,qwen3-30b-a3b,gpt-oss-20b --tokens 8k --budget 8 \
         --no-energy --baseline grouped-compile --impl $experts ;;
     experts-memory) sweep experts-memory memory --shapes qwen3-30b-a3b --tokens 8k --impl $experts ;;
     experts-parts)

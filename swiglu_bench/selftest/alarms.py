@@ -50,6 +50,8 @@ OF_GPT_OSS = 0.3
 """Of mixtures, the share whose shape has gpt-oss's biases and gates, in every scenario and in what is timed."""
 TIMED = 10
 """Of so many cases, one is timed as well, each contender in its process, and before them two large ones."""
+TIMED_TOGETHER = 4
+"""Contenders, drawn, of those that a timed case has beside its baseline."""
 RULE = Rule(warmup_rounds=2, min_rounds=10, max_rounds=12, min_s=0.0, budget_s=60.0)
 TIMEOUT_S = 300.0
 
@@ -122,7 +124,7 @@ def run_alarms(
                 yield Trialled(one.name, case, extras, _alarm(admitting, place, one))
             place.tidy()
             if number % TIMED == 0 and extras == PLAIN:
-                yield from timing.trial(case, asked)
+                yield from timing.trial(case, _few(asked, place.settings.baseline_of(case), source))
     finally:
         timing.end()
 
@@ -147,6 +149,12 @@ class _Timing:
         """End its processes."""
         self._crew.end()
         self._folder.cleanup()
+
+
+def _few(asked: Sequence[Implementation], baseline: str, source: random.Random) -> list[Implementation]:
+    others = [one for one in asked if one.name != baseline]
+    drawn = source.sample(others, min(TIMED_TOGETHER, len(others)))
+    return [one for one in asked if one.name == baseline or one in drawn]
 
 
 def _with_clear_limit(case: Case, device: torch.device, extras: Extras, drawn: Drawn) -> Extras:
