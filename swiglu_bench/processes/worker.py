@@ -105,11 +105,11 @@ class ContenderRole(_Role):
         What fails to import fails again at the build, and is told there; its own file has to load here.
         """
         state = GlobalState()
-        if settings.task is Task.VERIFY and policy.compiles(settings, declared):
-            keep_no_choice()
         for module in declared.modules:
             with suppress(Exception):
                 importlib.import_module(module)
+        if settings.task is Task.VERIFY and policy.compiles(settings, declared):
+            keep_no_choice(declared.backend == "inductor")
         try:
             self._bench = Workbench(settings, registry.find(declared), state)
         except Exception as error:

@@ -10,25 +10,30 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 
-def keep_no_choice() -> None:
-    """From now on what this process's autotuners choose is not kept on disk, where a process that is timed finds it."""
-    from torch._inductor import config
+def keep_no_choice(inductor: bool) -> None:
+    """From now on what this process's autotuners choose is not kept on disk, where a process that is timed finds it.
 
-    config.fx_graph_cache = config.autotune_local_cache = False
+    `inductor`: those of torch.compile too, whose import takes seconds; they are not left out where they are there.
+    """
+    if inductor or "torch._inductor.config" in sys.modules:
+        from torch._inductor import config
+
+        config.fx_graph_cache = config.autotune_local_cache = False
     with contextlib.suppress(ImportError):
         from triton.runtime.autotuner import Autotuner
 
         Autotuner.check_disk_cache = lambda self, key, configs, bench: bool(bench())
 
 
-def choose_nothing() -> None:
+def choose_nothing(inductor: bool) -> None:
     """The same, and they take the first candidate that runs."""
-    keep_no_choice()
+    keep_no_choice(inductor)
     with contextlib.suppress(ImportError):
         from triton.runtime.autotuner import Autotuner
 

@@ -95,6 +95,10 @@ class _CaseRun:
         if self._task is Task.TIME and not reason:
             self._ceilings = self._measured_ceilings()
             reason = policy.too_long(self._place.settings, self._case, len(able), self._ceilings)
+        verifies, cpus = self._task is Task.VERIFY, os.cpu_count() or 1
+        seats = self._seats = policy.seats(self._place.settings, self._case, free, idle=len(able) if verifies else 0)
+        if verifies and len(able) <= min(seats, cpus) and not reason:
+            self._start([one for one, _ in able], twins=False)  # they load while the truth is computed
         reason = reason or self._place.judge.begin_case(self._case, self._drawn.weights)
         for draw in self._drawn.draws:
             reason = reason or self._place.judge.truth(draw, self._case.mode is not Mode.FORWARD)
@@ -107,13 +111,12 @@ class _CaseRun:
                 record.expert_tokens_min, record.expert_tokens_max = load.least, load.most
                 record.expert_tokens_median, record.idle_experts = load.median, load.idle
                 record.padding_share = load.padding
-        seats = self._seats = policy.seats(self._place.settings, self._case, free)
-        together = len(able) + len(TWINS) <= seats
         able = self._baseline_first(able)
-        everyone = [one for one, _ in able]
-        if self._task is Task.VERIFY:
-            yield from self._verify(able, seats)
+        if verifies:
+            yield from self._verify(able, seats, cpus)
             return
+        together = len(able) + len(TWINS) <= seats
+        everyone = [one for one, _ in able]
         if not together:
             self._rehearse(everyone, seats)
         entries: list[Entry] = []
@@ -137,14 +140,17 @@ class _CaseRun:
         if entries:
             yield from self._time(entries, len(entries) if together else max(1, seats - len(TWINS) - 1))
 
-    def _verify(self, able: Sequence[tuple[Implementation, Record]], seats: int) -> Iterator[Record]:
-        """Nothing is timed: as many are checked side by side as there is room for."""
-        at_once = max(1, min(len(able), seats, os.cpu_count() or 1))
+    def _verify(self, able: Sequence[tuple[Implementation, Record]], seats: int, cpus: int) -> Iterator[Record]:
+        """Nothing is timed: as many are checked side by side as there is room for; who is done makes room."""
+        at_once = max(1, min(len(able), seats, cpus))
 
         def check(implementation: Implementation, record: Record) -> Record:
-            entry = self._admit(implementation, record)
-            if entry and len(able) > seats:
-                self._end(entry.contender)
+            self._admit(implementation, record)
+            if seats < len(able):
+                contender = self._place.contender(implementation)
+                with suppress(Exception):
+                    contender.tell("forget")
+                self._place.judge.close_letterboxes(contender.name)
             return record
 
         done = self._place.side_by_side([partial(check, *one) for one in able], at_once)

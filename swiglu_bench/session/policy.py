@@ -69,10 +69,11 @@ def compiles(settings: Settings, implementation: Implementation) -> bool:
     return implementation.backend == "inductor" or (implementation.backend != "torch" and not settings.interpreter)
 
 
-def seats(settings: Settings, case: Case, free_bytes: int) -> int:
-    """How many contenders' processes fit on the device beside the judge's."""
-    each = SPARE * costs.contender_bytes(case) + CONTEXT_BYTES[settings.device.type]
-    return max(0, int((free_bytes - SPARE * costs.judge_bytes(case)) / each))
+def seats(settings: Settings, case: Case, free_bytes: int, idle: int = 0) -> int:
+    """How many contenders' processes fit on the device beside the judge's, and `idle` ones that hold no case."""
+    context = CONTEXT_BYTES[settings.device.type]
+    each = SPARE * costs.contender_bytes(case) + context
+    return max(0, int((free_bytes - SPARE * costs.judge_bytes(case) - idle * context) / each))
 
 
 def needed_bytes(settings: Settings, case: Case, processes: int = 1) -> float:

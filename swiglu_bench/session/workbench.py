@@ -101,7 +101,7 @@ class Workbench:
 
     def rehearse(self, case: Case, weights_seed: int, extras: Extras = PLAIN) -> None:
         """Build and call it once, where nothing is timed or judged: what has to be compiled is on disk afterwards."""
-        choose_nothing()
+        choose_nothing(self._implementation.backend == "inductor")
         self.build(case, weights_seed, extras)
         with every_candidate():
             self._built.call(case.mode, Draw(weights_seed))()

@@ -324,11 +324,34 @@ def test_a_process_lives_over_all_cases_unless_memory_is_short(tmp_path: Path, m
     assert len(started) == 6, "the judge, two contenders and three more processes of the baseline"
     assert "liger" not in started
     started.clear()
-    monkeypatch.setattr(policy, "seats", lambda *_: 5)  # the baseline, its three twins, and one more
+    monkeypatch.setattr(policy, "seats", lambda *_, **__: 5)  # the baseline, its three twins, and one more
     found = run(tmp_path, [EAGER, PACKED, from_file(mine.mine)])
     others_are_ok(found)
     assert found["mine"].status is Status.OK, found["mine"].reason
     assert (started.count("eager-packed"), started.count("mine")) == (2, 2), "for the check and for its group's rounds"
+
+
+def test_where_nothing_is_timed_a_process_without_room_lets_go_of_its_case(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    class Noted(crew.ProcessContender):
+        def tell(self, method: str, *arguments: Any) -> str:
+            told.append(f"{self.name} {method}")
+            return super().tell(method, *arguments)
+
+    monkeypatch.setattr(crew, "ProcessContender", Noted)
+    monkeypatch.setattr(policy, "seats", lambda *_, **__: 1)
+    together = a_crew(tmp_path, task=Task.VERIFY)
+    run_case(together, [EAGER, PACKED])
+    before = _processes_of(tmp_path)
+    run_case(together, [EAGER, PACKED], dataclasses.replace(FORWARD, tokens=2))
+    after = _processes_of(tmp_path)
+    together.end()
+    assert set(before) == set(after), "and it is the same for the next"
+    last = dict(one.split() for one in told)
+    assert last == {"eager": "forget", "eager-packed": "forget"}
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are counted in /proc")

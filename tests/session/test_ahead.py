@@ -53,7 +53,7 @@ def tuned(kernel: Kernel, cache_results: bool = False) -> Any:
 
 @pytest.mark.parametrize("cache_results", [False, True])
 def test_the_first_candidate_that_runs_is_taken(cache_results: bool, inductor: Any) -> None:
-    choose_nothing()
+    choose_nothing(inductor=True)
     kernel = Kernel()
     one = tuned(kernel, cache_results)
     assert [one.run(7), one.run(7), one.run(9)] == [4, 4, 4]
@@ -73,14 +73,14 @@ def test_where_others_use_the_gpu_a_choice_is_made_and_not_kept(inductor: Any, m
     monkeypatch.setattr(autotuner.Autotuner, "_bench", bench)
     kept = []
     monkeypatch.setattr(autotuner.Autotuner, "check_disk_cache", lambda *_: kept.append(1))
-    keep_no_choice()
+    keep_no_choice(inductor=True)
     assert tuned(kernel, cache_results=True).run(7) == 8
     assert not kept
     assert not any((inductor.fx_graph_cache, inductor.autotune_local_cache))
 
 
 def test_all_candidates_are_compiled_where_that_is_wanted() -> None:
-    choose_nothing()
+    choose_nothing(inductor=True)
     kernel = Kernel()
     with every_candidate():
         assert tuned(kernel).run(7) == 4
