@@ -65,6 +65,8 @@ def _extent(value: Tensor) -> tuple[int, int]:
     return value.data_ptr(), value.data_ptr() + (reach + 1) * value.element_size()
 
 
+AT_ONCE = 2**26
+"""Elements of a tensor that are added up together."""
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -75,7 +77,12 @@ def fingerprint(value: Tensor) -> Tensor:
     """
     bits = value.detach().contiguous().view(_BITS[value.element_size()])
     bits = bits.reshape(-1, bits.shape[-1]) if bits.dim() > 1 else bits.reshape(1, -1)
-    sums = [bits.sum(dim, dtype=torch.int64) for dim in (1, 0)]
+    rows, columns = [], torch.zeros(bits.shape[1], dtype=torch.int64, device=bits.device)
+    for few in bits.split(max(1, AT_ONCE // max(1, bits.shape[1]))):  # a sum copies what it sums up to its own type
+        wide = few.long()
+        rows.append(wide.sum(1))
+        columns += wide.sum(0)
+    sums = (torch.cat(rows), columns)
     return torch.stack([(one * torch.arange(1, one.numel() + 1, device=one.device)).sum() for one in sums])
 
 

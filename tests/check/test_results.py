@@ -98,6 +98,17 @@ def test_a_fingerprint_sees_one_bit_and_one_exchange(dtype: torch.dtype, shape: 
         assert not same_bits(value, other)
 
 
+@pytest.mark.parametrize("shape", [(7,), (5, 6), (2, 3, 4), (0, 4)])
+@pytest.mark.parametrize("at_once", [1, 12])
+def test_a_fingerprint_is_the_same_however_few_are_added_up_at_once(
+    shape: tuple[int, ...], at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = torch.randn(shape)
+    mark = fingerprint(value)
+    monkeypatch.setattr(results, "AT_ONCE", at_once)
+    assert torch.equal(mark, fingerprint(value))
+
+
 def test_nan_counts_as_the_bits_that_it_is() -> None:
     value = torch.tensor([[math.nan, 1.0]])
     assert torch.equal(fingerprint(value), fingerprint(value.clone()))
