@@ -33,6 +33,8 @@ settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
 
 NUMBERS = itertools.count()
+GPU_LIMIT_S = 120
+"""Of a test where there is a GPU. One that has all candidates compiled takes half of it."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,6 +42,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("timed"):
             item.add_marker(pytest.mark.flaky(reruns=2))
     if torch.cuda.is_available():
+        # A signal does not interrupt the wait for a kernel that does not end; a thread ends the process.
+        for item in items:
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(GPU_LIMIT_S, method="thread"))
         return
     for item in items:
         if item.get_closest_marker("gpu"):  # not "in item.keywords": those hold the names of parameters too

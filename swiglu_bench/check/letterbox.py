@@ -86,10 +86,10 @@ class Letterbox:
         return cls(memory, sizes, dtype)
 
     def close(self) -> None:
-        """Give the memory back; the maker's part. Whoever still has it mapped may lose it.
+        """Give the memory back; the maker's part, before who has it mapped lets go, and who may lose it now.
 
         PyTorch keeps memory on a GPU for as long as a counter says that another process has it, and a process that is
-        killed never takes itself off.
+        killed never takes itself off. The counter has no sign: one that falls below zero keeps the memory for ever.
         """
         self.tensors.clear()
         if self._file:

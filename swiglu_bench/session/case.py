@@ -148,9 +148,9 @@ class _CaseRun:
             self._admit(implementation, record)
             if seats < len(able):
                 contender = self._place.contender(implementation)
+                self._place.judge.close_letterboxes(contender.name)
                 with suppress(Exception):
                     contender.tell("forget")
-                self._place.judge.close_letterboxes(contender.name)
             return record
 
         done = self._place.side_by_side([partial(check, *one) for one in able], at_once)

@@ -312,7 +312,7 @@ class Workbench:
 
     def use(self, case: Case, seeds: usage.Seeds, address: bytes, sizes: Sizes) -> UsageReport:
         """Run the scenarios of a model's use at their own sizes."""
-        box = Letterbox.open(address, sizes, torch_dtype(case))
+        box = self._boxes["usage"] = Letterbox.open(address, sizes, torch_dtype(case))  # open until the judge closes it
         raised: dict[str, str] = {}
         delivered: list[str] = []
 

@@ -62,7 +62,8 @@ def test_the_process_that_made_it_opens_it(device: str) -> None:
 
 
 @pytest.mark.gpu
-def test_a_killed_process_leaves_no_memory_behind() -> None:
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "alive"])
+def test_closing_gives_the_memory_back(killed: bool) -> None:
     device, sizes = torch.device("cuda"), {"output": (1024, 1024)}
     before = torch.cuda.memory_allocated(device)
     box = Letterbox.make(sizes, torch.float32, device)
@@ -71,9 +72,13 @@ def test_a_killed_process_leaves_no_memory_behind() -> None:
     process = context.Process(target=_hold, args=(theirs, box.address(), sizes))
     process.start()
     assert mine.recv() == 0.0
-    process.kill()
-    process.join()
+    if killed:
+        process.kill()
+        process.join()
     box.close()
+    if not killed:
+        mine.send("let go")
+        process.join()
     assert torch.cuda.memory_allocated(device) == before
 
 

@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -341,7 +341,18 @@ def test_where_nothing_is_timed_a_process_without_room_lets_go_of_its_case(
             told.append(f"{self.name} {method}")
             return super().tell(method, *arguments)
 
+    class Judge(crew._JudgeProxy):
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            real = super().__getattr__(name)
+
+            def ask(*arguments: Any) -> Any:
+                told.append(f"{arguments[0] if arguments else 'judge'} {name}")
+                return real(*arguments)
+
+            return ask
+
     monkeypatch.setattr(crew, "ProcessContender", Noted)
+    monkeypatch.setattr(crew, "_JudgeProxy", Judge)
     monkeypatch.setattr(policy, "seats", lambda *_, **__: 1)
     together = a_crew(tmp_path, task=Task.VERIFY)
     run_case(together, [EAGER, PACKED])
@@ -350,8 +361,9 @@ def test_where_nothing_is_timed_a_process_without_room_lets_go_of_its_case(
     after = _processes_of(tmp_path)
     together.end()
     assert set(before) == set(after), "and it is the same for the next"
-    last = dict(one.split() for one in told)
-    assert last == {"eager": "forget", "eager-packed": "forget"}
+    for name in ("eager", "eager-packed"):
+        whats = [one.split()[1] for one in told if one.startswith(f"{name} ")]
+        assert whats[-2:] == ["close_letterboxes", "forget"], "the judge first"
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are counted in /proc")

@@ -376,13 +376,14 @@ def forward_launch(
         w_up: [N, K].
         z: [M, N], contiguous, written.
         preactivations: gate and up, [M, N] and contiguous, written; None stores z alone.
-        tile: its rows, stages, group and parts are taken.
+        tile: its rows, stages, group and parts are taken; a share has some depth, whatever the parts.
     """
     (M, K), N = x.shape, w_gate.shape[0]
     programs = multiprocessors(x.device)
     run = _run_of(tile.rows)
     full, rest = last_wave(M, N, tile.rows, programs)
-    shares = tile.parts if 0 < rest * tile.parts <= programs else 1
+    shares = min(tile.parts, -(-K // DEPTH))  # the main loop waits for ever for a share of no depth
+    shares = shares if 0 < rest * shares <= programs else 1
     whole = full * programs
     blocks = {"x": (x, WIDE, DEPTH), "w_gate": (w_gate, FEATURES, DEPTH), "w_up": (w_up, FEATURES, DEPTH)}
     blocks |= {f"x_{rows}": (x, rows, DEPTH) for rows in REST if (run - WIDE) & rows}

@@ -101,6 +101,17 @@ def test_few_hundred_tokens_are_transposed(
     assert tile == (None if rows is None else transposed.tile(rows, shares))
 
 
+@pytest.mark.skipif(shared.GLUON_MISSING is not None, reason=f"needs Gluon: {shared.GLUON_MISSING}")
+@pytest.mark.parametrize(("hidden", "shares"), [(64, 1), (72, 2), (136, 3), (4096, 8)])
+def test_every_share_has_some_depth(hidden: int, shares: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transposed, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(transposed, "descriptor", lambda *block: block)
+    x, w, z = (torch.empty(shape, dtype=torch.bfloat16) for shape in ((131, hidden), (200, hidden), (131, 200)))
+    launch = transposed.forward_launch(x, w, w, z, None, transposed.tile(192, transposed.MOST_SHARES))
+    assert launch.arguments["shares"] == shares
+    assert launch.arguments["SHARED"] == (shares > 1)
+
+
 class TestOnHopper:
     pytestmark = needs_hopper
 
