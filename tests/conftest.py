@@ -33,8 +33,6 @@ settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
 
 NUMBERS = itertools.count()
-GPU_LIMIT_S = 120
-"""Of a test where there is a GPU. One that has all candidates compiled takes half of it."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # A signal does not interrupt the wait for a kernel that does not end; a thread ends the process.
         for item in items:
             if not item.get_closest_marker("timeout"):
-                item.add_marker(pytest.mark.timeout(GPU_LIMIT_S, method="thread"))
+                item.add_marker(pytest.mark.timeout(method="thread"))
         return
     for item in items:
         if item.get_closest_marker("gpu"):  # not "in item.keywords": those hold the names of parameters too
