@@ -21,6 +21,7 @@ from swiglu_kernels.hopper import forward, loop, shared
 from swiglu_kernels.hopper.forward import BUFFERS, DEPTH, GROUP, PART, REST, STAGES, WIDE
 from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING, SIZES, descriptor
 from swiglu_kernels.launches.backend import multiprocessors, tl, triton
+from swiglu_kernels.launches.early import wait_for_launch_ahead
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import Tile, waves
 
@@ -50,9 +51,10 @@ def _run_of(tokens: int) -> int:
 def _join_kernel(
     sums, z_ptr, gate_ptr, up_ptr, M, N, tiles, whole, shares,
     RUN: tl.constexpr, RUNS: tl.constexpr, GROUP: tl.constexpr, FEATURES: tl.constexpr, PART: tl.constexpr,
-    STORE_PREACT: tl.constexpr,
+    STORE_PREACT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Add up the shares of PART tokens of a tile, apply the gate and store them."""
+    wait_for_launch_ahead(EARLY)
     tile, run = whole + tl.program_id(0), tl.program_id(1)
     token_tiles = tl.cdiv(M, RUNS * RUN)
     per_group = GROUP * (tiles // token_tiles)  # as `position` in hopper/shared.py
@@ -426,7 +428,7 @@ def _join_launch(
         grid=(rest, runs, -(-run // PART)),
         arguments={"sums": sums, "z_ptr": z, "gate_ptr": gate, "up_ptr": up, "M": M, "N": N}
         | {"tiles": whole + rest, "whole": whole, "shares": shares, "RUN": run, "RUNS": runs, "GROUP": tile.group}
-        | {"FEATURES": FEATURES, "PART": PART, "STORE_PREACT": preactivations is not None},
+        | {"FEATURES": FEATURES, "PART": PART, "STORE_PREACT": preactivations is not None, "EARLY": True},
         num_warps=4,
         num_stages=1,
     )

@@ -36,8 +36,10 @@ class Launch:
     @property
     def options(self) -> dict[str, Any]:
         """What the compiler is told. a * b + c is rounded once, whatever a Triton does by default."""
-        limit = {} if self.registers is None else {"maxnreg": self.registers}
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True, **limit}
+        more: dict[str, Any] = {} if self.registers is None else {"maxnreg": self.registers}
+        if self.arguments.get("EARLY"):  # the kernel waits by itself: see early.py
+            more["launch_pdl"] = True
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True, **more}
 
     def run(self) -> Any:
         """Launch on the device of the tensors, and what comes then; see `run_alone`."""

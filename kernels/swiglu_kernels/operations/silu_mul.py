@@ -14,10 +14,12 @@ from swiglu_kernels import reference
 from swiglu_kernels.calls.checks import check_gate_up
 from swiglu_kernels.calls.double_backward import refuse_double_backward
 from swiglu_kernels.calls.operator import operator
-from swiglu_kernels.launches.backend import backend_for, tl, triton
+from swiglu_kernels.launches.backend import backend_for, capability_of, tl, triton
+from swiglu_kernels.launches.early import starts_early, wait_for_launch_ahead
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import INT32_MAX, Launch, flat_needs_int64
 from swiglu_kernels.launches.plan import run
+from swiglu_kernels.launches.tiles import Capability
 from swiglu_kernels.portable.arithmetic import gated, gated_gradients, round_to
 
 BLOCK = 1024  # 8 elements per thread: one 16-byte access each for 16-bit types
@@ -38,8 +40,9 @@ def _element(columns, BLOCK: tl.constexpr, WIDE: tl.constexpr):
 @triton.jit
 def _forward_kernel(
     gate_ptr, up_ptr, h_ptr, columns, gate_row, up_row, multiplier, alpha, limit, up_offset,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
+    wait_for_launch_ahead(EARLY)
     row, column, mask = _element(columns, BLOCK, WIDE)
     gate = tl.load(gate_ptr + row * gate_row + column, mask=mask).to(tl.float32)
     up = tl.load(up_ptr + row * up_row + column, mask=mask).to(tl.float32)
@@ -51,8 +54,9 @@ def _forward_kernel(
 def _backward_kernel(
     dh_ptr, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, columns, dh_row, gate_row, up_row,
     multiplier, alpha, limit, up_offset,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr, STORE_H: tl.constexpr, FORMULA: tl.constexpr,
+    BLOCK: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr, STORE_H: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
+    wait_for_launch_ahead(EARLY)
     row, column, mask = _element(columns, BLOCK, WIDE)
     dh = tl.load(dh_ptr + row * dh_row + column, mask=mask).to(tl.float32)
     gate = tl.load(gate_ptr + row * gate_row + column, mask=mask).to(tl.float32)
@@ -79,10 +83,19 @@ def _in_rows(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
     return [row if row.stride(1) == 1 else row.contiguous() for row in rows]
 
 
-def forward_launch(gate: torch.Tensor, up: torch.Tensor, h: torch.Tensor, formula: Formula = PLAIN) -> Launch:
-    """Describe the launch of h = silu(gate) * up: gate and up as `_in_rows` returns them, h contiguous, not empty."""
+def forward_launch(
+    gate: torch.Tensor,
+    up: torch.Tensor,
+    h: torch.Tensor,
+    formula: Formula = PLAIN,
+    capability: Capability | None = None,
+) -> Launch:
+    """Describe the launch of h = silu(gate) * up: gate and up as `_in_rows` returns them, h contiguous, not empty.
+
+    capability: of the GPU; None for that of gate's device.
+    """
     pointers = {"gate_ptr": gate, "up_ptr": up, "h_ptr": h}
-    return _launch(_forward_kernel, {"gate": gate, "up": up}, pointers | formula.arguments())
+    return _launch(_forward_kernel, {"gate": gate, "up": up}, pointers | formula.arguments(), capability)
 
 
 def backward_launch(
@@ -93,6 +106,7 @@ def backward_launch(
     d_up: torch.Tensor,
     formula: Formula = PLAIN,
     h: torch.Tensor | None = None,
+    capability: Capability | None = None,
 ) -> Launch:
     """Describe the launch that turns dh into d_gate and d_up, and makes h again where it is given.
 
@@ -102,10 +116,12 @@ def backward_launch(
     pointers = {"dh_ptr": dh, "gate_ptr": gate, "up_ptr": up, "d_gate_ptr": d_gate, "d_up_ptr": d_up}
     pointers |= {"h_ptr": d_gate if h is None else h}
     more = formula.arguments() | {"STORE_H": h is not None}
-    return _launch(_backward_kernel, {"dh": dh, "gate": gate, "up": up}, pointers | more)
+    return _launch(_backward_kernel, {"dh": dh, "gate": gate, "up": up}, pointers | more, capability)
 
 
-def _launch(kernel: object, strided: dict[str, torch.Tensor], arguments: Mapping[str, Any]) -> Launch:
+def _launch(
+    kernel: object, strided: dict[str, torch.Tensor], arguments: Mapping[str, Any], capability: Capability | None
+) -> Launch:
     one_row = all(tensor.is_contiguous() for tensor in strided.values())
     like = strided["gate"]
     rows, columns = (1, like.numel()) if one_row else like.shape
@@ -115,7 +131,8 @@ def _launch(kernel: object, strided: dict[str, torch.Tensor], arguments: Mapping
         kernel=kernel,
         grid=(rows * triton.cdiv(columns, block),),
         arguments={**arguments, **row_strides, "columns": columns}
-        | {"BLOCK": block, "WIDE": flat_needs_int64(columns, block)},
+        | {"BLOCK": block, "WIDE": flat_needs_int64(columns, block)}
+        | {"EARLY": starts_early(capability or capability_of(like.device))},
         num_warps=4,
         num_stages=1,
     )

@@ -16,6 +16,7 @@ import torch
 
 from swiglu_kernels.hopper import forward, row, transposed
 from swiglu_kernels.launches.backend import capability_of, multiprocessors, tl, triton
+from swiglu_kernels.launches.early import starts_early, wait_for_launch_ahead
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.launches.precision import float32_dot_precision
@@ -175,9 +176,10 @@ def _parts_kernel(
 def _join_kernel(
     parts_ptr, z_ptr, gate_ptr, up_ptr, M, N,
     bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
-    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
     STORE_PREACT: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
+    wait_for_launch_ahead(EARLY)
     tile_m, tile_n = tl.program_id(0), tl.program_id(1)
     position, offsets, inside = output_tile(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, WIDE)
     size = tl.full([], 1, tl.int64) * M * N
@@ -301,12 +303,12 @@ def forward_launch(
         arguments=operands | product | {"parts_ptr": parts, "share": share},
         num_warps=tile.warps,
         num_stages=tile.stages,
-        then=_join_launch(parts, z, gating),
+        then=_join_launch(parts, z, gating, capability),
         scratch=parts,
     )
 
 
-def _join_launch(parts: torch.Tensor, z: torch.Tensor, gating: dict[str, Any]) -> Launch:
+def _join_launch(parts: torch.Tensor, z: torch.Tensor, gating: dict[str, Any], capability: Capability | None) -> Launch:
     """Describe the launch that adds up the parts of gate and up, and does what is left of a forward."""
     (M, N), block = z.shape, (1 if z.shape[0] <= 16 else 4, 256)
     return Launch(
@@ -314,6 +316,7 @@ def _join_launch(parts: torch.Tensor, z: torch.Tensor, gating: dict[str, Any]) -
         grid=(triton.cdiv(M, block[0]), triton.cdiv(N, block[1])),
         arguments={"parts_ptr": parts, "M": M, "N": N, "PARTS": parts.shape[0]}
         | {"BLOCK_M": block[0], "BLOCK_N": block[1], "WIDE": tile_needs_int64((z.stride(), block))}
+        | {"EARLY": starts_early(capability)}
         | gating,
         num_warps=4,
         num_stages=1,

@@ -172,6 +172,8 @@ def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capabili
     compiled = compile_launch(launch, capability)
     registers, stack_bytes = _resource_usage(compiled.asm["cubin"])
     ptx = compiled.asm["ptx"]
+    if launch.arguments.get("EARLY") and not _waits_first(ptx):
+        raise RuntimeError("it reads or writes before it waits for the launch ahead, see launches/early.py")
     return Report(
         kernel=name,
         capability=f"{capability[0]}.{capability[1]}",
@@ -186,6 +188,12 @@ def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capabili
         tma=ptx.count("cp.async.bulk.tensor"),
         calls=len(re.findall(r"\bcall\b", ptx.split(".section")[0])),
     )
+
+
+def _waits_first(ptx: str) -> bool:
+    """Tell whether the first that touches the GPU's memory is the wait for the launch ahead."""
+    first = re.search(r"griddepcontrol\.wait|\b(?:ld|st|atom|red|cp)\.(?!param)", ptx)
+    return first is not None and first[0].startswith("griddepcontrol")
 
 
 def allowed_spill(kernel: str) -> int:

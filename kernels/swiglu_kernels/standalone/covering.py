@@ -128,9 +128,9 @@ def _portable(capability: Capability) -> Iterator[tuple[str, Launch]]:
     )
     yield "dX on the fly, clamped", input_grad_launch(z, z, z, weight, weight, x, capability, CLAMPED)
     yield "dW on the fly, clamped", weight_grad_launch(z, z, z, x, weight, weight, capability, CLAMPED)
-    yield "silu_mul", silu_mul_forward(z, z, z)
-    yield "silu_mul backward", silu_mul_backward(z, z, z, z, z, CLAMPED)
-    yield "silu_mul backward, h", silu_mul_backward(z, z, z, z, z, CLAMPED, z)
+    yield "silu_mul", silu_mul_forward(z, z, z, capability=capability)
+    yield "silu_mul backward", silu_mul_backward(z, z, z, z, z, CLAMPED, None, capability)
+    yield "silu_mul backward, h", silu_mul_backward(z, z, z, z, z, CLAMPED, z, capability)
     yield "unsloth", unsloth_forward(z, z, z)
     yield "unsloth backward", unsloth_backward(z, z, z)
 

@@ -1,0 +1,21 @@
+"""Launches that begin before the one ahead of them in the stream has ended: programmatic dependent launch.
+
+What the launch itself takes, some microseconds, passes while the kernel ahead still runs, whoever launched that; the
+programs then wait for its end and read and write nothing before. CUDA C++ Programming Guide, "Programmatic Dependent
+Launch and Synchronization".
+"""
+
+from swiglu_kernels.launches.backend import INTERPRETING, tl, triton
+from swiglu_kernels.launches.tiles import Capability
+
+
+def starts_early(capability: Capability | None) -> bool:
+    """Tell whether launches may: from compute capability 9.0 on."""
+    return not INTERPRETING and capability is not None and capability >= (9, 0)
+
+
+@triton.jit
+def wait_for_launch_ahead(EARLY: tl.constexpr):
+    """Wait for the end of the launch ahead, where this one may begin before; it comes first in a kernel."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()

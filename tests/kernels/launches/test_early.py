@@ -1,0 +1,68 @@
+"""Launches that begin before the one ahead has ended."""
+
+import pytest
+import torch
+
+from swiglu_kernels import reference
+from swiglu_kernels.launches import early
+from swiglu_kernels.launches.backend import TRITON_AVAILABLE
+from swiglu_kernels.operations.silu_mul import backward_launch, forward_launch
+from swiglu_kernels.standalone.compiled import _waits_first
+
+pytestmark = pytest.mark.skipif(not TRITON_AVAILABLE, reason="Triton is not installed")
+
+
+@pytest.mark.parametrize(("capability", "may"), [((8, 0), False), ((8, 9), False), ((9, 0), True), ((10, 0), True)])
+def test_from_hopper_on_they_may(capability, may, monkeypatch):
+    monkeypatch.setattr(early, "INTERPRETING", False)
+    one = torch.empty(8, device="meta")
+    for launch in (
+        forward_launch(one, one, one, capability=capability),
+        backward_launch(*5 * [one], capability=capability),
+    ):
+        assert launch.arguments["EARLY"] is launch.options.get("launch_pdl", False) is may
+
+
+def test_not_in_the_interpreter_nor_on_a_cpu(monkeypatch):
+    one = torch.empty(8)
+    monkeypatch.setattr(early, "INTERPRETING", False)
+    assert not forward_launch(one, one, one).arguments["EARLY"]
+    monkeypatch.setattr(early, "INTERPRETING", True)
+    assert not forward_launch(one, one, one, capability=(9, 0)).arguments["EARLY"]
+
+
+@pytest.mark.parametrize(
+    ("ptx", "first"),
+    [
+        ("ld.param.b64 %rd1; griddepcontrol.wait; ld.global.b32 %r1;", True),
+        ("ld.param.b64 %rd1; ld.global.b32 %r1; griddepcontrol.wait;", False),
+        ("cp.async.bulk.tensor.2d; griddepcontrol.wait;", False),
+        ("st.global.b32 [%rd1], 1;", False),
+        ("ret;", False),
+    ],
+)
+def test_what_the_compiler_makes_is_looked_at(ptx, first):
+    assert _waits_first(ptx) is first
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [(1, 64, 96), (40, 1960, 3672), (300, 4096, 11008)])
+def test_what_the_launch_ahead_writes_is_read(size):
+    """Products of PyTorch, and the gate behind them, over and over in the same memory."""
+    tokens, hidden, intermediate = size
+    weights = [torch.randn(hidden, intermediate, device="cuda", dtype=torch.bfloat16) / hidden**0.5 for _ in range(2)]
+    gate, up, h = (torch.empty(tokens, intermediate, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    launch = forward_launch(gate, up, h)
+    found, wanted = [], []
+    for number in range(50):
+        x = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16) * (number + 1)
+        for weight, out in zip(weights, (gate, up), strict=True):
+            torch.mm(x, weight, out=out)
+        launch.run()
+        found.append(h.clone())
+        torch.mm(x, weights[0], out=up)  # what is read is written behind it
+        torch.mm(x, weights[1], out=gate)
+        wanted.append(reference.silu_mul(up, gate))
+    torch.cuda.synchronize()
+    for got, expected in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got, expected, rtol=2**-6, atol=1e-2)
