@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -17,7 +16,7 @@ from swiglu_bench.session.judge_bench import JudgeBench
 from swiglu_bench.session.places import Contender, name_of
 from swiglu_bench.session.reports import Report
 from swiglu_bench.session.settings import Listener, Settings, teller
-from swiglu_bench.session.workbench import Workbench
+from swiglu_bench.session.workbench import Workbench, forget_compiled
 from swiglu_bench.spec.cases import Case
 from swiglu_bench.spec.implementation import Implementation
 
@@ -111,8 +110,7 @@ class Here:
         """Give memory and compiled graphs of the last case back."""
         for contender in self._contenders.values():
             contender.end()
-        if "torch._dynamo" in sys.modules:  # else there are none, and to import it takes seconds
-            torch.compiler.reset()
+        forget_compiled()
         gc.collect()
         if self.settings.device.type == "cuda":
             torch.cuda.empty_cache()

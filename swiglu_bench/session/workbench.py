@@ -93,7 +93,7 @@ class Workbench:
         """Build the implementation for a case; raises what it raises."""
         self.forget()
         self._put_back()
-        _forget_compiled()
+        forget_compiled()
         self._problem, self._weights_seed = make_problem(case, self._device, extras, weights_seed), weights_seed
         self._built = Built(self._implementation, self._problem)
         self._weights = self._built.parameters | self._problem.parameters
@@ -415,12 +415,14 @@ class Workbench:
             raise DeviceLost(one_line(error)) from error
 
 
-def _forget_compiled() -> None:
+def forget_compiled() -> None:
     """Let torch.compile begin anew: it counts what it compiled of one function, over all that was built in a process.
 
     Beyond its limit, eight, it refuses (fullgraph) or leaves the function to eager, and eager's time would be taken.
+    Where nothing was compiled, to ask for it would import what does, which takes seconds.
     """
-    if "torch._dynamo" in sys.modules:
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")
+    if dynamo is not None and getattr(dynamo, "FRAME_COUNTER", True):
         torch.compiler.reset()
 
 

@@ -9,7 +9,6 @@ import dataclasses
 import gc
 import logging
 import os
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -32,7 +31,7 @@ from swiglu_bench.session import policy
 from swiglu_bench.session.admission import Drawn
 from swiglu_bench.session.reports import BuildReport, MemoryReport, Report, SampleReport
 from swiglu_bench.session.settings import Settings
-from swiglu_bench.session.workbench import Workbench
+from swiglu_bench.session.workbench import Workbench, forget_compiled
 from swiglu_bench.spec import registry
 from swiglu_bench.spec.cases import Case, Mode
 from swiglu_bench.spec.implementation import Implementation
@@ -157,8 +156,7 @@ class RankBench:
         self._bare.clear()
         for name in ("_judge", "_whole"):
             self.__dict__.pop(name, None)
-        if "torch._dynamo" in sys.modules:  # else there is nothing compiled, and to import it takes seconds
-            torch.compiler.reset()
+        forget_compiled()
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
