@@ -46,8 +46,9 @@ sanitize: $(VENV)/.installed-test ## Run every kernel once under each tool of co
 	@mkdir -p build
 	@for tool in memcheck racecheck initcheck; do \
 		echo "compute-sanitizer --tool $$tool"; \
+		only=; [ $$tool != initcheck ] || only=--portable; \
 		PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(SANITIZER) --tool $$tool --error-exitcode 3 --target-processes all \
-			$(BIN)/python -m swiglu_kernels.standalone.odd_sizes --few > build/$$tool.log 2>&1; \
+			$(BIN)/python -m swiglu_kernels.standalone.odd_sizes --few $$only > build/$$tool.log 2>&1; \
 		status=$$?; \
 		cat build/$$tool.log; \
 		[ $$status = 0 ] || [ $$tool$$status = racecheck3 ] || exit $$status; \

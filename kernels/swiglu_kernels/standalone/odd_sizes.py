@@ -2,12 +2,16 @@
 
     python -m swiglu_kernels.standalone.odd_sizes [--few]
     compute-sanitizer --tool memcheck python -m swiglu_kernels.standalone.odd_sizes --few
+    compute-sanitizer --tool initcheck python -m swiglu_kernels.standalone.odd_sizes --few --portable
 
-Outputs lie between rows that nothing may touch, and begin as NaN. A line per kernel; exits 1 if one of them is wrong.
-Hand-scheduled kernels run on Hopper whatever the version of Triton.
+Outputs lie between rows that nothing may touch. They and all else that is allocated begin as NaN, so that what is read
+and was never written shows. A line per kernel; exits 1 if one of them is wrong. Hand-scheduled kernels run on Hopper
+whatever the version of Triton. initcheck does not see what TMA stores, and takes it for never written: there the
+portable kernels run alone, in memory as it comes.
 """
 
 import argparse
+import contextlib
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -134,9 +138,33 @@ def gated(gate: torch.Tensor, up: torch.Tensor, formula: Formula) -> torch.Tenso
     return definition(both, w_gate, w_up, alpha=formula.alpha, limit=formula.limit, up_offset=formula.up_offset)
 
 
-def outcomes(device: torch.device, few: bool = False, dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator[Outcome]:
-    """Launch everything once for each size and dtype; `few`: at one or two sizes, in fp16."""
-    dtypes = [torch.float16] if few else dtypes
+@contextlib.contextmanager
+def allocated_as_nan() -> Iterator[None]:
+    """While this is entered, PyTorch fills what it allocates with NaN, and integers with their largest value."""
+    enabled, fills = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warns)
+        torch.utils.deterministic.fill_uninitialized_memory = fills
+
+
+def outcomes(
+    device: torch.device, few: bool = False, dtypes: Sequence[torch.dtype] = DTYPES, portable: bool = False
+) -> Iterator[Outcome]:
+    """Launch everything once for each size and dtype.
+
+    few: at one or two sizes, in fp16.
+    portable: no hand-scheduled kernel, and memory as it comes.
+    """
+    with contextlib.nullcontext() if portable else allocated_as_nan():
+        yield from _outcomes(device, [torch.float16] if few else dtypes, few, portable)
+
+
+def _outcomes(device: torch.device, dtypes: Sequence[torch.dtype], few: bool, portable: bool) -> Iterator[Outcome]:
     halves = [one for one in dtypes if one.itemsize == 2]
     with shared.by_hand_aside("portable kernels are asked for"):
         for size, dtype in itertools.product(PORTABLE[1:4:2] if few else PORTABLE, dtypes):
@@ -146,7 +174,7 @@ def outcomes(device: torch.device, few: bool = False, dtypes: Sequence[torch.dty
             for size, dtype in itertools.product(OF_FP8[:1] if few else OF_FP8, halves):
                 yield from _experts(size, dtype, device, "portable", "fp8-rowwise")
     capability = capability_of(device)
-    if shared.GLUON_MISSING is not None or capability is None or capability[0] != 9:
+    if portable or shared.GLUON_MISSING is not None or capability is None or capability[0] != 9:
         return
     for size, dtype in itertools.product(BY_HAND[:1] if few else BY_HAND, halves):
         yield from _by_hand(Sizes(size, dtype, device), f"{size} {str(dtype).removeprefix('torch.')}")
@@ -311,10 +339,11 @@ def main(arguments: list[str] | None = None) -> None:
     """Print a line for each launch, those that are wrong once more at the end."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--few", action="store_true", help="one or two sizes of each, in fp16")
+    parser.add_argument("--portable", action="store_true", help="portable kernels, in memory as it comes")
     options = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found = []
-    for one in outcomes(device, options.few):
+    for one in outcomes(device, options.few, portable=options.portable):
         found.append(one)
         print(
             f"{'ok   ' if one.right else 'WRONG'} {one.roundings:6.2f} roundings  {one.name}  {one.reason}", flush=True
