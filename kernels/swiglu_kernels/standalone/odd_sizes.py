@@ -16,6 +16,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -141,15 +142,16 @@ def gated(gate: torch.Tensor, up: torch.Tensor, formula: Formula) -> torch.Tenso
 @contextlib.contextmanager
 def allocated_as_nan() -> Iterator[None]:
     """While this is entered, PyTorch fills what it allocates with NaN, and integers with their largest value."""
-    enabled, fills = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    memory: Any = torch.utils.deterministic
+    enabled, fills = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    memory.fill_uninitialized_memory = True
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(enabled, warn_only=warns)
-        torch.utils.deterministic.fill_uninitialized_memory = fills
+        memory.fill_uninitialized_memory = fills
 
 
 def outcomes(
