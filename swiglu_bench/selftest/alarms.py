@@ -22,6 +22,7 @@ from swiglu_bench.processes.crew import Crew
 from swiglu_bench.rows.record import Status, TensorCheck
 from swiglu_bench.selftest.right import slow
 from swiglu_bench.session.admission import Admitting, Drawn
+from swiglu_bench.session.ahead import first_candidates
 from swiglu_bench.session.here import Here
 from swiglu_bench.session.settings import Settings, Task
 from swiglu_bench.spec.cases import (
@@ -120,8 +121,9 @@ def run_alarms(
             place = Here(Settings(Task.VERIFY, device, "selftest", "selftest"), this)
             place.judge.begin_case(case, drawn.weights, extras)
             admitting = Admitting(place, case, drawn, thorough=True, extras=extras, used=used)
-            for one in asked:
-                yield Trialled(one.name, case, extras, _alarm(admitting, place, one))
+            with first_candidates():
+                for one in asked:
+                    yield Trialled(one.name, case, extras, _alarm(admitting, place, one))
             place.tidy()
             if number % TIMED == 0 and extras == PLAIN:
                 yield from timing.trial(case, _few(asked, place.settings.baseline_of(case), source))

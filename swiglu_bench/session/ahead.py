@@ -43,6 +43,23 @@ def choose_nothing(inductor: bool) -> None:
 
 
 @contextlib.contextmanager
+def first_candidates() -> Iterator[None]:
+    """While this is entered, autotuners take the first candidate that runs, for nothing but right results counts."""
+    try:
+        from triton.runtime.autotuner import Autotuner
+    except ImportError:
+        yield
+        return
+    before = {name: vars(Autotuner)[name] for name in ("check_disk_cache", "do_bench", "_bench", "run")}
+    choose_nothing(inductor=False)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(Autotuner, name, value)
+
+
+@contextlib.contextmanager
 def every_candidate() -> Iterator[None]:
     """While this is entered, Triton's autotuners compile all candidates of a call, as many at a time as there are CPUs.
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from swiglu_bench.session.ahead import choose_nothing, every_candidate, keep_no_choice
+from swiglu_bench.session.ahead import choose_nothing, every_candidate, first_candidates, keep_no_choice
 
 autotuner = pytest.importorskip("triton.runtime.autotuner")
 
@@ -88,3 +88,10 @@ def test_all_candidates_are_compiled_where_that_is_wanted() -> None:
     assert kernel.ran == [4, 4]
     tuned(kernel).run(11)
     assert kernel.compiled == [2, 4, 8, 16], "and no longer"
+
+
+def test_the_first_candidate_is_taken_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = dict(vars(autotuner.Autotuner))
+    with first_candidates():
+        assert tuned(Kernel()).run(7) == 4
+    assert dict(vars(autotuner.Autotuner)) == before
