@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 pieces="forward forward-llama3-8b forward-others forward-narrow activation step-mlp step step-llama3-8b step-others energy backward \
   memory memory-mlp experts experts-others experts-fp8 experts-peers experts-zipf experts-few experts-step experts-memory experts-parts fp8 fp8-mlp train-llama \
-  train-fp8 tp tp-experts verify selftest audit noise doctor grid-1 grid-2 host-time bare-product-128 bare-product-ragged"
+  train-fp8 tp tp-experts verify selftest audit noise doctor grid-1 grid-2 host-time early-launches bare-product-128 bare-product-ragged"
 if [ $# -lt 1 ]; then
   echo "Give the folder for the results, and which of these, if not all: $pieces" >&2
   exit 2
@@ -113,6 +113,7 @@ for piece in ${*:-$pieces}; do
     noise) $bench noise --out "$folder/noise.csv" >"$folder/noise.txt" || [ $? -eq 1 ] ;;
     grid-[12]) # a half of the layers each, which two GPUs can have at the same time
       python kernels/benchmarks/grid.py --csv "$folder/$piece.csv" --part "${piece#grid-}/2" --budget 0.3 --seconds 560 ;;
+    early-launches) python kernels/benchmarks/early_launches.py >"$folder/early-launches.txt" ;;
     host-time) python kernels/benchmarks/host_time.py >"$folder/host-time-recorded.txt" ;;
     bare-product-128)
       python kernels/benchmarks/bare_product.py --shape llama7b llama3-8b ${others//,/ } --tokens 128 --budget 1 \

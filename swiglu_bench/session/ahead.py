@@ -28,7 +28,7 @@ def keep_no_choice(inductor: bool) -> None:
     with contextlib.suppress(ImportError):
         from triton.runtime.autotuner import Autotuner
 
-        Autotuner.check_disk_cache = lambda self, key, configs, bench: bool(bench())
+        Autotuner.check_disk_cache = _kept_nowhere
 
 
 def choose_nothing(inductor: bool) -> None:
@@ -37,21 +37,22 @@ def choose_nothing(inductor: bool) -> None:
     with contextlib.suppress(ImportError):
         from triton.runtime.autotuner import Autotuner
 
-        Autotuner.do_bench = staticmethod(_once)
-        Autotuner._bench = _first_only(Autotuner._bench)
-        Autotuner.run = _with_none_taken(Autotuner.run)
+        for name, value in _taking_the_first(Autotuner).items():
+            setattr(Autotuner, name, value)
 
 
 @contextlib.contextmanager
 def first_candidates() -> Iterator[None]:
-    """While this is entered, autotuners take the first candidate that runs, for nothing but right results counts."""
+    """While this is entered, Triton's autotuners take the first candidate that runs: only right results count."""
     try:
         from triton.runtime.autotuner import Autotuner
     except ImportError:
         yield
         return
-    before = {name: vars(Autotuner)[name] for name in ("check_disk_cache", "do_bench", "_bench", "run")}
-    choose_nothing(inductor=False)
+    wanted = _taking_the_first(Autotuner)
+    before = {name: vars(Autotuner)[name] for name in wanted}
+    for name, value in wanted.items():
+        setattr(Autotuner, name, value)
     try:
         yield
     finally:
@@ -86,6 +87,20 @@ def every_candidate() -> Iterator[None]:
             yield
         finally:
             Autotuner.run = run
+
+
+def _taking_the_first(autotuner: Any) -> dict[str, Any]:
+    """What of Triton's class is replaced for that, and for choices that are kept nowhere."""
+    return {
+        "check_disk_cache": _kept_nowhere,
+        "do_bench": staticmethod(_once),
+        "_bench": _first_only(autotuner._bench),
+        "run": _with_none_taken(autotuner.run),
+    }
+
+
+def _kept_nowhere(self: Any, key: object, configs: object, bench: Callable[[], object]) -> bool:
+    return bool(bench())
 
 
 def _once(call: Callable[[], object], quantiles: object = None) -> list[float]:

@@ -147,10 +147,9 @@ class _CaseRun:
         def check(implementation: Implementation, record: Record) -> Record:
             self._admit(implementation, record)
             if seats < len(able):
-                contender = self._place.contender(implementation)
-                self._place.judge.close_letterboxes(contender.name)
-                with suppress(Exception):
-                    contender.tell("forget")
+                self._place.judge.close_letterboxes(name_of(implementation, ""))
+                with suppress(Exception):  # its process may have ended
+                    self._place.contender(implementation).tell("forget")
             return record
 
         done = self._place.side_by_side([partial(check, *one) for one in able], at_once)

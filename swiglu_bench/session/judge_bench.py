@@ -89,7 +89,7 @@ class JudgeBench:
         torch.cuda.empty_cache()
 
     def close_letterboxes(self, contender: str) -> None:
-        """Give back the memory of those of a contender whose process has ended."""
+        """Give back the memory of those of a contender whose process has ended, or lets go of the case next."""
         for key in [key for key in self._boxes if key[0] == contender]:
             self._boxes.pop(key).close()
         torch.cuda.empty_cache()

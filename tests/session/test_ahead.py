@@ -90,8 +90,9 @@ def test_all_candidates_are_compiled_where_that_is_wanted() -> None:
     assert kernel.compiled == [2, 4, 8, 16], "and no longer"
 
 
-def test_the_first_candidate_is_taken_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_candidate_is_taken_for_a_while(inductor: Any) -> None:
     before = dict(vars(autotuner.Autotuner))
     with first_candidates():
         assert tuned(Kernel()).run(7) == 4
+        assert all((inductor.fx_graph_cache, inductor.autotune_local_cache)), "which is not Triton's own"
     assert dict(vars(autotuner.Autotuner)) == before

@@ -11,7 +11,7 @@ from swiglu_kernels.hopper import shared
 from swiglu_kernels.tiles import choices
 from swiglu_kernels.tiles.candidates import KERNELS, Problem, shipped
 
-MEASURED = Path(__file__).parents[3] / "results" / "nvidia-h200" / "parts.csv"
+MEASURED = Path(__file__).parents[3] / "results" / "nvidia-h200"
 Place = tuple[int, int, int]
 """Hidden, intermediate, tokens."""
 
@@ -19,10 +19,11 @@ Place = tuple[int, int, int]
 def measured() -> dict[Place, dict[str, dict[str, float]]]:
     """Microseconds by part and way."""
     found: dict[Place, dict[str, dict[str, float]]] = {}
-    with MEASURED.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            place = int(row["hidden"]), int(row["intermediate"]), int(row["tokens"])
-            found.setdefault(place, {}).setdefault(row["part"], {})[row["way"]] = float(row["us"])
+    for name in ("parts.csv", "parts-preact.csv"):
+        with (MEASURED / name).open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                place = int(row["hidden"]), int(row["intermediate"]), int(row["tokens"])
+                found.setdefault(place, {}).setdefault(row["part"], {})[row["way"]] = float(row["us"])
     return found
 
 
