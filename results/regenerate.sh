@@ -5,9 +5,12 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-pieces="forward forward-llama3-8b forward-others forward-narrow activation step-mlp step step-llama3-8b step-others energy backward \
-  memory memory-mlp experts experts-others experts-fp8 experts-peers experts-zipf experts-few experts-step experts-memory experts-parts fp8 fp8-mlp train-llama \
-  train-fp8 tp tp-experts verify selftest audit noise doctor grid-1 grid-2 host-time early-launches bare-product-128 bare-product-ragged"
+pieces="forward forward-llama3-8b forward-others forward-narrow activation step-mlp step step-llama3-8b step-others energy \
+  backward memory memory-mlp experts experts-others experts-fp8 experts-peers experts-zipf experts-few experts-step \
+  experts-step-deepseek experts-memory experts-parts fp8 fp8-mlp train-llama train-fp8 tp tp-experts verify selftest \
+  audit noise doctor grid-1 grid-2 grid host-time early-launches bare-product bare-product-others bare-product-few \
+  bare-product-128 bare-product-ragged parts ragged fp8-kernels few-tokens few-tokens-narrow step-ragged \
+  kernels-by-triton patched-llama sweep-over-gpus"
 if [ $# -lt 1 ]; then
   echo "Give the folder for the results, and which of these, if not all: $pieces" >&2
   exit 2
@@ -24,12 +27,19 @@ peers=eager,compile,liger,fused-auto,fused-mlp-auto,quack
 fp8=eager,compile,fused-auto,fused-mlp-auto,scaled-mm,scaled-mm-compile,scaled-mm-blocks,scaled-mm-blocks-compile,torchao-float8,fused-fp8
 experts=grouped,grouped-compile,fused-experts,fused-experts-recompute
 peers_of_experts=batched,liger-experts,quack-experts # Liger's search takes two minutes for each shape
+widths=4096x11008,4096x14336,5120x13824,5120x17408,6144x16384,8192x28672,3584x18944,4096x12288,5120x25600,7168x18432
 others=mistral-7b,llama3-70b,qwen2.5-7b,qwen3-32b,gpt-oss,mixtral-expert,deepseek-v3-expert
 
 sweep() { # NAME COMMAND OPTION...
   local name=$1
   shift
   [ -e "$folder/$name" ] || $bench "$@" --out "$folder/$name" || [ $? -eq 1 ]
+}
+
+kernels() { # SCRIPT OPTION...; a benchmark of kernels/benchmarks that writes the piece's table
+  local script=$1
+  shift
+  [ -e "$folder/$piece.csv" ] || python "kernels/benchmarks/$script.py" --csv "$folder/$piece.csv" "$@"
 }
 
 for piece in ${*:-$pieces}; do
@@ -83,11 +93,13 @@ for piece in ${*:-$pieces}; do
     experts-few)
       sweep experts-few forward --shapes qwen3-30b-a3b --tokens 1,4,16,64,32k --budget 6 --no-energy --baseline grouped-compile --impl $experts ;;
     experts-step)
-      sweep experts-step step --shapes mixtral-8x7b,deepseek-v3-rank,qwen3-30b-a3b,gpt-oss-20b --tokens 8k --budget 8 \
-        --no-energy --baseline grouped-compile --impl $experts ;;
+      sweep experts-step step --shapes mixtral-8x7b,qwen3-30b-a3b,gpt-oss-20b --tokens 8k --budget 8 --no-energy \
+        --baseline grouped-compile --impl $experts ;;
+    experts-step-deepseek)
+      sweep experts-step-deepseek step --shapes deepseek-v3-rank --tokens 8k --budget 8 --no-energy --baseline grouped-compile \
+        --impl $experts ;;
     experts-memory) sweep experts-memory memory --shapes qwen3-30b-a3b --tokens 8k --impl $experts ;;
-    experts-parts)
-      [ -e "$folder/experts-parts.csv" ] || python kernels/benchmarks/experts.py --csv "$folder/experts-parts.csv" ;;
+    experts-parts) kernels experts ;;
     fp8)
       sweep fp8 forward --precision bf16,fp8-rowwise,fp8-blockwise --shapes llama7b,llama3-8b --tokens 1k,8k --budget 2 --no-energy \
         --impl $fp8 ;;
@@ -113,14 +125,38 @@ for piece in ${*:-$pieces}; do
     noise) $bench noise --out "$folder/noise.csv" >"$folder/noise.txt" || [ $? -eq 1 ] ;;
     grid-[12]) # a half of the layers each, which two GPUs can have at the same time
       python kernels/benchmarks/grid.py --csv "$folder/$piece.csv" --part "${piece#grid-}/2" --budget 0.3 --seconds 560 ;;
+    grid) # both halves as one, and their picture
+      { cat "$folder/grid-1.csv" && tail -n +2 "$folder/grid-2.csv"; } >"$folder/grid.csv"
+      python kernels/benchmarks/grid.py --csv "$folder/grid.csv" --picture "$folder/grid" ;;
     early-launches) python kernels/benchmarks/early_launches.py >"$folder/early-launches.txt" ;;
     host-time) python kernels/benchmarks/host_time.py >"$folder/host-time-recorded.txt" ;;
-    bare-product-128)
-      python kernels/benchmarks/bare_product.py --shape llama7b llama3-8b ${others//,/ } --tokens 128 --budget 1 \
-        --csv "$folder/bare-product-128.csv" ;;
+    bare-product) kernels bare_product --budget 2.5 ;;
+    bare-product-others) kernels bare_product --shape ${others//,/ } --tokens 1024 4096 8192 --budget 1.5 ;;
+    bare-product-few) kernels bare_product --shape llama7b llama3-8b ${others//,/ } --tokens 1 16 32 64 128 --budget 1 ;;
+    bare-product-128) kernels bare_product --shape llama7b llama3-8b ${others//,/ } --tokens 128 --budget 1 ;;
     bare-product-ragged)
-      python kernels/benchmarks/bare_product.py --shape llama7b llama3-8b 5120x27648 3584x18944 --tokens 160 256 333 512 640 \
-        --budget 0.6 --csv "$folder/bare-product-ragged.csv" ;;
+      kernels bare_product --shape llama7b llama3-8b 5120x27648 3584x18944 --tokens 160 256 333 512 640 --budget 0.6 ;;
+    parts) kernels parts --budget 0.08 ;;
+    ragged) kernels ragged --budget 0.2 ;;
+    fp8-kernels) kernels fp8 ;;
+    few-tokens) python kernels/benchmarks/few_tokens.py >"$folder/few-tokens.txt" ;;
+    few-tokens-narrow)
+      python kernels/benchmarks/few_tokens.py --part forward --shape deepseek-v3-expert gpt-oss --tokens 16 64 128 \
+        >"$folder/few-tokens-narrow.txt" ;;
+    step-ragged)
+      sweep step-ragged step --shapes llama7b --tokens 300,1100,1536,2050,2304,4100 --budget 3 --no-energy --baseline compile \
+        --impl eager,compile,liger,fused-auto,quack ;;
+    kernels-by-triton) # of the one that is installed
+      {
+        python -c 'import triton; print("Triton", triton.__version__)'
+        SWIGLU_KERNELS_BY_HAND=on python -m swiglu_kernels.standalone.odd_sizes --few | tail -n 1
+      } >>"$folder/kernels-by-triton.txt" ;;
+    patched-llama) python kernels/examples/train_llama.py --out "$folder/patched-llama" ;;
+    sweep-over-gpus) # the same on one GPU and on all
+      for gpus in 0 all; do
+        { time sweep "sweep-over-gpus/$gpus" forward --gpus "$gpus" --tokens 1k,2k,4k,8k,16k --no-energy --budget 7 \
+          --impl eager,eager-packed,fused --shapes "$widths"; } 2>>"$folder/sweep-over-gpus.txt"
+      done ;;
     doctor) $bench doctor --clock >"$folder/doctor.txt" || [ $? -eq 1 ] ;;
     *)
       echo "There is no piece $piece; there are: $pieces" >&2

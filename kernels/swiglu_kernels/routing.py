@@ -31,10 +31,12 @@ from typing import NamedTuple
 
 import torch
 
-from swiglu_kernels.launches.backend import tl, triton
+from swiglu_kernels.launches.backend import capability_of, tl, triton
+from swiglu_kernels.launches.early import starts_early, wait_for_launch_ahead
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.plan import run
 from swiglu_kernels.launches.precision import round_to
+from swiglu_kernels.launches.tiles import Capability
 
 ONE_PROGRAM = 1024
 """Up to so many pairs a single program makes the routing, in one launch."""
@@ -134,15 +136,17 @@ def _place(index_ptr, pair_ptr, row_ptr, tile_expert_ptr, starts_ptr, counts, be
 
 @triton.jit(do_not_specialize=OF_TOKENS)
 def _count_kernel(index_ptr, chunk_ptr, pair_ptr, pairs, experts, rows, share, chunks,
-                  PAIRS: tl.constexpr, EXPERTS: tl.constexpr):  # fmt: skip
+                  PAIRS: tl.constexpr, EXPERTS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    wait_for_launch_ahead(EARLY)
     found = _count(index_ptr, pair_ptr, pairs, experts, rows, tl.program_id(0), share, chunks, PAIRS, EXPERTS)
     expert = tl.arange(0, EXPERTS)
     tl.store(chunk_ptr + tl.program_id(0) * experts + expert, found, mask=expert < experts)
 
 
 @triton.jit(do_not_specialize=OF_TOKENS)
-def _sum_kernel(chunk_ptr, counts_ptr, experts, chunks, CHUNKS: tl.constexpr, SOME: tl.constexpr):
+def _sum_kernel(chunk_ptr, counts_ptr, experts, chunks, CHUNKS: tl.constexpr, SOME: tl.constexpr, EARLY: tl.constexpr):
     """Turn the counts of chunks into those of the chunks before, and count the pairs of SOME experts."""
+    wait_for_launch_ahead(EARLY)
     expert = tl.program_id(0) * SOME + tl.arange(0, SOME)
     known = expert < experts
     counts = tl.zeros((SOME,), dtype=tl.int32)
@@ -159,7 +163,8 @@ def _sum_kernel(chunk_ptr, counts_ptr, experts, chunks, CHUNKS: tl.constexpr, SO
 @triton.jit(do_not_specialize=OF_TOKENS)
 def _place_kernel(index_ptr, chunk_ptr, pair_ptr, row_ptr, tile_expert_ptr, starts_ptr, counts_ptr, pairs, experts,
                   tiles, share, chunks, PAIRS: tl.constexpr, TILE_ROWS: tl.constexpr,
-                  EXPERTS: tl.constexpr):  # fmt: skip
+                  EXPERTS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    wait_for_launch_ahead(EARLY)
     expert = tl.arange(0, EXPERTS)
     counts = tl.load(counts_ptr + expert, mask=expert < experts, other=0)
     before = tl.load(chunk_ptr + tl.program_id(0) * experts + expert, mask=expert < experts, other=0)
@@ -169,8 +174,10 @@ def _place_kernel(index_ptr, chunk_ptr, pair_ptr, row_ptr, tile_expert_ptr, star
 
 @triton.jit(do_not_specialize=("tiles",))
 def _route_kernel(index_ptr, pair_ptr, row_ptr, tile_expert_ptr, starts_ptr, counts_ptr, pairs, experts, rows, tiles,
-                  PAIRS: tl.constexpr, TILE_ROWS: tl.constexpr, EXPERTS: tl.constexpr):  # fmt: skip
+                  PAIRS: tl.constexpr, TILE_ROWS: tl.constexpr, EXPERTS: tl.constexpr,
+                  EARLY: tl.constexpr):  # fmt: skip
     """All three in one program, which clears all rows behind a barrier."""
+    wait_for_launch_ahead(EARLY)
     counts = _count(index_ptr, pair_ptr, pairs, experts, rows, 0, pairs, 1, PAIRS, EXPERTS)
     expert = tl.arange(0, EXPERTS)
     tl.store(counts_ptr + expert, counts, mask=expert < experts)
@@ -187,8 +194,13 @@ def route_launch(
     starts: torch.Tensor,
     counts: torch.Tensor,
     tile_rows: int,
+    capability: Capability | None = None,
 ) -> Launch:
-    """Describe the launches that write a routing, of `index` [T, k], contiguous."""
+    """Describe the launches that write a routing, of `index` [T, k], contiguous.
+
+    capability: of the GPU; None for that of the tensors' device. So it is for the others.
+    """
+    early = {"EARLY": starts_early(capability or capability_of(index.device))}
     pairs, experts, tiles = index.numel(), counts.shape[0], tile_expert.shape[0]
     wide = triton.next_power_of_2(max(experts, 1))
     alone = pairs <= ONE_PROGRAM
@@ -197,7 +209,7 @@ def route_launch(
     results = {
         "index_ptr": index, "pair_ptr": pair, "row_ptr": row, "tile_expert_ptr": tile_expert, "starts_ptr": starts,
         "counts_ptr": counts, "tiles": tiles, "TILE_ROWS": tile_rows,
-    }  # fmt: skip
+    } | early  # fmt: skip
     sizes = {"pairs": pairs, "experts": experts, "PAIRS": share, "EXPERTS": wide}
     if alone:
         return Launch(_route_kernel, (1,), results | sizes | {"rows": pair.shape[0]}, num_warps=8, num_stages=1)
@@ -205,10 +217,10 @@ def route_launch(
     chunk = index.new_empty((chunks, experts), dtype=torch.int32)
     sizes |= {"share": share, "chunks": chunks, "chunk_ptr": chunk}
     third = Launch(_place_kernel, (chunks,), results | sizes, num_warps=8, num_stages=1)
-    sums = {"chunk_ptr": chunk, "counts_ptr": counts, "experts": experts, "chunks": chunks, "SOME": SOME}
+    sums = {"chunk_ptr": chunk, "counts_ptr": counts, "experts": experts, "chunks": chunks, "SOME": SOME} | early
     sums["CHUNKS"] = min(ELEMENTS // SOME, triton.next_power_of_2(chunks))
     second = Launch(_sum_kernel, (triton.cdiv(experts, SOME),), sums, num_warps=8, num_stages=1, then=third)
-    first = sizes | {"index_ptr": index, "pair_ptr": pair, "rows": pair.shape[0]}
+    first = sizes | early | {"index_ptr": index, "pair_ptr": pair, "rows": pair.shape[0]}
     return Launch(_count_kernel, (chunks,), first, num_warps=8, num_stages=1, then=second, scratch=chunk)
 
 
@@ -239,8 +251,9 @@ def route(index: torch.Tensor, experts: int, tile_rows: int) -> Routing:
 @triton.jit(do_not_specialize=("tokens",))
 def _gather_kernel(
     x_ptr, out_ptr, row_ptr, starts_ptr, counts_ptr, tokens, columns, x_row, x_column,
-    SLOTS: tl.constexpr, ZEROS: tl.constexpr, BLOCK: tl.constexpr,
+    SLOTS: tl.constexpr, ZEROS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_launch_ahead(EARLY)
     program = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
@@ -259,7 +272,7 @@ def _gather_kernel(
 
 def gather_launch(
     x: torch.Tensor, out: torch.Tensor, row: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor, slots: int,
-    tile_rows: int,
+    tile_rows: int, capability: Capability | None = None,
 ) -> Launch:  # fmt: skip
     """Describe the launch that writes the sorted copy [P, H], contiguous, of x [T, H], any strides.
 
@@ -273,6 +286,7 @@ def gather_launch(
             "x_ptr": x, "out_ptr": out, "row_ptr": row, "starts_ptr": starts, "counts_ptr": counts,
             "tokens": x.shape[0], "columns": x.shape[1], "x_row": x.stride(0), "x_column": x.stride(1),
             "SLOTS": slots, "ZEROS": min(ZEROS, tile_rows), "BLOCK": block,
+            "EARLY": starts_early(capability or capability_of(x.device)),
         },
         num_warps=4,
         num_stages=1,
@@ -288,9 +302,19 @@ def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
 
 @triton.jit
 def _combine_kernel(
-    y_ptr, weights_ptr, row_ptr, out_ptr, columns, slots, weights_token, weights_slot, BLOCK: tl.constexpr
+    y_ptr,
+    weights_ptr,
+    row_ptr,
+    out_ptr,
+    columns,
+    slots,
+    weights_token,
+    weights_slot,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """BLOCK columns of one token; with four tokens a program 87 us in place of 76 (H200, 8192 tokens, 8 x 2048)."""
+    wait_for_launch_ahead(EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
@@ -307,7 +331,12 @@ def _combine_kernel(
 
 
 def combine_launch(
-    y: torch.Tensor, weights: torch.Tensor | None, row: torch.Tensor, out: torch.Tensor, slots: int
+    y: torch.Tensor,
+    weights: torch.Tensor | None,
+    row: torch.Tensor,
+    out: torch.Tensor,
+    slots: int,
+    capability: Capability | None = None,
 ) -> Launch:
     """Describe the launch that writes out [T, H], each token's sum of its rows of y [P, H], both contiguous."""
     block = min(1024, triton.next_power_of_2(max(y.shape[1], 1)))
@@ -319,7 +348,7 @@ def combine_launch(
             "columns": y.shape[1], "slots": slots,
             "weights_token": None if weights is None else weights.stride(0),
             "weights_slot": None if weights is None else weights.stride(1),
-            "BLOCK": block,
+            "BLOCK": block, "EARLY": starts_early(capability or capability_of(y.device)),
         },
         num_warps=4,
         num_stages=1,

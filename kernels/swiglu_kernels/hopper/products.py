@@ -42,8 +42,11 @@ that do not exist."""
 STAGES = {"ping-pong": 6, "cooperative": 4, "gate": 5}
 LEAST_TILES = 0.7
 """For each multiprocessor; with fewer, the portable kernels' smaller tiles fill the GPU better."""
-LEAST_FILLED_PERCENT = 84
-"""Of its waves of tiles, that an output has to take up: where they are emptier, PyTorch's products are faster."""
+LEAST_FILLED_PERCENT = {"sum": 90, "short sum": 72, "transposed": 84}
+"""Of its waves of tiles, that an output has to take up: where they are emptier, PyTorch's products are faster. Of a sum
+over few columns, the tiles take little time for what lies between two launches of PyTorch's."""
+SHORT_SUM = 2048
+"""Columns of d_gate or d_up, at most."""
 LEAST_GATE_TOKENS, LEAST_GATE_ELEMENTS = 512, 5_600_000
 """Tokens, and elements of d_gate, from which `gate_backward_launch` is faster than PyTorch's product and an elementwise
 launch behind it; below, its tiles are too few (results/nvidia-h200/parts.csv)."""
@@ -331,14 +334,26 @@ def gate_pays(tokens: int, intermediate: int) -> bool:
     return tokens >= LEAST_GATE_TOKENS and tokens * intermediate >= LEAST_GATE_ELEMENTS
 
 
-def fills_waves(rows: int, columns: int, processors: int) -> bool:
+def sum_fills_waves(rows: int, columns: int, depth: int, processors: int) -> bool:
     """Tell whether an output of `sum_launch` fills its waves of tiles, see LEAST_FILLED_PERCENT.
 
     A wave is a tile for each multiprocessor. In the last one some have none, and the last tiles hang over the edge.
+
+    Args:
+        rows, columns: of the output.
+        depth: over how many columns of each left operand is summed.
+        processors: multiprocessors of the GPU.
     """
     schedule = sum_schedule(rows, columns, processors)
     covered = _rows_in_turn(schedule, rows, columns, processors) * TILE * processors
-    return 100 * rows * columns >= LEAST_FILLED_PERCENT * covered
+    least = LEAST_FILLED_PERCENT["short sum" if depth <= SHORT_SUM else "sum"]
+    return 100 * rows * columns >= least * covered
+
+
+def transposed_fills_waves(rows: int, columns: int, processors: int) -> bool:
+    """Tell the same of an output of `transposed_launch`, of one pair."""
+    covered = waves(rows, columns, TILE, TILE, processors) * TILE * TILE * processors
+    return 100 * rows * columns >= LEAST_FILLED_PERCENT["transposed"] * covered
 
 
 def sum_launch(

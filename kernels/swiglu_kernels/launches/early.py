@@ -16,6 +16,10 @@ def starts_early(capability: Capability | None) -> bool:
 
 @triton.jit
 def wait_for_launch_ahead(EARLY: tl.constexpr):
-    """Wait for the end of the launch ahead, where this one may begin before; it comes first in a kernel."""
+    """Wait for the end of the launch ahead, where this one may begin before; it comes first in a kernel.
+
+    The launch behind may begin as soon as all programs of this one have: it waits for their end as well.
+    """
     if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

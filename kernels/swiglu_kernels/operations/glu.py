@@ -127,7 +127,7 @@ def write_weight_grads(
     weight_grad: str,
 ) -> None:
     """Write d_gate^T x and d_up^T x to d_weights."""
-    if weight_grad == "triton":
+    if weight_grad != "torch":
         run(weight_grad_launch, None, d_gate, d_up, x, *d_weights)
     else:
         for d_preactivation, d_weight in zip((d_gate, d_up), d_weights, strict=True):

@@ -66,7 +66,15 @@ from swiglu_kernels.operations.glu import (
 from swiglu_kernels.operations.silu_mul import backward_launch as gate_backward_launch
 from swiglu_kernels.portable.glu_backward import input_grad_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
-from swiglu_kernels.tiles.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS, hidden_grad_by_torch, resolve
+from swiglu_kernels.tiles.choices import (
+    AUTO,
+    INPUT_GRADS,
+    SAVES,
+    WEIGHT_GRADS,
+    down_grad_by_torch,
+    hidden_grad_by_torch,
+    resolve,
+)
 
 TILE = 128
 """A slice of the intermediate dimension has a multiple of so many columns: no tile of any kernel is cut."""
@@ -250,7 +258,7 @@ def _mlp_backward(
         write_hidden_grads(d_out_rows, down, preactivations, d_gate, d_up, wanted_h, formula)
         if wants_down:
             assert h is not None
-            if weight_grad == "triton":
+            if weight_grad == "triton" or (weight_grad == AUTO and not down_grad_by_torch(d_out_rows, size[1])):
                 run(down_weight_grad_launch, d_out_rows, h, result(W_DOWN)[:, columns])
             else:
                 out = result(W_DOWN)[:, columns]
@@ -335,7 +343,8 @@ def swiglu_mlp(
         bias_down: [hidden_out] or None.
         activation, gate_multiplier, alpha, limit, up_offset: the gate, as for `swiglu_glu`.
         weight_grad: "triton" (two deterministic launches for the three weight gradients), "torch" (PyTorch products),
-            "none" (weights and biases are frozen) or "auto".
+            "none" (weights and biases are frozen) or "auto", which may take the former for d_w_gate and d_w_up and the
+            latter for d_w_down.
         save: what stays alive for the backward, in elements. "preact": gate and up, 2 x tokens x intermediate; h is
             recomputed from them. "input": nothing but x; three products run again. "auto": "preact", or "input" with
             chunk_tokens.
@@ -394,7 +403,10 @@ def swiglu_mlp(
     if backend_for(x) == "torch":
         return reference.swiglu_mlp(x, *weights, *biases, **formula)
     rows = as_matrix(x)
+    asked = weight_grad
     weight_grad, save, input_grad = resolve(weight_grad, save, input_grad, rows, intermediate, chunk)
+    if asked == AUTO and weight_grad == "triton" and not chunk:
+        weight_grad = AUTO  # d_w_down is chosen for itself
     frozen = weight_grad == "none"  # and so these weights and biases are not those that were given
     if not any(weight.requires_grad for weight in weights):
         weight_grad = "none"

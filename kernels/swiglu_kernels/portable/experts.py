@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from swiglu_kernels.launches.backend import capability_of, tl, triton
+from swiglu_kernels.launches.early import starts_early, wait_for_launch_ahead
 from swiglu_kernels.launches.formula import Formula
 from swiglu_kernels.launches.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.launches.plan import run
@@ -114,9 +115,10 @@ def _gate_up_kernel(
     x_m, x_k, w_e, w_n, w_k, bias_e, bias_n, multiplier, alpha, limit, up_offset,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, OF_TOKENS: tl.constexpr,
-    INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr,
+    INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One tile of h [rows, N] and pre [rows, 2 N]; N intermediate, K hidden."""
+    wait_for_launch_ahead(EARLY)
     tile_m, tile_n = grouped_tile(rows, N, BLOCK_M, BLOCK_N, GROUP)
     expert = tl.load(tile_expert_ptr + tile_m).to(tl.int64)
     if expert < 0:
@@ -167,9 +169,10 @@ def _rows_kernel(
     a_ptr, w_ptr, a_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, pair_ptr, tile_expert_ptr, rows, N, K,
     w_e, w_n, w_k, bias_e, bias_n,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-    EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One tile of out [rows, N] = a [rows, K] w[expert]^T + bias[expert], of codes with their scales."""
+    wait_for_launch_ahead(EARLY)
     tile_m, tile_n = grouped_tile(rows, N, BLOCK_M, BLOCK_N, GROUP)
     expert = tl.load(tile_expert_ptr + tile_m).to(tl.int64)
     if expert < 0:
@@ -463,6 +466,7 @@ def gate_up_launch(
             "x_ptr": x, "h_ptr": h, "pre_ptr": pre, "N": N, "slots": slots, "x_m": x.stride(0), "x_k": x.stride(1),
             "x_scales_ptr": scales[0], "w_scales_ptr": scales[1],
             "OF_TOKENS": x.shape[0] < pair.shape[0], "INTERLEAVED": interleaved,
+            "EARLY": starts_early(capability or capability_of(x.device)),
         }
         | _product_arguments(x, w_gate_up, pair, tile_expert, tile, columns)
         | _bias_arguments(bias)
@@ -494,6 +498,7 @@ def rows_launch(
         kernel=_rows_kernel,
         grid=(tile_expert.shape[0] * triton.cdiv(w.shape[1], tile.columns),),
         arguments={"a_ptr": a, "out_ptr": out, "N": w.shape[1], "a_scales_ptr": scales[0], "w_scales_ptr": scales[1]}
+        | {"EARLY": starts_early(capability or capability_of(a.device))}
         | _product_arguments(a, w, pair, tile_expert, tile, tile.columns)
         | _bias_arguments(bias),
         num_warps=tile.warps,

@@ -222,13 +222,15 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
             "experts' dW_down": experts.weight_grad_launch(x, h, w_down, *summed),
         }
         others = {
-            "routing": route_launch(index, *routing[:5], tile_rows),
-            "routing in one program": route_launch(index[:1], *new_routing(index[:1], count, tile_rows)[:5], tile_rows),
-            "experts' gather": gather_launch(x, y, row, starts, counts, slots, tile_rows),
+            "routing": route_launch(index, *routing[:5], tile_rows, capability),
+            "routing in one program": route_launch(
+                index[:1], *new_routing(index[:1], count, tile_rows)[:5], tile_rows, capability
+            ),
+            "experts' gather": gather_launch(x, y, row, starts, counts, slots, tile_rows, capability),
             "experts' bias gradients": experts.row_sums_launch(x, weights, b_down, pair, starts, counts, slots),
             "experts' products of rows": experts.row_dots_launch(x, y, dots, pair, starts, slots),
             "routing weights' gradient": experts.slot_grads_launch(dots, x, b_down, weights, row, tile_expert, slots),
-            "weighted sum": combine_launch(y, weights, row, x, slots),
+            "weighted sum": combine_launch(y, weights, row, x, slots, capability),
         }
         for name, launch in (multiplied | (others if tile_rows == 16 else {})).items():
             yield f"{name}, {at}", launch

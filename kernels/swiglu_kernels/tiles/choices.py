@@ -12,9 +12,10 @@ and products of d_gate and d_up once they are stored, by `hopper/products.py`, r
     dX   0.98-1.00 where its tiles fill their waves; 1.1-1.4 where they do not, as of 1100, 1280 or 2304 tokens
 
 so "auto" is save="preact" wherever memory is not the point (`save_memory`), dX in two steps by Triton where its tiles
-fill their waves (`hopper_products.fills_waves`), and dW by Triton. What the portable kernels do instead is slower than
-PyTorch's products from two tokens on, but for narrow layers, and so are the hand-scheduled ones where rows do not begin
-at multiples of 128 bytes and tokens are many (`results/nvidia-h200/parts.csv`): "auto" then takes PyTorch's.
+fill their waves (`products.sum_fills_waves`), and dW by Triton, an MLP's d_w_down where it fills its own. What the
+portable kernels do instead is slower than PyTorch's products from two tokens on, but for narrow layers, and so are the
+hand-scheduled ones where rows do not begin at multiples of 128 bytes and tokens are many
+(`results/nvidia-h200/parts.csv`): "auto" then takes PyTorch's.
 
 The forward of the portable kernel takes 1.16-1.22 of the bare product at 1024-8192 tokens, where eager takes 1.12-1.16
 and two products by torch with one elementwise launch 1.06-1.11. So where no hand-scheduled kernel takes the tensors
@@ -114,7 +115,8 @@ def resolve(
     if save == AUTO:
         save = "input" if chunk_tokens else "preact"
     if input_grad == AUTO:
-        input_grad = "two_step" if hopper and in_lines and products.fills_waves(tokens, hidden, hopper) else "torch"
+        by_hand = hopper and in_lines and products.sum_fills_waves(tokens, hidden, intermediate, hopper)
+        input_grad = "two_step" if by_hand else "torch"
     if weight_grad == AUTO:
         one = tokens == 1 and not why_unmeasured(x.device)
         in_sectors = rows_begin_at(SECTOR, hidden, intermediate)
@@ -123,6 +125,19 @@ def resolve(
         by_triton = one or (hopper and (in_lines or few))
         weight_grad = "triton" if by_triton else "torch"
     return weight_grad, save, input_grad
+
+
+def down_grad_by_torch(d_out: torch.Tensor, intermediate: int) -> bool:
+    """Whether "auto" makes an MLP's d_w_down by torch, where the other two weight gradients are by Triton.
+
+    Args:
+        d_out: [tokens, hidden].
+        intermediate: columns of w_down.
+    """
+    (tokens, hidden), hopper = d_out.shape, _hopper_multiprocessors(d_out.device)
+    if not hopper or products.transposed_fills_waves(hidden, intermediate, hopper):
+        return False
+    return lookup("mlp-weight-grad", d_out, tokens, hidden, intermediate) is None
 
 
 def why_slow_rows(hidden: int, intermediate: int) -> str:

@@ -32,7 +32,7 @@ def ruled(part: str, place: Place) -> str:
     x = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="meta")
     weight_grad, _, input_grad = choices.resolve("auto", "auto", "auto", x, intermediate)
     by_torch = {"input-grad": input_grad, "weight-grad": weight_grad, "mlp-weight-grad": weight_grad}.get(part)
-    if by_torch == "torch":
+    if by_torch == "torch" or (part == "mlp-weight-grad" and choices.down_grad_by_torch(x, intermediate)):
         return "torch"
     return shipped(part, Problem(tokens, hidden, intermediate, torch.bfloat16, (9, 0))).schedule
 
@@ -54,9 +54,9 @@ def _on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("forward-preact", 1.005, 1.08),
         ("mlp-hidden-grad", 1.005, 1.08),
-        ("input-grad", 1.01, 1.13),
+        ("input-grad", 1.01, 1.12),
         ("weight-grad", 1.015, 1.22),
-        ("mlp-weight-grad", 1.02, 1.18),
+        ("mlp-weight-grad", 1.01, 1.12),
     ],
 )
 def test_each_part_is_near_the_fastest_way(part: str, mean: float, most: float) -> None:
