@@ -9,7 +9,7 @@ pieces="forward forward-llama3-8b forward-others forward-narrow activation step-
   backward memory memory-mlp experts experts-others experts-fp8 experts-peers experts-zipf experts-few experts-step \
   experts-step-deepseek experts-memory experts-parts fp8 fp8-mlp train-llama train-fp8 tp tp-experts verify selftest \
   audit noise doctor grid-1 grid-2 grid host-time early-launches bare-product bare-product-others bare-product-few \
-  bare-product-128 bare-product-ragged parts ragged fp8-kernels few-tokens few-tokens-narrow step-ragged \
+  bare-product-128 bare-product-ragged parts waves ragged fp8-kernels few-tokens few-tokens-narrow step-ragged \
   kernels-by-triton patched-llama sweep-over-gpus"
 if [ $# -lt 1 ]; then
   echo "Give the folder for the results, and which of these, if not all: $pieces" >&2
@@ -137,6 +137,7 @@ for piece in ${*:-$pieces}; do
     bare-product-ragged)
       kernels bare_product --shape llama7b llama3-8b 5120x27648 3584x18944 --tokens 160 256 333 512 640 --budget 0.6 ;;
     parts) kernels parts --budget 0.08 ;;
+    waves) kernels parts --waves --part input-grad mlp-weight-grad --budget 0.15 ;;
     ragged) kernels ragged --budget 0.2 ;;
     fp8-kernels) kernels fp8 ;;
     few-tokens) python kernels/benchmarks/few_tokens.py >"$folder/few-tokens.txt" ;;

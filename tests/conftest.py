@@ -56,6 +56,14 @@ def _seeded(request: pytest.FixtureRequest) -> None:
     torch.manual_seed(zlib.crc32(request.node.nodeid.encode()))
 
 
+@pytest.fixture(autouse=True)
+def _memory_given_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The workers of one run share a GPU: what the allocator of one keeps is missing elsewhere."""
+    yield
+    if request.node.get_closest_marker("gpu") and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
 @pytest.fixture
 def _quiet_machine() -> Iterator[None]:
     from quiet import quiet_machine

@@ -1,12 +1,14 @@
 """Time each part of a step by every way to make it, in the same rounds: what `auto` chooses among.
 
     python kernels/benchmarks/parts.py --csv FILE [--shape 4096x11008] [--tokens 300] [--budget 0.2]
+    python kernels/benchmarks/parts.py --csv FILE --waves --part input-grad mlp-weight-grad
 
 The parts: the forward that keeps gate and up; d_gate, d_up and h of an MLP; dX; d_w_gate and d_w_up; d_w_down. The
 ways: `torch` (PyTorch's products, and one elementwise launch where there is a gate), the portable kernel, and each
 schedule by hand. Without options the sizes are those of layers whose rows begin at multiples of 16, 32, 64 and 128
-bytes. Each is timed behind a filled queue with a cold L2 cache. Ratios to `torch` are medians of per-round ratios, with
-95% intervals. Processes of their own compile first.
+bytes; with --waves, those whose tiles fill the multiprocessors well or badly. Each is timed behind a filled queue with
+a cold L2 cache. Ratios to `torch` are medians of per-round ratios, with 95% intervals. Processes of their own compile
+first.
 """
 
 import argparse
@@ -41,6 +43,17 @@ CASES = {
     "4192x3360": (13, 262, 1142, 3656),
     "4128x3296": (262, 1142, 3656),
 }
+WAVES = {
+    "4096x14336": (896, 1408, 2304, 2707, 3643, 5309),
+    "4096x11008": (453, 896, 1408, 2304, 2707),
+    "2880x2880": (2634, 4872, 7428),
+    "8192x28672": (1150, 2300, 3000),
+    "2048x768": (684, 1300, 2370, 2745),
+    "2048x1024": (684, 1500, 2654, 3803),
+    "4096x1536": (1300, 2304, 3643),
+    "7168x2048": (1300, 2100, 3200),
+}
+"""Whose dX fills 62 to 97% of its waves of tiles."""
 Call = Callable[[], object]
 
 
@@ -99,14 +112,17 @@ def main() -> None:
     """Measure all cases, write a row for each way, and print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=Path, required=True)
-    parser.add_argument("--shape", nargs="+", default=list(CASES), help="HIDDENxINTERMEDIATE")
+    parser.add_argument("--shape", nargs="+", help="HIDDENxINTERMEDIATE")
     parser.add_argument("--tokens", nargs="+", type=int)
+    parser.add_argument("--waves", action="store_true", help="other sizes, see above")
     parser.add_argument("--part", nargs="+", help="default: all")
     parser.add_argument("--budget", type=float, default=0.2, help="seconds for a part of a case")
     parser.add_argument("--processes", type=int, default=16, help="that compile at once; 0: none")
     options = parser.parse_args()
     began, rows = time.monotonic(), []
-    cases = [(one, tokens) for one in options.shape for tokens in options.tokens or CASES.get(one, (1, 13, 262, 1142))]
+    sizes = WAVES if options.waves else CASES
+    shapes = options.shape or list(sizes)
+    cases = [(one, tokens) for one in shapes for tokens in options.tokens or sizes.get(one, (1, 13, 262, 1142))]
     if options.processes:
         with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
             pool.map(compile_some, [cases[first :: options.processes] for first in range(options.processes)])

@@ -23,6 +23,7 @@ Where A and B are both read ACROSS, the last step may have a depth of its own, L
 Measured on an H200: NOTES.md.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -42,11 +43,11 @@ that do not exist."""
 STAGES = {"ping-pong": 6, "cooperative": 4, "gate": 5}
 LEAST_TILES = 0.7
 """For each multiprocessor; with fewer, the portable kernels' smaller tiles fill the GPU better."""
-LEAST_FILLED_PERCENT = {"sum": 90, "short sum": 72, "transposed": 84}
-"""Of its waves of tiles, that an output has to take up: where they are emptier, PyTorch's products are faster. Of a sum
-over few columns, the tiles take little time for what lies between two launches of PyTorch's."""
-SHORT_SUM = 2048
-"""Columns of d_gate or d_up, at most."""
+LEAST_FILLED_PERCENT = {1024: 64, 4096: 90, math.inf: 92}
+"""Of its waves of tiles, that a sum over so many columns of each operand, or fewer, has to take up: where they are
+emptier, PyTorch's products are faster (results/nvidia-h200/waves.csv). Of a short sum PyTorch's two launches, one to
+make it and one to add to it, are slow."""
+LEAST_FILLED_TRANSPOSED_PERCENT = 84
 LEAST_GATE_TOKENS, LEAST_GATE_ELEMENTS = 512, 5_600_000
 """Tokens, and elements of d_gate, from which `gate_backward_launch` is faster than PyTorch's product and an elementwise
 launch behind it; below, its tiles are too few (results/nvidia-h200/parts.csv)."""
@@ -335,7 +336,7 @@ def gate_pays(tokens: int, intermediate: int) -> bool:
 
 
 def sum_fills_waves(rows: int, columns: int, depth: int, processors: int) -> bool:
-    """Tell whether an output of `sum_launch` fills its waves of tiles, see LEAST_FILLED_PERCENT.
+    """Tell whether an output of `sum_launch` fills its waves of tiles enough to be faster than PyTorch's products.
 
     A wave is a tile for each multiprocessor. In the last one some have none, and the last tiles hang over the edge.
 
@@ -346,14 +347,14 @@ def sum_fills_waves(rows: int, columns: int, depth: int, processors: int) -> boo
     """
     schedule = sum_schedule(rows, columns, processors)
     covered = _rows_in_turn(schedule, rows, columns, processors) * TILE * processors
-    least = LEAST_FILLED_PERCENT["short sum" if depth <= SHORT_SUM else "sum"]
+    least = next(percent for most, percent in LEAST_FILLED_PERCENT.items() if depth <= most)
     return 100 * rows * columns >= least * covered
 
 
 def transposed_fills_waves(rows: int, columns: int, processors: int) -> bool:
     """Tell the same of an output of `transposed_launch`, of one pair."""
     covered = waves(rows, columns, TILE, TILE, processors) * TILE * TILE * processors
-    return 100 * rows * columns >= LEAST_FILLED_PERCENT["transposed"] * covered
+    return 100 * rows * columns >= LEAST_FILLED_TRANSPOSED_PERCENT * covered
 
 
 def sum_launch(

@@ -192,7 +192,7 @@ def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capabili
 
 def _waits_first(ptx: str) -> bool:
     """Tell whether the first that touches the GPU's memory is the wait for the launch ahead."""
-    first = re.search(r"griddepcontrol\.wait|\b(?:ld|st|atom|red|cp)\.(?!param)", ptx)
+    first = re.search(r"griddepcontrol\.wait|\b(?:ld|st|atom|red|cp)\.(?!param|shared)", ptx)
     return first is not None and first[0].startswith("griddepcontrol")
 
 

@@ -218,6 +218,7 @@ def test_strides_beyond_32_bits(layout):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone  # for its memory
 @pytest.mark.parametrize("options", [VARIANTS[0], VARIANTS[3]], ids=variant_name)
 def test_above_two_to_the_31_elements(options):
     tokens, hidden, intermediate = 2**17 + 5, 64, 2**14 + 16

@@ -131,6 +131,7 @@ def test_every_gate_at_model_sizes(gate, save):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone  # for its memory
 def test_above_two_to_the_31_elements():
     tokens, hidden, intermediate = 2**17 + 5, 64, 2**14 + 16
     d_out = torch.randn(tokens, hidden, device="cuda").bfloat16()

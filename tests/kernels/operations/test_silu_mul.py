@@ -63,6 +63,7 @@ def test_rows_further_apart_than_32_bits():
 
 
 @pytest.mark.gpu
+@pytest.mark.alone  # for its memory
 @pytest.mark.parametrize("elements", [2**31 - 1, 2**31, 2**31 + BLOCK + 1])
 def test_above_two_to_the_31_elements(elements):
     gate = torch.empty(elements, dtype=torch.bfloat16, device="cuda").normal_()

@@ -145,6 +145,7 @@ def test_width_of_offsets_at_the_boundary(elements, long):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone  # for its memory
 @pytest.mark.parametrize("elements", [2**31 - 4 * BLOCK_SIZE, 2**31 - 1, 2**31 + BLOCK_SIZE + 1])
 def test_above_two_to_the_31_elements(elements):
     dw, e, g = (torch.empty(elements, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(3))
