@@ -85,7 +85,9 @@ def _glu_row(name: str, weight_grad: str, save: str, input_grad: str, descriptio
     if frozen:
         footprints = {Scope.GLU: Footprint(kept, ((3, 1, 0),)), Scope.MLP: Footprint(kept, ((3, 2, 0),))}
     else:
-        at_mlp = Footprint(kept + 1, ((3, 2, 3), (kept + 2, 1, 1)))
+        # PyTorch's products of weights come one after the other, and d_gate goes before d_w_up comes.
+        last = ((3, 2, 2), (2, 2, 3)) if (weight_grad, save) == ("torch", "input") else ((3, 2, 3),)
+        at_mlp = Footprint(kept + 1, (*last, (kept + 2, 1, 1)))
         footprints = {Scope.GLU: Footprint(kept, ((3, 1, 2),)), Scope.MLP: at_mlp}
     choices: dict[str, Any] = {"weight_grad": weight_grad, "save": save, "input_grad": input_grad}
     declare = implementation(

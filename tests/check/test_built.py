@@ -275,6 +275,7 @@ def test_memory_of_the_kernels_is_what_arithmetic_predicts(one: Implementation, 
         scope=scope, tokens=tokens, dtype=Dtype.BFLOAT16, shape=Shape("medium", 2048, 8192, "made up", (tokens,))
     )
     built = Built(one, make_problem(case, "cuda"))
-    built.train(ONE)
+    for _ in range(3):  # what is recorded in the first two calls gives some tensors back sooner
+        built.train(ONE)
     use = built.memory(ONE)
     assert (use.saved_bytes, use.peak_bytes) == pytest.approx(predicted_memory(case, one.footprints[scope]), rel=0.01)

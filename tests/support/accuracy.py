@@ -98,21 +98,21 @@ def random_tensor(
     *shape: int, dtype: torch.dtype, layout: str = "contiguous", scale: float = 1.0, seed: int = 0
 ) -> torch.Tensor:
     """Draw a seeded tensor on DEVICE in one of LAYOUTS."""
-    generator = torch.Generator().manual_seed(seed + 1000 * sum(shape))
+    generator = torch.Generator(DEVICE).manual_seed(seed + 1000 * sum(shape))
     if layout == "contiguous" or len(shape) < 2:
-        values = torch.randn(shape, generator=generator)
-        return (values * scale).to(dtype).to(DEVICE)
+        values = torch.randn(shape, generator=generator, device=DEVICE)
+        return (values * scale).to(dtype)
     *lead, rows, columns = shape
     if layout == "transposed":
-        values = torch.randn((*lead, columns, rows), generator=generator).transpose(-1, -2)
+        values = torch.randn((*lead, columns, rows), generator=generator, device=DEVICE).transpose(-1, -2)
     elif layout == "half":  # the second half of a packed matrix
-        values = torch.randn((*lead, rows, 2 * columns), generator=generator)
-        return (values * scale).to(dtype).to(DEVICE)[..., columns:]
+        values = torch.randn((*lead, rows, 2 * columns), generator=generator, device=DEVICE)
+        return (values * scale).to(dtype)[..., columns:]
     else:
         assert layout == "strided", layout
-        values = torch.randn((*lead, rows, 2 * columns), generator=generator)
-        return (values * scale).to(dtype).to(DEVICE)[..., ::2]
-    return (values * scale).to(dtype).to(DEVICE)
+        values = torch.randn((*lead, rows, 2 * columns), generator=generator, device=DEVICE)
+        return (values * scale).to(dtype)[..., ::2]
+    return (values * scale).to(dtype)
 
 
 LAYOUTS = ["contiguous", "transposed", "half", "strided"]

@@ -1,7 +1,8 @@
 """Launches that begin before the one ahead of them in the stream has ended: programmatic dependent launch.
 
 What the launch itself takes, some microseconds, passes while the kernel ahead still runs, whoever launched that; the
-programs then wait for its end and read and write nothing before. CUDA C++ Programming Guide, "Programmatic Dependent
+programs then wait for its end. Before that they write nothing and read nothing that it may write: most read nothing,
+some what is older, as weights. CUDA C++ Programming Guide, "Programmatic Dependent
 Launch and Synchronization".
 """
 
@@ -16,10 +17,18 @@ def starts_early(capability: Capability | None) -> bool:
 
 @triton.jit
 def wait_for_launch_ahead(EARLY: tl.constexpr):
-    """Wait for the end of the launch ahead, where this one may begin before; it comes first in a kernel.
+    """Wait for the end of the launch ahead, where this one may begin before.
 
-    The launch behind may begin as soon as all programs of this one have: it waits for their end as well.
+    Only then may the launch behind begin: what is older than the launch ahead of it, it may read before it waits.
     """
     if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def fetch(addresses):
+    """Fetch the lines in which these addresses lie to the L2 cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1
+    )

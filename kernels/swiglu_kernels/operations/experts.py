@@ -42,12 +42,15 @@ from swiglu_kernels.launches.tiles import expert_tile_rows
 from swiglu_kernels.operations import experts_fp8, fp8
 from swiglu_kernels.operations.glu import as_matrix, like_leading, needs_backward, new, of_matrix
 from swiglu_kernels.portable import experts as portable
+from swiglu_kernels.portable import pairs
 from swiglu_kernels.portable.experts import row_dots, row_sums, slot_grads
 from swiglu_kernels.routing import Routing, combine, new_routing, route
-from swiglu_kernels.tiles.choices import why_not_hopper, why_portable
+from swiglu_kernels.tiles.choices import needs_no_routing, why_not_hopper, why_portable
 
 KERNELS: dict[str, ModuleType] = {"portable": portable, "hopper": hopper}
 """By what `backend` calls them; `routing.py` says what functions they have."""
+PAIRS = "pairs"
+"""What "portable" is for few tokens and no gradients: no routing is made."""
 
 # Positions in a list of needs or gradients.
 X, W_GATE_UP, W_DOWN, WEIGHTS, B_GATE_UP, B_DOWN = range(6)
@@ -84,8 +87,11 @@ def _experts(
     if index.numel() == 0 or w_gate_up.shape[0] == 0:
         out, *others = _outputs(x, w_gate_up, w_down, index, tile_rows, keep)
         return out.zero_(), *others  # type: ignore[return-value]
-    kernels, formula = KERNELS[backend], formula_of(activation, 1.0, alpha, limit, up_offset)
-    routing = route(index, w_gate_up.shape[0], tile_rows)
+    formula = formula_of(activation, 1.0, alpha, limit, up_offset)
+    if backend == PAIRS:
+        out = pairs.forward(x, w_gate_up, w_down, weights, b_gate_up, b_down, index, formula, interleaved)
+        return out, *_outputs(x[:0], w_gate_up, w_down, index, tile_rows, keep)[1:]
+    kernels, routing = KERNELS[backend], route(index, w_gate_up.shape[0], tile_rows)
     rows = kernels.gather(x, routing)
     h, pre = kernels.gate_up(rows, w_gate_up, routing, b_gate_up, formula, interleaved, True, keep)
     del rows
@@ -445,6 +451,8 @@ def swiglu_experts(
     if backend is None:
         portable_because = why_portable(index.numel(), rows, *multiplied, activation, with_grad)
         backend = "portable" if portable_because else "hopper"
+        if needs_no_routing(index.numel(), portable_because is not None, with_grad, in_fp8):
+            backend = PAIRS
     elif backend == "hopper" and (reason := why_not_hopper(rows, *multiplied, activation)):
         raise ValueError(f"backend: expected 'portable' or None, got 'hopper': {reason}")
     by_hand = backend == "hopper"

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from swiglu_kernels.launches.backend import capability_of, tl, triton
-from swiglu_kernels.launches.early import starts_early, wait_for_launch_ahead
+from swiglu_kernels.launches.early import fetch, starts_early, wait_for_launch_ahead
 from swiglu_kernels.launches.formula import Formula
 from swiglu_kernels.launches.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.launches.plan import run
@@ -40,6 +40,9 @@ from swiglu_kernels.portable.fp8_codes import Quantised
 from swiglu_kernels.routing import Routing
 from swiglu_kernels.tiles.tuning import lookup, portable_tile
 
+LINES_AHEAD = 8
+"""Of 128 bytes, of each row of a tile of weights; what all programs fetch that wait at once has to fit into L2."""
+
 
 @triton.jit
 def _rows(pair_ptr, tile, slots, BLOCK_M: tl.constexpr, OF_TOKENS: tl.constexpr):
@@ -50,7 +53,7 @@ def _rows(pair_ptr, tile, slots, BLOCK_M: tl.constexpr, OF_TOKENS: tl.constexpr)
 
 
 @triton.jit
-def _product(
+def product(
     a_ptr, b_ptr, a_offsets, b_offsets, a_inside, b_inside, K, a_k, b_k,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -78,6 +81,16 @@ def _product(
 
 
 @triton.jit
+def fetch_weights(w_ptr, tile, wanted, N, K, w_n, BLOCK_N: tl.constexpr, AHEAD: tl.constexpr):
+    """Fetch the first AHEAD lines of BLOCK_N rows of a weight of 16 bits, contiguous along K, to the L2 cache."""
+    if AHEAD > 0:  # noqa: SIM102 (the compiler's, and then the GPU's)
+        if wanted:
+            n = tl.minimum(tile * BLOCK_N + tl.arange(0, BLOCK_N), N - 1).to(tl.int64)
+            k = tl.minimum(tl.arange(0, AHEAD) * 64, K - 1)
+            fetch(w_ptr + n[:, None] * w_n + k[None, :])
+
+
+@triton.jit
 def _scaled(product, a_scales_ptr, w_scales_ptr, row, column, row_inside, column_inside):
     """Return a product of codes times the scales of its rows and columns; without a_scales_ptr the product."""
     if a_scales_ptr is not None:
@@ -88,7 +101,7 @@ def _scaled(product, a_scales_ptr, w_scales_ptr, row, column, row_inside, column
 
 
 @triton.jit
-def _two_of(pair):
+def even_and_odd(pair):
     """Return the even and the odd columns of a tile."""
     return tl.split(tl.reshape(pair, (pair.shape[0], pair.shape[1] // 2, 2)))
 
@@ -133,7 +146,7 @@ def _gate_up_kernel(
     inside = tile_n * BLOCK_N + both // 2 < N
     if WIDE:
         column = column.to(tl.int64)
-    pre = _product(
+    pre = product(
         x_ptr, w_ptr + expert * w_e + first * w_n, source * x_m, column * w_n, pair >= 0, inside, K, x_k, w_k,
         BLOCK_M, 2 * BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
@@ -144,7 +157,7 @@ def _gate_up_kernel(
     if pre_ptr is not None and INTERLEAVED:
         position, offsets, both_inside = output_tile(tile_m, tile_n, rows, 2 * N, BLOCK_M, 2 * BLOCK_N, WIDE)
         tl.store(pre_ptr + position + offsets, round_to(pre, pre_ptr.dtype.element_ty), mask=both_inside)
-    gate, up = _two_of(pre)
+    gate, up = even_and_odd(pre)
     halves_ptr = None if INTERLEAVED else pre_ptr
     if BLOCK_N >= 128:  # one half after the other: whole tiles of gate, up and h spill registers
         left_gate, right_gate = halves(gate)
@@ -169,12 +182,13 @@ def _rows_kernel(
     a_ptr, w_ptr, a_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, pair_ptr, tile_expert_ptr, rows, N, K,
     w_e, w_n, w_k, bias_e, bias_n,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-    EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One tile of out [rows, N] = a [rows, K] w[expert]^T + bias[expert], of codes with their scales."""
-    wait_for_launch_ahead(EARLY)
     tile_m, tile_n = grouped_tile(rows, N, BLOCK_M, BLOCK_N, GROUP)
     expert = tl.load(tile_expert_ptr + tile_m).to(tl.int64)
+    fetch_weights(w_ptr + expert * w_e, tile_n, expert >= 0, N, K, w_n, BLOCK_N, AHEAD)
+    wait_for_launch_ahead(EARLY)
     if expert < 0:
         return
     pair, row = _rows(pair_ptr, tile_m, 1, BLOCK_M, False)
@@ -183,7 +197,7 @@ def _rows_kernel(
     first = tile_n.to(tl.int64) * BLOCK_N
     if WIDE:
         n = n.to(tl.int64)
-    out = _product(
+    out = product(
         a_ptr, w_ptr + expert * w_e + first * w_n, row * K, n * w_n, pair >= 0, inside, K, 1, w_k,
         BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
@@ -205,7 +219,7 @@ def _store_gradients(
     position, offsets, inside = strided_tile(tile_m, tile_n, rows, N, 2 * N, 1, BLOCK_M, BLOCK_N, WIDE)
     if INTERLEAVED:
         position, offsets, both_inside = output_tile(tile_m, tile_n, rows, 2 * N, BLOCK_M, 2 * BLOCK_N, WIDE)
-        gate, up = _two_of(tl.load(pre_ptr + position + offsets, mask=both_inside, other=0.0).to(tl.float32))
+        gate, up = even_and_odd(tl.load(pre_ptr + position + offsets, mask=both_inside, other=0.0).to(tl.float32))
     else:
         gate = tl.load(pre_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
         up = tl.load(pre_ptr + N + position + offsets, mask=inside, other=0.0).to(tl.float32)
@@ -266,7 +280,7 @@ def _down_backward_kernel(
     inside = tile_n * BLOCK_N + n < N
     if WIDE:
         n = n.to(tl.int64)
-    d_h = _product(
+    d_h = product(
         dy_ptr, w_ptr + expert * w_e + tile_n.to(tl.int64) * BLOCK_N * w_n, source * dy_m, n * w_n, pair >= 0, inside,
         K, dy_k, w_k, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
@@ -386,7 +400,14 @@ Scales = tuple[torch.Tensor | None, torch.Tensor | None]
 NO_SCALES: Scales = (None, None)
 
 
-def _bias_arguments(bias: torch.Tensor | None) -> dict[str, Any]:
+def early_arguments(w: torch.Tensor, capability: Capability | None) -> dict[str, Any]:
+    """Return the arguments for a launch that may begin early, and fetches its weights [E, N, K] meanwhile."""
+    early = starts_early(capability or capability_of(w.device))
+    return {"EARLY": early, "AHEAD": LINES_AHEAD if early and w.stride(2) == 1 and w.element_size() == 2 else 0}
+
+
+def bias_arguments(bias: torch.Tensor | None) -> dict[str, Any]:
+    """Return the arguments for a bias [E, N] or None."""
     return {
         "bias_ptr": bias,
         "bias_e": None if bias is None else bias.stride(0),
@@ -469,7 +490,7 @@ def gate_up_launch(
             "EARLY": starts_early(capability or capability_of(x.device)),
         }
         | _product_arguments(x, w_gate_up, pair, tile_expert, tile, columns)
-        | _bias_arguments(bias)
+        | bias_arguments(bias)
         | formula.arguments(),
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -498,9 +519,9 @@ def rows_launch(
         kernel=_rows_kernel,
         grid=(tile_expert.shape[0] * triton.cdiv(w.shape[1], tile.columns),),
         arguments={"a_ptr": a, "out_ptr": out, "N": w.shape[1], "a_scales_ptr": scales[0], "w_scales_ptr": scales[1]}
-        | {"EARLY": starts_early(capability or capability_of(a.device))}
+        | early_arguments(w, capability)
         | _product_arguments(a, w, pair, tile_expert, tile, tile.columns)
-        | _bias_arguments(bias),
+        | bias_arguments(bias),
         num_warps=tile.warps,
         num_stages=tile.stages,
     )

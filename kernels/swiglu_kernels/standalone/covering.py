@@ -25,7 +25,7 @@ from swiglu_kernels.operations.silu_mul import backward_launch as silu_mul_backw
 from swiglu_kernels.operations.silu_mul import forward_launch as silu_mul_forward
 from swiglu_kernels.operations.unsloth import backward_launch as unsloth_backward
 from swiglu_kernels.operations.unsloth import forward_launch as unsloth_forward
-from swiglu_kernels.portable import experts, fp8, fp8_codes, fp8_gate
+from swiglu_kernels.portable import experts, fp8, fp8_codes, fp8_gate, pairs
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch, recompute_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
@@ -234,6 +234,12 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
         }
         for name, launch in (multiplied | (others if tile_rows == 16 else {})).items():
             yield f"{name}, {at}", launch
+        if tile_rows in (16, 32):
+            few = x[: tile_rows // slots], w_gate_up, w_down, weights, b_gate_up, b_down, index[: tile_rows // slots]
+            yield (
+                f"pairs, {at}",
+                pairs.forward_launch(*few, h, y, x[: tile_rows // slots], CLAMPED, interleaved, capability),
+            )
 
 
 def _fp8_experts(capability: Capability) -> Iterator[tuple[str, Launch]]:

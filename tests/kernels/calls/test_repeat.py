@@ -221,14 +221,17 @@ class Interpreted(plan.Plan):
     shortest = None
 
     def __init__(self, launch: Launch, tensors: list[torch.Tensor]) -> None:
-        assert launch.then is None
+        assert launch.scratch is None
         self.launch, self.described_from = launch, tensors
         self.shortest = self.run
 
     def run(self, tensors: list[torch.Tensor]) -> None:
         new = {id(before): now for before, now in zip(self.described_from, tensors, strict=True)}
-        arguments = {name: new.get(id(value), value) for name, value in self.launch.arguments.items()}
-        dataclasses.replace(self.launch, arguments=arguments).run()
+        launch: Launch | None = self.launch
+        while launch is not None:
+            arguments = {name: new.get(id(value), value) for name, value in launch.arguments.items()}
+            dataclasses.replace(launch, arguments=arguments).run_alone()
+            launch = launch.then
 
 
 @pytest.fixture

@@ -2,12 +2,13 @@ import functools
 
 import pytest
 import torch
-from accuracy import DEVICE, check_against_reference, random_tensor
+from accuracy import DEVICE, assert_as_accurate_as_eager, check_against_reference, random_tensor
 from torch.library import opcheck
 
 from swiglu_kernels import backend_for, reference, swiglu_experts
 from swiglu_kernels.launches.tiles import expert_tile_rows
 from swiglu_kernels.operations import experts
+from swiglu_kernels.portable import pairs
 from swiglu_kernels.routing import ZEROS, Routing, capacity, combine, gather, route
 
 pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")
@@ -62,6 +63,48 @@ def check(index: torch.Tensor, inputs: list[torch.Tensor], gate: dict | None = N
 def test_output_and_gradients(dtype, layout, gate, biased, recompute):
     index = drawn(19, 3, 4, beyond=1)
     check(index, problem(index, 4, 35, 18, dtype, layout)[: 6 if biased else 4], gate, recompute=recompute)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "layout", "gate", "biased"),
+    [
+        (torch.float32, "strided", GPT_OSS, True),
+        (torch.float16, "transposed", {}, True),
+        (torch.bfloat16, "half", GPT_OSS | {"interleaved": False}, False),
+        (torch.bfloat16, "contiguous", {"activation": "gelu_tanh"}, True),
+    ],
+)
+@pytest.mark.parametrize(
+    "index",
+    [
+        torch.tensor([[2, 0]]),
+        torch.tensor([[3, 1, 0, 2], [0, 1, 2, 3]]),
+        torch.tensor([[1, 1, 4], [-1, 1, 0], [3, 3, 3]]),  # an expert twice, and some that do not exist
+        torch.full((3, 2), 4),
+        drawn(16, 2, 4, beyond=1),
+        drawn(2, 16, 4),
+    ],
+    ids=lambda index: "x".join(map(str, index.shape)),
+)
+def test_few_pairs_without_gradients(monkeypatch, index, dtype, layout, gate, biased):
+    seen, forward = [], pairs.forward
+    monkeypatch.setattr(pairs, "forward", lambda *all_of_them: seen.append(0) or forward(*all_of_them))
+    index = index.to(DEVICE)
+    inputs = problem(index, 4, 35, 18, dtype, layout)[: 6 if biased else 4]
+    with torch.no_grad():
+        out = called(swiglu_experts, index, gate, *inputs)
+    assert seen
+    eager = called(reference.swiglu_experts, index, gate, *inputs)
+    truth = called(reference.swiglu_experts, index, gate, *(one.double() for one in inputs))
+    assert_as_accurate_as_eager("out", out, eager, truth)
+
+
+def test_more_pairs_or_gradients_take_a_routing(monkeypatch):
+    monkeypatch.setattr(pairs, "forward", None)
+    inputs = problem(drawn(17, 2, 4), 4, 16, 8, FLOAT16)
+    swiglu_experts(inputs[0], *inputs[1:3], drawn(17, 2, 4), inputs[3])
+    few = problem(drawn(3, 2, 4), 4, 16, 8, FLOAT16)
+    swiglu_experts(few[0].requires_grad_(), *few[1:3], drawn(3, 2, 4), few[3]).sum().backward()
 
 
 ROUTINGS = {

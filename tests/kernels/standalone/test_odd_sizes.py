@@ -29,7 +29,7 @@ def test_each_is_right() -> None:
 
 def test_experts() -> None:
     found = list(odd_sizes._experts((9, 24, 20), torch.float16, DEVICE, "portable"))
-    assert len(found) == 5
+    assert len(found) == 6
     assert all(one.right for one in found), found
 
 

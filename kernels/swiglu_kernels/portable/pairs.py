@@ -1,0 +1,196 @@
+"""A mixture of experts for so few pairs of a token and an expert that every launch counts; without gradients.
+
+No routing is made. A program finds its expert by itself, the number-th of those that some pair names, and its tile has
+a row for each pair, of which it reads and writes those of its expert. Rows of h and y are pairs, in their order. Two
+products and the weighted sum of `routing.py` are three launches, each of which begins while the one ahead runs.
+"""
+
+import torch
+
+from swiglu_kernels.launches.backend import capability_of, tl, triton
+from swiglu_kernels.launches.early import starts_early, wait_for_launch_ahead
+from swiglu_kernels.launches.formula import Formula
+from swiglu_kernels.launches.launch import Launch, tile_needs_int64, vectorises
+from swiglu_kernels.launches.plan import run
+from swiglu_kernels.launches.precision import float32_dot_precision, round_to
+from swiglu_kernels.launches.tiles import Capability, Tile, expert_tile
+from swiglu_kernels.portable.arithmetic import gated
+from swiglu_kernels.portable.experts import bias_arguments, early_arguments, even_and_odd, fetch_weights, product
+from swiglu_kernels.routing import combine_launch
+
+MOST = 32
+"""Pairs; a tile has as many rows."""
+
+
+@triton.jit
+def _expert_of(index_ptr, number, pairs, experts, PAIRS: tl.constexpr):
+    """Return the number-th expert that a pair names, in the order of pairs, or -1, and which pairs are its."""
+    pair = tl.arange(0, PAIRS)
+    index = tl.load(index_ptr + pair, mask=pair < pairs, other=-1)
+    named = (index >= 0) & (index < experts)
+    index = tl.where(named, index, -1).to(tl.int32)
+    before = (index[:, None] == index[None, :]) & (pair[:, None] > pair[None, :])
+    first = named & (tl.sum(before.to(tl.int32), 1) == 0)
+    place = tl.cumsum(first.to(tl.int32), 0) - 1
+    expert = tl.max(tl.where(first & (place == number), index, -1), 0)
+    return expert.to(tl.int64), index == expert
+
+
+@triton.jit(do_not_specialize=("pairs", "experts"))
+def _gate_up_kernel(
+    x_ptr, w_ptr, bias_ptr, h_ptr, index_ptr, pairs, experts, N, K, slots,
+    x_m, x_k, w_e, w_n, w_k, bias_e, bias_n, multiplier, alpha, limit, up_offset,
+    PAIRS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_N columns of h [pairs, N] in the rows of one expert; N intermediate, K hidden."""
+    wait_for_launch_ahead(EARLY)
+    expert, mine = _expert_of(index_ptr, tl.program_id(1), pairs, experts, PAIRS)
+    if expert < 0:
+        return
+    tile = tl.program_id(0)
+    both = tl.arange(0, 2 * BLOCK_N)
+    # As in `experts.py`: gate and up are neighbouring columns, and the first column is added to the pointers.
+    if INTERLEAVED:
+        column, first = both, tile.to(tl.int64) * BLOCK_N * 2
+    else:
+        column, first = both % 2 * N + both // 2, tile.to(tl.int64) * BLOCK_N
+    inside = tile * BLOCK_N + both // 2 < N
+    if WIDE:
+        column = column.to(tl.int64)
+    pair = tl.arange(0, PAIRS).to(tl.int64)
+    pre = product(
+        x_ptr, w_ptr + expert * w_e + first * w_n, pair // slots * x_m, column * w_n, mine, inside, K, x_k, w_k,
+        PAIRS, 2 * BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
+    )  # fmt: skip
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + expert * bias_e + first * bias_n + column * bias_n, mask=inside, other=0.0)
+        pre += bias.to(tl.float32)[None, :]
+    gate, up = even_and_odd(pre)
+    h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    at = h_ptr + pair[:, None] * N + n[None, :]
+    tl.store(at, round_to(h, h_ptr.dtype.element_ty), mask=mine[:, None] & (n < N)[None, :])
+
+
+@triton.jit(do_not_specialize=("pairs", "experts"))
+def _down_kernel(
+    h_ptr, w_ptr, bias_ptr, y_ptr, index_ptr, pairs, experts, N, K, w_e, w_n, w_k, bias_e, bias_n,
+    PAIRS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_N columns of y [pairs, N] in the rows of one expert; N hidden, K intermediate."""
+    tile = tl.program_id(0)
+    expert, mine = _expert_of(index_ptr, tl.program_id(1), pairs, experts, PAIRS)
+    fetch_weights(w_ptr + expert * w_e, tile, expert >= 0, N, K, w_n, BLOCK_N, AHEAD)
+    wait_for_launch_ahead(EARLY)
+    if expert < 0:
+        return
+    n = tl.arange(0, BLOCK_N)
+    inside = tile * BLOCK_N + n < N
+    first = tile.to(tl.int64) * BLOCK_N
+    if WIDE:
+        n = n.to(tl.int64)
+    pair = tl.arange(0, PAIRS).to(tl.int64)
+    y = product(
+        h_ptr, w_ptr + expert * w_e + first * w_n, pair * K, n * w_n, mine, inside, K, 1, w_k,
+        PAIRS, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
+    )  # fmt: skip
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + expert * bias_e + (first + n) * bias_n, mask=inside, other=0.0)
+        y += bias.to(tl.float32)[None, :]
+    at = y_ptr + pair[:, None] * N + (first + n)[None, :]
+    tl.store(at, round_to(y, y_ptr.dtype.element_ty), mask=mine[:, None] & inside[None, :])
+
+
+def forward_launch(
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    weights: torch.Tensor,
+    b_gate_up: torch.Tensor | None,
+    b_down: torch.Tensor | None,
+    index: torch.Tensor,
+    h: torch.Tensor,
+    y: torch.Tensor,
+    out: torch.Tensor,
+    formula: Formula,
+    interleaved: bool,
+    capability: Capability | None = None,
+) -> Launch:
+    """Describe the launches that write out, of up to MOST pairs.
+
+    Args:
+        x: [T, H], any strides.
+        w_gate_up: [E, 2I, H], any strides.
+        w_down: [E, H_out, I], any strides.
+        weights: [T, k], any strides.
+        b_gate_up: [E, 2I], any strides, or None.
+        b_down: [E, H_out], any strides, or None.
+        index: [T, k], contiguous; what names no expert counts for nothing.
+        h: [T k, I], contiguous, written.
+        y: [T k, H_out], contiguous, written.
+        out: [T, H_out], contiguous, written.
+        formula: the gate.
+        interleaved: rows of w_gate_up are gate, up, gate, up, ...; else the gate's come first.
+        capability: of the GPU to choose the tile for; None for that of the tensors' device.
+    """
+    experts, pairs, capability = w_gate_up.shape[0], index.numel(), capability or capability_of(x.device)
+    (intermediate, hidden), most = (h.shape[1], y.shape[1]), min(pairs, experts)
+    tile = expert_tile(max(16, triton.next_power_of_2(pairs)), x.dtype, capability, vectorises(x, w_gate_up, w_down))
+    shared = {"index_ptr": index, "pairs": pairs, "experts": experts}
+    last = combine_launch(y, weights, index, out, index.shape[1], capability, experts)
+    second = Launch(
+        _down_kernel,
+        (triton.cdiv(hidden, tile.columns), most),
+        {"h_ptr": h, "y_ptr": y, "N": hidden}
+        | shared
+        | _product_arguments(h, w_down, tile, tile.columns)
+        | bias_arguments(b_down)
+        | early_arguments(w_down, capability),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        then=last,
+    )
+    return Launch(
+        _gate_up_kernel,
+        (triton.cdiv(intermediate, tile.columns // 2), most),
+        {"x_ptr": x, "h_ptr": h, "N": intermediate, "slots": index.shape[1], "x_m": x.stride(0), "x_k": x.stride(1)}
+        | {"INTERLEAVED": interleaved, "EARLY": starts_early(capability)}
+        | shared
+        | _product_arguments(x, w_gate_up, tile, tile.columns // 2)
+        | bias_arguments(b_gate_up)
+        | formula.arguments(),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        then=second,
+    )
+
+
+def _product_arguments(a: torch.Tensor, w: torch.Tensor, tile: Tile, columns: int) -> dict[str, object]:
+    """Return what both products have, of w [E, N, K] and columns of it in a tile."""
+    return {
+        "w_ptr": w, "K": w.shape[2], "w_e": w.stride(0), "w_n": w.stride(1), "w_k": w.stride(2),
+        "PAIRS": tile.rows, "BLOCK_N": columns, "BLOCK_K": tile.depth, "EVEN_K": w.shape[2] % tile.depth == 0,
+        "WIDE": tile_needs_int64((a.stride(), (1, tile.depth)), (w.stride()[1:], (w.shape[1], tile.depth))),
+        "PRECISION": float32_dot_precision(),
+    }  # fmt: skip
+
+
+def forward(
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    weights: torch.Tensor,
+    b_gate_up: torch.Tensor | None,
+    b_down: torch.Tensor | None,
+    index: torch.Tensor,
+    formula: Formula,
+    interleaved: bool,
+) -> torch.Tensor:
+    """Return out [T, H_out]; arguments as of `forward_launch`."""
+    h = x.new_empty((index.numel(), w_gate_up.shape[1] // 2))
+    y = x.new_empty((index.numel(), w_down.shape[1]))
+    out = x.new_empty((x.shape[0], w_down.shape[1]))
+    run(forward_launch, x, w_gate_up, w_down, weights, b_gate_up, b_down, index, h, y, out, formula, interleaved)
+    return out
