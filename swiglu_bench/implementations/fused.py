@@ -86,9 +86,10 @@ def _glu_row(name: str, weight_grad: str, save: str, input_grad: str, descriptio
         footprints = {Scope.GLU: Footprint(kept, ((3, 1, 0),)), Scope.MLP: Footprint(kept, ((3, 2, 0),))}
     else:
         # PyTorch's products of weights come one after the other, and d_gate goes before d_w_up comes.
-        last = ((3, 2, 2), (2, 2, 3)) if (weight_grad, save) == ("torch", "input") else ((3, 2, 3),)
-        at_mlp = Footprint(kept + 1, (*last, (kept + 2, 1, 1)))
-        footprints = {Scope.GLU: Footprint(kept, ((3, 1, 2),)), Scope.MLP: at_mlp}
+        in_turn = (weight_grad, save) == ("torch", "input")
+        at_glu = ((3, 1, 1), (2, 1, 2)) if in_turn else ((3, 1, 2),)
+        at_mlp = ((3, 2, 2), (2, 2, 3)) if in_turn else ((3, 2, 3),)
+        footprints = {Scope.GLU: Footprint(kept, at_glu), Scope.MLP: Footprint(kept + 1, (*at_mlp, (kept + 2, 1, 1)))}
     choices: dict[str, Any] = {"weight_grad": weight_grad, "save": save, "input_grad": input_grad}
     declare = implementation(
         name,

@@ -1,9 +1,8 @@
 """Launches that begin before the one ahead of them in the stream has ended: programmatic dependent launch.
 
 What the launch itself takes, some microseconds, passes while the kernel ahead still runs, whoever launched that; the
-programs then wait for its end. Before that they write nothing and read nothing that it may write: most read nothing,
-some what is older, as weights. CUDA C++ Programming Guide, "Programmatic Dependent
-Launch and Synchronization".
+programs then wait for its end. Before that they write nothing, and read nothing that it may write: most nothing at all.
+CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
 """
 
 from swiglu_kernels.launches.backend import INTERPRETING, tl, triton
@@ -24,11 +23,3 @@ def wait_for_launch_ahead(EARLY: tl.constexpr):
     if EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def fetch(addresses):
-    """Fetch the lines in which these addresses lie to the L2 cache."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1
-    )

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from swiglu_kernels.launches.backend import capability_of, tl, triton
-from swiglu_kernels.launches.early import fetch, starts_early, wait_for_launch_ahead
+from swiglu_kernels.launches.early import starts_early, wait_for_launch_ahead
 from swiglu_kernels.launches.formula import Formula
 from swiglu_kernels.launches.launch import Launch, tile_needs_int64, vectorises
 from swiglu_kernels.launches.plan import run
@@ -39,9 +39,6 @@ from swiglu_kernels.portable.arithmetic import (
 from swiglu_kernels.portable.fp8_codes import Quantised
 from swiglu_kernels.routing import Routing
 from swiglu_kernels.tiles.tuning import lookup, portable_tile
-
-LINES_AHEAD = 8
-"""Of 128 bytes, of each row of a tile of weights; what all programs fetch that wait at once has to fit into L2."""
 
 
 @triton.jit
@@ -78,16 +75,6 @@ def product(
         a_ptr += step * a_k
         b_ptr += step * b_k
     return accumulator
-
-
-@triton.jit
-def fetch_weights(w_ptr, tile, wanted, N, K, w_n, BLOCK_N: tl.constexpr, AHEAD: tl.constexpr):
-    """Fetch the first AHEAD lines of BLOCK_N rows of a weight of 16 bits, contiguous along K, to the L2 cache."""
-    if AHEAD > 0:  # noqa: SIM102 (the compiler's, and then the GPU's)
-        if wanted:
-            n = tl.minimum(tile * BLOCK_N + tl.arange(0, BLOCK_N), N - 1).to(tl.int64)
-            k = tl.minimum(tl.arange(0, AHEAD) * 64, K - 1)
-            fetch(w_ptr + n[:, None] * w_n + k[None, :])
 
 
 @triton.jit
@@ -182,13 +169,12 @@ def _rows_kernel(
     a_ptr, w_ptr, a_scales_ptr, w_scales_ptr, bias_ptr, out_ptr, pair_ptr, tile_expert_ptr, rows, N, K,
     w_e, w_n, w_k, bias_e, bias_n,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
-    EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr, AHEAD: tl.constexpr,
+    EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One tile of out [rows, N] = a [rows, K] w[expert]^T + bias[expert], of codes with their scales."""
+    wait_for_launch_ahead(EARLY)
     tile_m, tile_n = grouped_tile(rows, N, BLOCK_M, BLOCK_N, GROUP)
     expert = tl.load(tile_expert_ptr + tile_m).to(tl.int64)
-    fetch_weights(w_ptr + expert * w_e, tile_n, expert >= 0, N, K, w_n, BLOCK_N, AHEAD)
-    wait_for_launch_ahead(EARLY)
     if expert < 0:
         return
     pair, row = _rows(pair_ptr, tile_m, 1, BLOCK_M, False)
@@ -400,12 +386,6 @@ Scales = tuple[torch.Tensor | None, torch.Tensor | None]
 NO_SCALES: Scales = (None, None)
 
 
-def early_arguments(w: torch.Tensor, capability: Capability | None) -> dict[str, Any]:
-    """Return the arguments for a launch that may begin early, and fetches its weights [E, N, K] meanwhile."""
-    early = starts_early(capability or capability_of(w.device))
-    return {"EARLY": early, "AHEAD": LINES_AHEAD if early and w.stride(2) == 1 and w.element_size() == 2 else 0}
-
-
 def bias_arguments(bias: torch.Tensor | None) -> dict[str, Any]:
     """Return the arguments for a bias [E, N] or None."""
     return {
@@ -519,7 +499,7 @@ def rows_launch(
         kernel=_rows_kernel,
         grid=(tile_expert.shape[0] * triton.cdiv(w.shape[1], tile.columns),),
         arguments={"a_ptr": a, "out_ptr": out, "N": w.shape[1], "a_scales_ptr": scales[0], "w_scales_ptr": scales[1]}
-        | early_arguments(w, capability)
+        | {"EARLY": starts_early(capability or capability_of(a.device))}
         | _product_arguments(a, w, pair, tile_expert, tile, tile.columns)
         | bias_arguments(bias),
         num_warps=tile.warps,

@@ -15,7 +15,7 @@ from swiglu_kernels.launches.plan import run
 from swiglu_kernels.launches.precision import float32_dot_precision, round_to
 from swiglu_kernels.launches.tiles import Capability, Tile, expert_tile
 from swiglu_kernels.portable.arithmetic import gated
-from swiglu_kernels.portable.experts import bias_arguments, early_arguments, even_and_odd, fetch_weights, product
+from swiglu_kernels.portable.experts import bias_arguments, even_and_odd, product
 from swiglu_kernels.routing import combine_launch
 
 MOST = 32
@@ -77,12 +77,11 @@ def _gate_up_kernel(
 def _down_kernel(
     h_ptr, w_ptr, bias_ptr, y_ptr, index_ptr, pairs, experts, N, K, w_e, w_n, w_k, bias_e, bias_n,
     PAIRS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr, AHEAD: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N columns of y [pairs, N] in the rows of one expert; N hidden, K intermediate."""
     tile = tl.program_id(0)
     expert, mine = _expert_of(index_ptr, tl.program_id(1), pairs, experts, PAIRS)
-    fetch_weights(w_ptr + expert * w_e, tile, expert >= 0, N, K, w_n, BLOCK_N, AHEAD)
     wait_for_launch_ahead(EARLY)
     if expert < 0:
         return
@@ -143,11 +142,10 @@ def forward_launch(
     second = Launch(
         _down_kernel,
         (triton.cdiv(hidden, tile.columns), most),
-        {"h_ptr": h, "y_ptr": y, "N": hidden}
+        {"h_ptr": h, "y_ptr": y, "N": hidden, "EARLY": starts_early(capability)}
         | shared
         | _product_arguments(h, w_down, tile, tile.columns)
-        | bias_arguments(b_down)
-        | early_arguments(w_down, capability),
+        | bias_arguments(b_down),
         num_warps=tile.warps,
         num_stages=tile.stages,
         then=last,

@@ -37,8 +37,8 @@ from swiglu_kernels.standalone.covering import covering, most_demanding
 
 FEW_BYTES = 16
 """Of a thread's registers, that some versions of ptxas spill once, outside of a main loop."""
-READ_AHEAD = {"_rows_kernel", "_combine_kernel", "_down_kernel"}
-"""Kernels that read before they wait: the routing or the index, routing weights, and weights to the L2 cache."""
+READ_AHEAD = {"_combine_kernel", "_down_kernel"}
+"""Kernels that read before they wait: the routing, or the index, and routing weights."""
 SPILLS = {
     "dX on the fly, 64 tokens, bfloat16": 24,
     "recompute, 8192 tokens, bfloat16": 40,
