@@ -1,5 +1,6 @@
 """Results that are kept are of a commit, and nothing of their runs is left beside them."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -17,3 +18,18 @@ def test_of_a_commit_and_nothing_else() -> None:
     for path in runs:
         assert "-dirty" not in path.read_text("utf-8"), path
     assert not [path for path in kept if path.name.startswith(".lock") or "logs" in path.parts]
+
+
+def test_whatever_documents_quote_can_be_measured_again() -> None:
+    """By a piece of results/regenerate.sh that has its name, or that of its folder."""
+    script = (ROOT / "results" / "regenerate.sh").read_text("utf-8")
+    (listed,) = re.findall(r'^pieces="(.*?)"', script, re.MULTILINE | re.DOTALL)
+    pieces = listed.replace("\\\n", " ").split()
+    for piece in pieces:
+        assert re.search(rf"^ +({re.escape(piece)}|{re.escape(piece[:-1])}\[12\])\)", script, re.MULTILINE), piece
+    quoted = set()
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        quoted |= set(re.findall(r"results/nvidia-h200/([\w.-]+)", page.read_text("utf-8")))
+    assert len(quoted) > 20
+    made = {*pieces, "report", "tp", "host-time-recorded"}
+    assert not {name for name in quoted if name.rsplit(".", 1)[0] not in made and name not in made}

@@ -14,15 +14,8 @@ from swiglu_kernels.operations.fp8_products import splits_glu, why_not_sizes
 from swiglu_kernels.operations.glu import as_matrix, forward_outputs, needs_backward
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch
-from swiglu_kernels.tiles.choices import (
-    AUTO,
-    multiplied_by_torch,
-    needs_no_routing,
-    resolve,
-    why_portable,
-    why_slow_rows,
-    why_unmeasured,
-)
+from swiglu_kernels.portable.pairs import takes
+from swiglu_kernels.tiles.choices import AUTO, multiplied_by_torch, resolve, why_portable, why_slow_rows, why_unmeasured
 from swiglu_kernels.tiles.tuning import lookup
 
 NAMES = {
@@ -192,7 +185,7 @@ def explain_experts(
             f"backward: {again}in {x.dtype}, d_gate and d_up by one launch; dX and dW by one launch each"
         )
     products = f"the routing and two grouped products, {kernels}, tiles of {rows} rows"
-    if needs_no_routing(pairs, why is not None, trains, in_fp8):
+    if takes(pairs, why is not None, trains, in_fp8):
         products = f"two products, each a tile for all {pairs} pairs, {kernels}"
     return (
         f"forward: {products}; the weighted sum{kept}\n"

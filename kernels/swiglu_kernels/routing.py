@@ -38,8 +38,6 @@ from swiglu_kernels.launches.plan import run
 from swiglu_kernels.launches.precision import round_to
 from swiglu_kernels.launches.tiles import Capability
 
-FEW_TOKENS, FEW_COLUMNS, MOST_COLUMNS, MOST_SLOTS = 128, 128, 1024, 8
-"""Up to so many tokens, the weighted sum has so few columns in a program, and as many slots at once."""
 ONE_PROGRAM = 1024
 """Up to so many pairs a single program makes the routing, in one launch."""
 ELEMENTS = 8192
@@ -304,33 +302,32 @@ def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
 
 @triton.jit
 def _combine_kernel(
-    y_ptr, weights_ptr, row_ptr, out_ptr, columns, slots, experts, weights_token, weights_slot,
-    SLOTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """BLOCK columns of one token, SLOTS at a time; with four tokens a program 87 us in place of 76 (H200, 8192 tokens,
-    8 x 2048)."""
+    y_ptr,
+    weights_ptr,
+    row_ptr,
+    out_ptr,
+    columns,
+    slots,
+    weights_token,
+    weights_slot,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """BLOCK columns of one token; with four tokens a program 87 us in place of 76 (H200, 8192 tokens, 8 x 2048)."""
+    wait_for_launch_ahead(EARLY)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = (column < columns)[None, :]
+    inside = column < columns
     out = tl.zeros((BLOCK,), dtype=tl.float32)
-    for first in range(0, slots, SLOTS):
-        slot = first + tl.arange(0, SLOTS)
-        pair = token * slots + slot
-        row = tl.load(row_ptr + pair, mask=slot < slots, other=-1).to(tl.int64)
+    for slot in range(slots):
+        row = tl.load(row_ptr + token * slots + slot).to(tl.int64)
         routed = row >= 0
-        if experts is not None:
-            routed, row = routed & (row < experts), pair
-        routed = routed[:, None]
+        y = tl.load(y_ptr + row * columns + column, mask=inside & routed, other=0.0).to(tl.float32)
         if weights_ptr is not None:  # masked as well: the weight of a pair without a row may be anything
-            at = weights_ptr + token * weights_token + slot * weights_slot
-            weight = tl.load(at[:, None], mask=routed, other=0.0).to(tl.float32)
-        if first == 0:
-            wait_for_launch_ahead(EARLY)  # which makes y
-        y = tl.load(y_ptr + row[:, None] * columns + column[None, :], mask=inside & routed, other=0.0).to(tl.float32)
-        if weights_ptr is not None:
-            y *= weight
-        out += tl.sum(y, 0)
-    tl.store(out_ptr + token * columns + column, round_to(out, out_ptr.dtype.element_ty), mask=column < columns)
+            weight = tl.load(weights_ptr + token * weights_token + slot * weights_slot, mask=routed, other=0.0)
+            y *= weight.to(tl.float32)
+        out += y
+    tl.store(out_ptr + token * columns + column, round_to(out, out_ptr.dtype.element_ty), mask=inside)
 
 
 def combine_launch(
@@ -340,26 +337,18 @@ def combine_launch(
     out: torch.Tensor,
     slots: int,
     capability: Capability | None = None,
-    experts: int | None = None,
 ) -> Launch:
-    """Describe the launch that writes out [T, H], each token's sum of its rows of y [P, H], both contiguous.
-
-    experts: None where `row` is that of a routing; else it is the index of so many experts, and rows are pairs.
-    """
-    tokens, columns = out.shape
-    few = tokens <= FEW_TOKENS
-    most = FEW_COLUMNS if few else MOST_COLUMNS
-    block = min(most, triton.next_power_of_2(max(columns, 1)))
+    """Describe the launch that writes out [T, H], each token's sum of its rows of y [P, H], both contiguous."""
+    block = min(1024, triton.next_power_of_2(max(y.shape[1], 1)))
     return Launch(
         kernel=_combine_kernel,
-        grid=(tokens, triton.cdiv(columns, block)),
+        grid=(out.shape[0], triton.cdiv(y.shape[1], block)),
         arguments={
             "y_ptr": y, "weights_ptr": weights, "row_ptr": row, "out_ptr": out,
-            "columns": columns, "slots": slots, "experts": experts,
+            "columns": y.shape[1], "slots": slots,
             "weights_token": None if weights is None else weights.stride(0),
             "weights_slot": None if weights is None else weights.stride(1),
-            "SLOTS": min(MOST_SLOTS, triton.next_power_of_2(slots)) if few else 1, "BLOCK": block,
-            "EARLY": starts_early(capability or capability_of(y.device)),
+            "BLOCK": block, "EARLY": starts_early(capability or capability_of(y.device)),
         },
         num_warps=4,
         num_stages=1,
@@ -367,7 +356,7 @@ def combine_launch(
 
 
 def combine(y: torch.Tensor, weights: torch.Tensor | None, routing: Routing) -> torch.Tensor:
-    """Return [T, H]: fp32 sums of each token's rows of y [P, H] in a fixed order, by its weights [T, k] or 1."""
+    """Return [T, H]: fp32 sums of each token's rows of y [P, H] in the order of slots, by its weights [T, k] or 1."""
     out = y.new_empty((routing.tokens, y.shape[1]))
     run(combine_launch, y, weights, routing.row, out, routing.slots)
     return out

@@ -45,7 +45,7 @@ from swiglu_kernels.portable import experts as portable
 from swiglu_kernels.portable import pairs
 from swiglu_kernels.portable.experts import row_dots, row_sums, slot_grads
 from swiglu_kernels.routing import Routing, combine, new_routing, route
-from swiglu_kernels.tiles.choices import needs_no_routing, why_not_hopper, why_portable
+from swiglu_kernels.tiles.choices import why_not_hopper, why_portable
 
 KERNELS: dict[str, ModuleType] = {"portable": portable, "hopper": hopper}
 """By what `backend` calls them; `routing.py` says what functions they have."""
@@ -451,7 +451,7 @@ def swiglu_experts(
     if backend is None:
         portable_because = why_portable(index.numel(), rows, *multiplied, activation, with_grad)
         backend = "portable" if portable_because else "hopper"
-        if needs_no_routing(index.numel(), portable_because is not None, with_grad, in_fp8):
+        if pairs.takes(index.numel(), portable_because is not None, with_grad, in_fp8):
             backend = PAIRS
     elif backend == "hopper" and (reason := why_not_hopper(rows, *multiplied, activation)):
         raise ValueError(f"backend: expected 'portable' or None, got 'hopper': {reason}")

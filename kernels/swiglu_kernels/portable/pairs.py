@@ -2,7 +2,8 @@
 
 No routing is made. A program finds its expert by itself, the number-th of those that some pair names, and its tile has
 a row for each pair, of which it reads and writes those of its expert. Rows of h and y are pairs, in their order. Two
-products and the weighted sum of `routing.py` are three launches, each of which begins while the one ahead runs.
+products and the weighted sum are three launches, each of which begins while the one ahead runs: what is older than
+that, the index and the routing weights, the second and the third read before they wait for its end.
 """
 
 import torch
@@ -16,10 +17,16 @@ from swiglu_kernels.launches.precision import float32_dot_precision, round_to
 from swiglu_kernels.launches.tiles import Capability, Tile, expert_tile
 from swiglu_kernels.portable.arithmetic import gated
 from swiglu_kernels.portable.experts import bias_arguments, even_and_odd, product
-from swiglu_kernels.routing import combine_launch
 
 MOST = 32
 """Pairs; a tile has as many rows."""
+SUM_COLUMNS = 128
+"""Of a program, which has all slots of a token at once: after each other, every one waits for memory."""
+
+
+def takes(pairs: int, portable: bool, with_grad: bool, in_fp8: bool) -> bool:
+    """Tell whether a mixture of so many pairs, for portable kernels or not, is for these."""
+    return portable and not with_grad and not in_fp8 and pairs <= MOST
 
 
 @triton.jit
@@ -102,6 +109,27 @@ def _down_kernel(
     tl.store(at, round_to(y, y_ptr.dtype.element_ty), mask=mine[:, None] & inside[None, :])
 
 
+@triton.jit
+def _weighted_sum_kernel(
+    y_ptr, weights_ptr, index_ptr, out_ptr, columns, slots, experts, weights_token, weights_slot,
+    SLOTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """BLOCK columns of one token of out."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.arange(0, SLOTS)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    pair = token * slots + slot
+    expert = tl.load(index_ptr + pair, mask=slot < slots, other=-1)
+    named = (expert >= 0) & (expert < experts)
+    # masked as well: the weight of a pair without an expert may be anything
+    weight = tl.load(weights_ptr + token * weights_token + slot * weights_slot, mask=named, other=0.0).to(tl.float32)
+    wait_for_launch_ahead(EARLY)
+    inside = named[:, None] & (column < columns)[None, :]
+    y = tl.load(y_ptr + pair[:, None] * columns + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    out = tl.sum(weight[:, None] * y, 0)
+    tl.store(out_ptr + token * columns + column, round_to(out, out_ptr.dtype.element_ty), mask=column < columns)
+
+
 def forward_launch(
     x: torch.Tensor,
     w_gate_up: torch.Tensor,
@@ -138,7 +166,16 @@ def forward_launch(
     (intermediate, hidden), most = (h.shape[1], y.shape[1]), min(pairs, experts)
     tile = expert_tile(max(16, triton.next_power_of_2(pairs)), x.dtype, capability, vectorises(x, w_gate_up, w_down))
     shared = {"index_ptr": index, "pairs": pairs, "experts": experts}
-    last = combine_launch(y, weights, index, out, index.shape[1], capability, experts)
+    block = min(SUM_COLUMNS, triton.next_power_of_2(hidden))
+    last = Launch(
+        _weighted_sum_kernel,
+        (index.shape[0], triton.cdiv(hidden, block)),
+        {"y_ptr": y, "weights_ptr": weights, "index_ptr": index, "out_ptr": out, "columns": hidden, "experts": experts}
+        | {"slots": index.shape[1], "weights_token": weights.stride(0), "weights_slot": weights.stride(1)}
+        | {"SLOTS": triton.next_power_of_2(index.shape[1]), "BLOCK": block, "EARLY": starts_early(capability)},
+        num_warps=4,
+        num_stages=1,
+    )
     second = Launch(
         _down_kernel,
         (triton.cdiv(hidden, tile.columns), most),

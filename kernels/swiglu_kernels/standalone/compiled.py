@@ -37,8 +37,8 @@ from swiglu_kernels.standalone.covering import covering, most_demanding
 
 FEW_BYTES = 16
 """Of a thread's registers, that some versions of ptxas spill once, outside of a main loop."""
-READ_AHEAD = {"_combine_kernel", "_down_kernel"}
-"""Kernels that read before they wait: the routing, or the index, and routing weights."""
+READ_AHEAD = {"_down_kernel", "_weighted_sum_kernel"}
+"""Kernels that read before they wait, see portable/pairs.py."""
 SPILLS = {
     "dX on the fly, 64 tokens, bfloat16": 24,
     "recompute, 8192 tokens, bfloat16": 40,

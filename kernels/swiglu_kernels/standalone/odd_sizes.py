@@ -215,9 +215,9 @@ def _experts(
     found = run(swiglu_experts, dtype, device, backend=backend)
     if backend == "portable" and precision == "bf16":
         few = slice(0, pairs.MOST // 3)
-        x, *weights, of_tokens = (one.to(device) for one in drawn)
+        x, w_gate_up, w_down, weights = (one.to(device) for one in drawn)
         with torch.no_grad():
-            found["out of few pairs"] = swiglu_experts(x[few], *weights, index[few].to(device), of_tokens[few])
+            found["out of few pairs"] = swiglu_experts(x[few], w_gate_up, w_down, index[few].to(device), weights[few])
         for outs in (exact, eager):
             outs["out of few pairs"] = outs["out"][few]
     for name, got in found.items():

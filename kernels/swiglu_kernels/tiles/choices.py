@@ -36,7 +36,6 @@ from swiglu_kernels.hopper.shared import why_off
 from swiglu_kernels.launches.backend import INTERPRETING, capability_of, multiprocessors
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.internals import constant_in_graphs
-from swiglu_kernels.portable.pairs import MOST as MOST_PAIRS
 from swiglu_kernels.tiles import candidates
 from swiglu_kernels.tiles.candidates import BY_TORCH, LINE, MEASURED, SECTOR, Problem, portable_is_slower, rows_begin_at
 from swiglu_kernels.tiles.tuning import lookup
@@ -180,8 +179,3 @@ def why_portable(
     least = experts.LEAST_ROWS[with_grad]
     few = f"an expert has fewer than {least} rows on average" if pairs < least * w_gate_up.shape[0] else None
     return why_off() or why_not_hopper(x, w_gate_up, w_down, activation) or few
-
-
-def needs_no_routing(pairs: int, portable: bool, with_grad: bool, in_fp8: bool) -> bool:
-    """Whether experts are products of all pairs at once, of which each program reads its expert's."""
-    return portable and not with_grad and not in_fp8 and pairs <= MOST_PAIRS
