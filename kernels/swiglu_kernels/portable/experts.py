@@ -94,6 +94,22 @@ def even_and_odd(pair):
 
 
 @triton.jit
+def both_columns(tile, N, BLOCK_N: tl.constexpr, INTERLEAVED: tl.constexpr, WIDE: tl.constexpr):
+    """Return the rows of w_gate_up that are a tile's 2 BLOCK_N columns, from its first on, that one, and a mask.
+
+    The first is added to the pointers, whose positions have 64 bits.
+    """
+    both = tl.arange(0, 2 * BLOCK_N)
+    if INTERLEAVED:
+        column, first = both, tile.to(tl.int64) * BLOCK_N * 2
+    else:
+        column, first = both % 2 * N + both // 2, tile.to(tl.int64) * BLOCK_N
+    if WIDE:
+        column = column.to(tl.int64)
+    return column, first, tile * BLOCK_N + both // 2 < N
+
+
+@triton.jit
 def _store_gated(
     gate, up, h_ptr, pre_ptr, tile_m, tile_n, rows, N, multiplier, alpha, limit, up_offset,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
@@ -124,15 +140,7 @@ def _gate_up_kernel(
     if expert < 0:
         return
     pair, source = _rows(pair_ptr, tile_m, slots, BLOCK_M, OF_TOKENS)
-    both = tl.arange(0, 2 * BLOCK_N)
-    # Within the tile; the first column is added to the pointers, whose positions have 64 bits.
-    if INTERLEAVED:
-        column, first = both, tile_n.to(tl.int64) * BLOCK_N * 2
-    else:
-        column, first = both % 2 * N + both // 2, tile_n.to(tl.int64) * BLOCK_N
-    inside = tile_n * BLOCK_N + both // 2 < N
-    if WIDE:
-        column = column.to(tl.int64)
+    column, first, inside = both_columns(tile_n, N, BLOCK_N, INTERLEAVED, WIDE)
     pre = product(
         x_ptr, w_ptr + expert * w_e + first * w_n, source * x_m, column * w_n, pair >= 0, inside, K, x_k, w_k,
         BLOCK_M, 2 * BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,

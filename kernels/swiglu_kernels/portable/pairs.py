@@ -16,7 +16,7 @@ from swiglu_kernels.launches.plan import run
 from swiglu_kernels.launches.precision import float32_dot_precision, round_to
 from swiglu_kernels.launches.tiles import Capability, Tile, expert_tile
 from swiglu_kernels.portable.arithmetic import gated
-from swiglu_kernels.portable.experts import bias_arguments, even_and_odd, product
+from swiglu_kernels.portable.experts import bias_arguments, both_columns, even_and_odd, product
 
 MOST = 32
 """Pairs; a tile has as many rows."""
@@ -56,15 +56,7 @@ def _gate_up_kernel(
     if expert < 0:
         return
     tile = tl.program_id(0)
-    both = tl.arange(0, 2 * BLOCK_N)
-    # As in `experts.py`: gate and up are neighbouring columns, and the first column is added to the pointers.
-    if INTERLEAVED:
-        column, first = both, tile.to(tl.int64) * BLOCK_N * 2
-    else:
-        column, first = both % 2 * N + both // 2, tile.to(tl.int64) * BLOCK_N
-    inside = tile * BLOCK_N + both // 2 < N
-    if WIDE:
-        column = column.to(tl.int64)
+    column, first, inside = both_columns(tile, N, BLOCK_N, INTERLEAVED, WIDE)
     pair = tl.arange(0, PAIRS).to(tl.int64)
     pre = product(
         x_ptr, w_ptr + expert * w_e + first * w_n, pair // slots * x_m, column * w_n, mine, inside, K, x_k, w_k,
