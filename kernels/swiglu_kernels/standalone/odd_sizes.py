@@ -16,6 +16,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -155,41 +156,67 @@ def allocated_as_nan() -> Iterator[None]:
         memory.fill_uninitialized_memory = fills
 
 
+Case = Callable[[], Iterator[Outcome]]
+"""What launches some kernels at one size."""
+
+
 def outcomes(
-    device: torch.device, few: bool = False, dtypes: Sequence[torch.dtype] = DTYPES, portable: bool = False
+    device: torch.device,
+    few: bool = False,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+    portable: bool = False,
+    share: tuple[int, int] = (0, 1),
 ) -> Iterator[Outcome]:
     """Launch everything once for each size and dtype.
 
     few: at one or two sizes, in fp16.
     portable: no hand-scheduled kernel, and memory as it comes.
+    share: (i, n) for every n-th size, from the i-th on.
     """
+    first, step = share
     with contextlib.nullcontext() if portable else allocated_as_nan():
-        yield from _outcomes(device, [torch.float16] if few else dtypes, few, portable)
+        for case in itertools.islice(
+            _cases(device, [torch.float16] if few else dtypes, few, portable), first, None, step
+        ):
+            yield from case()
 
 
-def _outcomes(device: torch.device, dtypes: Sequence[torch.dtype], few: bool, portable: bool) -> Iterator[Outcome]:
+def _cases(device: torch.device, dtypes: Sequence[torch.dtype], few: bool, portable: bool) -> Iterator[Case]:
+    """Yield what launches the kernels of one kind at one size."""
     halves = [one for one in dtypes if one.itemsize == 2]
-    with shared.by_hand_aside("portable kernels are asked for"):
-        for size, dtype in itertools.product(PORTABLE[1:4:2] if few else PORTABLE, dtypes):
-            yield from _portable(Sizes(size, dtype, device), f"{size} {str(dtype).removeprefix('torch.')}")
-            yield from _experts(size, dtype, device, "portable")
-        if why_no_fp8(device) is None:
-            for size, dtype in itertools.product(OF_FP8[:1] if few else OF_FP8, halves):
-                yield from _experts(size, dtype, device, "portable", "fp8-rowwise")
+
+    def aside(reason: str | None, launches: Case) -> Iterator[Outcome]:
+        with shared.by_hand_aside(reason):
+            yield from launches()
+
+    def at(
+        size: tuple[int, int, int], dtype: torch.dtype, kernels: Callable[..., Iterator[Outcome]]
+    ) -> Iterator[Outcome]:
+        yield from kernels(Sizes(size, dtype, device), f"{size} {str(dtype).removeprefix('torch.')}")
+
+    asked = "portable kernels are asked for"
+    for size, dtype in itertools.product(PORTABLE[1:4:2] if few else PORTABLE, dtypes):
+        yield partial(aside, asked, partial(at, size, dtype, _portable))
+        yield partial(aside, asked, partial(_experts, size, dtype, device, "portable"))
+    if why_no_fp8(device) is None:
+        for size, dtype in itertools.product(OF_FP8[:1] if few else OF_FP8, halves):
+            yield partial(aside, asked, partial(_experts, size, dtype, device, "portable", "fp8-rowwise"))
     capability = capability_of(device)
     if portable or shared.GLUON_MISSING is not None or capability is None or capability[0] != 9:
         return
     for size, dtype in itertools.product(BY_HAND[:1] if few else BY_HAND, halves):
-        yield from _by_hand(Sizes(size, dtype, device), f"{size} {str(dtype).removeprefix('torch.')}")
+        yield partial(at, size, dtype, _by_hand)
     for size, dtype in itertools.product(OF_FP8[:1] if few else OF_FP8, halves):
-        yield from _fp8_by_hand(Sizes(size, dtype, device), f"{size} {str(dtype).removeprefix('torch.')}")
+        yield partial(at, size, dtype, _fp8_by_hand)
     for size, dtype in itertools.product(OF_EXPERTS[:1] if few else OF_EXPERTS, halves):
-        with shared.by_hand_aside(None):
-            yield from _experts(size, dtype, device, "hopper")
-            yield from _experts(size, dtype, device, "hopper", "fp8-rowwise")
+        for precision in ("bf16", "fp8-rowwise"):
+            yield partial(aside, None, partial(_experts, size, dtype, device, "hopper", precision))
     for size, dtype in itertools.product(FEW_TOKENS[:2] if few else FEW_TOKENS, halves):
-        label = f"{size} {str(dtype).removeprefix('torch.')}"
-        yield from _forwards(Sizes(size, dtype, device), f"row forward {label}", row.forward_launch)
+        yield partial(at, size, dtype, _rows)
+
+
+def _rows(at: Sizes, label: str) -> Iterator[Outcome]:
+    return _forwards(at, f"row forward {label}", row.forward_launch)
 
 
 def _experts(

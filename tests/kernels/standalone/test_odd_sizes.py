@@ -1,5 +1,6 @@
 """Every kernel at odd sizes against fp64: all of them on a GPU, the portable ones in the interpreter elsewhere."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -79,7 +80,17 @@ def test_a_long_sum_in_fp32_is_rounded_more_often() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", odd_sizes.DTYPES)
-def test_all_of_them_on_a_gpu(dtype: torch.dtype) -> None:
-    found = list(odd_sizes.outcomes(torch.device("cuda"), dtypes=[dtype]))
-    assert len(found) > 50
+@pytest.mark.parametrize("number", range(8))
+def test_all_of_them_on_a_gpu(dtype: torch.dtype, number: int) -> None:
+    found = list(odd_sizes.outcomes(torch.device("cuda"), dtypes=[dtype], share=(number, 8)))
+    assert len(found) > 3
     assert [one for one in found if not one.right] == []
+
+
+def test_shares_are_all_sizes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(odd_sizes, "_portable", lambda at, label: iter([label]))
+    monkeypatch.setattr(odd_sizes, "_experts", lambda *size: iter([str(size)]))
+    whole = list(odd_sizes.outcomes(DEVICE, portable=True))
+    shares = [list(odd_sizes.outcomes(DEVICE, portable=True, share=(number, 3))) for number in range(3)]
+    assert len(whole) > 20
+    assert sorted(whole) == sorted(itertools.chain(*shares))
