@@ -55,7 +55,8 @@ class Batches:
     ) -> dict[str, Exception]:
         """What is wrong, by contender, where calls should take as long as `claimed_ms` says; agreement is left out.
 
-        What they may take is relative to the baseline's own in the same try, for others may use the machine.
+        What they may take is relative to the baseline's own in the same try, for others may use the machine: whoever
+        works for longer is interrupted more often. So the baseline repeats its batches for as long as any other takes.
         `host_bound`: whose calls take the host longer than the GPU.
         """
         failures: dict[str, Exception] = {}
@@ -64,9 +65,9 @@ class Batches:
         calls = max(FEWEST_CALLS, min(MOST_CALLS, int(BATCH_MS / max([*claimed_ms.values(), 1e-3]))))
         was_busy = False
 
-        def times_claimed(name: str) -> float | None:
+        def times_claimed(name: str, batches: int = 1) -> float | None:
             try:
-                return self._call_ms(name, draws) / claimed_ms[name]
+                return self._call_ms(name, draws, batches) / claimed_ms[name]
             except Exception as error:  # a contender may raise anything
                 failures[name] = error
                 return None
@@ -81,7 +82,8 @@ class Batches:
             self._note_least("forward", forward_ms)
             slowed = 1.0
             if baseline in score and baseline not in failures:
-                found = times_claimed(baseline)
+                longest_ms = max(claimed_ms[name] for name in left)
+                found = times_claimed(baseline, max(1, round(longest_ms / claimed_ms[baseline])))
                 if found is not None and not 1 / BUSY < found < BUSY:
                     was_busy = True
                     continue
@@ -114,20 +116,20 @@ class Batches:
         self._least[what] = min(ms, self._least.get(what, ms))
         return self._least[what]
 
-    def _call_ms(self, name: str, draws: Sequence[Draw]) -> float:
-        """Of one call of the case's mode, by the wall clock."""
+    def _call_ms(self, name: str, draws: Sequence[Draw], batches: int) -> float:
+        """Of one call of the case's mode, by the wall clock, over so many batches one after the other."""
         contender, forward_ms = self._contenders[name], self._least["forward"]
         asking_ms = min(self._asked_ms(contender, ()) for _ in range(3))
         before_ms = 0.0
         if self._case.mode is Mode.BACKWARD:
             took_ms = (self._asked_ms(contender, draws, True) - asking_ms) / len(draws)
             before_ms = self._note_least(f"forward of {name}", took_ms - forward_ms)
-        took_ms = self._asked_ms(contender, draws) - asking_ms
+        took_ms = sum(self._asked_ms(contender, draws) - asking_ms for _ in range(batches))
         wrong = self._place.judge.compare_batch(name, self._names(name))
         if wrong:
             raise WrongResult(f"{wrong}, in the sum of {len(draws)} calls back to back")
         inputs_ms = self._least["forward" if self._case.mode is Mode.FORWARD else "with backward"]
-        return took_ms / len(draws) - inputs_ms - before_ms
+        return took_ms / batches / len(draws) - inputs_ms - before_ms
 
     def _asked_ms(self, contender: Contender, draws: Sequence[Draw], forward_only: bool = False) -> float:
         began = time.perf_counter()

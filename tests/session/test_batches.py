@@ -63,3 +63,21 @@ def test_without_a_baseline_nothing_is_proven(monkeypatch: pytest.MonkeyPatch, b
         said = found(monkeypatch, {"eager": repeat(1.0), "mine": repeat(factor)}, baseline)
         assert type(said.get("mine")) is kind
         assert "without a baseline" in str(said.get("mine", "without a baseline"))
+
+
+def test_the_baseline_works_for_as_long_as_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler lets short work pass: whoever takes four times as long would be slowed, and the baseline not."""
+    asked: dict[str, int] = {}
+
+    def call_ms(_: Batches, name: str, draws: Any, batches: int) -> float:
+        asked[name] = batches
+        return {"eager": 0.5, "mine": 2.0}[name]
+
+    judge = SimpleNamespace(expect_batch=lambda draws: (0.0, 0.0))
+    place: Any = SimpleNamespace(judge=judge, settings=SimpleNamespace(device=SimpleNamespace(type="cpu")))
+    monkeypatch.setattr(Batches, "_call_ms", call_ms)
+    contenders: Any = dict.fromkeys(CLAIMED)
+    case: Any = None
+    said = Batches(place, case, contenders, lambda name: ()).disagreements({"eager": 0.5, "mine": 2.0}, "eager")
+    assert not said
+    assert asked == {"eager": 4, "mine": 1}
