@@ -80,21 +80,27 @@ class Batches:
             with_backward_ms, forward_ms = self._place.judge.expect_batch(draws)
             self._note_least("with backward", with_backward_ms)
             self._note_least("forward", forward_ms)
+            beside = baseline in score and baseline not in failures
+            as_long = max(1, round(max(claimed_ms[name] for name in left) / claimed_ms[baseline])) if beside else 1
             slowed = 1.0
-            if baseline in score and baseline not in failures:
-                longest_ms = max(claimed_ms[name] for name in left)
-                found = times_claimed(baseline, max(1, round(longest_ms / claimed_ms[baseline])))
+            if beside:
+                found = times_claimed(baseline, as_long)
                 if found is not None and not 1 / BUSY < found < BUSY:
                     was_busy = True
                     continue
                 slowed = max(1.0, found or 1.0)
                 score[baseline] = 1
-            for name in left:
-                found = times_claimed(name) if name != baseline else None
-                if found is not None:
-                    excess = (found - UNSEEN_MS[self._device] / claimed_ms[name]) / slowed
-                    least[name] = min(least[name], excess)
-                    score[name] += 1 if excess <= 1 + SHARE else -1
+            unseen = {name: UNSEEN_MS[self._device] / claimed_ms[name] for name in left}
+            asked = {name: times_claimed(name) for name in left if name != baseline}
+            took = {name: found - unseen[name] for name, found in asked.items() if found is not None}
+            if beside and any(one / slowed > 1 + SHARE for one in took.values()):
+                found = times_claimed(baseline, as_long)  # others may have begun meanwhile
+                was_busy |= found is not None and found >= BUSY
+                took = {name: one for name, one in took.items() if one / slowed <= 1 + SHARE or (found or 1.0) < BUSY}
+                slowed = max(slowed, found or 1.0)
+            for name, one in took.items():
+                least[name] = min(least[name], one / slowed)
+                score[name] += 1 if one / slowed <= 1 + SHARE else -1
         for name in set(score) - set(failures):
             what = f"its samples say that a call takes {claimed_ms[name]:.3f} ms"
             proven = score.get(baseline) == 1 and score[name] == -FAILURES

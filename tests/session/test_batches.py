@@ -1,7 +1,7 @@
 """Whose calls back to back are held against what its samples claim."""
 
 from collections.abc import Iterator
-from itertools import chain, repeat
+from itertools import chain, cycle, repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -81,3 +81,11 @@ def test_the_baseline_works_for_as_long_as_the_longest(monkeypatch: pytest.Monke
     said = Batches(place, case, contenders, lambda name: ()).disagreements({"eager": 0.5, "mine": 2.0}, "eager")
     assert not said
     assert asked == {"eager": 4, "mine": 1}
+
+
+def test_a_try_counts_if_the_baseline_is_as_fast_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What began to use the machine in between is no fault of a contender, whatever it takes."""
+    said = found(monkeypatch, {"eager": cycle([1.0, batches.BUSY + 1]), "mine": repeat(5.0)})
+    assert type(said["mine"]) is Unsettled
+    said = found(monkeypatch, {"eager": repeat(1.2), "mine": repeat(2.0)})
+    assert "at least 1.66 times" in str(said["mine"])
