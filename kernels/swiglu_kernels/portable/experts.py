@@ -403,18 +403,25 @@ def bias_arguments(bias: torch.Tensor | None) -> dict[str, Any]:
     }
 
 
-def _product_arguments(
-    a: torch.Tensor, w: torch.Tensor, pair: torch.Tensor, tile_expert: torch.Tensor, tile: Tile, columns: int
-) -> dict[str, Any]:
-    """Return what the kernels with `_product` share: the columns of w [E, N, K], how many a tile has, and the rows."""
+def product_arguments(a: torch.Tensor, w: torch.Tensor, tile: Tile, columns: int) -> dict[str, Any]:
+    """Return what all kernels with `product` share: the columns of w [E, N, K], and how many a tile has."""
     return {
-        "w_ptr": w, "pair_ptr": pair, "tile_expert_ptr": tile_expert, "rows": pair.shape[0], "K": w.shape[2],
-        "w_e": w.stride(0), "w_n": w.stride(1), "w_k": w.stride(2),
-        "BLOCK_M": tile.rows, "BLOCK_N": columns, "BLOCK_K": tile.depth, "GROUP": tile.group,
-        "EVEN_K": w.shape[2] % tile.depth == 0,
+        "w_ptr": w, "K": w.shape[2], "w_e": w.stride(0), "w_n": w.stride(1), "w_k": w.stride(2),
+        "BLOCK_N": columns, "BLOCK_K": tile.depth, "EVEN_K": w.shape[2] % tile.depth == 0,
         "WIDE": tile_needs_int64((a.stride(), (1, tile.depth)), (w.stride()[1:], (w.shape[1], tile.depth))),
         "PRECISION": float32_dot_precision(),
     }  # fmt: skip
+
+
+def _routed_arguments(
+    a: torch.Tensor, w: torch.Tensor, pair: torch.Tensor, tile_expert: torch.Tensor, tile: Tile, columns: int
+) -> dict[str, Any]:
+    """Return the same with the rows of a routing."""
+    rows = {
+        "pair_ptr": pair, "tile_expert_ptr": tile_expert, "rows": pair.shape[0],
+        "BLOCK_M": tile.rows, "GROUP": tile.group,
+    }  # fmt: skip
+    return rows | product_arguments(a, w, tile, columns)
 
 
 def _tile_for(
@@ -477,7 +484,7 @@ def gate_up_launch(
             "OF_TOKENS": x.shape[0] < pair.shape[0], "INTERLEAVED": interleaved,
             "EARLY": starts_early(capability or capability_of(x.device)),
         }
-        | _product_arguments(x, w_gate_up, pair, tile_expert, tile, columns)
+        | _routed_arguments(x, w_gate_up, pair, tile_expert, tile, columns)
         | bias_arguments(bias)
         | formula.arguments(),
         num_warps=tile.warps,
@@ -508,7 +515,7 @@ def rows_launch(
         grid=(tile_expert.shape[0] * triton.cdiv(w.shape[1], tile.columns),),
         arguments={"a_ptr": a, "out_ptr": out, "N": w.shape[1], "a_scales_ptr": scales[0], "w_scales_ptr": scales[1]}
         | {"EARLY": starts_early(capability or capability_of(a.device))}
-        | _product_arguments(a, w, pair, tile_expert, tile, tile.columns)
+        | _routed_arguments(a, w, pair, tile_expert, tile, tile.columns)
         | bias_arguments(bias),
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -560,7 +567,7 @@ def down_backward_launch(
             "weights_token": weights.stride(0), "weights_slot": weights.stride(1),
             "OF_TOKENS": dy.shape[0] < pair.shape[0], "INTERLEAVED": interleaved,
         }
-        | _product_arguments(dy, w, pair, tile_expert, tile, columns)
+        | _routed_arguments(dy, w, pair, tile_expert, tile, columns)
         | formula.arguments(),
         num_warps=tile.warps,
         num_stages=tile.stages,

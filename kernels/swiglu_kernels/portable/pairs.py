@@ -11,12 +11,12 @@ import torch
 from swiglu_kernels.launches.backend import capability_of, tl, triton
 from swiglu_kernels.launches.early import starts_early, wait_for_launch_ahead
 from swiglu_kernels.launches.formula import Formula
-from swiglu_kernels.launches.launch import Launch, tile_needs_int64, vectorises
+from swiglu_kernels.launches.launch import Launch, vectorises
 from swiglu_kernels.launches.plan import run
-from swiglu_kernels.launches.precision import float32_dot_precision, round_to
-from swiglu_kernels.launches.tiles import Capability, Tile, expert_tile
+from swiglu_kernels.launches.precision import round_to
+from swiglu_kernels.launches.tiles import Capability, expert_tile
 from swiglu_kernels.portable.arithmetic import gated
-from swiglu_kernels.portable.experts import bias_arguments, both_columns, even_and_odd, product
+from swiglu_kernels.portable.experts import bias_arguments, both_columns, even_and_odd, product, product_arguments
 
 MOST = 32
 """Pairs; a tile has as many rows."""
@@ -157,7 +157,7 @@ def forward_launch(
     experts, pairs, capability = w_gate_up.shape[0], index.numel(), capability or capability_of(x.device)
     (intermediate, hidden), most = (h.shape[1], y.shape[1]), min(pairs, experts)
     tile = expert_tile(max(16, triton.next_power_of_2(pairs)), x.dtype, capability, vectorises(x, w_gate_up, w_down))
-    shared = {"index_ptr": index, "pairs": pairs, "experts": experts}
+    shared = {"index_ptr": index, "pairs": pairs, "experts": experts, "PAIRS": tile.rows}
     block = min(SUM_COLUMNS, triton.next_power_of_2(hidden))
     last = Launch(
         _weighted_sum_kernel,
@@ -173,7 +173,7 @@ def forward_launch(
         (triton.cdiv(hidden, tile.columns), most),
         {"h_ptr": h, "y_ptr": y, "N": hidden, "EARLY": starts_early(capability)}
         | shared
-        | _product_arguments(h, w_down, tile, tile.columns)
+        | product_arguments(h, w_down, tile, tile.columns)
         | bias_arguments(b_down),
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -185,23 +185,13 @@ def forward_launch(
         {"x_ptr": x, "h_ptr": h, "N": intermediate, "slots": index.shape[1], "x_m": x.stride(0), "x_k": x.stride(1)}
         | {"INTERLEAVED": interleaved, "EARLY": starts_early(capability)}
         | shared
-        | _product_arguments(x, w_gate_up, tile, tile.columns // 2)
+        | product_arguments(x, w_gate_up, tile, tile.columns // 2)
         | bias_arguments(b_gate_up)
         | formula.arguments(),
         num_warps=tile.warps,
         num_stages=tile.stages,
         then=second,
     )
-
-
-def _product_arguments(a: torch.Tensor, w: torch.Tensor, tile: Tile, columns: int) -> dict[str, object]:
-    """Return what both products have, of w [E, N, K] and columns of it in a tile."""
-    return {
-        "w_ptr": w, "K": w.shape[2], "w_e": w.stride(0), "w_n": w.stride(1), "w_k": w.stride(2),
-        "PAIRS": tile.rows, "BLOCK_N": columns, "BLOCK_K": tile.depth, "EVEN_K": w.shape[2] % tile.depth == 0,
-        "WIDE": tile_needs_int64((a.stride(), (1, tile.depth)), (w.stride()[1:], (w.shape[1], tile.depth))),
-        "PRECISION": float32_dot_precision(),
-    }  # fmt: skip
 
 
 def forward(
