@@ -5,7 +5,7 @@
 launches   quantising x and h; both products and the gate (by hand in each tile, portable) of codes and scales; and
            torch._scaled_mm of the same operands as one product
 calls      swiglu_glu_fp8 and swiglu_mlp_fp8 without a gradient, weights quantised before; the same in bf16; blockwise
-           glu as one launch and as two products by PyTorch with a pass for the gate
+           also as two products by PyTorch with a pass for the gate
 step       forward and backward of swiglu_mlp and swiglu_mlp_fp8, everything quantised
 
 Ratios are medians of per-round ratios with their 95% intervals: to the bare bf16 product of x with both weights, and of
@@ -18,6 +18,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from side_by_side import gpu_and_clock, require_right, time_calls
@@ -117,16 +118,19 @@ def forward(tokens: int, hidden: int, intermediate: int, device: torch.device) -
             f"{recipe} d_gate, d_up, h": of_the_gate(z),
             f"{recipe} mlp": partial(swiglu_mlp_fp8, x, *weights, recipe=recipe),
         }
-    for name, first in (("two products", 1), ("one launch", tokens + 1)):
-        calls[f"blockwise glu, {name}"] = partial(glu_by, first, x, *weights[:2])
+        if recipe == "blockwise":
+            calls |= {f"{name}, two products": by_torch(calls[name]) for name in ("blockwise glu", "blockwise mlp")}
     return calls
 
 
-def glu_by(torch_from: int, *operands: Any) -> None:
-    """Run glu blockwise with PyTorch's products from so many tokens on."""
-    chosen, fp8_products.TORCH_FROM = fp8_products.TORCH_FROM, torch_from
-    swiglu_glu_fp8(*operands, recipe="blockwise")
-    fp8_products.TORCH_FROM = chosen
+def by_torch(call: Call) -> Call:
+    """Return a call whose gate and up are two products by PyTorch, not one launch by hand."""
+
+    def with_two_products() -> None:
+        with mock.patch.object(fp8_products, "_by_hand", return_value=False):
+            call()
+
+    return with_two_products
 
 
 def of_the_gate(z: torch.Tensor) -> Call:

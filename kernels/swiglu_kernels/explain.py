@@ -118,12 +118,11 @@ def _of_fp8(
     tile = fp8_glu_tile(tokens, blocks, capability_of(x.device))
     why = fp8_by_hand.why_off(x.device, intermediate, blocks, has_bias, formula)
     kernel = f"one launch, portable Triton, tiles of {tile.rows} x {tile.columns} ({why})"
-    if splits_glu(tokens, blocks) and not why_not_sizes(
-        x.device, (tokens, hidden, intermediate), blocks, x.dtype, has_bias
-    ):
-        kernel = "two products by PyTorch, then the gate's pass"
-    elif why is None:
+    sizes = tokens, hidden, intermediate
+    if why is None:
         kernel = "one launch, hand-scheduled for Hopper"
+    elif splits_glu(tokens, blocks) and not why_not_sizes(x.device, sizes, blocks, x.dtype, has_bias):
+        kernel = f"two products by PyTorch, then the gate's pass ({why})"
     by = "blocks of 1 x 128 (weights 128 x 128)" if blocks else "rows"
     if weight_grad == "none":
         dw = "no dW"

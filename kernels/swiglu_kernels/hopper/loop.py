@@ -22,6 +22,12 @@ BLOCK = 64
 """Rows and columns of what the accumulator is handed over in; also the depth of a stage, 128 bytes."""
 FAR = 128 * 1024
 """Bytes between the two pieces of shared memory that a thread looks at: 128 threads cover 256 KB."""
+BARRIER_BYTES = 128
+"""What all barriers take at most."""
+SLOTS, SLOT_BYTES = 3, 80
+"""Stages whose scales of blocks each warp keeps at hand, those of 16 rows and of two blocks of each weight."""
+SCALE_ROWS = 16
+"""Rows of BLOCK elements that hold the barriers and the scales of eight warps."""
 RELEASES = 4
 """Arrivals that free a stage or hand over the turn: one of each warp."""
 
@@ -178,40 +184,116 @@ if GLUON_MISSING is None:
         ]  # fmt: skip
 
     @gluon.constexpr_function
-    def _scales_of_stage():
-        """PTX that loads the scales of one stage's rows and weights, if there is one, and goes on to the next."""
+    def _first_scales(columns, half, depth_tiles, barriers, row, column, rows, my_row, x_at, gate_at, up_at):
+        """PTX that asks for the scales of a tile's first stages, for this warp's 16 rows and its columns.
+
+        Of a warp 16 lanes copy the scales of its rows, the next four those of the first and the last block of gate and
+        of up, and the others what the last of these does. The lane is read here and the row is an operand: in a loop
+        that needs %tid.x, ptxas keeps what wgmma reads in registers of each thread, and moves it before each wgmma.
+        """
+        lines = [
+            ".reg .b32 lane, warp, first, number, here, mine, ours, to, asked, slot;",
+            ".reg .b64 from, from_step;",
+            ".reg .f32 of_row<2>, of_weight<4>, both<12>, chosen;",
+            ".reg .pred more, of_rows, beyond<3>;",
+            "mov.u32 lane, %laneid;",
+            f"shr.u32 warp, {my_row}, 4;",
+            f"mad.lo.u32 here, warp, {SLOTS * SLOT_BYTES}, {barriers};",
+            f"add.u32 here, here, {BARRIER_BYTES + 4 * half * SLOTS * SLOT_BYTES};",
+            "shr.u32 at, lane, 2;",
+            "mad.lo.u32 mine, at, 4, here;",  # this thread's rows are that one of the warp's and the eighth behind it
+            f"shr.u32 first, {column}, 7;",
+        ]
+        for third in range(columns // 64):
+            lines += [
+                f"add.u32 at, {column}, {32 * third};",
+                "shr.u32 at, at, 7;",
+                f"setp.ne.u32 beyond{third}, at, first;",
+            ]
         return [
-            *(f"@inside{half} ld.global.nc.f32 of_row{half}, [rows_at+{32 * half}];" for half in range(2)),
-            "add.u64 rows_at, rows_at, rows_step;",
-            *(
-                line
-                for product, weight in enumerate(("gate_at", "up_at"))
-                for line in (
-                    f"@more ld.global.nc.f32 of_weight{2 * product}, [{weight}];",
-                    f"add.u64 far, {weight}, to_last;",
-                    f"@more ld.global.nc.f32 of_weight{2 * product + 1}, [far];",
-                    f"add.u64 {weight}, {weight}, 4;",
-                )
-            ),
+            *lines,
+            "min.u32 lane, lane, 19;",
+            "mad.lo.u32 ours, lane, 4, here;",
+            "setp.lt.u32 of_rows, lane, 16;",
+            f"add.u32 number, {column}, {columns // 2 - 1};",
+            "shr.u32 number, number, 7;",
+            "and.b32 at, lane, 1;",
+            "setp.eq.u32 more, at, 0;",
+            "selp.u32 number, first, number, more;",
+            f"mul.lo.u32 number, number, {depth_tiles};",
+            f"mad.lo.u32 warp, warp, 16, {row};",
+            "add.u32 warp, warp, lane;",
+            f"sub.u32 at, {rows}, 1;",
+            "min.u32 warp, warp, at;",  # what is behind the last row is not stored
+            "selp.u32 number, warp, number, of_rows;",
+            "setp.lt.u32 more, lane, 18;",
+            f"selp.b64 from, {gate_at}, {up_at}, more;",
+            f"selp.b64 from, {x_at}, from, of_rows;",
+            "mad.wide.u32 from, number, 4, from;",
+            f"selp.u32 at, {rows}, 1, of_rows;",
+            "mul.wide.u32 from_step, at, 4;",
+            "mov.u32 to, 0;",
+            "mov.u32 asked, 0;",
+            "mov.u32 slot, 0;",
+            "bar.warp.sync 0xffffffff;",  # the last tile's have been read
+            *(_next_scales(depth_tiles) * (SLOTS - 1)),
         ]
 
     @gluon.constexpr_function
-    def _promoting_loop(columns, left_row, stages, blocks):
+    def _next_scales(depth_tiles):
+        """PTX that asks for the scales of one more stage, if there is one."""
+        return [
+            f"setp.lt.u32 more, asked, {depth_tiles};",
+            "add.u32 at, ours, to;",
+            "@more cp.async.ca.shared.global [at], [from], 4;",
+            "cp.async.commit_group;",
+            "add.u32 asked, asked, 1;",
+            "add.u64 from, from, from_step;",
+            *_next_slot("to"),
+        ]
+
+    @gluon.constexpr_function
+    def _next_slot(slot):
+        return [
+            f"add.u32 {slot}, {slot}, {SLOT_BYTES};",
+            f"setp.eq.u32 more, {slot}, {SLOTS * SLOT_BYTES};",
+            f"selp.u32 {slot}, 0, {slot}, more;",
+        ]
+
+    @gluon.constexpr_function
+    def _factors(columns):
+        """PTX that multiplies a stage's scales: of each 32 columns of gate and of up, for both rows of a thread."""
+        lines = [
+            "add.u32 at, mine, slot;",
+            *(f"ld.shared.f32 of_row{half}, [at+{32 * half}];" for half in range(2)),
+            "add.u32 at, here, slot;",
+            *(f"ld.shared.f32 of_weight{number}, [at+{64 + 4 * number}];" for number in range(4)),
+            *_next_slot("slot"),
+        ]
+        for third in range(columns // 64):
+            for product in range(2):
+                lines += [
+                    f"selp.f32 chosen, of_weight{2 * product + 1}, of_weight{2 * product}, beyond{third};",
+                    *(f"mul.f32 both{4 * third + 2 * product + half}, of_row{half}, chosen;" for half in range(2)),
+                ]
+        return lines
+
+    @gluon.constexpr_function
+    def _promoting_loop(columns, half, stages, blocks):
         """PTX of one tile's main loop in e4m3, for 64 rows: a sum over each stage's 128 of depth, added in fp32.
 
         Operands: 96 registers, then 32 copies of: left, right, barriers, step, depth tiles; with `blocks` also the
-        first row and column of the tile, how many rows there are, and where the scales of left and of both weights are.
+        first row and column of these 64 rows, how many rows there are, which of the 64 is this thread's, and where the
+        scales of left and of both weights are.
 
         columns: of a wgmma, see `_held`; with `blocks` 128 or 192.
-        left_row: the first row of a stage that is used.
+        half: of a stage's rows, which is used.
         blocks: scales are those of 1 x 128 elements of left, [depth, rows], and of 128 x 128 of both weights; else they
             are left to the epilogue.
         """
         row_bytes, empty = 128, 8 * stages
         numbers, again = _held(columns)
-        left, right, barriers, step, depth_tiles, row, column, rows, x_at, gate_at, up_at = (
-            f"${96 + 32 * number}" for number in range(11)
-        )
+        left, right, barriers, step, depth_tiles, *of_scales = (f"${96 + 32 * number}" for number in range(12))
         part = ", ".join(f"part{number}" for number in range(len(numbers)))
         lines = [
             "{",
@@ -226,46 +308,15 @@ if GLUON_MISSING is None:
             "and.b32 phase, phase, 1;",
             "mov.u32 depth, 0;",
             "mov.u32 high, 0x40000040;",  # swizzled over 128 bytes, 1024 bytes from 8 rows to the next 8
+            *(_first_scales(columns, half, depth_tiles, barriers, *of_scales) if blocks else []),
+            "NEXT:",
         ]
         if blocks:
             lines += [
-                ".reg .b32 first, mine, zero, tied;",
-                ".reg .b64 rows_at, rows_step, gate_at, up_at, to_last, far;",
-                ".reg .f32 of_row<2>, of_weight<4>, both<12>, chosen;",
-                ".reg .pred more, inside<2>, beyond<3>;",
-                f"shr.u32 zero, {rows}, 31;",
-                "setp.eq.u32 more, 0, 0;",
-                "mov.u32 at, %tid.x;",
-                "shr.u32 mine, at, 5;",
-                "and.b32 mine, mine, 3;",
-                "shl.b32 mine, mine, 4;",
-                "and.b32 at, at, 31;",
-                "shr.u32 at, at, 2;",
-                f"add.u32 mine, mine, {row};",
-                "add.u32 mine, mine, at;",  # this thread's rows are this one and the eighth behind it
-                f"mad.wide.u32 rows_at, mine, 4, {x_at};",
-                f"setp.lt.u32 inside0, mine, {rows};",
-                "add.u32 mine, mine, 8;",
-                f"setp.lt.u32 inside1, mine, {rows};",
-                f"mul.wide.u32 rows_step, {rows}, 4;",
-                f"shr.u32 first, {column}, 7;",
-                f"mul.lo.u32 at, first, {depth_tiles};",
-                f"mad.wide.u32 gate_at, at, 4, {gate_at};",
-                f"mad.wide.u32 up_at, at, 4, {up_at};",
-                f"add.u32 at, {column}, {columns // 2 - 1};",
-                "shr.u32 at, at, 7;",
-                "sub.u32 at, at, first;",
-                f"mul.lo.u32 at, at, {depth_tiles};",
-                "mul.wide.u32 to_last, at, 4;",
+                f"cp.async.wait_group {SLOTS - 2};",
+                "bar.warp.sync 0xffffffff;",  # all lanes have this stage's, and have read those of the stage before
+                *_next_scales(depth_tiles),
             ]
-            for third in range(3):
-                lines += [
-                    f"add.u32 at, {column}, {32 * third};",
-                    "shr.u32 at, at, 7;",
-                    f"setp.ne.u32 beyond{third}, at, first;",
-                ]
-            lines += [*(f"mov.f32 of_row{number}, 0f00000000;" for number in range(2)), *_scales_of_stage()]
-        lines.append("NEXT:")
         lines += [
             f"mad.lo.u32 barrier, stage, 8, {barriers};",
             "FULL: mbarrier.try_wait.parity.shared::cta.b64 passed, [barrier], phase;",
@@ -279,7 +330,7 @@ if GLUON_MISSING is None:
         for chunk in range(4):  # of 32 along the depth
             lines += [
                 f"setp.ne.u32 add, {chunk}, 0;",
-                f"add.u32 at, low_a, {(1 << 16) + left_row * row_bytes // 16 + 2 * chunk};",
+                f"add.u32 at, low_a, {(1 << 16) + half * BLOCK * row_bytes // 16 + 2 * chunk};",
                 "mov.b64 a, {at, high};",
                 f"add.u32 at, low_b, {(1 << 16) + 2 * chunk};",
                 "mov.b64 b, {at, high};",
@@ -287,24 +338,10 @@ if GLUON_MISSING is None:
             ]
         lines += [
             "wgmma.commit_group.sync.aligned;",
+            *(_factors(columns) if blocks else []),  # while they multiply
             "wgmma.wait_group.sync.aligned 0;",
             f"@leader mbarrier.arrive.shared::cta.b64 _, [barrier+{empty}];",
         ]
-        if blocks:
-            # Made to depend on the sums, or ptxas multiplies the scales, and so waits for them, before the wgmmas.
-            lines += ["mov.b32 tied, part0;", "and.b32 tied, tied, zero;"]
-            for scale in (*(f"of_row{half}" for half in range(2)), *(f"of_weight{number}" for number in range(4))):
-                lines += [f"mov.b32 at, {scale};", "or.b32 at, at, tied;", f"mov.b32 {scale}, at;"]
-            for third in range(columns // 64):  # 32 columns of gate and of up
-                for product in range(2):
-                    lines.append(f"selp.f32 chosen, of_weight{2 * product + 1}, of_weight{2 * product}, beyond{third};")
-                    lines += [
-                        f"mul.f32 both{4 * third + 2 * product + half}, of_row{half}, chosen;" for half in range(2)
-                    ]
-            # Those of the next stage are asked for here, a stage's multiplications before they are used.
-            lines += ["add.u32 at, depth, 1;", f"setp.lt.u32 more, at, {depth_tiles};"]
-            lines += [f"and.pred inside{half}, inside{half}, more;" for half in range(2)]
-            lines += _scales_of_stage()
         for place, number in enumerate(numbers):
             if blocks:  # 16 registers are 32 columns; in turn two are of a row, and two of the eighth behind it
                 third, product = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1))[number // 16]
@@ -443,13 +480,14 @@ if GLUON_MISSING is None:
 
         Returns three tensors of BLOCK x BLOCK in fp32 as `multiply` does.
         """
-        LOOP: gl.constexpr = _promoting_loop(COLUMNS, _BLOCK * ME, STAGES, BLOCKS)
-        OPERANDS: gl.constexpr = _operands(96, 8, 3) if BLOCKS else _operands(96, 5)
+        LOOP: gl.constexpr = _promoting_loop(COLUMNS, ME, STAGES, BLOCKS)
+        OPERANDS: gl.constexpr = _operands(96, 9, 3) if BLOCKS else _operands(96, 5)
         stages = [_copies(left), _copies(right), _copies(barriers), _copies(step), _copies(depth_tiles)]
         scales = []
         if BLOCKS:
             scales = [
                 _copies(row), _copies(column), _copies(rows),
+                gl.arange(0, _BLOCK, gl.SliceLayout(1, _LAYOUT))[:, None] + _copies(0),
                 _addresses(x_scales), _addresses(gate_scales), _addresses(up_scales),
             ]  # fmt: skip
         return gl.inline_asm_elementwise(
@@ -547,17 +585,19 @@ if GLUON_MISSING is None:
         return _address(found, 0), _address(found, 1), _address(found, 2)
 
     @gluon.jit
-    def set_up(left, right, STAGES: gl.constexpr, TURNS: gl.constexpr):
+    def set_up(left, right, STAGES: gl.constexpr, TURNS: gl.constexpr, ROWS: gl.constexpr = 8):
         """Allocate and initialise barriers; return the addresses of two rings and of the barriers, and the barriers.
+
+        ROWS: of BLOCK elements, what is allocated for the barriers; SCALE_ROWS keep scales of blocks behind them.
 
         left, right: [buffers, rows, BLOCK] of at least 8 rows; the first buffer's contents are lost. Barriers: `full`
         of every stage, `empty` of every stage, and with TURNS `turn` of both consumers; without, each consumer reads
         every stage. The caller makes them visible, by a fence and a barrier of all warps.
         """
         RELEASES: gl.constexpr = _RELEASES if TURNS else 2 * _RELEASES
-        place = gl.allocate_shared_memory(left.dtype, [8, _BLOCK], left.layout)
+        place = gl.allocate_shared_memory(left.dtype, [ROWS, _BLOCK], left.layout)
         left_at, right_at, barriers_at = _locate_all(left.index(0), right.index(0), place)
-        barriers = view(place, gl.int64, [_BLOCK * 2, 1], mbarrier.MBarrierLayout())  # more than there are
+        barriers = view(place, gl.int64, [ROWS * 16, 1], mbarrier.MBarrierLayout())  # more than there are
         for stage in gl.static_range(STAGES):
             mbarrier.init(barriers.index(stage), count=1)
             mbarrier.init(barriers.index(STAGES + stage), count=RELEASES)

@@ -1,8 +1,8 @@
 """Products of quantised operands, each by the fastest way that takes them: by hand, PyTorch's or portable Triton.
 
-Gate, up and SwiGLU are one launch, by hand on Hopper, and by blocks two products and a pass from many tokens on. A
-product alone is PyTorch's `_scaled_mm` there, which has full accumulation too; on other GPUs, where neither was
-measured, all of them are the portable kernels'.
+Gate, up and SwiGLU are one launch, by hand on Hopper; by blocks and from many tokens on they are two products and a
+pass where that kernel does not take them. A product alone is PyTorch's `_scaled_mm` there, which has full accumulation
+too; on other GPUs, where neither was measured, all of them are the portable kernels'.
 """
 
 import torch
@@ -27,7 +27,7 @@ Operands = tuple[Quantised, Quantised, Quantised]
 SCALES = 4
 """cuBLAS reads the scales of a weight's blocks in rows of a multiple of this, which `_scaled_mm` does not check."""
 TORCH_FROM = 512
-"""Tokens from which two products by PyTorch and a pass are taken for the hand-scheduled launch, by blocks."""
+"""Tokens from which two products by PyTorch and a pass are taken for the portable launch, by blocks."""
 Pair = tuple[torch.Tensor, torch.Tensor]
 """gate and up."""
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
@@ -98,11 +98,7 @@ def _add_products(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantis
 
 
 def splits_glu(tokens: int, blocks: bool) -> bool:
-    """Whether gate and up are two products by PyTorch, where it takes them, and the gate a pass after them.
-
-    By blocks the products take 0.61 of the bare bf16 product and the pass 0.07 (H200, 8192 tokens), where one launch by
-    hand takes 0.81.
-    """
+    """Whether gate and up are two products by PyTorch, where it takes them and the hand-scheduled kernel does not."""
     return blocks and tokens >= TORCH_FROM
 
 
@@ -131,11 +127,11 @@ def _write_gate_and_up(operands: Operands, preactivations: Pair) -> Pair:
 
 def write_glu(operands: Operands, z: torch.Tensor, preactivations: Pair, biases: Biases, formula: Formula) -> None:
     """Write z, and gate and up unless they are empty; arguments as of `portable.fp8.glu_launch`."""
-    if _by_torch(operands, z.dtype, biases):
-        run(gate_launch, *_write_gate_and_up(operands, preactivations), z, formula)
-    elif z.numel() and _by_hand(operands, biases, formula):
+    if z.numel() and _by_hand(operands, biases, formula):
         pairs = [(codes.view(z.dtype), scales) for codes, scales in operands]
         run(by_hand.forward_launch, *pairs, z, preactivations if preactivations[0].numel() else None)
+    elif _by_torch(operands, z.dtype, biases):
+        run(gate_launch, *_write_gate_and_up(operands, preactivations), z, formula)
     else:
         run(glu_launch, *operands, z, None, preactivations, None, biases, formula)
 
@@ -146,13 +142,12 @@ def glu_codes(operands: Operands, preactivations: Pair, biases: Biases, formula:
     Arguments are those of `write_glu`; h is rounded to the dtype of gate and up first, which are written unless empty.
     """
     x, w_gate, _ = operands
-    torch_takes = _by_torch(operands, preactivations[0].dtype, biases)
-    if x.scales.dim() == 1 or (not torch_takes and _by_hand(operands, biases, formula)):
+    if x.scales.dim() == 1 or _by_hand(operands, biases, formula):
         return None
     tokens, intermediate = len(x.codes), len(w_gate.codes)
     codes = x.codes.new_empty((tokens, intermediate))
     scales = x.scales.new_empty((-(-intermediate // BLOCK), tokens))
-    if torch_takes:
+    if _by_torch(operands, preactivations[0].dtype, biases):
         run(gate_codes_launch, _write_gate_and_up(operands, preactivations), codes, scales, formula)
     else:
         run(glu_launch, *operands, codes, scales, preactivations, None, biases, formula)

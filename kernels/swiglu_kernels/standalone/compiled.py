@@ -37,6 +37,8 @@ from swiglu_kernels.standalone.covering import covering, most_demanding
 
 FEW_BYTES = 16
 """Of a thread's registers, that some versions of ptxas spill once, outside of a main loop."""
+NEIGHBOURS = 60
+"""Lines of assembly within which two wgmmas are of one loop."""
 READ_AHEAD = {"_down_kernel", "_weighted_sum_kernel"}
 """Kernels that read before they wait, see portable/pairs.py."""
 SPILLS = {
@@ -162,6 +164,24 @@ def _resource_usage(cubin: bytes) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def _assembly(cubin: bytes) -> list[str]:
+    """Return the lines of a cubin's code, as nvdisasm reads it."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.nvdisasm.path, "--print-code", file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def moved(lines: list[str]) -> tuple[int, int]:
+    """Count wgmmas in assembly, and what makes a register uniform between two of a loop; the second waits for it."""
+    places = [number for number, line in enumerate(lines) if "GMMA" in line]
+    pairs = [(first, last) for first, last in itertools.pairwise(places) if last - first < NEIGHBOURS]
+    return len(places), sum("R2UR" in line for first, last in pairs for line in lines[first:last])
+
+
 def report(
     name: str, tokens: int, hidden: int, intermediate: int, dtype: torch.dtype, capability: Capability
 ) -> Report:
@@ -172,10 +192,16 @@ def report(
 
 def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capability: Capability) -> Report:
     compiled = compile_launch(launch, capability)
+    from triton.experimental.gluon._runtime import GluonJITFunction
+
     registers, stack_bytes = _resource_usage(compiled.asm["cubin"])
     ptx = compiled.asm["ptx"]
     if launch.arguments.get("EARLY") and not _waits_first(ptx, launch.kernel.__name__ in READ_AHEAD):
         raise RuntimeError("it touches memory before it waits for the launch ahead, see launches/early.py")
+    if isinstance(launch.kernel, GluonJITFunction) and capability == (9, 0):
+        wgmmas, times = moved(_assembly(compiled.asm["cubin"]))
+        if times > wgmmas:
+            raise RuntimeError(f"between {wgmmas} wgmmas {times} registers are made uniform, see loop._first_scales")
     return Report(
         kernel=name,
         capability=f"{capability[0]}.{capability[1]}",

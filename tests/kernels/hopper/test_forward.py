@@ -7,7 +7,7 @@ import torch
 from on_hopper import check_against_fp64, needs_hopper
 
 from swiglu_kernels import swiglu_glu
-from swiglu_kernels.hopper import forward, shared, transposed
+from swiglu_kernels.hopper import forward, fp8, shared, transposed
 
 
 def matrices(tokens: int = 512, hidden: int = 64, intermediate: int = 128, dtype: torch.dtype = torch.bfloat16):
@@ -75,6 +75,20 @@ def test_without_gluon_the_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 def test_tiles_fill_the_waves(tokens: int, intermediate: int, columns: int, storing: int) -> None:
     assert forward.tile_for(tokens, intermediate, 132, False).columns == columns
     assert forward.tile_for(tokens, intermediate, 132, True).columns == storing
+
+
+@pytest.mark.parametrize(
+    ("tokens", "intermediate", "columns"),
+    [
+        (8192, 14336, 96),  # 73 waves of 96, 109 of 64, which is less by columns alone
+        (512, 14336, 96),  # 5 and 7
+        (128, 14336, 64),  # 2 of each
+        (128, 11008, 96),  # 1 and 2
+    ],
+)
+def test_tiles_of_blocks_are_the_faster_of_two(tokens: int, intermediate: int, columns: int) -> None:
+    """As measured on an H100, results/nvidia-h100/fp8-kernels.csv."""
+    assert fp8.tile_for(tokens, intermediate, 132, False, blocks=True).columns == columns
 
 
 @pytest.mark.parametrize(
