@@ -62,10 +62,10 @@ def launches(x: Quantised, w_gate: Quantised, w_up: Quantised, z: torch.Tensor) 
         return found
     tokens, intermediate = z.shape
     processors = torch.cuda.get_device_properties(z.device).multi_processor_count
-    tile = by_hand.tile_for(tokens, intermediate, processors, False, x.scales.dim() == 2)
+    tile = by_hand.tile_for(tokens, intermediate, processors, False, blocks=False)
     pairs = [(one.codes.view(z.dtype), one.scales) for one in operands]
     for columns in by_hand.BLOCK_COLUMNS if x.scales.dim() == 2 else (64, 80, 88, 96):
-        chosen = dataclasses.replace(tile, columns=columns)
+        chosen = by_hand.whole_block() if columns == by_hand.BLOCK else dataclasses.replace(tile, columns=columns)
         found[f"by hand, {columns} columns"] = (by_hand.forward_launch, *pairs, z, None, chosen)
     return found
 
@@ -118,7 +118,12 @@ def forward(tokens: int, hidden: int, intermediate: int, device: torch.device) -
             f"{recipe} d_gate, d_up, h": of_the_gate(z),
             f"{recipe} mlp": partial(swiglu_mlp_fp8, x, *weights, recipe=recipe),
         }
-        if recipe == "blockwise":
+        if recipe == "blockwise" and "blockwise by hand, 128 columns" in calls:
+            pairs = [(one.codes.view(z.dtype), one.scales) for one in (of_x, *weights[:2])]
+            codes, scales = quantise_rows(z, recipe, False)
+            calls["blockwise by hand, h in fp8"] = partial(
+                run, by_hand.forward_launch, *pairs, (codes, scales.t()), None
+            )
             calls |= {f"{name}, two products": by_torch(calls[name]) for name in ("blockwise glu", "blockwise mlp")}
     return calls
 

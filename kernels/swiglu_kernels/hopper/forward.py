@@ -55,12 +55,17 @@ if GLUON_MISSING is None:
         x, w_gate, w_up, w_gate_rest, w_up_rest, x_ring, w_ring, barriers,
         M, N, row_tiles, column_tiles, depth_tiles, COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     ):  # fmt: skip
-        """Fill the ring with the stages of this program's tiles, in turn."""
+        """Fill the ring with the stages of this program's tiles, in turn.
+
+        Of twice WIDE columns a stage has four tiles of weights, two of each; the last one may reach beyond the end.
+        """
         LAST: gl.constexpr = COLUMNS - _WIDE
+        WHOLE: gl.constexpr = COLUMNS == 2 * _WIDE
+        EACH: gl.constexpr = 4 if WHOLE else 3
         step = 0
         for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
             row, column = position(tile, row_tiles, column_tiles, GROUP)
-            first_row, first = start(row, _ROWS, M), start(column, COLUMNS, N)
+            first_row, first = start(row, _ROWS, M), column * COLUMNS if WHOLE else start(column, COLUMNS, N)
             for depth in range(depth_tiles):
                 stage = step % STAGES
                 at = depth * _DEPTH
@@ -68,9 +73,12 @@ if GLUON_MISSING is None:
                 mbarrier.wait(barriers.index(STAGES + stage), (step // STAGES + 1) & 1)  # passes in the first round
                 mbarrier.expect(full, (_ROWS + 2 * COLUMNS) * _DEPTH * 2)  # elements of 16 bits
                 load(x, [first_row, at], full, x_ring.index(stage))
-                load(w_gate, [first, at], full, w_ring.index(3 * stage))
-                load(w_up, [first, at], full, w_ring.index(3 * stage + 1))
-                if LAST > 0:
+                load(w_gate, [first, at], full, w_ring.index(EACH * stage))
+                load(w_up, [first, at], full, w_ring.index(EACH * stage + EACH // 2))
+                if WHOLE:
+                    load(w_gate, [first + _WIDE, at], full, w_ring.index(EACH * stage + 1))
+                    load(w_up, [first + _WIDE, at], full, w_ring.index(EACH * stage + 3))
+                elif LAST > 0:
                     both = w_ring.index(3 * stage + 2)
                     load_rest(w_gate_rest, first + _WIDE, at, full, both, 0, LAST)
                     load_rest(w_up_rest, first + _WIDE, at, full, both, LAST, LAST)

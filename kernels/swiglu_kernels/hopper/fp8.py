@@ -5,7 +5,9 @@ stage is 128 of depth. The tensor cores keep some 14 bits of a sum of fp8 produc
 to registers of its own and is added in fp32 from there (`loop.multiply_fp8`); 128 x 192 of both do not fit into one
 warpgroup's registers. So both consumers share a tile, 64 rows each, and a stage: while one adds, the other multiplies.
 
-Scales by rows are applied to the finished sums, those of blocks while they are added.
+Scales by rows are applied to the finished sums, those of blocks while they are added. A tile of 128 columns is a whole
+block of h, which may then leave as codes and scales; its 128 x 256 sums come of two wgmmas in turn, gate and up, whose
+sums over a stage go through the same registers.
 """
 
 import dataclasses
@@ -13,7 +15,7 @@ import dataclasses
 import torch
 
 from swiglu_kernels.hopper import loop, shared
-from swiglu_kernels.hopper.forward import BUFFERS, DEPTH, PART, REST, ROWS, WIDE
+from swiglu_kernels.hopper.forward import BUFFERS, DEPTH, PART, REST, ROWS, TILE, WIDE
 from swiglu_kernels.hopper.forward import tile_for as forward_tile
 from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING, descriptor, fits_tma
 from swiglu_kernels.launches.backend import capability_of, multiprocessors
@@ -21,11 +23,22 @@ from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import Tile, waves
 
-BLOCK_COLUMNS = (96, 64)
-"""Columns of a tile whose scales are those of blocks: in threes or twos of 32, of which each lies in one block."""
+BLOCK = 128
+"""Columns of a tile that is a block of h."""
+BLOCK_COLUMNS = (BLOCK, 96, 64)
+"""Columns of a tile whose scales are those of blocks: a whole one, or threes or twos of 32, each of which is in one."""
+BLOCK_STAGES = 4
+"""Of 48 KB, for tiles of a whole block."""
 MORE_COLUMNS = 24
-"""What a tile takes besides its columns, in columns: the narrow one takes 8 to 12% longer for as much work."""
-_OPTIONAL = (*(f"{weight}_{rows}" for weight in ("w_gate", "w_up") for rows in REST), "gate_out", "up_out")
+"""What a tile takes besides its columns, in columns: the narrow one takes 8 to 12% longer than the others."""
+_OPTIONAL = (
+    *(f"{weight}_{rows}" for weight in ("w_gate", "w_up") for rows in REST),
+    "z",
+    "codes",
+    "gate_out",
+    "up_out",
+)
+_OPTIONAL += ("h_scales",)
 
 Operand = tuple[torch.Tensor, torch.Tensor]
 """Codes in pairs, [rows, depth / 2] of the output's 16-bit dtype, and scales as `portable.fp8.Quantised` has them."""
@@ -38,7 +51,7 @@ if GLUON_MISSING is None:
 
     from swiglu_kernels.hopper.forward import finish_part, produce
     from swiglu_kernels.hopper.loop import multiply_fp8, set_up
-    from swiglu_kernels.hopper.shared import halves, position, start, synchronize
+    from swiglu_kernels.hopper.shared import halves, position, sigmoid, start, synchronize, write
 
     _ROWS, _DEPTH, _WIDE, _PART = (gl.constexpr(size) for size in (ROWS, DEPTH, WIDE, PART))
     _BUFFERS, _SCALE_ROWS = gl.constexpr(BUFFERS), gl.constexpr(loop.SCALE_ROWS)
@@ -63,52 +76,120 @@ if GLUON_MISSING is None:
         finish_part(gate, up, z, gate_out, up_out, row, column, buffers, FIRST, PART, NEWER, STORE_PREACT)
 
     @gluon.jit
+    def _finish_half(
+        gate, up, z, gate_out, up_out, row, column, buffers, FIRST: gl.constexpr, STORE_PREACT: gl.constexpr
+    ):  # fmt: skip
+        """Store 64 columns of a tile of a whole block."""
+        gate_0, gate_1 = halves(gate, _WIDE, _PART)
+        up_0, up_1 = halves(up, _WIDE, _PART)
+        NEWER: gl.constexpr = _BUFFERS - 1 if STORE_PREACT else 1
+        finish_part(gate_0, up_0, z, gate_out, up_out, row, column, buffers, FIRST, 0, NEWER, STORE_PREACT)
+        finish_part(gate_1, up_1, z, gate_out, up_out, row, column + _PART, buffers, FIRST, 1, NEWER, STORE_PREACT)
+
+    @gluon.jit
+    def _store_preact(gate, up, gate_out, up_out, row, column, buffers, FIRST: gl.constexpr):
+        gate_0, gate_1 = halves(gate, _WIDE, _PART)
+        up_0, up_1 = halves(up, _WIDE, _PART)
+        write(gate_0, gate_out, row, column, buffers.index(FIRST), 1)
+        write(up_0, up_out, row, column, buffers.index(FIRST + 1), 1)
+        write(gate_1, gate_out, row, column + _PART, buffers.index(FIRST), 1)
+        write(up_1, up_out, row, column + _PART, buffers.index(FIRST + 1), 1)
+
+    @gluon.jit
+    def _bits(h):
+        """Absolute values as integers, which have their order: NaN is the largest."""
+        return h.to(gl.int32, bitcast=True) & 0x7FFFFFFF
+
+    @gluon.jit
+    def _finish_codes(
+        gate, gate_1, up, up_1, codes, h_scales, gate_out, up_out, row, column, buffers, of_codes, M,
+        dtype: gl.constexpr, ME: gl.constexpr, STORE_PREACT: gl.constexpr,
+    ):  # fmt: skip
+        """Store codes and scales of h, and gate and up if they are wanted; arithmetic as in `fp8_codes.scales_of`."""
+        if STORE_PREACT:
+            _store_preact(gate, up, gate_out, up_out, row, column, buffers, 2 * ME)
+            _store_preact(gate_1, up_1, gate_out, up_out, row, column + _WIDE, buffers, 2 * ME)
+        h = (gate * sigmoid(gate) * up).to(dtype).to(gl.float32)
+        h_1 = (gate_1 * sigmoid(gate_1) * up_1).to(dtype).to(gl.float32)
+        SCALE: gl.constexpr = 1 / 448
+        largest = gl.maximum(gl.max(_bits(h), 1), gl.max(_bits(h_1), 1))
+        amax = gl.maximum(largest, 27 << 23).to(gl.float32, bitcast=True)
+        near = 448.0 / amax
+        inverse = gl.fma(gl.fma(near, amax * -1.0, 448.0) * SCALE, near, near)
+        inverse = gl.where(amax == float("inf"), 0.0, inverse)
+        rows = row + gl.arange(0, _WIDE, gl.SliceLayout(1, h.type.layout))
+        gl.store(h_scales + (column // (2 * _WIDE)).to(gl.int64) * M + rows, amax * SCALE, mask=rows < M)
+        write(h * inverse[:, None], codes, row, column, of_codes.index(2 * ME), 1)
+        write(h_1 * inverse[:, None], codes, row, column + _WIDE, of_codes.index(2 * ME + 1), 1)
+
+    @gluon.jit
     def _consume(
-        z, gate_out, up_out, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at, buffers,
-        M, N, row_tiles, column_tiles, depth_tiles, ME: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
-        GROUP: gl.constexpr, STORE_PREACT: gl.constexpr, BLOCKS: gl.constexpr,
+        z, codes, gate_out, up_out, h_scales, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at,
+        buffers, of_codes, M, N, row_tiles, column_tiles, depth_tiles, x, ME: gl.constexpr, COLUMNS: gl.constexpr,
+        STAGES: gl.constexpr, GROUP: gl.constexpr, STORE_PREACT: gl.constexpr, BLOCKS: gl.constexpr,
     ):  # fmt: skip
         FIRST: gl.constexpr = ME * _BUFFERS
         NEWER: gl.constexpr = _BUFFERS - 1 if STORE_PREACT or COLUMNS > _WIDE else 1  # buffers in use are taken in turn
         step = 0
         for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
             row, column = position(tile, row_tiles, column_tiles, GROUP)
-            row, column = start(row, _ROWS, M) + ME * _WIDE, start(column, COLUMNS, N)
-            gate, up, both = multiply_fp8(
+            row = start(row, _ROWS, M) + ME * _WIDE
+            column = column * COLUMNS if COLUMNS == 2 * _WIDE else start(column, COLUMNS, N)
+            sums = multiply_fp8(
                 x_at, w_at, barriers_at, step, depth_tiles, row, column, M, x_scales, gate_scales, up_scales,
                 2 * COLUMNS, ME, STAGES, BLOCKS,
             )  # fmt: skip
             step += depth_tiles
-            gate_0, gate_1 = halves(gate, _WIDE, _PART)
-            up_0, up_1 = halves(up, _WIDE, _PART)
-            _finish(
-                gate_0, up_0, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column, buffers, M, N,
-                FIRST, 0, NEWER, STORE_PREACT, BLOCKS,
-            )  # fmt: skip
-            _finish(
-                gate_1, up_1, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column + _PART, buffers, M, N,
-                FIRST, 1, NEWER, STORE_PREACT, BLOCKS,
-            )  # fmt: skip
-            if COLUMNS > _WIDE:
-                gate_2, up_2 = halves(both, _WIDE, _PART)
-                column += COLUMNS - _PART
+            if COLUMNS == 2 * _WIDE:
+                gate, gate_1, up, up_1 = sums
+                if codes is not None:
+                    _finish_codes(
+                        gate, gate_1, up, up_1, codes, h_scales, gate_out, up_out, row, column, buffers, of_codes, M,
+                        x.dtype, ME, STORE_PREACT,
+                    )  # fmt: skip
+                else:
+                    _finish_half(gate, up, z, gate_out, up_out, row, column, buffers, FIRST, STORE_PREACT)
+                    _finish_half(gate_1, up_1, z, gate_out, up_out, row, column + _WIDE, buffers, FIRST, STORE_PREACT)
+            else:
+                gate, up, both = sums
+                gate_0, gate_1 = halves(gate, _WIDE, _PART)
+                up_0, up_1 = halves(up, _WIDE, _PART)
                 _finish(
-                    gate_2, up_2, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column, buffers, M, N,
-                    FIRST, 2, NEWER, STORE_PREACT, BLOCKS,
+                    gate_0, up_0, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column, buffers, M, N,
+                    FIRST, 0, NEWER, STORE_PREACT, BLOCKS,
                 )  # fmt: skip
+                _finish(
+                    gate_1, up_1, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column + _PART, buffers,
+                    M, N, FIRST, 1, NEWER, STORE_PREACT, BLOCKS,
+                )  # fmt: skip
+                if COLUMNS > _WIDE:
+                    gate_2, up_2 = halves(both, _WIDE, _PART)
+                    column += COLUMNS - _PART
+                    _finish(
+                        gate_2, up_2, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column, buffers, M, N,
+                        FIRST, 2, NEWER, STORE_PREACT, BLOCKS,
+                    )  # fmt: skip
         tma.store_wait(0)
 
     @gluon.jit(do_not_specialize=("K",))
     def _forward_kernel(
         x, w_gate, w_up, w_gate_32, w_gate_16, w_gate_8, w_up_32, w_up_16, w_up_8,
-        x_scales, gate_scales, up_scales, z, gate_out, up_out, M, N, K,
+        x_scales, gate_scales, up_scales, z, codes, h_scales, gate_out, up_out, M, N, K,
         COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, STORE_PREACT: gl.constexpr,
         BLOCKS: gl.constexpr,
     ):  # fmt: skip
         row_tiles, column_tiles, depth_tiles = gl.cdiv(M, _ROWS), gl.cdiv(N, COLUMNS), gl.cdiv(K, _DEPTH)
+        EACH: gl.constexpr = 4 if COLUMNS == 2 * _WIDE else 3
         x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, _ROWS, _DEPTH], x.layout)
-        w_ring = gl.allocate_shared_memory(x.dtype, [3 * STAGES, _WIDE, _DEPTH], w_gate.layout)
-        buffers = gl.allocate_shared_memory(z.dtype, [2 * _BUFFERS, _WIDE, _PART], z.layout)
+        w_ring = gl.allocate_shared_memory(x.dtype, [EACH * STAGES, _WIDE, _DEPTH], w_gate.layout)
+        of_codes = x_ring  # what is not stored has no buffers, and these are not used
+        if codes is not None:
+            of_codes = gl.allocate_shared_memory(codes.dtype, [4, _WIDE, _WIDE], codes.layout)
+        buffers = of_codes
+        if codes is None:
+            buffers = gl.allocate_shared_memory(x.dtype, [2 * _BUFFERS, _WIDE, _PART], z.layout)
+        elif STORE_PREACT:
+            buffers = gl.allocate_shared_memory(x.dtype, [4, _WIDE, _PART], gate_out.layout)
         x_at, w_at, barriers_at, barriers = set_up(
             x_ring, w_ring, STAGES, TURNS=False, ROWS=_SCALE_ROWS if BLOCKS else 8
         )
@@ -120,15 +201,17 @@ if GLUON_MISSING is None:
                 (
                     _consume,
                     (
-                        z, gate_out, up_out, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at, buffers,
-                        M, N, row_tiles, column_tiles, depth_tiles, 0, COLUMNS, STAGES, GROUP, STORE_PREACT, BLOCKS,
+                        z, codes, gate_out, up_out, h_scales, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at,
+                        buffers, of_codes, M, N, row_tiles, column_tiles, depth_tiles, x, 0, COLUMNS, STAGES,
+                        GROUP, STORE_PREACT, BLOCKS,
                     ),
                 ),
                 (
                     _consume,
                     (
-                        z, gate_out, up_out, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at, buffers,
-                        M, N, row_tiles, column_tiles, depth_tiles, 1, COLUMNS, STAGES, GROUP, STORE_PREACT, BLOCKS,
+                        z, codes, gate_out, up_out, h_scales, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at,
+                        buffers, of_codes, M, N, row_tiles, column_tiles, depth_tiles, x, 1, COLUMNS, STAGES,
+                        GROUP, STORE_PREACT, BLOCKS,
                     ),
                 ),
                 (
@@ -145,7 +228,7 @@ if GLUON_MISSING is None:
 
 
 def tile_for(tokens: int, intermediate: int, processors: int, stores_preact: bool, blocks: bool) -> Tile:
-    """Return the tile whose waves are filled best; scales of blocks leave two to choose from."""
+    """Return the tile whose waves are filled best; scales of blocks leave three to choose from."""
     tile = forward_tile(tokens, intermediate, processors, stores_preact)
     if not blocks:
         return tile
@@ -153,7 +236,13 @@ def tile_for(tokens: int, intermediate: int, processors: int, stores_preact: boo
     def cost(columns: int) -> int:
         return waves(tokens, intermediate, ROWS, columns, processors) * (columns + MORE_COLUMNS)
 
-    return dataclasses.replace(tile, columns=min(BLOCK_COLUMNS, key=cost))
+    columns = min(BLOCK_COLUMNS, key=cost)
+    return whole_block(tile) if columns == BLOCK else dataclasses.replace(tile, columns=columns)
+
+
+def whole_block(tile: Tile = TILE) -> Tile:
+    """Return the tile of a whole block, which alone makes codes of h."""
+    return dataclasses.replace(tile, columns=BLOCK, stages=BLOCK_STAGES)
 
 
 def why_off(device: torch.device, intermediate: int, blocks: bool, has_bias: bool, formula: Formula) -> str | None:
@@ -195,7 +284,7 @@ def forward_launch(
     x: Operand,
     w_gate: Operand,
     w_up: Operand,
-    z: torch.Tensor,
+    z: torch.Tensor | Operand,
     preactivations: tuple[torch.Tensor, torch.Tensor] | None,
     tile: Tile | None = None,
 ) -> Launch:
@@ -205,28 +294,35 @@ def forward_launch(
         x: [M, K / 2] and scales.
         w_gate: [N, K / 2] and scales.
         w_up: as w_gate.
-        z: [M, N], contiguous, written; 16 bits.
+        z: [M, N], contiguous, written; 16 bits. Of blocks also codes [M, N] in fp8 and scales [ceil(N / 128), M].
         preactivations: gate and up, [M, N] and contiguous, written; None stores z alone.
-        tile: its columns, stages and group are taken. None: `tile_for`.
+        tile: its columns, stages and group are taken. None: `tile_for`, or for codes `whole_block`.
     """
     (x_pairs, x_scales), (gate_pairs, gate_scales), (up_pairs, up_scales) = x, w_gate, w_up
     (M, K), N, blocks = x_pairs.shape, gate_pairs.shape[0], x_scales.dim() == 2
     programs = multiprocessors(x_pairs.device)
-    tile = tile or tile_for(M, N, programs, preactivations is not None, blocks)
-    last = tile.columns - WIDE
+    if tile is None:
+        makes_codes = not isinstance(z, torch.Tensor)
+        tile = whole_block() if makes_codes else tile_for(M, N, programs, preactivations is not None, blocks)
+    last = 0 if tile.columns == BLOCK else tile.columns - WIDE
     tiles = -(-M // ROWS) * -(-N // tile.columns)
     matrices = {"x": (x_pairs, ROWS, DEPTH), "w_gate": (gate_pairs, WIDE, DEPTH), "w_up": (up_pairs, WIDE, DEPTH)}
     for rows in (part for part in REST if last & part):
         matrices |= {f"w_gate_{rows}": (gate_pairs, rows, DEPTH), f"w_up_{rows}": (up_pairs, rows, DEPTH)}
-    outputs = shared.forward_outputs(z, preactivations)
-    matrices |= {name: (output, WIDE, PART) for name, output in outputs.items()}
+    scales = {"x_scales": x_scales, "gate_scales": gate_scales, "up_scales": up_scales}
+    if isinstance(z, torch.Tensor):
+        matrices["z"] = z, WIDE, PART
+    else:
+        matrices["codes"], scales["h_scales"] = (z[0], WIDE, WIDE), z[1]
+    if preactivations is not None:
+        matrices |= {name: (one, WIDE, PART) for name, one in zip(("gate_out", "up_out"), preactivations, strict=True)}
     return Launch(
         kernel=_forward_kernel,
         grid=(min(tiles, programs),),
         arguments=dict.fromkeys(_OPTIONAL)
         | {name: descriptor(*matrix) for name, matrix in matrices.items()}
-        | {"x_scales": x_scales, "gate_scales": gate_scales, "up_scales": up_scales, "M": M, "N": N, "K": K}
-        | {"COLUMNS": tile.columns, "STAGES": tile.stages, "GROUP": tile.group}
+        | scales
+        | {"M": M, "N": N, "K": K, "COLUMNS": tile.columns, "STAGES": tile.stages, "GROUP": tile.group}
         | {"STORE_PREACT": preactivations is not None, "BLOCKS": blocks},
         num_warps=CONSUMER_WARPS,
         num_stages=tile.stages,

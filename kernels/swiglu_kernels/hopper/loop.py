@@ -184,6 +184,11 @@ if GLUON_MISSING is None:
         ]  # fmt: skip
 
     @gluon.constexpr_function
+    def _pieces_of(columns):
+        """How many pieces of a tile's gate, and of up, have one scale for each row: 32 columns, or a block of 128."""
+        return 1 if columns == 256 else columns // 64
+
+    @gluon.constexpr_function
     def _first_scales(columns, half, depth_tiles, barriers, row, column, rows, my_row, x_at, gate_at, up_at):
         """PTX that asks for the scales of a tile's first stages, for this warp's 16 rows and its columns.
 
@@ -204,11 +209,11 @@ if GLUON_MISSING is None:
             "mad.lo.u32 mine, at, 4, here;",  # this thread's rows are that one of the warp's and the eighth behind it
             f"shr.u32 first, {column}, 7;",
         ]
-        for third in range(columns // 64):
+        for piece in range(_pieces_of(columns)):
             lines += [
-                f"add.u32 at, {column}, {32 * third};",
+                f"add.u32 at, {column}, {32 * piece};",
                 "shr.u32 at, at, 7;",
-                f"setp.ne.u32 beyond{third}, at, first;",
+                f"setp.ne.u32 beyond{piece}, at, first;",
             ]
         return [
             *lines,
@@ -262,7 +267,7 @@ if GLUON_MISSING is None:
 
     @gluon.constexpr_function
     def _factors(columns):
-        """PTX that multiplies a stage's scales: of each 32 columns of gate and of up, for both rows of a thread."""
+        """PTX that multiplies a stage's scales: for each piece of gate and of up, and both rows of a thread."""
         lines = [
             "add.u32 at, mine, slot;",
             *(f"ld.shared.f32 of_row{half}, [at+{32 * half}];" for half in range(2)),
@@ -270,11 +275,11 @@ if GLUON_MISSING is None:
             *(f"ld.shared.f32 of_weight{number}, [at+{64 + 4 * number}];" for number in range(4)),
             *_next_slot("slot"),
         ]
-        for third in range(columns // 64):
+        for piece in range(_pieces_of(columns)):
             for product in range(2):
                 lines += [
-                    f"selp.f32 chosen, of_weight{2 * product + 1}, of_weight{2 * product}, beyond{third};",
-                    *(f"mul.f32 both{4 * third + 2 * product + half}, of_row{half}, chosen;" for half in range(2)),
+                    f"selp.f32 chosen, of_weight{2 * product + 1}, of_weight{2 * product}, beyond{piece};",
+                    *(f"mul.f32 both{4 * piece + 2 * product + half}, of_row{half}, chosen;" for half in range(2)),
                 ]
         return lines
 
@@ -282,27 +287,31 @@ if GLUON_MISSING is None:
     def _promoting_loop(columns, half, stages, blocks):
         """PTX of one tile's main loop in e4m3, for 64 rows: a sum over each stage's 128 of depth, added in fp32.
 
-        Operands: 96 registers, then 32 copies of: left, right, barriers, step, depth tiles; with `blocks` also the
-        first row and column of these 64 rows, how many rows there are, which of the 64 is this thread's, and where the
-        scales of left and of both weights are.
+        Operands: 96 registers (128 where `columns` are 256), then 32 copies of: left, right, barriers, step, depth
+        tiles; with `blocks` also the first row and column of these 64 rows, how many rows there are, which of the 64 is
+        this thread's, and where the scales of left and of both weights are.
 
-        columns: of a wgmma, see `_held`; with `blocks` 128 or 192.
+        columns: of a wgmma, see `_held`; with `blocks` 128 or 192. 256 are one of 128 after the other, whose sums go
+            through the same registers: gate, then up.
         half: of a stage's rows, which is used.
         blocks: scales are those of 1 x 128 elements of left, [depth, rows], and of 128 x 128 of both weights; else they
             are left to the epilogue.
         """
         row_bytes, empty = 128, 8 * stages
+        in_turn = columns == 256
         numbers, again = _held(columns)
-        left, right, barriers, step, depth_tiles, *of_scales = (f"${96 + 32 * number}" for number in range(12))
-        part = ", ".join(f"part{number}" for number in range(len(numbers)))
+        registers, turns = (128, [range(64), range(64, 128)]) if in_turn else (96, [numbers])
+        operands = (f"${registers + 32 * number}" for number in range(12))
+        left, right, barriers, step, depth_tiles, *of_scales = operands
+        part = ", ".join(f"part{number}" for number in range(len(turns[0])))
         lines = [
             "{",
             ".reg .pred again, passed, leader, add;",
             ".reg .b32 stage, phase, depth, barrier, low_a, low_b, high, at;",
             ".reg .b64 a, b;",
-            f".reg .f32 part<{len(numbers)}>;",
+            f".reg .f32 part<{len(turns[0])}>;",
             "elect.sync at|leader, 0xffffffff;",
-            *(f"mov.b32 ${number}, 0;" for number in range(96)),
+            *(f"mov.b32 ${number}, 0;" for number in range(registers)),
             f"rem.u32 stage, {step}, {stages};",
             f"div.u32 phase, {step}, {stages};",
             "and.b32 phase, phase, 1;",
@@ -322,34 +331,37 @@ if GLUON_MISSING is None:
             "FULL: mbarrier.try_wait.parity.shared::cta.b64 passed, [barrier], phase;",
             "@!passed bra.uni FULL;",
             f"mad.lo.u32 low_a, stage, {2 * BLOCK * row_bytes}, {left};",
-            f"mad.lo.u32 low_b, stage, {3 * BLOCK * row_bytes}, {right};",
+            f"mad.lo.u32 low_b, stage, {(4 if in_turn else 3) * BLOCK * row_bytes}, {right};",
             "shr.u32 low_a, low_a, 4;",
             "shr.u32 low_b, low_b, 4;",
-            "wgmma.fence.sync.aligned;",
         ]
-        for chunk in range(4):  # of 32 along the depth
+        for turn, numbers in enumerate(turns):
+            lines.append("wgmma.fence.sync.aligned;")
+            for chunk in range(4):  # of 32 along the depth
+                lines += [
+                    f"setp.ne.u32 add, {chunk}, 0;",
+                    f"add.u32 at, low_a, {(1 << 16) + half * BLOCK * row_bytes // 16 + 2 * chunk};",
+                    "mov.b64 a, {at, high};",
+                    f"add.u32 at, low_b, {(1 << 16) + turn * 2 * BLOCK * row_bytes // 16 + 2 * chunk};",
+                    "mov.b64 b, {at, high};",
+                    f"wgmma.mma_async.sync.aligned.m64n{columns // len(turns)}k32.f32.e4m3.e4m3 "
+                    f"{{{part}}}, a, b, add, 1, 1;",
+                ]
             lines += [
-                f"setp.ne.u32 add, {chunk}, 0;",
-                f"add.u32 at, low_a, {(1 << 16) + half * BLOCK * row_bytes // 16 + 2 * chunk};",
-                "mov.b64 a, {at, high};",
-                f"add.u32 at, low_b, {(1 << 16) + 2 * chunk};",
-                "mov.b64 b, {at, high};",
-                f"wgmma.mma_async.sync.aligned.m64n{columns}k32.f32.e4m3.e4m3 {{{part}}}, a, b, add, 1, 1;",
+                "wgmma.commit_group.sync.aligned;",
+                *(_factors(columns) if blocks and turn == 0 else []),  # while they multiply
+                "wgmma.wait_group.sync.aligned 0;",
             ]
-        lines += [
-            "wgmma.commit_group.sync.aligned;",
-            *(_factors(columns) if blocks else []),  # while they multiply
-            "wgmma.wait_group.sync.aligned 0;",
-            f"@leader mbarrier.arrive.shared::cta.b64 _, [barrier+{empty}];",
-        ]
-        for place, number in enumerate(numbers):
-            if blocks:  # 16 registers are 32 columns; in turn two are of a row, and two of the eighth behind it
-                third, product = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1))[number // 16]
-                lines.append(
-                    f"fma.rn.f32 ${number}, part{place}, both{4 * third + 2 * product + number // 2 % 2}, ${number};"
-                )
-            else:
-                lines.append(f"add.f32 ${number}, ${number}, part{place};")
+            if turn == len(turns) - 1:
+                lines.append(f"@leader mbarrier.arrive.shared::cta.b64 _, [barrier+{empty}];")
+            for place, number in enumerate(numbers):
+                if blocks:  # 16 registers are 32 columns; in turn two are of a row, and two of the eighth behind it
+                    thirds = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1))
+                    piece, product = (0, turn) if in_turn else thirds[number // 16]
+                    factor = f"both{4 * piece + 2 * product + number // 2 % 2}"
+                    lines.append(f"fma.rn.f32 ${number}, part{place}, {factor}, ${number};")
+                else:
+                    lines.append(f"add.f32 ${number}, ${number}, part{place};")
         lines += [
             "add.u32 stage, stage, 1;",
             f"setp.eq.u32 again, stage, {stages};",
@@ -358,8 +370,10 @@ if GLUON_MISSING is None:
             "add.u32 depth, depth, 1;",
             f"setp.lt.u32 again, depth, {depth_tiles};",
             "@again bra.uni NEXT;",
+            *([] if in_turn else _copied(again, [0])),
+            "}",
         ]
-        return "\n".join([*lines, *_copied(again, [0]), "}"])
+        return "\n".join(lines)
 
     @gluon.constexpr_function
     def _operands(registers, numbers, addresses=0):
@@ -478,10 +492,12 @@ if GLUON_MISSING is None:
         sums are those of what the codes stand for, with scales [depth tiles, rows] of left and [., depth tiles] of both
         weights; row and column are where these 64 rows and the tile begin. Else they are sums of codes.
 
-        Returns three tensors of BLOCK x BLOCK in fp32 as `multiply` does.
+        Returns three tensors of BLOCK x BLOCK in fp32 as `multiply` does; of 256 COLUMNS, which are BLOCKS alone and
+        for which a stage has 2 BLOCK rows of each weight, four: gate from left to right, then up.
         """
+        HELD: gl.constexpr = 128 if COLUMNS == 256 else 96
         LOOP: gl.constexpr = _promoting_loop(COLUMNS, ME, STAGES, BLOCKS)
-        OPERANDS: gl.constexpr = _operands(96, 9, 3) if BLOCKS else _operands(96, 5)
+        OPERANDS: gl.constexpr = _operands(HELD, 9, 3) if BLOCKS else _operands(HELD, 5)
         stages = [_copies(left), _copies(right), _copies(barriers), _copies(step), _copies(depth_tiles)]
         scales = []
         if BLOCKS:
@@ -490,9 +506,16 @@ if GLUON_MISSING is None:
                 gl.arange(0, _BLOCK, gl.SliceLayout(1, _LAYOUT))[:, None] + _copies(0),
                 _addresses(x_scales), _addresses(gate_scales), _addresses(up_scales),
             ]  # fmt: skip
-        return gl.inline_asm_elementwise(
-            LOOP, OPERANDS, stages + scales, dtype=(gl.float32, gl.float32, gl.float32), is_pure=False, pack=32
-        )
+        if COLUMNS == 256:
+            sums = gl.inline_asm_elementwise(
+                LOOP, OPERANDS, stages + scales, dtype=(gl.float32, gl.float32, gl.float32, gl.float32), is_pure=False,
+                pack=32,
+            )  # fmt: skip
+        else:
+            sums = gl.inline_asm_elementwise(
+                LOOP, OPERANDS, stages + scales, dtype=(gl.float32, gl.float32, gl.float32), is_pure=False, pack=32
+            )
+        return sums
 
     @gluon.constexpr_function
     def _look():

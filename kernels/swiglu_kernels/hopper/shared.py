@@ -218,7 +218,10 @@ def descriptor(matrix: torch.Tensor, rows: int, columns: int) -> "TensorDescript
 
 @functools.cache
 def _shared_layout(dtype: torch.dtype, rows: int, columns: int) -> "gl.NVMMASharedLayout":
-    element = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}[dtype]
+    element = {
+        torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32,
+        torch.float8_e4m3fn: gl.float8e4nv,
+    }[dtype]  # fmt: skip
     return gl.NVMMASharedLayout.get_default_for([rows, columns], element)
 
 

@@ -7,8 +7,8 @@ intermediate, K hidden and H out:
     1. x by rows; each weight by rows, unless it came quantised
     2. one launch: both products and the gate. It writes h in 16 bits, or in an MLP with blocks of 128 its codes and
        scales; the rows of a "rowwise" h are wider than a program's tile, so that h is quantised by a launch of its own.
-       By hand on Hopper it writes h in 16 bits for both recipes. By blocks and from many tokens on, where that kernel
-       does not take the call: two products by PyTorch, and a pass that writes h or its codes
+       By blocks and from many tokens on, where the hand-scheduled kernel does not take the call: two products by
+       PyTorch, and a pass that writes h or its codes
     3. h w_down^T
 
 Backward, where each operand is quantised for the axis that its product sums over:

@@ -125,11 +125,17 @@ def _write_gate_and_up(operands: Operands, preactivations: Pair) -> Pair:
     return gate, up
 
 
+def _launch_by_hand(operands: Operands, out: torch.Tensor | Pair, preactivations: Pair) -> None:
+    """Write z, or codes and scales of h by blocks, and gate and up unless they are empty."""
+    gate, _ = preactivations
+    pairs = [(codes.view(gate.dtype), scales) for codes, scales in operands]
+    run(by_hand.forward_launch, *pairs, out, preactivations if gate.numel() else None)
+
+
 def write_glu(operands: Operands, z: torch.Tensor, preactivations: Pair, biases: Biases, formula: Formula) -> None:
     """Write z, and gate and up unless they are empty; arguments as of `portable.fp8.glu_launch`."""
     if z.numel() and _by_hand(operands, biases, formula):
-        pairs = [(codes.view(z.dtype), scales) for codes, scales in operands]
-        run(by_hand.forward_launch, *pairs, z, preactivations if preactivations[0].numel() else None)
+        _launch_by_hand(operands, z, preactivations)
     elif _by_torch(operands, z.dtype, biases):
         run(gate_launch, *_write_gate_and_up(operands, preactivations), z, formula)
     else:
@@ -142,12 +148,14 @@ def glu_codes(operands: Operands, preactivations: Pair, biases: Biases, formula:
     Arguments are those of `write_glu`; h is rounded to the dtype of gate and up first, which are written unless empty.
     """
     x, w_gate, _ = operands
-    if x.scales.dim() == 1 or _by_hand(operands, biases, formula):
+    if x.scales.dim() == 1:
         return None
     tokens, intermediate = len(x.codes), len(w_gate.codes)
     codes = x.codes.new_empty((tokens, intermediate))
     scales = x.scales.new_empty((-(-intermediate // BLOCK), tokens))
-    if _by_torch(operands, preactivations[0].dtype, biases):
+    if codes.numel() and _by_hand(operands, biases, formula):
+        _launch_by_hand(operands, (codes, scales), preactivations)
+    elif _by_torch(operands, preactivations[0].dtype, biases):
         run(gate_codes_launch, _write_gate_and_up(operands, preactivations), codes, scales, formula)
     else:
         run(glu_launch, *operands, codes, scales, preactivations, None, biases, formula)

@@ -373,10 +373,15 @@ def _fp8_by_hand() -> Iterator[tuple[str, Launch]]:
         shapes = ((across, tokens), (-(-columns // fp8_codes.BLOCK), across)) if blocks else ((tokens,), (columns,))
         of_x, of_weights = (tensor(*shape, dtype=torch.float32) for shape in shapes)
         operands = (pairs, of_x.t() if blocks else of_x), (weights, of_weights), (weights, of_weights)
+        recipe, kept = "blocks" if blocks else "rows", ", gate and up stored" if stored else ""
         for width in fp8_by_hand.BLOCK_COLUMNS if blocks else forward.COLUMNS:
-            name = f"fp8 forward by hand, {'blocks' if blocks else 'rows'}, {width} columns"
-            name += ", gate and up stored" if stored else ""
-            yield name, fp8_by_hand.forward_launch(*operands, z, stored, replace(forward.TILE, columns=width))
+            tile = fp8_by_hand.whole_block() if width == fp8_by_hand.BLOCK else replace(forward.TILE, columns=width)
+            launch = fp8_by_hand.forward_launch(*operands, z, stored, tile)
+            yield f"fp8 forward by hand, {recipe}, {width} columns{kept}", launch
+        if blocks:
+            codes = tensor(tokens, columns, dtype=torch.float8_e4m3fn)
+            h = codes, tensor(columns // fp8_codes.BLOCK, tokens, dtype=torch.float32)
+            yield f"fp8 forward by hand, h in fp8{kept}", fp8_by_hand.forward_launch(*operands, h, stored)
 
 
 def _fp8_experts_by_hand() -> Iterator[tuple[str, Launch]]:

@@ -271,9 +271,35 @@ def _fp8_by_hand(at: Sizes, label: str) -> Iterator[Outcome]:
             z = at.new("z", at.z_like)
             preactivations = (at.new("gate", at.z_like), at.new("up", at.z_like)) if stored else None
             x, w_gate, w_up = operands
-            fp8.forward_launch(x, w_gate, w_up, z, preactivations, replace(forward.TILE, columns=columns)).run()
+            whole = blocks and columns == fp8.BLOCK
+            tile = fp8.whole_block() if whole else replace(forward.TILE, columns=columns)
+            fp8.forward_launch(x, w_gate, w_up, z, preactivations, tile).run()
             name = f"fp8 {recipe} forward of {columns} {label}{', stored' if stored else ''}"
+            kept = z.cpu()
             yield at.judged(name, made)
+            if whole:
+                yield _fp8_codes_by_hand(at, operands, kept, made, stored, f"{name}, h in fp8")
+
+
+def _fp8_codes_by_hand(
+    at: Sizes, operands: list[fp8.Operand], z: torch.Tensor, made: Tensors, stored: bool, name: str
+) -> Outcome:
+    """Codes and scales of h, bit for bit those of the z that the same tile stores."""
+    tokens, intermediate = at.z_like
+    buffer = torch.full((tokens + 2 * MARGIN, intermediate), 127, dtype=torch.uint8, device=at.device)  # NaN
+    codes = buffer[MARGIN:-MARGIN].view(torch.float8_e4m3fn)
+    scales = torch.full((-(-intermediate // fp8.BLOCK), tokens), float("nan"), device=at.device)
+    preactivations = (at.new("gate", at.z_like), at.new("up", at.z_like)) if stored else None
+    x, w_gate, w_up = operands
+    fp8.forward_launch(x, w_gate, w_up, (codes, scales), preactivations).run()
+    defined, of_rows = reference.quantise(z, "blockwise")
+    outcome = at.judged(name, made)
+    wrong = int((codes.cpu().view(torch.uint8) != defined.view(torch.uint8)).sum())
+    if wrong or not torch.equal(scales.cpu().t(), of_rows):
+        return replace(outcome, reason=f"{wrong} codes, or their scales, are not those of h")
+    if not bool((buffer[:MARGIN] == 127).all() and (buffer[-MARGIN:] == 127).all()):
+        return replace(outcome, reason="rows before or behind the codes were written")
+    return outcome
 
 
 def _forwards(at: Sizes, name: str, describe: Callable[..., Launch], *more: object) -> Iterator[Outcome]:
