@@ -25,20 +25,15 @@ from swiglu_kernels.launches.tiles import Tile, waves
 
 BLOCK = 128
 """Columns of a tile that is a block of h."""
-BLOCK_COLUMNS = (BLOCK, 96, 64)
-"""Columns of a tile whose scales are those of blocks: a whole one, or threes or twos of 32, each of which is in one."""
+BLOCK_COLUMNS = {96: 1.0, BLOCK: 1.017, 64: 1.11}
+"""Columns of a tile whose scales are those of blocks: threes or twos of 32, each of which is in one, or a whole block.
+For each, the time of a column relative to the first (H100)."""
 BLOCK_STAGES = 4
 """Of 48 KB, for tiles of a whole block."""
-MORE_COLUMNS = 24
-"""What a tile takes besides its columns, in columns: the narrow one takes 8 to 12% longer than the others."""
-_OPTIONAL = (
-    *(f"{weight}_{rows}" for weight in ("w_gate", "w_up") for rows in REST),
-    "z",
-    "codes",
-    "gate_out",
-    "up_out",
-)
-_OPTIONAL += ("h_scales",)
+CODES_FOR = 1.05
+"""How much longer tiles of whole blocks may take: h leaves them as codes, which takes a pass over it otherwise."""
+_OUTPUTS = ("z", "codes", "h_scales", "gate_out", "up_out")
+_OPTIONAL = (*(f"{weight}_{rows}" for weight in ("w_gate", "w_up") for rows in REST), *_OUTPUTS)
 
 Operand = tuple[torch.Tensor, torch.Tensor]
 """Codes in pairs, [rows, depth / 2] of the output's 16-bit dtype, and scales as `portable.fp8.Quantised` has them."""
@@ -233,11 +228,23 @@ def tile_for(tokens: int, intermediate: int, processors: int, stores_preact: boo
     if not blocks:
         return tile
 
-    def cost(columns: int) -> int:
-        return waves(tokens, intermediate, ROWS, columns, processors) * (columns + MORE_COLUMNS)
-
-    columns = min(BLOCK_COLUMNS, key=cost)
+    costs = _costs(tokens, intermediate, processors)
+    columns = min(costs, key=costs.__getitem__)
     return whole_block(tile) if columns == BLOCK else dataclasses.replace(tile, columns=columns)
+
+
+def _costs(tokens: int, intermediate: int, processors: int) -> dict[int, float]:
+    """Return what the tiles take whose scales are those of blocks, by their columns."""
+    return {
+        columns: waves(tokens, intermediate, ROWS, columns, processors) * columns * each
+        for columns, each in BLOCK_COLUMNS.items()
+    }
+
+
+def makes_codes(tokens: int, intermediate: int, processors: int) -> bool:
+    """Whether h by blocks leaves the launch as codes, and not in 16 bits for a pass that quantises it."""
+    costs = _costs(tokens, intermediate, processors)
+    return costs[BLOCK] <= CODES_FOR * min(costs.values())
 
 
 def whole_block(tile: Tile = TILE) -> Tile:
@@ -302,8 +309,8 @@ def forward_launch(
     (M, K), N, blocks = x_pairs.shape, gate_pairs.shape[0], x_scales.dim() == 2
     programs = multiprocessors(x_pairs.device)
     if tile is None:
-        makes_codes = not isinstance(z, torch.Tensor)
-        tile = whole_block() if makes_codes else tile_for(M, N, programs, preactivations is not None, blocks)
+        in_fp8 = not isinstance(z, torch.Tensor)
+        tile = whole_block() if in_fp8 else tile_for(M, N, programs, preactivations is not None, blocks)
     last = 0 if tile.columns == BLOCK else tile.columns - WIDE
     tiles = -(-M // ROWS) * -(-N // tile.columns)
     matrices = {"x": (x_pairs, ROWS, DEPTH), "w_gate": (gate_pairs, WIDE, DEPTH), "w_up": (up_pairs, WIDE, DEPTH)}

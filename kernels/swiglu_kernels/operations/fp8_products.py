@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from swiglu_kernels.hopper import fp8 as by_hand
 from swiglu_kernels.launches import internals, plan
-from swiglu_kernels.launches.backend import INTERPRETING, capability_of
+from swiglu_kernels.launches.backend import INTERPRETING, capability_of, multiprocessors
 from swiglu_kernels.launches.formula import Formula
 from swiglu_kernels.launches.plan import run
 from swiglu_kernels.operations.silu_mul import forward_launch as gate_launch
@@ -148,12 +148,15 @@ def glu_codes(operands: Operands, preactivations: Pair, biases: Biases, formula:
     Arguments are those of `write_glu`; h is rounded to the dtype of gate and up first, which are written unless empty.
     """
     x, w_gate, _ = operands
-    if x.scales.dim() == 1:
-        return None
     tokens, intermediate = len(x.codes), len(w_gate.codes)
+    launches_by_hand = tokens > 0 and _by_hand(operands, biases, formula)
+    if x.scales.dim() == 1 or (
+        launches_by_hand and not by_hand.makes_codes(tokens, intermediate, multiprocessors(x.codes.device))
+    ):
+        return None
     codes = x.codes.new_empty((tokens, intermediate))
     scales = x.scales.new_empty((-(-intermediate // BLOCK), tokens))
-    if codes.numel() and _by_hand(operands, biases, formula):
+    if launches_by_hand:
         _launch_by_hand(operands, (codes, scales), preactivations)
     elif _by_torch(operands, preactivations[0].dtype, biases):
         run(gate_codes_launch, _write_gate_and_up(operands, preactivations), codes, scales, formula)
