@@ -14,7 +14,6 @@ the step to bf16's.
 
 import argparse
 import csv
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -60,13 +59,10 @@ def launches(x: Quantised, w_gate: Quantised, w_up: Quantised, z: torch.Tensor) 
     found: dict[str, tuple[Any, ...]] = {"portable": (glu_launch, *operands, z, None, (nothing, nothing))}
     if by_hand.why_not(*operands, False, PLAIN) is not None:
         return found
-    tokens, intermediate = z.shape
-    processors = torch.cuda.get_device_properties(z.device).multi_processor_count
-    tile = by_hand.tile_for(tokens, intermediate, processors, False, blocks=False)
     pairs = [(one.codes.view(z.dtype), one.scales) for one in operands]
     for columns in by_hand.BLOCK_COLUMNS if x.scales.dim() == 2 else (64, 80, 88, 96):
-        chosen = by_hand.whole_block() if columns == by_hand.BLOCK else dataclasses.replace(tile, columns=columns)
-        found[f"by hand, {columns} columns"] = (by_hand.forward_launch, *pairs, z, None, chosen)
+        launch = by_hand.forward_launch, *pairs, z, None, by_hand.tile_of(columns)
+        found[f"by hand, {columns} columns"] = launch
     return found
 
 
@@ -118,7 +114,7 @@ def forward(tokens: int, hidden: int, intermediate: int, device: torch.device) -
             f"{recipe} d_gate, d_up, h": of_the_gate(z),
             f"{recipe} mlp": partial(swiglu_mlp_fp8, x, *weights, recipe=recipe),
         }
-        if recipe == "blockwise" and "blockwise by hand, 128 columns" in calls:
+        if recipe == "blockwise" and by_hand.why_not(of_x, *weights[:2], False, PLAIN) is None:
             pairs = [(one.codes.view(z.dtype), one.scales) for one in (of_x, *weights[:2])]
             codes, scales = quantise_rows(z, recipe, False)
             calls["blockwise by hand, h in fp8"] = partial(

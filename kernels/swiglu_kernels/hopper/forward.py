@@ -51,13 +51,18 @@ if GLUON_MISSING is None:
     _BUFFERS = gl.constexpr(BUFFERS)
 
     @gluon.jit
+    def first_column(tile, COLUMNS: gl.constexpr, N):
+        """Return where a tile's columns begin; of twice WIDE, the last one may reach beyond the end."""
+        return tile * COLUMNS if COLUMNS == 2 * _WIDE else start(tile, COLUMNS, N)
+
+    @gluon.jit
     def produce(
         x, w_gate, w_up, w_gate_rest, w_up_rest, x_ring, w_ring, barriers,
         M, N, row_tiles, column_tiles, depth_tiles, COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
     ):  # fmt: skip
         """Fill the ring with the stages of this program's tiles, in turn.
 
-        Of twice WIDE columns a stage has four tiles of weights, two of each; the last one may reach beyond the end.
+        Of twice WIDE columns a stage has four tiles of weights, two of each.
         """
         LAST: gl.constexpr = COLUMNS - _WIDE
         WHOLE: gl.constexpr = COLUMNS == 2 * _WIDE
@@ -65,7 +70,7 @@ if GLUON_MISSING is None:
         step = 0
         for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
             row, column = position(tile, row_tiles, column_tiles, GROUP)
-            first_row, first = start(row, _ROWS, M), column * COLUMNS if WHOLE else start(column, COLUMNS, N)
+            first_row, first = start(row, _ROWS, M), first_column(column, COLUMNS, N)
             for depth in range(depth_tiles):
                 stage = step % STAGES
                 at = depth * _DEPTH

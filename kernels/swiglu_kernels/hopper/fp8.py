@@ -32,7 +32,7 @@ BLOCK_STAGES = 4
 """Of 48 KB, for tiles of a whole block."""
 CODES_FOR = 1.05
 """How much longer tiles of whole blocks may take: h leaves them as codes, which takes a pass over it otherwise."""
-_OUTPUTS = ("z", "codes", "h_scales", "gate_out", "up_out")
+_OUTPUTS = ("z", "codes", "gate_out", "up_out")
 _OPTIONAL = (*(f"{weight}_{rows}" for weight in ("w_gate", "w_up") for rows in REST), *_OUTPUTS)
 
 Operand = tuple[torch.Tensor, torch.Tensor]
@@ -44,7 +44,7 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-    from swiglu_kernels.hopper.forward import finish_part, produce
+    from swiglu_kernels.hopper.forward import finish_part, first_column, produce
     from swiglu_kernels.hopper.loop import multiply_fp8, set_up
     from swiglu_kernels.hopper.shared import halves, position, sigmoid, start, synchronize, write
 
@@ -72,14 +72,20 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _finish_half(
-        gate, up, z, gate_out, up_out, row, column, buffers, FIRST: gl.constexpr, STORE_PREACT: gl.constexpr
+        gate, up, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column, buffers, M, N,
+        FIRST: gl.constexpr, NEWER: gl.constexpr, STORE_PREACT: gl.constexpr, BLOCKS: gl.constexpr,
     ):  # fmt: skip
-        """Store 64 columns of a tile of a whole block."""
+        """`_finish` two parts, which are a block of the accumulator."""
         gate_0, gate_1 = halves(gate, _WIDE, _PART)
         up_0, up_1 = halves(up, _WIDE, _PART)
-        NEWER: gl.constexpr = _BUFFERS - 1 if STORE_PREACT else 1
-        finish_part(gate_0, up_0, z, gate_out, up_out, row, column, buffers, FIRST, 0, NEWER, STORE_PREACT)
-        finish_part(gate_1, up_1, z, gate_out, up_out, row, column + _PART, buffers, FIRST, 1, NEWER, STORE_PREACT)
+        _finish(
+            gate_0, up_0, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column, buffers, M, N,
+            FIRST, 0, NEWER, STORE_PREACT, BLOCKS,
+        )  # fmt: skip
+        _finish(
+            gate_1, up_1, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column + _PART, buffers, M, N,
+            FIRST, 1, NEWER, STORE_PREACT, BLOCKS,
+        )  # fmt: skip
 
     @gluon.jit
     def _store_preact(gate, up, gate_out, up_out, row, column, buffers, FIRST: gl.constexpr):
@@ -124,40 +130,41 @@ if GLUON_MISSING is None:
         STAGES: gl.constexpr, GROUP: gl.constexpr, STORE_PREACT: gl.constexpr, BLOCKS: gl.constexpr,
     ):  # fmt: skip
         FIRST: gl.constexpr = ME * _BUFFERS
-        NEWER: gl.constexpr = _BUFFERS - 1 if STORE_PREACT or COLUMNS > _WIDE else 1  # buffers in use are taken in turn
+        WHOLE: gl.constexpr = COLUMNS == 2 * _WIDE
+        THREE: gl.constexpr = COLUMNS > _WIDE and not WHOLE  # parts, or an even number
+        NEWER: gl.constexpr = _BUFFERS - 1 if STORE_PREACT or THREE else 1  # buffers in use are taken in turn
         step = 0
         for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
             row, column = position(tile, row_tiles, column_tiles, GROUP)
-            row = start(row, _ROWS, M) + ME * _WIDE
-            column = column * COLUMNS if COLUMNS == 2 * _WIDE else start(column, COLUMNS, N)
+            row, column = start(row, _ROWS, M) + ME * _WIDE, first_column(column, COLUMNS, N)
             sums = multiply_fp8(
                 x_at, w_at, barriers_at, step, depth_tiles, row, column, M, x_scales, gate_scales, up_scales,
                 2 * COLUMNS, ME, STAGES, BLOCKS,
             )  # fmt: skip
             step += depth_tiles
-            if COLUMNS == 2 * _WIDE:
+            if codes is not None:
                 gate, gate_1, up, up_1 = sums
-                if codes is not None:
-                    _finish_codes(
-                        gate, gate_1, up, up_1, codes, h_scales, gate_out, up_out, row, column, buffers, of_codes, M,
-                        x.dtype, ME, STORE_PREACT,
-                    )  # fmt: skip
-                else:
-                    _finish_half(gate, up, z, gate_out, up_out, row, column, buffers, FIRST, STORE_PREACT)
-                    _finish_half(gate_1, up_1, z, gate_out, up_out, row, column + _WIDE, buffers, FIRST, STORE_PREACT)
+                _finish_codes(
+                    gate, gate_1, up, up_1, codes, h_scales, gate_out, up_out, row, column, buffers, of_codes, M,
+                    x.dtype, ME, STORE_PREACT,
+                )  # fmt: skip
+            elif WHOLE:
+                gate, gate_1, up, up_1 = sums
+                _finish_half(
+                    gate, up, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column, buffers, M, N,
+                    FIRST, NEWER, STORE_PREACT, BLOCKS,
+                )  # fmt: skip
+                _finish_half(
+                    gate_1, up_1, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column + _WIDE, buffers,
+                    M, N, FIRST, NEWER, STORE_PREACT, BLOCKS,
+                )  # fmt: skip
             else:
                 gate, up, both = sums
-                gate_0, gate_1 = halves(gate, _WIDE, _PART)
-                up_0, up_1 = halves(up, _WIDE, _PART)
-                _finish(
-                    gate_0, up_0, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column, buffers, M, N,
-                    FIRST, 0, NEWER, STORE_PREACT, BLOCKS,
+                _finish_half(
+                    gate, up, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column, buffers, M, N,
+                    FIRST, NEWER, STORE_PREACT, BLOCKS,
                 )  # fmt: skip
-                _finish(
-                    gate_1, up_1, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column + _PART, buffers,
-                    M, N, FIRST, 1, NEWER, STORE_PREACT, BLOCKS,
-                )  # fmt: skip
-                if COLUMNS > _WIDE:
+                if THREE:
                     gate_2, up_2 = halves(both, _WIDE, _PART)
                     column += COLUMNS - _PART
                     _finish(
@@ -224,13 +231,10 @@ if GLUON_MISSING is None:
 
 def tile_for(tokens: int, intermediate: int, processors: int, stores_preact: bool, blocks: bool) -> Tile:
     """Return the tile whose waves are filled best; scales of blocks leave three to choose from."""
-    tile = forward_tile(tokens, intermediate, processors, stores_preact)
     if not blocks:
-        return tile
-
+        return forward_tile(tokens, intermediate, processors, stores_preact)
     costs = _costs(tokens, intermediate, processors)
-    columns = min(costs, key=costs.__getitem__)
-    return whole_block(tile) if columns == BLOCK else dataclasses.replace(tile, columns=columns)
+    return tile_of(min(costs, key=costs.__getitem__))
 
 
 def _costs(tokens: int, intermediate: int, processors: int) -> dict[int, float]:
@@ -247,9 +251,9 @@ def makes_codes(tokens: int, intermediate: int, processors: int) -> bool:
     return costs[BLOCK] <= CODES_FOR * min(costs.values())
 
 
-def whole_block(tile: Tile = TILE) -> Tile:
-    """Return the tile of a whole block, which alone makes codes of h."""
-    return dataclasses.replace(tile, columns=BLOCK, stages=BLOCK_STAGES)
+def tile_of(columns: int) -> Tile:
+    """Return the tile of so many columns; that of a whole block has stages of its own."""
+    return dataclasses.replace(TILE, columns=columns, stages=BLOCK_STAGES if columns == BLOCK else TILE.stages)
 
 
 def why_off(device: torch.device, intermediate: int, blocks: bool, has_bias: bool, formula: Formula) -> str | None:
@@ -303,32 +307,30 @@ def forward_launch(
         w_up: as w_gate.
         z: [M, N], contiguous, written; 16 bits. Of blocks also codes [M, N] in fp8 and scales [ceil(N / 128), M].
         preactivations: gate and up, [M, N] and contiguous, written; None stores z alone.
-        tile: its columns, stages and group are taken. None: `tile_for`, or for codes `whole_block`.
+        tile: its columns, stages and group are taken. None: `tile_for`, or for codes that of a whole block.
     """
     (x_pairs, x_scales), (gate_pairs, gate_scales), (up_pairs, up_scales) = x, w_gate, w_up
     (M, K), N, blocks = x_pairs.shape, gate_pairs.shape[0], x_scales.dim() == 2
     programs = multiprocessors(x_pairs.device)
+    z, h_scales = (z, None) if isinstance(z, torch.Tensor) else z
     if tile is None:
-        in_fp8 = not isinstance(z, torch.Tensor)
-        tile = whole_block() if in_fp8 else tile_for(M, N, programs, preactivations is not None, blocks)
+        tile = tile_for(M, N, programs, preactivations is not None, blocks) if h_scales is None else tile_of(BLOCK)
     last = 0 if tile.columns == BLOCK else tile.columns - WIDE
     tiles = -(-M // ROWS) * -(-N // tile.columns)
     matrices = {"x": (x_pairs, ROWS, DEPTH), "w_gate": (gate_pairs, WIDE, DEPTH), "w_up": (up_pairs, WIDE, DEPTH)}
     for rows in (part for part in REST if last & part):
         matrices |= {f"w_gate_{rows}": (gate_pairs, rows, DEPTH), f"w_up_{rows}": (up_pairs, rows, DEPTH)}
-    scales = {"x_scales": x_scales, "gate_scales": gate_scales, "up_scales": up_scales}
-    if isinstance(z, torch.Tensor):
-        matrices["z"] = z, WIDE, PART
-    else:
-        matrices["codes"], scales["h_scales"] = (z[0], WIDE, WIDE), z[1]
-    if preactivations is not None:
-        matrices |= {name: (one, WIDE, PART) for name, one in zip(("gate_out", "up_out"), preactivations, strict=True)}
+    outputs = shared.forward_outputs(z, preactivations)
+    matrices |= {name: (output, WIDE, PART) for name, output in outputs.items()}
+    if h_scales is not None:
+        del matrices["z"]
+        matrices["codes"] = z, WIDE, WIDE
     return Launch(
         kernel=_forward_kernel,
         grid=(min(tiles, programs),),
         arguments=dict.fromkeys(_OPTIONAL)
         | {name: descriptor(*matrix) for name, matrix in matrices.items()}
-        | scales
+        | {"x_scales": x_scales, "gate_scales": gate_scales, "up_scales": up_scales, "h_scales": h_scales}
         | {"M": M, "N": N, "K": K, "COLUMNS": tile.columns, "STAGES": tile.stages, "GROUP": tile.group}
         | {"STORE_PREACT": preactivations is not None, "BLOCKS": blocks},
         num_warps=CONSUMER_WARPS,

@@ -300,6 +300,7 @@ if GLUON_MISSING is None:
         row_bytes, empty = 128, 8 * stages
         in_turn = columns == 256
         numbers, again = _held(columns)
+        thirds = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1))  # what 16 registers are: 32 columns of a product
         registers, turns = (128, [range(64), range(64, 128)]) if in_turn else (96, [numbers])
         operands = (f"${registers + 32 * number}" for number in range(12))
         left, right, barriers, step, depth_tiles, *of_scales = operands
@@ -355,8 +356,7 @@ if GLUON_MISSING is None:
             if turn == len(turns) - 1:
                 lines.append(f"@leader mbarrier.arrive.shared::cta.b64 _, [barrier+{empty}];")
             for place, number in enumerate(numbers):
-                if blocks:  # 16 registers are 32 columns; in turn two are of a row, and two of the eighth behind it
-                    thirds = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1))
+                if blocks:  # two registers are of a row, and the next two of the eighth behind it
                     piece, product = (0, turn) if in_turn else thirds[number // 16]
                     factor = f"both{4 * piece + 2 * product + number // 2 % 2}"
                     lines.append(f"fma.rn.f32 ${number}, part{place}, {factor}, ${number};")

@@ -148,11 +148,11 @@ def glu_codes(operands: Operands, preactivations: Pair, biases: Biases, formula:
     Arguments are those of `write_glu`; h is rounded to the dtype of gate and up first, which are written unless empty.
     """
     x, w_gate, _ = operands
+    if x.scales.dim() == 1:
+        return None
     tokens, intermediate = len(x.codes), len(w_gate.codes)
     launches_by_hand = tokens > 0 and _by_hand(operands, biases, formula)
-    if x.scales.dim() == 1 or (
-        launches_by_hand and not by_hand.makes_codes(tokens, intermediate, multiprocessors(x.codes.device))
-    ):
+    if launches_by_hand and not by_hand.makes_codes(tokens, intermediate, multiprocessors(x.codes.device)):
         return None
     codes = x.codes.new_empty((tokens, intermediate))
     scales = x.scales.new_empty((-(-intermediate // BLOCK), tokens))

@@ -151,30 +151,24 @@ def compile_launch(launch: Launch, capability: Capability) -> Any:
     return triton_compile(source, target=target, options=launch.options)
 
 
-def _resource_usage(cubin: bytes) -> tuple[int, int]:
-    """Return (registers, stack bytes) per thread, as cuobjdump reads them from a cubin."""
+def _read(tool: str, option: str, cubin: bytes) -> str:
+    """Return what a tool that comes with Triton prints of a cubin."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        command = [getattr(knobs.nvidia, tool).path, option, file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def _resource_usage(cubin: bytes) -> tuple[int, int]:
+    """Return (registers, stack bytes) per thread, as cuobjdump reads them from a cubin."""
+    text = _read("cuobjdump", "--dump-resource-usage", cubin)
     found = re.search(r"REG:(\d+) STACK:(\d+)", text)
     if found is None:
         raise RuntimeError(f"cuobjdump: expected REG and STACK in its output, got {text!r}")
     return int(found[1]), int(found[2])
-
-
-def _assembly(cubin: bytes) -> list[str]:
-    """Return the lines of a cubin's code, as nvdisasm reads it."""
-    from triton import knobs
-
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [knobs.nvidia.nvdisasm.path, "--print-code", file.name]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
 def moved(lines: list[str]) -> tuple[int, int]:
@@ -193,15 +187,15 @@ def report(
 
 
 def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capability: Capability) -> Report:
-    compiled = compile_launch(launch, capability)
     from triton.experimental.gluon._runtime import GluonJITFunction
 
+    compiled = compile_launch(launch, capability)
     registers, stack_bytes = _resource_usage(compiled.asm["cubin"])
     ptx = compiled.asm["ptx"]
     if launch.arguments.get("EARLY") and not _waits_first(ptx, launch.kernel.__name__ in READ_AHEAD):
         raise RuntimeError("it touches memory before it waits for the launch ahead, see launches/early.py")
     if isinstance(launch.kernel, GluonJITFunction) and capability == (9, 0) and not why_off():
-        wgmmas, times = moved(_assembly(compiled.asm["cubin"]))
+        wgmmas, times = moved(_read("nvdisasm", "--print-code", compiled.asm["cubin"]).splitlines())
         if times > wgmmas:
             raise RuntimeError(f"between {wgmmas} wgmmas {times} registers are made uniform, see loop._first_scales")
     return Report(

@@ -375,8 +375,7 @@ def _fp8_by_hand() -> Iterator[tuple[str, Launch]]:
         operands = (pairs, of_x.t() if blocks else of_x), (weights, of_weights), (weights, of_weights)
         recipe, kept = "blocks" if blocks else "rows", ", gate and up stored" if stored else ""
         for width in fp8_by_hand.BLOCK_COLUMNS if blocks else forward.COLUMNS:
-            tile = fp8_by_hand.whole_block() if width == fp8_by_hand.BLOCK else replace(forward.TILE, columns=width)
-            launch = fp8_by_hand.forward_launch(*operands, z, stored, tile)
+            launch = fp8_by_hand.forward_launch(*operands, z, stored, fp8_by_hand.tile_of(width))
             yield f"fp8 forward by hand, {recipe}, {width} columns{kept}", launch
         if blocks:
             codes = tensor(tokens, columns, dtype=torch.float8_e4m3fn)

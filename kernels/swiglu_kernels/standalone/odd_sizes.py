@@ -271,13 +271,11 @@ def _fp8_by_hand(at: Sizes, label: str) -> Iterator[Outcome]:
             z = at.new("z", at.z_like)
             preactivations = (at.new("gate", at.z_like), at.new("up", at.z_like)) if stored else None
             x, w_gate, w_up = operands
-            whole = blocks and columns == fp8.BLOCK
-            tile = fp8.whole_block() if whole else replace(forward.TILE, columns=columns)
-            fp8.forward_launch(x, w_gate, w_up, z, preactivations, tile).run()
+            fp8.forward_launch(x, w_gate, w_up, z, preactivations, fp8.tile_of(columns)).run()
             name = f"fp8 {recipe} forward of {columns} {label}{', stored' if stored else ''}"
             kept = z.cpu()
             yield at.judged(name, made)
-            if whole:
+            if columns == fp8.BLOCK:
                 yield _fp8_codes_by_hand(at, operands, kept, made, stored, f"{name}, h in fp8")
 
 
