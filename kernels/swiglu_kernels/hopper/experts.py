@@ -39,8 +39,8 @@ ROWS, BLOCK, PART = 128, 64, 32
 STAGES, GROUP = 5, 16
 WIDE, NARROW = 192, 128
 """Columns of a tile."""
-MOST_PARTS, PART_ELEMENTS = 4, 2**25
-"""In which an operand of a weight's gradient is sorted, and how many elements one has at least."""
+PART_ELEMENTS = 2**25
+"""What a part of an operand that is sorted for a weight's gradient has at least."""
 
 __all__ = ["down", "down_backward", "gate_up", "gather", "rows_times", "weight_grad"]
 
@@ -802,7 +802,8 @@ def rows_times(d_pre: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing) -
 def weight_grad(a: torch.Tensor, b: torch.Tensor, routing: Routing, like: torch.Tensor) -> torch.Tensor:
     """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`.
 
-    An operand of tokens is sorted some columns at a time: whole, it would be there beside the gradients.
+    An operand of tokens is sorted some columns at a time: whole, it would be there beside the gradients. Every part
+    reads all of the other operand, and has at most two thirds of its columns.
     """
     out = torch.empty_like(like)
     if out.stride(2) == 1:
@@ -811,19 +812,19 @@ def weight_grad(a: torch.Tensor, b: torch.Tensor, routing: Routing, like: torch.
         a, b, target = b, a, out.mT
     rows = routing.pair.shape[0]
     if a.shape[0] < rows:
-        for part in _parts(a.shape[1], ROWS, rows):
+        for part in _parts(a.shape[1], b.shape[1], ROWS, rows):
             run(weights_launch, gather(a[:, part], routing), b, target[:, part], routing.starts, routing.counts)
     elif b.shape[0] < rows:
-        for part in _parts(b.shape[1], WIDE, rows):
+        for part in _parts(b.shape[1], a.shape[1], WIDE, rows):
             run(weights_launch, a, gather(b[:, part], routing), target[:, :, part], routing.starts, routing.counts)
     else:
         run(weights_launch, a, b, target, routing.starts, routing.counts)
     return out
 
 
-def _parts(size: int, step: int, rows: int) -> list[slice]:
+def _parts(size: int, others: int, step: int, rows: int) -> list[slice]:
     """Return the columns of so many rows that are sorted at a time: multiples of a tile's `step`, and what is left."""
-    count = min(MOST_PARTS, -(-size * rows // PART_ELEMENTS))
+    count = min(-(-size * 3 // (2 * others)), -(-size * rows // PART_ELEMENTS))
     each = step * -(-size // (step * count))
     firsts = [first for first in range(0, size, each) if first == 0 or size - first >= WIDE]
     return [slice(first, end) for first, end in zip(firsts, [*firsts[1:], size], strict=True)]

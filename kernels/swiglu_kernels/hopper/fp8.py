@@ -42,50 +42,72 @@ Operand = tuple[torch.Tensor, torch.Tensor]
 if GLUON_MISSING is None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.ampere import async_copy
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
     from swiglu_kernels.hopper.forward import finish_part, first_column, produce
-    from swiglu_kernels.hopper.loop import multiply_fp8, set_up
-    from swiglu_kernels.hopper.shared import halves, position, sigmoid, start, synchronize, write
+    from swiglu_kernels.hopper.loop import BLOCK_LAYOUT, multiply_fp8, set_up
+    from swiglu_kernels.hopper.shared import halves, position, sigmoid, start, store, synchronize, write
 
     _ROWS, _DEPTH, _WIDE, _PART = (gl.constexpr(size) for size in (ROWS, DEPTH, WIDE, PART))
     _BUFFERS, _SCALE_ROWS = gl.constexpr(BUFFERS), gl.constexpr(loop.SCALE_ROWS)
 
-    @gluon.jit
-    def _scaled(sums, x_scales, w_scales, row, column, M, N):
-        LAYOUT: gl.constexpr = sums.type.layout
-        rows = row + gl.arange(0, _WIDE, gl.SliceLayout(1, LAYOUT))
-        columns = column + gl.arange(0, _PART, gl.SliceLayout(0, LAYOUT))
-        of_rows = gl.load(x_scales + rows, mask=rows < M, other=0.0)
-        of_columns = gl.load(w_scales + columns, mask=columns < N, other=0.0)
-        return sums * (of_rows[:, None] * of_columns[None, :])
+    # Triton 3.9 renamed it.
+    _copy = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
+    _SCALES = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    _EACH = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
     @gluon.jit
-    def _finish(
-        gate, up, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column, buffers, M, N,
-        FIRST: gl.constexpr, PART: gl.constexpr, NEWER: gl.constexpr, STORE_PREACT: gl.constexpr, BLOCKS: gl.constexpr,
-    ):  # fmt: skip
-        if not BLOCKS:
-            gate = _scaled(gate, x_scales, gate_scales, row, column, M, N)
-            up = _scaled(up, x_scales, up_scales, row, column, M, N)
-        finish_part(gate, up, z, gate_out, up_out, row, column, buffers, FIRST, PART, NEWER, STORE_PREACT)
+    def _ask(gate_scales, up_scales, column, scales, N, COLUMNS: gl.constexpr):
+        """Begin to copy the scales of a tile's columns, as they lie in the accumulator."""
+        near = column + gl.arange(0, _WIDE, _EACH)
+        _copy(scales.index(0), gate_scales + near, mask=near < N)
+        _copy(scales.index(1), up_scales + near, mask=near < N)
+        if COLUMNS > _WIDE:
+            half = gl.arange(0, _WIDE, _EACH)
+            far = column + COLUMNS - _PART + half % _PART
+            of_both = gl.where(half < _PART, gate_scales + far, up_scales + far)
+            _copy(scales.index(2), of_both, mask=far < N)
+        async_copy.commit_group()
+
+    @gluon.jit
+    def _scaled(gate, up, both, of_rows, scales, COLUMNS: gl.constexpr):
+        """Return sums of codes times their scales by rows."""
+        LAYOUT: gl.constexpr = gl.SliceLayout(0, gate.type.layout)
+        async_copy.wait_group(0)
+        of_gate = scales.index(0).load(LAYOUT)[None, :]
+        of_up = scales.index(1).load(LAYOUT)[None, :]
+        if COLUMNS > _WIDE:
+            both *= of_rows * scales.index(2).load(LAYOUT)[None, :]
+        return gate * (of_rows * of_gate), up * (of_rows * of_up), both
+
+    @gluon.jit
+    def _finish_z(gate, up, both, z, row, column, buffers, FIRST: gl.constexpr, COLUMNS: gl.constexpr):
+        """Store z of a tile, all of which is put into buffers before any of it is sent."""
+        gate_0, gate_1 = halves(gate, _WIDE, _PART)
+        up_0, up_1 = halves(up, _WIDE, _PART)
+        tma.store_wait(0)
+        buffers.index(FIRST).store((gate_0 * sigmoid(gate_0) * up_0).to(z.dtype))
+        buffers.index(FIRST + 1).store((gate_1 * sigmoid(gate_1) * up_1).to(z.dtype))
+        if COLUMNS > _WIDE:
+            gate_2, up_2 = halves(both, _WIDE, _PART)
+            buffers.index(FIRST + 2).store((gate_2 * sigmoid(gate_2) * up_2).to(z.dtype))
+        fence_async_shared()
+        store(z, [row, column], buffers.index(FIRST))
+        store(z, [row, column + _PART], buffers.index(FIRST + 1))
+        if COLUMNS > _WIDE:
+            store(z, [row, column + COLUMNS - _PART], buffers.index(FIRST + 2))
 
     @gluon.jit
     def _finish_half(
-        gate, up, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column, buffers, M, N,
-        FIRST: gl.constexpr, NEWER: gl.constexpr, STORE_PREACT: gl.constexpr, BLOCKS: gl.constexpr,
+        gate, up, z, gate_out, up_out, row, column, buffers,
+        FIRST: gl.constexpr, NEWER: gl.constexpr, STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
-        """`_finish` two parts, which are a block of the accumulator."""
+        """`finish_part` of two parts, which are a block of the accumulator."""
         gate_0, gate_1 = halves(gate, _WIDE, _PART)
         up_0, up_1 = halves(up, _WIDE, _PART)
-        _finish(
-            gate_0, up_0, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column, buffers, M, N,
-            FIRST, 0, NEWER, STORE_PREACT, BLOCKS,
-        )  # fmt: skip
-        _finish(
-            gate_1, up_1, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column + _PART, buffers, M, N,
-            FIRST, 1, NEWER, STORE_PREACT, BLOCKS,
-        )  # fmt: skip
+        finish_part(gate_0, up_0, z, gate_out, up_out, row, column, buffers, FIRST, 0, NEWER, STORE_PREACT)
+        finish_part(gate_1, up_1, z, gate_out, up_out, row, column + _PART, buffers, FIRST, 1, NEWER, STORE_PREACT)
 
     @gluon.jit
     def _store_preact(gate, up, gate_out, up_out, row, column, buffers, FIRST: gl.constexpr):
@@ -126,22 +148,29 @@ if GLUON_MISSING is None:
     @gluon.jit
     def _consume(
         z, codes, gate_out, up_out, h_scales, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at,
-        buffers, of_codes, M, N, row_tiles, column_tiles, depth_tiles, x, ME: gl.constexpr, COLUMNS: gl.constexpr,
-        STAGES: gl.constexpr, GROUP: gl.constexpr, STORE_PREACT: gl.constexpr, BLOCKS: gl.constexpr,
+        buffers, of_codes, scales, M, N, row_tiles, column_tiles, depth_tiles, x, ME: gl.constexpr,
+        COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, STORE_PREACT: gl.constexpr,
+        BLOCKS: gl.constexpr,
     ):  # fmt: skip
         FIRST: gl.constexpr = ME * _BUFFERS
         WHOLE: gl.constexpr = COLUMNS == 2 * _WIDE
         THREE: gl.constexpr = COLUMNS > _WIDE and not WHOLE  # parts, or an even number
         NEWER: gl.constexpr = _BUFFERS - 1 if STORE_PREACT or THREE else 1  # buffers in use are taken in turn
-        step = 0
+        step, last = 0, row_tiles * column_tiles - 1
+        next_row, next_column = position(gl.program_id(0), row_tiles, column_tiles, GROUP)
         for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
-            row, column = position(tile, row_tiles, column_tiles, GROUP)
-            row, column = start(row, _ROWS, M) + ME * _WIDE, first_column(column, COLUMNS, N)
+            row, column = start(next_row, _ROWS, M) + ME * _WIDE, first_column(next_column, COLUMNS, N)
+            if not BLOCKS:
+                rows = row + gl.arange(0, _WIDE, gl.SliceLayout(1, BLOCK_LAYOUT))
+                of_rows = gl.load(x_scales + rows, mask=rows < M, other=0.0)[:, None]
+                _ask(gate_scales, up_scales, column, scales, N, COLUMNS)
             sums = multiply_fp8(
-                x_at, w_at, barriers_at, step, depth_tiles, row, column, M, x_scales, gate_scales, up_scales,
-                2 * COLUMNS, ME, STAGES, BLOCKS,
+                x_at, w_at, barriers_at, step % STAGES, step // STAGES & 1, depth_tiles, row, column, M,
+                x_scales, gate_scales, up_scales, 2 * COLUMNS, ME, STAGES, BLOCKS,
             )  # fmt: skip
             step += depth_tiles
+            # Divisions take long; those for the next tile are done here, where what finishes this one waits.
+            next_row, next_column = position(min(tile + gl.num_programs(0), last), row_tiles, column_tiles, GROUP)
             if codes is not None:
                 gate, gate_1, up, up_1 = sums
                 _finish_codes(
@@ -150,27 +179,22 @@ if GLUON_MISSING is None:
                 )  # fmt: skip
             elif WHOLE:
                 gate, gate_1, up, up_1 = sums
+                _finish_half(gate, up, z, gate_out, up_out, row, column, buffers, FIRST, NEWER, STORE_PREACT)
                 _finish_half(
-                    gate, up, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column, buffers, M, N,
-                    FIRST, NEWER, STORE_PREACT, BLOCKS,
-                )  # fmt: skip
-                _finish_half(
-                    gate_1, up_1, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column + _WIDE, buffers,
-                    M, N, FIRST, NEWER, STORE_PREACT, BLOCKS,
-                )  # fmt: skip
+                    gate_1, up_1, z, gate_out, up_out, row, column + _WIDE, buffers, FIRST, NEWER, STORE_PREACT
+                )
             else:
                 gate, up, both = sums
-                _finish_half(
-                    gate, up, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column, buffers, M, N,
-                    FIRST, NEWER, STORE_PREACT, BLOCKS,
-                )  # fmt: skip
-                if THREE:
-                    gate_2, up_2 = halves(both, _WIDE, _PART)
-                    column += COLUMNS - _PART
-                    _finish(
-                        gate_2, up_2, z, gate_out, up_out, x_scales, gate_scales, up_scales, row, column, buffers, M, N,
-                        FIRST, 2, NEWER, STORE_PREACT, BLOCKS,
-                    )  # fmt: skip
+                if not BLOCKS:
+                    gate, up, both = _scaled(gate, up, both, of_rows, scales, COLUMNS)
+                if STORE_PREACT:
+                    _finish_half(gate, up, z, gate_out, up_out, row, column, buffers, FIRST, NEWER, True)
+                    if THREE:
+                        gate_2, up_2 = halves(both, _WIDE, _PART)
+                        column += COLUMNS - _PART
+                        finish_part(gate_2, up_2, z, gate_out, up_out, row, column, buffers, FIRST, 2, NEWER, True)
+                else:
+                    _finish_z(gate, up, both, z, row, column, buffers, FIRST, COLUMNS)
         tma.store_wait(0)
 
     @gluon.jit(do_not_specialize=("K",))
@@ -192,6 +216,10 @@ if GLUON_MISSING is None:
             buffers = gl.allocate_shared_memory(x.dtype, [2 * _BUFFERS, _WIDE, _PART], z.layout)
         elif STORE_PREACT:
             buffers = gl.allocate_shared_memory(x.dtype, [4, _WIDE, _PART], gate_out.layout)
+        scales, other_scales = buffers, buffers  # those of blocks have a place of their own, see `set_up`
+        if not BLOCKS:
+            scales = gl.allocate_shared_memory(gl.float32, [3, _WIDE], _SCALES)
+            other_scales = gl.allocate_shared_memory(gl.float32, [3, _WIDE], _SCALES)
         x_at, w_at, barriers_at, barriers = set_up(
             x_ring, w_ring, STAGES, TURNS=False, ROWS=_SCALE_ROWS if BLOCKS else 8
         )
@@ -204,7 +232,7 @@ if GLUON_MISSING is None:
                     _consume,
                     (
                         z, codes, gate_out, up_out, h_scales, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at,
-                        buffers, of_codes, M, N, row_tiles, column_tiles, depth_tiles, x, 0, COLUMNS, STAGES,
+                        buffers, of_codes, scales, M, N, row_tiles, column_tiles, depth_tiles, x, 0, COLUMNS, STAGES,
                         GROUP, STORE_PREACT, BLOCKS,
                     ),
                 ),
@@ -212,8 +240,8 @@ if GLUON_MISSING is None:
                     _consume,
                     (
                         z, codes, gate_out, up_out, h_scales, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at,
-                        buffers, of_codes, M, N, row_tiles, column_tiles, depth_tiles, x, 1, COLUMNS, STAGES,
-                        GROUP, STORE_PREACT, BLOCKS,
+                        buffers, of_codes, other_scales, M, N, row_tiles, column_tiles, depth_tiles, x, 1, COLUMNS,
+                        STAGES, GROUP, STORE_PREACT, BLOCKS,
                     ),
                 ),
                 (

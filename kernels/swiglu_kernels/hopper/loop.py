@@ -50,7 +50,7 @@ if GLUON_MISSING is None:
     _BLOCK, _RELEASES = gl.constexpr(BLOCK), gl.constexpr(RELEASES)
     _MARKS, _OTHER_MARKS = gl.constexpr(0x5AC3), gl.constexpr(0x35A6)  # of three buffers: these and the next two
     _PIECE, _PIECES = gl.constexpr(1024), gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
-    _LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16]))
+    BLOCK_LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16]))
 
     @gluon.constexpr_function
     def _held(columns):
@@ -287,9 +287,9 @@ if GLUON_MISSING is None:
     def _promoting_loop(columns, half, stages, blocks):
         """PTX of one tile's main loop in e4m3, for 64 rows: a sum over each stage's 128 of depth, added in fp32.
 
-        Operands: 96 registers (128 where `columns` are 256), then 32 copies of: left, right, barriers, step, depth
-        tiles; with `blocks` also the first row and column of these 64 rows, how many rows there are, which of the 64 is
-        this thread's, and where the scales of left and of both weights are.
+        Operands: 96 registers (128 where `columns` are 256), then 32 copies of: left, right, barriers, stage, phase,
+        depth tiles; with `blocks` also the first row and column of these 64 rows, how many rows there are, which of the
+        64 is this thread's, and where the scales of left and of both weights are.
 
         columns: of a wgmma, see `_held`; with `blocks` 128 or 192. 256 are one of 128 after the other, whose sums go
             through the same registers: gate, then up.
@@ -302,8 +302,8 @@ if GLUON_MISSING is None:
         numbers, again = _held(columns)
         thirds = ((0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1))  # what 16 registers are: 32 columns of a product
         registers, turns = (128, [range(64), range(64, 128)]) if in_turn else (96, [numbers])
-        operands = (f"${registers + 32 * number}" for number in range(12))
-        left, right, barriers, step, depth_tiles, *of_scales = operands
+        operands = (f"${registers + 32 * number}" for number in range(13))
+        left, right, barriers, first_stage, first_phase, depth_tiles, *of_scales = operands
         part = ", ".join(f"part{number}" for number in range(len(turns[0])))
         lines = [
             "{",
@@ -313,9 +313,8 @@ if GLUON_MISSING is None:
             f".reg .f32 part<{len(turns[0])}>;",
             "elect.sync at|leader, 0xffffffff;",
             *(f"mov.b32 ${number}, 0;" for number in range(registers)),
-            f"rem.u32 stage, {step}, {stages};",
-            f"div.u32 phase, {step}, {stages};",
-            "and.b32 phase, phase, 1;",
+            f"mov.u32 stage, {first_stage};",
+            f"mov.u32 phase, {first_phase};",
             "mov.u32 depth, 0;",
             "mov.u32 high, 0x40000040;",  # swizzled over 128 bytes, 1024 bytes from 8 rows to the next 8
             *(_first_scales(columns, half, depth_tiles, barriers, *of_scales) if blocks else []),
@@ -386,7 +385,7 @@ if GLUON_MISSING is None:
     @gluon.jit
     def _copies(number):
         """A number for every element of a block, which are 32 of each thread."""
-        return gl.full([_BLOCK, _BLOCK], number, gl.int32, _LAYOUT)
+        return gl.full([_BLOCK, _BLOCK], number, gl.int32, BLOCK_LAYOUT)
 
     @gluon.jit
     def multiply(
@@ -479,31 +478,34 @@ if GLUON_MISSING is None:
     @gluon.jit
     def _addresses(pointer):
         """A pointer for every element of a block."""
-        return gl.full([_BLOCK, _BLOCK], pointer.to(gl.int64, bitcast=True), gl.int64, _LAYOUT)
+        return gl.full([_BLOCK, _BLOCK], pointer.to(gl.int64, bitcast=True), gl.int64, BLOCK_LAYOUT)
 
     @gluon.jit
     def multiply_fp8(
-        left, right, barriers, step, depth_tiles, row, column, rows, x_scales, gate_scales, up_scales,
+        left, right, barriers, stage, phase, depth_tiles, row, column, rows, x_scales, gate_scales, up_scales,
         COLUMNS: gl.constexpr, ME: gl.constexpr, STAGES: gl.constexpr, BLOCKS: gl.constexpr,
     ):  # fmt: skip
         """Run the main loop of this consumer's 64 rows of one tile of codes; the other consumer has the other rows.
 
-        left, right, barriers, step, COLUMNS: as in `multiply`, without turns; a stage is 128 of depth. With BLOCKS the
-        sums are those of what the codes stand for, with scales [depth tiles, rows] of left and [., depth tiles] of both
-        weights; row and column are where these 64 rows and the tile begin. Else they are sums of codes.
+        left, right, barriers, COLUMNS: as in `multiply`, without turns. stage, phase: the first, and its barriers'; one
+        is 128 of depth. With BLOCKS the sums are those of what the codes stand for, with scales [depth tiles, rows] of
+        left and [., depth tiles] of both weights; row and column are where these 64 rows and the tile begin. Else they
+        are sums of codes.
 
         Returns three tensors of BLOCK x BLOCK in fp32 as `multiply` does; of 256 COLUMNS, which are BLOCKS alone and
         for which a stage has 2 BLOCK rows of each weight, four: gate from left to right, then up.
         """
         HELD: gl.constexpr = 128 if COLUMNS == 256 else 96
         LOOP: gl.constexpr = _promoting_loop(COLUMNS, ME, STAGES, BLOCKS)
-        OPERANDS: gl.constexpr = _operands(HELD, 9, 3) if BLOCKS else _operands(HELD, 5)
-        stages = [_copies(left), _copies(right), _copies(barriers), _copies(step), _copies(depth_tiles)]
+        OPERANDS: gl.constexpr = _operands(HELD, 10, 3) if BLOCKS else _operands(HELD, 6)
+        stages = [
+            _copies(left), _copies(right), _copies(barriers), _copies(stage), _copies(phase), _copies(depth_tiles),
+        ]  # fmt: skip
         scales = []
         if BLOCKS:
             scales = [
                 _copies(row), _copies(column), _copies(rows),
-                gl.arange(0, _BLOCK, gl.SliceLayout(1, _LAYOUT))[:, None] + _copies(0),
+                gl.arange(0, _BLOCK, gl.SliceLayout(1, BLOCK_LAYOUT))[:, None] + _copies(0),
                 _addresses(x_scales), _addresses(gate_scales), _addresses(up_scales),
             ]  # fmt: skip
         if COLUMNS == 256:

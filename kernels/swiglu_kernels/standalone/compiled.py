@@ -4,9 +4,10 @@
     python -m swiglu_kernels.standalone.compiled --every|--few [--capability 9.0] [--json]
 
 The launches are described on meta tensors with the tiles of the named GPU, so what is compiled is what would run there.
-`--every` takes those of `covering.py` instead of one shape's, as many at a time as there are cores, and `--few` of each
-kernel's tiles the one that spills first. With both, a kernel that spills more than `allowed_spill` is an error, and so
-is a hand-scheduled one, of a Triton that runs it, whose wgmmas wait for registers (`moved`).
+A kernel that takes more shared memory than a program may have is an error, and so is a hand-scheduled one, of a Triton
+that runs it, whose wgmmas wait for registers (`moved`). `--every` takes the kernels of `covering.py` instead of one
+shape's, as many at a time as there are cores, and `--few` of each kernel's tiles the one that spills first. With both,
+a kernel that spills more than `allowed_spill` is an error as well.
 Not under TRITON_INTERPRET=1: interpreted kernels are never compiled.
 """
 
@@ -53,6 +54,8 @@ SPILLS = {
     "fp8 experts by hand, h, gate and up": 24,
 }
 """Bytes that Triton 3.8 or 3.9 spills; 3.6 and 3.7 spill no more than FEW_BYTES anywhere."""
+SHARED_BYTES = {(8, 0): 163 * 1024, (8, 9): 99 * 1024, (9, 0): 227 * 1024, (10, 0): 227 * 1024}
+"""Of shared memory that one program may have, by compute capability; Triton compiles what asks for more."""
 _POINTERS = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64",
     torch.float8_e4m3fn: "*fp8e4nv",
@@ -191,6 +194,9 @@ def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capabili
 
     compiled = compile_launch(launch, capability)
     registers, stack_bytes = _resource_usage(compiled.asm["cubin"])
+    shared_bytes, most = compiled.metadata.shared, SHARED_BYTES.get(capability)
+    if most is not None and shared_bytes > most:
+        raise RuntimeError(f"it takes {shared_bytes} bytes of shared memory, where a program may have {most}")
     ptx = compiled.asm["ptx"]
     if launch.arguments.get("EARLY") and not _waits_first(ptx, launch.kernel.__name__ in READ_AHEAD):
         raise RuntimeError("it touches memory before it waits for the launch ahead, see launches/early.py")
@@ -205,7 +211,7 @@ def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capabili
         tokens=tokens,
         registers=registers,
         stack_bytes=stack_bytes,
-        shared_bytes=compiled.metadata.shared,
+        shared_bytes=shared_bytes,
         wgmma=ptx.count("wgmma.mma_async"),
         tcgen05=ptx.count("tcgen05.mma"),
         mma=len(re.findall(r"\bmma\.sync", ptx)),
