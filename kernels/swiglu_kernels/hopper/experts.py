@@ -803,7 +803,7 @@ def weight_grad(a: torch.Tensor, b: torch.Tensor, routing: Routing, like: torch.
     """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`.
 
     An operand of tokens is sorted some columns at a time: whole, it would be there beside the gradients. Every part
-    reads all of the other operand, and has at most two thirds of its columns.
+    reads all of the other operand, and a large one has two thirds of its columns, rounded to whole tiles.
     """
     out = torch.empty_like(like)
     if out.stride(2) == 1:

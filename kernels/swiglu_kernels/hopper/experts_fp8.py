@@ -64,8 +64,8 @@ if GLUON_MISSING is None:
             row += ME * _BLOCK
             first = start(column, WIDTH, N)
             one, two, three = multiply_fp8(
-                a_at, b_at, barriers_at, step % STAGES, step // STAGES & 1, depth_tiles, row, first, row,
-                a_scales, w_scales, w_scales, _WIDE, ME, STAGES, False,
+                a_at, b_at, barriers_at, step, depth_tiles, row, first, row, a_scales, w_scales, w_scales,
+                _WIDE, ME, STAGES, False,
             )  # fmt: skip
             step += depth_tiles
             rows = row + gl.arange(0, _BLOCK, gl.SliceLayout(1, one.type.layout))

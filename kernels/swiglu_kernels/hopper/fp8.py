@@ -60,13 +60,13 @@ if GLUON_MISSING is None:
     @gluon.jit
     def _ask(gate_scales, up_scales, column, scales, N, COLUMNS: gl.constexpr):
         """Begin to copy the scales of a tile's columns, as they lie in the accumulator."""
-        near = column + gl.arange(0, _WIDE, _EACH)
+        number = gl.arange(0, _WIDE, _EACH)
+        near = column + number
         _copy(scales.index(0), gate_scales + near, mask=near < N)
         _copy(scales.index(1), up_scales + near, mask=near < N)
         if COLUMNS > _WIDE:
-            half = gl.arange(0, _WIDE, _EACH)
-            far = column + COLUMNS - _PART + half % _PART
-            of_both = gl.where(half < _PART, gate_scales + far, up_scales + far)
+            far = column + COLUMNS - _PART + number % _PART
+            of_both = gl.where(number < _PART, gate_scales + far, up_scales + far)
             _copy(scales.index(2), of_both, mask=far < N)
         async_copy.commit_group()
 
@@ -82,16 +82,20 @@ if GLUON_MISSING is None:
         return gate * (of_rows * of_gate), up * (of_rows * of_up), both
 
     @gluon.jit
+    def _put(gate, up, z, buffer):
+        buffer.store((gate * sigmoid(gate) * up).to(z.dtype))
+
+    @gluon.jit
     def _finish_z(gate, up, both, z, row, column, buffers, FIRST: gl.constexpr, COLUMNS: gl.constexpr):
         """Store z of a tile, all of which is put into buffers before any of it is sent."""
         gate_0, gate_1 = halves(gate, _WIDE, _PART)
         up_0, up_1 = halves(up, _WIDE, _PART)
         tma.store_wait(0)
-        buffers.index(FIRST).store((gate_0 * sigmoid(gate_0) * up_0).to(z.dtype))
-        buffers.index(FIRST + 1).store((gate_1 * sigmoid(gate_1) * up_1).to(z.dtype))
+        _put(gate_0, up_0, z, buffers.index(FIRST))
+        _put(gate_1, up_1, z, buffers.index(FIRST + 1))
         if COLUMNS > _WIDE:
             gate_2, up_2 = halves(both, _WIDE, _PART)
-            buffers.index(FIRST + 2).store((gate_2 * sigmoid(gate_2) * up_2).to(z.dtype))
+            _put(gate_2, up_2, z, buffers.index(FIRST + 2))
         fence_async_shared()
         store(z, [row, column], buffers.index(FIRST))
         store(z, [row, column + _PART], buffers.index(FIRST + 1))
@@ -154,8 +158,7 @@ if GLUON_MISSING is None:
     ):  # fmt: skip
         FIRST: gl.constexpr = ME * _BUFFERS
         WHOLE: gl.constexpr = COLUMNS == 2 * _WIDE
-        THREE: gl.constexpr = COLUMNS > _WIDE and not WHOLE  # parts, or an even number
-        NEWER: gl.constexpr = _BUFFERS - 1 if STORE_PREACT or THREE else 1  # buffers in use are taken in turn
+        NEWER: gl.constexpr = _BUFFERS - 1 if STORE_PREACT else 1  # buffers in use are taken in turn
         step, last = 0, row_tiles * column_tiles - 1
         next_row, next_column = position(gl.program_id(0), row_tiles, column_tiles, GROUP)
         for tile in range(gl.program_id(0), row_tiles * column_tiles, gl.num_programs(0)):
@@ -165,8 +168,8 @@ if GLUON_MISSING is None:
                 of_rows = gl.load(x_scales + rows, mask=rows < M, other=0.0)[:, None]
                 _ask(gate_scales, up_scales, column, scales, N, COLUMNS)
             sums = multiply_fp8(
-                x_at, w_at, barriers_at, step % STAGES, step // STAGES & 1, depth_tiles, row, column, M,
-                x_scales, gate_scales, up_scales, 2 * COLUMNS, ME, STAGES, BLOCKS,
+                x_at, w_at, barriers_at, step, depth_tiles, row, column, M, x_scales, gate_scales, up_scales,
+                2 * COLUMNS, ME, STAGES, BLOCKS,
             )  # fmt: skip
             step += depth_tiles
             # Divisions take long; those for the next tile are done here, where what finishes this one waits.
@@ -189,7 +192,7 @@ if GLUON_MISSING is None:
                     gate, up, both = _scaled(gate, up, both, of_rows, scales, COLUMNS)
                 if STORE_PREACT:
                     _finish_half(gate, up, z, gate_out, up_out, row, column, buffers, FIRST, NEWER, True)
-                    if THREE:
+                    if COLUMNS > _WIDE:
                         gate_2, up_2 = halves(both, _WIDE, _PART)
                         column += COLUMNS - _PART
                         finish_part(gate_2, up_2, z, gate_out, up_out, row, column, buffers, FIRST, 2, NEWER, True)

@@ -482,15 +482,14 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def multiply_fp8(
-        left, right, barriers, stage, phase, depth_tiles, row, column, rows, x_scales, gate_scales, up_scales,
+        left, right, barriers, step, depth_tiles, row, column, rows, x_scales, gate_scales, up_scales,
         COLUMNS: gl.constexpr, ME: gl.constexpr, STAGES: gl.constexpr, BLOCKS: gl.constexpr,
     ):  # fmt: skip
         """Run the main loop of this consumer's 64 rows of one tile of codes; the other consumer has the other rows.
 
-        left, right, barriers, COLUMNS: as in `multiply`, without turns. stage, phase: the first, and its barriers'; one
-        is 128 of depth. With BLOCKS the sums are those of what the codes stand for, with scales [depth tiles, rows] of
-        left and [., depth tiles] of both weights; row and column are where these 64 rows and the tile begin. Else they
-        are sums of codes.
+        left, right, barriers, step, COLUMNS: as in `multiply`, without turns; a stage is 128 of depth. With BLOCKS the
+        sums are those of what the codes stand for, with scales [depth tiles, rows] of left and [., depth tiles] of both
+        weights; row and column are where these 64 rows and the tile begin. Else they are sums of codes.
 
         Returns three tensors of BLOCK x BLOCK in fp32 as `multiply` does; of 256 COLUMNS, which are BLOCKS alone and
         for which a stage has 2 BLOCK rows of each weight, four: gate from left to right, then up.
@@ -498,8 +497,9 @@ if GLUON_MISSING is None:
         HELD: gl.constexpr = 128 if COLUMNS == 256 else 96
         LOOP: gl.constexpr = _promoting_loop(COLUMNS, ME, STAGES, BLOCKS)
         OPERANDS: gl.constexpr = _operands(HELD, 10, 3) if BLOCKS else _operands(HELD, 6)
-        stages = [
-            _copies(left), _copies(right), _copies(barriers), _copies(stage), _copies(phase), _copies(depth_tiles),
+        stages = [  # divisions by a constant: in PTX ptxas would divide by it
+            _copies(left), _copies(right), _copies(barriers), _copies(step % STAGES), _copies(step // STAGES & 1),
+            _copies(depth_tiles),
         ]  # fmt: skip
         scales = []
         if BLOCKS:

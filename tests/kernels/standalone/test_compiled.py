@@ -17,11 +17,14 @@ pytestmark = pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is 
 UNITS = {"8.0": "mma", "8.9": "mma", "9.0": "wgmma", "10.0": "tcgen05"}
 
 
-def compile_kernels(*arguments: str) -> list[dict[str, Any]]:
-    """Compile in a process without the interpreter, whose kernels cannot be compiled."""
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python without the interpreter of Triton, whose kernels cannot be compiled."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "swiglu_kernels.standalone.compiled", "--json", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
+
+
+def compile_kernels(*arguments: str) -> list[dict[str, Any]]:
+    done = python("-m", "swiglu_kernels.standalone.compiled", "--json", *arguments)
     assert done.returncode == 0, done.stderr  # also if a kernel spills
     return json.loads(done.stdout)
 
@@ -62,8 +65,7 @@ def test_a_kernel_that_takes_more_shared_memory_than_there_is_is_an_error() -> N
         "from swiglu_kernels.standalone import compiled; compiled.SHARED_BYTES[8, 0] = 1000;"
         "compiled.main(['--capability', '8.0', '--kernel', 'forward'])"
     )
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    done = python("-c", code)
     assert done.returncode != 0
     assert "bytes of shared memory, where a program may have 1000" in done.stderr
 
@@ -151,6 +153,5 @@ assert list(compiled_for(routings(8192))) == list(compiled_for(routings(8191)))
 
 
 def test_what_is_made_by_hand_is_compiled_once_for_even_and_odd_numbers_of_tokens() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", EVEN_AND_ODD], env=environment, capture_output=True, text=True)
+    done = python("-c", EVEN_AND_ODD)
     assert done.returncode == 0, done.stderr
