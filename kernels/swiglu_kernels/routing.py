@@ -24,7 +24,8 @@ The matrix products on these rows, `portable/experts.py` and any other set of ke
 x and dy of the others are what `gather` of that module returned. weights are [T, k], w_gate_up is [E, 2I, H], w_down
 [E, H, I], their biases are [E, 2I] and [E, H] or None. pre and d_pre are ordered as the rows of w_gate_up, interleaved
 or in halves: the products with it need not know. Rows of padding hold anything finite in h and y and zeros in d_pre and
-wh; rows behind the last tile in use are neither written nor read. `in_place` writes d_pre over pre.
+wh as far as a multiple of ZEROS; beyond that they hold anything, NaN as well, and only their like is made of them. Rows
+behind the last tile in use are neither written nor read. `in_place` writes d_pre over pre.
 """
 
 from typing import NamedTuple

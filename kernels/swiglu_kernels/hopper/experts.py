@@ -8,9 +8,9 @@
 Rows are sorted by expert, and each expert's begin at a multiple of 128 (`routing.py`): so every block that is loaded or
 stored is one for TMA, and the weights are one matrix of all experts' rows. How many rows there are and whose they are
 is read on the GPU. The schedule is that of `forward.py`: one program per multiprocessor walks through the tiles, a
-producer fills a ring of stages, two consumers take tiles in turn. A tile has 128 rows, of which the lower 64 are
-neither multiplied nor stored where an expert has no more rows: what is beyond an expert's rows, rounded up to 64, is
-not written.
+producer fills a ring of stages, two consumers take tiles in turn. Every tile has 128 rows, however many its expert has
+left: what is beyond them is written and means nothing. Half tiles cost more than they save: programs whose tiles are
+not alike drift apart, and no longer read the same weights at the same time (NOTES.md).
 
 M rows of a weight's gradient, N columns of an output, K the axis that is summed over.
 
@@ -36,7 +36,7 @@ LEAST_ROWS = {False: 256, True: 32}
 """Of an expert on average, by whether a gradient is wanted; below, the portable kernels' smaller tiles are faster."""
 ROWS, BLOCK, PART = 128, 64, 32
 """Rows of a tile; rows, columns and depth of what is loaded at once; columns of what is stored at once."""
-STAGES, GROUP = 5, 16
+STAGES, GROUP = 5, 8
 WIDE, NARROW = 192, 128
 """Columns of a tile."""
 PART_ELEMENTS = 2**25
@@ -60,21 +60,11 @@ if GLUON_MISSING is None:
     _BOUNDS_PASS = gl.constexpr(torch.__version__ < "2.14")
 
     @gluon.jit
-    def units_of(
-        counts, experts, column_tiles, EXPERTS: gl.constexpr, WARPS: gl.constexpr, WHOLE: gl.constexpr = False
-    ):
-        """Return the experts' numbers, their counts of rows, and how many units they and those before them have.
-
-        A unit is a tile; of an expert's last 64 rows it is two, one beside the other, so that all take as long. With
-        WHOLE, counts are rounded up to whole tiles. Each warp holds all of it.
-        """
+    def tiles_to(counts, experts, EXPERTS: gl.constexpr, WARPS: gl.constexpr):
+        """Return how many tiles of rows each expert and those before it have. Each warp holds all of it."""
         expert = gl.arange(0, EXPERTS, gl.BlockedLayout([EXPERTS // 32], [32], [WARPS], [0]))
         count = gl.load(counts + expert, mask=expert < experts, other=0)
-        if WHOLE:
-            count = gl.cdiv(count, _ROWS) * _ROWS
-        blocks = gl.cdiv(count, _BLOCK)
-        units = blocks // 2 * column_tiles + blocks % 2 * gl.cdiv(column_tiles, 2)
-        return expert, count, gl.associative_scan(units, 0, _sum)
+        return gl.associative_scan(gl.cdiv(count, _ROWS), 0, _sum)
 
     @gluon.jit
     def _sum(one, other):
@@ -82,77 +72,69 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def find(
-        unit, units, counts, experts, row_tiles, column_tiles, depth_tiles,
+        unit, counts, experts, M, column_tiles,
         GROUP: gl.constexpr, FORM: gl.constexpr, EXPERTS: gl.constexpr, WARPS: gl.constexpr,
-        WHOLE: gl.constexpr = False,
     ):  # fmt: skip
-        """Return a unit's first row and its tile's column, its expert, what its lower half is for, and its steps.
+        """Return a tile's first row, which column of tiles it is in, and its expert.
 
-        The lower half has the lower rows (1), nothing (0), or the upper rows' next tile (2). Where gradients of weights
-        are wanted, the row is that of an expert's gradient, and the steps begin at the expert's first row.
+        Where gradients of weights are wanted, the row is one of the M of an expert's gradient.
         """
         if FORM == "weights":
-            unit = min(unit, units - 1)
+            row_tiles = gl.cdiv(M, _ROWS)
             expert = unit // (row_tiles * column_tiles)
             row, column = position(unit % (row_tiles * column_tiles), row_tiles, column_tiles, GROUP)
-            lower = gl.full([], 1, gl.int32)
-            steps = max(gl.cdiv(gl.load(counts + expert), _BLOCK), 1)
+            row = start(row, _ROWS, M)
         else:
-            number, count, ends = units_of(counts, experts, column_tiles, EXPERTS, WARPS, WHOLE)
-            expert = gl.sum((ends <= unit).to(gl.int32), 0)
-            unit -= gl.max(gl.where(ends <= unit, ends, 0), 0)
-            first = gl.sum(gl.where(number < expert, gl.cdiv(count, _ROWS) * _ROWS, 0), 0)
-            tiles = (gl.sum(gl.where(number == expert, count, 0), 0) + _BLOCK - 1) // (2 * _BLOCK)
-            row, column = tiles, 2 * (unit - tiles * column_tiles)
-            lower = gl.where(column + 1 < column_tiles, 2, 0)
-            if unit < tiles * column_tiles:
-                row, column = position(unit, tiles, column_tiles, GROUP)
-                lower = gl.full([], 1, gl.int32)
-            row = first + row * _ROWS
-            steps = gl.where(lower == 2, 2 * depth_tiles, depth_tiles)
-        return row, column, expert, lower, steps
+            ends = tiles_to(counts, experts, EXPERTS, WARPS)
+            before = ends * column_tiles <= unit
+            expert = gl.sum(before.to(gl.int32), 0)
+            first = gl.max(gl.where(before, ends, 0), 0)
+            tiles = gl.min(gl.where(before, 2147483647, ends), 0) - first
+            row, column = position(unit - first * column_tiles, tiles, column_tiles, GROUP)
+            row = (first + row) * _ROWS
+        return row, column, expert
 
     @gluon.jit
-    def _load(matrix, base, outer, depth, full, buffer, ACROSS: gl.constexpr, pred=True):
+    def _steps_of(expert, counts):
+        """Return how many blocks of an expert's rows a weight's gradient sums: one of zeros if there are none."""
+        return max(gl.cdiv(gl.load(counts + expert), _BLOCK), 1)
+
+    @gluon.jit
+    def _load(matrix, base, outer, depth, full, buffer, ACROSS: gl.constexpr):
         if ACROSS:
-            load(matrix, [base + depth, outer], full, buffer, pred=pred)
+            load(matrix, [base + depth, outer], full, buffer)
         else:
-            load(matrix, [base + outer, depth], full, buffer, pred=pred)
+            load(matrix, [base + outer, depth], full, buffer)
 
     @gluon.jit
     def produce(
         a, b, b_rest, a_ring, b_ring, barriers, starts, counts,
-        units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, expert_rows,
+        units, experts, column_tiles, depth_tiles, M, N, P, expert_rows,
         COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, B_ACROSS: gl.constexpr,
-        INTERLEAVED: gl.constexpr, EXPERTS: gl.constexpr, WHOLE: gl.constexpr = False,
+        INTERLEAVED: gl.constexpr, EXPERTS: gl.constexpr,
     ):  # fmt: skip
-        """Fill the ring with the stages of this program's units, in turn."""
+        """Fill the ring with the stages of this program's tiles, in turn."""
         A_ACROSS: gl.constexpr = FORM == "weights"
         APART: gl.constexpr = FORM == "gate_up" and not INTERLEAVED
         BLOCKS: gl.constexpr = COLUMNS // _BLOCK
         step = 0
         for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-            row, column, expert, lower, steps = find(
-                unit, units, counts, experts, row_tiles, column_tiles, depth_tiles, GROUP, FORM, EXPERTS, 1, WHOLE
-            )
-            begin, base = 0, expert * expert_rows
+            row, column, expert = find(unit, counts, experts, M, column_tiles, GROUP, FORM, EXPERTS, 1)
+            begin, base, steps = 0, expert * expert_rows, depth_tiles
             if FORM == "weights":
                 begin = gl.where(gl.load(counts + expert) > 0, gl.load(starts + expert), P)  # beyond P TMA reads zeros
-                base = begin
-                row = start(row, _ROWS, M)
+                base, steps = begin, _steps_of(expert, counts)
+            first = start(column, COLUMNS // 2 if FORM == "gate_up" else COLUMNS, N)
+            if FORM == "gate_up" and INTERLEAVED:
+                first *= 2
             for depth in range(steps):
-                again = ((lower == 2) & (depth >= depth_tiles)).to(gl.int32)
-                first = start(column + again, COLUMNS // 2 if FORM == "gate_up" else COLUMNS, N)
-                if FORM == "gate_up" and INTERLEAVED:
-                    first *= 2
                 stage = step % STAGES
-                at = (depth - again * depth_tiles) * _BLOCK
+                at = depth * _BLOCK
                 full = barriers.index(stage)
                 mbarrier.wait(barriers.index(STAGES + stage), (step // STAGES + 1) & 1)  # passes in the first round
-                mbarrier.expect(full, (COLUMNS + _ROWS) * _BLOCK * 2, pred=lower == 1)  # elements of 16 bits
-                mbarrier.expect(full, (COLUMNS + _BLOCK) * _BLOCK * 2, pred=lower != 1)
+                mbarrier.expect(full, (COLUMNS + _ROWS) * _BLOCK * 2)  # elements of 16 bits
                 _load(a, begin, row, at, full, a_ring.index(2 * stage), A_ACROSS)
-                _load(a, begin, row + _BLOCK, at, full, a_ring.index(2 * stage + 1), A_ACROSS, pred=lower == 1)
+                _load(a, begin, row + _BLOCK, at, full, a_ring.index(2 * stage + 1), A_ACROSS)
                 if APART:
                     _load(b, base, first, at, full, b_ring.index(BLOCKS * stage), B_ACROSS)
                     _load(b, base, N + first, at, full, b_ring.index(BLOCKS * stage + 1), B_ACROSS)
@@ -302,22 +284,23 @@ if GLUON_MISSING is None:
                 )  # fmt: skip
 
     @gluon.jit
-    def _fetch(pre, row, column, N, buffers, loaded, FIRST: gl.constexpr, INTERLEAVED: gl.constexpr, pred=True):
+    def _fetch(pre, row, column, N, buffers, loaded, FIRST: gl.constexpr, INTERLEAVED: gl.constexpr):
         """Begin to load gate and up of PART columns."""
-        mbarrier.expect(loaded, _BLOCK * _BLOCK * 2, pred=pred)
+        mbarrier.expect(loaded, _BLOCK * _BLOCK * 2)
         if INTERLEAVED:
-            load(pre, [row, 2 * column], loaded, buffers.index(FIRST), pred=pred)
+            load(pre, [row, 2 * column], loaded, buffers.index(FIRST))
         else:
-            load(pre, [row, column], loaded, buffers.index(FIRST), pred=pred)
-            load(pre, [row, N + column], loaded, buffers.index(FIRST + 1), pred=pred)
+            load(pre, [row, column], loaded, buffers.index(FIRST))
+            load(pre, [row, N + column], loaded, buffers.index(FIRST + 1))
 
     @gluon.jit
     def _put_gradients(
-        d_h, weight, dots, pre, d_pre, weighted_h, row, column, next_row, next_column, more, own, N,
+        d_h, weight, dots, pre, d_pre, weighted_h, row, column, next_row, next_column, own, N,
         alpha, limit, up_offset, reads, buffers, h_buffers, loaded,
-        ME: gl.constexpr, NUMBER: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
+        ME: gl.constexpr, NUMBER: gl.constexpr, MORE: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr,
+        FORMULA: gl.constexpr,
     ):  # fmt: skip
-        """Store PART columns of d_pre and weight * h; begin to load gate and up of the next part but one, if `more`.
+        """Store PART columns of d_pre and weight * h; begin to load gate and up of the next part but one, if MORE.
 
         d_h is still without the routing weight. Columns left of `own` belong to another tile, which adds their dots.
         """
@@ -351,8 +334,9 @@ if GLUON_MISSING is None:
             store(d_pre, [row, column], buffers.index(2 * ME))
             store(d_pre, [row, N + column], buffers.index(2 * ME + 1))
         store(weighted_h, [row, column], h_buffers.index(ME))
-        EACH: gl.constexpr = 1 if INTERLEAVED else 2
-        _fetch(pre, next_row, next_column, N, reads, loaded.index(SET), EACH * SET, INTERLEAVED, more)
+        if MORE:
+            EACH: gl.constexpr = 1 if INTERLEAVED else 2
+            _fetch(pre, next_row, next_column, N, reads, loaded.index(SET), EACH * SET, INTERLEAVED)
         return dots
 
     @gluon.jit
@@ -363,38 +347,38 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _finish_backward(
-        one, two, weight, dots_out, pre, d_pre, weighted_h, row, column, next_row, next_column, more, own, N,
+        one, two, weight, dots_out, pre, d_pre, weighted_h, row, column, own, N,
         alpha, limit, up_offset, reads, buffers, h_buffers, loaded,
-        ME: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
+        ME: gl.constexpr, HALF: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
     ):  # fmt: skip
         """Make d_pre, weight * h and the dots of one half of a tile's rows; the next half's first parts are fetched."""
         part_0, part_1 = halves(one, _BLOCK, _PART)
         part_2, part_3 = halves(two, _BLOCK, _PART)
-        always = own >= 0
         LAYOUT: gl.constexpr = weight.type.layout
+        MORE: gl.constexpr = HALF == 0
         dots = gl.zeros([_BLOCK], gl.float32, LAYOUT)
         dots = _put_gradients(
-            part_0, weight, dots, pre, d_pre, weighted_h, row, column, row, column + 2 * _PART, always, own, N,
-            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 0, INTERLEAVED, EVEN, FORMULA,
+            part_0, weight, dots, pre, d_pre, weighted_h, row, column, row, column + 2 * _PART, own, N,
+            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 0, True, INTERLEAVED, EVEN, FORMULA,
         )  # fmt: skip
         dots = _put_gradients(
-            part_1, weight, dots, pre, d_pre, weighted_h, row, column + _PART, row, column + 3 * _PART, always, own, N,
-            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 1, INTERLEAVED, EVEN, FORMULA,
+            part_1, weight, dots, pre, d_pre, weighted_h, row, column + _PART, row, column + 3 * _PART, own, N,
+            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 1, True, INTERLEAVED, EVEN, FORMULA,
         )  # fmt: skip
         dots = _put_gradients(
-            part_2, weight, dots, pre, d_pre, weighted_h, row, column + 2 * _PART, next_row, next_column, more, own, N,
-            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 2, INTERLEAVED, EVEN, FORMULA,
+            part_2, weight, dots, pre, d_pre, weighted_h, row, column + 2 * _PART, row + _BLOCK, column, own, N,
+            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 2, MORE, INTERLEAVED, EVEN, FORMULA,
         )  # fmt: skip
         dots = _put_gradients(
-            part_3, weight, dots, pre, d_pre, weighted_h, row, column + 3 * _PART, next_row, next_column + _PART, more,
-            own, N, alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 3, INTERLEAVED, EVEN, FORMULA,
+            part_3, weight, dots, pre, d_pre, weighted_h, row, column + 3 * _PART, row + _BLOCK, column + _PART, own, N,
+            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 3, MORE, INTERLEAVED, EVEN, FORMULA,
         )  # fmt: skip
         gl.store(dots_out + row + gl.arange(0, _BLOCK, LAYOUT), dots)
 
     @gluon.jit
     def _consume(
         out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads, h_buffers, loaded,
-        counts, units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit, up_offset,
+        counts, units, experts, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit, up_offset,
         ME: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
         B_ACROSS: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
         EXPERTS: gl.constexpr,
@@ -402,25 +386,19 @@ if GLUON_MISSING is None:
         WIDTH: gl.constexpr = COLUMNS // 2 if FORM == "gate_up" else COLUMNS
         programs = gl.num_programs(0)
         mine = (units - gl.program_id(0) + programs - 1) // programs
-        step = 0
-        if ME == 1:
-            _, _, _, _, step = find(
-                gl.program_id(0), units, counts, experts, row_tiles, column_tiles, depth_tiles, GROUP, FORM, EXPERTS, 4
-            )
+        step = ME * depth_tiles
+        if FORM == "weights":
+            per_expert = gl.cdiv(M, _ROWS) * column_tiles
+            step = ME * _steps_of(gl.program_id(0) // per_expert, counts)
         for number in range(ME, mine, 2):
             unit = gl.program_id(0) + number * programs
-            row, column, expert, lower, steps = find(
-                unit, units, counts, experts, row_tiles, column_tiles, depth_tiles, GROUP, FORM, EXPERTS, 4
-            )
-            _, _, _, _, others = find(
-                unit + programs, units, counts, experts, row_tiles, column_tiles, depth_tiles, GROUP, FORM, EXPERTS, 4
-            )
-            each = steps if FORM == "weights" else depth_tiles  # of a tile
+            row, column, expert = find(unit, counts, experts, M, column_tiles, GROUP, FORM, EXPERTS, 4)
+            steps, others = depth_tiles, depth_tiles  # of this tile, and of the next, which is the other consumer's
             if FORM == "weights":
-                row = expert * expert_rows + start(row, _ROWS, M)
-            beside = (lower == 2).to(gl.int32)
-            next_row, next_column = row + _BLOCK * (1 - beside), column + beside
-            first, next_first = start(column, WIDTH, N), start(next_column, WIDTH, N)
+                row += expert * expert_rows
+                steps = _steps_of(expert, counts)
+                others = _steps_of(min(unit + programs, units - 1) // per_expert, counts)
+            first = start(column, WIDTH, N)
             if FORM == "gate_backward":
                 EACH: gl.constexpr = 1 if INTERLEAVED else 2
                 for early in gl.static_range(2):
@@ -431,38 +409,34 @@ if GLUON_MISSING is None:
                 part, _unused = halves(gl.zeros([_BLOCK, _BLOCK], gl.float32, _ACCUMULATOR), _BLOCK, _PART)
                 LAYOUT: gl.constexpr = gl.SliceLayout(1, part.type.layout)
                 weight = _weights_of(row, pair, weights, LAYOUT)
-                next_weight = _weights_of(next_row, pair, weights, LAYOUT)
-            parity = (number // 2 + 1 - ME) & 1  # the first unit's turn passes at once
+                lower_weight = _weights_of(row + _BLOCK, pair, weights, LAYOUT)
+            parity = (number // 2 + 1 - ME) & 1  # the first tile's turn passes at once
             one, two, three, one_1, two_1, three_1 = multiply_blocks(
-                a_at, b_at, barriers_at, step, each, parity, lower,
+                a_at, b_at, barriers_at, step, steps, parity,
                 out.dtype, COLUMNS, ME, STAGES, FORM == "weights", B_ACROSS,
             )  # fmt: skip
             step += steps + others
             if FORM == "gate_backward":
+                dots_at = dots + column.to(gl.int64) * P
                 _finish_backward(
-                    one, two, weight, dots + column.to(gl.int64) * P, pre, out, weighted_h,
-                    row, first, next_row, next_first, lower != 0, column * COLUMNS, N,
-                    alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, INTERLEAVED, EVEN, FORMULA,
+                    one, two, weight, dots_at, pre, out, weighted_h, row, first, column * COLUMNS, N,
+                    alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 0, INTERLEAVED, EVEN, FORMULA,
                 )  # fmt: skip
-                if lower != 0:
-                    _finish_backward(
-                        one_1, two_1, next_weight, dots + next_column.to(gl.int64) * P, pre, out, weighted_h,
-                        next_row, next_first, row, first, column < 0, next_column * COLUMNS, N,
-                        alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, INTERLEAVED, EVEN, FORMULA,
-                    )  # fmt: skip
+                _finish_backward(
+                    one_1, two_1, lower_weight, dots_at, pre, out, weighted_h, row + _BLOCK, first, column * COLUMNS, N,
+                    alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 1, INTERLEAVED, EVEN, FORMULA,
+                )  # fmt: skip
             else:
                 BOTH: gl.constexpr = 2 if FORM == "gate_up" else 1
-                STEP: gl.constexpr = 2 if INTERLEAVED else 1
-                bias_at, next_bias_at = BOTH * expert * N + STEP * first, BOTH * expert * N + STEP * next_first
+                bias_at = BOTH * expert * N + (2 if INTERLEAVED else 1) * first
                 finish(
                     one, two, three, out, pre, bias, row, first, N, bias_at, alpha, limit,
                     up_offset, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
                 )  # fmt: skip
-                if lower != 0:
-                    finish(
-                        one_1, two_1, three_1, out, pre, bias, next_row, next_first, N, next_bias_at, alpha, limit,
-                        up_offset, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
-                    )  # fmt: skip
+                finish(
+                    one_1, two_1, three_1, out, pre, bias, row + _BLOCK, first, N, bias_at, alpha, limit,
+                    up_offset, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
+                )  # fmt: skip
         tma.store_wait(0)
 
     @gluon.jit(do_not_specialize=(*SIZES, "P"))
@@ -476,12 +450,10 @@ if GLUON_MISSING is None:
         EACH: gl.constexpr = 1 if INTERLEAVED else 2  # buffers for gate and up
         column_tiles = gl.cdiv(N, COLUMNS // 2 if FORM == "gate_up" else COLUMNS)
         depth_tiles = gl.cdiv(K, _BLOCK)
-        row_tiles = gl.cdiv(M, _ROWS)  # of a weight's gradient
         if FORM == "weights":
-            units = experts * row_tiles * column_tiles
+            units = experts * gl.cdiv(M, _ROWS) * column_tiles
         else:
-            _, _, ends = units_of(counts, experts, column_tiles, EXPERTS, 4)
-            units = gl.max(ends, 0)
+            units = gl.max(tiles_to(counts, experts, EXPERTS, 4), 0) * column_tiles
         a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES, _BLOCK, _BLOCK], a.layout)
         b_ring = gl.allocate_shared_memory(a.dtype, [COLUMNS // _BLOCK * STAGES, _BLOCK, _BLOCK], b.layout)
         if BACKWARD:
@@ -504,7 +476,7 @@ if GLUON_MISSING is None:
                     (
                         out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads,
                         h_buffers, loaded, counts,
-                        units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit,
+                        units, experts, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit,
                         up_offset,
                         0, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS,
                     ),
@@ -514,7 +486,7 @@ if GLUON_MISSING is None:
                     (
                         out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads,
                         h_buffers, loaded, counts,
-                        units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit,
+                        units, experts, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit,
                         up_offset,
                         1, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS,
                     ),
@@ -523,7 +495,7 @@ if GLUON_MISSING is None:
                     produce,
                     (
                         a, b, b_rest, a_ring, b_ring, barriers, starts, counts,
-                        units, experts, row_tiles, column_tiles, depth_tiles, M, N, P, expert_rows,
+                        units, experts, column_tiles, depth_tiles, M, N, P, expert_rows,
                         COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS,
                     ),
                 ),

@@ -4,9 +4,8 @@
     rows            y = h w_down^T
 
 Rows, rings, producer and epilogue are those of `experts.py`, codes in pairs and the main loop those of `fp8.py`: both
-consumers share a tile, 64 rows each, whose sums of each stage's 128 of depth they add in fp32 registers. An expert's
-last tile is whole, whatever rows it has: what is beyond them is written and means nothing. Scales are applied to the
-finished sums, those of x by the token of a row.
+consumers share a tile, 64 rows each, whose sums of each stage's 128 of depth they add in fp32 registers. Scales are
+applied to the finished sums, those of x by the token of a row.
 
 Not measured yet.
 """
@@ -32,7 +31,7 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-    from swiglu_kernels.hopper.experts import find, finish, produce, units_of
+    from swiglu_kernels.hopper.experts import find, finish, produce, tiles_to
     from swiglu_kernels.hopper.loop import multiply_fp8, set_up
     from swiglu_kernels.hopper.shared import start, synchronize
 
@@ -58,9 +57,7 @@ if GLUON_MISSING is None:
         STEP: gl.constexpr = 2 if INTERLEAVED else 1
         step = 0
         for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-            row, column, expert, _, _ = find(
-                unit, units, counts, experts, 0, column_tiles, depth_tiles, GROUP, FORM, EXPERTS, 4, True
-            )
+            row, column, expert = find(unit, counts, experts, 0, column_tiles, GROUP, FORM, EXPERTS, 4)
             row += ME * _BLOCK
             first = start(column, WIDTH, N)
             one, two, three = multiply_fp8(
@@ -97,8 +94,7 @@ if GLUON_MISSING is None:
         FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
     ):  # fmt: skip
         column_tiles, depth_tiles = gl.cdiv(N, _WIDE // 2 if FORM == "gate_up" else _WIDE), gl.cdiv(K, _BLOCK)
-        _, _, ends = units_of(counts, experts, column_tiles, EXPERTS, 4, True)
-        units = gl.max(ends, 0)
+        units = gl.max(tiles_to(counts, experts, EXPERTS, 4), 0) * column_tiles
         a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES, _BLOCK, _BLOCK], a.layout)
         b_ring = gl.allocate_shared_memory(a.dtype, [3 * STAGES, _BLOCK, _BLOCK], b.layout)
         buffers = gl.allocate_shared_memory(a.dtype, [2 * _BUFFERS, _BLOCK, _PART], out.layout)
@@ -127,8 +123,8 @@ if GLUON_MISSING is None:
                     produce,
                     (
                         a, b, b_rest, a_ring, b_ring, barriers, starts, counts,
-                        units, experts, 0, column_tiles, depth_tiles, 0, N, P, expert_rows,
-                        _WIDE, STAGES, GROUP, FORM, False, INTERLEAVED, EXPERTS, True,
+                        units, experts, column_tiles, depth_tiles, 0, N, P, expert_rows,
+                        _WIDE, STAGES, GROUP, FORM, False, INTERLEAVED, EXPERTS,
                     ),
                 ),
             ],

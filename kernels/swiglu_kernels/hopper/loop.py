@@ -66,7 +66,7 @@ if GLUON_MISSING is None:
     @gluon.constexpr_function
     def _main_loop(
         left_rows, right_rows, left_row, left_step, right_step, columns, registers, stages, turn_of, kind,
-        left_across=False, right_across=False, halved=False,
+        left_across=False, right_across=False,
     ):  # fmt: skip
         """PTX of one tile's main loop: two wgmmas of 64 x columns, each with half of the accumulator's registers.
 
@@ -78,20 +78,18 @@ if GLUON_MISSING is None:
         columns: of a wgmma, see `_held`.
         turn_of: the consumer, where two of them take turns; -1 where each reads every stage.
         left_across, right_across: the depth is not the contiguous axis: a stage has blocks of [depth, 64] side by side.
-        halved: one more operand tells what the lower half of the accumulator is for: the lower rows (1), nothing (0),
-            or the upper rows' product with the right operand's next tile, which follows in the ring (2).
         """
         row_bytes = 128
         # Bytes / 16 from 64 columns to the next 64, for operands that lie across; 1 by custom where it is not used.
         left_leading, right_leading = 1 << 16, (512 if right_across else 1) << 16
         left_chunk, right_chunk = (16 * row_bytes if across else 32 for across in (left_across, right_across))
-        left, right, barriers, step, depth_tiles, parity, lower = (f"${registers + 32 * number}" for number in range(7))
+        left, right, barriers, step, depth_tiles, parity = (f"${registers + 32 * number}" for number in range(6))
         full, empty, turn = 0, 8 * stages, 16 * stages  # where the barriers are
         numbers, again = _held(columns)
         lines = [
             "{",
             ".reg .pred again, passed, leader, freed, add;",
-            ".reg .b32 stage, phase, depth, last, barrier, before, low_a, low_b, high, at;",
+            ".reg .b32 stage, phase, depth, barrier, before, low_a, low_b, high, at;",
             ".reg .b64 a, b;",
             "elect.sync at|leader, 0xffffffff;",
             "setp.eq.u32 add, 0, 0;",
@@ -100,7 +98,6 @@ if GLUON_MISSING is None:
             f"div.u32 phase, {step}, {stages};",
             "and.b32 phase, phase, 1;",
             "mov.u32 depth, 0;",
-            f"mov.u32 last, {depth_tiles};",
             "mov.u32 before, 0;",
             "mov.u32 high, 0x40000040;",  # swizzled over 128 bytes, 1024 bytes from 8 rows to the next 8
         ]
@@ -109,70 +106,47 @@ if GLUON_MISSING is None:
                 f"TURN: mbarrier.try_wait.parity.shared::cta.b64 passed, [{barriers}+{turn + 8 * turn_of}], {parity};",
                 "@!passed bra.uni TURN;",  # a branch that is not uniform would cost the producer its uniform registers
             ]
-
-        def loop(wgmmas, name):
-            """Multiply until `last`; each wgmma has a half of the accumulator, a row of the left and of the right."""
-            lines = [
-                f"NEXT{name}:",
-                f"mad.lo.u32 barrier, stage, 8, {barriers};",
-                f"FULL{name}: mbarrier.try_wait.parity.shared::cta.b64 passed, [barrier+{full}], phase;",
-                f"@!passed bra.uni FULL{name};",
-                f"mad.lo.u32 low_a, stage, {left_rows * row_bytes}, {left};",
-                f"mad.lo.u32 low_b, stage, {right_rows * row_bytes}, {right};",
-                "shr.u32 low_a, low_a, 4;",
-                "shr.u32 low_b, low_b, 4;",
-                "wgmma.fence.sync.aligned;",
-            ]
-            for chunk in range(4):  # of 16 along the depth
-                for half, row_a, row_b in wgmmas:
-                    accumulator = ", ".join(f"${registers // 2 * half + number}" for number in numbers)
-                    at_a, at_b = row_a * row_bytes + left_chunk * chunk, row_b * row_bytes + right_chunk * chunk
-                    lines += [
-                        f"add.u32 at, low_a, {left_leading + at_a // 16};",
-                        "mov.b64 a, {at, high};",
-                        f"add.u32 at, low_b, {right_leading + at_b // 16};",
-                        "mov.b64 b, {at, high};",
-                        f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "
-                        f"{{{accumulator}}}, a, b, add, 1, 1, {int(left_across)}, {int(right_across)};",
-                    ]
-            return [
-                *lines,
-                "wgmma.commit_group.sync.aligned;",
-                "wgmma.wait_group.sync.aligned 1;",  # the stage before is done
-                "setp.ne.and.u32 freed, depth, 0, leader;",
-                f"@freed mbarrier.arrive.shared::cta.b64 _, [before+{empty}];",
-                "mov.u32 before, barrier;",
-                "add.u32 stage, stage, 1;",
-                f"setp.eq.u32 again, stage, {stages};",
-                "@again mov.u32 stage, 0;",
-                "@again xor.b32 phase, phase, 1;",
-                "add.u32 depth, depth, 1;",
-                "setp.lt.u32 again, depth, last;",
-                f"@again bra.uni NEXT{name};",
-            ]
-
-        over = ["wgmma.wait_group.sync.aligned 0;", f"@leader mbarrier.arrive.shared::cta.b64 _, [before+{empty}];"]
+        lines += [
+            "NEXT:",
+            f"mad.lo.u32 barrier, stage, 8, {barriers};",
+            f"FULL: mbarrier.try_wait.parity.shared::cta.b64 passed, [barrier+{full}], phase;",
+            "@!passed bra.uni FULL;",
+            f"mad.lo.u32 low_a, stage, {left_rows * row_bytes}, {left};",
+            f"mad.lo.u32 low_b, stage, {right_rows * row_bytes}, {right};",
+            "shr.u32 low_a, low_a, 4;",
+            "shr.u32 low_b, low_b, 4;",
+            "wgmma.fence.sync.aligned;",
+        ]
+        for chunk in range(4):  # of 16 along the depth
+            for half in range(2):
+                accumulator = ", ".join(f"${registers // 2 * half + number}" for number in numbers)
+                at_a = (left_row + left_step * half) * row_bytes + left_chunk * chunk
+                at_b = right_step * half * row_bytes + right_chunk * chunk
+                lines += [
+                    f"add.u32 at, low_a, {left_leading + at_a // 16};",
+                    "mov.b64 a, {at, high};",
+                    f"add.u32 at, low_b, {right_leading + at_b // 16};",
+                    "mov.b64 b, {at, high};",
+                    f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "
+                    f"{{{accumulator}}}, a, b, add, 1, 1, {int(left_across)}, {int(right_across)};",
+                ]
+        lines += [
+            "wgmma.commit_group.sync.aligned;",
+            "wgmma.wait_group.sync.aligned 1;",  # the stage before is done
+            "setp.ne.and.u32 freed, depth, 0, leader;",
+            f"@freed mbarrier.arrive.shared::cta.b64 _, [before+{empty}];",
+            "mov.u32 before, barrier;",
+            "add.u32 stage, stage, 1;",
+            f"setp.eq.u32 again, stage, {stages};",
+            "@again mov.u32 stage, 0;",
+            "@again xor.b32 phase, phase, 1;",
+            "add.u32 depth, depth, 1;",
+            f"setp.lt.u32 again, depth, {depth_tiles};",
+            "@again bra.uni NEXT;",
+        ]
         if turn_of >= 0:
-            over = [f"@leader mbarrier.arrive.shared::cta.b64 _, [{barriers}+{turn + 8 * (1 - turn_of)}];", *over]
-        whole = [*loop([(0, left_row, 0), (1, left_row + left_step, right_step)], ""), *over]
-        if halved:
-            lines += [
-                f"setp.eq.u32 again, {lower}, 1;",
-                "@!again bra.uni UPPER;",
-                *whole,
-                "bra.uni DONE;",
-                "UPPER:",
-                *loop([(0, left_row, 0)], "_UPPER"),
-                f"setp.eq.u32 again, {lower}, 0;",
-                "@again bra.uni OVER;",
-                "shl.b32 last, last, 1;",
-                *loop([(1, left_row, 0)], "_NEXT"),
-                "OVER:",
-                *over,
-                "DONE:",
-            ]
-        else:
-            lines += whole
+            lines.append(f"@leader mbarrier.arrive.shared::cta.b64 _, [{barriers}+{turn + 8 * (1 - turn_of)}];")
+        lines += ["wgmma.wait_group.sync.aligned 0;", f"@leader mbarrier.arrive.shared::cta.b64 _, [before+{empty}];"]
         return "\n".join([*lines, *_copied(again, range(0, registers, registers // 2)), "}"])
 
     @gluon.constexpr_function
@@ -417,34 +391,29 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def multiply_blocks(
-        left, right, barriers, step, depth_tiles, parity, lower,
+        left, right, barriers, step, depth_tiles, parity,
         dtype: gl.constexpr, COLUMNS: gl.constexpr, ME: gl.constexpr, STAGES: gl.constexpr,
         LEFT_ACROSS: gl.constexpr, RIGHT_ACROSS: gl.constexpr,
     ):  # fmt: skip
         """As `multiply`, of one product of 2 or 3 BLOCK columns, which are as many blocks of a stage of `right`.
 
-        lower: what the lower three of the results are: those of the lower BLOCK rows (1), nothing (0), or the product
-        of the upper BLOCK rows with the next tile of `right`, which the next depth_tiles stages hold with them (2).
         LEFT_ACROSS, RIGHT_ACROSS: blocks are [depth, BLOCK], as the operand lies in memory.
 
         Returns six tensors of BLOCK x BLOCK in fp32, the upper three and then the lower ones.
         """
         KIND: gl.constexpr = _kind(dtype)
         LOOP: gl.constexpr = _main_loop(
-            2 * _BLOCK, COLUMNS, 0, _BLOCK, 0, COLUMNS, 192, STAGES, ME, KIND, LEFT_ACROSS, RIGHT_ACROSS, True
+            2 * _BLOCK, COLUMNS, 0, _BLOCK, 0, COLUMNS, 192, STAGES, ME, KIND, LEFT_ACROSS, RIGHT_ACROSS
         )
-        OPERANDS: gl.constexpr = _operands(192, 7)
+        OPERANDS: gl.constexpr = _operands(192, 6)
         return gl.inline_asm_elementwise(
             LOOP,
             OPERANDS,
-            [
-                _copies(left), _copies(right), _copies(barriers), _copies(step), _copies(depth_tiles), _copies(parity),
-                _copies(lower),
-            ],
+            [_copies(left), _copies(right), _copies(barriers), _copies(step), _copies(depth_tiles), _copies(parity)],
             dtype=(gl.float32, gl.float32, gl.float32, gl.float32, gl.float32, gl.float32),
             is_pure=False,
             pack=32,
-        )  # fmt: skip
+        )
 
     @gluon.jit
     def multiply_half(

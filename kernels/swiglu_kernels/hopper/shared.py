@@ -113,11 +113,16 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def position(tile, row_tiles, column_tiles, GROUP: gl.constexpr):
-        """Return the row and column of a tile; GROUP rows of tiles are walked together, to share the L2 cache."""
-        per_group = GROUP * column_tiles
-        first = tile // per_group * GROUP
-        rows = min(row_tiles - first, GROUP)
-        return first + tile % per_group % rows, tile % per_group // rows
+        """Return the row and column of a tile; GROUP rows of tiles are walked together, to share the L2 cache.
+
+        A few that are left go with the last group: alone, they would read all columns again for themselves.
+        """
+        groups = max(gl.cdiv(row_tiles - GROUP // 4, GROUP), 1)
+        group = min(tile // (GROUP * column_tiles), groups - 1)
+        first = group * GROUP
+        rows = gl.where(group == groups - 1, row_tiles - first, GROUP)
+        tile -= first * column_tiles
+        return first + tile % rows, tile // rows
 
     @gluon.jit
     def start(tile, SIZE: gl.constexpr, length):

@@ -59,10 +59,13 @@ def _join_kernel(
     wait_for_launch_ahead(EARLY)
     tile, run = whole + tl.program_id(0), tl.program_id(1)
     token_tiles = tl.cdiv(M, RUNS * RUN)
-    per_group = GROUP * (tiles // token_tiles)  # as `position` in hopper/shared.py
-    first_tile = tile // per_group * GROUP
-    in_group = tl.minimum(token_tiles - first_tile, GROUP)
-    token_tile, feature_tile = first_tile + tile % per_group % in_group, tile % per_group // in_group
+    feature_tiles = tiles // token_tiles  # from here on as `position` in hopper/shared.py
+    groups = tl.maximum(tl.cdiv(token_tiles - GROUP // 4, GROUP), 1)
+    group = tl.minimum(tile // (GROUP * feature_tiles), groups - 1)
+    first_tile = group * GROUP
+    in_group = tl.where(group == groups - 1, token_tiles - first_tile, GROUP)
+    tile -= first_tile * feature_tiles
+    token_tile, feature_tile = first_tile + tile % in_group, tile // in_group
     inside = tl.minimum(PART * tl.program_id(2), RUN - PART)
     token = tl.maximum(tl.minimum((RUNS * token_tile + run) * RUN, M - RUN), 0) + inside + tl.arange(0, PART)
     feature = tl.minimum(feature_tile * FEATURES, N - FEATURES) + tl.arange(0, FEATURES)
