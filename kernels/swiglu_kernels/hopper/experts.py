@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from swiglu_kernels.hopper import loop, shared
+from swiglu_kernels.hopper import buffers, shared
 from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, SIZES
 from swiglu_kernels.launches.backend import multiprocessors, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
@@ -50,7 +50,8 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    from swiglu_kernels.hopper.loop import multiply_blocks, set_up
+    from swiglu_kernels.hopper.buffers import set_up
+    from swiglu_kernels.hopper.loop import multiply_blocks
     from swiglu_kernels.hopper.shared import halves, load, position, sigmoid, start, store, synchronize, write
 
     _ROWS, _BLOCK, _PART = (gl.constexpr(size) for size in (ROWS, BLOCK, PART))
@@ -604,7 +605,7 @@ def _launch(
         | {"INTERLEAVED": interleaved, "EVEN": N % width == 0, "EXPERTS": max(32, triton.next_power_of_2(experts))},
         num_warps=CONSUMER_WARPS,
         num_stages=stages,
-        traps=loop.lost("hopper/experts.py"),
+        traps=buffers.lost("hopper/experts.py"),
     )
 
 

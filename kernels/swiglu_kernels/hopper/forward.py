@@ -16,7 +16,7 @@ import dataclasses
 
 import torch
 
-from swiglu_kernels.hopper import loop, shared
+from swiglu_kernels.hopper import buffers, shared
 from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, SIZES, descriptor, fits_tma
 from swiglu_kernels.launches.backend import multiprocessors
 from swiglu_kernels.launches.launch import Launch
@@ -44,7 +44,8 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-    from swiglu_kernels.hopper.loop import multiply, set_up
+    from swiglu_kernels.hopper.buffers import set_up
+    from swiglu_kernels.hopper.loop import multiply
     from swiglu_kernels.hopper.shared import halves, load, load_rest, position, sigmoid, start, synchronize, write
 
     _ROWS, _DEPTH, _WIDE, _PART = (gl.constexpr(size) for size in (ROWS, DEPTH, WIDE, PART))
@@ -250,5 +251,5 @@ def forward_launch(
         | {"STORE_PREACT": preactivations is not None},
         num_warps=CONSUMER_WARPS,
         num_stages=tile.stages,
-        traps=loop.lost("hopper/forward.py"),
+        traps=buffers.lost("hopper/forward.py"),
     )

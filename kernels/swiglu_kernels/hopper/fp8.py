@@ -14,7 +14,7 @@ import dataclasses
 
 import torch
 
-from swiglu_kernels.hopper import loop, shared
+from swiglu_kernels.hopper import buffers, loop, shared
 from swiglu_kernels.hopper.forward import BUFFERS, DEPTH, PART, REST, ROWS, TILE, WIDE
 from swiglu_kernels.hopper.forward import tile_for as forward_tile
 from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING, descriptor, fits_tma
@@ -45,8 +45,9 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon.language.nvidia.ampere import async_copy
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
+    from swiglu_kernels.hopper.buffers import set_up
     from swiglu_kernels.hopper.forward import finish_part, first_column, produce
-    from swiglu_kernels.hopper.loop import BLOCK_LAYOUT, multiply_fp8, set_up
+    from swiglu_kernels.hopper.loop import BLOCK_LAYOUT, multiply_fp8
     from swiglu_kernels.hopper.shared import halves, position, sigmoid, start, store, synchronize, write
 
     _ROWS, _DEPTH, _WIDE, _PART = (gl.constexpr(size) for size in (ROWS, DEPTH, WIDE, PART))
@@ -366,5 +367,5 @@ def forward_launch(
         | {"STORE_PREACT": preactivations is not None, "BLOCKS": blocks},
         num_warps=CONSUMER_WARPS,
         num_stages=tile.stages,
-        traps=loop.lost("hopper/fp8.py"),
+        traps=buffers.lost("hopper/fp8.py"),
     )

@@ -14,7 +14,7 @@ Measured on an H200: NOTES.md.
 
 import torch
 
-from swiglu_kernels.hopper import loop, shared
+from swiglu_kernels.hopper import buffers, shared
 from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING, descriptor
 from swiglu_kernels.launches.backend import multiprocessors
 from swiglu_kernels.launches.launch import Launch
@@ -37,11 +37,12 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-    from swiglu_kernels.hopper.loop import locate, multiply_half
+    from swiglu_kernels.hopper.buffers import locate
+    from swiglu_kernels.hopper.loop import multiply_half
     from swiglu_kernels.hopper.shared import load, load_rest, sigmoid, start, synchronize, view
 
     _ROWS, _HALF, _DEPTH, _UNIT = (gl.constexpr(size) for size in (ROWS, ROWS // 2, DEPTH, UNIT))
-    _RELEASES = gl.constexpr(2 * loop.RELEASES)  # both consumers read every stage
+    _RELEASES = gl.constexpr(2 * buffers.RELEASES)  # both consumers read every stage
 
     @gluon.jit
     def _load_rows(blocks, first, at, full, ring, unit, COUNT: gl.constexpr):
@@ -222,5 +223,5 @@ def forward_launch(
         | {"STORE_PREACT": preactivations is not None},
         num_warps=CONSUMER_WARPS,
         num_stages=tile.stages,
-        traps=loop.lost("hopper/row.py"),
+        traps=buffers.lost("hopper/row.py"),
     )

@@ -5,7 +5,8 @@
     products.py    the products of the backward
     fp8.py         z of operands in fp8
     experts.py     the products of experts
-    loop.py        main loops in PTX, for the accumulators of the forwards
+    loop.py        main loops in PTX, for accumulators that Triton cannot have
+    buffers.py     where buffers lie in shared memory, for these
 
 One program per multiprocessor walks through the tiles of its output. A producer warp fills a ring of stages by TMA, two
 consumer warpgroups multiply. Barriers: `full` completes when TMA has written a stage, `empty` when its wgmma is done,

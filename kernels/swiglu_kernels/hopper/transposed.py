@@ -17,7 +17,7 @@ import dataclasses
 
 import torch
 
-from swiglu_kernels.hopper import forward, loop, shared
+from swiglu_kernels.hopper import buffers, forward, shared
 from swiglu_kernels.hopper.forward import BUFFERS, DEPTH, GROUP, PART, REST, STAGES, WIDE
 from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING, SIZES, descriptor
 from swiglu_kernels.launches.backend import multiprocessors, tl, triton
@@ -92,7 +92,8 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-    from swiglu_kernels.hopper.loop import multiply, set_up
+    from swiglu_kernels.hopper.buffers import set_up
+    from swiglu_kernels.hopper.loop import multiply
     from swiglu_kernels.hopper.shared import halves, load, load_rest, position, sigmoid, start, synchronize, view, write
 
     _DEPTH, _WIDE, _PART, _FEATURES = (gl.constexpr(size) for size in (DEPTH, WIDE, PART, FEATURES))
@@ -409,7 +410,7 @@ def forward_launch(
         | {"STORE_PREACT": preactivations is not None},
         num_warps=CONSUMER_WARPS,
         num_stages=tile.stages,
-        traps=loop.lost("hopper/transposed.py"),
+        traps=buffers.lost("hopper/transposed.py"),
         then=None if sums is None else _join_launch(sums, z, preactivations, tile, run, whole, rest, shares),
         scratch=sums,
     )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from on_hopper import needs_hopper
 
-from swiglu_kernels.hopper import loop
+from swiglu_kernels.hopper import buffers
 from swiglu_kernels.launches import backend, launch
 
 pytestmark = pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is not installed")
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is 
 LOST = """
 import torch
 from triton.experimental import gluon
-from swiglu_kernels.hopper import forward, loop, row
+from swiglu_kernels.hopper import buffers, forward, row
 
 @gluon.jit
 def leaves_no_mark(buffer, pattern):
     pass
 
-loop._mark = leaves_no_mark
+buffers._mark = leaves_no_mark
 x, weight, z = (torch.ones(shape, dtype=torch.bfloat16, device="cuda") for shape in ((128, 64), (128, 64), (128, 128)))
 {module}.forward_launch(x, weight, weight, z, None).run()
 torch.cuda.synchronize()
@@ -48,7 +48,7 @@ def test_a_trap_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel()
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
     with pytest.raises(RuntimeError, match=r"row\.py does not find its buffers .* under Triton"):
-        launch._wait_for_first(kernel, loop.lost("hopper/row.py"))
+        launch._wait_for_first(kernel, buffers.lost("hopper/row.py"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     launch._wait_for_first(kernel, "")
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
