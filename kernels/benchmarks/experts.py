@@ -75,7 +75,7 @@ def whole(problem: Problem, contenders: list[Implementation], draw: Draw, clock:
 
 
 def parts(problem: Problem, draw: Draw, clock: Clock, s: float) -> Iterator[Row]:
-    """Rows of the products one by one, on rows that are sorted already."""
+    """Rows of the products one by one; what takes its rows from those of the tokens does so within its time."""
     case, desk = problem.case, Judge(problem).desk
     x, index, weights = desk.activations(draw)
     count = len(problem.weights["w_gate"])
@@ -97,13 +97,13 @@ def parts(problem: Problem, draw: Draw, clock: Clock, s: float) -> Iterator[Row]
             continue
         tile_rows = kernels.ROWS if name == "hopper" else expert_tile_rows(index.numel(), count, x.dtype)
         routing = route(index, count, tile_rows)
-        sorted_x = kernels.gather(x, routing)
-        h, pre = kernels.gate_up(sorted_x, w_gate_up, routing, None, PLAIN, False, True, True)
-        backward = sorted_x, w_down, pre, weights, routing, PLAIN, False
+        rows_of_x = kernels.gather(x, routing)
+        h, pre = kernels.gate_up(rows_of_x, w_gate_up, routing, None, PLAIN, False, True, True)
+        backward = rows_of_x, w_down, pre, weights, routing, PLAIN, False
         d_pre, wh, _ = kernels.down_backward(*backward)
 
         # Bound as defaults: each set of kernels has its own.
-        def calls(k=kernels, r=routing, x_=sorted_x, h_=h, b=backward, d=d_pre, wh_=wh) -> dict[str, Any]:  # type: ignore[no-untyped-def]
+        def calls(k=kernels, r=routing, x_=rows_of_x, h_=h, b=backward, d=d_pre, wh_=wh) -> dict[str, Any]:  # type: ignore[no-untyped-def]
             return {
                 "h": lambda: k.gate_up(x_, w_gate_up, r, None, PLAIN, False, True, False),
                 "y": lambda: k.down(h_, w_down, r, None),

@@ -127,10 +127,13 @@ if GLUON_MISSING is None:
         return _address(found, 0), _address(found, 1), _address(found, 2)
 
     @gluon.jit
-    def set_up(left, right, STAGES: gl.constexpr, TURNS: gl.constexpr, ROWS: gl.constexpr = 8):
+    def set_up(
+        left, right, STAGES: gl.constexpr, TURNS: gl.constexpr, ROWS: gl.constexpr = 8, COPIERS: gl.constexpr = 0
+    ):
         """Allocate and initialise barriers; return the addresses of two rings and of the barriers, and the barriers.
 
         ROWS: of BLOCK elements, what is allocated for the barriers; SCALE_ROWS keep scales of blocks behind them.
+        COPIERS: threads that fill a stage beside TMA.
 
         left, right: [buffers, rows, BLOCK] of at least 8 rows; the first buffer's contents are lost. Barriers: `full`
         of every stage, `empty` of every stage, and with TURNS `turn` of both consumers; without, each consumer reads
@@ -141,7 +144,7 @@ if GLUON_MISSING is None:
         left_at, right_at, barriers_at = _locate_all(left.index(0), right.index(0), place)
         barriers = view(place, gl.int64, [ROWS * 16, 1], mbarrier.MBarrierLayout())  # more than there are
         for stage in gl.static_range(STAGES):
-            mbarrier.init(barriers.index(stage), count=1)
+            mbarrier.init(barriers.index(stage), count=1 + COPIERS)
             mbarrier.init(barriers.index(STAGES + stage), count=RELEASES)
         if TURNS:
             for consumer in gl.static_range(2):

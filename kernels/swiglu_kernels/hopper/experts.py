@@ -12,6 +12,9 @@ producer fills a ring of stages, two consumers take tiles in turn. Every tile ha
 left: what is beyond them is written and means nothing. Half tiles cost more than they save: programs whose tiles are
 not alike drift apart, and no longer read the same weights at the same time (NOTES.md).
 
+Where few tiles of columns read each row of x or dy, there is no sorted copy of these: the producer has four warps then,
+which copy the rows of the tokens into the ring 16 bytes at a time, as Hopper's TMA cannot (`_copy_rows`).
+
 M rows of a weight's gradient, N columns of an output, K the axis that is summed over.
 
 Measured on an H200: NOTES.md.
@@ -23,12 +26,13 @@ from typing import Any
 import torch
 
 from swiglu_kernels.hopper import buffers, shared
-from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, SIZES
+from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, SIZES, fits_tma
 from swiglu_kernels.launches.backend import multiprocessors, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
-from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.launches.launch import INT32_MAX, Launch
 from swiglu_kernels.launches.plan import run
-from swiglu_kernels.routing import Routing, gather
+from swiglu_kernels.routing import Routing
+from swiglu_kernels.routing import gather as sort
 
 MOST_EXPERTS = 512
 """Whose numbers of rows a warp's registers hold."""
@@ -39,6 +43,11 @@ ROWS, BLOCK, PART = 128, 64, 32
 STAGES, GROUP = 5, 8
 WIDE, NARROW = 192, 128
 """Columns of a tile."""
+COPIERS = 128
+"""Threads that copy rows of tokens into the ring, where rows are not sorted; 16 bytes at a time."""
+COPIED_TILES = 16
+"""Tiles of columns up to which a product copies its rows. Each of them copies all rows again: TMA is faster at that, of
+as few tiles by less than what a sorted copy takes."""
 PART_ELEMENTS = 2**25
 """What a part of an operand that is sorted for a weight's gradient has at least."""
 
@@ -56,7 +65,8 @@ if GLUON_MISSING is None:
 
     _ROWS, _BLOCK, _PART = (gl.constexpr(size) for size in (ROWS, BLOCK, PART))
     _ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16]))
-    _BUFFERS = gl.constexpr(3)
+    _BUFFERS, _COPIERS = gl.constexpr(3), gl.constexpr(COPIERS)
+    _PIECES = gl.constexpr(gl.BlockedLayout([1, 1], [4, 8], [4, 1], [1, 0]))  # of 16 bytes in 128 rows
     # Until torch 2.13 clamp passes the gradient of a value on a bound, later it does not; and so do the kernels.
     _BOUNDS_PASS = gl.constexpr(torch.__version__ < "2.14")
 
@@ -107,20 +117,77 @@ if GLUON_MISSING is None:
         else:
             load(matrix, [base + outer, depth], full, buffer)
 
+    @gluon.constexpr_function
+    def _copies_of(count, step):
+        """PTX of a thread that copies `count` pieces of 16 bytes of a stage, whose rows are `step` apart.
+
+        Operands: results, then as many of each: how many pieces lie before it, or -1 for zeros; where the first goes;
+        the stage's barrier; from where.
+        """
+        before, to, barrier, source = (count * number for number in range(1, 5))
+        lines = ["{", ".reg .b32 number, size;", ".reg .b64 at;", ".reg .pred some;"]
+        for number in range(count):
+            lines += [
+                f"setp.ge.s32 some, ${before + number}, 0;",
+                "selp.u32 size, 16, 0, some;",
+                f"max.s32 number, ${before + number}, 0;",
+                f"mad.wide.u32 at, number, 16, ${source};",
+                f"cp.async.cg.shared.global [${to}+{128 * step * number}], [at], 16, size;",
+            ]
+        lines.append(f"cp.async.mbarrier.arrive.noinc.shared::cta.b64 [${barrier}];")
+        return "\n".join([*lines, *(f"mov.b32 ${number}, 0;" for number in range(count)), "}"])
+
+    @gluon.constexpr_function
+    def _copy_operands(count):
+        return ",".join(["=r"] * count + ["r"] * (3 * count) + ["l"] * count + ["~{memory}"])
+
+    @gluon.jit
+    def _copy_rows(before, to, barrier, source):
+        """Begin to copy a stage's rows of tokens; its barrier is told when they are there."""
+        COUNT: gl.constexpr = _ROWS * 8 // _COPIERS
+        PTX: gl.constexpr = _copies_of(COUNT, _COPIERS // 8)
+        OPERANDS: gl.constexpr = _copy_operands(COUNT)
+        gl.inline_asm_elementwise(
+            PTX,
+            OPERANDS,
+            [
+                before,
+                to,
+                gl.full(before.shape, barrier, gl.int32, _PIECES),
+                gl.full(before.shape, source.to(gl.int64, bitcast=True), gl.int64, _PIECES),
+            ],
+            gl.int32,
+            is_pure=False,
+            pack=COUNT,
+        )
+
     @gluon.jit
     def produce(
         a, b, b_rest, a_ring, b_ring, barriers, starts, counts,
         units, experts, column_tiles, depth_tiles, M, N, P, expert_rows,
         COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, B_ACROSS: gl.constexpr,
-        INTERLEAVED: gl.constexpr, EXPERTS: gl.constexpr,
+        INTERLEAVED: gl.constexpr, EXPERTS: gl.constexpr, SLOTS: gl.constexpr = 0,
+        tokens=None, token_pieces=None, pair=None, a_at=None, barriers_at=None,
     ):  # fmt: skip
-        """Fill the ring with the stages of this program's tiles, in turn."""
+        """Fill the ring with the stages of this program's tiles, in turn.
+
+        SLOTS: of a routing, if a's rows are copied from those of the tokens, by four warps; 0: they are sorted.
+        """
         A_ACROSS: gl.constexpr = FORM == "weights"
         APART: gl.constexpr = FORM == "gate_up" and not INTERLEAVED
         BLOCKS: gl.constexpr = COLUMNS // _BLOCK
+        WARPS: gl.constexpr = 4 if SLOTS > 0 else 1
         step = 0
         for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-            row, column, expert = find(unit, counts, experts, M, column_tiles, GROUP, FORM, EXPERTS, 1)
+            row, column, expert = find(unit, counts, experts, M, column_tiles, GROUP, FORM, EXPERTS, WARPS)
+            if SLOTS > 0:
+                rows = gl.arange(0, _ROWS, gl.SliceLayout(1, _PIECES))
+                pieces = gl.arange(0, 8, gl.SliceLayout(0, _PIECES))
+                pairs = gl.load(pair + row + rows)
+                before = (pairs // SLOTS * token_pieces)[:, None] + pieces[None, :]
+                before = gl.where((pairs >= 0)[:, None], before, -1)
+                own = rows % (_COPIERS // 8)  # of each thread's rows the first; as TMA would put it, swizzled
+                to = a_at + (own * 128)[:, None] + ((own % 8)[:, None] ^ pieces[None, :]) * 16
             begin, base, steps = 0, expert * expert_rows, depth_tiles
             if FORM == "weights":
                 begin = gl.where(gl.load(counts + expert) > 0, gl.load(starts + expert), P)  # beyond P TMA reads zeros
@@ -133,9 +200,12 @@ if GLUON_MISSING is None:
                 at = depth * _BLOCK
                 full = barriers.index(stage)
                 mbarrier.wait(barriers.index(STAGES + stage), (step // STAGES + 1) & 1)  # passes in the first round
-                mbarrier.expect(full, (COLUMNS + _ROWS) * _BLOCK * 2)  # elements of 16 bits
-                _load(a, begin, row, at, full, a_ring.index(2 * stage), A_ACROSS)
-                _load(a, begin, row + _BLOCK, at, full, a_ring.index(2 * stage + 1), A_ACROSS)
+                mbarrier.expect(full, (COLUMNS + (0 if SLOTS > 0 else _ROWS)) * _BLOCK * 2)  # elements of 16 bits
+                if SLOTS > 0:
+                    _copy_rows(before, to + stage * (_ROWS * _BLOCK * 2), barriers_at + 8 * stage, tokens + at)
+                else:
+                    _load(a, begin, row, at, full, a_ring.index(2 * stage), A_ACROSS)
+                    _load(a, begin, row + _BLOCK, at, full, a_ring.index(2 * stage + 1), A_ACROSS)
                 if APART:
                     _load(b, base, first, at, full, b_ring.index(BLOCKS * stage), B_ACROSS)
                     _load(b, base, N + first, at, full, b_ring.index(BLOCKS * stage + 1), B_ACROSS)
@@ -382,7 +452,7 @@ if GLUON_MISSING is None:
         counts, units, experts, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit, up_offset,
         ME: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
         B_ACROSS: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
-        EXPERTS: gl.constexpr,
+        EXPERTS: gl.constexpr, SLOTS: gl.constexpr,
     ):  # fmt: skip
         WIDTH: gl.constexpr = COLUMNS // 2 if FORM == "gate_up" else COLUMNS
         programs = gl.num_programs(0)
@@ -414,7 +484,7 @@ if GLUON_MISSING is None:
             parity = (number // 2 + 1 - ME) & 1  # the first tile's turn passes at once
             one, two, three, one_1, two_1, three_1 = multiply_blocks(
                 a_at, b_at, barriers_at, step, steps, parity,
-                out.dtype, COLUMNS, ME, STAGES, FORM == "weights", B_ACROSS,
+                out.dtype, COLUMNS, ME, STAGES, FORM == "weights", B_ACROSS, SLOTS > 0,
             )  # fmt: skip
             step += steps + others
             if FORM == "gate_backward":
@@ -440,12 +510,13 @@ if GLUON_MISSING is None:
                 )  # fmt: skip
         tma.store_wait(0)
 
-    @gluon.jit(do_not_specialize=(*SIZES, "P"))
+    @gluon.jit(do_not_specialize=(*SIZES, "P", "token_pieces"))
     def _experts_kernel(
-        a, b, b_rest, out, pre, bias, weighted_h, pair, weights, dots, starts, counts,
-        experts, M, N, K, P, expert_rows, alpha, limit, up_offset,
+        a, tokens, b, b_rest, out, pre, bias, weighted_h, pair, weights, dots, starts, counts,
+        token_pieces, experts, M, N, K, P, expert_rows, alpha, limit, up_offset,
         COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, B_ACROSS: gl.constexpr,
         INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
+        SLOTS: gl.constexpr,
     ):  # fmt: skip
         BACKWARD: gl.constexpr = FORM == "gate_backward"
         EACH: gl.constexpr = 1 if INTERLEAVED else 2  # buffers for gate and up
@@ -455,16 +526,18 @@ if GLUON_MISSING is None:
             units = experts * gl.cdiv(M, _ROWS) * column_tiles
         else:
             units = gl.max(tiles_to(counts, experts, EXPERTS, 4), 0) * column_tiles
-        a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES, _BLOCK, _BLOCK], a.layout)
-        b_ring = gl.allocate_shared_memory(a.dtype, [COLUMNS // _BLOCK * STAGES, _BLOCK, _BLOCK], b.layout)
+        a_ring = gl.allocate_shared_memory(b.dtype, [2 * STAGES, _BLOCK, _BLOCK], b.layout)
+        b_ring = gl.allocate_shared_memory(b.dtype, [COLUMNS // _BLOCK * STAGES, _BLOCK, _BLOCK], b.layout)
         if BACKWARD:
-            reads = gl.allocate_shared_memory(a.dtype, [4 * EACH, _BLOCK, _BLOCK // EACH], pre.layout)
-            buffers = gl.allocate_shared_memory(a.dtype, [2 * EACH, _BLOCK, _BLOCK // EACH], out.layout)
-            h_buffers = gl.allocate_shared_memory(a.dtype, [2, _BLOCK, _PART], weighted_h.layout)
+            reads = gl.allocate_shared_memory(b.dtype, [4 * EACH, _BLOCK, _BLOCK // EACH], pre.layout)
+            buffers = gl.allocate_shared_memory(b.dtype, [2 * EACH, _BLOCK, _BLOCK // EACH], out.layout)
+            h_buffers = gl.allocate_shared_memory(b.dtype, [2, _BLOCK, _PART], weighted_h.layout)
         else:
-            buffers = gl.allocate_shared_memory(a.dtype, [2 * _BUFFERS, _BLOCK, _PART], out.layout)
+            buffers = gl.allocate_shared_memory(b.dtype, [2 * _BUFFERS, _BLOCK, _PART], out.layout)
             reads, h_buffers = buffers, buffers
-        a_at, b_at, barriers_at, barriers = set_up(a_ring, b_ring, STAGES, TURNS=True)
+        a_at, b_at, barriers_at, barriers = set_up(
+            a_ring, b_ring, STAGES, TURNS=True, COPIERS=_COPIERS if SLOTS > 0 else 0
+        )
         loaded = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())  # both halves of `reads`
         for half in gl.static_range(4):
             mbarrier.init(loaded.index(half), count=1)
@@ -479,7 +552,7 @@ if GLUON_MISSING is None:
                         h_buffers, loaded, counts,
                         units, experts, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit,
                         up_offset,
-                        0, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS,
+                        0, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS, SLOTS,
                     ),
                 ),
                 (
@@ -489,7 +562,7 @@ if GLUON_MISSING is None:
                         h_buffers, loaded, counts,
                         units, experts, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit,
                         up_offset,
-                        1, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS,
+                        1, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS, SLOTS,
                     ),
                 ),
                 (
@@ -497,11 +570,12 @@ if GLUON_MISSING is None:
                     (
                         a, b, b_rest, a_ring, b_ring, barriers, starts, counts,
                         units, experts, column_tiles, depth_tiles, M, N, P, expert_rows,
-                        COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS,
+                        COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS,
+                        tokens, token_pieces, pair, a_at, barriers_at,
                     ),
                 ),
             ],
-            [4, 1],  # warps of the second consumer and of the producer
+            [4, 4 if SLOTS > 0 else 1],  # warps of the second consumer and of the producer
             [240, 24],  # their registers; the first consumer gets the rest, 240
         )  # fmt: skip
 
@@ -570,6 +644,7 @@ def _launch(
     interleaved: bool = False,
     group: int = GROUP,
     stages: int = STAGES,
+    slots: int = 0,
 ) -> Launch:
     starts, counts = routing
     M, N, K = sizes
@@ -590,19 +665,22 @@ def _launch(
     programs = multiprocessors(a.device)
     width = columns // 2 if form == "gate_up" else columns
     experts = counts.shape[0]
-    most = experts * -(-M // ROWS) if weights else a.shape[0] // ROWS
+    P = named["pair"].shape[0] if slots else a.shape[0]
+    most = experts * -(-M // ROWS) if weights else P // ROWS
     numbers = formula.arguments()
     return Launch(
         kernel=_experts_kernel,
         grid=(min(most * -(-N // width), programs),),
-        arguments={"a": block_descriptor(a, BLOCK, BLOCK), "b": block_descriptor(b, BLOCK, BLOCK, shape, strides)}
+        arguments={"a": None if slots else block_descriptor(a, BLOCK, BLOCK), "tokens": a if slots else None}
+        | {"b": block_descriptor(b, BLOCK, BLOCK, shape, strides)}
         | {"b_rest": block_descriptor(b, PART, BLOCK, shape, strides) if rest else None}
         | named
         | {"starts": starts, "counts": counts}
-        | {"experts": experts, "M": M, "N": N, "K": K, "P": a.shape[0], "expert_rows": each}
+        | {"experts": experts, "M": M, "N": N, "K": K, "P": P, "expert_rows": each, "token_pieces": a.stride(0) // 8}
         | {name: numbers[name] for name in ("alpha", "limit", "up_offset", "FORMULA")}
         | {"COLUMNS": columns, "STAGES": stages, "GROUP": group, "FORM": form, "B_ACROSS": across}
-        | {"INTERLEAVED": interleaved, "EVEN": N % width == 0, "EXPERTS": max(32, triton.next_power_of_2(experts))},
+        | {"INTERLEAVED": interleaved, "EVEN": N % width == 0, "EXPERTS": max(32, triton.next_power_of_2(experts))}
+        | {"SLOTS": slots},
         num_warps=CONSUMER_WARPS,
         num_stages=stages,
         traps=buffers.lost("hopper/experts.py"),
@@ -619,12 +697,14 @@ def gate_up_launch(
     bias: torch.Tensor | None = None,
     formula: Formula = PLAIN,
     interleaved: bool = False,
+    pair: torch.Tensor | None = None,
+    slots: int = 0,
     group: int = GROUP,
 ) -> Launch:
     """Describe the launch that writes h, and gate and up where they are kept.
 
     Args:
-        x: [P, K], sorted rows.
+        x: [P, K], sorted rows, or with slots [T, K], the tokens.
         w_gate_up: [E, 2 N, K], either of the last two dimensions contiguous.
         h: [P, N], written.
         pre: [P, 2 N], written, in the order of w_gate_up's rows; None: not wanted.
@@ -632,12 +712,15 @@ def gate_up_launch(
         bias: [E, 2 N] or None.
         formula: the gate.
         interleaved: rows of w_gate_up are gate and up in turn, not first all of gate and then all of up.
+        pair, slots: of the routing, for rows that are copied from the tokens; 0: they are sorted.
     """
     across = w_gate_up.stride(2) != 1
-    outs = {"out": h, "pre": pre, "bias": bias}
+    outs = {"out": h, "pre": pre, "bias": bias, "pair": pair}
     columns = NARROW if across and not interleaved else WIDE
     sizes = 0, h.shape[1], x.shape[1]
-    return _launch("gate_up", x, w_gate_up, outs, (starts, counts), columns, sizes, formula, interleaved, group)
+    return _launch(
+        "gate_up", x, w_gate_up, outs, (starts, counts), columns, sizes, formula, interleaved, group, slots=slots
+    )
 
 
 def rows_launch(
@@ -676,12 +759,13 @@ def gate_backward_launch(
     counts: torch.Tensor,
     formula: Formula = PLAIN,
     interleaved: bool = False,
+    slots: int = 0,
     group: int = GROUP,
 ) -> Launch:
     """Describe the launch that makes d_pre, weight * h and dots from dy.
 
     Args:
-        dy: [P, K], sorted rows of out's gradient, without the routing weights.
+        dy: [P, K], sorted rows of out's gradient, without the routing weights; or with slots [T, K], the tokens.
         w_down: [E, N, K] as dy is multiplied: the transpose of what the forward multiplies by.
         pre: [P, 2 N], as `gate_up_launch` wrote it.
         weights: [T, k], contiguous, the routing weights.
@@ -691,10 +775,13 @@ def gate_backward_launch(
         pair: [P], the position in `weights` of a row, -1 for none.
         starts, counts: of the routing.
         formula, interleaved: as in the forward.
+        slots: as for `gate_up_launch`.
     """
     outs = {"out": d_pre, "pre": pre, "weighted_h": weighted_h, "pair": pair, "weights": weights, "dots": dots}
     sizes = 0, weighted_h.shape[1], dy.shape[1]
-    return _launch("gate_backward", dy, w_down, outs, (starts, counts), NARROW, sizes, formula, interleaved, group)
+    return _launch(
+        "gate_backward", dy, w_down, outs, (starts, counts), NARROW, sizes, formula, interleaved, group, slots=slots
+    )
 
 
 def weights_launch(
@@ -718,6 +805,25 @@ def weights_launch(
     return _launch("weights", a, b, {"out": out}, (starts, counts), columns, sizes, group=group)
 
 
+def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return x [T, H]: each product copies its rows, or sorts them first."""
+    return x
+
+
+def _rows_of(x: torch.Tensor, routing: Routing, column_tiles: int) -> tuple[torch.Tensor, int]:
+    """Return what a product takes for its rows, and the routing's slots where these are the tokens, else 0.
+
+    Args:
+        x: [T, K], or sorted already [P, K].
+        column_tiles: how many tiles read each row.
+    """
+    if x.shape[0] == routing.pair.shape[0]:
+        return x, 0
+    if column_tiles <= COPIED_TILES and fits_tma(x) and x.shape[0] * x.stride(0) // 8 <= INT32_MAX:
+        return x, routing.slots
+    return sort(x, routing), 0
+
+
 def gate_up(
     x: torch.Tensor,
     w_gate_up: torch.Tensor,
@@ -729,11 +835,14 @@ def gate_up(
     store_pre: bool = False,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return h [P, I], and pre [P, 2 I] or None."""
-    h = x.new_empty((x.shape[0], w_gate_up.shape[1] // 2))
-    pre = x.new_empty((x.shape[0], w_gate_up.shape[1])) if store_pre else None
+    rows, both = routing.pair.shape[0], w_gate_up.shape[1]
+    h = x.new_empty((rows, both // 2))
+    pre = x.new_empty((rows, both)) if store_pre else None
+    x, slots = _rows_of(x, routing, -(-both // WIDE))
     run(
-        gate_up_launch, x, aligned(w_gate_up), h, pre, routing.starts, routing.counts, dense(bias), formula, interleaved
-    )
+        gate_up_launch, x, aligned(w_gate_up), h, pre, routing.starts, routing.counts, dense(bias), formula,
+        interleaved, routing.pair, slots,
+    )  # fmt: skip
     return h if store_h else None, pre
 
 
@@ -760,9 +869,10 @@ def down_backward(
     d_pre = pre if in_place and columns % NARROW == 0 else torch.empty_like(pre)
     wh = pre.new_empty((pre.shape[0], columns))
     dots = pre.new_empty((-(-columns // NARROW), pre.shape[0]), dtype=torch.float32)
+    dy, slots = _rows_of(dy, routing, -(-columns // NARROW))
     run(
         gate_backward_launch, dy, aligned(w_down).mT, pre, weights.contiguous(), d_pre, wh, dots, routing.pair,
-        routing.starts, routing.counts, formula, interleaved,
+        routing.starts, routing.counts, formula, interleaved, slots,
     )  # fmt: skip
     return d_pre, wh if wants_wh else None, dots
 
@@ -786,10 +896,10 @@ def weight_grad(a: torch.Tensor, b: torch.Tensor, routing: Routing, like: torch.
     rows = routing.pair.shape[0]
     if a.shape[0] < rows:
         for part in _parts(a.shape[1], b.shape[1], ROWS, rows):
-            run(weights_launch, gather(a[:, part], routing), b, target[:, part], routing.starts, routing.counts)
+            run(weights_launch, sort(a[:, part], routing), b, target[:, part], routing.starts, routing.counts)
     elif b.shape[0] < rows:
         for part in _parts(b.shape[1], a.shape[1], WIDE, rows):
-            run(weights_launch, a, gather(b[:, part], routing), target[:, :, part], routing.starts, routing.counts)
+            run(weights_launch, a, sort(b[:, part], routing), target[:, :, part], routing.starts, routing.counts)
     else:
         run(weights_launch, a, b, target, routing.starts, routing.counts)
     return out

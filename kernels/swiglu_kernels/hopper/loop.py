@@ -43,7 +43,7 @@ if GLUON_MISSING is None:
     @gluon.constexpr_function
     def _main_loop(
         left_rows, right_rows, left_row, left_step, right_step, columns, registers, stages, turn_of, kind,
-        left_across=False, right_across=False,
+        left_across=False, right_across=False, copied=False,
     ):  # fmt: skip
         """PTX of one tile's main loop: two wgmmas of 64 x columns, each with half of the accumulator's registers.
 
@@ -55,6 +55,7 @@ if GLUON_MISSING is None:
         columns: of a wgmma, see `_held`.
         turn_of: the consumer, where two of them take turns; -1 where each reads every stage.
         left_across, right_across: the depth is not the contiguous axis: a stage has blocks of [depth, 64] side by side.
+        copied: threads copied a part of the stages, which wgmma would not see otherwise.
         """
         row_bytes = 128
         # Bytes / 16 from 64 columns to the next 64, for operands that lie across; 1 by custom where it is not used.
@@ -88,6 +89,7 @@ if GLUON_MISSING is None:
             f"mad.lo.u32 barrier, stage, 8, {barriers};",
             f"FULL: mbarrier.try_wait.parity.shared::cta.b64 passed, [barrier+{full}], phase;",
             "@!passed bra.uni FULL;",
+            *(["fence.proxy.async.shared::cta;"] if copied else []),
             f"mad.lo.u32 low_a, stage, {left_rows * row_bytes}, {left};",
             f"mad.lo.u32 low_b, stage, {right_rows * row_bytes}, {right};",
             "shr.u32 low_a, low_a, 4;",
@@ -370,17 +372,18 @@ if GLUON_MISSING is None:
     def multiply_blocks(
         left, right, barriers, step, depth_tiles, parity,
         dtype: gl.constexpr, COLUMNS: gl.constexpr, ME: gl.constexpr, STAGES: gl.constexpr,
-        LEFT_ACROSS: gl.constexpr, RIGHT_ACROSS: gl.constexpr,
+        LEFT_ACROSS: gl.constexpr, RIGHT_ACROSS: gl.constexpr, COPIED: gl.constexpr = False,
     ):  # fmt: skip
         """As `multiply`, of one product of 2 or 3 BLOCK columns, which are as many blocks of a stage of `right`.
 
         LEFT_ACROSS, RIGHT_ACROSS: blocks are [depth, BLOCK], as the operand lies in memory.
+        COPIED: threads copied a part of the stages.
 
         Returns six tensors of BLOCK x BLOCK in fp32, the upper three and then the lower ones.
         """
         KIND: gl.constexpr = _kind(dtype)
         LOOP: gl.constexpr = _main_loop(
-            2 * _BLOCK, COLUMNS, 0, _BLOCK, 0, COLUMNS, 192, STAGES, ME, KIND, LEFT_ACROSS, RIGHT_ACROSS
+            2 * _BLOCK, COLUMNS, 0, _BLOCK, 0, COLUMNS, 192, STAGES, ME, KIND, LEFT_ACROSS, RIGHT_ACROSS, COPIED
         )
         OPERANDS: gl.constexpr = _operands(192, 6)
         return gl.inline_asm_elementwise(

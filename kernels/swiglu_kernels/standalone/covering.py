@@ -343,17 +343,19 @@ def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
     weights, dots = tensor(rows), tensor(intermediate // by_hand.NARROW, rows, dtype=torch.float32)
     biases = tensor(count, 2 * intermediate), tensor(count, hidden)
     across = tensor(count, hidden, 2 * intermediate).mT
-    for interleaved, weight, kept in itertools.product((False, True), (w_gate_up, across), (None, pre)):
+    for slots, interleaved, weight, kept in itertools.product((0, 8), (False, True), (w_gate_up, across), (None, pre)):
         formula, bias = (CLAMPED, biases[0]) if interleaved else (PLAIN, None)
         name = f"experts by hand, h{', gate and up' if kept is not None else ''}"
         name += f"{', interleaved' if interleaved else ''}{', transposed' if weight is across else ''}"
-        yield name, by_hand.gate_up_launch(x, weight, h, kept, starts, counts, bias, formula, interleaved)
+        name += ", rows copied" if slots else ""
+        routed = starts, counts, bias, formula, interleaved, pair, slots
+        yield name, by_hand.gate_up_launch(x, weight, h, kept, *routed)
         if kept is None:
             down = w_down.mT if weight is w_gate_up else w_down.mT.contiguous()
             yield (
                 f"{name}, backward",
                 by_hand.gate_backward_launch(
-                    x, down, pre, weights, pre, h, dots, pair, starts, counts, formula, interleaved
+                    x, down, pre, weights, pre, h, dots, pair, starts, counts, formula, interleaved, slots
                 ),
             )
     yield "experts by hand, y", by_hand.rows_launch(h, w_down, x, starts, counts)
