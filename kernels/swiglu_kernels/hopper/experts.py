@@ -13,7 +13,7 @@ left: what is beyond them is written and means nothing. Half tiles cost more tha
 not alike drift apart, and no longer read the same weights at the same time (NOTES.md).
 
 Where few tiles of columns read each row of x or dy, there is no sorted copy of these: the producer has four warps then,
-which copy the rows of the tokens into the ring 16 bytes at a time, as Hopper's TMA cannot (`_copy_rows`).
+which copy the rows of the tokens into the ring (`copies.py`), as Hopper's TMA cannot.
 
 M rows of a weight's gradient, N columns of an output, K the axis that is summed over.
 
@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from swiglu_kernels.hopper import buffers, shared
+from swiglu_kernels.hopper.copies import COPIERS, PIECE
 from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, SIZES, fits_tma
 from swiglu_kernels.launches.backend import multiprocessors, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
@@ -43,8 +44,6 @@ ROWS, BLOCK, PART = 128, 64, 32
 STAGES, GROUP = 5, 8
 WIDE, NARROW = 192, 128
 """Columns of a tile."""
-COPIERS = 128
-"""Threads that copy rows of tokens into the ring, where rows are not sorted; 16 bytes at a time."""
 COPIED_TILES = 16
 """Tiles of columns up to which a product copies its rows. Each of them copies all rows again: TMA is faster at that, of
 as few tiles by less than what a sorted copy takes."""
@@ -60,13 +59,13 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     from swiglu_kernels.hopper.buffers import set_up
+    from swiglu_kernels.hopper.copies import copy_rows, places
     from swiglu_kernels.hopper.loop import multiply_blocks
     from swiglu_kernels.hopper.shared import halves, load, position, sigmoid, start, store, synchronize, write
 
     _ROWS, _BLOCK, _PART = (gl.constexpr(size) for size in (ROWS, BLOCK, PART))
     _ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16]))
     _BUFFERS, _COPIERS = gl.constexpr(3), gl.constexpr(COPIERS)
-    _PIECES = gl.constexpr(gl.BlockedLayout([1, 1], [4, 8], [4, 1], [1, 0]))  # of 16 bytes in 128 rows
     # Until torch 2.13 clamp passes the gradient of a value on a bound, later it does not; and so do the kernels.
     _BOUNDS_PASS = gl.constexpr(torch.__version__ < "2.14")
 
@@ -117,50 +116,6 @@ if GLUON_MISSING is None:
         else:
             load(matrix, [base + outer, depth], full, buffer)
 
-    @gluon.constexpr_function
-    def _copies_of(count, step):
-        """PTX of a thread that copies `count` pieces of 16 bytes of a stage, whose rows are `step` apart.
-
-        Operands: results, then as many of each: how many pieces lie before it, or -1 for zeros; where the first goes;
-        the stage's barrier; from where.
-        """
-        before, to, barrier, source = (count * number for number in range(1, 5))
-        lines = ["{", ".reg .b32 number, size;", ".reg .b64 at;", ".reg .pred some;"]
-        for number in range(count):
-            lines += [
-                f"setp.ge.s32 some, ${before + number}, 0;",
-                "selp.u32 size, 16, 0, some;",
-                f"max.s32 number, ${before + number}, 0;",
-                f"mad.wide.u32 at, number, 16, ${source};",
-                f"cp.async.cg.shared.global [${to}+{128 * step * number}], [at], 16, size;",
-            ]
-        lines.append(f"cp.async.mbarrier.arrive.noinc.shared::cta.b64 [${barrier}];")
-        return "\n".join([*lines, *(f"mov.b32 ${number}, 0;" for number in range(count)), "}"])
-
-    @gluon.constexpr_function
-    def _copy_operands(count):
-        return ",".join(["=r"] * count + ["r"] * (3 * count) + ["l"] * count + ["~{memory}"])
-
-    @gluon.jit
-    def _copy_rows(before, to, barrier, source):
-        """Begin to copy a stage's rows of tokens; its barrier is told when they are there."""
-        COUNT: gl.constexpr = _ROWS * 8 // _COPIERS
-        PTX: gl.constexpr = _copies_of(COUNT, _COPIERS // 8)
-        OPERANDS: gl.constexpr = _copy_operands(COUNT)
-        gl.inline_asm_elementwise(
-            PTX,
-            OPERANDS,
-            [
-                before,
-                to,
-                gl.full(before.shape, barrier, gl.int32, _PIECES),
-                gl.full(before.shape, source.to(gl.int64, bitcast=True), gl.int64, _PIECES),
-            ],
-            gl.int32,
-            is_pure=False,
-            pack=COUNT,
-        )
-
     @gluon.jit
     def produce(
         a, b, b_rest, a_ring, b_ring, barriers, starts, counts,
@@ -181,13 +136,7 @@ if GLUON_MISSING is None:
         for unit in range(gl.program_id(0), units, gl.num_programs(0)):
             row, column, expert = find(unit, counts, experts, M, column_tiles, GROUP, FORM, EXPERTS, WARPS)
             if SLOTS > 0:
-                rows = gl.arange(0, _ROWS, gl.SliceLayout(1, _PIECES))
-                pieces = gl.arange(0, 8, gl.SliceLayout(0, _PIECES))
-                pairs = gl.load(pair + row + rows)
-                before = (pairs // SLOTS * token_pieces)[:, None] + pieces[None, :]
-                before = gl.where((pairs >= 0)[:, None], before, -1)
-                own = rows % (_COPIERS // 8)  # of each thread's rows the first; as TMA would put it, swizzled
-                to = a_at + (own * 128)[:, None] + ((own % 8)[:, None] ^ pieces[None, :]) * 16
+                before, to = places(pair + row, token_pieces, a_at, SLOTS)
             begin, base, steps = 0, expert * expert_rows, depth_tiles
             if FORM == "weights":
                 begin = gl.where(gl.load(counts + expert) > 0, gl.load(starts + expert), P)  # beyond P TMA reads zeros
@@ -202,7 +151,7 @@ if GLUON_MISSING is None:
                 mbarrier.wait(barriers.index(STAGES + stage), (step // STAGES + 1) & 1)  # passes in the first round
                 mbarrier.expect(full, (COLUMNS + (0 if SLOTS > 0 else _ROWS)) * _BLOCK * 2)  # elements of 16 bits
                 if SLOTS > 0:
-                    _copy_rows(before, to + stage * (_ROWS * _BLOCK * 2), barriers_at + 8 * stage, tokens + at)
+                    copy_rows(before, to + stage * (_ROWS * _BLOCK * 2), barriers_at + 8 * stage, tokens + at)
                 else:
                     _load(a, begin, row, at, full, a_ring.index(2 * stage), A_ACROSS)
                     _load(a, begin, row + _BLOCK, at, full, a_ring.index(2 * stage + 1), A_ACROSS)
@@ -676,7 +625,15 @@ def _launch(
         | {"b_rest": block_descriptor(b, PART, BLOCK, shape, strides) if rest else None}
         | named
         | {"starts": starts, "counts": counts}
-        | {"experts": experts, "M": M, "N": N, "K": K, "P": P, "expert_rows": each, "token_pieces": a.stride(0) // 8}
+        | {
+            "experts": experts,
+            "M": M,
+            "N": N,
+            "K": K,
+            "P": P,
+            "expert_rows": each,
+            "token_pieces": a.stride(0) // PIECE,
+        }
         | {name: numbers[name] for name in ("alpha", "limit", "up_offset", "FORMULA")}
         | {"COLUMNS": columns, "STAGES": stages, "GROUP": group, "FORM": form, "B_ACROSS": across}
         | {"INTERLEAVED": interleaved, "EVEN": N % width == 0, "EXPERTS": max(32, triton.next_power_of_2(experts))}
@@ -819,7 +776,7 @@ def _rows_of(x: torch.Tensor, routing: Routing, column_tiles: int) -> tuple[torc
     """
     if x.shape[0] == routing.pair.shape[0]:
         return x, 0
-    if column_tiles <= COPIED_TILES and fits_tma(x) and x.shape[0] * x.stride(0) // 8 <= INT32_MAX:
+    if column_tiles <= COPIED_TILES and fits_tma(x) and x.shape[0] * x.stride(0) // PIECE <= INT32_MAX:
         return x, routing.slots
     return sort(x, routing), 0
 

@@ -7,6 +7,7 @@
     experts.py     the products of experts
     loop.py        main loops in PTX, for accumulators that Triton cannot have
     buffers.py     where buffers lie in shared memory, for these
+    copies.py      rows of tokens copied into a ring
 
 One program per multiprocessor walks through the tiles of its output. A producer warp fills a ring of stages by TMA, two
 consumer warpgroups multiply. Barriers: `full` completes when TMA has written a stage, `empty` when its wgmma is done,
