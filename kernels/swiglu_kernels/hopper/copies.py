@@ -1,7 +1,7 @@
 """Rows of tokens copied into a ring by the threads of a producer, in Gluon: Hopper's TMA has no gather.
 
-A stage has 128 rows of 128 bytes, which are 1024 copies of 16 bytes (`cp.async`), eight of each of 128 threads: those of
-one piece of every sixteenth row, whose places in x a thread keeps in registers. Pieces are put where TMA would put
+A stage has 128 rows of 128 bytes, which are 1024 copies of 16 bytes (`cp.async`), eight of each of 128 threads: one
+piece of every sixteenth row, whose places in x a thread keeps in registers. Pieces are put where TMA would put
 them, swizzled over 128 bytes. The stage's barrier counts the threads: each arrives when its copies are there. Whoever
 reads a stage with wgmma fences first (`loop.py`, `copied`).
 
