@@ -62,7 +62,7 @@ if GLUON_MISSING is None:
         left_leading, right_leading = 1 << 16, (512 if right_across else 1) << 16
         left_chunk, right_chunk = (16 * row_bytes if across else 32 for across in (left_across, right_across))
         left, right, barriers, step, depth_tiles, parity = (f"${registers + 32 * number}" for number in range(6))
-        full, empty, turn = 0, 8 * stages, 16 * stages  # where the barriers are
+        empty, turn = 8 * stages, 16 * stages  # where the barriers are; those of full stages come first
         numbers, again = _held(columns)
         lines = [
             "{",
@@ -86,14 +86,7 @@ if GLUON_MISSING is None:
             ]
         lines += [
             "NEXT:",
-            f"mad.lo.u32 barrier, stage, 8, {barriers};",
-            f"FULL: mbarrier.try_wait.parity.shared::cta.b64 passed, [barrier+{full}], phase;",
-            "@!passed bra.uni FULL;",
-            *(["fence.proxy.async.shared::cta;"] if copied else []),
-            f"mad.lo.u32 low_a, stage, {left_rows * row_bytes}, {left};",
-            f"mad.lo.u32 low_b, stage, {right_rows * row_bytes}, {right};",
-            "shr.u32 low_a, low_a, 4;",
-            "shr.u32 low_b, low_b, 4;",
+            *_full_stage(barriers, left, left_rows * row_bytes, right, right_rows * row_bytes, copied),
             "wgmma.fence.sync.aligned;",
         ]
         for chunk in range(4):  # of 16 along the depth
@@ -115,6 +108,31 @@ if GLUON_MISSING is None:
             "setp.ne.and.u32 freed, depth, 0, leader;",
             f"@freed mbarrier.arrive.shared::cta.b64 _, [before+{empty}];",
             "mov.u32 before, barrier;",
+            *_next_stage(stages, depth_tiles),
+        ]
+        if turn_of >= 0:
+            lines.append(f"@leader mbarrier.arrive.shared::cta.b64 _, [{barriers}+{turn + 8 * (1 - turn_of)}];")
+        lines += ["wgmma.wait_group.sync.aligned 0;", f"@leader mbarrier.arrive.shared::cta.b64 _, [before+{empty}];"]
+        return "\n".join([*lines, *_copied(again, range(0, registers, registers // 2)), "}"])
+
+    @gluon.constexpr_function
+    def _full_stage(barriers, left, left_bytes, right, right_bytes, copied=False):
+        """PTX that waits until `stage` is full, and finds both operands of it, in units of 16 bytes."""
+        return [
+            f"mad.lo.u32 barrier, stage, 8, {barriers};",
+            "FULL: mbarrier.try_wait.parity.shared::cta.b64 passed, [barrier], phase;",
+            "@!passed bra.uni FULL;",
+            *(["fence.proxy.async.shared::cta;"] if copied else []),
+            f"mad.lo.u32 low_a, stage, {left_bytes}, {left};",
+            f"mad.lo.u32 low_b, stage, {right_bytes}, {right};",
+            "shr.u32 low_a, low_a, 4;",
+            "shr.u32 low_b, low_b, 4;",
+        ]
+
+    @gluon.constexpr_function
+    def _next_stage(stages, depth_tiles):
+        """PTX that goes on with the next stage, if there is one."""
+        return [
             "add.u32 stage, stage, 1;",
             f"setp.eq.u32 again, stage, {stages};",
             "@again mov.u32 stage, 0;",
@@ -123,10 +141,6 @@ if GLUON_MISSING is None:
             f"setp.lt.u32 again, depth, {depth_tiles};",
             "@again bra.uni NEXT;",
         ]
-        if turn_of >= 0:
-            lines.append(f"@leader mbarrier.arrive.shared::cta.b64 _, [{barriers}+{turn + 8 * (1 - turn_of)}];")
-        lines += ["wgmma.wait_group.sync.aligned 0;", f"@leader mbarrier.arrive.shared::cta.b64 _, [before+{empty}];"]
-        return "\n".join([*lines, *_copied(again, range(0, registers, registers // 2)), "}"])
 
     @gluon.constexpr_function
     def _copied(again, firsts):
@@ -279,15 +293,7 @@ if GLUON_MISSING is None:
                 "bar.warp.sync 0xffffffff;",  # all lanes have this stage's, and have read those of the stage before
                 *_next_scales(depth_tiles),
             ]
-        lines += [
-            f"mad.lo.u32 barrier, stage, 8, {barriers};",
-            "FULL: mbarrier.try_wait.parity.shared::cta.b64 passed, [barrier], phase;",
-            "@!passed bra.uni FULL;",
-            f"mad.lo.u32 low_a, stage, {2 * BLOCK * row_bytes}, {left};",
-            f"mad.lo.u32 low_b, stage, {(4 if in_turn else 3) * BLOCK * row_bytes}, {right};",
-            "shr.u32 low_a, low_a, 4;",
-            "shr.u32 low_b, low_b, 4;",
-        ]
+        lines += [*_full_stage(barriers, left, 2 * BLOCK * row_bytes, right, (4 if in_turn else 3) * BLOCK * row_bytes)]
         for turn, numbers in enumerate(turns):
             lines.append("wgmma.fence.sync.aligned;")
             for chunk in range(4):  # of 32 along the depth
@@ -314,17 +320,7 @@ if GLUON_MISSING is None:
                     lines.append(f"fma.rn.f32 ${number}, part{place}, {factor}, ${number};")
                 else:
                     lines.append(f"add.f32 ${number}, ${number}, part{place};")
-        lines += [
-            "add.u32 stage, stage, 1;",
-            f"setp.eq.u32 again, stage, {stages};",
-            "@again mov.u32 stage, 0;",
-            "@again xor.b32 phase, phase, 1;",
-            "add.u32 depth, depth, 1;",
-            f"setp.lt.u32 again, depth, {depth_tiles};",
-            "@again bra.uni NEXT;",
-            *([] if in_turn else _copied(again, [0])),
-            "}",
-        ]
+        lines += [*_next_stage(stages, depth_tiles), *([] if in_turn else _copied(again, [0])), "}"]
         return "\n".join(lines)
 
     @gluon.constexpr_function
