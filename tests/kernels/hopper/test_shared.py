@@ -1,4 +1,10 @@
-"""Which versions of Triton the hand-scheduled kernels run with, and who says so where they do not."""
+"""Which versions of Triton the hand-scheduled kernels run with, who says so where they do not; the order of tiles."""
+
+import ast
+import inspect
+import itertools
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -63,3 +69,21 @@ def test_who_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with by_hand_aside(None):
         assert module.backend == "triton"
         assert doctor.kernel_finding(GPU).severity == doctor.OK
+
+
+@pytest.mark.parametrize("group", [8, 16])
+def test_every_tile_is_walked_through_once_and_no_few_rows_of_tiles_alone(group: int) -> None:
+    """`position`, which Gluon cannot run here, as Python."""
+    tree = ast.walk(ast.parse(inspect.getsource(shared)))
+    function = next(one for one in tree if isinstance(one, ast.FunctionDef) and one.name == "position")
+    function.decorator_list.clear()
+    cdiv, where = (lambda a, b: -(-a // b)), (lambda chosen, one, other: one if chosen else other)
+    names: dict[str, Any] = {"gl": SimpleNamespace(cdiv=cdiv, where=where, constexpr=int)}
+    exec(compile(ast.Module([function], []), "position", "exec"), names)
+    for rows in (*range(1, 3 * group + 6), 64):
+        order = [names["position"](tile, rows, 5, group) for tile in range(rows * 5)]
+        assert sorted(order) == [(row, column) for row in range(rows) for column in range(5)]
+        runs = itertools.groupby(order, key=lambda place: place[1])
+        together = [len(list(tiles)) for column, tiles in runs if column == 0]
+        assert max(together) <= group + group // 4
+        assert len(together) == 1 or min(together) > group // 4
