@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 import torch
 
-from swiglu_kernels.launches.backend import INTERPRETING, TRITON_AVAILABLE, capability_of, triton
+from swiglu_kernels.launches.backend import INTERPRETING, TRITON_AVAILABLE, capability_of, tl, triton
 from swiglu_kernels.launches.tiles import Capability
 
 CONSUMER_WARPS = 4
@@ -89,6 +89,21 @@ def by_hand_aside(reason: str | None) -> Iterator[None]:
         _aside = kept
 
 
+@triton.jit
+def position(tile, row_tiles, column_tiles, GROUP: tl.constexpr):
+    """Return the row and column of a tile; GROUP rows of tiles are walked together, to share the L2 cache.
+
+    A few that are left go with the last group: alone, they would read all columns again for themselves. Kernels in
+    Gluon and in Triton take it alike.
+    """
+    groups = max(tl.cdiv(row_tiles - GROUP // 4, GROUP), 1)
+    group = min(tile // (GROUP * column_tiles), groups - 1)
+    first = group * GROUP
+    rows = tl.where(group == groups - 1, row_tiles - first, GROUP)
+    tile -= first * column_tiles
+    return first + tile % rows, tile // rows
+
+
 if GLUON_MISSING is None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
@@ -112,19 +127,6 @@ if GLUON_MISSING is None:
         def view(buffer, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.constexpr):
             """Take a buffer for one of another type, shape and layout."""
             return buffer._reinterpret(dtype, shape, layout)
-
-    @gluon.jit
-    def position(tile, row_tiles, column_tiles, GROUP: gl.constexpr):
-        """Return the row and column of a tile; GROUP rows of tiles are walked together, to share the L2 cache.
-
-        A few that are left go with the last group: alone, they would read all columns again for themselves.
-        """
-        groups = max(gl.cdiv(row_tiles - GROUP // 4, GROUP), 1)
-        group = min(tile // (GROUP * column_tiles), groups - 1)
-        first = group * GROUP
-        rows = gl.where(group == groups - 1, row_tiles - first, GROUP)
-        tile -= first * column_tiles
-        return first + tile % rows, tile // rows
 
     @gluon.jit
     def start(tile, SIZE: gl.constexpr, length):

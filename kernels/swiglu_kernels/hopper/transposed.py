@@ -19,7 +19,7 @@ import torch
 
 from swiglu_kernels.hopper import buffers, forward, shared
 from swiglu_kernels.hopper.forward import BUFFERS, DEPTH, GROUP, PART, REST, STAGES, WIDE
-from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING, SIZES, descriptor
+from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING, SIZES, descriptor, position
 from swiglu_kernels.launches.backend import multiprocessors, tl, triton
 from swiglu_kernels.launches.early import wait_for_launch_ahead
 from swiglu_kernels.launches.launch import Launch
@@ -59,13 +59,7 @@ def _join_kernel(
     wait_for_launch_ahead(EARLY)
     tile, run = whole + tl.program_id(0), tl.program_id(1)
     token_tiles = tl.cdiv(M, RUNS * RUN)
-    feature_tiles = tiles // token_tiles  # from here on as `position` in hopper/shared.py
-    groups = tl.maximum(tl.cdiv(token_tiles - GROUP // 4, GROUP), 1)
-    group = tl.minimum(tile // (GROUP * feature_tiles), groups - 1)
-    first_tile = group * GROUP
-    in_group = tl.where(group == groups - 1, token_tiles - first_tile, GROUP)
-    tile -= first_tile * feature_tiles
-    token_tile, feature_tile = first_tile + tile % in_group, tile // in_group
+    token_tile, feature_tile = position(tile, token_tiles, tiles // token_tiles, GROUP)
     inside = tl.minimum(PART * tl.program_id(2), RUN - PART)
     token = tl.maximum(tl.minimum((RUNS * token_tile + run) * RUN, M - RUN), 0) + inside + tl.arange(0, PART)
     feature = tl.minimum(feature_tile * FEATURES, N - FEATURES) + tl.arange(0, FEATURES)
@@ -94,7 +88,7 @@ if GLUON_MISSING is None:
 
     from swiglu_kernels.hopper.buffers import set_up
     from swiglu_kernels.hopper.loop import multiply
-    from swiglu_kernels.hopper.shared import halves, load, load_rest, position, sigmoid, start, synchronize, view, write
+    from swiglu_kernels.hopper.shared import halves, load, load_rest, sigmoid, start, synchronize, view, write
 
     _DEPTH, _WIDE, _PART, _FEATURES = (gl.constexpr(size) for size in (DEPTH, WIDE, PART, FEATURES))
     _BUFFERS = gl.constexpr(BUFFERS)
