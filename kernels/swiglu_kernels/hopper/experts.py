@@ -27,7 +27,8 @@ import torch
 
 from swiglu_kernels.hopper import buffers, shared
 from swiglu_kernels.hopper.copies import COPIERS, PIECE
-from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, SIZES, fits_tma
+from swiglu_kernels.hopper.experts_epilogue import BLOCK, BUFFERS, PART
+from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, SIZES, fits_tma, position
 from swiglu_kernels.launches.backend import multiprocessors, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import INT32_MAX, Launch
@@ -39,8 +40,8 @@ MOST_EXPERTS = 512
 """Whose numbers of rows a warp's registers hold."""
 LEAST_ROWS = {False: 256, True: 32}
 """Of an expert on average, by whether a gradient is wanted; below, the portable kernels' smaller tiles are faster."""
-ROWS, BLOCK, PART = 128, 64, 32
-"""Rows of a tile; rows, columns and depth of what is loaded at once; columns of what is stored at once."""
+ROWS = 128
+"""Of a tile."""
 STAGES, GROUP = 5, 8
 WIDE, NARROW = 192, 128
 """Columns of a tile."""
@@ -60,14 +61,13 @@ if GLUON_MISSING is None:
 
     from swiglu_kernels.hopper.buffers import set_up
     from swiglu_kernels.hopper.copies import copy_rows, places
+    from swiglu_kernels.hopper.experts_epilogue import fetch, finish, finish_backward, weights_of
     from swiglu_kernels.hopper.loop import multiply_blocks
-    from swiglu_kernels.hopper.shared import halves, load, position, sigmoid, start, store, synchronize, write
+    from swiglu_kernels.hopper.shared import halves, load, start, synchronize
 
-    _ROWS, _BLOCK, _PART = (gl.constexpr(size) for size in (ROWS, BLOCK, PART))
+    _ROWS, _BLOCK, _PART, _MOST = (gl.constexpr(size) for size in (ROWS, BLOCK, PART, INT32_MAX))
     _ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16]))
-    _BUFFERS, _COPIERS = gl.constexpr(3), gl.constexpr(COPIERS)
-    # Until torch 2.13 clamp passes the gradient of a value on a bound, later it does not; and so do the kernels.
-    _BOUNDS_PASS = gl.constexpr(torch.__version__ < "2.14")
+    _BUFFERS, _COPIERS = gl.constexpr(BUFFERS), gl.constexpr(COPIERS)
 
     @gluon.jit
     def tiles_to(counts, experts, EXPERTS: gl.constexpr, WARPS: gl.constexpr):
@@ -99,7 +99,7 @@ if GLUON_MISSING is None:
             before = ends * column_tiles <= unit
             expert = gl.sum(before.to(gl.int32), 0)
             first = gl.max(gl.where(before, ends, 0), 0)
-            tiles = gl.min(gl.where(before, 2147483647, ends), 0) - first
+            tiles = gl.min(gl.where(before, _MOST, ends), 0) - first
             row, column = position(unit - first * column_tiles, tiles, column_tiles, GROUP)
             row = (first + row) * _ROWS
         return row, column, expert
@@ -168,234 +168,6 @@ if GLUON_MISSING is None:
                 step += 1
 
     @gluon.jit
-    def _biased(value, bias, at):
-        """Add a bias to each column of a part."""
-        if bias is not None:
-            columns = gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))
-            value += gl.load(bias + at + columns).to(gl.float32)[None, :]
-        return value
-
-    @gluon.jit
-    def _bounded(gate, up, limit):
-        """Return (min(gate, limit), clamp(up, -limit, limit)); NaN stays NaN."""
-        gate = gl.where(gate > limit, limit, gate)
-        up = gl.where(up > limit, limit, up)
-        return gate, gl.where(up < -limit, -limit, up)
-
-    @gluon.jit
-    def _passes(value, limit):
-        """Tell where a bound from above lets the gradient pass."""
-        return value <= limit if _BOUNDS_PASS else (value < limit) | (limit == float("inf"))
-
-    @gluon.jit
-    def _gated(gate, up, alpha, limit, up_offset, FORMULA: gl.constexpr):
-        """Return silu(gate) * up, or what FORMULA says."""
-        if FORMULA == "silu":
-            value = gate * sigmoid(gate) * up
-        else:
-            gate, up = _bounded(gate, up, limit)
-            value = gate * sigmoid(alpha * gate) * (up + up_offset)
-        return value
-
-    @gluon.jit
-    def _gradients(d_h, gate, up, alpha, limit, up_offset, FORMULA: gl.constexpr):
-        """Return d_gate, d_up and h."""
-        if FORMULA == "silu":
-            slope = sigmoid(gate)
-            silu = gate * slope
-            d_gate = d_h * up * (slope + silu * (1.0 - slope))
-            d_up, h = d_h * silu, silu * up
-        else:
-            g, u = _bounded(gate, up, limit)
-            u += up_offset
-            slope = sigmoid(alpha * g)
-            silu = g * slope
-            d_gate = gl.where(_passes(gate, limit), d_h * u * (slope + alpha * silu * (1.0 - slope)), 0.0)
-            d_up = gl.where(_passes(up, limit) & _passes(-up, limit), d_h * silu, 0.0)
-            h = silu * u
-        return d_gate, d_up, h
-
-    @gluon.jit
-    def _put(
-        block, bias, out, row, column, bias_at, buffers, FIRST: gl.constexpr, NUMBER: gl.constexpr, TURN: gl.constexpr
-    ):
-        """Store a block of an output through TURN buffers, which are taken in turn."""
-        left, right = halves(block, _BLOCK, _PART)
-        left = _biased(left, bias, bias_at)
-        right = _biased(right, bias, bias_at + _PART)
-        write(left, out, row, column, buffers.index(FIRST + 2 * NUMBER % TURN), TURN - 1)
-        write(right, out, row, column + _PART, buffers.index(FIRST + (2 * NUMBER + 1) % TURN), TURN - 1)
-
-    @gluon.jit
-    def _put_gated(
-        gate, up, bias, h, pre, row, column, N, bias_at, alpha, limit, up_offset, buffers,
-        FIRST: gl.constexpr, NUMBER: gl.constexpr, TURN: gl.constexpr, FORMULA: gl.constexpr,
-    ):  # fmt: skip
-        """Store PART columns of h, and of gate and up where they are kept."""
-        gate = _biased(gate, bias, bias_at)
-        up = _biased(up, bias, bias_at + N)
-        value = _gated(gate, up, alpha, limit, up_offset, FORMULA)
-        if pre is None:
-            write(value, h, row, column, buffers.index(FIRST + NUMBER % TURN), TURN - 1)
-        else:
-            write(gate, pre, row, column, buffers.index(FIRST), _BUFFERS - 1)
-            write(up, pre, row, N + column, buffers.index(FIRST + 1), _BUFFERS - 1)
-            write(value, h, row, column, buffers.index(FIRST + 2), _BUFFERS - 1)
-
-    @gluon.jit
-    def _put_pairs(
-        block, bias, h, pre, row, column, bias_at, alpha, limit, up_offset, buffers,
-        FIRST: gl.constexpr, NUMBER: gl.constexpr, TURN: gl.constexpr, FORMULA: gl.constexpr,
-    ):  # fmt: skip
-        """Store PART columns of h from a block of gate and up in turn, and the block itself where it is kept."""
-        block = _biased(block, bias, bias_at)
-        gate, up = block.reshape([_BLOCK, _PART, 2]).split()
-        value = _gated(gate, up, alpha, limit, up_offset, FORMULA)
-        if pre is None:
-            write(value, h, row, column, buffers.index(FIRST + NUMBER % TURN), TURN - 1)
-        else:
-            left, right = halves(block, _BLOCK, _PART)
-            write(left, pre, row, 2 * column, buffers.index(FIRST), _BUFFERS - 1)
-            write(right, pre, row, 2 * column + _PART, buffers.index(FIRST + 1), _BUFFERS - 1)
-            write(value, h, row, column, buffers.index(FIRST + 2), _BUFFERS - 1)
-
-    @gluon.jit
-    def finish(
-        one, two, three, out, pre, bias, row, column, N, bias_at, alpha, limit, up_offset, buffers,
-        COLUMNS: gl.constexpr, FIRST: gl.constexpr, FORM: gl.constexpr, INTERLEAVED: gl.constexpr,
-        FORMULA: gl.constexpr,
-    ):  # fmt: skip
-        """Store one half of a tile's rows."""
-        TURN: gl.constexpr = COLUMNS // _BLOCK  # buffers, so that as many parts are a multiple of them
-        if FORM != "gate_up":
-            _put(one, bias, out, row, column, bias_at, buffers, FIRST, 0, TURN)
-            _put(two, bias, out, row, column + _BLOCK, bias_at + _BLOCK, buffers, FIRST, 1, TURN)
-            if COLUMNS == 3 * _BLOCK:
-                _put(three, bias, out, row, column + 2 * _BLOCK, bias_at + 2 * _BLOCK, buffers, FIRST, 2, TURN)
-        elif INTERLEAVED:
-            _put_pairs(
-                one, bias, out, pre, row, column, bias_at, alpha, limit, up_offset, buffers, FIRST, 0, TURN, FORMULA
-            )
-            _put_pairs(
-                two, bias, out, pre, row, column + _PART, bias_at + _BLOCK, alpha, limit, up_offset, buffers,
-                FIRST, 1, TURN, FORMULA,
-            )  # fmt: skip
-            if COLUMNS == 3 * _BLOCK:
-                _put_pairs(
-                    three, bias, out, pre, row, column + 2 * _PART, bias_at + 2 * _BLOCK, alpha, limit, up_offset,
-                    buffers, FIRST, 2, TURN, FORMULA,
-                )  # fmt: skip
-        else:
-            gate_0, gate_1 = halves(one, _BLOCK, _PART)
-            up_0, up_1 = halves(two, _BLOCK, _PART)
-            _put_gated(
-                gate_0, up_0, bias, out, pre, row, column, N, bias_at, alpha, limit, up_offset, buffers,
-                FIRST, 0, TURN, FORMULA,
-            )  # fmt: skip
-            _put_gated(
-                gate_1, up_1, bias, out, pre, row, column + _PART, N, bias_at + _PART, alpha, limit, up_offset, buffers,
-                FIRST, 1, TURN, FORMULA,
-            )  # fmt: skip
-            if COLUMNS == 3 * _BLOCK:
-                gate_2, up_2 = halves(three, _BLOCK, _PART)
-                _put_gated(
-                    gate_2, up_2, bias, out, pre, row, column + _BLOCK, N, bias_at + _BLOCK, alpha, limit, up_offset,
-                    buffers, FIRST, 2, TURN, FORMULA,
-                )  # fmt: skip
-
-    @gluon.jit
-    def _fetch(pre, row, column, N, buffers, loaded, FIRST: gl.constexpr, INTERLEAVED: gl.constexpr):
-        """Begin to load gate and up of PART columns."""
-        mbarrier.expect(loaded, _BLOCK * _BLOCK * 2)
-        if INTERLEAVED:
-            load(pre, [row, 2 * column], loaded, buffers.index(FIRST))
-        else:
-            load(pre, [row, column], loaded, buffers.index(FIRST))
-            load(pre, [row, N + column], loaded, buffers.index(FIRST + 1))
-
-    @gluon.jit
-    def _put_gradients(
-        d_h, weight, dots, pre, d_pre, weighted_h, row, column, next_row, next_column, own, N,
-        alpha, limit, up_offset, reads, buffers, h_buffers, loaded,
-        ME: gl.constexpr, NUMBER: gl.constexpr, MORE: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr,
-        FORMULA: gl.constexpr,
-    ):  # fmt: skip
-        """Store PART columns of d_pre and weight * h; begin to load gate and up of the next part but one, if MORE.
-
-        d_h is still without the routing weight. Columns left of `own` belong to another tile, which adds their dots.
-        """
-        SET: gl.constexpr = 2 * ME + NUMBER % 2
-        mbarrier.wait(loaded.index(SET), NUMBER // 2)
-        if INTERLEAVED:
-            pairs = reads.index(SET).load(gl.join(d_h, d_h).reshape([_BLOCK, _BLOCK]).type.layout)
-            gate, up = pairs.reshape([_BLOCK, _PART, 2]).split()
-            gate = gl.convert_layout(gate, d_h.type.layout).to(gl.float32)
-            up = gl.convert_layout(up, d_h.type.layout).to(gl.float32)
-        else:
-            gate = reads.index(2 * SET).load(d_h.type.layout).to(gl.float32)
-            up = reads.index(2 * SET + 1).load(d_h.type.layout).to(gl.float32)
-        d_gate, d_up, h = _gradients(d_h * weight[:, None], gate, up, alpha, limit, up_offset, FORMULA)
-        product = d_h * h
-        if not EVEN:
-            columns = column + gl.arange(0, _PART, gl.SliceLayout(0, d_h.type.layout))
-            product = gl.where((columns >= own)[None, :], product, 0.0)
-        dots += gl.sum(product, 1)
-        tma.store_wait(0)
-        if INTERLEAVED:
-            buffers.index(ME).store(gl.join(d_gate, d_up).reshape([_BLOCK, _BLOCK]).to(d_pre.dtype))
-        else:
-            buffers.index(2 * ME).store(d_gate.to(d_pre.dtype))
-            buffers.index(2 * ME + 1).store(d_up.to(d_pre.dtype))
-        h_buffers.index(ME).store((h * weight[:, None]).to(d_pre.dtype))
-        fence_async_shared()
-        if INTERLEAVED:
-            store(d_pre, [row, 2 * column], buffers.index(ME))
-        else:
-            store(d_pre, [row, column], buffers.index(2 * ME))
-            store(d_pre, [row, N + column], buffers.index(2 * ME + 1))
-        store(weighted_h, [row, column], h_buffers.index(ME))
-        if MORE:
-            EACH: gl.constexpr = 1 if INTERLEAVED else 2
-            _fetch(pre, next_row, next_column, N, reads, loaded.index(SET), EACH * SET, INTERLEAVED)
-        return dots
-
-    @gluon.jit
-    def _weights_of(row, pair, weights, LAYOUT: gl.constexpr):
-        """Return the routing weights of BLOCK rows, zero where there is no row."""
-        pairs = gl.load(pair + row + gl.arange(0, _BLOCK, LAYOUT))
-        return gl.load(weights + pairs, mask=pairs >= 0, other=0.0).to(gl.float32)
-
-    @gluon.jit
-    def _finish_backward(
-        one, two, weight, dots_out, pre, d_pre, weighted_h, row, column, own, N,
-        alpha, limit, up_offset, reads, buffers, h_buffers, loaded,
-        ME: gl.constexpr, HALF: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
-    ):  # fmt: skip
-        """Make d_pre, weight * h and the dots of one half of a tile's rows; the next half's first parts are fetched."""
-        part_0, part_1 = halves(one, _BLOCK, _PART)
-        part_2, part_3 = halves(two, _BLOCK, _PART)
-        LAYOUT: gl.constexpr = weight.type.layout
-        MORE: gl.constexpr = HALF == 0
-        dots = gl.zeros([_BLOCK], gl.float32, LAYOUT)
-        dots = _put_gradients(
-            part_0, weight, dots, pre, d_pre, weighted_h, row, column, row, column + 2 * _PART, own, N,
-            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 0, True, INTERLEAVED, EVEN, FORMULA,
-        )  # fmt: skip
-        dots = _put_gradients(
-            part_1, weight, dots, pre, d_pre, weighted_h, row, column + _PART, row, column + 3 * _PART, own, N,
-            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 1, True, INTERLEAVED, EVEN, FORMULA,
-        )  # fmt: skip
-        dots = _put_gradients(
-            part_2, weight, dots, pre, d_pre, weighted_h, row, column + 2 * _PART, row + _BLOCK, column, own, N,
-            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 2, MORE, INTERLEAVED, EVEN, FORMULA,
-        )  # fmt: skip
-        dots = _put_gradients(
-            part_3, weight, dots, pre, d_pre, weighted_h, row, column + 3 * _PART, row + _BLOCK, column + _PART, own, N,
-            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 3, MORE, INTERLEAVED, EVEN, FORMULA,
-        )  # fmt: skip
-        gl.store(dots_out + row + gl.arange(0, _BLOCK, LAYOUT), dots)
-
-    @gluon.jit
     def _consume(
         out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads, h_buffers, loaded,
         counts, units, experts, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit, up_offset,
@@ -422,14 +194,14 @@ if GLUON_MISSING is None:
             if FORM == "gate_backward":
                 EACH: gl.constexpr = 1 if INTERLEAVED else 2
                 for early in gl.static_range(2):
-                    _fetch(
+                    fetch(
                         pre, row, first + early * _PART, N, reads, loaded.index(2 * ME + early),
                         EACH * (2 * ME + early), INTERLEAVED,
                     )  # fmt: skip
                 part, _unused = halves(gl.zeros([_BLOCK, _BLOCK], gl.float32, _ACCUMULATOR), _BLOCK, _PART)
                 LAYOUT: gl.constexpr = gl.SliceLayout(1, part.type.layout)
-                weight = _weights_of(row, pair, weights, LAYOUT)
-                lower_weight = _weights_of(row + _BLOCK, pair, weights, LAYOUT)
+                weight = weights_of(row, pair, weights, LAYOUT)
+                lower_weight = weights_of(row + _BLOCK, pair, weights, LAYOUT)
             parity = (number // 2 + 1 - ME) & 1  # the first tile's turn passes at once
             one, two, three, one_1, two_1, three_1 = multiply_blocks(
                 a_at, b_at, barriers_at, step, steps, parity,
@@ -438,11 +210,11 @@ if GLUON_MISSING is None:
             step += steps + others
             if FORM == "gate_backward":
                 dots_at = dots + column.to(gl.int64) * P
-                _finish_backward(
+                finish_backward(
                     one, two, weight, dots_at, pre, out, weighted_h, row, first, column * COLUMNS, N,
                     alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 0, INTERLEAVED, EVEN, FORMULA,
                 )  # fmt: skip
-                _finish_backward(
+                finish_backward(
                     one_1, two_1, lower_weight, dots_at, pre, out, weighted_h, row + _BLOCK, first, column * COLUMNS, N,
                     alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 1, INTERLEAVED, EVEN, FORMULA,
                 )  # fmt: skip

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from swiglu_kernels.hopper import buffers
-from swiglu_kernels.hopper.experts import BLOCK, GROUP, PART, ROWS, STAGES, WIDE, aligned, block_descriptor, dense, flat
+from swiglu_kernels.hopper.experts import GROUP, ROWS, STAGES, WIDE, aligned, block_descriptor, dense, flat
+from swiglu_kernels.hopper.experts_epilogue import BLOCK, BUFFERS, PART
 from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING
 from swiglu_kernels.launches.backend import multiprocessors, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
@@ -32,12 +33,13 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
     from swiglu_kernels.hopper.buffers import set_up
-    from swiglu_kernels.hopper.experts import find, finish, produce, tiles_to
+    from swiglu_kernels.hopper.experts import find, produce, tiles_to
+    from swiglu_kernels.hopper.experts_epilogue import finish
     from swiglu_kernels.hopper.loop import multiply_fp8
     from swiglu_kernels.hopper.shared import start, synchronize
 
     _BLOCK, _PART, _WIDE = (gl.constexpr(size) for size in (BLOCK, PART, WIDE))
-    _BUFFERS = gl.constexpr(3)
+    _BUFFERS = gl.constexpr(BUFFERS)
 
     @gluon.jit
     def _scaled(block, of_rows, w_scales, left, right):

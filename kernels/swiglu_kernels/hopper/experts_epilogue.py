@@ -1,0 +1,256 @@
+"""What ends a tile of a mixture's products: bias, gate, the gate's gradients, and the stores; in Gluon.
+
+    finish            h and pre of gate and up, halves or in turn; or the product itself
+    finish_backward   d_pre, weight * h and the dots of h and d_h from d_h
+
+Parts of a tile leave through buffers of a consumer that are taken in turn; gate and up of the backward arrive in others
+(`fetch`), two parts ahead.
+"""
+
+import torch
+
+from swiglu_kernels.hopper.shared import GLUON_MISSING
+
+BLOCK, PART = 64, 32
+"""Rows, columns and depth of what is loaded at once; columns of what is stored at once."""
+BUFFERS = 3
+"""Of each consumer, through which parts are stored."""
+
+if GLUON_MISSING is None:
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+    from swiglu_kernels.hopper.shared import halves, load, sigmoid, store, write
+
+    _BLOCK, _PART, _BUFFERS = (gl.constexpr(size) for size in (BLOCK, PART, BUFFERS))
+    # Until torch 2.13 clamp passes the gradient of a value on a bound, later it does not; and so do the kernels.
+    _BOUNDS_PASS = gl.constexpr(torch.__version__ < "2.14")
+
+    @gluon.jit
+    def _biased(value, bias, at):
+        """Add a bias to each column of a part."""
+        if bias is not None:
+            columns = gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))
+            value += gl.load(bias + at + columns).to(gl.float32)[None, :]
+        return value
+
+    @gluon.jit
+    def _bounded(gate, up, limit):
+        """Return (min(gate, limit), clamp(up, -limit, limit)); NaN stays NaN."""
+        gate = gl.where(gate > limit, limit, gate)
+        up = gl.where(up > limit, limit, up)
+        return gate, gl.where(up < -limit, -limit, up)
+
+    @gluon.jit
+    def _passes(value, limit):
+        """Tell where a bound from above lets the gradient pass."""
+        return value <= limit if _BOUNDS_PASS else (value < limit) | (limit == float("inf"))
+
+    @gluon.jit
+    def _gated(gate, up, alpha, limit, up_offset, FORMULA: gl.constexpr):
+        """Return silu(gate) * up, or what FORMULA says."""
+        if FORMULA == "silu":
+            value = gate * sigmoid(gate) * up
+        else:
+            gate, up = _bounded(gate, up, limit)
+            value = gate * sigmoid(alpha * gate) * (up + up_offset)
+        return value
+
+    @gluon.jit
+    def _gradients(d_h, gate, up, alpha, limit, up_offset, FORMULA: gl.constexpr):
+        """Return d_gate, d_up and h."""
+        if FORMULA == "silu":
+            slope = sigmoid(gate)
+            silu = gate * slope
+            d_gate = d_h * up * (slope + silu * (1.0 - slope))
+            d_up, h = d_h * silu, silu * up
+        else:
+            g, u = _bounded(gate, up, limit)
+            u += up_offset
+            slope = sigmoid(alpha * g)
+            silu = g * slope
+            d_gate = gl.where(_passes(gate, limit), d_h * u * (slope + alpha * silu * (1.0 - slope)), 0.0)
+            d_up = gl.where(_passes(up, limit) & _passes(-up, limit), d_h * silu, 0.0)
+            h = silu * u
+        return d_gate, d_up, h
+
+    @gluon.jit
+    def _put(
+        block, bias, out, row, column, bias_at, buffers, FIRST: gl.constexpr, NUMBER: gl.constexpr, TURN: gl.constexpr
+    ):
+        """Store a block of an output through TURN buffers, which are taken in turn."""
+        left, right = halves(block, _BLOCK, _PART)
+        left = _biased(left, bias, bias_at)
+        right = _biased(right, bias, bias_at + _PART)
+        write(left, out, row, column, buffers.index(FIRST + 2 * NUMBER % TURN), TURN - 1)
+        write(right, out, row, column + _PART, buffers.index(FIRST + (2 * NUMBER + 1) % TURN), TURN - 1)
+
+    @gluon.jit
+    def _put_gated(
+        gate, up, bias, h, pre, row, column, N, bias_at, alpha, limit, up_offset, buffers,
+        FIRST: gl.constexpr, NUMBER: gl.constexpr, TURN: gl.constexpr, FORMULA: gl.constexpr,
+    ):  # fmt: skip
+        """Store PART columns of h, and of gate and up where they are kept."""
+        gate = _biased(gate, bias, bias_at)
+        up = _biased(up, bias, bias_at + N)
+        value = _gated(gate, up, alpha, limit, up_offset, FORMULA)
+        if pre is None:
+            write(value, h, row, column, buffers.index(FIRST + NUMBER % TURN), TURN - 1)
+        else:
+            write(gate, pre, row, column, buffers.index(FIRST), _BUFFERS - 1)
+            write(up, pre, row, N + column, buffers.index(FIRST + 1), _BUFFERS - 1)
+            write(value, h, row, column, buffers.index(FIRST + 2), _BUFFERS - 1)
+
+    @gluon.jit
+    def _put_pairs(
+        block, bias, h, pre, row, column, bias_at, alpha, limit, up_offset, buffers,
+        FIRST: gl.constexpr, NUMBER: gl.constexpr, TURN: gl.constexpr, FORMULA: gl.constexpr,
+    ):  # fmt: skip
+        """Store PART columns of h from a block of gate and up in turn, and the block itself where it is kept."""
+        block = _biased(block, bias, bias_at)
+        gate, up = block.reshape([_BLOCK, _PART, 2]).split()
+        value = _gated(gate, up, alpha, limit, up_offset, FORMULA)
+        if pre is None:
+            write(value, h, row, column, buffers.index(FIRST + NUMBER % TURN), TURN - 1)
+        else:
+            left, right = halves(block, _BLOCK, _PART)
+            write(left, pre, row, 2 * column, buffers.index(FIRST), _BUFFERS - 1)
+            write(right, pre, row, 2 * column + _PART, buffers.index(FIRST + 1), _BUFFERS - 1)
+            write(value, h, row, column, buffers.index(FIRST + 2), _BUFFERS - 1)
+
+    @gluon.jit
+    def finish(
+        one, two, three, out, pre, bias, row, column, N, bias_at, alpha, limit, up_offset, buffers,
+        COLUMNS: gl.constexpr, FIRST: gl.constexpr, FORM: gl.constexpr, INTERLEAVED: gl.constexpr,
+        FORMULA: gl.constexpr,
+    ):  # fmt: skip
+        """Store one half of a tile's rows."""
+        TURN: gl.constexpr = COLUMNS // _BLOCK  # buffers, so that as many parts are a multiple of them
+        if FORM != "gate_up":
+            _put(one, bias, out, row, column, bias_at, buffers, FIRST, 0, TURN)
+            _put(two, bias, out, row, column + _BLOCK, bias_at + _BLOCK, buffers, FIRST, 1, TURN)
+            if COLUMNS == 3 * _BLOCK:
+                _put(three, bias, out, row, column + 2 * _BLOCK, bias_at + 2 * _BLOCK, buffers, FIRST, 2, TURN)
+        elif INTERLEAVED:
+            _put_pairs(
+                one, bias, out, pre, row, column, bias_at, alpha, limit, up_offset, buffers, FIRST, 0, TURN, FORMULA
+            )
+            _put_pairs(
+                two, bias, out, pre, row, column + _PART, bias_at + _BLOCK, alpha, limit, up_offset, buffers,
+                FIRST, 1, TURN, FORMULA,
+            )  # fmt: skip
+            if COLUMNS == 3 * _BLOCK:
+                _put_pairs(
+                    three, bias, out, pre, row, column + 2 * _PART, bias_at + 2 * _BLOCK, alpha, limit, up_offset,
+                    buffers, FIRST, 2, TURN, FORMULA,
+                )  # fmt: skip
+        else:
+            gate_0, gate_1 = halves(one, _BLOCK, _PART)
+            up_0, up_1 = halves(two, _BLOCK, _PART)
+            _put_gated(
+                gate_0, up_0, bias, out, pre, row, column, N, bias_at, alpha, limit, up_offset, buffers,
+                FIRST, 0, TURN, FORMULA,
+            )  # fmt: skip
+            _put_gated(
+                gate_1, up_1, bias, out, pre, row, column + _PART, N, bias_at + _PART, alpha, limit, up_offset, buffers,
+                FIRST, 1, TURN, FORMULA,
+            )  # fmt: skip
+            if COLUMNS == 3 * _BLOCK:
+                gate_2, up_2 = halves(three, _BLOCK, _PART)
+                _put_gated(
+                    gate_2, up_2, bias, out, pre, row, column + _BLOCK, N, bias_at + _BLOCK, alpha, limit, up_offset,
+                    buffers, FIRST, 2, TURN, FORMULA,
+                )  # fmt: skip
+
+    @gluon.jit
+    def fetch(pre, row, column, N, buffers, loaded, FIRST: gl.constexpr, INTERLEAVED: gl.constexpr):
+        """Begin to load gate and up of PART columns."""
+        mbarrier.expect(loaded, _BLOCK * _BLOCK * 2)
+        if INTERLEAVED:
+            load(pre, [row, 2 * column], loaded, buffers.index(FIRST))
+        else:
+            load(pre, [row, column], loaded, buffers.index(FIRST))
+            load(pre, [row, N + column], loaded, buffers.index(FIRST + 1))
+
+    @gluon.jit
+    def _put_gradients(
+        d_h, weight, dots, pre, d_pre, weighted_h, row, column, next_row, next_column, own, N,
+        alpha, limit, up_offset, reads, buffers, h_buffers, loaded,
+        ME: gl.constexpr, NUMBER: gl.constexpr, MORE: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr,
+        FORMULA: gl.constexpr,
+    ):  # fmt: skip
+        """Store PART columns of d_pre and weight * h; begin to load gate and up of the next part but one, if MORE.
+
+        d_h is still without the routing weight. Columns left of `own` belong to another tile, which adds their dots.
+        """
+        SET: gl.constexpr = 2 * ME + NUMBER % 2
+        mbarrier.wait(loaded.index(SET), NUMBER // 2)
+        if INTERLEAVED:
+            pairs = reads.index(SET).load(gl.join(d_h, d_h).reshape([_BLOCK, _BLOCK]).type.layout)
+            gate, up = pairs.reshape([_BLOCK, _PART, 2]).split()
+            gate = gl.convert_layout(gate, d_h.type.layout).to(gl.float32)
+            up = gl.convert_layout(up, d_h.type.layout).to(gl.float32)
+        else:
+            gate = reads.index(2 * SET).load(d_h.type.layout).to(gl.float32)
+            up = reads.index(2 * SET + 1).load(d_h.type.layout).to(gl.float32)
+        d_gate, d_up, h = _gradients(d_h * weight[:, None], gate, up, alpha, limit, up_offset, FORMULA)
+        product = d_h * h
+        if not EVEN:
+            columns = column + gl.arange(0, _PART, gl.SliceLayout(0, d_h.type.layout))
+            product = gl.where((columns >= own)[None, :], product, 0.0)
+        dots += gl.sum(product, 1)
+        tma.store_wait(0)
+        if INTERLEAVED:
+            buffers.index(ME).store(gl.join(d_gate, d_up).reshape([_BLOCK, _BLOCK]).to(d_pre.dtype))
+        else:
+            buffers.index(2 * ME).store(d_gate.to(d_pre.dtype))
+            buffers.index(2 * ME + 1).store(d_up.to(d_pre.dtype))
+        h_buffers.index(ME).store((h * weight[:, None]).to(d_pre.dtype))
+        fence_async_shared()
+        if INTERLEAVED:
+            store(d_pre, [row, 2 * column], buffers.index(ME))
+        else:
+            store(d_pre, [row, column], buffers.index(2 * ME))
+            store(d_pre, [row, N + column], buffers.index(2 * ME + 1))
+        store(weighted_h, [row, column], h_buffers.index(ME))
+        if MORE:
+            EACH: gl.constexpr = 1 if INTERLEAVED else 2
+            fetch(pre, next_row, next_column, N, reads, loaded.index(SET), EACH * SET, INTERLEAVED)
+        return dots
+
+    @gluon.jit
+    def weights_of(row, pair, weights, LAYOUT: gl.constexpr):
+        """Return the routing weights of BLOCK rows, zero where there is no row."""
+        pairs = gl.load(pair + row + gl.arange(0, _BLOCK, LAYOUT))
+        return gl.load(weights + pairs, mask=pairs >= 0, other=0.0).to(gl.float32)
+
+    @gluon.jit
+    def finish_backward(
+        one, two, weight, dots_out, pre, d_pre, weighted_h, row, column, own, N,
+        alpha, limit, up_offset, reads, buffers, h_buffers, loaded,
+        ME: gl.constexpr, HALF: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
+    ):  # fmt: skip
+        """Make d_pre, weight * h and the dots of one half of a tile's rows; the next half's first parts are fetched."""
+        part_0, part_1 = halves(one, _BLOCK, _PART)
+        part_2, part_3 = halves(two, _BLOCK, _PART)
+        LAYOUT: gl.constexpr = weight.type.layout
+        MORE: gl.constexpr = HALF == 0
+        dots = gl.zeros([_BLOCK], gl.float32, LAYOUT)
+        dots = _put_gradients(
+            part_0, weight, dots, pre, d_pre, weighted_h, row, column, row, column + 2 * _PART, own, N,
+            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 0, True, INTERLEAVED, EVEN, FORMULA,
+        )  # fmt: skip
+        dots = _put_gradients(
+            part_1, weight, dots, pre, d_pre, weighted_h, row, column + _PART, row, column + 3 * _PART, own, N,
+            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 1, True, INTERLEAVED, EVEN, FORMULA,
+        )  # fmt: skip
+        dots = _put_gradients(
+            part_2, weight, dots, pre, d_pre, weighted_h, row, column + 2 * _PART, row + _BLOCK, column, own, N,
+            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 2, MORE, INTERLEAVED, EVEN, FORMULA,
+        )  # fmt: skip
+        dots = _put_gradients(
+            part_3, weight, dots, pre, d_pre, weighted_h, row, column + 3 * _PART, row + _BLOCK, column + _PART, own, N,
+            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 3, MORE, INTERLEAVED, EVEN, FORMULA,
+        )  # fmt: skip
+        gl.store(dots_out + row + gl.arange(0, _BLOCK, LAYOUT), dots)
