@@ -1,59 +1,98 @@
-"""Rows of tokens copied into a ring by the threads of a producer, in Gluon: Hopper's TMA has no gather.
+"""Rows of tokens copied into a ring by the threads of four producers, in Gluon: Hopper's TMA has no gather.
 
-A stage has 128 rows of 128 bytes, which are 1024 copies of 16 bytes (`cp.async`), eight of each of 128 threads: one
-piece of every sixteenth row, whose places in x a thread keeps in registers. Pieces are put where TMA would put
+    pairs_of            the pairs of a tile's rows, which are the same in each of its stages
+    ask, answer         those of a stage's rows where every stage has others
+    places, copy_rows   where these rows lie in x, and their copies
+
+A stage has 128 rows of one block of 64 columns, or 64 rows of two or three blocks side by side. A row of a block has
+128 bytes: eight pieces of 16 bytes, which as many threads copy (`cp.async`). Each producer is one warp, and copies 4 of
+every 16 rows by itself: producers that waited for each other would take longer. Pieces are put where TMA would put
 them, swizzled over 128 bytes. The stage's barrier counts the threads: each arrives when its copies are there. Whoever
 reads a stage with wgmma fences first (`loop.py`, `copied`).
 
+A thread that loads a pair waits for all copies that it began before. So pairs of other rows are copied as well, into
+slots of shared memory that are filled AHEAD stages before, and read one stage before they are needed.
+
 Measured on an H100: NOTES.md. Instructions: PTX ISA 8.7, "cp.async" and "cp.async.mbarrier.arrive".
 """
+
+import itertools
 
 from swiglu_kernels.hopper.shared import GLUON_MISSING
 
 COPIERS = 128
 """Threads that copy."""
-PIECE, PIECES, ROWS = 8, 8, 128
-"""Elements of 16 bits that are copied at once; how many such a row of a stage has; rows of a stage."""
+PIECE, PIECES = 8, 8
+"""Elements of 16 bits that are copied at once; how many such a row of a block has."""
+ROWS, OTHER_ROWS = 128, 64
+"""Of a stage, by whether all stages of a tile have the same or others."""
+TOGETHER = 4
+"""Rows whose addresses are found before any of them is copied."""
+AHEAD = 3
+"""Slots of pairs, each of a stage's OTHER_ROWS."""
+SLOT_BYTES = 4 * OTHER_ROWS
 
 if GLUON_MISSING is None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
 
-    _COPIERS, _PIECES, _ROWS = (gl.constexpr(size) for size in (COPIERS, PIECES, ROWS))
-    _LAYOUT = gl.constexpr(gl.BlockedLayout([1, 1], [32 // PIECES, PIECES], [COPIERS // 32, 1], [1, 0]))
+    _PIECES, _STEP, _OTHER_ROWS = (gl.constexpr(size) for size in (PIECES, COPIERS // PIECES, OTHER_ROWS))
+    _LAYOUT = gl.constexpr(gl.BlockedLayout([1, 1], [32 // PIECES, PIECES], [1, 1], [1, 0]))
+    _ROW_LAYOUT, _PIECE_LAYOUT = gl.constexpr(gl.SliceLayout(1, _LAYOUT)), gl.constexpr(gl.SliceLayout(0, _LAYOUT))
 
     @gluon.jit
-    def places(pair, token_pieces, ring_at, SLOTS: gl.constexpr):
-        """Return how many pieces of x lie before each piece of a tile's rows, -1 for zeros, and where the first go.
+    def _rows_of(ROWS: gl.constexpr, WARP: gl.constexpr):
+        """Return the rows of a stage that a producer copies, [ROWS / 4, 1]: of a thread every sixteenth."""
+        number = gl.arange(0, ROWS // 4, _ROW_LAYOUT)
+        return (number // 4 * _STEP + WARP * 4 + number % 4)[:, None]
 
-        pair: pointer to the pairs of the rows. token_pieces: from a token of x to the next. ring_at: address of the
-        first stage. SLOTS: of the routing.
+    @gluon.jit
+    def _pieces():
+        return gl.arange(0, _PIECES, _PIECE_LAYOUT)[None, :]
+
+    @gluon.jit
+    def first_place(ring_at, ROWS: gl.constexpr, WARP: gl.constexpr):
+        """Return where a thread's first piece goes in the first stage, which begins at an address of shared memory."""
+        first = _rows_of(ROWS, WARP) % _STEP
+        return ring_at + first * 128 + (first % 8 ^ _pieces()) * 16
+
+    @gluon.jit
+    def pairs_of(pair, ROWS: gl.constexpr, WARP: gl.constexpr):
+        """Return the pairs of a producer's rows; pair: pointer to that of the first row."""
+        return gl.load(pair + _rows_of(ROWS, WARP))
+
+    @gluon.jit
+    def places(pairs, token_pieces, SLOTS: gl.constexpr):
+        """Return how many pieces of x lie before each piece of these pairs' tokens, -1 for zeros.
+
+        token_pieces: from a token of x to the next. SLOTS: of the routing.
         """
-        rows = gl.arange(0, _ROWS, gl.SliceLayout(1, _LAYOUT))
-        pieces = gl.arange(0, _PIECES, gl.SliceLayout(0, _LAYOUT))
-        pairs = gl.load(pair + rows)
-        before = (pairs // SLOTS * token_pieces)[:, None] + pieces[None, :]
-        before = gl.where((pairs >= 0)[:, None], before, -1)
-        first = rows % (_COPIERS // _PIECES)  # of a thread's rows
-        return before, ring_at + (first * 128)[:, None] + ((first % 8)[:, None] ^ pieces[None, :]) * 16
+        return gl.where(pairs >= 0, pairs // SLOTS * token_pieces + _pieces(), -1)
 
     @gluon.constexpr_function
-    def _copies_of(count, step):
-        """PTX of a thread that copies `count` pieces of 16 bytes of a stage, whose rows are `step` apart.
+    def _copies_of(count, blocks):
+        """PTX of a thread that copies its piece of `count` rows, of each of `blocks` side by side, or zeros.
 
         Operands: results, then as many of each: how many pieces lie before it, or -1 for zeros; where the first goes;
-        the stage's barrier; from where.
+        the stage's barrier; from where. A register that a copy still has to read is not free for the next one's
+        address, so a few are found together.
         """
         before, to, barrier, source = (count * number for number in range(1, 5))
-        lines = ["{", ".reg .b32 number, size;", ".reg .b64 at;", ".reg .pred some;"]
-        for number in range(count):
-            lines += [
-                f"setp.ge.s32 some, ${before + number}, 0;",
-                "selp.u32 size, 16, 0, some;",
-                f"max.s32 number, ${before + number}, 0;",
-                f"mad.wide.u32 at, number, 16, ${source};",
-                f"cp.async.cg.shared.global [${to}+{128 * step * number}], [at], 16, size;",
-            ]
+        lines = ["{", ".reg .b32 number, size<8>;", ".reg .b64 at<8>;", ".reg .pred some;"]
+        for first in range(0, count, TOGETHER):
+            numbers = range(first, min(first + TOGETHER, count))
+            for number in numbers:
+                lines += [
+                    f"setp.ge.s32 some, ${before + number}, 0;",
+                    f"selp.u32 size{number}, 16, 0, some;",
+                    f"max.s32 number, ${before + number}, 0;",
+                    f"mad.wide.u32 at{number}, number, 16, ${source};",
+                ]
+            for number, block in itertools.product(numbers, range(blocks)):
+                place = 128 * (COPIERS // PIECES * number + OTHER_ROWS * block)
+                lines.append(
+                    f"cp.async.cg.shared.global [${to}+{place}], [at{number}+{128 * block}], 16, size{number};"
+                )
         lines.append(f"cp.async.mbarrier.arrive.noinc.shared::cta.b64 [${barrier}];")
         return "\n".join([*lines, *(f"mov.b32 ${number}, 0;" for number in range(count)), "}"])
 
@@ -62,13 +101,14 @@ if GLUON_MISSING is None:
         return ",".join(["=r"] * count + ["r"] * (3 * count) + ["l"] * count + ["~{memory}"])
 
     @gluon.jit
-    def copy_rows(before, to, barrier, source):
-        """Begin to copy a stage's rows of tokens; its barrier is told when they are there.
+    def copy_rows(before, to, barrier, source, BLOCKS: gl.constexpr):
+        """Begin to copy a producer's rows of a stage; the stage's barrier is told when they are there.
 
-        before, to: see `places`, `to` with the stage's own address. barrier: its address. source: of the depth.
+        before: see `places`. to: see `first_place`, with the stage's own address. barrier: its address. source: of the
+        depth or of the columns. BLOCKS: that a stage has side by side.
         """
-        COUNT: gl.constexpr = _ROWS * _PIECES // _COPIERS
-        PTX: gl.constexpr = _copies_of(COUNT, _COPIERS // _PIECES)
+        COUNT: gl.constexpr = before.shape[0] * _PIECES // 32
+        PTX: gl.constexpr = _copies_of(COUNT, BLOCKS)
         OPERANDS: gl.constexpr = _copy_operands(COUNT)
         gl.inline_asm_elementwise(
             PTX,
@@ -83,3 +123,49 @@ if GLUON_MISSING is None:
             is_pure=False,
             pack=COUNT,
         )
+
+    @gluon.jit
+    def ask(slot_at, pair, left, WARP: gl.constexpr):
+        """Begin to copy the pairs of a producer's rows of a stage into its part of a slot.
+
+        slot_at: the slot's address. pair: pointer to the pair of the stage's first row. left: rows that there are;
+        behind them pairs are -1.
+
+        A part has the pairs of each thread's four rows side by side. Both halves of the warp ask for the same.
+        """
+        number = (gl.arange(0, 4, _ROW_LAYOUT)[:, None] * _PIECES + _pieces()) % 16
+        row = number % 4 * _STEP + WARP * 4 + number // 4
+        gl.inline_asm_elementwise(
+            "{ .reg .pred inside; setp.lt.s32 inside, $3, $4; @inside cp.async.ca.shared.global [$1], [$2], 4;"
+            " @!inside st.shared.b32 [$1], -1; cp.async.commit_group; mov.b32 $0, 0; }",
+            "=r,r,l,r,r,~{memory}",
+            [
+                slot_at + WARP * 64 + number * 4,
+                (pair + row).to(gl.int64, bitcast=True),
+                row,
+                gl.full(row.shape, left, gl.int32, _LAYOUT),
+            ],
+            gl.int32,
+            is_pure=False,
+            pack=1,
+        )  # fmt: skip
+
+    @gluon.constexpr_function
+    def _answer():
+        return "\n".join(
+            [
+                f"cp.async.wait_group {AHEAD - 1};",
+                "bar.warp.sync 0xffffffff;",  # all lanes have theirs
+                "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];",
+                "bar.warp.sync 0xffffffff;",  # and have read them
+            ]
+        )
+
+    @gluon.jit
+    def answer(slot_at, WARP: gl.constexpr):
+        """Return the pairs that the first of the last AHEAD calls of `ask` was for, as `pairs_of` does."""
+        PTX: gl.constexpr = _answer()
+        mine = slot_at + WARP * 64 + _rows_of(_OTHER_ROWS, WARP) % 4 * 16 + _pieces() * 0
+        return gl.inline_asm_elementwise(
+            PTX, "=r,=r,=r,=r,r,r,r,r,~{memory}", [mine], gl.int32, is_pure=False, pack=4
+        )  # fmt: skip

@@ -12,8 +12,8 @@ producer fills a ring of stages, two consumers take tiles in turn. Every tile ha
 left: what is beyond them is written and means nothing. Half tiles cost more than they save: programs whose tiles are
 not alike drift apart, and no longer read the same weights at the same time (NOTES.md).
 
-Where few tiles of columns read each row of x or dy, there is no sorted copy of these: the producer has four warps then,
-which copy the rows of the tokens into the ring (`copies.py`), as Hopper's TMA cannot.
+There is no sorted copy of x, and one of dy for d_pre alone where many tiles read each row: four producers copy the rows
+of the tokens into the ring (`copies.py`), as Hopper's TMA cannot.
 
 M rows of a weight's gradient, N columns of an output, K the axis that is summed over.
 
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from swiglu_kernels.hopper import buffers, shared
-from swiglu_kernels.hopper.copies import COPIERS, PIECE
+from swiglu_kernels.hopper.copies import AHEAD, COPIERS, OTHER_ROWS, PIECE, SLOT_BYTES
 from swiglu_kernels.hopper.experts_epilogue import BLOCK, BUFFERS, PART
 from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, SIZES, fits_tma, position
 from swiglu_kernels.launches.backend import multiprocessors, triton
@@ -43,13 +43,13 @@ LEAST_ROWS = {False: 256, True: 32}
 ROWS = 128
 """Of a tile."""
 STAGES, GROUP = 5, 8
+REGISTERS = 232, 40
+"""Of a thread of a consumer, and of a producer: those of copies are addresses, which are found before any is used."""
 WIDE, NARROW = 192, 128
 """Columns of a tile."""
 COPIED_TILES = 16
-"""Tiles of columns up to which a product copies its rows. Each of them copies all rows again: TMA is faster at that, of
-as few tiles by less than what a sorted copy takes."""
-PART_ELEMENTS = 2**25
-"""What a part of an operand that is sorted for a weight's gradient has at least."""
+"""Tiles of columns up to which d_pre copies its rows: its tiles are narrow, and TMA reads sorted rows of each of them
+faster, of as few by less than what to sort them takes. Other products copy as fast as TMA reads, or nearly."""
 
 __all__ = ["down", "down_backward", "gate_up", "gather", "rows_times", "weight_grad"]
 
@@ -60,14 +60,17 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     from swiglu_kernels.hopper.buffers import set_up
-    from swiglu_kernels.hopper.copies import copy_rows, places
+    from swiglu_kernels.hopper.copies import answer, ask, copy_rows, first_place, pairs_of, places
     from swiglu_kernels.hopper.experts_epilogue import fetch, finish, finish_backward, weights_of
-    from swiglu_kernels.hopper.loop import multiply_blocks
+    from swiglu_kernels.hopper.loop import BARRIER_BYTES, multiply_blocks
     from swiglu_kernels.hopper.shared import halves, load, start, synchronize
 
     _ROWS, _BLOCK, _PART, _MOST = (gl.constexpr(size) for size in (ROWS, BLOCK, PART, INT32_MAX))
     _ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16]))
-    _BUFFERS, _COPIERS = gl.constexpr(BUFFERS), gl.constexpr(COPIERS)
+    _CONSUMERS, _PRODUCERS = gl.constexpr(REGISTERS[0]), gl.constexpr(REGISTERS[1])
+    _BUFFERS, _COPIERS, _OTHER_ROWS, _AHEAD, _SLOT_BYTES, _BARRIER_BYTES = (
+        gl.constexpr(size) for size in (BUFFERS, COPIERS, OTHER_ROWS, AHEAD, SLOT_BYTES, BARRIER_BYTES)
+    )
 
     @gluon.jit
     def tiles_to(counts, experts, EXPERTS: gl.constexpr, WARPS: gl.constexpr):
@@ -110,6 +113,21 @@ if GLUON_MISSING is None:
         return max(gl.cdiv(gl.load(counts + expert), _BLOCK), 1)
 
     @gluon.jit
+    def _next_rows(unit, pairs, left, pair, starts, counts, units, per_expert):
+        """Go on to the rows of the next stage of a weight's gradient, of this tile or of the program's next.
+
+        Returns its tile, a pointer to the pairs of its rows, and how many of them are left.
+        """
+        pairs += _BLOCK
+        left -= _BLOCK
+        if left <= 0:
+            unit += gl.num_programs(0)
+            expert = min(unit, units - 1) // per_expert
+            pairs = pair + gl.load(starts + expert)
+            left = gl.where(unit < units, gl.load(counts + expert), 0)
+        return unit, pairs, left
+
+    @gluon.jit
     def _load(matrix, base, outer, depth, full, buffer, ACROSS: gl.constexpr):
         if ACROSS:
             load(matrix, [base + depth, outer], full, buffer)
@@ -117,26 +135,63 @@ if GLUON_MISSING is None:
             load(matrix, [base + outer, depth], full, buffer)
 
     @gluon.jit
+    def _load_stage(
+        a, b, b_rest, a_ring, b_ring, full, stage, begin, base, row, first, at, N,
+        COLUMNS: gl.constexpr, FORM: gl.constexpr, B_ACROSS: gl.constexpr, INTERLEAVED: gl.constexpr,
+    ):  # fmt: skip
+        """Begin to load a stage by TMA, or what of it is not copied."""
+        A_ACROSS: gl.constexpr = FORM == "weights"
+        BLOCKS: gl.constexpr = COLUMNS // _BLOCK
+        LOADED: gl.constexpr = (0 if a is None else _ROWS) + (0 if b is None else COLUMNS)
+        mbarrier.expect(full, LOADED * _BLOCK * 2)  # elements of 16 bits
+        if a is not None:
+            _load(a, begin, row, at, full, a_ring.index(2 * stage), A_ACROSS)
+            _load(a, begin, row + _BLOCK, at, full, a_ring.index(2 * stage + 1), A_ACROSS)
+        if FORM == "gate_up" and not INTERLEAVED:
+            _load(b, base, first, at, full, b_ring.index(BLOCKS * stage), B_ACROSS)
+            _load(b, base, N + first, at, full, b_ring.index(BLOCKS * stage + 1), B_ACROSS)
+            if BLOCKS == 3:
+                both = b_ring.index(3 * stage + 2)
+                load(b_rest, [base + first + _BLOCK, at], full, both.slice(0, _PART, dim=0))
+                load(b_rest, [base + N + first + _BLOCK, at], full, both.slice(_PART, _PART, dim=0))
+        elif b is not None:
+            for block in gl.static_range(BLOCKS):
+                _load(b, base, first + block * _BLOCK, at, full, b_ring.index(BLOCKS * stage + block), B_ACROSS)
+
+    @gluon.jit
     def produce(
-        a, b, b_rest, a_ring, b_ring, barriers, starts, counts,
+        WARP: gl.constexpr, a, b, b_rest, a_ring, b_ring, barriers, starts, counts,
         units, experts, column_tiles, depth_tiles, M, N, P, expert_rows,
+        tokens, token_pieces, pair, copied_at, barriers_at,
         COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, B_ACROSS: gl.constexpr,
-        INTERLEAVED: gl.constexpr, EXPERTS: gl.constexpr, SLOTS: gl.constexpr = 0,
-        tokens=None, token_pieces=None, pair=None, a_at=None, barriers_at=None,
+        INTERLEAVED: gl.constexpr, EXPERTS: gl.constexpr, SLOTS: gl.constexpr,
     ):  # fmt: skip
         """Fill the ring with the stages of this program's tiles, in turn.
 
-        SLOTS: of a routing, if a's rows are copied from those of the tokens, by four warps; 0: they are sorted.
+        WARP: of the four producers. The first loads by TMA.
+        SLOTS: of a routing, if all four copy the rows of a or b, which is None then, from those of the tokens; 0: both
+            are sorted, and three have nothing to do. copied_at: address of the ring of copies.
         """
-        A_ACROSS: gl.constexpr = FORM == "weights"
-        APART: gl.constexpr = FORM == "gate_up" and not INTERLEAVED
-        BLOCKS: gl.constexpr = COLUMNS // _BLOCK
-        WARPS: gl.constexpr = 4 if SLOTS > 0 else 1
+        OTHERS: gl.constexpr = SLOTS > 0 and FORM == "weights"  # rows in each stage
+        COPIED_ROWS: gl.constexpr = _OTHER_ROWS if OTHERS else _ROWS
+        COPIED_BLOCKS: gl.constexpr = COLUMNS // _BLOCK if b is None else _ROWS // COPIED_ROWS
+        if SLOTS > 0:
+            to = first_place(copied_at, COPIED_ROWS, WARP)
+        if OTHERS:
+            slots_at = barriers_at + _BARRIER_BYTES
+            per_expert = gl.cdiv(M, _ROWS) * column_tiles
+            later, asked, left = _next_rows(
+                gl.program_id(0) - gl.num_programs(0), pair, 0, pair, starts, counts, units, per_expert
+            )
+            for ahead in gl.static_range(_AHEAD):
+                ask(slots_at + ahead * _SLOT_BYTES, asked, left, WARP)
+                later, asked, left = _next_rows(later, asked, left, pair, starts, counts, units, per_expert)
+            pairs = answer(slots_at, WARP)
         step = 0
-        for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-            row, column, expert = find(unit, counts, experts, M, column_tiles, GROUP, FORM, EXPERTS, WARPS)
-            if SLOTS > 0:
-                before, to = places(pair + row, token_pieces, a_at, SLOTS)
+        for unit in range(gl.program_id(0), units if SLOTS > 0 or WARP == 0 else 0, gl.num_programs(0)):
+            row, column, expert = find(unit, counts, experts, M, column_tiles, GROUP, FORM, EXPERTS, 1)
+            if SLOTS > 0 and not OTHERS:
+                before = places(pairs_of(pair + row, COPIED_ROWS, WARP), token_pieces, SLOTS)
             begin, base, steps = 0, expert * expert_rows, depth_tiles
             if FORM == "weights":
                 begin = gl.where(gl.load(counts + expert) > 0, gl.load(starts + expert), P)  # beyond P TMA reads zeros
@@ -149,29 +204,29 @@ if GLUON_MISSING is None:
                 at = depth * _BLOCK
                 full = barriers.index(stage)
                 mbarrier.wait(barriers.index(STAGES + stage), (step // STAGES + 1) & 1)  # passes in the first round
-                mbarrier.expect(full, (COLUMNS + (0 if SLOTS > 0 else _ROWS)) * _BLOCK * 2)  # elements of 16 bits
+                if OTHERS:
+                    before = places(pairs, token_pieces, SLOTS)
+                    ask(slots_at + step % _AHEAD * _SLOT_BYTES, asked, left, WARP)
+                    pairs = answer(slots_at + (step + 1) % _AHEAD * _SLOT_BYTES, WARP)
                 if SLOTS > 0:
-                    copy_rows(before, to + stage * (_ROWS * _BLOCK * 2), barriers_at + 8 * stage, tokens + at)
-                else:
-                    _load(a, begin, row, at, full, a_ring.index(2 * stage), A_ACROSS)
-                    _load(a, begin, row + _BLOCK, at, full, a_ring.index(2 * stage + 1), A_ACROSS)
-                if APART:
-                    _load(b, base, first, at, full, b_ring.index(BLOCKS * stage), B_ACROSS)
-                    _load(b, base, N + first, at, full, b_ring.index(BLOCKS * stage + 1), B_ACROSS)
-                    if BLOCKS == 3:
-                        both = b_ring.index(3 * stage + 2)
-                        load(b_rest, [base + first + _BLOCK, at], full, both.slice(0, _PART, dim=0))
-                        load(b_rest, [base + N + first + _BLOCK, at], full, both.slice(_PART, _PART, dim=0))
-                else:
-                    for block in gl.static_range(BLOCKS):
-                        _load(b, base, first + block * _BLOCK, at, full, b_ring.index(BLOCKS * stage + block), B_ACROSS)
+                    source = tokens + (at if not OTHERS else first if b is None else row)
+                    stage_at = to + stage * (COPIED_ROWS * COPIED_BLOCKS * _BLOCK * 2)
+                    copy_rows(before, stage_at, barriers_at + 8 * stage, source, COPIED_BLOCKS)
+                if OTHERS:  # behind the copies, since it may wait for memory
+                    later, asked, left = _next_rows(later, asked, left, pair, starts, counts, units, per_expert)
+                if WARP == 0:
+                    _load_stage(
+                        a, b, b_rest, a_ring, b_ring, full, stage, begin, base, row, first, at, N,
+                        COLUMNS, FORM, B_ACROSS, INTERLEAVED,
+                    )  # fmt: skip
                 step += 1
 
     @gluon.jit
     def _consume(
-        out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads, h_buffers, loaded,
-        counts, units, experts, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit, up_offset,
-        ME: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
+        ME: gl.constexpr, out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads,
+        h_buffers, loaded, counts, units, experts, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit,
+        up_offset,
+        COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
         B_ACROSS: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
         EXPERTS: gl.constexpr, SLOTS: gl.constexpr,
     ):  # fmt: skip
@@ -247,14 +302,15 @@ if GLUON_MISSING is None:
             units = experts * gl.cdiv(M, _ROWS) * column_tiles
         else:
             units = gl.max(tiles_to(counts, experts, EXPERTS, 4), 0) * column_tiles
-        a_ring = gl.allocate_shared_memory(b.dtype, [2 * STAGES, _BLOCK, _BLOCK], b.layout)
-        b_ring = gl.allocate_shared_memory(b.dtype, [COLUMNS // _BLOCK * STAGES, _BLOCK, _BLOCK], b.layout)
+        LAYOUT: gl.constexpr = a.layout if b is None else b.layout
+        a_ring = gl.allocate_shared_memory(out.dtype, [2 * STAGES, _BLOCK, _BLOCK], LAYOUT)
+        b_ring = gl.allocate_shared_memory(out.dtype, [COLUMNS // _BLOCK * STAGES, _BLOCK, _BLOCK], LAYOUT)
         if BACKWARD:
-            reads = gl.allocate_shared_memory(b.dtype, [4 * EACH, _BLOCK, _BLOCK // EACH], pre.layout)
-            buffers = gl.allocate_shared_memory(b.dtype, [2 * EACH, _BLOCK, _BLOCK // EACH], out.layout)
-            h_buffers = gl.allocate_shared_memory(b.dtype, [2, _BLOCK, _PART], weighted_h.layout)
+            reads = gl.allocate_shared_memory(out.dtype, [4 * EACH, _BLOCK, _BLOCK // EACH], pre.layout)
+            buffers = gl.allocate_shared_memory(out.dtype, [2 * EACH, _BLOCK, _BLOCK // EACH], out.layout)
+            h_buffers = gl.allocate_shared_memory(out.dtype, [2, _BLOCK, _PART], weighted_h.layout)
         else:
-            buffers = gl.allocate_shared_memory(b.dtype, [2 * _BUFFERS, _BLOCK, _PART], out.layout)
+            buffers = gl.allocate_shared_memory(out.dtype, [2 * _BUFFERS, _BLOCK, _PART], out.layout)
             reads, h_buffers = buffers, buffers
         a_at, b_at, barriers_at, barriers = set_up(
             a_ring, b_ring, STAGES, TURNS=True, COPIERS=_COPIERS if SLOTS > 0 else 0
@@ -264,40 +320,62 @@ if GLUON_MISSING is None:
             mbarrier.init(loaded.index(half), count=1)
         fence_async_shared()
         synchronize()
+        copied_at = b_at if b is None else a_at
         gl.warp_specialize(
             [
                 (
                     _consume,
                     (
-                        out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads,
-                        h_buffers, loaded, counts,
-                        units, experts, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit,
-                        up_offset,
-                        0, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS, SLOTS,
+                        0, out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads,
+                        h_buffers, loaded, counts, units, experts, column_tiles, depth_tiles, M, N, P, expert_rows,
+                        alpha, limit, up_offset,
+                        COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS, SLOTS,
                     ),
                 ),
                 (
                     _consume,
                     (
-                        out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads,
-                        h_buffers, loaded, counts,
-                        units, experts, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit,
-                        up_offset,
-                        1, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS, SLOTS,
+                        1, out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads,
+                        h_buffers, loaded, counts, units, experts, column_tiles, depth_tiles, M, N, P, expert_rows,
+                        alpha, limit, up_offset,
+                        COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS, SLOTS,
                     ),
                 ),
                 (
                     produce,
                     (
-                        a, b, b_rest, a_ring, b_ring, barriers, starts, counts,
-                        units, experts, column_tiles, depth_tiles, M, N, P, expert_rows,
+                        0, a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, column_tiles,
+                        depth_tiles, M, N, P, expert_rows, tokens, token_pieces, pair, copied_at, barriers_at,
                         COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS,
-                        tokens, token_pieces, pair, a_at, barriers_at,
+                    ),
+                ),
+                (
+                    produce,
+                    (
+                        1, a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, column_tiles,
+                        depth_tiles, M, N, P, expert_rows, tokens, token_pieces, pair, copied_at, barriers_at,
+                        COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS,
+                    ),
+                ),
+                (
+                    produce,
+                    (
+                        2, a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, column_tiles,
+                        depth_tiles, M, N, P, expert_rows, tokens, token_pieces, pair, copied_at, barriers_at,
+                        COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS,
+                    ),
+                ),
+                (
+                    produce,
+                    (
+                        3, a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, column_tiles,
+                        depth_tiles, M, N, P, expert_rows, tokens, token_pieces, pair, copied_at, barriers_at,
+                        COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS,
                     ),
                 ),
             ],
-            [4, 4 if SLOTS > 0 else 1],  # warps of the second consumer and of the producer
-            [240, 24],  # their registers; the first consumer gets the rest, 240
+            [4, 1, 1, 1, 1],  # warps of the second consumer and of the producers
+            [_CONSUMERS, _PRODUCERS, _PRODUCERS, _PRODUCERS, _PRODUCERS],  # registers; the first consumer gets the rest
         )  # fmt: skip
 
 
@@ -387,13 +465,14 @@ def _launch(
     width = columns // 2 if form == "gate_up" else columns
     experts = counts.shape[0]
     P = named["pair"].shape[0] if slots else a.shape[0]
+    tokens = (b if weights and b.shape[0] < P else a) if slots else None
     most = experts * -(-M // ROWS) if weights else P // ROWS
     numbers = formula.arguments()
     return Launch(
         kernel=_experts_kernel,
         grid=(min(most * -(-N // width), programs),),
-        arguments={"a": None if slots else block_descriptor(a, BLOCK, BLOCK), "tokens": a if slots else None}
-        | {"b": block_descriptor(b, BLOCK, BLOCK, shape, strides)}
+        arguments={"a": None if a is tokens else block_descriptor(a, BLOCK, BLOCK), "tokens": tokens}
+        | {"b": None if b is tokens else block_descriptor(b, BLOCK, BLOCK, shape, strides)}
         | {"b_rest": block_descriptor(b, PART, BLOCK, shape, strides) if rest else None}
         | named
         | {"starts": starts, "counts": counts}
@@ -404,7 +483,7 @@ def _launch(
             "K": K,
             "P": P,
             "expert_rows": each,
-            "token_pieces": a.stride(0) // PIECE,
+            "token_pieces": 0 if tokens is None else tokens.stride(0) // PIECE,
         }
         | {name: numbers[name] for name in ("alpha", "limit", "up_offset", "FORMULA")}
         | {"COLUMNS": columns, "STAGES": stages, "GROUP": group, "FORM": form, "B_ACROSS": across}
@@ -519,19 +598,23 @@ def weights_launch(
     out: torch.Tensor,
     starts: torch.Tensor,
     counts: torch.Tensor,
+    pair: torch.Tensor | None = None,
+    slots: int = 0,
     columns: int = WIDE,
     group: int = GROUP,
 ) -> Launch:
     """Describe the launch that writes a^T b of each expert's rows.
 
     Args:
-        a: [P, M], sorted rows.
-        b: [P, N], sorted rows.
+        a: [P, M], sorted rows, or with slots [T, M], the tokens.
+        b: [P, N], sorted rows, or with slots [T, N] if a is sorted.
         out: [E, M, N], the last dimension contiguous, written; zero for an expert without rows.
         starts, counts: of the routing.
+        pair, slots: as for `gate_up_launch`.
     """
     sizes = out.shape[1], out.shape[2], a.shape[0]
-    return _launch("weights", a, b, {"out": out}, (starts, counts), columns, sizes, group=group)
+    outs = {"out": out, "pair": pair}
+    return _launch("weights", a, b, outs, (starts, counts), columns, sizes, group=group, slots=slots)
 
 
 def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -539,18 +622,22 @@ def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
     return x
 
 
-def _rows_of(x: torch.Tensor, routing: Routing, column_tiles: int) -> tuple[torch.Tensor, int]:
+def _can_copy(x: torch.Tensor) -> bool:
+    """Tell whether products can copy rows of tokens: in pieces that are aligned, with numbers of 32 bits."""
+    return fits_tma(x) and x.shape[0] * x.stride(0) // PIECE <= INT32_MAX
+
+
+def _rows_of(x: torch.Tensor, routing: Routing, few_tiles: bool = True) -> tuple[torch.Tensor, int]:
     """Return what a product takes for its rows, and the routing's slots where these are the tokens, else 0.
 
     Args:
         x: [T, K], or sorted already [P, K].
-        column_tiles: how many tiles read each row.
+        routing: of these tokens.
+        few_tiles: read each row, so that it may be copied for each.
     """
     if x.shape[0] == routing.pair.shape[0]:
         return x, 0
-    if column_tiles <= COPIED_TILES and fits_tma(x) and x.shape[0] * x.stride(0) // PIECE <= INT32_MAX:
-        return x, routing.slots
-    return sort(x, routing), 0
+    return (x, routing.slots) if few_tiles and _can_copy(x) else (sort(x, routing), 0)
 
 
 def gate_up(
@@ -567,7 +654,7 @@ def gate_up(
     rows, both = routing.pair.shape[0], w_gate_up.shape[1]
     h = x.new_empty((rows, both // 2))
     pre = x.new_empty((rows, both)) if store_pre else None
-    x, slots = _rows_of(x, routing, -(-both // WIDE))
+    x, slots = _rows_of(x, routing)
     run(
         gate_up_launch, x, aligned(w_gate_up), h, pre, routing.starts, routing.counts, dense(bias), formula,
         interleaved, routing.pair, slots,
@@ -598,7 +685,7 @@ def down_backward(
     d_pre = pre if in_place and columns % NARROW == 0 else torch.empty_like(pre)
     wh = pre.new_empty((pre.shape[0], columns))
     dots = pre.new_empty((-(-columns // NARROW), pre.shape[0]), dtype=torch.float32)
-    dy, slots = _rows_of(dy, routing, -(-columns // NARROW))
+    dy, slots = _rows_of(dy, routing, columns <= COPIED_TILES * NARROW)
     run(
         gate_backward_launch, dy, aligned(w_down).mT, pre, weights.contiguous(), d_pre, wh, dots, routing.pair,
         routing.starts, routing.counts, formula, interleaved, slots,
@@ -612,34 +699,13 @@ def rows_times(d_pre: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing) -
 
 
 def weight_grad(a: torch.Tensor, b: torch.Tensor, routing: Routing, like: torch.Tensor) -> torch.Tensor:
-    """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`.
-
-    An operand of tokens is sorted some columns at a time: whole, it would be there beside the gradients. Every part
-    reads all of the other operand, and a large one has two thirds of its columns, rounded to whole tiles.
-    """
+    """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`."""
     out = torch.empty_like(like)
-    if out.stride(2) == 1:
-        a, b, target = a, b, out
-    else:
-        a, b, target = b, a, out.mT
-    rows = routing.pair.shape[0]
-    if a.shape[0] < rows:
-        for part in _parts(a.shape[1], b.shape[1], ROWS, rows):
-            run(weights_launch, sort(a[:, part], routing), b, target[:, part], routing.starts, routing.counts)
-    elif b.shape[0] < rows:
-        for part in _parts(b.shape[1], a.shape[1], WIDE, rows):
-            run(weights_launch, a, sort(b[:, part], routing), target[:, :, part], routing.starts, routing.counts)
-    else:
-        run(weights_launch, a, b, target, routing.starts, routing.counts)
+    left, right, target = (a, b, out) if out.stride(2) == 1 else (b, a, out.mT)
+    (left, of_left), (right, of_right) = _rows_of(left, routing), _rows_of(right, routing)
+    slots = of_left or of_right
+    run(weights_launch, left, right, target, routing.starts, routing.counts, routing.pair if slots else None, slots)
     return out
-
-
-def _parts(size: int, others: int, step: int, rows: int) -> list[slice]:
-    """Return the columns of so many rows that are sorted at a time: multiples of a tile's `step`, and what is left."""
-    count = min(-(-size * 3 // (2 * others)), -(-size * rows // PART_ELEMENTS))
-    each = step * -(-size // (step * count))
-    firsts = [first for first in range(0, size, each) if first == 0 or size - first >= WIDE]
-    return [slice(first, end) for first, end in zip(firsts, [*firsts[1:], size], strict=True)]
 
 
 def dense(bias: torch.Tensor | None) -> torch.Tensor | None:

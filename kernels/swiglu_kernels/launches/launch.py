@@ -5,6 +5,7 @@ what is inspected is what runs.
 """
 
 import contextlib
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +56,7 @@ class Launch:
         tensors = (getattr(value, "base", value) for value in self.arguments.values())  # a TMA descriptor has a base
         device = next(value.device for value in tensors if isinstance(value, torch.Tensor))
         with on_device(device):
+            bind(device)
             compiled = self.kernel[self.grid](**self.arguments, **self.options)
             if self.traps and not torch.cuda.is_current_stream_capturing():
                 _wait_for_first(compiled, self.traps)
@@ -71,6 +73,17 @@ def _wait_for_first(compiled: Any, traps: str) -> None:
         compiled.ran_once = True
 
 
+def bind(device: torch.device) -> None:
+    """Give this thread a context, if it has none yet: the driver encodes no TMA descriptor without one.
+
+    A thread's first launch may be its first call that needs one, where PyTorch allocates from its cache.
+    """
+    if device.type == "cuda" and not getattr(_thread, "bound", False):
+        torch.cuda.mem_get_info(device)  # also while a graph is recorded, in which it leaves nothing
+        _thread.bound = True
+
+
+_thread = threading.local()
 _HERE = contextlib.nullcontext()
 
 

@@ -17,7 +17,7 @@ import torch
 from swiglu_kernels.launches.backend import INTERPRETING
 from swiglu_kernels.launches.direct import Launcher, direct
 from swiglu_kernels.launches.kinds import Kinds, keep
-from swiglu_kernels.launches.launch import Launch, on_device
+from swiglu_kernels.launches.launch import Launch, bind, on_device
 from swiglu_kernels.launches.precision import float32_dot_precision
 
 DESCRIBES = {"base", "shape", "strides", "block_shape", "layout", "padding", "round_f32_to_tf32"}
@@ -87,6 +87,8 @@ class Plan:
             values[position] = tensors[number].data_ptr()
         for position, number in self.descriptors:
             values[position] = values[position](tensors[number])
+        if self.descriptors:
+            bind(tensors[0].device)
         return values
 
 

@@ -10,8 +10,8 @@ x's dtype, for P rows (T k pairs and the padding), hidden H and intermediate I; 
       retain_graph                                                               2 P I more
     recompute=True     nothing                           P I + P H               as without it
 
-and 4 bytes for each pair and row. Kernels that read sorted copies add P H in the forward, and parts of it beside the
-gradients of the weights.
+and 4 bytes for each pair and row. Kernels by hand sort d_out where many tiles read each of its rows: P H beside the
+3 P I. In fp8 they sort the codes of x: P H / 2 more in the forward.
 
 With precision="fp8-rowwise" the forward is that of `experts_fp8.py`. The backward is the same but for the gradients of
 the routing weights, for which y is kept as well: P H more.
@@ -394,8 +394,8 @@ def swiglu_experts(
         activation, alpha, limit, up_offset: the gate, as for `swiglu_glu` (gpt-oss: "silu", 1.702, 7, 1).
         interleaved: the rows of w_gate_up are gate, up, gate, up, ... (gpt-oss); else the gate's come first.
         recompute: keep only x and the routing for the backward, and recompute gate and up from them.
-        backend: "portable", or "hopper" for the hand-scheduled kernels for compute capability 9.0, which work on sorted
-            copies of x; None takes what is fastest here.
+        backend: "portable", or "hopper" for the hand-scheduled kernels for compute capability 9.0; None takes what is
+            fastest here.
         precision: "bf16", operands of products as they are; or "fp8-rowwise": those of the forward's products are
             quantised by rows to fp8, a token of x and of h, and an output feature of an expert's weight. The backward's
             stay in 16 bits. bfloat16 and float16 with hidden and intermediate sizes that are multiples of 16. Weights

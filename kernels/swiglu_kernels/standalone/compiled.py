@@ -40,8 +40,6 @@ from swiglu_kernels.standalone.covering import covering, most_demanding
 
 FEW_BYTES = 16
 """Of a thread's registers, that some versions of ptxas spill once, outside of a main loop."""
-COPYING_BYTES = 64
-"""The same of kernels whose producer copies rows, with four warps of 24 registers; outside of a main loop too."""
 NEIGHBOURS = 60
 """Lines of assembly within which two wgmmas are of one loop."""
 READ_AHEAD = {"_down_kernel", "_weighted_sum_kernel"}
@@ -52,6 +50,10 @@ SPILLS = {
     "dX read, 16 tokens, bfloat16": 24,
     "dW on the fly, 16 tokens, bfloat16, unaligned": 24,
     "dW read, 16 tokens, float32": 16,
+    "experts by hand, h, gate and up": 32,
+    "experts by hand, h, gate and up, rows copied": 32,
+    "experts by hand, h, interleaved, rows copied, backward": 24,
+    "experts by hand, h, interleaved, transposed, rows copied, backward": 24,
     "fp8 experts by hand, h": 24,
     "fp8 experts by hand, h, gate and up": 24,
 }
@@ -232,8 +234,7 @@ def _waits_first(ptx: str, may_read: bool = False) -> bool:
 def allowed_spill(kernel: str) -> int:
     """How many bytes of a thread's registers a kernel may spill under this Triton."""
     later = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8)
-    few = COPYING_BYTES if "rows copied" in kernel else FEW_BYTES
-    return SPILLS.get(kernel, few) if later else few
+    return SPILLS.get(kernel, FEW_BYTES) if later else FEW_BYTES
 
 
 @functools.cache

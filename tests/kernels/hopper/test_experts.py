@@ -63,30 +63,34 @@ class TestWhoMayTakeThem:
 
 
 @pytest.fixture
-def sorted_products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The products for the gradients of weights in plain PyTorch; the sizes of the operands that they are given."""
-    given: list[tuple[int, ...]] = []
+def products(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """The products for the gradients of weights in plain PyTorch; of each, whether it copied rows of tokens."""
+    copied: list[bool] = []
 
-    def run(
-        describe: object, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, starts: torch.Tensor, counts
-    ) -> None:
+    def run(describe, a, b, out, starts, counts, pair, slots) -> None:
         assert describe is by_hand.weights_launch
         assert out.stride(2) == 1, "TMA needs it"
-        given.append((a.shape[1], b.shape[1]))
+        copied.append(slots > 0)
         for start, count, one in zip(starts.tolist(), counts.tolist(), out, strict=False):
-            torch.mm(a[start : start + count].T, b[start : start + count], out=one)
+            rows = slice(start, start + count)
+            of_tokens = pair[rows] // slots if slots else None
+            left, right = (of[rows] if len(of) > tokens_of(pair, slots) else of[of_tokens] for of in (a, b))
+            torch.mm(left.T, right, out=one)
+
+    def tokens_of(pair: torch.Tensor | None, slots: int) -> int:
+        return int(pair.max()) // slots + 1 if slots and pair is not None else 0
 
     monkeypatch.setattr(by_hand, "run", run)
-    monkeypatch.setattr(by_hand, "PART_ELEMENTS", 1)
-    return given
+    return copied
 
 
 @pytest.mark.skipif(not INTERPRETING, reason="needs Triton's interpreter: tensors lie on the CPU")
-class TestTokensAreSortedInParts:
-    def test_each_part_has_its_columns_of_the_gradient(self, sorted_products: list[tuple[int, ...]]) -> None:
+class TestGradientsOfWeights:
+    @pytest.mark.parametrize("aligned", [True, False])
+    def test_tokens_are_copied_or_sorted_in_either_place(self, products: list[bool], aligned: bool) -> None:
         index = torch.tensor([[0, 2], [2, 3], [0, 3], [2, 0]])
         routing = route(index, 5, by_hand.ROWS)
-        tokens = torch.randn(4, 1088)
+        tokens = torch.randn(4, 1096)[:, 8:] if aligned else torch.randn(4, 1089)[:, 1:]
         rows = torch.randn(routing.pair.shape[0], 192)
         pairs = routing.row.view(index.shape)
         exact = torch.zeros(5, 1088, 192)
@@ -97,36 +101,34 @@ class TestTokensAreSortedInParts:
                 found = by_hand.weight_grad(a, b, routing, like)
                 assert found.stride() == like.stride()
                 torch.testing.assert_close(found, expected)
-        assert {max(sizes) for sizes in sorted_products} == {192, 320}, "parts are whole tiles, but for the last"
+        assert products == [aligned] * 4
 
-    def test_what_is_sorted_never_lies_beside_both_gradients(
-        self, sorted_products: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    def test_nothing_that_is_sorted_lies_beside_the_gradients(
+        self, products: list[bool], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The peak beyond the gradients is weight * h, a part of d_out and the output; products here are stand-ins."""
+        """The peak beyond the gradients is d_pre, weight * h and the output; products here are stand-ins."""
         count, slots, tokens, hidden, intermediate = 6, 2, 8, 768, 128
 
         def like(rows: torch.Tensor, columns: int) -> torch.Tensor:
             return rows.new_ones(rows.shape[0], columns)
 
-        def sort(one: torch.Tensor, routing: Routing) -> torch.Tensor:
-            return one.new_ones(routing.pair.shape[0], one.shape[1])
-
         def combined(rows: torch.Tensor, weights: object, routing: Routing) -> torch.Tensor:
             return rows.new_ones(routing.tokens, rows.shape[1])
 
         def down_backward(dy: torch.Tensor, w_down: torch.Tensor, pre: torch.Tensor, *_: object) -> tuple[object, ...]:
-            return pre, like(dy, intermediate), like(dy, 1).T
+            return pre, like(pre, intermediate), like(pre, 1).T
 
         kernels = SimpleNamespace(
-            gather=sort,
-            gate_up=lambda x, *_: (like(x, intermediate), like(x, 2 * intermediate)),
+            gather=by_hand.gather,
+            gate_up=lambda x, w, routing, *_: (
+                x.new_ones(len(routing.pair), intermediate), x.new_ones(len(routing.pair), 2 * intermediate)
+            ),
             down=lambda h, *_: like(h, hidden),
             down_backward=down_backward,
             rows_times=lambda d_pre, *_: like(d_pre, hidden),
             weight_grad=by_hand.weight_grad,
-        )
+        )  # fmt: skip
         monkeypatch.setitem(experts.KERNELS, "portable", kernels)
-        monkeypatch.setattr(by_hand, "sort", sort)
         monkeypatch.setattr(experts, "combine", combined)
         monkeypatch.setattr(experts, "slot_grads", lambda dots, dy, bias, routing, dtype: torch.ones(tokens, slots))
         index = torch.arange(tokens * slots).view(tokens, slots) % count
@@ -143,9 +145,8 @@ class TestTokensAreSortedInParts:
         use = measure_memory(torch.device("cpu"), forward, backward)
         rows = capacity(index.numel(), count, expert_tile_rows(index.numel(), count, torch.float32))
         gradients = sum(leaf.numel() for leaf in leaves)
-        part = max(sizes[0] for sizes in sorted_products if sizes[1] == intermediate)
-        beside = rows * (intermediate + part) + tokens * hidden
-        assert use.peak_bytes <= 1.01 * 4 * (gradients + beside)
+        assert products == [True, True]
+        assert use.peak_bytes <= 1.01 * 4 * (gradients + rows * intermediate + tokens * hidden)
 
 
 class TestOnHopper:
@@ -206,26 +207,8 @@ class TestOnHopper:
                 out = swiglu_experts(x[:, 8:], *others, index, weights, backend="hopper", recompute=recompute)
             return [out, *torch.autograd.grad(out, leaves, upstream)]
 
-        copied, of_weights_alone = run(), len(copies)
-        monkeypatch.setattr(by_hand, "COPIED_TILES", 0)
+        copied = run()
+        assert not copies
+        monkeypatch.setattr(by_hand, "_can_copy", lambda x: False)
         assert all(map(torch.equal, copied, run()))
-        assert (of_weights_alone, len(copies)) == (2, 5 if recompute else 4)
-
-    @pytest.mark.parametrize("transposed", [False, True])
-    def test_in_parts(self, monkeypatch: pytest.MonkeyPatch, transposed: bool) -> None:
-        def gradients() -> list[torch.Tensor]:
-            torch.manual_seed(0)
-            index = torch.randint(0, 5, (300, 2), device="cuda")
-            x, w_gate_up, w_down = (
-                torch.randn(size, device="cuda").bfloat16() for size in ((300, 1088), (5, 768, 1088), (5, 1088, 384))
-            )
-            if transposed:
-                w_gate_up, w_down = (one.mT.contiguous().mT for one in (w_gate_up, w_down))
-            leaves = [one.requires_grad_() for one in (x, w_gate_up, w_down)]
-            with shared.by_hand_aside(None):
-                out = swiglu_experts(*leaves, index, torch.rand(300, 2, device="cuda"), backend="hopper")
-            return list(torch.autograd.grad(out, leaves, torch.ones_like(out)))
-
-        whole = gradients()
-        monkeypatch.setattr(by_hand, "PART_ELEMENTS", 1)
-        assert all(map(torch.equal, whole, gradients()))
+        assert len(copies) == (5 if recompute else 4)

@@ -1,6 +1,11 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
+from on_hopper import needs_hopper
 
+from swiglu_kernels import swiglu_glu
+from swiglu_kernels.hopper import shared
 from swiglu_kernels.launches.launch import INT32_MAX, Launch, flat_needs_int64, tile_needs_int64, vectorises
 
 
@@ -31,3 +36,27 @@ def test_vectorises():
 
 def test_an_empty_grid_launches_nothing():
     Launch(kernel=None, grid=(0,), arguments={}, num_warps=1, num_stages=1).run()
+
+
+class TestOnHopper:
+    pytestmark = needs_hopper
+
+    @pytest.mark.parametrize("calls_before", [0, 2])
+    def test_a_thread_s_first_launch_may_have_tma_descriptors(self, calls_before: int) -> None:
+        """Where PyTorch allocates from its cache, nothing before it has given the thread a context."""
+        drawn = [
+            torch.randn(size, device="cuda").bfloat16() for size in ((640 + calls_before, 512), (512, 512), (512, 512))
+        ]
+        with torch.no_grad(), shared.by_hand_aside(None):
+            for _ in range(calls_before):
+                swiglu_glu(*(one.clone() for one in drawn))
+            others = [one.clone() for one in drawn]
+            torch.full((2**22,), 0.0, device="cuda")  # and free again
+
+            def first() -> torch.Tensor:
+                with torch.no_grad():
+                    return swiglu_glu(*others)
+
+            with ThreadPoolExecutor(1) as threads:
+                found = threads.submit(first).result()
+            assert torch.equal(found, swiglu_glu(*drawn))
