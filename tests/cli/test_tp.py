@@ -192,8 +192,9 @@ def test_a_dry_run_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (plan["kind"], [row["ranks"] for row in plan["rows"]]) == ("plan", [1, 1, 2, 2])
 
 
-def test_what_would_take_hours_is_refused() -> None:
-    ran = swiglu_bench("tp", "--device", "cpu", "--gpus", "2", "--shapes", "llama7b", "--tokens", "3k")  # 13 GiB
+def test_what_would_take_hours_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "host_memory_bytes", lambda available=False: 2**40)
+    ran = swiglu_bench("tp", "--device", "cpu", "--gpus", "2", "--shapes", "llama7b", "--tokens", "3k")
     assert "this would take about" in ran.complaint
     assert "on this CPU; give a smaller one or fewer --tokens, or --budget" in ran.complaint
 
