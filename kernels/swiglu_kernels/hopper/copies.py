@@ -24,8 +24,8 @@ COPIERS = 128
 """Threads that copy."""
 PIECE, PIECES = 8, 8
 """Elements of 16 bits that are copied at once; how many such a row of a block has."""
-ROWS, OTHER_ROWS = 128, 64
-"""Of a stage, by whether all stages of a tile have the same or others."""
+OTHER_ROWS = 64
+"""Of a stage, where every stage has others."""
 TOGETHER = 4
 """Rows whose addresses are found before any of them is copied."""
 AHEAD = 3
@@ -148,7 +148,7 @@ if GLUON_MISSING is None:
             gl.int32,
             is_pure=False,
             pack=1,
-        )  # fmt: skip
+        )
 
     @gluon.constexpr_function
     def _answer():
@@ -166,6 +166,4 @@ if GLUON_MISSING is None:
         """Return the pairs that the first of the last AHEAD calls of `ask` was for, as `pairs_of` does."""
         PTX: gl.constexpr = _answer()
         mine = slot_at + WARP * 64 + _rows_of(_OTHER_ROWS, WARP) % 4 * 16 + _pieces() * 0
-        return gl.inline_asm_elementwise(
-            PTX, "=r,=r,=r,=r,r,r,r,r,~{memory}", [mine], gl.int32, is_pure=False, pack=4
-        )  # fmt: skip
+        return gl.inline_asm_elementwise(PTX, "=r,=r,=r,=r,r,r,r,r,~{memory}", [mine], gl.int32, is_pure=False, pack=4)

@@ -160,18 +160,20 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def produce(
-        WARP: gl.constexpr, a, b, b_rest, a_ring, b_ring, barriers, starts, counts,
-        units, experts, column_tiles, depth_tiles, M, N, P, expert_rows,
-        tokens, token_pieces, pair, copied_at, barriers_at,
+        WARP: gl.constexpr, given,
         COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, B_ACROSS: gl.constexpr,
         INTERLEAVED: gl.constexpr, EXPERTS: gl.constexpr, SLOTS: gl.constexpr,
     ):  # fmt: skip
         """Fill the ring with the stages of this program's tiles, in turn.
 
-        WARP: of the four producers. The first loads by TMA.
+        WARP: of the four producers. The first loads by TMA. given: what all four are given.
         SLOTS: of a routing, if all four copy the rows of a or b, which is None then, from those of the tokens; 0: both
             are sorted, and three have nothing to do. copied_at: address of the ring of copies.
         """
+        (
+            a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, column_tiles, depth_tiles, M, N, P,
+            expert_rows, tokens, token_pieces, pair, copied_at, barriers_at,
+        ) = given  # fmt: skip
         OTHERS: gl.constexpr = SLOTS > 0 and FORM == "weights"  # rows in each stage
         COPIED_ROWS: gl.constexpr = _OTHER_ROWS if OTHERS else _ROWS
         COPIED_BLOCKS: gl.constexpr = COLUMNS // _BLOCK if b is None else _ROWS // COPIED_ROWS
@@ -223,13 +225,15 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _consume(
-        ME: gl.constexpr, out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads,
-        h_buffers, loaded, counts, units, experts, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit,
-        up_offset,
+        ME: gl.constexpr, given,
         COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
         B_ACROSS: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
         EXPERTS: gl.constexpr, SLOTS: gl.constexpr,
     ):  # fmt: skip
+        (
+            out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads, h_buffers, loaded,
+            counts, units, experts, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit, up_offset,
+        ) = given  # fmt: skip
         WIDTH: gl.constexpr = COLUMNS // 2 if FORM == "gate_up" else COLUMNS
         programs = gl.num_programs(0)
         mine = (units - gl.program_id(0) + programs - 1) // programs
@@ -320,59 +324,32 @@ if GLUON_MISSING is None:
             mbarrier.init(loaded.index(half), count=1)
         fence_async_shared()
         synchronize()
-        copied_at = b_at if b is None else a_at
+        consumed = (
+            out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads, h_buffers, loaded,
+            counts, units, experts, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit, up_offset,
+        )  # fmt: skip
+        produced = (
+            a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, column_tiles, depth_tiles, M, N, P,
+            expert_rows, tokens, token_pieces, pair, b_at if b is None else a_at, barriers_at,
+        )  # fmt: skip
         gl.warp_specialize(
             [
                 (
                     _consume,
                     (
-                        0, out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads,
-                        h_buffers, loaded, counts, units, experts, column_tiles, depth_tiles, M, N, P, expert_rows,
-                        alpha, limit, up_offset,
-                        COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS, SLOTS,
+                        0, consumed, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS, SLOTS,
                     ),
                 ),
                 (
                     _consume,
                     (
-                        1, out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads,
-                        h_buffers, loaded, counts, units, experts, column_tiles, depth_tiles, M, N, P, expert_rows,
-                        alpha, limit, up_offset,
-                        COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS, SLOTS,
+                        1, consumed, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS, SLOTS,
                     ),
                 ),
-                (
-                    produce,
-                    (
-                        0, a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, column_tiles,
-                        depth_tiles, M, N, P, expert_rows, tokens, token_pieces, pair, copied_at, barriers_at,
-                        COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS,
-                    ),
-                ),
-                (
-                    produce,
-                    (
-                        1, a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, column_tiles,
-                        depth_tiles, M, N, P, expert_rows, tokens, token_pieces, pair, copied_at, barriers_at,
-                        COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS,
-                    ),
-                ),
-                (
-                    produce,
-                    (
-                        2, a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, column_tiles,
-                        depth_tiles, M, N, P, expert_rows, tokens, token_pieces, pair, copied_at, barriers_at,
-                        COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS,
-                    ),
-                ),
-                (
-                    produce,
-                    (
-                        3, a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, column_tiles,
-                        depth_tiles, M, N, P, expert_rows, tokens, token_pieces, pair, copied_at, barriers_at,
-                        COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS,
-                    ),
-                ),
+                (produce, (0, produced, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS)),
+                (produce, (1, produced, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS)),
+                (produce, (2, produced, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS)),
+                (produce, (3, produced, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS)),
             ],
             [4, 1, 1, 1, 1],  # warps of the second consumer and of the producers
             [_CONSUMERS, _PRODUCERS, _PRODUCERS, _PRODUCERS, _PRODUCERS],  # registers; the first consumer gets the rest

@@ -7,9 +7,8 @@ Parts of a tile leave through buffers of a consumer that are taken in turn; gate
 (`fetch`), two parts ahead.
 """
 
-import torch
-
 from swiglu_kernels.hopper.shared import GLUON_MISSING
+from swiglu_kernels.launches.formula import bounded, passes
 
 BLOCK, PART = 64, 32
 """Rows, columns and depth of what is loaded at once; columns of what is stored at once."""
@@ -24,8 +23,6 @@ if GLUON_MISSING is None:
     from swiglu_kernels.hopper.shared import halves, load, sigmoid, store, write
 
     _BLOCK, _PART, _BUFFERS = (gl.constexpr(size) for size in (BLOCK, PART, BUFFERS))
-    # Until torch 2.13 clamp passes the gradient of a value on a bound, later it does not; and so do the kernels.
-    _BOUNDS_PASS = gl.constexpr(torch.__version__ < "2.14")
 
     @gluon.jit
     def _biased(value, bias, at):
@@ -36,24 +33,12 @@ if GLUON_MISSING is None:
         return value
 
     @gluon.jit
-    def _bounded(gate, up, limit):
-        """Return (min(gate, limit), clamp(up, -limit, limit)); NaN stays NaN."""
-        gate = gl.where(gate > limit, limit, gate)
-        up = gl.where(up > limit, limit, up)
-        return gate, gl.where(up < -limit, -limit, up)
-
-    @gluon.jit
-    def _passes(value, limit):
-        """Tell where a bound from above lets the gradient pass."""
-        return value <= limit if _BOUNDS_PASS else (value < limit) | (limit == float("inf"))
-
-    @gluon.jit
     def _gated(gate, up, alpha, limit, up_offset, FORMULA: gl.constexpr):
         """Return silu(gate) * up, or what FORMULA says."""
         if FORMULA == "silu":
             value = gate * sigmoid(gate) * up
         else:
-            gate, up = _bounded(gate, up, limit)
+            gate, up = bounded(gate, up, limit)
             value = gate * sigmoid(alpha * gate) * (up + up_offset)
         return value
 
@@ -66,12 +51,12 @@ if GLUON_MISSING is None:
             d_gate = d_h * up * (slope + silu * (1.0 - slope))
             d_up, h = d_h * silu, silu * up
         else:
-            g, u = _bounded(gate, up, limit)
+            g, u = bounded(gate, up, limit)
             u += up_offset
             slope = sigmoid(alpha * g)
             silu = g * slope
-            d_gate = gl.where(_passes(gate, limit), d_h * u * (slope + alpha * silu * (1.0 - slope)), 0.0)
-            d_up = gl.where(_passes(up, limit) & _passes(-up, limit), d_h * silu, 0.0)
+            d_gate = gl.where(passes(gate, limit), d_h * u * (slope + alpha * silu * (1.0 - slope)), 0.0)
+            d_up = gl.where(passes(up, limit) & passes(-up, limit), d_h * silu, 0.0)
             h = silu * u
         return d_gate, d_up, h
 

@@ -125,8 +125,11 @@ if GLUON_MISSING is None:
                 (
                     produce,
                     (
-                        0, a, b, b_rest, a_ring, b_ring, barriers, starts, counts,
-                        units, experts, column_tiles, depth_tiles, 0, N, P, expert_rows, None, None, None, None, None,
+                        0,
+                        (
+                            a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, column_tiles,
+                            depth_tiles, 0, N, P, expert_rows, None, None, None, None, None,
+                        ),
                         _WIDE, STAGES, GROUP, FORM, False, INTERLEAVED, EXPERTS, 0,
                     ),
                 ),

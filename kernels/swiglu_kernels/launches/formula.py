@@ -16,6 +16,13 @@ import dataclasses
 import functools
 import math
 
+import torch
+
+from swiglu_kernels.launches import backend
+from swiglu_kernels.launches.backend import tl, triton
+
+# Until torch 2.13 clamp passes the gradient of a value on a bound, later it does not; and so do the kernels.
+BOUNDS_PASS = tl.constexpr(torch.__version__ < "2.14") if backend.TRITON_AVAILABLE else False
 ACTIVATIONS = ("silu", "gelu_tanh")
 
 
@@ -46,3 +53,17 @@ PLAIN = Formula()
 
 formula_of = functools.lru_cache(Formula)
 """The same object for the same numbers: keys of plans compare it in no time."""
+
+
+@triton.jit
+def bounded(gate, up, limit):
+    """Return (min(gate, limit), clamp(up, -limit, limit)); NaN stays NaN. For kernels in Gluon and in Triton."""
+    gate = tl.where(gate > limit, limit, gate)
+    up = tl.where(up > limit, limit, up)
+    return gate, tl.where(up < -limit, -limit, up)
+
+
+@triton.jit
+def passes(value, limit):
+    """Tell where a bound from above lets the gradient pass."""
+    return value <= limit if BOUNDS_PASS else (value < limit) | (limit == float("inf"))  # which stands for none

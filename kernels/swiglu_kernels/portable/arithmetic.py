@@ -8,15 +8,10 @@ With `s = sigmoid(gate)` and `f = gate * s` (SiLU), `z = f * up`, and for the up
 The variants of the gate that `formula.py` defines replace the argument of the sigmoid and bound gate and up.
 """
 
-import torch
-
-from swiglu_kernels.launches import backend
 from swiglu_kernels.launches.backend import tl, triton
+from swiglu_kernels.launches.formula import bounded, passes
 from swiglu_kernels.launches.precision import INTERPRETING
 from swiglu_kernels.launches.precision import round_to as round_to
-
-# Until torch 2.13 clamp passes the gradient of a value on a bound, later it does not; and so do the kernels.
-BOUNDS_PASS = tl.constexpr(torch.__version__ < "2.14") if backend.TRITON_AVAILABLE else False
 
 
 @triton.jit
@@ -25,7 +20,7 @@ def gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA: tl.constexpr):
     if FORMULA == "silu":
         z = gate / (1.0 + tl.exp(-gate)) * up
     else:
-        gate, up = _bounded(gate * multiplier, up, limit)
+        gate, up = bounded(gate * multiplier, up, limit)
         v, _ = _inside_sigmoid(gate, alpha, FORMULA)
         z = gate / (1.0 + tl.exp(-v)) * (up + up_offset)
     return z
@@ -41,27 +36,13 @@ def gated_gradients(dz, gate, up, multiplier, alpha, limit, up_offset, FORMULA: 
         d_up = d_f * gate
     else:
         scaled = gate * multiplier
-        g, u = _bounded(scaled, up, limit)
+        g, u = bounded(scaled, up, limit)
         v, dv = _inside_sigmoid(g, alpha, FORMULA)
         s = tl.sigmoid(v)
         d_f = dz * s
-        d_gate = tl.where(_passes(scaled, limit), d_f * (u + up_offset) * (1.0 + g * dv * (1.0 - s)) * multiplier, 0.0)
-        d_up = tl.where(_passes(up, limit) & _passes(-up, limit), d_f * g, 0.0)
+        d_gate = tl.where(passes(scaled, limit), d_f * (u + up_offset) * (1.0 + g * dv * (1.0 - s)) * multiplier, 0.0)
+        d_up = tl.where(passes(up, limit) & passes(-up, limit), d_f * g, 0.0)
     return d_gate, d_up
-
-
-@triton.jit
-def _passes(value, limit):
-    """Tell where a bound from above lets the gradient pass."""
-    return value <= limit if BOUNDS_PASS else (value < limit) | (limit == float("inf"))  # which stands for none
-
-
-@triton.jit
-def _bounded(gate, up, limit):
-    """Return (min(gate, limit), clamp(up, -limit, limit)); NaN stays NaN."""
-    gate = tl.where(gate > limit, limit, gate)
-    up = tl.where(up > limit, limit, up)
-    return gate, tl.where(up < -limit, -limit, up)
 
 
 @triton.jit
