@@ -116,11 +116,11 @@ def rows(problem, weights):
         return torch.nn.functional.silu(x @ weights["w_gate"].T) * (x @ weights["w_up"].T)
     return Step(forward)
 
-@implementation("sound", scopes=("glu",), description="compiles", backend="inductor")
+@implementation("sound-{run}", scopes=("glu",), description="compiles", backend="inductor")
 def sound(problem):
     return rows(problem, problem.parameters)
 
-@implementation("copying", scopes=("glu",), description="has copies of the weights", backend="inductor")
+@implementation("copying-{run}", scopes=("glu",), description="has copies of the weights", backend="inductor")
 def copying(problem):
     own = {{name: value.detach().clone().requires_grad_() for name, value in problem.parameters.items()}}
     return rows(problem, own)
@@ -129,10 +129,12 @@ def copying(problem):
 
 def test_what_compiles_is_first_used_as_by_a_model_in_processes_for_nothing_else(shared: Crew, tmp_path: Path) -> None:
     source, calls = tmp_path / "compiled.py", tmp_path / "calls"
-    source.write_text(COMPILED.format(log=str(calls)), encoding="utf-8")
+    run = tmp_path.name  # a shared crew keeps processes by their contenders' names, from one try to the next
+    source.write_text(COMPILED.format(log=str(calls), run=run), encoding="utf-8")
     found = run_case(shared, [EAGER, *(declare(f"{source}:{name}", 60.0) for name in ("sound", "copying"))])
-    assert (found["sound"].status, found["copying"].status) == (Status.OK, Status.INCORRECT), found["copying"].reason
-    assert {check.check for check in found["copying"].tensor_checks if not check.ok} == {"use"}
+    sound, copying = found[f"sound-{run}"], found[f"copying-{run}"]
+    assert (sound.status, copying.status) == (Status.OK, Status.INCORRECT), copying.reason
+    assert {check.check for check in copying.tensor_checks if not check.ok} == {"use"}
     at = {tokens: {pid for pid, rows in map(str.split, calls.read_text().splitlines()) if rows == str(tokens)}
           for tokens in (FORWARD.tokens, usage.TOKENS)}  # fmt: skip
     assert len(at[usage.TOKENS]) == 2, "by one process of each"
