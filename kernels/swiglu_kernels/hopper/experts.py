@@ -12,8 +12,8 @@ producer fills a ring of stages, two consumers take tiles in turn. Every tile ha
 left: what is beyond them is written and means nothing. Half tiles cost more than they save: programs whose tiles are
 not alike drift apart, and no longer read the same weights at the same time (NOTES.md).
 
-There is no sorted copy of x, and one of dy for d_pre alone where many tiles read each row: four producers copy the rows
-of the tokens into the ring (`copies.py`), as Hopper's TMA cannot.
+There is no sorted copy of x or dy: four producers copy the rows of the tokens into the ring (`copies.py`), as Hopper's
+TMA cannot.
 
 M rows of a weight's gradient, N columns of an output, K the axis that is summed over.
 
@@ -43,13 +43,12 @@ LEAST_ROWS = {False: 256, True: 32}
 ROWS = 128
 """Of a tile."""
 STAGES, GROUP = 5, 8
+BACKWARD_STAGES = 4
+"""Beside which gate and up of a block for each consumer have room, and what is stored."""
 REGISTERS = 232, 40
 """Of a thread of a consumer, and of a producer: those of copies are addresses, which are found before any is used."""
 WIDE, NARROW = 192, 128
 """Columns of a tile."""
-COPIED_TILES = 16
-"""Tiles of columns up to which d_pre copies its rows: its tiles are narrow, and TMA reads sorted rows of each of them
-faster, of as few by less than what to sort them takes. Other products copy as fast as TMA reads, or nearly."""
 
 __all__ = ["down", "down_backward", "gate_up", "gather", "rows_times", "weight_grad"]
 
@@ -227,7 +226,7 @@ if GLUON_MISSING is None:
     def _consume(
         ME: gl.constexpr, given,
         COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
-        B_ACROSS: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
+        B_ACROSS: gl.constexpr, INTERLEAVED: gl.constexpr, FORMULA: gl.constexpr,
         EXPERTS: gl.constexpr, SLOTS: gl.constexpr,
     ):  # fmt: skip
         (
@@ -251,12 +250,9 @@ if GLUON_MISSING is None:
                 others = _steps_of(min(unit + programs, units - 1) // per_expert, counts)
             first = start(column, WIDTH, N)
             if FORM == "gate_backward":
-                EACH: gl.constexpr = 1 if INTERLEAVED else 2
-                for early in gl.static_range(2):
-                    fetch(
-                        pre, row, first + early * _PART, N, reads, loaded.index(2 * ME + early),
-                        EACH * (2 * ME + early), INTERLEAVED,
-                    )  # fmt: skip
+                skipped = (column * COLUMNS - first) // _BLOCK
+                for side in gl.static_range(2):
+                    fetch(pre, row, column * COLUMNS + side * _PART, N, reads, loaded, 2 * ME + side, INTERLEAVED)
                 part, _unused = halves(gl.zeros([_BLOCK, _BLOCK], gl.float32, _ACCUMULATOR), _BLOCK, _PART)
                 LAYOUT: gl.constexpr = gl.SliceLayout(1, part.type.layout)
                 weight = weights_of(row, pair, weights, LAYOUT)
@@ -268,14 +264,10 @@ if GLUON_MISSING is None:
             )  # fmt: skip
             step += steps + others
             if FORM == "gate_backward":
-                dots_at = dots + column.to(gl.int64) * P
                 finish_backward(
-                    one, two, weight, dots_at, pre, out, weighted_h, row, first, column * COLUMNS, N,
-                    alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 0, INTERLEAVED, EVEN, FORMULA,
-                )  # fmt: skip
-                finish_backward(
-                    one_1, two_1, lower_weight, dots_at, pre, out, weighted_h, row + _BLOCK, first, column * COLUMNS, N,
-                    alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 1, INTERLEAVED, EVEN, FORMULA,
+                    one, two, three, one_1, two_1, three_1, weight, lower_weight, dots + column.to(gl.int64) * P, pre,
+                    out, weighted_h, row, first, skipped, N, alpha, limit, up_offset, reads, buffers, h_buffers, loaded,
+                    ME, INTERLEAVED, FORMULA,
                 )  # fmt: skip
             else:
                 BOTH: gl.constexpr = 2 if FORM == "gate_up" else 1
@@ -295,7 +287,7 @@ if GLUON_MISSING is None:
         a, tokens, b, b_rest, out, pre, bias, weighted_h, pair, weights, dots, starts, counts,
         token_pieces, experts, M, N, K, P, expert_rows, alpha, limit, up_offset,
         COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, B_ACROSS: gl.constexpr,
-        INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
+        INTERLEAVED: gl.constexpr, FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
         SLOTS: gl.constexpr,
     ):  # fmt: skip
         BACKWARD: gl.constexpr = FORM == "gate_backward"
@@ -337,13 +329,13 @@ if GLUON_MISSING is None:
                 (
                     _consume,
                     (
-                        0, consumed, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS, SLOTS,
+                        0, consumed, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, FORMULA, EXPERTS, SLOTS,
                     ),
                 ),
                 (
                     _consume,
                     (
-                        1, consumed, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EVEN, FORMULA, EXPERTS, SLOTS,
+                        1, consumed, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, FORMULA, EXPERTS, SLOTS,
                     ),
                 ),
                 (produce, (0, produced, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS)),
@@ -464,7 +456,7 @@ def _launch(
         }
         | {name: numbers[name] for name in ("alpha", "limit", "up_offset", "FORMULA")}
         | {"COLUMNS": columns, "STAGES": stages, "GROUP": group, "FORM": form, "B_ACROSS": across}
-        | {"INTERLEAVED": interleaved, "EVEN": N % width == 0, "EXPERTS": max(32, triton.next_power_of_2(experts))}
+        | {"INTERLEAVED": interleaved, "EXPERTS": max(32, triton.next_power_of_2(experts))}
         | {"SLOTS": slots},
         num_warps=CONSUMER_WARPS,
         num_stages=stages,
@@ -554,9 +546,9 @@ def gate_backward_launch(
         w_down: [E, N, K] as dy is multiplied: the transpose of what the forward multiplies by.
         pre: [P, 2 N], as `gate_up_launch` wrote it.
         weights: [T, k], contiguous, the routing weights.
-        d_pre: [P, 2 N], written; it may be pre itself where N is a multiple of NARROW.
+        d_pre: [P, 2 N], written; it may be pre itself.
         weighted_h: [P, N], written.
-        dots: [ceil(N / NARROW), P], fp32, written: sums over the first axis are the routing weights' gradients.
+        dots: [ceil(N / WIDE), P], fp32, written: sums over the first axis are the routing weights' gradients.
         pair: [P], the position in `weights` of a row, -1 for none.
         starts, counts: of the routing.
         formula, interleaved: as in the forward.
@@ -565,8 +557,9 @@ def gate_backward_launch(
     outs = {"out": d_pre, "pre": pre, "weighted_h": weighted_h, "pair": pair, "weights": weights, "dots": dots}
     sizes = 0, weighted_h.shape[1], dy.shape[1]
     return _launch(
-        "gate_backward", dy, w_down, outs, (starts, counts), NARROW, sizes, formula, interleaved, group, slots=slots
-    )
+        "gate_backward", dy, w_down, outs, (starts, counts), WIDE, sizes, formula, interleaved, group,
+        BACKWARD_STAGES, slots,
+    )  # fmt: skip
 
 
 def weights_launch(
@@ -595,7 +588,7 @@ def weights_launch(
 
 
 def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Return x [T, H]: each product copies its rows, or sorts them first."""
+    """Return x [T, H]: each product copies its rows, or sorts them first where it cannot."""
     return x
 
 
@@ -604,17 +597,16 @@ def _can_copy(x: torch.Tensor) -> bool:
     return fits_tma(x) and x.shape[0] * x.stride(0) // PIECE <= INT32_MAX
 
 
-def _rows_of(x: torch.Tensor, routing: Routing, few_tiles: bool = True) -> tuple[torch.Tensor, int]:
+def _rows_of(x: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, int]:
     """Return what a product takes for its rows, and the routing's slots where these are the tokens, else 0.
 
     Args:
         x: [T, K], or sorted already [P, K].
         routing: of these tokens.
-        few_tiles: read each row, so that it may be copied for each.
     """
     if x.shape[0] == routing.pair.shape[0]:
         return x, 0
-    return (x, routing.slots) if few_tiles and _can_copy(x) else (sort(x, routing), 0)
+    return (x, routing.slots) if _can_copy(x) else (sort(x, routing), 0)
 
 
 def gate_up(
@@ -657,12 +649,12 @@ def down_backward(
     wants_wh: bool = True,
     in_place: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """Return d_pre [P, 2 I], over pre where it may be and no tiles overlap, weight * h [P, I] or None, and the dots."""
+    """Return d_pre [P, 2 I], over pre where it may be, weight * h [P, I] or None, and the dots."""
     columns = w_down.shape[2]
-    d_pre = pre if in_place and columns % NARROW == 0 else torch.empty_like(pre)
+    d_pre = pre if in_place else torch.empty_like(pre)
     wh = pre.new_empty((pre.shape[0], columns))
-    dots = pre.new_empty((-(-columns // NARROW), pre.shape[0]), dtype=torch.float32)
-    dy, slots = _rows_of(dy, routing, columns <= COPIED_TILES * NARROW)
+    dots = pre.new_empty((-(-columns // WIDE), pre.shape[0]), dtype=torch.float32)
+    dy, slots = _rows_of(dy, routing)
     run(
         gate_backward_launch, dy, aligned(w_down).mT, pre, weights.contiguous(), d_pre, wh, dots, routing.pair,
         routing.starts, routing.counts, formula, interleaved, slots,

@@ -4,7 +4,7 @@
     finish_backward   d_pre, weight * h and the dots of h and d_h from d_h
 
 Parts of a tile leave through buffers of a consumer that are taken in turn; gate and up of the backward arrive in others
-(`fetch`), two parts ahead.
+(`fetch`), two parts, which are a block, ahead.
 """
 
 from swiglu_kernels.hopper.shared import GLUON_MISSING
@@ -14,6 +14,8 @@ BLOCK, PART = 64, 32
 """Rows, columns and depth of what is loaded at once; columns of what is stored at once."""
 BUFFERS = 3
 """Of each consumer, through which parts are stored."""
+BLOCKS = 3
+"""Side by side in a tile of the backward."""
 
 if GLUON_MISSING is None:
     from triton.experimental import gluon
@@ -22,7 +24,7 @@ if GLUON_MISSING is None:
 
     from swiglu_kernels.hopper.shared import halves, load, sigmoid, store, write
 
-    _BLOCK, _PART, _BUFFERS = (gl.constexpr(size) for size in (BLOCK, PART, BUFFERS))
+    _BLOCK, _PART, _BUFFERS, _BLOCKS = (gl.constexpr(size) for size in (BLOCK, PART, BUFFERS, BLOCKS))
 
     @gluon.jit
     def _biased(value, bias, at):
@@ -56,7 +58,7 @@ if GLUON_MISSING is None:
             slope = sigmoid(alpha * g)
             silu = g * slope
             d_gate = gl.where(passes(gate, limit), d_h * u * (slope + alpha * silu * (1.0 - slope)), 0.0)
-            d_up = gl.where(passes(up, limit) & passes(-up, limit), d_h * silu, 0.0)
+            d_up = gl.where(passes(gl.abs(up), limit), d_h * silu, 0.0)
             h = silu * u
         return d_gate, d_up, h
 
@@ -149,28 +151,28 @@ if GLUON_MISSING is None:
                 )  # fmt: skip
 
     @gluon.jit
-    def fetch(pre, row, column, N, buffers, loaded, FIRST: gl.constexpr, INTERLEAVED: gl.constexpr):
-        """Begin to load gate and up of PART columns."""
-        mbarrier.expect(loaded, _BLOCK * _BLOCK * 2)
+    def fetch(pre, row, column, N, reads, loaded, SET: gl.constexpr, INTERLEAVED: gl.constexpr):
+        """Begin to load gate and up of PART columns into a set of buffers."""
+        full = loaded.index(SET)
+        mbarrier.expect(full, _BLOCK * _BLOCK * 2)
         if INTERLEAVED:
-            load(pre, [row, 2 * column], loaded, buffers.index(FIRST))
+            load(pre, [row, 2 * column], full, reads.index(SET))
         else:
-            load(pre, [row, column], loaded, buffers.index(FIRST))
-            load(pre, [row, N + column], loaded, buffers.index(FIRST + 1))
+            load(pre, [row, column], full, reads.index(2 * SET))
+            load(pre, [row, N + column], full, reads.index(2 * SET + 1))
 
     @gluon.jit
     def _put_gradients(
-        d_h, weight, dots, pre, d_pre, weighted_h, row, column, next_row, next_column, own, N,
+        d_h, weight, dots, pre, d_pre, weighted_h, row, column, next_row, next_column, more, parity, N,
         alpha, limit, up_offset, reads, buffers, h_buffers, loaded,
-        ME: gl.constexpr, NUMBER: gl.constexpr, MORE: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr,
-        FORMULA: gl.constexpr,
+        ME: gl.constexpr, SIDE: gl.constexpr, INTERLEAVED: gl.constexpr, FORMULA: gl.constexpr,
     ):  # fmt: skip
-        """Store PART columns of d_pre and weight * h; begin to load gate and up of the next part but one, if MORE.
+        """Store PART columns of d_pre and weight * h, a SIDE of a block; begin to load gate and up of the next block's.
 
-        d_h is still without the routing weight. Columns left of `own` belong to another tile, which adds their dots.
+        d_h is still without the routing weight. more: there is a next block. Returns dots with theirs.
         """
-        SET: gl.constexpr = 2 * ME + NUMBER % 2
-        mbarrier.wait(loaded.index(SET), NUMBER // 2)
+        SET: gl.constexpr = 2 * ME + SIDE
+        mbarrier.wait(loaded.index(SET), parity)
         if INTERLEAVED:
             pairs = reads.index(SET).load(gl.join(d_h, d_h).reshape([_BLOCK, _BLOCK]).type.layout)
             gate, up = pairs.reshape([_BLOCK, _PART, 2]).split()
@@ -180,11 +182,7 @@ if GLUON_MISSING is None:
             gate = reads.index(2 * SET).load(d_h.type.layout).to(gl.float32)
             up = reads.index(2 * SET + 1).load(d_h.type.layout).to(gl.float32)
         d_gate, d_up, h = _gradients(d_h * weight[:, None], gate, up, alpha, limit, up_offset, FORMULA)
-        product = d_h * h
-        if not EVEN:
-            columns = column + gl.arange(0, _PART, gl.SliceLayout(0, d_h.type.layout))
-            product = gl.where((columns >= own)[None, :], product, 0.0)
-        dots += gl.sum(product, 1)
+        dots += gl.sum(d_h * h, 1)
         tma.store_wait(0)
         if INTERLEAVED:
             buffers.index(ME).store(gl.join(d_gate, d_up).reshape([_BLOCK, _BLOCK]).to(d_pre.dtype))
@@ -199,9 +197,8 @@ if GLUON_MISSING is None:
             store(d_pre, [row, column], buffers.index(2 * ME))
             store(d_pre, [row, N + column], buffers.index(2 * ME + 1))
         store(weighted_h, [row, column], h_buffers.index(ME))
-        if MORE:
-            EACH: gl.constexpr = 1 if INTERLEAVED else 2
-            fetch(pre, next_row, next_column, N, reads, loaded.index(SET), EACH * SET, INTERLEAVED)
+        if more:
+            fetch(pre, next_row, next_column, N, reads, loaded, SET, INTERLEAVED)
         return dots
 
     @gluon.jit
@@ -212,30 +209,40 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def finish_backward(
-        one, two, weight, dots_out, pre, d_pre, weighted_h, row, column, own, N,
-        alpha, limit, up_offset, reads, buffers, h_buffers, loaded,
-        ME: gl.constexpr, HALF: gl.constexpr, INTERLEAVED: gl.constexpr, EVEN: gl.constexpr, FORMULA: gl.constexpr,
+        one, two, three, one_1, two_1, three_1, weight, lower_weight, dots_out, pre, d_pre, weighted_h,
+        row, column, skipped, N, alpha, limit, up_offset, reads, buffers, h_buffers, loaded,
+        ME: gl.constexpr, INTERLEAVED: gl.constexpr, FORMULA: gl.constexpr,
     ):  # fmt: skip
-        """Make d_pre, weight * h and the dots of one half of a tile's rows; the next half's first parts are fetched."""
-        part_0, part_1 = halves(one, _BLOCK, _PART)
-        part_2, part_3 = halves(two, _BLOCK, _PART)
+        """Make d_pre, weight * h and the dots of a tile, whose first block's gate and up are fetched.
+
+        skipped: blocks of each half that belong to the tile before.
+
+        A loop, though each turn moves what is left through the registers: written out, it has more instructions than
+        their cache holds.
+        """
         LAYOUT: gl.constexpr = weight.type.layout
-        MORE: gl.constexpr = HALF == 0
         dots = gl.zeros([_BLOCK], gl.float32, LAYOUT)
-        dots = _put_gradients(
-            part_0, weight, dots, pre, d_pre, weighted_h, row, column, row, column + 2 * _PART, own, N,
-            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 0, True, INTERLEAVED, EVEN, FORMULA,
-        )  # fmt: skip
-        dots = _put_gradients(
-            part_1, weight, dots, pre, d_pre, weighted_h, row, column + _PART, row, column + 3 * _PART, own, N,
-            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 1, True, INTERLEAVED, EVEN, FORMULA,
-        )  # fmt: skip
-        dots = _put_gradients(
-            part_2, weight, dots, pre, d_pre, weighted_h, row, column + 2 * _PART, row + _BLOCK, column, own, N,
-            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 2, MORE, INTERLEAVED, EVEN, FORMULA,
-        )  # fmt: skip
-        dots = _put_gradients(
-            part_3, weight, dots, pre, d_pre, weighted_h, row, column + 3 * _PART, row + _BLOCK, column + _PART, own, N,
-            alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 3, MORE, INTERLEAVED, EVEN, FORMULA,
-        )  # fmt: skip
-        gl.store(dots_out + row + gl.arange(0, _BLOCK, LAYOUT), dots)
+        parity = 0
+        for number in range(2 * _BLOCKS):
+            across = number % _BLOCKS
+            if across >= skipped:
+                here, at = row + number // _BLOCKS * _BLOCK, column + across * _BLOCK
+                last = across == _BLOCKS - 1
+                next_row = gl.where(last, row + _BLOCK, here)
+                next_at = gl.where(last, column + skipped * _BLOCK, at + _BLOCK)
+                more = number < 2 * _BLOCKS - 1
+                left, right = halves(one, _BLOCK, _PART)
+                dots = _put_gradients(
+                    left, weight, dots, pre, d_pre, weighted_h, here, at, next_row, next_at, more, parity, N,
+                    alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 0, INTERLEAVED, FORMULA,
+                )  # fmt: skip
+                dots = _put_gradients(
+                    right, weight, dots, pre, d_pre, weighted_h, here, at + _PART, next_row, next_at + _PART, more,
+                    parity, N, alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 1, INTERLEAVED, FORMULA,
+                )  # fmt: skip
+                parity ^= 1
+                if last:
+                    gl.store(dots_out + here + gl.arange(0, _BLOCK, LAYOUT), dots)
+                    dots = gl.zeros([_BLOCK], gl.float32, LAYOUT)
+                    weight = lower_weight
+            one, two, three, one_1, two_1 = two, three, one_1, two_1, three_1

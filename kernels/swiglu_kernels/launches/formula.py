@@ -58,9 +58,9 @@ formula_of = functools.lru_cache(Formula)
 @triton.jit
 def bounded(gate, up, limit):
     """Return (min(gate, limit), clamp(up, -limit, limit)); NaN stays NaN. For kernels in Gluon and in Triton."""
-    gate = tl.where(gate > limit, limit, gate)
-    up = tl.where(up > limit, limit, up)
-    return gate, tl.where(up < -limit, -limit, up)
+    gate = tl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
+    up = tl.minimum(up, limit, propagate_nan=tl.PropagateNan.ALL)
+    return gate, tl.maximum(up, -limit, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

@@ -10,8 +10,7 @@ x's dtype, for P rows (T k pairs and the padding), hidden H and intermediate I; 
       retain_graph                                                               2 P I more
     recompute=True     nothing                           P I + P H               as without it
 
-and 4 bytes for each pair and row. Kernels by hand sort d_out where many tiles read each of its rows: P H beside the
-3 P I. In fp8 they sort the codes of x: P H / 2 more in the forward.
+and 4 bytes for each pair and row. In fp8 kernels by hand sort the codes of x: P H / 2 more in the forward.
 
 With precision="fp8-rowwise" the forward is that of `experts_fp8.py`. The backward is the same but for the gradients of
 the routing weights, for which y is kept as well: P H more.

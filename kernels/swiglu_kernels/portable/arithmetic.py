@@ -41,7 +41,7 @@ def gated_gradients(dz, gate, up, multiplier, alpha, limit, up_offset, FORMULA: 
         s = tl.sigmoid(v)
         d_f = dz * s
         d_gate = tl.where(passes(scaled, limit), d_f * (u + up_offset) * (1.0 + g * dv * (1.0 - s)) * multiplier, 0.0)
-        d_up = tl.where(passes(up, limit) & passes(-up, limit), d_f * g, 0.0)
+        d_up = tl.where(passes(tl.abs(up), limit), d_f * g, 0.0)
     return d_gate, d_up
 
 

@@ -329,7 +329,7 @@ def _row_sums_kernel(
     first = tl.load(starts_ptr + expert)
     count = tl.load(counts_ptr + expert)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    out = tl.zeros((BLOCK_N,), dtype=tl.float32)
+    sums = tl.zeros((BLOCK_ROWS, BLOCK_N), dtype=tl.float32)  # across threads they are added up but once
     for done in range(0, count, BLOCK_ROWS):
         number = done + tl.arange(0, BLOCK_ROWS)
         row = (first + number).to(tl.int64)
@@ -342,7 +342,8 @@ def _row_sums_kernel(
         if weights_ptr is not None:
             at = weights_ptr + token * weights_token + pair % slots * weights_slot
             a *= tl.load(at, mask=number < count, other=0.0).to(tl.float32)[:, None]
-        out += tl.sum(a, 0)
+        sums += a
+    out = tl.sum(sums, 0)
     tl.store(out_ptr + expert.to(tl.int64) * N + n, round_to(out, out_ptr.dtype.element_ty), mask=n < N)
 
 
@@ -363,12 +364,14 @@ def _slot_grads_kernel(
     if bias_ptr is not None:
         expert = tl.load(tile_expert_ptr + row // TILE_ROWS, mask=routed, other=0).to(tl.int64)
         token = (pair // slots).to(tl.int64)
+        sums = tl.zeros((BLOCK_PAIRS, BLOCK_K), dtype=tl.float32)
         for first in range(0, K, BLOCK_K):
             k = (first + tl.arange(0, BLOCK_K)).to(tl.int64)[None, :]
             inside = routed[:, None] & (k < K)
             dy = tl.load(dy_ptr + token[:, None] * dy_m + k * dy_k, mask=inside, other=0.0).to(tl.float32)
             bias = tl.load(bias_ptr + expert[:, None] * bias_e + k * bias_k, mask=inside, other=0.0).to(tl.float32)
-            out += tl.sum(dy * bias, 1)
+            sums += dy * bias
+        out += tl.sum(sums, 1)
     tl.store(out_ptr + pair, round_to(out, out_ptr.dtype.element_ty), mask=pair < pairs)
 
 
@@ -641,16 +644,16 @@ def row_sums_launch(
     slots: int,
 ) -> Launch:
     """Describe the launch that writes out [E, N], contiguous: sums of a [P or T, N] over each expert's rows."""
-    experts, N = out.shape
+    (experts, N), block = out.shape, 64
     return Launch(
         kernel=_row_sums_kernel,
-        grid=(triton.cdiv(N, 128), experts),
+        grid=(triton.cdiv(N, block), experts),
         arguments={
             "a_ptr": a, "weights_ptr": weights, "out_ptr": out, "pair_ptr": pair, "starts_ptr": starts,
             "counts_ptr": counts, "N": N, "slots": slots, "a_row": a.stride(0), "a_n": a.stride(1),
             "weights_token": None if weights is None else weights.stride(0),
             "weights_slot": None if weights is None else weights.stride(1),
-            "BLOCK_ROWS": 32, "BLOCK_N": 128, "OF_TOKENS": a.shape[0] < pair.shape[0],
+            "BLOCK_ROWS": block, "BLOCK_N": block, "OF_TOKENS": a.shape[0] < pair.shape[0],
         },
         num_warps=4,
         num_stages=2,
