@@ -141,7 +141,7 @@ if GLUON_MISSING is None:
         """Begin to load a stage by TMA, or what of it is not copied."""
         A_ACROSS: gl.constexpr = FORM == "weights"
         BLOCKS: gl.constexpr = COLUMNS // _BLOCK
-        LOADED: gl.constexpr = (0 if a is None else _ROWS) + (0 if b is None else COLUMNS)
+        LOADED: gl.constexpr = COLUMNS + (0 if a is None else _ROWS)
         mbarrier.expect(full, LOADED * _BLOCK * 2)  # elements of 16 bits
         if a is not None:
             _load(a, begin, row, at, full, a_ring.index(2 * stage), A_ACROSS)
@@ -153,7 +153,7 @@ if GLUON_MISSING is None:
                 both = b_ring.index(3 * stage + 2)
                 load(b_rest, [base + first + _BLOCK, at], full, both.slice(0, _PART, dim=0))
                 load(b_rest, [base + N + first + _BLOCK, at], full, both.slice(_PART, _PART, dim=0))
-        elif b is not None:
+        else:
             for block in gl.static_range(BLOCKS):
                 _load(b, base, first + block * _BLOCK, at, full, b_ring.index(BLOCKS * stage + block), B_ACROSS)
 
@@ -166,18 +166,18 @@ if GLUON_MISSING is None:
         """Fill the ring with the stages of this program's tiles, in turn.
 
         WARP: of the four producers. The first loads by TMA. given: what all four are given.
-        SLOTS: of a routing, if all four copy the rows of a or b, which is None then, from those of the tokens; 0: both
-            are sorted, and three have nothing to do. copied_at: address of the ring of copies.
+        SLOTS: of a routing, if all four copy the rows of a, which is None then, from those of the tokens; 0: they are
+            sorted, and three producers have nothing to do.
         """
         (
             a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, column_tiles, depth_tiles, M, N, P,
-            expert_rows, tokens, token_pieces, pair, copied_at, barriers_at,
+            expert_rows, tokens, token_pieces, pair, a_at, barriers_at,
         ) = given  # fmt: skip
         OTHERS: gl.constexpr = SLOTS > 0 and FORM == "weights"  # rows in each stage
         COPIED_ROWS: gl.constexpr = _OTHER_ROWS if OTHERS else _ROWS
-        COPIED_BLOCKS: gl.constexpr = COLUMNS // _BLOCK if b is None else _ROWS // COPIED_ROWS
+        COPIED_BLOCKS: gl.constexpr = _ROWS // COPIED_ROWS
         if SLOTS > 0:
-            to = first_place(copied_at, COPIED_ROWS, WARP)
+            to = first_place(a_at, COPIED_ROWS, WARP)
         if OTHERS:
             slots_at = barriers_at + _BARRIER_BYTES
             per_expert = gl.cdiv(M, _ROWS) * column_tiles
@@ -210,7 +210,7 @@ if GLUON_MISSING is None:
                     ask(slots_at + step % _AHEAD * _SLOT_BYTES, asked, left, WARP)
                     pairs = answer(slots_at + (step + 1) % _AHEAD * _SLOT_BYTES, WARP)
                 if SLOTS > 0:
-                    source = tokens + (at if not OTHERS else first if b is None else row)
+                    source = tokens + (row if OTHERS else at)
                     stage_at = to + stage * (COPIED_ROWS * COPIED_BLOCKS * _BLOCK * 2)
                     copy_rows(before, stage_at, barriers_at + 8 * stage, source, COPIED_BLOCKS)
                 if OTHERS:  # behind the copies, since it may wait for memory
@@ -244,11 +244,14 @@ if GLUON_MISSING is None:
             unit = gl.program_id(0) + number * programs
             row, column, expert = find(unit, counts, experts, M, column_tiles, GROUP, FORM, EXPERTS, 4)
             steps, others = depth_tiles, depth_tiles  # of this tile, and of the next, which is the other consumer's
+            first = start(column, WIDTH, N)
             if FORM == "weights":
-                row += expert * expert_rows
+                if buffers.shape[1] == _PART:  # rows of out are columns of the tile
+                    first += expert * expert_rows
+                else:
+                    row += expert * expert_rows
                 steps = _steps_of(expert, counts)
                 others = _steps_of(min(unit + programs, units - 1) // per_expert, counts)
-            first = start(column, WIDTH, N)
             if FORM == "gate_backward":
                 skipped = (column * COLUMNS - first) // _BLOCK
                 for side in gl.static_range(2):
@@ -298,15 +301,14 @@ if GLUON_MISSING is None:
             units = experts * gl.cdiv(M, _ROWS) * column_tiles
         else:
             units = gl.max(tiles_to(counts, experts, EXPERTS, 4), 0) * column_tiles
-        LAYOUT: gl.constexpr = a.layout if b is None else b.layout
-        a_ring = gl.allocate_shared_memory(out.dtype, [2 * STAGES, _BLOCK, _BLOCK], LAYOUT)
-        b_ring = gl.allocate_shared_memory(out.dtype, [COLUMNS // _BLOCK * STAGES, _BLOCK, _BLOCK], LAYOUT)
+        a_ring = gl.allocate_shared_memory(out.dtype, [2 * STAGES, _BLOCK, _BLOCK], b.layout)
+        b_ring = gl.allocate_shared_memory(out.dtype, [COLUMNS // _BLOCK * STAGES, _BLOCK, _BLOCK], b.layout)
         if BACKWARD:
             reads = gl.allocate_shared_memory(out.dtype, [4 * EACH, _BLOCK, _BLOCK // EACH], pre.layout)
             buffers = gl.allocate_shared_memory(out.dtype, [2 * EACH, _BLOCK, _BLOCK // EACH], out.layout)
             h_buffers = gl.allocate_shared_memory(out.dtype, [2, _BLOCK, _PART], weighted_h.layout)
         else:
-            buffers = gl.allocate_shared_memory(out.dtype, [2 * _BUFFERS, _BLOCK, _PART], out.layout)
+            buffers = gl.allocate_shared_memory(out.dtype, [2 * _BUFFERS, out.block_shape[0], out.block_shape[1]], out.layout)
             reads, h_buffers = buffers, buffers
         a_at, b_at, barriers_at, barriers = set_up(
             a_ring, b_ring, STAGES, TURNS=True, COPIERS=_COPIERS if SLOTS > 0 else 0
@@ -322,7 +324,7 @@ if GLUON_MISSING is None:
         )  # fmt: skip
         produced = (
             a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, column_tiles, depth_tiles, M, N, P,
-            expert_rows, tokens, token_pieces, pair, b_at if b is None else a_at, barriers_at,
+            expert_rows, tokens, token_pieces, pair, a_at, barriers_at,
         )  # fmt: skip
         gl.warp_specialize(
             [
@@ -418,30 +420,36 @@ def _launch(
     M, N, K = sizes
     backward, weights = form == "gate_backward", form == "weights"
     both = BLOCK if backward and interleaved else PART
+    turned = False
     if weights:
         out = outs["out"]
         assert out is not None
-        shape, strides, each, across = list(b.shape), list(b.stride()), out.stride(0) // out.stride(1), True
+        turned = out.stride(2) != 1
+        each = out.stride(0) // max(out.stride()[1:])
+        shape, strides, across = list(b.shape), list(b.stride()), True
     else:
         shape, strides, each, across = flat(b)
     rest = form == "gate_up" and not interleaved and columns == WIDE
     named: dict[str, Any] = dict.fromkeys(("pre", "bias", "weighted_h", "pair", "weights", "dots")) | dict(outs)
     for name, part in (("out", both if backward else PART), ("pre", both), ("weighted_h", PART)):
         if (one := named[name]) is not None:
-            whole = ([(one.shape[0] - 1) * each + M, one.shape[2]], [one.stride(1), 1]) if one.dim() == 3 else ()
-            named[name] = block_descriptor(one, BLOCK, part, *whole)
+            whole, block = (), (BLOCK, part)
+            if one.dim() == 3:
+                lies, block = (one.mT, block[::-1]) if turned else (one, block)
+                whole = [(one.shape[0] - 1) * each + lies.shape[1], lies.shape[2]], [lies.stride(1), 1]
+            named[name] = block_descriptor(one, *block, *whole)
     programs = multiprocessors(a.device)
     width = columns // 2 if form == "gate_up" else columns
     experts = counts.shape[0]
     P = named["pair"].shape[0] if slots else a.shape[0]
-    tokens = (b if weights and b.shape[0] < P else a) if slots else None
+    tokens = a if slots else None
     most = experts * -(-M // ROWS) if weights else P // ROWS
     numbers = formula.arguments()
     return Launch(
         kernel=_experts_kernel,
         grid=(min(most * -(-N // width), programs),),
         arguments={"a": None if a is tokens else block_descriptor(a, BLOCK, BLOCK), "tokens": tokens}
-        | {"b": None if b is tokens else block_descriptor(b, BLOCK, BLOCK, shape, strides)}
+        | {"b": block_descriptor(b, BLOCK, BLOCK, shape, strides)}
         | {"b_rest": block_descriptor(b, PART, BLOCK, shape, strides) if rest else None}
         | named
         | {"starts": starts, "counts": counts}
@@ -577,8 +585,8 @@ def weights_launch(
 
     Args:
         a: [P, M], sorted rows, or with slots [T, M], the tokens.
-        b: [P, N], sorted rows, or with slots [T, N] if a is sorted.
-        out: [E, M, N], the last dimension contiguous, written; zero for an expert without rows.
+        b: [P, N], sorted rows.
+        out: [E, M, N], one of the last two dimensions contiguous, written; zero for an expert without rows.
         starts, counts: of the routing.
         pair, slots: as for `gate_up_launch`.
     """
@@ -668,11 +676,11 @@ def rows_times(d_pre: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing) -
 
 
 def weight_grad(a: torch.Tensor, b: torch.Tensor, routing: Routing, like: torch.Tensor) -> torch.Tensor:
-    """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`."""
+    """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`; that of tokens is copied on the left."""
     out = torch.empty_like(like)
-    left, right, target = (a, b, out) if out.stride(2) == 1 else (b, a, out.mT)
-    (left, of_left), (right, of_right) = _rows_of(left, routing), _rows_of(right, routing)
-    slots = of_left or of_right
+    of_tokens = a.shape[0] < routing.pair.shape[0]
+    left, right, target = (a, b, out) if of_tokens else (b, a, out.mT)
+    left, slots = _rows_of(left, routing)
     run(weights_launch, left, right, target, routing.starts, routing.counts, routing.pair if slots else None, slots)
     return out
 

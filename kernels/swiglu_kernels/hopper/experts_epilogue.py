@@ -22,7 +22,7 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-    from swiglu_kernels.hopper.shared import halves, load, sigmoid, store, write
+    from swiglu_kernels.hopper.shared import fill, halves, load, sigmoid, store, write
 
     _BLOCK, _PART, _BUFFERS, _BLOCKS = (gl.constexpr(size) for size in (BLOCK, PART, BUFFERS, BLOCKS))
 
@@ -63,6 +63,15 @@ if GLUON_MISSING is None:
         return d_gate, d_up, h
 
     @gluon.jit
+    def _write_part(part, out, row, column, buffer, TURN: gl.constexpr):
+        """Send a part to global memory through the next of TURN buffers, transposed where the buffer lies so."""
+        if buffer.shape[0] == _PART:
+            fill(part, out, buffer.permute((1, 0)), TURN - 1)
+            store(out, [column, row], buffer)
+        else:
+            write(part, out, row, column, buffer, TURN - 1)
+
+    @gluon.jit
     def _put(
         block, bias, out, row, column, bias_at, buffers, FIRST: gl.constexpr, NUMBER: gl.constexpr, TURN: gl.constexpr
     ):
@@ -70,8 +79,8 @@ if GLUON_MISSING is None:
         left, right = halves(block, _BLOCK, _PART)
         left = _biased(left, bias, bias_at)
         right = _biased(right, bias, bias_at + _PART)
-        write(left, out, row, column, buffers.index(FIRST + 2 * NUMBER % TURN), TURN - 1)
-        write(right, out, row, column + _PART, buffers.index(FIRST + (2 * NUMBER + 1) % TURN), TURN - 1)
+        _write_part(left, out, row, column, buffers.index(FIRST + 2 * NUMBER % TURN), TURN)
+        _write_part(right, out, row, column + _PART, buffers.index(FIRST + (2 * NUMBER + 1) % TURN), TURN)
 
     @gluon.jit
     def _put_gated(

@@ -361,11 +361,11 @@ def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
     yield "experts by hand, y", by_hand.rows_launch(h, w_down, x, starts, counts)
     yield "experts by hand, y, bias", by_hand.rows_launch(h, w_down, x, starts, counts, biases[1])
     yield "experts by hand, dx", by_hand.rows_launch(pre, w_gate_up.mT, x, starts, counts)
-    yield "experts by hand, dW", by_hand.weights_launch(pre, x, w_gate_up, starts, counts)
     tokens = tensor(rows // 8, hidden)
-    of_tokens = starts, counts, pair, 8
-    yield "experts by hand, dW of gate and up, rows copied", by_hand.weights_launch(pre, tokens, w_gate_up, *of_tokens)
-    yield "experts by hand, dW of down, rows copied", by_hand.weights_launch(tokens, h, w_down, *of_tokens)
+    for copied, like in itertools.product((False, True), (w_gate_up.mT, w_down)):
+        name = f"experts by hand, dW{'' if like is w_down else ' transposed'}{', rows copied' if copied else ''}"
+        right, routed = h if like is w_down else pre, (starts, counts, *((pair, 8) if copied else ()))
+        yield name, by_hand.weights_launch(tokens if copied else x, right, like, *routed)
 
 
 def _fp8_by_hand() -> Iterator[tuple[str, Launch]]:
