@@ -308,7 +308,9 @@ if GLUON_MISSING is None:
             buffers = gl.allocate_shared_memory(out.dtype, [2 * EACH, _BLOCK, _BLOCK // EACH], out.layout)
             h_buffers = gl.allocate_shared_memory(out.dtype, [2, _BLOCK, _PART], weighted_h.layout)
         else:
-            buffers = gl.allocate_shared_memory(out.dtype, [2 * _BUFFERS, out.block_shape[0], out.block_shape[1]], out.layout)
+            buffers = gl.allocate_shared_memory(
+                out.dtype, [2 * _BUFFERS, out.block_shape[0], out.block_shape[1]], out.layout
+            )
             reads, h_buffers = buffers, buffers
         a_at, b_at, barriers_at, barriers = set_up(
             a_ring, b_ring, STAGES, TURNS=True, COPIERS=_COPIERS if SLOTS > 0 else 0
@@ -676,7 +678,7 @@ def rows_times(d_pre: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing) -
 
 
 def weight_grad(a: torch.Tensor, b: torch.Tensor, routing: Routing, like: torch.Tensor) -> torch.Tensor:
-    """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`; that of tokens is copied on the left."""
+    """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`; tokens are copied on the left."""
     out = torch.empty_like(like)
     of_tokens = a.shape[0] < routing.pair.shape[0]
     left, right, target = (a, b, out) if of_tokens else (b, a, out.mT)
