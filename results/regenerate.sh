@@ -93,10 +93,10 @@ for piece in ${*:-$pieces}; do
     experts-few)
       sweep experts-few forward --shapes qwen3-30b-a3b --tokens 1,4,16,64,32k --budget 6 --no-energy --baseline grouped-compile --impl $experts ;;
     experts-step)
-      sweep experts-step step --shapes mixtral-8x7b,qwen3-30b-a3b,gpt-oss-20b --tokens 8k --budget 8 --no-energy \
+      sweep experts-step step --shapes mixtral-8x7b,qwen3-30b-a3b,gpt-oss-20b --tokens 8k --budget 6.5 --no-energy \
         --baseline grouped-compile --impl $experts ;;
     experts-step-deepseek)
-      sweep experts-step-deepseek step --shapes deepseek-v3-rank --tokens 8k --budget 8 --no-energy --baseline grouped-compile \
+      sweep experts-step-deepseek step --shapes deepseek-v3-rank --tokens 8k --budget 6.5 --no-energy --baseline grouped-compile \
         --impl $experts ;;
     experts-memory) sweep experts-memory memory --shapes qwen3-30b-a3b --tokens 8k --impl $experts ;;
     experts-parts) kernels experts ;;
