@@ -434,12 +434,14 @@ def _launch(
     rest = form == "gate_up" and not interleaved and columns == WIDE
     named: dict[str, Any] = dict.fromkeys(("pre", "bias", "weighted_h", "pair", "weights", "dots")) | dict(outs)
     for name, part in (("out", both if backward else PART), ("pre", both), ("weighted_h", PART)):
-        if (one := named[name]) is not None:
-            whole, block = (), (BLOCK, part)
-            if one.dim() == 3:
-                lies, block = (one.mT, block[::-1]) if turned else (one, block)
-                whole = [(one.shape[0] - 1) * each + lies.shape[1], lies.shape[2]], [lies.stride(1), 1]
-            named[name] = block_descriptor(one, *block, *whole)
+        if (one := named[name]) is None:
+            continue
+        if weights:
+            lies, block = (one.mT, (part, BLOCK)) if turned else (one, (BLOCK, part))
+            rows = (lies.shape[0] - 1) * each + lies.shape[1]
+            named[name] = block_descriptor(one, *block, [rows, lies.shape[2]], [lies.stride(1), 1])
+        else:
+            named[name] = block_descriptor(one, BLOCK, part)
     programs = multiprocessors(a.device)
     width = columns // 2 if form == "gate_up" else columns
     experts = counts.shape[0]

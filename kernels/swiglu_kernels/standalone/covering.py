@@ -364,8 +364,8 @@ def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
     tokens = tensor(rows // 8, hidden)
     for copied, like in itertools.product((False, True), (w_gate_up.mT, w_down)):
         name = f"experts by hand, dW{'' if like is w_down else ' transposed'}{', rows copied' if copied else ''}"
-        right, routed = h if like is w_down else pre, (starts, counts, *((pair, 8) if copied else ()))
-        yield name, by_hand.weights_launch(tokens if copied else x, right, like, *routed)
+        left, right = (tokens if copied else x), (h if like is w_down else pre)
+        yield name, by_hand.weights_launch(left, right, like, starts, counts, pair, 8 if copied else 0)
 
 
 def _fp8_by_hand() -> Iterator[tuple[str, Launch]]:
