@@ -69,16 +69,11 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     def run(describe, a, b, out, starts, counts, pair, slots) -> None:
         assert describe is by_hand.weights_launch
-        assert out.stride(2) == 1, "TMA needs it"
+        assert 1 in out.stride()[1:], "TMA needs it"
         copied.append(slots > 0)
         for start, count, one in zip(starts.tolist(), counts.tolist(), out, strict=False):
             rows = slice(start, start + count)
-            of_tokens = pair[rows] // slots if slots else None
-            left, right = (of[rows] if len(of) > tokens_of(pair, slots) else of[of_tokens] for of in (a, b))
-            torch.mm(left.T, right, out=one)
-
-    def tokens_of(pair: torch.Tensor | None, slots: int) -> int:
-        return int(pair.max()) // slots + 1 if slots and pair is not None else 0
+            torch.mm(a[pair[rows] // slots if slots else rows].T, b[rows], out=one)
 
     monkeypatch.setattr(by_hand, "run", run)
     return copied
@@ -87,7 +82,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 @pytest.mark.skipif(not INTERPRETING, reason="needs Triton's interpreter: tensors lie on the CPU")
 class TestGradientsOfWeights:
     @pytest.mark.parametrize("aligned", [True, False])
-    def test_tokens_are_copied_or_sorted_in_either_place(self, products: list[bool], aligned: bool) -> None:
+    def test_tokens_are_copied_or_sorted_whichever_operand_they_are(self, products: list[bool], aligned: bool) -> None:
         index = torch.tensor([[0, 2], [2, 3], [0, 3], [2, 0]])
         routing = route(index, 5, by_hand.ROWS)
         tokens = torch.randn(4, 1096)[:, 8:] if aligned else torch.randn(4, 1089)[:, 1:]
@@ -158,7 +153,7 @@ class TestOnHopper:
     @pytest.mark.parametrize("transposed", [False, True])
     def test_output_and_gradients(self, count: int, tokens: int, gate: dict, transposed: bool) -> None:
         torch.manual_seed(tokens)
-        hidden, intermediate, slots = 320, 448, 3
+        hidden, intermediate, slots = 320, {4: 448, 130: 320}[count], 3  # last tiles overlap by two blocks, and by one
         index = torch.randint(-1, count, (tokens, slots), device="cuda") // 2 * 2  # of odd experts nobody
         drawn = [
             torch.randn(shape, device="cuda").mul(scale).bfloat16()
