@@ -5,9 +5,10 @@
 
 The launches are described on meta tensors with the tiles of the named GPU, so what is compiled is what would run there.
 A kernel that takes more shared memory than a program may have is an error, and so is a hand-scheduled one, of a Triton
-that runs it, whose wgmmas wait for registers (`moved`). `--every` takes the kernels of `covering.py` instead of one
-shape's, as many at a time as there are cores, and `--few` of each kernel's tiles the one that spills first. With both,
-a kernel that spills more than `allowed_spill` is an error as well.
+that runs it, whose wgmmas wait for registers (`moved`) or whose instructions outgrow their cache (`code_bytes`).
+`--every` takes the kernels of `covering.py` instead of one shape's, as many at a time as there are cores, and `--few`
+of each kernel's tiles the one that spills first. With both, a kernel that spills more than `allowed_spill` is an error
+as well.
 Not under TRITON_INTERPRET=1: interpreted kernels are never compiled.
 """
 
@@ -58,6 +59,8 @@ SPILLS = {
 """Bytes that Triton 3.8 or 3.9 spills, but 3.6 and 3.7 do not."""
 LOOP_BYTES = 144
 """What ends a tile of a mixture's d_pre spills: it is faster than smaller tiles, which spill nothing (NOTES.md)."""
+CODE_BYTES = 120 * 1024
+"""Of instructions of a kernel by hand. With 187 KB a mixture's d_pre took 1.8 times as long as with 68 (NOTES.md)."""
 SHARED_BYTES = {(8, 0): 163 * 1024, (8, 9): 99 * 1024, (9, 0): 227 * 1024, (10, 0): 227 * 1024}
 """Of shared memory that one program may have, by compute capability; Triton compiles what asks for more."""
 _POINTERS = {
@@ -178,6 +181,11 @@ def _resource_usage(cubin: bytes) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def code_bytes(lines: list[str]) -> int:
+    """Return how long a kernel's instructions are, 16 bytes for each line of assembly with an address."""
+    return 16 * sum(re.match(r"\s*/\*[0-9a-f]{4,}\*/\s", line) is not None for line in lines)
+
+
 def moved(lines: list[str]) -> tuple[int, int]:
     """Count wgmmas in assembly, and what makes a register uniform between two of a loop; the second waits for it."""
     places = [number for number, line in enumerate(lines) if "GMMA" in line]
@@ -205,7 +213,10 @@ def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capabili
     if launch.arguments.get("EARLY") and not _waits_first(ptx, launch.kernel.__name__ in READ_AHEAD):
         raise RuntimeError("it touches memory before it waits for the launch ahead, see launches/early.py")
     if isinstance(launch.kernel, GluonJITFunction) and capability == (9, 0) and not why_off():
-        wgmmas, times = moved(_read("nvdisasm", "--print-code", compiled.asm["cubin"]).splitlines())
+        lines = _read("nvdisasm", "--print-code", compiled.asm["cubin"]).splitlines()
+        if (size := code_bytes(lines)) > CODE_BYTES:
+            raise RuntimeError(f"it has {size} bytes of instructions, where {CODE_BYTES} stay in their cache")
+        wgmmas, times = moved(lines)
         if times > wgmmas:
             raise RuntimeError(f"between {wgmmas} wgmmas {times} registers are made uniform, see loop._first_scales")
     return Report(

@@ -10,7 +10,7 @@ import torch
 
 from swiglu_kernels.launches import backend, tiles
 from swiglu_kernels.standalone import covering
-from swiglu_kernels.standalone.compiled import compile_launch, launches, moved
+from swiglu_kernels.standalone.compiled import code_bytes, compile_launch, launches, moved
 
 pytestmark = pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is not installed")
 
@@ -76,6 +76,20 @@ def test_what_is_made_uniform_between_two_wgmmas_is_counted() -> None:
     assert moved([move, wgmma, move, move, "LDS R1, [R2] ;", wgmma, move]) == (2, 2)
     assert moved([wgmma, *["FADD R1, R2, R1 ;"] * 100, move, wgmma]) == (2, 0)  # of two loops
     assert moved([]) == (0, 0)
+
+
+def test_instructions_are_counted_by_their_addresses() -> None:
+    lines = [".L_x_1:", "        /*3a80*/              @P0 BRA `(.L_x_1) ;", "  /*12340*/ NOP ;", "  .align 4"]
+    assert code_bytes(lines) == 32
+
+
+@pytest.mark.skipif(missing_tool("9.0") is not None, reason="this Triton has no ptxas")
+def test_a_kernel_whose_instructions_outgrow_their_cache_is_an_error() -> None:
+    options = ["--every", "--capability", "9.0", "--kernel", "experts by hand, dx"]
+    tried = f"compiled.CODE_BYTES = 8192; compiled.main({options})"
+    done = python("-c", f"from swiglu_kernels.standalone import compiled; {tried}")
+    assert done.returncode != 0
+    assert re.search(r"'experts by hand, dx' for .*: it has \d{5} bytes of instructions, where 8192 stay", done.stderr)
 
 
 def test_every_tile_that_is_shipped_is_among_them() -> None:
