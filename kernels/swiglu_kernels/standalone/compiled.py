@@ -47,7 +47,8 @@ READ_AHEAD = {"_down_kernel", "_weighted_sum_kernel"}
 """Kernels that read before they wait, see portable/pairs.py."""
 SPILLS = {
     "dX on the fly, 64 tokens, bfloat16": 24,
-    "recompute, 8192 tokens, bfloat16": 40,
+    "recompute, 128 tokens, bfloat16": 80,
+    "recompute, 8192 tokens, bfloat16": 48,
     "dX read, 16 tokens, bfloat16": 24,
     "dW on the fly, 16 tokens, bfloat16, unaligned": 24,
     "dW read, 16 tokens, float32": 16,
