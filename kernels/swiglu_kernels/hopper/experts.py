@@ -12,8 +12,8 @@ producer fills a ring of stages, two consumers take tiles in turn. Every tile ha
 left: what is beyond them is written and means nothing. Half tiles cost more than they save: programs whose tiles are
 not alike drift apart, and no longer read the same weights at the same time (NOTES.md).
 
-There is no sorted copy of x or dy: four producers copy the rows of the tokens into the ring (`copies.py`), as Hopper's
-TMA cannot.
+There is no sorted copy of x or dy, unless they are not aligned: four producers copy the rows of the tokens into the
+ring (`copies.py`), as Hopper's TMA cannot.
 
 M rows of a weight's gradient, N columns of an output, K the axis that is summed over.
 
@@ -27,7 +27,7 @@ import torch
 
 from swiglu_kernels.hopper import buffers, shared
 from swiglu_kernels.hopper.copies import AHEAD, COPIERS, OTHER_ROWS, PIECE, SLOT_BYTES
-from swiglu_kernels.hopper.experts_epilogue import BLOCK, BUFFERS, PART
+from swiglu_kernels.hopper.experts_epilogue import BLOCK, BLOCKS, BUFFERS, PART
 from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, SIZES, fits_tma, position
 from swiglu_kernels.launches.backend import multiprocessors, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
@@ -47,7 +47,7 @@ BACKWARD_STAGES = 4
 """Beside which gate and up of a block for each consumer have room, and what is stored."""
 REGISTERS = 232, 40
 """Of a thread of a consumer, and of a producer: those of copies are addresses, which are found before any is used."""
-WIDE, NARROW = 192, 128
+WIDE, NARROW = BLOCKS * BLOCK, 128
 """Columns of a tile."""
 
 __all__ = ["down", "down_backward", "gate_up", "gather", "rows_times", "weight_grad"]
@@ -422,26 +422,20 @@ def _launch(
     M, N, K = sizes
     backward, weights = form == "gate_backward", form == "weights"
     both = BLOCK if backward and interleaved else PART
-    turned = False
+    named: dict[str, Any] = dict.fromkeys(("pre", "bias", "weighted_h", "pair", "weights", "dots")) | dict(outs)
     if weights:
-        out = outs["out"]
-        assert out is not None
-        turned = out.stride(2) != 1
-        each = out.stride(0) // max(out.stride()[1:])
+        out = named["out"]
+        lies, block = (out, (BLOCK, PART)) if out.stride(2) == 1 else (out.mT, (PART, BLOCK))
+        each = out.stride(0) // lies.stride(1)
+        whole = [(out.shape[0] - 1) * each + lies.shape[1], lies.shape[2]], [lies.stride(1), 1]
+        named["out"] = block_descriptor(out, *block, *whole)
         shape, strides, across = list(b.shape), list(b.stride()), True
     else:
+        for name, part in (("out", both if backward else PART), ("pre", both), ("weighted_h", PART)):
+            if (one := named[name]) is not None:
+                named[name] = block_descriptor(one, BLOCK, part)
         shape, strides, each, across = flat(b)
     rest = form == "gate_up" and not interleaved and columns == WIDE
-    named: dict[str, Any] = dict.fromkeys(("pre", "bias", "weighted_h", "pair", "weights", "dots")) | dict(outs)
-    for name, part in (("out", both if backward else PART), ("pre", both), ("weighted_h", PART)):
-        if (one := named[name]) is None:
-            continue
-        if weights:
-            lies, block = (one.mT, (part, BLOCK)) if turned else (one, (BLOCK, part))
-            rows = (lies.shape[0] - 1) * each + lies.shape[1]
-            named[name] = block_descriptor(one, *block, [rows, lies.shape[2]], [lies.stride(1), 1])
-        else:
-            named[name] = block_descriptor(one, BLOCK, part)
     programs = multiprocessors(a.device)
     width = columns // 2 if form == "gate_up" else columns
     experts = counts.shape[0]

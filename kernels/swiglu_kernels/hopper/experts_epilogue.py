@@ -15,7 +15,7 @@ BLOCK, PART = 64, 32
 BUFFERS = 3
 """Of each consumer, through which parts are stored."""
 BLOCKS = 3
-"""Side by side in a tile of the backward."""
+"""Side by side in a wide tile, as those of the backward are."""
 
 if GLUON_MISSING is None:
     from triton.experimental import gluon
