@@ -70,7 +70,7 @@ if GLUON_MISSING is None:
         return gl.where(pairs >= 0, pairs // SLOTS * token_pieces + _pieces(), -1)
 
     @gluon.constexpr_function
-    def _copies_of(count, blocks):
+    def _copies_of(count, blocks, last):
         """PTX of a thread that copies its piece of `count` rows, of each of `blocks` side by side, or zeros.
 
         Operands: results, then as many of each: how many pieces lie before it, or -1 for zeros; where the first goes;
@@ -93,7 +93,8 @@ if GLUON_MISSING is None:
                 lines.append(
                     f"cp.async.cg.shared.global [${to}+{place}], [at{number}+{128 * block}], 16, size{number};"
                 )
-        lines.append(f"cp.async.mbarrier.arrive.noinc.shared::cta.b64 [${barrier}];")
+        if last:
+            lines.append(f"cp.async.mbarrier.arrive.noinc.shared::cta.b64 [${barrier}];")
         return "\n".join([*lines, *(f"mov.b32 ${number}, 0;" for number in range(count)), "}"])
 
     @gluon.constexpr_function
@@ -101,14 +102,14 @@ if GLUON_MISSING is None:
         return ",".join(["=r"] * count + ["r"] * (3 * count) + ["l"] * count + ["~{memory}"])
 
     @gluon.jit
-    def copy_rows(before, to, barrier, source, BLOCKS: gl.constexpr):
-        """Begin to copy a producer's rows of a stage; the stage's barrier is told when they are there.
+    def copy_rows(before, to, barrier, source, BLOCKS: gl.constexpr, LAST: gl.constexpr):
+        """Begin to copy a producer's rows of a stage; behind the LAST the stage's barrier is told when all are there.
 
         before: see `places`. to: see `first_place`, with the stage's own address. barrier: its address. source: of the
         depth or of the columns. BLOCKS: that a stage has side by side.
         """
         COUNT: gl.constexpr = before.shape[0] * _PIECES // 32
-        PTX: gl.constexpr = _copies_of(COUNT, BLOCKS)
+        PTX: gl.constexpr = _copies_of(COUNT, BLOCKS, LAST)
         OPERANDS: gl.constexpr = _copy_operands(COUNT)
         gl.inline_asm_elementwise(
             PTX,

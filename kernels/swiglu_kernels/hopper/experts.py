@@ -8,9 +8,13 @@
 Rows are sorted by expert, and each expert's begin at a multiple of 128 (`routing.py`): so every block that is loaded or
 stored is one for TMA, and the weights are one matrix of all experts' rows. How many rows there are and whose they are
 is read on the GPU. The schedule is that of `forward.py`: one program per multiprocessor walks through the tiles, a
-producer fills a ring of stages, two consumers take tiles in turn. Every tile has 128 rows, however many its expert has
+producer fills a ring of stages, two consumers take tiles in turn. A tile has 128 rows, however many its expert has
 left: what is beyond them is written and means nothing. Half tiles cost more than they save: programs whose tiles are
 not alike drift apart, and no longer read the same weights at the same time (NOTES.md).
+
+So an expert whose rows are an odd number of blocks of 64 has a tall tile for the last three (h and y, and dx): 192 rows
+x 128 columns in place of 128 x 192, which loads and multiplies as much as any other. Rows and columns of it change
+sides: its rows of a go where else columns of b go, it is multiplied by the same wgmmas, and stored transposed.
 
 There is no sorted copy of x or dy, unless they are not aligned: four producers copy the rows of the tokens into the
 ring (`copies.py`), as Hopper's TMA cannot.
@@ -28,7 +32,16 @@ import torch
 from swiglu_kernels.hopper import buffers, shared
 from swiglu_kernels.hopper.copies import AHEAD, COPIERS, OTHER_ROWS, PIECE, SLOT_BYTES
 from swiglu_kernels.hopper.experts_epilogue import BLOCK, BLOCKS, BUFFERS, PART
-from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, SIZES, fits_tma, position
+from swiglu_kernels.hopper.shared import (
+    ALIGNMENT_BYTES,
+    CONSUMER_WARPS,
+    GLUON_MISSING,
+    SIZES,
+    fits_tma,
+    place,
+    position,
+    tiles_of,
+)
 from swiglu_kernels.launches.backend import multiprocessors, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import INT32_MAX, Launch
@@ -40,15 +53,17 @@ MOST_EXPERTS = 512
 """Whose numbers of rows a warp's registers hold."""
 LEAST_ROWS = {False: 256, True: 32}
 """Of an expert on average, by whether a gradient is wanted; below, the portable kernels' smaller tiles are faster."""
-ROWS = 128
+ROWS, TALL_ROWS = 128, 192
 """Of a tile."""
+TALL_BLOCKS = 24
+"""Blocks of rows of an expert from which on it has no tall tile: half a tile is little of them, and costs less."""
 STAGES, GROUP = 5, 8
 BACKWARD_STAGES = 4
 """Beside which gate and up of a block for each consumer have room, and what is stored."""
 REGISTERS = 232, 40
 """Of a thread of a consumer, and of a producer: those of copies are addresses, which are found before any is used."""
 WIDE, NARROW = BLOCKS * BLOCK, 128
-"""Columns of a tile."""
+"""Columns of a tile; a tall one is narrow."""
 
 __all__ = ["down", "down_backward", "gate_up", "gather", "rows_times", "weight_grad"]
 
@@ -60,11 +75,12 @@ if GLUON_MISSING is None:
 
     from swiglu_kernels.hopper.buffers import set_up
     from swiglu_kernels.hopper.copies import answer, ask, copy_rows, first_place, pairs_of, places
-    from swiglu_kernels.hopper.experts_epilogue import fetch, finish, finish_backward, weights_of
+    from swiglu_kernels.hopper.experts_epilogue import fetch, finish, finish_backward, finish_tall, weights_of
     from swiglu_kernels.hopper.loop import BARRIER_BYTES, multiply_blocks
     from swiglu_kernels.hopper.shared import halves, load, start, synchronize
 
-    _ROWS, _BLOCK, _PART, _MOST = (gl.constexpr(size) for size in (ROWS, BLOCK, PART, INT32_MAX))
+    _ROWS, _TALL_ROWS, _BLOCK, _PART = (gl.constexpr(size) for size in (ROWS, TALL_ROWS, BLOCK, PART))
+    _NARROW, _TALL_BLOCKS, _MOST = (gl.constexpr(size) for size in (NARROW, TALL_BLOCKS, INT32_MAX))
     _ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16]))
     _CONSUMERS, _PRODUCERS = gl.constexpr(REGISTERS[0]), gl.constexpr(REGISTERS[1])
     _BUFFERS, _COPIERS, _OTHER_ROWS, _AHEAD, _SLOT_BYTES, _BARRIER_BYTES = (
@@ -72,39 +88,86 @@ if GLUON_MISSING is None:
     )
 
     @gluon.jit
-    def tiles_to(counts, experts, EXPERTS: gl.constexpr, WARPS: gl.constexpr):
-        """Return how many tiles of rows each expert and those before it have. Each warp holds all of it."""
+    def rows_of(counts, experts, EXPERTS: gl.constexpr, WARPS: gl.constexpr):
+        """Return how many rows every expert has. Each warp holds all of them."""
         expert = gl.arange(0, EXPERTS, gl.BlockedLayout([EXPERTS // 32], [32], [WARPS], [0]))
-        count = gl.load(counts + expert, mask=expert < experts, other=0)
-        return gl.associative_scan(gl.cdiv(count, _ROWS), 0, _sum)
+        return gl.load(counts + expert, mask=expert < experts, other=0)
+
+    @gluon.jit
+    def _tiles_to(count, N, WIDTH: gl.constexpr, TALL_WIDTH: gl.constexpr):
+        """Return how many tiles each expert and those before it have."""
+        if TALL_WIDTH > 0:
+            whole, tall = tiles_of(count, _TALL_BLOCKS)
+            tiles = whole * gl.cdiv(N, WIDTH) + tall * gl.cdiv(N, TALL_WIDTH)
+        else:
+            tiles = gl.cdiv(count, _ROWS) * gl.cdiv(N, WIDTH)
+        return gl.associative_scan(tiles, 0, _sum)
 
     @gluon.jit
     def _sum(one, other):
         return one + other
 
     @gluon.jit
-    def find(
-        unit, counts, experts, M, column_tiles,
-        GROUP: gl.constexpr, FORM: gl.constexpr, EXPERTS: gl.constexpr, WARPS: gl.constexpr,
-    ):  # fmt: skip
-        """Return a tile's first row, which column of tiles it is in, and its expert.
+    def tiles_in_all(
+        counts, experts, N, WIDTH: gl.constexpr, TALL_WIDTH: gl.constexpr, EXPERTS: gl.constexpr, WARPS: gl.constexpr
+    ):
+        """Return how many tiles all experts have."""
+        return gl.max(_tiles_to(rows_of(counts, experts, EXPERTS, WARPS), N, WIDTH, TALL_WIDTH), 0)
 
-        Where gradients of weights are wanted, the row is one of the M of an expert's gradient.
+    @gluon.jit
+    def find(unit, count, N, WIDTH: gl.constexpr, TALL_WIDTH: gl.constexpr, GROUP: gl.constexpr):
+        """Return a tile's first row, which column of tiles it is in, its expert, and whether it is tall.
+
+        count: rows of every expert.
+        WIDTH, TALL_WIDTH: columns of output of a tile, and of a tall one or 0.
         """
-        if FORM == "weights":
-            row_tiles = gl.cdiv(M, _ROWS)
-            expert = unit // (row_tiles * column_tiles)
-            row, column = position(unit % (row_tiles * column_tiles), row_tiles, column_tiles, GROUP)
-            row = start(row, _ROWS, M)
+        column_tiles = gl.cdiv(N, WIDTH)
+        if TALL_WIDTH > 0:
+            ends = _tiles_to(count, N, WIDTH, TALL_WIDTH)
+            before = ends <= unit
+            expert = gl.sum(before.to(gl.int32), 0)
+            first = gl.sum(gl.where(before, gl.cdiv(count, _ROWS), 0), 0)
+            unit -= gl.max(gl.where(before, ends, 0), 0)
+            numbers = gl.arange(0, count.shape[0], count.type.layout)
+            whole, some = tiles_of(gl.sum(gl.where(numbers == expert, count, 0), 0), _TALL_BLOCKS)
+            row, column, tall = place(unit, whole, some, column_tiles, gl.cdiv(N, TALL_WIDTH), GROUP)
         else:
-            ends = tiles_to(counts, experts, EXPERTS, WARPS)
+            ends = gl.associative_scan(gl.cdiv(count, _ROWS), 0, _sum)
             before = ends * column_tiles <= unit
             expert = gl.sum(before.to(gl.int32), 0)
             first = gl.max(gl.where(before, ends, 0), 0)
             tiles = gl.min(gl.where(before, _MOST, ends), 0) - first
             row, column = position(unit - first * column_tiles, tiles, column_tiles, GROUP)
-            row = (first + row) * _ROWS
-        return row, column, expert
+            tall = 0
+        return (first + row) * _ROWS, column, expert, tall
+
+    @gluon.jit
+    def _find(
+        unit, count, M, N, WIDTH: gl.constexpr, TALL_WIDTH: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr
+    ):
+        """As `find`. Where gradients of weights are wanted, the row is one of the M of an expert's gradient."""
+        if FORM == "weights":
+            row_tiles, column_tiles = gl.cdiv(M, _ROWS), gl.cdiv(N, WIDTH)
+            expert = unit // (row_tiles * column_tiles)
+            row, column = position(unit % (row_tiles * column_tiles), row_tiles, column_tiles, GROUP)
+            row = start(row, _ROWS, M)
+            tall = 0
+        else:
+            row, column, expert, tall = find(unit, count, N, WIDTH, TALL_WIDTH, GROUP)
+        return row, column, expert, tall
+
+    @gluon.constexpr_function
+    def _columns_of_output(columns, form):
+        """Columns of output of a tile: half of its own, where gate and up make h."""
+        return columns // 2 if form == "gate_up" else columns
+
+    @gluon.jit
+    def _first_column(column, tall, N, WIDTH: gl.constexpr, TALL_WIDTH: gl.constexpr):
+        """Return the first column of output in a column of tiles."""
+        first = start(column, WIDTH, N)
+        if TALL_WIDTH > 0:
+            first = gl.where(tall != 0, start(column, TALL_WIDTH, N), first)
+        return first
 
     @gluon.jit
     def _steps_of(expert, counts):
@@ -158,10 +221,24 @@ if GLUON_MISSING is None:
                 _load(b, base, first + block * _BLOCK, at, full, b_ring.index(BLOCKS * stage + block), B_ACROSS)
 
     @gluon.jit
+    def _load_tall_stage(a, b, a_ring, b_ring, full, stage, base, row, first, at, other, B_ACROSS: gl.constexpr):
+        """As `_load_stage`, of a tall tile: rows of a go where else columns of b go, and these where rows of a go.
+
+        other: columns from the first block of them to the second.
+        """
+        LOADED: gl.constexpr = _NARROW + (0 if a is None else _TALL_ROWS)
+        mbarrier.expect(full, LOADED * _BLOCK * 2)
+        if a is not None:
+            for block in gl.static_range(_TALL_ROWS // _BLOCK):
+                load(a, [row + block * _BLOCK, at], full, b_ring.index(_TALL_ROWS // _BLOCK * stage + block))
+        _load(b, base, first, at, full, a_ring.index(2 * stage), B_ACROSS)
+        _load(b, base, first + other, at, full, a_ring.index(2 * stage + 1), B_ACROSS)
+
+    @gluon.jit
     def produce(
         WARP: gl.constexpr, given,
-        COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, B_ACROSS: gl.constexpr,
-        INTERLEAVED: gl.constexpr, EXPERTS: gl.constexpr, SLOTS: gl.constexpr,
+        COLUMNS: gl.constexpr, TALL: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
+        B_ACROSS: gl.constexpr, INTERLEAVED: gl.constexpr, EXPERTS: gl.constexpr, SLOTS: gl.constexpr,
     ):  # fmt: skip
         """Fill the ring with the stages of this program's tiles, in turn.
 
@@ -170,17 +247,21 @@ if GLUON_MISSING is None:
             sorted, and three producers have nothing to do.
         """
         (
-            a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, column_tiles, depth_tiles, M, N, P,
-            expert_rows, tokens, token_pieces, pair, a_at, barriers_at,
+            a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, M, N, K, P,
+            expert_rows, tokens, token_pieces, pair, a_at, b_at, barriers_at,
         ) = given  # fmt: skip
+        WIDTH: gl.constexpr = _columns_of_output(COLUMNS, FORM)
+        TALL_WIDTH: gl.constexpr = _columns_of_output(_NARROW, FORM) if TALL else 0
         OTHERS: gl.constexpr = SLOTS > 0 and FORM == "weights"  # rows in each stage
         COPIED_ROWS: gl.constexpr = _OTHER_ROWS if OTHERS else _ROWS
         COPIED_BLOCKS: gl.constexpr = _ROWS // COPIED_ROWS
         if SLOTS > 0:
             to = first_place(a_at, COPIED_ROWS, WARP)
+            if TALL:
+                tall_to, more_to = first_place(b_at, _ROWS, WARP), first_place(b_at + _ROWS * _BLOCK * 2, _BLOCK, WARP)
         if OTHERS:
             slots_at = barriers_at + _BARRIER_BYTES
-            per_expert = gl.cdiv(M, _ROWS) * column_tiles
+            per_expert = gl.cdiv(M, _ROWS) * gl.cdiv(N, COLUMNS)
             later, asked, left = _next_rows(
                 gl.program_id(0) - gl.num_programs(0), pair, 0, pair, starts, counts, units, per_expert
             )
@@ -188,63 +269,86 @@ if GLUON_MISSING is None:
                 ask(slots_at + ahead * _SLOT_BYTES, asked, left, WARP)
                 later, asked, left = _next_rows(later, asked, left, pair, starts, counts, units, per_expert)
             pairs = answer(slots_at, WARP)
+        count = rows_of(counts, experts, EXPERTS, 1)  # here: a load in the loop would wait for all copies before it
         step = 0
         for unit in range(gl.program_id(0), units if SLOTS > 0 or WARP == 0 else 0, gl.num_programs(0)):
-            row, column, expert = find(unit, counts, experts, M, column_tiles, GROUP, FORM, EXPERTS, 1)
+            row, column, expert, tall = _find(unit, count, M, N, WIDTH, TALL_WIDTH, GROUP, FORM)
             if SLOTS > 0 and not OTHERS:
                 before = places(pairs_of(pair + row, COPIED_ROWS, WARP), token_pieces, SLOTS)
-            begin, base, steps = 0, expert * expert_rows, depth_tiles
+                if TALL:
+                    last = row + gl.where(tall != 0, _ROWS, 0)  # any that there are, if it is not
+                    more = places(pairs_of(pair + last, _BLOCK, WARP), token_pieces, SLOTS)
+            begin, base, steps = 0, expert * expert_rows, gl.cdiv(K, _BLOCK)
             if FORM == "weights":
                 begin = gl.where(gl.load(counts + expert) > 0, gl.load(starts + expert), P)  # beyond P TMA reads zeros
                 base, steps = begin, _steps_of(expert, counts)
-            first = start(column, COLUMNS // 2 if FORM == "gate_up" else COLUMNS, N)
+            first = _first_column(column, tall, N, WIDTH, TALL_WIDTH)
             if FORM == "gate_up" and INTERLEAVED:
                 first *= 2
-            for depth in range(steps):
-                stage = step % STAGES
-                at = depth * _BLOCK
-                full = barriers.index(stage)
-                mbarrier.wait(barriers.index(STAGES + stage), (step // STAGES + 1) & 1)  # passes in the first round
-                if OTHERS:
-                    before = places(pairs, token_pieces, SLOTS)
-                    ask(slots_at + step % _AHEAD * _SLOT_BYTES, asked, left, WARP)
-                    pairs = answer(slots_at + (step + 1) % _AHEAD * _SLOT_BYTES, WARP)
-                if SLOTS > 0:
-                    source = tokens + (row if OTHERS else at)
-                    stage_at = to + stage * (COPIED_ROWS * COPIED_BLOCKS * _BLOCK * 2)
-                    copy_rows(before, stage_at, barriers_at + 8 * stage, source, COPIED_BLOCKS)
-                if OTHERS:  # behind the copies, since it may wait for memory
-                    later, asked, left = _next_rows(later, asked, left, pair, starts, counts, units, per_expert)
-                if WARP == 0:
-                    _load_stage(
-                        a, b, b_rest, a_ring, b_ring, full, stage, begin, base, row, first, at, N,
-                        COLUMNS, FORM, B_ACROSS, INTERLEAVED,
-                    )  # fmt: skip
-                step += 1
+            if TALL and tall != 0:  # a loop of its own: whatever makes that of other tiles longer, they all wait for
+                for depth in range(steps):
+                    stage = step % STAGES
+                    at = depth * _BLOCK
+                    mbarrier.wait(barriers.index(STAGES + stage), (step // STAGES + 1) & 1)
+                    if SLOTS > 0:
+                        full_at, begin_at = barriers_at + 8 * stage, stage * (_TALL_ROWS * _BLOCK * 2)
+                        copy_rows(more, more_to + begin_at, full_at, tokens + at, 1, False)
+                        copy_rows(before, tall_to + begin_at, full_at, tokens + at, 1, True)
+                    if WARP == 0:
+                        _load_tall_stage(
+                            a, b, a_ring, b_ring, barriers.index(stage), stage, base, row, first, at,
+                            N if FORM == "gate_up" else _BLOCK, B_ACROSS,
+                        )  # fmt: skip
+                    step += 1
+            else:
+                for depth in range(steps):
+                    stage = step % STAGES
+                    at = depth * _BLOCK
+                    full = barriers.index(stage)
+                    mbarrier.wait(barriers.index(STAGES + stage), (step // STAGES + 1) & 1)  # passes in the first round
+                    if OTHERS:
+                        before = places(pairs, token_pieces, SLOTS)
+                        ask(slots_at + step % _AHEAD * _SLOT_BYTES, asked, left, WARP)
+                        pairs = answer(slots_at + (step + 1) % _AHEAD * _SLOT_BYTES, WARP)
+                    if SLOTS > 0:
+                        source = tokens + (row if OTHERS else at)
+                        stage_at = to + stage * (COPIED_ROWS * COPIED_BLOCKS * _BLOCK * 2)
+                        copy_rows(before, stage_at, barriers_at + 8 * stage, source, COPIED_BLOCKS, True)
+                    if OTHERS:  # behind the copies, since it may wait for memory
+                        later, asked, left = _next_rows(later, asked, left, pair, starts, counts, units, per_expert)
+                    if WARP == 0:
+                        _load_stage(
+                            a, b, b_rest, a_ring, b_ring, full, stage, begin, base, row, first, at, N,
+                            COLUMNS, FORM, B_ACROSS, INTERLEAVED,
+                        )  # fmt: skip
+                    step += 1
 
     @gluon.jit
     def _consume(
         ME: gl.constexpr, given,
-        COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
+        COLUMNS: gl.constexpr, TALL: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
         B_ACROSS: gl.constexpr, INTERLEAVED: gl.constexpr, FORMULA: gl.constexpr,
         EXPERTS: gl.constexpr, SLOTS: gl.constexpr,
     ):  # fmt: skip
         (
-            out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads, h_buffers, loaded,
-            counts, units, experts, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit, up_offset,
+            out, pre, tall_out, tall_pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers,
+            reads, h_buffers, loaded, counts, units, experts, M, N, K, P, expert_rows, alpha, limit, up_offset,
         ) = given  # fmt: skip
-        WIDTH: gl.constexpr = COLUMNS // 2 if FORM == "gate_up" else COLUMNS
+        WIDTH: gl.constexpr = _columns_of_output(COLUMNS, FORM)
+        TALL_WIDTH: gl.constexpr = _columns_of_output(_NARROW, FORM) if TALL else 0
         programs = gl.num_programs(0)
         mine = (units - gl.program_id(0) + programs - 1) // programs
-        step = ME * depth_tiles
+        step = ME * gl.cdiv(K, _BLOCK)
         if FORM == "weights":
-            per_expert = gl.cdiv(M, _ROWS) * column_tiles
+            per_expert = gl.cdiv(M, _ROWS) * gl.cdiv(N, COLUMNS)
             step = ME * _steps_of(gl.program_id(0) // per_expert, counts)
         for number in range(ME, mine, 2):
             unit = gl.program_id(0) + number * programs
-            row, column, expert = find(unit, counts, experts, M, column_tiles, GROUP, FORM, EXPERTS, 4)
-            steps, others = depth_tiles, depth_tiles  # of this tile, and of the next, which is the other consumer's
-            first = start(column, WIDTH, N)
+            count = rows_of(counts, experts, EXPERTS, 4)
+            row, column, expert, tall = _find(unit, count, M, N, WIDTH, TALL_WIDTH, GROUP, FORM)
+            steps = gl.cdiv(K, _BLOCK)
+            others = steps  # of the next tile, which is the other consumer's
+            first = _first_column(column, tall, N, WIDTH, TALL_WIDTH)
             if FORM == "weights":
                 if buffers.shape[1] == _PART:  # rows of out are columns of the tile
                     first += expert * expert_rows
@@ -262,8 +366,8 @@ if GLUON_MISSING is None:
                 lower_weight = weights_of(row + _BLOCK, pair, weights, LAYOUT)
             parity = (number // 2 + 1 - ME) & 1  # the first tile's turn passes at once
             one, two, three, one_1, two_1, three_1 = multiply_blocks(
-                a_at, b_at, barriers_at, step, steps, parity,
-                out.dtype, COLUMNS, ME, STAGES, FORM == "weights", B_ACROSS, SLOTS > 0,
+                a_at, b_at, barriers_at, step, steps, parity, tall,
+                out.dtype, COLUMNS, ME, STAGES, FORM == "weights", B_ACROSS, TALL, SLOTS > 0,
             )  # fmt: skip
             step += steps + others
             if FORM == "gate_backward":
@@ -275,32 +379,36 @@ if GLUON_MISSING is None:
             else:
                 BOTH: gl.constexpr = 2 if FORM == "gate_up" else 1
                 bias_at = BOTH * expert * N + (2 if INTERLEAVED else 1) * first
-                finish(
-                    one, two, three, out, pre, bias, row, first, N, bias_at, alpha, limit,
-                    up_offset, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
-                )  # fmt: skip
-                finish(
-                    one_1, two_1, three_1, out, pre, bias, row + _BLOCK, first, N, bias_at, alpha, limit,
-                    up_offset, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
-                )  # fmt: skip
+                if TALL and tall != 0:
+                    finish_tall(
+                        one, two, three, one_1, two_1, three_1, tall_out, tall_pre, bias, row, first, N, bias_at,
+                        alpha, limit, up_offset, buffers, ME * _BUFFERS, FORM, FORMULA,
+                    )  # fmt: skip
+                else:
+                    for half in range(2):  # written out, it has more instructions than their cache holds
+                        finish(
+                            one, two, three, out, pre, bias, row + half * _BLOCK, first, N, bias_at, alpha, limit,
+                            up_offset, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
+                        )  # fmt: skip
+                        one, two, three = one_1, two_1, three_1
         tma.store_wait(0)
 
     @gluon.jit(do_not_specialize=(*SIZES, "P", "token_pieces"))
     def _experts_kernel(
-        a, tokens, b, b_rest, out, pre, bias, weighted_h, pair, weights, dots, starts, counts,
+        a, tokens, b, b_rest, out, pre, tall_out, tall_pre, bias, weighted_h, pair, weights, dots, starts, counts,
         token_pieces, experts, M, N, K, P, expert_rows, alpha, limit, up_offset,
-        COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, B_ACROSS: gl.constexpr,
-        INTERLEAVED: gl.constexpr, FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
+        COLUMNS: gl.constexpr, TALL: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
+        B_ACROSS: gl.constexpr, INTERLEAVED: gl.constexpr, FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
         SLOTS: gl.constexpr,
     ):  # fmt: skip
         BACKWARD: gl.constexpr = FORM == "gate_backward"
         EACH: gl.constexpr = 1 if INTERLEAVED else 2  # buffers for gate and up
-        column_tiles = gl.cdiv(N, COLUMNS // 2 if FORM == "gate_up" else COLUMNS)
-        depth_tiles = gl.cdiv(K, _BLOCK)
         if FORM == "weights":
-            units = experts * gl.cdiv(M, _ROWS) * column_tiles
+            units = experts * gl.cdiv(M, _ROWS) * gl.cdiv(N, COLUMNS)
         else:
-            units = gl.max(tiles_to(counts, experts, EXPERTS, 4), 0) * column_tiles
+            WIDTH: gl.constexpr = _columns_of_output(COLUMNS, FORM)
+            TALL_WIDTH: gl.constexpr = _columns_of_output(_NARROW, FORM) if TALL else 0
+            units = tiles_in_all(counts, experts, N, WIDTH, TALL_WIDTH, EXPERTS, 4)
         a_ring = gl.allocate_shared_memory(out.dtype, [2 * STAGES, _BLOCK, _BLOCK], b.layout)
         b_ring = gl.allocate_shared_memory(out.dtype, [COLUMNS // _BLOCK * STAGES, _BLOCK, _BLOCK], b.layout)
         if BACKWARD:
@@ -321,31 +429,31 @@ if GLUON_MISSING is None:
         fence_async_shared()
         synchronize()
         consumed = (
-            out, pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers, reads, h_buffers, loaded,
-            counts, units, experts, column_tiles, depth_tiles, M, N, P, expert_rows, alpha, limit, up_offset,
+            out, pre, tall_out, tall_pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers,
+            reads, h_buffers, loaded, counts, units, experts, M, N, K, P, expert_rows, alpha, limit, up_offset,
         )  # fmt: skip
         produced = (
-            a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, column_tiles, depth_tiles, M, N, P,
-            expert_rows, tokens, token_pieces, pair, a_at, barriers_at,
+            a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, M, N, K, P,
+            expert_rows, tokens, token_pieces, pair, a_at, b_at, barriers_at,
         )  # fmt: skip
         gl.warp_specialize(
             [
                 (
                     _consume,
                     (
-                        0, consumed, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, FORMULA, EXPERTS, SLOTS,
+                        0, consumed, COLUMNS, TALL, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, FORMULA, EXPERTS, SLOTS,
                     ),
                 ),
                 (
                     _consume,
                     (
-                        1, consumed, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, FORMULA, EXPERTS, SLOTS,
+                        1, consumed, COLUMNS, TALL, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, FORMULA, EXPERTS, SLOTS,
                     ),
                 ),
-                (produce, (0, produced, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS)),
-                (produce, (1, produced, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS)),
-                (produce, (2, produced, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS)),
-                (produce, (3, produced, COLUMNS, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS)),
+                (produce, (0, produced, COLUMNS, TALL, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS)),
+                (produce, (1, produced, COLUMNS, TALL, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS)),
+                (produce, (2, produced, COLUMNS, TALL, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS)),
+                (produce, (3, produced, COLUMNS, TALL, STAGES, GROUP, FORM, B_ACROSS, INTERLEAVED, EXPERTS, SLOTS)),
             ],
             [4, 1, 1, 1, 1],  # warps of the second consumer and of the producers
             [_CONSUMERS, _PRODUCERS, _PRODUCERS, _PRODUCERS, _PRODUCERS],  # registers; the first consumer gets the rest
@@ -422,7 +530,11 @@ def _launch(
     M, N, K = sizes
     backward, weights = form == "gate_backward", form == "weights"
     both = BLOCK if backward and interleaved else PART
+    tall = columns == WIDE and (form == "rows" or (form == "gate_up" and not interleaved and formula == PLAIN))
     named: dict[str, Any] = dict.fromkeys(("pre", "bias", "weighted_h", "pair", "weights", "dots")) | dict(outs)
+    for name in ("out", "pre"):
+        wanted = tall and named[name] is not None
+        named[f"tall_{name}"] = block_descriptor(named[name], PART, BLOCK) if wanted else None
     if weights:
         out = named["out"]
         lies, block = (out, (BLOCK, PART)) if out.stride(2) == 1 else (out.mT, (PART, BLOCK))
@@ -461,7 +573,7 @@ def _launch(
             "token_pieces": 0 if tokens is None else tokens.stride(0) // PIECE,
         }
         | {name: numbers[name] for name in ("alpha", "limit", "up_offset", "FORMULA")}
-        | {"COLUMNS": columns, "STAGES": stages, "GROUP": group, "FORM": form, "B_ACROSS": across}
+        | {"COLUMNS": columns, "TALL": tall, "STAGES": stages, "GROUP": group, "FORM": form, "B_ACROSS": across}
         | {"INTERLEAVED": interleaved, "EXPERTS": max(32, triton.next_power_of_2(experts))}
         | {"SLOTS": slots},
         num_warps=CONSUMER_WARPS,

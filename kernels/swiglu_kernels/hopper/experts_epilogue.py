@@ -1,6 +1,7 @@
 """What ends a tile of a mixture's products: bias, gate, the gate's gradients, and the stores; in Gluon.
 
     finish            h and pre of gate and up, halves or in turn; or the product itself
+    finish_tall       the same of a tall tile, whose rows are columns of these; not of gate and up in turn
     finish_backward   d_pre, weight * h and the dots of h and d_h from d_h
 
 Parts of a tile leave through buffers of a consumer that are taken in turn; gate and up of the backward arrive in others
@@ -22,7 +23,7 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-    from swiglu_kernels.hopper.shared import fill, halves, load, sigmoid, store, write
+    from swiglu_kernels.hopper.shared import fill, halves, load, sigmoid, store, view, write
 
     _BLOCK, _PART, _BUFFERS, _BLOCKS = (gl.constexpr(size) for size in (BLOCK, PART, BUFFERS, BLOCKS))
 
@@ -158,6 +159,82 @@ if GLUON_MISSING is None:
                     gate_2, up_2, bias, out, pre, row, column + _BLOCK, N, bias_at + _BLOCK, alpha, limit, up_offset,
                     buffers, FIRST, 2, TURN, FORMULA,
                 )  # fmt: skip
+
+    @gluon.jit
+    def _write_tall(part, out, row, column, buffer, TURN: gl.constexpr):
+        """Send PART columns of a block of a tall tile, which are rows of out, through the next of TURN buffers."""
+        LAYOUT: gl.constexpr = out.layout
+        rows = view(buffer, out.dtype, [_PART, _BLOCK], LAYOUT)
+        fill(part, out, rows.permute((1, 0)), TURN - 1)
+        store(out, [row, column], rows)
+
+    @gluon.jit
+    def _tall_bias(value, bias, at):
+        """Add a bias to each row of a part."""
+        if bias is not None:
+            rows = gl.arange(0, value.shape[0], gl.SliceLayout(1, value.type.layout))
+            value += gl.load(bias + at + rows).to(gl.float32)[:, None]
+        return value
+
+    @gluon.jit
+    def _put_tall(block, bias, out, row, column, bias_at, buffers, FIRST: gl.constexpr):
+        """Store a block of a tall tile, whose columns are rows of out."""
+        left, right = halves(block, _BLOCK, _PART)
+        _write_tall(_tall_bias(left, bias, bias_at), out, row, column, buffers.index(FIRST), 2)
+        _write_tall(_tall_bias(right, bias, bias_at), out, row + _PART, column, buffers.index(FIRST + 1), 2)
+
+    @gluon.jit
+    def _put_tall_gated(
+        gate, up, bias, h, pre, row, column, N, bias_at, alpha, limit, up_offset, buffers,
+        FIRST: gl.constexpr, NUMBER: gl.constexpr, FORMULA: gl.constexpr,
+    ):  # fmt: skip
+        """Store PART rows of h, and of gate and up where they are kept."""
+        gate, up = _tall_bias(gate, bias, bias_at), _tall_bias(up, bias, bias_at + N)
+        value = _gated(gate, up, alpha, limit, up_offset, FORMULA)
+        if pre is None:
+            _write_tall(value, h, row, column, buffers.index(FIRST + NUMBER), 2)
+        else:
+            _write_tall(gate, pre, row, column, buffers.index(FIRST), _BUFFERS)
+            _write_tall(up, pre, row, N + column, buffers.index(FIRST + 1), _BUFFERS)
+            _write_tall(value, h, row, column, buffers.index(FIRST + 2), _BUFFERS)
+
+    @gluon.jit
+    def _put_tall_blocks(
+        upper, lower, out, pre, bias, row, column, N, bias_at, alpha, limit, up_offset, buffers,
+        FIRST: gl.constexpr, FORM: gl.constexpr, FORMULA: gl.constexpr,
+    ):  # fmt: skip
+        """Store BLOCK rows of out: from both blocks that are above each other."""
+        if FORM == "gate_up":
+            gate_0, gate_1 = halves(upper, _BLOCK, _PART)
+            up_0, up_1 = halves(lower, _BLOCK, _PART)
+            _put_tall_gated(
+                gate_0, up_0, bias, out, pre, row, column, N, bias_at, alpha, limit, up_offset, buffers,
+                FIRST, 0, FORMULA,
+            )  # fmt: skip
+            _put_tall_gated(
+                gate_1, up_1, bias, out, pre, row + _PART, column, N, bias_at, alpha, limit, up_offset, buffers,
+                FIRST, 1, FORMULA,
+            )  # fmt: skip
+        else:
+            _put_tall(upper, bias, out, row, column, bias_at, buffers, FIRST)
+            _put_tall(lower, bias, out, row, column + _BLOCK, bias_at + _BLOCK, buffers, FIRST)
+
+    @gluon.jit
+    def finish_tall(
+        one, two, three, one_1, two_1, three_1, out, pre, bias, row, column, N, bias_at, alpha, limit, up_offset,
+        buffers, FIRST: gl.constexpr, FORM: gl.constexpr, FORMULA: gl.constexpr,
+    ):  # fmt: skip
+        """Store a tall tile: its columns are rows of out, its upper 64 rows are columns of gate, and its lower of up.
+
+        Without a gate, its rows are 128 columns of out. out, pre: descriptors for PART rows and BLOCK columns.
+        """
+        for down in range(3):
+            _put_tall_blocks(
+                one, one_1, out, pre, bias, row + down * _BLOCK, column, N, bias_at, alpha, limit, up_offset,
+                buffers, FIRST, FORM, FORMULA,
+            )  # fmt: skip
+            one, two, one_1, two_1 = two, three, two_1, three_1
+        tma.store_wait(0)  # other tiles take other buffers in turn
 
     @gluon.jit
     def fetch(pre, row, column, N, reads, loaded, SET: gl.constexpr, INTERLEAVED: gl.constexpr):

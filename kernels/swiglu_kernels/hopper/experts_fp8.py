@@ -33,7 +33,7 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
     from swiglu_kernels.hopper.buffers import set_up
-    from swiglu_kernels.hopper.experts import find, produce, tiles_to
+    from swiglu_kernels.hopper.experts import find, produce, rows_of, tiles_in_all
     from swiglu_kernels.hopper.experts_epilogue import finish
     from swiglu_kernels.hopper.loop import multiply_fp8
     from swiglu_kernels.hopper.shared import start, synchronize
@@ -51,7 +51,7 @@ if GLUON_MISSING is None:
     @gluon.jit
     def _consume(
         out, pre, bias, pair, a_scales, w_scales, a_at, b_at, barriers_at, buffers, counts,
-        units, experts, column_tiles, depth_tiles, N, slots, alpha, limit, up_offset,
+        units, experts, depth_tiles, N, slots, alpha, limit, up_offset,
         ME: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, INTERLEAVED: gl.constexpr,
         FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
     ):  # fmt: skip
@@ -60,7 +60,7 @@ if GLUON_MISSING is None:
         STEP: gl.constexpr = 2 if INTERLEAVED else 1
         step = 0
         for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-            row, column, expert = find(unit, counts, experts, 0, column_tiles, GROUP, FORM, EXPERTS, 4)
+            row, column, expert, _ = find(unit, rows_of(counts, experts, EXPERTS, 4), N, WIDTH, 0, GROUP)
             row += ME * _BLOCK
             first = start(column, WIDTH, N)
             one, two, three = multiply_fp8(
@@ -96,8 +96,8 @@ if GLUON_MISSING is None:
         STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, INTERLEAVED: gl.constexpr,
         FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
     ):  # fmt: skip
-        column_tiles, depth_tiles = gl.cdiv(N, _WIDE // 2 if FORM == "gate_up" else _WIDE), gl.cdiv(K, _BLOCK)
-        units = gl.max(tiles_to(counts, experts, EXPERTS, 4), 0) * column_tiles
+        depth_tiles = gl.cdiv(K, _BLOCK)
+        units = tiles_in_all(counts, experts, N, _WIDE // 2 if FORM == "gate_up" else _WIDE, 0, EXPERTS, 4)
         a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES, _BLOCK, _BLOCK], a.layout)
         b_ring = gl.allocate_shared_memory(a.dtype, [3 * STAGES, _BLOCK, _BLOCK], b.layout)
         buffers = gl.allocate_shared_memory(a.dtype, [2 * _BUFFERS, _BLOCK, _PART], out.layout)
@@ -110,7 +110,7 @@ if GLUON_MISSING is None:
                     _consume,
                     (
                         out, pre, bias, pair, a_scales, w_scales, a_at, b_at, barriers_at, buffers, counts,
-                        units, experts, column_tiles, depth_tiles, N, slots, alpha, limit, up_offset,
+                        units, experts, depth_tiles, N, slots, alpha, limit, up_offset,
                         0, STAGES, GROUP, FORM, INTERLEAVED, FORMULA, EXPERTS,
                     ),
                 ),
@@ -118,7 +118,7 @@ if GLUON_MISSING is None:
                     _consume,
                     (
                         out, pre, bias, pair, a_scales, w_scales, a_at, b_at, barriers_at, buffers, counts,
-                        units, experts, column_tiles, depth_tiles, N, slots, alpha, limit, up_offset,
+                        units, experts, depth_tiles, N, slots, alpha, limit, up_offset,
                         1, STAGES, GROUP, FORM, INTERLEAVED, FORMULA, EXPERTS,
                     ),
                 ),
@@ -127,10 +127,10 @@ if GLUON_MISSING is None:
                     (
                         0,
                         (
-                            a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, column_tiles,
-                            depth_tiles, 0, N, P, expert_rows, None, None, None, None, None,
+                            a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, 0, N, K, P,
+                            expert_rows, None, None, None, None, None, None,
                         ),
-                        _WIDE, STAGES, GROUP, FORM, False, INTERLEAVED, EXPERTS, 0,
+                        _WIDE, False, STAGES, GROUP, FORM, False, INTERLEAVED, EXPERTS, 0,
                     ),
                 ),
             ],

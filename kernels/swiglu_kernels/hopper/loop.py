@@ -15,6 +15,8 @@ from swiglu_kernels.hopper.shared import GLUON_MISSING
 
 BLOCK = 64
 """Rows and columns of what the accumulator is handed over in; also the depth of a stage, 128 bytes."""
+ROW_BYTES = 128
+"""Of a stage."""
 BARRIER_BYTES = 128
 """What all barriers take at most."""
 SLOTS, SLOT_BYTES = 3, 80
@@ -43,7 +45,7 @@ if GLUON_MISSING is None:
     @gluon.constexpr_function
     def _main_loop(
         left_rows, right_rows, left_row, left_step, right_step, columns, registers, stages, turn_of, kind,
-        left_across=False, right_across=False, copied=False,
+        left_across=False, right_across=False, copied=False, sides=False,
     ):  # fmt: skip
         """PTX of one tile's main loop: two wgmmas of 64 x columns, each with half of the accumulator's registers.
 
@@ -56,14 +58,20 @@ if GLUON_MISSING is None:
         turn_of: the consumer, where two of them take turns; -1 where each reads every stage.
         left_across, right_across: the depth is not the contiguous axis: a stage has blocks of [depth, 64] side by side.
         copied: threads copied a part of the stages, which wgmma would not see otherwise.
+        sides: there is a last number; if it is not 0, left lies across if right else does, and right if left does.
         """
-        row_bytes = 128
-        # Bytes / 16 from 64 columns to the next 64, for operands that lie across; 1 by custom where it is not used.
-        left_leading, right_leading = 1 << 16, (512 if right_across else 1) << 16
-        left_chunk, right_chunk = (16 * row_bytes if across else 32 for across in (left_across, right_across))
-        left, right, barriers, step, depth_tiles, parity = (f"${registers + 32 * number}" for number in range(6))
+        operands = [f"${registers + 32 * number}" for number in range(7)]
+        left, right, barriers, step, depth_tiles, parity, changed = operands
         empty, turn = 8 * stages, 16 * stages  # where the barriers are; those of full stages come first
         numbers, again = _held(columns)
+        wgmmas = tuple(
+            (
+                ", ".join(f"${registers // 2 * half + number}" for number in numbers),
+                (left_row + left_step * half) * ROW_BYTES, right_step * half * ROW_BYTES,
+            )
+            for half in range(2)
+        )  # fmt: skip
+        bytes_of = left_rows * ROW_BYTES, right_rows * ROW_BYTES
         lines = [
             "{",
             ".reg .pred again, passed, leader, freed, add;",
@@ -79,49 +87,60 @@ if GLUON_MISSING is None:
             "mov.u32 before, 0;",
             "mov.u32 high, 0x40000040;",  # swizzled over 128 bytes, 1024 bytes from 8 rows to the next 8
         ]
+        end = ["wgmma.wait_group.sync.aligned 0;", f"@leader mbarrier.arrive.shared::cta.b64 _, [before+{empty}];"]
         if turn_of >= 0:
             lines += [
                 f"TURN: mbarrier.try_wait.parity.shared::cta.b64 passed, [{barriers}+{turn + 8 * turn_of}], {parity};",
                 "@!passed bra.uni TURN;",  # a branch that is not uniform would cost the producer its uniform registers
             ]
-        lines += [
-            "NEXT:",
-            *_full_stage(barriers, left, left_rows * row_bytes, right, right_rows * row_bytes, copied),
-            "wgmma.fence.sync.aligned;",
-        ]
+            end.insert(0, f"@leader mbarrier.arrive.shared::cta.b64 _, [{barriers}+{turn + 8 * (1 - turn_of)}];")
+        ways = [("", left_across, right_across)]
+        if sides and left_across != right_across:
+            lines += [f"setp.ne.u32 again, {changed}, 0;", "@again bra.uni OTHER_NEXT;"]
+            ways.append(("OTHER_", right_across, left_across))
+        for name, *across in ways:  # each to its end: ptxas serialises multiplications that two ways have begun (C7514)
+            if name:
+                lines.append("bra.uni DONE;")
+            lines += [
+                f"{name}NEXT:",
+                *_full_stage(barriers, left, bytes_of[0], right, bytes_of[1], copied, name),
+                *_multiply(wgmmas, columns, kind, *across),
+                "wgmma.commit_group.sync.aligned;",
+                "wgmma.wait_group.sync.aligned 1;",  # the stage before is done
+                "setp.ne.and.u32 freed, depth, 0, leader;",
+                f"@freed mbarrier.arrive.shared::cta.b64 _, [before+{empty}];",
+                "mov.u32 before, barrier;",
+                *_next_stage(stages, depth_tiles, name),
+                *end,
+            ]
+        return "\n".join([*lines, "DONE:", *_copied(again, range(0, registers, registers // 2)), "}"])
+
+    @gluon.constexpr_function
+    def _multiply(wgmmas, columns, kind, left_across, right_across):
+        """PTX of a stage's wgmmas: of each its registers, and where it begins in left and right, in bytes."""
+        # Bytes / 16 from 64 columns to the next 64, for operands that lie across; 1 by custom where it is not used.
+        left_leading, right_leading = 1 << 16, (512 if right_across else 1) << 16
+        left_chunk, right_chunk = (16 * ROW_BYTES if across else 32 for across in (left_across, right_across))
+        lines = ["wgmma.fence.sync.aligned;"]
         for chunk in range(4):  # of 16 along the depth
-            for half in range(2):
-                accumulator = ", ".join(f"${registers // 2 * half + number}" for number in numbers)
-                at_a = (left_row + left_step * half) * row_bytes + left_chunk * chunk
-                at_b = right_step * half * row_bytes + right_chunk * chunk
+            for accumulator, at_a, at_b in wgmmas:
                 lines += [
-                    f"add.u32 at, low_a, {left_leading + at_a // 16};",
+                    f"add.u32 at, low_a, {left_leading + (at_a + left_chunk * chunk) // 16};",
                     "mov.b64 a, {at, high};",
-                    f"add.u32 at, low_b, {right_leading + at_b // 16};",
+                    f"add.u32 at, low_b, {right_leading + (at_b + right_chunk * chunk) // 16};",
                     "mov.b64 b, {at, high};",
                     f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "
                     f"{{{accumulator}}}, a, b, add, 1, 1, {int(left_across)}, {int(right_across)};",
                 ]
-        lines += [
-            "wgmma.commit_group.sync.aligned;",
-            "wgmma.wait_group.sync.aligned 1;",  # the stage before is done
-            "setp.ne.and.u32 freed, depth, 0, leader;",
-            f"@freed mbarrier.arrive.shared::cta.b64 _, [before+{empty}];",
-            "mov.u32 before, barrier;",
-            *_next_stage(stages, depth_tiles),
-        ]
-        if turn_of >= 0:
-            lines.append(f"@leader mbarrier.arrive.shared::cta.b64 _, [{barriers}+{turn + 8 * (1 - turn_of)}];")
-        lines += ["wgmma.wait_group.sync.aligned 0;", f"@leader mbarrier.arrive.shared::cta.b64 _, [before+{empty}];"]
-        return "\n".join([*lines, *_copied(again, range(0, registers, registers // 2)), "}"])
+        return lines
 
     @gluon.constexpr_function
-    def _full_stage(barriers, left, left_bytes, right, right_bytes, copied=False):
+    def _full_stage(barriers, left, left_bytes, right, right_bytes, copied=False, name=""):
         """PTX that waits until `stage` is full, and finds both operands of it, in units of 16 bytes."""
         return [
             f"mad.lo.u32 barrier, stage, 8, {barriers};",
-            "FULL: mbarrier.try_wait.parity.shared::cta.b64 passed, [barrier], phase;",
-            "@!passed bra.uni FULL;",
+            f"{name}FULL: mbarrier.try_wait.parity.shared::cta.b64 passed, [barrier], phase;",
+            f"@!passed bra.uni {name}FULL;",
             *(["fence.proxy.async.shared::cta;"] if copied else []),
             f"mad.lo.u32 low_a, stage, {left_bytes}, {left};",
             f"mad.lo.u32 low_b, stage, {right_bytes}, {right};",
@@ -130,7 +149,7 @@ if GLUON_MISSING is None:
         ]
 
     @gluon.constexpr_function
-    def _next_stage(stages, depth_tiles):
+    def _next_stage(stages, depth_tiles, name=""):
         """PTX that goes on with the next stage, if there is one."""
         return [
             "add.u32 stage, stage, 1;",
@@ -139,7 +158,7 @@ if GLUON_MISSING is None:
             "@again xor.b32 phase, phase, 1;",
             "add.u32 depth, depth, 1;",
             f"setp.lt.u32 again, depth, {depth_tiles};",
-            "@again bra.uni NEXT;",
+            f"@again bra.uni {name}NEXT;",
         ]
 
     @gluon.constexpr_function
@@ -366,26 +385,36 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def multiply_blocks(
-        left, right, barriers, step, depth_tiles, parity,
+        left, right, barriers, step, depth_tiles, parity, changed,
         dtype: gl.constexpr, COLUMNS: gl.constexpr, ME: gl.constexpr, STAGES: gl.constexpr,
-        LEFT_ACROSS: gl.constexpr, RIGHT_ACROSS: gl.constexpr, COPIED: gl.constexpr = False,
+        LEFT_ACROSS: gl.constexpr, RIGHT_ACROSS: gl.constexpr, SIDES: gl.constexpr = False,
+        COPIED: gl.constexpr = False,
     ):  # fmt: skip
         """As `multiply`, of one product of 2 or 3 BLOCK columns, which are as many blocks of a stage of `right`.
 
         LEFT_ACROSS, RIGHT_ACROSS: blocks are [depth, BLOCK], as the operand lies in memory.
+        SIDES: if `changed` is not 0, both sides have changed: left lies as right else does, and right as left does.
         COPIED: threads copied a part of the stages.
 
         Returns six tensors of BLOCK x BLOCK in fp32, the upper three and then the lower ones.
         """
         KIND: gl.constexpr = _kind(dtype)
         LOOP: gl.constexpr = _main_loop(
-            2 * _BLOCK, COLUMNS, 0, _BLOCK, 0, COLUMNS, 192, STAGES, ME, KIND, LEFT_ACROSS, RIGHT_ACROSS, COPIED
+            2 * _BLOCK, COLUMNS, 0, _BLOCK, 0, COLUMNS, 192, STAGES, ME, KIND, LEFT_ACROSS, RIGHT_ACROSS, COPIED, SIDES
         )
-        OPERANDS: gl.constexpr = _operands(192, 6)
+        OPERANDS: gl.constexpr = _operands(192, 7)
         return gl.inline_asm_elementwise(
             LOOP,
             OPERANDS,
-            [_copies(left), _copies(right), _copies(barriers), _copies(step), _copies(depth_tiles), _copies(parity)],
+            [
+                _copies(left),
+                _copies(right),
+                _copies(barriers),
+                _copies(step),
+                _copies(depth_tiles),
+                _copies(parity),
+                _copies(changed),
+            ],
             dtype=(gl.float32, gl.float32, gl.float32, gl.float32, gl.float32, gl.float32),
             is_pure=False,
             pack=32,

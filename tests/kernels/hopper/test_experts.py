@@ -153,8 +153,26 @@ class TestOnHopper:
     @pytest.mark.parametrize("transposed", [False, True])
     def test_output_and_gradients(self, count: int, tokens: int, gate: dict, transposed: bool) -> None:
         torch.manual_seed(tokens)
-        hidden, intermediate, slots = 320, {4: 448, 130: 320}[count], 3  # last tiles overlap by two blocks, and by one
-        index = torch.randint(-1, count, (tokens, slots), device="cuda") // 2 * 2  # of odd experts nobody
+        index = torch.randint(-1, count, (tokens, 3), device="cuda") // 2 * 2  # of odd experts nobody
+        intermediate = {4: 448, 130: 320}[count]  # last tiles overlap by two blocks, and by one
+        self.check(index, count, 320, intermediate, gate, transposed)
+
+    @pytest.mark.parametrize("sizes", [(448, 320), (1088, 576)])
+    @pytest.mark.parametrize("gate", [{}, GPT_OSS, GPT_OSS | {"interleaved": True}])
+    @pytest.mark.parametrize("transposed", [False, True])
+    def test_experts_with_a_tall_tile_and_without(self, sizes: tuple[int, int], gate: dict, transposed: bool) -> None:
+        """Of 3, 5, 17, 19 and 23 blocks, beside others: of one block, of an even number, and of too many."""
+        torch.manual_seed(0)
+        rows = [150, 0, 320, 64, 1 + 16 * 64, 19 * 64, 128, 23 * 64, 25 * 64 - 3]
+        index = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(rows)).to("cuda")
+        index = index[torch.randperm(len(index), device="cuda")].view(-1, 1)
+        assert by_hand.TALL_BLOCKS == 24
+        self.check(index, len(rows), *sizes, gate, transposed)
+
+    def check(
+        self, index: torch.Tensor, count: int, hidden: int, intermediate: int, gate: dict, transposed: bool
+    ) -> None:
+        tokens, slots = index.shape
         drawn = [
             torch.randn(shape, device="cuda").mul(scale).bfloat16()
             for shape, scale in (

@@ -68,11 +68,16 @@ def test_who_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         assert doctor.kernel_finding(GPU).severity == doctor.OK
 
 
+def plain(function) -> FunctionType:
+    """Return a function of Triton's language as one of Python's numbers."""
+    numbers = SimpleNamespace(cdiv=lambda a, b: -(-a // b), where=lambda chosen, one, other: one if chosen else other)
+    return FunctionType(function.fn.__code__, {"tl": numbers, "max": max, "min": min})
+
+
 @pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is not installed")
 @pytest.mark.parametrize("group", [8, 16])
 def test_every_tile_is_walked_through_once_and_no_few_rows_of_tiles_alone(group: int) -> None:
-    numbers = SimpleNamespace(cdiv=lambda a, b: -(-a // b), where=lambda chosen, one, other: one if chosen else other)
-    position = FunctionType(shared.position.fn.__code__, {"tl": numbers, "max": max, "min": min})
+    position = plain(shared.position)
     for rows in (*range(1, 3 * group + 6), 64):
         order = [position(tile, rows, 5, group) for tile in range(rows * 5)]
         assert sorted(order) == [(row, column) for row in range(rows) for column in range(5)]
@@ -80,3 +85,17 @@ def test_every_tile_is_walked_through_once_and_no_few_rows_of_tiles_alone(group:
         together = [len(list(tiles)) for column, tiles in runs if column == 0]
         assert max(together) <= group + group // 4
         assert len(together) == 1 or min(together) > group // 4
+
+
+@pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is not installed")
+def test_every_tile_of_an_expert_is_walked_through_once_with_a_tall_row_or_without() -> None:
+    place, tiles_of = plain(shared.place), plain(shared.tiles_of)
+    for columns in (*range(192, 1600, 64), 2880, 7168):
+        wide, narrow = -(-columns // 192), -(-columns // 128)
+        for blocks in (*range(1, 40), 75):
+            whole, tall = tiles_of(64 * blocks - 5, 24)
+            assert 2 * whole + 3 * tall - blocks == (blocks % 2 if blocks == 1 or blocks >= 24 else 0)
+            order = [place(tile, whole, tall, wide, narrow, 8) for tile in range(whole * wide + tall * narrow)]
+            expected = [(row, column, 0) for row in range(whole) for column in range(wide)]
+            expected += [(whole, column, 1) for column in range(narrow) if tall]
+            assert sorted(order) == sorted(expected)
