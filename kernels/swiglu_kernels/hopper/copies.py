@@ -132,13 +132,14 @@ if GLUON_MISSING is None:
         slot_at: the slot's address. pair: pointer to the pair of the stage's first row. left: rows that there are;
         behind them pairs are -1.
 
-        A part has the pairs of each thread's four rows side by side. Both halves of the warp ask for the same.
+        A part has the pairs of each thread's four rows side by side. The first half of the warp asks.
         """
         number = (gl.arange(0, 4, _ROW_LAYOUT)[:, None] * _PIECES + _pieces()) % 16
         row = number % 4 * _STEP + WARP * 4 + number // 4
         gl.inline_asm_elementwise(
-            "{ .reg .pred inside; setp.lt.s32 inside, $3, $4; @inside cp.async.ca.shared.global [$1], [$2], 4;"
-            " @!inside st.shared.b32 [$1], -1; cp.async.commit_group; mov.b32 $0, 0; }",
+            "{ .reg .pred inside, behind, first; .reg .b32 lane; mov.u32 lane, %laneid; setp.lt.u32 first, lane, 16;"
+            " setp.lt.and.s32 inside|behind, $3, $4, first; @inside cp.async.ca.shared.global [$1], [$2], 4;"
+            " @behind st.shared.b32 [$1], -1; cp.async.commit_group; mov.b32 $0, 0; }",
             "=r,r,l,r,r,~{memory}",
             [
                 slot_at + WARP * 64 + number * 4,

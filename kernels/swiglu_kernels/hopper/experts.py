@@ -458,6 +458,7 @@ if GLUON_MISSING is None:
             [4, 1, 1, 1, 1],  # warps of the second consumer and of the producers
             [_CONSUMERS, _PRODUCERS, _PRODUCERS, _PRODUCERS, _PRODUCERS],  # registers; the first consumer gets the rest
         )  # fmt: skip
+        a_ring._keep_alive()  # where rows are copied its address alone is used, and Triton would put others into it
 
 
 def why_not(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str) -> str | None:

@@ -5,8 +5,8 @@
 
 The launches are described on meta tensors with the tiles of the named GPU, so what is compiled is what would run there.
 A kernel that takes more shared memory than a program may have is an error, and so is a hand-scheduled one, of a Triton
-that runs it, whose wgmmas wait for registers (`moved`) or for each other (`one_by_one`), or whose instructions outgrow
-their cache (`code_bytes`).
+that runs it, whose wgmmas wait for registers (`moved`) or for each other (`one_by_one`), whose instructions outgrow
+their cache (`code_bytes`), or whose buffers overlap (`allocated_bytes`).
 `--every` takes the kernels of `covering.py` instead of one shape's, as many at a time as there are cores, and `--few`
 of each kernel's tiles the one that spills first. With both, a kernel that spills more than `allowed_spill` is an error
 as well.
@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -196,6 +197,16 @@ def moved(lines: list[str]) -> tuple[int, int]:
     return len(places), sum("R2UR" in line for first, last in pairs for line in lines[first:last])
 
 
+def allocated_bytes(ttgir: str) -> int:
+    """Return how much shared memory a kernel in Gluon allocates.
+
+    Less than that in all means that a buffer has the place of another, whose last use Triton takes to be over: it does
+    not see a use by address. So barriers and the arguments of warps once lay in a ring that rows were copied into.
+    """
+    sizes = re.findall(r"ttg\.local_alloc : \(\) -> !ttg\.memdesc<([0-9x]+)x[a-z]+(\d+)", ttgir)
+    return sum(math.prod(map(int, shape.split("x"))) * int(bits) // 8 for shape, bits in sizes)
+
+
 def one_by_one(lines: list[str]) -> bool:
     """Tell whether every wgmma in assembly ends a group, which is waited for before the next begins.
 
@@ -229,6 +240,10 @@ def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capabili
         lines = _read("nvdisasm", "--print-code", compiled.asm["cubin"]).splitlines()
         if (size := code_bytes(lines)) > CODE_BYTES:
             raise RuntimeError(f"it has {size} bytes of instructions, where {CODE_BYTES} stay in their cache")
+        if (needed := allocated_bytes(compiled.asm["ttgir"])) > shared_bytes:
+            raise RuntimeError(
+                f"its buffers overlap: they take {needed} bytes of shared memory, and it has {shared_bytes}"
+            )
         if one_by_one(lines):
             raise RuntimeError("ptxas has serialised its wgmmas, ptxas --verbose says why")
         wgmmas, times = moved(lines)

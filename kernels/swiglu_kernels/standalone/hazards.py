@@ -6,8 +6,8 @@
 Of `gl.warp_specialize` Triton makes a loop in which warps wait for a number in shared memory that says what to run, and
 for the arguments of that. In the PTX of all kernels here a `barrier.sync 1` of all warps, the form without a number of
 threads, stands between each store and each load of these, and racecheck reports them all the same. They bear the lines
-of the kernel's `def` and of its `gl.warp_specialize`, and no access of ours does: those have the lines of their own
-calls. So a program says which lines these are (`announce`), and what is reported between two of them is left out.
+of the kernel's `def`, of its `gl.warp_specialize` and of a `_keep_alive` behind it, which is no access, and no access of
+ours does: those have the lines of their own calls. So a program says which lines these are (`announce`), and what is reported between two of them is left out.
 """
 
 import argparse
@@ -24,14 +24,14 @@ _SUMMARY = re.compile(r"^=+ RACECHECK SUMMARY: ", re.MULTILINE)
 
 
 def dispatch_lines(source: str) -> Iterator[int]:
-    """Line numbers of the kernels in a source file that call `gl.warp_specialize`, and of these calls."""
+    """Line numbers of the kernels in a source file that call `gl.warp_specialize`, and of what it is known by."""
     for function in ast.walk(ast.parse(source)):
         if not isinstance(function, ast.FunctionDef) or "jit" not in map(_name, function.decorator_list):
             continue
         calls = [
             node.lineno
             for node in ast.walk(function)
-            if isinstance(node, ast.Call) and _name(node) == "warp_specialize"
+            if isinstance(node, ast.Call) and _name(node) in ("warp_specialize", "_keep_alive")
         ]
         if calls:
             yield from (function.lineno, *calls)

@@ -10,7 +10,7 @@ import torch
 
 from swiglu_kernels.launches import backend, tiles
 from swiglu_kernels.standalone import covering
-from swiglu_kernels.standalone.compiled import code_bytes, compile_launch, launches, moved, one_by_one
+from swiglu_kernels.standalone.compiled import allocated_bytes, code_bytes, compile_launch, launches, moved, one_by_one
 
 pytestmark = pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is not installed")
 
@@ -87,6 +87,27 @@ def test_wgmmas_that_all_wait_for_the_one_before_are_found() -> None:
     assert one_by_one([last, "WARPGROUP.DEPBAR.LE gsb0, 0x0 ;", last])
     assert not one_by_one([begun, begun, last, "WARPGROUP.DEPBAR.LE gsb0, 0x1 ;"])
     assert not one_by_one(["FADD R1, R2, R1 ;"])
+
+
+def test_what_a_kernel_allocates_is_added_up() -> None:
+    ring = "%a_ring = ttg.local_alloc : () -> !ttg.memdesc<8x64x64xbf16, #shared, #smem, mutable>"
+    barriers = "%loaded = ttg.local_alloc : () -> !ttg.memdesc<4x1xi64, #shared2, #smem, mutable>"
+    codes = "%w = ttg.local_alloc : () -> !ttg.memdesc<64x128xf8E4M3FN, #shared, #smem, mutable>"
+    assert allocated_bytes("\n".join([ring, barriers])) == 8 * 64 * 64 * 2 + 32
+    assert allocated_bytes(codes) == 64 * 128
+
+
+@pytest.mark.skipif(missing_tool("9.0") is not None, reason="this Triton has no ptxas")
+def test_buffers_that_overlap_are_an_error() -> None:
+    options = ["--every", "--capability", "9.0", "--kernel", "dW transposed, rows copied"]
+    tried = (
+        "from swiglu_kernels.standalone import compiled; from triton.experimental.gluon.language import _core;"
+        "_core.shared_memory_descriptor._keep_alive = _core.builtin(lambda self, _semantic=None: None);"
+        f"compiled.main({options})"
+    )
+    done = python("-c", tried)
+    assert done.returncode != 0
+    assert "its buffers overlap: they take" in done.stderr
 
 
 def test_instructions_are_counted_by_their_addresses() -> None:
