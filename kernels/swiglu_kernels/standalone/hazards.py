@@ -6,8 +6,9 @@
 Of `gl.warp_specialize` Triton makes a loop in which warps wait for a number in shared memory that says what to run, and
 for the arguments of that. In the PTX of all kernels here a `barrier.sync 1` of all warps, the form without a number of
 threads, stands between each store and each load of these, and racecheck reports them all the same. They bear the lines
-of the kernel's `def`, of its `gl.warp_specialize` and of a `_keep_alive` behind it, which is no access, and no access of
-ours does: those have the lines of their own calls. So a program says which lines these are (`announce`), and what is reported between two of them is left out.
+of the kernel's `def`, of its `gl.warp_specialize` and of a `_keep_alive` behind it, which is no access, and none of
+ours does: those have the lines of their own calls. So a program says which lines these are (`announce`), and what is
+reported between two of them is left out.
 """
 
 import argparse
