@@ -32,16 +32,8 @@ import torch
 from swiglu_kernels.hopper import buffers, shared
 from swiglu_kernels.hopper.copies import AHEAD, COPIERS, OTHER_ROWS, PIECE, SLOT_BYTES
 from swiglu_kernels.hopper.experts_epilogue import BLOCK, BLOCKS, BUFFERS, PART
-from swiglu_kernels.hopper.shared import (
-    ALIGNMENT_BYTES,
-    CONSUMER_WARPS,
-    GLUON_MISSING,
-    SIZES,
-    fits_tma,
-    place,
-    position,
-    tiles_of,
-)
+from swiglu_kernels.hopper.experts_tiles import ROWS, TALL_ROWS
+from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, SIZES, fits_tma, position
 from swiglu_kernels.launches.backend import multiprocessors, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import INT32_MAX, Launch
@@ -53,10 +45,6 @@ MOST_EXPERTS = 512
 """Whose numbers of rows a warp's registers hold."""
 LEAST_ROWS = {False: 256, True: 32}
 """Of an expert on average, by whether a gradient is wanted; below, the portable kernels' smaller tiles are faster."""
-ROWS, TALL_ROWS = 128, 192
-"""Of a tile."""
-TALL_BLOCKS = 24
-"""Blocks of rows of an expert from which on it has no tall tile: half a tile is little of them, and costs less."""
 STAGES, GROUP = 5, 8
 BACKWARD_STAGES = 4
 """Beside which gate and up of a block for each consumer have room, and what is stored."""
@@ -65,7 +53,7 @@ REGISTERS = 232, 40
 WIDE, NARROW = BLOCKS * BLOCK, 128
 """Columns of a tile; a tall one is narrow."""
 
-__all__ = ["down", "down_backward", "gate_up", "gather", "rows_times", "weight_grad"]
+__all__ = ["ROWS", "down", "down_backward", "gate_up", "gather", "rows_times", "weight_grad"]
 
 if GLUON_MISSING is None:
     from triton.experimental import gluon
@@ -76,70 +64,17 @@ if GLUON_MISSING is None:
     from swiglu_kernels.hopper.buffers import set_up
     from swiglu_kernels.hopper.copies import answer, ask, copy_rows, first_place, pairs_of, places
     from swiglu_kernels.hopper.experts_epilogue import fetch, finish, finish_backward, finish_tall, weights_of
+    from swiglu_kernels.hopper.experts_tiles import columns_of_output, find, rows_of, tiles_in_all
     from swiglu_kernels.hopper.loop import BARRIER_BYTES, multiply_blocks
     from swiglu_kernels.hopper.shared import halves, load, start, synchronize
 
     _ROWS, _TALL_ROWS, _BLOCK, _PART = (gl.constexpr(size) for size in (ROWS, TALL_ROWS, BLOCK, PART))
-    _NARROW, _TALL_BLOCKS, _MOST = (gl.constexpr(size) for size in (NARROW, TALL_BLOCKS, INT32_MAX))
+    _NARROW = gl.constexpr(NARROW)
     _ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16]))
     _CONSUMERS, _PRODUCERS = gl.constexpr(REGISTERS[0]), gl.constexpr(REGISTERS[1])
     _BUFFERS, _COPIERS, _OTHER_ROWS, _AHEAD, _SLOT_BYTES, _BARRIER_BYTES = (
         gl.constexpr(size) for size in (BUFFERS, COPIERS, OTHER_ROWS, AHEAD, SLOT_BYTES, BARRIER_BYTES)
     )
-
-    @gluon.jit
-    def rows_of(counts, experts, EXPERTS: gl.constexpr, WARPS: gl.constexpr):
-        """Return how many rows every expert has. Each warp holds all of them."""
-        expert = gl.arange(0, EXPERTS, gl.BlockedLayout([EXPERTS // 32], [32], [WARPS], [0]))
-        return gl.load(counts + expert, mask=expert < experts, other=0)
-
-    @gluon.jit
-    def _tiles_to(count, N, WIDTH: gl.constexpr, TALL_WIDTH: gl.constexpr):
-        """Return how many tiles each expert and those before it have."""
-        if TALL_WIDTH > 0:
-            whole, tall = tiles_of(count, _TALL_BLOCKS)
-            tiles = whole * gl.cdiv(N, WIDTH) + tall * gl.cdiv(N, TALL_WIDTH)
-        else:
-            tiles = gl.cdiv(count, _ROWS) * gl.cdiv(N, WIDTH)
-        return gl.associative_scan(tiles, 0, _sum)
-
-    @gluon.jit
-    def _sum(one, other):
-        return one + other
-
-    @gluon.jit
-    def tiles_in_all(
-        counts, experts, N, WIDTH: gl.constexpr, TALL_WIDTH: gl.constexpr, EXPERTS: gl.constexpr, WARPS: gl.constexpr
-    ):
-        """Return how many tiles all experts have."""
-        return gl.max(_tiles_to(rows_of(counts, experts, EXPERTS, WARPS), N, WIDTH, TALL_WIDTH), 0)
-
-    @gluon.jit
-    def find(unit, count, N, WIDTH: gl.constexpr, TALL_WIDTH: gl.constexpr, GROUP: gl.constexpr):
-        """Return a tile's first row, which column of tiles it is in, its expert, and whether it is tall.
-
-        count: rows of every expert.
-        WIDTH, TALL_WIDTH: columns of output of a tile, and of a tall one or 0.
-        """
-        column_tiles = gl.cdiv(N, WIDTH)
-        if TALL_WIDTH > 0:
-            ends = _tiles_to(count, N, WIDTH, TALL_WIDTH)
-            before = ends <= unit
-            expert = gl.sum(before.to(gl.int32), 0)
-            first = gl.sum(gl.where(before, gl.cdiv(count, _ROWS), 0), 0)
-            unit -= gl.max(gl.where(before, ends, 0), 0)
-            numbers = gl.arange(0, count.shape[0], count.type.layout)
-            whole, some = tiles_of(gl.sum(gl.where(numbers == expert, count, 0), 0), _TALL_BLOCKS)
-            row, column, tall = place(unit, whole, some, column_tiles, gl.cdiv(N, TALL_WIDTH), GROUP)
-        else:
-            ends = gl.associative_scan(gl.cdiv(count, _ROWS), 0, _sum)
-            before = ends * column_tiles <= unit
-            expert = gl.sum(before.to(gl.int32), 0)
-            first = gl.max(gl.where(before, ends, 0), 0)
-            tiles = gl.min(gl.where(before, _MOST, ends), 0) - first
-            row, column = position(unit - first * column_tiles, tiles, column_tiles, GROUP)
-            tall = 0
-        return (first + row) * _ROWS, column, expert, tall
 
     @gluon.jit
     def _find(
@@ -155,11 +90,6 @@ if GLUON_MISSING is None:
         else:
             row, column, expert, tall = find(unit, count, N, WIDTH, TALL_WIDTH, GROUP)
         return row, column, expert, tall
-
-    @gluon.constexpr_function
-    def _columns_of_output(columns, form):
-        """Columns of output of a tile: half of its own, where gate and up make h."""
-        return columns // 2 if form == "gate_up" else columns
 
     @gluon.jit
     def _first_column(column, tall, N, WIDTH: gl.constexpr, TALL_WIDTH: gl.constexpr):
@@ -250,8 +180,8 @@ if GLUON_MISSING is None:
             a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, M, N, K, P,
             expert_rows, tokens, token_pieces, pair, a_at, b_at, barriers_at,
         ) = given  # fmt: skip
-        WIDTH: gl.constexpr = _columns_of_output(COLUMNS, FORM)
-        TALL_WIDTH: gl.constexpr = _columns_of_output(_NARROW, FORM) if TALL else 0
+        WIDTH: gl.constexpr = columns_of_output(COLUMNS, FORM)
+        TALL_WIDTH: gl.constexpr = columns_of_output(_NARROW, FORM) if TALL else 0
         OTHERS: gl.constexpr = SLOTS > 0 and FORM == "weights"  # rows in each stage
         COPIED_ROWS: gl.constexpr = _OTHER_ROWS if OTHERS else _ROWS
         COPIED_BLOCKS: gl.constexpr = _ROWS // COPIED_ROWS
@@ -334,8 +264,8 @@ if GLUON_MISSING is None:
             out, pre, tall_out, tall_pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers,
             reads, h_buffers, loaded, counts, units, experts, M, N, K, P, expert_rows, alpha, limit, up_offset,
         ) = given  # fmt: skip
-        WIDTH: gl.constexpr = _columns_of_output(COLUMNS, FORM)
-        TALL_WIDTH: gl.constexpr = _columns_of_output(_NARROW, FORM) if TALL else 0
+        WIDTH: gl.constexpr = columns_of_output(COLUMNS, FORM)
+        TALL_WIDTH: gl.constexpr = columns_of_output(_NARROW, FORM) if TALL else 0
         programs = gl.num_programs(0)
         mine = (units - gl.program_id(0) + programs - 1) // programs
         step = ME * gl.cdiv(K, _BLOCK)
@@ -406,8 +336,8 @@ if GLUON_MISSING is None:
         if FORM == "weights":
             units = experts * gl.cdiv(M, _ROWS) * gl.cdiv(N, COLUMNS)
         else:
-            WIDTH: gl.constexpr = _columns_of_output(COLUMNS, FORM)
-            TALL_WIDTH: gl.constexpr = _columns_of_output(_NARROW, FORM) if TALL else 0
+            WIDTH: gl.constexpr = columns_of_output(COLUMNS, FORM)
+            TALL_WIDTH: gl.constexpr = columns_of_output(_NARROW, FORM) if TALL else 0
             units = tiles_in_all(counts, experts, N, WIDTH, TALL_WIDTH, EXPERTS, 4)
         a_ring = gl.allocate_shared_memory(out.dtype, [2 * STAGES, _BLOCK, _BLOCK], b.layout)
         b_ring = gl.allocate_shared_memory(out.dtype, [COLUMNS // _BLOCK * STAGES, _BLOCK, _BLOCK], b.layout)

@@ -28,9 +28,12 @@ if GLUON_MISSING is None:
     _BLOCK, _PART, _BUFFERS, _BLOCKS = (gl.constexpr(size) for size in (BLOCK, PART, BUFFERS, BLOCKS))
 
     @gluon.jit
-    def _biased(value, bias, at):
-        """Add a bias to each column of a part."""
-        if bias is not None:
+    def _biased(value, bias, at, TALL: gl.constexpr = False):
+        """Add a bias to each column of a part, or to each row of a TALL tile's."""
+        if bias is not None and TALL:
+            rows = gl.arange(0, value.shape[0], gl.SliceLayout(1, value.type.layout))
+            value += gl.load(bias + at + rows).to(gl.float32)[:, None]
+        elif bias is not None:
             columns = gl.arange(0, value.shape[1], gl.SliceLayout(0, value.type.layout))
             value += gl.load(bias + at + columns).to(gl.float32)[None, :]
         return value
@@ -74,12 +77,13 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _put(
-        block, bias, out, row, column, bias_at, buffers, FIRST: gl.constexpr, NUMBER: gl.constexpr, TURN: gl.constexpr
-    ):
+        block, bias, out, row, column, bias_at, buffers,
+        FIRST: gl.constexpr, NUMBER: gl.constexpr, TURN: gl.constexpr, TALL: gl.constexpr = False,
+    ):  # fmt: skip
         """Store a block of an output through TURN buffers, which are taken in turn."""
         left, right = halves(block, _BLOCK, _PART)
-        left = _biased(left, bias, bias_at)
-        right = _biased(right, bias, bias_at + _PART)
+        left = _biased(left, bias, bias_at, TALL)
+        right = _biased(right, bias, bias_at if TALL else bias_at + _PART, TALL)
         _write_part(left, out, row, column, buffers.index(FIRST + 2 * NUMBER % TURN), TURN)
         _write_part(right, out, row, column + _PART, buffers.index(FIRST + (2 * NUMBER + 1) % TURN), TURN)
 
@@ -87,17 +91,19 @@ if GLUON_MISSING is None:
     def _put_gated(
         gate, up, bias, h, pre, row, column, N, bias_at, alpha, limit, up_offset, buffers,
         FIRST: gl.constexpr, NUMBER: gl.constexpr, TURN: gl.constexpr, FORMULA: gl.constexpr,
+        TALL: gl.constexpr = False,
     ):  # fmt: skip
-        """Store PART columns of h, and of gate and up where they are kept."""
-        gate = _biased(gate, bias, bias_at)
-        up = _biased(up, bias, bias_at + N)
+        """Store PART columns of h, or rows of it if TALL, and of gate and up where they are kept."""
+        gate = _biased(gate, bias, bias_at, TALL)
+        up = _biased(up, bias, bias_at + N, TALL)
         value = _gated(gate, up, alpha, limit, up_offset, FORMULA)
         if pre is None:
-            write(value, h, row, column, buffers.index(FIRST + NUMBER % TURN), TURN - 1)
+            _write_part(value, h, row, column, buffers.index(FIRST + NUMBER % TURN), TURN)
         else:
-            write(gate, pre, row, column, buffers.index(FIRST), _BUFFERS - 1)
-            write(up, pre, row, N + column, buffers.index(FIRST + 1), _BUFFERS - 1)
-            write(value, h, row, column, buffers.index(FIRST + 2), _BUFFERS - 1)
+            _write_part(gate, pre, row, column, buffers.index(FIRST), _BUFFERS)
+            up_row, up_column = (row + N, column) if TALL else (row, column + N)
+            _write_part(up, pre, up_row, up_column, buffers.index(FIRST + 1), _BUFFERS)
+            _write_part(value, h, row, column, buffers.index(FIRST + 2), _BUFFERS)
 
     @gluon.jit
     def _put_pairs(
@@ -161,63 +167,25 @@ if GLUON_MISSING is None:
                 )  # fmt: skip
 
     @gluon.jit
-    def _write_tall(part, out, row, column, buffer, TURN: gl.constexpr):
-        """Send PART columns of a block of a tall tile, which are rows of out, through the next of TURN buffers."""
-        LAYOUT: gl.constexpr = out.layout
-        rows = view(buffer, out.dtype, [_PART, _BLOCK], LAYOUT)
-        fill(part, out, rows.permute((1, 0)), TURN - 1)
-        store(out, [row, column], rows)
-
-    @gluon.jit
-    def _tall_bias(value, bias, at):
-        """Add a bias to each row of a part."""
-        if bias is not None:
-            rows = gl.arange(0, value.shape[0], gl.SliceLayout(1, value.type.layout))
-            value += gl.load(bias + at + rows).to(gl.float32)[:, None]
-        return value
-
-    @gluon.jit
-    def _put_tall(block, bias, out, row, column, bias_at, buffers, FIRST: gl.constexpr):
-        """Store a block of a tall tile, whose columns are rows of out."""
-        left, right = halves(block, _BLOCK, _PART)
-        _write_tall(_tall_bias(left, bias, bias_at), out, row, column, buffers.index(FIRST), 2)
-        _write_tall(_tall_bias(right, bias, bias_at), out, row + _PART, column, buffers.index(FIRST + 1), 2)
-
-    @gluon.jit
-    def _put_tall_gated(
-        gate, up, bias, h, pre, row, column, N, bias_at, alpha, limit, up_offset, buffers,
-        FIRST: gl.constexpr, NUMBER: gl.constexpr, FORMULA: gl.constexpr,
-    ):  # fmt: skip
-        """Store PART rows of h, and of gate and up where they are kept."""
-        gate, up = _tall_bias(gate, bias, bias_at), _tall_bias(up, bias, bias_at + N)
-        value = _gated(gate, up, alpha, limit, up_offset, FORMULA)
-        if pre is None:
-            _write_tall(value, h, row, column, buffers.index(FIRST + NUMBER), 2)
-        else:
-            _write_tall(gate, pre, row, column, buffers.index(FIRST), _BUFFERS)
-            _write_tall(up, pre, row, N + column, buffers.index(FIRST + 1), _BUFFERS)
-            _write_tall(value, h, row, column, buffers.index(FIRST + 2), _BUFFERS)
-
-    @gluon.jit
-    def _put_tall_blocks(
+    def _put_tall(
         upper, lower, out, pre, bias, row, column, N, bias_at, alpha, limit, up_offset, buffers,
         FIRST: gl.constexpr, FORM: gl.constexpr, FORMULA: gl.constexpr,
     ):  # fmt: skip
-        """Store BLOCK rows of out: from both blocks that are above each other."""
+        """Store two blocks of a tall tile, one above the other; row and column are those of the tile, not of out."""
         if FORM == "gate_up":
             gate_0, gate_1 = halves(upper, _BLOCK, _PART)
             up_0, up_1 = halves(lower, _BLOCK, _PART)
-            _put_tall_gated(
+            _put_gated(
                 gate_0, up_0, bias, out, pre, row, column, N, bias_at, alpha, limit, up_offset, buffers,
-                FIRST, 0, FORMULA,
+                FIRST, 0, 2, FORMULA, True,
             )  # fmt: skip
-            _put_tall_gated(
-                gate_1, up_1, bias, out, pre, row + _PART, column, N, bias_at, alpha, limit, up_offset, buffers,
-                FIRST, 1, FORMULA,
+            _put_gated(
+                gate_1, up_1, bias, out, pre, row, column + _PART, N, bias_at, alpha, limit, up_offset, buffers,
+                FIRST, 1, 2, FORMULA, True,
             )  # fmt: skip
         else:
-            _put_tall(upper, bias, out, row, column, bias_at, buffers, FIRST)
-            _put_tall(lower, bias, out, row, column + _BLOCK, bias_at + _BLOCK, buffers, FIRST)
+            _put(upper, bias, out, row, column, bias_at, buffers, FIRST, 0, 2, True)
+            _put(lower, bias, out, row + _BLOCK, column, bias_at + _BLOCK, buffers, FIRST, 1, 2, True)
 
     @gluon.jit
     def finish_tall(
@@ -228,10 +196,12 @@ if GLUON_MISSING is None:
 
         Without a gate, its rows are 128 columns of out. out, pre: descriptors for PART rows and BLOCK columns.
         """
-        for down in range(3):
-            _put_tall_blocks(
-                one, one_1, out, pre, bias, row + down * _BLOCK, column, N, bias_at, alpha, limit, up_offset,
-                buffers, FIRST, FORM, FORMULA,
+        LAYOUT: gl.constexpr = out.layout
+        across = view(buffers, out.dtype, [2 * _BUFFERS, _PART, _BLOCK], LAYOUT)
+        for third in range(3):
+            _put_tall(
+                one, one_1, out, pre, bias, column, row + third * _BLOCK, N, bias_at, alpha, limit, up_offset, across,
+                FIRST, FORM, FORMULA,
             )  # fmt: skip
             one, two, one_1, two_1 = two, three, two_1, three_1
         tma.store_wait(0)  # other tiles take other buffers in turn

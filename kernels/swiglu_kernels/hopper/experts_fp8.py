@@ -33,8 +33,9 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
     from swiglu_kernels.hopper.buffers import set_up
-    from swiglu_kernels.hopper.experts import find, produce, rows_of, tiles_in_all
+    from swiglu_kernels.hopper.experts import produce
     from swiglu_kernels.hopper.experts_epilogue import finish
+    from swiglu_kernels.hopper.experts_tiles import columns_of_output, find, rows_of, tiles_in_all
     from swiglu_kernels.hopper.loop import multiply_fp8
     from swiglu_kernels.hopper.shared import start, synchronize
 
@@ -55,7 +56,7 @@ if GLUON_MISSING is None:
         ME: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, INTERLEAVED: gl.constexpr,
         FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
     ):  # fmt: skip
-        WIDTH: gl.constexpr = _WIDE // 2 if FORM == "gate_up" else _WIDE
+        WIDTH: gl.constexpr = columns_of_output(_WIDE, FORM)
         BOTH: gl.constexpr = 2 if FORM == "gate_up" else 1
         STEP: gl.constexpr = 2 if INTERLEAVED else 1
         step = 0
@@ -97,7 +98,7 @@ if GLUON_MISSING is None:
         FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
     ):  # fmt: skip
         depth_tiles = gl.cdiv(K, _BLOCK)
-        units = tiles_in_all(counts, experts, N, _WIDE // 2 if FORM == "gate_up" else _WIDE, 0, EXPERTS, 4)
+        units = tiles_in_all(counts, experts, N, columns_of_output(_WIDE, FORM), 0, EXPERTS, 4)
         a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES, _BLOCK, _BLOCK], a.layout)
         b_ring = gl.allocate_shared_memory(a.dtype, [3 * STAGES, _BLOCK, _BLOCK], b.layout)
         buffers = gl.allocate_shared_memory(a.dtype, [2 * _BUFFERS, _BLOCK, _PART], out.layout)

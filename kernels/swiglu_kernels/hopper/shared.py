@@ -4,7 +4,8 @@
     row.py         the same for up to 128 tokens
     products.py    the products of the backward
     fp8.py         z of operands in fp8
-    experts.py     the products of experts; experts_fp8.py those in fp8, experts_epilogue.py what ends their tiles
+    experts.py     the products of experts; experts_fp8.py those in fp8, experts_epilogue.py what ends their tiles,
+                   experts_tiles.py which tiles there are
     loop.py        main loops in PTX, for accumulators that Triton cannot have
     buffers.py     where buffers lie in shared memory, for these
     copies.py      rows of tokens copied into a ring
@@ -102,40 +103,6 @@ def position(tile, row_tiles, column_tiles, GROUP: tl.constexpr):
     rows = tl.where(group == groups - 1, row_tiles - first, GROUP)
     tile -= first * column_tiles
     return first + tile % rows, tile // rows
-
-
-@triton.jit
-def tiles_of(rows, TALL_BLOCKS: tl.constexpr):
-    """Return how many tiles of 128 rows an expert's rows take, and how many of 192: one of these, or none.
-
-    An odd number of blocks of 64 rows, three or more and less than TALL_BLOCKS, has a tall one in place of two tiles
-    of which one would be half empty.
-    """
-    blocks = tl.cdiv(rows, 64)
-    tall = tl.where((blocks > 1) & (blocks < TALL_BLOCKS), blocks & 1, 0)
-    return (blocks + 1) // 2 - 2 * tall, tall
-
-
-@triton.jit
-def place(tile, row_tiles, tall, column_tiles, tall_tiles, GROUP: tl.constexpr):
-    """Return the row and column of a tile as `position` does, and whether it is one of a tall row, which is the last.
-
-    tall: 1 if there is such a row, else 0. It has tall_tiles, which are narrower: three of them are walked with each
-        two columns of the last group, so that both read the same columns at the same time.
-    """
-    groups = max(tl.cdiv(row_tiles - GROUP // 4, GROUP), 1)
-    group = min(tile // (GROUP * column_tiles), groups - 1)
-    first = group * GROUP
-    tile -= first * column_tiles
-    rows, talls = tl.where(group == groups - 1, row_tiles - first, GROUP), tl.where(group == groups - 1, 3 * tall, 0)
-    turns = min(column_tiles // 2, tall_tiles // 3)  # what is left are at most two columns, and two tall tiles
-    turn = min(tile // (2 * rows + talls), turns)
-    tile -= turn * (2 * rows + talls)
-    others = tl.where(turn < turns, 2, column_tiles - 2 * turns) * rows
-    second, is_tall = tile >= rows, tile >= others
-    row = tl.where(is_tall, row_tiles, first + tile - tl.where(second, rows, 0))
-    column = tl.where(is_tall, 3 * turn + tile - others, 2 * turn + tl.where(second, 1, 0))
-    return row, column, tl.where(is_tall, 1, 0)
 
 
 if GLUON_MISSING is None:

@@ -9,7 +9,7 @@ from on_hopper import needs_hopper
 from swiglu_bench.measure.memory import measure_memory
 from swiglu_kernels import reference, swiglu_experts
 from swiglu_kernels.hopper import experts as by_hand
-from swiglu_kernels.hopper import shared
+from swiglu_kernels.hopper import experts_tiles, shared
 from swiglu_kernels.launches.backend import INTERPRETING
 from swiglu_kernels.launches.tiles import expert_tile_rows
 from swiglu_kernels.operations import experts
@@ -166,7 +166,7 @@ class TestOnHopper:
         rows = [150, 0, 320, 64, 1 + 16 * 64, 19 * 64, 128, 23 * 64, 25 * 64 - 3]
         index = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(rows)).to("cuda")
         index = index[torch.randperm(len(index), device="cuda")].view(-1, 1)
-        assert by_hand.TALL_BLOCKS == 24
+        assert experts_tiles.TALL_BLOCKS == 24
         self.check(index, len(rows), *sizes, gate, transposed)
 
     def check(

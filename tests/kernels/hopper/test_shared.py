@@ -8,7 +8,7 @@ import torch
 
 from swiglu_bench.machine import doctor
 from swiglu_kernels import FusedSwiGLU
-from swiglu_kernels.hopper import forward, products, shared
+from swiglu_kernels.hopper import experts_tiles, forward, products, shared
 from swiglu_kernels.hopper.shared import RUN_ON_A_GPU, VARIABLE, by_hand_aside, why_aside
 from swiglu_kernels.launches import backend
 from swiglu_kernels.tiles import choices
@@ -89,7 +89,7 @@ def test_every_tile_is_walked_through_once_and_no_few_rows_of_tiles_alone(group:
 
 @pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is not installed")
 def test_every_tile_of_an_expert_is_walked_through_once_with_a_tall_row_or_without() -> None:
-    place, tiles_of = plain(shared.place), plain(shared.tiles_of)
+    place, tiles_of = plain(experts_tiles.place), plain(experts_tiles.tiles_of)
     for columns in (*range(192, 1600, 64), 2880, 7168):
         wide, narrow = -(-columns // 192), -(-columns // 128)
         for blocks in (*range(1, 40), 75):

@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,7 +99,8 @@ def test_what_a_kernel_allocates_is_added_up() -> None:
 
 
 @pytest.mark.skipif(missing_tool("9.0") is not None, reason="this Triton has no ptxas")
-def test_buffers_that_overlap_are_an_error() -> None:
+def test_buffers_that_overlap_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # else it is taken for the right one later
     options = ["--every", "--capability", "9.0", "--kernel", "dW transposed, rows copied"]
     tried = (
         "from swiglu_kernels.standalone import compiled; from triton.experimental.gluon.language import _core;"
