@@ -109,8 +109,8 @@ def parts(problem: Problem, draw: Draw, clock: Clock, s: float) -> Iterator[Row]
                 "y": lambda: k.down(h_, w_down, r, None),
                 "d_pre": lambda: k.down_backward(*b),
                 "dx": lambda: k.rows_times(d, w_gate_up, r),
-                "dW_gate_up": lambda: k.weight_grad(d, x, r, w_gate_up),
-                "dW_down": lambda: k.weight_grad(x, wh_, r, w_down),
+                "dW_gate_up": lambda: k.weight_grad(d, x, r, w_gate_up)[0],
+                "dW_down": lambda: k.weight_grad(x, wh_, r, w_down)[0],
             }
 
         for part, call in calls().items():

@@ -17,9 +17,11 @@ The matrix products on these rows, `portable/experts.py` and any other set of ke
                   interleaved, wants_wh, in_place)              dots [parts, P] fp32: the sum over the parts is the
                                                                 product h (dy w_down) of a row
     rows_times(d_pre, w_gate_up, routing)                       -> dx in sorted rows [P, H]
-    weight_grad(a, b, routing, like)                            -> a^T b over each expert's rows, [E, M, N], strides of
-                                                                `like`; zeros for an expert without rows. An operand
-                                                                with T rows is one of tokens
+    weight_grad(a, b, routing, like, with_sums)                 -> a^T b over each expert's rows, [E, M, N], strides of
+                                                                `like`, and the sums of a over them, [E, M], or None
+                                                                where they are not wanted or cost more than by
+                                                                themselves; zeros for an expert without rows. An
+                                                                operand with T rows is one of tokens
 
 x and dy of the others are what `gather` of that module returned. weights are [T, k], w_gate_up is [E, 2I, H], w_down
 [E, H, I], their biases are [E, 2I] and [E, H] or None. pre and d_pre are ordered as the rows of w_gate_up, interleaved

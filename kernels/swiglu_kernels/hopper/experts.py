@@ -32,12 +32,12 @@ import torch
 from swiglu_kernels.hopper import buffers, shared
 from swiglu_kernels.hopper.copies import AHEAD, COPIERS, OTHER_ROWS, PIECE, SLOT_BYTES
 from swiglu_kernels.hopper.experts_epilogue import BLOCK, BLOCKS, BUFFERS, PART
-from swiglu_kernels.hopper.experts_tiles import ROWS, TALL_ROWS
+from swiglu_kernels.hopper.experts_tiles import ROWS, TALL_COLUMNS, TALL_ROWS, tall_columns
 from swiglu_kernels.hopper.shared import ALIGNMENT_BYTES, CONSUMER_WARPS, GLUON_MISSING, SIZES, fits_tma, position
 from swiglu_kernels.launches.backend import multiprocessors, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import INT32_MAX, Launch
-from swiglu_kernels.launches.plan import run
+from swiglu_kernels.launches.plan import apply, run
 from swiglu_kernels.routing import Routing
 from swiglu_kernels.routing import gather as sort
 
@@ -51,7 +51,7 @@ BACKWARD_STAGES = 4
 REGISTERS = 232, 40
 """Of a thread of a consumer, and of a producer: those of copies are addresses, which are found before any is used."""
 WIDE, NARROW = BLOCKS * BLOCK, 128
-"""Columns of a tile; a tall one is narrow."""
+"""Columns of a tile."""
 
 __all__ = ["ROWS", "down", "down_backward", "gate_up", "gather", "rows_times", "weight_grad"]
 
@@ -63,13 +63,13 @@ if GLUON_MISSING is None:
 
     from swiglu_kernels.hopper.buffers import set_up
     from swiglu_kernels.hopper.copies import answer, ask, copy_rows, first_place, pairs_of, places
-    from swiglu_kernels.hopper.experts_epilogue import fetch, finish, finish_backward, finish_tall, weights_of
-    from swiglu_kernels.hopper.experts_tiles import columns_of_output, find, rows_of, tiles_in_all
+    from swiglu_kernels.hopper.experts_epilogue import fetch, finish, finish_backward, finish_tall, put_sums, weights_of
+    from swiglu_kernels.hopper.experts_tiles import find, rows_of, tiles_in_all
     from swiglu_kernels.hopper.loop import BARRIER_BYTES, multiply_blocks
     from swiglu_kernels.hopper.shared import halves, load, start, synchronize
 
     _ROWS, _TALL_ROWS, _BLOCK, _PART = (gl.constexpr(size) for size in (ROWS, TALL_ROWS, BLOCK, PART))
-    _NARROW = gl.constexpr(NARROW)
+    _TALL_COLUMNS = gl.constexpr(TALL_COLUMNS)
     _ACCUMULATOR = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16]))
     _CONSUMERS, _PRODUCERS = gl.constexpr(REGISTERS[0]), gl.constexpr(REGISTERS[1])
     _BUFFERS, _COPIERS, _OTHER_ROWS, _AHEAD, _SLOT_BYTES, _BARRIER_BYTES = (
@@ -78,26 +78,22 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _find(
-        unit, count, M, N, WIDTH: gl.constexpr, TALL_WIDTH: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr
-    ):
-        """As `find`. Where gradients of weights are wanted, the row is one of the M of an expert's gradient."""
+        unit, count, M, N,
+        COLUMNS: gl.constexpr, TALL: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, SUMS: gl.constexpr,
+    ):  # fmt: skip
+        """As `find`. Where gradients of weights are wanted, the row is one of the M of an expert's gradient.
+
+        SUMS: behind the last of these are the sums of the other operand.
+        """
         if FORM == "weights":
-            row_tiles, column_tiles = gl.cdiv(M, _ROWS), gl.cdiv(N, WIDTH)
+            row_tiles, column_tiles = gl.cdiv(M, _ROWS), gl.cdiv(N, COLUMNS)
             expert = unit // (row_tiles * column_tiles)
             row, column = position(unit % (row_tiles * column_tiles), row_tiles, column_tiles, GROUP)
-            row = start(row, _ROWS, M)
+            row, first = row * _ROWS if SUMS else start(row, _ROWS, M), start(column, COLUMNS, N)
             tall = 0
         else:
-            row, column, expert, tall = find(unit, count, N, WIDTH, TALL_WIDTH, GROUP)
-        return row, column, expert, tall
-
-    @gluon.jit
-    def _first_column(column, tall, N, WIDTH: gl.constexpr, TALL_WIDTH: gl.constexpr):
-        """Return the first column of output in a column of tiles."""
-        first = start(column, WIDTH, N)
-        if TALL_WIDTH > 0:
-            first = gl.where(tall != 0, start(column, TALL_WIDTH, N), first)
-        return first
+            row, first, expert, tall = find(unit, count, N, COLUMNS, TALL, FORM, GROUP)
+        return row, first, expert, tall
 
     @gluon.jit
     def _steps_of(expert, counts):
@@ -128,16 +124,26 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _load_stage(
-        a, b, b_rest, a_ring, b_ring, full, stage, begin, base, row, first, at, N,
+        a, b, b_rest, ones, a_ring, b_ring, full, stage, begin, base, row, first, at, M, N,
         COLUMNS: gl.constexpr, FORM: gl.constexpr, B_ACROSS: gl.constexpr, INTERLEAVED: gl.constexpr,
     ):  # fmt: skip
-        """Begin to load a stage by TMA, or what of it is not copied."""
+        """Begin to load a stage by TMA, or what of it is not copied.
+
+        ones: loaded where the second block of a would begin at M; None: it never does.
+        """
         A_ACROSS: gl.constexpr = FORM == "weights"
         BLOCKS: gl.constexpr = COLUMNS // _BLOCK
         LOADED: gl.constexpr = COLUMNS + (0 if a is None else _ROWS)
-        mbarrier.expect(full, LOADED * _BLOCK * 2)  # elements of 16 bits
+        of_ones = row + _BLOCK == M
+        if ones is not None and a is None and of_ones:
+            mbarrier.expect(full, (LOADED + _BLOCK) * _BLOCK * 2)  # elements of 16 bits
+        else:
+            mbarrier.expect(full, LOADED * _BLOCK * 2)
         if a is not None:
             _load(a, begin, row, at, full, a_ring.index(2 * stage), A_ACROSS)
+        if ones is not None and of_ones:
+            load(ones, [0, 0], full, a_ring.index(2 * stage + 1))
+        elif a is not None:
             _load(a, begin, row + _BLOCK, at, full, a_ring.index(2 * stage + 1), A_ACROSS)
         if FORM == "gate_up" and not INTERLEAVED:
             _load(b, base, first, at, full, b_ring.index(BLOCKS * stage), B_ACROSS)
@@ -156,7 +162,7 @@ if GLUON_MISSING is None:
 
         other: columns from the first block of them to the second.
         """
-        LOADED: gl.constexpr = _NARROW + (0 if a is None else _TALL_ROWS)
+        LOADED: gl.constexpr = _TALL_COLUMNS + (0 if a is None else _TALL_ROWS)
         mbarrier.expect(full, LOADED * _BLOCK * 2)
         if a is not None:
             for block in gl.static_range(_TALL_ROWS // _BLOCK):
@@ -177,17 +183,15 @@ if GLUON_MISSING is None:
             sorted, and three producers have nothing to do.
         """
         (
-            a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, M, N, K, P,
+            a, b, b_rest, ones, a_ring, b_ring, barriers, starts, counts, units, experts, M, N, K, P,
             expert_rows, tokens, token_pieces, pair, a_at, b_at, barriers_at,
         ) = given  # fmt: skip
-        WIDTH: gl.constexpr = columns_of_output(COLUMNS, FORM)
-        TALL_WIDTH: gl.constexpr = columns_of_output(_NARROW, FORM) if TALL else 0
         OTHERS: gl.constexpr = SLOTS > 0 and FORM == "weights"  # rows in each stage
         COPIED_ROWS: gl.constexpr = _OTHER_ROWS if OTHERS else _ROWS
         COPIED_BLOCKS: gl.constexpr = _ROWS // COPIED_ROWS
         if SLOTS > 0:
             to = first_place(a_at, COPIED_ROWS, WARP)
-            if TALL:
+            if TALL is not None:
                 tall_to, more_to = first_place(b_at, _ROWS, WARP), first_place(b_at + _ROWS * _BLOCK * 2, _BLOCK, WARP)
         if OTHERS:
             slots_at = barriers_at + _BARRIER_BYTES
@@ -202,20 +206,21 @@ if GLUON_MISSING is None:
         count = rows_of(counts, experts, EXPERTS, 1)  # here: a load in the loop would wait for all copies before it
         step = 0
         for unit in range(gl.program_id(0), units if SLOTS > 0 or WARP == 0 else 0, gl.num_programs(0)):
-            row, column, expert, tall = _find(unit, count, M, N, WIDTH, TALL_WIDTH, GROUP, FORM)
+            row, first, expert, tall = _find(unit, count, M, N, COLUMNS, TALL, GROUP, FORM, ones is not None)
             if SLOTS > 0 and not OTHERS:
                 before = places(pairs_of(pair + row, COPIED_ROWS, WARP), token_pieces, SLOTS)
-                if TALL:
+                if TALL is not None:
                     last = row + gl.where(tall != 0, _ROWS, 0)  # any that there are, if it is not
                     more = places(pairs_of(pair + last, _BLOCK, WARP), token_pieces, SLOTS)
             begin, base, steps = 0, expert * expert_rows, gl.cdiv(K, _BLOCK)
             if FORM == "weights":
                 begin = gl.where(gl.load(counts + expert) > 0, gl.load(starts + expert), P)  # beyond P TMA reads zeros
                 base, steps = begin, _steps_of(expert, counts)
-            first = _first_column(column, tall, N, WIDTH, TALL_WIDTH)
             if FORM == "gate_up" and INTERLEAVED:
                 first *= 2
-            if TALL and tall != 0:  # a loop of its own: whatever makes that of other tiles longer, they all wait for
+            if (
+                TALL is not None and tall != 0
+            ):  # a loop of its own: whatever makes that of other tiles longer, they all wait for
                 for depth in range(steps):
                     stage = step % STAGES
                     at = depth * _BLOCK
@@ -243,12 +248,15 @@ if GLUON_MISSING is None:
                     if SLOTS > 0:
                         source = tokens + (row if OTHERS else at)
                         stage_at = to + stage * (COPIED_ROWS * COPIED_BLOCKS * _BLOCK * 2)
-                        copy_rows(before, stage_at, barriers_at + 8 * stage, source, COPIED_BLOCKS, True)
+                        if ones is not None and row + _BLOCK == M:
+                            copy_rows(before, stage_at, barriers_at + 8 * stage, source, 1, True)
+                        else:
+                            copy_rows(before, stage_at, barriers_at + 8 * stage, source, COPIED_BLOCKS, True)
                     if OTHERS:  # behind the copies, since it may wait for memory
                         later, asked, left = _next_rows(later, asked, left, pair, starts, counts, units, per_expert)
                     if WARP == 0:
                         _load_stage(
-                            a, b, b_rest, a_ring, b_ring, full, stage, begin, base, row, first, at, N,
+                            a, b, b_rest, ones, a_ring, b_ring, full, stage, begin, base, row, first, at, M, N,
                             COLUMNS, FORM, B_ACROSS, INTERLEAVED,
                         )  # fmt: skip
                     step += 1
@@ -261,11 +269,9 @@ if GLUON_MISSING is None:
         EXPERTS: gl.constexpr, SLOTS: gl.constexpr,
     ):  # fmt: skip
         (
-            out, pre, tall_out, tall_pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers,
+            out, pre, tall_out, tall_pre, bias, sums, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers,
             reads, h_buffers, loaded, counts, units, experts, M, N, K, P, expert_rows, alpha, limit, up_offset,
         ) = given  # fmt: skip
-        WIDTH: gl.constexpr = columns_of_output(COLUMNS, FORM)
-        TALL_WIDTH: gl.constexpr = columns_of_output(_NARROW, FORM) if TALL else 0
         programs = gl.num_programs(0)
         mine = (units - gl.program_id(0) + programs - 1) // programs
         step = ME * gl.cdiv(K, _BLOCK)
@@ -275,11 +281,11 @@ if GLUON_MISSING is None:
         for number in range(ME, mine, 2):
             unit = gl.program_id(0) + number * programs
             count = rows_of(counts, experts, EXPERTS, 4)
-            row, column, expert, tall = _find(unit, count, M, N, WIDTH, TALL_WIDTH, GROUP, FORM)
+            row, first, expert, tall = _find(unit, count, M, N, COLUMNS, TALL, GROUP, FORM, sums is not None)
             steps = gl.cdiv(K, _BLOCK)
             others = steps  # of the next tile, which is the other consumer's
-            first = _first_column(column, tall, N, WIDTH, TALL_WIDTH)
             if FORM == "weights":
+                ends, sums_at = row + _BLOCK == M, expert * N + first
                 if buffers.shape[1] == _PART:  # rows of out are columns of the tile
                     first += expert * expert_rows
                 else:
@@ -287,6 +293,7 @@ if GLUON_MISSING is None:
                 steps = _steps_of(expert, counts)
                 others = _steps_of(min(unit + programs, units - 1) // per_expert, counts)
             if FORM == "gate_backward":
+                column = gl.cdiv(first, COLUMNS)
                 skipped = (column * COLUMNS - first) // _BLOCK
                 for side in gl.static_range(2):
                     fetch(pre, row, column * COLUMNS + side * _PART, N, reads, loaded, 2 * ME + side, INTERLEAVED)
@@ -297,7 +304,7 @@ if GLUON_MISSING is None:
             parity = (number // 2 + 1 - ME) & 1  # the first tile's turn passes at once
             one, two, three, one_1, two_1, three_1 = multiply_blocks(
                 a_at, b_at, barriers_at, step, steps, parity, tall,
-                out.dtype, COLUMNS, ME, STAGES, FORM == "weights", B_ACROSS, TALL, SLOTS > 0,
+                out.dtype, COLUMNS, ME, STAGES, FORM == "weights", B_ACROSS, TALL is not None, SLOTS > 0,
             )  # fmt: skip
             step += steps + others
             if FORM == "gate_backward":
@@ -309,24 +316,27 @@ if GLUON_MISSING is None:
             else:
                 BOTH: gl.constexpr = 2 if FORM == "gate_up" else 1
                 bias_at = BOTH * expert * N + (2 if INTERLEAVED else 1) * first
-                if TALL and tall != 0:
+                if TALL is not None and tall != 0:
                     finish_tall(
                         one, two, three, one_1, two_1, three_1, tall_out, tall_pre, bias, row, first, N, bias_at,
                         alpha, limit, up_offset, buffers, ME * _BUFFERS, FORM, FORMULA,
                     )  # fmt: skip
                 else:
                     for half in range(2):  # written out, it has more instructions than their cache holds
-                        finish(
-                            one, two, three, out, pre, bias, row + half * _BLOCK, first, N, bias_at, alpha, limit,
-                            up_offset, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
-                        )  # fmt: skip
+                        if sums is not None and half == 1 and ends:
+                            put_sums(one, two, three, sums + sums_at)
+                        else:
+                            finish(
+                                one, two, three, out, pre, bias, row + half * _BLOCK, first, N, bias_at, alpha, limit,
+                                up_offset, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
+                            )  # fmt: skip
                         one, two, three = one_1, two_1, three_1
         tma.store_wait(0)
 
     @gluon.jit(do_not_specialize=(*SIZES, "P", "token_pieces"))
     def _experts_kernel(
-        a, tokens, b, b_rest, out, pre, tall_out, tall_pre, bias, weighted_h, pair, weights, dots, starts, counts,
-        token_pieces, experts, M, N, K, P, expert_rows, alpha, limit, up_offset,
+        a, tokens, b, b_rest, ones, out, pre, tall_out, tall_pre, bias, sums, weighted_h, pair, weights, dots,
+        starts, counts, token_pieces, experts, M, N, K, P, expert_rows, alpha, limit, up_offset,
         COLUMNS: gl.constexpr, TALL: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
         B_ACROSS: gl.constexpr, INTERLEAVED: gl.constexpr, FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
         SLOTS: gl.constexpr,
@@ -336,9 +346,7 @@ if GLUON_MISSING is None:
         if FORM == "weights":
             units = experts * gl.cdiv(M, _ROWS) * gl.cdiv(N, COLUMNS)
         else:
-            WIDTH: gl.constexpr = columns_of_output(COLUMNS, FORM)
-            TALL_WIDTH: gl.constexpr = columns_of_output(_NARROW, FORM) if TALL else 0
-            units = tiles_in_all(counts, experts, N, WIDTH, TALL_WIDTH, EXPERTS, 4)
+            units = tiles_in_all(counts, experts, N, COLUMNS, TALL, FORM, EXPERTS, 4)
         a_ring = gl.allocate_shared_memory(out.dtype, [2 * STAGES, _BLOCK, _BLOCK], b.layout)
         b_ring = gl.allocate_shared_memory(out.dtype, [COLUMNS // _BLOCK * STAGES, _BLOCK, _BLOCK], b.layout)
         if BACKWARD:
@@ -359,11 +367,11 @@ if GLUON_MISSING is None:
         fence_async_shared()
         synchronize()
         consumed = (
-            out, pre, tall_out, tall_pre, bias, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers,
+            out, pre, tall_out, tall_pre, bias, sums, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers,
             reads, h_buffers, loaded, counts, units, experts, M, N, K, P, expert_rows, alpha, limit, up_offset,
         )  # fmt: skip
         produced = (
-            a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, M, N, K, P,
+            a, b, b_rest, ones, a_ring, b_ring, barriers, starts, counts, units, experts, M, N, K, P,
             expert_rows, tokens, token_pieces, pair, a_at, b_at, barriers_at,
         )  # fmt: skip
         gl.warp_specialize(
@@ -461,10 +469,14 @@ def _launch(
     M, N, K = sizes
     backward, weights = form == "gate_backward", form == "weights"
     both = BLOCK if backward and interleaved else PART
-    tall = columns == WIDE and (form == "rows" or (form == "gate_up" and not interleaved and formula == PLAIN))
-    named: dict[str, Any] = dict.fromkeys(("pre", "bias", "weighted_h", "pair", "weights", "dots")) | dict(outs)
+    tall = None
+    if columns == WIDE and (form == "rows" or (form == "gate_up" and not interleaved and formula == PLAIN)):
+        tall = tall_columns(N, *(WIDE, TALL_COLUMNS) if form == "rows" else (WIDE // 2, TALL_COLUMNS // 2))
+    named: dict[str, Any] = dict.fromkeys(
+        ("ones", "pre", "bias", "sums", "weighted_h", "pair", "weights", "dots")
+    ) | dict(outs)
     for name in ("out", "pre"):
-        wanted = tall and named[name] is not None
+        wanted = tall is not None and named[name] is not None
         named[f"tall_{name}"] = block_descriptor(named[name], PART, BLOCK) if wanted else None
     if weights:
         out = named["out"]
@@ -472,6 +484,8 @@ def _launch(
         each = out.stride(0) // lies.stride(1)
         whole = [(out.shape[0] - 1) * each + lies.shape[1], lies.shape[2]], [lies.stride(1), 1]
         named["out"] = block_descriptor(out, *block, *whole)
+        if named["ones"] is not None:
+            named["ones"] = block_descriptor(named["ones"], BLOCK, BLOCK)
         shape, strides, across = list(b.shape), list(b.stride()), True
     else:
         for name, part in (("out", both if backward else PART), ("pre", both), ("weighted_h", PART)):
@@ -619,6 +633,8 @@ def weights_launch(
     counts: torch.Tensor,
     pair: torch.Tensor | None = None,
     slots: int = 0,
+    sums: torch.Tensor | None = None,
+    ones: torch.Tensor | None = None,
     columns: int = WIDE,
     group: int = GROUP,
 ) -> Launch:
@@ -630,10 +646,18 @@ def weights_launch(
         out: [E, M, N], one of the last two dimensions contiguous, written; zero for an expert without rows.
         starts, counts: of the routing.
         pair, slots: as for `gate_up_launch`.
+        sums: [E, N], written: sums of b over each expert's rows; only where `has_room_for_sums` says so of M. None:
+            not wanted.
+        ones: [BLOCK, BLOCK], of ones, with sums; they are b's product with them, in place of rows of a^T behind M.
     """
     sizes = out.shape[1], out.shape[2], a.shape[0]
-    outs = {"out": out, "pair": pair}
+    outs = {"out": out, "pair": pair, "sums": sums, "ones": ones}
     return _launch("weights", a, b, outs, (starts, counts), columns, sizes, group=group, slots=slots)
+
+
+def has_room_for_sums(rows: int) -> bool:
+    """Tell whether the last tile of so many rows of a gradient has a block of rows to spare."""
+    return rows % ROWS == BLOCK
 
 
 def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -716,14 +740,30 @@ def rows_times(d_pre: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing) -
     return down(d_pre, w_gate_up.mT, routing, None)
 
 
-def weight_grad(a: torch.Tensor, b: torch.Tensor, routing: Routing, like: torch.Tensor) -> torch.Tensor:
-    """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`; tokens are copied on the left."""
+def weight_grad(
+    a: torch.Tensor, b: torch.Tensor, routing: Routing, like: torch.Tensor, with_sums: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`; tokens are copied on the left.
+
+    With them the sums of a over each expert's rows, [E, M], where they are wanted and tokens have room for them.
+    """
     out = torch.empty_like(like)
     of_tokens = a.shape[0] < routing.pair.shape[0]
     left, right, target = (a, b, out) if of_tokens else (b, a, out.mT)
     left, slots = _rows_of(left, routing)
-    run(weights_launch, left, right, target, routing.starts, routing.counts, routing.pair if slots else None, slots)
-    return out
+    sums = ones = None
+    if with_sums and not of_tokens and has_room_for_sums(target.shape[1]):
+        sums, ones = a.new_empty(out.shape[:2]), a.new_empty((BLOCK, BLOCK))
+        apply(_fill, ones)
+    run(
+        weights_launch, left, right, target, routing.starts, routing.counts, routing.pair if slots else None, slots,
+        sums, ones,
+    )  # fmt: skip
+    return out, sums
+
+
+def _fill(ones: torch.Tensor) -> None:
+    ones.fill_(1)
 
 
 def dense(bias: torch.Tensor | None) -> torch.Tensor | None:

@@ -2,6 +2,7 @@
 
     finish            h and pre of gate and up, halves or in turn; or the product itself
     finish_tall       the same of a tall tile, whose rows are columns of these; not of gate and up in turn
+    put_sums          one row of a product that has the same in all
     finish_backward   d_pre, weight * h and the dots of h and d_h from d_h
 
 Parts of a tile leave through buffers of a consumer that are taken in turn; gate and up of the backward arrive in others
@@ -205,6 +206,16 @@ if GLUON_MISSING is None:
             )  # fmt: skip
             one, two, one_1, two_1 = two, three, two_1, three_1
         tma.store_wait(0)  # other tiles take other buffers in turn
+
+    @gluon.jit
+    def put_sums(one, two, three, sums):
+        """Store the first row of 64 that are alike."""
+        rows = gl.arange(0, _BLOCK, gl.SliceLayout(1, one.type.layout))[:, None]
+        at = sums + gl.arange(0, _BLOCK, gl.SliceLayout(0, one.type.layout))[None, :] + rows * 0
+        for _ in range(_BLOCKS):
+            gl.store(at, one.to(sums.dtype.element_ty), mask=rows == 0)
+            at += _BLOCK
+            one, two = two, three
 
     @gluon.jit
     def fetch(pre, row, column, N, reads, loaded, SET: gl.constexpr, INTERLEAVED: gl.constexpr):

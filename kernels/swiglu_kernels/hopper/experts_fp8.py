@@ -35,9 +35,9 @@ if GLUON_MISSING is None:
     from swiglu_kernels.hopper.buffers import set_up
     from swiglu_kernels.hopper.experts import produce
     from swiglu_kernels.hopper.experts_epilogue import finish
-    from swiglu_kernels.hopper.experts_tiles import columns_of_output, find, rows_of, tiles_in_all
+    from swiglu_kernels.hopper.experts_tiles import find, rows_of, tiles_in_all
     from swiglu_kernels.hopper.loop import multiply_fp8
-    from swiglu_kernels.hopper.shared import start, synchronize
+    from swiglu_kernels.hopper.shared import synchronize
 
     _BLOCK, _PART, _WIDE = (gl.constexpr(size) for size in (BLOCK, PART, WIDE))
     _BUFFERS = gl.constexpr(BUFFERS)
@@ -56,14 +56,12 @@ if GLUON_MISSING is None:
         ME: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, INTERLEAVED: gl.constexpr,
         FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
     ):  # fmt: skip
-        WIDTH: gl.constexpr = columns_of_output(_WIDE, FORM)
         BOTH: gl.constexpr = 2 if FORM == "gate_up" else 1
         STEP: gl.constexpr = 2 if INTERLEAVED else 1
         step = 0
         for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-            row, column, expert, _ = find(unit, rows_of(counts, experts, EXPERTS, 4), N, WIDTH, 0, GROUP)
+            row, first, expert, _ = find(unit, rows_of(counts, experts, EXPERTS, 4), N, _WIDE, None, FORM, GROUP)
             row += ME * _BLOCK
-            first = start(column, WIDTH, N)
             one, two, three = multiply_fp8(
                 a_at, b_at, barriers_at, step, depth_tiles, row, first, row, a_scales, w_scales, w_scales,
                 _WIDE, ME, STAGES, False,
@@ -98,7 +96,7 @@ if GLUON_MISSING is None:
         FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
     ):  # fmt: skip
         depth_tiles = gl.cdiv(K, _BLOCK)
-        units = tiles_in_all(counts, experts, N, columns_of_output(_WIDE, FORM), 0, EXPERTS, 4)
+        units = tiles_in_all(counts, experts, N, _WIDE, None, FORM, EXPERTS, 4)
         a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES, _BLOCK, _BLOCK], a.layout)
         b_ring = gl.allocate_shared_memory(a.dtype, [3 * STAGES, _BLOCK, _BLOCK], b.layout)
         buffers = gl.allocate_shared_memory(a.dtype, [2 * _BUFFERS, _BLOCK, _PART], out.layout)
@@ -128,10 +126,10 @@ if GLUON_MISSING is None:
                     (
                         0,
                         (
-                            a, b, b_rest, a_ring, b_ring, barriers, starts, counts, units, experts, 0, N, K, P,
+                            a, b, b_rest, None, a_ring, b_ring, barriers, starts, counts, units, experts, 0, N, K, P,
                             expert_rows, None, None, None, None, None, None,
                         ),
-                        _WIDE, False, STAGES, GROUP, FORM, False, INTERLEAVED, EXPERTS, 0,
+                        _WIDE, None, STAGES, GROUP, FORM, False, INTERLEAVED, EXPERTS, 0,
                     ),
                 ),
             ],

@@ -1,7 +1,7 @@
-"""Which tiles a mixture's products have, and where: whole ones, and tall ones for what is left of an expert's rows.
+"""Which tiles a mixture's products have, and where: whole ones, and tall ones for what is left of rows and columns.
 
-    tiles_of, place    of one expert, in Triton
-    find               of all of them, from their numbers of rows, in Gluon
+    tiles_of, tiles_in, place    of one expert, in Triton
+    find                         of all of them, from their numbers of rows, in Gluon
 
 Every warp finds the expert of a tile by itself, from all experts' numbers of rows: no table, and no host.
 """
@@ -12,16 +12,19 @@ from swiglu_kernels.launches.launch import INT32_MAX
 
 ROWS, TALL_ROWS = 128, 192
 """Of a tile."""
+TALL_COLUMNS = 128
+"""Of a tall tile; whole ones have 192 beside it."""
 TALL_BLOCKS = 24
-"""Blocks of rows of an expert from which on it has no tall tile: half a tile is little of them, and costs less."""
+"""Blocks of rows of an expert from which on their odd number makes no tall row: half a tile is little of them, and
+costs less."""
 
 
 @triton.jit
 def tiles_of(rows, TALL_BLOCKS: tl.constexpr):
-    """Return how many tiles of 128 rows an expert's rows take, and how many of 192: one of these, or none.
+    """Return how many rows of tiles of 128 an expert's rows take, and how many of 192: one of these, or none.
 
-    An odd number of blocks of 64 rows, three or more and less than TALL_BLOCKS, has a tall one in place of two tiles
-    of which one would be half empty.
+    An odd number of blocks of 64 rows, three or more and less than TALL_BLOCKS, has a tall one in place of two of which
+    one would be half empty.
     """
     blocks = tl.cdiv(rows, 64)
     tall = tl.where((blocks > 1) & (blocks < TALL_BLOCKS), blocks & 1, 0)
@@ -29,32 +32,65 @@ def tiles_of(rows, TALL_BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def place(tile, row_tiles, tall, column_tiles, tall_tiles, GROUP: tl.constexpr):
-    """Return the row and column of a tile as `position` does, and whether it is one of a tall row, which is the last.
+def tiles_in(whole, tall, N, WIDTH: tl.constexpr, TALL_WIDTH: tl.constexpr, TALL: tl.constexpr):
+    """Return how many tiles an expert has; whole, tall: as `tiles_of` says; TALL: see `tall_columns`."""
+    return whole * tl.cdiv(N, WIDTH) + tall * tl.cdiv(N, TALL_WIDTH) - TALL * (whole // 3)
 
-    tall: 1 if there is such a row, else 0. It has tall_tiles, which are narrower: three of them are walked with each
-        two columns of the last group, so that both read the same columns at the same time.
+
+@triton.jit
+def place(tile, whole, tall, N, WIDTH: tl.constexpr, TALL_WIDTH: tl.constexpr, TALL: tl.constexpr, GROUP: tl.constexpr):
+    """Return the first row and column of a tile within its expert's, and whether it is tall.
+
+    Whole tiles are walked as `position` does. The tall row is the last: three tiles of it are walked with each two
+    columns of the last group, so that both read the same columns at the same time. TALL columns come behind all that,
+    where there are three whole rows or more.
     """
-    groups = max(tl.cdiv(row_tiles - GROUP // 4, GROUP), 1)
-    group = min(tile // (GROUP * column_tiles), groups - 1)
-    first = group * GROUP
-    tile -= first * column_tiles
-    rows, talls = tl.where(group == groups - 1, row_tiles - first, GROUP), tl.where(group == groups - 1, 3 * tall, 0)
-    turns = min(column_tiles // 2, tall_tiles // 3)  # what is left are at most two columns, and two tall tiles
+    columns, tall_tiles = tl.cdiv(N, WIDTH), tl.cdiv(N, TALL_WIDTH)
+    if TALL > 0:
+        columns -= tl.where(whole > 2, TALL, 0)
+        behind = tile - whole * columns - tall * tall_tiles
+    groups = max(tl.cdiv(whole - GROUP // 4, GROUP), 1)
+    group = min(tile // max(GROUP * columns, 1), groups - 1)
+    above = group * GROUP
+    tile -= above * columns
+    rows, talls = tl.where(group == groups - 1, whole - above, GROUP), tl.where(group == groups - 1, 3 * tall, 0)
+    turns = min(columns // 2, tall_tiles // 3)  # what is left are at most two columns, and some tall tiles
     turn = min(tile // (2 * rows + talls), turns)
     tile -= turn * (2 * rows + talls)
-    others = tl.where(turn < turns, 2, column_tiles - 2 * turns) * rows
+    others = tl.where(turn < turns, 2, columns - 2 * turns) * rows
     second, is_tall = tile >= rows, tile >= others
-    row = tl.where(is_tall, row_tiles, first + tile - tl.where(second, rows, 0))
-    column = tl.where(is_tall, 3 * turn + tile - others, 2 * turn + tl.where(second, 1, 0))
+    row = 128 * tl.where(is_tall, whole, above + tile - tl.where(second, rows, 0))
+    # of the last tiles each begins earlier where it would reach beyond the end, and has the same bits as another
+    whole_column = min((2 * turn + tl.where(second, 1, 0)) * WIDTH, N - WIDTH)
+    tall_column = min((3 * turn + tile - others) * TALL_WIDTH, N - TALL_WIDTH)
+    column = tl.where(is_tall, tall_column, whole_column)
+    if TALL > 0:
+        thirds = tl.cdiv(2 * whole, 3)
+        last = behind >= (TALL - 1) * thirds
+        number = behind - tl.where(last, (TALL - 1) * thirds, 0)
+        row = tl.where(behind < 0, row, min(number * 192, 128 * whole - 192))
+        column = tl.where(behind < 0, column, tl.where(last, N - TALL_WIDTH, N - TALL * TALL_WIDTH))
+        is_tall = is_tall | (behind >= 0)
     return row, column, tl.where(is_tall, 1, 0)
+
+
+def tall_columns(columns: int, width: int, tall_width: int) -> int:
+    """Return how many columns of tall tiles, which are narrower, leave whole ones no rest: none, one or two.
+
+    width is three halves of tall_width, and columns are a multiple of such a half.
+    """
+    return -columns % width // (width - tall_width)
 
 
 if GLUON_MISSING is None:
     from triton.experimental import gluon
     from triton.experimental.gluon import language as gl
 
-    _ROWS, _TALL_BLOCKS, _MOST = (gl.constexpr(size) for size in (ROWS, TALL_BLOCKS, INT32_MAX))
+    from swiglu_kernels.hopper.shared import start
+
+    _ROWS, _TALL_COLUMNS, _TALL_BLOCKS, _MOST = (
+        gl.constexpr(size) for size in (ROWS, TALL_COLUMNS, TALL_BLOCKS, INT32_MAX)
+    )
 
     @gluon.constexpr_function
     def columns_of_output(columns, form):
@@ -68,13 +104,14 @@ if GLUON_MISSING is None:
         return gl.load(counts + expert, mask=expert < experts, other=0)
 
     @gluon.jit
-    def _tiles_to(count, N, WIDTH: gl.constexpr, TALL_WIDTH: gl.constexpr):
+    def _tiles_to(count, N, COLUMNS: gl.constexpr, TALL: gl.constexpr, FORM: gl.constexpr):
         """Return how many tiles each expert and those before it have."""
-        if TALL_WIDTH > 0:
-            whole, tall = tiles_of(count, _TALL_BLOCKS)
-            tiles = whole * gl.cdiv(N, WIDTH) + tall * gl.cdiv(N, TALL_WIDTH)
-        else:
+        WIDTH: gl.constexpr = columns_of_output(COLUMNS, FORM)
+        if TALL is None:
             tiles = gl.cdiv(count, _ROWS) * gl.cdiv(N, WIDTH)
+        else:
+            whole, tall = tiles_of(count, _TALL_BLOCKS)
+            tiles = tiles_in(whole, tall, N, WIDTH, columns_of_output(_TALL_COLUMNS, FORM), TALL)
         return gl.associative_scan(tiles, 0, _sum)
 
     @gluon.jit
@@ -83,34 +120,36 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def tiles_in_all(
-        counts, experts, N, WIDTH: gl.constexpr, TALL_WIDTH: gl.constexpr, EXPERTS: gl.constexpr, WARPS: gl.constexpr
-    ):
+        counts, experts, N,
+        COLUMNS: gl.constexpr, TALL: gl.constexpr, FORM: gl.constexpr, EXPERTS: gl.constexpr, WARPS: gl.constexpr,
+    ):  # fmt: skip
         """Return how many tiles all experts have."""
-        return gl.max(_tiles_to(rows_of(counts, experts, EXPERTS, WARPS), N, WIDTH, TALL_WIDTH), 0)
+        return gl.max(_tiles_to(rows_of(counts, experts, EXPERTS, WARPS), N, COLUMNS, TALL, FORM), 0)
 
     @gluon.jit
-    def find(unit, count, N, WIDTH: gl.constexpr, TALL_WIDTH: gl.constexpr, GROUP: gl.constexpr):
-        """Return a tile's first row, which column of tiles it is in, its expert, and whether it is tall.
+    def find(unit, count, N, COLUMNS: gl.constexpr, TALL: gl.constexpr, FORM: gl.constexpr, GROUP: gl.constexpr):
+        """Return a tile's first row, its first column of output, its expert, and whether it is tall.
 
         count: rows of every expert.
-        WIDTH, TALL_WIDTH: columns of output of a tile, and of a tall one or 0.
+        TALL: columns of tall tiles behind the whole ones, see `tall_columns`; None if no tile is tall.
         """
-        column_tiles = gl.cdiv(N, WIDTH)
-        if TALL_WIDTH > 0:
-            ends = _tiles_to(count, N, WIDTH, TALL_WIDTH)
-            before = ends <= unit
-            expert = gl.sum(before.to(gl.int32), 0)
-            first = gl.sum(gl.where(before, gl.cdiv(count, _ROWS), 0), 0)
-            unit -= gl.max(gl.where(before, ends, 0), 0)
-            numbers = gl.arange(0, count.shape[0], count.type.layout)
-            whole, some = tiles_of(gl.sum(gl.where(numbers == expert, count, 0), 0), _TALL_BLOCKS)
-            row, column, tall = place(unit, whole, some, column_tiles, gl.cdiv(N, TALL_WIDTH), GROUP)
-        else:
+        WIDTH: gl.constexpr = columns_of_output(COLUMNS, FORM)
+        if TALL is None:
+            column_tiles = gl.cdiv(N, WIDTH)
             ends = gl.associative_scan(gl.cdiv(count, _ROWS), 0, _sum)
             before = ends * column_tiles <= unit
             expert = gl.sum(before.to(gl.int32), 0)
             first = gl.max(gl.where(before, ends, 0), 0)
             tiles = gl.min(gl.where(before, _MOST, ends), 0) - first
             row, column = position(unit - first * column_tiles, tiles, column_tiles, GROUP)
-            tall = 0
-        return (first + row) * _ROWS, column, expert, tall
+            row, column, tall = row * _ROWS, start(column, WIDTH, N), 0
+        else:
+            ends = _tiles_to(count, N, COLUMNS, TALL, FORM)
+            before = ends <= unit
+            expert = gl.sum(before.to(gl.int32), 0)
+            first = gl.sum(gl.where(before, gl.cdiv(count, _ROWS), 0), 0)
+            unit -= gl.max(gl.where(before, ends, 0), 0)
+            numbers = gl.arange(0, count.shape[0], count.type.layout)
+            whole, some = tiles_of(gl.sum(gl.where(numbers == expert, count, 0), 0), _TALL_BLOCKS)
+            row, column, tall = place(unit, whole, some, N, WIDTH, columns_of_output(_TALL_COLUMNS, FORM), TALL, GROUP)
+        return first * _ROWS + row, column, expert, tall

@@ -177,19 +177,20 @@ def _experts_backward(
     del dots
     if needs[B_DOWN]:
         results[B_DOWN] = row_sums(d_out, weights, routing, experts)
-    if needs[B_GATE_UP]:
-        results[B_GATE_UP] = row_sums(d_pre, None, routing, experts)
+    sums = None
     # The gradients of the weights are larger than anything else here: the last to be made has the least beside it.
     if needs[X]:
         results[X] = combine(kernels.rows_times(d_pre, w_gate_up, routing), None, routing)
     if needs[W_GATE_UP]:
         assert x is not None, "the weight gradient is a product with x"
-        results[W_GATE_UP] = kernels.weight_grad(d_pre, x, routing, w_gate_up)
+        results[W_GATE_UP], sums = kernels.weight_grad(d_pre, x, routing, w_gate_up, needs[B_GATE_UP])
+    if needs[B_GATE_UP]:
+        results[B_GATE_UP] = row_sums(d_pre, None, routing, experts) if sums is None else sums
     if free:
         plan.apply(_let_go, d_pre)
     del d_pre
     if needs[W_DOWN]:
-        results[W_DOWN] = kernels.weight_grad(d_out, wh, routing, w_down)
+        results[W_DOWN], _ = kernels.weight_grad(d_out, wh, routing, w_down)
     return tuple(results)  # type: ignore[return-value]
 
 

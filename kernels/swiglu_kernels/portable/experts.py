@@ -824,11 +824,13 @@ def down_backward(
     return d_pre, wh, dots
 
 
-def weight_grad(a: torch.Tensor, b: torch.Tensor, routing: Routing, like: torch.Tensor) -> torch.Tensor:
-    """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`."""
+def weight_grad(
+    a: torch.Tensor, b: torch.Tensor, routing: Routing, like: torch.Tensor, with_sums: bool = False
+) -> tuple[torch.Tensor, None]:
+    """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`, and never the sums of a."""
     d_w = torch.empty_like(like)
     run(weight_grad_launch, a, b, d_w, routing.pair, routing.starts, routing.counts, routing.slots, routing.tile_rows)
-    return d_w
+    return d_w, None
 
 
 def row_sums(a: torch.Tensor, weights: torch.Tensor | None, routing: Routing, experts: int) -> torch.Tensor:

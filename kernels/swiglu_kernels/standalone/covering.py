@@ -362,10 +362,13 @@ def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
     yield "experts by hand, y, bias", by_hand.rows_launch(h, w_down, x, starts, counts, biases[1])
     yield "experts by hand, dx", by_hand.rows_launch(pre, w_gate_up.mT, x, starts, counts)
     tokens = tensor(rows // 8, hidden)
-    for copied, like in itertools.product((False, True), (w_gate_up.mT, w_down)):
-        name = f"experts by hand, dW{'' if like is w_down else ' transposed'}{', rows copied' if copied else ''}"
-        left, right = (tokens if copied else x), (h if like is w_down else pre)
-        yield name, by_hand.weights_launch(left, right, like, starts, counts, pair, 8 if copied else 0)
+    ones = tensor(by_hand.BLOCK, by_hand.BLOCK)
+    for copied, like in itertools.product((False, True), (w_gate_up.mT, across.mT)):
+        name = f"experts by hand, dW{' transposed' if like.stride(2) > 1 else ''}{', rows copied' if copied else ''}"
+        left = tokens if copied else x
+        of_rows = starts, counts, pair, 8 if copied else 0
+        yield name, by_hand.weights_launch(left, pre, like, *of_rows)
+        yield f"{name}, sums", by_hand.weights_launch(left, pre, like, *of_rows, biases[0], ones)
 
 
 def _fp8_by_hand() -> Iterator[tuple[str, Launch]]:

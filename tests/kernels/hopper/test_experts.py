@@ -67,13 +67,17 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """The products for the gradients of weights in plain PyTorch; of each, whether it copied rows of tokens."""
     copied: list[bool] = []
 
-    def run(describe, a, b, out, starts, counts, pair, slots) -> None:
+    def run(describe, a, b, out, starts, counts, pair, slots, sums, ones) -> None:
         assert describe is by_hand.weights_launch
         assert 1 in out.stride()[1:], "TMA needs it"
         copied.append(slots > 0)
         for start, count, one in zip(starts.tolist(), counts.tolist(), out, strict=False):
             rows = slice(start, start + count)
             torch.mm(a[pair[rows] // slots if slots else rows].T, b[rows], out=one)
+        if sums is not None:
+            assert out.shape[1] % by_hand.ROWS == ones.shape[0], "the first rows behind the last are as many ones"
+            for start, count, one in zip(starts.tolist(), counts.tolist(), sums, strict=False):
+                torch.sum(b[start : start + count], 0, out=one)
 
     monkeypatch.setattr(by_hand, "run", run)
     return copied
@@ -93,9 +97,14 @@ class TestGradientsOfWeights:
             exact[index[token, slot]] += torch.outer(tokens[token], rows[pairs[token, slot]])
         for a, b, expected in ((tokens, rows, exact), (rows, tokens, exact.mT)):
             for like in (torch.empty(expected.shape), torch.empty(expected.mT.shape).mT):
-                found = by_hand.weight_grad(a, b, routing, like)
+                found, sums = by_hand.weight_grad(a, b, routing, like, True)
                 assert found.stride() == like.stride()
                 torch.testing.assert_close(found, expected)
+                if a is tokens:
+                    assert sums is None
+                else:
+                    exact_sums = [a[pairs[index == expert].long()].sum(0) for expert in range(5)]
+                    torch.testing.assert_close(sums, torch.stack(exact_sums))
         assert products == [aligned] * 4
 
     def test_nothing_that_is_sorted_lies_beside_the_gradients(

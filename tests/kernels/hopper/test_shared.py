@@ -3,6 +3,7 @@
 import itertools
 from types import FunctionType, SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -88,14 +89,25 @@ def test_every_tile_is_walked_through_once_and_no_few_rows_of_tiles_alone(group:
 
 
 @pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is not installed")
-def test_every_tile_of_an_expert_is_walked_through_once_with_a_tall_row_or_without() -> None:
-    place, tiles_of = plain(experts_tiles.place), plain(experts_tiles.tiles_of)
-    for columns in (*range(192, 1600, 64), 2880, 7168):
-        wide, narrow = -(-columns // 192), -(-columns // 128)
+@pytest.mark.parametrize(("width", "tall_width"), [(192, 128), (96, 64)])
+def test_tiles_of_an_expert_cover_its_rows_and_columns_and_tall_ones_leave_no_rest(width: int, tall_width: int) -> None:
+    tiles_of, tiles_in, place = map(plain, (experts_tiles.tiles_of, experts_tiles.tiles_in, experts_tiles.place))
+    for columns in (*range(192, 1600, 64), 2048, 2880):
+        narrow = experts_tiles.tall_columns(columns, width, tall_width)
+        assert (columns - narrow * tall_width) % width == 0
+        assert 0 <= narrow <= 2
+        sizes = columns, width, tall_width, narrow
         for blocks in (*range(1, 40), 75):
             whole, tall = tiles_of(64 * blocks - 5, 24)
             assert 2 * whole + 3 * tall - blocks == (blocks % 2 if blocks == 1 or blocks >= 24 else 0)
-            order = [place(tile, whole, tall, wide, narrow, 8) for tile in range(whole * wide + tall * narrow)]
-            expected = [(row, column, 0) for row in range(whole) for column in range(wide)]
-            expected += [(whole, column, 1) for column in range(narrow) if tall]
-            assert sorted(order) == sorted(expected)
+            times = np.zeros((2 * whole + 3 * tall, columns // 32), int)
+            order = [place(tile, whole, tall, *sizes, 8) for tile in range(tiles_in(whole, tall, *sizes))]
+            for row, column, is_tall in order:
+                assert 0 <= row <= 64 * times.shape[0] - (192 if is_tall else 128)
+                assert 0 <= column <= columns - (tall_width if is_tall else width)
+                first, last = row // 64, row // 64 + (3 if is_tall else 2)
+                times[first:last, column // 32 : (column + (tall_width if is_tall else width)) // 32] += 1
+            assert len(set(order)) == len(order)
+            assert times.min() == 1
+            twice = times[: 2 * whole].sum() - 2 * whole * (columns // 32)
+            assert whole < 3 or twice <= 2 * narrow * (tall_width // 32)  # fewer than three blocks of each tall column
