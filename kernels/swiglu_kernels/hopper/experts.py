@@ -218,9 +218,7 @@ if GLUON_MISSING is None:
                 base, steps = begin, _steps_of(expert, counts)
             if FORM == "gate_up" and INTERLEAVED:
                 first *= 2
-            if (
-                TALL is not None and tall != 0
-            ):  # a loop of its own: whatever makes that of other tiles longer, they all wait for
+            if TALL is not None and tall != 0:  # its own loop: whatever makes that of others longer, they all wait for
                 for depth in range(steps):
                     stage = step % STAGES
                     at = depth * _BLOCK

@@ -653,7 +653,7 @@ def row_sums_launch(
             "counts_ptr": counts, "N": N, "slots": slots, "a_row": a.stride(0), "a_n": a.stride(1),
             "weights_token": None if weights is None else weights.stride(0),
             "weights_slot": None if weights is None else weights.stride(1),
-            "BLOCK_ROWS": block, "BLOCK_N": block, "OF_TOKENS": a.shape[0] < pair.shape[0],
+            "BLOCK_ROWS": 32, "BLOCK_N": block, "OF_TOKENS": a.shape[0] < pair.shape[0],
         },
         num_warps=4,
         num_stages=2,
@@ -680,7 +680,7 @@ def slot_grads_launch(
         tile_expert: as row.
         slots: as row.
     """
-    pairs, block = row.shape[0], 32
+    pairs, block = row.shape[0], 16
     return Launch(
         kernel=_slot_grads_kernel,
         grid=(triton.cdiv(pairs, block),),
@@ -691,7 +691,7 @@ def slot_grads_launch(
             "bias_e": None if bias is None else bias.stride(0), "bias_k": None if bias is None else bias.stride(1),
             "TILE_ROWS": dots.shape[1] // tile_expert.shape[0], "BLOCK_PAIRS": block, "BLOCK_K": 128,
         },
-        num_warps=4,
+        num_warps=8,
         num_stages=1,
     )  # fmt: skip
 

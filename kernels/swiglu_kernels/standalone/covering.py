@@ -336,7 +336,7 @@ def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
     def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    count, rows, hidden, intermediate = 128, 8192, 2048, 768
+    count, rows, hidden, intermediate = 128, 8192, 2048, 704  # sizes with columns of tall tiles
     x, h, pre = tensor(rows, hidden), tensor(rows, intermediate), tensor(rows, 2 * intermediate)
     w_gate_up, w_down = tensor(count, 2 * intermediate, hidden), tensor(count, hidden, intermediate)
     pair, starts, counts = (tensor(size, dtype=torch.int32) for size in (rows, count + 1, count))
