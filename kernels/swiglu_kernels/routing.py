@@ -41,17 +41,21 @@ from swiglu_kernels.launches.plan import run
 from swiglu_kernels.launches.precision import round_to
 from swiglu_kernels.launches.tiles import Capability
 
-ONE_PROGRAM = 1024
-"""Up to so many pairs a single program makes the routing, in one launch."""
+ALONE = 4096
+"""Up to so many pairs the routing is one launch, whose programs read all pairs each."""
+READ = 1024
+"""Pairs that a program reads at once, where it reads all; 256 if there are no more."""
+SHARE = 32
+"""Pairs that a program places then."""
+CHUNK, PART = 256, 64
+"""Pairs that a program places where there are more, and those that it places at once."""
 ELEMENTS = 8192
-"""Of the tiles pairs x experts, and chunks x experts, that one program works in."""
-CHUNK, CHUNK_ELEMENTS = 256, 32768
-"""Pairs of a chunk, and elements of its tile at most. On an H200 65536 pairs of 128 experts take 28 us, by 64 44."""
+"""Of the tiles that one program works in."""
 ZEROS = 64
 """Rows of an expert's padding are written up to a multiple of it."""
 SOME = 8
 """Experts whose pairs one program adds up over all chunks."""
-OF_TOKENS = ("pairs", "rows", "tiles", "share", "chunks")
+OF_TOKENS = ("pairs", "tiles", "chunks")
 """Integers for which no kernel is compiled anew: what they are divisible by changes no instruction."""
 
 
@@ -84,65 +88,87 @@ def capacity(pairs: int, experts: int, tile_rows: int) -> int:
 
 
 @triton.jit
-def _of_pairs(index_ptr, first, last, experts, PAIRS: tl.constexpr, EXPERTS: tl.constexpr):
-    """Return the numbers of PAIRS pairs, whether each has an expert, and a one-hot row of int32 for each."""
+def _experts_of(index_ptr, first, last, experts, PAIRS: tl.constexpr):
+    """Return the numbers of PAIRS pairs, the expert of each or 0, and whether it has one."""
     pair = first + tl.arange(0, PAIRS)
     index = tl.load(index_ptr + pair, mask=pair < last, other=-1)
     routed = (index >= 0) & (index < experts)
-    expert = tl.where(routed, index, -1).to(tl.int32)
-    return pair, routed, (expert[:, None] == tl.arange(0, EXPERTS)[None, :]).to(tl.int32)
+    return pair, tl.where(routed, index, 0).to(tl.int32), routed
 
 
 @triton.jit
-def _count(index_ptr, pair_ptr, pairs, experts, rows, chunk, share, chunks,
-           PAIRS: tl.constexpr, EXPERTS: tl.constexpr):  # fmt: skip
-    """Return a chunk's number of pairs of each expert, and clear the chunk's share of the rows."""
-    last = tl.minimum((chunk + 1) * share, pairs)
-    found = tl.zeros((EXPERTS,), dtype=tl.int32)
-    for first in range(chunk * share, last, PAIRS):
-        _, _, hot = _of_pairs(index_ptr, first, last, experts, PAIRS, EXPERTS)
-        found += tl.sum(hot, 0)
-    of_rows = tl.cdiv(rows, chunks)
-    end = tl.minimum((chunk + 1) * of_rows, rows)
-    for first in range(chunk * of_rows, end, 1024):
-        row = first + tl.arange(0, 1024)
-        tl.store(pair_ptr + row, -1, mask=row < end)
-    return found
+def _starts_of(counts, TILE_ROWS: tl.constexpr):
+    """Return the first row of each expert, and the first behind its tiles."""
+    padded = tl.cdiv(counts, TILE_ROWS) * TILE_ROWS
+    ends = tl.cumsum(padded, 0)
+    return ends - padded, ends
 
 
 @triton.jit
-def _place(index_ptr, pair_ptr, row_ptr, tile_expert_ptr, starts_ptr, counts, before, pairs, experts, tiles, chunk,
-           share, chunks, PAIRS: tl.constexpr, TILE_ROWS: tl.constexpr, EXPERTS: tl.constexpr):  # fmt: skip
-    """Write the rows of a chunk's pairs, the pairs of these rows, and the chunk's share of where experts begin.
+def _place(index_ptr, pair_ptr, row_ptr, next_row, first, last, experts, PAIRS: tl.constexpr, EXPERTS: tl.constexpr):
+    """Write the rows of PAIRS pairs, and the pairs of these rows; next_row is each expert's first that is free.
 
-    counts: of each expert; before: how many of them are in the chunks before.
+    Returns next_row behind these pairs.
+    """
+    pair, expert, routed = _experts_of(index_ptr, first, last, experts, PAIRS)
+    before = (expert[:, None] == expert[None, :]) & routed[None, :] & (pair[None, :] < pair[:, None])
+    row = tl.gather(next_row, expert, 0) + tl.sum(before.to(tl.int32), 1)
+    tl.store(row_ptr + pair, tl.where(routed, row, -1), mask=pair < last)
+    tl.store(pair_ptr + row, pair, mask=routed)
+    return next_row + tl.histogram(expert, EXPERTS, mask=routed)
+
+
+@triton.jit
+def _place_rest(pair_ptr, tile_expert_ptr, starts_ptr, counts_ptr, counts, starts, ends, experts, tiles,
+                TILES: tl.constexpr, TILE_ROWS: tl.constexpr, EXPERTS: tl.constexpr):  # fmt: skip
+    """Write this program's share of the tiles' experts and of the rows without a pair, and the first what experts have.
+
+    counts, starts, ends: of each expert. counts_ptr: None if the counts are written.
     """
     expert = tl.arange(0, EXPERTS)
     known = expert < experts
-    padded = tl.cdiv(counts, TILE_ROWS) * TILE_ROWS
-    ends = tl.cumsum(padded, 0)
-    if chunk == 0:
-        tl.store(starts_ptr + expert, ends - padded, mask=known)
-        tl.store(starts_ptr + experts, tl.sum(padded, 0))
-    for tile in range(chunk, tiles, chunks):
-        full = tl.sum(((ends <= tile * TILE_ROWS) & known).to(tl.int32), 0)
-        tl.store(tile_expert_ptr + tile, tl.where(full < experts, full, -1))
-    next_row = ends - padded + before
-    last = tl.minimum((chunk + 1) * share, pairs)
-    for first in range(chunk * share, last, PAIRS):
-        pair, routed, hot = _of_pairs(index_ptr, first, last, experts, PAIRS, EXPERTS)
-        row = tl.sum(hot * (next_row[None, :] + tl.cumsum(hot, 0) - 1), 1)
-        tl.store(row_ptr + pair, tl.where(routed, row, -1), mask=pair < last)
-        tl.store(pair_ptr + row, pair, mask=routed)
-        next_row += tl.sum(hot, 0)
+    if tl.program_id(0) == 0:
+        if counts_ptr is not None:
+            tl.store(counts_ptr + expert, counts, mask=known)
+        tl.store(starts_ptr + expert, starts, mask=known)
+        tl.store(starts_ptr + experts, tl.max(ends, 0))
+    for first in range(tl.program_id(0) * TILES, tiles, tl.num_programs(0) * TILES):
+        tile = first + tl.arange(0, TILES)
+        of_tile = tl.sum(((ends[None, :] <= tile[:, None] * TILE_ROWS) & known[None, :]).to(tl.int32), 1)
+        used = tl.sum(tl.where(of_tile[:, None] == expert[None, :], (starts + counts)[None, :], 0), 1)
+        used = tl.where(of_tile < experts, used, 0)
+        tl.store(tile_expert_ptr + tile, tl.where(of_tile < experts, of_tile, -1), mask=tile < tiles)
+        row = tile[:, None] * TILE_ROWS + tl.arange(0, TILE_ROWS)[None, :]
+        rest = (row >= used[:, None]) & (tile < tiles)[:, None]
+        tl.store(pair_ptr + row, tl.full(row.shape, -1, tl.int32), mask=rest)
 
 
 @triton.jit(do_not_specialize=OF_TOKENS)
-def _count_kernel(index_ptr, chunk_ptr, pair_ptr, pairs, experts, rows, share, chunks,
-                  PAIRS: tl.constexpr, EXPERTS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+def _route_kernel(index_ptr, pair_ptr, row_ptr, tile_expert_ptr, starts_ptr, counts_ptr, pairs, experts, tiles,
+                  READ: tl.constexpr, SHARE: tl.constexpr, TILES: tl.constexpr, TILE_ROWS: tl.constexpr,
+                  EXPERTS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """All in one launch: a program counts all pairs, and those before its own SHARE."""
     wait_for_launch_ahead(EARLY)
-    found = _count(index_ptr, pair_ptr, pairs, experts, rows, tl.program_id(0), share, chunks, PAIRS, EXPERTS)
+    mine = tl.program_id(0) * SHARE
+    counts, before = tl.zeros((EXPERTS,), tl.int32), tl.zeros((EXPERTS,), tl.int32)
+    for first in range(0, pairs, READ):
+        pair, expert, routed = _experts_of(index_ptr, first, pairs, experts, READ)
+        counts += tl.histogram(expert, EXPERTS, mask=routed)
+        before += tl.histogram(expert, EXPERTS, mask=routed & (pair < mine))
+    starts, ends = _starts_of(counts, TILE_ROWS)
+    _place(index_ptr, pair_ptr, row_ptr, starts + before, mine, pairs, experts, SHARE, EXPERTS)
+    _place_rest(pair_ptr, tile_expert_ptr, starts_ptr, counts_ptr, counts, starts, ends, experts, tiles, TILES,
+                TILE_ROWS, EXPERTS)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=OF_TOKENS)
+def _count_kernel(index_ptr, chunk_ptr, pairs, experts, CHUNK: tl.constexpr, EXPERTS: tl.constexpr,
+                  EARLY: tl.constexpr):  # fmt: skip
+    """Write how many pairs of each expert a chunk has."""
+    wait_for_launch_ahead(EARLY)
+    _, of_pair, routed = _experts_of(index_ptr, tl.program_id(0) * CHUNK, pairs, experts, CHUNK)
     expert = tl.arange(0, EXPERTS)
+    found = tl.histogram(of_pair, EXPERTS, mask=routed)
     tl.store(chunk_ptr + tl.program_id(0) * experts + expert, found, mask=expert < experts)
 
 
@@ -165,28 +191,19 @@ def _sum_kernel(chunk_ptr, counts_ptr, experts, chunks, CHUNKS: tl.constexpr, SO
 
 @triton.jit(do_not_specialize=OF_TOKENS)
 def _place_kernel(index_ptr, chunk_ptr, pair_ptr, row_ptr, tile_expert_ptr, starts_ptr, counts_ptr, pairs, experts,
-                  tiles, share, chunks, PAIRS: tl.constexpr, TILE_ROWS: tl.constexpr,
+                  tiles, CHUNK: tl.constexpr, PART: tl.constexpr, TILES: tl.constexpr, TILE_ROWS: tl.constexpr,
                   EXPERTS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
+    """Place a chunk's pairs behind those of the chunks before."""
     wait_for_launch_ahead(EARLY)
     expert = tl.arange(0, EXPERTS)
     counts = tl.load(counts_ptr + expert, mask=expert < experts, other=0)
     before = tl.load(chunk_ptr + tl.program_id(0) * experts + expert, mask=expert < experts, other=0)
-    _place(index_ptr, pair_ptr, row_ptr, tile_expert_ptr, starts_ptr, counts, before, pairs, experts, tiles,
-           tl.program_id(0), share, chunks, PAIRS, TILE_ROWS, EXPERTS)  # fmt: skip
-
-
-@triton.jit(do_not_specialize=("tiles",))
-def _route_kernel(index_ptr, pair_ptr, row_ptr, tile_expert_ptr, starts_ptr, counts_ptr, pairs, experts, rows, tiles,
-                  PAIRS: tl.constexpr, TILE_ROWS: tl.constexpr, EXPERTS: tl.constexpr,
-                  EARLY: tl.constexpr):  # fmt: skip
-    """All three in one program, which clears all rows behind a barrier."""
-    wait_for_launch_ahead(EARLY)
-    counts = _count(index_ptr, pair_ptr, pairs, experts, rows, 0, pairs, 1, PAIRS, EXPERTS)
-    expert = tl.arange(0, EXPERTS)
-    tl.store(counts_ptr + expert, counts, mask=expert < experts)
-    tl.debug_barrier()
-    _place(index_ptr, pair_ptr, row_ptr, tile_expert_ptr, starts_ptr, counts, tl.zeros((EXPERTS,), dtype=tl.int32),
-           pairs, experts, tiles, 0, pairs, 1, PAIRS, TILE_ROWS, EXPERTS)  # fmt: skip
+    starts, ends = _starts_of(counts, TILE_ROWS)
+    next_row, mine = starts + before, tl.program_id(0) * CHUNK
+    for first in range(mine, tl.minimum(mine + CHUNK, pairs), PART):
+        next_row = _place(index_ptr, pair_ptr, row_ptr, next_row, first, pairs, experts, PART, EXPERTS)
+    _place_rest(pair_ptr, tile_expert_ptr, starts_ptr, None, counts, starts, ends, experts, tiles, TILES,
+                TILE_ROWS, EXPERTS)  # fmt: skip
 
 
 def route_launch(
@@ -205,26 +222,25 @@ def route_launch(
     """
     early = {"EARLY": starts_early(capability or capability_of(index.device))}
     pairs, experts, tiles = index.numel(), counts.shape[0], tile_expert.shape[0]
-    wide = triton.next_power_of_2(max(experts, 1))
-    alone = pairs <= ONE_PROGRAM
-    most = ELEMENTS // wide if alone else min(CHUNK, CHUNK_ELEMENTS // wide)
-    share = min(max(1, most), max(16, triton.next_power_of_2(max(pairs, 1))))
-    results = {
-        "index_ptr": index, "pair_ptr": pair, "row_ptr": row, "tile_expert_ptr": tile_expert, "starts_ptr": starts,
-        "counts_ptr": counts, "tiles": tiles, "TILE_ROWS": tile_rows,
-    } | early  # fmt: skip
-    sizes = {"pairs": pairs, "experts": experts, "PAIRS": share, "EXPERTS": wide}
-    if alone:
-        return Launch(_route_kernel, (1,), results | sizes | {"rows": pair.shape[0]}, num_warps=8, num_stages=1)
-    chunks = triton.cdiv(pairs, share)
+    wide = max(32, triton.next_power_of_2(experts))
+    of_pairs = {"index_ptr": index, "pairs": pairs, "experts": experts, "EXPERTS": wide} | early
+    of_rows = of_pairs | {
+        "pair_ptr": pair, "row_ptr": row, "tile_expert_ptr": tile_expert, "starts_ptr": starts, "counts_ptr": counts,
+        "tiles": tiles, "TILES": max(1, ELEMENTS // 4 // max(wide, tile_rows)), "TILE_ROWS": tile_rows,
+    }  # fmt: skip
+    if pairs <= ALONE:
+        sizes = {"READ": READ if pairs > READ // 4 else READ // 4, "SHARE": SHARE}
+        programs = max(1, triton.cdiv(pairs, SHARE))
+        return Launch(_route_kernel, (programs,), of_rows | sizes, num_warps=4, num_stages=1)
+    chunks = triton.cdiv(pairs, CHUNK)
     chunk = index.new_empty((chunks, experts), dtype=torch.int32)
-    sizes |= {"share": share, "chunks": chunks, "chunk_ptr": chunk}
-    third = Launch(_place_kernel, (chunks,), results | sizes, num_warps=8, num_stages=1)
+    placed = of_rows | {"chunk_ptr": chunk, "CHUNK": CHUNK, "PART": PART}
+    third = Launch(_place_kernel, (chunks,), placed, num_warps=4, num_stages=1)
     sums = {"chunk_ptr": chunk, "counts_ptr": counts, "experts": experts, "chunks": chunks, "SOME": SOME} | early
     sums["CHUNKS"] = min(ELEMENTS // SOME, triton.next_power_of_2(chunks))
     second = Launch(_sum_kernel, (triton.cdiv(experts, SOME),), sums, num_warps=8, num_stages=1, then=third)
-    first = sizes | early | {"index_ptr": index, "pair_ptr": pair, "rows": pair.shape[0]}
-    return Launch(_count_kernel, (chunks,), first, num_warps=8, num_stages=1, then=second, scratch=chunk)
+    counted = of_pairs | {"chunk_ptr": chunk, "CHUNK": CHUNK}
+    return Launch(_count_kernel, (chunks,), counted, num_warps=4, num_stages=1, then=second, scratch=chunk)
 
 
 def new_routing(index: torch.Tensor, experts: int, tile_rows: int) -> Routing:

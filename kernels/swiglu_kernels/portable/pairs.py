@@ -1,7 +1,7 @@
 """A mixture of experts for so few pairs of a token and an expert that every launch counts; without gradients.
 
-No routing is made. A program finds its expert by itself, the number-th of those that some pair names, and its tile has
-a row for each pair, of which it reads and writes those of its expert. Rows of h and y are pairs, in their order. Two
+No routing is made. A program has the expert of a pair, unless a pair before it has the same, and its tile has a row for
+each pair, of which it reads and writes those of its expert. Rows of h and y are pairs, in their order. Two
 products and the weighted sum are three launches, each of which begins while the one ahead runs: what is older than
 that, the index and the routing weights, the second and the third read before they wait for its end.
 """
@@ -31,16 +31,15 @@ def takes(pairs: int, portable: bool, with_grad: bool, in_fp8: bool) -> bool:
 
 @triton.jit
 def _expert_of(index_ptr, number, pairs, experts, PAIRS: tl.constexpr):
-    """Return the number-th expert that a pair names, in the order of pairs, or -1, and which pairs are its."""
+    """Return the expert of a pair, or -1 if it has none or one that a pair before it has, and which pairs have it too.
+
+    The expert is one load: what is read of its weights waits for nothing else.
+    """
+    expert = tl.load(index_ptr + number).to(tl.int64)
     pair = tl.arange(0, PAIRS)
-    index = tl.load(index_ptr + pair, mask=pair < pairs, other=-1)
-    named = (index >= 0) & (index < experts)
-    index = tl.where(named, index, -1).to(tl.int32)
-    before = (index[:, None] == index[None, :]) & (pair[:, None] > pair[None, :])
-    first = named & (tl.sum(before.to(tl.int32), 1) == 0)
-    place = tl.cumsum(first.to(tl.int32), 0) - 1
-    expert = tl.max(tl.where(first & (place == number), index, -1), 0)
-    return expert.to(tl.int64), index == expert
+    mine = (pair < pairs) & (tl.load(index_ptr + pair, mask=pair < pairs, other=-1).to(tl.int64) == expert)
+    before = tl.sum((mine & (pair < number)).to(tl.int32), 0)
+    return tl.where((expert < experts) & (before == 0), expert, -1), mine
 
 
 @triton.jit(do_not_specialize=("pairs", "experts"))
@@ -155,7 +154,7 @@ def forward_launch(
         capability: of the GPU to choose the tile for; None for that of the tensors' device.
     """
     experts, pairs, capability = w_gate_up.shape[0], index.numel(), capability or capability_of(x.device)
-    (intermediate, hidden), most = (h.shape[1], y.shape[1]), min(pairs, experts)
+    intermediate, hidden = h.shape[1], y.shape[1]
     tile = expert_tile(max(16, triton.next_power_of_2(pairs)), x.dtype, capability, vectorises(x, w_gate_up, w_down))
     shared = {"index_ptr": index, "pairs": pairs, "experts": experts, "PAIRS": tile.rows}
     block = min(SUM_COLUMNS, triton.next_power_of_2(hidden))
@@ -170,7 +169,7 @@ def forward_launch(
     )
     second = Launch(
         _down_kernel,
-        (triton.cdiv(hidden, tile.columns), most),
+        (triton.cdiv(hidden, tile.columns), pairs),
         {"h_ptr": h, "y_ptr": y, "N": hidden, "EARLY": starts_early(capability)}
         | shared
         | product_arguments(h, w_down, tile, tile.columns)
@@ -181,7 +180,7 @@ def forward_launch(
     )
     return Launch(
         _gate_up_kernel,
-        (triton.cdiv(intermediate, tile.columns // 2), most),
+        (triton.cdiv(intermediate, tile.columns // 2), pairs),
         {"x_ptr": x, "h_ptr": h, "N": intermediate, "slots": index.shape[1], "x_m": x.stride(0), "x_k": x.stride(1)}
         | {"INTERLEAVED": interleaved, "EARLY": starts_early(capability)}
         | shared

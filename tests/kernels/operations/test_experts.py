@@ -149,7 +149,15 @@ def defined(index: torch.Tensor, count: int, tile_rows: int) -> Routing:
 
 @pytest.mark.parametrize(
     ("tokens", "slots", "count", "tile_rows"),
-    [(1, 8, 128, 16), (7, 3, 5, 32), (1200, 2, 6, 128), (0, 2, 3, 16), (515, 2, 40, 16)],
+    [
+        (1, 8, 128, 16),
+        (7, 3, 5, 32),
+        (1200, 2, 6, 128),
+        (0, 2, 3, 16),
+        (515, 2, 40, 16),
+        (1300, 4, 40, 16),
+        (2100, 3, 7, 128),
+    ],
 )
 def test_the_routing_is_what_its_definition_says(tokens, slots, count, tile_rows):
     index = drawn(tokens, slots, count, beyond=1)
