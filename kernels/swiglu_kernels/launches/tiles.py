@@ -113,6 +113,12 @@ _EXPERTS: dict[Family, list[tuple[float, Tile]]] = {
     ],
 }
 
+# As many programs as can be at a time: each waits for its expert, and its weights, before it has anything to do.
+_PAIRS: dict[Family, list[tuple[float, Tile]]] = {
+    "hopper": [(float("inf"), Tile(32, 32, 128, warps=2, stages=3))],
+    "ampere": [(float("inf"), Tile(32, 64, 128, warps=4, stages=3))],
+}
+
 # fp8: depth is the 128 elements of a block's scale, and so are the columns of the two products, whose result a block
 # of 1 x 128 may quantise.
 _FP8_GLU: dict[Family, list[tuple[float, Tile]]] = {
@@ -240,6 +246,12 @@ def expert_tile_rows(pairs: int, experts: int, dtype: torch.dtype) -> int:
 def expert_tile(rows: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
     """Tile of products of a routing's rows, which come in tiles of `rows`; columns are those of the accumulator."""
     return replace(_first_fit(rows, _special(dtype, aligned) or _EXPERTS[family_of(capability)]), rows=rows)
+
+
+def pairs_tile(pairs: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
+    """Tile of products of so few pairs of a token and an expert that it has a row for each."""
+    table = _special(dtype, aligned) or _PAIRS[family_of(capability)]
+    return replace(_first_fit(pairs, table), rows=16 if pairs <= 16 else 32)
 
 
 def expert_weight_grad_tile(rows: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:

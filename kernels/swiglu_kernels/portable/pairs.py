@@ -14,7 +14,7 @@ from swiglu_kernels.launches.formula import Formula
 from swiglu_kernels.launches.launch import Launch, vectorises
 from swiglu_kernels.launches.plan import run
 from swiglu_kernels.launches.precision import round_to
-from swiglu_kernels.launches.tiles import Capability, expert_tile
+from swiglu_kernels.launches.tiles import Capability, pairs_tile
 from swiglu_kernels.portable.arithmetic import gated
 from swiglu_kernels.portable.experts import bias_arguments, both_columns, even_and_odd, product, product_arguments
 
@@ -155,7 +155,7 @@ def forward_launch(
     """
     experts, pairs, capability = w_gate_up.shape[0], index.numel(), capability or capability_of(x.device)
     intermediate, hidden = h.shape[1], y.shape[1]
-    tile = expert_tile(max(16, triton.next_power_of_2(pairs)), x.dtype, capability, vectorises(x, w_gate_up, w_down))
+    tile = pairs_tile(pairs, x.dtype, capability, vectorises(x, w_gate_up, w_down))
     shared = {"index_ptr": index, "pairs": pairs, "experts": experts, "PAIRS": tile.rows}
     block = min(SUM_COLUMNS, triton.next_power_of_2(hidden))
     last = Launch(
