@@ -115,7 +115,7 @@ _EXPERTS: dict[Family, list[tuple[float, Tile]]] = {
 
 # As many programs as can be at a time: each waits for its expert, and its weights, before it has anything to do.
 _PAIRS: dict[Family, list[tuple[float, Tile]]] = {
-    "hopper": [(float("inf"), Tile(32, 32, 128, warps=2, stages=3))],
+    "hopper": [(8, Tile(16, 32, 128, warps=2, stages=3)), (float("inf"), Tile(32, 32, 128, warps=2, stages=4))],
     "ampere": [(float("inf"), Tile(32, 64, 128, warps=4, stages=3))],
 }
 
