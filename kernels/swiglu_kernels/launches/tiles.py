@@ -113,12 +113,6 @@ _EXPERTS: dict[Family, list[tuple[float, Tile]]] = {
     ],
 }
 
-# As many programs as can be at a time: each waits for its expert, and its weights, before it has anything to do.
-_PAIRS: dict[Family, list[tuple[float, Tile]]] = {
-    "hopper": [(8, Tile(16, 32, 128, warps=2, stages=3)), (float("inf"), Tile(32, 32, 128, warps=2, stages=4))],
-    "ampere": [(float("inf"), Tile(32, 64, 128, warps=4, stages=3))],
-}
-
 # fp8: depth is the 128 elements of a block's scale, and so are the columns of the two products, whose result a block
 # of 1 x 128 may quantise.
 _FP8_GLU: dict[Family, list[tuple[float, Tile]]] = {
@@ -148,6 +142,9 @@ _FP8_EXPERTS: dict[Family, list[tuple[float, Tile]]] = {
     ],
     "ampere": _FP8_PRODUCT["ampere"],
 }
+
+FEW_PROGRAMS = 264
+"""Two for each multiprocessor of an H100 or H200."""
 
 FORMULA_DEPTH = 32
 """The most, where operands are formed on the fly by another formula than plain SiLU: deeper tiles spill registers."""
@@ -248,10 +245,15 @@ def expert_tile(rows: int, dtype: torch.dtype, capability: Capability | None, al
     return replace(_first_fit(rows, _special(dtype, aligned) or _EXPERTS[family_of(capability)]), rows=rows)
 
 
-def pairs_tile(pairs: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
-    """Tile of products of so few pairs of a token and an expert that it has a row for each."""
-    table = _special(dtype, aligned) or _PAIRS[family_of(capability)]
-    return replace(_first_fit(pairs, table), rows=16 if pairs <= 16 else 32)
+def pairs_tile(pairs: int, intermediate: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
+    """Tile of products of so few pairs of a token and an expert that it has a row for each.
+
+    Where few programs would read the weights of gate and up, they are of half the columns, and all run at once.
+    """
+    tile = expert_tile(16 if pairs <= 16 else 32, dtype, capability, aligned)
+    few = pairs * -(-2 * intermediate // tile.columns) <= FEW_PROGRAMS
+    shipped = few and family_of(capability) == "hopper" and _special(dtype, aligned) is None
+    return replace(tile, columns=32, warps=2, stages=3) if shipped else tile
 
 
 def expert_weight_grad_tile(rows: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:

@@ -155,7 +155,7 @@ def forward_launch(
     """
     experts, pairs, capability = w_gate_up.shape[0], index.numel(), capability or capability_of(x.device)
     intermediate, hidden = h.shape[1], y.shape[1]
-    tile = pairs_tile(pairs, x.dtype, capability, vectorises(x, w_gate_up, w_down))
+    tile = pairs_tile(pairs, intermediate, x.dtype, capability, vectorises(x, w_gate_up, w_down))
     shared = {"index_ptr": index, "pairs": pairs, "experts": experts, "PAIRS": tile.rows}
     block = min(SUM_COLUMNS, triton.next_power_of_2(hidden))
     last = Launch(

@@ -234,11 +234,12 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
         for name, launch in (multiplied | (others if tile_rows == 16 else {})).items():
             yield f"{name}, {at}", launch
         if tile_rows in (16, 32):
-            few = x[: tile_rows // slots], w_gate_up, w_down, weights, b_gate_up, b_down, index[: tile_rows // slots]
-            yield (
-                f"pairs, {at}",
-                pairs.forward_launch(*few, h, y, x[: tile_rows // slots], CLAMPED, interleaved, capability),
-            )
+            some, layer = x[: tile_rows // slots], (w_gate_up, w_down, weights, b_gate_up, b_down)
+            for name, of_some in (("pairs", index[: len(some)]), ("pairs, few programs", index[: len(some), :8])):
+                yield (
+                    f"{name}, {at}",
+                    pairs.forward_launch(some, *layer, of_some, h, y, some, CLAMPED, interleaved, capability),
+                )
 
 
 def _fp8_experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
