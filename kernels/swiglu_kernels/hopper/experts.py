@@ -14,7 +14,10 @@ not alike drift apart, and no longer read the same weights at the same time (NOT
 
 So an expert whose rows are an odd number of blocks of 64 has a tall tile for the last three (h and y, and dx): 192 rows
 x 128 columns in place of 128 x 192, which loads and multiplies as much as any other. Rows and columns of it change
-sides: its rows of a go where else columns of b go, it is multiplied by the same wgmmas, and stored transposed.
+sides: its rows of a go where else columns of b go, it is multiplied by the same wgmmas, and stored transposed. Columns
+that 192 does not divide end in such tiles as well (`experts_tiles.py`).
+
+A weight's gradient whose last rows of tiles are half empty has room for the sums of the other operand: rows of ones.
 
 There is no sorted copy of x or dy, unless they are not aligned: four producers copy the rows of the tokens into the
 ring (`copies.py`), as Hopper's TMA cannot.
@@ -53,7 +56,7 @@ REGISTERS = 232, 40
 WIDE, NARROW = BLOCKS * BLOCK, 128
 """Columns of a tile."""
 
-__all__ = ["ROWS", "down", "down_backward", "gate_up", "gather", "rows_times", "weight_grad"]
+__all__ = ["BLOCK", "ROWS", "down", "down_backward", "gate_up", "gather", "rows_times", "weight_grad"]
 
 if GLUON_MISSING is None:
     from triton.experimental import gluon
