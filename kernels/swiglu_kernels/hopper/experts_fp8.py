@@ -33,8 +33,8 @@ if GLUON_MISSING is None:
     from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
     from swiglu_kernels.hopper.buffers import set_up
-    from swiglu_kernels.hopper.experts import produce
     from swiglu_kernels.hopper.experts_epilogue import finish
+    from swiglu_kernels.hopper.experts_producer import produce
     from swiglu_kernels.hopper.experts_tiles import find, rows_of, tiles_in_all
     from swiglu_kernels.hopper.loop import multiply_fp8
     from swiglu_kernels.hopper.shared import synchronize
@@ -60,7 +60,7 @@ if GLUON_MISSING is None:
         STEP: gl.constexpr = 2 if INTERLEAVED else 1
         step = 0
         for unit in range(gl.program_id(0), units, gl.num_programs(0)):
-            row, first, expert, _ = find(unit, rows_of(counts, experts, EXPERTS, 4), N, _WIDE, None, FORM, GROUP)
+            row, first, expert, _ = find(unit, rows_of(counts, experts, EXPERTS, 4), 0, N, _WIDE, None, FORM, GROUP)
             row += ME * _BLOCK
             one, two, three = multiply_fp8(
                 a_at, b_at, barriers_at, step, depth_tiles, row, first, row, a_scales, w_scales, w_scales,
@@ -96,7 +96,7 @@ if GLUON_MISSING is None:
         FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
     ):  # fmt: skip
         depth_tiles = gl.cdiv(K, _BLOCK)
-        units = tiles_in_all(counts, experts, N, _WIDE, None, FORM, EXPERTS, 4)
+        units = tiles_in_all(counts, experts, 0, N, _WIDE, None, FORM, EXPERTS, 4)
         a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES, _BLOCK, _BLOCK], a.layout)
         b_ring = gl.allocate_shared_memory(a.dtype, [3 * STAGES, _BLOCK, _BLOCK], b.layout)
         buffers = gl.allocate_shared_memory(a.dtype, [2 * _BUFFERS, _BLOCK, _PART], out.layout)

@@ -14,6 +14,8 @@ ROWS, TALL_ROWS = 128, 192
 """Of a tile."""
 TALL_COLUMNS = 128
 """Of a tall tile; whole ones have 192 beside it."""
+BLOCK = 64
+"""Rows of what an expert's are counted in."""
 TALL_BLOCKS = 24
 """Blocks of rows of an expert from which on their odd number makes no tall row: half a tile is little of them, and
 costs less."""
@@ -88,8 +90,8 @@ if GLUON_MISSING is None:
 
     from swiglu_kernels.hopper.shared import start
 
-    _ROWS, _TALL_COLUMNS, _TALL_BLOCKS, _MOST = (
-        gl.constexpr(size) for size in (ROWS, TALL_COLUMNS, TALL_BLOCKS, INT32_MAX)
+    _ROWS, _TALL_COLUMNS, _TALL_BLOCKS, _BLOCK, _MOST = (
+        gl.constexpr(size) for size in (ROWS, TALL_COLUMNS, TALL_BLOCKS, BLOCK, INT32_MAX)
     )
 
     @gluon.constexpr_function
@@ -119,22 +121,47 @@ if GLUON_MISSING is None:
         return one + other
 
     @gluon.jit
+    def tiles_of_gradient(M, N, COLUMNS: gl.constexpr):
+        """Return how many tiles an expert's gradient of M x N has."""
+        return gl.cdiv(M, _ROWS) * gl.cdiv(N, COLUMNS)
+
+    @gluon.jit
+    def steps_of(expert, counts):
+        """Return how many blocks of an expert's rows a weight's gradient sums: one of zeros if there are none."""
+        return max(gl.cdiv(gl.load(counts + expert), _BLOCK), 1)
+
+    @gluon.jit
     def tiles_in_all(
-        counts, experts, N,
+        counts, experts, M, N,
         COLUMNS: gl.constexpr, TALL: gl.constexpr, FORM: gl.constexpr, EXPERTS: gl.constexpr, WARPS: gl.constexpr,
     ):  # fmt: skip
         """Return how many tiles all experts have."""
-        return gl.max(_tiles_to(rows_of(counts, experts, EXPERTS, WARPS), N, COLUMNS, TALL, FORM), 0)
+        if FORM == "weights":
+            tiles = experts * tiles_of_gradient(M, N, COLUMNS)
+        else:
+            tiles = gl.max(_tiles_to(rows_of(counts, experts, EXPERTS, WARPS), N, COLUMNS, TALL, FORM), 0)
+        return tiles
 
     @gluon.jit
-    def find(unit, count, N, COLUMNS: gl.constexpr, TALL: gl.constexpr, FORM: gl.constexpr, GROUP: gl.constexpr):
+    def find(
+        unit, count, M, N,
+        COLUMNS: gl.constexpr, TALL: gl.constexpr, FORM: gl.constexpr, GROUP: gl.constexpr,
+        SUMS: gl.constexpr = False,
+    ):  # fmt: skip
         """Return a tile's first row, its first column of output, its expert, and whether it is tall.
 
-        count: rows of every expert.
+        count: rows of every expert. Where gradients of weights are wanted, a row is one of the M of an expert's.
         TALL: columns of tall tiles behind the whole ones, see `tall_columns`; None if no tile is tall.
+        SUMS: behind the last of the M rows are the sums of the other operand.
         """
         WIDTH: gl.constexpr = columns_of_output(COLUMNS, FORM)
-        if TALL is None:
+        if FORM == "weights":
+            each = tiles_of_gradient(M, N, COLUMNS)
+            expert = unit // each
+            row, column = position(unit % each, gl.cdiv(M, _ROWS), gl.cdiv(N, COLUMNS), GROUP)
+            row, column = row * _ROWS if SUMS else start(row, _ROWS, M), start(column, COLUMNS, N)
+            tall, first = 0, 0
+        elif TALL is None:
             column_tiles = gl.cdiv(N, WIDTH)
             ends = gl.associative_scan(gl.cdiv(count, _ROWS), 0, _sum)
             before = ends * column_tiles <= unit

@@ -4,8 +4,8 @@
     row.py         the same for up to 128 tokens
     products.py    the products of the backward
     fp8.py         z of operands in fp8
-    experts.py     the products of experts; experts_fp8.py those in fp8, experts_epilogue.py what ends their tiles,
-                   experts_tiles.py which tiles there are
+    experts.py     the products of experts; experts_fp8.py those in fp8, experts_tiles.py which tiles there are,
+                   experts_producer.py what fills their ring, experts_epilogue.py what ends their tiles
     loop.py        main loops in PTX, for accumulators that Triton cannot have
     buffers.py     where buffers lie in shared memory, for these
     copies.py      rows of tokens copied into a ring

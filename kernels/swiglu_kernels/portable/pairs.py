@@ -31,7 +31,7 @@ def takes(pairs: int, portable: bool, with_grad: bool, in_fp8: bool) -> bool:
 
 @triton.jit
 def _expert_of(index_ptr, number, pairs, experts, PAIRS: tl.constexpr):
-    """Return the expert of a pair, or -1 if it has none or one that a pair before it has, and which pairs have it too.
+    """Return the expert of a pair, and which pairs have it; less than 0 if it has none, or one of a pair before it.
 
     The expert is one load: what is read of its weights waits for nothing else.
     """

@@ -340,7 +340,7 @@ def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
     x, h, pre = tensor(rows, hidden), tensor(rows, intermediate), tensor(rows, 2 * intermediate)
     w_gate_up, w_down = tensor(count, 2 * intermediate, hidden), tensor(count, hidden, intermediate)
     pair, starts, counts = (tensor(size, dtype=torch.int32) for size in (rows, count + 1, count))
-    weights, dots = tensor(rows), tensor(intermediate // by_hand.WIDE, rows, dtype=torch.float32)
+    weights, dots = tensor(rows), tensor(-(-intermediate // by_hand.WIDE), rows, dtype=torch.float32)
     biases = tensor(count, 2 * intermediate), tensor(count, hidden)
     across = tensor(count, hidden, 2 * intermediate).mT
     for slots, interleaved, weight, kept in itertools.product((0, 8), (False, True), (w_gate_up, across), (None, pre)):
