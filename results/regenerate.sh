@@ -6,8 +6,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 pieces="forward forward-llama3-8b forward-others forward-narrow activation step-mlp step step-llama3-8b step-others energy \
-  backward memory memory-mlp experts experts-others experts-fp8 experts-peers experts-zipf experts-few experts-step \
-  experts-step-deepseek experts-memory experts-parts fp8 fp8-mlp train-llama train-fp8 tp tp-experts verify selftest \
+  backward memory memory-mlp experts experts-others experts-fp8 experts-peers experts-quack experts-quack-step experts-zipf \
+  experts-few experts-step experts-step-zipf experts-step-deepseek experts-memory experts-parts fp8 fp8-mlp train-llama train-fp8 tp tp-experts verify selftest \
   audit noise doctor grid-1 grid-2 grid host-time early-launches bare-product bare-product-others bare-product-few \
   bare-product-128 bare-product-ragged parts waves ragged fp8-kernels few-tokens few-tokens-narrow step-ragged \
   kernels-by-triton patched-llama sweep-over-gpus"
@@ -26,7 +26,6 @@ bench="python -m swiglu_bench"
 peers=eager,compile,liger,fused-auto,fused-mlp-auto,quack
 fp8=eager,compile,fused-auto,fused-mlp-auto,scaled-mm,scaled-mm-compile,scaled-mm-blocks,scaled-mm-blocks-compile,torchao-float8,fused-fp8
 experts=grouped,grouped-compile,fused-experts,fused-experts-recompute
-peers_of_experts=batched,liger-experts,quack-experts # Liger's search takes two minutes for each shape
 widths=4096x11008,4096x14336,5120x13824,5120x17408,6144x16384,8192x28672,3584x18944,4096x12288,5120x25600,7168x18432
 others=mistral-7b,llama3-70b,qwen2.5-7b,qwen3-32b,gpt-oss,mixtral-expert,deepseek-v3-expert
 
@@ -84,17 +83,27 @@ for piece in ${*:-$pieces}; do
     experts-fp8)
       sweep experts-fp8 forward --shapes qwen3-30b-a3b --precision bf16,fp8-rowwise --tokens 8k --budget 4 --no-energy \
         --baseline grouped-compile --impl grouped-compile,fused-experts,scaled-grouped,scaled-grouped-compile,fused-fp8-experts ;;
-    experts-peers)
-      sweep experts-peers forward --shapes qwen3-30b-a3b --tokens 8k --budget 8 --no-energy --baseline grouped-compile \
-        --impl $experts,$peers_of_experts ;;
+    experts-peers) # Liger's search takes minutes
+      sweep experts-peers forward --shapes qwen3-30b-a3b --tokens 8k --budget 4 --no-energy --baseline grouped-compile \
+        --impl grouped-compile,liger-experts,quack-experts,fused-experts ;;
+    experts-quack)
+      sweep experts-quack forward --shapes mixtral-8x7b,deepseek-v3-rank --tokens 8k --budget 3 --no-energy \
+        --baseline grouped-compile --impl grouped-compile,quack-experts,fused-experts ;;
+    experts-quack-step)
+      sweep experts-quack-step step --shapes qwen3-30b-a3b,mixtral-8x7b,deepseek-v3-rank --tokens 8k --budget 3 --no-energy \
+        --baseline grouped-compile --impl grouped-compile,quack-experts,fused-experts ;;
     experts-zipf)
       sweep experts-zipf forward --shapes qwen3-30b-a3b,mixtral-8x7b --routing zipf --tokens 8k --budget 8 --no-energy \
         --baseline grouped-compile --impl $experts ;;
     experts-few)
-      sweep experts-few forward --shapes qwen3-30b-a3b --tokens 1,4,16,64,32k --budget 6 --no-energy --baseline grouped-compile --impl $experts ;;
+      sweep experts-few forward --shapes qwen3-30b-a3b --tokens 1,4,16,64,32k --budget 6 --no-energy --baseline grouped-compile \
+        --impl $experts,batched,quack-experts ;;
     experts-step)
       sweep experts-step step --shapes mixtral-8x7b,qwen3-30b-a3b,gpt-oss-20b --tokens 8k --budget 6.5 --no-energy \
         --baseline grouped-compile --impl $experts ;;
+    experts-step-zipf)
+      sweep experts-step-zipf step --shapes qwen3-30b-a3b,mixtral-8x7b,gpt-oss-20b --routing zipf --tokens 8k --budget 4 --no-energy \
+        --baseline grouped-compile --impl grouped-compile,fused-experts ;;
     experts-step-deepseek)
       sweep experts-step-deepseek step --shapes deepseek-v3-rank --tokens 8k --budget 6.5 --no-energy --baseline grouped-compile \
         --impl $experts ;;

@@ -185,7 +185,8 @@ def explain_experts(
         )
     products = f"the routing and two grouped products, {kernels}, tiles of {rows} rows"
     if takes(pairs, why is not None, trains, in_fp8):
-        products = f"two products, each a tile for all {pairs} pairs, {kernels}"
+        one, tile = "by rows of each slot's weights", f"each a tile for all {pairs} pairs"
+        products = f"two products, {one if len(top_k_index) == 1 else tile}, {kernels}"
     return (
         f"forward: {products}; the weighted sum{kept}\n"
         f"backward: {again}d_gate and d_up by one launch; dX and dW by one launch each, of the same kernels"

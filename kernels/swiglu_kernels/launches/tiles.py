@@ -143,9 +143,6 @@ _FP8_EXPERTS: dict[Family, list[tuple[float, Tile]]] = {
     "ampere": _FP8_PRODUCT["ampere"],
 }
 
-FEW_PROGRAMS = 264
-"""Two for each multiprocessor of an H100 or H200."""
-
 FORMULA_DEPTH = 32
 """The most, where operands are formed on the fly by another formula than plain SiLU: deeper tiles spill registers."""
 
@@ -243,17 +240,6 @@ def expert_tile_rows(pairs: int, experts: int, dtype: torch.dtype) -> int:
 def expert_tile(rows: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
     """Tile of products of a routing's rows, which come in tiles of `rows`; columns are those of the accumulator."""
     return replace(_first_fit(rows, _special(dtype, aligned) or _EXPERTS[family_of(capability)]), rows=rows)
-
-
-def pairs_tile(pairs: int, intermediate: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:
-    """Tile of products of so few pairs of a token and an expert that it has a row for each.
-
-    Where few programs would read the weights of gate and up, they are of half the columns, and all run at once.
-    """
-    tile = expert_tile(16 if pairs <= 16 else 32, dtype, capability, aligned)
-    few = pairs * -(-2 * intermediate // tile.columns) <= FEW_PROGRAMS
-    shipped = few and family_of(capability) == "hopper" and _special(dtype, aligned) is None
-    return replace(tile, columns=32, warps=2, stages=3) if shipped else tile
 
 
 def expert_weight_grad_tile(rows: int, dtype: torch.dtype, capability: Capability | None, aligned: bool) -> Tile:

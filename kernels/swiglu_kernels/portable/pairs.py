@@ -3,7 +3,8 @@
 No routing is made. A program has the expert of a pair, unless a pair before it has the same, and its tile has a row for
 each pair, of which it reads and writes those of its expert. Rows of h and y are pairs, in their order. Two
 products and the weighted sum are three launches, each of which begins while the one ahead runs: what is older than
-that, the index and the routing weights, the second and the third read before they wait for its end.
+that, the index and the routing weights, the second and the third read before they wait for its end. One token is for
+`token.py`.
 """
 
 import torch
@@ -14,7 +15,8 @@ from swiglu_kernels.launches.formula import Formula
 from swiglu_kernels.launches.launch import Launch, vectorises
 from swiglu_kernels.launches.plan import run
 from swiglu_kernels.launches.precision import round_to
-from swiglu_kernels.launches.tiles import Capability, pairs_tile
+from swiglu_kernels.launches.tiles import Capability, expert_tile
+from swiglu_kernels.portable import token
 from swiglu_kernels.portable.arithmetic import gated
 from swiglu_kernels.portable.experts import bias_arguments, both_columns, even_and_odd, product, product_arguments
 
@@ -155,7 +157,7 @@ def forward_launch(
     """
     experts, pairs, capability = w_gate_up.shape[0], index.numel(), capability or capability_of(x.device)
     intermediate, hidden = h.shape[1], y.shape[1]
-    tile = pairs_tile(pairs, intermediate, x.dtype, capability, vectorises(x, w_gate_up, w_down))
+    tile = expert_tile(16 if pairs <= 16 else 32, x.dtype, capability, vectorises(x, w_gate_up, w_down))
     shared = {"index_ptr": index, "pairs": pairs, "experts": experts, "PAIRS": tile.rows}
     block = min(SUM_COLUMNS, triton.next_power_of_2(hidden))
     last = Launch(
@@ -206,6 +208,10 @@ def forward(
 ) -> torch.Tensor:
     """Return out [T, H_out]; arguments as of `forward_launch`."""
     h = x.new_empty((index.numel(), w_gate_up.shape[1] // 2))
+    if index.shape[0] == 1:
+        out = x.new_empty((1, w_down.shape[1]))
+        run(token.forward_launch, x, w_gate_up, w_down, weights, b_gate_up, b_down, index, h, out, formula, interleaved)
+        return out
     y = x.new_empty((index.numel(), w_down.shape[1]))
     out = x.new_empty((x.shape[0], w_down.shape[1]))
     run(forward_launch, x, w_gate_up, w_down, weights, b_gate_up, b_down, index, h, y, out, formula, interleaved)

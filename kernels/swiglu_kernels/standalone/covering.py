@@ -25,7 +25,7 @@ from swiglu_kernels.operations.silu_mul import backward_launch as silu_mul_backw
 from swiglu_kernels.operations.silu_mul import forward_launch as silu_mul_forward
 from swiglu_kernels.operations.unsloth import backward_launch as unsloth_backward
 from swiglu_kernels.operations.unsloth import forward_launch as unsloth_forward
-from swiglu_kernels.portable import experts, fp8, fp8_codes, fp8_gate, pairs
+from swiglu_kernels.portable import experts, fp8, fp8_codes, fp8_gate, pairs, token
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch, recompute_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
@@ -235,11 +235,29 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
             yield f"{name}, {at}", launch
         if tile_rows in (16, 32):
             some, layer = x[: tile_rows // slots], (w_gate_up, w_down, weights, b_gate_up, b_down)
-            for name, of_some in (("pairs", index[: len(some)]), ("pairs, few programs", index[: len(some), :8])):
-                yield (
-                    f"{name}, {at}",
-                    pairs.forward_launch(some, *layer, of_some, h, y, some, CLAMPED, interleaved, capability),
-                )
+            yield (
+                f"pairs, {at}",
+                pairs.forward_launch(some, *layer, index[: len(some)], h, y, some, CLAMPED, interleaved, capability),
+            )
+    for dtype, interleaved, intermediate, slots in (
+        (torch.bfloat16, False, 768, 8),
+        (torch.bfloat16, True, 2880, 4),
+        (torch.bfloat16, False, 14336, 2),
+        (torch.float32, True, 768, 8),
+    ):
+        sizes = 2048, slots, slots * intermediate
+        x, weights, h = (torch.empty(1, size, dtype=dtype, device="meta") for size in sizes)
+        w_gate_up, w_down, b_gate_up, b_down = (
+            torch.empty(8, *shape, dtype=dtype, device="meta")
+            for shape in ((2 * intermediate, 2048), (2048, intermediate), (2 * intermediate,), (2048,))
+        )
+        yield (
+            f"one token, {slots} slots, {intermediate} columns, {str(dtype).removeprefix('torch.')}",
+            token.forward_launch(
+                x, w_gate_up, w_down, weights, b_gate_up, b_down, weights.long(), h.view(slots, -1), x, CLAMPED,
+                interleaved, capability,
+            ),
+        )  # fmt: skip
 
 
 def _fp8_experts(capability: Capability) -> Iterator[tuple[str, Launch]]:

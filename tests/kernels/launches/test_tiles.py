@@ -8,11 +8,9 @@ from swiglu_kernels.launches.tiles import (
     Tile,
     down_backward_tile,
     down_weight_grad_tile,
-    expert_tile,
     few_tokens_tile,
     forward_tile,
     input_grad_tile,
-    pairs_tile,
     recompute_tile,
     weight_grad_tile,
 )
@@ -92,17 +90,6 @@ def test_few_tokens_fill_the_gpu(tokens: int, hidden: int, intermediate: int, si
 @pytest.mark.parametrize(("tokens", "intermediate"), [(17, 5632), (64, 17408), (65, 11008), (128, 2880)])
 def test_where_equal_shares_are_faster_there_is_no_tile(tokens: int, intermediate: int) -> None:
     assert few_tokens_tile(tokens, 4096, intermediate, 132) is None
-
-
-@pytest.mark.parametrize(
-    ("pairs", "intermediate", "columns"),
-    [(8, 768, 32), (16, 768, 64), (8, 1024, 32), (4, 2880, 64), (2, 14336, 64), (32, 768, 64)],
-)
-def test_few_programs_of_pairs_become_twice_as_many(pairs: int, intermediate: int, columns: int) -> None:
-    tile = pairs_tile(pairs, intermediate, torch.bfloat16, (9, 0), True)
-    assert (tile.rows, tile.columns) == (16 if pairs <= 16 else 32, columns)
-    for other in ((torch.float32, (9, 0), True), (torch.bfloat16, (8, 0), True), (torch.bfloat16, (9, 0), False)):
-        assert pairs_tile(pairs, intermediate, *other) == expert_tile(tile.rows, *other)
 
 
 def test_no_part_of_a_sum_is_empty() -> None:

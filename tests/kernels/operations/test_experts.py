@@ -78,6 +78,7 @@ def test_output_and_gradients(dtype, layout, gate, biased, recompute):
     "index",
     [
         torch.tensor([[2, 0]]),
+        torch.tensor([[3, 1, 4, 1, -1, 0]]),
         torch.tensor([[3, 1, 0, 2], [0, 1, 2, 3]]),
         torch.tensor([[1, 1, 4], [-1, 1, 0], [3, 3, 3]]),  # an expert twice, and some that do not exist
         torch.full((3, 2), 4),
@@ -96,6 +97,16 @@ def test_few_pairs_without_gradients(monkeypatch, index, dtype, layout, gate, bi
     assert seen
     eager = called(reference.swiglu_experts, index, gate, *inputs)
     truth = called(reference.swiglu_experts, index, gate, *(one.double() for one in inputs))
+    assert_as_accurate_as_eager("out", out, eager, truth)
+
+
+@pytest.mark.parametrize("slots", [1, 3, 14])
+def test_one_token_of_long_rows(slots):
+    index = drawn(1, slots, 14).to(DEVICE)
+    inputs = problem(index, 14, 1100, 1040, FLOAT16)
+    out = swiglu_experts(*inputs[:3], index, inputs[3])
+    eager = reference.swiglu_experts(*inputs[:3], index, inputs[3])
+    truth = reference.swiglu_experts(*(one.double() for one in inputs[:3]), index, inputs[3].double())
     assert_as_accurate_as_eager("out", out, eager, truth)
 
 

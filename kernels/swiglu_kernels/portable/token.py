@@ -1,0 +1,191 @@
+"""A mixture of experts for one token; without gradients.
+
+Its k experts are k different ones, so every weight that is read is multiplied by one number: no tile of rows would be
+full, and nothing waits for tensor cores. A program has some rows of a weight and all of their depth, as many loads in
+flight as its registers hold. Two launches: h of all slots, and out, which adds up the slots in its registers. The
+second begins while the first runs, and the weights of its first slots are on their way before it waits for h.
+"""
+
+import torch
+
+from swiglu_kernels.launches.backend import capability_of, tl, triton
+from swiglu_kernels.launches.early import starts_early, wait_for_launch_ahead
+from swiglu_kernels.launches.formula import Formula
+from swiglu_kernels.launches.launch import Launch, tile_needs_int64
+from swiglu_kernels.launches.precision import round_to
+from swiglu_kernels.launches.tiles import Capability
+from swiglu_kernels.portable.arithmetic import gated
+from swiglu_kernels.portable.experts import bias_arguments, both_columns, even_and_odd
+
+DEPTH, WARPS = 1024, 4
+GATE_UP_COLUMNS = 8
+"""Of h, for a program of the first launch."""
+LONG = 24
+"""Parts of DEPTH over all slots, from which on a program of the second launch has 8 columns instead of 4."""
+
+
+@triton.jit
+def _no_sums(COLUMNS: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Return zeros: a sum for every eight elements of a row, which a thread loads at once."""
+    return tl.zeros((COLUMNS, BLOCK_K // 8), tl.float32)
+
+
+@triton.jit
+def _add_products(sums, w, v):
+    """Add the products of w [columns, depth] and v [1, depth] to sums."""
+    products = w.to(tl.float32) * v.to(tl.float32)
+    return sums + tl.sum(tl.reshape(products, (sums.shape[0], sums.shape[1], w.shape[1] // sums.shape[1])), 2)
+
+
+@triton.jit
+def _offsets(rows, BLOCK_K: tl.constexpr, w_n, w_k, WIDE: tl.constexpr):
+    """Return where BLOCK_K elements of some rows are."""
+    k = tl.arange(0, BLOCK_K)
+    if WIDE:
+        rows, k = rows.to(tl.int64), k.to(tl.int64)
+    return rows[:, None] * w_n + k[None, :] * w_k
+
+
+@triton.jit
+def _expert_of(index_ptr, slot, experts):
+    """Return the expert of a slot, and whether there is one."""
+    expert = tl.load(index_ptr + slot).to(tl.int64)
+    return expert, (expert >= 0) & (expert < experts)
+
+
+@triton.jit(do_not_specialize=("experts",))
+def _gate_up_kernel(
+    x_ptr, w_ptr, bias_ptr, h_ptr, index_ptr, experts, N, K, x_k, w_e, w_n, w_k, bias_e, bias_n,
+    multiplier, alpha, limit, up_offset,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr, INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_N columns of a slot's row of h [slots, N]; N intermediate, K hidden."""
+    wait_for_launch_ahead(EARLY)
+    tile, slot = tl.program_id(0), tl.program_id(1)
+    expert, named = _expert_of(index_ptr, slot, experts)
+    if not named:
+        return
+    column, first, inside = both_columns(tile, N, BLOCK_N, INTERLEAVED, WIDE)
+    w_at = w_ptr + expert * w_e + first * w_n + _offsets(column, BLOCK_K, w_n, w_k, WIDE)
+    sums = _no_sums(2 * BLOCK_N, BLOCK_K)
+    for at in range(0, K, BLOCK_K):
+        k = (at + tl.arange(0, BLOCK_K))[None, :]
+        w = tl.load(w_at + tl.cast(at, tl.int64) * w_k, mask=inside[:, None] & (k < K), other=0.0)
+        sums = _add_products(sums, w, tl.load(x_ptr + k.to(tl.int64) * x_k, mask=k < K, other=0.0))
+    pre = tl.sum(sums, 1)
+    if bias_ptr is not None:
+        bias = bias_ptr + expert * bias_e + first * bias_n
+        pre += tl.load(bias + column * bias_n, mask=inside, other=0.0).to(tl.float32)
+    gate, up = even_and_odd(pre[None, :])
+    h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    n = (tile * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
+    tl.store(h_ptr + slot.to(tl.int64) * N + n, round_to(h, h_ptr.dtype.element_ty), mask=n < N)
+
+
+@triton.jit(do_not_specialize=("experts",))
+def _down_kernel(
+    h_ptr, w_ptr, bias_ptr, weights_ptr, out_ptr, index_ptr, experts, N, K, w_e, w_n, w_k, bias_e, bias_n, weights_slot,
+    SLOTS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_N columns of out [N]; N hidden, K intermediate. The first BLOCK_K of AHEAD slots are loaded ahead."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside, first = n < N, tl.arange(0, BLOCK_K)[None, :]
+    w_at = w_ptr + tl.program_id(0).to(tl.int64) * BLOCK_N * w_n
+    w_at += _offsets(tl.arange(0, BLOCK_N), BLOCK_K, w_n, w_k, WIDE)
+    ahead = ()
+    for slot in tl.static_range(AHEAD):
+        expert, named = _expert_of(index_ptr, slot, experts)
+        mask = inside[:, None] & (first < K) & named
+        ahead = ahead + (tl.load(w_at + expert * w_e, mask=mask, other=0.0),)  # type: ignore[assignment]  # noqa: RUF005
+    wait_for_launch_ahead(EARLY)
+    sums = _no_sums(BLOCK_N, BLOCK_K)
+    bias = tl.zeros((BLOCK_N,), tl.float32)
+    for slot in tl.static_range(SLOTS):
+        expert, named = _expert_of(index_ptr, slot, experts)
+        h = h_ptr + tl.cast(slot, tl.int64) * K
+        # masked as well: the weight of a slot without an expert may be anything
+        weight = tl.load(weights_ptr + slot * weights_slot, mask=named, other=0.0).to(tl.float32)
+        of_slot = _no_sums(BLOCK_N, BLOCK_K)
+        if slot < AHEAD:
+            of_slot = _add_products(of_slot, ahead[slot], tl.load(h + first, mask=(first < K) & named, other=0.0))
+        for at in range(BLOCK_K if slot < AHEAD else 0, K, BLOCK_K):
+            k = at + first
+            mask = inside[:, None] & (k < K) & named
+            w = tl.load(w_at + (expert * w_e + tl.cast(at, tl.int64) * w_k), mask=mask, other=0.0)
+            of_slot = _add_products(of_slot, w, tl.load(h + k, mask=(k < K) & named, other=0.0))
+        sums += weight * of_slot
+        if bias_ptr is not None:
+            at = bias_ptr + expert * bias_e + n.to(tl.int64) * bias_n
+            bias += weight * tl.load(at, mask=inside & named, other=0.0).to(tl.float32)
+    out = tl.sum(sums, 1) + bias
+    tl.store(out_ptr + n, round_to(out, out_ptr.dtype.element_ty), mask=inside)
+
+
+def forward_launch(
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    weights: torch.Tensor,
+    b_gate_up: torch.Tensor | None,
+    b_down: torch.Tensor | None,
+    index: torch.Tensor,
+    h: torch.Tensor,
+    out: torch.Tensor,
+    formula: Formula,
+    interleaved: bool,
+    capability: Capability | None = None,
+) -> Launch:
+    """Describe the launches that write out.
+
+    Args:
+        x: [1, H], any strides.
+        w_gate_up: [E, 2I, H], any strides.
+        w_down: [E, H_out, I], any strides.
+        weights: [1, k], any strides.
+        b_gate_up: [E, 2I], any strides, or None.
+        b_down: [E, H_out], any strides, or None.
+        index: [1, k], contiguous; what names no expert counts for nothing.
+        h: [k, I], contiguous, written.
+        out: [1, H_out], contiguous, written.
+        formula: the gate.
+        interleaved: rows of w_gate_up are gate, up, gate, up, ...; else the gate's come first.
+        capability: of the GPU; None for that of the tensors' device.
+    """
+    experts, slots, early = w_gate_up.shape[0], index.numel(), starts_early(capability or capability_of(x.device))
+    intermediate, hidden, parts = h.shape[1], out.shape[1], triton.cdiv(h.shape[1], DEPTH)
+    shared = {"index_ptr": index, "experts": experts, "EARLY": early}
+    columns = 8 if slots * parts >= LONG else 4
+    second = Launch(
+        _down_kernel,
+        (triton.cdiv(hidden, columns),),
+        {"h_ptr": h, "out_ptr": out, "weights_ptr": weights, "weights_slot": weights.stride(1), "N": hidden}
+        | {"SLOTS": slots, "AHEAD": min(slots, 4 if parts == 1 else 2)}
+        | shared
+        | _product_arguments(w_down, columns)
+        | bias_arguments(b_down),
+        num_warps=WARPS,
+        num_stages=1,
+    )
+    return Launch(
+        _gate_up_kernel,
+        (triton.cdiv(intermediate, GATE_UP_COLUMNS), slots),
+        {"x_ptr": x, "x_k": x.stride(1), "h_ptr": h, "N": intermediate, "INTERLEAVED": interleaved}
+        | shared
+        | _product_arguments(w_gate_up, GATE_UP_COLUMNS)
+        | bias_arguments(b_gate_up)
+        | formula.arguments(),
+        num_warps=WARPS,
+        num_stages=1,
+        then=second,
+    )
+
+
+def _product_arguments(w: torch.Tensor, columns: int) -> dict[str, object]:
+    """Return the arguments for a weight [E, N, K], of which a program has so many columns of the result."""
+    depth = max(16, min(DEPTH, triton.next_power_of_2(w.shape[2])))
+    return {
+        "w_ptr": w, "K": w.shape[2], "w_e": w.stride(0), "w_n": w.stride(1), "w_k": w.stride(2),
+        "BLOCK_N": columns, "BLOCK_K": depth, "WIDE": tile_needs_int64((w.stride()[1:], (w.shape[1], depth))),
+    }  # fmt: skip
