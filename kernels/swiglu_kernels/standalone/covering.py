@@ -252,7 +252,7 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
             for shape in ((2 * intermediate, 2048), (2048, intermediate), (2 * intermediate,), (2048,))
         )
         yield (
-            f"one token, {slots} slots, {intermediate} columns, {str(dtype).removeprefix('torch.')}",
+            f"one token, {slots} slots of {intermediate}, {str(dtype).removeprefix('torch.')}",
             token.forward_launch(
                 x, w_gate_up, w_down, weights, b_gate_up, b_down, weights.long(), h.view(slots, -1), x, CLAMPED,
                 interleaved, capability,
