@@ -7,8 +7,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 pieces="forward forward-llama3-8b forward-others forward-narrow activation step-mlp step step-llama3-8b step-others energy \
   backward memory memory-mlp experts experts-others experts-fp8 experts-peers experts-quack experts-quack-step experts-zipf \
-  experts-few experts-step experts-step-zipf experts-step-deepseek experts-memory experts-parts fp8 fp8-mlp train-llama train-fp8 tp tp-experts verify selftest \
-  audit noise doctor grid-1 grid-2 grid host-time early-launches bare-product bare-product-others bare-product-few \
+  experts-few experts-step experts-step-zipf experts-step-deepseek experts-memory experts-parts fp8 \
+  fp8-mlp train-llama train-fp8 tp tp-experts verify selftest audit noise doctor grid-1 grid-2 grid host-time early-launches bare-product bare-product-others bare-product-few \
   bare-product-128 bare-product-ragged parts waves ragged fp8-kernels few-tokens few-tokens-narrow step-ragged \
   kernels-by-triton patched-llama sweep-over-gpus"
 if [ $# -lt 1 ]; then

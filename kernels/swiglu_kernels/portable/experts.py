@@ -406,10 +406,14 @@ def bias_arguments(bias: torch.Tensor | None) -> dict[str, Any]:
     }
 
 
+def weight_arguments(w: torch.Tensor) -> dict[str, Any]:
+    """Return the arguments for a weight [E, N, K] and its depth."""
+    return {"w_ptr": w, "K": w.shape[2], "w_e": w.stride(0), "w_n": w.stride(1), "w_k": w.stride(2)}
+
+
 def product_arguments(a: torch.Tensor, w: torch.Tensor, tile: Tile, columns: int) -> dict[str, Any]:
     """Return what all kernels with `product` share: the columns of w [E, N, K], and how many a tile has."""
-    return {
-        "w_ptr": w, "K": w.shape[2], "w_e": w.stride(0), "w_n": w.stride(1), "w_k": w.stride(2),
+    return weight_arguments(w) | {
         "BLOCK_N": columns, "BLOCK_K": tile.depth, "EVEN_K": w.shape[2] % tile.depth == 0,
         "WIDE": tile_needs_int64((a.stride(), (1, tile.depth)), (w.stride()[1:], (w.shape[1], tile.depth))),
         "PRECISION": float32_dot_precision(),

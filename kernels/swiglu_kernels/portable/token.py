@@ -15,7 +15,7 @@ from swiglu_kernels.launches.launch import Launch, tile_needs_int64
 from swiglu_kernels.launches.precision import round_to
 from swiglu_kernels.launches.tiles import Capability
 from swiglu_kernels.portable.arithmetic import gated
-from swiglu_kernels.portable.experts import bias_arguments, both_columns, even_and_odd
+from swiglu_kernels.portable.experts import bias_arguments, both_columns, even_and_odd, weight_arguments
 
 DEPTH, WARPS = 1024, 4
 GATE_UP_COLUMNS = 8
@@ -185,7 +185,5 @@ def forward_launch(
 def _product_arguments(w: torch.Tensor, columns: int) -> dict[str, object]:
     """Return the arguments for a weight [E, N, K], of which a program has so many columns of the result."""
     depth = max(16, min(DEPTH, triton.next_power_of_2(w.shape[2])))
-    return {
-        "w_ptr": w, "K": w.shape[2], "w_e": w.stride(0), "w_n": w.stride(1), "w_k": w.stride(2),
-        "BLOCK_N": columns, "BLOCK_K": depth, "WIDE": tile_needs_int64((w.stride()[1:], (w.shape[1], depth))),
-    }  # fmt: skip
+    wide = tile_needs_int64((w.stride()[1:], (w.shape[1], depth)))
+    return weight_arguments(w) | {"BLOCK_N": columns, "BLOCK_K": depth, "WIDE": wide}
