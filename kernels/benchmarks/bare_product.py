@@ -11,16 +11,14 @@ none are in the cache, a call is a fourth of it, and ratios are to a copy that m
 """
 
 import argparse
-import csv
 import statistics
 import sys
 from collections.abc import Callable
 
 import torch
-from side_by_side import gpu_and_clock, require_right, time_calls
+from side_by_side import Calls, copy_of, gpu_and_clock, graphs, require_right, time_calls, write_rows
 
 from swiglu_bench.implementations.peers import interleave
-from swiglu_bench.measure.graph import capture
 from swiglu_bench.spec.shapes import load_shapes
 from swiglu_kernels import reference, swiglu_glu
 from swiglu_kernels.portable.glu_forward import forward_launch
@@ -28,7 +26,6 @@ from swiglu_kernels.portable.glu_forward import forward_launch
 GRAPH_TOKENS, FEW_TOKENS = 128, 64
 LAYERS = 4
 """Of a graph for few tokens; together several times the L2 cache."""
-Calls = dict[str, Callable[[], object]]
 
 
 def quack(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
@@ -74,30 +71,6 @@ def contenders(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor) -> Cal
     return {"bare product": lambda: torch.mm(x, packed.T, out=out), **calls}
 
 
-def copy_like(w_gate: torch.Tensor, w_up: torch.Tensor) -> Callable[[], object]:
-    """Return a copy whose reads and writes are as many bytes as both weights have."""
-    source = torch.randn_like(w_gate)
-    target = torch.empty_like(w_up)
-    return lambda: target.copy_(source)
-
-
-def graphs(layers: list[Calls], device: torch.device) -> Calls:
-    """Return what could be recorded, as replays that go through all layers."""
-    recorded: Calls = {}
-    for name in layers[0]:
-
-        def go_round(name: str = name) -> None:
-            for calls in layers:
-                calls[name]()
-
-        try:
-            recorded[name] = capture(go_round, device).replay
-        except Exception as error:
-            torch.cuda.synchronize()
-            print(f"{name} cannot be recorded as a CUDA graph: {error}", file=sys.stderr)
-    return recorded
-
-
 def main() -> None:
     """Print and write a row for each shape, token count and contender."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -116,7 +89,9 @@ def main() -> None:
             x = torch.randn(tokens, shape.hidden, device=device).bfloat16()
             layers = [contenders(x, *pair) for pair in weights[: LAYERS if few else 1]]
             if few:
-                layers = [{"copy": copy_like(*pair), **calls} for pair, calls in zip(weights, layers, strict=True)]
+                layers = [
+                    {"copy": copy_of(pair.nbytes, device), **calls} for pair, calls in zip(weights, layers, strict=True)
+                ]
             calls = graphs(layers, device) if tokens <= GRAPH_TOKENS else layers[0]
             baseline = "copy" if few else "bare product"
             rounds = time_calls(calls, clock, options.budget, baseline)
@@ -134,10 +109,7 @@ def main() -> None:
                 rows.append(row)
                 print(*row.values(), flush=True)
     if options.csv:
-        with open(options.csv, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+        write_rows(options.csv, rows)
 
 
 if __name__ == "__main__":

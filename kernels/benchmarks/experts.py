@@ -10,13 +10,12 @@ Ratios are medians of per-round ratios with their 95% intervals; TFLOP/s count n
 """
 
 import argparse
-import csv
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from side_by_side import gpu_and_clock, time_calls
+from side_by_side import gpu_and_clock, time_calls, write_rows
 
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Draw, make_problem, new_seed
@@ -148,10 +147,7 @@ def main() -> None:
                 found.append({"shape": case.shape.name, "tokens": tokens, "peak_mib": "", **row})
                 print(*found[-1].values(), flush=True)
     if options.csv:
-        with open(options.csv, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, found[0])
-            writer.writeheader()
-            writer.writerows(found)
+        write_rows(options.csv, found)
 
 
 if __name__ == "__main__":

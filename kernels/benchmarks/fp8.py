@@ -13,14 +13,13 @@ the step to bf16's.
 """
 
 import argparse
-import csv
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
-from side_by_side import gpu_and_clock, require_right, time_calls
+from side_by_side import gpu_and_clock, require_right, time_calls, write_rows
 
 from swiglu_bench.measure.clock import Clock
 from swiglu_bench.spec.shapes import load_shapes
@@ -190,10 +189,7 @@ def main() -> None:
                 found.append({"shape": shape.name, "tokens": tokens, **row})
                 print(*found[-1].values(), flush=True)
     if options.csv:
-        with open(options.csv, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, found[0])
-            writer.writeheader()
-            writer.writerows(found)
+        write_rows(options.csv, found)
 
 
 if __name__ == "__main__":

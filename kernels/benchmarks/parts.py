@@ -12,14 +12,13 @@ first.
 """
 
 import argparse
-import csv
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from side_by_side import gpu_and_clock, time_calls
+from side_by_side import gpu_and_clock, time_calls, write_rows
 
 from swiglu_bench.measure.statistics import percentile
 from swiglu_kernels.launches.formula import PLAIN
@@ -146,10 +145,7 @@ def main() -> None:
                     | {"ratio": round(ratio.median, 4), "low": round(ratio.low, 4), "high": round(ratio.high, 4)}
                 )
             print(f"{shape:11}{tokens:6} {part:16} {'  '.join(said)}", flush=True)
-        with options.csv.open("w", newline="", encoding="utf-8") as file:  # a run that is cut off counts as well
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+        write_rows(options.csv, rows)  # a run that is cut off counts as well
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.monotonic() - began:.0f} s in all")
 
 

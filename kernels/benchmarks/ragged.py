@@ -11,7 +11,6 @@ Each is timed behind a filled queue with a cold L2 cache. Ratios are medians of 
 """
 
 import argparse
-import csv
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from side_by_side import gpu_and_clock, require_right
+from side_by_side import gpu_and_clock, require_right, write_rows
 
 from swiglu_bench.measure.rounds import Rule, on_clock, run_rounds
 from swiglu_bench.measure.statistics import percentile
@@ -162,10 +161,7 @@ def main() -> None:
                     | {"us": round(us[name], 2), "rounds": len(timing.samples), "ratio": round(ratio.median, 4)}
                     | {"low": round(ratio.low, 4), "high": round(ratio.high, 4)}
                 )
-            with options.csv.open("w", newline="", encoding="utf-8") as file:  # a run that is cut off counts as well
-                writer = csv.DictWriter(file, rows[0])
-                writer.writeheader()
-                writer.writerows(rows)
+            write_rows(options.csv, rows)  # a run that is cut off counts as well
             table.append(line(shape, tokens, us))
             del calls, timed
     print(f"{'us':11}{'':5}{'bare':>7}{'two':>7}{'packed':>7}{'compile':>8}{'eager':>7}  of ours, and storing")

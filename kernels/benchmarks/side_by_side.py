@@ -1,12 +1,17 @@
 """What the benchmarks that time calls in common rounds have in common."""
 
-from collections.abc import Callable, Mapping
+import csv
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 
 import torch
 
 from swiglu_bench.measure.clock import Clock, make_clock
+from swiglu_bench.measure.graph import capture
 from swiglu_bench.measure.rounds import Rounds, Rule, on_clock, run_rounds
 
+Calls = dict[str, Callable[[], object]]
 ALLOWED_ERROR = 4e-3
 """Relative to the output, in bf16; the suite's own checks are stricter."""
 
@@ -31,3 +36,35 @@ def time_calls(calls: Mapping[str, Callable[[], object]], clock: Clock, budget_s
     """Time calls in the same rounds, for as long as their ratios to the baseline need."""
     timed = [on_clock(name, clock, lambda number, call=call: call) for name, call in calls.items()]  # type: ignore[misc]
     return run_rounds(timed, Rule(budget_s=budget_s), baseline=baseline)
+
+
+def copy_of(nbytes: int, device: torch.device) -> Callable[[], object]:
+    """Return a copy whose reads and writes are together so many bytes, of random data."""
+    source = torch.randn(nbytes // 8, device=device)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def graphs(layers: Sequence[Calls], device: torch.device) -> Calls:
+    """Return what could be recorded, as replays that go through all layers."""
+    recorded: Calls = {}
+    for name in layers[0]:
+
+        def go_round(name: str = name) -> None:
+            for calls in layers:
+                calls[name]()
+
+        try:
+            recorded[name] = capture(go_round, device).replay
+        except Exception as error:
+            torch.cuda.synchronize()
+            print(f"{name} cannot be recorded as a CUDA graph: {error}", file=sys.stderr)
+    return recorded
+
+
+def write_rows(path: str | PathLike[str], rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows of the same columns to a CSV file."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
