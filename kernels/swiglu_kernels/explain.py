@@ -167,7 +167,8 @@ def explain_experts(
         experts_fp8.check(x, w_gate_up)
     elif backend_for(x) == "torch":
         return _all_by_torch(x.device)
-    pairs, trains = top_k_index.numel(), needs_backward(x, w_gate_up, w_down, top_k_weights)
+    index, trains = as_matrix(top_k_index), needs_backward(x, w_gate_up, w_down, top_k_weights)
+    tokens, pairs = len(index), index.numel()
     multiplied = w_gate_up, w_down
     if in_fp8 and not trains:
         multiplied = experts_fp8.like_codes(x, *multiplied)
@@ -184,9 +185,9 @@ def explain_experts(
             f"backward: {again}in {x.dtype}, d_gate and d_up by one launch; dX and dW by one launch each"
         )
     products = f"the routing and two grouped products, {kernels}, tiles of {rows} rows"
-    if takes(pairs, why is not None, trains, in_fp8):
-        one, tile = "by rows of each slot's weights", f"each a tile for all {pairs} pairs"
-        products = f"two products, {one if len(top_k_index) == 1 else tile}, {kernels}"
+    if takes(index, why is not None, trains, in_fp8):
+        one, tile = "by rows of each slot's weights", f"each of an expert and all {tokens} tokens"
+        products = f"two products, {one if tokens == 1 else tile}, {kernels}"
     return (
         f"forward: {products}; the weighted sum{kept}\n"
         f"backward: {again}d_gate and d_up by one launch; dX and dW by one launch each, of the same kernels"

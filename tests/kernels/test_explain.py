@@ -49,7 +49,7 @@ def test_experts() -> None:
     assert "gate and up again" in explain_experts(*call, recompute=True).splitlines()[1]
     assert "again" not in backward
     with torch.no_grad():
-        assert "a tile for all 10 pairs, portable Triton (" in explain_experts(*call)
+        assert "each of an expert and all 5 tokens, portable Triton (" in explain_experts(*call)
     with pytest.raises(ValueError, match="top_k_index"):
         explain_experts(*call[:3], torch.zeros(4, 2, dtype=torch.int64), call[4])
 

@@ -102,7 +102,7 @@ _UNALIGNED: list[tuple[float, Tile]] = [
 # Experts: rows are those of a tile of the routing, columns those of one accumulator, two of which are a gate and an up.
 _EXPERTS: dict[Family, list[tuple[float, Tile]]] = {
     "hopper": [
-        (32, Tile(32, 64, 128, warps=4, stages=4)),
+        (32, Tile(32, 64, 128, warps=4, stages=5)),
         (64, Tile(64, 128, 64, warps=4, stages=4)),
         (float("inf"), Tile(128, 256, 64, warps=8, stages=3)),
     ],

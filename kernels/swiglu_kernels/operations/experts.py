@@ -451,7 +451,7 @@ def swiglu_experts(
     if backend is None:
         portable_because = why_portable(index.numel(), rows, *multiplied, activation, with_grad)
         backend = "portable" if portable_because else "hopper"
-        if pairs.takes(index.numel(), portable_because is not None, with_grad, in_fp8):
+        if pairs.takes(index, portable_because is not None, with_grad, in_fp8):
             backend = PAIRS
     elif backend == "hopper" and (reason := why_not_hopper(rows, *multiplied, activation)):
         raise ValueError(f"backend: expected 'portable' or None, got 'hopper': {reason}")

@@ -1,10 +1,10 @@
 """A mixture of experts for so few pairs of a token and an expert that every launch counts; without gradients.
 
 No routing is made. A program has the expert of a pair, unless a pair before it has the same, and its tile has a row for
-each pair, of which it reads and writes those of its expert. Rows of h and y are pairs, in their order. Two
-products and the weighted sum are three launches, each of which begins while the one ahead runs: what is older than
-that, the index and the routing weights, the second and the third read before they wait for its end. One token is for
-`token.py`.
+each token, of which it reads and writes those with its expert. Rows of h and y are pairs, in their order; slots of a
+token with the same expert share the row of the first. Two products and the weighted sum are three launches, each of
+which begins while the one ahead runs: what is older than that, the index and the routing weights, the second and the
+third read before they wait for its end. One token is for `token.py`.
 """
 
 import torch
@@ -20,48 +20,60 @@ from swiglu_kernels.portable import token
 from swiglu_kernels.portable.arithmetic import gated
 from swiglu_kernels.portable.experts import bias_arguments, both_columns, even_and_odd, product, product_arguments
 
-MOST = 32
-"""Pairs; a tile has as many rows."""
+MOST_TOKENS, MOST_PAIRS = 32, 256
 SUM_COLUMNS = 128
 """Of a program, which has all slots of a token at once: after each other, every one waits for memory."""
 
 
-def takes(pairs: int, portable: bool, with_grad: bool, in_fp8: bool) -> bool:
-    """Tell whether a mixture of so many pairs, for portable kernels or not, is for these."""
-    return portable and not with_grad and not in_fp8 and pairs <= MOST
+def takes(index: torch.Tensor, portable: bool, with_grad: bool, in_fp8: bool) -> bool:
+    """Tell whether a mixture of index [T, k], for portable kernels or not, is for these."""
+    few = index.shape[0] <= MOST_TOKENS and index.numel() <= MOST_PAIRS
+    return portable and not with_grad and not in_fp8 and few
 
 
 @triton.jit
-def _expert_of(index_ptr, number, pairs, experts, PAIRS: tl.constexpr):
-    """Return the expert of a pair, and which pairs have it; less than 0 if it has none, or one of a pair before it.
+def _expert_of(
+    index_ptr, number, tokens, experts, SLOTS: tl.constexpr, TOKENS: tl.constexpr, EVERY_EXPERT: tl.constexpr
+):
+    """Return a program's expert, and of each token whether it has that expert, and in which pair.
 
-    The expert is one load: what is read of its weights waits for nothing else.
+    The expert is less than 0 where there is nothing to do. It is the program's number itself or, where there are more
+    experts than pairs, that of the pair with this number, unless a pair before it has the same: one load, so that what
+    is read of its weights waits for nothing else.
     """
-    expert = tl.load(index_ptr + number).to(tl.int64)
-    pair = tl.arange(0, PAIRS)
-    mine = (pair < pairs) & (tl.load(index_ptr + pair, mask=pair < pairs, other=-1).to(tl.int64) == expert)
-    before = tl.sum((mine & (pair < number)).to(tl.int32), 0)
-    return tl.where((expert < experts) & (before == 0), expert, -1), mine
+    expert = number if EVERY_EXPERT else tl.load(index_ptr + number)
+    expert = expert.to(tl.int64)
+    token = tl.arange(0, TOKENS)
+    none: tl.constexpr = SLOTS * TOKENS
+    pair = tl.full((TOKENS,), none, tl.int32)
+    for slot in tl.static_range(SLOTS - 1, -1, -1):  # of an expert that a token has twice, the first counts
+        of_slot = tl.load(index_ptr + token * SLOTS + slot, mask=token < tokens, other=-1).to(tl.int64)
+        pair = tl.where(of_slot == expert, token * SLOTS + slot, pair)
+    mine = (pair < none) & (token < tokens)
+    first = tl.min(tl.where(mine, pair, none), 0)
+    alive = (expert < experts) & ((first < none) if EVERY_EXPERT else (first == number))
+    return tl.where(alive, expert, -1), mine, pair.to(tl.int64)
 
 
-@triton.jit(do_not_specialize=("pairs", "experts"))
+@triton.jit(do_not_specialize=("tokens", "experts"))
 def _gate_up_kernel(
-    x_ptr, w_ptr, bias_ptr, h_ptr, index_ptr, pairs, experts, N, K, slots,
+    x_ptr, w_ptr, bias_ptr, h_ptr, index_ptr, tokens, experts, N, K,
     x_m, x_k, w_e, w_n, w_k, bias_e, bias_n, multiplier, alpha, limit, up_offset,
-    PAIRS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr,
+    SLOTS: tl.constexpr, TOKENS: tl.constexpr, EVERY_EXPERT: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N columns of h [pairs, N] in the rows of one expert; N intermediate, K hidden."""
     wait_for_launch_ahead(EARLY)
-    expert, mine = _expert_of(index_ptr, tl.program_id(1), pairs, experts, PAIRS)
+    expert, mine, pair = _expert_of(index_ptr, tl.program_id(1), tokens, experts, SLOTS, TOKENS, EVERY_EXPERT)
     if expert < 0:
         return
     tile = tl.program_id(0)
     column, first, inside = both_columns(tile, N, BLOCK_N, INTERLEAVED, WIDE)
-    pair = tl.arange(0, PAIRS).to(tl.int64)
+    token = tl.arange(0, TOKENS).to(tl.int64)
     pre = product(
-        x_ptr, w_ptr + expert * w_e + first * w_n, pair // slots * x_m, column * w_n, mine, inside, K, x_k, w_k,
-        PAIRS, 2 * BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
+        x_ptr, w_ptr + expert * w_e + first * w_n, token * x_m, column * w_n, mine, inside, K, x_k, w_k,
+        TOKENS, 2 * BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + expert * bias_e + first * bias_n + column * bias_n, mask=inside, other=0.0)
@@ -73,15 +85,16 @@ def _gate_up_kernel(
     tl.store(at, round_to(h, h_ptr.dtype.element_ty), mask=mine[:, None] & (n < N)[None, :])
 
 
-@triton.jit(do_not_specialize=("pairs", "experts"))
+@triton.jit(do_not_specialize=("tokens", "experts"))
 def _down_kernel(
-    h_ptr, w_ptr, bias_ptr, y_ptr, index_ptr, pairs, experts, N, K, w_e, w_n, w_k, bias_e, bias_n,
-    PAIRS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr,
+    h_ptr, w_ptr, bias_ptr, y_ptr, index_ptr, tokens, experts, N, K, w_e, w_n, w_k, bias_e, bias_n,
+    SLOTS: tl.constexpr, TOKENS: tl.constexpr, EVERY_EXPERT: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr,
     PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N columns of y [pairs, N] in the rows of one expert; N hidden, K intermediate."""
     tile = tl.program_id(0)
-    expert, mine = _expert_of(index_ptr, tl.program_id(1), pairs, experts, PAIRS)
+    expert, mine, pair = _expert_of(index_ptr, tl.program_id(1), tokens, experts, SLOTS, TOKENS, EVERY_EXPERT)
     wait_for_launch_ahead(EARLY)
     if expert < 0:
         return
@@ -90,10 +103,9 @@ def _down_kernel(
     first = tile.to(tl.int64) * BLOCK_N
     if WIDE:
         n = n.to(tl.int64)
-    pair = tl.arange(0, PAIRS).to(tl.int64)
     y = product(
         h_ptr, w_ptr + expert * w_e + first * w_n, pair * K, n * w_n, mine, inside, K, 1, w_k,
-        PAIRS, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
+        TOKENS, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + expert * bias_e + (first + n) * bias_n, mask=inside, other=0.0)
@@ -104,15 +116,15 @@ def _down_kernel(
 
 @triton.jit
 def _weighted_sum_kernel(
-    y_ptr, weights_ptr, index_ptr, out_ptr, columns, slots, experts, weights_token, weights_slot,
-    SLOTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    y_ptr, weights_ptr, index_ptr, out_ptr, columns, experts, weights_token, weights_slot,
+    SLOTS: tl.constexpr, BLOCK_SLOTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """BLOCK columns of one token of out."""
     token = tl.program_id(0).to(tl.int64)
-    slot = tl.arange(0, SLOTS)
+    slot = tl.arange(0, BLOCK_SLOTS)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    pair = token * slots + slot
-    expert = tl.load(index_ptr + pair, mask=slot < slots, other=-1)
+    expert = tl.load(index_ptr + token * SLOTS + slot, mask=slot < SLOTS, other=-1)
+    pair = token * SLOTS + tl.min(tl.where(expert[:, None] == expert[None, :], slot[None, :], SLOTS), 1)
     named = (expert >= 0) & (expert < experts)
     # masked as well: the weight of a pair without an expert may be anything
     weight = tl.load(weights_ptr + token * weights_token + slot * weights_slot, mask=named, other=0.0).to(tl.float32)
@@ -138,7 +150,7 @@ def forward_launch(
     interleaved: bool,
     capability: Capability | None = None,
 ) -> Launch:
-    """Describe the launches that write out, of up to MOST pairs.
+    """Describe the launches that write out, of up to MOST_TOKENS tokens.
 
     Args:
         x: [T, H], any strides.
@@ -157,22 +169,26 @@ def forward_launch(
     """
     experts, pairs, capability = w_gate_up.shape[0], index.numel(), capability or capability_of(x.device)
     intermediate, hidden = h.shape[1], y.shape[1]
-    tile = expert_tile(16 if pairs <= 16 else 32, x.dtype, capability, vectorises(x, w_gate_up, w_down))
-    shared = {"index_ptr": index, "pairs": pairs, "experts": experts, "PAIRS": tile.rows}
+    (tokens, slots), rows = index.shape, max(16, triton.next_power_of_2(index.shape[0]))
+    tile = expert_tile(rows, x.dtype, capability, vectorises(x, w_gate_up, w_down))
+    programs, every = min(pairs, experts), experts < pairs
+    of_pairs = {"index_ptr": index, "experts": experts, "SLOTS": slots, "EARLY": starts_early(capability)}
+    shared = of_pairs | {"tokens": tokens, "TOKENS": rows, "EVERY_EXPERT": every}
     block = min(SUM_COLUMNS, triton.next_power_of_2(hidden))
     last = Launch(
         _weighted_sum_kernel,
-        (index.shape[0], triton.cdiv(hidden, block)),
-        {"y_ptr": y, "weights_ptr": weights, "index_ptr": index, "out_ptr": out, "columns": hidden, "experts": experts}
-        | {"slots": index.shape[1], "weights_token": weights.stride(0), "weights_slot": weights.stride(1)}
-        | {"SLOTS": triton.next_power_of_2(index.shape[1]), "BLOCK": block, "EARLY": starts_early(capability)},
+        (tokens, triton.cdiv(hidden, block)),
+        {"y_ptr": y, "weights_ptr": weights, "out_ptr": out, "columns": hidden}
+        | {"weights_token": weights.stride(0), "weights_slot": weights.stride(1)}
+        | {"BLOCK_SLOTS": triton.next_power_of_2(slots), "BLOCK": block}
+        | of_pairs,
         num_warps=4,
         num_stages=1,
     )
     second = Launch(
         _down_kernel,
-        (triton.cdiv(hidden, tile.columns), pairs),
-        {"h_ptr": h, "y_ptr": y, "N": hidden, "EARLY": starts_early(capability)}
+        (triton.cdiv(hidden, tile.columns), programs),
+        {"h_ptr": h, "y_ptr": y, "N": hidden}
         | shared
         | product_arguments(h, w_down, tile, tile.columns)
         | bias_arguments(b_down),
@@ -182,9 +198,9 @@ def forward_launch(
     )
     return Launch(
         _gate_up_kernel,
-        (triton.cdiv(intermediate, tile.columns // 2), pairs),
-        {"x_ptr": x, "h_ptr": h, "N": intermediate, "slots": index.shape[1], "x_m": x.stride(0), "x_k": x.stride(1)}
-        | {"INTERLEAVED": interleaved, "EARLY": starts_early(capability)}
+        (triton.cdiv(intermediate, tile.columns // 2), programs),
+        {"x_ptr": x, "h_ptr": h, "N": intermediate, "x_m": x.stride(0), "x_k": x.stride(1)}
+        | {"INTERLEAVED": interleaved}
         | shared
         | product_arguments(x, w_gate_up, tile, tile.columns // 2)
         | bias_arguments(b_gate_up)

@@ -234,7 +234,7 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
         for name, launch in (multiplied | (others if tile_rows == 16 else {})).items():
             yield f"{name}, {at}", launch
         if tile_rows in (16, 32):
-            some, layer = x[: tile_rows // slots], (w_gate_up, w_down, weights, b_gate_up, b_down)
+            some, layer = x[: 4 if tile_rows == 16 else 32], (w_gate_up, w_down, weights, b_gate_up, b_down)
             yield (
                 f"pairs, {at}",
                 pairs.forward_launch(some, *layer, index[: len(some)], h, y, some, CLAMPED, interleaved, capability),

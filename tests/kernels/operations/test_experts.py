@@ -79,11 +79,13 @@ def test_output_and_gradients(dtype, layout, gate, biased, recompute):
     [
         torch.tensor([[2, 0]]),
         torch.tensor([[3, 1, 4, 1, -1, 0]]),
+        torch.tensor([[2, 2], [0, 2]]),
         torch.tensor([[3, 1, 0, 2], [0, 1, 2, 3]]),
         torch.tensor([[1, 1, 4], [-1, 1, 0], [3, 3, 3]]),  # an expert twice, and some that do not exist
         torch.full((3, 2), 4),
         drawn(16, 2, 4, beyond=1),
         drawn(2, 16, 4),
+        drawn(pairs.MOST_TOKENS, 3, 4),
     ],
     ids=lambda index: "x".join(map(str, index.shape)),
 )
@@ -112,8 +114,9 @@ def test_one_token_of_long_rows(slots):
 
 def test_more_pairs_or_gradients_take_a_routing(monkeypatch):
     monkeypatch.setattr(pairs, "forward", None)
-    inputs = problem(drawn(17, 2, 4), 4, 16, 8, FLOAT16)
-    swiglu_experts(inputs[0], *inputs[1:3], drawn(17, 2, 4), inputs[3])
+    for tokens, slots in ((pairs.MOST_TOKENS + 1, 2), (17, 1 + pairs.MOST_PAIRS // 17)):
+        inputs = problem(drawn(tokens, slots, 4), 4, 16, 8, FLOAT16)
+        swiglu_experts(inputs[0], *inputs[1:3], drawn(tokens, slots, 4), inputs[3])
     few = problem(drawn(3, 2, 4), 4, 16, 8, FLOAT16)
     swiglu_experts(few[0].requires_grad_(), *few[1:3], drawn(3, 2, 4), few[3]).sum().backward()
 
