@@ -12,9 +12,9 @@ from swiglu_kernels.launches.tiles import expert_tile_rows, fp8_glu_tile
 from swiglu_kernels.operations import experts_fp8, fp8
 from swiglu_kernels.operations.fp8_products import splits_glu, why_not_sizes
 from swiglu_kernels.operations.glu import as_matrix, forward_outputs, needs_backward
+from swiglu_kernels.portable import gemv, pairs
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch
-from swiglu_kernels.portable.pairs import takes
 from swiglu_kernels.tiles.choices import AUTO, multiplied_by_torch, resolve, why_portable, why_slow_rows, why_unmeasured
 from swiglu_kernels.tiles.tuning import lookup
 
@@ -168,12 +168,11 @@ def explain_experts(
     elif backend_for(x) == "torch":
         return _all_by_torch(x.device)
     index, trains = as_matrix(top_k_index), needs_backward(x, w_gate_up, w_down, top_k_weights)
-    tokens, pairs = len(index), index.numel()
     multiplied = w_gate_up, w_down
     if in_fp8 and not trains:
         multiplied = experts_fp8.like_codes(x, *multiplied)
-    why = why_portable(pairs, as_matrix(x), *multiplied, activation, trains)
-    rows = expert_tile_rows(pairs, w_gate_up.shape[0], x.dtype) if why else experts.ROWS
+    why = why_portable(index.numel(), as_matrix(x), *multiplied, activation, trains)
+    rows = expert_tile_rows(index.numel(), w_gate_up.shape[0], x.dtype) if why else experts.ROWS
     kernels = f"portable Triton ({why})" if why else "hand-scheduled for Hopper, on rows sorted by expert"
     kept = f"; {'x alone is' if recompute else 'gate and up are'} kept" if trains else ""
     again = "gate and up again; " if recompute else ""
@@ -185,9 +184,9 @@ def explain_experts(
             f"backward: {again}in {x.dtype}, d_gate and d_up by one launch; dX and dW by one launch each"
         )
     products = f"the routing and two grouped products, {kernels}, tiles of {rows} rows"
-    if takes(index, why is not None, trains, in_fp8):
-        one, tile = "by rows of each slot's weights", f"each of an expert and all {tokens} tokens"
-        products = f"two products, {one if tokens == 1 else tile}, {kernels}"
+    if pairs.takes(index, why is not None, trains, in_fp8):
+        one = "each of a token's expert with this token" if gemv.takes(index, w_gate_up.shape[0]) else ""
+        products = f"two products, {one or f'each of an expert with all {len(index)} tokens'}, {kernels}"
     return (
         f"forward: {products}; the weighted sum{kept}\n"
         f"backward: {again}d_gate and d_up by one launch; dX and dW by one launch each, of the same kernels"

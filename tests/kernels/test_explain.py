@@ -49,7 +49,9 @@ def test_experts() -> None:
     assert "gate and up again" in explain_experts(*call, recompute=True).splitlines()[1]
     assert "again" not in backward
     with torch.no_grad():
-        assert "each of an expert and all 5 tokens, portable Triton (" in explain_experts(*call)
+        assert "each of an expert with all 5 tokens, portable Triton (" in explain_experts(*call)
+        one = torch.empty(1, 24), *layer, torch.zeros(1, 2, dtype=torch.int64), torch.empty(1, 2)
+        assert "each of a token's expert with this token, portable Triton (" in explain_experts(*one)
     with pytest.raises(ValueError, match="top_k_index"):
         explain_experts(*call[:3], torch.zeros(4, 2, dtype=torch.int64), call[4])
 

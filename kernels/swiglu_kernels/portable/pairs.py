@@ -4,7 +4,8 @@ No routing is made. A program has the expert of a pair, unless a pair before it 
 each token, of which it reads and writes those with its expert. Rows of h and y are pairs, in their order; slots of a
 token with the same expert share the row of the first. Two products and the weighted sum are three launches, each of
 which begins while the one ahead runs: what is older than that, the index and the routing weights, the second and the
-third read before they wait for its end. One token is for `token.py`.
+third read before they wait for its end. One token, or few of many experts, are for
+`gemv.py`.
 """
 
 import torch
@@ -16,7 +17,7 @@ from swiglu_kernels.launches.launch import Launch, vectorises
 from swiglu_kernels.launches.plan import run
 from swiglu_kernels.launches.precision import round_to
 from swiglu_kernels.launches.tiles import Capability, expert_tile
-from swiglu_kernels.portable import token
+from swiglu_kernels.portable import gemv
 from swiglu_kernels.portable.arithmetic import gated
 from swiglu_kernels.portable.experts import bias_arguments, both_columns, even_and_odd, product, product_arguments
 
@@ -223,12 +224,11 @@ def forward(
     interleaved: bool,
 ) -> torch.Tensor:
     """Return out [T, H_out]; arguments as of `forward_launch`."""
-    h = x.new_empty((index.numel(), w_gate_up.shape[1] // 2))
-    if index.shape[0] == 1:
-        out = x.new_empty((1, w_down.shape[1]))
-        run(token.forward_launch, x, w_gate_up, w_down, weights, b_gate_up, b_down, index, h, out, formula, interleaved)
-        return out
-    y = x.new_empty((index.numel(), w_down.shape[1]))
-    out = x.new_empty((x.shape[0], w_down.shape[1]))
-    run(forward_launch, x, w_gate_up, w_down, weights, b_gate_up, b_down, index, h, y, out, formula, interleaved)
+    operands = x, w_gate_up, w_down, weights, b_gate_up, b_down, index
+    h, out = x.new_empty((index.numel(), w_gate_up.shape[1] // 2)), x.new_empty((x.shape[0], w_down.shape[1]))
+    if gemv.takes(index, w_gate_up.shape[0]):
+        run(gemv.forward_launch, *operands, h, out, formula, interleaved)
+    else:
+        y = x.new_empty((index.numel(), w_down.shape[1]))
+        run(forward_launch, *operands, h, y, out, formula, interleaved)
     return out

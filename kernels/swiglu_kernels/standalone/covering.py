@@ -25,7 +25,7 @@ from swiglu_kernels.operations.silu_mul import backward_launch as silu_mul_backw
 from swiglu_kernels.operations.silu_mul import forward_launch as silu_mul_forward
 from swiglu_kernels.operations.unsloth import backward_launch as unsloth_backward
 from swiglu_kernels.operations.unsloth import forward_launch as unsloth_forward
-from swiglu_kernels.portable import experts, fp8, fp8_codes, fp8_gate, pairs, token
+from swiglu_kernels.portable import experts, fp8, fp8_codes, fp8_gate, gemv, pairs
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch, recompute_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
@@ -252,8 +252,8 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
             for shape in ((2 * intermediate, 2048), (2048, intermediate), (2 * intermediate,), (2048,))
         )
         yield (
-            f"one token, {slots} slots of {intermediate}, {str(dtype).removeprefix('torch.')}",
-            token.forward_launch(
+            f"gemv, {slots} slots of {intermediate}, {str(dtype).removeprefix('torch.')}",
+            gemv.forward_launch(
                 x, w_gate_up, w_down, weights, b_gate_up, b_down, weights.long(), h.view(slots, -1), x, CLAMPED,
                 interleaved, capability,
             ),

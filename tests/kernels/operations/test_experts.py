@@ -8,7 +8,7 @@ from torch.library import opcheck
 from swiglu_kernels import backend_for, reference, swiglu_experts
 from swiglu_kernels.launches.tiles import expert_tile_rows
 from swiglu_kernels.operations import experts
-from swiglu_kernels.portable import pairs
+from swiglu_kernels.portable import gemv, pairs
 from swiglu_kernels.routing import ZEROS, Routing, capacity, combine, gather, route
 
 pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")
@@ -65,6 +65,19 @@ def test_output_and_gradients(dtype, layout, gate, biased, recompute):
     check(index, problem(index, 4, 35, 18, dtype, layout)[: 6 if biased else 4], gate, recompute=recompute)
 
 
+FEW = [
+    torch.tensor([[2, 0]]),
+    torch.tensor([[3, 1, 4, 1, -1, 0]]),
+    torch.tensor([[2, 2], [0, 2]]),
+    torch.tensor([[3, 1, 0, 2], [0, 1, 2, 3]]),
+    torch.tensor([[1, 1, 4], [-1, 1, 0], [3, 3, 3]]),  # an expert twice, and some that do not exist
+    torch.full((3, 2), 4),
+    drawn(16, 2, 4, beyond=1),
+    drawn(2, 16, 4),
+    drawn(pairs.MOST_TOKENS, 3, 4),
+]
+
+
 @pytest.mark.parametrize(
     ("dtype", "layout", "gate", "biased"),
     [
@@ -74,21 +87,7 @@ def test_output_and_gradients(dtype, layout, gate, biased, recompute):
         (torch.bfloat16, "contiguous", {"activation": "gelu_tanh"}, True),
     ],
 )
-@pytest.mark.parametrize(
-    "index",
-    [
-        torch.tensor([[2, 0]]),
-        torch.tensor([[3, 1, 4, 1, -1, 0]]),
-        torch.tensor([[2, 2], [0, 2]]),
-        torch.tensor([[3, 1, 0, 2], [0, 1, 2, 3]]),
-        torch.tensor([[1, 1, 4], [-1, 1, 0], [3, 3, 3]]),  # an expert twice, and some that do not exist
-        torch.full((3, 2), 4),
-        drawn(16, 2, 4, beyond=1),
-        drawn(2, 16, 4),
-        drawn(pairs.MOST_TOKENS, 3, 4),
-    ],
-    ids=lambda index: "x".join(map(str, index.shape)),
-)
+@pytest.mark.parametrize("index", FEW, ids=lambda index: "x".join(map(str, index.shape)))
 def test_few_pairs_without_gradients(monkeypatch, index, dtype, layout, gate, biased):
     seen, forward = [], pairs.forward
     monkeypatch.setattr(pairs, "forward", lambda *all_of_them: seen.append(0) or forward(*all_of_them))
@@ -102,10 +101,17 @@ def test_few_pairs_without_gradients(monkeypatch, index, dtype, layout, gate, bi
     assert_as_accurate_as_eager("out", out, eager, truth)
 
 
-@pytest.mark.parametrize("slots", [1, 3, 14])
-def test_one_token_of_long_rows(slots):
-    index = drawn(1, slots, 14).to(DEVICE)
-    inputs = problem(index, 14, 1100, 1040, FLOAT16)
+@pytest.mark.parametrize("index", FEW, ids=lambda index: "x".join(map(str, index.shape)))
+def test_rows_of_weights_for_several_tokens(monkeypatch, index):
+    monkeypatch.setattr(gemv, "takes", lambda *_: True)
+    test_few_pairs_without_gradients(monkeypatch, index, FLOAT16, "strided", GPT_OSS, True)
+
+
+@pytest.mark.parametrize(("tokens", "slots", "experts"), [(1, 1, 14), (1, 14, 14), (3, 2, 24)])
+def test_rows_of_weights_that_are_long(tokens, slots, experts):
+    index = drawn(tokens, slots, experts).to(DEVICE)
+    assert gemv.takes(index, experts)
+    inputs = problem(index, experts, 1100, 1040, FLOAT16)
     out = swiglu_experts(*inputs[:3], index, inputs[3])
     eager = reference.swiglu_experts(*inputs[:3], index, inputs[3])
     truth = reference.swiglu_experts(*(one.double() for one in inputs[:3]), index, inputs[3].double())

@@ -1,9 +1,11 @@
-"""A mixture of experts for one token; without gradients.
+"""A mixture of experts as products of matrices and vectors: for one token, or few of many experts; without gradients.
 
-Its k experts are k different ones, so every weight that is read is multiplied by one number: no tile of rows would be
-full, and nothing waits for tensor cores. A program has some rows of a weight and all of their depth, as many loads in
-flight as its registers hold. Two launches: h of all slots, and out, which adds up the slots in its registers. The
-second begins while the first runs, and the weights of its first slots are on their way before it waits for h.
+The experts of one token are different ones, and those of a few rarely the same: a weight that is read is multiplied by
+one number, no tile of rows would be full, and nothing waits for tensor cores. A program has some rows of a weight and
+all of their depth, as many loads in flight as its registers hold. What tokens share is read for each, the second time
+from the L2 cache. Two launches: h of all pairs of a token and an expert, and out, which adds up a token's slots in
+registers. The second begins while the first runs, and the weights of its first slots are on their way before it waits
+for h.
 """
 
 import torch
@@ -17,11 +19,18 @@ from swiglu_kernels.launches.tiles import Capability
 from swiglu_kernels.portable.arithmetic import gated
 from swiglu_kernels.portable.experts import bias_arguments, both_columns, even_and_odd, weight_arguments
 
+MOST_TOKENS, EXPERTS_PER_PAIR = 4, 4
+"""With fewer experts for each pair, tokens share them so often that `pairs.py` is faster, which reads each once."""
 DEPTH, WARPS = 1024, 4
 GATE_UP_COLUMNS = 8
 """Of h, for a program of the first launch."""
 LONG = 24
 """Parts of DEPTH over all slots, from which on a program of the second launch has 8 columns instead of 4."""
+
+
+def takes(index: torch.Tensor, experts: int) -> bool:
+    """Tell whether index [T, k] is for these."""
+    return index.shape[0] == 1 or (index.shape[0] <= MOST_TOKENS and EXPERTS_PER_PAIR * index.numel() <= experts)
 
 
 @triton.jit
@@ -47,27 +56,28 @@ def _offsets(rows, BLOCK_K: tl.constexpr, w_n, w_k, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _expert_of(index_ptr, slot, experts):
-    """Return the expert of a slot, and whether there is one."""
-    expert = tl.load(index_ptr + slot).to(tl.int64)
+def _expert_of(index_ptr, pair, experts):
+    """Return the expert of a pair, and whether there is one."""
+    expert = tl.load(index_ptr + pair).to(tl.int64)
     return expert, (expert >= 0) & (expert < experts)
 
 
 @triton.jit(do_not_specialize=("experts",))
 def _gate_up_kernel(
-    x_ptr, w_ptr, bias_ptr, h_ptr, index_ptr, experts, N, K, x_k, w_e, w_n, w_k, bias_e, bias_n,
+    x_ptr, w_ptr, bias_ptr, h_ptr, index_ptr, experts, N, K, x_m, x_k, w_e, w_n, w_k, bias_e, bias_n,
     multiplier, alpha, limit, up_offset,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr, INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr,
-    EARLY: tl.constexpr,
+    SLOTS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
+    INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N columns of a slot's row of h [slots, N]; N intermediate, K hidden."""
+    """BLOCK_N columns of a pair's row of h [pairs, N]; N intermediate, K hidden."""
     wait_for_launch_ahead(EARLY)
-    tile, slot = tl.program_id(0), tl.program_id(1)
-    expert, named = _expert_of(index_ptr, slot, experts)
+    pair, tile = tl.program_id(0), tl.program_id(1)
+    expert, named = _expert_of(index_ptr, pair, experts)
     if not named:
         return
     column, first, inside = both_columns(tile, N, BLOCK_N, INTERLEAVED, WIDE)
     w_at = w_ptr + expert * w_e + first * w_n + _offsets(column, BLOCK_K, w_n, w_k, WIDE)
+    x_ptr += (pair // SLOTS).to(tl.int64) * x_m
     sums = _no_sums(2 * BLOCK_N, BLOCK_K)
     for at in range(0, K, BLOCK_K):
         k = (at + tl.arange(0, BLOCK_K))[None, :]
@@ -80,19 +90,22 @@ def _gate_up_kernel(
     gate, up = even_and_odd(pre[None, :])
     h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
     n = (tile * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
-    tl.store(h_ptr + slot.to(tl.int64) * N + n, round_to(h, h_ptr.dtype.element_ty), mask=n < N)
+    tl.store(h_ptr + pair.to(tl.int64) * N + n, round_to(h, h_ptr.dtype.element_ty), mask=n < N)
 
 
 @triton.jit(do_not_specialize=("experts",))
 def _down_kernel(
-    h_ptr, w_ptr, bias_ptr, weights_ptr, out_ptr, index_ptr, experts, N, K, w_e, w_n, w_k, bias_e, bias_n, weights_slot,
+    h_ptr, w_ptr, bias_ptr, weights_ptr, out_ptr, index_ptr, experts, N, K, w_e, w_n, w_k, bias_e, bias_n,
+    weights_token, weights_slot,
     SLOTS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_N columns of out [N]; N hidden, K intermediate. The first BLOCK_K of AHEAD slots are loaded ahead."""
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    """BLOCK_N columns of out [tokens, N]; N hidden, K intermediate. AHEAD slots' first BLOCK_K are loaded ahead."""
+    token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    index_ptr += token * SLOTS
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     inside, first = n < N, tl.arange(0, BLOCK_K)[None, :]
-    w_at = w_ptr + tl.program_id(0).to(tl.int64) * BLOCK_N * w_n
+    w_at = w_ptr + tile.to(tl.int64) * BLOCK_N * w_n
     w_at += _offsets(tl.arange(0, BLOCK_N), BLOCK_K, w_n, w_k, WIDE)
     ahead = ()
     for slot in tl.static_range(AHEAD):
@@ -104,9 +117,11 @@ def _down_kernel(
     bias = tl.zeros((BLOCK_N,), tl.float32)
     for slot in tl.static_range(SLOTS):
         expert, named = _expert_of(index_ptr, slot, experts)
-        h = h_ptr + tl.cast(slot, tl.int64) * K
+        h = h_ptr + (token * SLOTS + slot) * K
         # masked as well: the weight of a slot without an expert may be anything
-        weight = tl.load(weights_ptr + slot * weights_slot, mask=named, other=0.0).to(tl.float32)
+        weight = tl.load(weights_ptr + token * weights_token + slot * weights_slot, mask=named, other=0.0).to(
+            tl.float32
+        )
         of_slot = _no_sums(BLOCK_N, BLOCK_K)
         if slot < AHEAD:
             of_slot = _add_products(of_slot, ahead[slot], tl.load(h + first, mask=(first < K) & named, other=0.0))
@@ -120,7 +135,7 @@ def _down_kernel(
             at = bias_ptr + expert * bias_e + n.to(tl.int64) * bias_n
             bias += weight * tl.load(at, mask=inside & named, other=0.0).to(tl.float32)
     out = tl.sum(sums, 1) + bias
-    tl.store(out_ptr + n, round_to(out, out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + token * N + n, round_to(out, out_ptr.dtype.element_ty), mask=inside)
 
 
 def forward_launch(
@@ -140,28 +155,39 @@ def forward_launch(
     """Describe the launches that write out.
 
     Args:
-        x: [1, H], any strides.
+        x: [T, H], any strides.
         w_gate_up: [E, 2I, H], any strides.
         w_down: [E, H_out, I], any strides.
-        weights: [1, k], any strides.
+        weights: [T, k], any strides.
         b_gate_up: [E, 2I], any strides, or None.
         b_down: [E, H_out], any strides, or None.
-        index: [1, k], contiguous; what names no expert counts for nothing.
-        h: [k, I], contiguous, written.
-        out: [1, H_out], contiguous, written.
+        index: [T, k], contiguous; what names no expert counts for nothing.
+        h: [T k, I], contiguous, written.
+        out: [T, H_out], contiguous, written.
         formula: the gate.
         interleaved: rows of w_gate_up are gate, up, gate, up, ...; else the gate's come first.
         capability: of the GPU; None for that of the tensors' device.
     """
-    experts, slots, early = w_gate_up.shape[0], index.numel(), starts_early(capability or capability_of(x.device))
+    experts, (tokens, slots), early = (
+        w_gate_up.shape[0],
+        index.shape,
+        starts_early(capability or capability_of(x.device)),
+    )
     intermediate, hidden, parts = h.shape[1], out.shape[1], triton.cdiv(h.shape[1], DEPTH)
-    shared = {"index_ptr": index, "experts": experts, "EARLY": early}
+    shared = {"index_ptr": index, "experts": experts, "SLOTS": slots, "EARLY": early}
     columns = 8 if slots * parts >= LONG else 4
     second = Launch(
         _down_kernel,
-        (triton.cdiv(hidden, columns),),
-        {"h_ptr": h, "out_ptr": out, "weights_ptr": weights, "weights_slot": weights.stride(1), "N": hidden}
-        | {"SLOTS": slots, "AHEAD": min(slots, 4 if parts == 1 else 2)}
+        (tokens, triton.cdiv(hidden, columns)),
+        {
+            "h_ptr": h,
+            "out_ptr": out,
+            "weights_ptr": weights,
+            "N": hidden,
+            "weights_token": weights.stride(0),
+            "weights_slot": weights.stride(1),
+        }
+        | {"AHEAD": min(slots, 4 if parts == 1 else 2)}
         | shared
         | _product_arguments(w_down, columns)
         | bias_arguments(b_down),
@@ -170,8 +196,8 @@ def forward_launch(
     )
     return Launch(
         _gate_up_kernel,
-        (triton.cdiv(intermediate, GATE_UP_COLUMNS), slots),
-        {"x_ptr": x, "x_k": x.stride(1), "h_ptr": h, "N": intermediate, "INTERLEAVED": interleaved}
+        (tokens * slots, triton.cdiv(intermediate, GATE_UP_COLUMNS)),
+        {"x_ptr": x, "x_m": x.stride(0), "x_k": x.stride(1), "h_ptr": h, "N": intermediate, "INTERLEAVED": interleaved}
         | shared
         | _product_arguments(w_gate_up, GATE_UP_COLUMNS)
         | bias_arguments(b_gate_up)
