@@ -129,8 +129,7 @@ class Desk:
         """Draw the activations of a call: new tensors over the same memory."""
         for number, name in enumerate(self.names):
             if name == INDEX:
-                assert self.problem.case.shape.experts
-                draw_experts(self.problem.case.shape.experts, self.given[name], self._seeded(draw.seed + number))
+                self.experts(draw)
                 continue
             value = self._draw(name, draw.seed + number)
             if name == "top_k_weights":
@@ -146,6 +145,13 @@ class Desk:
                 moved = torch.tensor(depths(self.problem.case), device=value.device)[:, None]
                 value += moved if name == "x" else moved * self._offset
         return [self.given[name].detach() for name in self.names]
+
+    def experts(self, draw: Draw) -> Tensor:
+        """Draw top_k_index alone, as `activations` has it."""
+        assert self.problem.case.shape.experts
+        place, seed = self.given[INDEX], draw.seed + self.names.index(INDEX)
+        draw_experts(self.problem.case.shape.experts, place, self._seeded(seed))
+        return place
 
     def upstream(self, draw: Draw) -> Tensor:
         """Draw the upstream gradient of a call."""

@@ -106,7 +106,7 @@ class _CaseRun:
             yield from (record.end(Status.SKIPPED, reason) for _, record in able)
             return
         if self._case.shape.experts:
-            load = self._place.judge.load(self._drawn.draws[0])
+            load = self._place.judge.load()
             for _, record in able:
                 record.expert_tokens_min, record.expert_tokens_max = load.least, load.most
                 record.expert_tokens_median, record.idle_experts = load.median, load.idle

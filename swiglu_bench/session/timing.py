@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from swiglu_bench.check.inputs import Draw, new_seed
 from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.machine.load import LoadWatch
 from swiglu_bench.machine.machine import Machine
@@ -189,8 +188,7 @@ class CaseTimer:
         """For each set of gradients a name to time the bare products of experts under, where torch has them."""
         if not self._case.shape.experts:
             return {}
-        lay_out, draw = self._place.judge.lay_out_grouped, Draw(new_seed())
-        wanted = [one for one in dict.fromkeys(gradients) if not lay_out(one, draw)]
+        wanted = [one for one in dict.fromkeys(gradients) if not self._place.judge.lay_out_grouped(one)]
         return {one: f"grouped products {number}" for number, one in enumerate(wanted)}
 
     def _take_grouped(self, gradients: tuple[str, ...], number: int, lead_us: float) -> Sample:

@@ -16,6 +16,7 @@ import torch
 import user_implementations as mine
 from specimens import small_case
 
+from swiglu_bench.check.inputs import Desk
 from swiglu_bench.implementations import fused, liger, pytorch
 from swiglu_bench.machine import ceilings_cache, machine
 from swiglu_bench.machine.ceilings_cache import Ceilings
@@ -309,6 +310,16 @@ def test_without_a_sound_baseline_there_is_no_ratio(baseline: str) -> None:
     found = rows(small_case(mode=Mode.FORWARD), [pytorch.eager, *unsound], settings(baseline=baseline))
     assert (found["eager"].status, found["eager"].baseline, found["eager"].ratio) == (Status.OK, "", None)
     assert {name for name, record in found.items() if record.status is Status.OK} == {"eager"}
+
+
+def test_the_load_that_is_told_is_a_typical_call_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = judge_bench.JudgeBench(settings(), THIS)
+    bench.begin_case(small_case(scope=Scope.EXPERTS, tokens=3), 0)
+    drawn = iter([[[0, 1], [0, 1], [0, 1]], [[0, 1], [2, 3], [3, 4]], [[0, 1], [2, 3], [0, 3]]])  # of 5 experts
+    monkeypatch.setattr(judge_bench, "LOADS", 3)
+    monkeypatch.setattr(Desk, "experts", lambda desk, draw: torch.tensor(next(drawn)))
+    found = bench.load()
+    assert (found.idle, found.most) == (1, 2)
 
 
 def test_a_row_of_experts_says_how_they_are_loaded_and_what_their_products_take() -> None:
