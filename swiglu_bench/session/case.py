@@ -128,11 +128,9 @@ class _CaseRun:
                 if not first or policy.compiles(self._place.settings, implementation):
                     self._rehearse(everyone, seats - len(able) - len(TWINS))
                 self._place.settle()
-            entry = self._admit(implementation, record)
+            entry = self._admit(implementation, record, stays=together)
             if entry and together:
                 self._time_alone(entry)
-            elif entry:
-                self._end(entry.contender)
             if entry and self._task is Task.TIME:
                 entries.append(entry)
             else:
@@ -199,8 +197,11 @@ class _CaseRun:
             with suppress(Exception):
                 self._alone_ms = alone_ms(entry.contender)
 
-    def _admit(self, implementation: Implementation, record: Record) -> Entry | None:
-        """Check one contender; its record ends here unless an entry comes back."""
+    def _admit(self, implementation: Implementation, record: Record, stays: bool = True) -> Entry | None:
+        """Check one contender; its record ends here unless an entry comes back.
+
+        Unless it stays, its process ends, whatever the verdict: the others need the memory.
+        """
         contender: Contender | None = None
         try:
             contender = self._place.contender(implementation)
@@ -220,6 +221,8 @@ class _CaseRun:
         except Exception as error:  # whatever a contender raises, and the end of its process, costs its own row
             log.info("%s, while it was checked:", implementation.name, exc_info=error)
             record.end(Status.ERROR, f"{sentence(error)}{self._place.log_of(contender) if contender else ''}")
+        if contender and not stays:
+            self._end(contender)
         return Entry(contender, record, admission.gradients) if contender and record.status is Status.OK else None
 
     def _check_idle(self, record: Record, contender: Contender) -> None:

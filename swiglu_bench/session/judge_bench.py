@@ -147,13 +147,14 @@ class JudgeBench:
         produced = {name: None if fault else places[name].clone() for name, fault in results.items()}
         faults, judge = {name: fault for name, fault in results.items() if fault}, self._judge_of(contender)
         options: dict[str, Any] = {"label": label, "faults": faults, "distribution": distribution}
-        if not isinstance(judge, QuantisedJudge):
-            return judge.judge(produced, draw, **options)
-        if handed is None:
-            checks = judge.judge(produced, draw, **options)
-        else:
+        if handed is not None and isinstance(judge, QuantisedJudge):
             checks = judge.judge_handed(produced, draw, handed, **options)
-        return with_loss(checks, produced, self._judge, draw)
+        else:
+            checks = judge.judge(produced, draw, **options)
+        if isinstance(judge, QuantisedJudge):
+            checks = with_loss(checks, produced, self._judge, draw)
+        torch.cuda.empty_cache()  # a truth that was not at hand takes much, and contenders need the memory
+        return checks
 
     def _judge_of(self, contender: str) -> Judge:
         return self._quantised.get(contender, self._judge)

@@ -23,7 +23,7 @@ from swiglu_bench.machine.ceilings_cache import Ceilings
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.session import here, judge_bench, workbench
+from swiglu_bench.session import here, judge_bench, policy, workbench
 from swiglu_bench.session.settings import Progress, Settings, Task
 from swiglu_bench.session.timing import Batches
 from swiglu_bench.spec.cases import DENSE, Case, Dtype, Extras, Mode, Scope, Shape, tensors
@@ -320,6 +320,27 @@ def test_the_load_that_is_told_is_a_typical_call_s(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Desk, "experts", lambda desk, draw: torch.tensor(next(drawn)))
     found = bench.load()
     assert (found.idle, found.most) == (1, 2)
+
+
+def test_where_not_all_fit_a_process_ends_whatever_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    class Noted(here.LocalContender):
+        def ask(self, kind: Any, method: str, *arguments: Any) -> Any:
+            told.append(f"{self.name} {method}")
+            return super().ask(kind, method, *arguments)
+
+        def end(self) -> None:
+            told.append(f"{self.name} end")
+            super().end()
+
+    monkeypatch.setattr(here, "LocalContender", Noted)
+    monkeypatch.setattr(policy, "seats", lambda *_, **__: 1)
+    implementations = [pytorch.eager, mine.swapped, mine.unbuilt, pytorch.eager_packed]
+    found = rows(small_case(mode=Mode.FORWARD), implementations)
+    assert (found["swapped"].status, found["unbuilt"].status) == (Status.INCORRECT, Status.ERROR)
+    before = told[: next(index for index, one in enumerate(told) if one.startswith("eager-packed "))]
+    assert {"eager end", "swapped end", "unbuilt end"} <= set(before), "the others need the memory"
 
 
 def test_a_row_of_experts_says_how_they_are_loaded_and_what_their_products_take() -> None:
