@@ -11,12 +11,11 @@ none are in the cache, a call is a fourth of it, and ratios are to a copy that m
 """
 
 import argparse
-import statistics
 import sys
 from collections.abc import Callable
 
 import torch
-from side_by_side import Calls, copy_of, gpu_and_clock, graphs, require_right, time_calls, write_rows
+from side_by_side import Calls, copy_of, gpu_and_clock, graphs, require_right, timed_rows, write_rows
 
 from swiglu_bench.implementations.peers import interleave
 from swiglu_bench.spec.shapes import load_shapes
@@ -94,20 +93,10 @@ def main() -> None:
                 ]
             calls = graphs(layers, device) if tokens <= GRAPH_TOKENS else layers[0]
             baseline = "copy" if few else "bare product"
-            rounds = time_calls(calls, clock, options.budget, baseline)
-            for name in calls:
-                ratio = rounds.ratio(name, baseline)
-                milliseconds = [value / len(layers) for value in rounds.timings[name].ms]
-                if ratio is None:
-                    raise SystemExit(f"{name}: {rounds.timings[name].failure}")
-                row = {
-                    "shape": shape.name, "tokens": tokens, "graph": tokens <= GRAPH_TOKENS, "contender": name,
-                    "time_ms": round(statistics.median(milliseconds), 5), "rounds": len(milliseconds),
-                    "baseline": baseline, "ratio": round(ratio.median, 4),
-                    "low": round(ratio.low, 4), "high": round(ratio.high, 4),
-                }  # fmt: skip
-                rows.append(row)
-                print(*row.values(), flush=True)
+            of = {"shape": shape.name, "tokens": tokens, "graph": tokens <= GRAPH_TOKENS}
+            for row in timed_rows(calls, clock, options.budget, baseline, len(layers)):
+                rows.append(of | row)
+                print(*rows[-1].values(), flush=True)
     if options.csv:
         write_rows(options.csv, rows)
 

@@ -10,12 +10,11 @@ Ratios are medians of per-round ratios with their 95% intervals; TFLOP/s count n
 """
 
 import argparse
-import statistics
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from side_by_side import gpu_and_clock, time_calls, write_rows
+from side_by_side import Row, gpu_and_clock, timed_rows, write_rows
 
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Draw, make_problem, new_seed
@@ -35,22 +34,12 @@ from swiglu_kernels.routing import route
 from swiglu_kernels.tiles.choices import why_not_hopper
 
 BASELINE = "grouped"
-Row = dict[str, Any]
 
 
 def rows(calls: Mapping[str, Callable[[], object]], baseline: str, flops: int, clock: Clock, s: float) -> Iterator[Row]:
     """Time calls of the same work; a row for each."""
-    rounds = time_calls(calls, clock, s, baseline)
-    for name in calls:
-        ratio, ms = rounds.ratio(name, baseline), rounds.timings[name].ms
-        if ratio is None:
-            raise SystemExit(f"{name}: {rounds.timings[name].failure}")
-        middle = statistics.median(ms)
-        yield {
-            "contender": name, "time_ms": round(middle, 5), "rounds": len(ms), "tflops": round(flops / middle / 1e9, 1),
-            "baseline": baseline, "ratio": round(ratio.median, 4), "low": round(ratio.low, 4),
-            "high": round(ratio.high, 4),
-        }  # fmt: skip
+    for row in timed_rows(calls, clock, s, baseline):
+        yield row | {"tflops": round(flops / row["time_ms"] / 1e9, 1)}
 
 
 def whole(problem: Problem, contenders: list[Implementation], draw: Draw, clock: Clock, s: float) -> Iterator[Row]:

@@ -11,10 +11,9 @@ suite, after a verdict by fp64 on each layer. Ratios are medians of per-round ra
 """
 
 import argparse
-import statistics
 
 import torch
-from side_by_side import Calls, copy_of, gpu_and_clock, graphs, time_calls, write_rows
+from side_by_side import Calls, copy_of, gpu_and_clock, graphs, timed_rows, write_rows
 
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Draw, make_problem, new_seed
@@ -65,22 +64,12 @@ def main() -> None:
             case = Case(shape.routed(Routing(options.routing)), tokens, Dtype.BFLOAT16, Scope.EXPERTS, Mode.FORWARD)
             layers = [layer(case, chosen, device) for _ in range(LAYERS)]
             for graph, timed in {"in turn": layers, "alone": layers[:1]}.items():
-                calls = graphs([of for _, of in timed], device)
-                rounds = time_calls(calls, clock, options.budget, COPY)
-                for name in calls:
-                    ratio = rounds.ratio(name, COPY)
-                    if ratio is None:
-                        raise SystemExit(f"{name}: {rounds.timings[name].failure}")
-                    milliseconds = [value / len(timed) for value in rounds.timings[name].ms]
-                    row = {
-                        "shape": shape.name, "tokens": tokens, "graph": graph,
-                        "active_experts": sum(active for active, _ in timed) / len(timed), "contender": name,
-                        "time_ms": round(statistics.median(milliseconds), 5), "rounds": len(milliseconds),
-                        "baseline": COPY, "ratio": round(ratio.median, 4),
-                        "low": round(ratio.low, 4), "high": round(ratio.high, 4),
-                    }  # fmt: skip
-                    rows.append(row)
-                    print(*row.values(), flush=True)
+                calls = graphs([calls for _, calls in timed], device)
+                experts = sum(active for active, _ in timed) / len(timed)
+                of = {"shape": shape.name, "tokens": tokens, "graph": graph, "active_experts": experts}
+                for row in timed_rows(calls, clock, options.budget, COPY, len(timed)):
+                    rows.append(of | row)
+                    print(*rows[-1].values(), flush=True)
     if options.csv:
         write_rows(options.csv, rows)
 

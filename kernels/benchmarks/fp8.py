@@ -13,15 +13,14 @@ the step to bf16's.
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
-from side_by_side import gpu_and_clock, require_right, time_calls, write_rows
+from side_by_side import Row, gpu_and_clock, require_right, timed_rows, write_rows
 
-from swiglu_bench.measure.clock import Clock
 from swiglu_bench.spec.shapes import load_shapes
 from swiglu_kernels import reference, swiglu_glu, swiglu_glu_fp8, swiglu_mlp, swiglu_mlp_fp8
 from swiglu_kernels.hopper import fp8 as by_hand
@@ -35,20 +34,6 @@ from swiglu_kernels.portable.fp8_gate import gradients_launch
 
 RECIPES = ("rowwise", "blockwise")
 Call = Callable[[], object]
-Row = dict[str, Any]
-
-
-def rows(calls: Mapping[str, Call], baseline: str, clock: Clock, s: float) -> Iterator[Row]:
-    """Time calls in the same rounds; a row for each."""
-    rounds = time_calls(calls, clock, s, baseline)
-    for name in calls:
-        ratio, ms = rounds.ratio(name, baseline), sorted(rounds.timings[name].ms)
-        if ratio is None:
-            raise SystemExit(f"{name}: {rounds.timings[name].failure}")
-        yield {
-            "what": name, "time_ms": round(ms[len(ms) // 2], 5), "rounds": len(ms), "baseline": baseline,
-            "ratio": round(ratio.median, 4), "low": round(ratio.low, 4), "high": round(ratio.high, 4),
-        }  # fmt: skip
 
 
 def launches(x: Quantised, w_gate: Quantised, w_up: Quantised, z: torch.Tensor) -> dict[str, tuple[Any, ...]]:
@@ -183,8 +168,8 @@ def main() -> None:
         for tokens in options.tokens:
             sizes = tokens, shape.hidden, shape.intermediate
             with torch.no_grad():
-                made = list(rows(forward(*sizes, device), "bf16 product", clock, options.budget))
-            made += rows(step(*sizes, device), "bf16 step", clock, options.budget)
+                made = list(timed_rows(forward(*sizes, device), clock, options.budget, "bf16 product"))
+            made += timed_rows(step(*sizes, device), clock, options.budget, "bf16 step")
             for row in made:
                 found.append({"shape": shape.name, "tokens": tokens, **row})
                 print(*found[-1].values(), flush=True)

@@ -1,9 +1,11 @@
 """What the benchmarks that time calls in common rounds have in common."""
 
 import csv
+import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
+from typing import Any
 
 import torch
 
@@ -12,6 +14,7 @@ from swiglu_bench.measure.graph import capture
 from swiglu_bench.measure.rounds import Rounds, Rule, on_clock, run_rounds
 
 Calls = dict[str, Callable[[], object]]
+Row = dict[str, Any]
 ALLOWED_ERROR = 4e-3
 """Relative to the output, in bf16; the suite's own checks are stricter."""
 
@@ -36,6 +39,25 @@ def time_calls(calls: Mapping[str, Callable[[], object]], clock: Clock, budget_s
     """Time calls in the same rounds, for as long as their ratios to the baseline need."""
     timed = [on_clock(name, clock, lambda number, call=call: call) for name, call in calls.items()]  # type: ignore[misc]
     return run_rounds(timed, Rule(budget_s=budget_s), baseline=baseline)
+
+
+def timed_rows(
+    calls: Mapping[str, Callable[[], object]], clock: Clock, budget_s: float, baseline: str, each: int = 1
+) -> Iterator[Row]:
+    """Time calls in the same rounds, each of which does a contender's work `each` times; yield a row for each.
+
+    Ends the program where one failed.
+    """
+    rounds = time_calls(calls, clock, budget_s, baseline)
+    for name in calls:
+        ratio, ms = rounds.ratio(name, baseline), rounds.timings[name].ms
+        if ratio is None:
+            raise SystemExit(f"{name}: {rounds.timings[name].failure}")
+        yield {
+            "contender": name, "time_ms": round(statistics.median(ms) / each, 5), "rounds": len(ms),
+            "baseline": baseline, "ratio": round(ratio.median, 4), "low": round(ratio.low, 4),
+            "high": round(ratio.high, 4),
+        }  # fmt: skip
 
 
 def copy_of(nbytes: int, device: torch.device) -> Callable[[], object]:

@@ -152,22 +152,7 @@ def forward_launch(
     interleaved: bool,
     capability: Capability | None = None,
 ) -> Launch:
-    """Describe the launches that write out.
-
-    Args:
-        x: [T, H], any strides.
-        w_gate_up: [E, 2I, H], any strides.
-        w_down: [E, H_out, I], any strides.
-        weights: [T, k], any strides.
-        b_gate_up: [E, 2I], any strides, or None.
-        b_down: [E, H_out], any strides, or None.
-        index: [T, k], contiguous; what names no expert counts for nothing.
-        h: [T k, I], contiguous, written.
-        out: [T, H_out], contiguous, written.
-        formula: the gate.
-        interleaved: rows of w_gate_up are gate, up, gate, up, ...; else the gate's come first.
-        capability: of the GPU; None for that of the tensors' device.
-    """
+    """Describe the launches that write out; arguments as of `pairs.forward_launch`, which has y as well."""
     experts, (tokens, slots), early = (
         w_gate_up.shape[0],
         index.shape,
