@@ -118,10 +118,9 @@ def _down_kernel(
     for slot in tl.static_range(SLOTS):
         expert, named = _expert_of(index_ptr, slot, experts)
         h = h_ptr + (token * SLOTS + slot) * K
+        weight_at = weights_ptr + token * weights_token + slot * weights_slot
         # masked as well: the weight of a slot without an expert may be anything
-        weight = tl.load(weights_ptr + token * weights_token + slot * weights_slot, mask=named, other=0.0).to(
-            tl.float32
-        )
+        weight = tl.load(weight_at, mask=named, other=0.0).to(tl.float32)
         of_slot = _no_sums(BLOCK_N, BLOCK_K)
         if slot < AHEAD:
             of_slot = _add_products(of_slot, ahead[slot], tl.load(h + first, mask=(first < K) & named, other=0.0))
@@ -153,26 +152,15 @@ def forward_launch(
     capability: Capability | None = None,
 ) -> Launch:
     """Describe the launches that write out; arguments as of `pairs.forward_launch`, which has y as well."""
-    experts, (tokens, slots), early = (
-        w_gate_up.shape[0],
-        index.shape,
-        starts_early(capability or capability_of(x.device)),
-    )
+    (tokens, slots), early = index.shape, starts_early(capability or capability_of(x.device))
     intermediate, hidden, parts = h.shape[1], out.shape[1], triton.cdiv(h.shape[1], DEPTH)
-    shared = {"index_ptr": index, "experts": experts, "SLOTS": slots, "EARLY": early}
+    shared = {"index_ptr": index, "experts": w_gate_up.shape[0], "SLOTS": slots, "EARLY": early}
     columns = 8 if slots * parts >= LONG else 4
     second = Launch(
         _down_kernel,
         (tokens, triton.cdiv(hidden, columns)),
-        {
-            "h_ptr": h,
-            "out_ptr": out,
-            "weights_ptr": weights,
-            "N": hidden,
-            "weights_token": weights.stride(0),
-            "weights_slot": weights.stride(1),
-        }
-        | {"AHEAD": min(slots, 4 if parts == 1 else 2)}
+        {"h_ptr": h, "out_ptr": out, "N": hidden, "AHEAD": min(slots, 4 if parts == 1 else 2)}
+        | {"weights_ptr": weights, "weights_token": weights.stride(0), "weights_slot": weights.stride(1)}
         | shared
         | _product_arguments(w_down, columns)
         | bias_arguments(b_down),

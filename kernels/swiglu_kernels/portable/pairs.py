@@ -4,8 +4,7 @@ No routing is made. A program has the expert of a pair, unless a pair before it 
 each token, of which it reads and writes those with its expert. Rows of h and y are pairs, in their order; slots of a
 token with the same expert share the row of the first. Two products and the weighted sum are three launches, each of
 which begins while the one ahead runs: what is older than that, the index and the routing weights, the second and the
-third read before they wait for its end. One token, or few of many experts, are for
-`gemv.py`.
+third read before they wait for its end. One token, or few of many experts, are for `gemv.py`.
 """
 
 import torch
