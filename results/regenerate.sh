@@ -5,13 +5,14 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-pieces="forward forward-llama3-8b forward-others forward-narrow activation step-mlp step step-llama3-8b step-others energy \
-  backward memory memory-mlp experts experts-others experts-fp8 experts-peers experts-quack experts-quack-step experts-zipf \
-  experts-liger experts-liger-few experts-liger-step experts-few experts-few-copy experts-step experts-step-zipf \
-  experts-step-deepseek experts-step-zipf-deepseek experts-memory experts-parts fp8 \
-  fp8-mlp train-llama train-fp8 tp tp-experts verify selftest audit noise doctor grid-1 grid-2 grid host-time early-launches bare-product bare-product-others bare-product-few \
-  bare-product-128 bare-product-ragged parts waves ragged fp8-kernels few-tokens few-tokens-narrow step-ragged \
-  kernels-by-triton patched-llama sweep-over-gpus"
+pieces="forward forward-llama3-8b forward-others forward-narrow activation step-mlp step step-llama3-8b step-others \
+  energy backward memory memory-mlp experts experts-others experts-fp8 experts-peers experts-quack \
+  experts-quack-step experts-zipf experts-liger experts-liger-few experts-liger-step experts-few experts-few-copy \
+  experts-step experts-step-zipf experts-step-deepseek experts-step-zipf-deepseek experts-memory experts-parts fp8 \
+  fp8-mlp train-llama train-fp8 tp tp-experts verify selftest audit noise doctor grid-1 grid-2 grid host-time \
+  early-launches bare-product bare-product-others bare-product-few bare-product-128 bare-product-ragged parts \
+  waves ragged fp8-kernels few-tokens few-tokens-narrow step-ragged kernels-by-triton patched-llama \
+  sweep-over-gpus"
 if [ $# -lt 1 ]; then
   echo "Give the folder for the results, and which of these, if not all: $pieces" >&2
   exit 2

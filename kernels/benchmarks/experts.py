@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from side_by_side import Row, gpu_and_clock, timed_rows, write_rows
+from side_by_side import Row, gpu_and_clock, require_sound, timed_rows, write_rows
 
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Draw, make_problem, new_seed
@@ -49,9 +49,7 @@ def whole(problem: Problem, contenders: list[Implementation], draw: Draw, clock:
     peaks: dict[str, float] = {}
     for one in contenders:
         built = Built(one, problem)
-        wrong = [check for check in judge.judge(built.train(draw), draw) if not check.ok]
-        if wrong:
-            raise SystemExit(f"{one.name} is wrong: {wrong[0].tensor}: {wrong[0].reason}")
+        require_sound(one.name, judge, built.train(draw), draw)
         gradients = sum(value.nbytes for value in problem.parameters.values())
         peaks[one.name] = round((built.memory(draw).peak_bytes - gradients) / 2**20, 1)
         built.desk.activations(draw)

@@ -13,7 +13,7 @@ suite, after a verdict by fp64 on each layer. Ratios are medians of per-round ra
 import argparse
 
 import torch
-from side_by_side import Calls, copy_of, gpu_and_clock, graphs, timed_rows, write_rows
+from side_by_side import Calls, copy_of, gpu_and_clock, graphs, require_sound, timed_rows, write_rows
 
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Draw, make_problem, new_seed
@@ -37,9 +37,7 @@ def layer(case: Case, contenders: list[Implementation], device: torch.device) ->
     calls: Calls = {COPY: copy_of(active * weights, device)}
     for one in contenders:
         built = Built(one, problem)
-        wrong = [check for check in judge.judge(built.infer(draw), draw) if not check.ok]
-        if wrong:
-            raise SystemExit(f"{one.name} is wrong: {wrong[0].tensor}: {wrong[0].reason}")
+        require_sound(one.name, judge, built.infer(draw), draw)
         built.desk.activations(draw)
         calls[one.name] = built.recordable(Mode.FORWARD)
     return active, calls

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+from swiglu_bench.check.built import Produced
+from swiglu_bench.check.inputs import Draw
+from swiglu_bench.check.judge import Judge
 from swiglu_bench.measure.clock import Clock, make_clock
 from swiglu_bench.measure.graph import capture
 from swiglu_bench.measure.rounds import Rounds, Rule, on_clock, run_rounds
@@ -33,6 +36,13 @@ def require_right(name: str, result: torch.Tensor, exact: torch.Tensor) -> None:
     error = ((result.double() - exact).norm() / exact.norm()).item()
     if not error < ALLOWED_ERROR:
         raise SystemExit(f"{name} is wrong: its relative error is {error:.2g}")
+
+
+def require_sound(name: str, judge: Judge, produced: Produced, draw: Draw) -> None:
+    """End the program where the suite's judge finds a result of a draw wrong."""
+    wrong = [check for check in judge.judge(produced, draw) if not check.ok]
+    if wrong:
+        raise SystemExit(f"{name} is wrong: {wrong[0].tensor}: {wrong[0].reason}")
 
 
 def time_calls(calls: Mapping[str, Callable[[], object]], clock: Clock, budget_s: float, baseline: str) -> Rounds:

@@ -185,8 +185,10 @@ def explain_experts(
         )
     products = f"the routing and two grouped products, {kernels}, tiles of {rows} rows"
     if pairs.takes(index, why is not None, trains, in_fp8):
-        one = "each of a token's expert with this token" if gemv.takes(index, w_gate_up.shape[0]) else ""
-        products = f"two products, {one or f'each of an expert with all {len(index)} tokens'}, {kernels}"
+        which = f"each of an expert with all {len(index)} tokens"
+        if gemv.takes(index, w_gate_up.shape[0]):
+            which = "each of a token's expert with this token"
+        products = f"two products, {which}, {kernels}"
     return (
         f"forward: {products}; the weighted sum{kept}\n"
         f"backward: {again}d_gate and d_up by one launch; dX and dW by one launch each, of the same kernels"

@@ -14,13 +14,15 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from swiglu_bench.check.routing import draw_experts
+from swiglu_bench.check.routing import draw_experts, load_of
 from swiglu_bench.spec.cases import ACTIVATIONS, BIASES, INDEX, PLAIN, WEIGHTS, Case, Extras, Scope
 from swiglu_bench.spec.problem import Problem
 
 DEPTHS, HALF_DEPTHS = (0.4, 5.0), (0.4, 1.0)
 """How far the gates of the first and the last token are moved, in units of a problem's `gate_offset`; HALF_DEPTHS in
 fp16, which has no normal numbers for a sigmoid below -10."""
+LOADS = 25
+"""Calls of which the median says how experts are loaded: 16 tokens have 77 to 88 of 128 experts."""
 
 
 class Values(StrEnum):
@@ -160,6 +162,18 @@ class Desk:
             largest, least = (3, -8) if value.dtype is torch.float16 else (20, -70)
             value *= torch.linspace(largest, least, len(value), device=value.device).exp2()[:, None].to(value.dtype)
         return value.detach()
+
+    @cached_property
+    def typical_experts(self) -> Tensor:
+        """The top_k_index of a typical call: of LOADS calls the median by experts without a token."""
+        experts = self.problem.case.shape.experts
+        assert experts
+
+        def by_load(index: Tensor) -> tuple[int, int]:
+            load = load_of(experts, index)
+            return load.idle, load.most
+
+        return sorted((self.experts(Draw(new_seed())).clone() for _ in range(LOADS)), key=by_load)[LOADS // 2]
 
     @cached_property
     def given(self) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from swiglu_bench.check import usage
-from swiglu_bench.check.inputs import Draw, make_problem, new_seed, sizes, torch_dtype
+from swiglu_bench.check.inputs import Draw, make_problem, sizes, torch_dtype
 from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.letterbox import Letterbox, Sizes
 from swiglu_bench.check.quantised import QuantisedJudge, judge_of, with_loss
@@ -34,8 +34,6 @@ from swiglu_bench.spec.errors import one_line
 
 Delivered = Mapping[str, Sequence[str]]
 """Names of the results in each contender's letterbox."""
-LOADS = 25
-"""Calls of which the median says how experts are loaded: 16 tokens have 77 to 88 of 128 experts."""
 
 
 class JudgeBench:
@@ -220,8 +218,10 @@ class JudgeBench:
         return tuple(self._expected.pop(contender).judge(found))
 
     def load(self) -> Load:
-        """How a typical call loads the experts of the case: of LOADS calls the median by experts without a token."""
-        return self._typical()[0]
+        """How a typical call loads the experts of the case."""
+        experts = self._judge.problem.case.shape.experts
+        assert experts
+        return load_of(experts, self._judge.desk.typical_experts)
 
     def sample_products(self, products: tuple[Product, ...], in_fp8: bool, lead_us: float) -> Sample:
         """Time the bare products of a case once, after an untimed run as Workbench.sample has one."""
@@ -234,7 +234,8 @@ class JudgeBench:
     def lay_out_grouped(self, gradients: tuple[str, ...]) -> str:
         """Make the bare products of experts, with a typical load, ready to be timed; why they cannot be, or ""."""
         case = self._judge.problem.case
-        _, counts = self._typical()
+        assert case.shape.experts
+        counts = self._judge.desk.typical_experts.flatten().bincount(minlength=case.shape.experts.count)
         try:
             run = grouped_products(*products_by_kind(case, gradients), counts, torch_dtype(case))
             run()
@@ -246,13 +247,6 @@ class JudgeBench:
     def sample_grouped(self, gradients: tuple[str, ...], lead_us: float) -> Sample:
         """Time them once, in the same way."""
         return self._sample(self._grouped[gradients], lead_us)
-
-    def _typical(self) -> tuple[Load, Tensor]:
-        experts, desk = self._judge.problem.case.shape.experts, self._judge.desk
-        assert experts
-        drawn = [desk.experts(Draw(new_seed())).clone() for _ in range(LOADS)]
-        loads = [(load_of(experts, index), index.flatten().bincount(minlength=experts.count)) for index in drawn]
-        return sorted(loads, key=lambda one: (one[0].idle, one[0].most))[LOADS // 2]
 
     def _sample(self, run: Callable[[], list[Tensor]], lead_us: float) -> Sample:
         if not self.settings.rule.rest_s:

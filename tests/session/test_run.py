@@ -16,7 +16,7 @@ import torch
 import user_implementations as mine
 from specimens import small_case
 
-from swiglu_bench.check.inputs import Desk
+from swiglu_bench.check import inputs
 from swiglu_bench.implementations import fused, liger, pytorch
 from swiglu_bench.machine import ceilings_cache, machine
 from swiglu_bench.machine.ceilings_cache import Ceilings
@@ -316,8 +316,8 @@ def test_the_load_that_is_told_is_a_typical_call_s(monkeypatch: pytest.MonkeyPat
     bench = judge_bench.JudgeBench(settings(), THIS)
     bench.begin_case(small_case(scope=Scope.EXPERTS, tokens=3), 0)
     drawn = iter([[[0, 1], [0, 1], [0, 1]], [[0, 1], [2, 3], [3, 4]], [[0, 1], [2, 3], [0, 3]]])  # of 5 experts
-    monkeypatch.setattr(judge_bench, "LOADS", 3)
-    monkeypatch.setattr(Desk, "experts", lambda desk, draw: torch.tensor(next(drawn)))
+    monkeypatch.setattr(inputs, "LOADS", 3)
+    monkeypatch.setattr(inputs.Desk, "experts", lambda desk, draw: torch.tensor(next(drawn)))
     found = bench.load()
     assert (found.idle, found.most) == (1, 2)
 
