@@ -5,14 +5,14 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-pieces="forward forward-llama3-8b forward-others forward-narrow activation step-mlp step step-llama3-8b step-others \
-  energy backward memory memory-mlp experts experts-others experts-fp8 experts-peers experts-quack \
-  experts-quack-step experts-zipf experts-liger experts-liger-few experts-liger-step experts-few experts-few-copy \
-  experts-step experts-step-zipf experts-step-deepseek experts-step-zipf-deepseek experts-memory experts-parts fp8 \
-  fp8-mlp train-llama train-fp8 tp tp-experts verify selftest audit noise doctor grid-1 grid-2 grid host-time \
-  early-launches bare-product bare-product-others bare-product-few bare-product-128 bare-product-ragged parts \
-  waves ragged fp8-kernels few-tokens few-tokens-narrow step-ragged kernels-by-triton patched-llama \
-  sweep-over-gpus"
+pieces="forward forward-llama3-8b forward-others forward-narrow activation step-mlp step step-llama3-8b step-others energy \
+  backward memory memory-mlp experts experts-others experts-fp8 experts-peers experts-quack experts-quack-step \
+  experts-zipf experts-liger experts-liger-few experts-liger-step experts-liger-step-deepseek experts-few \
+  experts-few-zipf experts-few-copy experts-few-copy-others experts-step experts-step-zipf experts-step-deepseek \
+  experts-step-zipf-deepseek experts-memory experts-parts fp8 fp8-mlp train-llama train-fp8 tp tp-experts verify \
+  selftest audit noise doctor grid-1 grid-2 grid host-time early-launches bare-product bare-product-others \
+  bare-product-few bare-product-128 bare-product-ragged parts waves ragged fp8-kernels few-tokens few-tokens-narrow \
+  step-ragged kernels-by-triton patched-llama sweep-over-gpus"
 if [ $# -lt 1 ]; then
   echo "Give the folder for the results, and which of these, if not all: $pieces" >&2
   exit 2
@@ -103,13 +103,23 @@ for piece in ${*:-$pieces}; do
     experts-liger-step)
       sweep experts-liger-step step --shapes qwen3-30b-a3b --tokens 8k --budget 3 --no-energy \
         --baseline grouped-compile --impl grouped-compile,liger-experts,fused-experts ;;
+    experts-liger-step-deepseek)
+      sweep experts-liger-step-deepseek step --shapes deepseek-v3-rank --tokens 8k --budget 3 --no-energy \
+        --baseline grouped-compile --impl grouped-compile,liger-experts,fused-experts ;;
     experts-zipf)
       sweep experts-zipf forward --shapes qwen3-30b-a3b,mixtral-8x7b --routing zipf --tokens 8k --budget 8 --no-energy \
         --baseline grouped-compile --impl $experts ;;
     experts-few)
       sweep experts-few forward --shapes qwen3-30b-a3b --tokens 1,4,16,64,32k --budget 6 --no-energy --baseline grouped-compile \
         --impl $experts,batched,quack-experts ;;
-    experts-few-copy) kernels experts_few --impl grouped grouped-compile batched fused-experts ;;
+    experts-few-zipf)
+      sweep experts-few-zipf forward --shapes qwen3-30b-a3b --routing zipf --tokens 1,4,16,64,32k --budget 4 --no-energy \
+        --baseline grouped-compile --impl $experts,batched ;;
+    experts-few-copy)
+      kernels experts_few --routing uniform zipf --tokens 1 2 3 4 8 16 32 64 --impl grouped grouped-compile batched fused-experts ;;
+    experts-few-copy-others)
+      kernels experts_few --shape mixtral-8x7b gpt-oss-20b deepseek-v3-rank --routing uniform zipf --tokens 1 4 16 64 \
+        --impl grouped-compile fused-experts ;;
     experts-step)
       sweep experts-step step --shapes mixtral-8x7b,qwen3-30b-a3b,gpt-oss-20b --tokens 8k --budget 6.5 --no-energy \
         --baseline grouped-compile --impl $experts ;;
@@ -122,7 +132,8 @@ for piece in ${*:-$pieces}; do
     experts-step-zipf-deepseek)
       sweep experts-step-zipf-deepseek step --shapes deepseek-v3-rank --routing zipf --tokens 8k --budget 6.5 --no-energy \
         --baseline grouped-compile --impl grouped-compile,fused-experts ;;
-    experts-memory) sweep experts-memory memory --shapes qwen3-30b-a3b --tokens 8k --impl $experts ;;
+    experts-memory)
+      sweep experts-memory memory --shapes qwen3-30b-a3b --routing uniform,zipf --tokens 8k --impl $experts ;;
     experts-parts) kernels experts ;;
     fp8)
       sweep fp8 forward --precision bf16,fp8-rowwise,fp8-blockwise --shapes llama7b,llama3-8b --tokens 1k,8k --budget 2 --no-energy \

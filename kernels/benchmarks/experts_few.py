@@ -1,6 +1,6 @@
 """Time mixtures for few tokens, as CUDA graphs, over a copy that moves as many bytes as the active experts' weights.
 
-    python kernels/benchmarks/experts_few.py [--shape qwen3-30b-a3b] [--tokens 1 4 16 64] [--csv FILE]
+    python kernels/benchmarks/experts_few.py [--shape qwen3-30b-a3b] [--routing uniform] [--tokens 1 4 16 64] [--csv FILE]
 
 in turn   a graph goes through four layers, each with weights, tokens and experts of its own; a call is a fourth of it,
           as in a model, where one layer follows the other
@@ -11,6 +11,7 @@ suite, after a verdict by fp64 on each layer. Ratios are medians of per-round ra
 """
 
 import argparse
+from itertools import product
 
 import torch
 from side_by_side import Calls, copy_of, gpu_and_clock, graphs, require_sound, timed_rows, write_rows
@@ -44,11 +45,11 @@ def layer(case: Case, contenders: list[Implementation], device: torch.device) ->
 
 
 def main() -> None:
-    """Print and write a row for each shape, token count, graph and contender."""
+    """Print and write a row for each shape, routing, token count, graph and contender."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="+", default=["qwen3-30b-a3b"])
     parser.add_argument("--tokens", nargs="+", type=int, default=[1, 4, 16, 64])
-    parser.add_argument("--routing", default="uniform", choices=list(Routing))
+    parser.add_argument("--routing", nargs="+", default=["uniform"], choices=list(Routing))
     names = [one.name for one in rows_of_experts.ROWS]
     parser.add_argument("--impl", nargs="+", default=["grouped", "fused-experts"], choices=names)
     parser.add_argument("--budget", type=float, default=2.0, help="seconds of rounds")
@@ -57,17 +58,16 @@ def main() -> None:
     device, clock = gpu_and_clock()
     chosen = [one for one in rows_of_experts.ROWS if one.name in options.impl]
     rows = []
-    for shape in load_shapes(",".join(options.shape)):
-        for tokens in options.tokens:
-            case = Case(shape.routed(Routing(options.routing)), tokens, Dtype.BFLOAT16, Scope.EXPERTS, Mode.FORWARD)
-            layers = [layer(case, chosen, device) for _ in range(LAYERS)]
-            for graph, timed in {"in turn": layers, "alone": layers[:1]}.items():
-                calls = graphs([calls for _, calls in timed], device)
-                experts = sum(active for active, _ in timed) / len(timed)
-                of = {"shape": shape.name, "tokens": tokens, "graph": graph, "active_experts": experts}
-                for row in timed_rows(calls, clock, options.budget, COPY, len(timed)):
-                    rows.append(of | row)
-                    print(*rows[-1].values(), flush=True)
+    for shape, routing, tokens in product(load_shapes(",".join(options.shape)), options.routing, options.tokens):
+        case = Case(shape.routed(Routing(routing)), tokens, Dtype.BFLOAT16, Scope.EXPERTS, Mode.FORWARD)
+        layers = [layer(case, chosen, device) for _ in range(LAYERS)]
+        for graph, timed in {"in turn": layers, "alone": layers[:1]}.items():
+            calls = graphs([calls for _, calls in timed], device)
+            experts = sum(active for active, _ in timed) / len(timed)
+            of = {"shape": shape.name, "routing": routing, "tokens": tokens, "graph": graph, "active_experts": experts}
+            for row in timed_rows(calls, clock, options.budget, COPY, len(timed)):
+                rows.append(of | row)
+                print(*rows[-1].values(), flush=True)
     if options.csv:
         write_rows(options.csv, rows)
 
