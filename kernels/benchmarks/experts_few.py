@@ -59,6 +59,7 @@ def main() -> None:
     chosen = [one for one in rows_of_experts.ROWS if one.name in options.impl]
     rows = []
     for shape, routing, tokens in product(load_shapes(",".join(options.shape)), options.routing, options.tokens):
+        torch.compiler.reset()  # what is compiled for other sizes would count against the limit of recompilations
         case = Case(shape.routed(Routing(routing)), tokens, Dtype.BFLOAT16, Scope.EXPERTS, Mode.FORWARD)
         layers = [layer(case, chosen, device) for _ in range(LAYERS)]
         for graph, timed in {"in turn": layers, "alone": layers[:1]}.items():
