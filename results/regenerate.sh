@@ -101,7 +101,7 @@ for piece in ${*:-$pieces}; do
       sweep experts-liger-few forward --shapes qwen3-30b-a3b --tokens 1,4,16,64 --budget 3 --no-energy \
         --baseline grouped-compile --impl grouped-compile,liger-experts,fused-experts ;;
     experts-liger-step)
-      sweep experts-liger-step step --shapes qwen3-30b-a3b --tokens 8k --budget 3 --no-energy \
+      sweep experts-liger-step step --shapes qwen3-30b-a3b,mixtral-8x7b --tokens 8k --budget 3 --no-energy \
         --baseline grouped-compile --impl grouped-compile,liger-experts,fused-experts ;;
     experts-liger-step-deepseek)
       sweep experts-liger-step-deepseek step --shapes deepseek-v3-rank --tokens 8k --budget 3 --no-energy \
