@@ -1,6 +1,6 @@
 """Time mixtures for few tokens, as CUDA graphs, over a copy that moves as many bytes as the active experts' weights.
 
-    python kernels/benchmarks/experts_few.py [--shape qwen3-30b-a3b] [--routing uniform zipf] [--tokens 1 4] [--csv FILE]
+    python kernels/benchmarks/experts_few.py [--shape qwen3-30b-a3b] [--routing zipf] [--tokens 1 4] [--csv FILE]
 
 in turn   a graph goes through four layers, each with weights, tokens and experts of its own; a call is a fourth of it,
           as in a model, where one layer follows the other

@@ -28,7 +28,8 @@ where there is no baseline to tell how busy the machine is. The host's own time 
 GPU's: of calls that take it longer, only what is beyond doubt is wrong."""
 SHARE = 0.15
 UNSEEN_MS = {"cuda": 0.005, "cpu": 0.05}
-"""What a call may take more than its samples say, beside that share of them."""
+"""What a call may take more than its samples say, beside that share of them. Where the host takes longer than the GPU,
+it is that share of all that the host does in the loop: a mixture's inputs may take it twice as long as the call."""
 
 
 class WrongTime(RuntimeError):
@@ -91,16 +92,18 @@ class Batches:
                 slowed = max(1.0, found or 1.0)
                 score[baseline] = 1
             unseen = {name: UNSEEN_MS[self._device] / claimed_ms[name] for name in left}
+            inputs = {name: self._inputs_ms / claimed_ms[name] if name in host_bound else 0.0 for name in left}
+            most = {name: 1 + SHARE * (1 + inputs[name]) for name in left}
             asked = {name: times_claimed(name) for name in left if name != baseline}
             took = {name: found - unseen[name] for name, found in asked.items() if found is not None}
-            if beside and any(one / slowed > 1 + SHARE for one in took.values()):
+            if beside and any(one / slowed > most[name] for name, one in took.items()):
                 found = times_claimed(baseline, as_long)  # others may have begun meanwhile
                 was_busy |= found is not None and found >= BUSY
-                took = {name: one for name, one in took.items() if one / slowed <= 1 + SHARE or (found or 1.0) < BUSY}
+                took = {name: one for name, one in took.items() if one / slowed <= most[name] or (found or 1.0) < BUSY}
                 slowed = max(slowed, found or 1.0)
             for name, one in took.items():
                 least[name] = min(least[name], one / slowed)
-                score[name] += 1 if one / slowed <= 1 + SHARE else -1
+                score[name] += 1 if one / slowed <= most[name] else -1
         for name in set(score) - set(failures):
             what = f"its samples say that a call takes {claimed_ms[name]:.3f} ms"
             proven = score.get(baseline) == 1 and score[name] == -FAILURES
@@ -118,6 +121,11 @@ class Batches:
     def _device(self) -> str:
         return self._place.settings.device.type
 
+    @property
+    def _inputs_ms(self) -> float:
+        """Of laying out a call's inputs and adding up its results."""
+        return self._least["forward" if self._case.mode is Mode.FORWARD else "with backward"]
+
     def _note_least(self, what: str, ms: float) -> float:
         self._least[what] = min(ms, self._least.get(what, ms))
         return self._least[what]
@@ -134,8 +142,7 @@ class Batches:
         wrong = self._place.judge.compare_batch(name, self._names(name))
         if wrong:
             raise WrongResult(f"{wrong}, in the sum of {len(draws)} calls back to back")
-        inputs_ms = self._least["forward" if self._case.mode is Mode.FORWARD else "with backward"]
-        return took_ms / batches / len(draws) - inputs_ms - before_ms
+        return took_ms / batches / len(draws) - self._inputs_ms - before_ms
 
     def _asked_ms(self, contender: Contender, draws: Sequence[Draw], forward_only: bool = False) -> float:
         began = time.perf_counter()

@@ -9,20 +9,25 @@ import pytest
 
 from swiglu_bench.session import batches
 from swiglu_bench.session.batches import Batches, Unsettled, WrongTime
+from swiglu_bench.spec.cases import Mode
 
 CLAIMED = {"eager": 1.0, "mine": 1.0}
 
 
 def found(
-    monkeypatch: pytest.MonkeyPatch, took: dict[str, Iterator[float]], baseline: str = "eager", *host_bound: str
+    monkeypatch: pytest.MonkeyPatch,
+    took: dict[str, Iterator[float]],
+    baseline: str = "eager",
+    *host_bound: str,
+    inputs_ms: float = 0.0,
 ) -> dict[str, Exception]:
     """What is said of contenders whose calls take so many milliseconds, try after try."""
     place: Any = SimpleNamespace(
-        judge=SimpleNamespace(expect_batch=lambda draws: (0.0, 0.0)),
+        judge=SimpleNamespace(expect_batch=lambda draws: (inputs_ms, inputs_ms)),
         settings=SimpleNamespace(device=SimpleNamespace(type="cuda")),
     )
     monkeypatch.setattr(Batches, "_call_ms", lambda self, name, *_: next(took[name]))
-    case: Any = None
+    case: Any = SimpleNamespace(mode=Mode.FORWARD)
     contenders: Any = dict.fromkeys(CLAIMED)
     return Batches(place, case, contenders, lambda name: ()).disagreements(CLAIMED, baseline, host_bound)
 
@@ -55,6 +60,15 @@ def test_nor_is_it_where_the_host_takes_longer_than_the_gpu(monkeypatch: pytest.
         said = found(monkeypatch, {"eager": repeat(1.0), "mine": repeat(factor)}, "eager", "mine")
         assert type(said.get("mine")) is kind
         assert ("host takes longer" in str(said.get("mine"))) is (kind is Unsettled)
+
+
+def test_what_inputs_take_the_host_is_as_uncertain_as_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    for host_bound, factor, kind in (
+        (("mine",), 1.4, type(None)), (("mine",), 1.6, Unsettled), (("mine",), 2.5, WrongTime), ((), 1.4, WrongTime),
+    ):  # fmt: skip
+        took = {"eager": repeat(1.0), "mine": repeat(factor)}
+        said = found(monkeypatch, took, "eager", *host_bound, inputs_ms=2.0)
+        assert type(said.get("mine")) is kind
 
 
 @pytest.mark.parametrize("baseline", ["", "grouped"], ids=["none asked for", "one that could not run"])
