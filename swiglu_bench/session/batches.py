@@ -29,7 +29,8 @@ GPU's: of calls that take it longer, only what is beyond doubt is wrong."""
 SHARE = 0.15
 UNSEEN_MS = {"cuda": 0.005, "cpu": 0.05}
 """What a call may take more than its samples say, beside that share of them. Where the host takes longer than the GPU,
-it is that share of all that the host does in the loop: a mixture's inputs may take it twice as long as the call."""
+it is that share of all that the host does in the loop, short of what is beyond doubt: a mixture's inputs may take it
+twice as long as the call."""
 
 
 class WrongTime(RuntimeError):
@@ -93,7 +94,7 @@ class Batches:
                 score[baseline] = 1
             unseen = {name: UNSEEN_MS[self._device] / claimed_ms[name] for name in left}
             inputs = {name: self._inputs_ms / claimed_ms[name] if name in host_bound else 0.0 for name in left}
-            most = {name: 1 + SHARE * (1 + inputs[name]) for name in left}
+            most = {name: min(1 + SHARE * (1 + inputs[name]), BEYOND_DOUBT) for name in left}
             asked = {name: times_claimed(name) for name in left if name != baseline}
             took = {name: found - unseen[name] for name, found in asked.items() if found is not None}
             if beside and any(one / slowed > most[name] for name, one in took.items()):

@@ -63,11 +63,15 @@ def test_nor_is_it_where_the_host_takes_longer_than_the_gpu(monkeypatch: pytest.
 
 
 def test_what_inputs_take_the_host_is_as_uncertain_as_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    for host_bound, factor, kind in (
-        (("mine",), 1.4, type(None)), (("mine",), 1.6, Unsettled), (("mine",), 2.5, WrongTime), ((), 1.4, WrongTime),
-    ):  # fmt: skip
+    for host_bound, inputs_ms, factor, kind in (
+        (("mine",), 2.0, 1.4, type(None)),
+        (("mine",), 2.0, 1.6, Unsettled),
+        (("mine",), 20.0, 1.9, type(None)),
+        (("mine",), 20.0, 2.5, WrongTime),  # beyond doubt all the same
+        ((), 2.0, 1.4, WrongTime),
+    ):
         took = {"eager": repeat(1.0), "mine": repeat(factor)}
-        said = found(monkeypatch, took, "eager", *host_bound, inputs_ms=2.0)
+        said = found(monkeypatch, took, "eager", *host_bound, inputs_ms=inputs_ms)
         assert type(said.get("mine")) is kind
 
 
