@@ -76,7 +76,7 @@ def timed_rows(
 def copy_of(nbytes: int, device: torch.device) -> Callable[[], object]:
     """Return the fastest that reads and writes together so many bytes, of random data, in a graph.
 
-    A copy that a graph records is the driver's, which moves some sizes, from 0.3 GB on, at two thirds of the rate (on
+    A copy that a graph records is the driver's, which moves some sizes, from 0.65 GB on, at two thirds of the rate (on
     an H200 1.25 GiB at 2.74 TB/s, 1.125 GiB at 4.2); a kernel that writes what it reads is beside it.
     """
     source = torch.randn(nbytes // 8, device=device)
