@@ -10,10 +10,11 @@ pieces="forward forward-llama3-8b forward-others forward-narrow activation step-
   backward memory memory-mlp experts experts-others experts-fp8 experts-peers experts-quack experts-quack-step \
   experts-zipf experts-liger experts-liger-few experts-liger-step experts-liger-step-deepseek experts-few \
   experts-few-zipf experts-few-copy experts-few-copy-others experts-step experts-step-zipf experts-step-deepseek \
-  experts-step-zipf-deepseek experts-memory experts-memory-peers experts-eager experts-eager-step experts-parts fp8 \
-  fp8-mlp train-llama train-fp8 tp tp-experts verify selftest audit noise doctor grid-1 grid-2 grid host-time \
-  early-launches bare-product bare-product-others bare-product-few bare-product-128 bare-product-ragged parts waves \
-  ragged fp8-kernels few-tokens few-tokens-narrow step-ragged kernels-by-triton patched-llama sweep-over-gpus"
+  experts-step-zipf-deepseek experts-memory experts-memory-peers experts-eager experts-eager-few experts-eager-step \
+  experts-eager-step-others experts-parts fp8 fp8-mlp train-llama train-fp8 tp tp-experts verify selftest audit noise \
+  doctor grid-1 grid-2 grid host-time early-launches bare-product bare-product-others bare-product-few \
+  bare-product-128 bare-product-ragged parts waves ragged fp8-kernels few-tokens few-tokens-narrow step-ragged \
+  kernels-by-triton patched-llama sweep-over-gpus"
 if [ $# -lt 1 ]; then
   echo "Give the folder for the results, and which of these, if not all: $pieces" >&2
   exit 2
@@ -136,8 +137,14 @@ for piece in ${*:-$pieces}; do
     experts-eager) # the loop over experts
       sweep experts-eager forward --shapes qwen3-30b-a3b,mixtral-8x7b,gpt-oss-20b,deepseek-v3-rank --tokens 8k --budget 2 \
         --no-energy --baseline grouped-compile --impl eager,grouped-compile,fused-experts ;;
+    experts-eager-few)
+      sweep experts-eager-few forward --shapes qwen3-30b-a3b --tokens 1,4,16,64 --budget 2 --no-energy \
+        --baseline grouped-compile --impl eager,grouped-compile,fused-experts ;;
     experts-eager-step)
-      sweep experts-eager-step step --shapes qwen3-30b-a3b,mixtral-8x7b,gpt-oss-20b,deepseek-v3-rank --tokens 8k --budget 2 \
+      sweep experts-eager-step step --shapes qwen3-30b-a3b,mixtral-8x7b --tokens 8k --budget 2 \
+        --no-energy --baseline grouped-compile --impl eager,grouped-compile,fused-experts ;;
+    experts-eager-step-others)
+      sweep experts-eager-step-others step --shapes gpt-oss-20b,deepseek-v3-rank --tokens 8k --budget 2 \
         --no-energy --baseline grouped-compile --impl eager,grouped-compile,fused-experts ;;
     experts-memory-peers)
       sweep experts-memory-peers memory --shapes qwen3-30b-a3b --tokens 8k \
