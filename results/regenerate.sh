@@ -2,7 +2,7 @@
 # Measures again what the documents quote, on this machine's GPU, from a clean checkout of one commit:
 #   results/regenerate.sh FOLDER [PIECE ...]     FOLDER: such as results/nvidia-h200; default: all pieces
 # Each piece takes at most ten minutes on an H200, but those of Liger's experts, whose search compiles for minutes for each
-# size. One that is there already is kept (delete its folder to repeat it).
+# size, and false-alarms. One that is there already is kept (delete its folder to repeat it).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -11,7 +11,7 @@ pieces="forward forward-llama3-8b forward-others forward-narrow activation step-
   experts-zipf experts-liger experts-liger-few experts-liger-step experts-liger-step-deepseek experts-few \
   experts-few-zipf experts-few-copy experts-few-copy-others experts-step experts-step-zipf experts-step-deepseek \
   experts-step-zipf-deepseek experts-memory experts-memory-peers experts-eager experts-eager-few experts-eager-step \
-  experts-eager-step-others experts-parts fp8 fp8-mlp train-llama train-fp8 tp tp-experts verify selftest audit noise \
+  experts-eager-step-others experts-parts fp8 fp8-mlp train-llama train-fp8 tp tp-experts verify selftest false-alarms audit noise \
   doctor grid-1 grid-2 grid host-time early-launches bare-product bare-product-others bare-product-few \
   bare-product-128 bare-product-ragged parts waves ragged fp8-kernels few-tokens few-tokens-narrow step-ragged \
   kernels-by-triton patched-llama sweep-over-gpus"
@@ -172,7 +172,9 @@ for piece in ${*:-$pieces}; do
       sweep tp/qwen3-30b-a3b tp --gpus 2 --shapes qwen3-30b-a3b --tokens 8k --modes forward,step --budget 1 --timeout 90 \
         --impl eager,grouped,fused-experts ;;
     verify) sweep verify verify ;;
-    selftest) $bench selftest >"$folder/selftest.txt" || [ $? -eq 1 ] ;;
+    selftest) $bench selftest --false-alarms 0 >"$folder/selftest.txt" || [ $? -eq 1 ] ;;
+    false-alarms)
+      $bench selftest --no-zoo --skip-impl '*compile*' >"$folder/selftest-false-alarms.txt" || [ $? -eq 1 ] ;;
     audit) $bench audit --impl eager,liger,fused-auto,fused-mlp-auto --out "$folder/audit" || [ $? -eq 1 ] ;;
     noise) $bench noise --out "$folder/noise.csv" >"$folder/noise.txt" || [ $? -eq 1 ] ;;
     grid-[12]) # a half of the layers each, which two GPUs can have at the same time

@@ -44,4 +44,4 @@ def selftest(
         found = run_selftest(chosen, one, seed, count, zoo, text.screen(form))
     if form == "json":
         text.put(text.as_json({"kind": "selftest", **dataclasses.asdict(found)}))
-    raise typer.Exit(int(not found.passed))
+    raise typer.Exit(request.INTERRUPTED if found.interrupted else int(not found.passed))

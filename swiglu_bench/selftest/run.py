@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +39,16 @@ class Found:
     """Each wrong implementation: whether it ran, which checks caught it and which of them must have."""
     cases: list[dict[str, Any]] = field(default_factory=list)
     """Each right implementation at a random case, with its false alarm, if any."""
+    interrupted: bool = False
+    """Ctrl-C came: what was found by then is here."""
+
+
+@contextmanager
+def _until_interrupted(found: Found) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        found.interrupted = True
 
 
 def run_selftest(
@@ -54,12 +65,14 @@ def run_selftest(
         warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton.runtime.interpreter")
         if zoo:
             catches: list[Catch] = []
-            with Bar(console, len(SPECIMENS)) as bar:
+            with _until_interrupted(found), Bar(console, len(SPECIMENS)) as bar:
                 for catch in run_zoo(device, machine.describe(device), lambda doing: bar.tell(doing, len(catches))):
                     catches.append(catch)
             _show_zoo(sorted(catches, key=lambda catch: SPECIMENS.index(catch.specimen)), console, found)
-        if false_alarms:
+        if false_alarms and not found.interrupted:
             _show_alarms(implementations, device, seed, false_alarms, console, found)
+    if found.interrupted:
+        console.print("Interrupted: above is what was found by then.", style="yellow")
     return found
 
 
@@ -108,8 +121,15 @@ def _caught_by(catch: Catch) -> Text:
 def _show_alarms(
     chosen: Sequence[Implementation], device: torch.device, seed: int, count: int, console: Console, found: Found
 ) -> None:
-    with Bar(console, count) as bar:
-        for one in run_alarms(chosen, device, seed, count, bar.tell):
+    ended = 0
+
+    def tell(doing: str, completed: float) -> None:
+        nonlocal ended
+        ended = int(completed)
+        bar.tell(doing, completed)
+
+    with _until_interrupted(found), Bar(console, count) as bar:
+        for one in run_alarms(chosen, device, seed, count, tell):
             row = {"implementation": one.implementation, "case": one.case.label, "seed": one.case.seed,
                    "extras": str(one.extras), "alarm": one.alarm}  # fmt: skip
             found.cases.append(row)
@@ -118,9 +138,10 @@ def _show_alarms(
                 where = f"{one.case.label}, seed {one.case.seed}, {one.extras}"
                 console.print(f"{one.implementation} at {where}: {one.alarm}", style="bold red", soft_wrap=True)
     verified = Counter(row["implementation"] for row in found.cases)
+    cases = f"{ended} of {count}" if found.interrupted else f"{count}"
     console.print(
         f"{sum(bool(row['alarm']) for row in found.cases)} false alarms in {verified.total()} verifications of "
-        f"{len(verified)} implementations at {count} random cases (seed {seed}): "
+        f"{len(verified)} implementations at {cases} random cases (seed {seed}): "
         + ", ".join(f"{name} {times}" for name, times in verified.items()),
         soft_wrap=True,
     )

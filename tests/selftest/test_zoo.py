@@ -114,6 +114,33 @@ def test_an_alarm_is_told_and_fails(capsys: Any, monkeypatch: pytest.MonkeyPatch
     assert "seed" in out
 
 
+def test_what_was_found_before_an_interruption_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, extras = alarms.draw_case(random.Random(0), "cpu")
+
+    def interrupted(chosen: Any, device: Any, seed: int, count: int, tell: Any) -> Any:
+        tell("case 4", 3)
+        yield alarms.Trialled("eager", case, extras, "wrong")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(selftest, "run_alarms", interrupted)
+    found = run_selftest([], CPU, 0, 9, False, Console(width=200))
+    assert (found.interrupted, found.passed, len(found.cases)) == (True, False, 1)
+    out = capsys.readouterr().out
+    assert "1 false alarms in 1 verifications of 1 implementations at 3 of 9 random cases (seed 0): eager 1" in out
+    assert "Interrupted" in out
+
+    def cut(device: Any, this: Any, tell: Any) -> Any:
+        yield Catch(SPECIMENS[0], SPECIMENS[0].caught_by)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(selftest, "run_zoo", cut)
+    found = run_selftest([], CPU, 0, 9, True, Console(width=200))
+    assert (found.interrupted, len(found.specimens), found.cases) == (True, 1, [])
+    assert "1 of 1 wrong implementations that ran here were caught." in capsys.readouterr().out
+
+
 def test_the_methodology_counts_them_right() -> None:
     text = (ROOT / "docs" / "methodology.md").read_text(encoding="utf-8")
     assert f"sends {len(SPECIMENS)} wrong or cheating" in text
