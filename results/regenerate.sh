@@ -174,7 +174,7 @@ for piece in ${*:-$pieces}; do
     verify) sweep verify verify ;;
     selftest) $bench selftest --false-alarms 0 >"$folder/selftest.txt" || [ $? -eq 1 ] ;;
     false-alarms)
-      $bench selftest --no-zoo --skip-impl '*compile*' >"$folder/selftest-false-alarms.txt" || [ $? -eq 1 ] ;;
+      $bench selftest --no-zoo --false-alarms 200 --skip-impl '*compile*' >"$folder/selftest-false-alarms.txt" || [ $? -eq 1 ] ;;
     audit) $bench audit --impl eager,liger,fused-auto,fused-mlp-auto --out "$folder/audit" || [ $? -eq 1 ] ;;
     noise) $bench noise --out "$folder/noise.csv" >"$folder/noise.txt" || [ $? -eq 1 ] ;;
     grid-[12]) # a half of the layers each, which two GPUs can have at the same time

@@ -11,16 +11,19 @@ import os
 import pickle
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import reduce_tensor
+from torch.multiprocessing.reductions import reduce_tensor, shared_cache
 
 ALIGNMENT_BYTES = 512
 COUNTER = {"ref_counter_handle", "ref_counter_offset"}
 """Where PyTorch counts who has memory of a GPU open: names of what it opens that by, its own and private."""
+PLACE = ("storage_handle", "storage_offset_bytes")
+"""What PyTorch knows memory by that it has open."""
 
 Sizes = Mapping[str, tuple[int, ...]]
 
@@ -80,7 +83,7 @@ class Letterbox:
             return cls(own._memory, sizes, dtype)
         first, second = pickle.loads(address)
         if callable(first):
-            return cls(first(*second), sizes, dtype)
+            return cls(_opened_anew(first, second), sizes, dtype)
         memory = _mapped(first, second)
         Path(first).unlink(missing_ok=True)
         return cls(memory, sizes, dtype)
@@ -102,6 +105,16 @@ class Letterbox:
 
 MADE_HERE: weakref.WeakValueDictionary[bytes, Letterbox] = weakref.WeakValueDictionary()
 """Letterboxes on a GPU whose addresses this process gave away."""
+
+
+def _opened_anew(open_it: Callable[..., Tensor], arguments: Sequence[Any]) -> Tensor:
+    """Memory of the judge's on a GPU, and not what this process still has open from an earlier letterbox in its place.
+
+    PyTorch hands that out again, whose size may be too small, and takes this process off the new one's counter at once.
+    """
+    named = inspect.signature(open_it).bind(*arguments).arguments
+    shared_cache.pop(tuple(named.get(name) for name in PLACE), None)
+    return open_it(*arguments)
 
 
 def _mapped(name: str, length: int) -> Tensor:

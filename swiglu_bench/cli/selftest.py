@@ -21,7 +21,7 @@ def selftest(
     wait: Wait = True,
     false_alarms: Annotated[
         int | None,
-        option(HOW, "Random cases that must all pass; 0: none. \\[default: 200 on a GPU, 20 on a CPU]", min=0),
+        option(HOW, "Random cases that must all pass; 0: none. \\[default: 50 on a GPU, 20 on a CPU]", min=0),
     ] = None,
     zoo: Annotated[bool, option(HOW, "Run the wrong implementations.")] = True,
     form: JsonForm = "table",
@@ -39,7 +39,7 @@ def selftest(
     from swiglu_bench.selftest.run import run_selftest  # after Triton was told to interpret
 
     chosen = request.implementations_of(AuditOptions(impl=impl, skip_impl=skip_impl, in_process=True))
-    count = false_alarms if false_alarms is not None else 200 if one.type == "cuda" else 20
+    count = false_alarms if false_alarms is not None else 50 if one.type == "cuda" else 20
     with request.held(one, wait):
         found = run_selftest(chosen, one, seed, count, zoo, text.screen(form))
     if form == "json":

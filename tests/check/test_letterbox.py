@@ -1,8 +1,10 @@
 import multiprocessing
+import pickle
 from multiprocessing.connection import Connection
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef, shared_cache
 
 from swiglu_bench.check.letterbox import ALIGNMENT_BYTES, Letterbox, Sizes
 
@@ -80,6 +82,53 @@ def test_closing_gives_the_memory_back(killed: bool) -> None:
         mine.send("let go")
         process.join()
     assert torch.cuda.memory_allocated(device) == before
+
+
+@pytest.mark.gpu
+def test_another_letterbox_may_take_the_place_of_one_that_is_still_open() -> None:
+    device, small, large = torch.device("cuda"), {"output": (1024, 1024)}, {"output": (4096, 4096)}
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated(device)
+    kept = torch.empty(large["output"], dtype=torch.float32, device=device)
+    place = kept.data_ptr()
+    del kept  # memory that the allocator keeps, and gives to both
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=_open_each, args=(theirs,))
+    process.start()
+    for sizes in (small, large, small):
+        box = Letterbox.make(sizes, torch.float32, device)
+        assert box.tensors["output"].data_ptr() == place
+        box.tensors["output"].fill_(1.0)
+        torch.cuda.synchronize(device)
+        mine.send((box.address(), sizes))
+        assert mine.recv() == box.tensors["output"].numel()
+        box.close()
+    mine.send(None)
+    process.join()
+    assert torch.cuda.memory_allocated(device) == before
+
+
+def _open_each(pipe: Connection) -> None:
+    boxes = []
+    while told := pipe.recv():
+        boxes.append(Letterbox.open(*told, torch.float32))
+        pipe.send(boxes[-1].tensors["output"].sum().item())
+
+
+def test_what_is_open_of_an_earlier_letterbox_is_not_handed_out_again() -> None:
+    shared_cache["handle", 512] = StorageWeakRef(torch.empty(0).untyped_storage())
+    shared_cache["handle", 1024] = StorageWeakRef(torch.empty(0).untyped_storage())
+    address = pickle.dumps((_open_as_pytorch, (None, "handle", 512)))
+    opened = Letterbox.open(address, {"output": (2, 2)}, torch.float32)
+    assert opened.tensors["output"].shape == (2, 2)
+    assert ("handle", 1024) in shared_cache
+    del shared_cache["handle", 1024]
+
+
+def _open_as_pytorch(tensor_cls: object, storage_handle: str, storage_offset_bytes: int) -> torch.Tensor:
+    assert (storage_handle, storage_offset_bytes) not in shared_cache
+    return torch.zeros(ALIGNMENT_BYTES, dtype=torch.uint8)
 
 
 def _hold(pipe: Connection, address: bytes, sizes: Sizes) -> None:
