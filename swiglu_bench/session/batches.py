@@ -18,6 +18,9 @@ from swiglu_bench.spec.cases import Case, Mode
 
 BATCH_MS = 100.0
 FEWEST_CALLS, MOST_CALLS = 4, 64
+ALIKE = 8.0
+"""Contenders have batches together, with as many calls, where none takes this many times as long as another: a batch of
+as few calls as a slow one needs is over before what the parent's questions take is small beside it."""
 TRIES = 15
 FAILURES = 5
 """Tries in which a contender has to fail more than in those in which it does not."""
@@ -61,10 +64,32 @@ class Batches:
         works for longer is interrupted more often. So the baseline repeats its batches for as long as any other takes.
         `host_bound`: whose calls take the host longer than the GPU.
         """
+        found = [self._among(one, claimed_ms, baseline, host_bound) for one in self._groups(claimed_ms, baseline)]
+        failures = {name: failure for one in found for name, failure in one.items() if name != baseline}
+        of_baseline = [one.get(baseline) for one in found]  # where it was settled once, it is
+        wrong = [failure for failure in of_baseline if failure and not isinstance(failure, Unsettled)]
+        failure = wrong[0] if wrong else None if None in of_baseline else of_baseline[0]
+        return failures | ({baseline: failure} if failure else {})
+
+    def _groups(self, claimed_ms: Mapping[str, float], baseline: str) -> list[list[str]]:
+        """All but the baseline, by what a call takes, the slowest first."""
+        groups: list[list[str]] = []
+        for name in sorted(self._contenders.keys() - {baseline}, key=lambda one: claimed_ms[one], reverse=True):
+            slowest_ms = claimed_ms[groups[-1][0]] if groups else float("inf")
+            if slowest_ms < ALIKE * claimed_ms[name] or _calls(slowest_ms) == MOST_CALLS:
+                groups[-1].append(name)
+            else:
+                groups.append([name])
+        return groups or [[]]
+
+    def _among(
+        self, names: Sequence[str], claimed_ms: Mapping[str, float], baseline: str, host_bound: Collection[str]
+    ) -> dict[str, Exception]:
+        """What is wrong with these and the baseline, in batches of as many calls."""
         failures: dict[str, Exception] = {}
-        score = dict.fromkeys(self._contenders, 0)
-        least = dict.fromkeys(self._contenders, float("inf"))
-        calls = max(FEWEST_CALLS, min(MOST_CALLS, int(BATCH_MS / max([*claimed_ms.values(), 1e-3]))))
+        contenders = [*names, *([baseline] if baseline in self._contenders else [])]
+        score, least = dict.fromkeys(contenders, 0), dict.fromkeys(contenders, float("inf"))
+        calls = _calls(max(claimed_ms[name] / (ALIKE if name == baseline and names else 1.0) for name in contenders))
         was_busy = False
 
         def times_claimed(name: str, batches: int = 1) -> float | None:
@@ -153,3 +178,8 @@ class Batches:
         began = time.perf_counter()
         contender.tell("batch", draws, forward_only)
         return (time.perf_counter() - began) * 1e3
+
+
+def _calls(claimed_ms: float) -> int:
+    """Of a batch whose calls take at most so long."""
+    return max(FEWEST_CALLS, min(MOST_CALLS, int(BATCH_MS / max(claimed_ms, 1e-3))))

@@ -89,6 +89,8 @@ class Implementation:
     """Major compute capabilities of the GPUs that it is made for; empty: all that its backend supports."""
     dtypes: frozenset[Dtype] = frozenset(Dtype)
     """The data types that it takes."""
+    tf32: bool = False
+    """Whether its products take fp32 as TF32, which no judge of fp32 lets pass: it is not asked for fp32 then."""
     precisions: frozenset[Precision] = frozenset({Precision.UNQUANTISED})
     """What it can quantise the operands of its products to."""
     quantises_weights_before: bool = True
@@ -183,6 +185,8 @@ class Implementation:
             return f"It has no {case.scope} scope; it has {', '.join(sorted(self.scopes))}."
         if case.dtype not in self.dtypes:
             return f"It does not support {case.dtype}; it supports {', '.join(sorted(self.dtypes))}."
+        if self.tf32 and case.dtype is Dtype.FLOAT32:
+            return "It multiplies fp32 as TF32, which has 10 of its 23 bits; it is compared in bf16 and fp16."
         if self.precision_of(case) not in self.precisions:
             return f"It quantises to {', '.join(sorted(self.precisions))} only; ask for it with --precision."
         if case.shape.hidden % self.multiple or case.shape.intermediate % self.multiple:

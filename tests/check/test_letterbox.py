@@ -86,7 +86,7 @@ def test_closing_gives_the_memory_back(killed: bool) -> None:
 
 @pytest.mark.gpu
 def test_another_letterbox_may_take_the_place_of_one_that_is_still_open() -> None:
-    device, small, large = torch.device("cuda"), {"output": (1024, 1024)}, {"output": (4096, 4096)}
+    device, small, large = torch.device("cuda"), {"output": (2048, 4096)}, {"output": (4096, 4096)}
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated(device)
     kept = torch.empty(large["output"], dtype=torch.float32, device=device)
@@ -96,6 +96,7 @@ def test_another_letterbox_may_take_the_place_of_one_that_is_still_open() -> Non
     mine, theirs = context.Pipe()
     process = context.Process(target=_open_each, args=(theirs,))
     process.start()
+    theirs.close()  # so that its end is told
     for sizes in (small, large, small):
         box = Letterbox.make(sizes, torch.float32, device)
         assert box.tensors["output"].data_ptr() == place

@@ -101,6 +101,31 @@ def test_the_baseline_works_for_as_long_as_the_longest(monkeypatch: pytest.Monke
     assert asked == {"eager": 4, "mine": 1}
 
 
+def test_who_takes_much_longer_has_batches_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The few calls of a slow one's batch would be over before the clock can tell those of a fast one."""
+    claimed = {"baseline": 0.4, "slow": 40.0, "fast": 0.3, "as fast": 2.3}
+    calls: dict[str, set[int]] = {name: set() for name in claimed}
+
+    def call_ms(_: Batches, name: str, draws: Any, batches: int) -> float:
+        calls[name].add(len(draws))
+        if name == "baseline" and len(draws) == 4:
+            return claimed[name] * 9.0  # of so few calls nothing can be told
+        return claimed[name]
+
+    judge = SimpleNamespace(expect_batch=lambda draws: (0.0, 0.0))
+    place: Any = SimpleNamespace(judge=judge, settings=SimpleNamespace(device=SimpleNamespace(type="cpu")))
+    monkeypatch.setattr(Batches, "_call_ms", call_ms)
+    contenders, case = dict.fromkeys(claimed), SimpleNamespace(mode=Mode.FORWARD)
+    all_of_them: Any = Batches(place, case, contenders, lambda name: ())  # type: ignore[arg-type]
+    said = all_of_them.disagreements(claimed, "baseline")
+    assert calls == {"baseline": {4, 43}, "slow": set(), "fast": {43}, "as fast": {43}}
+    assert list(map(type, said.values())) == [Unsettled]
+    assert "slow" in said, "the baseline is settled beside others"
+    calls = {name: set() for name in claimed}
+    assert not all_of_them.disagreements(claimed, "slow")
+    assert set(map(tuple, calls.values())) == {(20,)}, "a slow baseline shortens them less than a slow other"
+
+
 def test_a_try_counts_if_the_baseline_is_as_fast_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What began to use the machine in between is no fault of a contender, whatever it takes."""
     said = found(monkeypatch, {"eager": cycle([1.0, batches.BUSY + 1]), "mine": repeat(5.0)})

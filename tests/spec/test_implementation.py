@@ -47,6 +47,7 @@ def test_the_modules_to_import_before_a_first_call() -> None:
     [
         ({}, None),
         ({"dtypes": ["float16", "bfloat16"]}, "It does not support float32; it supports bfloat16, float16."),
+        ({"tf32": True}, "It multiplies fp32 as TF32, which has 10 of its 23 bits; it is compared in bf16 and fp16."),
         ({"multiple": 16}, "It needs hidden and intermediate sizes that are multiples of 16."),
         ({"multiple": 8}, None),
         ({"scopes": ["mlp", "activation"]}, "It has no glu scope; it has activation, mlp."),
