@@ -44,6 +44,8 @@ from swiglu_kernels import backend_for
 HOLD_CYCLES = 10_000_000
 """How long the GPU is kept from its queue: some 5 ms, more than the host needs to queue a call."""
 RECOMPILE_LIMIT = 64
+USAGE = "usage"
+"""The kind of letterbox that the judge closes as soon as it has read it; it is open here until the next one."""
 _sleep = getattr(torch.cuda, "_sleep", None)
 
 
@@ -120,7 +122,14 @@ class Workbench:
     def open_letterbox(self, kind: str, address: bytes, sizes: Sizes) -> None:
         """Map the judge's memory for results of a kind."""
         dtype = {"codes": fp8.E4M3, "scales": torch.float32}.get(kind, torch_dtype(self._problem.case))
+        self._open(kind, address, sizes, dtype)
+
+    def _open(self, kind: str, address: bytes, sizes: Sizes, dtype: torch.dtype) -> Letterbox:
+        """The judge has closed the last of this kind, and that of usage: they go before another is mapped."""
+        for closed in (kind, USAGE):
+            self._boxes.pop(closed, None)
         self._boxes[kind] = Letterbox.open(address, sizes, dtype)
+        return self._boxes[kind]
 
     def check(self, draw: Draw, train: bool) -> CallReport:
         """One call, forward alone or with its backward, watched: what it changes that it must not, what comes late."""
@@ -312,7 +321,7 @@ class Workbench:
 
     def use(self, case: Case, seeds: usage.Seeds, address: bytes, sizes: Sizes) -> UsageReport:
         """Run the scenarios of a model's use at their own sizes."""
-        box = self._boxes["usage"] = Letterbox.open(address, sizes, torch_dtype(case))  # open until the judge closes it
+        box = self._open(USAGE, address, sizes, torch_dtype(case))
         raised: dict[str, str] = {}
         delivered: list[str] = []
 

@@ -132,9 +132,9 @@ def test_the_ways_of_pytorch_are_right(one: Implementation, shape: Shape, dtype:
 
 
 def test_what_a_shape_has_must_be_offered() -> None:
-    case = case_of(mixture(extras=GPT_OSS))
-    assert experts.liger_experts.refuses(case) == "It does not support what mixture needs: bias, limit."
-    assert experts.liger_experts.refuses(case_of(mixture())) is None
+    biased, plain = (case_of(mixture(extras=extras), dtype=Dtype.BFLOAT16) for extras in (GPT_OSS, PLAIN))
+    assert experts.liger_experts.refuses(biased) == "It does not support what mixture needs: bias, limit."
+    assert experts.liger_experts.refuses(plain) is None
     assert experts.batched.refuses(case_of(mixture(), tokens=17)) == "It supports at most 16 tokens."
 
 

@@ -72,6 +72,18 @@ def test_a_compiled_function_is_compiled_for_every_case_of_a_process() -> None:
     assert set(used.raised) <= {"batches"}  # which this one does not take
 
 
+def test_letterboxes_that_the_judge_has_closed_go_before_another_is_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Workbench(Settings(Task.VERIFY, CPU, "c", "r"), declared(glu))
+    bench.build(small_case(), weights_seed=1)
+    kept: list[set[str]] = []
+    map_it = Letterbox.open
+    monkeypatch.setattr(Letterbox, "open", lambda *given: (kept.append(set(bench._boxes)), map_it(*given))[1])
+    boxes = [Letterbox.make({"output": (1,)}, torch.float32, CPU) for _ in range(4)]
+    for kind, box in zip(("results", "usage", "weights", "results"), boxes, strict=True):
+        bench._open(kind, box.address(), {"output": (1,)}, torch.float32)
+    assert kept == [set(), {"results"}, {"results"}, {"weights"}]
+
+
 @pytest.mark.parametrize("seed", [19, 34, 41, 113])
 def test_a_sigmoid_written_out_passes_in_half_precision(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With these numbers it loses about twice what eager does, in the tail and for wide values."""
