@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -108,6 +109,16 @@ def unavailable(implementation: Implementation, device: torch.device) -> str | N
         return (
             "It quantises to fp8 only, and the checks of the contract ask for products in the dtype of their operands."
         )
+    return cannot_run(implementation, device)
+
+
+def ignore_warnings_of_values() -> None:
+    """Until filters are put back: Triton's interpreter computes by numpy, which warns of NaN and Inf that are tried."""
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"triton\.runtime\.interpreter|numpy\.")
+
+
+def cannot_run(implementation: Implementation, device: torch.device) -> str | None:
+    """Why an implementation cannot be called here at all, or None."""
     interpreting = backend_for(device) == "interpreter"
     return implementation.unavailable(device.type, interpreting, machine.capability(device))
 

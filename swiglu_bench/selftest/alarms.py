@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from swiglu_bench.audit.inputs import GPT_OSS_ALPHA, clear_limit
-from swiglu_bench.audit.matrix import unavailable
+from swiglu_bench.audit.matrix import cannot_run
 from swiglu_bench.audit.subject import inputs_of
 from swiglu_bench.check.inputs import make_problem
 from swiglu_bench.implementations import pytorch
@@ -46,6 +46,10 @@ LARGEST = {"cpu": (200, 300, 130), "cuda": (2048, 4096, 2048)}
 LARGE = {"cpu": Shape("large", 256, 512, "sizes of the self-test", (256,)),
          "cuda": Shape("large", 4096, 8192, "sizes of the self-test", (4096,))}  # fmt: skip
 """Where a call takes long beside all that a turn of it needs otherwise."""
+MULTIPLES, MULTIPLES_IN_FP8 = (1, 1, 16, 128), (1, 16, 16, 128)
+"""What hidden and intermediate sizes are drawn as multiples of: some rows take no others, most of all in fp8."""
+QUANTISED = 0.3
+"""The share of the cases that have products in fp8, of those that have products."""
 MOST_EXPERTS = 12
 OF_GPT_OSS = 0.3
 """Of mixtures, the share whose shape has gpt-oss's biases and gates, in every scenario and in what is timed."""
@@ -71,18 +75,19 @@ class Trialled:
 def draw_case(source: random.Random, device_type: str) -> tuple[Case, Extras]:
     """Sizes evenly over orders of magnitude, everything else by lot."""
     hidden, intermediate, tokens = (round(most ** source.random()) for most in LARGEST[device_type])
-    scope = source.choice(list(Scope))
+    scope, dtype, precision = source.choice(list(Scope)), source.choice(list(Dtype)), Precision.UNQUANTISED
+    if scope is not Scope.ACTIVATION and source.random() < QUANTISED:
+        kinds = FOR_EXPERTS if scope is Scope.EXPERTS else Precision
+        dtype, precision = Dtype.BFLOAT16, source.choice([one for one in kinds if one])
+    multiple = source.choice(MULTIPLES_IN_FP8 if precision else MULTIPLES)
+    hidden, intermediate = (-(-size // multiple) * multiple for size in (hidden, intermediate))
     experts = None
     if scope is Scope.EXPERTS:
         count = source.randint(1, MOST_EXPERTS)
         experts = Experts(count, source.randint(1, count), source.choice(list(Routing)))
     shape = Shape(f"{hidden}x{intermediate}", hidden, intermediate, "drawn", (tokens,), experts)
-    case = Case(shape, tokens, source.choice(list(Dtype)), scope, source.choice(list(Mode)), source.randrange(2**31))
-    kind = source.choice(("plain", "plain", "bias", "limit", "packed"))
-    if scope is not Scope.ACTIVATION and case.dtype is Dtype.BFLOAT16:
-        precisions = FOR_EXPERTS if scope is Scope.EXPERTS else Precision
-        case = dataclasses.replace(case, precision=source.choice([case.precision, case.precision, *precisions]))
-        kind = "plain" if case.precision else kind
+    case = Case(shape, tokens, dtype, scope, source.choice(list(Mode)), source.randrange(2**31), precision)
+    kind = "plain" if precision else source.choice(("plain", "plain", "bias", "limit", "packed"))
     if scope is Scope.ACTIVATION and kind != "limit":
         kind = "plain"
     if scope is Scope.EXPERTS and kind == "packed":
@@ -104,7 +109,7 @@ def run_alarms(
 ) -> Iterator[Trialled]:
     """Every available implementation at `count` random cases that it can be asked for."""
     source, this = random.Random(seed), describe(device)
-    here = [one for one in implementations if not unavailable(one, device)]
+    here = [one for one in implementations if not cannot_run(one, device)]
     used: dict[tuple[str, ...], tuple[TensorCheck, ...]] = {}
     timing = _Timing(device, this)
     try:

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
+from swiglu_bench.audit.matrix import ignore_warnings_of_values
 from swiglu_bench.machine import machine
 from swiglu_bench.rows.record import FAULTS
 from swiglu_bench.selftest.alarms import run_alarms
@@ -62,7 +63,7 @@ def run_selftest(
     """Run the wrong implementations, then the right ones at random cases, and print what was found."""
     found = Found()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton.runtime.interpreter")
+        ignore_warnings_of_values()
         if zoo:
             catches: list[Catch] = []
             with _until_interrupted(found), Bar(console, len(SPECIMENS)) as bar:

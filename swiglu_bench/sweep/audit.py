@@ -49,7 +49,7 @@ def run_audit(
     with contextlib.ExitStack() as stack:
         stack.enter_context(held(device, options.wait))
         stack.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton.runtime.interpreter")
+        matrix.ignore_warnings_of_values()
         scopes_of = [[scope for scope in scopes if scope in one.scopes] for one in chosen]
         bar = stack.enter_context(Bar(console, sum(map(len, scopes_of)) * len(matrix.CHECKS)))
         place = stack.enter_context(logs(folder, lambda: any(cell.verdict is CellStatus.FAIL for cell in cells)))

@@ -10,7 +10,7 @@ from places import ROOT, SUPPORT
 from rich.console import Console
 
 from swiglu_bench.audit import matrix
-from swiglu_bench.implementations import pytorch
+from swiglu_bench.implementations import CATALOGUE, fp8, pytorch
 from swiglu_bench.machine import machine
 from swiglu_bench.rows.record import FAULTS
 from swiglu_bench.selftest import alarms, conduct, gpu, memory, timing, usage, wrong
@@ -92,10 +92,24 @@ def test_random_cases_are_the_same_for_the_same_seed_and_cover_every_scope() -> 
     assert {extras.bias for _, extras in first} == {extras.packed for _, extras in first} == {True, False}
 
 
+def test_random_cases_leave_no_row_out() -> None:
+    drawn = [draw_case(source, "cuda") for source in [random.Random(0)] for _ in range(50)]
+    for one in CATALOGUE:
+        asked = [case for case, extras in drawn if not one.refuses(case) and set(extras.offers) <= one.offers]
+        assert asked or one.absent, one.name
+
+
 def test_no_false_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alarms._Timing, "trial", lambda *given: ())  # it takes processes
     found = list(run_alarms([pytorch.eager, pytorch.eager_packed], CPU, 1, 6, lambda doing, completed: None))
     assert len(found) >= 6
+    assert not [one for one in found if one.alarm]
+
+
+def test_rows_that_quantise_have_cases_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarms._Timing, "trial", lambda *given: ())
+    found = list(run_alarms([fp8.scaled_mm], CPU, 0, 20, lambda doing, completed: None))
+    assert {one.case.precision for one in found} == fp8.scaled_mm.precisions
     assert not [one for one in found if one.alarm]
 
 
