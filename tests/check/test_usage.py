@@ -17,7 +17,7 @@ from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.selftest import usage as wrong_in_use
 from swiglu_bench.selftest import wrong
 from swiglu_bench.selftest.specimen import Specimen, glu, right_backward, right_forward
-from swiglu_bench.spec.cases import Case, Dtype, Extras, Scope
+from swiglu_bench.spec.cases import Case, Dtype, Extras, Precision, Scope
 from swiglu_bench.spec.implementation import Implementation
 
 CPU = torch.device("cpu")
@@ -64,6 +64,44 @@ def test_steep_gates_far_below_zero_are_no_fault_of_who_rounds_them() -> None:
         results = {f"two_layers: {name}": value for name, value in made}
         wrong += [check for check in expected.judge({name: results[name] for name in expected.truth}) if not check.ok]
     assert wrong == []
+
+
+def judged(name: str, value: Tensor, truth: Tensor, eager: Tensor, precision: Precision) -> TensorCheck:
+    """A result with an uneven upstream gradient, of a mixture or of a layer in fp8."""
+    expected: Any = object.__new__(usage.Expected)
+    scope = Scope.EXPERTS if name == "top_k_weights" else Scope.MLP
+    case = replace(small_case(scope=scope, dtype=Dtype.BFLOAT16), precision=precision)
+    expected._case, expected._quantised = small(case, "cpu"), bool(precision)
+    name = f"{Values.UNEVEN_UPSTREAM}: {name}"
+    expected.truth, expected._eager = {name: truth}, {name: eager}
+    found: TensorCheck = expected._judge(name, value)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("top_k_weights", Precision.UNQUANTISED),
+        ("top_k_weights", Precision.FP8_ROWWISE),
+        ("x", Precision.FP8_BLOCKWISE),
+        ("x", Precision.FP8_TENSORWISE),
+    ],
+)
+def test_what_a_large_token_loses_by_chance_is_no_fault_and_a_small_one_that_is_lost_is(
+    name: str, precision: Precision
+) -> None:
+    """A token or two are all of the norm, and eager may lose little on them: alike are tokens of one size."""
+    source = torch.Generator().manual_seed(0)
+    sizes = torch.linspace(20, -70, usage.TOKENS, dtype=torch.float64).exp2()[:, None]
+    columns = usage.TOP_K if name == "top_k_weights" else 64
+    truth = torch.randn(usage.TOKENS, columns, generator=source, dtype=torch.float64) * sizes
+    lost = 4e-3 * torch.randn(truth.shape, generator=source, dtype=torch.float64) * truth
+    eager, value = truth + lost, truth - lost
+    eager[0] = truth[0] + lost[0] / 20
+    assert judged(name, value, truth, eager, precision).ok
+    if precision is not Precision.FP8_TENSORWISE:  # where it shares its scale with large ones
+        assert not judged(name, torch.where(sizes > 1.0, value, 0.0), truth, eager, precision).ok
+    assert not judged(name, 1.2 * value, truth, eager, precision).ok
 
 
 @pytest.mark.parametrize(
