@@ -64,6 +64,8 @@ class Batches:
         works for longer is interrupted more often. So the baseline repeats its batches for as long as any other takes.
         `host_bound`: whose calls take the host longer than the GPU.
         """
+        if not self._contenders:
+            return {}
         found = [self._among(one, claimed_ms, baseline, host_bound) for one in self._groups(claimed_ms, baseline)]
         failures = {name: failure for one in found for name, failure in one.items() if name != baseline}
         of_baseline = [one.get(baseline) for one in found]  # where it was settled once, it is
@@ -74,7 +76,8 @@ class Batches:
     def _groups(self, claimed_ms: Mapping[str, float], baseline: str) -> list[list[str]]:
         """All but the baseline, by what a call takes, the slowest first."""
         groups: list[list[str]] = []
-        for name in sorted(self._contenders.keys() - {baseline}, key=lambda one: claimed_ms[one], reverse=True):
+        others = [name for name in self._contenders if name != baseline]
+        for name in sorted(others, key=lambda one: claimed_ms[one], reverse=True):
             slowest_ms = claimed_ms[groups[-1][0]] if groups else float("inf")
             if slowest_ms < ALIKE * claimed_ms[name] or _calls(slowest_ms) == MOST_CALLS:
                 groups[-1].append(name)

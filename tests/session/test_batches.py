@@ -126,6 +126,11 @@ def test_who_takes_much_longer_has_batches_of_its_own(monkeypatch: pytest.Monkey
     assert set(map(tuple, calls.values())) == {(20,)}, "a slow baseline shortens them less than a slow other"
 
 
+def test_where_none_has_a_time_nothing_is_asked() -> None:
+    nobody: Any = Batches(SimpleNamespace(), SimpleNamespace(), {}, lambda name: ())  # type: ignore[arg-type]
+    assert nobody.disagreements({}, "eager") == {}
+
+
 def test_a_try_counts_if_the_baseline_is_as_fast_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What began to use the machine in between is no fault of a contender, whatever it takes."""
     said = found(monkeypatch, {"eager": cycle([1.0, batches.BUSY + 1]), "mine": repeat(5.0)})
