@@ -15,7 +15,15 @@ from swiglu_kernels.operations.glu import as_matrix, forward_outputs, needs_back
 from swiglu_kernels.portable import gemv, pairs
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch
-from swiglu_kernels.tiles.choices import AUTO, multiplied_by_torch, resolve, why_portable, why_slow_rows, why_unmeasured
+from swiglu_kernels.tiles.choices import (
+    AUTO,
+    multiplied_by_torch,
+    resolve,
+    why_portable,
+    why_slow_rows,
+    why_unmeasured,
+    why_weight_grad,
+)
 from swiglu_kernels.tiles.tuning import lookup
 
 NAMES = {
@@ -97,10 +105,12 @@ def explain(
         parts.append("d_gate and d_up by one launch")
 
     def product(name: str, chosen: str, launch: Launch) -> str:
-        if chosen != "torch":
-            return f"{name}: one launch, {_kernel(launch)}"
-        why = (unmeasured or slow_rows) if asked[name] == AUTO else ""
-        return f"{name}: two products by torch" + (f" ({why})" if why else "")
+        by_torch = chosen == "torch"
+        why = (unmeasured or slow_rows) if by_torch and asked[name] == AUTO else ""
+        if name == "dW" and asked[name] == AUTO:
+            why = "; ".join(filter(None, dict.fromkeys((why, why_weight_grad(x, intermediate)))))
+        made = "two products by torch" if by_torch else f"one launch, {_kernel(launch)}"
+        return f"{name}: {made}" + (f" ({why})" if why else "")
 
     parts.append(product("dX", input_grad, input_grad_launch(None, d, d, w_gate, w_up, torch.empty_like(x))))
     dw = weight_grad_launch(None, d, d, x, torch.empty_like(w_gate), torch.empty_like(w_up))
@@ -171,7 +181,7 @@ def explain_experts(
     multiplied = w_gate_up, w_down
     if in_fp8 and not trains:
         multiplied = experts_fp8.like_codes(x, *multiplied)
-    why = why_portable(index.numel(), as_matrix(x), *multiplied, activation, trains)
+    why = why_portable(index.numel(), as_matrix(x), *multiplied, activation, trains, in_fp8)
     rows = expert_tile_rows(index.numel(), w_gate_up.shape[0], x.dtype) if why else experts.ROWS
     kernels = f"portable Triton ({why})" if why else "hand-scheduled for Hopper, on rows sorted by expert"
     kept = f"; {'x alone is' if recompute else 'gate and up are'} kept" if trains else ""

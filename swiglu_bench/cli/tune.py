@@ -108,7 +108,7 @@ def tune(
             "tune needs an NVIDIA GPU of compute capability 8.0 or newer and Triton, because it times kernels; "
             "--show and --clear work anywhere."
         )
-    jobs = _jobs(shapes, tokens, dtype, kernel, (here.major_minor, multiprocessors(chosen)))
+    jobs = _jobs(shapes, tokens, dtype, kernel, (here.major_minor, multiprocessors(chosen)), here.gpu)
     status, done = 0, []
     with held(chosen, wait):
         try:
@@ -129,8 +129,10 @@ def tune(
     raise typer.Exit(int(status))
 
 
-def _jobs(shapes: str, tokens: str | None, dtype: str, kernel: str, gpu: tuple[tuple[int, int], int]) -> list[Job]:
-    """Everything to tune, checked before any work; `gpu` is its compute capability and number of multiprocessors."""
+def _jobs(
+    shapes: str, tokens: str | None, dtype: str, kernel: str, gpu: tuple[tuple[int, int], int], card: str
+) -> list[Job]:
+    """Everything to tune, checked before any work; `gpu` has its compute capability and number of multiprocessors."""
     import torch
 
     from swiglu_bench.spec.shapes import load_shapes
@@ -157,7 +159,7 @@ def _jobs(shapes: str, tokens: str | None, dtype: str, kernel: str, gpu: tuple[t
             raise BadInput(f"--kernel: none of {kernel} is of {shape.name}, {kind}; experts-* are those of experts.")
         for one in dtypes:
             problems = [
-                Problem(count, shape.hidden, shape.intermediate, one, *gpu, *experts)
+                Problem(count, shape.hidden, shape.intermediate, one, *gpu, *experts, card)
                 for count in sorted(set(parse_tokens(tokens) if tokens is not None else shape.tokens))
             ]
             served = {problem.kept_for: problem for problem in problems}  # of the most tokens that share a choice

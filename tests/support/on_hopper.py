@@ -25,7 +25,7 @@ def check_against_fp64(
     x = torch.randn(tokens, hidden, device="cuda").to(dtype)
     weights = [(torch.randn(intermediate, hidden, device="cuda") * hidden**-0.5).to(dtype) for _ in range(2)]
     z, gate, up = (x.new_full((tokens, intermediate), float("nan")) for _ in range(3))
-    with shared.by_hand_aside(None):  # these tests are what a version of Triton has to pass
+    with admission.by_hand_aside(None):  # these tests are what a version of Triton has to pass
         assert forward.why_not(x, *weights, torch.cuda.get_device_capability()) is None
     describe(x, *weights, z, (gate, up) if store else None, *tile).run()
     exact = [x.double() @ weight.double().T for weight in weights]

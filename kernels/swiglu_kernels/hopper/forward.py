@@ -203,7 +203,8 @@ def why_not(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, capabilit
         w_up: [N, K].
         capability: of the GPU that would run it; None for none.
     """
-    reason = shared.missing_for(capability, x, w_gate, w_up)
+    kernel = "row forward" if x.shape[0] <= ROWS else "forward"
+    reason = shared.missing_for(kernel, capability, x, w_gate, w_up)
     if reason is not None:
         return reason
     if (w_gate.shape[0] * x.element_size()) % ALIGNMENT_BYTES:

@@ -292,7 +292,7 @@ def why_off(device: torch.device, intermediate: int, blocks: bool, has_bias: boo
     """Say why no operands can take this path, or return None where some can; see `why_not`."""
     if device.type != "cuda" or capability_of(device) != (9, 0):
         return "the hand-scheduled kernel is for compute capability 9.0"
-    if off := shared.why_off():
+    if off := shared.why_off("fp8 forward"):
         return off
     if has_bias or formula != PLAIN:
         return "the hand-scheduled kernel is for plain SwiGLU without biases"

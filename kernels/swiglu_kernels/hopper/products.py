@@ -305,16 +305,19 @@ if GLUON_MISSING is None:
         )  # fmt: skip
 
 
-def why_not(pairs: Sequence[Pair], stored: Sequence[torch.Tensor], capability: Capability | None) -> str | None:
+def why_not(
+    kernel: str, pairs: Sequence[Pair], stored: Sequence[torch.Tensor], capability: Capability | None
+) -> str | None:
     """Say why products cannot take this path, or return None where they can.
 
     Args:
+        kernel: "dX", "dW" or "hidden gradient", as `admission.KERNELS` names them.
         pairs: the one or two pairs of operands.
         stored: every [M, N] that is written or read beside them.
         capability: of the GPU that would run it; None for none.
     """
     operands = [operand for pair in pairs for operand in pair]
-    reason = shared.missing_for(capability, *operands)
+    reason = shared.missing_for(kernel, capability, *operands)
     if reason is not None:
         return reason
     if len({(left.stride(1) == 1, right.stride(1) == 1) for left, right in pairs}) > 1:

@@ -15,18 +15,17 @@ consumer warpgroups multiply. Barriers: `full` completes when TMA has written a 
 `turn` of a consumer when the other one has issued the last wgmma of its main loop.
 
 Triton 3.6 to 3.9 have Gluon for Hopper; what they name differently is here. GLUON_MISSING says why there is none.
-`why_aside` says why the portable kernels run all the same: a compiler that was never tried on a GPU may break these.
+`admission.py` says which of them may run under this Triton.
 """
 
-import contextlib
 import functools
 import importlib.util
-import os
-from collections.abc import Iterator
 
 import torch
 
+from swiglu_kernels.hopper import admission
 from swiglu_kernels.launches.backend import INTERPRETING, TRITON_AVAILABLE, capability_of, tl, triton
+from swiglu_kernels.launches.internals import constant_in_graphs
 from swiglu_kernels.launches.tiles import Capability
 
 CONSUMER_WARPS = 4
@@ -42,52 +41,26 @@ def _gluon_is_missing() -> str | None:
     if not TRITON_AVAILABLE or INTERPRETING:
         return "Gluon needs Triton and has no interpreter"
     if importlib.util.find_spec("triton.experimental.gluon.language.nvidia.hopper") is None:
-        return "this Triton has no Gluon for Hopper; 3.6 to 3.9 have it"
+        return "this Triton has no Gluon for Hopper; 3.6 and later have it"
     return None
 
 
 GLUON_MISSING = _gluon_is_missing()
-RUN_ON_A_GPU = "3.6", "3.7"
-"""Minor versions of Triton with which kernels were right on a GPU: kernels-by-triton.txt in results/nvidia-h200."""
-VARIABLE = "SWIGLU_KERNELS_BY_HAND"
-"""`on` runs these kernels with any version of Triton, `off` with none; read at import."""
 
 
-def _not_to_run(version: str, wish: str) -> str | None:
-    """Say what speaks against hand-scheduled kernels with a version of Triton and the value of VARIABLE, or None."""
-    if wish == "off":
-        return f"{VARIABLE}=off"
-    if wish == "on" or ".".join(version.split(".")[:2]) in RUN_ON_A_GPU:
-        return None
-    return (
-        f"the hand-scheduled ones ran on a GPU with Triton {', '.join(RUN_ON_A_GPU)}, not with {version}; "
-        f"{VARIABLE}=on runs them anyway"
-    )
-
-
-_aside = _not_to_run(str(getattr(triton, "__version__", "")), os.environ.get(VARIABLE, ""))
-
-
-def why_off() -> str | None:
-    """Say why hand-scheduled kernels run on no GPU here, or return None."""
-    return GLUON_MISSING or _aside
+@constant_in_graphs  # verdicts do not change while a compiled function lives
+def why_off(kernel: str | None = None) -> str | None:
+    """Say why a hand-scheduled kernel of `admission.KERNELS`, or all of them, run on no GPU here, or return None."""
+    return GLUON_MISSING or admission.why_aside(kernel)
 
 
 def why_aside(device: torch.device) -> str | None:
-    """Say why the portable kernels run on a GPU that these are made for; None where these run, and on other devices."""
+    """Say which portable kernels run on a GPU that these are made for, and why; None elsewhere and where none do."""
     made_for = not INTERPRETING and TRITON_AVAILABLE and (capability_of(device) or (0,))[0] == 9
-    return why_off() if made_for else None
-
-
-@contextlib.contextmanager
-def by_hand_aside(reason: str | None) -> Iterator[None]:
-    """Describe launches as if these kernels ran with no version of Triton, for a reason; None: with every one."""
-    global _aside
-    kept, _aside = _aside, reason
-    try:
-        yield
-    finally:
-        _aside = kept
+    if not made_for:
+        return None
+    refused = [reason for kernel in admission.KERNELS if (reason := admission.why_aside(kernel))]
+    return GLUON_MISSING or admission.why_aside() or "; ".join(refused) or None
 
 
 @triton.jit
@@ -192,16 +165,17 @@ if GLUON_MISSING is None:
         return tile.reshape([ROWS, 2, WIDTH]).permute(0, 2, 1).split()
 
 
-def missing_for(capability: Capability | None, *operands: torch.Tensor) -> str | None:
-    """Say what rules out these kernels for a GPU and these operands, or return None.
+def missing_for(kernel: str, capability: Capability | None, *operands: torch.Tensor) -> str | None:
+    """Say what rules out a kernel for a GPU and these operands, or return None.
 
     Args:
+        kernel: its name in `admission.KERNELS`.
         capability: of the GPU that would run it; None for none.
         operands: matrices; their strides are for `fits_tma` to judge.
     """
     if capability is None or capability[0] != 9:
         return "the kernel is for compute capability 9.0"
-    if off := why_off():
+    if off := why_off(kernel):
         return off
     if any(operand.dtype not in SIXTEEN_BITS for operand in operands):
         return "the kernel is for 16-bit types"

@@ -82,6 +82,12 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+@constant_in_graphs
+def card_of(device: torch.device) -> str:
+    """Return the model of a GPU as its driver names it, "" for any other device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
 @constant_in_graphs  # a GPU does not change while a compiled function lives
 def _is_supported_gpu(device: torch.device) -> bool:
     if torch.version.hip is not None:

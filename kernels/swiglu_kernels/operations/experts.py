@@ -449,11 +449,11 @@ def swiglu_experts(
     if in_fp8 and not with_grad:
         multiplied = experts_fp8.like_codes(rows, *multiplied)
     if backend is None:
-        portable_because = why_portable(index.numel(), rows, *multiplied, activation, with_grad)
+        portable_because = why_portable(index.numel(), rows, *multiplied, activation, with_grad, in_fp8)
         backend = "portable" if portable_because else "hopper"
         if pairs.takes(index, portable_because is not None, with_grad, in_fp8):
             backend = PAIRS
-    elif backend == "hopper" and (reason := why_not_hopper(rows, *multiplied, activation)):
+    elif backend == "hopper" and (reason := why_not_hopper(rows, *multiplied, activation, in_fp8)):
         raise ValueError(f"backend: expected 'portable' or None, got 'hopper': {reason}")
     by_hand = backend == "hopper"
     tile_rows = hopper.ROWS if by_hand else expert_tile_rows(index.numel(), gate_up.shape[0], x.dtype)

@@ -29,6 +29,7 @@ from swiglu_kernels.portable.arithmetic import (
     store_sum,
     strided_tile,
 )
+from swiglu_kernels.tiles.candidates import BY_TORCH
 from swiglu_kernels.tiles.tuning import lookup, portable_tile
 
 
@@ -251,7 +252,7 @@ def input_grad_launch(
     on_the_fly = dz is not None
     pairs = [(gate, w_gate), (up, w_up)]
     tuned = lookup("input-grad-fused" if on_the_fly else "input-grad", gate, M, K, N)
-    by_hand = not on_the_fly and products.why_not(pairs, [dx], capability) is None
+    by_hand = not on_the_fly and products.why_not("dX", pairs, [dx], capability) is None
     if by_hand and not accumulate and tuned and tuned.schedule != "portable":
         return products.sum_launch(pairs, dx, tuned.schedule, tuned.tile)
     if by_hand and (accumulate or not tuned) and products.fills(M, K, multiprocessors(dx.device)):
@@ -314,8 +315,9 @@ def weight_grad_launch(
     on_the_fly = dz is not None
     pairs, outs = [(gate, x), (up, x)], [d_w_gate, d_w_up]
     tuned = lookup("weight-grad-fused" if on_the_fly else "weight-grad", x, M, K, N)
+    tuned = None if tuned == BY_TORCH else tuned
     by_hand = not on_the_fly and (tuned is None or tuned.schedule != "portable")
-    if by_hand and products.why_not(pairs, outs, capability) is None:
+    if by_hand and products.why_not("dW", pairs, outs, capability) is None:
         return products.transposed_launch(pairs, outs, tuned.tile if tuned else None)
     dz = gate if dz is None else dz  # never touched unless on the fly
     aligned = vectorises(dz, gate, x, d_w_gate)

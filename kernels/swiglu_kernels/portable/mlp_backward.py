@@ -186,7 +186,7 @@ def down_backward_launch(
     if formula == PLAIN:
         stored = [gate, up, d_gate, d_up, *([] if h is None else [h])]
         by_hand = tuned.schedule != "portable" if tuned else products.gate_pays(M, N)
-        if by_hand and products.why_not([(d_out, w_down)], stored, capability) is None:
+        if by_hand and products.why_not("hidden gradient", [(d_out, w_down)], stored, capability) is None:
             tile = tuned.tile if tuned else None
             return products.gate_backward_launch(d_out, w_down, preactivations, d_gate, d_up, h, tile)
     aligned = vectorises(d_out, w_down, gate, up, d_gate)
@@ -230,8 +230,9 @@ def down_weight_grad_launch(
     (M, H), N = d_out.shape, h.shape[1]
     pairs = [(d_out, h)]
     tuned = lookup("mlp-weight-grad", d_out, M, H, N)
+    tuned = None if tuned == BY_TORCH else tuned
     by_hand = tuned is None or tuned.schedule != "portable"
-    if by_hand and products.why_not(pairs, [d_w_down], capability) is None:
+    if by_hand and products.why_not("dW", pairs, [d_w_down], capability) is None:
         return products.transposed_launch(pairs, [d_w_down], tuned.tile if tuned else None)
     aligned = vectorises(d_out, h, d_w_down)
     tile = portable_tile(tuned, aligned) or down_weight_grad_tile(H, d_out.dtype, capability, aligned)

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from swiglu_kernels.hopper import admission, forward, products, row, shared, transposed
 from swiglu_kernels.hopper import experts as by_hand
 from swiglu_kernels.hopper import experts_fp8 as fp8_experts_by_hand
-from swiglu_kernels.hopper import forward, products, row, shared, transposed
 from swiglu_kernels.hopper import fp8 as fp8_by_hand
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
@@ -45,7 +45,7 @@ _NUMBERS = {
 def covering(capability: Capability) -> list[tuple[str, Launch]]:
     """Name and describe them, on meta tensors and for 132 multiprocessors."""
     found: dict[tuple[Any, ...], tuple[str, Launch]] = {}
-    with shared.by_hand_aside("portable kernels are asked for"):
+    with admission.by_hand_aside("portable kernels are asked for"):
         of_all = _portable(capability), _experts(capability), _fp8(capability), _fp8_experts(capability)
         for name, launch in itertools.chain(*of_all):
             one: Launch | None = launch

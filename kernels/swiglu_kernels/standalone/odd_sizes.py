@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from swiglu_kernels import reference
-from swiglu_kernels.hopper import forward, fp8, products, row, shared, transposed
+from swiglu_kernels.hopper import admission, forward, fp8, products, row, shared, transposed
 from swiglu_kernels.launches.backend import capability_of, triton
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.launch import Launch
@@ -51,6 +51,7 @@ BY_HAND = [(131, 72, 200), (517, 264, 1032), (300, 1032, 136)]
 OF_FP8 = [(131, 80, 224), (517, 272, 1056), (9, 400, 96)]
 OF_EXPERTS = [(261, 192, 256), (517, 1088, 448)]
 FEW_TOKENS = [(1, 72, 200), (17, 264, 1032), (77, 136, 2880), (128, 520, 3000)]
+OF_PRECISIONS = {"experts": "bf16", "fp8 experts": "fp8-rowwise"}
 Tensors = dict[str, torch.Tensor]
 
 
@@ -174,45 +175,59 @@ def outcomes(
     share: (i, n) for every n-th size, from the i-th on.
     """
     first, step = share
+    dtypes = [torch.float16] if few else dtypes
+    cases = _portable_cases(device, dtypes, few)
+    capability = capability_of(device)
+    if not portable and shared.GLUON_MISSING is None and capability is not None and capability[0] == 9:
+        by_hand = (by_hand_cases(kernel, device, dtypes, few) for kernel in admission.KERNELS)
+        cases = itertools.chain(cases, *by_hand)
     with contextlib.nullcontext() if portable else allocated_as_nan():
-        for case in itertools.islice(
-            _cases(device, [torch.float16] if few else dtypes, few, portable), first, None, step
-        ):
+        for case in itertools.islice(cases, first, None, step):
             yield from case()
 
 
-def _cases(device: torch.device, dtypes: Sequence[torch.dtype], few: bool, portable: bool) -> Iterator[Case]:
-    """Yield what launches the kernels of one kind at one size."""
-    halves = [one for one in dtypes if one.itemsize == 2]
+def _aside(reason: str | None, launches: Case) -> Iterator[Outcome]:
+    with admission.by_hand_aside(reason):
+        yield from launches()
 
-    def aside(reason: str | None, launches: Case) -> Iterator[Outcome]:
-        with shared.by_hand_aside(reason):
-            yield from launches()
 
-    def at(
-        size: tuple[int, int, int], dtype: torch.dtype, kernels: Callable[..., Iterator[Outcome]]
-    ) -> Iterator[Outcome]:
-        yield from kernels(Sizes(size, dtype, device), f"{size} {str(dtype).removeprefix('torch.')}")
+def _at(
+    size: tuple[int, int, int], dtype: torch.dtype, device: torch.device, kernels: Callable[..., Iterator[Outcome]]
+) -> Iterator[Outcome]:
+    yield from kernels(Sizes(size, dtype, device), f"{size} {str(dtype).removeprefix('torch.')}")
 
+
+def _portable_cases(device: torch.device, dtypes: Sequence[torch.dtype], few: bool) -> Iterator[Case]:
+    """Yield what launches the portable kernels of one kind at one size."""
     asked = "portable kernels are asked for"
     for size, dtype in itertools.product(PORTABLE[1:4:2] if few else PORTABLE, dtypes):
-        yield partial(aside, asked, partial(at, size, dtype, _portable))
-        yield partial(aside, asked, partial(_experts, size, dtype, device, "portable"))
+        yield partial(_aside, asked, partial(_at, size, dtype, device, _portable))
+        yield partial(_aside, asked, partial(_experts, size, dtype, device, "portable"))
     if why_no_fp8(device) is None:
+        halves = [dtype for dtype in dtypes if dtype.itemsize == 2]
         for size, dtype in itertools.product(OF_FP8[:1] if few else OF_FP8, halves):
-            yield partial(aside, asked, partial(_experts, size, dtype, device, "portable", "fp8-rowwise"))
-    capability = capability_of(device)
-    if portable or shared.GLUON_MISSING is not None or capability is None or capability[0] != 9:
+            yield partial(_aside, asked, partial(_experts, size, dtype, device, "portable", "fp8-rowwise"))
+
+
+def by_hand_cases(kernel: str, device: torch.device, dtypes: Sequence[torch.dtype], few: bool) -> Iterator[Case]:
+    """Yield what launches a kernel of `admission.KERNELS`, in each of its forms, at one size."""
+    halves = [dtype for dtype in dtypes if dtype.itemsize == 2]
+    if kernel in OF_PRECISIONS:
+        for size, dtype in itertools.product(OF_EXPERTS[:1] if few else OF_EXPERTS, halves):
+            yield partial(_aside, None, partial(_experts, size, dtype, device, "hopper", OF_PRECISIONS[kernel]))
         return
-    for size, dtype in itertools.product(BY_HAND[:1] if few else BY_HAND, halves):
-        yield partial(at, size, dtype, _by_hand)
-    for size, dtype in itertools.product(OF_FP8[:1] if few else OF_FP8, halves):
-        yield partial(at, size, dtype, _fp8_by_hand)
-    for size, dtype in itertools.product(OF_EXPERTS[:1] if few else OF_EXPERTS, halves):
-        for precision in ("bf16", "fp8-rowwise"):
-            yield partial(aside, None, partial(_experts, size, dtype, device, "hopper", precision))
-    for size, dtype in itertools.product(FEW_TOKENS[:2] if few else FEW_TOKENS, halves):
-        yield partial(at, size, dtype, _rows)
+    sizes, launches = {
+        "forward": (BY_HAND, _ping_pong),
+        "transposed forward": (BY_HAND, _transposed),
+        "row forward": (FEW_TOKENS, _rows),
+        "dX": (BY_HAND, _input_grads),
+        "dW": (BY_HAND, _weight_grads),
+        "hidden gradient": (BY_HAND, _hidden_grads),
+        "fp8 forward": (OF_FP8, _fp8_by_hand),
+    }[kernel]
+    most = (2 if kernel == "row forward" else 1) if few else None
+    for size, dtype in itertools.product(sizes[:most], halves):
+        yield partial(_at, size, dtype, device, launches)
 
 
 def _rows(at: Sizes, label: str) -> Iterator[Outcome]:
@@ -366,13 +381,19 @@ def _gate_backward(
     return at.judged(name, exact)
 
 
-def _by_hand(at: Sizes, label: str) -> Iterator[Outcome]:
+def _ping_pong(at: Sizes, label: str) -> Iterator[Outcome]:
     for columns in forward.COLUMNS:
         tile = replace(forward.TILE, columns=columns)
         yield from _forwards(at, f"ping-pong forward of {columns} {label}", forward.forward_launch, tile)
+
+
+def _transposed(at: Sizes, label: str) -> Iterator[Outcome]:
     for rows, shares in itertools.product(transposed.TOKENS, (1, 3)):
         name = f"transposed forward of {rows} tokens{', shared' if shares > 1 else ''} {label}"
         yield from _forwards(at, name, transposed.forward_launch, transposed.tile(rows, shares))
+
+
+def _input_grads(at: Sizes, label: str) -> Iterator[Outcome]:
     pairs = [(at.gate, at.w_gate), (at.up, at.w_up)]
     exact = sum(fp64(left) @ fp64(right) for left, right in pairs)
     assert isinstance(exact, torch.Tensor)
@@ -387,11 +408,17 @@ def _by_hand(at: Sizes, label: str) -> Iterator[Outcome]:
     total = exact + fp64(start)
     outcome = at.judged(f"ping-pong dX, added {label}", {"dx": total})
     yield replace(outcome, roundings=outcome.roundings / 16)  # sums of products by tensor cores
+
+
+def _weight_grads(at: Sizes, label: str) -> Iterator[Outcome]:
     for count in (1, 2):
         operands = [(at.gate, at.x), (at.up, at.x)][:count]
         products.transposed_launch(operands, [at.new(f"d_{number}", at.w_like) for number in range(count)]).run()
         truth = {f"d_{number}": fp64(left).t() @ fp64(right) for number, (left, right) in enumerate(operands)}
         yield at.judged(f"ping-pong dW of {count} {label}", truth)
+
+
+def _hidden_grads(at: Sizes, label: str) -> Iterator[Outcome]:
     for wants_h in (False, True):
         name = f"gate backward by hand{', h' if wants_h else ''} {label}"
         yield _gate_backward(at, name, products.gate_backward_launch, wants_h=wants_h)

@@ -9,7 +9,7 @@ import torch
 
 from swiglu_kernels.launches.formula import PLAIN
 from swiglu_kernels.launches.launch import Launch
-from swiglu_kernels.operations.glu import multiply_and_gate
+from swiglu_kernels.operations.glu import multiply_and_gate, multiply_transposed, write_weight_grads
 from swiglu_kernels.operations.mlp import multiply_and_gate_backward
 from swiglu_kernels.portable import experts
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
@@ -79,6 +79,11 @@ def workload(kernel: str, problem: Problem, device: torch.device, seed: int = 0)
             by_torch = ByTorch(multiply_and_gate, (*arguments, NO_BIASES, PLAIN))
         elif launch is down_backward_launch:
             by_torch = ByTorch(multiply_and_gate_backward, (*arguments, PLAIN))
+        elif kernel == "weight-grad":
+            _, d_gate, d_up, x, *d_weights = arguments
+            by_torch = ByTorch(write_weight_grads, (d_gate, d_up, x, d_weights, "torch"))
+        elif kernel == "mlp-weight-grad":
+            by_torch = ByTorch(multiply_transposed, arguments)
         return Workload(kernel, problem, device, out, lambda: launch(*arguments), by_torch)
 
     def hidden_like(count: int) -> list[torch.Tensor]:

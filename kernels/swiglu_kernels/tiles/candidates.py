@@ -33,6 +33,7 @@ from swiglu_kernels.launches.tiles import (
     weight_grad_tile,
 )
 from swiglu_kernels.routing import capacity
+from swiglu_kernels.tiles import cards
 
 Schedule = Literal["portable", "ping-pong", "transposed", "cooperative", "gate", "torch"]
 """`torch`: PyTorch's products and one elementwise launch."""
@@ -88,6 +89,8 @@ class Problem:
     experts: int = 0
     """Of a mixture, in which each token has `top_k`; 0: a dense block."""
     top_k: int = 1
+    card: str = cards.H200
+    """The model of the GPU; an H200 unless given."""
 
     @property
     def kept_for(self) -> int:
@@ -151,7 +154,7 @@ def multiplied_by_torch(at: Problem) -> bool:
     if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
         return False
     measured = at.capability == MEASURED
-    if not measured or not by_hand_is_possible(at):
+    if not measured or not by_hand_is_possible(at, "row forward" if at.tokens <= row.MOST_TOKENS else "forward"):
         return portable_is_slower(at.tokens, at.hidden, measured)
     return at.hidden % SECTOR > 0 and at.tokens > UNALIGNED_TOKENS
 
@@ -161,7 +164,43 @@ def hidden_grad_by_torch(at: Problem) -> bool:
     if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
         return False
     in_lines = rows_begin_at(LINE, at.hidden, at.intermediate)
-    return not (by_hand_is_possible(at) and in_lines and products.gate_pays(at.tokens, at.intermediate))
+    by_hand = by_hand_is_possible(at, "hidden gradient")
+    return not (by_hand and in_lines and products.gate_pays(at.tokens, at.intermediate))
+
+
+UNALIGNED_ROWS_TOKENS, SECTOR_ROWS_TOKENS = 256, 512
+"""Up to so many tokens leave dW faster by hand than by PyTorch, of rows that do not begin at multiples of 32 bytes, and
+of those that do, but not of 128."""
+UNALIGNED_ROWS_ELEMENTS = 50_000_000
+"""Of a weight, at most, for the former. With dW by hand, a `glu` step of 36 million took 0.92 of torch.compile's,
+of 79 million 1.09, of 195 million 1.20. Rows that begin inside of 32 bytes are written in parts, and where the L2 cache
+does not hold the gradient until the other part comes, DRAM is read and written for each."""
+
+
+def weight_grad_by_torch(at: Problem) -> bool:
+    """Whether d_w_gate and d_w_up are PyTorch's products where nothing was tuned."""
+    if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
+        return False
+    if at.tokens == 1 and at.capability == MEASURED:
+        return False
+    elements = at.hidden * at.intermediate
+    if not by_hand_is_possible(at, "dW") or not cards.weight_grad_by_hand(at.card, at.tokens, elements):
+        return True
+    if rows_begin_at(LINE, at.hidden, at.intermediate):
+        return False
+    if rows_begin_at(SECTOR, at.hidden, at.intermediate):
+        return at.tokens > SECTOR_ROWS_TOKENS
+    return at.tokens > UNALIGNED_ROWS_TOKENS or elements > UNALIGNED_ROWS_ELEMENTS
+
+
+def down_weight_grad_by_torch(at: Problem) -> bool:
+    """Whether d_w_down is, where nothing was tuned."""
+    if at.capability is None or 0 in (at.tokens, at.hidden, at.intermediate):
+        return False
+    if not by_hand_is_possible(at, "dW"):
+        return True
+    fills = products.transposed_fills_waves(at.hidden, at.intermediate, at.multiprocessors)
+    return not fills or not cards.weight_grad_by_hand(at.card, at.tokens, at.hidden * at.intermediate)
 
 
 def _recompute(at: Problem) -> Tile:
@@ -197,7 +236,7 @@ def forward_by_hand(at: Problem, stores_preact: bool) -> Choice | None:
     """Return what makes the forward on Hopper where nothing was tuned; None: the portable kernel."""
     if at.tokens > row.MOST_TOKENS:
         tile = transposed.tile_for(at.tokens, at.hidden, at.intermediate, at.multiprocessors, stores_preact)
-        if tile is not None:
+        if tile is not None and shared.why_off("transposed forward") is None:
             return Choice("transposed", tile)
         return Choice("ping-pong", forward.tile_for(at.tokens, at.intermediate, at.multiprocessors, stores_preact))
     in_sectors = rows_begin_at(SECTOR, at.hidden, at.intermediate)
@@ -264,7 +303,8 @@ KERNELS = {
     ),
     "input-grad-fused": Kernel("tokens", 2, 3, 2, _input_grad(True), on_the_fly=True),
     "weight-grad": Kernel(
-        "intermediate", 2, 2, 1, _weight_grad, by_hand=_products("ping-pong"), shipped_by_hand=_ping_pong
+        "intermediate", 2, 2, 1, _weight_grad,
+        by_torch=weight_grad_by_torch, by_hand=_products("ping-pong"), shipped_by_hand=_ping_pong,
     ),
     "weight-grad-fused": Kernel("intermediate", 2, 3, 1, _weight_grad, on_the_fly=True),
     "mlp-hidden-grad": Kernel(
@@ -272,7 +312,8 @@ KERNELS = {
         by_torch=hidden_grad_by_torch, by_hand=_products("gate"), shipped_by_hand=_gate_by_hand,
     ),
     "mlp-weight-grad": Kernel(
-        "hidden", 1, 1, 1, _down_weight_grad, by_hand=_products("ping-pong"), shipped_by_hand=_ping_pong
+        "hidden", 1, 1, 1, _down_weight_grad,
+        by_torch=down_weight_grad_by_torch, by_hand=_products("ping-pong"), shipped_by_hand=_ping_pong,
     ),
     **dict.fromkeys(
         ("experts-gate-up", "experts-down", "experts-hidden-grad", "experts-input-grad"),
@@ -286,10 +327,26 @@ KERNELS = {
 The portable kernels of experts have tiles to choose; all groups of the hand-scheduled ones are the same within 1%."""
 
 
-def by_hand_is_possible(problem: Problem) -> bool:
-    """Whether hand-written schedules can run for a GPU and dtype; tensors may still rule them out."""
+ADMITTED_AS: dict[tuple[str, Schedule], str] = {
+    ("forward", "ping-pong"): "forward",
+    ("forward", "transposed"): "transposed forward",
+    ("forward", "cooperative"): "row forward",
+    ("forward-preact", "ping-pong"): "forward",
+    ("forward-preact", "transposed"): "transposed forward",
+    ("forward-preact", "cooperative"): "row forward",
+    ("input-grad", "ping-pong"): "dX",
+    ("input-grad", "cooperative"): "dX",
+    ("weight-grad", "ping-pong"): "dW",
+    ("mlp-weight-grad", "ping-pong"): "dW",
+    ("mlp-hidden-grad", "gate"): "hidden gradient",
+}  # fmt: skip
+"""The names in `admission.KERNELS` of the schedules of each kernel."""
+
+
+def by_hand_is_possible(problem: Problem, kernel: str) -> bool:
+    """Whether a kernel of `admission.KERNELS` can run for a GPU and dtype; tensors may still rule it out."""
     on_hopper = problem.capability is not None and problem.capability[0] == 9
-    return on_hopper and problem.dtype in TUNED_DTYPES and shared.why_off() is None
+    return on_hopper and problem.dtype in TUNED_DTYPES and shared.why_off(kernel) is None
 
 
 def shipped(name: str, problem: Problem) -> Choice:
@@ -297,8 +354,10 @@ def shipped(name: str, problem: Problem) -> Choice:
     kernel = KERNELS[name]
     if kernel.by_torch and kernel.by_torch(problem):
         return BY_TORCH
-    by_hand = kernel.shipped_by_hand(problem) if by_hand_is_possible(problem) else None
-    return by_hand or Choice("portable", kernel.shipped(problem))
+    by_hand = kernel.shipped_by_hand(problem)
+    if by_hand is None or not by_hand_is_possible(problem, ADMITTED_AS[name, by_hand.schedule]):
+        return Choice("portable", kernel.shipped(problem))
+    return by_hand
 
 
 def why_illegal(name: str, choice: Choice, problem: Problem) -> str | None:
@@ -309,7 +368,9 @@ def why_illegal(name: str, choice: Choice, problem: Problem) -> str | None:
     if choice.schedule != "portable":
         if choice.schedule == "transposed" and tile.parts <= transposed.MOST_SHARES:
             tile = replace(tile, parts=1)  # a launch shares its last wave where there is room
-        known = by_hand_is_possible(problem) and tile in _configurations(kernel, choice.schedule, problem)
+        admitted_as = ADMITTED_AS.get((name, choice.schedule))
+        possible = admitted_as is not None and by_hand_is_possible(problem, admitted_as)
+        known = possible and tile in _configurations(kernel, choice.schedule, problem)
         return None if known else f"not a configuration of a schedule {choice.schedule!r} here"
     if choice == Choice("portable", kernel.shipped(problem)):
         return None

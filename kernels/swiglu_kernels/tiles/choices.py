@@ -33,25 +33,17 @@ import torch
 from swiglu_kernels.hopper import experts, products
 from swiglu_kernels.hopper.forward import why_not
 from swiglu_kernels.hopper.shared import why_off
-from swiglu_kernels.launches.backend import INTERPRETING, capability_of, multiprocessors
+from swiglu_kernels.launches.backend import INTERPRETING, capability_of, card_of, multiprocessors
 from swiglu_kernels.launches.formula import PLAIN, Formula
 from swiglu_kernels.launches.internals import constant_in_graphs
-from swiglu_kernels.tiles import candidates
-from swiglu_kernels.tiles.candidates import BY_TORCH, LINE, MEASURED, SECTOR, Problem, portable_is_slower, rows_begin_at
+from swiglu_kernels.tiles import candidates, cards
+from swiglu_kernels.tiles.candidates import BY_TORCH, LINE, MEASURED, Problem, portable_is_slower, rows_begin_at
 from swiglu_kernels.tiles.tuning import lookup
 
 AUTO = "auto"
 WEIGHT_GRADS = ("triton", "torch", "none", AUTO)
 SAVES = ("preact", "input", AUTO)
 INPUT_GRADS = ("fused", "two_step", "torch", AUTO)
-
-UNALIGNED_ROWS_TOKENS, SECTOR_ROWS_TOKENS = 256, 512
-"""Up to so many tokens leave dW faster by hand than by PyTorch, of rows that do not begin at multiples of 32 bytes, and
-of those that do, but not of 128."""
-UNALIGNED_ROWS_ELEMENTS = 50_000_000
-"""Of a weight, at most, for the former. With dW by hand, a `glu` step of 36 million took 0.92 of torch.compile's,
-of 79 million 1.09, of 195 million 1.20. Rows that begin inside of 32 bytes are written in parts, and where the L2 cache
-does not hold the gradient until the other part comes, DRAM is read and written for each."""
 
 
 @constant_in_graphs  # a GPU does not change while a compiled function lives
@@ -64,12 +56,21 @@ def why_unmeasured(device: torch.device) -> str:
     return f"this is compute capability {here}, and only {there} was measured"
 
 
-@constant_in_graphs  # a GPU does not change while a compiled function lives
-def _hopper_multiprocessors(device: torch.device) -> int:
-    """Return how many multiprocessors run `hopper/products.py` here, 0 for none."""
-    if device.type != "cuda" or why_off() is not None or capability_of(device) != (9, 0):
+@constant_in_graphs
+def _hopper_multiprocessors(device: torch.device, kernel: str) -> int:
+    """Return how many multiprocessors run a kernel of `admission.KERNELS` here, 0 for none."""
+    if device.type != "cuda" or why_off(kernel) is not None or capability_of(device) != (9, 0):
         return 0
     return multiprocessors(device)
+
+
+def _problem(device: torch.device, dtype: torch.dtype, *sizes: int) -> Problem:
+    """What a choice depends on; `sizes` are tokens, hidden, intermediate."""
+    tokens, hidden, intermediate = sizes
+    return Problem(
+        tokens, hidden, intermediate, dtype, capability_of(device), multiprocessors(device),
+        card=card_of(device) or cards.H200,
+    )  # fmt: skip
 
 
 def multiplied_by_torch(
@@ -93,7 +94,7 @@ def multiplied_by_torch(
         if tuned is not None:
             return tuned == BY_TORCH
         if why_not(x, w_gate, w_up, capability) is None:
-            return candidates.multiplied_by_torch(Problem(tokens, hidden, intermediate, x.dtype, capability))
+            return candidates.multiplied_by_torch(_problem(x.device, x.dtype, tokens, hidden, intermediate))
     return portable_is_slower(tokens, hidden, not why_unmeasured(x.device))
 
 
@@ -110,21 +111,39 @@ def resolve(
     """
     tokens, hidden = chunk_tokens or x.shape[0], x.shape[1]
     fits = x.dtype in (torch.float16, torch.bfloat16) and hidden % 8 == 0 and intermediate % 8 == 0
-    hopper = _hopper_multiprocessors(x.device) if fits else 0
-    in_lines = rows_begin_at(LINE, hidden, intermediate)
     if save == AUTO:
         save = "input" if chunk_tokens else "preact"
     if input_grad == AUTO:
-        by_hand = hopper and in_lines and products.sum_fills_waves(tokens, hidden, intermediate, hopper)
+        hopper = _hopper_multiprocessors(x.device, "dX") if fits and rows_begin_at(LINE, hidden, intermediate) else 0
+        by_hand = hopper and products.sum_fills_waves(tokens, hidden, intermediate, hopper)
         input_grad = "two_step" if by_hand else "torch"
     if weight_grad == AUTO:
-        one = tokens == 1 and not why_unmeasured(x.device)
-        in_sectors = rows_begin_at(SECTOR, hidden, intermediate)
-        small = hidden * intermediate <= UNALIGNED_ROWS_ELEMENTS
-        few = tokens <= SECTOR_ROWS_TOKENS if in_sectors else tokens <= UNALIGNED_ROWS_TOKENS and small
-        by_triton = one or (hopper and (in_lines or few))
+        tuned = lookup("weight-grad", x, tokens, hidden, intermediate) if fits else None
+        if tuned is not None:
+            by_triton = tuned != BY_TORCH
+        elif tokens == 1:
+            by_triton = not why_unmeasured(x.device)
+        else:
+            possible = fits and _hopper_multiprocessors(x.device, "dW") > 0
+            at = _problem(x.device, x.dtype, tokens, hidden, intermediate)
+            by_triton = possible and not candidates.weight_grad_by_torch(at)
         weight_grad = "triton" if by_triton else "torch"
     return weight_grad, save, input_grad
+
+
+def why_weight_grad(x: torch.Tensor, intermediate: int) -> str:
+    """Say on what "auto" bases its choice for weight gradients: a tuned choice, or the card on which it was measured.
+
+    Args:
+        x: [tokens, hidden].
+        intermediate: rows of w_gate.
+    """
+    card, (tokens, hidden) = card_of(x.device), x.shape
+    if lookup("weight-grad", x, tokens, hidden, intermediate) is not None:
+        return f"tuned on this {card}"
+    if capability_of(x.device) != MEASURED:
+        return why_unmeasured(x.device)
+    return cards.measured_on(card)
 
 
 def down_grad_by_torch(d_out: torch.Tensor, intermediate: int) -> bool:
@@ -134,10 +153,14 @@ def down_grad_by_torch(d_out: torch.Tensor, intermediate: int) -> bool:
         d_out: [tokens, hidden].
         intermediate: columns of w_down.
     """
-    (tokens, hidden), hopper = d_out.shape, _hopper_multiprocessors(d_out.device)
-    if not hopper or products.transposed_fills_waves(hidden, intermediate, hopper):
-        return False
-    return lookup("mlp-weight-grad", d_out, tokens, hidden, intermediate) is None
+    tokens, hidden = d_out.shape
+    tuned = lookup("mlp-weight-grad", d_out, tokens, hidden, intermediate)
+    if tuned is not None:
+        return tuned == BY_TORCH
+    hopper = _hopper_multiprocessors(d_out.device, "dW")
+    return bool(hopper) and candidates.down_weight_grad_by_torch(
+        _problem(d_out.device, d_out.dtype, tokens, hidden, intermediate)
+    )
 
 
 def why_slow_rows(hidden: int, intermediate: int) -> str:
@@ -160,22 +183,31 @@ def hidden_grad_by_torch(d_out: torch.Tensor, w_down: torch.Tensor, formula: For
     tuned = lookup("mlp-hidden-grad", d_out, tokens, hidden, intermediate)
     if tuned is not None and (formula == PLAIN or tuned.schedule == "portable"):
         return tuned == BY_TORCH
-    if formula != PLAIN or products.why_not([(d_out, w_down)], [], capability) is not None:
+    if formula != PLAIN or products.why_not("hidden gradient", [(d_out, w_down)], [], capability) is not None:
         return True
-    return candidates.hidden_grad_by_torch(Problem(tokens, hidden, intermediate, d_out.dtype, capability))
+    return candidates.hidden_grad_by_torch(_problem(d_out.device, d_out.dtype, tokens, hidden, intermediate))
 
 
-def why_not_hopper(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str) -> str | None:
+def why_not_hopper(
+    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str, in_fp8: bool = False
+) -> str | None:
     """Say why experts cannot take the hand-scheduled kernels, or return None where they can."""
-    if not _hopper_multiprocessors(x.device):
-        return why_off() or f"the kernels are for compute capability 9.0, and x is on {x.device}"
+    for kernel in ("fp8 experts", "experts") if in_fp8 else ("experts",):
+        if not _hopper_multiprocessors(x.device, kernel):
+            return why_off(kernel) or f"the kernels are for compute capability 9.0, and x is on {x.device}"
     return experts.why_not(x, w_gate_up, w_down, activation)
 
 
 def why_portable(
-    pairs: int, x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str, with_grad: bool
+    pairs: int,
+    x: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    activation: str,
+    with_grad: bool,
+    in_fp8: bool = False,
 ) -> str | None:
     """Say why the portable kernels are the fastest for experts, or return None where the hand-scheduled ones are."""
     least = experts.LEAST_ROWS[with_grad]
     few = f"an expert has fewer than {least} rows on average" if pairs < least * w_gate_up.shape[0] else None
-    return why_off() or why_not_hopper(x, w_gate_up, w_down, activation) or few
+    return why_not_hopper(x, w_gate_up, w_down, activation, in_fp8) or few

@@ -10,11 +10,7 @@ SWIGLU_KERNELS_TUNING names another, or is `off`: then none is read.
 """
 
 import contextlib
-import functools
 import hashlib
-import json
-import os
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,13 +18,14 @@ from typing import Any
 
 import torch
 
-from swiglu_kernels.launches import plan
+from swiglu_kernels.launches import kept, plan, sources
 from swiglu_kernels.launches.backend import triton
 from swiglu_kernels.launches.tiles import Capability, Tile
 from swiglu_kernels.tiles.candidates import KERNELS, TUNED_DTYPES, Choice, Problem, bucket, why_illegal
 
 VARIABLE = "SWIGLU_KERNELS_TUNING"
 SCHEMA = 1
+INSTEAD = "the shipped tiles are used. `swiglu-bench tune --clear` removes the file."
 Key = tuple[str, torch.dtype, int, int, int]
 """Kernel, dtype, bucket of tokens, hidden, intermediate."""
 
@@ -114,53 +111,35 @@ def forget() -> None:
     """Read the file again at the next launch, and describe every launch anew."""
     _tables.clear()
     plan.forget()
-    _warn_once.cache_clear()
+    kept.warn_once.cache_clear()
 
 
 def path() -> Path | None:
     """The file, whether it exists or not; None where it is switched off."""
-    named = os.environ.get(VARIABLE, "")
-    if named == "off":
-        return None
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "swiglu-kernels" / "tuning.json"
+    return kept.path("tuning.json", VARIABLE)
 
 
 def entries() -> list[Entry]:
     """All choices of the file, of whatever machine; none, with one warning, from a file that is not sound."""
-    file = path()
-    if file is None:
-        return []
-    try:
-        return read(file)
-    except (OSError, ValueError) as error:
-        _warn_once(file, str(error))
-        return []
+    return kept.read_if_sound(path(), _of_content, INSTEAD)
 
 
 def read(file: Path) -> list[Entry]:
     """All choices of a file; none where there is no file. Raises OSError, and ValueError where it is not sound."""
-    try:
-        content = json.loads(file.read_bytes())
-        if content["schema"] != SCHEMA:
-            raise ValueError(f"it is not of schema {SCHEMA}")
-        return [_entry(**plain) for plain in content["entries"]]
-    except FileNotFoundError:
-        return []
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"not a file of tuned choices ({type(error).__name__}: {error})") from error
+    return kept.read(file, _of_content)
+
+
+def _of_content(content: dict[str, Any]) -> list[Entry]:
+    if content["schema"] != SCHEMA:
+        raise ValueError(f"it is not of schema {SCHEMA}")
+    return [_entry(**plain) for plain in content["entries"]]
 
 
 def write(content: Iterable[Entry]) -> Path:
     """Replace the file by these choices, at once; who changes it holds a lock meanwhile. Raises OSError."""
     file = path()
     assert file is not None, "switched off"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    plain = [asdict(one) for one in content]
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text(json.dumps({"schema": SCHEMA, "entries": plain}, indent=1), encoding="utf-8")
-    temporary.replace(file)
+    kept.write(file, {"schema": SCHEMA, "entries": [asdict(entry) for entry in content]})
     return file
 
 
@@ -171,7 +150,7 @@ def machine_of(device: torch.device) -> Machine | None:
     properties = torch.cuda.get_device_properties(device)
     version = getattr(triton, "__version__", "")
     capability = f"{properties.major}.{properties.minor}"
-    return Machine(properties.name, capability, torch.__version__, version, _kernels())
+    return Machine(properties.name, capability, torch.__version__, version, sources.of_kernels())
 
 
 def digest(device: torch.device) -> str:
@@ -183,22 +162,22 @@ def digest(device: torch.device) -> str:
 
 def _load(device: torch.device) -> dict[Key, Choice]:
     """The choices of the file that hold on a device and can run there."""
-    file = path()
-    if file is None or not file.exists():
-        return {}
-    here = machine_of(device)
+    found = entries()
+    here = machine_of(device) if found else None
     if here is None:
         return {}
     table: dict[Key, Choice] = {}
-    for one in entries():
+    for one in found:
         if one.machine != here:
             continue
         dtype = getattr(torch, one.dtype)
-        reason = why_illegal(
-            one.kernel, one.choice, Problem(one.tokens, one.hidden, one.intermediate, dtype, here.major_minor)
-        )
+        sizes = one.tokens, one.hidden, one.intermediate
+        problem = Problem(*sizes, dtype, here.major_minor, card=here.gpu)
+        reason = why_illegal(one.kernel, one.choice, problem)
         if reason:
-            _warn_once(file, f"{one.choice} for {one.kernel} cannot run ({reason})")
+            file = path()
+            assert file is not None, "it has entries"
+            kept.warn_once(file, f"{one.choice} for {one.kernel} cannot run ({reason})", INSTEAD)
             return {}
         table[one.kernel, dtype, one.tokens, one.hidden, one.intermediate] = one.choice
     return table
@@ -222,16 +201,3 @@ def _entry(machine: dict[str, Any], choice: dict[str, Any], ratio: list[float], 
     if not all(isinstance(text, str) for text in (*asdict(made.machine).values(), made.at)):
         raise ValueError("an invalid machine")
     return made
-
-
-@functools.cache
-def _kernels() -> str:
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:12]
-
-
-@functools.cache
-def _warn_once(file: Path, reason: str) -> None:
-    warnings.warn(
-        f"{file}: {reason}; the shipped tiles are used. `swiglu-bench tune --clear` removes the file.", stacklevel=2
-    )

@@ -205,7 +205,7 @@ class TestOnHopper:
             return [out, *torch.autograd.grad(out, leaves, upstream.to(dtype))]
 
         exact = run(reference.swiglu_experts, torch.float64)
-        with shared.by_hand_aside(None):
+        with admission.by_hand_aside(None):
             ours, again = (run(swiglu_experts, torch.bfloat16, backend="hopper") for _ in range(2))
         eager = run(reference.swiglu_experts, torch.bfloat16)
         for one, other, plain, true in zip(ours, again, eager, exact, strict=True):
@@ -228,7 +228,7 @@ class TestOnHopper:
         def run() -> list[torch.Tensor]:
             copies.clear()
             x, *others = (one.requires_grad_() for one in leaves)
-            with shared.by_hand_aside(None):
+            with admission.by_hand_aside(None):
                 out = swiglu_experts(x[:, 8:], *others, index, weights, backend="hopper", recompute=recompute)
             return [out, *torch.autograd.grad(out, leaves, upstream)]
 

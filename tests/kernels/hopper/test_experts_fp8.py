@@ -60,7 +60,7 @@ class TestOnHopper:
             return [out, *torch.autograd.grad(out, leaves, upstream.to(dtype))]
 
         exact = run(reference.swiglu_experts, torch.float64)
-        with shared.by_hand_aside(None):
+        with admission.by_hand_aside(None):
             ours, again = (run(swiglu_experts, torch.bfloat16, backend="hopper") for _ in range(2))
             codes = [quantise(one, "rowwise", weight=True) for one in drawn[1:3]]
             with torch.no_grad():

@@ -157,7 +157,7 @@ class TestOnHopper:
         outs = [
             torch.full((M, N), float("nan"), dtype=dtype, device="cuda") for _ in range(1 + (form == "two outputs"))
         ]
-        with shared.by_hand_aside(None):
+        with admission.by_hand_aside(None):
             assert products.why_not(pairs, outs, torch.cuda.get_device_capability()) is None
         if form == "two outputs":
             stored = [(left.t(), right) for left, right in pairs]  # [K, M] in either orientation

@@ -47,7 +47,7 @@ class TestOnHopper:
         drawn = [
             torch.randn(size, device="cuda").bfloat16() for size in ((640 + calls_before, 512), (512, 512), (512, 512))
         ]
-        with torch.no_grad(), shared.by_hand_aside(None):
+        with torch.no_grad(), admission.by_hand_aside(None):
             for _ in range(calls_before):
                 swiglu_glu(*(one.clone() for one in drawn))
             others = [one.clone() for one in drawn]

@@ -56,7 +56,7 @@ def test_what_is_wrong_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     at = odd_sizes.Sizes((17, 24, 40), torch.float16, DEVICE)
     for spoil in (spoil_one, spoil_a_margin, lambda launch: None):
         monkeypatch.setattr(Launch, "run", spoil)
-        with shared.by_hand_aside("portable kernels are asked for"):
+        with admission.by_hand_aside("portable kernels are asked for"):
             assert not next(odd_sizes._forwards(at, "forward", odd_sizes.forward_launch)).right
         at.buffers.clear()
     assert not replace(odd_sizes.Outcome("one", 1.0), roundings=odd_sizes.SLACK * 2).right

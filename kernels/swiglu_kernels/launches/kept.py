@@ -1,0 +1,67 @@
+"""JSON files in the user's cache folder: what this machine has found out, kept between processes.
+
+A file that cannot be read ends no call: it costs one warning, and the call goes on as if nothing had been kept.
+"""
+
+import functools
+import json
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FOLDER = "swiglu-kernels"
+
+
+def path(name: str, variable: str = "") -> Path | None:
+    """Return the place of a file: `$XDG_CACHE_HOME/swiglu-kernels/name`, `~/.cache/...` without XDG_CACHE_HOME.
+
+    The environment variable `variable` names another file, or is `off`: then None. None as well where there is no home.
+    """
+    named = os.environ.get(variable, "") if variable else ""
+    if named:
+        return None if named == "off" else Path(named)
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:  # no home folder can be determined
+        return None
+    return Path(cache) / FOLDER / name
+
+
+def read(file: Path, of_content: Callable[[Any], list[Any]]) -> list[Any]:
+    """Return what `of_content` makes of a file's content; nothing where there is no file.
+
+    Raises OSError, and ValueError where the file is not JSON or `of_content` does not accept it.
+    """
+    try:
+        return of_content(json.loads(file.read_bytes()))
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not a file that these kernels have written ({type(error).__name__}: {error})") from error
+
+
+def read_if_sound(file: Path | None, of_content: Callable[[Any], list[Any]], instead: str) -> list[Any]:
+    """Return the same; nothing, and warn once of what happens `instead`, where a file is not sound."""
+    if file is None:
+        return []
+    try:
+        return read(file, of_content)
+    except (OSError, ValueError) as error:
+        warn_once(file, str(error), instead)
+        return []
+
+
+def write(file: Path, content: Any) -> None:
+    """Replace a file at once. Raises OSError."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(file)
+
+
+@functools.cache
+def warn_once(file: Path, reason: str, instead: str) -> None:
+    """Warn that a file is not used, once per process for each reason."""
+    warnings.warn(f"{file}: {reason}; {instead}", stacklevel=2)

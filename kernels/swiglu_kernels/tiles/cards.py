@@ -1,0 +1,53 @@
+"""What is chosen by the model of a GPU, and on which model it was measured: `cards.json`.
+
+A card of compute capability 9.0 that is not in that file takes the same forward, whose machine code and relative times
+were alike on an H100 and an H200, and PyTorch's products for weight gradients, until `swiglu-bench tune` ran on it.
+The weight gradients by hand take 1.2 to 1.5 times as long on an H100 as on an H200 from 512 tokens on, PyTorch's do
+not.
+"""
+
+import functools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from swiglu_kernels.launches.internals import constant_in_graphs
+
+H200 = "NVIDIA H200"
+
+
+@functools.cache
+def _measured() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_bytes())
+    return found
+
+
+def was_measured(card: str) -> bool:
+    """Tell whether choices were measured on this model of GPU, by the name that its driver gives it."""
+    return card in _measured()
+
+
+def measured_on(card: str) -> str:
+    """Say on which card the choice of weight gradients for this one was measured."""
+    if was_measured(card):
+        return f"measured on an {card}"
+    return f"measured on {' and '.join(_measured())}, not on this {card}: `swiglu-bench tune` measures it"
+
+
+@constant_in_graphs  # data that ships with this package
+def _bounds(card: str) -> tuple[tuple[float, float], ...]:
+    """(most tokens, most elements of a weight) up to which weight gradients by hand are faster on a card."""
+    found = _measured().get(card, {}).get("weight_grad_by_hand", ())
+    return tuple((bound.get("most_tokens", math.inf), bound.get("most_elements", math.inf)) for bound in found)
+
+
+def weight_grad_by_hand(card: str, tokens: int, elements: int) -> bool:
+    """Tell whether weight gradients by hand are faster than PyTorch's on a card.
+
+    Args:
+        card: the name of the GPU.
+        tokens: how many the gradient is summed over.
+        elements: hidden x intermediate.
+    """
+    return any(tokens <= most_tokens and elements <= most_elements for most_tokens, most_elements in _bounds(card))
