@@ -3,6 +3,7 @@ import functools
 import pytest
 import torch
 from accuracy import DEVICE, assert_as_accurate_as_eager, check_against_reference, random_tensor
+from clamped import keep_off_limit
 from torch.library import opcheck
 
 from swiglu_kernels import backend_for, reference, swiglu_experts
@@ -43,6 +44,7 @@ def called(function, index, options, x, w_gate_up, w_down, weights, b_gate_up=No
 
 
 def check(index: torch.Tensor, inputs: list[torch.Tensor], gate: dict | None = None, **options: object) -> None:
+    keep_off_limit(gate or {}, inputs[0], inputs[1:2], inputs[4:5])
     check_against_reference(
         NAMES,
         functools.partial(called, swiglu_experts, index, (gate or {}) | options),

@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 from accuracy import DEVICE, DTYPES, LAYOUTS, assert_as_accurate_as_eager, check_against_reference, random_tensor
+from clamped import GPT_OSS, keep_off_limit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.library import opcheck
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kerne
 
 GATES = {
     "silu": {},
-    "gpt-oss": {"alpha": 1.702, "limit": 1.0, "up_offset": 1.0},  # limit 7 in the model: here many values meet it
+    "gpt-oss": GPT_OSS,
     "falcon-h1": {"gate_multiplier": 0.7},
     "gelu": {"activation": "gelu_tanh"},
     "gelu, all at once": {"activation": "gelu_tanh", "gate_multiplier": -1.5, "limit": 0.5, "up_offset": -0.25},
@@ -60,6 +61,7 @@ def leaves(*shape: int, biased: bool = False) -> list[torch.Tensor]:
 
 
 def check(inputs: list[torch.Tensor], options: dict, gate: dict | None = None) -> None:
+    keep_off_limit(gate or {}, inputs[0], inputs[1:3], inputs[3:])
     check_against_reference(
         "x w_gate w_up bias_gate bias_up",
         functools.partial(swiglu_glu, **(gate or {}), **options),
@@ -123,6 +125,19 @@ def test_every_gate_in_every_dtype(gate, options, dtype):
     check(problem(21, 70, 45, dtype), options, gate)
 
 
+def test_a_gradient_that_passes_the_limit_is_found():
+    bounded = functools.partial(reference.swiglu_glu, **GPT_OSS)
+
+    def wrong(*inputs):
+        free = reference.swiglu_glu(*inputs, **GPT_OSS | {"limit": None})
+        return bounded(*inputs).detach() + (free - free.detach())
+
+    inputs = problem(21, 70, 45, torch.bfloat16)
+    keep_off_limit(GPT_OSS, inputs[0], inputs[1:])
+    with pytest.raises(AssertionError, match="gradient of x"):
+        check_against_reference("x w_gate w_up", wrong, bounded, inputs)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", VARIANTS, ids=variant_name)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -139,9 +154,7 @@ def test_every_variant_at_model_sizes(shape, options, dtype):
 @pytest.mark.parametrize("options", [{}, {"weight_grad": "torch", "input_grad": "torch"}, {"save": "input"}], ids=str)
 @pytest.mark.parametrize("shape", [(1, 2880, 2880), (1000, 2880, 2880), (777, 509, 1031)])
 def test_every_gate_at_model_sizes(shape, options, dtype, gate):
-    # Hundreds of values meet a bound of 6, and none of the millions lies within fp32's rounding of it: there the
-    # gradient jumps, and which side a value falls on is a matter of the order of its sum.
-    check(problem(*shape, dtype, biased=True), options, gate | ({"limit": 6.0} if "limit" in gate else {}))
+    check(problem(*shape, dtype, biased=True), options, gate)
 
 
 def test_leading_dimensions_that_do_not_collapse_are_copied():
@@ -324,6 +337,7 @@ def test_a_changed_number_is_never_stale_in_a_compiled_function(name, dynamic):
 
     compiled = torch.compile(swiglu_glu, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     for value in NUMBERS[name]:
+        keep_off_limit({name: value}, inputs[0], inputs[1:3], inputs[3:])
         for one, other in zip(function(value, compiled), function(value, reference.swiglu_glu), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 

@@ -4,6 +4,7 @@ import itertools
 import pytest
 import torch
 from accuracy import DEVICE, DTYPES, LAYOUTS, check_against_reference, random_tensor
+from clamped import GPT_OSS, keep_off_limit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.library import opcheck
@@ -21,7 +22,6 @@ VARIANTS = [
     dict(zip(("weight_grad", "save", "input_grad"), values, strict=True))
     for values in itertools.product(WEIGHT_GRADS, SAVES, INPUT_GRADS)
 ]
-GPT_OSS = {"alpha": 1.702, "limit": 1.0, "up_offset": 1.0}
 FORMULA = ("silu", 1.0, 1.0, None, 0.0)
 
 
@@ -47,9 +47,10 @@ def leaves(*arguments) -> list[torch.Tensor]:
 
 
 def check(inputs: list[torch.Tensor], packing: str, options: dict, gate: dict | None = None) -> None:
-    names = "x w_gate_up bias_gate_up"
+    weight = inputs[1].T if packing == "transposed" else inputs[1]
+    keep_off_limit(gate or {}, inputs[0], [weight], inputs[2:])
     check_against_reference(
-        names,
+        "x w_gate_up bias_gate_up",
         functools.partial(swiglu_glu_packed, layout=packing, **options, **(gate or {})),
         functools.partial(reference.swiglu_glu_packed, layout=packing, **(gate or {})),
         inputs,
@@ -105,6 +106,7 @@ def test_the_layout_of_each_packing():
 
 def test_columns_that_alternate_as_gpt_oss_stores_them():
     x, stored, bias = problem(17, 33, 31, "transposed")  # [hidden, 2 * intermediate]
+    keep_off_limit(GPT_OSS, x, [stored.t()], [bias])
     check_against_reference(
         "x stored bias",
         lambda x, stored, bias: swiglu_glu_packed(x, stored.t(), bias, layout="interleaved", **GPT_OSS),

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from accuracy import DEVICE, DTYPES, LAYOUTS, assert_as_accurate_as_eager, check_against_reference, random_tensor
+from clamped import GPT_OSS, keep_off_limit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.library import opcheck
@@ -18,7 +19,7 @@ from swiglu_kernels.tiles.choices import INPUT_GRADS, SAVES, WEIGHT_GRADS
 pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")
 
 NAMES = "x w_gate w_up w_down bias_gate bias_up bias_down"
-GATES = [{}, {"alpha": 1.702, "limit": 1.0, "up_offset": 1.0}, {"gate_multiplier": 0.7}, {"activation": "gelu_tanh"}]
+GATES = [{}, GPT_OSS, {"gate_multiplier": 0.7}, {"activation": "gelu_tanh"}]
 CHUNKED = [
     {"weight_grad": weight_grad, "save": "input", "chunk_tokens": chunk}
     for weight_grad, chunk in [("triton", 10), ("torch", 16), ("none", 7), ("auto", 1000)]
@@ -69,6 +70,7 @@ def leaves(*shape: int) -> list[torch.Tensor]:
 
 
 def check(inputs: list[torch.Tensor], options: dict, gate: dict | None = None) -> None:
+    keep_off_limit(gate or {}, inputs[0], inputs[1:3], inputs[4:6])
     check_against_reference(
         NAMES,
         functools.partial(swiglu_mlp, **options, **(gate or {})),

@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 from accuracy import DEVICE, check_against_reference, random_tensor
+from clamped import GPT_OSS, keep_off_limit
 
 from swiglu_kernels import backend_for, reference, swiglu_glu, swiglu_mlp
 from swiglu_kernels.portable.glu_forward import forward_launch
@@ -47,12 +48,13 @@ def test_parts_of_a_sum(shape: tuple[int, int, int], dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[4]])
 def test_with_biases_and_another_gate(shape: tuple[int, int, int]) -> None:
-    gate = {"alpha": 1.702, "limit": 1.0, "up_offset": 1.0}
+    inputs = problem(*shape, torch.bfloat16)
+    keep_off_limit(GPT_OSS, inputs[0], inputs[1:3], inputs[3:])
     check_against_reference(
         "x w_gate w_up bias_gate bias_up",
-        functools.partial(swiglu_glu, **gate),
-        functools.partial(reference.swiglu_glu, **gate),
-        problem(*shape, torch.bfloat16),
+        functools.partial(swiglu_glu, **GPT_OSS),
+        functools.partial(reference.swiglu_glu, **GPT_OSS),
+        inputs,
     )
 
 
