@@ -72,6 +72,20 @@ def test_experts_are_compared_with_grouped_unless_the_options_say_otherwise(
         assert asked.settings.baseline_of(asked.cases[-1]) == more.get("baseline", "grouped")
 
 
+@pytest.mark.parametrize("command", ["forward", "verify"])
+def test_random_layers_have_token_counts_of_their_own(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    def counts(**more: Any) -> list[int]:
+        options = VerifyOptions if command == "verify" else TimingOptions
+        given = {"shapes": "random:3", "seed": 1, "scope": "glu", "dtype": "fp32"} | more
+        with requested(command, options(**given), Console(), "swiglu-bench x") as asked:
+            return [case.tokens for case in asked.cases]
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert counts() == [1655, 78, 2]
+    assert counts(tokens="4") == [4, 4, 4]
+    assert counts(shapes="random:1,smoke")[0] == 1655
+
+
 def cases(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Case]:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with requested("forward", TimingOptions(**options), Console(), "swiglu-bench x") as asked:
