@@ -10,11 +10,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 pieces="forward forward-llama3-8b forward-others forward-narrow activation step-mlp step step-llama3-8b step-others \
   energy backward memory memory-mlp experts experts-others experts-fp8 experts-peers experts-quack \
   experts-quack-step experts-zipf experts-liger experts-liger-few experts-liger-step \
-  experts-liger-step-deepseek experts-few experts-few-zipf experts-step experts-step-zipf \
-  experts-step-deepseek experts-step-zipf-deepseek experts-memory experts-memory-peers experts-eager \
-  experts-eager-few experts-eager-step experts-eager-step-others fp8 fp8-mlp train-llama train-fp8 tp \
-  tp-experts verify selftest false-alarms audit noise doctor random-forward random-step random-step-mlp \
-  step-ragged kernels-by-triton patched-llama sweep-over-gpus"
+  experts-liger-step-deepseek experts-few experts-few-zipf experts-few-layers experts-few-layers-others \
+  experts-step experts-step-zipf experts-step-deepseek experts-step-zipf-deepseek experts-memory \
+  experts-memory-peers experts-eager experts-eager-few experts-eager-step experts-eager-step-others \
+  fp8 fp8-mlp train-llama train-fp8 tp tp-experts verify selftest false-alarms audit noise doctor \
+  random-forward random-step random-step-mlp step-ragged kernels-by-triton patched-llama sweep-over-gpus"
 if [ $# -lt 1 ]; then
   echo "Give the folder for the results, and which of these, if not all: $pieces" >&2
   exit 2
@@ -111,6 +111,12 @@ for piece in ${*:-$pieces}; do
     experts-few-zipf)
       sweep experts-few-zipf forward --shapes qwen3-30b-a3b --routing zipf --tokens 1,4,16,64,32k --budget 4 --no-energy \
         --baseline grouped-compile --impl $experts,batched ;;
+    experts-few-layers)
+      sweep experts-few-layers forward --shapes qwen3-30b-a3b --routing uniform,zipf --tokens 1,2,3,4,8,16,32,64 --layers 4 \
+        --budget 2 --no-energy --baseline grouped-compile --impl grouped,grouped-compile,batched,fused-experts ;;
+    experts-few-layers-others)
+      sweep experts-few-layers-others forward --shapes mixtral-8x7b,gpt-oss-20b,deepseek-v3-rank --routing uniform,zipf \
+        --tokens 1,4,16,64 --layers 4 --budget 2 --no-energy --baseline grouped-compile --impl grouped-compile,fused-experts ;;
     experts-step)
       sweep experts-step step --shapes mixtral-8x7b,qwen3-30b-a3b,gpt-oss-20b --tokens 8k --budget 6.5 --no-energy \
         --baseline grouped-compile --impl $experts ;;

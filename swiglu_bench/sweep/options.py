@@ -23,7 +23,7 @@ RARE = frozenset([
     "tp", "routing", "seed", "skip_impl", "ray", "timeout", "in_process", "wait", "rounds", "warmup", "l2", "regime",
     "trace", "ncu", "energy", "csv", "force", "save_baseline", "wandb_project", "wandb_entity", "wandb_group",
     "wandb_tags", "wandb_id", "strict", "interpret", "step_run", "checkpoint_every", "sequence_parallel",
-    "candidates",
+    "candidates", "layers",
 ])  # fmt: skip
 """Options that only `--help-all` shows, where a command has that."""
 TIMEOUT_S = 600.0
@@ -229,6 +229,11 @@ class TimingOptions(SweepOptions):
         option(HOW, "steady (no pause between samples, as in training) or rested (a pause before each sample, in which "
                "the GPU cools)."),
     ] = "steady"  # fmt: skip
+    layers: Annotated[
+        int,
+        option(HOW, "On a GPU, record N layers in one CUDA graph, each with weights and inputs of its own as in a "
+               "model; graph_us is the time of one of them.", min=1, max=64),
+    ] = 1  # fmt: skip
     trace: Annotated[
         bool, option(HOW, "After the rounds, write a trace of each contender's calls, which Perfetto opens.", "--trace")
     ] = False

@@ -97,6 +97,9 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
             text.check("--l2", timing.l2, "cold", "hot")
             text.check("--regime", timing.regime, *REGIMES)
             check_profilers(timing, device)
+            if timing.layers > 1 and (device.type != "cuda" or command == "backward"):
+                where = "this runs on a CPU" if device.type != "cuda" else "a backward alone is not recorded"
+                raise BadInput(f"--layers records CUDA graphs, and {where}; leave it out.")
         sanitizer = _sanitizer_of(options, device)
         settings = _settings_of(command, options, device, line, sanitizer)
         beside = {settings.baseline_of(case) for case in cases} if timing else ()
@@ -137,6 +140,7 @@ def _settings_of(command: str, options: SweepOptions, device: torch.device, line
         baseline=timing.baseline if timing else "",
         rule=_rule_of(timing) if timing else Rule(budget_s=0.0),
         cold_l2=not timing or timing.l2 == "cold",
+        layers=timing.layers if timing else 1,
         energy=timing is not None and timing.energy,
         detail=options.detail,
         interpreter=command == "verify" and device.type == "cpu",

@@ -1,6 +1,7 @@
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -84,6 +85,20 @@ def test_random_layers_have_token_counts_of_their_own(monkeypatch: pytest.Monkey
     assert counts() == [1655, 78, 2]
     assert counts(tokens="4") == [4, 4, 4]
     assert counts(shapes="random:1,smoke")[0] == 1655
+
+
+@pytest.mark.parametrize("command", ["forward", "backward"])
+def test_layers_are_those_of_a_cuda_graph(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    device = torch.device("cuda" if command == "backward" else "cpu")
+    monkeypatch.setattr(request, "find_device", lambda name, interpret: device)
+    with (
+        pytest.raises(BadInput, match=r"^--layers records CUDA graphs, and (this|a backward) .*; leave it out\.$"),
+        requested(command, TimingOptions(layers=4), Console(), "swiglu-bench x"),
+    ):
+        pass
+    monkeypatch.setattr(request, "find_device", lambda name, interpret: torch.device("cuda"))
+    with requested("forward", TimingOptions(layers=4), Console(), "swiglu-bench x") as asked:
+        assert asked.settings.layers == 4
 
 
 def cases(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Case]:
