@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Measures again what the documents quote, on this machine's GPU, from a clean checkout of one commit:
+# Measures again what the documents quote, on this machine's GPU, from a clean checkout of one commit. Records of earlier
+# tools, which README.md lists, have no piece.
 #   results/regenerate.sh FOLDER [PIECE ...]     FOLDER: such as results/nvidia-h200; default: all pieces
 # Each piece takes at most ten minutes on an H200, but those of Liger's experts, whose search compiles for minutes for each
 # size, and false-alarms. One that is there already is kept (delete its folder to repeat it).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-pieces="forward forward-llama3-8b forward-others forward-narrow activation step-mlp step step-llama3-8b step-others energy \
-  backward memory memory-mlp experts experts-others experts-fp8 experts-peers experts-quack experts-quack-step \
-  experts-zipf experts-liger experts-liger-few experts-liger-step experts-liger-step-deepseek experts-few \
-  experts-few-zipf experts-few-copy experts-few-copy-others experts-step experts-step-zipf experts-step-deepseek \
-  experts-step-zipf-deepseek experts-memory experts-memory-peers experts-eager experts-eager-few experts-eager-step \
-  experts-eager-step-others experts-parts fp8 fp8-mlp train-llama train-fp8 tp tp-experts verify selftest false-alarms audit noise \
-  doctor grid-1 grid-2 grid host-time early-launches bare-product bare-product-others bare-product-few \
-  bare-product-128 bare-product-ragged parts waves ragged fp8-kernels few-tokens few-tokens-narrow step-ragged \
-  kernels-by-triton patched-llama sweep-over-gpus"
+pieces="forward forward-llama3-8b forward-others forward-narrow activation step-mlp step step-llama3-8b step-others \
+  energy backward memory memory-mlp experts experts-others experts-fp8 experts-peers experts-quack \
+  experts-quack-step experts-zipf experts-liger experts-liger-few experts-liger-step \
+  experts-liger-step-deepseek experts-few experts-few-zipf experts-few-layers experts-few-layers-others \
+  experts-step experts-step-zipf experts-step-deepseek experts-step-zipf-deepseek experts-memory \
+  experts-memory-peers experts-eager experts-eager-few experts-eager-step experts-eager-step-others \
+  fp8 fp8-mlp train-llama train-fp8 tp tp-experts verify selftest false-alarms audit noise doctor \
+  random-forward random-step random-step-mlp step-ragged kernels-by-triton patched-llama sweep-over-gpus"
 if [ $# -lt 1 ]; then
   echo "Give the folder for the results, and which of these, if not all: $pieces" >&2
   exit 2
@@ -37,12 +37,6 @@ sweep() { # NAME COMMAND OPTION...
   local name=$1
   shift
   [ -e "$folder/$name" ] || $bench "$@" --out "$folder/$name" || [ $? -eq 1 ]
-}
-
-kernels() { # SCRIPT OPTION...; a benchmark of kernels/benchmarks that writes the piece's table
-  local script=$1
-  shift
-  [ -e "$folder/$piece.csv" ] || python "kernels/benchmarks/$script.py" --csv "$folder/$piece.csv" "$@"
 }
 
 for piece in ${*:-$pieces}; do
@@ -117,11 +111,12 @@ for piece in ${*:-$pieces}; do
     experts-few-zipf)
       sweep experts-few-zipf forward --shapes qwen3-30b-a3b --routing zipf --tokens 1,4,16,64,32k --budget 4 --no-energy \
         --baseline grouped-compile --impl $experts,batched ;;
-    experts-few-copy)
-      kernels experts_few --routing uniform zipf --tokens 1 2 3 4 8 16 32 64 --impl grouped grouped-compile batched fused-experts ;;
-    experts-few-copy-others)
-      kernels experts_few --shape mixtral-8x7b gpt-oss-20b deepseek-v3-rank --routing uniform zipf --tokens 1 4 16 64 \
-        --impl grouped-compile fused-experts ;;
+    experts-few-layers)
+      sweep experts-few-layers forward --shapes qwen3-30b-a3b --routing uniform,zipf --tokens 1,2,3,4,8,16,32,64 --layers 4 \
+        --budget 2 --no-energy --baseline grouped-compile --impl grouped,grouped-compile,batched,fused-experts ;;
+    experts-few-layers-others)
+      sweep experts-few-layers-others forward --shapes mixtral-8x7b,gpt-oss-20b,deepseek-v3-rank --routing uniform,zipf \
+        --tokens 1,4,16,64 --layers 4 --budget 2 --no-energy --baseline grouped-compile --impl grouped-compile,fused-experts ;;
     experts-step)
       sweep experts-step step --shapes mixtral-8x7b,qwen3-30b-a3b,gpt-oss-20b --tokens 8k --budget 6.5 --no-energy \
         --baseline grouped-compile --impl $experts ;;
@@ -151,7 +146,6 @@ for piece in ${*:-$pieces}; do
         --impl eager,grouped-compile,liger-experts,quack-experts,fused-experts ;;
     experts-memory)
       sweep experts-memory memory --shapes qwen3-30b-a3b --routing uniform,zipf --tokens 8k --impl $experts ;;
-    experts-parts) kernels experts ;;
     fp8)
       sweep fp8 forward --precision bf16,fp8-rowwise,fp8-blockwise --shapes llama7b,llama3-8b --tokens 1k,8k --budget 2 --no-energy \
         --impl $fp8 ;;
@@ -177,27 +171,13 @@ for piece in ${*:-$pieces}; do
       $bench selftest --no-zoo --false-alarms 200 --skip-impl '*compile*' >"$folder/selftest-false-alarms.txt" || [ $? -eq 1 ] ;;
     audit) $bench audit --impl eager,liger,fused-auto,fused-mlp-auto --out "$folder/audit" || [ $? -eq 1 ] ;;
     noise) $bench noise --out "$folder/noise.csv" >"$folder/noise.txt" || [ $? -eq 1 ] ;;
-    grid-[12]) # a half of the layers each, which two GPUs can have at the same time
-      python kernels/benchmarks/grid.py --csv "$folder/$piece.csv" --part "${piece#grid-}/2" --budget 0.3 --seconds 560 ;;
-    grid) # both halves as one, and their picture
-      { cat "$folder/grid-1.csv" && tail -n +2 "$folder/grid-2.csv"; } >"$folder/grid.csv"
-      python kernels/benchmarks/grid.py --csv "$folder/grid.csv" --picture "$folder/grid" ;;
-    early-launches) python kernels/benchmarks/early_launches.py >"$folder/early-launches.txt" ;;
-    host-time) python kernels/benchmarks/host_time.py >"$folder/host-time-recorded.txt" ;;
-    bare-product) kernels bare_product --budget 2.5 ;;
-    bare-product-others) kernels bare_product --shape ${others//,/ } --tokens 1024 4096 8192 --budget 1.5 ;;
-    bare-product-few) kernels bare_product --shape llama7b llama3-8b ${others//,/ } --tokens 1 16 32 64 128 --budget 1 ;;
-    bare-product-128) kernels bare_product --shape llama7b llama3-8b ${others//,/ } --tokens 128 --budget 1 ;;
-    bare-product-ragged)
-      kernels bare_product --shape llama7b llama3-8b 5120x27648 3584x18944 --tokens 160 256 333 512 640 --budget 0.6 ;;
-    parts) kernels parts --budget 0.08 ;;
-    waves) kernels parts --waves --part input-grad mlp-weight-grad --budget 0.15 ;;
-    ragged) kernels ragged --budget 0.2 ;;
-    fp8-kernels) kernels fp8 ;;
-    few-tokens) python kernels/benchmarks/few_tokens.py >"$folder/few-tokens.txt" ;;
-    few-tokens-narrow)
-      python kernels/benchmarks/few_tokens.py --part forward --shape deepseek-v3-expert gpt-oss --tokens 16 64 128 \
-        >"$folder/few-tokens-narrow.txt" ;;
+    random-forward)
+      sweep random-forward forward --shapes random:40 --seed 1 --budget 1 --no-energy --impl eager,compile,liger,fused-auto ;;
+    random-step)
+      sweep random-step step --shapes random:40 --seed 1 --budget 1 --no-energy --impl eager,compile,liger,fused-auto ;;
+    random-step-mlp)
+      sweep random-step-mlp step --shapes random:40 --seed 1 --scope mlp --budget 1 --no-energy \
+        --impl eager,compile,liger,fused-mlp-auto ;;
     step-ragged)
       sweep step-ragged step --shapes llama7b --tokens 300,1100,1536,2050,2304,4100 --budget 3 --no-energy --baseline compile \
         --impl eager,compile,liger,fused-auto,quack ;;

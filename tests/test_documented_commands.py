@@ -47,6 +47,7 @@ DRY = ("--dry-run", "--device", "cpu")
 WAYS: tuple[tuple[str, tuple[str, ...] | None], ...] = (
     ("forward mine.py:mine compile", DRY),  # which takes long to compile
     ("forward mine.py:mine", (*SMALL, "--budget", "0.1", "--no-energy")),
+    ("forward --layers", None),  # CUDA graphs
     ("forward --gpus", None),  # several GPUs
     ("forward --ray", None),  # a cluster
     ("step --ray", None),

@@ -22,7 +22,7 @@ from swiglu_bench.rows import text
 from swiglu_bench.rows.grouping import grouped
 from swiglu_bench.spec.cases import Case, Mode, Scope, expand, parse_dtypes, parse_tokens
 from swiglu_bench.spec.errors import BadInput, one_line
-from swiglu_bench.sweep.options import WHAT, JsonForm, complete_shapes, option
+from swiglu_bench.sweep.options import WHAT, JsonForm, ShapeSeed, complete_shapes, option
 
 if TYPE_CHECKING:
     from swiglu_kernels.standalone.compiled import Report
@@ -31,6 +31,7 @@ LEGEND = """\
 registers and spills (stack) are per thread, shared memory is per program, instructions are counted in the PTX; \
 compiled here for each target, without a GPU."""
 
+TOKENS = (8192,)
 INSTRUCTIONS = {"wgmma": "wgmma", "tcgen05": "tcgen05", "mma": "mma.sync", "tma": "TMA"}
 """Fields of a report, and what the table calls them."""
 
@@ -38,8 +39,11 @@ INSTRUCTIONS = {"wgmma": "wgmma", "tcgen05": "tcgen05", "mma": "mma.sync", "tma"
 def inspect(
     target: Annotated[str, option(WHAT, "Compute capabilities, such as sm_80,sm_90,sm_100.")] = "sm_80,sm_90,sm_100",
     shapes: Annotated[str, option(WHAT, "Shapes to specialise for.", autocompletion=complete_shapes)] = "llama7b",
-    tokens: Annotated[str, option(WHAT, "Token counts, which choose the tiles.")] = "8k",
+    tokens: Annotated[
+        str | None, option(WHAT, "Token counts, which choose the tiles. \\[default: 8k; of random:N, those drawn]")
+    ] = None,
     dtype: Annotated[str, option(WHAT, "bf16, fp16, fp32, comma-separated.")] = "bf16",
+    seed: ShapeSeed = 0,
     form: JsonForm = "table",
 ) -> None:
     """Compile every kernel for GPUs that need not be present: registers, spills, shared memory, wgmma and TMA counts.
@@ -49,13 +53,14 @@ def inspect(
     Example: swiglu-bench inspect --target sm_90 --tokens 1,128,8k
     """
     text.check("--format", form, text.TABLE, "json")
-    from swiglu_bench.spec.shapes import dense_shapes
+    from swiglu_bench.spec.shapes import dense_shapes, with_tokens
 
     matches = [re.fullmatch(r"(?:sm_)?(\d+)(\d)a?", part.strip()) for part in target.split(",")]
     if not all(matches):
         raise BadInput(f"--target: {target!r} is not a list of compute capabilities; give sm_80, sm_90 or sm_100.")
     capabilities = [(int(match[1]), int(match[2])) for match in matches if match]
-    sizes, dtypes, counts = dense_shapes(shapes, "inspect"), parse_dtypes(dtype), parse_tokens(tokens)
+    sizes, dtypes = with_tokens(dense_shapes(shapes, "inspect", seed), TOKENS), parse_dtypes(dtype)
+    counts = parse_tokens(tokens) if tokens is not None else None
     cases = expand(sizes, scopes=[Scope.GLU], modes=[Mode.STEP], dtypes=dtypes, tokens=counts)
     reports = list(_compiled(cases, capabilities))
     if form == "json":

@@ -30,7 +30,7 @@ def recommend(
     max_memory: Annotated[
         Text, option(WHAT, "Most memory that a training step may use above inputs and weights, such as 1GiB or 500MiB.")
     ] = None,
-    impl: options.Impl = None, skip_impl: options.SkipImpl = None,
+    impl: options.Impl = None, skip_impl: options.SkipImpl = None, seed: options.ShapeSeed = 0,
     run: Annotated[
         list[Path] | None,
         option(HOW, "Finished runs to use, repeated: timed ones, and one of memory. \\[default: measure now]",
@@ -64,7 +64,7 @@ def recommend(
             impl = [name for name, one in catalogue.items() if not one.on_request]
         given: dict[str, Any] = {
             "shapes": shapes, "tokens": tokens, "dtype": dtype, "scope": scope, "impl": impl, "skip_impl": skip_impl,
-            "device": device, "in_process": in_process, "wait": wait, "csv": out is not None,
+            "seed": seed, "device": device, "in_process": in_process, "wait": wait, "csv": out is not None,
             "resume": resume, "force": force,
         }  # fmt: skip
         runs = [_measured(mode, out, console, **given, budget=budget, energy=False)]

@@ -69,7 +69,8 @@ def _tp(
         )
     sizes = _sizes(options.gpus, one.type, spot)
     on_gpu = one.type == "cuda"
-    shapes = load_shapes(options.shapes if options.shapes is not None else "llama7b" if on_gpu else "smoke")
+    names = options.shapes if options.shapes is not None else "llama7b" if on_gpu else "smoke"
+    shapes = load_shapes(names, options.seed)
     scope = Scope.EXPERTS if shapes[0].experts else Scope.MLP
     if any(bool(shape.experts) != (scope is Scope.EXPERTS) for shape in shapes):
         raise BadInput("--shapes: mixtures of experts and dense blocks have other contenders; give one kind at a time.")

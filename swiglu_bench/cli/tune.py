@@ -49,7 +49,7 @@ class Job:
 
 def tune(
     shapes: Annotated[
-        str, option(WHAT, "Shape or sweep names, comma-separated.", autocompletion=complete_shapes)
+        str, option(WHAT, "Shape or sweep names, or random:N, comma-separated.", autocompletion=complete_shapes)
     ] = "llama7b",
     tokens: Tokens = None,
     dtype: Annotated[str, option(WHAT, "bf16, fp16, comma-separated.")] = "bf16",
@@ -108,7 +108,7 @@ def tune(
             "tune needs an NVIDIA GPU of compute capability 8.0 or newer and Triton, because it times kernels; "
             "--show and --clear work anywhere."
         )
-    jobs = _jobs(shapes, tokens, dtype, kernel, (here.major_minor, multiprocessors(chosen)), here.gpu)
+    jobs = _jobs(shapes, seed, tokens, dtype, kernel, (here.major_minor, multiprocessors(chosen)), here.gpu)
     status, done = 0, []
     with held(chosen, wait):
         try:
@@ -130,7 +130,7 @@ def tune(
 
 
 def _jobs(
-    shapes: str, tokens: str | None, dtype: str, kernel: str, gpu: tuple[tuple[int, int], int], card: str
+    shapes: str, seed: int, tokens: str | None, dtype: str, kernel: str, gpu: tuple[tuple[int, int], int], card: str
 ) -> list[Job]:
     """Everything to tune, checked before any work; `gpu` has its compute capability and number of multiprocessors."""
     import torch
@@ -148,7 +148,7 @@ def _jobs(
     if not set(dtypes) <= set(TUNED_DTYPES):
         raise BadInput("--dtype: float32 keeps its shipped tiles; give bf16 or fp16.")
     jobs = []
-    for shape in load_shapes(shapes):
+    for shape in load_shapes(shapes, seed):
         if shape.hidden % MULTIPLE or shape.intermediate % MULTIPLE:
             needed = f"give sizes that are multiples of {MULTIPLE}"
             raise BadInput(f"--shapes: {shape.name} keeps its shipped tiles; {needed}.")

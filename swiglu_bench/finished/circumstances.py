@@ -17,7 +17,8 @@ DIFFERENCES = {
     },
     "Other code of the suite": {"version": "swiglu-bench"},
     "Other methods": {
-        "l2": "L2", "regime": "regime", "schema": "schema of the files", "baseline": "baseline",
+        "l2": "L2", "regime": "regime", "layers": "layers in a graph", "schema": "schema of the files",
+        "baseline": "baseline",
         **{name: name for name in ("min_rounds", "max_rounds", "warmup_rounds", "min_s", "precision")},
     },
 }  # fmt: skip

@@ -92,7 +92,7 @@ def pivot(run: FinishedRun, column: str) -> list[dict[str, Any]]:
 def grid(rows: Sequence[dict[str, Any]], column: str) -> Iterator[RenderableType]:
     """A pivot as a table each for what rows have in common."""
     for head, group in grouped(rows, itemgetter(*TABLE)).items():
-        _, *tokens = (name for name in group[0] if name not in TABLE)
+        _, *tokens = (name for name in group[0] if name not in TABLE and any(row[name] is not None for row in group))
         table = new_table(["", *tokens], f"{' '.join(head)}: {column}", text={""}, wrap=tokens)
         for row in group:
             table.add_row(*(Text(_short(row[name])) for name in (NAME, *tokens)))

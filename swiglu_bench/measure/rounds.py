@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from swiglu_bench.measure.clock import Clock, DeviceLost, Sample
-from swiglu_bench.measure.statistics import CONFIDENCE, Interval, median_interval, percentile, ratio_interval
+from swiglu_bench.measure.statistics import Interval, median_interval, percentile, ratio_interval
 
 RETRIES = 3
 """Attempts at a sample without a gap in the queue, each behind a longer spin; the last one is kept and marked.
@@ -86,14 +86,14 @@ class Rounds:
 
     timings: dict[str, Timing]
     stopped_by: str
-    """precision | budget | rounds | settled"""
+    """precision | budget | rounds"""
 
-    def ratio(self, name: str, baseline: str, confidence: float = CONFIDENCE) -> Interval | None:
-        """Per-round ratio of a contender to a baseline: median and interval (95% by default); None without samples."""
+    def ratio(self, name: str, baseline: str) -> Interval | None:
+        """Per-round ratio of a contender to a baseline: median and 95% interval; None without samples."""
         mine, base = self.timings[name], self.timings[baseline]
         if mine.failure or base.failure or not mine.samples:
             return None
-        return ratio_interval(mine.ms, base.ms, confidence)
+        return ratio_interval(mine.ms, base.ms)
 
     def note(self, name: str, row: Timed) -> None:
         """Enter a contender's median and spread into a row, and how they were measured; it must have samples."""
@@ -118,7 +118,6 @@ def run_rounds(
     on_turn: Callable[[str], None] = lambda name: None,
     now: Callable[[], float] | None = None,
     device_works: Callable[[], bool] = lambda: True,
-    settled: Callable[[Rounds], bool] = lambda rounds: False,
 ) -> Rounds:
     """Time all contenders in interleaved rounds.
 
@@ -127,8 +126,7 @@ def run_rounds(
     that will be inspected is prepared, `on_turn` with a contender's name before each of its turns. `on_round` is called
     after each round, warm-up included (negative numbers); contenders that it returns take no further part. `now`
     returns the seconds that the rule counts, by default those of the wall clock. Raises DeviceLost where a contender
-    fails and `device_works` says that it broke the device for all. `settled` is asked where precision is, and stops the
-    rounds as well; as it is asked repeatedly, it should ask for more confidence than the result is given with.
+    fails and `device_works` says that it broke the device for all.
     """
     now = now or time.perf_counter
     shuffle = random.Random(seed)
@@ -172,9 +170,7 @@ def run_rounds(
             stopped_by = _spent(rule, number, last, spent_s)
             if not stopped_by and last >= next_check and spent_s >= rule.min_s:
                 next_check = math.ceil(1.25 * last)  # frequent checks would mistake chance for precision sooner
-                if settled(Rounds(timings, "")):
-                    stopped_by = "settled"
-                elif _precise(timings, rule, baseline):
+                if _precise(timings, rule, baseline):
                     stopped_by = "precision"
     return Rounds(timings, stopped_by)
 

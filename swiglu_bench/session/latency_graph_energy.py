@@ -76,7 +76,9 @@ def _graphs(place: Place, case: Case, entries: Sequence[Entry], judge: RoundJudg
         elif timing.failure:
             by_name[name].graph_reason = f"Its replay fails: {one_line(timing.failure)}."
         else:
-            by_name[name].graph_us = percentile(timing.ms, 50) * 1e3
+            by_name[name].graph_us = percentile(timing.ms, 50) * 1e3 / place.settings.layers
+            if place.settings.layers > 1:
+                by_name[name].remark(f"graph_us is the time of one of {place.settings.layers} layers in a CUDA graph.")
 
 
 def _energy(entry: Entry, gpu: Gpu) -> None:

@@ -72,13 +72,14 @@ def compiles(settings: Settings, implementation: Implementation) -> bool:
 def seats(settings: Settings, case: Case, free_bytes: int, idle: int = 0) -> int:
     """How many contenders' processes fit on the device beside the judge's, and `idle` ones that hold no case."""
     context = CONTEXT_BYTES[settings.device.type]
-    each = SPARE * costs.contender_bytes(case) + context
+    each = SPARE * costs.contender_bytes(case, settings.layers) + context
     return max(0, int((free_bytes - SPARE * costs.judge_bytes(case) - idle * context) / each))
 
 
 def needed_bytes(settings: Settings, case: Case, processes: int = 1) -> float:
     """The device's memory that the judge's process and one contender's take; `processes` do so at the same time."""
-    each = SPARE * (costs.judge_bytes(case) + costs.contender_bytes(case)) + CONTEXT_BYTES[settings.device.type]
+    bytes_used = costs.judge_bytes(case) + costs.contender_bytes(case, settings.layers)
+    each = SPARE * bytes_used + CONTEXT_BYTES[settings.device.type]
     return processes * each
 
 

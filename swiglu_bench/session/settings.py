@@ -35,6 +35,8 @@ class Settings:
     """The implementation that ratios are relative to, or "" for no ratios; None: as `baseline_of` says."""
     rule: Rule = field(default_factory=Rule)
     cold_l2: bool = True
+    layers: int = 1
+    """In a CUDA graph, which goes through all of them."""
     energy: bool = True
     """On a GPU, measure joules per call."""
     detail: bool = False

@@ -65,6 +65,7 @@ class Workbench:
         self._earlier: tuple[Produced, dict[str, Tensor]] = ({}, {})
         self._begun: Call | None = None
         self._graph: Graph | None = None
+        self._layers: list[Built] = []
         self._state = state or GlobalState()
         self._replaced: set[str] = set()
 
@@ -115,7 +116,7 @@ class Workbench:
         for name in ("_built", "_problem", "_weights"):
             if hasattr(self, name):
                 delattr(self, name)
-        self._earlier, self._begun, self._graph = ({}, {}), None, None
+        self._earlier, self._begun, self._graph, self._layers = ({}, {}), None, None, []
         self._boxes.clear()
         torch.cuda.empty_cache()
 
@@ -215,25 +216,38 @@ class Workbench:
         return self._take(clock, lambda: call.run(pause), lambda: call.prepare(draw), call.results, lead_us)
 
     def record(self, mode: Mode) -> str:
-        """Record the work of a mode as a CUDA graph; why it cannot be recorded, or ""."""
+        """Record the work of a mode, for all layers, as a CUDA graph; why it cannot be recorded, or ""."""
         try:
-            self._graph = capture(self._built.recordable(mode), self._device)
+            self._layers = [self._built, *(self._further_layer() for _ in range(1, self.settings.layers))]
+            calls = [one.recordable(mode) for one in self._layers]
+            self._graph = capture(lambda: [call() for call in calls], self._device)
         except Exception as error:  # whatever a contender or CUDA has against being recorded
+            self._layers = []
             self._must_answer(error)
             return f"It cannot be recorded: {one_line(error)}"
         return ""
 
+    def _further_layer(self) -> Built:
+        """The implementation built again, on the same weights in memory of their own."""
+        problem = make_problem(self._problem.case, self._device, self._problem.extras, self._weights_seed)
+        built = Built(self._implementation, problem)
+        _lay_out(built, Draw(self._weights_seed))
+        return built
+
     def replay(self, draw: Draw, lead_us: float) -> SampleReport:
-        """One timed replay on the inputs of a draw, which are copied in before it."""
-        graph, desk = self._graph, self._built.desk
+        """One timed replay on new inputs, which are copied in before it.
+
+        One layer, which none can know when it is recorded, has those of the draw and hands over its results.
+        """
+        graph, layers = self._graph, self._layers
         assert graph is not None
+        judged = draw.seed % len(layers)
 
         def load() -> None:
-            with torch.no_grad():
-                desk.activations(draw)
-                desk.upstream(draw)
+            for number, built in enumerate(layers):
+                _lay_out(built, draw if number == judged else Draw(draw.seed ^ ((number + 1) << 8)))
 
-        return self._take(self.clock, graph.replay, load, graph.result, lead_us)
+        return self._take(self.clock, graph.replay, load, lambda: graph.result[judged](), lead_us)
 
     def batch(self, draws: Sequence[Draw], forward_only: bool = False) -> None:
         """Calls of the case's mode back to back, each on inputs of its own; the sums of their results are handed over.
@@ -445,6 +459,13 @@ def _allow_recompiling() -> None:
 def interpreting(device: torch.device) -> bool:
     """Whether Triton's interpreter runs kernels on a device."""
     return backend_for(device) == "interpreter"
+
+
+def _lay_out(built: Built, draw: Draw) -> None:
+    """Draw a recorded call's inputs."""
+    with torch.no_grad():
+        built.desk.activations(draw)
+        built.desk.upstream(draw)
 
 
 def _fingerprints(produced: Produced) -> dict[str, Tensor]:

@@ -145,17 +145,19 @@ def judge_bytes(case: Case) -> int:
     return (given + size["output"] + 3 * results + _work(case) + bare) * case.dtype.bytes + in_fp64 * 8
 
 
-def contender_bytes(case: Case) -> int:
+def contender_bytes(case: Case, layers: int = 1) -> int:
     """Device memory that a contender's process takes, with its letterboxes, which are the judge's.
 
     Weights: the case's, those in its own layout, others for a model's use, and handed over. Results: of a call and of
-    the one before, filled with NaN where they may come to lie, handed over, and their sums.
+    the one before, filled with NaN where they may come to lie, handed over, and their sums. Each further one of the
+    `layers` in a CUDA graph has inputs, weights, those in its own layout and results.
     """
     size, given = tensor_elements(case), _given(case)
     results = size["output"] + (given if case.mode is not Mode.FORWARD else 0)
     weights = sum(size[name] for name in WEIGHTS[case.scope])
     codes = given if case.precision else 0
-    return (3 * given + weights + codes + size["output"] + 5 * results + _work(case)) * case.dtype.bytes
+    further = (layers - 1) * (given + weights + codes + size["output"] + results + _work(case))
+    return (3 * given + weights + codes + size["output"] + 5 * results + _work(case) + further) * case.dtype.bytes
 
 
 def _given(case: Case) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,7 @@ import pydantic
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from swiglu_bench.spec import model_config, yaml_file
+from swiglu_bench.spec import model_config, random_shapes, yaml_file
 from swiglu_bench.spec.cases import Experts, Extras, Shape
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 
@@ -87,17 +87,18 @@ def all_configs() -> list[Config]:
     return [_read(configs_folder() / f"{name}.yaml") for name in config_names()]
 
 
-def load_shapes(text: str) -> list[Shape]:
+def load_shapes(text: str, seed: int = 0) -> list[Shape]:
     """Shapes for `--shapes`, separated by commas: names of shapes or sweeps, YAML files, HIDDENxINTERMEDIATE, models.
 
     A model is a config.json, a folder with one, or a name such as Qwen/Qwen3-8B in the local Hugging Face cache.
+    random:N is N layers drawn from the seed.
 
     Raises BadInput for a name that does not exist (offering near ones), sizes that are not positive, a file that is
     missing or malformed (naming file and line), and two different shapes of one name.
     """
     shapes: dict[str, Shape] = {}
     for word in text.split(","):
-        for shape in _named(word.strip()):
+        for shape in _named(word.strip(), seed):
             other = shapes.setdefault(shape.name, shape)
             if dataclasses.replace(other, source="", tokens=()) != dataclasses.replace(shape, source="", tokens=()):
                 raise BadInput(f"--shapes: two different shapes are called {shape.name!r}; rename one of them.")
@@ -128,9 +129,16 @@ def _of_model(file: Path, name: str, fields: dict[str, Any]) -> Shape:
         raise BadInput(f"{file}: {'.'.join(map(str, first['loc'])) or name}: {first['msg']}.") from None
 
 
-def dense_shapes(text: str, command: str) -> list[Shape]:
+def with_tokens(shapes: Iterable[Shape], tokens: Sequence[int]) -> list[Shape]:
+    """The shapes with a command's own token counts; those drawn at random keep theirs."""
+    return [
+        one if one.source == random_shapes.SOURCE else dataclasses.replace(one, tokens=tuple(tokens)) for one in shapes
+    ]
+
+
+def dense_shapes(text: str, command: str, seed: int = 0) -> list[Shape]:
     """The same for a command that takes no mixture of experts."""
-    shapes = load_shapes(text)
+    shapes = load_shapes(text, seed)
     for shape in shapes:
         if shape.experts:
             raise BadInput(f"--shapes: {shape.name} is a mixture of experts, which {command} does not take; give one "
@@ -138,7 +146,7 @@ def dense_shapes(text: str, command: str) -> list[Shape]:
     return shapes
 
 
-def _named(word: str, in_sweep: bool = False) -> list[Shape]:
+def _named(word: str, seed: int, in_sweep: bool = False) -> list[Shape]:
     """What one word of `--shapes`, or of a sweep's list, names."""
     sizes = re.fullmatch(r"(-?\d{1,20})[xX](-?\d{1,20})", word)
     if sizes:
@@ -146,6 +154,8 @@ def _named(word: str, in_sweep: bool = False) -> list[Shape]:
         if not (0 < hidden <= 2**24 and 0 < intermediate <= 2**24):
             raise BadInput(f"--shapes: {word!r} has a size outside 1 to 2^24; give HIDDENxINTERMEDIATE, as 4096x11008.")
         return [Shape(f"{hidden}x{intermediate}", hidden, intermediate, "given on the command line", DEFAULT_TOKENS)]
+    if re.match("random(:|$)", word):
+        return random_shapes.random_shapes(word, seed)
     known = config_names()
     if word.endswith((".yaml", ".yml", ".json")) or "/" in word or (word not in known and os.path.isdir(word)):
         model = model_config.config_file(word)
@@ -167,7 +177,7 @@ def _named(word: str, in_sweep: bool = False) -> list[Shape]:
     members: list[Shape] = []
     for index, member in enumerate(content.shapes):
         try:
-            members += _named(member, in_sweep=True)
+            members += _named(member, seed, in_sweep=True)
         except BadInput as error:
             place = f"{path}:{config.line('shapes', index)}"
             raise BadInput(f"{place}: shapes: {str(error).removeprefix('--shapes: ')}") from None

@@ -23,7 +23,7 @@ RARE = frozenset([
     "tp", "routing", "seed", "skip_impl", "ray", "timeout", "in_process", "wait", "rounds", "warmup", "l2", "regime",
     "trace", "ncu", "energy", "csv", "force", "save_baseline", "wandb_project", "wandb_entity", "wandb_group",
     "wandb_tags", "wandb_id", "strict", "interpret", "step_run", "checkpoint_every", "sequence_parallel",
-    "candidates",
+    "candidates", "layers",
 ])  # fmt: skip
 """Options that only `--help-all` shows, where a command has that."""
 TIMEOUT_S = 600.0
@@ -59,8 +59,9 @@ Text = str | None
 Texts = list[str] | None
 Shapes = Annotated[
     Text,
-    option(WHAT, "Shape or sweep names, YAML files, HIDDENxINTERMEDIATE, or models: a config.json or a name in the "
-           "local Hugging Face cache; comma-separated. \\[default: llama7b on a GPU, smoke on a CPU]",
+    option(WHAT, "Shape or sweep names, YAML files, HIDDENxINTERMEDIATE, random:N (layers drawn by --seed, each with a "
+           "token count), or models: a config.json or a name in the local Hugging Face cache; comma-separated. "
+           "\\[default: llama7b on a GPU, smoke on a CPU]",
            autocompletion=complete_shapes),
 ]  # fmt: skip
 Tokens = Annotated[Text, option(WHAT, "Token counts, such as 1,128,1k,8k. \\[default: the shape's own]")]
@@ -80,7 +81,10 @@ Impl = Annotated[
 SkipImpl = Annotated[
     Texts, option(WHAT, "All implementations except these: names or globs.", autocompletion=complete_implementations)
 ]
-Seed = Annotated[int, option(WHAT, "Seed of the inputs and of the order within each round.", min=0, max=2**63 - 1)]
+Seed = Annotated[
+    int, option(WHAT, "Seed of the inputs, of the order within each round and of random:N.", min=0, max=2**63 - 1)
+]
+ShapeSeed = Annotated[int, option(WHAT, "Seed of random:N.", min=0, max=2**63 - 1)]
 Device = Annotated[Text, option(HOW, "cpu, cuda or cuda:INDEX. \\[default: the first GPU, else the CPU]")]
 Budget = Annotated[float, option(HOW, "Seconds for a case's rounds; a case that cannot fit is skipped.", min=0.01)]
 Timeout = Annotated[
@@ -155,8 +159,10 @@ class SweepOptions(WandbOptions):
     impl: Impl = None
     skip_impl: SkipImpl = None
     seed: Annotated[
-        int, option(WHAT, "Seed of the order within each round; inputs are new in every run.", min=0, max=2**63 - 1)
-    ] = 0
+        int,
+        option(WHAT, "Seed of the order within each round and of random:N; inputs are new in every run.", min=0,
+               max=2**63 - 1),
+    ] = 0  # fmt: skip
     device: Device = None
     gpus: Annotated[
         Text, option(HOW, "Several GPUs of this host, each with one case at a time: indices such as 0,1,2,3, or all.")
@@ -223,6 +229,11 @@ class TimingOptions(SweepOptions):
         option(HOW, "steady (no pause between samples, as in training) or rested (a pause before each sample, in which "
                "the GPU cools)."),
     ] = "steady"  # fmt: skip
+    layers: Annotated[
+        int,
+        option(HOW, "On a GPU, record N layers in one CUDA graph, each with weights and inputs of its own as in a "
+               "model; graph_us is the time of one of them.", min=1, max=64),
+    ] = 1  # fmt: skip
     trace: Annotated[
         bool, option(HOW, "After the rounds, write a trace of each contender's calls, which Perfetto opens.", "--trace")
     ] = False

@@ -106,6 +106,7 @@ def about(request: Request, this: Machine) -> dict[str, Any]:
             "baseline": ", ".join(sorted({settings.baseline_of(case) for case in request.cases})),
             "l2": "cold" if settings.cold_l2 else "hot",
             "energy": settings.energy,
+            "layers": settings.layers,
             **dataclasses.asdict(settings.rule),
         },
         "machine": this.as_dict(),

@@ -97,6 +97,9 @@ def requested(command: str, options: SweepOptions, console: Console, line: str) 
             text.check("--l2", timing.l2, "cold", "hot")
             text.check("--regime", timing.regime, *REGIMES)
             check_profilers(timing, device)
+            if timing.layers > 1 and (device.type != "cuda" or command == "backward"):
+                where = "this runs on a CPU" if device.type != "cuda" else "a backward alone is not recorded"
+                raise BadInput(f"--layers records CUDA graphs, and {where}; leave it out.")
         sanitizer = _sanitizer_of(options, device)
         settings = _settings_of(command, options, device, line, sanitizer)
         beside = {settings.baseline_of(case) for case in cases} if timing else ()
@@ -137,6 +140,7 @@ def _settings_of(command: str, options: SweepOptions, device: torch.device, line
         baseline=timing.baseline if timing else "",
         rule=_rule_of(timing) if timing else Rule(budget_s=0.0),
         cold_l2=not timing or timing.l2 == "cold",
+        layers=timing.layers if timing else 1,
         energy=timing is not None and timing.energy,
         detail=options.detail,
         interpreter=command == "verify" and device.type == "cpu",
@@ -206,20 +210,21 @@ def _team_of(options: SweepOptions, interpret: bool, say: Say) -> Iterator[Team 
 
 def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Sequence[int] | None) -> list[Case]:
     """The cases that a measuring command visits, with its defaults where an option was not given."""
-    from swiglu_bench.spec.shapes import load_shapes, split_over
+    from swiglu_bench.spec.shapes import load_shapes, split_over, with_tokens
 
     on_gpu = device_type == "cuda"
     names, scopes, dtypes = ("llama7b", "glu,experts", "bf16") if on_gpu else ("smoke", "glu,experts", "fp32")
     if command == "verify":
         whole = on_gpu and not (isinstance(options, VerifyOptions) and options.sanitize)  # whose tools take minutes
         names, scopes, dtypes = "smoke,odd,smoke-experts" + ",llama7b" * whole, ",".join(Scope), "fp32,fp16,bf16"
-        tokens = VERIFY_TOKENS[device_type]
     precisions = [Precision.UNQUANTISED]
     if options.precision is not None:
         precisions, names, scopes, dtypes = _precisions_of(options, names, scopes)
     if options.scope is not None and command != "verify":
         names += ",qwen3-30b-a3b" if on_gpu else ",smoke-experts"
-    shapes = load_shapes(options.shapes if options.shapes is not None else names)
+    shapes = load_shapes(options.shapes if options.shapes is not None else names, options.seed)
+    if command == "verify":
+        shapes = with_tokens(shapes, VERIFY_TOKENS[device_type])
     if options.scope is not None:
         scopes = options.scope
         if options.shapes is None:  # of the command's own, those that the scopes are for

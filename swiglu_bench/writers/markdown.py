@@ -8,17 +8,15 @@ A document holds a marked block; `python -m swiglu_bench.writers.markdown README
 Names after the path choose the rows; without any, all are shown. Among them `figure=limit_pct` shows that column of the
 CSV instead of times, bytes as MiB; `across=shape` has a column for each shape, not for each token count; and
 `scope=mlp`, or another column, keeps the rows that have that value. A block
-`<!-- training: PATH -->` is filled from a training's summary.csv, `<!-- ranks: PATH mode=step NAMES -->` from a tp.csv,
-`<!-- parts: PATH shape=NAME tokens=8192 -->` from the CSV of kernels/benchmarks/experts.py.
+`<!-- training: PATH -->` is filled from a training's summary.csv, `<!-- ranks: PATH mode=step NAMES -->` from a tp.csv.
 """
 
 from __future__ import annotations
 
-import csv
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -129,25 +127,6 @@ def ranks_table(rows: Iterable[ranks.Row]) -> str:
     return table([*head, *(f"`{name}`" for name in names)], lines)
 
 
-def parts_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Works of one shape and token count down, contenders across: median time, rate, ratio to the baseline."""
-    lines = []
-    names = unique(row["contender"] for row in rows)
-    for part, same in grouped(rows, itemgetter("part")).items():
-        of = {row["contender"]: row for row in same}
-        if len(of) < len(same):
-            raise ValueError("Several rows for one cell; choose with shape= and tokens=.")
-        lines.append([part, *(_part_cell(of[name]) if name in of else "" for name in names)])
-    return table(["", *(f"`{name}`" for name in names)], lines, text={""})
-
-
-def _part_cell(row: Mapping[str, str]) -> str:
-    ratio = "baseline"
-    if row["contender"] != row["baseline"]:
-        ratio = plus_minus(*(float(row[name]) for name in ("ratio", "low", "high")))
-    return f"{float(row['time_ms']):.3f} ms, {float(row['tflops']):.0f} TFLOP/s ({ratio})"
-
-
 def _rank_cell(row: ranks.Row) -> str:
     ratio = "baseline" if row.verdict == "baseline" or not row.interval else plus_minus(*row.interval)
     return f"{row.time_ms:.3g} ms ({ratio}), {row.efficiency:.0%}"
@@ -168,12 +147,7 @@ def fill(document: Path) -> str:
     def several_gpus(path: Path, words: list[str]) -> str:
         return ranks_table(choose(csv_table.read(path, ranks.Row), words))
 
-    def parts(path: Path, words: list[str]) -> str:
-        values = dict(word.split("=", 1) for word in words)
-        with path.open(newline="", encoding="utf-8") as file:
-            return parts_table([row for row in csv.DictReader(file) if values.items() <= row.items()])
-
-    makers = {"table": times, "training": training, "ranks": several_gpus, "parts": parts}
+    makers = {"table": times, "training": training, "ranks": several_gpus}
     return fill_blocks(document, makers)
 
 

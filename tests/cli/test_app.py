@@ -69,6 +69,8 @@ def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         ("audit --dtype bf16,fp16", "--dtype: audit takes one"),
         ("selftest --no-zoo --false-alarms 0", "--no-zoo and --false-alarms 0 leave nothing"),
         ("selftest --impl nobody", "--impl: no implementation is called 'nobody'"),
+        ("inspect --shapes random:0", "--shapes: 'random:0' does not say how many layers to draw"),
+        ("tp --shapes random:x", "--shapes: 'random:x' does not say how many layers to draw"),
         ("inspect --target hopper", "--target: 'hopper' is not a list of compute capabilities; give sm_80, sm_90"),
         ("doctor --format xml", "--format: 'xml' is not one of table, json"),
     ],

@@ -16,6 +16,7 @@ from places import ROOT
 from reported import EVIL, trained, write
 from specimens import a_record, without_time
 
+from swiglu_bench.finished import show
 from swiglu_bench.rows import baselines
 from swiglu_bench.rows.record import COLUMNS, Status
 
@@ -145,6 +146,13 @@ def test_a_pivot_has_a_column_for_each_token_count(forward: Path) -> None:
     assert head == "| shape | scope | mode | dtype | implementation | 1 | 8192 |"
     assert row == "| small | glu | forward | float32 | fused | 0.8 | 0.8 |"
     assert "No row has peak_bytes." in swiglu_bench(*chosen, "peak_bytes").out
+
+
+def test_a_table_of_a_pivot_has_the_token_counts_of_its_shape() -> None:
+    cells = {"a": {"1": 1.0, "8": None}, "b": {"1": None, "8": 2.0}}
+    rows = [dict.fromkeys(show.TABLE, shape) | {show.NAME: "eager"} | cells[shape] for shape in cells]
+    found = [[str(column.header) for column in table.columns] for table in show.grid(rows, "time_ms")]
+    assert found == [["", "1"], ["", "8"]]
 
 
 def test_ratios_to_another_baseline(forward: Path) -> None:

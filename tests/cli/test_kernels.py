@@ -32,6 +32,7 @@ def test_every_kernel_is_shown_for_every_target_and_token_count_and_a_spill_exit
         (capability, tokens, name) for capability in ("8.0", "9.0") for tokens in (1, 8) for name in ("forward", "dX")
     ]
     assert swiglu_bench(*ARGUMENTS).code == 0
+    assert "8192 tokens" in swiglu_bench("inspect", "--shapes", "24x40").out
     compiler["dX"] = 96
     ran = swiglu_bench(*ARGUMENTS, width=140)
     assert (ran.code, ran.out.count("none"), ran.out.count("96 B")) == (1, 4, 4)

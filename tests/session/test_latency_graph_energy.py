@@ -1,6 +1,7 @@
 """Latency, graphs and energy: on a CPU whose calls are recorded by running them again, and on a GPU."""
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +24,8 @@ from swiglu_bench.session.latency_graph_energy import measure_beside
 from swiglu_bench.session.settings import Settings, Task
 from swiglu_bench.session.timing import Entry
 from swiglu_bench.spec.cases import Dtype, Mode, Shape
-from swiglu_bench.spec.implementation import Implementation
+from swiglu_bench.spec.implementation import Implementation, Step
+from swiglu_bench.spec.problem import Problem
 
 CPU = torch.device("cpu")
 RULE = Rule(warmup_rounds=1, min_rounds=4, max_rounds=4, min_s=0.0, budget_s=60.0)
@@ -44,8 +46,8 @@ class Meter:
 
 def run_again(call: Callable[[], Any], device: torch.device) -> Graph:
     """A replay runs the call again and leaves its results where the first run's were."""
-    kept = [call()]
-    return Graph(lambda: kept.__setitem__(0, call()), lambda: kept[0]())
+    kept = call()
+    return Graph(lambda: kept.__setitem__(slice(None), call()), kept)
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +115,33 @@ def test_a_replay_that_is_wrong_or_fails_has_no_time(
     assert record.latency_us is not None
 
 
+def test_layers_of_a_graph_share_its_time_and_any_of_them_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers, replay_us, builds = 8, 8e3, []
+
+    def slow(call: Callable[[], Any], device: torch.device) -> Graph:
+        graph = run_again(call, device)
+
+        def replay() -> None:
+            time.sleep(replay_us / 1e6)
+            graph.replay()
+
+        return Graph(replay, graph.result)
+
+    def first_is_right(problem: Problem) -> Step:
+        builds.append(problem)
+        right = pytorch.eager.build(problem).forward
+        return Step(right if len(builds) == 1 else lambda x: 2 * right(x))
+
+    monkeypatch.setattr(workbench, "capture", slow)
+    wrong = dataclasses.replace(pytorch.eager, name="wrong", build=first_is_right)
+    found = measured([pytorch.eager, wrong], Mode.FORWARD, layers=layers)
+    assert replay_us / layers <= found["eager"].graph_us < replay_us
+    assert f"one of {layers} layers" in found["eager"].remarks
+    assert len({problem.weights["w_up"].data_ptr() for problem in builds}) == layers
+    assert found["wrong"].graph_us is None
+    assert "incorrect" in found["wrong"].graph_reason
+
+
 def test_energy_only_where_it_is_wanted_and_the_driver_counts_it() -> None:
     assert measured([pytorch.eager], meter=Meter(), energy=False)["eager"].energy_j is None
     assert measured([pytorch.eager])["eager"].energy_j is None
@@ -123,11 +152,11 @@ def test_energy_only_where_it_is_wanted_and_the_driver_counts_it() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.alone
-@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.STEP])
-def test_on_a_gpu(mode: Mode) -> None:
+@pytest.mark.parametrize(("mode", "layers"), [(Mode.FORWARD, 1), (Mode.STEP, 1), (Mode.FORWARD, 3), (Mode.STEP, 3)])
+def test_on_a_gpu(mode: Mode, layers: int) -> None:
     device = torch.device("cuda", 0)
     case = small_case(mode=mode, shape=Shape("s", 256, 512, "made up", (1,)), tokens=64, dtype=Dtype.BFLOAT16)
-    how = Settings(Task.TIME, device, "c", "r", rule=RULE)
+    how = Settings(Task.TIME, device, "c", "r", rule=RULE, layers=layers)
     (eager,) = here.run([case], [pytorch.eager], how, machine.describe(device))
     assert eager.status is Status.OK, eager.reason
     assert eager.graph_us is not None, eager.graph_reason

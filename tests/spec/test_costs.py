@@ -135,4 +135,5 @@ def test_needed_memory_holds_what_a_case_allocates(
     assert contender_bytes(case) >= (given + 2 * results) * dtype.bytes
     assert judge_bytes(case) >= (given + results) * dtype.bytes + 2 * results * 8, "two draws' truths"
     assert contender_bytes(larger) > contender_bytes(case)
+    assert contender_bytes(case, 3) - contender_bytes(case) >= 2 * (given + results) * dtype.bytes
     assert judge_bytes(larger) > judge_bytes(case)

@@ -10,7 +10,15 @@ from specimens import result_or_complaint
 from swiglu_bench.spec import shapes
 from swiglu_bench.spec.cases import Shape
 from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.spec.shapes import DEFAULT_TOKENS, ShapeFile, all_configs, config_names, load_shapes
+from swiglu_bench.spec.shapes import (
+    DEFAULT_TOKENS,
+    ShapeFile,
+    all_configs,
+    config_names,
+    dense_shapes,
+    load_shapes,
+    with_tokens,
+)
 
 EXPECTED_SIZES = {
     "mnist": (784, 512), "llama7b": (4096, 11008), "llama3-8b": (4096, 14336), "llama3-70b": (8192, 28672),
@@ -116,6 +124,29 @@ def test_any_text_is_shapes_or_bad_input(text: str) -> None:
     assert isinstance(loaded, BadInput) or all(shape.hidden > 0 and shape.intermediate > 0 for shape in loaded)
 
 
+def test_random_layers_are_those_of_the_seed() -> None:
+    first = load_shapes("random:4", seed=1)
+    assert [(shape.name, shape.tokens) for shape in first] == [
+        ("2432x16448", (1655,)), ("2920x4616", (78,)), ("4992x13312", (2,)), ("2136x15816", (67,)),
+    ]  # fmt: skip
+    many = load_shapes("random:1000", seed=1)
+    assert many[:4] == first == dense_shapes("random:4", "tune", 1) != load_shapes("random:4", seed=2)
+    assert len({(shape.hidden, shape.intermediate) for shape in many}) == 1000
+    assert {shape.hidden % 64 for shape in many[::2]} == {shape.intermediate % 64 for shape in many[::2]} == {0}
+    assert {shape.hidden % 16 for shape in many[1::2]} == {shape.intermediate % 16 for shape in many[1::2]} == {8}
+    assert all(2048 <= shape.hidden <= 8200 and 768 <= shape.intermediate <= 28680 for shape in many)
+    counts = [shape.tokens[0] for shape in many]
+    assert 1 <= min(counts) < 16 < 4096 < max(counts) <= 16384
+    assert all(f"{shape.hidden}x{shape.intermediate}" == shape.name for shape in many)
+    assert [shape.tokens for shape in with_tokens(load_shapes("smoke,random:1", 1), [5])] == [(5,), (1655,)]
+
+
+@pytest.mark.parametrize("text", ["random", "random:", "random:0", "random:-3", "random:many", "random:10001"])
+def test_how_many_random_layers_is_said(text: str) -> None:
+    expected = f"--shapes: {text!r} does not say how many layers to draw; give random:N"
+    assert complaint(f"smoke,{text}").startswith(expected)
+
+
 # Files of users
 
 GOOD = "hidden: 8\nintermediate: 16\nsource: made up\n"
@@ -181,6 +212,8 @@ def test_a_user_s_sweep(tmp_path: Path) -> None:
     own = write(tmp_path, "hidden: &size 8\nintermediate: *size\nsource: made up  # by hand\n", "own.yaml")
     path = write(tmp_path, f"shapes: [smoke, {own}, 3x5]\ntokens: [9]\nsource: s\n", "sweep.yml")
     assert {shape.name: shape.tokens for shape in load_shapes(path)} == dict.fromkeys(("smoke", "own", "3x5"), (9,))
+    drawn = write(tmp_path, "shapes: [random:2]\nsource: s\n", "drawn.yaml")
+    assert load_shapes(drawn, seed=1) == load_shapes("random:2", seed=1)
     itself = write(tmp_path, f"shapes: [{tmp_path / 'self.yaml'}]\nsource: s\n", "self.yaml")
     assert "a sweep may only name shapes" in complaint(itself)
 

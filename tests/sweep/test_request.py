@@ -1,6 +1,7 @@
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -70,6 +71,34 @@ def test_experts_are_compared_with_grouped_unless_the_options_say_otherwise(
     with requested("step", options, Console(), "swiglu-bench x") as asked:
         assert [one.name for one in asked.implementations] == names
         assert asked.settings.baseline_of(asked.cases[-1]) == more.get("baseline", "grouped")
+
+
+@pytest.mark.parametrize("command", ["forward", "verify"])
+def test_random_layers_have_token_counts_of_their_own(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    def counts(**more: Any) -> list[int]:
+        options = VerifyOptions if command == "verify" else TimingOptions
+        given = {"shapes": "random:3", "seed": 1, "scope": "glu", "dtype": "fp32"} | more
+        with requested(command, options(**given), Console(), "swiglu-bench x") as asked:
+            return [case.tokens for case in asked.cases]
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert counts() == [1655, 78, 2]
+    assert counts(tokens="4") == [4, 4, 4]
+    assert counts(shapes="random:1,smoke")[0] == 1655
+
+
+@pytest.mark.parametrize("command", ["forward", "backward"])
+def test_layers_are_those_of_a_cuda_graph(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    device = torch.device("cuda" if command == "backward" else "cpu")
+    monkeypatch.setattr(request, "find_device", lambda name, interpret: device)
+    with (
+        pytest.raises(BadInput, match=r"^--layers records CUDA graphs, and (this|a backward) .*; leave it out\.$"),
+        requested(command, TimingOptions(layers=4), Console(), "swiglu-bench x"),
+    ):
+        pass
+    monkeypatch.setattr(request, "find_device", lambda name, interpret: torch.device("cuda"))
+    with requested("forward", TimingOptions(layers=4), Console(), "swiglu-bench x") as asked:
+        assert asked.settings.layers == 4
 
 
 def cases(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Case]:

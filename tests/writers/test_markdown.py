@@ -76,21 +76,6 @@ def test_shapes_across(tmp_path: Path) -> None:
         filled(tmp_path, "table: records.csv a tokens=1")
 
 
-def test_a_table_of_parts(tmp_path: Path) -> None:
-    (tmp_path / "experts.csv").write_text(
-        "shape,tokens,peak_mib,part,contender,time_ms,rounds,tflops,baseline,ratio,low,high\n"
-        "q,8,,h,torch,0.5,20,500.4,torch,1.0,1.0,1.0\nq,8,,h,hopper,0.25,20,1000.8,torch,0.5,0.49,0.51\n"
-        "q,8,,y,torch,0.3,20,400,torch,1.0,1.0,1.0\nq,16,,h,torch,1.0,20,500,torch,1.0,1.0,1.0\n"
-    )
-    assert filled(tmp_path, "parts: experts.csv shape=q tokens=8") == [
-        "| | `torch` | `hopper` |", "| --- | ---: | ---: |",
-        "| h | 0.500 ms, 500 TFLOP/s (baseline) | 0.250 ms, 1001 TFLOP/s (0.500 ± 0.010) |",
-        "| y | 0.300 ms, 400 TFLOP/s (baseline) |  |",
-    ]  # fmt: skip
-    with pytest.raises(ValueError, match="choose with shape= and tokens="):
-        filled(tmp_path, "parts: experts.csv shape=q")
-
-
 def test_a_table_of_a_training(tmp_path: Path) -> None:
     def row(name: str, trains: str = "everything", **figures: object) -> list[object]:
         one = Summary("1", "digits", "small", name, trains, Status.OK, step_ms=2.0, **figures)  # type: ignore[arg-type]
