@@ -89,8 +89,9 @@ def _tp(
     run_id = machine.run_id(machine.now())
     asked = request.asked(options.impl, chosen)
     budget_s = 3.0 if options.budget is None else options.budget
-    plan = Plan(run_id, cases, chosen, ways, budget_s, options.timeout, beside, skipped, asked)
-    settings = Settings(Task.TIME, one, request.command_line(), run_id, rule=default_rule(budget_s))
+    command = request.command_line()
+    plan = Plan(run_id, cases, chosen, ways, budget_s, options.timeout, beside, skipped, asked, command)
+    settings = Settings(Task.TIME, one, command, run_id, rule=default_rule(budget_s))
     if dry_run:
         from swiglu_bench.cli import listing
 

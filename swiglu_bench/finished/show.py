@@ -14,9 +14,7 @@ from rich.text import Text
 
 from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.grouping import grouped
-from swiglu_bench.rows.ranks import Row
-from swiglu_bench.rows.record import Record
-from swiglu_bench.rows.training import Summary
+from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, Record
 from swiglu_bench.rows.workload import workload_of
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 from swiglu_bench.writers import tp_tables, training_tables
@@ -26,16 +24,14 @@ from swiglu_bench.writers.time_tables import time_tables
 from swiglu_bench.writers.workload_tables import workload_tables
 
 NAME = "implementation"
-NUMBERS = {"int", "float", "int | None", "float | None"}
 
 
 def tables(run: FinishedRun, width: int, detail: bool) -> Iterator[RenderableType]:
     """The tables of the run's command."""
-    own = [record.own for record in run.records]
-    if all(isinstance(row, Summary) for row in own):
-        return training_tables.tables(own)
-    if all(isinstance(row, Row) for row in own):
-        return tp_tables.tables(own)
+    if all(record.kind == "training" for record in run.records):
+        return training_tables.tables([record.own for record in run.records])
+    if all(record.kind == "tp" for record in run.records):
+        return tp_tables.tables(run.records)
     if any(record.time_ms is not None for record in run.records):
         shown = time_tables(run.records, width, detail=detail)
         return chain(shown, workload_tables(run.records, workload_of(run.about)))
@@ -58,7 +54,7 @@ def ordered(run: FinishedRun, column: str, reverse: bool) -> FinishedRun:
         known: list[tuple[float, list[Record]]] = []
         unknown: list[Record] = []
         for own in by(group, NAME):
-            values = [value for record in own if (value := record.figure(column)) is not None]
+            values = [value for record in own if (value := getattr(record, column)) is not None]
             if values:
                 known.append((statistics.median(values), own))
             else:
@@ -70,8 +66,8 @@ def ordered(run: FinishedRun, column: str, reverse: bool) -> FinishedRun:
 
 def figure(run: FinishedRun, column: str, option: str) -> str:
     """The column, where it is a figure of the run's rows; raises BadInput where it is not."""
-    kinds: list[type[Any]] = [Record, *dict.fromkeys(type(record.own) for record in run.records)]
-    known = [one.name for kind in kinds for one in dataclasses.fields(kind) if one.type in NUMBERS]
+    own = (name for record in run.records for name in LAYOUTS[record.kind].columns())
+    known = [name for name in dict.fromkeys((*COLUMNS, *own)) if FIGURES[name].is_number]
     if column not in known:
         raise BadInput(f"{option}: {column!r} is not a figure of the run's rows; {did_you_mean(column, known)}")
     return column
@@ -82,7 +78,7 @@ def pivot(run: FinishedRun, column: str) -> list[dict[str, Any]]:
     tokens = sorted({record.tokens for record in run.records})
     rows = []
     for own in (own for group in by(run.records, *TABLE) for own in by(group, NAME)):
-        cells = {record.tokens: record.figure(column) for record in own}
+        cells = {record.tokens: getattr(record, column) for record in own}
         if any(value is not None for value in cells.values()):
             head = {name: getattr(own[0], name) for name in (*TABLE, NAME)}
             rows.append(head | {str(count): cells.get(count) for count in tokens})

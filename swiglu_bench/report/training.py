@@ -12,7 +12,8 @@ from swiglu_bench.charts.style import Style
 from swiglu_bench.report import ranking
 from swiglu_bench.report.drawing import DRAWN
 from swiglu_bench.rows.quantities import together
-from swiglu_bench.rows.training import BASELINE, PERMUTED, Curve, FinishedTraining, Summary
+from swiglu_bench.rows.record import Record
+from swiglu_bench.rows.training import BASELINE, PERMUTED, Curve, FinishedTraining
 from swiglu_bench.writers.training_tables import ratio_text, remarks
 
 LEARNS = {
@@ -91,7 +92,7 @@ def _choosable(one: alt.LayerChart, training: FinishedTraining) -> alt.LayerChar
     return one.add_params(alt.param(name="shown", value=shown)).properties(usermeta={})
 
 
-def _learning(rows: Sequence[Summary]) -> Iterator[str]:
+def _learning(rows: Sequence[Record]) -> Iterator[str]:
     """How the curves compare, of those that are to learn the same."""
     if not any(one.final_loss is not None for one in rows):
         yield "Nothing was trained to the end."
@@ -107,13 +108,13 @@ def _learning(rows: Sequence[Summary]) -> Iterator[str]:
             yield f"{together(names)} {_verb('learn', names)} {LEARNS[curve]}."
 
 
-def _fastest(rows: Sequence[Summary]) -> Iterator[str]:
+def _fastest(rows: Sequence[Record]) -> Iterator[str]:
     """Who has the shortest step among those that learn what eager learns, and who cannot be told from it."""
     able = [one for one in rows if one.ratio is not None and not one.frozen and not one.failed]
     if not able:
         return
     best, *others = sorted(able, key=lambda one: one.ratio or 0.0)
-    ties = [one.implementation for one in others if ranking.tie(_interval(best), _interval(one), best.noise)]
+    ties = [one.implementation for one in others if ranking.tie(_interval(best), _interval(one), best.noise or 0.0)]
     figures = f"{ratio_text(best)} of eager's time"
     figures += f"; Amdahl's law expects {best.expected_ratio:.3f}" if best.expected_ratio is not None else ""
     name, saving = best.implementation, f"{1 - (best.ratio or 1.0):.1%} off a whole step ({figures})"
@@ -125,18 +126,18 @@ def _fastest(rows: Sequence[Summary]) -> Iterator[str]:
         yield f"{name} is the fastest: it takes {saving}."
 
 
-def _interval(one: Summary) -> ranking.Ratio:
+def _interval(one: Record) -> ranking.Ratio:
     return one.ratio or 0.0, one.ratio_low or 0.0, one.ratio_high or 0.0
 
 
-def _noise(rows: Sequence[Summary]) -> Iterator[str]:
+def _noise(rows: Sequence[Record]) -> Iterator[str]:
     timed = [one for one in rows if one.aa_low is not None]
     if timed:
         spent = any(one.stopped_by == "budget" for one in timed)
         end = "; the budget was spent before every ratio was known to within 0.5%" if spent else ""
         yield (
-            f"Noise: eager against itself in the same rounds stays within {timed[0].noise:.2%} of 1, interval included"
-            f"{end}."
+            f"Noise: eager against itself in the same rounds stays within {timed[0].noise or 0.0:.2%} of 1, interval "
+            f"included{end}."
         )
 
 

@@ -134,12 +134,12 @@ def header(file: Path) -> tuple[str, ...]:
         return tuple(next(csv.reader(opened), ()))
 
 
-def read(file: Path, kind: type[Row], name: str = "") -> list[Row]:
+def read(file: Path, kind: type[Row], name: str = "", make: Callable[..., Row] | None = None) -> list[Row]:
     """The whole lines of a CSV file as objects; raises BadInput for one that is not a file called `name`."""
     found: list[Row] = []
     try:
         for row in texts(file):
-            found.append(typed(kind, row))
+            found.append(typed(kind, row, make))
         return found
     except (OSError, ValueError, TypeError, csv.Error) as error:
         what = f"{name or file.name} that this version can read"
@@ -147,17 +147,18 @@ def read(file: Path, kind: type[Row], name: str = "") -> list[Row]:
         raise BadInput(f"{file} is not a {what}: {where}{error}.") from None
 
 
-def typed(kind: type[Row], row: Mapping[str, str]) -> Row:
+def typed(kind: type[Row], row: Mapping[str, str], make: Callable[..., Row] | None = None) -> Row:
     """A line as the object that it was; columns that an older version did not write have the field's default.
 
-    Raises ValueError or TypeError for a line that is none of this kind's.
+    `make` builds it from its columns where these are not all that it has. Raises ValueError or TypeError for a line
+    that is none of this kind's.
     """
     hints = _hints(typing.cast(Any, kind))
     if None in row or None in row.values():
         raise ValueError("a line has more or fewer cells than the header")
     if unknown := [name for name in row if name not in hints]:
         raise ValueError(f"the column {unknown[0]} is not known")
-    return kind(**{name: _value(hints[name], text) for name, text in row.items()})
+    return (make or kind)(**{name: _value(hints[name], text) for name, text in row.items()})
 
 
 @functools.cache

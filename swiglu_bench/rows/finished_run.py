@@ -22,7 +22,7 @@ from swiglu_bench.rows.run_folder import (
     read_rows,
     records_file,
 )
-from swiglu_bench.rows.training import STEPS, load_training, training_folder
+from swiglu_bench.rows.training import STEPS, as_of_all_runs, load_training, training_folder
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
@@ -45,13 +45,7 @@ class FinishedRun:
     @property
     def frame(self) -> pandas.DataFrame:
         """All rows, with a type per column; of a training or of `tp` with that command's own columns after them."""
-        frame = frame_of(self.records)
-        if any(record.source for record in self.records):
-            import pandas
-
-            own = pandas.DataFrame([record.own.row() for record in self.records])
-            frame = frame.join(own[[name for name in own if name not in frame]])
-        return frame
+        return frame_of(self.records)
 
     @property
     def name(self) -> str:
@@ -118,7 +112,7 @@ def read_run(path: Path, beside: bool) -> FinishedRun:
     """A run of whichever command, which may have no rows."""
     if trained := training_folder(path):
         training = load_training(trained)
-        return FinishedRun([row.record(training.about) for row in training.summaries], training.about, trained)
+        return FinishedRun(list(map(as_of_all_runs, training.summaries)), training.about, trained)
     folder = path.parent if path.name in (ranks.ROWS, ranks.SAMPLES) and path.is_file() else path
     if (folder / ranks.ROWS).is_file():
         return _split_run(folder, beside)
@@ -138,13 +132,16 @@ def read_run(path: Path, beside: bool) -> FinishedRun:
 
 def _split_run(folder: Path, beside: bool) -> FinishedRun:
     """What one or more runs of `tp` wrote into a folder."""
-    rows, about = csv_table.read(folder / ranks.ROWS, ranks.Row), read_about(folder)
+    about = read_about(folder)
+    commands = {str(one.get("run_id")): str(one.get("command")) for one in (*about.get("earlier", ()), about)}
+    rows = ranks.read_split_rows(folder / ranks.ROWS, commands)
     if beside:
         samples = _beside(folder / ranks.SAMPLES, _times, ranks.KEY)
         for row in rows:
-            row.samples = tuple(samples.get(_key(row, ranks.KEY), ()))
-    commands = {one.get("run_id"): one.get("command") for one in (*about.get("earlier", ()), about)}
-    return FinishedRun([row.record(str(commands.get(row.run_id, "swiglu-bench tp"))) for row in rows], about, folder)
+            rounds = samples.get(_key(row, ranks.KEY), [])
+            times = {name: tuple(v for one in rounds if (v := one[name]) is not None) for name in ranks.SAMPLE_FIELDS}
+            row.samples_ms, row.twin_ms, row.parts_ms = times.pop("time_ms"), times.pop("twin_ms"), times
+    return FinishedRun(rows, about, folder)
 
 
 def find_runs(root: Path) -> list[Path]:
@@ -188,7 +185,7 @@ def table_label(case: tuple[Any, ...]) -> str:
     return f"{shape} {scope} {mode} {dtype}"
 
 
-def _key(row: Record | ranks.Row, names: Sequence[str] = SAMPLE_KEY) -> Key:
+def _key(row: Record, names: Sequence[str] = SAMPLE_KEY) -> Key:
     """What names the row in the files beside it."""
     return tuple(csv_table.cell(getattr(row, name)) for name in names)
 

@@ -44,7 +44,9 @@ def rebased(run: FinishedRun, baseline: str) -> FinishedRun:
         raise BadInput(f"--baseline: no row of {run.name} has rounds of {baseline!r}; {did_you_mean(baseline, names)}")
 
     def relative(record: Record) -> Record:
-        bare = replace(record, baseline=baseline, ratio=None, ratio_low=None, ratio_high=None, verdict="", source=None)
+        bare = replace(
+            record, baseline=baseline, ratio=None, ratio_low=None, ratio_high=None, verdict="", kind="run", source=None
+        )
         other = timed.get((record.run_id, case_of(record), baseline))
         if other is None:
             return bare

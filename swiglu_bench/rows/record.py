@@ -1,30 +1,21 @@
 """One flat row per case and implementation: what was asked, what came out, how sure it is. No torch in here.
 
-The CSV's columns are exactly these fields, in this order; results/README.md describes them to a reader of the file.
-A change of meaning or of order raises SCHEMA_VERSION.
+The CSV's columns are the fields that are declared as figures, in this order. A change of meaning or of order raises
+SCHEMA_VERSION; `make readme` then describes them anew in results/README.md.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from swiglu_bench.rows.figures import HIGHER, LOWER, Count, Number, figure, figures, key, text
 from swiglu_bench.rows.load import Load
 
 SCHEMA_VERSION = 6
-
-
-def _since(schema: int, default: Any = None) -> Any:
-    """A column that files of older schemas do not have."""
-    return field(default=default, metadata={"since": schema})
-
-
-def _beside() -> Any:
-    """A field that holds a list: it is kept beside the row, not in it."""
-    return field(default=(), repr=False, metadata={"beside": True})
 
 
 FAULTS = {
@@ -86,205 +77,276 @@ class Compared:
             return None
         return self.ratio, self.ratio_low, self.ratio_high
 
-
-class Outcome(Compared):
-    """What the rows of all runs share: they are dataclasses whose columns are their fields."""
-
-    status: Status
-    reason: str
-    error: float | None
-    eager_error: float | None
-    error_ratio: float | None
-
-    @classmethod
-    def columns(cls, schema: int = SCHEMA_VERSION) -> tuple[str, ...]:
-        """The CSV's columns, in order, at a schema version: a field's metadata say since which one it is there."""
-        fields = (one for one in dataclasses.fields(cls) if "beside" not in one.metadata)  # type: ignore[arg-type]
-        return tuple(one.name for one in fields if one.metadata.get("since", 1) <= schema)
-
-    def row(self) -> dict[str, Any]:
-        """The CSV row: every column, in order."""
-        return {name: getattr(self, name) for name in self.columns()}
-
-    def end(self, status: Status, reason: str) -> Self:
-        """Close a row that carries no figures, and why."""
-        self.status, self.reason = status, reason
-        return self
-
-    def note_checks(self, checks: Sequence[TensorCheck], when: str = "") -> None:
-        """Enter the verdict; a tensor that fails makes the row incorrect and names itself."""
-        judged = [check for check in checks if check.tensor != "conduct"]
-        if judged:
-            worst = max(judged, key=lambda check: check.used)
-            self.error, self.eager_error, self.error_ratio = worst.error, worst.eager_error, worst.used
-        failed = [f"{check.tensor}: {check.reason}" for check in checks if not check.ok]
-        if failed:
-            self.end(Status.INCORRECT, "; ".join(failed) + when + ".")
-
     @property
-    def failed(self) -> bool:
-        """Whether the row makes the command fail."""
-        return self.status in FAILED
+    def half_width(self) -> float:
+        """Half of the interval; 0 where there is none."""
+        return ((self.ratio_high or 0.0) - (self.ratio_low or 0.0)) / 2
 
 
 @dataclass
-class Record(Outcome):
+class Record(Compared):
     """One implementation at one case. None means: not measured, or does not apply."""
 
-    run_id: str
-    command: str
-    shape: str
-    hidden: int
-    intermediate: int
-    tokens: int
-    dtype: str
-    scope: str
-    mode: str
-    seed: int
-    implementation: str
-    weight_layout: str
-    gradients: str
-    status: Status
-    reason: str = ""
+    # fmt: off
+    run_id: str = key("one run of the command; the rows of several runs may share a file")
+    command: str = key("`forward`, `backward`, `step`, `memory` or `verify`")
+    shape: str = key("name of the block, such as `llama7b`")
+    hidden: int = key("length of the vectors that enter the block", "elements")
+    intermediate: int = key("length of gate and up", "elements")
+    tokens: int = key("rows of the input, batch × sequence", "tokens")
+    dtype: str = key("of inputs, weights and output")
+    scope: str = key("`activation` (gate, up → h), `glu` (x → h, both projections included), `mlp` (x → out) or "
+        "`experts` (x and its routing → out, see [docs/experts.md](../docs/experts.md))")
+    mode: str = key("`forward`, `backward`, or `step` (both together)")
+    seed: int = key("seed of the order within each round; up to schema 3 also of the inputs and weights")
+    implementation: str = key("name in `swiglu-bench list`")
+    weight_layout: str = key("how the implementation stores the gate and up weights: `separate`, `packed` or "
+        "`interleaved`")
+    gradients: str = key("tensors whose gradients it computes, separated by spaces")
+    status: Status = key("`ok`, `skipped`, `incorrect`, `error`, or `unsettled`: the machine was too busy for a check "
+        "that depends on time")
+    reason: str = text("why the row is skipped, incorrect, an error or unsettled")
 
     # experts, and how a call of this case loads them
-    experts: int | None = _since(5)
-    top_k: int | None = _since(5)
-    routing: str = _since(5, "")
-    expert_tokens_min: int | None = _since(5)
-    expert_tokens_median: float | None = _since(5)
-    expert_tokens_max: int | None = _since(5)
-    idle_experts: int | None = _since(5)
-    padding_share: float | None = _since(5)
+    experts: Count = figure("number of experts", since=5)
+    top_k: Count = figure("number of experts per token", since=5)
+    routing: str = text("how they are drawn: `balanced`, `uniform`, `zipf` or `single`; unless it is `uniform`, "
+        "`shape` contains it after an `@`", since=5)
+    expert_tokens_min: Count = figure("tokens of the expert with the fewest", "tokens", since=5)
+    expert_tokens_median: Number = figure("median over experts", "tokens", since=5)
+    expert_tokens_max: Count = figure("tokens of the expert with the most", "tokens", since=5)
+    idle_experts: Count = figure("number of experts without a token; `min_bytes` does not count their weights as "
+        "read", since=5)
+    padding_share: Number = figure("share of padding rows if every expert's rows are padded to tiles of 128 "
+        "rows", "share", since=5)
 
     # fp8: what the row quantised, and its distance from the result of the unquantised operands, beside bf16 eager's
-    precision: str = _since(6, "")
-    weights_quantised: str = _since(6, "")
-    operands: str = _since(6, "")
-    loss: float | None = _since(6)
-    eager_loss: float | None = _since(6)
-    losses: str = _since(6, "")
+    precision: str = text("how the operands of the products are quantised: `fp8-tensorwise`, `fp8-rowwise` or "
+        "`fp8-blockwise`", since=6)
+    weights_quantised: str = text("`in the call` (part of the time) or `before the call` (not part of it)", since=6)
+    operands: str = text("operands whose codes and scales were handed over and checked; empty if only results are "
+        "judged", since=6)
+    loss: Number = figure("‖value − truth‖ ÷ ‖truth‖ of the worst tensor, with the fp64 truth of the unquantised "
+        "operands", better=LOWER, since=6)
+    eager_loss: Number = figure("the same for eager, which quantises nothing, on the same inputs", since=6)
+    losses: str = text("`tensor=loss/eager_loss` for every tensor", since=6)
 
     # time
-    time_ms: float | None = None
-    time_p10_ms: float | None = None
-    time_p90_ms: float | None = None
-    rounds: int | None = None
-    stopped_by: str = ""
-    host_us: float | None = None
-    queue_filled: float | None = None
-    first_call_ms: float | None = None
-    l2: str = ""
-    regime: str = _since(2, "")
-    latency_us: float | None = _since(2)
-    graph_us: float | None = _since(2)
-    graph_reason: str = _since(2, "")
-    cycles: float | None = _since(2)
+    time_ms: Number = figure("median over rounds of the time between two GPU events around the work (CPU: wall "
+        "clock)", "ms", LOWER)
+    time_p10_ms: Number = figure("10th percentile of the same samples", "ms", LOWER)
+    time_p90_ms: Number = figure("90th percentile of the same samples", "ms", LOWER)
+    rounds: Count = figure("number of samples")
+    stopped_by: str = text("what ended the measurement: `precision` (the ratio is known precisely enough), `budget` "
+        "(time is spent) or `rounds` (the maximum is reached)")
+    host_us: Number = figure("median time until the call returned to the host", "µs", LOWER)
+    queue_filled: Number = figure("samples in which the GPU started only after the host had queued everything; it "
+        "should be 1, and less means that `time_ms` may include waiting for the host", "share", HIGHER)
+    first_call_ms: Number = figure("building, compiling and the first call together, once; in no other column. "
+        "Packages that the implementation declares are imported beforehand; the measuring process may still import "
+        "them in this time. If two or more implementations compile, other processes compiled their kernels "
+        "beforehand, side by side, and they come from Triton's cache on disk", "ms", LOWER)
+    l2: str = text("state of the cache before each sample: `cold`, `hot` or `cpu` (not controlled)")
+    regime: str = text("`steady`: samples follow each other without a pause, as in training; `rested`: a pause before "
+        "each", since=2)
+    latency_us: Number = figure("median time that a caller waits: GPU idle, call, GPU idle again, by the host's "
+        "clock; GPU only", "µs", LOWER, since=2)
+    graph_us: Number = figure("median time of the same work replayed as a CUDA graph; `forward` and `step` on a GPU; "
+        "with `--layers N`, of one of N layers that the graph goes through", "µs", LOWER, since=2)
+    graph_reason: str = text("why a row from a GPU has no `graph_us`", since=2)
+    cycles: Number = figure("`time_ms` × `sm_mhz`", "cycles", LOWER, since=2)
 
     # comparison
-    baseline: str = ""
-    ratio: float | None = None
-    ratio_low: float | None = None
-    ratio_high: float | None = None
-    verdict: str = _since(2, "")
-    aa_ratio: float | None = _since(2)
-    aa_low: float | None = _since(2)
-    aa_high: float | None = _since(2)
-    comparable: bool = True
+    baseline: str = text("the implementation that the ratios refer to")
+    ratio: Number = figure("median over rounds of time ÷ the baseline's time in the same round; below 1 is faster",
+        better=LOWER)
+    ratio_low: Number = figure("lower end of the ratio's 95% interval", better=LOWER)
+    ratio_high: Number = figure("upper end of the ratio's 95% interval", better=LOWER)
+    verdict: str = text("`faster` or `slower` than the baseline, or `tie`: the interval contains 1, or the ratio is "
+        "no further from 1 than the A/A interval reaches", since=2)
+    aa_ratio: Number = figure("the ratio of the baseline to itself, from additional baseline processes (A/A) in the "
+        "same rounds; without noise it would be 1", since=2)
+    aa_low: Number = figure("lower end of the 95% interval for one more such process", since=2)
+    aa_high: Number = figure("upper end of the 95% interval for one more such process", since=2)
+    comparable: bool = figure("`false` if the gradients differ from the baseline's, so that a ratio would compare "
+        "different work", default=True)
 
     # work and limit
-    flops: int | None = None
-    min_bytes: int | None = None
-    tflops: float | None = None
-    gbps: float | None = None
-    limit_ms: float | None = None
-    limit_kind: str = ""
-    limit_pct: float | None = None
-    copy_gbps: float | None = None
-    matmul_tflops: float | None = None
-    grouped_ms: float | None = _since(5)
-    ceilings_at: str = _since(2, "")
-    datasheet_gbps: float | None = _since(2)
-    datasheet_tflops: float | None = _since(2)
+    flops: Count = figure("floating-point operations that the case needs, without recomputation", "operations")
+    min_bytes: Count = figure("fewest bytes to move: every input read once, every output written once", "B")
+    tflops: Number = figure("`flops` ÷ `time_ms`", "TFLOP/s", HIGHER)
+    gbps: Number = figure("`min_bytes` ÷ `time_ms`", "GB/s", HIGHER)
+    limit_ms: Number = figure("the larger of the case's bare matrix products, timed in the same rounds, and "
+        "`min_bytes` at `copy_gbps`", "ms")
+    limit_kind: str = text("which of the two is the larger: `matmul` or `bandwidth`")
+    limit_pct: Number = figure("`limit_ms` ÷ `time_ms`", "%", HIGHER)
+    copy_gbps: Number = figure("this machine's bandwidth, measured (bytes read plus bytes written by a large "
+        "copy)", "GB/s")
+    matmul_tflops: Number = figure("this machine's rate for a large matrix product, measured", "TFLOP/s")
+    grouped_ms: Number = figure("for experts: median time of the bare products by torch's grouped product, on sorted "
+        "rows with the loads of one call, in the same rounds, and in bf16: empty for rows that quantise", "ms", since=5)
+    ceilings_at: str = text("when the older of `copy_gbps` and `matmul_tflops` was measured, at most a day before the "
+        "row", "UTC", since=2)
+    datasheet_gbps: Number = figure("the vendor's figure for the memory", "GB/s", since=2)
+    datasheet_tflops: Number = figure("the vendor's figure for dense products of the dtype", "TFLOP/s", since=2)
 
     # state of the GPU, read once a round
-    sm_mhz: float | None = _since(2)
-    power_w: float | None = _since(2)
-    temperature_c: float | None = _since(2)
-    throttle: str = _since(2, "")
-    throttled_share: float | None = _since(2)
-    other_processes: int | None = _since(2)
-    cpus: int | None = _since(4)
-    other_cpus: float | None = _since(4)
-    steal: float | None = _since(4)
-    gpu_note: str = _since(2, "")
-    energy_j: float | None = _since(2)
-    uj_per_token: float | None = _since(2)
+    sm_mhz: Number = figure("clock of the multiprocessors, median over rounds", "MHz", since=2)
+    power_w: Number = figure("power draw of the board, median over rounds", "W", since=2)
+    temperature_c: Number = figure("after the last round", "°C", since=2)
+    throttle: str = text("what limited the clocks in any round: `software-power-cap`, `software-thermal`, "
+        "`hardware-thermal`, `hardware-slowdown`, `power-brake`", since=2)
+    throttled_share: Number = figure("rounds in which anything limited the clocks", "share", since=2)
+    other_processes: Count = figure("processes on the GPU before or after the rounds that do not belong to this "
+        "run", since=2)
+    cpus: Count = figure("CPUs that the run could use", since=4)
+    other_cpus: Number = figure("how many of these CPUs other programs used during the rounds, on average; Linux "
+        "only", "CPUs", since=4)
+    steal: Number = figure("share of CPU time during the rounds that the host of a virtual machine gave to others; "
+        "Linux only", "share", since=4)
+    gpu_note: str = text("why figures of this section are missing", since=2)
+    energy_j: Number = figure("energy of the whole GPU per call, from calls back to back for 0.4 s; `forward` and "
+        "`step`", "J", LOWER, since=2)
+    uj_per_token: Number = figure("`energy_j` ÷ `tokens`", "µJ", LOWER, since=2)
 
     # memory
-    saved_bytes: int | None = None
-    peak_bytes: int | None = None
-    workspace_bytes: int | None = None
-    predicted_saved_bytes: int | None = None
-    predicted_peak_bytes: int | None = None
-    predicted_workspace_bytes: int | None = None
+    saved_bytes: Count = figure("held between forward and backward beyond inputs, weights and output", "B", LOWER)
+    peak_bytes: Count = figure("highest use during the work, above inputs and weights", "B", LOWER)
+    workspace_bytes: Count = figure("what the implementation keeps allocated between calls", "B", LOWER)
+    predicted_saved_bytes: Count = figure("arithmetic prediction of `saved_bytes`", "B")
+    predicted_peak_bytes: Count = figure("arithmetic prediction of `peak_bytes`", "B")
+    predicted_workspace_bytes: Count = figure("arithmetic prediction of `workspace_bytes`", "B")
 
     # a profile, taken after the rounds
-    trace: str = _since(5, "")
-    tensor_pct: float | None = _since(5)
-    dram_bytes: int | None = _since(5)
-    l2_bytes: int | None = _since(5)
-    registers_per_thread: int | None = _since(5)
-    profile_note: str = _since(5, "")
+    trace: str = text("with `--trace`: the file with a trace of a few calls, in this folder", since=5)
+    tensor_pct: Number = figure("with `--ncu`: cycles in which the tensor cores were active, as a share of all cycles "
+        "of all SMs; mean over the call's kernels, weighted by their times", "%", since=5)
+    dram_bytes: Count = figure("with `--ncu`: bytes that one call reads from and writes to device memory; each kernel "
+        "starts with cold caches", "B", since=5)
+    l2_bytes: Count = figure("with `--ncu`: bytes that one call moves through the L2 cache", "B", since=5)
+    registers_per_thread: Count = figure("with `--ncu`: registers per thread of the call's longest kernel", since=5)
+    profile_note: str = text("why there is no trace, or why there are no counters", since=5)
 
     # correctness: relative error ||out - truth|| / ||truth|| of the worst tensor, and every tensor in detail
-    error: float | None = None
-    eager_error: float | None = None
-    error_ratio: float | None = None
-    errors: str = ""
-    drawn: str = _since(4, "")
-    remarks: str = _since(4, "")
-    interpreted: bool = False
+    error: Number = figure("error of the worst tensor: the output or a gradient", better=LOWER)
+    eager_error: Number = figure("error of eager PyTorch in the same dtype for that tensor; for a row that quantises, "
+        "the error of plain PyTorch on the same codes, relative to their fp64 truth")
+    error_ratio: Number = figure("error ÷ allowed error, the largest over all tensors; above 1 is incorrect",
+        better=LOWER)
+    errors: str = text("`tensor=error/eager's error` for the output and every gradient, separated by spaces")
+    drawn: str = text("seeds of the weights and of both sets of checked inputs, separated by spaces; new in every run",
+        since=4)
+    remarks: str = text("anything unusual about how the row was measured, such as a check that could not be "
+        "made", since=4)
+    interpreted: bool = figure("`true` if Triton's interpreter ran the kernel on a CPU: the result is valid, and "
+        "there is no time", default=False)
 
     # machine
-    host: str = _since(3, "")
-    gpu_index: int | None = _since(3)
-    gpu_uuid: str = _since(3, "")
-    device: str = ""
-    driver: str = ""
-    cuda: str = ""
-    torch: str = ""
-    triton: str = ""
-    version: str = ""
-    timestamp: str = ""
-    fingerprint: str = _since(2, "")
-    schema: int = SCHEMA_VERSION
+    host: str = text("name of the host", since=3)
+    gpu_index: Count = figure("number of the GPU on that host, as `nvidia-smi` counts", since=3)
+    gpu_uuid: str = text("UUID of the GPU; all rows of a case are from one GPU, other cases of the run may be from "
+        "another", since=3)
+    device: str = text("name of the GPU or CPU")
+    driver: str = text("version of the GPU's driver")
+    cuda: str = text("CUDA version that PyTorch was built for")
+    torch: str = text("version of PyTorch")
+    triton: str = text("version of Triton")
+    version: str = text("version of swiglu-bench and, from a checkout, its commit")
+    timestamp: str = text("when the row was started, ISO 8601", "UTC")
+    fingerprint: str = text("hash of everything that determines the row: sources, versions, machine, settings and "
+        "case; `--resume` compares it", since=2)
+    schema: int = figure("version of these columns; it rises when a meaning or the order "
+        "changes", default=SCHEMA_VERSION)
 
-    samples_ms: tuple[float, ...] = _beside()
+    # several GPUs: how the block is split, and where the time goes; of the slowest rank in each round
+    ranks: int = figure("GPUs, or processes on a CPU", default=1)
+    sequence_parallel: bool = figure("whether a rank has only its part of the tokens before and after the block, "
+        "rather than all of them", default=False)
+    compute_ms: Number = figure("median of the same work without the collectives", "ms", LOWER)
+    comm_ms: Number = figure("median of the collectives alone", "ms", LOWER)
+    comm_bytes: Count = figure("bytes of all tensors of the collectives, each counted whole", "B")
+    hidden_share: Number = figure("median over rounds of 1 - (time - compute) / comm; below 0 the whole takes longer "
+        "than both", "share", HIGHER)
+    hidden_low: Number = figure("lower end of its 95% interval", "share")
+    hidden_high: Number = figure("upper end of its 95% interval", "share")
+    bus_gbps: Number = figure("bytes on a rank's links ÷ `comm_ms`, as nccl-tests counts them", "GB/s", HIGHER)
+    bus_ceiling_gbps: Number = figure("the same for a large tensor, once per run", "GB/s")
+    single_ms: Number = figure("median time of the whole block on one GPU; all GPUs run it separately at the same "
+        "time, and the slowest counts", "ms", LOWER)
+    single_reason: str = text("why `single_ms` or `compute_ms` is missing")
+    efficiency: Number = figure("median over rounds of single / (ranks × time)", "share", HIGHER)
+    efficiency_low: Number = figure("lower end of its 95% interval", "share")
+    efficiency_high: Number = figure("upper end of its 95% interval", "share")
+    hosts: Count = figure("hosts that the ranks are on; `host` names them, separated by spaces")
+
+    # training: does the model learn the same, is its step faster, and where does its time go
+    task: str = text("`digits`, `mnist` or `llama`")
+    model: str = text("the task, or the value of `--model`")
+    trains: str = text("`everything`, or `inputs`: the weights of its blocks keep their initial values")
+    seeds: int = figure("number of seeds from which it was trained to the end", default=0)
+    steps: Count = figure("steps of each run")
+    parameters: Count = figure("number of trained weights")
+    final_loss: Number = figure("mean over seeds of the mean loss over the last fifth of the steps", "nats", LOWER)
+    final_loss_spread: Number = figure("standard deviation over seeds", "nats")
+    difference: Number = figure("mean over seeds of its final loss minus eager's", "nats", LOWER)
+    rounding: Number = figure("the largest difference that another summation order makes to eager's final "
+        "loss", "nats")
+    eager_spread: Number = figure("standard deviation over seeds of eager's final loss", "nats")
+    curve: str = text("`same`, `within seeds`, `differs` or `unknown`")
+    held_out_loss: Number = figure("mean over seeds", "nats", LOWER)
+    metric: str = text("`accuracy` or `perplexity`, of held-out data")
+    metric_mean: Number = figure("mean over seeds")
+    metric_spread: Number = figure("standard deviation over seeds")
+    step_ms: Number = figure("median time of a training step in interleaved rounds", "ms", LOWER)
+    rate: Number = figure("samples or tokens per second, from `step_ms`", "1/s", HIGHER)
+    unit: str = text("`samples` or `tokens`")
+    block_share: Number = figure("share of all SwiGLU blocks, forward and backward, in the step", "share")
+    block_forward_ms: Number = figure("forward of all blocks of a step", "ms", LOWER)
+    block_backward_ms: Number = figure("backward of all blocks of a step", "ms", LOWER)
+    optimizer_ms: Number = figure("AdamW's update", "ms")
+    block_ratio: Number = figure("time of one block by itself, forward and backward, ÷ eager's", better=LOWER)
+    expected_ratio: Number = figure("ratio that Amdahl's law predicts from `block_ratio` and eager's `block_share`, "
+        "without the optimiser's work on weights that are not trained")
+    as_expected: bool | None = figure("whether `ratio` agrees with `expected_ratio`")
+    difference_low: Number = figure("lower end of the 95% interval of `difference` over seeds (Student's t)", "nats",
+        since=6)
+    difference_high: Number = figure("upper end", "nats", since=6)
+    # fmt: on
+
+    samples_ms: tuple[float, ...] = field(default=(), repr=False)
     """Every timed sample in order of rounds; kept in samples.csv beside the rows, not in the row itself."""
-    twin_ms: tuple[float, ...] = _beside()
+    twin_ms: tuple[float, ...] = field(default=(), repr=False)
     """On the baseline's row: the samples of its twin, the other half of the A/A pair."""
-    states: tuple[GpuState, ...] = _beside()
+    states: tuple[GpuState, ...] = field(default=(), repr=False)
     """The GPU after each round, in order; empty without a GPU."""
-    tensor_checks: tuple[TensorCheck, ...] = _beside()
+    tensor_checks: tuple[TensorCheck, ...] = field(default=(), repr=False)
     """The verdict per tensor; what `verify` shows."""
-    source: Any = field(default=None, repr=False, metadata={"beside": True})
-    """The row of a training (training.Summary) or of several GPUs (ranks.Row) that this is the common form of."""
+    parts_ms: Mapping[str, Sequence[float]] = field(default_factory=dict, repr=False)
+    """Of several GPUs: the samples of compute_ms, comm_ms and single_ms, in order of rounds."""
+    kind: str = "run"
+    """The layout of the file that the row belongs to, by name."""
+    source: Record | None = field(default=None, repr=False)
+    """The row as its own file has it, where it was changed to be read like those of all runs."""
+
+    def row(self) -> dict[str, Any]:
+        """As its file has it: every column, in order."""
+        return {name: getattr(self, name) for name in LAYOUTS[self.kind].columns()}
 
     def end(self, status: Status, reason: str) -> Self:
-        """The same; figures that the row has are gone, unless it is ok."""
+        """Close the row, and why; figures that it has are gone, unless it is ok."""
         if status is not Status.OK:
             for one in dataclasses.fields(self):
-                if one.name in FIGURES:
+                if one.name in OF_OK:
                     setattr(self, one.name, one.default)
-        return super().end(status, reason)
+        self.status, self.reason = status, reason
+        return self
 
     def remark(self, text: str) -> None:
         """Add a sentence about how the row came about."""
         self.remarks = f"{self.remarks} {text}".strip()
 
     def note_checks(self, checks: Sequence[TensorCheck], when: str = "") -> None:
-        """The same, and every verdict."""
+        """Enter the verdicts; a tensor that fails makes the row incorrect and names itself."""
         self.tensor_checks = tuple(checks)
         judged = [c for c in checks if c.tensor != "conduct"]
         valued = [c for c in judged if c.allowed]
@@ -295,7 +357,12 @@ class Record(Outcome):
         if lossy:
             self.loss, self.eager_loss, _ = max(lossy)
             self.losses = " ".join(f"{name}={loss:.3e}/{eager:.3e}" for loss, eager, name in lossy)
-        super().note_checks(checks, when)
+        if judged:
+            worst = max(judged, key=lambda check: check.used)
+            self.error, self.eager_error, self.error_ratio = worst.error, worst.eager_error, worst.used
+        failed = [f"{check.tensor}: {check.reason}" for check in checks if not check.ok]
+        if failed:
+            self.end(Status.INCORRECT, "; ".join(failed) + when + ".")
 
     @property
     def sizes(self) -> str:
@@ -304,13 +371,19 @@ class Record(Outcome):
         return f"{text}, {self.experts} experts, top {self.top_k}, {self.routing} routing" if self.experts else text
 
     @property
-    def own(self) -> Any:
+    def own(self) -> Record:
         """The row as its command wrote it."""
-        return self if self.source is None else self.source
+        return self.source or self
 
-    def figure(self, name: str) -> Any:
-        """A value of the row, or of the one that its command wrote; None where neither has it."""
-        return getattr(self, name, getattr(self.source, name, None))
+    @property
+    def frozen(self) -> bool:
+        """Whether the weights of its blocks are not trained, so that by design it learns less and does less work."""
+        return self.trains == "inputs"
+
+    @property
+    def failed(self) -> bool:
+        """Whether it makes the command fail; so does a curve that differs, unless it is frozen or quantises."""
+        return self.status in FAILED or (self.curve == "differs" and not self.frozen and not self.precision)
 
     @property
     def load(self) -> Load | None:
@@ -326,10 +399,16 @@ class Record(Outcome):
         return max(abs(self.aa_low - 1), abs(self.aa_high - 1))
 
 
-_names = Record.columns()
-FIGURES = {*_names[_names.index("time_ms") : _names.index("error")], "samples_ms", "twin_ms", "states"}
-FIGURES -= {"first_call_ms", "baseline", "comparable"}
-"""What only a row has that is ok: its columns from the time to the profile, and the samples beside them."""
+@dataclass(frozen=True)
+class Layout:
+    """A file of rows: its name, and its columns in order."""
+
+    file: str
+    names: tuple[str, ...]
+
+    def columns(self, schema: int = SCHEMA_VERSION) -> tuple[str, ...]:
+        """Those that the file has at a schema version."""
+        return tuple(name for name in self.names if FIGURES[name].since <= schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,4 +457,28 @@ class TensorCheck:
         return max(error / allowed if error else 0.0 for error, allowed in pairs if allowed or not error)
 
 
-COLUMNS = Record.columns()
+FIGURES = figures(Record)
+_names = tuple(FIGURES)
+LAYOUTS = {
+    "run": Layout("records.csv", _names[: _names.index("schema") + 1]),
+    "tp": Layout("tp.csv", (
+        "run_id", "shape", "hidden", "intermediate", "tokens", "dtype", "mode", "seed", "ranks", "sequence_parallel",
+        "implementation", "status", "reason", "experts", "time_ms", "time_p10_ms", "time_p90_ms", "rounds",
+        "stopped_by", "queue_filled", "host_us", "first_call_ms", "ratio", "ratio_low", "ratio_high", "verdict",
+        "aa_ratio", "aa_low", "aa_high", *_names[_names.index("compute_ms") : _names.index("hosts")], "tflops",
+        "peak_bytes", "error", "eager_error", "error_ratio", "hosts", "host", "device", "driver", "cuda", "torch",
+        "triton", "version", "timestamp",
+    )),
+    "training": Layout("summary.csv", (
+        "run_id", "task", "model", "implementation", "trains", "status", "reason",
+        *_names[_names.index("seeds") : _names.index("block_share")], "ratio", "ratio_low", "ratio_high", "verdict",
+        "aa_low", "aa_high", "rounds", "stopped_by",
+        *_names[_names.index("block_share") : _names.index("difference_low")], "saved_bytes", "peak_bytes", "device",
+        "torch", "triton", "version", "timestamp", "precision", "difference_low", "difference_high",
+    )),
+}  # fmt: skip
+"""By kind of row, as JSON calls it."""
+COLUMNS = LAYOUTS["run"].columns()
+OF_OK = {*_names[_names.index("time_ms") : _names.index("error")], "samples_ms", "twin_ms", "states"}
+OF_OK -= {"first_call_ms", "baseline", "comparable"}
+"""What only a row has that is ok: its columns from the time to the profile, and the samples beside them."""

@@ -5,20 +5,19 @@ from __future__ import annotations
 import csv
 import json
 import tempfile
-import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.rows import csv_table
 from swiglu_bench.rows.csv_table import reason
-from swiglu_bench.rows.record import COLUMNS, SCHEMA_VERSION, Record
+from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, SCHEMA_VERSION, Record
 from swiglu_bench.spec.errors import BadInput
 
 if TYPE_CHECKING:
     import pandas
 
-RECORDS = "records.csv"
+RECORDS = LAYOUTS["run"].file
 SAMPLES = "samples.csv"
 CHECKS = "checks.csv"
 TOTALS = "workload.csv"
@@ -32,7 +31,7 @@ SAMPLE_COLUMNS = (
 )  # fmt: skip
 """samples.csv is long: one line per sample, with the state of the GPU after its round."""
 
-_DTYPES = {int: "int64", int | None: "Int64", float | None: "float64", bool: "bool"}
+_DTYPES = {int: "int64", int | None: "Int64", float | None: "float64", bool: "bool", bool | None: "boolean"}
 
 
 def create_folder(folder: Path) -> None:
@@ -109,8 +108,13 @@ def read_rows(path: Path) -> list[Record]:
 
     Raises BadInput for a file that is missing, not a records.csv, or of a newer schema.
     """
-    file = records_file(path)
-    foreign = BadInput(f"{file} is not a {RECORDS} that this version can read.")
+    return read_layout(records_file(path), "run")
+
+
+def read_layout(file: Path, kind: str, make: Callable[..., Record] | None = None) -> list[Record]:
+    """The rows of a file of the layout of this kind; `make` builds one from its columns. Raises BadInput as above."""
+    layout = LAYOUTS[kind]
+    foreign = BadInput(f"{file} is not a {layout.file} that this version can read.")
     try:
         names = csv_table.header(file)
         ours = {"run_id", "schema"} <= set(names)
@@ -122,9 +126,9 @@ def read_rows(path: Path) -> list[Record]:
         raise BadInput(
             f"{file} was written by a newer swiglu-bench (schema {newest}; this one reads up to {SCHEMA_VERSION})."
         )
-    if names not in {Record.columns(schema) for schema in range(1, SCHEMA_VERSION + 1)}:
+    if names not in {layout.columns(schema) for schema in range(1, SCHEMA_VERSION + 1)}:
         raise foreign
-    return csv_table.read(file, Record, RECORDS)
+    return csv_table.read(file, Record, layout.file, make)
 
 
 def read_records(path: Path) -> pandas.DataFrame:
@@ -135,11 +139,13 @@ def read_records(path: Path) -> pandas.DataFrame:
     return frame_of(read_rows(path))
 
 
-def frame_of(records: Iterable[Record]) -> pandas.DataFrame:
-    """Records as a data frame, with a type per column as Record has it."""
+def frame_of(records: Sequence[Record]) -> pandas.DataFrame:
+    """Records as a data frame, with a type per column: those of records.csv, then those that their own file has."""
     import pandas
 
-    hints = typing.get_type_hints(Record)
-    rows = [{**record.row(), "status": record.status.value} for record in records]
-    frame = pandas.DataFrame(rows, columns=list(COLUMNS), dtype=object)
-    return frame.astype({name: _DTYPES.get(hints[name], "str") for name in COLUMNS})
+    own = (name for record in records for name in LAYOUTS[record.kind].columns())
+    names = tuple(dict.fromkeys((*COLUMNS, *own)))
+    rows = [[getattr(record, name) for name in names] for record in records]
+    frame = pandas.DataFrame(rows, columns=list(names), dtype=object)
+    frame["status"] = [record.status.value for record in records]
+    return frame.astype({name: _DTYPES.get(FIGURES[name].kind, "str") for name in names})

@@ -63,9 +63,9 @@ def write_totals(folder: Path, found: Iterable[Total]) -> None:
 
 def as_text(run: FinishedRun, form: str) -> str:
     """A run as `json`, `jsonl` or `csv`: the columns of its own file, one row per case and implementation."""
-    own = [record.own for record in run.records]
-    rows, kind = [row.row() for row in own], getattr(own[0], "KIND", "") if own else ""
-    about: dict[str, Any] = {**({"kind": kind} if kind else {"kind": "run", "schema": SCHEMA_VERSION}), **run.about}
+    rows = [record.own.row() for record in run.records]
+    kind = run.records[0].kind if run.records else "run"
+    about: dict[str, Any] = {"kind": kind, **({"schema": SCHEMA_VERSION} if kind == "run" else {}), **run.about}
     workload = workload_of(run.about)
     if workload:
         about["workload_totals"] = [dataclasses.asdict(one) for one in totals(run.records, workload)]

@@ -9,8 +9,8 @@ from swiglu_bench.machine import machine
 from swiglu_bench.measure import rounds as interleaved
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Rule, run_rounds
-from swiglu_bench.rows.ranks import Row
-from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.ranks import split_row
+from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.session.admission import Admitting, Drawn
 from swiglu_bench.session.places import ContenderFailed
 from swiglu_bench.session.reports import BuildReport, Malformed, MemoryReport, SampleReport
@@ -31,23 +31,24 @@ def default_rule(budget_s: float) -> Rule:
     return Rule(warmup_rounds=2, min_rounds=10, max_rounds=200, min_s=0.5, budget_s=budget_s)
 
 
-def blanks(plan: Plan, case: Case, machines: Sequence[dict[str, object]], size: int) -> dict[tuple[str, bool], Row]:
+def blanks(plan: Plan, case: Case, machines: Sequence[dict[str, object]], size: int) -> dict[tuple[str, bool], Record]:
     """The rows of a case before anything was measured. `machines`: of the ranks; the first stands for all."""
     this, hosts = machines[0], list(dict.fromkeys(str(one["host"]) for one in machines))
     about = {name: this[name] for name in ("device", "driver", "cuda", "torch", "triton", "version")}
     return {
-        (name, way): Row(
-            plan.run_id, case.shape.name, case.shape.hidden, case.shape.intermediate, case.tokens, case.dtype.value,
-            case.mode.value, case.seed, size, way, name,
+        (name, way): split_row(
+            plan.command, run_id=plan.run_id, shape=case.shape.name, hidden=case.shape.hidden,
+            intermediate=case.shape.intermediate, tokens=case.tokens, dtype=case.dtype.value, mode=case.mode.value,
+            seed=case.seed, ranks=size, sequence_parallel=way, implementation=name, status=Status.OK,
             experts=case.shape.experts.count if case.shape.experts else None,
-            hosts=len(hosts), host=" ".join(hosts), timestamp=machine.now(), **about,  # type: ignore[arg-type]
+            hosts=len(hosts), host=" ".join(hosts), timestamp=machine.now(), **about,
         )
         for name in plan.names
         for way in plan.ways
     }  # fmt: skip
 
 
-def run_case(place: RankPlace, plan: Plan, case: Case, rows: dict[tuple[str, bool], Row], tell: Tell) -> None:
+def run_case(place: RankPlace, plan: Plan, case: Case, rows: dict[tuple[str, bool], Record], tell: Tell) -> None:
     """Check, time, and fill the rows. Raises ranks.GroupLost."""
     reasons = place.own("why_not", case, plan.names, plan.ways)
     for one, row, *of_ranks in zip(rows, rows.values(), *reasons, strict=True):
@@ -67,7 +68,9 @@ def run_case(place: RankPlace, plan: Plan, case: Case, rows: dict[tuple[str, boo
 class _CaseRun:
     """One case: `rows` are those of the contenders that may take part, by name and way of splitting."""
 
-    def __init__(self, place: RankPlace, plan: Plan, case: Case, rows: dict[tuple[str, bool], Row], tell: Tell) -> None:
+    def __init__(
+        self, place: RankPlace, plan: Plan, case: Case, rows: dict[tuple[str, bool], Record], tell: Tell
+    ) -> None:
         self._place, self._plan, self._case, self._rows, self._tell = place, plan, case, rows, tell
         self._known = {one.name: one for one in plan.everybody}
         self._drawn = Drawn.new()
@@ -98,7 +101,7 @@ class _CaseRun:
         if self._judged:
             self._time()
 
-    def _admit(self, name: str, way: bool, row: Row) -> None:
+    def _admit(self, name: str, way: bool, row: Record) -> None:
         contender = self._place.seat(self._known[name], way)
         admission = self._admitting.admit(contender)
         if name == ASYNC:
@@ -161,7 +164,7 @@ class _CaseRun:
             if _sound(row):
                 figures.fill(row, rounds, case, name, way, gbps[way])
 
-    def _close(self, row: Row, name: str, rounds: Rounds) -> None:
+    def _close(self, row: Record, name: str, rounds: Rounds) -> None:
         """End the row of one that failed in the rounds, or does so after them."""
         failure = rounds.timings[name].failure
         if isinstance(failure, WrongResult):
@@ -195,5 +198,5 @@ def _take_unjudged(contender: RankContender, judge: RoundJudge, number: int, lea
     return contender.ask(SampleReport, "sample", judge.draw(number, contender.name), lead_us).sample()
 
 
-def _sound(row: Row) -> bool:
+def _sound(row: Record) -> bool:
     return row.status is Status.OK

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from swiglu_bench.measure.statistics import median_interval, noise_interval, percentile, verdict
-from swiglu_bench.rows.ranks import Row
+from swiglu_bench.rows.ranks import PARTS
+from swiglu_bench.rows.record import Record
 from swiglu_bench.spec import costs
 from swiglu_bench.spec.cases import Case, tensors
 from swiglu_bench.tp.plan import ALONE, LOCAL, SINGLE, Kind
@@ -24,7 +25,7 @@ def key(name: str, kind: Kind) -> str:
     return f"{name} {kind}"
 
 
-def fill(row: Row, rounds: Rounds, case: Case, name: str, way: bool, ceiling_gbps: float | None) -> None:
+def fill(row: Record, rounds: Rounds, case: Case, name: str, way: bool, ceiling_gbps: float | None) -> None:
     """Enter what the rounds say of one row that was right."""
     own, alone = key(name, way), ALONE.get(name, name)
     others = {
@@ -36,7 +37,8 @@ def fill(row: Row, rounds: Rounds, case: Case, name: str, way: bool, ceiling_gbp
         for field, one in others.items()
         if one in rounds.timings and not rounds.timings[one].failure
     }
-    row.samples = tuple(dict(zip(ms, values, strict=True)) for values in zip(*ms.values(), strict=True))
+    row.samples_ms, row.twin_ms = tuple(ms["time_ms"]), tuple(ms.get("twin_ms", ()))
+    row.parts_ms = {name: ms[name] for name in PARTS if name in ms}
     rounds.note(own, row)
     assert row.time_ms is not None
     row.tflops = costs.flops(case, tensors(case.scope)) / row.ranks / row.time_ms / 1e9
@@ -48,7 +50,7 @@ def fill(row: Row, rounds: Rounds, case: Case, name: str, way: bool, ceiling_gbp
         row.efficiency, row.efficiency_low, row.efficiency_high = gain.median, gain.low, gain.high
 
 
-def _compare(row: Row, rounds: Rounds, own: str, way: bool) -> None:
+def _compare(row: Record, rounds: Rounds, own: str, way: bool) -> None:
     eager, twin = key("eager", way), key(TWIN, way)
     if eager not in rounds.timings or twin not in rounds.timings:
         return
@@ -60,7 +62,7 @@ def _compare(row: Row, rounds: Rounds, own: str, way: bool) -> None:
     row.verdict = "baseline" if own == eager else verdict(ratio, noise.noise).value
 
 
-def _take_apart(row: Row, case: Case, way: bool, ms: dict[str, list[float]], ceiling_gbps: float | None) -> None:
+def _take_apart(row: Record, case: Case, way: bool, ms: dict[str, list[float]], ceiling_gbps: float | None) -> None:
     """Compute, communication, and the share of the second that the whole does not show."""
     if "compute_ms" in ms:
         row.compute_ms = percentile(ms["compute_ms"], 50)

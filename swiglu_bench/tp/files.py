@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.csv_table import Table
-from swiglu_bench.rows.ranks import COLUMNS, KEY, ROWS, SAMPLE_FIELDS, SAMPLES, Row
+from swiglu_bench.rows.ranks import KEY, ROWS, SAMPLE_FIELDS, SAMPLES
+from swiglu_bench.rows.record import LAYOUTS, Record
 from swiglu_bench.spec.errors import BadInput
 
 
@@ -22,7 +25,10 @@ class Folder:
         self._warn = warn
         run_folder.create_folder(path)
         self._earlier = self._runs()
-        self._rows, self._samples = Table(path / ROWS, COLUMNS), Table(path / SAMPLES, (*KEY, "round", *SAMPLE_FIELDS))
+        self._rows, self._samples = (
+            Table(path / ROWS, LAYOUTS["tp"].columns()),
+            Table(path / SAMPLES, (*KEY, "round", *SAMPLE_FIELDS)),
+        )
 
     def _runs(self) -> list[dict[str, Any]]:
         file = self.path / run_folder.RUN
@@ -40,13 +46,13 @@ class Folder:
         """Write run.json: this run, and under `earlier` those before it."""
         run_folder.write_run_file(self.path, about | ({"earlier": self._earlier} if self._earlier else {}))
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[Record]) -> None:
         """Keep the rows of a case, samples first."""
-        samples = [
-            [*(getattr(row, name) for name in KEY), number, *(sample.get(name) for name in SAMPLE_FIELDS)]
-            for row in rows
-            for number, sample in enumerate(row.samples)
-        ]
+        samples = []
+        for row in rows:
+            of_rounds = {"time_ms": row.samples_ms, "twin_ms": row.twin_ms, **row.parts_ms}
+            rounds = itertools.zip_longest(*(of_rounds.get(name, ()) for name in SAMPLE_FIELDS))
+            samples += [[*attrgetter(*KEY)(row), number, *times] for number, times in enumerate(rounds)]
         for table, lines in ((self._samples, samples), (self._rows, [row.row().values() for row in rows])):
             try:
                 table.append(lines)

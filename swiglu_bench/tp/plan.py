@@ -38,6 +38,7 @@ class Plan:
     """Implementations that take no part, and why."""
     asked: frozenset[str] = frozenset()
     """The implementations that --impl names."""
+    command: str = "swiglu-bench tp"
 
     @property
     def everybody(self) -> tuple[Implementation, ...]:

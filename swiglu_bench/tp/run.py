@@ -17,8 +17,7 @@ from swiglu_bench.machine import locks
 from swiglu_bench.machine.machine import Machine, free_memory_bytes
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.processes.child import DoesNotEnd
-from swiglu_bench.rows.ranks import Row
-from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.session import policy
 from swiglu_bench.session.settings import Settings
 from swiglu_bench.spec import costs
@@ -67,7 +66,7 @@ class TpRun:
         self, this: Machine, settings: Settings, options: dict[str, Any], console: Console, quiet: bool
     ) -> None:
         self.this, self.console, self.quiet = this, console, quiet
-        self.rows: list[Row] = []
+        self.rows: list[Record] = []
         self.about: dict[str, Any] = {
             "command": settings.command, "run_id": settings.run_id, "settings": options, "machine": this.as_dict(),
             "groups": {},
@@ -145,7 +144,7 @@ class TpRun:
             self.warn(nothing)
         return self.status or int(bool(nothing))
 
-    def _take(self, rows: Sequence[Row]) -> None:
+    def _take(self, rows: Sequence[Record]) -> None:
         """The rows of a case."""
         for row in rows:
             if row.implementation in self._fatal:
@@ -158,7 +157,7 @@ class TpRun:
             self._folder.write(rows)
         for row in rows:
             if self._wandb:
-                self._wandb.write(row.record(self.about["command"]))
+                self._wandb.write(row)
             if row.failed if self.quiet else not self.console.is_terminal and row.status is not Status.SKIPPED:
                 self.say(tp_tables.line(row))
 

@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from swiglu_bench.check.inputs import torch_dtype
 from swiglu_bench.measure.clock import DeviceLost, answers
-from swiglu_bench.rows.record import Status
-from swiglu_bench.rows.training import Summary, TrainedSeed
+from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.training import TrainedSeed
 from swiglu_bench.spec.cases import WEIGHTS, Case, Dtype, Scope
 from swiglu_bench.spec.errors import one_line
 from swiglu_bench.spec.implementation import Implementation, Step
@@ -34,7 +34,7 @@ class Trainee:
     """An implementation that takes part, and what has been found about it so far."""
 
     implementation: Implementation
-    row: Summary
+    row: Record
     permuted: bool = False
     """Whether the intermediate features of its blocks are in another order."""
     losses: dict[int, list[float]] = field(default_factory=dict)

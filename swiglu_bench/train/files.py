@@ -12,7 +12,8 @@ from typing import Any
 
 from swiglu_bench.rows import run_folder, training
 from swiglu_bench.rows.csv_table import Table, typed
-from swiglu_bench.rows.training import Summary, TrainedSeed, TrainingStep
+from swiglu_bench.rows.record import LAYOUTS, Record
+from swiglu_bench.rows.training import TrainedSeed, TrainingStep
 from swiglu_bench.spec.errors import BadInput
 
 CHECKPOINTS = "checkpoints"
@@ -74,11 +75,11 @@ class TrainingFolder:
         with contextlib.suppress(OSError):  # it is not there, or holds another checkpoint
             checkpoint.parent.rmdir()
 
-    def summarise(self, summaries: Sequence[Summary]) -> None:
+    def summarise(self, summaries: Sequence[Record]) -> None:
         """Write summary.csv anew."""
         path = self.path / training.SUMMARY
         path.unlink(missing_ok=True)
-        self._append(Table(path, training.SUMMARY_COLUMNS), [summary.row().values() for summary in summaries])
+        self._append(Table(path, LAYOUTS["training"].columns()), [summary.row().values() for summary in summaries])
 
     def _append(self, table: Table, rows: Iterable[Iterable[Any]]) -> None:
         try:

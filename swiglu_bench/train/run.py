@@ -13,8 +13,8 @@ from swiglu_bench.charts.export import NoPicture, save
 from swiglu_bench.machine import locks, machine
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.rows import run_folder
-from swiglu_bench.rows.record import Status
-from swiglu_bench.rows.training import BASELINE, PERMUTED, Summary, TrainingStep
+from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.training import BASELINE, PERMUTED, TrainingStep, as_of_all_runs, training_row
 from swiglu_bench.spec import registry
 from swiglu_bench.spec.cases import Dtype, Precision, Scope, parse_dtypes, parse_precisions
 from swiglu_bench.spec.errors import BadInput
@@ -62,10 +62,11 @@ class TrainingRun:
         where = (experiment.case, device.type, options.interpret, self.machine.compute_capability)
         self.trainees: list[Trainee] = []
         self._asked = request.asked(options.impl, chosen)
-        self.rows: list[Summary] = []
+        self.rows: list[Record] = []
         for title, one in [(BASELINE, chosen[0]), (PERMUTED, chosen[0]), *((one.name, one) for one in chosen[1:])]:
-            row = Summary(
-                self.about["run_id"], options.task, name, title, one.trains, Status.OK, device=self.machine.device,
+            row = training_row(
+                self.about, run_id=self.about["run_id"], task=options.task, model=name, implementation=title,
+                trains=one.trains, status=Status.OK, device=self.machine.device,
                 torch=self.machine.torch, triton=self.machine.triton, version=self.machine.version, timestamp=started,
                 precision=one.precision_of(experiment.case).value,
             )  # fmt: skip
@@ -148,7 +149,7 @@ class TrainingRun:
             self._say(f"Losses, summary and machine: {folder.path}")
         if wandb:
             for row in self.rows:
-                wandb.write(row.record(self.about))
+                wandb.write(as_of_all_runs(row))
             if wandb.url_or_path:
                 self._say(f"W&B: {wandb.place}")
 

@@ -12,7 +12,8 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 
 from swiglu_bench.measure.statistics import mean_half_width
-from swiglu_bench.rows.training import SAVING_TOLERANCE, Curve, Summary, TrainedSeed
+from swiglu_bench.rows.record import Record
+from swiglu_bench.rows.training import SAVING_TOLERANCE, Curve, TrainedSeed
 
 WINDOW = 0.2
 """Share of the steps, the last ones, over which losses are averaged."""
@@ -31,7 +32,7 @@ def spread(values: Collection[float]) -> float | None:
     return statistics.stdev(values) if len(values) > 1 else None
 
 
-def enter_learning(row: Summary, seeds: Collection[TrainedSeed], finals: Finals) -> None:
+def enter_learning(row: Record, seeds: Collection[TrainedSeed], finals: Finals) -> None:
     """Enter how far it learned, as means over seeds; `finals` are the final losses by seed."""
     row.seeds = len(seeds)
     if seeds:
@@ -41,7 +42,7 @@ def enter_learning(row: Summary, seeds: Collection[TrainedSeed], finals: Finals)
         row.metric_mean, row.metric_spread = statistics.fmean(metrics), spread(metrics)
 
 
-def enter_curve(row: Summary, own: Finals, eager: Finals, permuted: Finals) -> None:
+def enter_curve(row: Record, own: Finals, eager: Finals, permuted: Finals) -> None:
     """Enter how its curves compare with eager's from the same seeds; a loss that is not finite differs."""
     differences = [own[seed] - eager[seed] for seed in sorted(own.keys() & eager.keys())]
     if not differences:
@@ -62,7 +63,7 @@ def enter_curve(row: Summary, own: Finals, eager: Finals, permuted: Finals) -> N
         row.curve = Curve.WITHIN_SEEDS if abs(row.difference) <= row.eager_spread else Curve.DIFFERS
 
 
-def enter_expectation(row: Summary, eager: Summary, block_ratio: float) -> None:
+def enter_expectation(row: Record, eager: Record, block_ratio: float) -> None:
     """Enter the ratio that Amdahl's law expects from `block_ratio`, that of one block by itself, and whether it holds.
 
     Eager's blocks take a share of its step, and the row's take `block_ratio` of their time. What the optimiser does not
@@ -78,4 +79,4 @@ def enter_expectation(row: Summary, eager: Summary, block_ratio: float) -> None:
     row.block_ratio, row.expected_ratio = block_ratio, expected
     if row.ratio is not None:
         allowed = SAVING_TOLERANCE * max(abs(1 - expected), abs(1 - row.ratio))
-        row.as_expected = abs(row.ratio - expected) <= max(allowed, row.half_width, row.noise)
+        row.as_expected = abs(row.ratio - expected) <= max(allowed, row.half_width, row.noise or 0.0)

@@ -8,7 +8,8 @@ A document holds a marked block; `python -m swiglu_bench.writers.markdown README
 Names after the path choose the rows; without any, all are shown. Among them `figure=limit_pct` shows that column of the
 CSV instead of times, bytes as MiB; `across=shape` has a column for each shape, not for each token count; and
 `scope=mlp`, or another column, keeps the rows that have that value. A block
-`<!-- training: PATH -->` is filled from a training's summary.csv, `<!-- ranks: PATH mode=step NAMES -->` from a tp.csv.
+`<!-- training: PATH -->` is filled from a training's summary.csv, `<!-- ranks: PATH mode=step NAMES -->` from a tp.csv,
+and `<!-- columns: FILE FIRST LAST -->` from what is declared of the columns of such a file.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from swiglu_bench.rows import csv_table, ranks
+from swiglu_bench.rows import csv_table
 from swiglu_bench.rows.grouping import grouped, unique
 from swiglu_bench.rows.quantities import MIB, plus_minus, size
 from swiglu_bench.rows.ranking import quickest
-from swiglu_bench.rows.record import COLUMNS, Record, Status
-from swiglu_bench.rows.run_folder import read_rows
-from swiglu_bench.rows.training import Summary
+from swiglu_bench.rows.ranks import read_split_rows
+from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, Record, Status
+from swiglu_bench.rows.run_folder import read_layout, read_rows
+from swiglu_bench.rows.training import training_row
 from swiglu_bench.writers.tables import by
 
 Row = TypeVar("Row")
@@ -94,7 +97,7 @@ def _over(across: str, rows: list[Record], cell: Callable[[Record], str]) -> str
     return table([across, *heads], lines, text={across})
 
 
-def training_table(rows: Iterable[Summary]) -> str:
+def training_table(rows: Iterable[Record]) -> str:
     """Implementations down: curve, step time, its ratio to eager's, the expected one, memory kept."""
     lines = []
     for row in rows:
@@ -110,7 +113,7 @@ def training_table(rows: Iterable[Summary]) -> str:
     return table(["", "curve", "step", "÷ eager's", "expected", "kept"], lines, text={"", "curve"})
 
 
-def ranks_table(rows: Iterable[ranks.Row]) -> str:
+def ranks_table(rows: Iterable[Record]) -> str:
     """Token counts and numbers of GPUs down: the baseline's communication, then each implementation's time."""
     timed = [row for row in rows if row.time_ms is not None and row.ranks > 1]
     names = unique(row.implementation for row in timed)
@@ -127,9 +130,26 @@ def ranks_table(rows: Iterable[ranks.Row]) -> str:
     return table([*head, *(f"`{name}`" for name in names)], lines)
 
 
-def _rank_cell(row: ranks.Row) -> str:
+def _rank_cell(row: Record) -> str:
     ratio = "baseline" if row.verdict == "baseline" or not row.interval else plus_minus(*row.interval)
     return f"{row.time_ms:.3g} ms ({ratio}), {row.efficiency:.0%}"
+
+
+def columns_table(path: Path, words: Sequence[str]) -> str:
+    """The columns of a file from the first to the last that the words name.
+
+    Without words, all of a file beside records.csv: by name those that it shares with that, the others described.
+    """
+    (names,) = (layout.columns() for layout in LAYOUTS.values() if layout.file == path.name)
+    shared = ""
+    if words:
+        first, last = map(names.index, words)
+        names = names[first : last + 1]
+    else:
+        shared = f"As in records.csv: {', '.join(f'`{name}`' for name in names if name in COLUMNS)}.\n\n"
+        names = tuple(name for name in names if name not in COLUMNS)
+    head = ("column", "unit", "better", "meaning")
+    return shared + table(head, (FIGURES[name].line for name in names), text=head)
 
 
 def fill(document: Path) -> str:
@@ -142,12 +162,12 @@ def fill(document: Path) -> str:
         return figure_table(rows, figure, across) if figure else time_table(rows, across)
 
     def training(path: Path, words: list[str]) -> str:
-        return training_table(choose(csv_table.read(path, Summary), words))
+        return training_table(choose(read_layout(path, "training", partial(training_row, {})), words))
 
     def several_gpus(path: Path, words: list[str]) -> str:
-        return ranks_table(choose(csv_table.read(path, ranks.Row), words))
+        return ranks_table(choose(read_split_rows(path), words))
 
-    makers = {"table": times, "training": training, "ranks": several_gpus}
+    makers = {"table": times, "training": training, "ranks": several_gpus, "columns": columns_table}
     return fill_blocks(document, makers)
 
 

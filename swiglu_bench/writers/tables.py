@@ -14,9 +14,7 @@ from rich.text import Text
 
 from swiglu_bench.rows.grouping import grouped, unique
 from swiglu_bench.rows.quantities import mebibytes
-from swiglu_bench.rows.ranks import Row
 from swiglu_bench.rows.record import Record, Status, TensorCheck
-from swiglu_bench.rows.training import Summary
 
 TABLE = ("shape", "scope", "mode", "dtype")
 """Rows that agree in this stand in one table of times."""
@@ -71,7 +69,7 @@ def by_reason(what: str, reasons: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{what}: {', '.join(unique(name for _, name in pairs))}: {reason}" for reason, pairs in found.items()]
 
 
-def nothing_done(asked: Sequence[Record | Row | Summary], done: str) -> str:
+def nothing_done(asked: Sequence[Record], done: str) -> str:
     """Why none of the rows that were asked for is ok, in one sentence; empty where one is, or there are none."""
     if not asked or any(row.status is Status.OK for row in asked):
         return ""

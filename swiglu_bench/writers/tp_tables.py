@@ -10,8 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swiglu_bench.rows.grouping import grouped
-from swiglu_bench.rows.ranks import Row
-from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.writers.tables import new_table
 
 STYLES = {"faster": "green", "slower": "red", "tie": "", "baseline": "dim"}
@@ -26,7 +25,7 @@ PARTS = (
 )
 
 
-def tables(rows: Sequence[Row]) -> Iterator[RenderableType]:
+def tables(rows: Sequence[Record]) -> Iterator[RenderableType]:
     """All of them, what they mean, and every reason."""
     timed = [row for row in rows if row.time_ms is not None]
     groups = grouped(timed, attrgetter("ranks", "shape", "mode", "dtype", "sequence_parallel"))
@@ -39,7 +38,7 @@ def tables(rows: Sequence[Row]) -> Iterator[RenderableType]:
     yield from (Text(line) for line in remarks(rows))
 
 
-def remarks(rows: Sequence[Row]) -> Iterator[str]:
+def remarks(rows: Sequence[Record]) -> Iterator[str]:
     """A sentence for whatever is missing, failed, or has no time on one GPU; the same reason once."""
     told: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
@@ -58,7 +57,7 @@ def remarks(rows: Sequence[Row]) -> Iterator[str]:
         yield f"{status}: {name}{at}: {reason}"
 
 
-def line(row: Row) -> str:
+def line(row: Record) -> str:
     """A row without a table."""
     what = f"{row.ranks} ranks {_place(row)} {row.implementation}"
     if row.time_ms is None:
@@ -67,12 +66,12 @@ def line(row: Row) -> str:
     return f"{what} {row.time_ms:.4g} ms{ratio}"
 
 
-def _place(row: Row) -> str:
+def _place(row: Record) -> str:
     split = "split sequence" if row.sequence_parallel else "all tokens"
     return f"{row.mode} {row.shape} {row.dtype} {row.tokens} tokens, {split}"
 
 
-def _speed(rows: Sequence[Row]) -> Table:
+def _speed(rows: Sequence[Record]) -> Table:
     one = rows[0]
     split = "sequence parallel" if one.sequence_parallel else "all tokens on every rank"
     sizes = f"{one.shape} ({one.hidden} x {one.intermediate}), {one.dtype}"
@@ -98,7 +97,7 @@ def _speed(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _parts(rows: Sequence[Row]) -> Table:
+def _parts(rows: Sequence[Record]) -> Table:
     table = _table("Where its time goes", "compute\nms", "comm\nms", "hidden", "bus\nGB/s", "peak\nMiB")
     for row, tokens in _with_tokens(rows):
         bus = "" if row.bus_gbps is None else _short(row.bus_gbps)
@@ -118,7 +117,7 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _with_tokens(rows: Sequence[Row]) -> Iterator[tuple[Row, str]]:
+def _with_tokens(rows: Sequence[Record]) -> Iterator[tuple[Record, str]]:
     """Each row with its token count, where that is another than above."""
     last = None
     for row in rows:

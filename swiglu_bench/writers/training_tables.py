@@ -10,8 +10,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from swiglu_bench.rows.grouping import grouped
-from swiglu_bench.rows.record import Status
-from swiglu_bench.rows.training import SAVING_TOLERANCE, Summary
+from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.training import SAVING_TOLERANCE
 from swiglu_bench.writers.tables import new_table
 
 MEANING = {"same": "good", "within seeds": "good", "differs": "bad", "faster": "good", "slower": "bad"}
@@ -50,11 +50,11 @@ class TrainingTable:
     """What the columns mean."""
 
 
-Columns = Mapping[str, Callable[[Summary], str | TableCell]]
+Columns = Mapping[str, Callable[[Record], str | TableCell]]
 """What stands under each head; a head may name the metric or the unit."""
 
 
-def grids(summaries: Sequence[Summary]) -> Iterator[TrainingTable]:
+def grids(summaries: Sequence[Record]) -> Iterator[TrainingTable]:
     """The tables for which there is anything: learning, speed, and where time and memory go."""
     trained = [one for one in summaries if one.final_loss is not None]
     if trained:
@@ -65,7 +65,7 @@ def grids(summaries: Sequence[Summary]) -> Iterator[TrainingTable]:
         yield _table("Where time and memory go", PARTS, timed, PARTS_NOTE)
 
 
-def tables(summaries: Sequence[Summary]) -> Iterator[RenderableType]:
+def tables(summaries: Sequence[Record]) -> Iterator[RenderableType]:
     """Everything for a terminal: the tables, what they mean, and what is missing from them."""
     for grid in grids(summaries):
         name = grid.columns[0]
@@ -78,7 +78,7 @@ def tables(summaries: Sequence[Summary]) -> Iterator[RenderableType]:
     yield from map(Text, remarks(summaries))
 
 
-def remarks(summaries: Sequence[Summary]) -> Iterator[str]:
+def remarks(summaries: Sequence[Record]) -> Iterator[str]:
     """Sentences on the rows that need one."""
     for one in summaries:
         if one.frozen and one.final_loss is not None:
@@ -98,12 +98,12 @@ def remarks(summaries: Sequence[Summary]) -> Iterator[str]:
         yield f"{status}: {', '.join(one.implementation for one in those)}: {reason}"
 
 
-def ratio_text(one: Summary) -> str:
+def ratio_text(one: Record) -> str:
     """The ratio of its step to eager's, with half of the interval; empty where there is none."""
     return "" if one.ratio is None else f"{one.ratio:.3f} ± {one.half_width:.3f}"
 
 
-def _rule(rows: Sequence[Summary]) -> str:
+def _rule(rows: Sequence[Record]) -> str:
     """How the curves were compared."""
     count = rows[0].seeds
     over = "one seed" if count == 1 else f"{count} seeds, ± their spread"
@@ -122,23 +122,23 @@ def _rule(rows: Sequence[Summary]) -> str:
     )
 
 
-def _difference(one: Summary) -> str:
+def _difference(one: Record) -> str:
     if one.difference is None or not one.precision or one.difference_low is None or one.difference_high is None:
         return _number(one.difference, "+.2g")
     return f"{one.difference:+.1g} ± {(one.difference_high - one.difference_low) / 2:.1g}"
 
 
-def _curve(one: Summary) -> TableCell:
+def _curve(one: Record) -> TableCell:
     text = "baseline" if one.difference is None else one.curve
     return TableCell(f"{text} (frozen)", "middle") if one.frozen else TableCell(text, MEANING.get(one.curve, ""))
 
 
-def _verdict(one: Summary) -> TableCell:
+def _verdict(one: Record) -> TableCell:
     text = f"{one.verdict}, less work" if one.frozen else one.verdict
     return TableCell(text, "middle" if one.frozen else MEANING.get(one.verdict, ""))
 
 
-def _table(title: str, columns: Columns, rows: Sequence[Summary], note: str) -> TrainingTable:
+def _table(title: str, columns: Columns, rows: Sequence[Record], note: str) -> TrainingTable:
     heads = [head.format(metric=rows[0].metric, unit=rows[0].unit) for head in columns]
     values = [[one.implementation, *(value_of(one) for value_of in columns.values())] for one in rows]
     cells = [[value if isinstance(value, TableCell) else TableCell(value) for value in row] for row in values]

@@ -6,7 +6,7 @@ import enum
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from typing import Any
 
 from swiglu_bench.rows.finished_run import case_of as work_of
@@ -14,7 +14,6 @@ from swiglu_bench.rows.grouping import grouped, unique
 from swiglu_bench.rows.quantities import MIB
 from swiglu_bench.rows.ranking import median_ratios, ranked
 from swiglu_bench.rows.record import COLUMNS, Record, Status
-from swiglu_bench.rows.training import Summary
 
 
 def _mib(column: str) -> Callable[[Record], float | None]:
@@ -30,10 +29,10 @@ FIGURES: dict[str, Callable[[Record], float | None]] = {
         name: attrgetter(name)
         for name in (
             "time_ms", "ratio", "tflops", "gbps", "limit_pct", "latency_us", "graph_us", "uj_per_token", "error_ratio",
+            "efficiency", "hidden_share", "bus_gbps",
         )
     },
     **{f"{name}_mib": _mib(f"{name}_bytes") for name in ("saved", "peak", "workspace")},
-    **{name: methodcaller("figure", name) for name in ("efficiency", "hidden_share", "bus_gbps")},
 }  # fmt: skip
 """What is drawn over tokens, as <figure>/<scope>/<mode>/<shape>/<dtype>/<implementation>."""
 
@@ -89,8 +88,8 @@ def summarize(records: Sequence[Record]) -> dict[str, float | str]:
         without = {"fastest_at"} if own["best_ratio"] is None else ()
         summary |= {f"{key}/{name}": value for key, value in own.items() if value is not None and key not in without}
     for record in records:
-        if isinstance(record.source, Summary):
-            own = {f"{name}/{record.implementation}": getattr(record.source, name) for name in TRAINED}
+        if record.kind == "training":
+            own = {f"{name}/{record.implementation}": getattr(record, name) for name in TRAINED}
             summary |= {name: value for name, value in own.items() if value is not None}
     medians = median_ratios(records)
     if medians:
@@ -104,7 +103,7 @@ def tables(records: Sequence[Record]) -> dict[str, Any]:
     """`records`: every row and column; `standing`: one line each; `not_ok`: why a row has no figures; `remarks`."""
     import wandb
 
-    rows = [[_plain(value) for value in record.row().values()] for record in records]
+    rows = [[_plain(getattr(record, name)) for name in COLUMNS] for record in records]
     found = {"records": wandb.Table(columns=list(COLUMNS), data=rows)}
     heads = ["implementation", *(column.removeprefix("rows_") for column in STANDING)]
     lines = [[name, *own.values()] for name, own in standing(records).items()]

@@ -3,12 +3,12 @@ from pathlib import Path
 import pytest
 
 from swiglu_bench.charts import scaling
-from swiglu_bench.rows.ranks import COLUMNS
+from swiglu_bench.rows.record import LAYOUTS
 
 
 def rows(*counts: int, single: str = "8") -> list[dict[str, str]]:
     return [
-        dict.fromkeys(COLUMNS, "") | {
+        dict.fromkeys(LAYOUTS["tp"].columns(), "") | {
             "shape": "made-up", "dtype": "bfloat16", "mode": mode, "tokens": "1024", "ranks": str(count),
             "sequence_parallel": way, "implementation": name, "time_ms": str(9 / count), "single_ms": single,
             "efficiency": "0.9",

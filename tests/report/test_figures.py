@@ -7,10 +7,11 @@ import pytest
 pytest.importorskip("altair", reason="the extra `report` is not installed")
 
 from reported import ROOT, timed, trained, write
+from specimens import a_split_row
 
 from swiglu_bench.report.figures import fill, pairs
 from swiglu_bench.rows.csv_table import Table
-from swiglu_bench.rows.ranks import COLUMNS, Row
+from swiglu_bench.rows.record import LAYOUTS
 from swiglu_bench.spec.errors import BadInput
 
 EAGER, A, B = timed("eager", 1, 1.0), timed("a", 1, 0.5), timed("b", 1, 0.4)
@@ -52,11 +53,11 @@ def test_a_figure_and_a_sentence_of_a_training(tmp_path: Path) -> None:
 def test_a_figure_of_several_gpus(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"settings": {"implementations": ["eager", "mine"]}}')
     rows = [
-        Row("1", "s", 8, 16, 64, "bfloat16", mode, 0, ranks, True, "mine", time_ms=2.0, single_ms=3.0, efficiency=0.8)
+        a_split_row("mine", tokens=64, mode=mode, ranks=ranks, time_ms=2.0, single_ms=3.0, efficiency=0.8)
         for mode in ("step", "forward")
         for ranks in (2, 4)
     ]
-    Table(tmp_path / "tp.csv", COLUMNS).append([row.row().values() for row in rows])
+    Table(tmp_path / "tp.csv", LAYOUTS["tp"].columns()).append([row.row().values() for row in rows])
     text, pictures = filled(tmp_path, "figure: tp.csv scaling mode=step mine")
     assert 'alt="Time and efficiency of mine at s, on 1, 2, 4 GPUs."' in text
     assert pictures == ["docs/figures/scaling-s-dark.svg", "docs/figures/scaling-s.svg"]

@@ -6,11 +6,12 @@ import pytest
 pytest.importorskip("altair", reason="the extra `report` is not installed")
 
 from reported import COMMITTED, EVIL, IN_A_CHECKOUT, REASON, trained
+from specimens import a_summary
 
 from swiglu_bench.charts.style import Style, slots
 from swiglu_bench.report import training as told
 from swiglu_bench.rows.record import Status
-from swiglu_bench.rows.training import PERMUTED, FinishedTraining, Summary, load_training
+from swiglu_bench.rows.training import PERMUTED, FinishedTraining, load_training
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_curves_that_are_not_alike(run: FinishedTraining) -> None:
 
 def test_where_there_is_nothing_to_compare(run: FinishedTraining) -> None:
     assert "no curves are compared" in told.sentences(run.keep(["eager", "frozen"]))[0]
-    broken = Summary("1", "digits", "small", "eager", "everything", Status.ERROR, "It broke.")
+    broken = a_summary("eager", status=Status.ERROR, reason="It broke.")
     nothing = FinishedTraining(run.path, [broken], {}, {})
     assert told.sentences(nothing) == ["Nothing was trained to the end.", "error: eager: It broke."]
     assert [chart for _, _, chart in told.charts(nothing, Style({}))] == [

@@ -1,21 +1,20 @@
 import dataclasses
 import re
-import typing
 
 import pytest
 from places import ROOT
 from specimens import a_check, a_record
 
 from swiglu_bench.rows.audit_cell import CELL_COLUMNS
-from swiglu_bench.rows.record import COLUMNS, Record, Status
+from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, Record, Status
 from swiglu_bench.rows.run_folder import SAMPLE_COLUMNS
-from swiglu_bench.rows.training import SEED_COLUMNS, STEP_COLUMNS, SUMMARY_COLUMNS
+from swiglu_bench.rows.training import SEED_COLUMNS, STEP_COLUMNS
 from swiglu_bench.writers.csv_file import CHECK_COLUMNS
 
 README = ROOT / "results" / "README.md"
 FILES = {
-    "records.csv": COLUMNS, "samples.csv": SAMPLE_COLUMNS, "checks.csv": CHECK_COLUMNS, "audit.csv": CELL_COLUMNS,
-    "train.csv": STEP_COLUMNS, "runs.csv": SEED_COLUMNS, "summary.csv": SUMMARY_COLUMNS,
+    "samples.csv": SAMPLE_COLUMNS, "checks.csv": CHECK_COLUMNS, "audit.csv": CELL_COLUMNS,
+    "train.csv": STEP_COLUMNS, "runs.csv": SEED_COLUMNS,
 }  # fmt: skip
 UNITS = {"ms": "ms", "us": "µs", "bytes": "B", "gbps": "GB/s", "tflops": "TFLOP/s", "pct": "%", "tokens": "tokens"}
 
@@ -27,19 +26,27 @@ def test_every_column_is_described_in_order_with_the_unit_of_its_name(name: str)
     lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
     described = {column.strip().strip("`"): (unit.strip(), meaning.strip()) for column, unit, meaning in lines}
     assert tuple(described) == FILES[name]
-    for column, (unit, meaning) in described.items():
-        suffix = column.rpartition("_")[2]
-        assert name != "records.csv" or (meaning and unit == UNITS.get(suffix, unit)), column
+
+
+def test_every_figure_has_a_meaning_and_the_unit_of_its_name() -> None:
+    for name, figure in FIGURES.items():
+        assert figure.caption, name
+        assert figure.unit == UNITS.get(name.rpartition("_")[2], figure.unit), name
+
+
+def test_every_figure_is_in_a_file_and_files_have_no_other_columns() -> None:
+    assert {name for layout in LAYOUTS.values() for name in layout.names} == set(FIGURES)
+    assert all(len(set(layout.names)) == len(layout.names) for layout in LAYOUTS.values())
 
 
 def test_the_row_is_every_column_in_order_and_flat() -> None:
     row = a_record(tokens=8).row()
     assert tuple(row) == COLUMNS
     assert (row["tokens"], row["status"]) == (8, Status.OK)
-    hints = typing.get_type_hints(Record)
-    assert {hints[name] for name in COLUMNS} <= {str, int, int | None, float | None, bool, Status}
-    beside = {field.name for field in dataclasses.fields(Record)} - set(COLUMNS)
-    assert beside == {"samples_ms", "twin_ms", "states", "tensor_checks", "source"}
+    kinds = {figure.kind for figure in FIGURES.values()}
+    assert kinds == {str, int, int | None, float | None, bool, bool | None, Status}
+    beside = {field.name for field in dataclasses.fields(Record)} - set(FIGURES)
+    assert beside == {"samples_ms", "twin_ms", "states", "tensor_checks", "parts_ms", "kind", "source"}
 
 
 def test_the_worst_tensor_is_the_row_s_error_and_all_that_fail_are_named() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from specimens import a_bare_record
 
-from swiglu_bench.rows.record import COLUMNS, SCHEMA_VERSION, Record, Status
+from swiglu_bench.rows.record import COLUMNS, LAYOUTS, SCHEMA_VERSION, Record, Status
 from swiglu_bench.rows.run_folder import create_folder, read_records, read_rows, write_run_file
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.writers.csv_file import CsvFile
@@ -105,7 +105,7 @@ def test_a_newer_schema_is_told(tmp_path: Path, names: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("schema", range(1, SCHEMA_VERSION))
 def test_an_older_schema_reads_with_empty_columns(tmp_path: Path, schema: int) -> None:
-    old = Record.columns(schema)
+    old = LAYOUTS["run"].columns(schema)
     cells = {name: value for name, value in a_bare_record(time_ms=1.5).row().items() if name in old}
     texts = ["" if value is None else str(value).lower() for value in (cells | {"schema": schema}).values()]
     (tmp_path / "records.csv").write_text(",".join(cells) + "\n" + ",".join(texts) + "\n")

@@ -3,10 +3,11 @@ from pathlib import Path
 
 import pytest
 from reported import EVIL, REASON, trained
+from specimens import a_summary
 
 from swiglu_bench.rows.finished_run import load_run
 from swiglu_bench.rows.record import Status
-from swiglu_bench.rows.training import PERMUTED, Summary, load_training, training_folder
+from swiglu_bench.rows.training import PERMUTED, as_of_all_runs, load_training, training_folder
 from swiglu_bench.spec.errors import BadInput
 
 NAMES = ("level", EVIL, "frozen")
@@ -36,8 +37,7 @@ def test_its_rows_are_like_those_of_other_runs(folder: Path) -> None:
     assert (level.time_ms, level.ratio, level.baseline, level.own.curve) == (2.0, 0.99, "eager", "same")
     assert (level.comparable, frozen.comparable, frozen.status) == (True, False, Status.OK)
     assert run.frame["curve"][2] == "same"
-    evil.source.curve = "differs"
-    wrong = evil.source.record(run.about)
+    wrong = as_of_all_runs(dataclasses.replace(evil.own, curve="differs"))
     assert (wrong.status, wrong.reason, wrong.time_ms) == ("incorrect", "Its loss curve differs from eager's.", None)
 
 
@@ -58,7 +58,7 @@ def test_what_cannot_be_read_is_named(folder: Path, name: str, column: str, mess
 
 
 def test_one_that_learns_otherwise_fails_unless_it_is_frozen() -> None:
-    row = Summary("1", "digits", "digits", "x", "everything", Status.OK, curve="differs")
+    row = a_summary("x", curve="differs")
     assert row.failed
     assert not dataclasses.replace(row, trains="inputs").failed
     assert not dataclasses.replace(row, curve="within seeds").failed

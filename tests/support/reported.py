@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from places import ROOT
-from specimens import a_record, without_time
+from specimens import a_record, a_summary, without_time
 
 from swiglu_bench.report.load import ReportedRun
 from swiglu_bench.rows.audit_cell import Cell, CellStatus
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.rows.run_folder import write_run_file
-from swiglu_bench.rows.training import PERMUTED, Summary, TrainedSeed, TrainingStep
+from swiglu_bench.rows.training import PERMUTED, TrainedSeed, TrainingStep
 from swiglu_bench.train.files import TrainingFolder
 from swiglu_bench.writers.contract import ContractFile
 from swiglu_bench.writers.csv_file import CsvFile
@@ -108,7 +108,7 @@ def trained(folder: Path) -> Path:
             for step in range(4):
                 files.write(TrainingStep(name, seed, step, 4.0 - step + seed + above, 0.1, 1.0))
             files.end(TrainedSeed(name, seed, 4, 100, 1.0, 0.5, 1.0))
-        row = Summary("1", "digits", "small", name, "everything", Status.OK, seeds=2, steps=4, device="A GPU & more")
+        row = a_summary(name, seeds=2, steps=4, device="A GPU & more")
         row.timestamp = "2026-01-01T00:00:00Z"
         row.final_loss, row.final_loss_spread, row.metric_mean = 1.5, 0.7, 0.5
         row.metric, row.unit = "accuracy", "samples"
@@ -123,7 +123,7 @@ def trained(folder: Path) -> Path:
         row = by_name[name]
         row.ratio, row.ratio_low, row.ratio_high, row.expected_ratio = ratio, ratio - 0.002, ratio + 0.002, 0.95
     by_name["level"].as_expected, by_name["frozen"].trains, by_name["frozen"].curve = False, "inputs", "differs"
-    skipped = Summary("1", "digits", "small", "absent", "everything", Status.SKIPPED, REASON, device="A GPU & more")
+    skipped = a_summary("absent", status=Status.SKIPPED, reason=REASON, device="A GPU & more")
     skipped.timestamp = rows[0].timestamp
     files.summarise([*rows, skipped])
     files.flush()

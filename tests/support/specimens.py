@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from swiglu_bench.rows.ranks import split_row
 from swiglu_bench.rows.record import Record, Status, TensorCheck
+from swiglu_bench.rows.training import training_row
 from swiglu_bench.spec.cases import Case, Dtype, Experts, Mode, Scope, Shape
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Implementation, Step, implementation
@@ -66,6 +68,21 @@ def a_record(**changes: Any) -> Record:
         "eager_error": 1e-7, "error_ratio": 0.6, "errors": "output=1e-07/1e-07", "device": "A GPU",
     }  # fmt: skip
     return a_bare_record(**figures | changes)
+
+
+def a_summary(name: str, **columns: Any) -> Record:
+    """A row of a training."""
+    known = {"run_id": "1", "task": "digits", "model": "small", "trains": "everything", "status": Status.OK}
+    return training_row({}, implementation=name, **{**known, **columns})
+
+
+def a_split_row(name: str, **columns: Any) -> Record:
+    """A row of `tp` on four GPUs."""
+    known = {
+        "run_id": "1", "shape": "s", "hidden": 1024, "intermediate": 4096, "tokens": 1024, "dtype": "bfloat16",
+        "mode": "forward", "seed": 0, "ranks": 4, "sequence_parallel": True, "experts": None, "status": Status.OK,
+    }  # fmt: skip
+    return split_row("swiglu-bench tp", implementation=name, **{**known, **columns})
 
 
 def without_time(status: Status, reason: str, **changes: Any) -> Record:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from specimens import a_summary
 
 from swiglu_bench.implementations import CATALOGUE
-from swiglu_bench.rows.record import Status
-from swiglu_bench.rows.training import PERMUTED, Summary
+from swiglu_bench.rows.training import PERMUTED
 from swiglu_bench.spec.cases import Dtype
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.train.blocks import Trainee
@@ -62,7 +62,7 @@ def decoder(folder: Path, device: torch.device = CPU, dtype: Dtype = Dtype.FLOAT
 def trainee(name: str, one: Implementation | None = None, **fields: Any) -> Trainee:
     """A built-in implementation, or one of a test's own, that nothing is known of yet."""
     one = one or BY_NAME[name]
-    return Trainee(one, Summary("1", "mnist", "mnist", name, one.trains, Status.OK), **fields)
+    return Trainee(one, a_summary(name, trains=one.trains), **fields)
 
 
 def permuted() -> Trainee:

@@ -1,11 +1,12 @@
 import dataclasses
 
 import pytest
+from specimens import a_split_row
 
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Timing
-from swiglu_bench.rows.ranks import Row
-from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.ranks import PARTS
+from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.tp.figures import COLLECTIVES, TWIN, fill, key
 from swiglu_bench.tp.plan import LOCAL, SINGLE
@@ -14,8 +15,8 @@ from swiglu_bench.writers import tp_tables
 CASE = Case(Shape("made-up", 1024, 4096, "for tests", ()), 2048, Dtype.BFLOAT16, Scope.MLP, Mode.FORWARD)
 
 
-def row(name: str, **more: object) -> Row:
-    return Row("run", "made-up", 1024, 4096, 2048, "bfloat16", "forward", 0, 4, True, name, device="A GPU", **more)
+def row(name: str, **more: object) -> Record:
+    return a_split_row(name, shape="made-up", tokens=2048, device="A GPU", **more)
 
 
 def rounds(**ms: float) -> Rounds:
@@ -42,8 +43,8 @@ def test_times_ratios_and_parts_are_of_the_same_rounds():
     assert mine.comm_bytes == 2 * 2048 * 1024 * 2
     assert mine.bus_gbps == pytest.approx(2 * 3 / 4 * 2048 * 1024 * 2 / (1.02e-3 * 1e9))
     assert mine.bus_ceiling_gbps == 400.0
-    assert len(mine.samples) == 20
-    assert set(mine.samples[0]) == {"time_ms", "compute_ms", "comm_ms", "single_ms"}
+    assert (len(mine.samples_ms), mine.twin_ms) == (20, ())
+    assert {name: len(times) for name, times in mine.parts_ms.items()} == dict.fromkeys(PARTS, 20)
 
 
 def test_hidden_is_not_cut_off_where_the_whole_takes_longer_than_its_parts():

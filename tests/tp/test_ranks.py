@@ -11,8 +11,8 @@ from split_implementations import dies, fails, fails_alone, forgets, hangs, late
 
 from swiglu_bench.implementations import experts, pytorch
 from swiglu_bench.processes import forkserver
-from swiglu_bench.rows.ranks import Row
-from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.ranks import PARTS
+from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.session.admission import Drawn
 from swiglu_bench.session.places import ContenderFailed
 from swiglu_bench.session.reports import CallReport, FaultReport, SampleReport
@@ -52,7 +52,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankPlace]:
     place.ranks.end()
 
 
-def rows(place: RankPlace, *names: str, case: Case = CASE, ways: tuple[bool, ...] = (False,)) -> dict[str, Row]:
+def rows(place: RankPlace, *names: str, case: Case = CASE, ways: tuple[bool, ...] = (False,)) -> dict[str, Record]:
     """The rows of a case; with several ways of splitting, by both."""
     wanted = tuple(one for one in EVERYBODY if one.name in names)
     assert len(wanted) == len(names)
@@ -81,8 +81,8 @@ def test_what_is_right_is_timed_and_taken_apart(two: RankPlace, mode: Mode) -> N
         assert row.error_ratio <= 1
         assert row.peak_bytes
         assert row.ratio is not None
-        twin = {"twin_ms"} if name.startswith("eager ") else set()
-        assert set(row.samples[0]) == {"time_ms", "compute_ms", "comm_ms", "single_ms"} | twin
+        assert {name: len(times) for name, times in row.parts_ms.items()} == dict.fromkeys(PARTS, 4)
+        assert (len(row.samples_ms), len(row.twin_ms)) == (4, 4 if name.startswith("eager ") else 0)
 
 
 def test_what_is_wrong_costs_its_own_row_and_says_on_which_rank(two: RankPlace) -> None:

@@ -8,8 +8,8 @@ from unittest.mock import MagicMock
 import pytest
 from trained import BY_NAME, images, permuted, trainee
 
-from swiglu_bench.rows.record import Status
-from swiglu_bench.rows.training import SUMMARY_COLUMNS, TrainingStep
+from swiglu_bench.rows.record import LAYOUTS, Status
+from swiglu_bench.rows.training import TrainingStep
 from swiglu_bench.train import session, step_costs
 from swiglu_bench.train.blocks import Trainee
 from swiglu_bench.train.files import CHECKPOINTS, TrainingFolder
@@ -86,7 +86,7 @@ def test_everything_is_trained_timed_judged_and_kept_and_one_that_fails_costs_it
     assert (failed.status, failed.reason) == (Status.ERROR, "Seed 0: RuntimeError: no kernel for this.")
     assert [(one.failed, one.seeds) for one in found] == [(False, 2)] * 3 + [(True, 0)]
     assert [len(rows(path / name)) for name in ("train.csv", "runs.csv", "summary.csv")] == [3 * 2 * 6, 3 * 2, 4]
-    assert tuple(rows(path / "summary.csv")[0]) == SUMMARY_COLUMNS
+    assert tuple(rows(path / "summary.csv")[0]) == LAYOUTS["training"].columns()
     assert not (path / CHECKPOINTS).exists()
 
 

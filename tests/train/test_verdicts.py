@@ -2,18 +2,19 @@ import dataclasses
 import math
 
 import pytest
+from specimens import a_summary
 
-from swiglu_bench.rows.record import Status
-from swiglu_bench.rows.training import Curve, Summary
+from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.training import Curve
 from swiglu_bench.train.verdicts import enter_curve, enter_expectation, final, spread
 
 EAGER = {0: 1.00, 1: 1.02, 2: 0.98}
 PERMUTED = {0: 1.0001, 1: 1.0199, 2: 0.98}
-ROW = Summary("1", "digits", "small", "x", "everything", Status.OK)
+ROW = a_summary("x")
 SAME, WITHIN_SEEDS, DIFFERS = Curve.SAME, Curve.WITHIN_SEEDS, Curve.DIFFERS
 
 
-def compared(own: dict[int, float], eager: dict[int, float], permuted: dict[int, float]) -> Summary:
+def compared(own: dict[int, float], eager: dict[int, float], permuted: dict[int, float]) -> Record:
     row = dataclasses.replace(ROW)
     enter_curve(row, own, eager, permuted)
     return row
@@ -69,7 +70,7 @@ def test_with_one_seed_or_without_a_permuted_run_less_can_be_said() -> None:
         assert [compared(moved(by), EAGER, permuted).curve for by in (0.0, 1e-9)] == [SAME, WITHIN_SEEDS]
 
 
-def expecting(ratio: float = 0.9, noise: float = 0.001, trains: str = "everything") -> Summary:
+def expecting(ratio: float = 0.9, noise: float = 0.001, trains: str = "everything") -> Record:
     """A row with this ratio against an eager whose blocks are half of its step and whose optimiser takes a tenth."""
     eager = dataclasses.replace(ROW, block_share=0.5, block_forward_ms=2.0, block_backward_ms=3.0, optimizer_ms=1.0)
     row = dataclasses.replace(ROW, trains=trains, optimizer_ms=0.5, ratio=ratio, aa_low=1.0, aa_high=1 + noise)

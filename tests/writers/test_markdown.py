@@ -3,14 +3,13 @@ from pathlib import Path
 import pytest
 from places import ROOT
 from reported import write
-from specimens import a_bare_record
+from specimens import a_bare_record, a_split_row, a_summary
 
-from swiglu_bench.rows import ranks
 from swiglu_bench.rows.csv_table import Table
-from swiglu_bench.rows.record import Status
-from swiglu_bench.rows.training import SUMMARY_COLUMNS, Summary
+from swiglu_bench.rows.record import LAYOUTS, Status
 from swiglu_bench.writers.markdown import figure_table, fill
 
+DOCUMENTS = [ROOT / "README.md", ROOT / "results" / "README.md", *(ROOT / "docs").glob("*.md")]
 TIMED = {"baseline": "a", "ratio_low": 0.49, "ratio_high": 0.51}
 ROWS = [
     a_bare_record(implementation="a", tokens=1, time_ms=2.0, baseline="a", ratio=1.0, ratio_low=1.0, ratio_high=1.0),
@@ -77,17 +76,16 @@ def test_shapes_across(tmp_path: Path) -> None:
 
 
 def test_a_table_of_a_training(tmp_path: Path) -> None:
-    def row(name: str, trains: str = "everything", **figures: object) -> list[object]:
-        one = Summary("1", "digits", "small", name, trains, Status.OK, step_ms=2.0, **figures)  # type: ignore[arg-type]
-        return list(one.row().values())
+    def row(name: str, **columns: object) -> list[object]:
+        return list(a_summary(name, step_ms=2.0, **columns).row().values())
 
     ratio = {"ratio": 0.95, "ratio_low": 0.94, "ratio_high": 0.96, "expected_ratio": 0.9}
     rows = [
         row("eager", saved_bytes=3 << 29),
         row("mine", curve="same", as_expected=False, saved_bytes=1 << 30, **ratio),
-        row("frozen", "inputs", curve="differs", as_expected=True, saved_bytes=1 << 20, **ratio),
+        row("frozen", trains="inputs", curve="differs", as_expected=True, saved_bytes=1 << 20, **ratio),
     ]
-    Table(tmp_path / "summary.csv", SUMMARY_COLUMNS).append(rows)
+    Table(tmp_path / "summary.csv", LAYOUTS["training"].columns()).append(rows)
     assert filled(tmp_path, "training: summary.csv") == [
         "| | curve | step | ÷ eager's | expected | kept |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
@@ -100,7 +98,7 @@ def test_a_table_of_a_training(tmp_path: Path) -> None:
 def test_a_table_of_ranks(tmp_path: Path) -> None:
     def row(count: int, mode: str, name: str, time_ms: float | None, **figures: object) -> list[object]:
         bus = {"bus_ceiling_gbps": 300.0, "verdict": "baseline" if name == "eager" else "faster"}
-        one = ranks.Row("1", "s", 8, 16, 1024, "bfloat16", mode, 0, count, True, name, time_ms=time_ms, **bus | figures)  # type: ignore[arg-type]
+        one = a_split_row(name, mode=mode, ranks=count, time_ms=time_ms, **bus | figures)
         return list(one.row().values())
 
     rows = [
@@ -111,7 +109,7 @@ def test_a_table_of_ranks(tmp_path: Path) -> None:
         row(4, "step", "eager", 3.0, efficiency=0.667, comm_ms=0.5, bus_gbps=200.0),
         row(2, "forward", "eager", 2.0, efficiency=0.8, comm_ms=0.1, bus_gbps=120.0),
     ]
-    Table(tmp_path / "tp.csv", ranks.COLUMNS).append(rows)
+    Table(tmp_path / "tp.csv", LAYOUTS["tp"].columns()).append(rows)
     assert filled(tmp_path, "ranks: tp.csv mode=step sequence_parallel=True") == [
         "| tokens | GPUs | communication alone | bus, of its ceiling | `eager` | `mine` |",
         "| ---: | ---: | ---: | ---: | ---: | ---: |",
@@ -123,6 +121,6 @@ def test_a_table_of_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not (ROOT / "results").exists(), reason="not in a checkout")
-@pytest.mark.parametrize("document", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_documents_say_what_their_csv_says(document: Path) -> None:
     assert fill(document) == document.read_text(encoding="utf-8")

@@ -2,15 +2,15 @@ from typing import Any
 
 import pytest
 from rendered import assert_fits, shown, unwrapped
+from specimens import a_summary
 
-from swiglu_bench.rows.record import Status
-from swiglu_bench.rows.training import Summary
+from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.writers.training_tables import tables
 
 
-def row(name: str, **fields: Any) -> Summary:
-    common = {"trains": "everything", "status": Status.OK, "seeds": 3, "steps": 50, "metric": "perplexity"}
-    return Summary("1", "llama", "llama-1b", name, **{**common, "unit": "tokens", **fields})
+def row(name: str, **fields: Any) -> Record:
+    common = {"task": "llama", "model": "llama-1b", "seeds": 3, "steps": 50, "metric": "perplexity", "unit": "tokens"}
+    return a_summary(name, **{**common, **fields})
 
 
 LEARNT = {"final_loss": 2.5, "final_loss_spread": 0.02, "metric_mean": 12.0, "metric_spread": 0.5}

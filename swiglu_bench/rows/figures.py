@@ -1,0 +1,61 @@
+"""A column of a run's files, declared once with the field that holds it: files, tables and documents read this."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from dataclasses import dataclass
+from typing import Any
+
+Number = float | None
+Count = int | None
+"""Figures; None means: not measured, or does not apply."""
+LOWER, HIGHER = "lower", "higher"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What is declared of a column."""
+
+    caption: str
+    """What it means, in Markdown, for the reader of a file."""
+    unit: str = ""
+    better: str = ""
+    """`lower` or `higher`; empty where neither is."""
+    since: int = 1
+    """The schema from which on files have it."""
+    name: str = ""
+    kind: Any = None
+    """Its type."""
+
+    @property
+    def is_number(self) -> bool:
+        """Whether its values can be sorted and averaged."""
+        return self.kind in (int, float, Count, Number)
+
+    @property
+    def line(self) -> tuple[str, str, str, str]:
+        """How documents describe it: name, unit, what is better, and what it means."""
+        since = f"; since schema {self.since}" if self.since > 2 else ""
+        return f"`{self.name}`", self.unit, self.better, self.caption + since
+
+
+def figure(caption: str, unit: str = "", better: str = "", *, default: Any = None, since: int = 1) -> Any:
+    """A field of a row that is a column of its file."""
+    declared = Figure(caption, unit, better, since)
+    return dataclasses.field(default=default, metadata={"figure": declared})
+
+
+key = functools.partial(figure, default=dataclasses.MISSING)
+"""A column that every row has: what was asked, and where."""
+text = functools.partial(figure, default="")
+"""A column of words."""
+
+
+@functools.cache
+def figures(row: type) -> dict[str, Figure]:
+    """The columns of a kind of row by name, in their order; its other fields are kept beside the row."""
+    hints = typing.get_type_hints(row)
+    declared = {one.name: one.metadata["figure"] for one in dataclasses.fields(row) if "figure" in one.metadata}
+    return {name: dataclasses.replace(one, name=name, kind=hints[name]) for name, one in declared.items()}
