@@ -35,7 +35,7 @@ def at(tokens: int = 8192, capability: tuple[int, int] | None = (9, 0), **change
 @pytest.fixture
 def _gluon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "GLUON_MISSING", None)
-    monkeypatch.setattr(shared, "_aside", None)
+    monkeypatch.setattr(admission, "_override", [None])
 
 
 @pytest.mark.usefixtures("_gluon")
