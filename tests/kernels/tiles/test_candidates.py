@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from swiglu_kernels.hopper import forward, products, shared, transposed
+from swiglu_kernels.hopper import admission, forward, products, shared, transposed
 from swiglu_kernels.hopper import row as hopper_row
 from swiglu_kernels.launches.tiles import Tile, family_of
 from swiglu_kernels.tiles.candidates import (
