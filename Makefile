@@ -42,12 +42,14 @@ test-versions: $(VENV)/.installed-test ## Compile every kernel by each Triton of
 		tail -n 1 $$log; \
 	done
 
+# Triton 3.9 asks the driver for attributes that a kernel need not have, and memcheck would count each refusal.
 sanitize: $(VENV)/.installed-test ## Run every kernel once under each tool of compute-sanitizer (SANITIZER: where it is)
 	@mkdir -p build
 	@for tool in memcheck racecheck initcheck; do \
 		echo "compute-sanitizer --tool $$tool"; \
 		only=; [ $$tool != initcheck ] || only=--portable; \
-		PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(SANITIZER) --tool $$tool --error-exitcode 3 --target-processes all \
+		api=; [ $$tool != memcheck ] || api="--report-api-errors no"; \
+		PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(SANITIZER) --tool $$tool $$api --error-exitcode 3 --target-processes all \
 			$(BIN)/python -m swiglu_kernels.standalone.odd_sizes --few $$only > build/$$tool.log 2>&1; \
 		status=$$?; \
 		cat build/$$tool.log; \

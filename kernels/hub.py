@@ -19,8 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "swiglu_kernels"
 SOURCE = ROOT / "kernels" / PACKAGE
-LEFT_OUT = shutil.ignore_patterns("standalone", "__pycache__", "py.typed")
-"""What inspects and tunes by the name under which the package is installed."""
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "py.typed")
 CARD = """---
 license: apache-2.0
 tags: [kernels, triton, swiglu]

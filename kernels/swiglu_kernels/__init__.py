@@ -15,12 +15,14 @@ FusedSwiGLUExperts                    a module of stacked experts
 register_experts()                    register swiglu_experts with transformers, for set_experts_implementation
 patch_model(model), unpatch(model)    put them into a Hugging Face model, and take them out again
 reference                             the definitions, in PyTorch
-warm_up(model, tokens=[1, 64])        compile what these token counts need, before the first request
+warm_up(model)                        compile what any token count needs, or those given, before the first request
+check()                               admit the hand-scheduled kernels under this Triton, on this GPU
 explain(x, w_gate, w_up)              which kernels a call runs, and why; explain_experts for swiglu_experts
 backend_for(tensor)                   where a kernel would run: "triton", "interpreter" or "torch"
 """
 
 from swiglu_kernels import reference
+from swiglu_kernels.check import check
 from swiglu_kernels.experts_interface import register_experts
 from swiglu_kernels.explain import explain, explain_experts
 from swiglu_kernels.launches.backend import backend_for
@@ -42,6 +44,7 @@ __all__ = [
     "FusedSwiGLUPackedMLP",
     "PatchReport",
     "backend_for",
+    "check",
     "explain",
     "explain_experts",
     "patch_model",

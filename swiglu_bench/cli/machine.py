@@ -21,6 +21,8 @@ from swiglu_bench.sweep.options import HOW, OUTPUT, TIMEOUT_S, WHAT, Device, Jso
 from swiglu_bench.sweep.request import INTERRUPTED, held
 
 if TYPE_CHECKING:
+    import torch
+
     from swiglu_bench.machine.ceilings_cache import Figure, Limits
     from swiglu_bench.session.noise import Pair, Summary
 
@@ -230,6 +232,9 @@ def _noise_table(summary: Summary, pairs: Sequence[Pair]) -> Table:
 def doctor(
     device: Device = None,
     clock: Annotated[bool, option(HOW, "Compare the suite's clock with the GPU's profiler, too.", "--clock")] = False,
+    kernels: Annotated[
+        bool, option(HOW, "First check the kernels by hand under this Triton, and keep the verdicts.", "--kernels")
+    ] = False,
     wait: Wait = True,
     form: JsonForm = "table",
 ) -> None:
@@ -243,6 +248,8 @@ def doctor(
 
     chosen = machine.find_device(device)
     with held(chosen, wait):
+        if kernels:
+            _check_kernels(chosen)
         findings = list(examine(chosen, cross_check=clock))
     if form == "json":
         text.put(text.as_json({"kind": "doctor", "rows": [dataclasses.asdict(one) for one in findings]}))
@@ -256,3 +263,12 @@ def doctor(
         counts = {severity: sum(one.severity is severity for one in findings) for severity in Severity}
         console.print(", ".join(f"{count} {severity}" for severity, count in counts.items() if count), highlight=False)
     raise typer.Exit(int(any(one.severity is Severity.FAIL for one in findings)))
+
+
+def _check_kernels(device: torch.device) -> None:
+    from swiglu_kernels import check
+
+    try:
+        check(device, tell=partial(typer.echo, err=True))
+    except RuntimeError as error:
+        raise BadInput(f"--kernels: {error}.") from None

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import subprocess
-from collections.abc import Iterable
 from pathlib import Path
 
 MACHINE = ("device", "driver", "cuda", "torch", "triton", "python", "cpu", "cpu_threads")
@@ -25,18 +23,13 @@ def origins() -> dict[str, str | None]:
 
 
 def _sources(package: str) -> str:
+    from swiglu_kernels.launches.sources import digest  # imports torch, which what shows finished runs does without
+
     spec = importlib.util.find_spec(package)
     assert spec is not None
-    folders = spec.submodule_search_locations or []
-    return digest(sorted(file for folder in folders for file in Path(folder).rglob("*.py")))
-
-
-def digest(files: Iterable[Path]) -> str:
-    """A hash of the names and contents of files."""
-    found = hashlib.sha256()
-    for file in files:
-        found.update(file.name.encode(errors="surrogatepass") + b"\0" + file.read_bytes() + b"\0")
-    return found.hexdigest()
+    assert spec.submodule_search_locations is not None
+    (folder,) = map(Path, spec.submodule_search_locations)
+    return digest(sorted(folder.rglob("*.py")), folder)
 
 
 @functools.cache

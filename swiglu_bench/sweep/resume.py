@@ -23,6 +23,7 @@ from swiglu_bench.session.settings import Settings
 from swiglu_bench.spec.cases import Case
 from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.version import __version__
+from swiglu_kernels.launches.sources import digest
 
 CASE = ("shape", "hidden", "intermediate", "experts", "top_k", "tokens", "dtype", "scope", "mode", "seed")
 """The columns that say which case a row is of."""
@@ -62,7 +63,7 @@ class Fingerprints:
         self._own = {
             one.name: {
                 "name": one.name,
-                "source": sources.digest([Path(one.file)]) if one.file else "",
+                "source": digest([Path(one.file)]) if one.file else "",
                 "versions": _versions(one),
             }
             for one in implementations

@@ -1,3 +1,6 @@
+import random
+import time
+
 import pytest
 import torch
 from torch import nn
@@ -34,7 +37,7 @@ def model() -> nn.Module:
 @pytest.mark.parametrize("gradients", [False, True], ids=["", "gradients"])
 def test_later_calls_need_no_other_kernel(launched: set[tuple[object, ...]], gradients: bool) -> None:
     layers = model()
-    assert warm_up(layers, tokens=[1, 40, 40], gradients=gradients) == (12 if gradients else 6), "two layers are alike"
+    assert warm_up(layers, tokens=[1, 40, 40], gradients=gradients).calls == (12 if gradients else 6), "two are alike"
     assert all(parameter.grad is None for parameter in layers.parameters())
     before = set(launched)
     for layer in layers:
@@ -51,7 +54,7 @@ def test_experts(launched: set[tuple[object, ...]], gradients: bool) -> None:
     layer = FusedSwiGLUExperts(16, 16, 3, dtype=torch.bfloat16, device=DEVICE)
     with pytest.raises(ValueError, match="top_k: FusedSwiGLUExperts does not say"):
         warm_up(layer, tokens=[5])
-    assert warm_up(nn.ModuleList([layer]), tokens=[5], top_k=2, gradients=gradients) == (4 if gradients else 2)
+    assert warm_up(nn.ModuleList([layer]), tokens=[5], top_k=2, gradients=gradients).calls == (4 if gradients else 2)
     before = set(launched)
     for dtype in (torch.float32, torch.bfloat16):
         x, weights = torch.randn(5, 16, device=DEVICE).bfloat16(), torch.rand(5, 2, device=DEVICE).to(dtype)
@@ -64,7 +67,7 @@ def test_experts(launched: set[tuple[object, ...]], gradients: bool) -> None:
 
 
 def test_shapes(launched: set[tuple[object, ...]]) -> None:
-    assert warm_up([(32, 48), (16, 16)], tokens=[3], dtype=torch.float32, device=DEVICE) == 4
+    assert warm_up([(32, 48), (16, 16)], tokens=[3], dtype=torch.float32, device=DEVICE).calls == 4
     assert launched
 
 
@@ -75,3 +78,38 @@ def test_what_cannot_be_warmed_up() -> None:
         warm_up(model(), tokens=[])
     with pytest.raises(ValueError, match="Linear has no fused module"):
         warm_up(nn.Linear(2, 2), tokens=[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: a compiler is waited for on no other device")
+def test_no_length_waits_for_a_compiler_after_all_were_warmed_up() -> None:
+    layer = FusedSwiGLUMLP(1024, 2816, device="cuda", dtype=torch.bfloat16)
+    done = warm_up(layer, gradients=True)
+    assert done.variants > 20
+    assert f"{done.variants} kernels compiled by {done.processes} processes" in str(done)
+
+    def step(tokens: int) -> float:
+        x = torch.randn(tokens, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        torch.autograd.grad(layer(x), [x, *layer.parameters()], torch.ones_like(x))
+        torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    step(20_000)  # what PyTorch itself does for the first time, and memory for all that follow
+    lengths = random.Random(0).sample(range(1, 16385), 40)
+    longer_ms = {tokens: 1e3 * (step(tokens) - step(tokens)) for tokens in lengths}
+    assert max(longer_ms.values()) < 50, longer_ms
+
+
+def test_a_survey_runs_nothing_and_finds_what_runs(launched: set[tuple[object, ...]]) -> None:
+    layer = FusedSwiGLUMLP(32, 48).to(DEVICE)
+    seen: list[Launch] = []
+    with plan.surveyed(seen.append):
+        warm_up(layer, tokens=[1, 40], gradients=True)
+    assert seen
+    assert not launched
+    warm_up(layer, tokens=[1, 40], gradients=True)
+    names = {launch.kernel.fn.__name__ for launch in seen}
+    assert names == {kernel.fn.__name__ for kernel, *_ in launched}  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ import torch
 from accuracy import assert_as_accurate_as_eager
 
 from swiglu_kernels import reference
-from swiglu_kernels.hopper import forward, shared
+from swiglu_kernels.hopper import admission, forward
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import Tile
 

@@ -35,7 +35,7 @@ def find(
         optional: what it was given as tensors, or None; unchecked.
         options: what else it was given; unchecked.
     """
-    if INTERPRETING or torch.compiler.is_compiling() or watched():
+    if INTERPRETING or plan.survey is not None or torch.compiler.is_compiling() or watched():
         return None, None
     x, weight = tensors[:2]
     if type(x) not in _PLAIN or type(weight) not in _PLAIN or x.layout is not torch.strided:

@@ -25,8 +25,8 @@ import torch
 from swiglu_kernels.hopper import admission, shared
 from swiglu_kernels.launches import sources
 from swiglu_kernels.launches.backend import capability_of, card_of
+from swiglu_kernels.launches.compiling import PACKAGE, environment
 
-PACKAGE = Path(__file__).parents[1]
 SLOWER = 1.25
 """Times the portable kernel's time from which a kernel is not admitted: less is a matter of sizes and cards."""
 
@@ -112,11 +112,10 @@ def _words(result: dict[str, Any]) -> str:
 
 def _child(arguments: list[str], device: torch.device, timeout_s: float) -> tuple[list[dict[str, Any]], str]:
     """Run this package in another process; what it found, and how it ended if not well."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), *_python_path()])}
     command = [sys.executable, "-m", f"{PACKAGE.name}.check", "--device", str(device), *arguments]
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
+            command, env=environment(), capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired as expired:
         return list(_results(expired.stdout or b"")), f"it took more than {timeout_s:g} s"
@@ -130,7 +129,3 @@ def _results(output: str | bytes) -> Iterator[dict[str, Any]]:
     for line in text.splitlines():
         if line.startswith("{"):
             yield json.loads(line)
-
-
-def _python_path() -> list[str]:
-    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]

@@ -179,14 +179,14 @@ if GLUON_MISSING is None:
         """PTX that asks for the scales of a tile's first stages, for this warp's 16 rows and its columns.
 
         Of a warp 16 lanes copy the scales of its rows, the next four those of the first and the last block of gate and
-        of up, and the others what the last of these does. The lane is read here and the row is an operand: in a loop
+        of up, and the others nothing. The lane is read here and the row is an operand: in a loop
         that needs %tid.x, ptxas keeps what wgmma reads in registers of each thread, and moves it before each wgmma.
         """
         lines = [
             ".reg .b32 lane, warp, first, number, here, mine, ours, to, asked, slot;",
             ".reg .b64 from, from_step;",
             ".reg .f32 of_row<2>, of_weight<4>, both<12>, chosen;",
-            ".reg .pred more, of_rows, beyond<3>;",
+            ".reg .pred more, copies, of_rows, beyond<3>;",
             "mov.u32 lane, %laneid;",
             f"shr.u32 warp, {my_row}, 4;",
             f"mad.lo.u32 here, warp, {SLOTS * SLOT_BYTES}, {barriers};",
@@ -203,6 +203,7 @@ if GLUON_MISSING is None:
             ]
         return [
             *lines,
+            "setp.lt.u32 copies, lane, 20;",
             "min.u32 lane, lane, 19;",
             "mad.lo.u32 ours, lane, 4, here;",
             "setp.lt.u32 of_rows, lane, 16;",
@@ -234,7 +235,7 @@ if GLUON_MISSING is None:
     def _next_scales(depth_tiles):
         """PTX that asks for the scales of one more stage, if there is one."""
         return [
-            f"setp.lt.u32 more, asked, {depth_tiles};",
+            f"setp.lt.and.u32 more, asked, {depth_tiles}, copies;",
             "add.u32 at, ours, to;",
             "@more cp.async.ca.shared.global [at], [from], 4;",
             "cp.async.commit_group;",

@@ -57,6 +57,7 @@ class Launch:
         device = next(value.device for value in tensors if isinstance(value, torch.Tensor))
         with on_device(device):
             bind(device)
+            name_alike(self.kernel)
             compiled = self.kernel[self.grid](**self.arguments, **self.options)
             if self.traps and not torch.cuda.is_current_stream_capturing():
                 _wait_for_first(compiled, self.traps)
@@ -71,6 +72,27 @@ def _wait_for_first(compiled: Any, traps: str) -> None:
         except RuntimeError as error:
             raise RuntimeError(traps) from error
         compiled.ran_once = True
+
+
+def name_alike(kernel: Any) -> None:
+    """Give a kernel the name in Triton's cache on disk that it has in every process.
+
+    Triton up to 3.7 makes it of the globals of the functions that were named before: in another order of launches the
+    same kernel had another name, and was compiled again.
+    """
+    function: Any = getattr(kernel, "fn", None)
+    if id(kernel) in _named or not hasattr(function, "__code__"):
+        return
+    _named.add(id(kernel))  # its own hash is that name
+    for name in function.__code__.co_names:
+        called = function.__globals__.get(name)
+        if hasattr(type(called), "cache_key"):
+            name_alike(called)
+    if hasattr(type(kernel), "cache_key"):
+        kernel.cache_key  # noqa: B018
+
+
+_named: set[int] = set()
 
 
 def bind(device: torch.device) -> None:

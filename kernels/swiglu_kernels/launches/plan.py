@@ -9,7 +9,7 @@ recorded by `series.py`.
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -138,6 +138,8 @@ def apply(function: Callable[..., Any], *arguments: Any, returning: Callable[...
             tensor. A series calls it where the last is allocated for that, which takes less time.
     """
     recorder = current.recorder
+    if survey is not None:
+        return
     if recorder is None:
         function(*arguments)
         return
@@ -156,6 +158,9 @@ def run(describe: Callable[..., Launch], *arguments: Any) -> None:
             an address that a plan does not know.
         arguments: tensors, tuples of tensors, and hashable values.
     """
+    if survey is not None:
+        _describe_all(describe, arguments)
+        return
     if INTERPRETING:
         describe(*arguments).run()
         return
@@ -169,6 +174,30 @@ def run(describe: Callable[..., Launch], *arguments: Any) -> None:
                 found.run(tensors)
     if recorder is not None:
         recorder.note(describe, arguments, launch=_plans.get(key), launched=True)
+
+
+survey: Callable[[Launch], object] | None = None
+"""Is handed each launch while launches are surveyed, in all threads: a backward has one of its own."""
+
+
+@contextlib.contextmanager
+def surveyed(by: Callable[[Launch], object]) -> Iterator[None]:
+    """Describe what would run and run nothing, neither launches nor PyTorch's products; outputs stay unwritten."""
+    global survey
+    assert survey is None, "one survey at a time"
+    survey = by
+    try:
+        yield
+    finally:
+        survey = None
+
+
+def _describe_all(describe: Callable[..., Launch], arguments: tuple[Any, ...]) -> None:
+    launch: Launch | None = describe(*arguments)
+    while launch is not None and survey is not None:
+        if 0 not in launch.grid:
+            survey(launch)
+        launch = launch.then
 
 
 def recordable() -> bool:

@@ -32,9 +32,10 @@ from typing import Any
 import torch
 
 from swiglu_kernels.hopper.shared import why_off
+from swiglu_kernels.launches import compiling
 from swiglu_kernels.launches.backend import INTERPRETING, TRITON_AVAILABLE, triton
 from swiglu_kernels.launches.formula import Formula
-from swiglu_kernels.launches.launch import INT32_MAX, Launch
+from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import Capability
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.glu_forward import forward_launch, recompute_launch
@@ -67,10 +68,6 @@ CODE_BYTES = 120 * 1024
 """Of instructions of a kernel by hand. With 187 KB a mixture's d_pre took 1.8 times as long as with 68 (NOTES.md)."""
 SHARED_BYTES = {(8, 0): 163 * 1024, (8, 9): 99 * 1024, (9, 0): 227 * 1024, (10, 0): 227 * 1024}
 """Of shared memory that one program may have, by compute capability; Triton compiles what asks for more."""
-_POINTERS = {
-    torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64",
-    torch.float8_e4m3fn: "*fp8e4nv",
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,39 +127,7 @@ def compile_launch(launch: Launch, capability: Capability) -> Any:
     """Compile the kernel of a launch for a compute capability, specialised to its arguments as a real launch is."""
     if not TRITON_AVAILABLE or INTERPRETING:
         raise RuntimeError("kernels are compiled only where Triton is installed and TRITON_INTERPRET is not set")
-    from triton import compile as triton_compile
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-    from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
-
-    signature: dict[str, str] = {}
-    constants: dict[str, Any] = {}
-    attributes: dict[tuple[int], list[list[Any]]] = {}
-    arguments = launch.arguments | {"num_warps": launch.num_warps}  # a Gluon kernel may ask for its number of warps
-    for index, parameter in enumerate(launch.kernel.params):
-        value = arguments[parameter.name]
-        if hasattr(value, "block_shape"):
-            block = ",".join(map(str, value.block_shape))
-            signature[parameter.name] = f"tensordesc<{_POINTERS[value.base.dtype][1:]}[{block}],{value.layout!r}>"
-            continue
-        any_size = parameter.do_not_specialize and isinstance(value, int)
-        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1 and not any_size):
-            signature[parameter.name] = "constexpr"
-            constants[parameter.name] = value
-            continue
-        if isinstance(value, torch.Tensor):
-            signature[parameter.name] = "*i32" if value.dtype == torch.int32 else _POINTERS[value.dtype]
-        elif isinstance(value, float):
-            signature[parameter.name] = "fp32"
-            continue
-        else:
-            signature[parameter.name] = "i32" if value <= INT32_MAX else "i64"
-        if isinstance(value, torch.Tensor) or (value % 16 == 0 and not any_size):
-            attributes[(index,)] = [["tt.divisibility", 16]]
-    source_type = GluonASTSource if isinstance(launch.kernel, GluonJITFunction) else ASTSource
-    source = source_type(launch.kernel, signature, constants, attributes)
-    target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
-    return triton_compile(source, target=target, options=launch.options)
+    return compiling.compile_launch(launch, capability)
 
 
 def _read(tool: str, option: str, cubin: bytes) -> str:

@@ -9,8 +9,8 @@ from on_hopper import needs_hopper
 
 from swiglu_bench.measure.memory import measure_memory
 from swiglu_kernels import reference, swiglu_experts
+from swiglu_kernels.hopper import admission, experts_tiles, shared
 from swiglu_kernels.hopper import experts as by_hand
-from swiglu_kernels.hopper import experts_tiles, shared
 from swiglu_kernels.launches.backend import INTERPRETING
 from swiglu_kernels.launches.tiles import expert_tile_rows
 from swiglu_kernels.operations import experts
@@ -43,12 +43,12 @@ class TestWhoMayTakeThem:
 
     def test_many_rows_of_an_expert_are_theirs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(choices, "_hopper_multiprocessors", lambda device: 132)
-        monkeypatch.setattr(choices, "why_off", lambda: None)
+        monkeypatch.setattr(choices, "why_off", lambda kernel: None)
         layer = empty(3, 192), empty(4, 512, 192), empty(4, 192, 256), "silu"
         for with_grad, least in by_hand.LEAST_ROWS.items():
             assert choices.why_portable(4 * least, *layer, with_grad) is None
             assert f"fewer than {least} rows" in str(choices.why_portable(4 * least - 1, *layer, with_grad))
-        monkeypatch.setattr(choices, "why_off", lambda: "another Triton")
+        monkeypatch.setattr(choices, "why_off", lambda kernel: "another Triton")
         assert choices.why_portable(2**20, *layer, True) == "another Triton"
 
     def test_elsewhere_the_reason_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:

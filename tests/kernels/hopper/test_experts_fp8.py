@@ -8,7 +8,7 @@ from clamped import GPT_OSS, keep_off_limit
 from on_hopper import needs_hopper
 
 from swiglu_kernels import reference, swiglu_experts
-from swiglu_kernels.hopper import shared
+from swiglu_kernels.hopper import admission
 from swiglu_kernels.operations import experts_fp8
 from swiglu_kernels.operations.fp8 import quantise
 

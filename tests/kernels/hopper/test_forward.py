@@ -7,7 +7,7 @@ import torch
 from on_hopper import check_against_fp64, needs_hopper
 
 from swiglu_kernels import swiglu_glu
-from swiglu_kernels.hopper import forward, fp8, shared, transposed
+from swiglu_kernels.hopper import admission, forward, fp8, shared, transposed
 
 
 def matrices(tokens: int = 512, hidden: int = 64, intermediate: int = 128, dtype: torch.dtype = torch.bfloat16):
@@ -20,7 +20,7 @@ class TestWhoMayTakeIt:
     @pytest.fixture(autouse=True)
     def gluon_is_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(shared, "GLUON_MISSING", None)
-        monkeypatch.setattr(shared, "_aside", None)
+        monkeypatch.setattr(admission, "_override", [None])
 
     def test_aligned_16_bit_matrices_on_hopper(self) -> None:
         assert forward.why_not(*matrices(), (9, 0)) is None

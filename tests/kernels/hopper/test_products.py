@@ -5,7 +5,7 @@ import torch
 from accuracy import assert_as_accurate_as_eager
 from on_hopper import needs_hopper
 
-from swiglu_kernels.hopper import products, shared
+from swiglu_kernels.hopper import admission, products, shared
 from swiglu_kernels.hopper.products import LEAST_GATE_ELEMENTS, LEAST_GATE_TOKENS
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
@@ -20,11 +20,11 @@ class TestWhoMayTakeThem:
     @pytest.fixture(autouse=True)
     def gluon_is_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(shared, "GLUON_MISSING", None)
-        monkeypatch.setattr(shared, "_aside", None)
+        monkeypatch.setattr(admission, "_override", [None])
 
     def why_not(self, left: torch.Tensor, right: torch.Tensor, capability: tuple[int, int] | None = (9, 0)) -> str:
         out = empty(left.shape[0], right.shape[1], dtype=left.dtype)
-        return str(products.why_not([(left, right)], [out], capability))
+        return str(products.why_not("dX", [(left, right)], [out], capability))
 
     def test_operands_in_both_orientations(self) -> None:
         for left in (empty(24, 32), empty(32, 24).t()):
@@ -42,7 +42,7 @@ class TestWhoMayTakeThem:
 
     def test_two_pairs_have_to_lie_alike(self) -> None:
         pairs = [(empty(16, 16), empty(16, 16)), (empty(16, 16), empty(16, 16).t())]
-        assert "alike" in str(products.why_not(pairs, [empty(16, 16)], (9, 0)))
+        assert "alike" in str(products.why_not("dW", pairs, [empty(16, 16)], (9, 0)))
 
     def test_without_gluon_the_reason_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(shared, "GLUON_MISSING", "there is no Gluon")
@@ -158,7 +158,7 @@ class TestOnHopper:
             torch.full((M, N), float("nan"), dtype=dtype, device="cuda") for _ in range(1 + (form == "two outputs"))
         ]
         with admission.by_hand_aside(None):
-            assert products.why_not(pairs, outs, torch.cuda.get_device_capability()) is None
+            assert products.why_not("dW", pairs, outs, torch.cuda.get_device_capability()) is None
         if form == "two outputs":
             stored = [(left.t(), right) for left, right in pairs]  # [K, M] in either orientation
             products.transposed_launch(stored, outs).run()

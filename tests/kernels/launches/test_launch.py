@@ -5,7 +5,7 @@ import torch
 from on_hopper import needs_hopper
 
 from swiglu_kernels import swiglu_glu
-from swiglu_kernels.hopper import shared
+from swiglu_kernels.hopper import admission
 from swiglu_kernels.launches.launch import INT32_MAX, Launch, flat_needs_int64, tile_needs_int64, vectorises
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swiglu_kernels.hopper import shared
+from swiglu_kernels.hopper import admission
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.operations.fp8 import why_not as why_no_fp8

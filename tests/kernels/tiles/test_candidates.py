@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from swiglu_kernels.hopper import forward, products, shared, transposed
+from swiglu_kernels.hopper import admission, forward, products, shared, transposed
 from swiglu_kernels.hopper import row as hopper_row
 from swiglu_kernels.launches.tiles import Tile, family_of
 from swiglu_kernels.tiles.candidates import (
@@ -35,7 +35,7 @@ def at(tokens: int = 8192, capability: tuple[int, int] | None = (9, 0), **change
 @pytest.fixture
 def _gluon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "GLUON_MISSING", None)
-    monkeypatch.setattr(shared, "_aside", None)
+    monkeypatch.setattr(admission, "_override", [None])
 
 
 @pytest.mark.usefixtures("_gluon")

@@ -59,7 +59,7 @@ def test_rows_of_odd_lengths(
 ) -> None:
     monkeypatch.setattr(choices, "why_not", lambda *_: None if by_hand else "another layout")
     monkeypatch.setattr(choices, "capability_of", lambda _: (9, 0))
-    monkeypatch.setattr(shared, "why_off", lambda: None)
+    monkeypatch.setattr(shared, "why_off", lambda *_: None)
     x, weight = (torch.empty(rows, hidden, dtype=torch.bfloat16, device="meta") for rows in (tokens, intermediate))
     assert choices.multiplied_by_torch(x, weight, weight, False, PLAIN, stored=True) is expected
 
@@ -81,7 +81,7 @@ def test_hidden_gradients(
 ) -> None:
     monkeypatch.setattr(choices, "capability_of", lambda _: (9, 0))
     monkeypatch.setattr(choices.products, "why_not", lambda *_: None)
-    monkeypatch.setattr(shared, "why_off", lambda: None)
+    monkeypatch.setattr(shared, "why_off", lambda *_: None)
     sizes = (tokens, hidden), (hidden, intermediate)
     d_out, w_down = (torch.empty(size, dtype=torch.bfloat16, device="meta") for size in sizes)
     assert choices.hidden_grad_by_torch(d_out, w_down, PLAIN) is expected

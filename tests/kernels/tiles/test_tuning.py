@@ -1,6 +1,7 @@
 """The file of tuned choices and its look-up before a launch."""
 
 import json
+import shutil
 import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from tuned import ENTRY, HERE, TILE
 from swiglu_kernels import swiglu_glu
 from swiglu_kernels.hopper import forward, transposed
 from swiglu_kernels.hopper import row as hopper_row
+from swiglu_kernels.launches import sources
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.tiles import Tile
 from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
@@ -101,6 +103,24 @@ def test_it_holds_for_nothing_else(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("file")
+def test_tiles_of_other_kernels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(sources.PACKAGE, tmp_path / "package")
+    monkeypatch.setattr(sources, "PACKAGE", tmp_path / "package")
+    monkeypatch.setattr(tuning, "machine_of", lambda device: replace(HERE, kernels=sources.of_kernels()))
+    sources.of_kernels.cache_clear()
+    try:
+        keep(replace(ENTRY, machine=tuning.machine_of(CPU)))
+        assert found() == ENTRY.choice
+        with (tmp_path / "package" / "hopper" / "row.py").open("a") as changed:
+            changed.write("# another kernel\n")
+        sources.of_kernels.cache_clear()
+        tuning.forget()
+        assert found() is None
+    finally:
+        sources.of_kernels.cache_clear()
+
+
+@pytest.mark.usefixtures("file")
 def test_it_holds_for_its_bucket_of_tokens() -> None:
     keep(ENTRY)
     assert [tokens for tokens in range(1, 20) if found(tokens=tokens)] == [5, 6, 7, 8]
@@ -109,7 +129,7 @@ def test_it_holds_for_its_bucket_of_tokens() -> None:
 def test_the_file_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(ENTRY)
     found()
-    monkeypatch.setattr(tuning, "read", lambda file: pytest.fail("read again"))
+    monkeypatch.setattr(tuning.kept, "read_if_sound", lambda *_: pytest.fail("read again"))
     file.unlink()
     assert found() == ENTRY.choice
     assert found("recompute") is None

@@ -1,0 +1,81 @@
+"""What is chosen by the model of a GPU."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from swiglu_kernels.hopper import admission, shared
+from swiglu_kernels.launches import backend
+from swiglu_kernels.launches.tiles import Tile
+from swiglu_kernels.tiles import cards, choices, tuning
+from swiglu_kernels.tiles.candidates import BY_TORCH, Choice, Problem, shipped, weight_grad_by_torch
+
+H100, OTHER = "NVIDIA H100 80GB HBM3", "NVIDIA H20"
+CARDS = json.loads(Path(cards.__file__).with_suffix(".json").read_bytes())
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every hand-scheduled kernel is admitted."""
+    monkeypatch.setattr(shared, "GLUON_MISSING", None)
+    monkeypatch.setattr(admission, "_override", [None])
+
+
+def problem(card: str, tokens: int, hidden: int = 4096, intermediate: int = 11008) -> Problem:
+    return Problem(tokens, hidden, intermediate, torch.bfloat16, (9, 0), card=card)
+
+
+@pytest.mark.parametrize(
+    ("card", "tokens", "sizes", "by_torch"),
+    [
+        (cards.H200, 8192, (4096, 11008), False),
+        (H100, 256, (4096, 11008), False),
+        (H100, 512, (4096, 11008), True),
+        (H100, 2048, (2880, 2880), True),  # rows that begin inside a line of the cache
+        (H100, 2048, (2816, 2816), False),
+        (H100, 8192, (2048, 768), False),
+        (OTHER, 64, (4096, 11008), True),
+        (OTHER, 1, (4096, 11008), False),
+    ],
+)
+def test_weight_gradients(card: str, tokens: int, sizes: tuple[int, int], by_torch: bool) -> None:
+    at = problem(card, tokens, *sizes)
+    assert weight_grad_by_torch(at) == by_torch
+    assert (shipped("weight-grad", at) == BY_TORCH) == by_torch
+
+
+@pytest.mark.parametrize("card", [cards.H200, H100, OTHER])
+def test_the_forward_is_the_same_on_every_card(card: str) -> None:
+    assert shipped("forward", problem(card, 8192)) == shipped("forward", problem(cards.H200, 8192))
+
+
+def test_on_which_card_a_choice_was_measured_is_said() -> None:
+    assert cards.measured_on(H100) == f"measured on an {H100}"
+    assert all(card in cards.measured_on(OTHER) for card in (*CARDS, OTHER, "swiglu-bench tune"))
+
+
+def test_each_card_names_its_measurement() -> None:
+    for card, measured in CARDS.items():
+        assert (Path(__file__).parents[3] / measured["results"]).exists(), card
+
+
+def test_tuning_a_card_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_hand = Choice("ping-pong", Tile(128, 128, 64, warps=4, stages=5, group=8))
+    x = torch.empty(1024, 4096, dtype=torch.bfloat16, device="meta")
+    for module in (choices, backend):
+        monkeypatch.setattr(module, "capability_of", lambda device: (9, 0))
+    monkeypatch.setattr(choices, "card_of", lambda device: OTHER)
+    monkeypatch.setattr(choices, "_hopper_multiprocessors", lambda device, kernel: 78)
+    monkeypatch.setattr(choices, "multiprocessors", lambda device: 78)
+
+    def chosen() -> str:
+        return choices.resolve("auto", "auto", "auto", x, 11008)[0]
+
+    assert chosen() == "torch"
+    for choice, name in ((by_hand, "triton"), (BY_TORCH, "torch")):
+        monkeypatch.setattr(choices, "lookup", lambda kernel, *_, choice=choice: choice)
+        assert chosen() == name
+        assert choices.why_weight_grad(x, 11008) == f"tuned on this {OTHER}"
+    tuning.forget()
