@@ -12,7 +12,7 @@ from swiglu_bench.audit import differentiation, inputs, surroundings
 from swiglu_bench.audit.subject import Outcome, Subject, not_run, unsupported
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.clock import answers
-from swiglu_bench.rows.audit_cell import Cell, CellStatus
+from swiglu_bench.rows.record import AuditVerdict, Record, audit_row
 from swiglu_bench.spec.cases import Dtype, Precision, Scope
 from swiglu_bench.spec.errors import one_line
 from swiglu_bench.spec.implementation import Implementation
@@ -76,7 +76,7 @@ def audit(
     dtype: Dtype | None = None,
     only: Sequence[str] = (),
     tell: Callable[[str], None] = lambda doing: None,
-) -> Iterator[Cell]:
+) -> Iterator[Record]:
     """Every check of every implementation at every scope that it has; a check that breaks the device ends the others.
 
     `dtype` is for checks that have none of their own: bf16 on a GPU and fp32 on a CPU unless given.
@@ -94,7 +94,7 @@ def audit(
                 outcome = not_run(reason) if reason else _ask(check, subject)
                 if not reason and not answers(device):
                     lost = f"the device was lost in {check.name!r} of {implementation.name} at {scope}"
-                    outcome = Outcome(CellStatus.FAIL, f"it broke the device: {outcome.reason}")
+                    outcome = Outcome(AuditVerdict.FAIL, f"it broke the device: {outcome.reason}")
                 yield cell(implementation, scope, check.name, outcome, device, dtype)
 
 
@@ -130,10 +130,12 @@ def cell(
     outcome: Outcome,
     device: torch.device,
     dtype: Dtype | None,
-) -> Cell:
+) -> Record:
     """How a check ended, as a line of the matrix."""
-    at = (implementation.name, scope.value, check)
-    return Cell(*at, outcome.verdict, outcome.reason, (dtype or _default(device)).value, device.type)
+    return audit_row(
+        outcome.verdict, implementation=implementation.name, scope=scope.value, check=check, reason=outcome.reason,
+        dtype=(dtype or _default(device)).value, device=device.type,
+    )  # fmt: skip
 
 
 def _default(device: torch.device) -> Dtype:

@@ -17,8 +17,7 @@ from swiglu_bench.check.judge import REFERENCE
 from swiglu_bench.check.results import form_fault
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.machine import machine
-from swiglu_bench.rows.audit_cell import CellStatus
-from swiglu_bench.rows.record import TensorCheck
+from swiglu_bench.rows.record import AuditVerdict, TensorCheck
 from swiglu_bench.session.admission import Admitting, Drawn
 from swiglu_bench.session.here import Here
 from swiglu_bench.session.places import Contender
@@ -37,26 +36,26 @@ _describe = functools.cache(machine.describe)
 class Outcome:
     """How a check ended, and why."""
 
-    verdict: CellStatus
+    verdict: AuditVerdict
     reason: str = ""
 
 
-PASSED = Outcome(CellStatus.PASS)
+PASSED = Outcome(AuditVerdict.PASS)
 
 
 def failed(reason: str) -> Outcome:
     """It ran and did not do what was asked."""
-    return Outcome(CellStatus.FAIL, reason)
+    return Outcome(AuditVerdict.FAIL, reason)
 
 
 def unsupported(reason: str) -> Outcome:
     """It does not offer this."""
-    return Outcome(CellStatus.UNSUPPORTED, reason)
+    return Outcome(AuditVerdict.UNSUPPORTED, reason)
 
 
 def not_run(reason: str) -> Outcome:
     """It cannot be asked here."""
-    return Outcome(CellStatus.NOT_RUN, reason)
+    return Outcome(AuditVerdict.NOT_RUN, reason)
 
 
 @dataclass(frozen=True)

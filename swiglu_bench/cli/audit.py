@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import typer
 
 from swiglu_bench.rows import text
@@ -37,5 +35,5 @@ def audit(options: AuditOptions, form: JsonForm = "table") -> None:
 
     status, about, cells = run_audit(chosen, scopes, device, dtypes[0], options, text.screen(form))
     if form == "json":
-        text.put(text.as_json({"kind": "audit", **about, "rows": [dataclasses.asdict(cell) for cell in cells]}))
+        text.put(text.as_json({"kind": "audit", **about, "rows": [cell.row() for cell in cells]}))
     raise typer.Exit(status)

@@ -12,7 +12,7 @@ from swiglu_bench.audit.subject import Outcome, failed, not_run
 from swiglu_bench.processes import worker
 from swiglu_bench.processes.child import Child, Died
 from swiglu_bench.processes.crew import log_name
-from swiglu_bench.rows.audit_cell import Cell, CellStatus
+from swiglu_bench.rows.record import AuditVerdict, Record
 from swiglu_bench.session.places import ContenderFailed
 from swiglu_bench.session.reports import Malformed, OutcomeReport
 from swiglu_bench.spec.cases import Dtype, Scope
@@ -29,7 +29,7 @@ def audit(
     *,
     timeout_s: float,
     logs: Path,
-) -> Iterator[Cell]:
+) -> Iterator[Record]:
     """As `matrix.audit`; `timeout_s` is for one check, and what implementations print goes to files in `logs`."""
     for one in implementations:
         if matrix.unavailable(one, device):
@@ -69,7 +69,7 @@ class _Asked:
             return not_run(f"{error}")
         except (Died, ContenderFailed, Malformed) as error:
             return failed(f"{error}")
-        return Outcome(CellStatus(report.verdict), report.reason)
+        return Outcome(AuditVerdict(report.verdict), report.reason)
 
     def end(self) -> None:
         """Kill the process."""

@@ -34,6 +34,7 @@ from swiglu_bench.machine import sources
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost, answers
 from swiglu_bench.processes import forkserver
+from swiglu_bench.rows.record import AuditVerdict
 from swiglu_bench.session import policy
 from swiglu_bench.session.ahead import keep_no_choice
 from swiglu_bench.session.judge_bench import JudgeBench
@@ -123,7 +124,7 @@ class ContenderRole(_Role):
         (cell,) = matrix.audit([registry.find(declared)], [scope], device, dtype, [check])
         if not answers(device):
             raise DeviceLost(cell.reason)
-        return OutcomeReport(verdict=cell.verdict.value, reason=cell.reason[:MOST_REASON])
+        return OutcomeReport(verdict=AuditVerdict(cell.verdict).value, reason=cell.reason[:MOST_REASON])
 
 
 def serve(pipe: Connection, role: str, setting: Setting) -> None:

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from swiglu_bench.rows import csv_table
-from swiglu_bench.rows.audit_cell import CELL_COLUMNS, Cell
 from swiglu_bench.rows.finished_run import latest, read_run
 from swiglu_bench.rows.grouping import grouped, unique
 from swiglu_bench.rows.ranks import ROWS
-from swiglu_bench.rows.record import Record
-from swiglu_bench.rows.run_folder import AUDIT, RECORDS, read_about
+from swiglu_bench.rows.record import LAYOUTS, Record, audit_row
+from swiglu_bench.rows.run_folder import AUDIT, RECORDS, read_about, read_layout
 from swiglu_bench.rows.training import STEPS, FinishedTraining, load_training, training_folder
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 
@@ -33,7 +32,7 @@ class ReportedRun:
     """run.json; empty where there is none."""
     records: Sequence[Record] = ()
     """One per device, case and implementation: the last one written."""
-    audit: Sequence[Cell] = field(default=())
+    audit: Sequence[Record] = field(default=())
     training: FinishedTraining | None = None
     """What `train` wrote; then there are neither records nor an audit."""
 
@@ -79,7 +78,7 @@ def load(path: Path) -> ReportedRun:
     records, audit = files
     by_device = grouped(read_run(records, beside=False).records if records else (), attrgetter("device"))
     rows = [row for own in by_device.values() for row in latest(own)]
-    return ReportedRun(path, about, rows, csv_table.read(audit, Cell, AUDIT) if audit else ())
+    return ReportedRun(path, about, rows, read_layout(audit, "audit", audit_row) if audit else ())
 
 
 def folders(path: Path) -> list[Path]:
@@ -111,7 +110,7 @@ def only(runs: Sequence[ReportedRun], patterns: Sequence[str]) -> list[ReportedR
 
 def _is_audit(path: Path) -> bool:
     try:
-        return csv_table.header(path) == CELL_COLUMNS
+        return csv_table.header(path) == LAYOUTS["audit"].columns()
     except UnicodeDecodeError:
         return False
     except OSError as error:

@@ -8,10 +8,9 @@ from typing import Any
 
 from swiglu_bench.machine.sources import standing
 from swiglu_bench.report.load import ReportedRun
-from swiglu_bench.rows.audit_cell import Cell, CellStatus
 from swiglu_bench.rows.grouping import grouped, unique
 from swiglu_bench.rows.quantities import plus_minus, size, token_text
-from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.record import AuditVerdict, Record, Status
 from swiglu_bench.writers.contract import SYMBOLS
 
 MACHINE = ("device", "driver", "cuda", "torch", "triton", "version")
@@ -69,11 +68,11 @@ def audit(run: ReportedRun) -> dict[str, Any]:
         ]
         matrices.append({"scope": scope, "names": names, "lines": lines})
     given = grouped(
-        (cell for cell in run.audit if cell.reason and cell.verdict is not CellStatus.PASS),
+        (cell for cell in run.audit if cell.reason and cell.verdict is not AuditVerdict.PASS),
         attrgetter("verdict", "check", "reason"),
     )
-    order = [CellStatus.FAIL, CellStatus.UNSUPPORTED, CellStatus.NOT_RUN]
-    counts = {one: sum(cell.verdict is one for cell in run.audit) for one in CellStatus}
+    order = [AuditVerdict.FAIL, AuditVerdict.UNSUPPORTED, AuditVerdict.NOT_RUN]
+    counts = {one: sum(cell.verdict is one for cell in run.audit) for one in AuditVerdict}
     return {
         "run": run.name,
         "matrices": matrices,
@@ -83,7 +82,7 @@ def audit(run: ReportedRun) -> dict[str, Any]:
     }
 
 
-def _who(cells: Iterable[Cell]) -> list[str]:
+def _who(cells: Iterable[Record]) -> list[str]:
     return unique(f"{cell.implementation} ({cell.scope})" for cell in cells)
 
 

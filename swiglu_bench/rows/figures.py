@@ -47,8 +47,6 @@ def figure(caption: str, unit: str = "", better: str = "", *, default: Any = Non
     return dataclasses.field(default=default, metadata={"figure": declared})
 
 
-key = functools.partial(figure, default=dataclasses.MISSING)
-"""A column that every row has: what was asked, and where."""
 text = functools.partial(figure, default="")
 """A column of words."""
 

@@ -21,7 +21,7 @@ def split_row(command: str, **columns: Any) -> Record:
     scope = f"mlp-tp{columns['ranks']}{'-sp' if columns['sequence_parallel'] else ''}"
     if columns["experts"]:
         scope = f"experts-ep{columns['ranks']}"
-    return Record(**columns, command=command, scope=scope, weight_layout="", gradients="", baseline=BASELINE, kind="tp")
+    return Record(**columns, command=command, scope=scope, baseline=BASELINE, kind="tp")
 
 
 def read_split_rows(file: Path, commands: Mapping[str, str] | None = None) -> list[Record]:

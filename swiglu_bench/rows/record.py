@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from swiglu_bench.rows.figures import HIGHER, LOWER, Count, Number, figure, figures, key, text
+from swiglu_bench.rows.figures import HIGHER, LOWER, Count, Number, figure, figures, text
 from swiglu_bench.rows.load import Load
 
 SCHEMA_VERSION = 6
@@ -59,6 +59,18 @@ class Status(enum.StrEnum):
     """The machine was too busy for a check that rests on time."""
 
 
+class AuditVerdict(enum.StrEnum):
+    """How a check of the contract ended."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    """It ran, and what came out is wrong or not what was promised."""
+    UNSUPPORTED = "unsupported"
+    """It does not offer this, or refuses it with an error."""
+    NOT_RUN = "not run"
+    """This machine cannot check it."""
+
+
 FAILED = frozenset({Status.INCORRECT, Status.ERROR, Status.UNSETTLED})
 """What makes a command fail."""
 
@@ -88,23 +100,23 @@ class Record(Compared):
     """One implementation at one case. None means: not measured, or does not apply."""
 
     # fmt: off
-    run_id: str = key("one run of the command; the rows of several runs may share a file")
-    command: str = key("`forward`, `backward`, `step`, `memory` or `verify`")
-    shape: str = key("name of the block, such as `llama7b`")
-    hidden: int = key("length of the vectors that enter the block", "elements")
-    intermediate: int = key("length of gate and up", "elements")
-    tokens: int = key("rows of the input, batch × sequence", "tokens")
-    dtype: str = key("of inputs, weights and output")
-    scope: str = key("`activation` (gate, up → h), `glu` (x → h, both projections included), `mlp` (x → out) or "
+    run_id: str = text("one run of the command; the rows of several runs may share a file")
+    command: str = text("`forward`, `backward`, `step`, `memory` or `verify`")
+    shape: str = text("name of the block, such as `llama7b`")
+    hidden: int = figure("length of the vectors that enter the block", "elements", default=0)
+    intermediate: int = figure("length of gate and up", "elements", default=0)
+    tokens: int = figure("rows of the input, batch × sequence", "tokens", default=0)
+    dtype: str = text("of inputs, weights and output")
+    scope: str = text("`activation` (gate, up → h), `glu` (x → h, both projections included), `mlp` (x → out) or "
         "`experts` (x and its routing → out, see [docs/experts.md](../docs/experts.md))")
-    mode: str = key("`forward`, `backward`, or `step` (both together)")
-    seed: int = key("seed of the order within each round; up to schema 3 also of the inputs and weights")
-    implementation: str = key("name in `swiglu-bench list`")
-    weight_layout: str = key("how the implementation stores the gate and up weights: `separate`, `packed` or "
+    mode: str = text("`forward`, `backward`, or `step` (both together)")
+    seed: int = figure("seed of the order within each round; up to schema 3 also of the inputs and weights", default=0)
+    implementation: str = text("name in `swiglu-bench list`")
+    weight_layout: str = text("how the implementation stores the gate and up weights: `separate`, `packed` or "
         "`interleaved`")
-    gradients: str = key("tensors whose gradients it computes, separated by spaces")
-    status: Status = key("`ok`, `skipped`, `incorrect`, `error`, or `unsettled`: the machine was too busy for a check "
-        "that depends on time")
+    gradients: str = text("tensors whose gradients it computes, separated by spaces")
+    status: Status = figure("`ok`, `skipped`, `incorrect`, `error`, or `unsettled`: the machine was too busy for a "
+        "check that depends on time", default=Status.OK)
     reason: str = text("why the row is skipped, incorrect, an error or unsettled")
 
     # experts, and how a call of this case loads them
@@ -311,6 +323,9 @@ class Record(Compared):
     difference_low: Number = figure("lower end of the 95% interval of `difference` over seeds (Student's t)", "nats",
         since=6)
     difference_high: Number = figure("upper end", "nats", since=6)
+
+    # audit: `verdict` is one of AuditVerdict
+    check: str = text("name of the check")
     # fmt: on
 
     samples_ms: tuple[float, ...] = field(default=(), repr=False)
@@ -399,6 +414,11 @@ class Record(Compared):
         return max(abs(self.aa_low - 1), abs(self.aa_high - 1))
 
 
+def audit_row(verdict: str, **columns: Any) -> Record:
+    """A row from the columns of audit.csv; raises ValueError for what is no verdict."""
+    return Record(**columns, verdict=AuditVerdict(verdict), kind="audit")
+
+
 @dataclass(frozen=True)
 class Layout:
     """A file of rows: its name, and its columns in order."""
@@ -476,6 +496,7 @@ LAYOUTS = {
         *_names[_names.index("block_share") : _names.index("difference_low")], "saved_bytes", "peak_bytes", "device",
         "torch", "triton", "version", "timestamp", "precision", "difference_low", "difference_high",
     )),
+    "audit": Layout("audit.csv", ("implementation", "scope", "check", "verdict", "reason", "dtype", "device")),
 }  # fmt: skip
 """By kind of row, as JSON calls it."""
 COLUMNS = LAYOUTS["run"].columns()

@@ -21,7 +21,7 @@ RECORDS = LAYOUTS["run"].file
 SAMPLES = "samples.csv"
 CHECKS = "checks.csv"
 TOTALS = "workload.csv"
-AUDIT = "audit.csv"
+AUDIT = LAYOUTS["audit"].file
 RUN = "run.json"
 
 SAMPLE_KEY = ("run_id", "shape", "tokens", "dtype", "scope", "mode", "implementation")

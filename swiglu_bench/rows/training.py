@@ -81,7 +81,7 @@ def training_row(about: Mapping[str, Any], **columns: Any) -> Record:
         **columns, command=str(about.get("command", "swiglu-bench train")), shape=columns["model"],
         hidden=sizes.get("hidden", 0), intermediate=sizes.get("intermediate", 0),
         tokens=sizes.get("batch", 0) * sizes.get("sequence", 1), dtype=settings.get("dtype", ""), scope="model",
-        mode="train", seed=settings.get("seed", 0), weight_layout="", gradients="", baseline=BASELINE,
+        mode="train", seed=settings.get("seed", 0), baseline=BASELINE,
         comparable=columns["trains"] != "inputs", host=machine.get("host", ""), driver=machine.get("driver", ""),
         cuda=machine.get("cuda", ""), kind="training",
     )  # fmt: skip

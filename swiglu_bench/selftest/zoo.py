@@ -17,8 +17,7 @@ from swiglu_bench.implementations import pytorch
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.processes.crew import Crew
-from swiglu_bench.rows.audit_cell import CellStatus
-from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.record import AuditVerdict, Record, Status
 from swiglu_bench.selftest import conduct, experts, fp8, gpu, memory, timing, usage, wrong
 from swiglu_bench.selftest.specimen import Specimen
 from swiglu_bench.session.settings import Settings, Task
@@ -132,6 +131,6 @@ def _failed(record: Record) -> tuple[str, ...]:
 
 def _audited(specimen: Specimen, device: torch.device) -> Catch:
     (cell,) = matrix.audit([specimen.implementation], [specimen.scope], device, only=specimen.caught_by)
-    if cell.verdict is CellStatus.NOT_RUN:
+    if cell.verdict is AuditVerdict.NOT_RUN:
         return Catch(specimen, reason=cell.reason, ran=False)
-    return Catch(specimen, (cell.check,) if cell.verdict is CellStatus.FAIL else (), cell.reason)
+    return Catch(specimen, (cell.check,) if cell.verdict is AuditVerdict.FAIL else (), cell.reason)

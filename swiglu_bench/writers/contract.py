@@ -1,43 +1,28 @@
-"""The contract matrix on a terminal, and its cells in audit.csv."""
+"""The contract matrix on a terminal."""
 
 from __future__ import annotations
 
-import dataclasses
 import string
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
-from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from swiglu_bench.rows import csv_table
-from swiglu_bench.rows.audit_cell import CELL_COLUMNS, Cell, CellStatus
 from swiglu_bench.rows.grouping import grouped, unique
-from swiglu_bench.rows.run_folder import AUDIT
+from swiglu_bench.rows.record import AuditVerdict, Record
 from swiglu_bench.writers.tables import new_table
 
-SYMBOLS = {
-    CellStatus.PASS: ("✓", "green"),
-    CellStatus.FAIL: ("✗", "bold red"),
-    CellStatus.UNSUPPORTED: ("–", "yellow"),
-    CellStatus.NOT_RUN: ("·", "dim"),
+SYMBOLS: dict[str, tuple[str, str]] = {
+    AuditVerdict.PASS: ("✓", "green"),
+    AuditVerdict.FAIL: ("✗", "bold red"),
+    AuditVerdict.UNSUPPORTED: ("–", "yellow"),
+    AuditVerdict.NOT_RUN: ("·", "dim"),
 }
 
 
-class ContractFile:
-    """Appends each cell to audit.csv, one line per implementation, scope and check, on the disk when it returns."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = csv_table.Table(folder / AUDIT, CELL_COLUMNS)
-
-    def write(self, cell: Cell) -> None:
-        """Append a cell; raises OSError where the disk does not take it."""
-        self._file.append([dataclasses.astuple(cell)])
-
-
-def contract_tables(cells: Sequence[Cell], about: Mapping[str, str]) -> Iterator[RenderableType]:
+def contract_tables(cells: Sequence[Record], about: Mapping[str, str]) -> Iterator[RenderableType]:
     """A matrix per scope, what its columns mean, and every reason; `about` says what each check asks."""
     letters = dict(zip(unique(cell.check for cell in cells), string.ascii_letters, strict=False))
     for scope, own in grouped(cells, attrgetter("scope")).items():
@@ -51,16 +36,16 @@ def contract_tables(cells: Sequence[Cell], about: Mapping[str, str]) -> Iterator
     yield from _reasons(cells)
 
 
-def _reasons(cells: Sequence[Cell]) -> Iterator[RenderableType]:
+def _reasons(cells: Sequence[Record]) -> Iterator[RenderableType]:
     """Every reason once, with all that have it: failures first, and one line for those that could not run at all."""
     whole = Counter((cell.implementation, cell.verdict, cell.reason) for cell in cells)
     count = Counter(cell.implementation for cell in cells)
 
-    def what(cell: Cell) -> tuple[CellStatus, str, str]:
+    def what(cell: Record) -> tuple[str, str, str]:
         always = whole[cell.implementation, cell.verdict, cell.reason] == count[cell.implementation] > 1
         return cell.verdict, "every check" if always else cell.check, cell.reason
 
-    order = (CellStatus.FAIL, CellStatus.UNSUPPORTED, CellStatus.NOT_RUN, CellStatus.PASS)
+    order: tuple[str, ...] = (AuditVerdict.FAIL, AuditVerdict.UNSUPPORTED, AuditVerdict.NOT_RUN, AuditVerdict.PASS)
     found = grouped((cell for cell in cells if cell.reason), what)
     for (verdict, check, reason), same in sorted(found.items(), key=lambda one: order.index(one[0][0])):
         names = grouped(same, attrgetter("implementation"))

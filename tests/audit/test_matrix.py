@@ -11,7 +11,7 @@ from torch import Tensor
 from swiglu_bench.audit import matrix, surroundings
 from swiglu_bench.audit.matrix import CHECKS, audit, checks_of
 from swiglu_bench.implementations import fused, liger, pytorch, unsloth
-from swiglu_bench.rows.audit_cell import Cell, CellStatus
+from swiglu_bench.rows.record import AuditVerdict, Record
 from swiglu_bench.selftest import memory, usage, wrong
 from swiglu_bench.selftest.specimen import Specimen, glu, right_backward, right_forward
 from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
@@ -26,7 +26,7 @@ interpreted = pytest.mark.skipif(
 )
 
 
-def cells(one: Implementation, scope: Scope = Scope.GLU, *only: str) -> dict[str, Cell]:
+def cells(one: Implementation, scope: Scope = Scope.GLU, *only: str) -> dict[str, Record]:
     return {cell.check: cell for cell in audit([one], [scope], CPU, only=only)}
 
 
@@ -37,10 +37,10 @@ def test_eager_keeps_the_whole_contract_that_it_offers(scope: Scope) -> None:
     unsupported = {"packed weights", "opcheck"} | ({"bias"} if scope is Scope.ACTIVATION else set())
     if scope is Scope.EXPERTS:  # a loop over the experts that have a token
         unsupported |= {"0 tokens", "compile fullgraph"}
-    assert {name for name, cell in found.items() if cell.verdict is CellStatus.UNSUPPORTED} == unsupported
-    assert {name for name, cell in found.items() if cell.verdict is CellStatus.NOT_RUN} == set(IDLE)
-    assert {name for name, cell in found.items() if cell.verdict is CellStatus.FAIL} == set()
-    assert all(cell.reason for cell in found.values() if cell.verdict is not CellStatus.PASS)
+    assert {name for name, cell in found.items() if cell.verdict is AuditVerdict.UNSUPPORTED} == unsupported
+    assert {name for name, cell in found.items() if cell.verdict is AuditVerdict.NOT_RUN} == set(IDLE)
+    assert {name for name, cell in found.items() if cell.verdict is AuditVerdict.FAIL} == set()
+    assert all(cell.reason for cell in found.values() if cell.verdict is not AuditVerdict.PASS)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_eager_keeps_the_whole_contract_that_it_offers(scope: Scope) -> None:
 )
 def test_wrong_implementations_fail_what_they_break_and_nothing_else(specimen: Specimen, fails: set[str]) -> None:
     found = cells(specimen.implementation)
-    failed = {name for name, cell in found.items() if cell.verdict is CellStatus.FAIL}
+    failed = {name for name, cell in found.items() if cell.verdict is AuditVerdict.FAIL}
     assert list(found) == NAMES
     assert fails <= failed <= fails | {"compile fullgraph", "checkpointing"}
     assert all(found[name].reason for name in failed)
@@ -66,23 +66,23 @@ def test_wrong_implementations_fail_what_they_break_and_nothing_else(specimen: S
 def test_a_kernel_of_ours_in_the_interpreter() -> None:
     wanted = ("0 tokens", "non-contiguous", "bias", "clamp", "packed weights", "second backward", "opcheck")
     found = cells(fused.ROWS["fused-dw-torch"], Scope.GLU, *wanted, "double backward")
-    assert {name: cell.verdict for name, cell in found.items()} == dict.fromkeys(wanted, CellStatus.PASS) | {
-        "double backward": CellStatus.UNSUPPORTED
+    assert {name: cell.verdict for name, cell in found.items()} == dict.fromkeys(wanted, AuditVerdict.PASS) | {
+        "double backward": AuditVerdict.UNSUPPORTED
     }
 
 
 @interpreted
 def test_what_overwrites_its_inputs_says_so() -> None:
     found = cells(unsloth.unsloth, Scope.ACTIVATION, "mutated inputs", "second backward")
-    assert found["mutated inputs"].verdict is CellStatus.UNSUPPORTED
+    assert found["mutated inputs"].verdict is AuditVerdict.UNSUPPORTED
     assert found["mutated inputs"].reason == "its backward overwrites gate, up, as it declares"
-    assert found["second backward"].verdict is CellStatus.UNSUPPORTED
+    assert found["second backward"].verdict is AuditVerdict.UNSUPPORTED
     assert "raises RuntimeError" in found["second backward"].reason
 
 
 def test_what_cannot_run_here_is_never_a_pass() -> None:
     found = cells(liger.liger, Scope.GLU)
-    assert {cell.verdict for cell in found.values()} == {CellStatus.NOT_RUN}
+    assert {cell.verdict for cell in found.values()} == {AuditVerdict.NOT_RUN}
     assert all("Triton" in cell.reason or "GPU" in cell.reason for cell in found.values())
 
 
@@ -110,7 +110,7 @@ def around_overwriting(problem: Problem) -> Step:
 
 def test_a_second_backward_on_overwritten_tensors_is_found_to_differ_in_silence() -> None:
     cell = cells(declared(around_overwriting), Scope.GLU, "second backward")["second backward"]
-    assert cell.verdict is CellStatus.FAIL
+    assert cell.verdict is AuditVerdict.FAIL
     assert cell.reason.startswith("the second backward silently differs: x: relative error")
 
 
@@ -172,24 +172,24 @@ def breaks_the_graph(problem: Problem) -> Step:
         (
             usage.ignores_strides.implementation.build,
             "non-contiguous",
-            CellStatus.FAIL,
+            AuditVerdict.FAIL,
             "with every other column: output: relative error",
         ),
-        (counts, "determinism", CellStatus.FAIL, "x of run 3 of 5 differs"),
-        (wrong.nan_hidden.implementation.build, "NaN and Inf", CellStatus.FAIL, "output is finite where eager is not"),
-        (spreads, "NaN and Inf", CellStatus.FAIL, "output is not finite where eager is"),
-        (wrong.nan_hidden.implementation.build, "very large", CellStatus.FAIL, "output is finite where eager is not"),
-        (memory.input_changed.implementation.build, "mutated inputs", CellStatus.FAIL, "inference overwrites x"),
-        (never_empty, "0 tokens", CellStatus.UNSUPPORTED, "raises ZeroDivisionError"),
-        (in_half, "outliers", CellStatus.FAIL, "output: "),
-        (in_half, "float32", CellStatus.FAIL, "output: relative error"),
-        (cuts_the_graph, "double backward", CellStatus.FAIL, "silently cut off"),
-        (pytorch.eager.build, "packed weights", CellStatus.FAIL, "not one of (160, 48)"),
-        (breaks_the_graph, "compile fullgraph", CellStatus.UNSUPPORTED, "raises "),
-        (lambda p: Step(lambda x: right_forward(x.float(), *p.weights.values())), "autocast", CellStatus.PASS, ""),
+        (counts, "determinism", AuditVerdict.FAIL, "x of run 3 of 5 differs"),
+        (wrong.nan_hidden.implementation.build, "NaN and Inf", AuditVerdict.FAIL, "is finite where eager is not"),
+        (spreads, "NaN and Inf", AuditVerdict.FAIL, "output is not finite where eager is"),
+        (wrong.nan_hidden.implementation.build, "very large", AuditVerdict.FAIL, "output is finite where eager is not"),
+        (memory.input_changed.implementation.build, "mutated inputs", AuditVerdict.FAIL, "inference overwrites x"),
+        (never_empty, "0 tokens", AuditVerdict.UNSUPPORTED, "raises ZeroDivisionError"),
+        (in_half, "outliers", AuditVerdict.FAIL, "output: "),
+        (in_half, "float32", AuditVerdict.FAIL, "output: relative error"),
+        (cuts_the_graph, "double backward", AuditVerdict.FAIL, "silently cut off"),
+        (pytorch.eager.build, "packed weights", AuditVerdict.FAIL, "not one of (160, 48)"),
+        (breaks_the_graph, "compile fullgraph", AuditVerdict.UNSUPPORTED, "raises "),
+        (lambda p: Step(lambda x: right_forward(x.float(), *p.weights.values())), "autocast", AuditVerdict.PASS, ""),
     ],
 )
-def test_a_broken_contract_is_found(build: Any, check: str, verdict: CellStatus, words: str) -> None:
+def test_a_broken_contract_is_found(build: Any, check: str, verdict: AuditVerdict, words: str) -> None:
     cell = cells(declared(build, offers=("packed",)), Scope.GLU, check)[check]
     assert (cell.verdict, words in cell.reason) == (verdict, True), cell
 
@@ -197,14 +197,14 @@ def test_a_broken_contract_is_found(build: Any, check: str, verdict: CellStatus,
 def test_a_bias_or_bound_that_is_declared_and_left_out_is_a_failure() -> None:
     one = declared(lambda problem: glu(problem), offers=("bias", "limit"))
     found = cells(one, Scope.GLU, "bias", "clamp")
-    assert {cell.verdict for cell in found.values()} == {CellStatus.FAIL}
+    assert {cell.verdict for cell in found.values()} == {AuditVerdict.FAIL}
 
 
 def test_a_failure_of_the_device_ends_the_checks_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([True, False, *[False] * 100])
     monkeypatch.setattr(matrix, "answers", lambda device: next(answers))
     found = list(cells(pytorch.eager).values())
-    assert [cell.verdict for cell in found[:3]] == [CellStatus.PASS, CellStatus.FAIL, CellStatus.NOT_RUN]
+    assert [cell.verdict for cell in found[:3]] == [AuditVerdict.PASS, AuditVerdict.FAIL, AuditVerdict.NOT_RUN]
     assert found[1].reason.startswith("it broke the device")
     assert all("the device was lost in 'float16' of eager" in cell.reason for cell in found[2:])
 
@@ -213,7 +213,7 @@ def test_memory_that_does_not_suffice_is_not_a_failure(monkeypatch: pytest.Monke
     def full(problem: Problem) -> Step:
         raise torch.OutOfMemoryError("no room")
 
-    assert cells(declared(full), Scope.GLU, "float32")["float32"].verdict is CellStatus.NOT_RUN
+    assert cells(declared(full), Scope.GLU, "float32")["float32"].verdict is AuditVerdict.NOT_RUN
 
 
 # Beyond 2^31 elements: the same code, on small tensors
@@ -231,7 +231,7 @@ def test_rows_on_both_sides_of_every_boundary_are_judged() -> None:
 def test_some_rows_of_a_case_are_judged_as_the_case_of_those_rows(scope: Scope) -> None:
     subject = matrix.Subject(pytorch.eager, scope, CPU, Dtype.BFLOAT16)
     case = small_case(scope=scope, tokens=60, dtype=Dtype.BFLOAT16)
-    assert surroundings._judge_rows(subject, case, [0, 1, 30, 31, 59]).verdict is CellStatus.PASS
+    assert surroundings._judge_rows(subject, case, [0, 1, 30, 31, 59]).verdict is AuditVerdict.PASS
 
 
 @pytest.mark.parametrize("wraps", [True, False])
@@ -246,5 +246,5 @@ def test_rows_beyond_a_boundary_that_are_wrong_are_found(wraps: bool) -> None:
     subject = matrix.Subject(declared(build, Scope.ACTIVATION), Scope.ACTIVATION, CPU, Dtype.BFLOAT16)
     case = Case(Shape("s", 24, 40, "made up", (60,)), 60, Dtype.BFLOAT16, Scope.ACTIVATION, Mode.STEP)
     found = surroundings._judge_rows(subject, case, [0, 1, 30, 31, 33, 59])
-    assert found.verdict is CellStatus.FAIL
+    assert found.verdict is AuditVerdict.FAIL
     assert "output: relative error" in found.reason

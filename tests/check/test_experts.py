@@ -14,7 +14,7 @@ from swiglu_bench.check.inputs import Desk, Draw, make_problem
 from swiglu_bench.check.routing import draw_experts, load_of
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.implementations import experts, pytorch
-from swiglu_bench.rows.audit_cell import CellStatus
+from swiglu_bench.rows.record import AuditVerdict
 from swiglu_bench.selftest.specimen import Specimen
 from swiglu_bench.selftest.zoo import EXPERTS, SHAPES, SPECIMENS
 from swiglu_bench.spec.cases import PLAIN, Case, Dtype, Experts, Extras, Mode, Routing, Scope, Shape, tensors
@@ -173,7 +173,7 @@ def test_wrong_routings_are_caught(one: Specimen) -> None:
 def test_what_is_right_on_even_loads_alone_is_caught_by_the_audit() -> None:
     (one,) = (one for one in ROUTED if one.task == "audit")
     (check,) = checks_of(Scope.EXPERTS, one.caught_by)
-    assert check.ask(Subject(one.implementation, Scope.EXPERTS, CPU, Dtype.FLOAT32)).verdict is CellStatus.FAIL
+    assert check.ask(Subject(one.implementation, Scope.EXPERTS, CPU, Dtype.FLOAT32)).verdict is AuditVerdict.FAIL
 
 
 def test_a_mixture_has_no_dense_check_of_its_own_and_the_other_way_round() -> None:

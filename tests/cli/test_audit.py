@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from command_line import swiglu_bench
+from specimens import a_cell
 
 from swiglu_bench.audit import matrix
-from swiglu_bench.rows.audit_cell import Cell, CellStatus
+from swiglu_bench.rows.record import AuditVerdict, Record
 from swiglu_bench.spec.cases import Dtype, Scope
 from swiglu_bench.sweep import audit as sweep_audit
 
@@ -33,7 +34,7 @@ def test_an_audit_leaves_its_cells_and_says_what_it_counted() -> None:
     assert about["machine"]["device_type"] == "cpu"
 
 
-def cells(*verdicts: CellStatus, interrupt: bool = False) -> Callable[..., Iterator[Cell]]:
+def cells(*verdicts: AuditVerdict, interrupt: bool = False) -> Callable[..., Iterator[Record]]:
     """An audit in child processes that finds these."""
 
     def audit(chosen: Any, scopes: Any, device: Any, dtype: Any, tell: Any, *, timeout_s: float, logs: Path) -> Any:
@@ -42,7 +43,7 @@ def cells(*verdicts: CellStatus, interrupt: bool = False) -> Callable[..., Itera
         assert logs.is_dir()
         tell("at work")
         for verdict in verdicts:
-            yield Cell("eager", "activation", matrix.CHECKS[0].name, verdict, "why", "bfloat16", "cpu")
+            yield a_cell("eager", "activation", matrix.CHECKS[0].name, verdict, "why")
         if interrupt:
             raise KeyboardInterrupt
 
@@ -52,14 +53,14 @@ def cells(*verdicts: CellStatus, interrupt: bool = False) -> Callable[..., Itera
 @pytest.mark.parametrize(
     ("found", "more", "code"),
     [
-        (cells(CellStatus.PASS, CellStatus.UNSUPPORTED), ["--strict"], 0),
-        (cells(CellStatus.PASS, CellStatus.FAIL), [], 0),
-        (cells(CellStatus.PASS, CellStatus.FAIL), ["--strict"], 1),
-        (cells(CellStatus.FAIL, interrupt=True), ["--strict"], 130),
+        (cells(AuditVerdict.PASS, AuditVerdict.UNSUPPORTED), ["--strict"], 0),
+        (cells(AuditVerdict.PASS, AuditVerdict.FAIL), [], 0),
+        (cells(AuditVerdict.PASS, AuditVerdict.FAIL), ["--strict"], 1),
+        (cells(AuditVerdict.FAIL, interrupt=True), ["--strict"], 130),
     ],
 )
 def test_the_exit_status(
-    monkeypatch: pytest.MonkeyPatch, found: Callable[..., Iterator[Cell]], more: list[str], code: int
+    monkeypatch: pytest.MonkeyPatch, found: Callable[..., Iterator[Record]], more: list[str], code: int
 ) -> None:
     monkeypatch.setattr(sweep_audit.audit_parent, "audit", found)
     monkeypatch.setattr("swiglu_bench.processes.forkserver.start", lambda: None)

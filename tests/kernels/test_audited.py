@@ -7,7 +7,7 @@ import torch
 
 from swiglu_bench.audit.matrix import audit
 from swiglu_bench.implementations import fused, pytorch, unsloth
-from swiglu_bench.rows.audit_cell import Cell, CellStatus
+from swiglu_bench.rows.record import AuditVerdict, Record
 from swiglu_bench.spec.cases import Scope
 from swiglu_bench.spec.implementation import Implementation, Step, implementation
 from swiglu_bench.spec.problem import Problem
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def cell(one: Implementation, scope: Scope) -> Cell:
+def cell(one: Implementation, scope: Scope) -> Record:
     (found,) = audit([one], [scope], DEVICE, only=["saved tensors"])
     return found
 
@@ -27,7 +27,7 @@ def cell(one: Implementation, scope: Scope) -> Cell:
 def test_ours_leave_it(name: str) -> None:
     one = fused.ROWS[name]
     for scope in one.scopes:
-        assert cell(one, scope).verdict is CellStatus.PASS
+        assert cell(one, scope).verdict is AuditVerdict.PASS
 
 
 def test_who_overwrites_it_is_found_out() -> None:
@@ -48,7 +48,7 @@ def test_who_overwrites_it_is_found_out() -> None:
         return Step(lambda x: Doubles.apply(step.forward(x)))
 
     found = cell(implementation("mine", scopes=["glu"], description="d")(spoils), Scope.GLU)
-    assert found.verdict is CellStatus.FAIL
+    assert found.verdict is AuditVerdict.FAIL
     assert "(19, 80)" in found.reason
-    assert cell(pytorch.eager, Scope.GLU).verdict is CellStatus.PASS
-    assert cell(unsloth.unsloth, Scope.ACTIVATION).verdict is CellStatus.UNSUPPORTED
+    assert cell(pytorch.eager, Scope.GLU).verdict is AuditVerdict.PASS
+    assert cell(unsloth.unsloth, Scope.ACTIVATION).verdict is AuditVerdict.UNSUPPORTED

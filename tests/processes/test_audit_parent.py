@@ -10,7 +10,7 @@ from from_files import from_file
 from swiglu_bench.audit import matrix
 from swiglu_bench.implementations import pytorch
 from swiglu_bench.processes import audit_parent
-from swiglu_bench.rows.audit_cell import Cell, CellStatus
+from swiglu_bench.rows.record import AuditVerdict, Record
 from swiglu_bench.spec.cases import Scope
 from swiglu_bench.spec.implementation import Implementation
 
@@ -25,7 +25,7 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrix, "CHECKS", FEW)
 
 
-def cells(logs: Path, one: Implementation, timeout_s: float = 60.0) -> list[Cell]:
+def cells(logs: Path, one: Implementation, timeout_s: float = 60.0) -> list[Record]:
     return list(audit_parent.audit([one], [Scope.GLU], CPU, None, lambda doing: None, timeout_s=timeout_s, logs=logs))
 
 
@@ -36,17 +36,17 @@ def test_the_same_cells_as_in_one_process(tmp_path: Path) -> None:
 def test_a_death_costs_one_cell_and_says_how(tmp_path: Path) -> None:
     found = cells(tmp_path, from_file(bad.aborts))
     assert [cell.check for cell in found] == [check.name for check in FEW]
-    assert [cell.verdict for cell in found] == [CellStatus.FAIL] * 2 + [CellStatus.NOT_RUN]
+    assert [cell.verdict for cell in found] == [AuditVerdict.FAIL] * 2 + [AuditVerdict.NOT_RUN]
     assert all(cell.reason.startswith("its process was killed by SIGABRT; ") for cell in found[:2])
 
 
 def test_a_check_that_hangs_costs_one_cell(tmp_path: Path) -> None:
     *hung, last = cells(tmp_path, from_file(bad.hangs), timeout_s=3.0)
-    assert [cell.verdict for cell in hung] == [CellStatus.FAIL] * 2
+    assert [cell.verdict for cell in hung] == [AuditVerdict.FAIL] * 2
     assert all(cell.reason.startswith("it took longer than 3 s (--timeout); ") for cell in hung)
     if "longer than" in last.reason:
         pytest.skip("the machine is too busy to start a process in 3 s")
-    assert last.verdict is CellStatus.NOT_RUN
+    assert last.verdict is AuditVerdict.NOT_RUN
 
 
 def test_what_has_no_such_scope_has_no_cell(tmp_path: Path) -> None:
@@ -58,5 +58,5 @@ def test_what_has_no_such_scope_has_no_cell(tmp_path: Path) -> None:
 
 def test_a_process_that_cannot_be_started_is_told_once_for_all(tmp_path: Path) -> None:
     found = cells(tmp_path / "missing", from_file(bad.sound))
-    assert [cell.verdict for cell in found] == [CellStatus.NOT_RUN] * 3
+    assert [cell.verdict for cell in found] == [AuditVerdict.NOT_RUN] * 3
     assert "cannot be written" in found[0].reason

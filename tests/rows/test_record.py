@@ -5,7 +5,6 @@ import pytest
 from places import ROOT
 from specimens import a_check, a_record
 
-from swiglu_bench.rows.audit_cell import CELL_COLUMNS
 from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, Record, Status
 from swiglu_bench.rows.run_folder import SAMPLE_COLUMNS
 from swiglu_bench.rows.training import SEED_COLUMNS, STEP_COLUMNS
@@ -13,7 +12,7 @@ from swiglu_bench.writers.csv_file import CHECK_COLUMNS
 
 README = ROOT / "results" / "README.md"
 FILES = {
-    "samples.csv": SAMPLE_COLUMNS, "checks.csv": CHECK_COLUMNS, "audit.csv": CELL_COLUMNS,
+    "samples.csv": SAMPLE_COLUMNS, "checks.csv": CHECK_COLUMNS,
     "train.csv": STEP_COLUMNS, "runs.csv": SEED_COLUMNS,
 }  # fmt: skip
 UNITS = {"ms": "ms", "us": "µs", "bytes": "B", "gbps": "GB/s", "tflops": "TFLOP/s", "pct": "%", "tokens": "tokens"}

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 from places import ROOT
-from specimens import a_record, a_summary, without_time
+from specimens import a_cell, a_record, a_summary, without_time
 
 from swiglu_bench.report.load import ReportedRun
-from swiglu_bench.rows.audit_cell import Cell, CellStatus
-from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.csv_table import Table
+from swiglu_bench.rows.record import LAYOUTS, AuditVerdict, Record, Status
 from swiglu_bench.rows.run_folder import write_run_file
 from swiglu_bench.rows.training import PERMUTED, TrainedSeed, TrainingStep
 from swiglu_bench.train.files import TrainingFolder
-from swiglu_bench.writers.contract import ContractFile
 from swiglu_bench.writers.csv_file import CsvFile
 
 COMMITTED = ROOT / "results" / "nvidia-h200"
@@ -133,8 +132,8 @@ def trained(folder: Path) -> Path:
 def audited(folder: Path) -> Path:
     """An audit with every verdict."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = ContractFile(folder)
-    for check, verdict in zip(("bias", "clamp", "0 tokens", "2^31"), CellStatus, strict=True):
-        reason = "" if verdict is CellStatus.PASS else f"{verdict} for <i>reasons</i>"
-        file.write(Cell(EVIL, "glu", check, verdict, reason, "float32", "cpu"))
+    file = Table(folder / "audit.csv", LAYOUTS["audit"].columns())
+    for check, verdict in zip(("bias", "clamp", "0 tokens", "2^31"), AuditVerdict, strict=True):
+        reason = "" if verdict is AuditVerdict.PASS else f"{verdict} for <i>reasons</i>"
+        file.append([a_cell(EVIL, "glu", check, verdict, reason).row().values()])
     return folder

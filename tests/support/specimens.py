@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from swiglu_bench.rows.ranks import split_row
-from swiglu_bench.rows.record import Record, Status, TensorCheck
+from swiglu_bench.rows.record import Record, Status, TensorCheck, audit_row
 from swiglu_bench.rows.training import training_row
 from swiglu_bench.spec.cases import Case, Dtype, Experts, Mode, Scope, Shape
 from swiglu_bench.spec.errors import BadInput
@@ -74,6 +74,12 @@ def a_summary(name: str, **columns: Any) -> Record:
     """A row of a training."""
     known = {"run_id": "1", "task": "digits", "model": "small", "trains": "everything", "status": Status.OK}
     return training_row({}, implementation=name, **{**known, **columns})
+
+
+def a_cell(name: str, scope: str, check: str, verdict: str, reason: str = "") -> Record:
+    """A cell of the contract matrix."""
+    at = {"implementation": name, "scope": scope, "check": check, "dtype": "float32", "device": "cpu"}
+    return audit_row(verdict, reason=reason, **at)
 
 
 def a_split_row(name: str, **columns: Any) -> Record:
