@@ -25,7 +25,6 @@ class Figure:
     """`lower` or `higher`; empty where neither is."""
     since: int = 1
     """The schema from which on files have it."""
-    name: str = ""
     kind: Any = None
     """Its type."""
 
@@ -35,10 +34,10 @@ class Figure:
         return self.kind in (int, float, Count, Number)
 
     @property
-    def line(self) -> tuple[str, str, str, str]:
-        """How documents describe it: name, unit, what is better, and what it means."""
+    def described(self) -> tuple[str, str, str]:
+        """How documents describe it: unit, what is better, and what it means."""
         since = f"; since schema {self.since}" if self.since > 2 else ""
-        return f"`{self.name}`", self.unit, self.better, self.caption + since
+        return self.unit, self.better, self.caption + since
 
 
 def figure(caption: str, unit: str = "", better: str = "", *, default: Any = None, since: int = 1) -> Any:
@@ -47,6 +46,8 @@ def figure(caption: str, unit: str = "", better: str = "", *, default: Any = Non
     return dataclasses.field(default=default, metadata={"figure": declared})
 
 
+key = functools.partial(figure, default=dataclasses.MISSING)
+"""A column that has a value in every row."""
 text = functools.partial(figure, default="")
 """A column of words."""
 
@@ -56,4 +57,4 @@ def figures(row: type) -> dict[str, Figure]:
     """The columns of a kind of row by name, in their order; its other fields are kept beside the row."""
     hints = typing.get_type_hints(row)
     declared = {one.name: one.metadata["figure"] for one in dataclasses.fields(row) if "figure" in one.metadata}
-    return {name: dataclasses.replace(one, name=name, kind=hints[name]) for name, one in declared.items()}
+    return {name: dataclasses.replace(one, kind=hints[name]) for name, one in declared.items()}

@@ -10,18 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from swiglu_bench.rows import csv_table, ranks
-from swiglu_bench.rows.record import GpuState, Record, TensorCheck
-from swiglu_bench.rows.run_folder import (
-    CHECKS,
-    RECORDS,
-    SAMPLE_KEY,
-    SAMPLES,
-    frame_of,
-    read_about,
-    read_rows,
-    records_file,
-)
+from swiglu_bench.rows import csv_table, ranks, samples
+from swiglu_bench.rows.record import LAYOUTS, Record, TensorCheck
+from swiglu_bench.rows.run_folder import CHECKS, RECORDS, frame_of, read_about, read_rows, records_file
 from swiglu_bench.rows.training import STEPS, as_of_all_runs, load_training, training_folder
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 
@@ -114,34 +105,18 @@ def read_run(path: Path, beside: bool) -> FinishedRun:
         training = load_training(trained)
         return FinishedRun(list(map(as_of_all_runs, training.summaries)), training.about, trained)
     folder = path.parent if path.name in (ranks.ROWS, ranks.SAMPLES) and path.is_file() else path
-    if (folder / ranks.ROWS).is_file():
-        return _split_run(folder, beside)
-    file = records_file(path)
-    records = read_rows(file)
-    if beside:
-        samples, checks = _beside(file.with_name(SAMPLES), _sample), _beside(file.with_name(CHECKS), _check)
+    split = (folder / ranks.ROWS).is_file()
+    file = folder / ranks.ROWS if split else records_file(path)
+    records = ranks.read_split_rows(file) if split else read_rows(file)
+    if beside and records:
+        layout = LAYOUTS[records[0].kind]
+        rounds = _beside(file.with_name(layout.samples), samples.parsed, layout.key)
+        checks = _beside(file.with_name(CHECKS), _check, layout.key)
         for record in records:
-            key = _key(record)
-            mine = samples.get(key, [])
-            record.samples_ms = tuple(time_ms for time_ms, _, _ in mine)
-            record.twin_ms = tuple(twin_ms for _, twin_ms, _ in mine if twin_ms is not None)
-            record.states = tuple(state for _, _, state in mine if state)
+            key = tuple(csv_table.cell(getattr(record, name)) for name in layout.key)
+            samples.enter(record, rounds.get(key, ()))
             record.tensor_checks = tuple(checks.get(key, ()))
     return FinishedRun(records, read_about(file.parent), file.parent)
-
-
-def _split_run(folder: Path, beside: bool) -> FinishedRun:
-    """What one or more runs of `tp` wrote into a folder."""
-    about = read_about(folder)
-    commands = {str(one.get("run_id")): str(one.get("command")) for one in (*about.get("earlier", ()), about)}
-    rows = ranks.read_split_rows(folder / ranks.ROWS, commands)
-    if beside:
-        samples = _beside(folder / ranks.SAMPLES, _times, ranks.KEY)
-        for row in rows:
-            rounds = samples.get(_key(row, ranks.KEY), [])
-            times = {name: tuple(v for one in rounds if (v := one[name]) is not None) for name in ranks.SAMPLE_FIELDS}
-            row.samples_ms, row.twin_ms, row.parts_ms = times.pop("time_ms"), times.pop("twin_ms"), times
-    return FinishedRun(rows, about, folder)
 
 
 def find_runs(root: Path) -> list[Path]:
@@ -185,14 +160,7 @@ def table_label(case: tuple[Any, ...]) -> str:
     return f"{shape} {scope} {mode} {dtype}"
 
 
-def _key(row: Record, names: Sequence[str] = SAMPLE_KEY) -> Key:
-    """What names the row in the files beside it."""
-    return tuple(csv_table.cell(getattr(row, name)) for name in names)
-
-
-def _beside(
-    file: Path, made: Callable[[dict[str, str]], Line], key: Sequence[str] = SAMPLE_KEY
-) -> dict[Key, list[Line]]:
+def _beside(file: Path, made: Callable[[dict[str, str]], Line], key: Sequence[str]) -> dict[Key, list[Line]]:
     """The lines of another file of the run by the record that they belong to, in the file's order."""
     found: dict[Key, list[Line]] = {}
     try:
@@ -206,23 +174,9 @@ def _beside(
     return found
 
 
-def _sample(row: dict[str, str]) -> tuple[float, float | None, GpuState | None]:
-    """A line of samples.csv: the time, the twin's, and the state of the GPU after the round."""
-    twin, clock, power, temperature = (
-        float(row[name]) if row.get(name) else None for name in ("twin_ms", "sm_mhz", "power_w", "temperature_c")
-    )
-    known = clock is not None or power is not None
-    return float(row["time_ms"]), twin, GpuState(clock, power, temperature, row.get("throttle")) if known else None
-
-
-def _times(row: dict[str, str]) -> dict[str, float | None]:
-    """A line of tp_samples.csv."""
-    return {name: float(row[name]) if row[name] else None for name in ranks.SAMPLE_FIELDS}
-
-
 def _check(row: dict[str, str]) -> TensorCheck:
     """A line of checks.csv."""
-    own = {name: value for name, value in row.items() if name not in SAMPLE_KEY and name != "worst_index"}
+    own = {name: value for name, value in row.items() if name not in LAYOUTS["run"].key and name != "worst_index"}
     place = row.get("worst_index", "").strip("()").split(",")
     check = csv_table.typed(TensorCheck, own)
     return dataclasses.replace(check, worst_index=tuple(int(part) for part in place if part.strip()))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from swiglu_bench.rows.record import LAYOUTS, Record
-from swiglu_bench.rows.run_folder import read_layout
+from swiglu_bench.rows.run_folder import read_about, read_layout
 
-ROWS, SAMPLES = LAYOUTS["tp"].file, "tp_samples.csv"
+ROWS, SAMPLES = LAYOUTS["tp"].file, LAYOUTS["tp"].samples
 BASELINE = "eager"
-KEY = ("run_id", "shape", "tokens", "dtype", "mode", "ranks", "sequence_parallel", "implementation")
-PARTS = ("compute_ms", "comm_ms", "single_ms")
-SAMPLE_FIELDS = ("time_ms", "twin_ms", *PARTS)
 
 
 def split_row(command: str, **columns: Any) -> Record:
@@ -24,11 +20,13 @@ def split_row(command: str, **columns: Any) -> Record:
     return Record(**columns, command=command, scope=scope, baseline=BASELINE, kind="tp")
 
 
-def read_split_rows(file: Path, commands: Mapping[str, str] | None = None) -> list[Record]:
-    """The rows of a tp.csv; `commands` are those of its runs, by run_id. Raises BadInput."""
+def read_split_rows(file: Path) -> list[Record]:
+    """The rows of a tp.csv, with the commands that run.json beside it names. Raises BadInput."""
+    about = read_about(file.parent)
+    commands = {one.get("run_id"): str(one.get("command")) for one in (*about.get("earlier", ()), about)}
 
     def made(**columns: Any) -> Record:
-        command = (commands or {}).get(columns["run_id"], "swiglu-bench tp")
+        command = commands.get(columns["run_id"], "swiglu-bench tp")
         return split_row(command, **{"experts": None, **columns})
 
     return read_layout(file, "tp", made)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from swiglu_bench.rows.figures import HIGHER, LOWER, Count, Number, figure, figures, text
+from swiglu_bench.rows.figures import HIGHER, LOWER, Count, Number, figure, figures, key, text
 from swiglu_bench.rows.load import Load
 
 SCHEMA_VERSION = 6
@@ -425,6 +425,10 @@ class Layout:
 
     file: str
     names: tuple[str, ...]
+    key: tuple[str, ...] = ()
+    """What names a row in the files beside it."""
+    samples: str = ""
+    """The file with the samples of the rows; empty: there is none."""
 
     def columns(self, schema: int = SCHEMA_VERSION) -> tuple[str, ...]:
         """Those that the file has at a schema version."""
@@ -446,29 +450,24 @@ class GpuState:
 class TensorCheck:
     """The verdict on one tensor: `output` or the gradient of one input. Errors of elements are over the truth's rms."""
 
-    tensor: str
-    ok: bool
-    error: float
-    """||value - truth|| / ||truth||"""
-    eager_error: float
-    allowed: float
-    max_error: float
-    """Largest element error over the root mean square of the truth."""
-    eager_max_error: float
-    max_allowed: float
-    reason: str = ""
-    """Why it failed: one phrase; empty where it passed."""
-    check: str = ""
-    """Which check failed it: one of `FAULTS`, or "sanitizer"; empty where it passed."""
-    median_error: float | None = None
-    p999_error: float | None = None
-    """99.9% of the elements have no larger error."""
-    worst_index: tuple[int, ...] = ()
-    """Where in the tensor the largest error is."""
-    loss: float | None = None
-    """Of quantised operands: ||value - truth|| / ||truth|| with the truth of the unquantised ones."""
-    eager_loss: float | None = None
-    """The same of eager, which quantises nothing."""
+    # fmt: off
+    tensor: str = key("`output`, the input whose gradient it is, or `conduct` for a failure that belongs to no tensor")
+    ok: bool = key("whether it passed")
+    error: float = key("‖value − truth‖ ÷ ‖truth‖; the worse of the two sets of inputs")
+    eager_error: float = key("the same for eager PyTorch")
+    allowed: float = key("the budget for `error`")
+    max_error: float = key("largest error of an element")
+    eager_max_error: float = key("the same for eager PyTorch")
+    max_allowed: float = key("the budget for `max_error`")
+    reason: str = text("why it failed, in a phrase")
+    check: str = text("the check that failed it, such as `finite`, `new inputs` or `aliasing`")
+    """One of `FAULTS`, or "sanitizer"."""
+    median_error: Number = figure("median error of the elements; like the next two columns only in `verify`")
+    p999_error: Number = figure("99.9th percentile of the elements' errors")
+    worst_index: tuple[int, ...] = figure("index of the element with the largest error", default=())
+    loss: Number = figure("with quantised operands: the tensor's relative error from the truth of the unquantised ones")
+    eager_loss: Number = figure("the same for eager PyTorch, which quantises nothing")
+    # fmt: on
 
     @property
     def used(self) -> float:
@@ -480,7 +479,10 @@ class TensorCheck:
 FIGURES = figures(Record)
 _names = tuple(FIGURES)
 LAYOUTS = {
-    "run": Layout("records.csv", _names[: _names.index("schema") + 1]),
+    "run": Layout(
+        "records.csv", _names[: _names.index("schema") + 1],
+        ("run_id", "shape", "tokens", "dtype", "scope", "mode", "implementation"), "samples.csv",
+    ),
     "tp": Layout("tp.csv", (
         "run_id", "shape", "hidden", "intermediate", "tokens", "dtype", "mode", "seed", "ranks", "sequence_parallel",
         "implementation", "status", "reason", "experts", "time_ms", "time_p10_ms", "time_p90_ms", "rounds",
@@ -488,7 +490,8 @@ LAYOUTS = {
         "aa_ratio", "aa_low", "aa_high", *_names[_names.index("compute_ms") : _names.index("hosts")], "tflops",
         "peak_bytes", "error", "eager_error", "error_ratio", "hosts", "host", "device", "driver", "cuda", "torch",
         "triton", "version", "timestamp",
-    )),
+    ), ("run_id", "shape", "tokens", "dtype", "mode", "ranks", "sequence_parallel", "implementation"),
+        "tp_samples.csv"),
     "training": Layout("summary.csv", (
         "run_id", "task", "model", "implementation", "trains", "status", "reason",
         *_names[_names.index("seeds") : _names.index("block_share")], "ratio", "ratio_low", "ratio_high", "verdict",

@@ -18,18 +18,11 @@ if TYPE_CHECKING:
     import pandas
 
 RECORDS = LAYOUTS["run"].file
-SAMPLES = "samples.csv"
+SAMPLES = LAYOUTS["run"].samples
 CHECKS = "checks.csv"
 TOTALS = "workload.csv"
 AUDIT = LAYOUTS["audit"].file
 RUN = "run.json"
-
-SAMPLE_KEY = ("run_id", "shape", "tokens", "dtype", "scope", "mode", "implementation")
-"""What names the record that a sample or a check belongs to."""
-SAMPLE_COLUMNS = (
-    *SAMPLE_KEY, "round", "time_ms", "twin_ms", "sm_mhz", "power_w", "temperature_c", "throttle",
-)  # fmt: skip
-"""samples.csv is long: one line per sample, with the state of the GPU after its round."""
 
 _DTYPES = {int: "int64", int | None: "Int64", float | None: "float64", bool: "bool", bool | None: "boolean"}
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from swiglu_bench.rows.csv_table import read
+from swiglu_bench.rows.figures import key
 from swiglu_bench.rows.record import LAYOUTS, Record, Status
 from swiglu_bench.rows.run_folder import read_about, read_layout
 from swiglu_bench.spec.errors import BadInput
@@ -32,29 +33,28 @@ SAVING_TOLERANCE = 0.2
 class TrainingStep:
     """One step: a line of train.csv."""
 
-    implementation: str
-    seed: int
-    step: int
-    loss: float
-    learning_rate: float
-    step_ms: float
-    """Wall clock until the loss is known, compilation in the first; not interleaved, so not for comparing."""
+    # fmt: off
+    implementation: str = key("name in `swiglu-bench list`, or `eager, permuted`: eager with its sums in another order")
+    seed: int = key("seed of the weights and of the order of the data")
+    step: int = key("number of the step, from 0")
+    loss: float = key("mean over the batch", "nats")
+    learning_rate: float = key("learning rate of this step")
+    step_ms: float = key("wall-clock time until the loss is known, including compilation in the first step; contenders "
+        "ran one after another, so these times cannot be compared", "ms")
+    # fmt: on
 
 
 @dataclass(frozen=True)
 class TrainedSeed:
     """An implementation trained from one seed to the end: a line of runs.csv."""
 
-    implementation: str
-    seed: int
-    steps: int
-    parameters: int
-    """Trained weights."""
-    held_out_loss: float
-    metric: float
-    """Accuracy or perplexity on the held-out data, after the last step."""
-    seconds: float
-    """Since the start, or since the run was resumed, checks and checkpoints included."""
+    implementation: str = key("as in train.csv")
+    seed: int = key("as in train.csv")
+    steps: int = key("steps of the run")
+    parameters: int = key("number of trained weights")
+    held_out_loss: float = key("loss after the last step, over data that was never trained on", "nats")
+    metric: float = key("accuracy, or perplexity, on the same data")
+    seconds: float = key("duration since its start, or since it was resumed, checks and checkpoints included", "s")
 
 
 class Curve(enum.StrEnum):
@@ -95,11 +95,6 @@ def as_of_all_runs(row: Record) -> Record:
         reason="Its loss curve differs from eager's." if wrong else row.reason,
         time_ms=None if wrong else row.step_ms, ratio=1.0 if row.verdict == "baseline" else row.ratio, source=row,
     )  # fmt: skip
-
-
-STEP_COLUMNS, SEED_COLUMNS = (
-    tuple(one.name for one in dataclasses.fields(kind)) for kind in (TrainingStep, TrainedSeed)
-)
 
 
 @dataclass(frozen=True)

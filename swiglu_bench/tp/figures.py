@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from swiglu_bench.measure.statistics import median_interval, noise_interval, percentile, verdict
-from swiglu_bench.rows.ranks import PARTS
 from swiglu_bench.rows.record import Record
+from swiglu_bench.rows.samples import PARTS
 from swiglu_bench.spec import costs
 from swiglu_bench.spec.cases import Case, tensors
 from swiglu_bench.tp.plan import ALONE, LOCAL, SINGLE, Kind

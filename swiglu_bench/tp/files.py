@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable, Sequence
-from operator import attrgetter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from swiglu_bench.rows import run_folder
-from swiglu_bench.rows.csv_table import Table
-from swiglu_bench.rows.ranks import KEY, ROWS, SAMPLE_FIELDS, SAMPLES
-from swiglu_bench.rows.record import LAYOUTS, Record
+from swiglu_bench.rows.ranks import ROWS
 from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.writers.csv_file import CsvFile
 
 
-class Folder:
+class Folder(CsvFile):
     """Begins in a folder, or adds to the runs of `tp` in it: groups of other sizes make one scaling figure."""
 
     def __init__(self, path: Path, warn: Callable[[str], object]) -> None:
         """Raises BadInput where the folder cannot be written, or holds something else."""
         self.path = path
-        self._warn = warn
         run_folder.create_folder(path)
         self._earlier = self._runs()
-        self._rows, self._samples = (
-            Table(path / ROWS, LAYOUTS["tp"].columns()),
-            Table(path / SAMPLES, (*KEY, "round", *SAMPLE_FIELDS)),
-        )
+        super().__init__(path, warn, "tp")
 
     def _runs(self) -> list[dict[str, Any]]:
         file = self.path / run_folder.RUN
@@ -45,20 +38,3 @@ class Folder:
     def describe(self, about: dict[str, Any]) -> None:
         """Write run.json: this run, and under `earlier` those before it."""
         run_folder.write_run_file(self.path, about | ({"earlier": self._earlier} if self._earlier else {}))
-
-    def write(self, rows: Sequence[Record]) -> None:
-        """Keep the rows of a case, samples first."""
-        samples = []
-        for row in rows:
-            of_rounds = {"time_ms": row.samples_ms, "twin_ms": row.twin_ms, **row.parts_ms}
-            rounds = itertools.zip_longest(*(of_rounds.get(name, ()) for name in SAMPLE_FIELDS))
-            samples += [[*attrgetter(*KEY)(row), number, *times] for number, times in enumerate(rounds)]
-        for table, lines in ((self._samples, samples), (self._rows, [row.row().values() for row in rows])):
-            try:
-                table.append(lines)
-            except OSError as error:
-                self._warn(f"{table.path} cannot be written: {error.strerror}; the run goes on and tries again.")
-
-    def rows(self) -> list[dict[str, str]]:
-        """All rows of the folder, as texts."""
-        return self._rows.rows()

@@ -84,7 +84,7 @@ class TpRun:
         """Open what takes rows; `total` cases are to come, over all groups. Raises BadInput."""
         if options.csv:
             path = options.out or output.default_folder(self.this, "tp", self.about["run_id"])
-            self._folder = Folder(path, self.warn)
+            self._folder = self._stack.enter_context(closing(Folder(path, self.warn)))
             self._stack.enter_context(locks.folder(path, self.about["command"]))
             self._folder.describe(self.about)
         if options.log_wandb:
@@ -153,9 +153,9 @@ class TpRun:
         self.rows += rows
         self._done += 1
         self._tell("", "", 0.0)
-        if self._folder:
-            self._folder.write(rows)
         for row in rows:
+            if self._folder:
+                self._folder.write(row)
             if self._wandb:
                 self._wandb.write(row)
             if row.failed if self.quiet else not self.console.is_terminal and row.status is not Status.SKIPPED:

@@ -12,6 +12,7 @@ from typing import Any
 
 from swiglu_bench.rows import run_folder, training
 from swiglu_bench.rows.csv_table import Table, typed
+from swiglu_bench.rows.figures import figures
 from swiglu_bench.rows.record import LAYOUTS, Record
 from swiglu_bench.rows.training import TrainedSeed, TrainingStep
 from swiglu_bench.spec.errors import BadInput
@@ -36,8 +37,8 @@ class TrainingFolder:
             _check_same(path, about)
         elif (path / training.STEPS).exists():
             raise BadInput(f"--out: {path} holds a training run; give --resume to continue it, or another folder.")
-        self._steps = Table(path / training.STEPS, training.STEP_COLUMNS)
-        self._seeds = Table(path / training.SEEDS, training.SEED_COLUMNS)
+        self._steps = Table(path / training.STEPS, figures(TrainingStep))
+        self._seeds = Table(path / training.SEEDS, figures(TrainedSeed))
         run_folder.write_run_file(path, about)
 
     def finished(self) -> training.Ended:

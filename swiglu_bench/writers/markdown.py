@@ -22,14 +22,16 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from swiglu_bench.rows import csv_table
+from swiglu_bench.rows import csv_table, samples
+from swiglu_bench.rows.figures import Figure, figures
 from swiglu_bench.rows.grouping import grouped, unique
 from swiglu_bench.rows.quantities import MIB, plus_minus, size
 from swiglu_bench.rows.ranking import quickest
 from swiglu_bench.rows.ranks import read_split_rows
-from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, Record, Status
-from swiglu_bench.rows.run_folder import read_layout, read_rows
-from swiglu_bench.rows.training import training_row
+from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, Record, Status, TensorCheck
+from swiglu_bench.rows.run_folder import CHECKS, read_layout, read_rows
+from swiglu_bench.rows.training import SEEDS, STEPS, TrainedSeed, TrainingStep, training_row
+from swiglu_bench.writers.csv_file import CHECK_COLUMNS
 from swiglu_bench.writers.tables import by
 
 Row = TypeVar("Row")
@@ -136,20 +138,29 @@ def _rank_cell(row: Record) -> str:
 
 
 def columns_table(path: Path, words: Sequence[str]) -> str:
-    """The columns of a file from the first to the last that the words name.
+    """The columns of a file from the first to the last that the words name; without words, all of them.
 
-    Without words, all of a file beside records.csv: by name those that it shares with that, the others described.
+    Those that a file has in common with one before it are named and not described.
     """
-    (names,) = (layout.columns() for layout in LAYOUTS.values() if layout.file == path.name)
-    shared = ""
+    names, own = _declared()[path.name]
     if words:
         first, last = map(names.index, words)
         names = names[first : last + 1]
-    else:
-        shared = f"As in records.csv: {', '.join(f'`{name}`' for name in names if name in COLUMNS)}.\n\n"
-        names = tuple(name for name in names if name not in COLUMNS)
+    shared = ", ".join(f"`{name}`" for name in names if name not in own)
     head = ("column", "unit", "better", "meaning")
-    return shared + table(head, (FIGURES[name].line for name in names), text=head)
+    lines = [(f"`{name}`", *own[name].described) for name in names if name in own]
+    return f"Described above: {shared}.\n\n" * bool(shared) + table(head, lines, text=head)
+
+
+def _declared() -> Mapping[str, tuple[Sequence[str], Mapping[str, Figure]]]:
+    """Of every file the columns, and what is declared of those that are not as in a file before it."""
+    new = {name: one for name, one in FIGURES.items() if name not in COLUMNS}
+    steps, seeds = figures(TrainingStep), figures(TrainedSeed)
+    return {
+        **{layout.file: (layout.columns(), FIGURES if kind == "run" else new) for kind, layout in LAYOUTS.items()},
+        **{LAYOUTS[kind].samples: (names, samples.FIGURES) for kind, names in samples.COLUMNS.items()},
+        CHECKS: (CHECK_COLUMNS, figures(TensorCheck)), STEPS: (tuple(steps), steps), SEEDS: (tuple(seeds), seeds),
+    }  # fmt: skip
 
 
 def fill(document: Path) -> str:

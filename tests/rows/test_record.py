@@ -1,30 +1,11 @@
 import dataclasses
-import re
 
 import pytest
-from places import ROOT
 from specimens import a_check, a_record
 
 from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, Record, Status
-from swiglu_bench.rows.run_folder import SAMPLE_COLUMNS
-from swiglu_bench.rows.training import SEED_COLUMNS, STEP_COLUMNS
-from swiglu_bench.writers.csv_file import CHECK_COLUMNS
 
-README = ROOT / "results" / "README.md"
-FILES = {
-    "samples.csv": SAMPLE_COLUMNS, "checks.csv": CHECK_COLUMNS,
-    "train.csv": STEP_COLUMNS, "runs.csv": SEED_COLUMNS,
-}  # fmt: skip
 UNITS = {"ms": "ms", "us": "µs", "bytes": "B", "gbps": "GB/s", "tflops": "TFLOP/s", "pct": "%", "tokens": "tokens"}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_every_column_is_described_in_order_with_the_unit_of_its_name(name: str) -> None:
-    chapters = re.split(r"^## ", README.read_text(encoding="utf-8"), flags=re.M)
-    (text,) = (part for part in chapters if part.startswith(name + "\n"))
-    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
-    described = {column.strip().strip("`"): (unit.strip(), meaning.strip()) for column, unit, meaning in lines}
-    assert tuple(described) == FILES[name]
 
 
 def test_every_figure_has_a_meaning_and_the_unit_of_its_name() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from swiglu_bench.rows.ranks import split_row
-from swiglu_bench.rows.record import Record, Status, TensorCheck, audit_row
+from swiglu_bench.rows.record import COLUMNS, Record, Status, TensorCheck, audit_row
 from swiglu_bench.rows.training import training_row
 from swiglu_bench.spec.cases import Case, Dtype, Experts, Mode, Scope, Shape
 from swiglu_bench.spec.errors import BadInput
@@ -94,9 +94,9 @@ def a_split_row(name: str, **columns: Any) -> Record:
 def without_time(status: Status, reason: str, **changes: Any) -> Record:
     """A row that ended before it was timed."""
     figures = {
-        field.name: None
-        for field in dataclasses.fields(Record)
-        if field.name.endswith(("_ms", "_pct", "_gbps", "_tflops")) or field.name in {"gbps", "tflops", "ratio"}
+        name: None
+        for name in COLUMNS
+        if name.endswith(("_ms", "_pct", "_gbps", "_tflops")) or name in {"gbps", "tflops", "ratio"}
     } | {"samples_ms": (), "twin_ms": ()}
     return a_record(status=status, reason=reason, **figures, **changes)
 

@@ -5,8 +5,8 @@ from specimens import a_split_row
 
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Timing
-from swiglu_bench.rows.ranks import PARTS
 from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.samples import PARTS
 from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.tp.figures import COLLECTIVES, TWIN, fill, key
 from swiglu_bench.tp.plan import LOCAL, SINGLE

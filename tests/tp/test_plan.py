@@ -5,7 +5,6 @@ import pytest
 from places import ROOT
 
 from swiglu_bench.machine.machine import DATASHEETS
-from swiglu_bench.rows.ranks import SAMPLE_FIELDS
 from swiglu_bench.spec import costs
 from swiglu_bench.spec.cases import Case, Dtype, Experts, Mode, Scope, Shape, tensors
 from swiglu_bench.spec.errors import BadInput
@@ -92,12 +91,3 @@ def test_the_document_s_arithmetic_is_that_of_the_costs():
             products_s = costs.flops(case, tensors(case.scope)) / ranks / DATASHEETS["H200"].tflops / 1e12
             wires_s = bus_bytes(kinds(case.mode, False), tensor_bytes(case), ranks) / wires_gbps[wires] / 1e9
             assert int(share.strip("%")) == pytest.approx(100 * wires_s / products_s, abs=0.6, rel=0.002)
-
-
-def test_every_column_of_the_samples_is_described():
-    readme = ROOT / "results" / "README.md"
-    if not readme.exists():
-        pytest.skip("the results are not here")
-    text = readme.read_text(encoding="utf-8")
-    _, _, samples = text.partition("## tp_samples.csv")
-    assert re.findall(r"^\| `(\w+)` \|", samples, re.MULTILINE) == ["round", *SAMPLE_FIELDS]

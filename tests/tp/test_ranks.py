@@ -11,8 +11,8 @@ from split_implementations import dies, fails, fails_alone, forgets, hangs, late
 
 from swiglu_bench.implementations import experts, pytorch
 from swiglu_bench.processes import forkserver
-from swiglu_bench.rows.ranks import PARTS
 from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.samples import PARTS
 from swiglu_bench.session.admission import Drawn
 from swiglu_bench.session.places import ContenderFailed
 from swiglu_bench.session.reports import CallReport, FaultReport, SampleReport

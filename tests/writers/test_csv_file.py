@@ -15,8 +15,9 @@ from places import SUPPORT
 from specimens import a_bare_record, a_check
 
 from swiglu_bench.rows.csv_table import CutShort
-from swiglu_bench.rows.record import COLUMNS, GpuState, Record, Status
-from swiglu_bench.rows.run_folder import SAMPLE_COLUMNS, SAMPLE_KEY, read_rows
+from swiglu_bench.rows.record import COLUMNS, LAYOUTS, GpuState, Record, Status
+from swiglu_bench.rows.run_folder import read_rows
+from swiglu_bench.rows.samples import COLUMNS as SAMPLE_COLUMNS
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.writers.csv_file import CsvFile
 
@@ -57,7 +58,7 @@ def test_every_sample_is_kept_with_the_twin_and_the_state_of_the_gpu(tmp_path: P
         [*key, "mine", "1", "1.25", "1.3", "1755", "", "", ""],
         [*key, "fused", "0", "0.123456789", "", "", "", "", ""],
     ]
-    assert len(SAMPLE_KEY) == len(key) + 1
+    assert len(LAYOUTS["run"].key) == len(key) + 1
 
 
 def test_a_second_run_goes_on_under_the_same_header(tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_samples_of_a_row_that_a_kill_prevented_go_too(tmp_path: Path) -> None:
     write_all(tmp_path, a_bare_record(samples_ms=(1.0,)))
     (tmp_path / "records.csv").write_text(",".join(COLUMNS) + "\n")
     CsvFile(tmp_path, warn=pytest.fail).drop(lambda row: False)
-    assert lines(tmp_path / "samples.csv") == [list(SAMPLE_COLUMNS)]
+    assert lines(tmp_path / "samples.csv") == [list(SAMPLE_COLUMNS["run"])]
 
 
 def test_what_cannot_be_removed_is_told_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
