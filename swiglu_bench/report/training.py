@@ -14,7 +14,8 @@ from swiglu_bench.report.drawing import DRAWN
 from swiglu_bench.rows.quantities import together
 from swiglu_bench.rows.record import Record
 from swiglu_bench.rows.training import BASELINE, PERMUTED, Curve, FinishedTraining
-from swiglu_bench.writers.training_tables import ratio_text, remarks
+from swiglu_bench.writers.tables import ratio_text
+from swiglu_bench.writers.training_tables import remarks
 
 LEARNS = {
     Curve.SAME: "as eager does, to within rounding",

@@ -8,6 +8,8 @@ import typing
 from dataclasses import dataclass
 from typing import Any
 
+from swiglu_bench.rows.quantities import MIB
+
 Number = float | None
 Count = int | None
 """Figures; None means: not measured, or does not apply."""
@@ -25,6 +27,8 @@ class Figure:
     """`lower` or `higher`; empty where neither is."""
     since: int = 1
     """The schema from which on files have it."""
+    form: str = ""
+    """How a table shows its values, as `format` takes it; empty: as its unit is shown."""
     kind: Any = None
     """Its type."""
 
@@ -33,6 +37,13 @@ class Figure:
         """Whether its values can be sorted and averaged."""
         return self.kind in (int, float, Count, Number)
 
+    def shown(self, value: Any) -> str:
+        """A value in a table, whose head has the unit; bytes are shown as MiB."""
+        if value is None:
+            return ""
+        form = self.form or {"B": ",.1f", "share": ".0%"}.get(self.unit, ".3g")
+        return format(value / MIB if self.unit == "B" else value, form)
+
     @property
     def described(self) -> tuple[str, str, str]:
         """How documents describe it: unit, what is better, and what it means."""
@@ -40,9 +51,11 @@ class Figure:
         return self.unit, self.better, self.caption + since
 
 
-def figure(caption: str, unit: str = "", better: str = "", *, default: Any = None, since: int = 1) -> Any:
+def figure(
+    caption: str, unit: str = "", better: str = "", *, default: Any = None, since: int = 1, form: str = ""
+) -> Any:
     """A field of a row that is a column of its file."""
-    declared = Figure(caption, unit, better, since)
+    declared = Figure(caption, unit, better, since, form)
     return dataclasses.field(default=default, metadata={"figure": declared})
 
 

@@ -145,7 +145,7 @@ class Record(Compared):
 
     # time
     time_ms: Number = figure("median over rounds of the time between two GPU events around the work (CPU: wall "
-        "clock)", "ms", LOWER)
+        "clock)", "ms", LOWER, form=".4g")
     time_p10_ms: Number = figure("10th percentile of the same samples", "ms", LOWER)
     time_p90_ms: Number = figure("90th percentile of the same samples", "ms", LOWER)
     rounds: Count = figure("number of samples")
@@ -309,8 +309,8 @@ class Record(Compared):
     metric: str = text("`accuracy` or `perplexity`, of held-out data")
     metric_mean: Number = figure("mean over seeds")
     metric_spread: Number = figure("standard deviation over seeds")
-    step_ms: Number = figure("median time of a training step in interleaved rounds", "ms", LOWER)
-    rate: Number = figure("samples or tokens per second, from `step_ms`", "1/s", HIGHER)
+    step_ms: Number = figure("median time of a training step in interleaved rounds", "ms", LOWER, form=".4g")
+    rate: Number = figure("samples or tokens per second, from `step_ms`", "1/s", HIGHER, form=",.0f")
     unit: str = text("`samples` or `tokens`")
     block_share: Number = figure("share of all SwiGLU blocks, forward and backward, in the step", "share")
     block_forward_ms: Number = figure("forward of all blocks of a step", "ms", LOWER)
@@ -318,7 +318,7 @@ class Record(Compared):
     optimizer_ms: Number = figure("AdamW's update", "ms")
     block_ratio: Number = figure("time of one block by itself, forward and backward, ÷ eager's", better=LOWER)
     expected_ratio: Number = figure("ratio that Amdahl's law predicts from `block_ratio` and eager's `block_share`, "
-        "without the optimiser's work on weights that are not trained")
+        "without the optimiser's work on weights that are not trained", form=".3f")
     as_expected: bool | None = figure("whether `ratio` agrees with `expected_ratio`")
     difference_low: Number = figure("lower end of the 95% interval of `difference` over seeds (Student's t)", "nats",
         since=6)
@@ -355,6 +355,10 @@ class Record(Compared):
                     setattr(self, one.name, one.default)
         self.status, self.reason = status, reason
         return self
+
+    def shown(self, name: str) -> str:
+        """A figure of the row in a table."""
+        return FIGURES[name].shown(getattr(self, name))
 
     def remark(self, text: str) -> None:
         """Add a sentence about how the row came about."""

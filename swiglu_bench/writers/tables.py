@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -46,6 +46,20 @@ def new_table(
             overflow="fold" if name in wrap else "ellipsis",
         )
     return table
+
+
+Columns = Mapping[str, str | Callable[[Record], Any]]
+"""What stands under each head: a figure, shown as it is declared, or what is made of the row."""
+
+
+def cells_of(row: Record, columns: Columns) -> list[Any]:
+    """A row in the order of the columns."""
+    return [row.shown(of) if isinstance(of, str) else of(row) for of in columns.values()]
+
+
+def ratio_text(row: Record) -> str:
+    """Its ratio with half of the interval; empty for the baseline and where there is none."""
+    return "" if row.ratio is None or row.verdict == "baseline" else f"{row.ratio:.3f} ± {row.half_width:.3f}"
 
 
 class Notes:

@@ -11,14 +11,14 @@ from rich.text import Text
 
 from swiglu_bench.rows.grouping import grouped
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.writers.tables import new_table
+from swiglu_bench.writers.tables import Columns, cells_of, new_table, ratio_text
 
 STYLES = {"faster": "green", "slower": "red", "tie": "", "baseline": "dim"}
-SPEED = (
+SPEED_NOTE = (
     "ms: median of the slowest rank; ratio: relative to eager split the same way, in the same round, ± half the 95% "
     "interval; 1 GPU ms: the whole block by the same implementation on one GPU; eff.: that time / ranks / ms."
 )
-PARTS = (
+PARTS_NOTE = (
     "compute: without the collectives; comm: the collectives alone; hidden: the share of comm that is overlapped, "
     "below 0 if the whole takes longer than both together; bus GB/s: of these collectives, and of large ones on this "
     "machine; peak: the highest of all ranks, above inputs and weights."
@@ -31,10 +31,10 @@ def tables(rows: Sequence[Record]) -> Iterator[RenderableType]:
     groups = grouped(timed, attrgetter("ranks", "shape", "mode", "dtype", "sequence_parallel"))
     for group in groups.values():
         yield _speed(group)
-        yield _parts(group)
+        yield _table("Where its time goes", PARTS, group)
     if groups:
-        yield Text(SPEED, "dim")
-        yield Text(PARTS, "dim")
+        yield Text(SPEED_NOTE, "dim")
+        yield Text(PARTS_NOTE, "dim")
     yield from (Text(line) for line in remarks(rows))
 
 
@@ -79,17 +79,7 @@ def _speed(rows: Sequence[Record]) -> Table:
     if one.experts:
         block, split = f"{one.experts} experts", "expert parallel"
     title = f"{one.mode}, {block} {sizes}, {one.ranks} x {one.device}, {split}"
-    table = _table(title, "ms", "ratio", "verdict", "1 GPU ms", "eff.")
-    for row, tokens in _with_tokens(rows):
-        half = (row.ratio_high - row.ratio_low) / 2 if row.ratio_high is not None and row.ratio_low is not None else 0
-        shown = row.ratio is not None and row.verdict != "baseline"
-        table.add_row(
-            tokens, row.implementation, f"{row.time_ms:.4g}",
-            f"{row.ratio:.3f} ± {half:.3f}" if shown else "",
-            Text(row.verdict, STYLES.get(row.verdict, "")),
-            _short(row.single_ms),
-            "" if row.efficiency is None else f"{row.efficiency:.0%}",
-        )  # fmt: skip
+    table = _table(title, SPEED, rows)
     noise = {row.tokens: f"{row.aa_low:.3f} to {row.aa_high:.3f} at {row.tokens:,}" for row in rows if row.aa_low}
     if noise:
         table.caption = f"eager against itself (A/A): {', '.join(noise.values())} tokens"
@@ -97,33 +87,28 @@ def _speed(rows: Sequence[Record]) -> Table:
     return table
 
 
-def _parts(rows: Sequence[Record]) -> Table:
-    table = _table("Where its time goes", "compute\nms", "comm\nms", "hidden", "bus\nGB/s", "peak\nMiB")
-    for row, tokens in _with_tokens(rows):
-        bus = "" if row.bus_gbps is None else _short(row.bus_gbps)
-        limit = "" if row.bus_ceiling_gbps is None else f" of {_short(row.bus_ceiling_gbps)}"
-        table.add_row(
-            tokens, row.implementation, _short(row.compute_ms), _short(row.comm_ms),
-            "" if row.hidden_share is None else f"{row.hidden_share:.0%}", bus + limit,
-            "" if row.peak_bytes is None else f"{row.peak_bytes / 2**20:,.1f}",
-        )  # fmt: skip
-    return table
+def _bus(row: Record) -> str:
+    limit = row.shown("bus_ceiling_gbps")
+    return row.shown("bus_gbps") + (f" of {limit}" if limit else "")
 
 
-def _table(title: str, *columns: str) -> Table:
-    name = {"implementation"}
+def _table(title: str, columns: Columns, rows: Sequence[Record]) -> Table:
+    """A line per row, with its token count where that is another than above."""
+    name, last = {"implementation"}, None
     table = new_table(("tokens", *name, *columns), title, text={*name, "verdict"}, wrap=name)
     table.columns[1].min_width = 16
+    for row in rows:
+        tokens = "" if row.tokens == last else f"{row.tokens:,}"
+        table.add_row(tokens, row.implementation, *cells_of(row, columns))
+        last = row.tokens
     return table
 
 
-def _with_tokens(rows: Sequence[Record]) -> Iterator[tuple[Record, str]]:
-    """Each row with its token count, where that is another than above."""
-    last = None
-    for row in rows:
-        yield row, "" if row.tokens == last else f"{row.tokens:,}"
-        last = row.tokens
-
-
-def _short(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
+SPEED: Columns = {
+    "ms": "time_ms", "ratio": ratio_text, "verdict": lambda row: Text(row.verdict, STYLES.get(row.verdict, "")),
+    "1 GPU ms": "single_ms", "eff.": "efficiency",
+}  # fmt: skip
+PARTS: Columns = {
+    "compute\nms": "compute_ms", "comm\nms": "comm_ms", "hidden": "hidden_share", "bus\nGB/s": _bus,
+    "peak\nMiB": "peak_bytes",
+}  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -12,7 +12,7 @@ from rich.text import Text
 from swiglu_bench.rows.grouping import grouped
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.rows.training import SAVING_TOLERANCE
-from swiglu_bench.writers.tables import new_table
+from swiglu_bench.writers.tables import Columns, cells_of, new_table, ratio_text
 
 MEANING = {"same": "good", "within seeds": "good", "differs": "bad", "faster": "good", "slower": "bad"}
 STYLES = {"good": "green", "bad": "bold red", "middle": "yellow"}
@@ -48,10 +48,6 @@ class TrainingTable:
     rows: Sequence[Sequence[TableCell]]
     note: str
     """What the columns mean."""
-
-
-Columns = Mapping[str, Callable[[Record], str | TableCell]]
-"""What stands under each head; a head may name the metric or the unit."""
 
 
 def grids(summaries: Sequence[Record]) -> Iterator[TrainingTable]:
@@ -98,11 +94,6 @@ def remarks(summaries: Sequence[Record]) -> Iterator[str]:
         yield f"{status}: {', '.join(one.implementation for one in those)}: {reason}"
 
 
-def ratio_text(one: Record) -> str:
-    """The ratio of its step to eager's, with half of the interval; empty where there is none."""
-    return "" if one.ratio is None else f"{one.ratio:.3f} ± {one.half_width:.3f}"
-
-
 def _rule(rows: Sequence[Record]) -> str:
     """How the curves were compared."""
     count = rows[0].seeds
@@ -140,13 +131,13 @@ def _verdict(one: Record) -> TableCell:
 
 def _table(title: str, columns: Columns, rows: Sequence[Record], note: str) -> TrainingTable:
     heads = [head.format(metric=rows[0].metric, unit=rows[0].unit) for head in columns]
-    values = [[one.implementation, *(value_of(one) for value_of in columns.values())] for one in rows]
+    values = [[one.implementation, *cells_of(one, columns)] for one in rows]
     cells = [[value if isinstance(value, TableCell) else TableCell(value) for value in row] for row in values]
     return TrainingTable(title, ("implementation", *heads), cells, note)
 
 
-def _number(value: float | None, form: str, unit: int = 1) -> str:
-    return "" if value is None else format(value / unit, form)
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 def _with_spread(mean: float | None, spread: float | None) -> str:
@@ -158,22 +149,15 @@ def _with_spread(mean: float | None, spread: float | None) -> str:
 
 LEARNING: Columns = {
     "final loss": lambda one: _with_spread(one.final_loss, one.final_loss_spread),
-    "minus eager's": lambda one: _difference(one),
+    "minus eager's": _difference,
     "curve": _curve,
     "{metric}": lambda one: _with_spread(one.metric_mean, one.metric_spread),
 }
 SPEED: Columns = {
-    "step ms": lambda one: _number(one.step_ms, ".4g"),
-    "ratio": ratio_text,
-    "verdict": _verdict,
-    "expected": lambda one: _number(one.expected_ratio, ".3f") + (" *" if one.as_expected is False else ""),
-    "{unit}/s": lambda one: _number(one.rate, ",.0f"),
-}
+    "step ms": "step_ms", "ratio": ratio_text, "verdict": _verdict,
+    "expected": lambda one: one.shown("expected_ratio") + " *" * (one.as_expected is False), "{unit}/s": "rate",
+}  # fmt: skip
 PARTS: Columns = {
-    "fwd ms": lambda one: _number(one.block_forward_ms, ".3g"),
-    "bwd ms": lambda one: _number(one.block_backward_ms, ".3g"),
-    "AdamW ms": lambda one: _number(one.optimizer_ms, ".3g"),
-    "MLP": lambda one: _number(one.block_share, ".0%"),
-    "saved MiB": lambda one: _number(one.saved_bytes, ",.1f", 2**20),
-    "peak MiB": lambda one: _number(one.peak_bytes, ",.1f", 2**20),
-}
+    "fwd ms": "block_forward_ms", "bwd ms": "block_backward_ms", "AdamW ms": "optimizer_ms", "MLP": "block_share",
+    "saved MiB": "saved_bytes", "peak MiB": "peak_bytes",
+}  # fmt: skip

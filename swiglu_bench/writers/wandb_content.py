@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -15,25 +15,10 @@ from swiglu_bench.rows.quantities import MIB
 from swiglu_bench.rows.ranking import median_ratios, ranked
 from swiglu_bench.rows.record import COLUMNS, Record, Status
 
-
-def _mib(column: str) -> Callable[[Record], float | None]:
-    def get(record: Record) -> float | None:
-        size_bytes = getattr(record, column)
-        return None if size_bytes is None else size_bytes / MIB
-
-    return get
-
-
-FIGURES: dict[str, Callable[[Record], float | None]] = {
-    **{
-        name: attrgetter(name)
-        for name in (
-            "time_ms", "ratio", "tflops", "gbps", "limit_pct", "latency_us", "graph_us", "uj_per_token", "error_ratio",
-            "efficiency", "hidden_share", "bus_gbps",
-        )
-    },
-    **{f"{name}_mib": _mib(f"{name}_bytes") for name in ("saved", "peak", "workspace")},
-}  # fmt: skip
+FIGURES = (
+    "time_ms", "ratio", "tflops", "gbps", "limit_pct", "latency_us", "graph_us", "uj_per_token", "error_ratio",
+    "saved_mib", "peak_mib", "workspace_mib", "efficiency", "hidden_share", "bus_gbps",
+)  # fmt: skip
 """What is drawn over tokens, as <figure>/<scope>/<mode>/<shape>/<dtype>/<implementation>."""
 
 CHARTS = {"time_ms": "time, ms", "ratio": "time / baseline", "limit_pct": "% of limit", "peak_mib": "peak, MiB"}
@@ -50,7 +35,9 @@ FACTS = {
 
 def figures(record: Record) -> dict[str, float]:
     """Those figures that the record has."""
-    return {name: value for name, get in FIGURES.items() if (value := get(record)) is not None}
+    values = {name: getattr(record, name.replace("_mib", "_bytes")) for name in FIGURES}
+    known = {name: value for name, value in values.items() if value is not None}
+    return {name: value / MIB if name.endswith("_mib") else value for name, value in known.items()}
 
 
 def case_of(record: Record) -> str:
@@ -131,7 +118,7 @@ def charts(records: Sequence[Record]) -> dict[str, Any]:
             known = [
                 (record.implementation, record.tokens, value)
                 for record in rows
-                if (value := FIGURES[figure](record)) is not None
+                if (value := figures(record).get(figure)) is not None
             ]
             if not known:
                 continue
