@@ -1,1 +1,1 @@
-"""Rows and their files: one dataclass per kind of row, the CSV files, finished runs read back. No torch."""
+"""The row of all commands, what is declared of its figures, the CSV files, finished runs read back. No torch."""

@@ -7,6 +7,7 @@ import dataclasses
 import fnmatch
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -110,7 +111,7 @@ def read_run(path: Path, beside: bool) -> FinishedRun:
     records = ranks.read_split_rows(file) if split else read_rows(file)
     if beside and records:
         layout = LAYOUTS[records[0].kind]
-        rounds = _beside(file.with_name(layout.samples), samples.parsed, layout.key)
+        rounds = _beside(file.with_name(layout.samples), partial(samples.parsed, records[0].kind), layout.key)
         checks = _beside(file.with_name(CHECKS), _check, layout.key)
         for record in records:
             key = tuple(csv_table.cell(getattr(record, name)) for name in layout.key)

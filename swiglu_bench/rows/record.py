@@ -75,28 +75,8 @@ FAILED = frozenset({Status.INCORRECT, Status.ERROR, Status.UNSETTLED})
 """What makes a command fail."""
 
 
-class Compared:
-    """A row with a ratio to a baseline and the ends of its 95% interval; all are None where there is none."""
-
-    ratio: float | None
-    ratio_low: float | None
-    ratio_high: float | None
-
-    @property
-    def interval(self) -> tuple[float, float, float] | None:
-        """The three."""
-        if self.ratio is None or self.ratio_low is None or self.ratio_high is None:
-            return None
-        return self.ratio, self.ratio_low, self.ratio_high
-
-    @property
-    def half_width(self) -> float:
-        """Half of the interval; 0 where there is none."""
-        return ((self.ratio_high or 0.0) - (self.ratio_low or 0.0)) / 2
-
-
 @dataclass
-class Record(Compared):
+class Record:
     """One implementation at one case. None means: not measured, or does not apply."""
 
     # fmt: off
@@ -384,6 +364,18 @@ class Record(Compared):
             self.end(Status.INCORRECT, "; ".join(failed) + when + ".")
 
     @property
+    def interval(self) -> tuple[float, float, float] | None:
+        """The ratio and the ends of its 95% interval; None where there is none."""
+        if self.ratio is None or self.ratio_low is None or self.ratio_high is None:
+            return None
+        return self.ratio, self.ratio_low, self.ratio_high
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval; 0 where there is none."""
+        return ((self.ratio_high or 0.0) - (self.ratio_low or 0.0)) / 2
+
+    @property
     def sizes(self) -> str:
         """Of the block, in words."""
         text = f"hidden {self.hidden}, intermediate {self.intermediate}"
@@ -502,6 +494,10 @@ LAYOUTS = {
         "aa_low", "aa_high", "rounds", "stopped_by",
         *_names[_names.index("block_share") : _names.index("difference_low")], "saved_bytes", "peak_bytes", "device",
         "torch", "triton", "version", "timestamp", "precision", "difference_low", "difference_high",
+    )),
+    "workload": Layout("workload.csv", (
+        "shape", "scope", "mode", "dtype", "implementation", "baseline", "time_ms", "ratio", "ratio_low", "ratio_high",
+        "verdict", "reason",
     )),
     "audit": Layout("audit.csv", ("implementation", "scope", "check", "verdict", "reason", "dtype", "device")),
 }  # fmt: skip

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 RECORDS = LAYOUTS["run"].file
 SAMPLES = LAYOUTS["run"].samples
 CHECKS = "checks.csv"
-TOTALS = "workload.csv"
+TOTALS = LAYOUTS["workload"].file
 AUDIT = LAYOUTS["audit"].file
 RUN = "run.json"
 

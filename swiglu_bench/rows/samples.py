@@ -34,11 +34,14 @@ def lines(record: Record) -> Iterator[list[Any]]:
         yield [*key, number, *values]
 
 
-def parsed(line: Mapping[str, str]) -> Round:
-    """What a line says of its round; raises ValueError or KeyError for one that is none."""
-    own = {name: line[name] for name in ("twin_ms", *STATE, *PARTS) if name in line}
-    numbers: Round = {name: float(cell) if cell else None for name, cell in own.items() if name != "throttle"}
-    return {"throttle": own.get("throttle"), **numbers, "time_ms": float(line["time_ms"])}
+def parsed(kind: str, line: Mapping[str, str]) -> Round:
+    """What a line says of its round; raises ValueError or KeyError for one that is none.
+
+    Old files of samples lack columns; those of `tp` always had all.
+    """
+    cells = {name: line[name] if kind == "tp" else line.get(name) for name in OF_ROUNDS[kind] if name != "time_ms"}
+    numbers: Round = {name: float(cell) if cell else None for name, cell in cells.items() if name != "throttle"}
+    return {"throttle": cells.get("throttle"), **numbers, "time_ms": float(line["time_ms"])}
 
 
 def enter(record: Record, rounds: Sequence[Round]) -> None:

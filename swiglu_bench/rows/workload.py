@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -15,38 +14,11 @@ from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.grouping import grouped
 from swiglu_bench.rows.ratios import kept_ratio
 from swiglu_bench.rows.record import COLUMNS as ROW
-from swiglu_bench.rows.record import SCHEMA_VERSION, Compared, Record, Status
+from swiglu_bench.rows.record import LAYOUTS, SCHEMA_VERSION, Record, Status
 from swiglu_bench.rows.run_folder import TOTALS
 
 WORK = ("shape", "scope", "mode", "dtype")
 ByTokens = Mapping[int, Record]
-
-
-@dataclass(frozen=True)
-class Total(Compared):
-    """One implementation over a whole workload."""
-
-    shape: str
-    scope: str
-    mode: str
-    dtype: str
-    implementation: str
-    baseline: str
-    time_ms: float | None
-    """The mean time of a call: the median times of the token counts, weighted; None where one of them has no time."""
-    ratio: float | None = None
-    """Time over the baseline's: the ratios of the token counts, each weighted with its share of the baseline's time."""
-    ratio_low: float | None = None
-    ratio_high: float | None = None
-    """The ends of the ratio's 95% interval: those of the token counts' intervals, each of the confidence at which all
-    of them hold together (Bonferroni), weighted alike."""
-    verdict: str = ""
-    reason: str = ""
-    """Why it has no time, or no ratio."""
-
-
-COLUMNS = tuple(one.name for one in dataclasses.fields(Total))
-"""Of workload.csv."""
 
 
 def workload_of(about: Mapping[str, Any]) -> dict[int, float]:
@@ -55,9 +27,9 @@ def workload_of(about: Mapping[str, Any]) -> dict[int, float]:
     return {int(tokens): float(weight) for tokens, weight in found.items()} if isinstance(found, dict) else {}
 
 
-def write_totals(folder: Path, found: Iterable[Total]) -> None:
+def write_totals(folder: Path, found: Iterable[Record]) -> None:
     """Write workload.csv, whole or not at all."""
-    lines = [COLUMNS, *(dataclasses.astuple(one) for one in found)]
+    lines = [LAYOUTS["workload"].columns(), *(one.row().values() for one in found)]
     csv_table.write_whole(folder / TOTALS, csv_table.as_csv(lines).encode())
 
 
@@ -68,11 +40,11 @@ def as_text(run: FinishedRun, form: str) -> str:
     about: dict[str, Any] = {"kind": kind, **({"schema": SCHEMA_VERSION} if kind == "run" else {}), **run.about}
     workload = workload_of(run.about)
     if workload:
-        about["workload_totals"] = [dataclasses.asdict(one) for one in totals(run.records, workload)]
+        about["workload_totals"] = [one.row() for one in totals(run.records, workload)]
     return text.as_text(form, rows, about, rows[0] if rows else ROW)
 
 
-def totals(records: Iterable[Record], workload: Mapping[int, float]) -> list[Total]:
+def totals(records: Iterable[Record], workload: Mapping[int, float]) -> list[Record]:
     """One total per kind of work and implementation that was tried at any of the workload's token counts."""
     rows = [row for row in records if row.tokens in workload and row.status is not Status.SKIPPED]
     found = []
@@ -84,10 +56,11 @@ def totals(records: Iterable[Record], workload: Mapping[int, float]) -> list[Tot
     return found
 
 
-def _total(own: ByTokens, by_name: Mapping[str, ByTokens], workload: Mapping[int, float]) -> Total:
+def _total(own: ByTokens, by_name: Mapping[str, ByTokens], workload: Mapping[int, float]) -> Record:
     first = next(iter(own.values()))
     baseline = next((row.baseline for row in own.values() if row.baseline), "")
-    total = Total(first.shape, first.scope, first.mode, first.dtype, first.implementation, baseline, None)
+    work = {name: getattr(first, name) for name in WORK}
+    total = Record(**work, implementation=first.implementation, baseline=baseline, kind="workload")
     times = _times(own, workload)
     missing = [str(tokens) for tokens in workload if tokens not in times]
     if missing:

@@ -40,9 +40,10 @@ class CsvFile:
         """What a sample or a check has in common with the row that it belongs to."""
         self._warn = warn
         self._warned = False
+        again = "; --resume runs its case again" if kind == "run" else ""
         for table in self._tables:
             if table.cut_short:
-                warn(f"{table.path} ended in the middle of a row, which is removed; --resume runs its case again.")
+                warn(f"{table.path} ended in the middle of a row, which is removed{again}.")
 
     def write(self, record: Record) -> None:
         """Append the record: samples and checks first, so that every row of records.csv has them."""

@@ -149,7 +149,8 @@ def columns_table(path: Path, words: Sequence[str]) -> str:
     shared = ", ".join(f"`{name}`" for name in names if name not in own)
     head = ("column", "unit", "better", "meaning")
     lines = [(f"`{name}`", *own[name].described) for name in names if name in own]
-    return f"Described above: {shared}.\n\n" * bool(shared) + table(head, lines, text=head)
+    parts = [f"Described above: {shared}." if shared else "", table(head, lines, text=head) if lines else ""]
+    return "\n\n".join(filter(None, parts))
 
 
 def _declared() -> Mapping[str, tuple[Sequence[str], Mapping[str, Figure]]]:

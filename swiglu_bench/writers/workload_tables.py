@@ -11,7 +11,7 @@ from rich.text import Text
 from swiglu_bench.rows.grouping import grouped
 from swiglu_bench.rows.quantities import milliseconds, plus_minus
 from swiglu_bench.rows.record import Record
-from swiglu_bench.rows.workload import WORK, Total, totals
+from swiglu_bench.rows.workload import WORK, totals
 from swiglu_bench.writers.tables import new_table
 from swiglu_bench.writers.time_tables import VERDICT_STYLES
 from swiglu_bench.writers.training_tables import TableCell, TrainingTable
@@ -32,7 +32,7 @@ def grids(records: Iterable[Record], workload: Mapping[int, float]) -> Iterator[
         yield TrainingTable(f"{' '.join(work)}: the recorded workload", columns, rows, note)
 
 
-def _cells(one: Total, fastest: bool) -> tuple[TableCell, ...]:
+def _cells(one: Record, fastest: bool) -> tuple[TableCell, ...]:
     if one.time_ms is None:
         return TableCell(one.reason), TableCell(""), TableCell("")
     compared = f"x{plus_minus(*one.interval)}" if one.interval else one.reason

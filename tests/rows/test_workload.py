@@ -9,7 +9,7 @@ from specimens import a_record
 
 from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.rows.workload import Total, as_text, totals, workload_of
+from swiglu_bench.rows.workload import as_text, totals, workload_of
 
 WORKLOAD = {1: 300.0, 8: 100.0}
 PAIR = {"aa_ratio": 1.0, "aa_low": 0.99, "aa_high": 1.01}
@@ -23,7 +23,7 @@ def row(name: str, tokens: int, time_ms: float, spread: float = 0.0, seed: int =
     )
 
 
-def total(name: str, *rows: Record) -> Total:
+def total(name: str, *rows: Record) -> Record:
     (found,) = (one for one in totals(rows, WORKLOAD) if one.implementation == name)
     return found
 
