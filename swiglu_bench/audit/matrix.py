@@ -12,7 +12,8 @@ from swiglu_bench.audit import differentiation, inputs, surroundings
 from swiglu_bench.audit.subject import Outcome, Subject, not_run, unsupported
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.clock import answers
-from swiglu_bench.rows.record import AuditVerdict, Record, audit_row
+from swiglu_bench.rows.kinds import row_of
+from swiglu_bench.rows.record import AuditVerdict, Record
 from swiglu_bench.spec.cases import Dtype, Precision, Scope
 from swiglu_bench.spec.errors import one_line
 from swiglu_bench.spec.implementation import Implementation
@@ -132,9 +133,9 @@ def cell(
     dtype: Dtype | None,
 ) -> Record:
     """How a check ended, as a line of the matrix."""
-    return audit_row(
-        outcome.verdict, implementation=implementation.name, scope=scope.value, check=check, reason=outcome.reason,
-        dtype=(dtype or _default(device)).value, device=device.type,
+    return row_of(
+        "audit", {}, implementation=implementation.name, scope=scope.value, check=check, verdict=outcome.verdict,
+        reason=outcome.reason, dtype=(dtype or _default(device)).value, device=device.type,
     )  # fmt: skip
 
 

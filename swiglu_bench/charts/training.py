@@ -9,7 +9,8 @@ from typing import Any
 import altair as alt
 
 from swiglu_bench.charts.style import HEIGHT, WIDTH, Style
-from swiglu_bench.rows.training import BASELINE, PERMUTED, Losses
+from swiglu_bench.rows.kinds import BASELINE
+from swiglu_bench.rows.training import PERMUTED, Losses
 
 POINTS = 300
 """Steps are averaged so that a curve has about as many points."""

@@ -33,8 +33,7 @@ from swiglu_bench.report.sections import sections
 from swiglu_bench.rows import csv_table
 from swiglu_bench.rows.grouping import unique
 from swiglu_bench.rows.quantities import together
-from swiglu_bench.rows.ranks import read_split_rows
-from swiglu_bench.rows.run_folder import read_about
+from swiglu_bench.rows.run_folder import read_about, read_layout
 from swiglu_bench.spec.errors import BadInput, one_line
 from swiglu_bench.writers.markdown import choose, fill_blocks, table
 
@@ -105,7 +104,7 @@ def _of_run(source: Path, question: str, names: Sequence[str]) -> tuple[str, Pic
 
 def _scaling(source: Path, words: Sequence[str]) -> tuple[str, Picture, str]:
     """The figure of a tp.csv, of the implementations and the values of columns that the words name."""
-    rows = choose(read_split_rows(source), words)
+    rows = choose(read_layout(source, "tp"), words)
     if not rows:
         raise BadInput(f"{source}: no row is of {' '.join(words)}.")
     names = ", ".join(unique(row.implementation for row in rows))

@@ -13,13 +13,12 @@ from typing import Any
 from swiglu_bench.rows import csv_table
 from swiglu_bench.rows.finished_run import latest, read_run
 from swiglu_bench.rows.grouping import grouped, unique
-from swiglu_bench.rows.ranks import ROWS
-from swiglu_bench.rows.record import LAYOUTS, Record, audit_row
-from swiglu_bench.rows.run_folder import AUDIT, RECORDS, read_about, read_layout
+from swiglu_bench.rows.record import LAYOUTS, Record
+from swiglu_bench.rows.run_folder import AUDIT, RECORDS, SPLIT, read_about, read_layout
 from swiglu_bench.rows.training import STEPS, FinishedTraining, load_training, training_folder
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 
-FILES = (RECORDS, AUDIT, STEPS, ROWS)
+FILES = (RECORDS, AUDIT, STEPS, SPLIT)
 """Each makes a folder a run."""
 
 
@@ -67,7 +66,7 @@ def load(path: Path) -> ReportedRun:
         training = load_training(trained)
         return ReportedRun(trained, training.about, training=training)
     if path.is_dir():
-        measured = any((path / name).exists() for name in (RECORDS, ROWS))
+        measured = any((path / name).exists() for name in (RECORDS, SPLIT))
         files = [path if measured else None, path / AUDIT if (path / AUDIT).exists() else None]
         if not any(files):
             raise BadInput(f"{path} holds none of {', '.join(FILES)}; give a run's folder, as results/GPU/DATE/RUN.")
@@ -78,7 +77,7 @@ def load(path: Path) -> ReportedRun:
     records, audit = files
     by_device = grouped(read_run(records, beside=False).records if records else (), attrgetter("device"))
     rows = [row for own in by_device.values() for row in latest(own)]
-    return ReportedRun(path, about, rows, read_layout(audit, "audit", audit_row) if audit else ())
+    return ReportedRun(path, about, rows, read_layout(audit, "audit") if audit else ())
 
 
 def folders(path: Path) -> list[Path]:

@@ -11,9 +11,10 @@ from swiglu_bench.charts import training as chart
 from swiglu_bench.charts.style import Style
 from swiglu_bench.report import ranking
 from swiglu_bench.report.drawing import DRAWN
+from swiglu_bench.rows.kinds import BASELINE
 from swiglu_bench.rows.quantities import together
 from swiglu_bench.rows.record import Record
-from swiglu_bench.rows.training import BASELINE, PERMUTED, Curve, FinishedTraining
+from swiglu_bench.rows.training import PERMUTED, Curve, FinishedTraining
 from swiglu_bench.writers.tables import ratio_text
 from swiglu_bench.writers.training_tables import remarks
 

@@ -11,9 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from swiglu_bench.rows import csv_table, ranks, samples
+from swiglu_bench.rows import csv_table, samples
 from swiglu_bench.rows.record import LAYOUTS, Record, TensorCheck
-from swiglu_bench.rows.run_folder import CHECKS, RECORDS, frame_of, read_about, read_rows, records_file
+from swiglu_bench.rows.run_folder import (
+    CHECKS,
+    RECORDS,
+    SPLIT,
+    SPLIT_SAMPLES,
+    frame_of,
+    read_about,
+    read_layout,
+    records_file,
+)
 from swiglu_bench.rows.training import STEPS, as_of_all_runs, load_training, training_folder
 from swiglu_bench.spec.errors import BadInput, did_you_mean
 
@@ -105,10 +114,10 @@ def read_run(path: Path, beside: bool) -> FinishedRun:
     if trained := training_folder(path):
         training = load_training(trained)
         return FinishedRun(list(map(as_of_all_runs, training.summaries)), training.about, trained)
-    folder = path.parent if path.name in (ranks.ROWS, ranks.SAMPLES) and path.is_file() else path
-    split = (folder / ranks.ROWS).is_file()
-    file = folder / ranks.ROWS if split else records_file(path)
-    records = ranks.read_split_rows(file) if split else read_rows(file)
+    folder = path.parent if path.name in (SPLIT, SPLIT_SAMPLES) and path.is_file() else path
+    split = (folder / SPLIT).is_file()
+    file = folder / SPLIT if split else records_file(path)
+    records = read_layout(file, "tp" if split else "run")
     if beside and records:
         layout = LAYOUTS[records[0].kind]
         rounds = _beside(file.with_name(layout.samples), partial(samples.parsed, records[0].kind), layout.key)
@@ -122,7 +131,7 @@ def read_run(path: Path, beside: bool) -> FinishedRun:
 
 def find_runs(root: Path) -> list[Path]:
     """The folder of every run under a folder, of whichever command that leaves rows."""
-    return sorted({file.parent for name in (RECORDS, STEPS, ranks.ROWS) for file in root.rglob(name)})
+    return sorted({file.parent for name in (RECORDS, STEPS, SPLIT) for file in root.rglob(name)})
 
 
 def newest_run(root: Path, commands: Collection[str] = ()) -> Path | None:

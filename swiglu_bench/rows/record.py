@@ -410,11 +410,6 @@ class Record:
         return max(abs(self.aa_low - 1), abs(self.aa_high - 1))
 
 
-def audit_row(verdict: str, **columns: Any) -> Record:
-    """A row from the columns of audit.csv; raises ValueError for what is no verdict."""
-    return Record(**columns, verdict=AuditVerdict(verdict), kind="audit")
-
-
 @dataclass(frozen=True)
 class Layout:
     """A file of rows: its name, and its columns in order."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.rows import csv_table
 from swiglu_bench.rows.csv_table import reason
+from swiglu_bench.rows.kinds import row_of
 from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, SCHEMA_VERSION, Record
 from swiglu_bench.spec.errors import BadInput
 
@@ -22,6 +24,8 @@ SAMPLES = LAYOUTS["run"].samples
 CHECKS = "checks.csv"
 TOTALS = LAYOUTS["workload"].file
 AUDIT = LAYOUTS["audit"].file
+SPLIT, SPLIT_SAMPLES = LAYOUTS["tp"].file, LAYOUTS["tp"].samples
+"""Of `tp`."""
 RUN = "run.json"
 
 _DTYPES = {int: "int64", int | None: "Int64", float | None: "float64", bool: "bool", bool | None: "boolean"}
@@ -104,8 +108,8 @@ def read_rows(path: Path) -> list[Record]:
     return read_layout(records_file(path), "run")
 
 
-def read_layout(file: Path, kind: str, make: Callable[..., Record] | None = None) -> list[Record]:
-    """The rows of a file of the layout of this kind; `make` builds one from its columns. Raises BadInput as above."""
+def read_layout(file: Path, kind: str) -> list[Record]:
+    """The rows of a file of the layout of this kind. Raises BadInput as above."""
     layout = LAYOUTS[kind]
     foreign = BadInput(f"{file} is not a {layout.file} that this version can read.")
     try:
@@ -121,7 +125,8 @@ def read_layout(file: Path, kind: str, make: Callable[..., Record] | None = None
         )
     if names not in {layout.columns(schema) for schema in range(1, SCHEMA_VERSION + 1)}:
         raise foreign
-    return csv_table.read(file, Record, layout.file, make)
+    about = {} if kind == "run" else read_about(file.parent)
+    return csv_table.read(file, Record, layout.file, partial(row_of, kind, about))
 
 
 def read_records(path: Path) -> pandas.DataFrame:

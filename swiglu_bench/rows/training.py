@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ Ended = dict[tuple[str, int], tuple["TrainedSeed", list[float]]]
 """What was trained to the end, by implementation and seed, and its losses."""
 
 STEPS, SEEDS, SUMMARY = "train.csv", "runs.csv", LAYOUTS["training"].file
-BASELINE = "eager"
 PERMUTED = "eager, permuted"
 """eager with its intermediate features in another order: the same model, rounded differently."""
 SAVING_TOLERANCE = 0.2
@@ -70,23 +68,6 @@ class Curve(enum.StrEnum):
     """It differs more than rounding does, and a single seed has no spread."""
 
 
-def training_row(about: Mapping[str, Any], **columns: Any) -> Record:
-    """A row from the columns of summary.csv, with what `about`, the run's run.json, says of the model.
-
-    Its case is a step of the whole model, which has the model's name as its shape.
-    """
-    settings = about.get("settings", {})
-    sizes, machine = settings.get("workload", {}), about.get("machine", {})
-    return Record(
-        **columns, command=str(about.get("command", "swiglu-bench train")), shape=columns["model"],
-        hidden=sizes.get("hidden", 0), intermediate=sizes.get("intermediate", 0),
-        tokens=sizes.get("batch", 0) * sizes.get("sequence", 1), dtype=settings.get("dtype", ""), scope="model",
-        mode="train", seed=settings.get("seed", 0), baseline=BASELINE,
-        comparable=columns["trains"] != "inputs", host=machine.get("host", ""), driver=machine.get("driver", ""),
-        cuda=machine.get("cuda", ""), kind="training",
-    )  # fmt: skip
-
-
 def as_of_all_runs(row: Record) -> Record:
     """The row as those of all runs are read: a step is its time, and a curve that differs makes it incorrect."""
     wrong = row.failed and row.status is Status.OK
@@ -131,13 +112,12 @@ def load_training(folder: Path) -> FinishedTraining:
             f"{folder} is a training run that has not ended: it has no {SUMMARY}; "
             "resume it with its own command, --out and --resume, or leave it out."
         )
-    about = read_about(folder)
-    summaries = read_layout(folder / SUMMARY, "training", partial(training_row, about))
+    summaries = read_layout(folder / SUMMARY, "training")
     finished = ended(steps_of(folder), read(folder / SEEDS, TrainedSeed))
     losses: Losses = {}
     for (name, seed), (_, of_steps) in finished.items():
         losses.setdefault(name, {})[seed] = of_steps
-    return FinishedTraining(folder, summaries, losses, about)
+    return FinishedTraining(folder, summaries, losses, read_about(folder))
 
 
 def steps_of(folder: Path) -> list[TrainingStep]:

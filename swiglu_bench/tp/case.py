@@ -9,7 +9,7 @@ from swiglu_bench.machine import machine
 from swiglu_bench.measure import rounds as interleaved
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Rule, run_rounds
-from swiglu_bench.rows.ranks import split_row
+from swiglu_bench.rows.kinds import row_of
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.session.admission import Admitting, Drawn
 from swiglu_bench.session.places import ContenderFailed
@@ -35,11 +35,12 @@ def blanks(plan: Plan, case: Case, machines: Sequence[dict[str, object]], size: 
     """The rows of a case before anything was measured. `machines`: of the ranks; the first stands for all."""
     this, hosts = machines[0], list(dict.fromkeys(str(one["host"]) for one in machines))
     about = {name: this[name] for name in ("device", "driver", "cuda", "torch", "triton", "version")}
+    asked = {"run_id": plan.run_id, "command": plan.command}
     return {
-        (name, way): split_row(
-            plan.command, run_id=plan.run_id, shape=case.shape.name, hidden=case.shape.hidden,
+        (name, way): row_of(
+            "tp", asked, run_id=plan.run_id, shape=case.shape.name, hidden=case.shape.hidden,
             intermediate=case.shape.intermediate, tokens=case.tokens, dtype=case.dtype.value, mode=case.mode.value,
-            seed=case.seed, ranks=size, sequence_parallel=way, implementation=name, status=Status.OK,
+            seed=case.seed, ranks=size, sequence_parallel=way, implementation=name,
             experts=case.shape.experts.count if case.shape.experts else None,
             hosts=len(hosts), host=" ".join(hosts), timestamp=machine.now(), **about,
         )

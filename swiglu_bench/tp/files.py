@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from swiglu_bench.rows import run_folder
-from swiglu_bench.rows.ranks import ROWS
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.writers.csv_file import CsvFile
 
@@ -31,7 +30,7 @@ class Folder(CsvFile):
             run = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             run = None
-        if not (self.path / ROWS).exists() or not isinstance(run, dict):
+        if not (self.path / run_folder.SPLIT).exists() or not isinstance(run, dict):
             raise BadInput(f"--out: {self.path} holds a run of another command; give another folder.")
         return [*run.pop("earlier", []), run]
 

@@ -13,8 +13,9 @@ from swiglu_bench.charts.export import NoPicture, save
 from swiglu_bench.machine import locks, machine
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.rows import run_folder
+from swiglu_bench.rows.kinds import BASELINE, row_of
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.rows.training import BASELINE, PERMUTED, TrainingStep, as_of_all_runs, training_row
+from swiglu_bench.rows.training import PERMUTED, TrainingStep, as_of_all_runs
 from swiglu_bench.spec import registry
 from swiglu_bench.spec.cases import Dtype, Precision, Scope, parse_dtypes, parse_precisions
 from swiglu_bench.spec.errors import BadInput
@@ -64,9 +65,9 @@ class TrainingRun:
         self._asked = request.asked(options.impl, chosen)
         self.rows: list[Record] = []
         for title, one in [(BASELINE, chosen[0]), (PERMUTED, chosen[0]), *((one.name, one) for one in chosen[1:])]:
-            row = training_row(
-                self.about, run_id=self.about["run_id"], task=options.task, model=name, implementation=title,
-                trains=one.trains, status=Status.OK, device=self.machine.device,
+            row = row_of(
+                "training", self.about, run_id=self.about["run_id"], task=options.task, model=name, implementation=title,
+                trains=one.trains, device=self.machine.device,
                 torch=self.machine.torch, triton=self.machine.triton, version=self.machine.version, timestamp=started,
                 precision=one.precision_of(experiment.case).value,
             )  # fmt: skip

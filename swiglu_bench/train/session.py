@@ -15,8 +15,9 @@ from functools import cached_property
 import torch
 
 from swiglu_bench.measure.rounds import Rule
+from swiglu_bench.rows.kinds import BASELINE
 from swiglu_bench.rows.record import Status
-from swiglu_bench.rows.training import BASELINE, PERMUTED, Ended, TrainedSeed, TrainingStep
+from swiglu_bench.rows.training import PERMUTED, Ended, TrainedSeed, TrainingStep
 from swiglu_bench.train.blocks import Trainee
 from swiglu_bench.train.files import TrainingFolder
 from swiglu_bench.train.loop import SeedTraining

@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,10 +26,9 @@ from swiglu_bench.rows.figures import Figure, figures
 from swiglu_bench.rows.grouping import grouped, unique
 from swiglu_bench.rows.quantities import MIB, plus_minus, size
 from swiglu_bench.rows.ranking import quickest
-from swiglu_bench.rows.ranks import read_split_rows
 from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, Record, Status, TensorCheck
 from swiglu_bench.rows.run_folder import CHECKS, read_layout, read_rows
-from swiglu_bench.rows.training import SEEDS, STEPS, TrainedSeed, TrainingStep, training_row
+from swiglu_bench.rows.training import SEEDS, STEPS, TrainedSeed, TrainingStep
 from swiglu_bench.writers.csv_file import CHECK_COLUMNS
 from swiglu_bench.writers.tables import by
 
@@ -174,10 +172,10 @@ def fill(document: Path) -> str:
         return figure_table(rows, figure, across) if figure else time_table(rows, across)
 
     def training(path: Path, words: list[str]) -> str:
-        return training_table(choose(read_layout(path, "training", partial(training_row, {})), words))
+        return training_table(choose(read_layout(path, "training"), words))
 
     def several_gpus(path: Path, words: list[str]) -> str:
-        return ranks_table(choose(read_split_rows(path), words))
+        return ranks_table(choose(read_layout(path, "tp"), words))
 
     makers = {"table": times, "training": training, "ranks": several_gpus, "columns": columns_table}
     return fill_blocks(document, makers)

@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from swiglu_bench.rows.ranks import split_row
-from swiglu_bench.rows.record import COLUMNS, Record, Status, TensorCheck, audit_row
-from swiglu_bench.rows.training import training_row
+from swiglu_bench.rows.kinds import row_of
+from swiglu_bench.rows.record import COLUMNS, Record, Status, TensorCheck
 from swiglu_bench.spec.cases import Case, Dtype, Experts, Mode, Scope, Shape
 from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.spec.implementation import Implementation, Step, implementation
@@ -73,13 +72,13 @@ def a_record(**changes: Any) -> Record:
 def a_summary(name: str, **columns: Any) -> Record:
     """A row of a training."""
     known = {"run_id": "1", "task": "digits", "model": "small", "trains": "everything", "status": Status.OK}
-    return training_row({}, implementation=name, **{**known, **columns})
+    return row_of("training", {}, implementation=name, **{**known, **columns})
 
 
 def a_cell(name: str, scope: str, check: str, verdict: str, reason: str = "") -> Record:
     """A cell of the contract matrix."""
     at = {"implementation": name, "scope": scope, "check": check, "dtype": "float32", "device": "cpu"}
-    return audit_row(verdict, reason=reason, **at)
+    return row_of("audit", {}, verdict=verdict, reason=reason, **at)
 
 
 def a_split_row(name: str, **columns: Any) -> Record:
@@ -88,7 +87,7 @@ def a_split_row(name: str, **columns: Any) -> Record:
         "run_id": "1", "shape": "s", "hidden": 1024, "intermediate": 4096, "tokens": 1024, "dtype": "bfloat16",
         "mode": "forward", "seed": 0, "ranks": 4, "sequence_parallel": True, "experts": None, "status": Status.OK,
     }  # fmt: skip
-    return split_row("swiglu-bench tp", implementation=name, **{**known, **columns})
+    return row_of("tp", {}, implementation=name, **{**known, **columns})
 
 
 def without_time(status: Status, reason: str, **changes: Any) -> Record:
