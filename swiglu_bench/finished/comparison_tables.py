@@ -13,6 +13,7 @@ from swiglu_bench.finished.comparison import Change, ChangeKind, Comparison, Out
 from swiglu_bench.rows.finished_run import table_label
 from swiglu_bench.rows.grouping import grouped
 from swiglu_bench.rows.quantities import mebibytes, milliseconds
+from swiglu_bench.rows.record import FIGURES
 from swiglu_bench.writers.markdown import table as markdown_table
 from swiglu_bench.writers.tables import new_table
 
@@ -128,8 +129,9 @@ def _groups(found: Comparison) -> Iterator[tuple[str, list[Change]]]:
 
 def _cells(change: Change) -> list[str]:
     """In the order of HEADS."""
-    name = change.implementation + {"saved_bytes": ", saved", "peak_bytes": ", peak"}.get(change.figure, "")
-    figures = [_figure(change.figure, value) for value in (change.before, change.after)]
+    unit = FIGURES[change.figure].unit
+    name = change.implementation + (f", {change.figure.removesuffix('_bytes')}" if unit == "B" else "")
+    figures = [_figure(unit, value) for value in (change.before, change.after)]
     times, interval = "", ""
     if change.quotient:
         times = f"x{change.quotient.median:.3f}"
@@ -139,9 +141,7 @@ def _cells(change: Change) -> list[str]:
     return [str(change.case[-1]), name, *figures, times, interval, verdict]
 
 
-def _figure(figure: str, value: float | None) -> str:
+def _figure(unit: str, value: float | None) -> str:
     if value is None:
         return ""
-    if figure == "time_ms":
-        return milliseconds(value)
-    return f"x{value:.3f}" if figure == "ratio" else mebibytes(value)
+    return {"ms": milliseconds, "B": mebibytes}.get(unit, "x{:.3f}".format)(value)

@@ -37,7 +37,7 @@ def _figures(row: Record) -> dict[str, str]:
         ratio = "fewer gradients"
     elif row.interval:
         ratio = plus_minus(*row.interval)
-    return {"time": f"{row.time_ms:.4g}", "ratio": ratio, "verdict": row.verdict}
+    return {"time": row.shown("time_ms"), "ratio": ratio, "verdict": row.verdict}
 
 
 def problems(rows: Iterable[Record]) -> list[dict[str, Any]]:

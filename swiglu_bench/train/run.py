@@ -66,8 +66,8 @@ class TrainingRun:
         self.rows: list[Record] = []
         for title, one in [(BASELINE, chosen[0]), (PERMUTED, chosen[0]), *((one.name, one) for one in chosen[1:])]:
             row = row_of(
-                "training", self.about, run_id=self.about["run_id"], task=options.task, model=name, implementation=title,
-                trains=one.trains, device=self.machine.device,
+                "training", self.about, run_id=self.about["run_id"], task=options.task, model=name,
+                implementation=title, trains=one.trains, device=self.machine.device,
                 torch=self.machine.torch, triton=self.machine.triton, version=self.machine.version, timestamp=started,
                 precision=one.precision_of(experiment.case).value,
             )  # fmt: skip

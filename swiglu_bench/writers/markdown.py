@@ -72,7 +72,7 @@ def figure_table(rows: Iterable[Record], figure: str, across: str = TOKENS) -> s
 
     def cell(row: Record) -> str:
         value = getattr(row, figure)
-        if figure.endswith("_bytes"):
+        if FIGURES[figure].unit == "B":
             return f"{value / MIB:,.0f} MiB"
         return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
