@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from swiglu_bench.spec import definition, fp8
-from swiglu_bench.spec.cases import BIASES, WEIGHTS, Extras, Precision, Scope
+from swiglu_bench.spec.cases import BIASES, WEIGHTS, Case, Dtype, Experts, Extras, Mode, Precision, Scope, Shape
+from swiglu_bench.spec.problem import Problem
 from swiglu_kernels import reference
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -120,3 +121,49 @@ def test_codes_and_scales_are_those_of_the_kernels_reference_bit_by_bit(
         same(codes.contiguous().view(torch.uint8), right_codes.view(torch.uint8))
         same(scales.contiguous(), right_scales.contiguous())
         same(means[0].contiguous(), means[1])
+
+
+def our_quantised(precision: Precision, scope: Scope, gradients: tuple[bool, bool]) -> Callable[..., Tensor]:
+    shape = Shape("odd", 140, 290, "made up", (131,), Experts(5, 2) if scope is Scope.EXPERTS else None)
+    case = Case(shape, 131, Dtype.FLOAT32, scope, Mode.STEP, precision=precision)
+
+    def call(*given: Tensor) -> Tensor:
+        count = len(given) - len(WEIGHTS[scope])
+        weights = dict(zip(WEIGHTS[scope], given[count:], strict=True))
+        problem = Problem(case, torch.device("cpu"), weights)
+        return fp8.defined(problem, False, *gradients).forward(*given[:count])
+
+    return call
+
+
+def equal_outputs_and_close_gradients(ours: list[Tensor], theirs: list[Tensor]) -> None:
+    """The suite differentiates the gate by hand."""
+    same(ours[0], theirs[0])
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one - other).norm() <= 1e-10 * other.norm()
+
+
+@pytest.mark.parametrize("recipe", reference.RECIPES)
+@pytest.mark.parametrize("scope", [Scope.GLU, Scope.MLP])
+@pytest.mark.parametrize("gradients", [(True, True), (True, False), (False, True), (False, False)], ids=str)
+def test_a_quantised_block_is_that_of_the_kernels_reference(
+    recipe: str, scope: Scope, gradients: tuple[bool, bool]
+) -> None:
+    given = normal(torch.float64, (131, 140), (290, 140), (290, 140), (140, 290))[: 1 + len(WEIGHTS[scope])]
+    dx, dw = gradients
+    equal_outputs_and_close_gradients(
+        results(our_quantised(Precision(f"fp8-{recipe}"), scope, gradients), given),
+        results(reference.swiglu_mlp_fp8, given, recipe=recipe, fp8_weight_grad=dw, fp8_input_grad=dx),
+    )
+
+
+def test_quantised_experts_are_those_of_the_kernels_reference() -> None:
+    x, weights, *own = normal(torch.float64, (131, 140), (131, 2), (5, 290, 140), (5, 290, 140), (5, 140, 290))
+    given = [x, torch.rand(131, 5).argsort(1)[:, :2], weights, *own]
+
+    def theirs(x: Tensor, index: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor) -> Tensor:
+        w_gate_up = torch.cat([w_gate, w_up], 1)
+        return reference.swiglu_experts(x, w_gate_up, w_down, index, weights, precision="fp8-rowwise")
+
+    ours = our_quantised(Precision.FP8_ROWWISE, Scope.EXPERTS, (False, False))
+    equal_outputs_and_close_gradients(results(ours, given), results(theirs, given))
