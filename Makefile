@@ -8,11 +8,14 @@ SANITIZER ?= compute-sanitizer
 TRITONS ?= 3.6.0 3.7.1 3.8.0 3.9.0
 VENV := .venv
 BIN := $(VENV)/bin
+LATEST := build/latest
+NEWEST := torch|triton|numpy|pandas|pydantic|ray|scipy|transformers|typer|wandb|liger.kernel
+PYTEST := pytest -n 4 --dist worksteal
 REQUIREMENTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help bench test test-gpu test-versions sanitize lint results readme figures docs hub lint-ruff lint-format lint-types lint-imports clean distclean
+.PHONY: help bench test test-latest test-gpu test-versions sanitize lint results readme figures docs hub lint-ruff lint-format lint-types lint-imports clean distclean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -21,7 +24,21 @@ bench: $(VENV)/.installed-bench ## Time SwiGLU here: llama7b on a GPU, the smoke
 	$(BIN)/swiglu-bench forward $(ARGS)
 
 test: $(VENV)/.installed-test ## Run the tests, in 4 processes, which often wait for others; those that need a GPU say so
-	$(BIN)/pytest -n 4 --dist worksteal $(ARGS)
+	$(BIN)/$(PYTEST) $(ARGS)
+
+test-latest: ## Run the tests with the newest release of every package; results/versions has the outcome
+	@$(PYTHON) -m venv $(LATEST)
+	@echo "Installing swiglu-bench[test] without constraints into $(LATEST) (the newest PyTorch takes minutes)"
+	@$(LATEST)/bin/python -m pip install --quiet --quiet --upgrade pip
+	@$(LATEST)/bin/pip install --quiet --quiet --upgrade --upgrade-strategy eager -e ".[test]"
+	@mkdir -p results/versions
+	@log=results/versions/latest.txt; \
+	{ echo "$$ make test-latest"; $(LATEST)/bin/python --version; \
+		$(LATEST)/bin/pip list --format freeze | grep -E "^($(NEWEST))=="; echo "$$ $(strip $(PYTEST) $(ARGS))"; } >$$log; \
+	cat $$log; \
+	{ $(LATEST)/bin/$(PYTEST) $(ARGS); echo $$? >$(LATEST)/status; } | tee $(LATEST)/log; \
+	sed -nE 's/^((FAILED|ERROR) [^ ]+).*/\1/p; s/^=+ ([0-9].* in .*) =+$$/\1/p' $(LATEST)/log >>$$log; \
+	exit $$(cat $(LATEST)/status)
 
 test-gpu: $(VENV)/.installed-test ## Run the kernels' tests and those that need a GPU, on one: in WORKERS (4) processes, then alone
 	$(BIN)/python -c "import torch, triton; print('torch', torch.__version__, 'triton', triton.__version__, \

@@ -5,6 +5,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -41,3 +43,16 @@ def test_whatever_documents_quote_can_be_measured_again_or_is_a_record() -> None
         assert found, pattern
         records |= found
     assert not {name for name in quoted - records if name.rsplit(".", 1)[0] not in made and name not in made}
+
+
+def test_the_newest_releases_passed_and_are_none_older_than_the_known_good() -> None:
+    """`make test-latest` writes the file, and is due again when constraints.txt is renewed."""
+    tried, known = (
+        {canonicalize_name(name): Version(version) for name, version in re.findall(r"(?m)^([\w.-]+)==([^\s;]+)", text)}
+        for text in ((ROOT / path).read_text("utf-8") for path in ("results/versions/latest.txt", "constraints.txt"))
+    )
+    assert {"torch", "triton", "transformers", "typer"} <= tried.keys() <= known.keys()
+    assert not {name for name, version in tried.items() if version < known[name]}
+    assert not re.findall(
+        r"(?m)^(?:FAILED|ERROR) .*|\d+ failed", (ROOT / "results/versions/latest.txt").read_text("utf-8")
+    )

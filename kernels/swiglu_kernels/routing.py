@@ -267,6 +267,15 @@ def route(index: torch.Tensor, experts: int, tile_rows: int) -> Routing:
     return routing
 
 
+@triton.jit
+def as_mask(condition):
+    """Return a scalar condition to combine with masks.
+
+    By constants: the interpreter spreads a comparison itself as integers, which that of Triton 3.9 takes for no mask.
+    """
+    return tl.where(condition, True, False)
+
+
 @triton.jit(do_not_specialize=("tokens",))
 def _gather_kernel(
     x_ptr, out_ptr, row_ptr, starts_ptr, counts_ptr, tokens, columns, x_row, x_column,
@@ -280,7 +289,7 @@ def _gather_kernel(
         x = tl.load(x_ptr + program.to(tl.int64) * x_row + column.to(tl.int64) * x_column, mask=inside)
         for slot in tl.static_range(SLOTS):
             row = tl.load(row_ptr + program.to(tl.int64) * SLOTS + slot).to(tl.int64)
-            tl.store(out_ptr + row * columns + column, x, mask=inside & (row >= 0))
+            tl.store(out_ptr + row * columns + column, x, mask=inside & as_mask(row >= 0))
     else:
         count = tl.load(counts_ptr + program - tokens)
         first = (tl.load(starts_ptr + program - tokens) + count).to(tl.int64)
@@ -340,7 +349,7 @@ def _combine_kernel(
     out = tl.zeros((BLOCK,), dtype=tl.float32)
     for slot in range(slots):
         row = tl.load(row_ptr + token * slots + slot).to(tl.int64)
-        routed = row >= 0
+        routed = as_mask(row >= 0)
         y = tl.load(y_ptr + row * columns + column, mask=inside & routed, other=0.0).to(tl.float32)
         if weights_ptr is not None:  # masked as well: the weight of a pair without a row may be anything
             weight = tl.load(weights_ptr + token * weights_token + slot * weights_slot, mask=routed, other=0.0)

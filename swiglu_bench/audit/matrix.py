@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from swiglu_bench.rows.record import AuditVerdict, Record
 from swiglu_bench.spec.cases import Dtype, Precision, Scope
 from swiglu_bench.spec.errors import one_line
 from swiglu_bench.spec.implementation import Implementation
-from swiglu_kernels import backend_for
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ def ignore_warnings_of_values() -> None:
 
 def cannot_run(implementation: Implementation, device: torch.device) -> str | None:
     """Why an implementation cannot be called here at all, or None."""
-    interpreting = backend_for(device) == "interpreter"
-    return implementation.unavailable(device.type, interpreting, machine.capability(device))
+    interpreter = os.environ.get("TRITON_INTERPRET") == "1"
+    return implementation.unavailable(device.type, interpreter, machine.capability(device))
 
 
 def cell(

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,11 +21,10 @@ from swiglu_bench.check.results import Fault
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.measure.clock import Clock
 from swiglu_bench.rows.record import TensorCheck
+from swiglu_bench.spec import definition
 from swiglu_bench.spec.cases import BIASES, Mode, Scope
 from swiglu_bench.spec.implementation import Step, implementation
 from swiglu_bench.spec.problem import Problem
-from swiglu_bench.spec.routing import by_expert
-from swiglu_kernels import reference
 
 KEPT = 2
 """Truths kept at a time: those of the calls by which all contenders of a case are admitted."""
@@ -37,46 +36,17 @@ SUM_SLACK, SPREAD = 4.0, 8.0
 """Of the comparison of sums of many calls, in units of what their rounding loses; for one element, times that."""
 
 
-@implementation(
-    "reference",
-    scopes=Scope,
-    description="the definition of SwiGLU, in eager PyTorch",
-    offers=("bias", "limit", "packed"),
-)
-def _reference(problem: Problem) -> Step:
-    definitions: dict[Scope, Callable[..., Tensor]] = {
-        Scope.ACTIVATION: reference.gate_mul,
-        Scope.GLU: reference.swiglu_glu,
-        Scope.MLP: reference.swiglu_mlp,
-        Scope.EXPERTS: _experts,
-    }
-    define, variant = definitions[problem.case.scope], problem.extras.variant
-    return Step(lambda *activations: define(*activations, *problem.parameters.values(), **variant))
+def _by_definition(problem: Problem) -> Step:
+    scope, parameters, variant = problem.case.scope, problem.parameters, problem.extras.variant
+    if scope is Scope.ACTIVATION:
+        return Step(partial(definition.gate_mul, **variant))  # type: ignore[arg-type]
+    define: Callable[..., Tensor] = definition.experts if scope is Scope.EXPERTS else definition.block
+    return Step(lambda *activations: define(*activations, parameters, **variant))
 
 
-def _experts(x: Tensor, index: Tensor, weights: Tensor, *parameters: Tensor, **variant: Any) -> Tensor:
-    """The sum of SwiGLU of each token's experts, as models add it up: expert by expert in x's dtype.
-
-    Biases are added to rounded products: torch's grouped product takes none, so that what is built on it does so.
-    """
-    rows, index, weights = (value.flatten(0, -2) for value in (x, index, weights))
-    output = torch.zeros_like(rows)
-    for (token, slot), *own in zip(
-        by_expert(index, len(parameters[0])), *(one.unbind(0) for one in parameters), strict=True
-    ):
-        (w_gate, w_up, w_down), biases = own[:3], own[3:] or (None, None, None)
-        gate, up = (_product(rows[token], *one) for one in zip((w_gate, w_up), biases, strict=False))
-        found = _product(reference.gate_mul(gate, up, **variant), w_down, biases[2]) * weights[token, slot, None]
-        output.index_add_(0, token, found.to(output.dtype))
-    return output.view_as(x)
-
-
-def _product(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    product = rows @ weight.T
-    return product if bias is None else product.add_(bias)
-
-
-REFERENCE = _reference
+REFERENCE = implementation(
+    "reference", scopes=Scope, description="the definition of SwiGLU", offers=("bias", "limit", "packed")
+)(_by_definition)
 """The definition as an implementation: eager PyTorch in the dtype of the case."""
 
 

@@ -62,13 +62,13 @@ def packed(
 
 def _gate(problem: Problem) -> Callable[[Tensor], Tensor]:
     """[..., 2 * intermediate] of gate and up, in the model's order -> [..., intermediate]."""
-    from swiglu_kernels import reference
+    from swiglu_bench.spec.definition import gate_mul
 
     extras = problem.extras
 
     def gate(both: Tensor) -> Tensor:
         pair = (both[..., ::2], both[..., 1::2]) if extras.interleaved else both.chunk(2, -1)
-        return reference.gate_mul(*pair, **extras.variant)  # type: ignore[arg-type]
+        return gate_mul(*pair, **extras.variant)  # type: ignore[arg-type]
 
     return gate
 
@@ -348,6 +348,7 @@ def _fused_row(name: str, description: str, **choices: Any) -> Implementation:
         description=description,
         weight_layout="packed",
         backend="triton",
+        imports="swiglu_kernels",
         variant=(Scope.EXPERTS,) if choices else (),
         offers=("bias", "limit"),
         usage="from swiglu_kernels import swiglu_experts; "

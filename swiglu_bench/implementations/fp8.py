@@ -30,8 +30,8 @@ def by_products(problem: Problem, *, package: str = "torch", compiled: bool = Fa
 
     from swiglu_bench.implementations.around import packed
     from swiglu_bench.implementations.fp8_linear import Kept, Layer, deep_gemm, scaled_mm
+    from swiglu_bench.spec.definition import silu_mul
     from swiglu_bench.spec.fp8 import quantise
-    from swiglu_kernels import reference
 
     precision = problem.case.precision
     multiply = scaled_mm(precision) if package == "torch" else deep_gemm
@@ -49,11 +49,11 @@ def by_products(problem: Problem, *, package: str = "torch", compiled: bool = Fa
     ]
 
     def train(x: Tensor, *given: Tensor) -> Tensor:
-        hidden = reference.silu_mul(*layers[0].train(x, given[0]).chunk(2, dim=-1))
+        hidden = silu_mul(*layers[0].train(x, given[0]).chunk(2, dim=-1))
         return layers[1].train(hidden, given[1]) if len(given) > 1 else hidden
 
     def infer(x: Tensor, *given: Quantised) -> Tensor:
-        hidden = reference.silu_mul(*layers[0].infer(x, given[0]).chunk(2, dim=-1))
+        hidden = silu_mul(*layers[0].infer(x, given[0]).chunk(2, dim=-1))
         return layers[1].infer(hidden, given[1]) if len(given) > 1 else hidden
 
     ways = (train, infer)
@@ -120,9 +120,9 @@ def reference(problem: Problem) -> Step:
 
 
 def _through(layers: ModuleDict, x: Tensor) -> Tensor:
-    from swiglu_kernels import reference
+    from swiglu_bench.spec.definition import silu_mul
 
-    hidden = reference.silu_mul(layers["w_gate"](x), layers["w_up"](x))
+    hidden = silu_mul(layers["w_gate"](x), layers["w_up"](x))
     out: Tensor = layers["w_down"](hidden) if "w_down" in layers else hidden
     return out
 

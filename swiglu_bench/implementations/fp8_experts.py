@@ -26,8 +26,8 @@ def by_grouped_products(problem: Problem, *, compiled: bool = False) -> Step:
     import torch
 
     from swiglu_bench.implementations.fp8_linear import GroupedLayer, Kept
+    from swiglu_bench.spec.definition import silu_mul
     from swiglu_bench.spec.fp8 import quantise
-    from swiglu_kernels import reference
 
     case = problem.case
     assert case.shape.experts
@@ -36,7 +36,7 @@ def by_grouped_products(problem: Problem, *, compiled: bool = False) -> Step:
     second = GroupedLayer("h", "w_down", "upstream", case.precision, top_k)
 
     def hidden_of(both: Tensor) -> Tensor:
-        return reference.silu_mul(*both.chunk(2, dim=-1))
+        return silu_mul(*both.chunk(2, dim=-1))
 
     def train(x: Tensor, index: Tensor, weights: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
         _, order, ends = sorted_by_expert(index, count)

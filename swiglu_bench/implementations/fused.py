@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     description="elementwise launches by swiglu_kernels: silu_mul, one in each direction; nothing is overwritten",
     usage="from swiglu_kernels import silu_mul; h = silu_mul(gate, up)",
     backend="triton",
+    imports="swiglu_kernels",
     offers=("bias",),
     variant=(Scope.GLU, Scope.MLP),
     footprints={
@@ -96,6 +97,7 @@ def _glu_row(name: str, weight_grad: str, save: str, input_grad: str, descriptio
         scopes=(Scope.GLU, Scope.MLP),
         description=description,
         backend="triton",
+        imports="swiglu_kernels",
         trains="inputs" if frozen else "everything",
         offers=("bias", "limit", "packed"),
         variant=(Scope.MLP,) if name in COMPARED else (Scope.GLU, Scope.MLP),
@@ -113,6 +115,7 @@ def _mlp_row(name: str, call: str, choices: dict[str, Any], description: str) ->
         scopes=(Scope.MLP,),
         description=description,
         backend="triton",
+        imports="swiglu_kernels",
         offers=("bias", "limit"),
         variant=() if name == "fused-mlp-auto" else (Scope.MLP,),
         footprints={} if "chunk_tokens" in choices else {Scope.MLP: footprint},

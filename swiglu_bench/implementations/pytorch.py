@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def _gate(problem: Problem) -> Callable[[Tensor, Tensor], Tensor]:
-    from swiglu_kernels import reference
+    from swiglu_bench.spec import definition
 
     limit = problem.extras.limit
-    return reference.silu_mul if limit is None else partial(reference.gate_mul, limit=limit)
+    return definition.silu_mul if limit is None else partial(definition.gate_mul, limit=limit)
 
 
 def _packed(problem: Problem) -> Step:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     description="Unsloth-style SiLU-mul: one pass forward, one in-place pass backward, between two nn.Linear",
     usage="from swiglu_kernels import unsloth_silu_mul; h = unsloth_silu_mul(gate, up, overwrite=True)",
     backend="triton",
+    imports="swiglu_kernels",
     offers=("bias",),
     overwrites=("gate", "up"),
     footprints={

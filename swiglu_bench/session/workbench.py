@@ -39,7 +39,6 @@ from swiglu_bench.spec import fp8
 from swiglu_bench.spec.cases import PLAIN, Case, Extras, Mode
 from swiglu_bench.spec.errors import one_line
 from swiglu_bench.spec.implementation import Implementation
-from swiglu_kernels import backend_for
 
 HOLD_CYCLES = 10_000_000
 """How long the GPU is kept from its queue: some 5 ms, more than the host needs to queue a call."""
@@ -454,11 +453,6 @@ def _allow_recompiling() -> None:
     config: Any = sys.modules.get("torch._dynamo.config")
     if config is not None:
         config.recompile_limit = max(config.recompile_limit, RECOMPILE_LIMIT)
-
-
-def interpreting(device: torch.device) -> bool:
-    """Whether Triton's interpreter runs kernels on a device."""
-    return backend_for(device) == "interpreter"
 
 
 def _lay_out(built: Built, draw: Draw) -> None:

@@ -150,7 +150,7 @@ class Extras:
 
     @property
     def variant(self) -> dict[str, float | None]:
-        """The options of `swiglu_kernels.reference` for the gate."""
+        """The options of `spec.definition` for the gate."""
         if self.alpha == 1.0:
             return {"limit": self.limit}
         return {"limit": self.limit, "alpha": self.alpha, "up_offset": 1.0}

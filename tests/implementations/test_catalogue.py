@@ -20,7 +20,7 @@ def test_entries_are_complete(one: Implementation) -> None:
     unpredicted = one.name in UNPREDICTED or Precision.UNQUANTISED not in one.precisions
     assert set(one.footprints) == (set() if unpredicted else one.scopes - {Scope.EXPERTS})
     assert "," not in one.name, "a comma separates names on the command line"
-    assert one.imports.partition(".")[0] in ("", one.package)
+    assert one.imports.partition(".")[0] in ("", one.package, "swiglu_kernels"), "which is installed with the suite"
     frozen = one.name in {"fused", "fused-preact"}
     assert {one.gradients(scope) for scope in one.scopes} == {
         differentiable(scope) if frozen else tensors(scope) for scope in one.scopes

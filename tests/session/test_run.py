@@ -28,6 +28,7 @@ from swiglu_bench.session.settings import Progress, Settings, Task
 from swiglu_bench.session.timing import Batches
 from swiglu_bench.spec.cases import DENSE, Case, Dtype, Extras, Mode, Scope, Shape, tensors
 from swiglu_bench.spec.implementation import Implementation
+from swiglu_kernels import backend_for
 
 CPU = torch.device("cpu")
 THIS = machine.describe(CPU)
@@ -404,7 +405,7 @@ def test_verify_finds_a_forward_that_is_wrong_without_autograd_only() -> None:
 
 def test_verify_marks_what_the_interpreter_ran() -> None:
     """The kernels run for real where the tests run them through the interpreter."""
-    if not workbench.interpreting(CPU):
+    if backend_for(CPU) != "interpreter":
         pytest.skip("Triton's interpreter is not in use: there is a GPU, or no Triton")
     found = rows(small_case(), [pytorch.eager, fused.ROWS["fused-dw-triton"]], settings(Task.VERIFY, interpreter=True))
     assert (found["fused-dw-triton"].status, found["fused-dw-triton"].interpreted) == (Status.OK, True)

@@ -82,7 +82,11 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _found(seen, again, COUNT: gl.constexpr):
-        """The numbers of the pieces that held the COUNT marks, once of each pattern, 8 bits each; else a trap."""
+        """The numbers of the pieces that held the COUNT marks, once of each pattern, 8 bits each; else a trap.
+
+        All lanes have the same sum. `redux` tells ptxas, which moves what wgmma reads to uniform registers at each one
+        where it does not know: Triton 3.8 adds up by shuffles.
+        """
         piece = gl.arange(0, 128, _PIECES)
         mine = gl.zeros_like(piece)
         for number in gl.static_range(COUNT):
@@ -94,7 +98,7 @@ if GLUON_MISSING is None:
             mine += gl.where(near | far, (at << 8 * number) + (1 << 24), 0)  # above, how many were found
         return gl.inline_asm_elementwise(
             f"{{ .reg .pred lost; .reg .b32 count; shr.u32 count, $1, 24; setp.ne.u32 lost, count, {COUNT};"
-            " @lost trap; mov.b32 $0, $1; }",
+            " @lost trap; redux.sync.or.b32 $0, $1, 0xffffffff; }",
             "=r,r", [gl.sum(mine, 0)], gl.int32, is_pure=False, pack=1,
         )  # fmt: skip
 

@@ -130,7 +130,11 @@ _FP8_GLU_BLOCKS: dict[Family, list[tuple[float, Tile]]] = {
 }
 _FP8_PRODUCT: dict[Family, list[tuple[float, Tile]]] = {
     "hopper": _FP8_GLU["hopper"],
-    "ampere": [(16, Tile(16, 128, 128, warps=4, stages=3)), (float("inf"), Tile(128, 128, 128, warps=8, stages=3))],
+    "ampere": [
+        (16, Tile(16, 128, 128, warps=4, stages=3)),
+        (64, Tile(64, 128, 128, warps=8, stages=3)),
+        (float("inf"), Tile(128, 128, 128, warps=8, stages=3)),
+    ],
 }
 
 # Of experts: one accumulator of which each 128 of depth is a second one before it is added.

@@ -37,7 +37,7 @@ from swiglu_kernels.portable.arithmetic import (
     strided_tile,
 )
 from swiglu_kernels.portable.fp8_codes import Quantised
-from swiglu_kernels.routing import Routing
+from swiglu_kernels.routing import Routing, as_mask
 from swiglu_kernels.tiles.tuning import lookup, portable_tile
 
 
@@ -386,7 +386,7 @@ def _row_dots_kernel(dy_ptr, y_ptr, dots_ptr, pair_ptr, starts_ptr, experts, K, 
     column = tl.arange(0, BLOCK).to(tl.int64)
     dots = tl.zeros((BLOCK,), dtype=tl.float32)
     for first in range(0, K, BLOCK):
-        inside = (first + column < K) & (pair >= 0)
+        inside = (first + column < K) & as_mask(pair >= 0)
         dy = tl.load(dy_ptr + token * dy_m + (first + column) * dy_k, mask=inside, other=0.0).to(tl.float32)
         dots += dy * tl.load(y_ptr + row * K + first + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(dots_ptr + row, tl.sum(dots, 0))

@@ -18,6 +18,7 @@ from swiglu_kernels.launches.precision import round_to
 from swiglu_kernels.launches.tiles import Capability
 from swiglu_kernels.portable.arithmetic import gated
 from swiglu_kernels.portable.experts import bias_arguments, both_columns, even_and_odd, weight_arguments
+from swiglu_kernels.routing import as_mask
 
 MOST_TOKENS, EXPERTS_PER_PAIR = 4, 4
 """With fewer experts for each pair, tokens share them so often that `pairs.py` is faster, which reads each once."""
@@ -59,7 +60,7 @@ def _offsets(rows, BLOCK_K: tl.constexpr, w_n, w_k, WIDE: tl.constexpr):
 def _expert_of(index_ptr, pair, experts):
     """Return the expert of a pair, and whether there is one."""
     expert = tl.load(index_ptr + pair).to(tl.int64)
-    return expert, (expert >= 0) & (expert < experts)
+    return expert, as_mask((expert >= 0) & (expert < experts))
 
 
 @triton.jit(do_not_specialize=("experts",))

@@ -4,9 +4,9 @@
     python -m swiglu_kernels.standalone.compiled --every|--few [--capability 9.0] [--json]
 
 The launches are described on meta tensors with the tiles of the named GPU, so what is compiled is what would run there.
-A kernel that takes more shared memory than a program may have is an error, and so is a hand-scheduled one, of a Triton
-that runs it, whose wgmmas wait for registers (`moved`) or for each other (`one_by_one`), whose instructions outgrow
-their cache (`code_bytes`), or whose buffers overlap (`allocated_bytes`).
+A kernel that takes more shared memory than a program may have is an error, and so is a hand-scheduled one whose wgmmas
+wait for registers (`moved`) or for each other (`one_by_one`), whose instructions outgrow their cache (`code_bytes`), or
+whose buffers overlap (`allocated_bytes`), whether or not it runs with this Triton.
 `--every` takes the kernels of `covering.py` instead of one shape's, as many at a time as there are cores, and `--few`
 of each kernel's tiles the one that spills first. With both, a kernel that spills more than `allowed_spill` is an error
 as well.
@@ -31,7 +31,6 @@ from typing import Any
 
 import torch
 
-from swiglu_kernels.hopper.shared import why_off
 from swiglu_kernels.launches import compiling
 from swiglu_kernels.launches.backend import INTERPRETING, TRITON_AVAILABLE, triton
 from swiglu_kernels.launches.formula import Formula
@@ -60,8 +59,11 @@ SPILLS = {
     "experts by hand, h, rows copied": 40,
     "fp8 experts by hand, h": 24,
     "fp8 experts by hand, h, gate and up": 24,
+    # The first product's tile, while the second is summed up; of loads in loops 10 in 1000 instructions. The next
+    # smaller tile, of 64 rows, spills nothing, and reads a third more.
+    "fp8 rowwise dX, 8192 tokens, for 8.9": 112,
 }
-"""Bytes that Triton 3.8 or 3.9 spills, but 3.6 and 3.7 do not."""
+"""Bytes that Triton 3.8 or 3.9 spills, but 3.6 and 3.7 do not; some for one compute capability alone."""
 LOOP_BYTES = 144
 """What ends a tile of a mixture's d_pre spills: it is faster than smaller tiles, which spill nothing (NOTES.md)."""
 CODE_BYTES = 120 * 1024
@@ -201,7 +203,7 @@ def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capabili
     ptx = compiled.asm["ptx"]
     if launch.arguments.get("EARLY") and not _waits_first(ptx, launch.kernel.__name__ in READ_AHEAD):
         raise RuntimeError("it touches memory before it waits for the launch ahead, see launches/early.py")
-    if isinstance(launch.kernel, GluonJITFunction) and capability == (9, 0) and not why_off():
+    if isinstance(launch.kernel, GluonJITFunction) and capability == (9, 0):
         lines = _read("nvdisasm", "--print-code", compiled.asm["cubin"]).splitlines()
         if (size := code_bytes(lines)) > CODE_BYTES:
             raise RuntimeError(f"it has {size} bytes of instructions, where {CODE_BYTES} stay in their cache")
@@ -237,12 +239,12 @@ def _waits_first(ptx: str, may_read: bool = False) -> bool:
     return first is not None and first[0].startswith("griddepcontrol")
 
 
-def allowed_spill(kernel: str) -> int:
+def allowed_spill(kernel: str, capability: str) -> int:
     """How many bytes of a thread's registers a kernel may spill under this Triton."""
     if re.fullmatch("experts by hand, .*backward", kernel):
         return LOOP_BYTES
     later = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8)
-    return SPILLS.get(kernel, FEW_BYTES) if later else FEW_BYTES
+    return SPILLS.get(f"{kernel}, for {capability}", SPILLS.get(kernel, FEW_BYTES)) if later else FEW_BYTES
 
 
 @functools.cache
@@ -311,10 +313,9 @@ def main(arguments: list[str] | None = None) -> None:
         spilling = sum(one["stack_bytes"] > FEW_BYTES for one in reports)
         compiler = f"Triton {triton.__version__}"
         print(f"{compiler}: {len(reports)} kernels compiled, {spilling} spill more than {FEW_BYTES} bytes")
-    excessive = (
-        [one["kernel"] for one in reports if one["stack_bytes"] > allowed_spill(one["kernel"])] if covered else []
-    )
-    if excessive:
+    allowed = [allowed_spill(one["kernel"], one["capability"]) for one in reports]
+    excessive = [one["kernel"] for one, most in zip(reports, allowed, strict=True) if one["stack_bytes"] > most]
+    if covered and excessive:
         sys.exit(f"Error: these spill more registers than they may: {'; '.join(excessive)}")
 
 

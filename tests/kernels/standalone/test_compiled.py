@@ -79,6 +79,21 @@ def test_what_is_made_uniform_between_two_wgmmas_is_counted() -> None:
     assert moved([]) == (0, 0)
 
 
+@pytest.mark.skipif(missing_tool("9.0") is not None, reason="this Triton has no ptxas")
+def test_registers_made_uniform_for_each_wgmma_are_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # else it is taken for the right one later
+    options = ["--every", "--capability", "9.0", "--kernel", "row forward, 16 tokens, 8 columns"]
+    tried = (
+        "from swiglu_kernels.standalone import compiled; from swiglu_kernels.hopper import loop;"
+        "stage, of_thread = loop._full_stage.fn, 'mov.u32 at, %tid.x; and.b32 at, at, 1; add.u32 low_a, low_a, at;';"
+        "loop._full_stage.fn = lambda *given: [*stage(*given), of_thread];"
+        f"compiled.main({options})"
+    )
+    done = python("-c", tried)
+    assert done.returncode != 0
+    assert re.search(r"between \d+ wgmmas \d+ registers are made uniform", done.stderr), done.stderr
+
+
 def test_wgmmas_that_all_wait_for_the_one_before_are_found() -> None:
     """With them a product of a mixture took 1.5 to 1.8 times as long, and nothing else told."""
     begun, last = (
