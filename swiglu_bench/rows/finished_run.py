@@ -98,8 +98,8 @@ def verb(command: str) -> str:
 def load_run(path: Path, beside: bool = True) -> FinishedRun:
     """Read a run's folder, or its records.csv and, unless told otherwise, samples and checks that lie beside it.
 
-    What `train` and `tp` wrote is read as well, from the folder or one of its files: rows in the form of all runs, with
-    the own one as their source.
+    What `train` and `tp` wrote is read as well, from the folder or one of its files; a row of `train` has the row of
+    its file as its source.
 
     Raises BadInput for what is not a run, one without rows, or one that this version cannot read.
     """

@@ -1,7 +1,7 @@
-"""One flat row per case and implementation: what was asked, what came out, how sure it is. No torch in here.
+"""One flat row per case and implementation, of every command: what was asked, what came out, how sure it is.
 
-The CSV's columns are the fields that are declared as figures, in this order. A change of meaning or of order raises
-SCHEMA_VERSION; `make readme` then describes them anew in results/README.md.
+A field that is declared as a figure is a column; LAYOUTS says of which files, and in which order. A change of meaning
+or order raises SCHEMA_VERSION; `make readme` describes the columns in results/README.md. No torch in here.
 """
 
 from __future__ import annotations
