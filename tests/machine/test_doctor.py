@@ -107,7 +107,7 @@ def versions(monkeypatch: pytest.MonkeyPatch, requires: list[str], versions: dic
 def test_a_version_out_of_the_tested_range(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     findings = versions(monkeypatch, ["triton==3.7.1"], GOOD | {"torch": version})
     assert (findings["torch"].severity, findings["triton"].severity) == (WARN, OK)
-    assert "2.11 to 2.13" in findings["torch"].advice
+    assert "2.11 to 2.15" in findings["torch"].advice
     pairing = findings["torch and triton"]
     assert (pairing.severity, pairing.found) == (FAIL, "torch asks for triton==3.7.1, 3.6.0 is installed")
 

@@ -31,8 +31,6 @@ TOKENS = (192, 176, 160, 144, 128, 112, 96, 80, 64)
 """Of a tile, to choose from."""
 MOST_SHARES = 8
 """Of a tile; every share is stored and read again."""
-LEAST_SHARED_TOKENS = 144
-"""Of a tile that is shared: narrower ones gain 2% nowhere by `tile_for`, and each is four more kernels to compile."""
 LEAST_TOKENS = 129
 """With fewer, `row.py` and the portable kernel are faster."""
 EDGE, JOIN, KEEP = 12, 35 * 4096, 35 * 4096
@@ -324,8 +322,6 @@ def last_wave(tokens: int, intermediate: int, rows: int, processors: int) -> tup
 
 def most_shares(tokens: int, intermediate: int, hidden: int, rows: int, processors: int) -> int:
     """Return how many programs can share a tile of the last wave."""
-    if rows < LEAST_SHARED_TOKENS:
-        return 1
     _, rest = last_wave(tokens, intermediate, rows, processors)
     return min(processors // rest, MOST_SHARES, -(-hidden // DEPTH)) if rest else 1
 

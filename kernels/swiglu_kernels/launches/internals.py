@@ -50,7 +50,7 @@ def _find(*paths: str) -> tuple[list[Any], str]:
 (scaled_mm_v2, _scaling), _no_scaled_mm_v2 = _find("_scaled_mm_v2", "nn.functional.ScalingType")
 scaled_mm_of_blocks = not _no_scaled_mm_v2
 """Whether scales of a weight's blocks may be padded alone."""
-(_disable_dynamo, _current_device), _ = _find("_compile._disable_dynamo", "_C._cuda_getDevice")
+(_disable_dynamo, _current_device, spin), _ = _find("_compile._disable_dynamo", "_C._cuda_getDevice", "cuda._sleep")
 current_device: Callable[[], int] = _current_device or torch.cuda.current_device
 """The index of the current CUDA device, once there is one."""
 

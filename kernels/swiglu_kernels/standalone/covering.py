@@ -315,8 +315,6 @@ def _by_hand() -> Iterator[tuple[str, Launch]]:
         yield name, forward.forward_launch(x, weight, weight, z, stored, tile)
     x, weight, z = tensor(256, 4096), tensor(2112, 4096), tensor(256, 2112)  # 66 tiles
     for rows, shares, stored in itertools.product(transposed.TOKENS, (1, 2), (None, (z, z))):
-        if shares > 1 and rows < transposed.LEAST_SHARED_TOKENS:
-            continue
         launch = transposed.forward_launch(x, weight, weight, z, stored, transposed.tile(rows, shares))
         name = f"{rows} tokens{', shared' if launch.then else ''}{', gate and up stored' if stored else ''}"
         yield f"transposed forward, {name}", launch

@@ -389,8 +389,6 @@ def _ping_pong(at: Sizes, label: str) -> Iterator[Outcome]:
 
 def _transposed(at: Sizes, label: str) -> Iterator[Outcome]:
     for rows, shares in itertools.product(transposed.TOKENS, (1, 3)):
-        if shares > 1 and rows < transposed.LEAST_SHARED_TOKENS:
-            continue
         name = f"transposed forward of {rows} tokens{', shared' if shares > 1 else ''} {label}"
         yield from _forwards(at, name, transposed.forward_launch, transposed.tile(rows, shares))
 

@@ -193,8 +193,10 @@ def why_not_hopper(
 ) -> str | None:
     """Say why experts cannot take the hand-scheduled kernels, or return None where they can."""
     for kernel in ("fp8 experts", "experts") if in_fp8 else ("experts",):
+        if off := why_off(kernel):
+            return off
         if not _hopper_multiprocessors(x.device, kernel):
-            return why_off(kernel) or f"the kernels are for compute capability 9.0, and x is on {x.device}"
+            return f"the kernels are for compute capability 9.0, and x is on {x.device}"
     return experts.why_not(x, w_gate_up, w_down, activation)
 
 

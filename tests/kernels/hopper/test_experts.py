@@ -42,7 +42,7 @@ class TestWhoMayTakeThem:
         assert "one matrix" in str(by_hand.why_not(x, w_gate_up, steps, "silu"))
 
     def test_many_rows_of_an_expert_are_theirs(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(choices, "_hopper_multiprocessors", lambda device: 132)
+        monkeypatch.setattr(choices, "_hopper_multiprocessors", lambda *_: 132)
         monkeypatch.setattr(choices, "why_off", lambda kernel: None)
         layer = empty(3, 192), empty(4, 512, 192), empty(4, 192, 256), "silu"
         for with_grad, least in by_hand.LEAST_ROWS.items():

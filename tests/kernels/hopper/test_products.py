@@ -102,7 +102,9 @@ class TestWhoMayTakeThem:
     ],
 )
 def test_auto_takes_them_where_they_are_faster(monkeypatch, tokens, hidden, dtype, expected) -> None:
-    monkeypatch.setattr(choices, "_hopper_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(choices, "_hopper_multiprocessors", lambda *_: 132)
+    monkeypatch.setattr(choices, "capability_of", lambda _: (9, 0))
+    monkeypatch.setattr(shared, "why_off", lambda *_: None)
     x = torch.empty(tokens, hidden, dtype=dtype, device="meta")
     assert choices.resolve("auto", "auto", "auto", x, 11008) == expected
     assert choices.resolve("auto", "auto", "auto", x, 11008, chunk_tokens=128)[1] == "input"
@@ -129,7 +131,9 @@ def test_a_sum_by_hand_has_to_fill_its_waves(tokens: int, hidden: int, intermedi
 def test_auto_makes_the_gradient_of_w_down_where_it_fills_its_waves(
     monkeypatch: pytest.MonkeyPatch, hidden: int, intermediate: int, by_torch: bool
 ) -> None:
-    monkeypatch.setattr(choices, "_hopper_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(choices, "_hopper_multiprocessors", lambda *_: 132)
+    monkeypatch.setattr(choices, "capability_of", lambda _: (9, 0))
+    monkeypatch.setattr(shared, "why_off", lambda *_: None)
     d_out = torch.empty(1000, hidden, dtype=torch.bfloat16, device="meta")
     assert choices.down_grad_by_torch(d_out, intermediate) is by_torch
     monkeypatch.setattr(choices, "lookup", lambda *_: "tuned")

@@ -33,8 +33,8 @@ def problem(card: str, tokens: int, hidden: int = 4096, intermediate: int = 1100
         (cards.H200, 8192, (4096, 11008), False),
         (H100, 256, (4096, 11008), False),
         (H100, 512, (4096, 11008), True),
-        (H100, 2048, (2880, 2880), True),  # rows that begin inside a line of the cache
-        (H100, 2048, (2816, 2816), False),
+        (H100, 2048, (2880, 2880), False),
+        (H100, 4096, (2880, 2880), True),
         (H100, 8192, (2048, 768), False),
         (OTHER, 64, (4096, 11008), True),
         (OTHER, 1, (4096, 11008), False),

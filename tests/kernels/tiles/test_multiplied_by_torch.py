@@ -116,7 +116,8 @@ def test_who_makes_the_gradients_of_weights(
     monkeypatch: pytest.MonkeyPatch, tokens: int, hidden: int, intermediate: int, expected: str
 ) -> None:
     monkeypatch.setattr(choices, "capability_of", lambda _: (9, 0))
-    monkeypatch.setattr(choices, "_hopper_multiprocessors", lambda _: 132)
+    monkeypatch.setattr(choices, "_hopper_multiprocessors", lambda *_: 132)
+    monkeypatch.setattr(shared, "why_off", lambda *_: None)
     x = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="meta")
     assert choices.resolve("auto", "auto", "auto", x, intermediate)[0] == expected
 

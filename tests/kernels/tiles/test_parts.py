@@ -49,7 +49,8 @@ def way(part: str, place: Place, us: dict[str, float]) -> str:
 @pytest.fixture(autouse=True)
 def _on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "why_off", lambda *_: None)
-    monkeypatch.setattr(choices, "_hopper_multiprocessors", lambda _: 132)
+    monkeypatch.setattr(choices, "_hopper_multiprocessors", lambda *_: 132)
+    monkeypatch.setattr(choices, "capability_of", lambda _: (9, 0))
 
 
 @pytest.mark.parametrize(
