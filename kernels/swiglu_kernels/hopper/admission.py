@@ -37,6 +37,7 @@ VARIABLE = "SWIGLU_KERNELS_BY_HAND"
 """`off` runs none of these kernels, `on` all of them unchecked; read at import."""
 COMMAND = "python -m swiglu_kernels.check"
 SCHEMA = 1
+WHAT = "verdicts"
 SHIPPED = Path(__file__).with_name("admitted.json")
 INSTEAD = f"no verdict is taken from it. Delete it; `{COMMAND}` writes another."
 
@@ -88,7 +89,7 @@ def of_content(content: dict[str, Any]) -> list[Verdicts]:
 
 def shipped(version: str) -> Verdicts | None:
     """Return the verdicts that ship for a version of Triton: a kernel has to have passed on every card that ran it."""
-    of_version = [verdicts for verdicts in kept.read(SHIPPED, of_content) if verdicts.triton == version]
+    of_version = [verdicts for verdicts in kept.read(SHIPPED, WHAT, of_content) if verdicts.triton == version]
     if not of_version:
         return None
     first, *others = of_version
@@ -102,7 +103,7 @@ def shipped(version: str) -> Verdicts | None:
 @functools.cache
 def _verdicts(gpu: str) -> Verdicts | None:
     """The verdicts that hold for a GPU: this machine's, else the shipped ones; those alone for "", no GPU."""
-    found: list[Verdicts] = kept.read_if_sound(file(), of_content, INSTEAD) if gpu else []
+    found: list[Verdicts] = kept.read_if_sound(file(), WHAT, of_content, INSTEAD) if gpu else []
     if found:
         here = triton_version(), torch.__version__, gpu, sources.of_kernels()
         for verdicts in found:
@@ -114,7 +115,7 @@ def _verdicts(gpu: str) -> Verdicts | None:
 def keep(found: Verdicts, place: Path) -> None:
     """Add verdicts to a file, in place of earlier ones of the same Triton, torch, GPU and sources. Raises OSError."""
     try:
-        others = kept.read(place, of_content)
+        others = kept.read(place, WHAT, of_content)
     except ValueError:  # not a file of verdicts
         others = []
     others = [verdicts for verdicts in others if verdicts.key != found.key]

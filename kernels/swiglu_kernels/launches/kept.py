@@ -29,8 +29,8 @@ def path(name: str, variable: str = "") -> Path | None:
     return Path(cache) / FOLDER / name
 
 
-def read(file: Path, of_content: Callable[[Any], list[Any]]) -> list[Any]:
-    """Return what `of_content` makes of a file's content; nothing where there is no file.
+def read(file: Path, what: str, of_content: Callable[[Any], list[Any]]) -> list[Any]:
+    """Return what `of_content` makes of the content of a file of `what`; nothing where there is no file.
 
     Raises OSError, and ValueError where the file is not JSON or `of_content` does not accept it.
     """
@@ -39,15 +39,15 @@ def read(file: Path, of_content: Callable[[Any], list[Any]]) -> list[Any]:
     except FileNotFoundError:
         return []
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"not a file that these kernels have written ({type(error).__name__}: {error})") from error
+        raise ValueError(f"not a file of {what} ({type(error).__name__}: {error})") from error
 
 
-def read_if_sound(file: Path | None, of_content: Callable[[Any], list[Any]], instead: str) -> list[Any]:
+def read_if_sound(file: Path | None, what: str, of_content: Callable[[Any], list[Any]], instead: str) -> list[Any]:
     """Return the same; nothing, and warn once of what happens `instead`, where a file is not sound."""
     if file is None:
         return []
     try:
-        return read(file, of_content)
+        return read(file, what, of_content)
     except (OSError, ValueError) as error:
         warn_once(file, str(error), instead)
         return []

@@ -64,11 +64,11 @@ def _hopper_multiprocessors(device: torch.device, kernel: str) -> int:
     return multiprocessors(device)
 
 
-def _problem(device: torch.device, dtype: torch.dtype, *sizes: int) -> Problem:
-    """What a choice depends on; `sizes` are tokens, hidden, intermediate."""
+def _problem(processors: int, device: torch.device, dtype: torch.dtype, *sizes: int) -> Problem:
+    """What a choice depends on, on a GPU of so many multiprocessors; `sizes` are tokens, hidden, intermediate."""
     tokens, hidden, intermediate = sizes
     return Problem(
-        tokens, hidden, intermediate, dtype, capability_of(device), multiprocessors(device),
+        tokens, hidden, intermediate, dtype, capability_of(device), processors,
         card=card_of(device) or cards.H200,
     )  # fmt: skip
 
@@ -94,7 +94,9 @@ def multiplied_by_torch(
         if tuned is not None:
             return tuned == BY_TORCH
         if why_not(x, w_gate, w_up, capability) is None:
-            return candidates.multiplied_by_torch(_problem(x.device, x.dtype, tokens, hidden, intermediate))
+            return candidates.multiplied_by_torch(
+                _problem(multiprocessors(x.device), x.device, x.dtype, tokens, hidden, intermediate)
+            )
     return portable_is_slower(tokens, hidden, not why_unmeasured(x.device))
 
 
@@ -124,9 +126,9 @@ def resolve(
         elif tokens == 1:
             by_triton = not why_unmeasured(x.device)
         else:
-            possible = fits and _hopper_multiprocessors(x.device, "dW") > 0
-            at = _problem(x.device, x.dtype, tokens, hidden, intermediate)
-            by_triton = possible and not candidates.weight_grad_by_torch(at)
+            hopper = _hopper_multiprocessors(x.device, "dW") if fits else 0
+            sizes = tokens, hidden, intermediate
+            by_triton = hopper > 0 and not candidates.weight_grad_by_torch(_problem(hopper, x.device, x.dtype, *sizes))
         weight_grad = "triton" if by_triton else "torch"
     return weight_grad, save, input_grad
 
@@ -159,7 +161,7 @@ def down_grad_by_torch(d_out: torch.Tensor, intermediate: int) -> bool:
         return tuned == BY_TORCH
     hopper = _hopper_multiprocessors(d_out.device, "dW")
     return bool(hopper) and candidates.down_weight_grad_by_torch(
-        _problem(d_out.device, d_out.dtype, tokens, hidden, intermediate)
+        _problem(multiprocessors(d_out.device), d_out.device, d_out.dtype, tokens, hidden, intermediate)
     )
 
 
@@ -185,7 +187,9 @@ def hidden_grad_by_torch(d_out: torch.Tensor, w_down: torch.Tensor, formula: For
         return tuned == BY_TORCH
     if formula != PLAIN or products.why_not("hidden gradient", [(d_out, w_down)], [], capability) is not None:
         return True
-    return candidates.hidden_grad_by_torch(_problem(d_out.device, d_out.dtype, tokens, hidden, intermediate))
+    return candidates.hidden_grad_by_torch(
+        _problem(multiprocessors(d_out.device), d_out.device, d_out.dtype, tokens, hidden, intermediate)
+    )
 
 
 def why_not_hopper(

@@ -25,6 +25,7 @@ from swiglu_kernels.tiles.candidates import KERNELS, TUNED_DTYPES, Choice, Probl
 
 VARIABLE = "SWIGLU_KERNELS_TUNING"
 SCHEMA = 1
+WHAT = "tuned choices"
 INSTEAD = "the shipped tiles are used. `swiglu-bench tune --clear` removes the file."
 Key = tuple[str, torch.dtype, int, int, int]
 """Kernel, dtype, bucket of tokens, hidden, intermediate."""
@@ -121,12 +122,12 @@ def path() -> Path | None:
 
 def entries() -> list[Entry]:
     """All choices of the file, of whatever machine; none, with one warning, from a file that is not sound."""
-    return kept.read_if_sound(path(), _of_content, INSTEAD)
+    return kept.read_if_sound(path(), WHAT, _of_content, INSTEAD)
 
 
 def read(file: Path) -> list[Entry]:
     """All choices of a file; none where there is no file. Raises OSError, and ValueError where it is not sound."""
-    return kept.read(file, _of_content)
+    return kept.read(file, WHAT, _of_content)
 
 
 def _of_content(content: dict[str, Any]) -> list[Entry]:

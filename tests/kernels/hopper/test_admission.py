@@ -50,7 +50,7 @@ def keep(found: Verdicts) -> None:
 
 
 def test_what_ships_admits_every_kernel_with_the_tested_versions() -> None:
-    found = kept.read(admission.SHIPPED, admission.of_content)
+    found = kept.read(admission.SHIPPED, admission.WHAT, admission.of_content)
     assert {"3.6.0", "3.7.1", "3.8.0", "3.9.0"} <= {one.triton for one in found}
     assert {"NVIDIA H200", GPU} <= {one.gpu for one in found}
     for one in found:
