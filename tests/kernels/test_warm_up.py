@@ -1,3 +1,4 @@
+import gc
 import random
 import time
 
@@ -83,7 +84,9 @@ def test_what_cannot_be_warmed_up() -> None:
 @pytest.mark.gpu
 @pytest.mark.alone
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: a compiler is waited for on no other device")
-def test_no_length_waits_for_a_compiler_after_all_were_warmed_up() -> None:
+def test_no_length_waits_for_a_compiler_after_all_were_warmed_up(request: pytest.FixtureRequest) -> None:
+    gc.disable()  # a collection of all that torch and triton hold takes 150 ms, whatever is called
+    request.addfinalizer(gc.enable)
     layer = FusedSwiGLUMLP(1024, 2816, device="cuda", dtype=torch.bfloat16)
     done = warm_up(layer, gradients=True)
     assert done.variants > 20

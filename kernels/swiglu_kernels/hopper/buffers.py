@@ -115,7 +115,9 @@ if GLUON_MISSING is None:
         _mark(buffer, _MARKS)
         seen = _pieces()
         _mark(buffer, _OTHER_MARKS)
-        return _address(_found(seen, _pieces(), 1), 0)
+        found = _found(seen, _pieces(), 1)
+        synchronize()  # Triton 3.6 may write what comes next where other warps still read the sum
+        return _address(found, 0)
 
     @gluon.jit
     def _locate_all(left, right, barriers):
