@@ -10,15 +10,15 @@ from swiglu_bench.version import __version__
 
 if TYPE_CHECKING:
     from swiglu_bench.api import load, run
-    from swiglu_bench.spec.implementation import Step, implementation
+    from swiglu_bench.cases.implementation import Step, implementation
 
 __all__ = ["Step", "__version__", "implementation", "load", "run"]
 
 _HOMES = {
     "run": "swiglu_bench.api",
     "load": "swiglu_bench.api",
-    "Step": "swiglu_bench.spec.implementation",
-    "implementation": "swiglu_bench.spec.implementation",
+    "Step": "swiglu_bench.cases.implementation",
+    "implementation": "swiglu_bench.cases.implementation",
 }
 
 

@@ -20,8 +20,8 @@ import pytest
 
 if TYPE_CHECKING:
     from swiglu_bench.api import Results
+    from swiglu_bench.cases.implementation import Implementation
     from swiglu_bench.rows.record import Record
-    from swiglu_bench.spec.implementation import Implementation
 
 Check = Callable[..., "Results"]
 
@@ -91,8 +91,8 @@ def _measured(command: str, implementation: str | Implementation, options: dict[
     Where none is right the test is skipped; a row that is neither right nor wrong is a warning.
     """
     from swiglu_bench.api import run
+    from swiglu_bench.cases.errors import BadInput
     from swiglu_bench.rows.record import Status
-    from swiglu_bench.spec.errors import BadInput
 
     address = _address(implementation)
     try:

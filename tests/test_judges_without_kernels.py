@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 JUDGES = (
-    "audit.matrix check.judge check.quantised check.usage processes.worker selftest.zoo session.case session.here "
-    "session.judge_bench session.workbench tp.judge train.verdicts"
+    "worker.audit.matrix check.judge check.quantised check.usage worker.worker tasks.selftest.zoo worker.case worker.here "
+    "worker.judge_bench worker.workbench tasks.tp.judge tasks.train.verdicts"
 )
 WITHOUT = """
 import importlib, sys
@@ -17,8 +17,8 @@ from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Draw, make_problem
 from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.quantised import judge_of
-from swiglu_bench.implementations import fp8, pytorch
-from swiglu_bench.spec.cases import Case, Dtype, Experts, Mode, Precision, Scope, Shape
+from swiglu_bench.contenders import fp8, pytorch
+from swiglu_bench.cases.cases import Case, Dtype, Experts, Mode, Precision, Scope, Shape
 
 def verdicts(judge_class, implementation, scope, precision=Precision.UNQUANTISED):
     shape = Shape("small", 64, 96, "made up", (8,), Experts(4, 2) if scope is Scope.EXPERTS else None)

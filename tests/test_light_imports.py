@@ -11,9 +11,10 @@ for module in sys.argv[1:]:
     assert not heavy, (module, heavy)
 """
 MODULES = (
-    "cli.app spec.cases spec.shapes spec.registry implementations rows.record rows.run_folder rows.training "
-    "sweep.options tp.plan tp.files tp.figures train.verdicts train.files train.workload "
-    "charts finished.comparison finished.recommendation finished.history report.page writers"
+    "cli.app cases.cases cases.shapes cases.registry contenders rows.record rows.run_folder rows.training "
+    "sweep.options tasks.tp.plan tasks.tp.files tasks.tp.figures tasks.train.verdicts tasks.train.files "
+    "tasks.train.workload show.charts show.finished.comparison show.finished.recommendation show.finished.history "
+    "show.report.page show.writers"
 )
 
 

@@ -27,7 +27,7 @@ import swiglu_kernels
 alone = "swiglu_bench" not in sys.modules
 import kernels  # somebody else's, which is last in the search order
 import swiglu_bench
-from swiglu_bench.spec.shapes import config_names
+from swiglu_bench.cases.shapes import config_names
 print(json.dumps({
     "version": importlib.metadata.version("swiglu-bench"), "files": [swiglu_bench.__file__, swiglu_kernels.__file__],
     "path": sys.path, "configs": config_names(), "alone": alone, "owner": kernels.OWNER,
@@ -86,7 +86,7 @@ def test_the_wheel(tmp_path: Path, foreign_kernels: Path) -> None:
         for folder, package in homes.items()
         for path in folder.rglob("*.py")
     }
-    wanted |= {f"swiglu_bench/report/page.{kind}" for kind in ("css", "html", "js")}
+    wanted |= {f"swiglu_bench/show/report/page.{kind}" for kind in ("css", "html", "js")}
     wanted |= {f"swiglu_bench/configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}
     wanted |= {"swiglu_bench/py.typed", "swiglu_kernels/py.typed", f"{about}/licenses/LICENSE"}
     assert wanted <= found

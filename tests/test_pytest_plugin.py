@@ -23,7 +23,7 @@ def test_right(assert_swiglu):
     assert set(rows["status"]) == {"ok"}
 
 def test_declared(assert_swiglu):
-    from swiglu_bench.implementations.pytorch import eager
+    from swiglu_bench.contenders.pytorch import eager
     assert_swiglu(eager, **FEW)
 
 def test_wrong(assert_swiglu):

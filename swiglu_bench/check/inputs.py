@@ -14,9 +14,9 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from swiglu_bench.cases.cases import ACTIVATIONS, BIASES, INDEX, PLAIN, WEIGHTS, Case, Extras, Scope
+from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.routing import draw_experts, load_of
-from swiglu_bench.spec.cases import ACTIVATIONS, BIASES, INDEX, PLAIN, WEIGHTS, Case, Extras, Scope
-from swiglu_bench.spec.problem import Problem
 
 DEPTHS, HALF_DEPTHS = (0.4, 5.0), (0.4, 1.0)
 """How far the gates of the first and the last token are moved, in units of a problem's `gate_offset`; HALF_DEPTHS in

@@ -14,6 +14,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from swiglu_bench.cases import definition
+from swiglu_bench.cases.cases import BIASES, Mode, Scope
+from swiglu_bench.cases.implementation import Step, implementation
+from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import tolerance
 from swiglu_bench.check.built import Built, Produced, add_up
 from swiglu_bench.check.inputs import Draw, make_problem, sizes, torch_dtype
@@ -21,10 +25,6 @@ from swiglu_bench.check.results import Fault
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.measure.clock import Clock
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.spec import definition
-from swiglu_bench.spec.cases import BIASES, Mode, Scope
-from swiglu_bench.spec.implementation import Step, implementation
-from swiglu_bench.spec.problem import Problem
 
 KEPT = 2
 """Truths kept at a time: those of the calls by which all contenders of a case are admitted."""

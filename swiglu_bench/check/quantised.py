@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from swiglu_bench.cases import fp8
+from swiglu_bench.cases.cases import Scope
+from swiglu_bench.cases.implementation import implementation
 from swiglu_bench.check import tolerance
 from swiglu_bench.check.built import Produced
 from swiglu_bench.check.inputs import Draw
 from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.results import Fault, same_bits
 from swiglu_bench.rows.record import CODES, TensorCheck
-from swiglu_bench.spec import fp8
-from swiglu_bench.spec.cases import Scope
-from swiglu_bench.spec.implementation import implementation
 
 RECIPE = "recipe"
 CODE_STEP, NOISE = 8.0, 0.125

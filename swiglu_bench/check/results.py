@@ -13,9 +13,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from swiglu_bench.cases.cases import differentiable
+from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.inputs import sizes, torch_dtype
-from swiglu_bench.spec.cases import differentiable
-from swiglu_bench.spec.problem import Problem
 
 
 @dataclass(frozen=True)

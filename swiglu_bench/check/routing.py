@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swiglu_bench.spec.cases import Experts, Routing
+from swiglu_bench.cases.cases import Experts, Routing
 
 TILE_ROWS = 128
 """Of the tiles whose padding is told."""

@@ -34,10 +34,10 @@ import scipy.special
 import torch
 from torch import Tensor
 
+from swiglu_bench.cases.cases import Case
+from swiglu_bench.cases.costs import hidden_elements, longest_sum
 from swiglu_bench.check.results import Fault
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.spec.cases import Case
-from swiglu_bench.spec.costs import hidden_elements, longest_sum
 
 MARGIN = 1.5
 """Allowed relative error in units of eager's."""

@@ -19,11 +19,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from swiglu_bench.cases.cases import Extras, Scope, tensors
+from swiglu_bench.cases.costs import TRUTH_CHUNK
+from swiglu_bench.cases.problem import Problem
+from swiglu_bench.cases.routing import by_expert
 from swiglu_bench.check.inputs import sizes
-from swiglu_bench.spec.cases import Extras, Scope, tensors
-from swiglu_bench.spec.costs import TRUTH_CHUNK
-from swiglu_bench.spec.problem import Problem
-from swiglu_bench.spec.routing import by_expert
 
 
 def compute_truth(problem: Problem, activations: Sequence[Tensor], upstream: Tensor | None) -> dict[str, Tensor]:

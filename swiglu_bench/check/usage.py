@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from swiglu_bench.cases.cases import WEIGHTS, Case, Mode, Precision
+from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import tolerance
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Desk, Draw, Values, depths, leaf, make_problem, torch_dtype
 from swiglu_bench.check.judge import Judge
 from swiglu_bench.check.results import Fault
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.spec.cases import WEIGHTS, Case, Mode, Precision
-from swiglu_bench.spec.implementation import Implementation
-from swiglu_bench.spec.problem import Problem
 
 TOKENS, FEW_TOKENS = 32, 5
 SIZES = {"cpu": (64, 96), "cuda": (256, 512)}

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli import measure
 from swiglu_bench.cli.audit import audit
 from swiglu_bench.cli.ends import end
@@ -29,7 +30,6 @@ from swiglu_bench.cli.tp import tp
 from swiglu_bench.cli.train import train
 from swiglu_bench.cli.tune import tune
 from swiglu_bench.rows.csv_table import CutShort
-from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.sweep.options import AuditOptions
 from swiglu_bench.version import __version__
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swiglu_bench.cases.cases import parse_dtypes, parse_tokens
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli.options import command_of
 from swiglu_bench.rows import text
-from swiglu_bench.spec.cases import parse_dtypes, parse_tokens
-from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.sweep import options
 from swiglu_bench.sweep.options import HOW, OUTPUT, Text, option
 from swiglu_bench.sweep.request import split
@@ -100,7 +100,7 @@ def _compare(
     share = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", max_regression)
     if not share:
         raise BadInput(f"--max-regression: {max_regression!r} is not a percentage; give one such as 2% or 0.5%.")
-    from swiglu_bench.finished import comparison, comparison_tables
+    from swiglu_bench.show.finished import comparison, comparison_tables
 
     before, after = _runs(before, after)
     found = comparison.compare(rows.of(before), rows.of(after), float(share[1]) / 100, by)
@@ -167,7 +167,7 @@ def _show(
         raise BadInput("--format github needs --pivot FIGURE, such as --pivot time_ms.")
     chosen = rows.of(run, baseline)
     if sort:
-        from swiglu_bench.finished.show import ordered
+        from swiglu_bench.show.finished.show import ordered
 
         chosen = ordered(chosen, sort, reverse)
     if pivot:
@@ -178,7 +178,7 @@ def _show(
 
 def _show_pivot(run: FinishedRun, column: str, name: str, form: str, output: Path | None) -> None:
     """One figure over token counts."""
-    from swiglu_bench.finished import show as showing
+    from swiglu_bench.show.finished import show as showing
 
     rows = showing.pivot(run, showing.figure(run, column, "--pivot"))
     if form == "table":
@@ -194,8 +194,8 @@ def _show_pivot(run: FinishedRun, column: str, name: str, form: str, output: Pat
 
 def _show_run(run: FinishedRun, detail: bool, form: str, output: Path | None) -> None:
     """The tables that the command printed, or its rows."""
-    from swiglu_bench.finished.show import tables
     from swiglu_bench.rows.workload import as_text
+    from swiglu_bench.show.finished.show import tables
 
     if form == "table":
         _print(tables(run, text.screen().width, detail))
@@ -221,7 +221,7 @@ def history(
     Example: swiglu-bench history results
     """
     text.check("--format", form, "table", *text.ROWS)
-    from swiglu_bench.finished.history import COLUMNS, lines, tables
+    from swiglu_bench.show.finished.history import COLUMNS, lines, tables
 
     if not root.is_dir():
         raise BadInput(f"{root} is not a folder; give one with runs in it.")

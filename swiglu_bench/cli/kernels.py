@@ -17,11 +17,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from swiglu_bench.cases.cases import Case, Mode, Scope, expand, parse_dtypes, parse_tokens
+from swiglu_bench.cases.errors import BadInput, one_line
 from swiglu_bench.cli.listing import table
 from swiglu_bench.rows import text
 from swiglu_bench.rows.grouping import grouped
-from swiglu_bench.spec.cases import Case, Mode, Scope, expand, parse_dtypes, parse_tokens
-from swiglu_bench.spec.errors import BadInput, one_line
 from swiglu_bench.sweep.options import WHAT, JsonForm, ShapeSeed, complete_shapes, option
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def inspect(
     Example: swiglu-bench inspect --target sm_90 --tokens 1,128,8k
     """
     text.check("--format", form, text.TABLE, "json")
-    from swiglu_bench.spec.shapes import dense_shapes, with_tokens
+    from swiglu_bench.cases.shapes import dense_shapes, with_tokens
 
     matches = [re.fullmatch(r"(?:sm_)?(\d+)(\d)a?", part.strip()) for part in target.split(",")]
     if not all(matches):

@@ -10,16 +10,16 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from swiglu_bench.cases.cases import Case, Scope
 from swiglu_bench.rows import text
 from swiglu_bench.rows.quantities import token_text
-from swiglu_bench.spec.cases import Case, Scope
 from swiglu_bench.sweep import request
 from swiglu_bench.sweep.options import OUTPUT, TIMEOUT_S, WHAT, Device, JsonForm, option
 
 if TYPE_CHECKING:
+    from swiglu_bench.cases.implementation import Implementation
     from swiglu_bench.machine.machine import Machine
-    from swiglu_bench.session.settings import Settings
-    from swiglu_bench.spec.implementation import Implementation
+    from swiglu_bench.worker.settings import Settings
 
 DENSE = {Scope.ACTIVATION, Scope.GLU, Scope.MLP}
 FACTS = (
@@ -78,7 +78,7 @@ def implementations(known: Sequence[Implementation], this: Machine) -> list[dict
 
 
 def _shapes_and_sweeps() -> dict[str, list[dict[str, Any]]]:
-    from swiglu_bench.spec.shapes import ShapeFile, all_configs
+    from swiglu_bench.cases.shapes import ShapeFile, all_configs
 
     found: dict[str, list[dict[str, Any]]] = {"shapes": [], "sweeps": []}
     for one in all_configs():
@@ -89,7 +89,7 @@ def _shapes_and_sweeps() -> dict[str, list[dict[str, Any]]]:
 
 def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
     """An empty table of texts, with figures in the columns of `right`."""
-    from swiglu_bench.writers.tables import new_table
+    from swiglu_bench.show.writers.tables import new_table
 
     return new_table(columns, title, text=set(columns) - set(right), wrap=columns)
 
@@ -140,7 +140,7 @@ def in_brief(description: str) -> str:
 
 def _in_lines(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     """A line for each implementation that can run here, and one per reason for those that cannot."""
-    from swiglu_bench.writers.tables import by_reason
+    from swiglu_bench.show.writers.tables import by_reason
 
     found = table("Implementations", "name", "scopes", "what it is")
     found.columns[0].no_wrap = True
@@ -160,7 +160,7 @@ def _in_lines(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
 
 def _in_detail(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     """All facts of each implementation, and the reasons against those that cannot run here."""
-    from swiglu_bench.writers.tables import Notes
+    from swiglu_bench.show.writers.tables import Notes
 
     found, notes = table("Implementations", "name", "scopes", "gradients", "weights", "here", "what it is"), Notes()
     found.columns[0].no_wrap = found.columns[4].no_wrap = True
@@ -193,7 +193,7 @@ def _marks(shown: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
 
 def planned(settings: Settings, cases: Sequence[Case], free_bytes: int, processes: int = 1) -> list[dict[str, Any]]:
     """The cases of a sweep, the memory that each needs, and whether it fits; `processes` share the device's."""
-    from swiglu_bench.session import policy
+    from swiglu_bench.worker import policy
 
     return [
         {

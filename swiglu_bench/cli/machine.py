@@ -13,10 +13,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, parse_dtypes
+from swiglu_bench.cases.errors import BadInput, one_line
 from swiglu_bench.cli.listing import table
 from swiglu_bench.rows import csv_table, run_folder, text
-from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, parse_dtypes
-from swiglu_bench.spec.errors import BadInput, one_line
 from swiglu_bench.sweep.options import HOW, OUTPUT, TIMEOUT_S, WHAT, Device, JsonForm, Wait, option
 from swiglu_bench.sweep.request import INTERRUPTED, held
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from swiglu_bench.machine.ceilings_cache import Figure, Limits
-    from swiglu_bench.session.noise import Pair, Summary
+    from swiglu_bench.worker.noise import Pair, Summary
 
 SHAPES = "llama7b,llama3-8b,llama3-70b"
 """Whose products `ceilings` measures on a GPU, at 8192 tokens; on a CPU those of the smoke shape, at 512."""
@@ -71,8 +71,8 @@ def _limits(limits: Limits, dtypes: Sequence[Dtype]) -> Iterator[dict[str, Any]]
     """Each rate, or why it could not be measured; `default` marks those that sweeps use."""
     import torch
 
+    from swiglu_bench.cases.shapes import load_shapes
     from swiglu_bench.measure.ceilings import COPY_BYTES, PRODUCT_SIDE
-    from swiglu_bench.spec.shapes import load_shapes
 
     def row(what: str, measure: Callable[[], Figure], unit: str, most: float | None, default: bool) -> dict[str, Any]:
         found = {"what": what, "default": default, "value": None, "unit": unit, "datasheet": most, "measured_at": "",
@@ -143,16 +143,16 @@ def noise(
     text.check("--format", form, text.TABLE, "json")
     import tempfile
 
-    from swiglu_bench.implementations import pytorch
+    from swiglu_bench.cases.shapes import load_shapes
+    from swiglu_bench.contenders import pytorch
     from swiglu_bench.machine import machine
     from swiglu_bench.measure.rounds import Rule
-    from swiglu_bench.processes.competitor import competitors
-    from swiglu_bench.processes.crew import Crew
-    from swiglu_bench.session import noise as measuring
-    from swiglu_bench.session.settings import Settings, Task
-    from swiglu_bench.spec.shapes import load_shapes
+    from swiglu_bench.show.writers.console import Bar
     from swiglu_bench.sweep.output import default_folder
-    from swiglu_bench.writers.console import Bar
+    from swiglu_bench.worker import noise as measuring
+    from swiglu_bench.worker.competitor import competitors
+    from swiglu_bench.worker.crew import Crew
+    from swiglu_bench.worker.settings import Settings, Task
 
     chosen = machine.find_device(device)
     on_gpu = chosen.type == "cuda"

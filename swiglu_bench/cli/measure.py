@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli.options import command_of
 from swiglu_bench.rows import text
-from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.sweep import request
 from swiglu_bench.sweep.options import COMMANDS, HOW, Form, SweepOptions, option
 from swiglu_bench.sweep.perform import perform

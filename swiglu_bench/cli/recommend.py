@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli.finished import RowOptions
 from swiglu_bench.rows import text
 from swiglu_bench.rows.grouping import unique
-from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.sweep import options, request
 from swiglu_bench.sweep.options import HOW, OUTPUT, WHAT, Text, option
 
@@ -50,7 +50,7 @@ def recommend(
     text.check("--format", form, "table", *text.ROWS)
     text.check("--mode", mode, "forward", "backward", "step")
     most = _bytes("--max-memory", max_memory) if max_memory is not None else None
-    from swiglu_bench.finished import recommendation
+    from swiglu_bench.show.finished import recommendation
 
     console = text.screen(form)
     catalogue = {one.name: one for one in request.catalogue(request.loader(options.TIMEOUT_S))}

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows import text
-from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.sweep import request
 from swiglu_bench.sweep.options import HOW, AuditOptions, Device, Impl, JsonForm, Seed, SkipImpl, Wait, option
 
@@ -36,7 +36,7 @@ def selftest(
     if not zoo and false_alarms == 0:
         raise BadInput("--no-zoo and --false-alarms 0 leave nothing to run; leave one of them out.")
     one = request.find_device(device, interpret=True)
-    from swiglu_bench.selftest.run import run_selftest  # after Triton was told to interpret
+    from swiglu_bench.tasks.selftest.run import run_selftest  # after Triton was told to interpret
 
     chosen = request.implementations_of(AuditOptions(impl=impl, skip_impl=skip_impl, in_process=True))
     count = false_alarms if false_alarms is not None else 50 if one.type == "cuda" else 20

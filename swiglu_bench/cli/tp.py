@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
+from swiglu_bench.cases.cases import Mode, Scope, parse_dtypes, parse_tokens
+from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.cli.options import command_of
 from swiglu_bench.rows import text
-from swiglu_bench.spec.cases import Mode, Scope, parse_dtypes, parse_tokens
-from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.sweep import request
 from swiglu_bench.sweep.options import HOW, JsonForm, option
-from swiglu_bench.tp.options import TpOptions
+from swiglu_bench.tasks.tp.options import TpOptions
 
 DEFAULT = {
     Scope.MLP: ("eager", "compile", "compile-async-tp", "liger", "fused-auto", "fused-mlp-auto"),
@@ -46,18 +46,18 @@ def _tp(
     request.check_wandb(options)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts bytes on a CPU, talks on stderr
     os.environ.setdefault("GLOG_minloglevel", "2")
-    from swiglu_bench.tp.ranks import default_environment, under_torchrun
+    from swiglu_bench.tasks.tp.ranks import default_environment, under_torchrun
 
     default_environment()
+    from swiglu_bench.cases.shapes import load_shapes
     from swiglu_bench.machine import machine
-    from swiglu_bench.processes import forkserver
-    from swiglu_bench.session.settings import Settings, Task
-    from swiglu_bench.spec.shapes import load_shapes
     from swiglu_bench.sweep.affordable import check_work
-    from swiglu_bench.tp.bench import quiet as hush
-    from swiglu_bench.tp.case import default_rule
-    from swiglu_bench.tp.plan import Plan, cases_of
-    from swiglu_bench.tp.run import TpRun, sharing, too_large, work
+    from swiglu_bench.tasks.tp.bench import quiet as hush
+    from swiglu_bench.tasks.tp.case import default_rule
+    from swiglu_bench.tasks.tp.plan import Plan, cases_of
+    from swiglu_bench.tasks.tp.run import TpRun, sharing, too_large, work
+    from swiglu_bench.worker import forkserver
+    from swiglu_bench.worker.settings import Settings, Task
 
     spot = under_torchrun()
     one = machine.find_device(options.device)
@@ -111,7 +111,7 @@ def _tp(
     if options.budget is None and not spot:
         check_work(this, one, work(plan, sizes, settings.rule), "--shapes", "--tokens")
     if not spot:
-        forkserver.start("swiglu_bench.tp.bench", "torch.distributed.tensor.parallel", "torch._dynamo")
+        forkserver.start("swiglu_bench.tasks.tp.bench", "torch.distributed.tensor.parallel", "torch._dynamo")
     about = {
         "gpus": sizes, "modes": [kind.value for kind in kinds], "sequence_parallel": options.sequence_parallel,
         "seed": options.seed, "implementations": plan.names, "budget_s": budget_s, "timeout_s": options.timeout,
@@ -129,7 +129,7 @@ def _tp(
 
 
 def _ways(name: str) -> tuple[bool, ...]:
-    from swiglu_bench.tp.plan import WAYS
+    from swiglu_bench.tasks.tp.plan import WAYS
 
     return WAYS[text.check("--sequence-parallel", name, *WAYS)]
 
@@ -138,7 +138,7 @@ def _sizes(gpus: str | None, device_type: str, spot: tuple[int, int] | None) -> 
     """Numbers of ranks; raises BadInput for more GPUs than there are."""
     import torch
 
-    from swiglu_bench.tp.plan import parse_gpus
+    from swiglu_bench.tasks.tp.plan import parse_gpus
 
     asked = parse_gpus(gpus) if gpus is not None else None
     if spot:
@@ -158,9 +158,9 @@ def _choose(
 ) -> tuple[tuple[Implementation, ...], tuple[Implementation, ...], dict[str, str]]:
     """Without their code: eager and the chosen implementations of the scope, and those that they are timed as
     without collectives; which of the first are left out here, and why. `timeout_s` is for loading one."""
-    from swiglu_bench.spec.registry import select
-    from swiglu_bench.tp.contenders import async_tp
-    from swiglu_bench.tp.plan import ALONE
+    from swiglu_bench.cases.registry import select
+    from swiglu_bench.tasks.tp.contenders import async_tp
+    from swiglu_bench.tasks.tp.plan import ALONE
 
     load = request.loader(timeout_s)
     known = [one for one in request.catalogue(load) if scope in one.scopes]

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli.options import command_of
 from swiglu_bench.rows import text
-from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.sweep import request
 from swiglu_bench.sweep.options import HOW, JsonForm, option
-from swiglu_bench.train.options import TrainOptions
+from swiglu_bench.tasks.train.options import TrainOptions
 
 
 def _train(
@@ -40,7 +40,7 @@ def _train(
     device = request.find_device(options.device, options.interpret)
     if options.interpret and device.type != "cpu":
         raise BadInput("--interpret is for a CPU; a GPU runs the kernels themselves. Leave it out.")
-    from swiglu_bench.train.run import TrainingRun  # after Triton was told to interpret
+    from swiglu_bench.tasks.train.run import TrainingRun  # after Triton was told to interpret
 
     run = TrainingRun(options, device, text.screen(form))
     if dry_run:

@@ -15,17 +15,17 @@ import typer
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from swiglu_bench.cases.cases import parse_dtypes, parse_tokens
+from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.cli.listing import table
 from swiglu_bench.rows import text
-from swiglu_bench.spec.cases import parse_dtypes, parse_tokens
-from swiglu_bench.spec.errors import BadInput, did_you_mean
 from swiglu_bench.sweep.options import HOW, OUTPUT, WHAT, Device, JsonForm, Seed, Tokens, Wait, complete_shapes, option
 from swiglu_bench.sweep.request import INTERRUPTED, held
 
 if TYPE_CHECKING:
     import torch
 
-    from swiglu_bench.tuning.tuner import Found
+    from swiglu_bench.tasks.tuning.tuner import Found
     from swiglu_kernels.tiles.candidates import Problem
     from swiglu_kernels.tiles.tuning import Entry, Machine
 
@@ -78,7 +78,7 @@ def tune(
     if show and clear:
         raise BadInput("--show was given together with --clear; leave one of them out.")
     from swiglu_bench.machine import machine
-    from swiglu_bench.tuning import tuned_file
+    from swiglu_bench.tasks.tuning import tuned_file
     from swiglu_kernels.launches.backend import backend_for, multiprocessors
     from swiglu_kernels.tiles import tuning
 
@@ -135,7 +135,7 @@ def _jobs(
     """Everything to tune, checked before any work; `gpu` has its compute capability and number of multiprocessors."""
     import torch
 
-    from swiglu_bench.spec.shapes import load_shapes
+    from swiglu_bench.cases.shapes import load_shapes
     from swiglu_kernels.tiles.candidates import KERNELS, TUNED_DTYPES, Problem
 
     names: list[str] = []
@@ -186,9 +186,9 @@ def _tune_all(
     from swiglu_bench.machine.machine import now
     from swiglu_bench.measure.clock import DeviceLost, make_clock
     from swiglu_bench.measure.rounds import Rule
-    from swiglu_bench.tuning import tuned_file
-    from swiglu_bench.tuning.tuner import CannotTune, tune
-    from swiglu_bench.writers.console import Bar
+    from swiglu_bench.show.writers.console import Bar
+    from swiglu_bench.tasks.tuning import tuned_file
+    from swiglu_bench.tasks.tuning.tuner import CannotTune, tune
     from swiglu_kernels.tiles import tuning
 
     clock, rule = make_clock(device), Rule(budget_s=budget_s, min_s=min(1.0, budget_s / 2))

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from filelock import FileLock, Timeout
 
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.machine.nvml import gpu_uuid
-from swiglu_bench.spec.errors import BadInput
 
 POLL_S = 0.5
 

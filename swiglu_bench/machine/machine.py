@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.machine import sources, system_file
 from swiglu_bench.machine.nvml import Gpu, NoAnswer, gpu_uuid
-from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.version import __version__
 
 

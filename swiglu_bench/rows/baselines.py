@@ -7,8 +7,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.rows.run_folder import RECORDS
-from swiglu_bench.spec.errors import BadInput, did_you_mean
 
 FOLDER = Path(".swiglu-bench") / "baselines"
 """Below the working directory, so that the baselines of a project stay with it."""

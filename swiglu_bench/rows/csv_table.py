@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.cases.errors import BadInput
 
 Row = TypeVar("Row")
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.rows import csv_table, samples
 from swiglu_bench.rows.record import LAYOUTS, Record, TensorCheck
 from swiglu_bench.rows.run_folder import (
@@ -24,7 +25,6 @@ from swiglu_bench.rows.run_folder import (
     records_file,
 )
 from swiglu_bench.rows.training import STEPS, as_of_all_runs, load_training, training_folder
-from swiglu_bench.spec.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
     import pandas

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from swiglu_bench.cases.cases import Mode
+from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.measure.statistics import CONFIDENCE, Interval, ratio_interval, verdict
 from swiglu_bench.rows.finished_run import FinishedRun, case_of
 from swiglu_bench.rows.record import Record
-from swiglu_bench.spec.cases import Mode
-from swiglu_bench.spec.errors import BadInput, did_you_mean
 
 
 def ratio(record: Record, other: Record, confidence: float = CONFIDENCE) -> Interval | None:

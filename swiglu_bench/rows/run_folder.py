@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows import csv_table
 from swiglu_bench.rows.csv_table import reason
 from swiglu_bench.rows.kinds import row_of
 from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, SCHEMA_VERSION, Record
-from swiglu_bench.spec.errors import BadInput
 
 if TYPE_CHECKING:
     import pandas

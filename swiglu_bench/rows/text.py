@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.rows import csv_table
-from swiglu_bench.spec.errors import BadInput, did_you_mean
 
 if TYPE_CHECKING:
     import pandas

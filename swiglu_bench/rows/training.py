@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.csv_table import read
 from swiglu_bench.rows.figures import key
 from swiglu_bench.rows.record import LAYOUTS, Record, Status
 from swiglu_bench.rows.run_folder import read_about, read_layout
-from swiglu_bench.spec.errors import BadInput
 
 Losses = dict[str, dict[int, list[float]]]
 """Of every step, by implementation and seed."""

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from swiglu_bench.cases import costs
+from swiglu_bench.cases.cases import WEIGHTS, Dtype, Mode
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.machine.ceilings_cache import Limits
 from swiglu_bench.measure.clock import make_clock
-from swiglu_bench.session.settings import Task
-from swiglu_bench.spec import costs
-from swiglu_bench.spec.cases import WEIGHTS, Dtype, Mode
-from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.worker.settings import Task
 
 if TYPE_CHECKING:
     from swiglu_bench.machine.machine import Machine

@@ -10,20 +10,20 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from swiglu_bench.audit import matrix
+from swiglu_bench.cases.cases import Dtype, Scope
+from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine import machine
-from swiglu_bench.processes import audit_parent
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.csv_table import Table
 from swiglu_bench.rows.record import LAYOUTS, AuditVerdict, Record
-from swiglu_bench.spec.cases import Dtype, Scope
-from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.spec.implementation import Implementation
+from swiglu_bench.show.writers.console import Bar
+from swiglu_bench.show.writers.contract import contract_tables
 from swiglu_bench.sweep.options import AuditOptions, given
 from swiglu_bench.sweep.output import folder_of, logs
 from swiglu_bench.sweep.request import INTERRUPTED, command_line, held
-from swiglu_bench.writers.console import Bar
-from swiglu_bench.writers.contract import contract_tables
+from swiglu_bench.worker import audit_parent
+from swiglu_bench.worker.audit import matrix
 
 
 def run_audit(

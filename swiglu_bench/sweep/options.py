@@ -32,14 +32,14 @@ TIMEOUT_S = 600.0
 
 def complete_shapes(incomplete: str) -> list[str]:
     """Names of shapes and sweeps that continue what was typed."""
-    from swiglu_bench.spec.shapes import config_names
+    from swiglu_bench.cases.shapes import config_names
 
     return _complete_last(incomplete, config_names())
 
 
 def complete_implementations(incomplete: str) -> list[str]:
     """Names of implementations that continue what was typed."""
-    from swiglu_bench.implementations import CATALOGUE
+    from swiglu_bench.contenders import CATALOGUE
 
     return _complete_last(incomplete, [implementation.name for implementation in CATALOGUE])
 

@@ -52,6 +52,6 @@ def keep_baseline(name: str, command: str, folder: Path, status: int, console: C
 
 def start_forkserver() -> None:
     """Let the imports of child processes begin while this process imports its own."""
-    from swiglu_bench.processes import forkserver
+    from swiglu_bench.worker import forkserver
 
     forkserver.start()

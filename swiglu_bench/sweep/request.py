@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from swiglu_bench.rows import baselines, text
-from swiglu_bench.spec.cases import (
+from swiglu_bench.cases.cases import (
     DENSE,
     FOR_EXPERTS,
     Case,
@@ -33,18 +32,19 @@ from swiglu_bench.spec.cases import (
     parse_precisions,
     parse_tokens,
 )
-from swiglu_bench.spec.errors import BadInput, did_you_mean
+from swiglu_bench.cases.errors import BadInput, did_you_mean
+from swiglu_bench.rows import baselines, text
 from swiglu_bench.sweep.options import AuditOptions, SweepOptions, TimingOptions, VerifyOptions, WandbOptions
 
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
+    from swiglu_bench.cases.implementation import Implementation
+    from swiglu_bench.cases.workload import Workload
     from swiglu_bench.measure.rounds import Rule
-    from swiglu_bench.processes.pool.team import Team
-    from swiglu_bench.session.settings import Settings
-    from swiglu_bench.spec.implementation import Implementation
-    from swiglu_bench.spec.workload import Workload
+    from swiglu_bench.worker.pool.team import Team
+    from swiglu_bench.worker.settings import Settings
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C."""
@@ -116,7 +116,7 @@ def _sanitizer_of(options: SweepOptions, device: torch.device) -> str:
     """The tool that --sanitize names, or ""."""
     if not isinstance(options, VerifyOptions) or options.sanitize is None:
         return ""
-    from swiglu_bench.processes import sanitizer
+    from swiglu_bench.worker import sanitizer
 
     text.check("--sanitize", options.sanitize, *sanitizer.TOOLS)
     for name in ("gpus", "ray", "in_process", "detail"):
@@ -129,7 +129,7 @@ def _sanitizer_of(options: SweepOptions, device: torch.device) -> str:
 def _settings_of(command: str, options: SweepOptions, device: torch.device, line: str, sanitizer: str) -> Settings:
     from swiglu_bench.machine import machine
     from swiglu_bench.measure.rounds import Rule
-    from swiglu_bench.session.settings import Settings, Task
+    from swiglu_bench.worker.settings import Settings, Task
 
     timing = options if isinstance(options, TimingOptions) else None
     return Settings(
@@ -165,7 +165,7 @@ def _workload_of(options: TimingOptions) -> Workload:
         return {}
     if options.tokens is not None:
         raise BadInput("--workload and --tokens were given together; give one of them.")
-    from swiglu_bench.spec.workload import load_workload
+    from swiglu_bench.cases.workload import load_workload
 
     return load_workload(options.workload)
 
@@ -195,12 +195,12 @@ def _team_of(options: SweepOptions, interpret: bool, say: Say) -> Iterator[Team 
     if gpus is not None:
         if options.device is not None:
             raise BadInput("--gpus and --device were given together; give one of them.")
-        from swiglu_bench.processes.pool import place
-        from swiglu_bench.processes.pool.local import LocalTeam
+        from swiglu_bench.worker.pool import place
+        from swiglu_bench.worker.pool.local import LocalTeam
 
         team = LocalTeam(place.gpus(gpus), options.timeout, say)
     else:
-        from swiglu_bench.processes.pool.ray_team import RayTeam
+        from swiglu_bench.worker.pool.ray_team import RayTeam
 
         environment = {"TRITON_INTERPRET": "1"} if interpret else {}
         team = RayTeam(str(address), options.device, options.timeout, say, environment)
@@ -210,7 +210,7 @@ def _team_of(options: SweepOptions, interpret: bool, say: Say) -> Iterator[Team 
 
 def _cases_of(command: str, options: SweepOptions, device_type: str, tokens: Sequence[int] | None) -> list[Case]:
     """The cases that a measuring command visits, with its defaults where an option was not given."""
-    from swiglu_bench.spec.shapes import load_shapes, split_over, with_tokens
+    from swiglu_bench.cases.shapes import load_shapes, split_over, with_tokens
 
     on_gpu = device_type == "cuda"
     names, scopes, dtypes = ("llama7b", "glu,experts", "bf16") if on_gpu else ("smoke", "glu,experts", "fp32")
@@ -295,12 +295,12 @@ def scopes_of(names: str) -> list[Scope]:
 def loader(timeout_s: float | None) -> Load:
     """What loads implementations of others by their address: in a child process without their code, or here if None."""
     if timeout_s is None:
-        from swiglu_bench.spec.registry import load
+        from swiglu_bench.cases.registry import load
 
         return load
 
     def declare(address: str) -> Implementation:
-        from swiglu_bench.processes import crew  # a long import, and most commands name no such implementation
+        from swiglu_bench.worker import crew  # a long import, and most commands name no such implementation
 
         return crew.declare(address, timeout_s)
 
@@ -309,8 +309,8 @@ def loader(timeout_s: float | None) -> Load:
 
 def catalogue(load: Load) -> list[Implementation]:
     """The suite's own implementations, and those that installed packages publish."""
-    from swiglu_bench.implementations import CATALOGUE
-    from swiglu_bench.spec.registry import entry_point_addresses
+    from swiglu_bench.cases.registry import entry_point_addresses
+    from swiglu_bench.contenders import CATALOGUE
 
     return [*CATALOGUE, *map(load, entry_point_addresses())]
 
@@ -319,7 +319,7 @@ def implementations_of(
     options: SweepOptions | AuditOptions, scopes: Collection[Scope] = tuple(Scope), baselines: Collection[str] = ()
 ) -> list[Implementation]:
     """The chosen implementations, without --impl those for `scopes`; and the baselines that were not chosen."""
-    from swiglu_bench.spec.registry import select
+    from swiglu_bench.cases.registry import select
 
     wanted, unwanted = split(options.impl, "--impl"), split(options.skip_impl, "--skip-impl")
     load = loader(None if options.in_process else options.timeout)

@@ -14,15 +14,15 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from swiglu_bench.cases.cases import Case
+from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine import sources
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.rows.csv_table import cell
 from swiglu_bench.rows.finished_run import verb
 from swiglu_bench.rows.record import Record
-from swiglu_bench.session.settings import Settings
-from swiglu_bench.spec.cases import Case
-from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.version import __version__
+from swiglu_bench.worker.settings import Settings
 from swiglu_kernels.launches.sources import digest
 
 CASE = ("shape", "hidden", "intermediate", "experts", "top_k", "tokens", "dtype", "scope", "mode", "seed")

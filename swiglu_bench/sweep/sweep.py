@@ -11,28 +11,27 @@ from pathlib import Path
 
 from rich.console import Console
 
+from swiglu_bench.cases.cases import Case
 from swiglu_bench.machine import locks
 from swiglu_bench.machine.load import look
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost
-from swiglu_bench.processes import crew, sanitizer
-from swiglu_bench.processes.child import DoesNotEnd
-from swiglu_bench.processes.pool import team
-from swiglu_bench.processes.pool.team import NoPlace
 from swiglu_bench.rows.csv_table import reason, typed
 from swiglu_bench.rows.record import Record
 from swiglu_bench.rows.workload import totals, write_totals
-from swiglu_bench.session import here
-from swiglu_bench.session.settings import Progress, Settings, Task
-from swiglu_bench.spec.cases import Case
+from swiglu_bench.show.writers import Writer
+from swiglu_bench.show.writers.console import ConsoleWriter, Tables
+from swiglu_bench.show.writers.tables import memory_tables, nothing_done, verify_detail_tables, verify_tables
+from swiglu_bench.show.writers.time_tables import time_tables
+from swiglu_bench.show.writers.workload_tables import workload_tables
 from swiglu_bench.sweep.output import logs, opened
 from swiglu_bench.sweep.request import INTERRUPTED, Request, Say
 from swiglu_bench.sweep.resume import Fingerprints, Remaining
-from swiglu_bench.writers import Writer
-from swiglu_bench.writers.console import ConsoleWriter, Tables
-from swiglu_bench.writers.tables import memory_tables, nothing_done, verify_detail_tables, verify_tables
-from swiglu_bench.writers.time_tables import time_tables
-from swiglu_bench.writers.workload_tables import workload_tables
+from swiglu_bench.worker import crew, here, sanitizer
+from swiglu_bench.worker.child import DoesNotEnd
+from swiglu_bench.worker.pool import team
+from swiglu_bench.worker.pool.team import NoPlace
+from swiglu_bench.worker.settings import Progress, Settings, Task
 
 EARLY_ENDS: dict[type[BaseException], str] = {
     DeviceLost: "The GPU is lost to this process ({}), which ends the sweep; without --in-process it would continue.",

@@ -8,15 +8,15 @@ from judged import judge_here
 from specimens import declared, small_case
 from torch import Tensor
 
+from swiglu_bench.cases.cases import DENSE, Dtype, Extras, Mode, Scope, Shape, tensors
+from swiglu_bench.cases.costs import predicted_memory
+from swiglu_bench.cases.implementation import Implementation, Step
+from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.built import Built, Produced
 from swiglu_bench.check.inputs import Desk, Draw, make_problem
 from swiglu_bench.check.judge import Judge
-from swiglu_bench.implementations import fused, liger, pytorch
-from swiglu_bench.session.ahead import first_candidates
-from swiglu_bench.spec.cases import DENSE, Dtype, Extras, Mode, Scope, Shape, tensors
-from swiglu_bench.spec.costs import predicted_memory
-from swiglu_bench.spec.implementation import Implementation, Step
-from swiglu_bench.spec.problem import Problem
+from swiglu_bench.contenders import fused, liger, pytorch
+from swiglu_bench.worker.ahead import first_candidates
 
 ONE, OTHER = Draw(1), Draw(11)
 

@@ -8,18 +8,18 @@ import torch.nn.functional as F
 from specimens import small_case
 from torch import Tensor
 
-from swiglu_bench.audit.matrix import checks_of
-from swiglu_bench.audit.subject import PASSED, Subject
+from swiglu_bench.cases.cases import PLAIN, Case, Dtype, Experts, Extras, Mode, Routing, Scope, Shape, tensors
+from swiglu_bench.cases.implementation import Implementation, Step
+from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.inputs import Desk, Draw, make_problem
 from swiglu_bench.check.routing import draw_experts, load_of
 from swiglu_bench.check.truth import compute_truth
-from swiglu_bench.implementations import experts, pytorch
+from swiglu_bench.contenders import experts, pytorch
 from swiglu_bench.rows.record import AuditVerdict
-from swiglu_bench.selftest.specimen import Specimen
-from swiglu_bench.selftest.zoo import EXPERTS, SHAPES, SPECIMENS
-from swiglu_bench.spec.cases import PLAIN, Case, Dtype, Experts, Extras, Mode, Routing, Scope, Shape, tensors
-from swiglu_bench.spec.implementation import Implementation, Step
-from swiglu_bench.spec.problem import Problem
+from swiglu_bench.tasks.selftest.specimen import Specimen
+from swiglu_bench.tasks.selftest.zoo import EXPERTS, SHAPES, SPECIMENS
+from swiglu_bench.worker.audit.matrix import checks_of
+from swiglu_bench.worker.audit.subject import PASSED, Subject
 
 CPU = torch.device("cpu")
 GPT_OSS = Extras(bias=True, limit=7.0, alpha=1.702, interleaved=True)

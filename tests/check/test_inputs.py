@@ -5,9 +5,9 @@ import torch
 from specimens import small_case
 from torch import Tensor
 
+from swiglu_bench.cases.cases import ACTIVATIONS, DENSE, WEIGHTS, Dtype, Extras, Scope, Shape
+from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.inputs import DEPTHS, Desk, Draw, Values, make_problem, new_seed, sizes, torch_dtype
-from swiglu_bench.spec.cases import ACTIVATIONS, DENSE, WEIGHTS, Dtype, Extras, Scope, Shape
-from swiglu_bench.spec.problem import Problem
 
 WIDE_SHAPE = Shape("wide", 512, 300, "made up", (1,))
 

@@ -15,13 +15,13 @@ from judged import judge_here
 from specimens import small_case
 from torch import Tensor
 
+from swiglu_bench.cases.cases import ACTIVATIONS, DENSE, Dtype, Mode, Scope, Shape, tensors
+from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.built import Produced, add_up
 from swiglu_bench.check.inputs import Desk, Draw, Values, make_problem, torch_dtype
 from swiglu_bench.check.judge import KEPT, Judge
 from swiglu_bench.check.results import Fault
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.spec.cases import ACTIVATIONS, DENSE, Dtype, Mode, Scope, Shape, tensors
-from swiglu_bench.spec.problem import Problem
 
 MIDDLE = Shape("middle", 96, 160, "made up", (33,))
 ONE, OTHER = Draw(1), Draw(11)

@@ -5,15 +5,15 @@ import dataclasses
 import pytest
 import torch
 
-from swiglu_bench.audit.subject import Subject
-from swiglu_bench.implementations import fp8, pytorch
+from swiglu_bench.cases.cases import Case, Dtype, Mode, Precision, Scope, Shape
+from swiglu_bench.cases.fp8 import defined
+from swiglu_bench.cases.implementation import Implementation, Step
+from swiglu_bench.cases.problem import Problem
+from swiglu_bench.contenders import fp8, pytorch
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.selftest.specimen import Specimen
-from swiglu_bench.selftest.zoo import EXPERTS, SPECIMENS
-from swiglu_bench.spec.cases import Case, Dtype, Mode, Precision, Scope, Shape
-from swiglu_bench.spec.fp8 import defined
-from swiglu_bench.spec.implementation import Implementation, Step
-from swiglu_bench.spec.problem import Problem
+from swiglu_bench.tasks.selftest.specimen import Specimen
+from swiglu_bench.tasks.selftest.zoo import EXPERTS, SPECIMENS
+from swiglu_bench.worker.audit.subject import Subject
 
 CPU = torch.device("cpu")
 RECIPES = [one for one in Precision if one]

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from swiglu_bench.audit.subject import Subject
-from swiglu_bench.implementations import experts, fp8, fp8_experts
+from swiglu_bench.cases.cases import Case, Dtype, Experts, Mode, Precision, Scope, Shape
+from swiglu_bench.cases.fp8 import dequantise
+from swiglu_bench.cases.implementation import Implementation, Step
+from swiglu_bench.contenders import experts, fp8, fp8_experts
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.selftest.zoo import EXPERTS
-from swiglu_bench.spec.cases import Case, Dtype, Experts, Mode, Precision, Scope, Shape
-from swiglu_bench.spec.fp8 import dequantise
-from swiglu_bench.spec.implementation import Implementation, Step
+from swiglu_bench.tasks.selftest.zoo import EXPERTS
+from swiglu_bench.worker.audit.subject import Subject
 
 CPU = torch.device("cpu")
 

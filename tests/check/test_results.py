@@ -8,10 +8,10 @@ import torch
 from specimens import small_case
 from torch import Tensor
 
+from swiglu_bench.cases.cases import Dtype, Scope
 from swiglu_bench.check import results
 from swiglu_bench.check.inputs import make_problem
 from swiglu_bench.check.results import fingerprint, form_fault, poison, same_bits
-from swiglu_bench.spec.cases import Dtype, Scope
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]

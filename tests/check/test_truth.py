@@ -4,11 +4,11 @@ import torch.nn.functional as F
 from specimens import small_case
 from torch import Tensor
 
+from swiglu_bench.cases.cases import ACTIVATIONS, DENSE, PLAIN, Dtype, Extras, Scope, tensors
+from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import truth
 from swiglu_bench.check.inputs import Desk, Draw, make_problem
 from swiglu_bench.check.truth import compute_truth
-from swiglu_bench.spec.cases import ACTIVATIONS, DENSE, PLAIN, Dtype, Extras, Scope, tensors
-from swiglu_bench.spec.problem import Problem
 
 
 def given(problem: Problem) -> tuple[list[Tensor], Tensor]:

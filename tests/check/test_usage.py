@@ -7,18 +7,18 @@ import torch
 from specimens import declared, small_case
 from torch import Tensor
 
-from swiglu_bench.audit.subject import Subject
+from swiglu_bench.cases.cases import Case, Dtype, Extras, Precision, Scope
+from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.check import usage
 from swiglu_bench.check.inputs import DEPTHS, Values, new_seed
 from swiglu_bench.check.usage import REQUIRED, TOLERATED, VALUES, Seeds, arrange, scenarios
 from swiglu_bench.check.usage import small_case as small
-from swiglu_bench.implementations import experts, pytorch
+from swiglu_bench.contenders import experts, pytorch
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.selftest import usage as wrong_in_use
-from swiglu_bench.selftest import wrong
-from swiglu_bench.selftest.specimen import Specimen, glu, right_backward, right_forward
-from swiglu_bench.spec.cases import Case, Dtype, Extras, Precision, Scope
-from swiglu_bench.spec.implementation import Implementation
+from swiglu_bench.tasks.selftest import usage as wrong_in_use
+from swiglu_bench.tasks.selftest import wrong
+from swiglu_bench.tasks.selftest.specimen import Specimen, glu, right_backward, right_forward
+from swiglu_bench.worker.audit.subject import Subject
 
 CPU = torch.device("cpu")
 

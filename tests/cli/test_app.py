@@ -14,7 +14,7 @@ from command_line import swiglu_bench
 
 from swiglu_bench.machine import machine
 from swiglu_bench.rows import run_folder
-from swiglu_bench.session import here
+from swiglu_bench.worker import here
 
 pytestmark = pytest.mark.timed
 
@@ -78,7 +78,7 @@ def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_nothing_runs")
 def test_bad_input_is_one_sentence(monkeypatch: pytest.MonkeyPatch, line: str, words: str) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr("swiglu_bench.processes.forkserver.start", lambda: None)
+    monkeypatch.setattr("swiglu_bench.worker.forkserver.start", lambda: None)
     Path("mine.yaml").write_text("hidden: 8\nintermediate: -2\nsource: s\n", encoding="utf-8")
     Path("audited").mkdir()
     Path("audited/audit.csv").write_text("a\n1\n", encoding="utf-8")
@@ -105,7 +105,7 @@ def test_what_the_parser_refuses_exits_2_too(line: str, words: str) -> None:
 
 @pytest.mark.usefixtures("_nothing_runs")
 def test_a_broken_package_with_an_entry_point_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = importlib.metadata.EntryPoint("theirs", "surely_not_installed:theirs", "swiglu_bench.implementations")
+    entry = importlib.metadata.EntryPoint("theirs", "surely_not_installed:theirs", "swiglu_bench.contenders")
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry])
     complaint = swiglu_bench("forward", *QUICK).complaint
     assert "theirs = surely_not_installed:theirs failed to import" in complaint

@@ -7,10 +7,10 @@ import pytest
 from command_line import swiglu_bench
 from specimens import a_cell
 
-from swiglu_bench.audit import matrix
+from swiglu_bench.cases.cases import Dtype, Scope
 from swiglu_bench.rows.record import AuditVerdict, Record
-from swiglu_bench.spec.cases import Dtype, Scope
 from swiglu_bench.sweep import audit as sweep_audit
+from swiglu_bench.worker.audit import matrix
 
 AUDIT = ("audit", "--impl", "eager", "--scope", "activation", "--device", "cpu")
 
@@ -63,7 +63,7 @@ def test_the_exit_status(
     monkeypatch: pytest.MonkeyPatch, found: Callable[..., Iterator[Record]], more: list[str], code: int
 ) -> None:
     monkeypatch.setattr(sweep_audit.audit_parent, "audit", found)
-    monkeypatch.setattr("swiglu_bench.processes.forkserver.start", lambda: None)
+    monkeypatch.setattr("swiglu_bench.worker.forkserver.start", lambda: None)
     ran = swiglu_bench(*AUDIT, "--dtype", "bf16", "--no-csv", "--format", "json", *more)
     assert ran.code == code
     assert ("Interrupted: 1 cells were kept." in ran.err) == (code == 130)

@@ -17,14 +17,13 @@ from specimens import a_record
 from swiglu_bench.cli import app, kernels
 from swiglu_bench.cli.ends import INTERRUPTED
 from swiglu_bench.machine import ceilings_cache, doctor, machine
-from swiglu_bench.processes import audit_parent, crew
-from swiglu_bench.report import page, questions
 from swiglu_bench.rows.record import Status
-from swiglu_bench.selftest import run as selftest
-from swiglu_bench.session import here, noise, policy
+from swiglu_bench.show.report import page, questions
 from swiglu_bench.sweep import audit
-from swiglu_bench.tp.run import TpRun
-from swiglu_bench.train.session import TrainingSession
+from swiglu_bench.tasks.selftest import run as selftest
+from swiglu_bench.tasks.tp.run import TpRun
+from swiglu_bench.tasks.train.session import TrainingSession
+from swiglu_bench.worker import audit_parent, crew, here, noise, policy
 
 STATUSES = {0, 1, 2, 3, INTERRUPTED}
 COMMANDS = list(parser().commands)
@@ -53,8 +52,8 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     quick = ceilings_cache.Figure(value=1e9, at=datetime.datetime.now(datetime.UTC))
     monkeypatch.setattr(ceilings_cache.Limits, "_figure", lambda *_: quick)
     monkeypatch.setattr(page, "page", lambda *_: "<!doctype html>")
-    monkeypatch.setattr("swiglu_bench.writers.wandb_run._start", MagicMock(side_effect=OSError("only pretended")))
-    monkeypatch.setattr("swiglu_bench.processes.forkserver.start", lambda *_: None)
+    monkeypatch.setattr("swiglu_bench.show.writers.wandb_run._start", MagicMock(side_effect=OSError("only pretended")))
+    monkeypatch.setattr("swiglu_bench.worker.forkserver.start", lambda *_: None)
     monkeypatch.chdir(tmp_path)
 
 

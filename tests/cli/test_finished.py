@@ -16,9 +16,9 @@ from places import ROOT
 from reported import EVIL, trained, write
 from specimens import a_record, without_time
 
-from swiglu_bench.finished import show
 from swiglu_bench.rows import baselines
 from swiglu_bench.rows.record import COLUMNS, Status
+from swiglu_bench.show.finished import show
 
 RESULTS = ROOT / "results/nvidia-h200"
 
@@ -261,7 +261,7 @@ def test_a_finished_run_is_sent(forward: Path, monkeypatch: pytest.MonkeyPatch, 
     run = begin.return_value
     run.url_or_path = run.place = "https://wandb.example/run"
     run.upload, run.failed = "", failed
-    monkeypatch.setattr("swiglu_bench.writers.wandb_run.WandbRun", begin)
+    monkeypatch.setattr("swiglu_bench.show.writers.wandb_run.WandbRun", begin)
     result = swiglu_bench("publish", forward, "--wandb-tags", "a,b", "--wandb-entity", "team", "--wandb-id", "x")
     assert (result.code, result.out) == (int(failed), "W&B: https://wandb.example/run\n")
     assert run.write.call_count == 6
@@ -284,7 +284,7 @@ def test_trainings_and_several_gpus_are_sent_like_other_runs(
     begin = MagicMock()
     begin.return_value.url_or_path = begin.return_value.upload = ""
     begin.return_value.failed = False
-    monkeypatch.setattr("swiglu_bench.writers.wandb_run.WandbRun", begin)
+    monkeypatch.setattr("swiglu_bench.show.writers.wandb_run.WandbRun", begin)
     run = trained(tmp_path / "run") if which == "training" else RESULTS / "tp/llama3-70b"
     told = json.loads(swiglu_bench("publish", run, "--format", "json").out)
     assert told["rows_sent"] == begin.return_value.write.call_count == (6 if which == "training" else 144)

@@ -10,14 +10,13 @@ from command_line import swiglu_bench
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from swiglu_bench.implementations import CATALOGUE
+from swiglu_bench.cases.cases import Case
+from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.contenders import CATALOGUE
 from swiglu_bench.machine import machine
-from swiglu_bench.processes import crew
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.session import here, policy
-from swiglu_bench.spec.cases import Case
-from swiglu_bench.spec.implementation import Implementation
 from swiglu_bench.sweep.options import COMMANDS
+from swiglu_bench.worker import crew, here, policy
 
 QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -36,7 +35,7 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setattr(machine, "describe", lambda device: this)
     monkeypatch.setattr(here, "run", run)
     monkeypatch.setattr(crew, "run", lambda *given, **_: run(*given))
-    monkeypatch.setattr("swiglu_bench.processes.forkserver.start", lambda: None)
+    monkeypatch.setattr("swiglu_bench.worker.forkserver.start", lambda: None)
     monkeypatch.chdir(tmp_path)
 
 

@@ -27,7 +27,7 @@ for line in sys.argv[1:]:
     with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
         main()
     texts[line] = text.getvalue()
-import swiglu_bench.implementations
+import swiglu_bench.contenders
 print(json.dumps({"texts": texts, "modules": list(sys.modules)}))
 """
 LINES = ["swiglu-bench --help", "swiglu-bench --version", "swiglu-bench forward --help-all", *COMPLETIONS]

@@ -9,13 +9,13 @@ from rendered import WIDTHS
 from rich.console import Console
 from specimens import small_case
 
+from swiglu_bench.cases.cases import Shape
+from swiglu_bench.cases.shapes import ShapeFile, all_configs, config_names
 from swiglu_bench.cli import listing
-from swiglu_bench.implementations import CATALOGUE
+from swiglu_bench.contenders import CATALOGUE
 from swiglu_bench.machine.machine import describe
-from swiglu_bench.session import policy
-from swiglu_bench.session.settings import Settings, Task
-from swiglu_bench.spec.cases import Shape
-from swiglu_bench.spec.shapes import ShapeFile, all_configs, config_names
+from swiglu_bench.worker import policy
+from swiglu_bench.worker.settings import Settings, Task
 
 CPU = torch.device("cpu")
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from command_line import swiglu_bench
 
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli import machine
 from swiglu_bench.machine import ceilings_cache, doctor, locks
 from swiglu_bench.machine.doctor import Finding, Severity
 from swiglu_bench.machine.load import LoadWatch
 from swiglu_bench.measure.statistics import Interval
-from swiglu_bench.session.noise import Pair, Pairs
-from swiglu_bench.spec.errors import BadInput
+from swiglu_bench.worker.noise import Pair, Pairs
 
 pytestmark = pytest.mark.timed
 

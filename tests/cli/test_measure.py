@@ -13,13 +13,13 @@ import torch
 from command_line import Ran, swiglu_bench
 from places import SUPPORT
 
-from swiglu_bench.implementations import CATALOGUE
+from swiglu_bench.cases.cases import Precision, Scope
+from swiglu_bench.contenders import CATALOGUE
 from swiglu_bench.machine import machine
-from swiglu_bench.processes.pool.place import Place
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import COLUMNS
-from swiglu_bench.session import here
-from swiglu_bench.spec.cases import Precision, Scope
+from swiglu_bench.worker import here
+from swiglu_bench.worker.pool.place import Place
 
 pytestmark = pytest.mark.timed
 
@@ -233,7 +233,7 @@ def test_a_team_runs_the_cases_of_a_command(monkeypatch: pytest.MonkeyPatch) -> 
     """As `--gpus 0,1` on a machine with two, which here are CPUs."""
     this = machine.describe(torch.device("cpu"))
     monkeypatch.setattr(
-        "swiglu_bench.processes.pool.place.gpus", lambda text: [Place(int(one), this) for one in text.split(",")]
+        "swiglu_bench.worker.pool.place.gpus", lambda text: [Place(int(one), this) for one in text.split(",")]
     )
     few = ("--shapes", "24x40", "--tokens", "3,5", "--impl", "eager", "--no-csv")
     ran = swiglu_bench("memory", *few, "--gpus", "0,1", "--format", "jsonl")

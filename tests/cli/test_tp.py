@@ -12,10 +12,10 @@ import torch
 from command_line import Ran, swiglu_bench
 from places import SUPPORT
 
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli import tp
 from swiglu_bench.machine import machine
-from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.tp import ranks
+from swiglu_bench.tasks.tp import ranks
 
 pytestmark = [
     pytest.mark.timed,
@@ -176,14 +176,14 @@ def test_the_environment_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_the_memory_does_not_hold_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "host_memory_bytes", lambda available=False: 2**30)
-    monkeypatch.setattr("swiglu_bench.processes.forkserver.start", lambda *_: pytest.fail("processes were started"))
+    monkeypatch.setattr("swiglu_bench.worker.forkserver.start", lambda *_: pytest.fail("processes were started"))
     ran = swiglu_bench("tp", "--device", "cpu", "--gpus", "4", "--shapes", "llama3-70b", "--tokens", "8")
     for part in ("llama3-70b", "4 processes", "1.0 GiB free", "--gpus"):
         assert part in ran.complaint
 
 
 def test_a_dry_run_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swiglu_bench.processes.forkserver.start", lambda *_: pytest.fail("processes were started"))
+    monkeypatch.setattr("swiglu_bench.worker.forkserver.start", lambda *_: pytest.fail("processes were started"))
     ran = small("--gpus", "1,2", "--dry-run")
     assert ran.code == 0
     for part in ("ranks", "16x32", "MiB"):

@@ -10,7 +10,7 @@ from command_line import Ran, swiglu_bench
 from fake_clock import FakeClock
 
 from swiglu_bench.measure import clock as clock_module
-from swiglu_bench.tuning import tuner
+from swiglu_bench.tasks.tuning import tuner
 from swiglu_kernels.launches.backend import backend_for
 from swiglu_kernels.portable.experts import rows_launch
 from swiglu_kernels.tiles import tuning

@@ -5,12 +5,12 @@ import os
 import pytest
 import torch
 
-from swiglu_bench.audit.matrix import audit
-from swiglu_bench.implementations import fused, pytorch, unsloth
+from swiglu_bench.cases.cases import Scope
+from swiglu_bench.cases.implementation import Implementation, Step, implementation
+from swiglu_bench.cases.problem import Problem
+from swiglu_bench.contenders import fused, pytorch, unsloth
 from swiglu_bench.rows.record import AuditVerdict, Record
-from swiglu_bench.spec.cases import Scope
-from swiglu_bench.spec.implementation import Implementation, Step, implementation
-from swiglu_bench.spec.problem import Problem
+from swiglu_bench.worker.audit.matrix import audit
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.skipif(

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.machine import locks
-from swiglu_bench.spec.errors import BadInput
 
 UUID = "GPU-00000000-aaaa-bbbb-cccc-000000000000"
 

@@ -11,9 +11,9 @@ import torch
 from fake_nvml import FakeNvml, NVMLError, install
 
 from swiglu_bench import __version__
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.machine import machine
 from swiglu_bench.machine.machine import Machine, describe, find_device, free_memory_bytes, host_memory_bytes
-from swiglu_bench.spec.errors import BadInput
 
 CPU = torch.device("cpu")
 THIS = describe(CPU)

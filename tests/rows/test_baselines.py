@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows import baselines
-from swiglu_bench.spec.errors import BadInput
 
 
 @pytest.fixture(autouse=True)

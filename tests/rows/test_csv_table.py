@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.csv_table import Table, cell, read, texts, typed
 from swiglu_bench.rows.record import Status
-from swiglu_bench.spec.errors import BadInput
 
 
 @dataclasses.dataclass

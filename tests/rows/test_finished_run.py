@@ -7,10 +7,10 @@ from places import ROOT
 from reported import write
 from specimens import a_record
 
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.finished_run import FinishedRun, find_runs, latest, load_run
 from swiglu_bench.rows.record import GpuState, Status, TensorCheck
 from swiglu_bench.rows.run_folder import read_records
-from swiglu_bench.spec.errors import BadInput
 
 STATES = (GpuState(1980.0, 120.5, 40.0, ""), GpuState(None, 99.0, None, "power-brake"))
 CHECK = TensorCheck(

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from specimens import a_record
 
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.ratios import rebased
 from swiglu_bench.rows.record import Record
-from swiglu_bench.spec.errors import BadInput
 
 ROUNDS = range(30)
 

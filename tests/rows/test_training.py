@@ -5,10 +5,10 @@ import pytest
 from reported import EVIL, REASON, trained
 from specimens import a_summary
 
+from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.finished_run import load_run
 from swiglu_bench.rows.record import Status
 from swiglu_bench.rows.training import PERMUTED, as_of_all_runs, load_training, training_folder
-from swiglu_bench.spec.errors import BadInput
 
 NAMES = ("level", EVIL, "frozen")
 

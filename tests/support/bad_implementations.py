@@ -15,9 +15,9 @@ import zlib
 
 import torch
 
+from swiglu_bench.cases.implementation import Step, implementation
 from swiglu_bench.check.usage import SIZES
-from swiglu_bench.session.workbench import Workbench
-from swiglu_bench.spec.implementation import Step, implementation
+from swiglu_bench.worker.workbench import Workbench
 
 CHECKED = 2
 """Calls of the checks that come before the timed loop."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from swiglu_bench.spec.implementation import Implementation
+from swiglu_bench.cases.implementation import Implementation
 
 
 def from_file(one: Implementation) -> Implementation:

@@ -7,7 +7,7 @@ import pytest
 
 from swiglu_bench.machine.load import LoadWatch
 from swiglu_bench.measure import ceilings
-from swiglu_bench.session.batches import Batches
+from swiglu_bench.worker.batches import Batches
 
 
 @contextmanager

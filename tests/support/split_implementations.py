@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import silu
 
+from swiglu_bench.cases.implementation import Step, implementation
 from swiglu_bench.check.judge import REFERENCE
-from swiglu_bench.spec.implementation import Step, implementation
 
 
 def mlp(problem, x, factor=1.0):

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from specimens import a_summary
 
-from swiglu_bench.implementations import CATALOGUE
+from swiglu_bench.cases.cases import Dtype
+from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.contenders import CATALOGUE
 from swiglu_bench.rows.training import PERMUTED
-from swiglu_bench.spec.cases import Dtype
-from swiglu_bench.spec.implementation import Implementation
-from swiglu_bench.train.blocks import Trainee
-from swiglu_bench.train.data import IDX_FILES
-from swiglu_bench.train.model import Experiment, prepare
-from swiglu_bench.train.options import TrainOptions
-from swiglu_bench.train.workload import Classifier, Llama
+from swiglu_bench.tasks.train.blocks import Trainee
+from swiglu_bench.tasks.train.data import IDX_FILES
+from swiglu_bench.tasks.train.model import Experiment, prepare
+from swiglu_bench.tasks.train.options import TrainOptions
+from swiglu_bench.tasks.train.workload import Classifier, Llama
 
 CPU = torch.device("cpu")
 BY_NAME = {one.name: one for one in CATALOGUE}

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swiglu_bench.implementations import CATALOGUE
-from swiglu_bench.spec import shapes
-from swiglu_bench.spec.shapes import config_names
+from swiglu_bench.cases import shapes
+from swiglu_bench.cases.shapes import config_names
+from swiglu_bench.contenders import CATALOGUE
 from swiglu_bench.sweep.options import complete_implementations, complete_shapes
 
 NAMES = [one.name for one in CATALOGUE]

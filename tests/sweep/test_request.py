@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 from specimens import result_or_complaint
 
-from swiglu_bench.implementations import CATALOGUE
+from swiglu_bench.cases.cases import Case, Scope
+from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.contenders import CATALOGUE
 from swiglu_bench.measure.rounds import Rule
-from swiglu_bench.session.settings import Task
-from swiglu_bench.spec.cases import Case, Scope
-from swiglu_bench.spec.errors import BadInput
 from swiglu_bench.sweep import request
 from swiglu_bench.sweep.options import SweepOptions, TimingOptions, VerifyOptions
 from swiglu_bench.sweep.request import REGIMES, requested
+from swiglu_bench.worker.settings import Task
 
 names = st.sampled_from([one.name for one in CATALOGUE])
 patterns = st.one_of(st.text(), names, st.sampled_from(["*", "eager*", "[a-", "[!x]*", "?", "a.py:b", ".py:", ","]))

@@ -7,17 +7,17 @@ import torch
 from places import SUPPORT
 from specimens import a_record, small_case
 
-from swiglu_bench.implementations import liger, pytorch
+from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape
+from swiglu_bench.cases.registry import from_file
+from swiglu_bench.contenders import liger, pytorch
 from swiglu_bench.machine import machine, sources
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.csv_table import cell
-from swiglu_bench.session import policy
-from swiglu_bench.session.settings import Settings, Task
-from swiglu_bench.spec.cases import Case, Dtype, Mode, Scope, Shape
-from swiglu_bench.spec.registry import from_file
 from swiglu_bench.sweep import resume
 from swiglu_bench.sweep.resume import Fingerprints, Remaining, key_of_case, key_of_row
+from swiglu_bench.worker import policy
+from swiglu_bench.worker.settings import Settings, Task
 
 CPU = torch.device("cpu")
 THIS = machine.describe(CPU)

@@ -15,21 +15,20 @@ import torch
 from rich.console import Console
 from specimens import a_record, small_case, without_time
 
+from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.cases.implementation import Step, implementation
 from swiglu_bench.machine import locks, machine
 from swiglu_bench.measure.clock import DeviceLost
-from swiglu_bench.processes import crew
-from swiglu_bench.processes.child import DoesNotEnd
-from swiglu_bench.processes.pool.team import NoPlace
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.csv_table import CutShort
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.session import here, policy
-from swiglu_bench.session.settings import Progress, Settings, Task
-from swiglu_bench.spec.errors import BadInput
-from swiglu_bench.spec.implementation import Step, implementation
 from swiglu_bench.sweep.options import TimingOptions
 from swiglu_bench.sweep.request import INTERRUPTED, Request
 from swiglu_bench.sweep.sweep import sweep
+from swiglu_bench.worker import crew, here, policy
+from swiglu_bench.worker.child import DoesNotEnd
+from swiglu_bench.worker.pool.team import NoPlace
+from swiglu_bench.worker.settings import Progress, Settings, Task
 
 pytestmark = pytest.mark.usefixtures("_quiet_machine")
 CPU = torch.device("cpu")
@@ -66,7 +65,7 @@ def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     FakeWandb.opened = []
     module = types.SimpleNamespace(WandbRun=FakeWandb)
-    monkeypatch.setitem(sys.modules, "swiglu_bench.writers.wandb_run", module)
+    monkeypatch.setitem(sys.modules, "swiglu_bench.show.writers.wandb_run", module)
 
 
 def run_sweep(

@@ -1,0 +1,136 @@
+"""How a command finds the implementations it was asked for: the suite's own, entry points, files. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Collection, Sequence
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+from swiglu_bench.cases.errors import BadInput, did_you_mean, one_line
+from swiglu_bench.cases.implementation import Implementation
+
+ENTRY_POINT_GROUP = "swiglu_bench.implementations"
+
+
+def _published() -> dict[str, EntryPoint]:
+    return {f"{one.name} = {one.value}": one for one in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def entry_point_addresses() -> list[str]:
+    """Addresses of the implementations that installed packages publish under `swiglu_bench.implementations`."""
+    return list(_published())
+
+
+def load(address: str) -> Implementation:
+    """The Implementation at `path/to/file.py:name` or of an entry point. This runs its file or imports its package."""
+    entry = _published().get(address)
+    found = _from_entry_point(entry, address) if entry else from_file(address)
+    return dataclasses.replace(found, address=address)
+
+
+def find(declared: Implementation) -> Implementation:
+    """The implementation, with its code, that was declared in another process: by its address, or the suite's own."""
+    if declared.address:
+        return load(declared.address)
+    found = list(vars(importlib.import_module(declared.source)).values())
+    found += [thing for group in found if isinstance(group, dict) for thing in group.values()]
+    for thing in found:
+        one = getattr(thing, "implementation", thing)
+        if isinstance(one, Implementation) and one.name == declared.name:
+            return one
+    raise BadInput(f"{declared.source} has no implementation {declared.name!r}; its code has changed.")
+
+
+def _from_entry_point(entry: EntryPoint, address: str) -> Implementation:
+    try:
+        found = entry.load()
+    except Exception as error:
+        raise BadInput(
+            f"The entry point {address} failed to import: {one_line(error)}; fix or uninstall its package."
+        ) from error
+    if not isinstance(found, Implementation):
+        raise BadInput(
+            f"The entry point {address} is a {type(found).__name__}, not an Implementation; decorate its build "
+            "function with swiglu_bench.implementation."
+        )
+    return found
+
+
+def check_file(spec: str) -> None:
+    """Raise BadInput unless `path/to/file.py:name` names a file."""
+    path = spec.rpartition(":")[0]
+    if not os.path.isfile(path):
+        raise BadInput(f"--impl {spec}: there is no file {path!r}; give path/to/file.py:name.")
+
+
+def from_file(spec: str) -> Implementation:
+    """The Implementation that `path/to/file.py:name` names. This runs the file's code."""
+    check_file(spec)
+    path, _, name = spec.rpartition(":")
+    module_spec = importlib.util.spec_from_file_location(f"swiglu_bench_user_{Path(path).stem}", path)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # dataclasses look their module up
+    try:
+        module_spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise BadInput(f"--impl {spec}: {path} failed to import: {one_line(error)}.") from error
+    offered = {value.name: value for value in vars(module).values() if isinstance(value, Implementation)}
+    chosen = offered.get(name) or getattr(module, name, None)
+    if not isinstance(chosen, Implementation):
+        names = ", ".join(offered) or "none (decorate a build function with swiglu_bench.implementation)"
+        raise BadInput(f"--impl {spec}: {path} has no implementation {name!r}; it offers: {names}.")
+    return chosen
+
+
+def select(
+    catalogue: Sequence[Implementation],
+    wanted: Sequence[str] = (),
+    unwanted: Sequence[str] = (),
+    load_file: Callable[[str], Implementation] = load,
+    unasked: Collection[str] | None = None,
+) -> list[Implementation]:
+    """The implementations that names and globs choose, in the catalogue's order, those of files after them.
+
+    An empty `wanted` means the names of `unasked`, or all but those `on_request`; `load_file` gets one from
+    `path/to/file.py:name`. Raises BadInput for a pattern that matches nothing, offering near matches.
+    """
+    names = [one.name for one in catalogue]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        sources = " and ".join(one.source for one in catalogue if one.name == twice)
+        raise BadInput(f"Two implementations are called {twice!r}, from {sources}; rename or uninstall one of them.")
+
+    def matches(patterns: Sequence[str], option: str) -> set[str]:
+        chosen: set[str] = set()
+        for pattern in patterns:
+            hits = fnmatch.filter(names, pattern)
+            if not hits:
+                raise BadInput(f"{option}: no implementation is called {pattern!r}; {did_you_mean(pattern, names)}")
+            chosen.update(hits)
+        return chosen
+
+    files = [spec for spec in wanted if ".py:" in spec]
+    keep = matches([spec for spec in wanted if spec not in files], "--impl")
+    if not wanted:
+        keep = {one.name for one in catalogue if not one.on_request} if unasked is None else {*unasked}
+    keep -= matches(unwanted, "--skip-impl")
+    chosen = [one for one in catalogue if one.name in keep]
+    for spec in files:
+        check_file(spec)
+        extra = load_file(spec)
+        if extra.name in names:
+            raise BadInput(f"--impl: the name {extra.name!r} is taken by another implementation; choose another.")
+        names.append(extra.name)
+        chosen.append(extra)
+    if not chosen:
+        raise BadInput("--skip-impl left no implementation to run; skip fewer.")
+    return chosen

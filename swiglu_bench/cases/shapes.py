@@ -1,0 +1,193 @@
+"""Shapes and sweeps from YAML: found by name, checked by pydantic; errors name the file and the line. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
+from pydantic import Field
+from pydantic_core import PydanticCustomError
+
+from swiglu_bench.cases import model_config, random_shapes, yaml_file
+from swiglu_bench.cases.cases import Experts, Extras, Shape
+from swiglu_bench.cases.errors import BadInput, did_you_mean
+
+DEFAULT_TOKENS = (1, 16, 128, 1024, 2048, 4096, 8192)
+
+Size = Annotated[int, Field(gt=0, le=2**24)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Tokens = Annotated[list[Size], Field(min_length=1)]
+Source = Annotated[str, Field(min_length=1)]
+
+
+class ShapeFile(pydantic.BaseModel, extra="forbid", strict=True):
+    """One shape, as a YAML file states it: of a block or, with `experts` and `top_k`, of a mixture of experts."""
+
+    hidden: Size
+    intermediate: Size
+    source: Source
+    tokens: Tokens = list(DEFAULT_TOKENS)
+    experts: Size | None = None
+    top_k: Size | None = None
+    bias: bool = False
+    limit: Positive | None = None
+    alpha: Positive = 1.0
+    interleaved: bool = False
+
+    @pydantic.model_validator(mode="after")
+    def _of_experts(self) -> ShapeFile:
+        """Refuse what belongs to experts where there are none, and more experts for a token than there are."""
+        rest = self.model_fields_set & {"top_k", "bias", "limit", "alpha", "interleaved"}
+        if self.experts is None and rest:
+            raise PydanticCustomError("experts", f"{min(rest)} is for a mixture of experts; give experts and top_k")
+        if self.experts is not None and not 1 <= (self.top_k or 0) <= self.experts:
+            raise PydanticCustomError("top_k", f"a mixture of experts needs a top_k of 1 to {self.experts}")
+        if (self.limit is None) != (self.alpha == 1.0):
+            raise PydanticCustomError("limit", "limit and alpha belong together, as in gpt-oss: 7.0 and 1.702")
+        return self
+
+    def shape(self, name: str) -> Shape:
+        """The shape under its name."""
+        experts = Experts(self.experts, self.top_k or 1) if self.experts else None
+        extras = Extras(bias=self.bias, limit=self.limit, alpha=self.alpha, interleaved=self.interleaved)
+        return Shape(name, self.hidden, self.intermediate, self.source, tuple(self.tokens), experts, extras)
+
+
+class SweepFile(pydantic.BaseModel, extra="forbid", strict=True):
+    """A named sweep: shapes, and token counts that replace the shapes' own."""
+
+    shapes: Annotated[list[str], Field(min_length=1)]
+    tokens: Tokens | None = None
+    source: Source
+
+
+Config = yaml_file.Document[ShapeFile | SweepFile]
+"""A file of configs/, read and checked."""
+
+
+def configs_folder() -> Path:
+    """The folder with the shapes: inside the installed package, or the checkout's own configs/."""
+    package = Path(__file__).parents[1]
+    installed, checkout = package / "configs", package.parent / "configs"
+    return installed if installed.is_dir() else checkout
+
+
+def config_names() -> list[str]:
+    """Names of every shape and sweep that `--shapes` accepts."""
+    return sorted(path.stem for path in configs_folder().glob("*.yaml"))
+
+
+def all_configs() -> list[Config]:
+    """Every shape and sweep of configs/, read and checked."""
+    return [_read(configs_folder() / f"{name}.yaml") for name in config_names()]
+
+
+def load_shapes(text: str, seed: int = 0) -> list[Shape]:
+    """Shapes for `--shapes`, separated by commas: names of shapes or sweeps, YAML files, HIDDENxINTERMEDIATE, models.
+
+    A model is a config.json, a folder with one, or a name such as Qwen/Qwen3-8B in the local Hugging Face cache.
+    random:N is N layers drawn from the seed.
+
+    Raises BadInput for a name that does not exist (offering near ones), sizes that are not positive, a file that is
+    missing or malformed (naming file and line), and two different shapes of one name.
+    """
+    shapes: dict[str, Shape] = {}
+    for word in text.split(","):
+        for shape in _named(word.strip(), seed):
+            other = shapes.setdefault(shape.name, shape)
+            if dataclasses.replace(other, source="", tokens=()) != dataclasses.replace(shape, source="", tokens=()):
+                raise BadInput(f"--shapes: two different shapes are called {shape.name!r}; rename one of them.")
+            shapes[shape.name] = shape
+    return list(shapes.values())
+
+
+def split_over(shapes: Iterable[Shape], ranks: int) -> list[Shape]:
+    """What one of `ranks` GPUs has of each shape in tensor parallelism: intermediate / ranks. Raises BadInput."""
+    if ranks == 1:
+        return list(shapes)
+    found = []
+    for one in shapes:
+        if one.intermediate % ranks:
+            raise BadInput(
+                f"--tp: the intermediate size of {one.name}, {one.intermediate}, is not a multiple of {ranks}."
+            )
+        share = one.intermediate // ranks
+        found.append(dataclasses.replace(one, name=f"{one.name}-tp{ranks}", intermediate=share))
+    return found
+
+
+def _of_model(file: Path, name: str, fields: dict[str, Any]) -> Shape:
+    try:
+        return ShapeFile.model_validate(fields).shape(name)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        raise BadInput(f"{file}: {'.'.join(map(str, first['loc'])) or name}: {first['msg']}.") from None
+
+
+def with_tokens(shapes: Iterable[Shape], tokens: Sequence[int]) -> list[Shape]:
+    """The shapes with a command's own token counts; those drawn at random keep theirs."""
+    return [
+        one if one.source == random_shapes.SOURCE else dataclasses.replace(one, tokens=tuple(tokens)) for one in shapes
+    ]
+
+
+def dense_shapes(text: str, command: str, seed: int = 0) -> list[Shape]:
+    """The same for a command that takes no mixture of experts."""
+    shapes = load_shapes(text, seed)
+    for shape in shapes:
+        if shape.experts:
+            raise BadInput(f"--shapes: {shape.name} is a mixture of experts, which {command} does not take; give one "
+                           "without experts, such as llama7b.")  # fmt: skip
+    return shapes
+
+
+def _named(word: str, seed: int, in_sweep: bool = False) -> list[Shape]:
+    """What one word of `--shapes`, or of a sweep's list, names."""
+    sizes = re.fullmatch(r"(-?\d{1,20})[xX](-?\d{1,20})", word)
+    if sizes:
+        hidden, intermediate = int(sizes[1]), int(sizes[2])
+        if not (0 < hidden <= 2**24 and 0 < intermediate <= 2**24):
+            raise BadInput(f"--shapes: {word!r} has a size outside 1 to 2^24; give HIDDENxINTERMEDIATE, as 4096x11008.")
+        return [Shape(f"{hidden}x{intermediate}", hidden, intermediate, "given on the command line", DEFAULT_TOKENS)]
+    if re.match("random(:|$)", word):
+        return random_shapes.random_shapes(word, seed)
+    known = config_names()
+    if word.endswith((".yaml", ".yml", ".json")) or "/" in word or (word not in known and os.path.isdir(word)):
+        model = model_config.config_file(word)
+        if model:
+            return [_of_model(model, name, fields) for name, fields in model_config.blocks(model)]
+        path = Path(word)
+        if not os.path.isfile(word):  # Path.is_file would raise for a folder that may not be entered
+            raise BadInput(f"--shapes: there is no file {word!r}; give a YAML file with hidden and intermediate.")
+    else:
+        path = configs_folder() / f"{word}.yaml"
+        if word not in known:
+            raise BadInput(f"--shapes: there is no shape or sweep {word!r}; {did_you_mean(word, known)}")
+    config = _read(path)
+    content = config.content
+    if isinstance(content, ShapeFile):
+        return [content.shape(config.name)]
+    if in_sweep:
+        raise BadInput(f"--shapes: {word!r} is a sweep; a sweep may only name shapes.")
+    members: list[Shape] = []
+    for index, member in enumerate(content.shapes):
+        try:
+            members += _named(member, seed, in_sweep=True)
+        except BadInput as error:
+            place = f"{path}:{config.line('shapes', index)}"
+            raise BadInput(f"{place}: shapes: {str(error).removeprefix('--shapes: ')}") from None
+    if content.tokens is None:
+        return members
+    return [dataclasses.replace(shape, tokens=tuple(content.tokens)) for shape in members]
+
+
+def _read(path: Path) -> Config:
+    def model(data: dict[str, Any]) -> type[ShapeFile | SweepFile]:
+        return SweepFile if "shapes" in data else ShapeFile
+
+    return yaml_file.read(path, model, "hidden, intermediate and source")

@@ -1,0 +1,22 @@
+"""The built-in implementations, in the order in which tables show them. One file per family, imported without torch."""
+
+from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.contenders import experts, fp8, fp8_experts, fused, liger, peers, pytorch, unsloth
+
+CATALOGUE: tuple[Implementation, ...] = (
+    pytorch.eager,
+    pytorch.eager_packed,
+    pytorch.compiled,
+    pytorch.compiled_packed,
+    pytorch.compiled_max_autotune,
+    liger.liger,
+    liger.liger_mlp,
+    unsloth.unsloth,
+    peers.quack,
+    peers.quack_tuned,
+    peers.flash_swiglu_mlp,
+    *fused.ROWS.values(),
+    *experts.ROWS,
+    *fp8.ROWS,
+    *fp8_experts.ROWS,
+)

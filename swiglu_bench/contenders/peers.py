@@ -1,0 +1,130 @@
+"""Other projects' fused kernels, to compare with: QuACK and flash-swiglu-mlp, as their own modules call them.
+
+`pip install 'swiglu-bench[peers]'` installs both. Without them, or on another GPU than they are made for, their rows
+are skipped with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from swiglu_bench.cases.cases import Dtype, Scope
+from swiglu_bench.cases.implementation import Implementation, Step, implementation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from swiglu_bench.cases.problem import Problem
+
+
+def interleave(gate: Tensor, up: Tensor) -> Tensor:
+    """[intermediate, hidden] twice -> [2 * intermediate, hidden]: a row of the gate's, then the same row of up's."""
+    import torch
+
+    return torch.stack((gate, up), 1).flatten(0, 1)
+
+
+def deinterleave(gate_up: Tensor) -> tuple[Tensor, Tensor]:
+    """What `interleave` was given, as views."""
+    gate, up = gate_up.unflatten(0, (-1, 2)).unbind(1)
+    return gate, up
+
+
+def gate_gradient(dz: Tensor, preactivation: Tensor) -> Tensor:
+    """The gradient of interleaved pre-activations [tokens, 2 * intermediate] from that of z [tokens, intermediate]."""
+    import torch
+
+    gate, up = preactivation.float().unflatten(-1, (-1, 2)).unbind(-1)
+    sigmoid = torch.sigmoid(gate)
+    d_gate = dz * up * sigmoid * (1 + gate * (1 - sigmoid))
+    d_up = dz * gate * sigmoid
+    return torch.stack((d_gate, d_up), -1).flatten(-2).to(preactivation.dtype)
+
+
+def _quack_glu(w_gate_up: Tensor, tuned: bool) -> Callable[[Tensor], Tensor]:
+    """x -> z. QuACK's function differentiates only to the pre-activations; the gate's backward is torch.compile's."""
+    import torch
+    from quack.gemm_interface import gemm_gated
+    from quack.linear import linear_gated_func
+
+    backward_of_gate = torch.compile(gate_gradient, fullgraph=True, dynamic=False)
+
+    class Gate(torch.autograd.Function):
+        """(preactivation, z that QuACK made of it) -> z"""
+
+        @staticmethod
+        def forward(ctx: Any, preactivation: Tensor, z: Tensor) -> Tensor:
+            ctx.save_for_backward(preactivation)
+            return z.view_as(z)
+
+        @staticmethod
+        def backward(ctx: Any, dz: Tensor) -> tuple[Tensor, None]:
+            (preactivation,) = ctx.saved_tensors
+            return backward_of_gate(dz, preactivation), None
+
+    def glu(x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return gemm_gated(x, w_gate_up.T, activation="swiglu", store_preact=False, tuned=tuned)[1]
+        return Gate.apply(*linear_gated_func(x, w_gate_up, "swiglu", tuned=tuned))
+
+    return glu
+
+
+def _quack(problem: Problem, tuned: bool) -> Step:
+    own = dict(problem.weights)
+    trains = own["w_gate"].requires_grad
+    joined = interleave(own.pop("w_gate"), own.pop("w_up")).detach().requires_grad_(trains)
+    own["w_gate_up"] = joined
+
+    def to_canonical(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        gradients["w_gate"], gradients["w_up"] = deinterleave(gradients.pop("w_gate_up"))
+        return gradients
+
+    if problem.case.scope is Scope.GLU:
+        return Step(_quack_glu(joined, tuned), own, to_canonical)
+    from quack.mlp import mlp_func
+
+    w_down = own["w_down"]
+    return Step(lambda x: mlp_func(x, joined, w_down, "swiglu", tuned=tuned), own, to_canonical)
+
+
+def _quack_row(name: str, description: str, tuned: bool) -> Implementation:
+    declare = implementation(
+        name,
+        scopes=(Scope.GLU, Scope.MLP),
+        description=description,
+        weight_layout="interleaved",
+        backend="cutlass",
+        package="quack",
+        imports="quack.gemm_interface",
+        gpus=(9, 10, 11, 12),
+        dtypes=(Dtype.FLOAT16, Dtype.BFLOAT16),
+        multiple=8,  # rows must step by 16 bytes
+        on_request=tuned,
+        usage=f"from quack.mlp import mlp_func; out = mlp_func(x, w_gate_up, w_down, 'swiglu', tuned={tuned})",
+    )
+    return declare(partial(_quack, tuned=tuned))
+
+
+quack = _quack_row("quack", "QuACK's gated product (CuTe DSL) in its default configuration, interleaved weights", False)
+quack_tuned = _quack_row("quack-tuned", "quack, its products tuned: each by QuACK's own tuner", True)
+
+
+@implementation(
+    "flash-swiglu-mlp",
+    scopes=(Scope.MLP,),
+    description="flash-swiglu-mlp's Triton kernels: autotuned; w_down and the weight gradients by cuBLAS",
+    backend="triton",
+    package="flash_swiglu_mlp",
+    gpus=(9, 10, 12),
+    multiple=8,  # rows must step by 16 bytes
+    usage="from flash_swiglu_mlp import flash_swiglu; out = flash_swiglu(x, w_gate, w_up, w_down)",
+)
+def flash_swiglu_mlp(problem: Problem) -> Step:
+    """As its FlashSwiGLUMLP calls it. Its backward overwrites what it saved: no second one."""
+    from flash_swiglu_mlp import flash_swiglu
+
+    weights = tuple(problem.weights[name] for name in ("w_gate", "w_up", "w_down"))
+    return Step(lambda x: flash_swiglu(x.unsqueeze(0), *weights).squeeze(0))  # [batch, tokens, hidden]

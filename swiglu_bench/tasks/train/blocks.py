@@ -1,0 +1,158 @@
+"""An implementation of the registry as a module that trains, in place of a model's SwiGLU block.
+
+Weights are fp32. In a 16-bit dtype an implementation is built on copies that are made anew before each forward, as
+autocast casts what a product reads; their gradients are passed on to the fp32 weights. Each implementation is thus
+built and called as the benchmarks do it, whether or not it knows of autocast.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from swiglu_bench.cases.cases import WEIGHTS, Case, Dtype, Scope
+from swiglu_bench.cases.errors import one_line
+from swiglu_bench.cases.implementation import Implementation, Step
+from swiglu_bench.cases.problem import Problem
+from swiglu_bench.check.inputs import torch_dtype
+from swiglu_bench.measure.clock import DeviceLost, answers
+from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.training import TrainedSeed
+
+PROJECTIONS = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}
+
+
+@dataclass
+class Trainee:
+    """An implementation that takes part, and what has been found about it so far."""
+
+    implementation: Implementation
+    row: Record
+    permuted: bool = False
+    """Whether the intermediate features of its blocks are in another order."""
+    losses: dict[int, list[float]] = field(default_factory=dict)
+    """By seed, for the seeds from which it was trained to the end."""
+    seeds: dict[int, TrainedSeed] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """As in the tables."""
+        return self.row.implementation
+
+    def add(self, seed: TrainedSeed, losses: list[float]) -> None:
+        """Keep what was trained to the end from one seed."""
+        self.seeds[seed.seed], self.losses[seed.seed] = seed, losses
+        self.row.parameters = seed.parameters
+
+    @contextlib.contextmanager
+    def may_fail(self, device: torch.device, doing: str) -> Iterator[None]:
+        """Turn whatever the implementation raises into its row's error; raises DeviceLost if it broke the device."""
+        try:
+            yield
+        except Exception as error:
+            if not answers(device):
+                raise DeviceLost(one_line(error)) from error
+            self.row.status, self.row.reason = Status.ERROR, f"{doing}: {one_line(error)}."
+
+
+def why_not(one: Implementation, case: Case, device_type: str, interpreter: bool, capability: str) -> str | None:
+    """Why it cannot be trained here in blocks of the case, in one sentence; None if it can."""
+    if not one.scopes & {Scope.MLP, Scope.GLU}:
+        return "It computes the activation alone; a block needs the scope mlp or glu."
+    if one.trains == "nothing":
+        return "It has no backward."
+    if one.backend == "triton" and device_type == "cpu" and not one.gpus and not interpreter:
+        return "Its Triton kernels need a GPU; --interpret runs them on a CPU, about a thousand times slower."
+    return one.refuses(_scoped(one, case)) or one.unavailable(device_type, interpreter, capability)
+
+
+class _Core(nn.Module):
+    """What of a block is the implementation's, without the casts of its input and weights."""
+
+    def __init__(self, call: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._call(x)
+
+
+class Block(nn.Module):
+    """x -> down(silu(gate(x)) * up(x)) by an implementation; `weights` are the fp32 parameters it begins with.
+
+    An implementation without a weight layout of its own trains these very parameters.
+    """
+
+    def __init__(self, trainee: Trainee, case: Case, weights: Mapping[str, nn.Parameter]) -> None:
+        super().__init__()
+        self.trains_weights = trainee.implementation.trains == "everything"
+        self._dtype = torch_dtype(case)
+        case = _scoped(trainee.implementation, case)
+        weights = _permuted(weights) if trainee.permuted else weights
+        step, leaves = self._build(trainee.implementation, case, weights)
+        own = leaves if step.parameters is not None else {}
+        if own and case.dtype is not Dtype.FLOAT32:  # in the same layout, but not rounded
+            own = self._build(trainee.implementation, dataclasses.replace(case, dtype=Dtype.FLOAT32), weights)[1]
+        if "w_down" not in leaves:
+            leaves["w_down"] = self._leaf(weights["w_down"], self._dtype)
+        whole = case.scope is Scope.MLP
+        self.core = _Core(step.forward if whole else lambda x: functional.linear(step.forward(x), leaves["w_down"]))
+        self.masters = nn.ParameterDict(
+            {name: nn.Parameter(own[name].detach()) if name in own else weights[name] for name in leaves}
+        )
+        self._leaves = leaves
+        for name, leaf in leaves.items():
+            if leaf.requires_grad:
+                leaf.register_post_accumulate_grad_hook(partial(_pass_gradient, self.masters[name]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., hidden] -> [..., hidden], in the dtype of products."""
+        flat = x.reshape(-1, x.shape[-1]).to(self._dtype)
+        with torch.no_grad():
+            for name, leaf in self._leaves.items():
+                if leaf.dtype is not torch.float32:
+                    leaf.copy_(self.masters[name])
+        with torch.autocast(x.device.type, enabled=False):
+            return self.core(flat).reshape(x.shape)
+
+    def check_gradients(self) -> None:
+        """After a backward: raise RuntimeError where a weight that is to be trained has no gradient."""
+        missing = [name for name, master in self.masters.items() if self.trains_weights and master.grad is None]
+        if missing:
+            raise RuntimeError(f"it yields no gradient for {', '.join(missing)}")
+
+    def _build(self, one: Implementation, case: Case, weights: Mapping[str, Tensor]) -> tuple[Step, dict[str, Tensor]]:
+        """The Step built on leaves of the case's dtype, and the leaves that it uses: its own or these."""
+        leaves = {name: self._leaf(weights[name], torch_dtype(case)) for name in WEIGHTS[case.scope]}
+        step = one.build(Problem(case, weights["w_gate"].device, leaves))
+        return step, dict(leaves if step.parameters is None else step.parameters)
+
+    def _leaf(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """The same memory in fp32, a copy in another dtype."""
+        return weight.detach().to(dtype).requires_grad_(self.trains_weights)
+
+
+def _scoped(implementation: Implementation, case: Case) -> Case:
+    """The case at the widest scope that the implementation has."""
+    return dataclasses.replace(case, scope=Scope.MLP if Scope.MLP in implementation.scopes else Scope.GLU)
+
+
+def _permuted(weights: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    gate, up, down = (weights[name].detach() for name in ("w_gate", "w_up", "w_down"))
+    order = torch.randperm(len(gate), generator=torch.Generator().manual_seed(1)).to(gate.device)
+    permuted = {"w_gate": gate[order], "w_up": up[order], "w_down": down[:, order]}
+    return {name: nn.Parameter(weight) for name, weight in permuted.items()}
+
+
+def _pass_gradient(master: nn.Parameter, leaf: Tensor) -> None:
+    assert leaf.grad is not None
+    gradient = leaf.grad.to(master.dtype)
+    master.grad = gradient if master.grad is None else master.grad + gradient
+    leaf.grad = None

@@ -1,0 +1,264 @@
+"""A child process from its parent's side: started, asked, suspended, timed out and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.machine.census import descendants
+from swiglu_bench.worker import forkserver, worker
+from swiglu_bench.worker.places import CannotGoOn, ContenderFailed
+from swiglu_bench.worker.reports import Malformed
+
+POLL_S = 0.2
+END_TIMEOUT_S = 60.0
+NOTED_S = 0.2
+"""Questions whose answers take so long are each in the debug log, with their time."""
+TAIL_LINES, TAIL_CHARACTERS = 3, 300
+CAN_SUSPEND = sys.platform == "linux"
+"""Elsewhere a child that stands still would outlive a parent that is killed."""
+
+log = logging.getLogger(__name__)
+
+
+class Stopped(CannotGoOn):
+    """The owner of a child was told to stop while the child worked; the child lives until its owner ends it."""
+
+
+class Died(Exception):
+    """A child ended, or was ended; the message says how, as part of a sentence, and what its log ends with."""
+
+
+class DoesNotEnd(CannotGoOn):
+    """A killed process is still there, as a driver that hangs keeps it; what it holds cannot be measured on."""
+
+
+class Child:
+    """One process that answers questions; what it prints is added to `log`. Raises Died where it cannot be started."""
+
+    def __init__(
+        self,
+        role: str,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Start a process of one of the worker's roles.
+
+        `environment` has the variables that differ from this process's; `stop` is asked now and then while it works.
+        """
+        self.log = log
+        self._stop = stop
+        self._trusted = role == worker.JUDGE
+        try:
+            with log.open("ab") as file:
+                self._begin_of_log = file.tell()
+        except OSError as error:
+            raise Died(f"its log {log} cannot be written: {error.strerror}") from None
+        self._owed = 0
+        self._took: dict[str, list[float]] = {}
+        self._suspended = False
+        self._pipe, theirs = forkserver.CONTEXT.Pipe()
+        setting = worker.Setting.of_this_process(log, environment or {})
+        try:
+            self._process = forkserver.fork(worker.serve, theirs, role, setting)
+        except (OSError, EOFError) as error:
+            raise Died(f"its process could not be started ({error})") from None
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return int(self._process.pid)
+
+    @property
+    def ended(self) -> bool:
+        """Whether `end` was called, by the owner or over a death."""
+        return self._pipe.closed
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process has not ended."""
+        return not self.ended and not wait([self._process.sentinel], 0)
+
+    @property
+    def printed(self) -> bool:
+        """Whether there is anything in the log."""
+        with contextlib.suppress(OSError):
+            return self.log.stat().st_size > self._begin_of_log
+        return False
+
+    def post(self, method: str, *arguments: Any) -> None:
+        """Ask without waiting; what goes wrong is told by the next `settle` or `ask`."""
+        self._send(method, arguments)
+        self._owed += 1
+
+    def settle(self, limit_s: float) -> Any:
+        """Wait until all that was posted is done; the last answer. Raises as `ask` does."""
+        answer = None
+        while self._owed:
+            answer = self._answer(limit_s, "what was posted")
+        return answer
+
+    def ask(self, limit_s: float, method: str, *arguments: Any) -> Any:
+        """The answer to a question.
+
+        Raises Stopped where `stop` says so, BadInput where the child refuses, ContenderFailed for what it raises,
+        Malformed for an answer that is none, and Died where it ends over it, or takes longer than `limit_s`.
+        """
+        self.resume()
+        self.settle(limit_s)
+        self.post(method, *arguments)
+        return self._answer(limit_s, method)
+
+    def suspend(self) -> None:
+        """Let the process and all of its group stand still until it is asked again."""
+        if CAN_SUSPEND and not self.ended and not self._suspended and not self._owed:
+            self._suspended = self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        if self._suspended:
+            self._suspended = False
+            self._signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        """Kill the process with all that it started, and wait until its memory is free; twice is harmless."""
+        if self.ended:
+            return
+        took = sorted(self._took.items(), key=lambda one: -sum(one[1]))
+        log.debug("%s in all: %s", self.log.stem, ", ".join(f"{m} {len(s)} x {sum(s):.2f} s" for m, s in took))
+        for other in descendants(self._process.pid) if CAN_SUSPEND else ():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(other.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
+        self._process.kill()
+        self._pipe.close()
+        self._owed = 0
+        if not forkserver.ended(self._process, END_TIMEOUT_S):
+            raise DoesNotEnd(f"Process {self._process.pid} was killed and does not end; what it holds is not free.")
+        self._process.close()
+
+    def _signal(self, number: signal.Signals) -> bool:
+        """Send a signal to the process's group; whether it was there."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if hasattr(os, "killpg"):
+                os.killpg(self._process.pid, number)
+                return True
+        return False
+
+    def _note(self, method: str, seconds: float) -> None:
+        """How long an answer took, for the debug log."""
+        self._took.setdefault(method, []).append(seconds)
+        if seconds >= NOTED_S:
+            log.debug("%s: %s took %.2f s", self.log.stem, method, seconds)
+
+    def _send(self, method: str, arguments: tuple[Any, ...]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it died while idle: told where its answer is awaited
+            self._pipe.send((method, arguments))
+
+    def _answer(self, limit_s: float, method: str) -> Any:
+        """The next answer; who is stopped leaves it owed, so that no later question is answered by it."""
+        began = time.monotonic()
+        while True:
+            if self._stop():
+                raise Stopped
+            ready = wait([self._pipe, self._process.sentinel], timeout=POLL_S)
+            if self._pipe in ready:
+                self._owed -= 1
+                self._note(method, time.monotonic() - began)
+                return self._received(limit_s)
+            if self._process.sentinel in ready:
+                raise self._died()
+            if time.monotonic() - began > limit_s:
+                raise self._died(f"it took longer than {limit_s:g} s (--timeout)")
+
+    def _received(self, limit_s: float) -> Any:
+        """What came: from the judge as it is, from a contender's process as JSON and nothing that could run code.
+
+        A process whose message is none, or does not end in time, is ended: what it says next could be anything.
+        """
+        watch, began = threading.Timer(limit_s, self._signal, (signal.SIGKILL,)), time.monotonic()
+        try:
+            if self._trusted:
+                kind, value = self._pipe.recv()
+            else:
+                watch.start()
+                kind, value = _parsed(self._pipe.recv_bytes(worker.MOST_BYTES))
+        except (EOFError, OSError, Malformed) as error:
+            if time.monotonic() - began >= limit_s:
+                raise self._died(f"it took longer than {limit_s:g} s (--timeout)") from None
+            if isinstance(error, EOFError | ConnectionError):
+                raise self._died() from None
+            self.end()
+            raise Malformed("its process sent a malformed message") from None
+        finally:
+            watch.cancel()
+        match kind:
+            case "answer":
+                return value
+            case "refused":
+                raise BadInput(str(value))
+            case "failed":
+                raise ContenderFailed(str(value))
+            case "lost":
+                raise self._died(f"it broke the GPU for its process ({value})")
+        self.end()
+        raise Malformed("its process sent a malformed message")
+
+    def _died(self, how: str = "") -> Died:
+        if not how:
+            forkserver.ended(self._process, END_TIMEOUT_S)
+            how = manner_of_death(self._process.exitcode)
+        self.end()
+        return Died(f"{how}; {last_words(self.log, self._begin_of_log)}")
+
+
+def _parsed(message: bytes) -> tuple[str, Any]:
+    try:
+        kind, value = json.loads(message)
+    except (ValueError, TypeError, RecursionError):
+        raise Malformed("its process sent a malformed message") from None
+    return str(kind), value
+
+
+def last_words(log: Path, begin_of_log: int) -> str:
+    """What a process that ended had printed last, as part of a sentence."""
+    try:
+        with log.open("rb") as file:
+            file.seek(begin_of_log)
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError as error:
+        return f"its log {log} cannot be read ({error.strerror})"
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    if not lines:
+        return "it printed nothing"
+    fatal = [number for number, line in enumerate(lines) if line.startswith("Fatal Python error")]
+    if fatal:  # the stack follows, the innermost call first
+        return f"its log {log} says: {' | '.join(lines[fatal[-1] :][:TAIL_LINES])[:TAIL_CHARACTERS]}"
+    return f"its log {log} ends: {' | '.join(lines[-TAIL_LINES:])[-TAIL_CHARACTERS:]}"
+
+
+def manner_of_death(exit_code: int | None) -> str:
+    """How a process ended, as part of a sentence."""
+    if exit_code is None:
+        return "its process closed its pipe and did not end"
+    if exit_code >= 0:
+        return f"its process ended with exit status {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    note = ", as a system does when its memory runs out" if name == "SIGKILL" else ""
+    return f"its process was killed by {name}{note}"

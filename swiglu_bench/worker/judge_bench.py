@@ -1,0 +1,274 @@
+"""What runs in the judge's process: truths, verdicts, and what the suite itself measures on the device.
+
+No contender is ever imported here. Results come through letterboxes, which this process makes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swiglu_bench.cases import fp8
+from swiglu_bench.cases.cases import PLAIN, Case, Extras
+from swiglu_bench.cases.costs import Product, products_by_kind
+from swiglu_bench.cases.errors import one_line
+from swiglu_bench.check import usage
+from swiglu_bench.check.inputs import Draw, make_problem, sizes, torch_dtype
+from swiglu_bench.check.judge import Judge
+from swiglu_bench.check.letterbox import Letterbox, Sizes
+from swiglu_bench.check.quantised import QuantisedJudge, judge_of, with_loss
+from swiglu_bench.check.results import Fault, same_bits
+from swiglu_bench.check.routing import Load, load_of
+from swiglu_bench.machine import ceilings_cache, machine
+from swiglu_bench.machine.ceilings_cache import Ceilings
+from swiglu_bench.measure.ceilings import bare_products, grouped_products
+from swiglu_bench.measure.clock import Clock, Sample, make_clock
+from swiglu_bench.rows.record import TensorCheck
+from swiglu_bench.worker.settings import Settings
+
+Delivered = Mapping[str, Sequence[str]]
+"""Names of the results in each contender's letterbox."""
+
+
+class JudgeBench:
+    """The suite's own process on a device. Methods are asked for by name, from the parent."""
+
+    def __init__(self, settings: Settings, this: machine.Machine) -> None:
+        """Make the device's context."""
+        self.settings, self._machine, self._device = settings, this, settings.device
+        torch.zeros((), device=settings.device)
+        self._clock: Clock | None = None
+        self._boxes: dict[tuple[str, str], Letterbox] = {}
+        self._products: dict[tuple[tuple[Product, ...], bool], Callable[[], list[Tensor]]] = {}
+        self._grouped: dict[tuple[str, ...], Callable[[], list[Tensor]]] = {}
+        self._expected: dict[str, usage.Expected] = {}
+        self._quantised: dict[str, QuantisedJudge] = {}
+
+    @property
+    def clock(self) -> Clock:
+        """The device's clock."""
+        if self._clock is None:
+            self._clock = make_clock(self._device, self.settings.cold_l2)
+        return self._clock
+
+    def free_bytes(self) -> int:
+        """What a case may still take on the device."""
+        return machine.free_memory_bytes(self._device)
+
+    def ceilings(self, dtype: str) -> Ceilings:
+        """The device's best rates for a dtype."""
+        return ceilings_cache.ceilings(self._machine, self._device, getattr(torch, dtype), self.clock)
+
+    def begin_case(self, case: Case, weights_seed: int, extras: Extras = PLAIN) -> str:
+        """Draw the weights; why the case cannot be judged here, or ""."""
+        self.end_case()
+        try:
+            self._judge = Judge(make_problem(case, self._device, extras, weights_seed))
+        except RuntimeError as error:
+            return _out_of_memory(error)
+        return ""
+
+    def end_case(self) -> None:
+        """Let go of the case, and of the device's memory, which the next contenders may need."""
+        for box in self._boxes.values():
+            box.close()
+        self._boxes.clear()
+        self._products.clear()
+        self._grouped.clear()
+        self._expected.clear()
+        self._quantised.clear()
+        for name in ("_judge", "_batch"):
+            if hasattr(self, name):
+                delattr(self, name)
+        torch.cuda.empty_cache()
+
+    def close_letterboxes(self, contender: str) -> None:
+        """Give back the memory of those of a contender whose process has ended, or lets go of the case next."""
+        for key in [key for key in self._boxes if key[0] == contender]:
+            self._boxes.pop(key).close()
+        torch.cuda.empty_cache()
+
+    def letterbox(self, contender: str, kind: str, names: Sequence[str]) -> tuple[bytes, Sizes]:
+        """A letterbox for results of these names, which are a case's tensors, or `output`."""
+        case = self._judge.problem.case
+        found = sizes(case) | {"output": sizes(case)["upstream"]}
+        return self._open(contender, kind, {name: found[name] for name in names}, torch_dtype(case))
+
+    def operand_letterboxes(self, contender: str, *way: bool) -> dict[str, tuple[bytes, Sizes]]:
+        """Letterboxes for codes and scales. From now on the contender is judged as one that quantises in a way.
+
+        The way is what `judge_of` asks for.
+        """
+        case, kind = self._judge.problem.case, judge_of(*way)
+        known = (one for one in self._quantised.values() if type(one) is kind)
+        self._quantised[contender] = next(known, None) or kind(self._judge.problem)
+        codes = dict(fp8.operand_sizes(case))
+        scales = {name: fp8.scale_size(case.precision, name, size) for name, size in codes.items()}
+        opened = (("codes", codes, fp8.E4M3), ("scales", scales, torch.float32))
+        return {kind: self._open(contender, kind, found, dtype) for kind, found, dtype in opened}
+
+    def judge_operands(
+        self, contender: str, draw: Draw, results: Mapping[str, Fault | None], label: str, distribution: bool,
+        operands: Sequence[str],
+    ) -> tuple[TensorCheck, ...]:  # fmt: skip
+        """The same as `judge`, and verdicts on the codes and scales of these operands."""
+        codes, scales = (self._boxes[contender, kind].tensors for kind in ("codes", "scales"))
+        handed = {name: (codes[name].clone(), scales[name].clone()) for name in operands}
+        return self._judged(contender, draw, results, label, distribution, handed)
+
+    def truth(self, draw: Draw, train: bool) -> str:
+        """Compute the truth of a call, which several contenders are judged by; why it cannot be, or ""."""
+        try:
+            self._judge.truth(draw, train)
+        except RuntimeError as error:
+            return _out_of_memory(error)
+        torch.cuda.empty_cache()
+        return ""
+
+    def judge(
+        self, contender: str, draw: Draw, results: Mapping[str, Fault | None], label: str, distribution: bool
+    ) -> tuple[TensorCheck, ...]:
+        """Verdicts on what lies in a contender's letterbox, and on what has a fault instead."""
+        return self._judged(contender, draw, results, label, distribution)
+
+    def _judged(
+        self, contender: str, draw: Draw, results: Mapping[str, Fault | None], label: str, distribution: bool,
+        handed: Mapping[str, fp8.Quantised] | None = None,
+    ) -> tuple[TensorCheck, ...]:  # fmt: skip
+        places = self._boxes[contender, "results"].tensors
+        produced = {name: None if fault else places[name].clone() for name, fault in results.items()}
+        faults, judge = {name: fault for name, fault in results.items() if fault}, self._judge_of(contender)
+        options: dict[str, Any] = {"label": label, "faults": faults, "distribution": distribution}
+        if handed is not None and isinstance(judge, QuantisedJudge):
+            checks = judge.judge_handed(produced, draw, handed, **options)
+        else:
+            checks = judge.judge(produced, draw, **options)
+        if isinstance(judge, QuantisedJudge):
+            checks = with_loss(checks, produced, self._judge, draw)
+        torch.cuda.empty_cache()  # a truth that was not at hand takes much, and contenders need the memory
+        return checks
+
+    def _judge_of(self, contender: str) -> Judge:
+        return self._quantised.get(contender, self._judge)
+
+    def compare(self, draw: Draw, delivered: Delivered) -> dict[str, str]:
+        """Hold the results of a round against eager's on the same inputs: what is wrong, by contender."""
+        wrong = self._comparison([draw])
+        found = {contender: wrong(contender, names) for contender, names in delivered.items()}
+        return {contender: reason for contender, reason in found.items() if reason}
+
+    def expect_batch(self, draws: Sequence[Draw]) -> tuple[float, float]:
+        """Add up eager's results of calls, for `compare_batch`.
+
+        Returns the ms a call that laying out inputs and adding up results takes by itself: with a backward, and for a
+        forward alone.
+        """
+        self._batch = self._comparison(draws)
+        with_backward, forward = (self._judge.handling_ms(draws, backward, self.clock) for backward in (True, False))
+        return with_backward, forward
+
+    def compare_batch(self, contender: str, names: Sequence[str]) -> str:
+        """Hold the sums in a contender's letterbox against eager's: what is wrong, or ""."""
+        return self._batch(contender, names)
+
+    def _comparison(self, draws: Sequence[Draw]) -> Callable[[str, Sequence[str]], str]:
+        """What holds a contender's results against the reference's, which is run once for all that it is for."""
+        mode = self._judge.problem.case.mode
+        of_judge = functools.cache(lambda judge: judge.compare(mode, draws))
+        return lambda contender, names: of_judge(self._judge_of(contender))(self._delivered(contender, names))
+
+    def _delivered(self, contender: str, names: Sequence[str]) -> dict[str, Tensor]:
+        places = self._boxes[contender, "results"].tensors
+        return {name: places[name] for name in names}
+
+    def compare_use(self, contender: str, draws: Sequence[Draw], weights_seed: int | None, names: Sequence[str]) -> str:
+        """Hold the sums of `Workbench.accumulate` against eager's: what is wrong, or ""."""
+        wrong = self._judge.compare_use(self._judge.problem.case.mode, draws, weights_seed)
+        return wrong(self._delivered(contender, names))
+
+    def compare_harsh(self, contender: str, draw: Draw) -> str:
+        """Hold an output for harsh values against eager's: what is wrong, or ""."""
+        return self._judge.compare_harsh(draw)(self._delivered(contender, ["output"])["output"])
+
+    def changed_weights(self, contender: str) -> list[str]:
+        """Names of the weights in a contender's letterbox that are not the case's."""
+        places = self._boxes[contender, "weights"].tensors
+        return [name for name, value in places.items() if not same_bits(value, self._judge.problem.parameters[name])]
+
+    def usage_letterbox(
+        self, contender: str, case: Case, seeds: usage.Seeds, wanted: Sequence[str], gradients: Sequence[str]
+    ) -> tuple[bytes, Sizes]:
+        """A letterbox for the results of the scenarios of a model's use; their truth is computed now."""
+        judge = type(self._judge_of(contender))
+        expected = self._expected[contender] = usage.Expected(case, self._device, seeds, wanted, gradients, judge)
+        found = {name: tuple(value.shape) for name, value in expected.truth.items()}
+        return self._open(contender, "usage", found, torch_dtype(case))
+
+    def judge_usage(self, contender: str, delivered: Sequence[str]) -> tuple[TensorCheck, ...]:
+        """Verdicts on the results of the scenarios."""
+        places = self._boxes.pop((contender, "usage"))
+        found = {name: places.tensors[name].clone() for name in delivered}
+        places.close()
+        return tuple(self._expected.pop(contender).judge(found))
+
+    def load(self) -> Load:
+        """How a typical call loads the experts of the case."""
+        experts = self._judge.problem.case.shape.experts
+        assert experts
+        return load_of(experts, self._judge.desk.typical_experts)
+
+    def sample_products(self, products: tuple[Product, ...], in_fp8: bool, lead_us: float) -> Sample:
+        """Time the bare products of a case once, after an untimed run as Workbench.sample has one."""
+        key = products, in_fp8
+        if key not in self._products:
+            dtype = fp8.E4M3 if in_fp8 else torch_dtype(self._judge.problem.case)
+            self._products[key] = bare_products(products, self._device, dtype)
+        return self._sample(self._products[key], lead_us)
+
+    def lay_out_grouped(self, gradients: tuple[str, ...]) -> str:
+        """Make the bare products of experts, with a typical load, ready to be timed; why they cannot be, or ""."""
+        case = self._judge.problem.case
+        assert case.shape.experts
+        counts = self._judge.desk.typical_experts.flatten().bincount(minlength=case.shape.experts.count)
+        try:
+            run = grouped_products(*products_by_kind(case, gradients), counts, torch_dtype(case))
+            run()
+        except RuntimeError as error:
+            return one_line(error)
+        self._grouped[gradients] = run
+        return ""
+
+    def sample_grouped(self, gradients: tuple[str, ...], lead_us: float) -> Sample:
+        """Time them once, in the same way."""
+        return self._sample(self._grouped[gradients], lead_us)
+
+    def _sample(self, run: Callable[[], list[Tensor]], lead_us: float) -> Sample:
+        if not self.settings.rule.rest_s:
+            run()
+        taken = self.clock.sample(run, lead_us)
+        return replace(taken, result=None)
+
+    def _open(self, contender: str, kind: str, found: Sizes, dtype: torch.dtype) -> tuple[bytes, Sizes]:
+        box = Letterbox.make(found, dtype, self._device)
+        for place in box.tensors.values():
+            place.fill_(math.nan)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        old = self._boxes.pop((contender, kind), None)
+        if old:
+            old.close()
+        self._boxes[contender, kind] = box
+        return box.address(), found
+
+
+def _out_of_memory(error: RuntimeError) -> str:
+    """The reason of a case that does not fit; raises other errors again. A CPU raises a plain RuntimeError."""
+    if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+        raise error
+    return f"The device ran out of memory for the inputs and their fp64 truth: {one_line(error)}"

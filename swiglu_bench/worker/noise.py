@@ -1,0 +1,120 @@
+"""How often this machine reports a difference where there is none, and how small a difference it can detect."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swiglu_bench.cases.cases import Case
+from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.measure.rounds import run_rounds
+from swiglu_bench.measure.statistics import Interval, Verdict, detectable, noise_interval, percentile, verdict
+from swiglu_bench.worker.admission import Admitting, Drawn
+from swiglu_bench.worker.case import TWINS
+from swiglu_bench.worker.places import Contender, Place
+from swiglu_bench.worker.round_judge import RoundJudge, contender_of
+
+PAIRS_OF_A_CREW = 10
+"""Pairs for which the same processes are used: new ones may be slower or faster."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One A/A pair, judged as a sweep judges a contender."""
+
+    time_ms: float
+    ratio: Interval
+    """Of an implementation to itself in another process."""
+    noise: float
+    """How far from 1 the interval of a further such process reaches, by the baseline's twins."""
+    rounds: int
+    stopped_by: str
+
+    @property
+    def verdict(self) -> Verdict:
+        """Anything but a tie is a false positive."""
+        return verdict(self.ratio, self.noise)
+
+    @property
+    def detectable(self) -> float:
+        """The least true difference that this pair would have shown, faster or slower."""
+        return detectable(self.ratio, self.noise)
+
+
+class Pairs:
+    """A/A pairs of one implementation and case: a baseline, its twins and a contender, all the same."""
+
+    def __init__(self, place: Place, case: Case, implementation: Implementation) -> None:
+        self._place, self._case, self._implementation = place, case, implementation
+        self._roles = ["", *TWINS, "contender"]
+        self._lot = random.SystemRandom()
+        self._contenders: list[Contender] = []
+        self._measured = 0
+
+    def measure(self) -> Pair:
+        """The next pair. Which process has which role is drawn by lot. Raises what a contender's process raises."""
+        place, case = self._place, self._case
+        if self._measured % PAIRS_OF_A_CREW == 0:
+            for contender in self._contenders:
+                contender.end()
+            members = [(self._implementation, role) for role in self._roles]
+            place.start(members, case)
+            self._contenders = [place.contender(*member) for member in members]
+            drawn = Drawn.new()
+            reason = place.judge.begin_case(case, drawn.weights)
+            for draw in drawn.draws:
+                reason = reason or place.judge.truth(draw, False)
+            if reason:
+                raise RuntimeError(reason)
+            admitting = Admitting(place, case, drawn)
+            for contender in self._contenders:
+                admitting.build(contender)
+        self._measured += 1
+        baseline, contender, *twins = self._lot.sample(self._contenders, len(self._contenders))
+        judge = RoundJudge(place, lambda name: ("output",), full_share=0.0)
+        timed = [contender_of(one, judge, led=case.mode) for one in self._contenders]
+        rule, seed = place.settings.rule, self._lot.getrandbits(31)
+        with place.held():
+            rounds = run_rounds(
+                timed, rule, baseline=baseline.name, seed=seed, on_round=lambda number: judge.judge() or None
+            )
+        for timing in rounds.timings.values():
+            if timing.failure:
+                raise timing.failure
+        ratio = rounds.ratio(contender.name, baseline.name)
+        noise = noise_interval([rounds.ratio(twin.name, baseline.name) for twin in twins])
+        assert ratio
+        assert noise
+        times = rounds.timings[baseline.name].ms
+        return Pair(percentile(times, 50), ratio, noise.noise, len(times), rounds.stopped_by)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What many pairs say about a machine."""
+
+    pairs: int
+    false_positives: int
+    """Pairs with a verdict other than tie."""
+    excluding_1: int
+    """Pairs whose 95% interval excludes 1: processes differ by more than their samples tell."""
+    half_width: float
+    """Median half-width of the interval."""
+    noise: float
+    """Median noise by the baseline's twins."""
+    detectable: tuple[float, float]
+    """The difference that 80% of the pairs would have shown, and that 95% would have."""
+
+
+def summarise(pairs: Sequence[Pair]) -> Summary:
+    """Count false positives and condense the pairs to a few figures."""
+    least = [pair.detectable for pair in pairs]
+    return Summary(
+        pairs=len(pairs),
+        false_positives=sum(pair.verdict is not Verdict.TIE for pair in pairs),
+        excluding_1=sum(pair.ratio.excludes(1.0) for pair in pairs),
+        half_width=percentile([pair.ratio.half_width for pair in pairs], 50),
+        noise=percentile([pair.noise for pair in pairs], 50),
+        detectable=(percentile(least, 80), percentile(least, 95)),
+    )

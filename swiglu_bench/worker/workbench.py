@@ -1,0 +1,477 @@
+"""What runs in a contender's process: one implementation, built for one case, called as its parent says.
+
+Nothing is judged here, and no time that counts is kept: results go into the letterbox, samples to the parent at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swiglu_bench.cases import fp8
+from swiglu_bench.cases.cases import PLAIN, Case, Extras, Mode
+from swiglu_bench.cases.errors import one_line
+from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.check import usage
+from swiglu_bench.check.built import Built, Call, Produced, add_up
+from swiglu_bench.check.conduct import GlobalState, random_state
+from swiglu_bench.check.inputs import Draw, make_problem, torch_dtype
+from swiglu_bench.check.judge import REFERENCE
+from swiglu_bench.check.letterbox import Letterbox, Sizes
+from swiglu_bench.check.results import fingerprint, form_fault, poison
+from swiglu_bench.measure.clock import Clock, CudaClock, DeviceLost, LatencyClock, answers, make_clock
+from swiglu_bench.measure.graph import Graph, capture
+from swiglu_bench.measure.replaced import put_back
+from swiglu_bench.worker.ahead import choose_nothing, every_candidate
+from swiglu_bench.worker.reports import (
+    BuildReport,
+    CallReport,
+    FaultReport,
+    MemoryReport,
+    SampleReport,
+    UsageReport,
+)  # fmt: skip
+from swiglu_bench.worker.settings import Settings
+
+HOLD_CYCLES = 10_000_000
+"""How long the GPU is kept from its queue: some 5 ms, more than the host needs to queue a call."""
+RECOMPILE_LIMIT = 64
+USAGE = "usage"
+"""The kind of letterbox that the judge closes as soon as it has read it; it is open here until the next one."""
+_sleep = getattr(torch.cuda, "_sleep", None)
+
+
+class Workbench:
+    """One implementation in one process. Methods are asked for by name, from the parent."""
+
+    def __init__(self, settings: Settings, implementation: Implementation, state: GlobalState | None = None) -> None:
+        """Make the device's context. `state` is that of before the implementation was imported."""
+        self.settings = settings
+        self._implementation = implementation
+        self._device = settings.device
+        self._on_gpu = settings.device.type == "cuda"
+        torch.zeros((), device=settings.device)
+        self._clock: Clock | None = None
+        self._latency: LatencyClock | None = None
+        self._boxes: dict[str, Letterbox] = {}
+        self._earlier: tuple[Produced, dict[str, Tensor]] = ({}, {})
+        self._begun: Call | None = None
+        self._graph: Graph | None = None
+        self._layers: list[Built] = []
+        self._state = state or GlobalState()
+        self._replaced: set[str] = set()
+
+    @property
+    def clock(self) -> Clock:
+        """The device's clock."""
+        if self._clock is None:
+            self._clock = make_clock(self._device, self.settings.cold_l2)
+        return self._clock
+
+    def warm_up(self, case: Case) -> None:
+        """Do the suite's own part of a call once, at a small size: what torch and CUDA load lazily is loaded then.
+
+        No code of the contender's runs here, so that processes may do this side by side.
+        """
+        small = usage.small_case(case, self._device.type)
+        built, draw = Built(REFERENCE, make_problem(small, self._device)), Draw(0)
+        for _ in range(2):
+            produced = built.train(draw) | built.infer(draw)
+            poison(built.problem, backward=True)
+            for value in (*produced.values(), *built.desk.given.values()):
+                fingerprint(value)
+            call = built.call(Mode.STEP, draw)
+            self.clock.sample(lambda: call.run(self.clock.pause), 100.0, call.prepare)  # noqa: B023
+        self.clock.synchronize()
+
+    def build(self, case: Case, weights_seed: int, extras: Extras = PLAIN) -> BuildReport:
+        """Build the implementation for a case; raises what it raises."""
+        self.forget()
+        self._put_back()
+        forget_compiled()
+        self._problem, self._weights_seed = make_problem(case, self._device, extras, weights_seed), weights_seed
+        self._built = Built(self._implementation, self._problem)
+        self._weights = self._built.parameters | self._problem.parameters
+        return BuildReport(gradients=list(self._built.gradients))
+
+    def rehearse(self, case: Case, weights_seed: int, extras: Extras = PLAIN) -> None:
+        """Build and call it once, where nothing is timed or judged: what has to be compiled is on disk afterwards."""
+        choose_nothing(self._implementation.backend == "inductor")
+        self.build(case, weights_seed, extras)
+        with every_candidate():
+            self._built.call(case.mode, Draw(weights_seed))()
+        self.clock.synchronize()
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of the last case, and of the device's memory."""
+        for name in ("_built", "_problem", "_weights"):
+            if hasattr(self, name):
+                delattr(self, name)
+        self._earlier, self._begun, self._graph, self._layers = ({}, {}), None, None, []
+        self._boxes.clear()
+        torch.cuda.empty_cache()
+
+    def open_letterbox(self, kind: str, address: bytes, sizes: Sizes) -> None:
+        """Map the judge's memory for results of a kind."""
+        dtype = {"codes": fp8.E4M3, "scales": torch.float32}.get(kind, torch_dtype(self._problem.case))
+        self._open(kind, address, sizes, dtype)
+
+    def _open(self, kind: str, address: bytes, sizes: Sizes, dtype: torch.dtype) -> Letterbox:
+        """The judge has closed the last of this kind, and that of usage: they go before another is mapped."""
+        for closed in (kind, USAGE):
+            self._boxes.pop(closed, None)
+        self._boxes[kind] = Letterbox.open(address, sizes, dtype)
+        return self._boxes[kind]
+
+    def check(self, draw: Draw, train: bool) -> CallReport:
+        """One call, forward alone or with its backward, watched: what it changes that it must not, what comes late."""
+        problem, built = self._problem, self._built
+        overwrites = built.implementation.overwrites if train else frozenset()
+        before = {name: fingerprint(value) for name, value in self._weights.items()}
+        chance = random_state()
+        poison(problem, backward=train)
+        if self._on_gpu and _sleep is not None:
+            _sleep(HOLD_CYCLES)
+        handed: dict[str, tuple[Tensor, Tensor]] = {}
+        if built.hand_over:
+            built.hand_over(handed)
+        produced = built.train(draw) if train else built.infer(draw)
+        prints = _fingerprints(produced)  # queued right behind the work, read when everything is done
+        desk = built.desk
+        others = [value for name, value in desk.given.items() if name not in overwrites]
+        delivered, faults = self._deliver("results", produced, [*others, *self._weights.values()])
+        self.clock.synchronize()
+        late = _changed(produced, prints)
+        for name in late:
+            faults[name] = FaultReport(check="complete on return", reason="was not complete when its stream was done")
+        for name in _changed(*self._earlier) - late:
+            if name in produced and not self._lies_on_desk(self._earlier[0][name]):
+                faults.setdefault(name, FaultReport(check="kept", reason="was changed by the next call"))
+        conduct = self._conduct(draw, overwrites, before, train and bool(built.gradients))
+        if self._earlier[0] and random_state() != chance:  # the first call may tune itself with random numbers
+            conduct["random state"] = "drew from a global random number generator, which SwiGLU does not need"
+        self._earlier = produced, prints
+        operands = self._deliver_operands(handed, conduct) if built.hand_over else None
+        if self._on_gpu:  # other processes need the memory that this one's allocator would keep
+            torch.cuda.empty_cache()
+        return CallReport(
+            delivered=[n for n in delivered if n not in late], faults=faults, conduct=conduct, operands=operands
+        )
+
+    def _deliver_operands(self, handed: dict[str, tuple[Tensor, Tensor]], conduct: dict[str, str]) -> list[str]:
+        """Hand over codes and scales, and keep none from now on; what has the wrong form goes into `conduct`."""
+        assert self._built.hand_over
+        self._built.hand_over(None)
+        known = self._boxes["codes"].tensors
+        if unknown := sorted(set(handed) - set(known)):
+            conduct["recipe"] = f"handed over codes of {', '.join(unknown)}; the operands are {', '.join(known)}"
+        found = {name: pair for name, pair in handed.items() if name in known}
+        for number, kind in enumerate(("codes", "scales")):
+            _, faults = self._deliver(kind, {name: pair[number] for name, pair in found.items()}, [])
+            for name, fault in faults.items():
+                conduct["recipe"] = f"the {kind} of {name}: {fault.reason}"
+                found.pop(name)
+        self.clock.synchronize()
+        return list(found)
+
+    def lead_in(self, draw: Draw) -> None:
+        """What comes before a timed call whose inputs nobody knows yet: an untimed one, as in a loop.
+
+        The host's caches are warm then. Of a backward, the forward on this draw's activations. All of it is done when
+        this returns, on the GPU as well: none of it is part of the turn that follows.
+        """
+        self._put_back()
+        mode = self._problem.case.mode
+        poison(self._problem, mode is not Mode.FORWARD)
+        if not self.settings.rule.rest_s:
+            self._built.call(mode, Draw(~draw.seed))()
+        if mode is Mode.BACKWARD:
+            self._begun = self._built.call(mode, draw)
+            self._begun.begin()
+        self.clock.synchronize()
+
+    def sample(self, draw: Draw, lead_us: float, latency: bool = False, led: bool = False) -> SampleReport:
+        """One timed call of the case's mode; inputs are drawn behind the spin that holds the GPU.
+
+        `led`: its `lead_in` was asked for before.
+        """
+        if latency and self._latency is None:
+            assert isinstance(self.clock, CudaClock)
+            self._latency = LatencyClock(self.clock)
+        clock = self._latency if latency and self._latency else self.clock
+        if not led:
+            self.lead_in(draw)
+        begun, self._begun = self._begun, None
+        call = begun or self._built.call(self._problem.case.mode, draw, upstream_first=latency)
+        pause = contextlib.nullcontext if latency else clock.pause
+        return self._take(clock, lambda: call.run(pause), lambda: call.prepare(draw), call.results, lead_us)
+
+    def record(self, mode: Mode) -> str:
+        """Record the work of a mode, for all layers, as a CUDA graph; why it cannot be recorded, or ""."""
+        try:
+            self._layers = [self._built, *(self._further_layer() for _ in range(1, self.settings.layers))]
+            calls = [one.recordable(mode) for one in self._layers]
+            self._graph = capture(lambda: [call() for call in calls], self._device)
+        except Exception as error:  # whatever a contender or CUDA has against being recorded
+            self._layers = []
+            self._must_answer(error)
+            return f"It cannot be recorded: {one_line(error)}"
+        return ""
+
+    def _further_layer(self) -> Built:
+        """The implementation built again, on the same weights in memory of their own."""
+        problem = make_problem(self._problem.case, self._device, self._problem.extras, self._weights_seed)
+        built = Built(self._implementation, problem)
+        _lay_out(built, Draw(self._weights_seed))
+        return built
+
+    def replay(self, draw: Draw, lead_us: float) -> SampleReport:
+        """One timed replay on new inputs, which are copied in before it.
+
+        One layer, which none can know when it is recorded, has those of the draw and hands over its results.
+        """
+        graph, layers = self._graph, self._layers
+        assert graph is not None
+        judged = draw.seed % len(layers)
+
+        def load() -> None:
+            for number, built in enumerate(layers):
+                _lay_out(built, draw if number == judged else Draw(draw.seed ^ ((number + 1) << 8)))
+
+        return self._take(self.clock, graph.replay, load, lambda: graph.result[judged](), lead_us)
+
+    def batch(self, draws: Sequence[Draw], forward_only: bool = False) -> None:
+        """Calls of the case's mode back to back, each on inputs of its own; the sums of their results are handed over.
+
+        `forward_only` stops each before its backward.
+        """
+        built, mode = self._built, self._problem.case.mode
+        places = self._boxes["results"].tensors
+        sums = {"output": places["output"]} if forward_only else places
+        for place in sums.values():
+            place.zero_()
+        call = built.forward_to_train if forward_only else lambda draw: built.call(mode, draw)()
+        add_up(call, draws, sums, self.clock.flush)
+        self.clock.synchronize()
+
+    def accumulate(self, draws: Sequence[Draw], weights_seed: int | None) -> CallReport:
+        """Be used as in training at the case's size, with other weights where a seed is given; back to its own then.
+
+        The sums of all results are handed over.
+        """
+        built, case = self._built, self._problem.case
+
+        def weights_of(seed: int) -> dict[str, Tensor]:
+            return make_problem(case, self._device, self._problem.extras, seed).parameters
+
+        if weights_seed is not None:
+            built.set_weights(weights_of(weights_seed))
+        try:
+            produced = built.accumulate(draws, case.mode is not Mode.FORWARD)
+            delivered, faults = self._deliver("results", produced, [])
+        finally:
+            if weights_seed is not None:
+                built.set_weights(weights_of(self._weights_seed))
+        self.clock.synchronize()
+        return CallReport(delivered=delivered, faults=faults, conduct={})
+
+    def repeat(self, calls: int) -> None:
+        """The same call back to back, and wait for all."""
+        work = self._built.recordable(self._problem.case.mode)
+        for _ in range(calls):
+            work()
+        self.clock.synchronize()
+
+    def profiled(self, draws: Sequence[Draw], around: Callable[[], AbstractContextManager[object]]) -> None:
+        """Calls of the case's mode, each inside of an `around` when its inputs are laid out."""
+        for draw in draws:
+            call = self._built.call(self._problem.case.mode, draw, upstream_first=True)
+            call.begin()
+            call.prepare()
+            self.clock.synchronize()
+            with around():
+                call.run(contextlib.nullcontext)
+                self.clock.synchronize()
+            call.results()
+
+    def trace(self, draws: Sequence[Draw], file: str) -> None:
+        """A trace of calls by torch's profiler, as JSON that Perfetto and chrome://tracing open."""
+        self.profiled(draws, contextlib.nullcontext)
+        label = f"swiglu {self._problem.case.mode}"
+        with torch.profiler.profile(record_shapes=True) as profiler:
+            self.profiled(draws, lambda: torch.profiler.record_function(label))
+        profiler.export_chrome_trace(file)
+
+    def memory(self, draw: Draw) -> MemoryReport:
+        """Bytes of one forward and backward."""
+        use = self._built.memory(draw)
+        return MemoryReport(saved_bytes=use.saved_bytes, peak_bytes=use.peak_bytes, kept_bytes=use.kept_bytes)
+
+    def deliver_weights(self) -> CallReport:
+        """Hand over the weights as the contender has them now."""
+        wanted, built = self._boxes["weights"].tensors, self._built
+        views = {name: view for name, view in built.layout.views.items() if name in wanted}
+        found = {name: view.of(built.parameters[view.parameter].detach()) for name, view in views.items()}
+        delivered, _ = self._deliver("weights", found, [])
+        self.clock.synchronize()
+        return CallReport(delivered=delivered, faults={}, conduct={})
+
+    def conduct(self) -> CallReport:
+        """What it has replaced or left behind in its process."""
+        self._put_back()
+        found = {"own clock": f"replaced {', '.join(sorted(self._replaced))}"} if self._replaced else {}
+        if self._state.changed:
+            found["global state"] = f"changed {', '.join(sorted(self._state.changed))}"
+        return CallReport(delivered=[], faults={}, conduct=found)
+
+    def use(self, case: Case, seeds: usage.Seeds, address: bytes, sizes: Sizes) -> UsageReport:
+        """Run the scenarios of a model's use at their own sizes."""
+        box = self._open(USAGE, address, sizes, torch_dtype(case))
+        raised: dict[str, str] = {}
+        delivered: list[str] = []
+
+        def deliver(prefix: str, results: Mapping[str, Any]) -> None:
+            for name, value in results.items():
+                place = box.tensors.get(f"{prefix}: {name}")
+                if place is not None and form_fault(value, place.shape, place.dtype, place.device) is None:
+                    place.copy_(value)
+                    delivered.append(f"{prefix}: {name}")
+
+        def attempt(name: str, run: Callable[[], Mapping[str, Any]]) -> None:
+            try:
+                deliver(name, run())
+            except Exception as error:  # an implementation may raise anything
+                self._must_answer(error)
+                raised[name] = one_line(error)
+
+        _allow_recompiling()
+        try:
+            given = usage.arrange(self._implementation, case, self._device, seeds)
+        except Exception as error:
+            self._must_answer(error)
+            return UsageReport(delivered=[], raised={usage.BUILD: one_line(error)})
+        for values in usage.VALUES:
+            attempt(values.value, partial(given.layer.built.train, Draw(seeds.inputs[0], values)))
+        for scenario in usage.scenarios(self._implementation, case):
+            attempt(scenario.__name__, partial(scenario, given))
+        self.clock.synchronize()
+        return UsageReport(delivered=delivered, raised=raised)
+
+    def _put_back(self) -> None:
+        self._replaced.update(put_back())
+        self._state.put_back()
+
+    def _take(
+        self, clock: Clock, run: Callable[[], object], prepare: Callable[[], None],
+        results: Callable[[], Produced], lead_us: float,
+    ) -> SampleReport:  # fmt: skip
+        handed: tuple[list[str], dict[str, FaultReport]] = ([], {})
+
+        def hand_over() -> None:
+            nonlocal handed
+            handed = self._deliver("results", results(), [])
+
+        taken = clock.sample(run, lead_us, prepare, hand_over)
+        self.clock.synchronize()  # other streams of the contender's own included
+        return SampleReport(
+            ms=max(taken.ms, 0.0),
+            host_us=max(taken.host_us, 0.0),
+            queue_us=taken.queue_us,
+            queue_filled=taken.queue_filled,
+            delivered=handed[0],
+            faults=handed[1],
+        )
+
+    def _deliver(self, kind: str, produced: Produced, others: list[Tensor]) -> tuple[list[str], dict[str, FaultReport]]:
+        """Copy results of the right form into the letterbox, on the current stream; what is wrong with the others."""
+        delivered: list[str] = []
+        faults: dict[str, FaultReport] = {}
+        places = self._boxes[kind].tensors
+        for name, value in produced.items():
+            place = places[name]
+            fault = form_fault(value, place.shape, place.dtype, self._device, others)
+            if fault:
+                faults[name] = FaultReport(check=fault.check, reason=fault.reason)
+            else:
+                place.copy_(value)
+                delivered.append(name)
+        return delivered, faults
+
+    def _conduct(
+        self, draw: Draw, overwrites: frozenset[str], before: Mapping[str, Tensor], train: bool
+    ) -> dict[str, str]:
+        """Changed inputs and weights, by the name of the check."""
+        found: dict[str, str] = {}
+        desk = self._built.desk
+        now = {name: fingerprint(value) for name, value in desk.given.items()}
+        desk.activations(draw)
+        if train:
+            desk.upstream(draw)
+        spoilt = [
+            name for name, mark in now.items()
+            if name not in overwrites and not torch.equal(mark, fingerprint(desk.given[name]))
+        ]  # fmt: skip
+        if spoilt:
+            found["inputs unchanged"] = f"changed its inputs {', '.join(spoilt)}"
+        after = {name: fingerprint(value) for name, value in self._weights.items()}
+        torn = [name for name, mark in before.items() if not torch.equal(mark, after[name])]
+        if torn:
+            found.setdefault("inputs unchanged", f"changed its parameters {', '.join(torn)}")
+        return found
+
+    def _lies_on_desk(self, value: object) -> bool:
+        """Whether a result shares memory with the inputs, which the next call overwrites; only what is declared may."""
+        places = {place.untyped_storage().data_ptr() for place in self._built.desk.given.values()}
+        return type(value) is Tensor and value.untyped_storage().data_ptr() in places
+
+    def _must_answer(self, error: Exception) -> None:
+        if not answers(self._device):
+            raise DeviceLost(one_line(error)) from error
+
+
+def forget_compiled() -> None:
+    """Let torch.compile begin anew: it counts what it compiled of one function, over all that was built in a process.
+
+    Beyond its limit, eight, it refuses (fullgraph) or leaves the function to eager, and eager's time would be taken.
+    Where nothing was compiled, to ask for it would import what does, which takes seconds.
+    """
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")
+    if dynamo is not None and getattr(dynamo, "FRAME_COUNTER", True):
+        torch.compiler.reset()
+
+
+def _allow_recompiling() -> None:
+    """Let a function be compiled for a case and for every scenario of a model's use, each in its own sizes."""
+    config: Any = sys.modules.get("torch._dynamo.config")
+    if config is not None:
+        config.recompile_limit = max(config.recompile_limit, RECOMPILE_LIMIT)
+
+
+def _lay_out(built: Built, draw: Draw) -> None:
+    """Draw a recorded call's inputs."""
+    with torch.no_grad():
+        built.desk.activations(draw)
+        built.desk.upstream(draw)
+
+
+def _fingerprints(produced: Produced) -> dict[str, Tensor]:
+    return {name: fingerprint(value) for name, value in produced.items() if _plain(value)}
+
+
+def _changed(produced: Produced, prints: Mapping[str, Tensor]) -> set[str]:
+    """Names of the tensors that are not what they were when their fingerprints were taken."""
+    return {name for name, mark in _fingerprints(produced).items() if not torch.equal(mark, prints[name])}
+
+
+def _plain(value: object) -> bool:
+    with contextlib.suppress(RuntimeError):
+        return type(value) is Tensor and value.layout is torch.strided and not value.is_nested and not value.is_meta
+    return False

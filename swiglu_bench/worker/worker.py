@@ -1,0 +1,210 @@
+"""What runs in a child process: it answers one question after the other, by the object of its role.
+
+A contender's process has a Workbench and no judge, the judge's has a JudgeBench and imports no contender. A question is
+the name of a method and its arguments. A contender's process answers in JSON: pickled objects would run code in its
+parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import importlib
+import json
+import logging
+import multiprocessing
+import os
+import pkgutil
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from swiglu_bench.cases import registry
+from swiglu_bench.cases.cases import Dtype, Scope
+from swiglu_bench.cases.errors import BadInput, one_line
+from swiglu_bench.cases.implementation import Implementation
+from swiglu_bench.check.conduct import GlobalState
+from swiglu_bench.machine import sources
+from swiglu_bench.machine.machine import Machine
+from swiglu_bench.measure.clock import DeviceLost, answers
+from swiglu_bench.rows.record import AuditVerdict
+from swiglu_bench.worker import forkserver, policy
+from swiglu_bench.worker.ahead import keep_no_choice
+from swiglu_bench.worker.audit import matrix
+from swiglu_bench.worker.judge_bench import JudgeBench
+from swiglu_bench.worker.reports import MOST_REASON, OutcomeReport, Report
+from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.workbench import Workbench
+
+CONTENDER, JUDGE = f"{__name__}:ContenderRole", f"{__name__}:JudgeRole"
+"""The classes of the objects that answer; other folders have roles of their own."""
+MOST_BYTES = 2**24
+"""Of one answer."""
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a child takes over from its parent."""
+
+    log: Path
+    environment: dict[str, str]
+    threads: int
+    origins: dict[str, str | None]
+    """The file that each package has to come from."""
+
+    @classmethod
+    def of_this_process(cls, log: Path, environment: Mapping[str, str]) -> Setting:
+        """This process's settings, some environment variables changed, and a file for all that the child prints."""
+        changed = {**forkserver.environment(), **environment}
+        return cls(log, changed, torch.get_num_threads(), sources.origins())
+
+
+class _Role:
+    """Who answers: how the process begins, and for all other questions its bench."""
+
+    _bench: Any = None
+    _failure: Exception | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Methods of the bench; where it could not begin, each question fails as that did."""
+        if self._failure:
+            raise self._failure
+        if self._bench is None or name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._bench, name)
+
+
+class JudgeRole(_Role):
+    """The judge's process."""
+
+    def begin(self, settings: Settings, this: Machine) -> None:
+        """Make the device's context."""
+        self._bench = JudgeBench(settings, this)
+
+
+class ContenderRole(_Role):
+    """A contender's process, and what it is asked before and beside the questions to its Workbench."""
+
+    def declare(self, address: str) -> dict[str, Any]:
+        """What the implementation at an address declares; its code runs here."""
+        return registry.load(address).as_data()
+
+    def begin(self, settings: Settings, declared: Implementation) -> None:
+        """Import what an implementation needs, and be its process from now on.
+
+        What fails to import fails again at the build, and is told there; its own file has to load here.
+        """
+        state = GlobalState()
+        for module in declared.modules:
+            with suppress(Exception):
+                importlib.import_module(module)
+        if settings.task is Task.VERIFY and policy.compiles(settings, declared):
+            keep_no_choice(declared.backend == "inductor")
+        try:
+            self._bench = Workbench(settings, registry.find(declared), state)
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def audit(
+        self, declared: Implementation, scope: Scope, device: torch.device, dtype: Dtype | None, check: str
+    ) -> OutcomeReport:
+        """One cell of the contract matrix; raises DeviceLost where the check broke the device."""
+        (cell,) = matrix.audit([registry.find(declared)], [scope], device, dtype, [check])
+        if not answers(device):
+            raise DeviceLost(cell.reason)
+        return OutcomeReport(verdict=AuditVerdict(cell.verdict).value, reason=cell.reason[:MOST_REASON])
+
+
+def serve(pipe: Connection, role: str, setting: Setting) -> None:
+    """Answer questions until the pipe closes."""
+    settle(setting)
+    trusted = role == JUDGE
+    answerer = pkgutil.resolve_name(role)()
+    while True:
+        try:
+            method, arguments = pipe.recv()
+        except EOFError:
+            return
+        kind, value = answer(answerer, method, arguments)
+        if trusted:
+            pipe.send((kind, value))
+        else:
+            pipe.send_bytes(json.dumps((kind, value)).encode())
+        if kind == "lost":
+            return
+
+
+def answer(answerer: Any, method: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
+    """How a question ends, and what is answered, reports as plain data, or what was raised, in one line."""
+    try:
+        return "answer", _plain(getattr(answerer, method)(*arguments))
+    except BadInput as error:
+        return "refused", str(error)
+    except DeviceLost as error:
+        return "lost", one_line(error)
+    except Exception as error:  # a contender may raise anything
+        _log(error)
+        if isinstance(error, RuntimeError) and torch.cuda.is_initialized() and not answers(torch.device("cuda")):
+            return "lost", one_line(error)
+        return "failed", one_line(error)
+
+
+def _log(error: Exception) -> None:
+    """The stack, into the log; an exception whose text cannot be had is one, too."""
+    with suppress(Exception):
+        logging.getLogger("swiglu_bench").info("An implementation raised:", exc_info=error)
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, Report) else value
+
+
+def settle(setting: Setting) -> None:
+    """Take over the parent's settings, print into the log, and end when the parent does."""
+    if hasattr(os, "setsid"):
+        os.setsid()  # the terminal's Ctrl-C is the parent's to handle; and what a child starts can be ended with it
+    if sys.platform == "linux":  # a process that stands still cannot notice its parent's end by itself
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # what this process starts stays its descendant
+        forkserver.let_go()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    log = os.open(setting.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
+        stream.flush()
+        os.dup2(log, descriptor)
+    os.close(log)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    faulthandler.enable(all_threads=False)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
+    logging.getLogger("swiglu_bench").setLevel(logging.INFO)
+    os.environ.clear()
+    os.environ.update(setting.environment)
+    # torch.compile's pool of processes, one for each core, would work on while others are timed.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    torch.set_num_threads(setting.threads)
+    for package, origin in sources.origins().items():
+        if origin != setting.origins[package]:
+            there = setting.origins[package]
+            raise SystemExit(f"{package} would come from {origin} here; in the parent it comes from {there}")
+    gc.freeze()  # all that was imported: a collection between cases then takes no time
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)

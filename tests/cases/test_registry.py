@@ -1,0 +1,151 @@
+import contextlib
+import importlib.metadata
+import shutil
+from pathlib import Path
+
+import pytest
+from places import SUPPORT
+
+from swiglu_bench.cases.cases import Scope
+from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.cases.implementation import Implementation, Step, implementation
+from swiglu_bench.cases.registry import entry_point_addresses, from_file, load, select
+from swiglu_bench.contenders import CATALOGUE
+
+
+@pytest.fixture
+def user_file(tmp_path: Path) -> Path:
+    """A user's file, outside the package."""
+    return Path(shutil.copy(SUPPORT / "user_implementations.py", tmp_path / "mine.py"))
+
+
+def names(chosen: list[Implementation]) -> list[str]:
+    return [one.name for one in chosen]
+
+
+def complaint(*arguments: object) -> str:
+    with pytest.raises(BadInput) as caught:
+        select(*arguments)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def dummy(name: str) -> Implementation:
+    return implementation(name, scopes=["glu"], description="does nothing")(lambda problem: Step(lambda x: x))
+
+
+# select
+
+
+@pytest.mark.parametrize(
+    ("wanted", "unwanted", "chosen"),
+    [
+        (["liger", "eager", "eager", "eage*"], [], ["eager", "eager-packed", "liger"]),  # the catalogue's order, once
+        (["*packed"], [], ["eager-packed", "compile-packed"]),
+        (["fused"], [], ["fused"]),
+        (["[lu]*"], ["*-mlp", "*-experts"], ["liger", "unsloth"]),
+        (["eager*", "liger"], ["*-packed"], ["eager", "liger"]),
+        (["*"], [], names(list(CATALOGUE))),
+        ([], [], [one.name for one in CATALOGUE if not one.on_request]),
+        ([], ["f*"], [one.name for one in CATALOGUE if not one.on_request and one.name[0] != "f"]),
+    ],
+)
+def test_names_and_globs(wanted: list[str], unwanted: list[str], chosen: list[str]) -> None:
+    assert names(select(CATALOGUE, wanted, unwanted)) == chosen
+
+
+def test_who_takes_part_unasked_can_be_told() -> None:
+    assert names(select(CATALOGUE, unasked=["fused", "eager"])) == ["eager", "fused"]
+    assert names(select(CATALOGUE, ["fused-dw-torch"], unasked=["eager"])) == ["fused-dw-torch"]
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [("eagr", "did you mean eager"), ("Liger", "liger"), ("fused_dw_torch", "fused-dw-torch"), ("zz*", "known: eager")],
+)
+def test_unknown_names_get_near_matches(word: str, near: str) -> None:
+    for option, message in (
+        ("--impl", complaint(CATALOGUE, [word])),
+        ("--skip-impl", complaint(CATALOGUE, [], [word])),
+    ):
+        assert message.startswith(f"{option}: no implementation is called '{word}'; ")
+        assert near in message
+    assert "left no implementation to run" in complaint(CATALOGUE, [], ["*"])
+
+
+def test_two_of_one_name_are_refused(user_file: Path, tmp_path: Path) -> None:
+    """A package's entry point or a file must not take another's place, nor its samples."""
+    eager, mine = select(CATALOGUE, ["eager", f"{user_file}:mine"])
+    assert (eager.name, mine.name, mine.scopes, mine.address) == ("eager", "mine", {Scope.GLU}, f"{user_file}:mine")
+    assert "Two implementations are called 'eager'" in complaint([*CATALOGUE, dummy("eager")])
+    again = shutil.copy(user_file, tmp_path / "again.py")
+    assert "the name 'mine' is taken" in complaint(CATALOGUE, [f"{user_file}:mine", f"{again}:mine"])
+    assert "the name 'mine' is taken" in complaint([*CATALOGUE, dummy("mine")], [f"{user_file}:mine"])
+
+
+# Files
+
+
+def test_a_file_names_an_implementation_or_its_variable(tmp_path: Path) -> None:
+    """And its dataclasses find their module."""
+    path = tmp_path / "two.py"
+    path.write_text(
+        "from __future__ import annotations\nimport dataclasses\n"
+        "from swiglu_bench import Step, implementation\n"
+        "@dataclasses.dataclass\nclass Tile:\n    size: int\n"
+        "@implementation('my-kernel', scopes=['mlp'], description='d')\n"
+        "def variable(problem):\n    return Step(lambda x: x)\n",
+        encoding="utf-8",
+    )
+    assert from_file(f"{path}:my-kernel").name == from_file(f"{path}:variable").name == "my-kernel"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("mine.py:gone", "has no implementation 'gone'; it offers: mine, swapped"),
+        ("mine.py:not_an_implementation", "has no implementation 'not_an_implementation'"),
+        ("gone.py:mine", "there is no file"),
+    ],
+)
+def test_what_a_file_does_not_have(user_file: Path, name: str, expected: str) -> None:
+    assert expected in complaint(CATALOGUE, [f"{user_file.parent / name}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x = 1\n", "it offers: none (decorate a build function with"),
+        ("import surely_not_installed\n", "ModuleNotFoundError: No module named 'surely_not_installed'"),
+        ("def broken(:\n", "failed to import: SyntaxError"),
+        ("raise ValueError('first line\\nsecond line')\n", "failed to import: ValueError: first line second line"),
+        ("raise SystemExit('enough')\n", "failed to import: SystemExit: enough"),
+        (
+            "from swiglu_bench import implementation\n"
+            "@implementation('x', scopes=['gul'], description='d')\ndef x(problem): ...\n",
+            "'gul' is not a valid Scope",
+        ),
+    ],
+)
+def test_a_file_without_an_implementation(tmp_path: Path, text: str, expected: str) -> None:
+    (tmp_path / "broken.py").write_text(text, encoding="utf-8")
+    assert expected in complaint(CATALOGUE, [f"{tmp_path / 'broken.py'}:x"])
+
+
+# Entry points
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("user_implementations:mine", None),
+        ("user_implementations:glu", "theirs = user_implementations:glu is a function, not an Implementation"),
+        ("surely_not_installed:mine", "theirs = surely_not_installed:mine failed to import: ModuleNotFoundError"),
+    ],
+)
+def test_entry_points_of_other_packages(monkeypatch: pytest.MonkeyPatch, value: str, expected: str | None) -> None:
+    entry = importlib.metadata.EntryPoint("theirs", value, "swiglu_bench.implementations")
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry] if group == entry.group else [])
+    with pytest.raises(BadInput, match=expected) if expected else contextlib.nullcontext():
+        found = [load(address) for address in entry_point_addresses()]
+        assert names(select([*CATALOGUE, *found], ["mi*"])) == ["mine"]

@@ -1,0 +1,143 @@
+"""The page as a file, as a parser sees it, and as a browser draws it."""
+
+import html.parser
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("altair", reason="the extra `report` is not installed")
+pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
+
+from reported import EVIL, EVIL_SHAPE, audited, awkward, trained
+
+from swiglu_bench.show.report.load import load
+from swiglu_bench.show.report.page import page
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+NEEDS_BROWSER = pytest.mark.skipif(not BROWSER, reason="no Chromium or Chrome is installed")
+
+
+class Elements(html.parser.HTMLParser):
+    """Every tag with its attributes, and the text outside scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif self._inside != "style":
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def awkward_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("runs")
+    runs = [awkward(folder / "run"), audited(folder / "audit"), trained(folder / "train")]
+    return page([load(run) for run in runs], f"swiglu-bench report '{EVIL}'")
+
+
+@pytest.fixture(scope="module")
+def found(awkward_page: str) -> Elements:
+    return Elements(awkward_page)
+
+
+def test_nothing_is_fetched(found: Elements, awkward_page: str) -> None:
+    for tag, attributes in found.tags:
+        assert tag not in {"link", "img", "iframe", "object", "embed", "base", "form"}, tag
+        assert "src" not in attributes
+        assert (attributes.get("href") or "#").startswith("#")
+    (policy,) = [a["content"] for tag, a in found.tags if tag == "meta" and "http-equiv" in a]
+    assert "default-src 'none'" in str(policy)
+    assert "http" not in str(policy)
+    data, _libraries, own = found.scripts
+    style = awkward_page[awkward_page.index("<style>") : awkward_page.index("</style>")]
+    assert not re.search(r"https?:|url\(|@import|fetch\(", data + own + style)
+
+
+def test_names_are_text(found: Elements) -> None:
+    assert len(found.scripts) == 3
+    for text in (EVIL, EVIL_SHAPE, "It broke: <b>out of memory</b> & more", "fail for <i>reasons</i>"):
+        assert text in found.text
+    assert not [tag for tag, _ in found.tags if tag in {"b", "i"}]
+    assert EVIL in json.dumps(json.loads(found.scripts[0]), ensure_ascii=False).replace('\\"', '"')
+
+
+def test_everything_is_said(found: Elements) -> None:
+    text = " ".join(found.text.split())
+    for wanted in (
+        "Forward of glu, float32", "It has no glu scope.", "output: too far",
+        "1 pass, 1 fail, 1 unsupported, 1 not run",
+        "A GPU & more", "3.0 GiB", "700 W", f"swiglu-bench forward --impl '{EVIL}'", "l2 cold", "fewer gradients",
+        "How much faster than eager?", "0.800 ± 0.005 faster", "1.003 ± 0.005 tie",
+        "Training of small, float32", "All 2 that train every weight", "How far is each loss from eager's?",
+        "Does it learn the same?", "differs (frozen)", "Is it faster?", "0.990 ± 0.002",
+        "hidden 8, intermediate 16", f"swiglu-bench report '{EVIL}'",
+    ):  # fmt: skip
+        assert wanted in text, wanted
+
+
+def test_what_failed_is_named_and_no_figures_are_unfolded_for_it(awkward_page: str) -> None:
+    assert re.search(r'<summary>Figures,[^\n]*<strong class="incorrect">incorrect: ', awkward_page)
+    assert all('class="section"' in start for start in re.findall(r"<details[^>]* open[^>]*>", awkward_page))
+
+
+def browse(text: str, folder: Path, size: str = "1280,900", at: str = "") -> tuple[str, list[str]]:
+    """The page's elements after its scripts have run, and what the browser complains of; without any network."""
+    file = folder / "report.html"
+    file.write_text(text, encoding="utf-8")
+    completed = subprocess.run(
+        [
+            str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+            "--disable-component-update", "--disable-features=NetworkTimeServiceQuerying", "--no-first-run",
+            "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder / 'profile'}", f"--window-size={size}",
+            "--enable-logging=stderr", "--virtual-time-budget=20000", "--dump-dom", file.as_uri() + at,
+        ],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    return completed.stdout, [line for line in completed.stderr.splitlines() if "CONSOLE" in line]
+
+
+@NEEDS_BROWSER
+@pytest.mark.parametrize(
+    ("size", "at", "charts"),
+    [
+        ("1280,900", "", 2),  # of a time section and a training, each its first
+        ("500,900", "", 0),  # a narrow screen folds them all
+        ("500,900", "#section-0", 1),
+    ],
+)
+def test_a_browser_draws_every_open_chart_without_a_complaint(
+    awkward_page: str, tmp_path: Path, size: str, at: str, charts: int
+) -> None:
+    elements, complaints = browse(awkward_page, tmp_path, size, at)
+    assert not complaints, complaints
+    drawn = re.search(r'data-drawn="(\d+)"', elements)
+    assert drawn, elements[:500]
+    assert int(drawn[1]) == charts
+    assert "<title>SwiGLU on" in elements  # no name ran as a script
+
+
+@NEEDS_BROWSER
+def test_a_browser_would_complain_of_a_request(awkward_page: str, tmp_path: Path) -> None:
+    """The page's own policy forbids them all, so that the test above sees any attempt."""
+    _, complaints = browse(awkward_page.replace("<main>", '<main><img src="https://example.org/x.png">'), tmp_path)
+    assert any("example.org" in line for line in complaints)

@@ -1,0 +1,93 @@
+import re
+from dataclasses import replace
+
+import pytest
+from places import ROOT
+
+from swiglu_bench.cases import costs
+from swiglu_bench.cases.cases import Case, Dtype, Experts, Mode, Scope, Shape, tensors
+from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.cases.shapes import load_shapes
+from swiglu_bench.machine.machine import DATASHEETS
+from swiglu_bench.tasks.tp.plan import cases_of, local, parse_gpus
+from swiglu_bench.tasks.tp.traffic import Kind, bus_bytes, kinds, tensor_bytes
+
+SHAPE = Shape("made-up", 16, 96, "for tests", (1, 4, 6))
+
+
+def cases(tokens=None, sizes=(2,), by_sequence=True, modes=(Mode.STEP, Mode.FORWARD)):
+    return cases_of([SHAPE], modes, [Dtype.BFLOAT16], tokens, 0, sizes, by_sequence)
+
+
+def test_forward_comes_first_and_own_token_counts_that_do_not_divide_are_left_out():
+    assert [(one.mode, one.tokens) for one in cases()] == [
+        (Mode.FORWARD, 4), (Mode.FORWARD, 6), (Mode.STEP, 4), (Mode.STEP, 6),
+    ]  # fmt: skip
+    assert [one.tokens for one in cases(sizes=(2, 4), modes=(Mode.STEP,))] == [4]
+    assert [one.tokens for one in cases(by_sequence=False, modes=(Mode.STEP,))] == [1, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"sizes": (1, 5)}, "made-up's intermediate size 96 is not divisible by 5; give one of 2, 4, 8, 16, 32."),
+        ({"tokens": (4, 6), "sizes": (4,)}, "6 tokens are not divisible by 4 ranks, which sequence parallelism needs"),
+        ({"sizes": (8,)}, "none of the shapes' own token counts is divisible by 8"),
+    ],
+)
+def test_what_does_not_divide_is_refused(options, sentence):
+    with pytest.raises(BadInput) as refused:
+        cases(**options)
+    assert sentence in str(refused.value)
+
+
+def test_numbers_of_gpus():
+    assert parse_gpus("1, 2,4,2") == [1, 2, 4]
+    for text in ("0", "-1", "two", "", "5000", "²"):
+        with pytest.raises(BadInput, match="is not a number of GPUs"):
+            parse_gpus(text)
+
+
+def test_a_rank_has_its_part_of_the_intermediate_dimension():
+    assert local(cases()[0], 4).shape.intermediate == 24
+    assert local(cases()[0], 4).shape.hidden == 16
+
+
+def test_collectives_and_what_they_put_on_the_wires():
+    case = cases()[0]
+    assert tensor_bytes(case) == 4 * 16 * 2
+    assert kinds(Mode.FORWARD, False) == (Kind.ALL_REDUCE,)
+    assert kinds(Mode.STEP, True) == (Kind.ALL_GATHER, Kind.REDUCE_SCATTER) * 2
+    # nccl-tests: an all-reduce is a reduce-scatter and an all-gather
+    for ranks in (1, 2, 8):
+        both = bus_bytes((Kind.ALL_GATHER, Kind.REDUCE_SCATTER), 1000, ranks)
+        assert bus_bytes((Kind.ALL_REDUCE,), 1000, ranks) == both == 2000 * (ranks - 1) / ranks
+
+
+def test_experts_are_split_by_expert_and_rows_travel_in_both_directions():
+    shape = replace(SHAPE, experts=Experts(8, 2))
+    (case,) = cases_of([shape], [Mode.STEP], [Dtype.BFLOAT16], [4], 0, (2,), True)
+    assert case.scope is Scope.EXPERTS
+    assert local(case, 2).shape.experts == Experts(4, 2)
+    assert tensor_bytes(case) == 4 * 2 * 16 * 2, "a row for each of a token's experts"
+    these = kinds(case.mode, True, case.scope)
+    assert these == (Kind.ALL_TO_ALL,) * 4
+    assert bus_bytes(these, 1000, 2) == 4 * 1000 / 2 / 2, "half of a rank's half stays where it is"
+    with pytest.raises(BadInput, match="number of experts 8 is not divisible by 3; give one of 2, 4, 8"):
+        cases_of([shape], [Mode.STEP], [Dtype.BFLOAT16], [6], 0, (3,), True)
+
+
+def test_the_document_s_arithmetic_is_that_of_the_costs():
+    document = ROOT / "docs" / "scaling.md"
+    if not document.exists():
+        pytest.skip("the documents are not here")
+    block = re.search(r"<!-- arithmetic -->\n(.*?)<!-- end -->", document.read_text(encoding="utf-8"), re.DOTALL)
+    head, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in block[1].splitlines()]
+    wires_gbps = {"NVLink, datasheet": 450, "InfiniBand, datasheet": 50}
+    for name, wires, *shares in lines:
+        case = Case(load_shapes(name)[0], 16384, Dtype.BFLOAT16, Scope.MLP, Mode.STEP)
+        for column, share in zip(head[2:], shares, strict=True):
+            ranks = int(column.split()[0])
+            products_s = costs.flops(case, tensors(case.scope)) / ranks / DATASHEETS["H200"].tflops / 1e12
+            wires_s = bus_bytes(kinds(case.mode, False), tensor_bytes(case), ranks) / wires_gbps[wires] / 1e9
+            assert int(share.strip("%")) == pytest.approx(100 * wires_s / products_s, abs=0.6, rel=0.002)

@@ -1,0 +1,191 @@
+"""Tuning on Triton's interpreter by a clock that says what a test wants."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from fake_clock import FakeClock
+
+from swiglu_bench.measure.clock import DeviceLost
+from swiglu_bench.measure.rounds import Rule
+from swiglu_bench.measure.statistics import Verdict
+from swiglu_bench.tasks.tuning import tuner
+from swiglu_bench.tasks.tuning.tuner import CannotTune, Found, difference, tune
+from swiglu_kernels.launches.backend import backend_for
+from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.standalone.workloads import Runnable, Workload
+from swiglu_kernels.tiles.candidates import Choice, Problem, candidates
+
+CPU = torch.device("cpu")
+PROBLEM = Problem(5, 32, 64, torch.float16, None)
+RULE = Rule(warmup_rounds=0, min_rounds=10, max_rounds=12, min_s=0.0, budget_s=30.0)
+SHIPPED, BY_TORCH, FIRST, SECOND = candidates("forward", PROBLEM, 2)
+
+pytestmark = pytest.mark.skipif(backend_for(CPU) != "interpreter", reason="Triton's interpreter is not in use")
+
+
+def is_of(launch: Runnable, choice: Choice) -> bool:
+    if not isinstance(launch, Launch) or choice == BY_TORCH:
+        return not isinstance(launch, Launch) and choice == BY_TORCH
+    tile = choice.tile
+    blocks = [launch.arguments.get(name) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K")]
+    same = blocks == [tile.rows, tile.columns, tile.depth]
+    return same and (launch.num_warps, launch.num_stages) == (tile.warps, tile.stages)
+
+
+def takes(shipped: float = 2.0, first: float = 2.0, second: float = 2.0, torch: float = 2.0) -> FakeClock:
+    """A clock by which the choices take so many milliseconds."""
+    speeds = {SHIPPED: shipped, FIRST: first, SECOND: second, BY_TORCH: torch}
+    return FakeClock(lambda launch: next(ms for choice, ms in speeds.items() if is_of(launch, choice)))
+
+
+def tuned(clock: FakeClock, tell: Callable[[str], None] = lambda doing: None) -> Found:
+    return tune("forward", PROBLEM, CPU, clock, RULE, 2, tell=tell)
+
+
+# Who wins
+
+
+@pytest.mark.parametrize(
+    ("ms", "best", "verdict", "winner"),
+    [
+        ({"first": 0.8, "second": 0.7}, SECOND, Verdict.FASTER, SECOND),
+        ({"torch": 0.8}, BY_TORCH, Verdict.FASTER, BY_TORCH),
+        ({"first": 1.2}, FIRST, Verdict.SLOWER, SHIPPED),
+        ({"first": 0.9999}, FIRST, Verdict.TIE, SHIPPED),  # within the noise
+    ],
+)
+def test_the_fastest_wins(ms: dict[str, float], best: Choice, verdict: Verdict, winner: Choice) -> None:
+    found = tuned(takes(shipped=1.0, **ms))
+    assert (found.shipped, found.best, found.verdict, found.winner) == (SHIPPED, best, verdict, winner)
+    assert found.ratio.median == pytest.approx(min(ms.values()), rel=0.01)
+    assert (found.shipped_ms, found.best_ms) == (
+        pytest.approx(1.0, rel=0.01),
+        pytest.approx(min(ms.values()), rel=0.01),
+    )
+    assert (found.tried, found.rejected) == (4, {})
+
+
+def test_luck_in_the_first_round_of_timing_counts_for_nothing() -> None:
+    """A candidate that was fast until the final began."""
+    said: list[str] = []
+    clock = FakeClock(lambda launch: 0.5 if is_of(launch, FIRST) and said[-1] == "timing 4" else 1.0)
+    assert tuned(clock, said.append).winner == SHIPPED
+    assert said[-2:] == ["timing 4", "timing the fastest"]
+
+
+# What may not win
+
+
+Change = Callable[[Choice, Callable[[Workload], None]], None]
+
+
+@pytest.fixture
+def change(monkeypatch: pytest.MonkeyPatch) -> Change:
+    """Do something to a workload after each launch of a choice."""
+
+    def install(choice: Choice, act: Callable[[Workload], None]) -> None:
+        describe, run = Workload.describe, Launch.run
+        works: list[Workload] = []
+
+        def described(work: Workload, one: Choice) -> Launch:
+            works.append(work)
+            return describe(work, one)
+
+        def ran(launch: Launch) -> None:
+            run(launch)
+            if is_of(launch, choice):
+                act(works[-1])
+
+        monkeypatch.setattr(Workload, "describe", described)
+        monkeypatch.setattr(Launch, "run", ran)
+
+    return install
+
+
+def fails(reason: str) -> Callable[[Workload], None]:
+    def act(work: Workload) -> None:
+        raise RuntimeError(reason)
+
+    return act
+
+
+def later(act: Callable[[Workload], None]) -> Callable[[Workload], None]:
+    """Not when it is checked, but when it is timed."""
+    runs: list[Workload] = []
+
+    def act_later(work: Workload) -> None:
+        runs.append(work)
+        if len(runs) > 1:
+            act(work)
+
+    return act_later
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        (lambda work: work.outputs[0][3, 7].mul_(1.5), "1 of 320 elements differ, first (3, 7): "),
+        (lambda work: work.outputs[0][4, 63].fill_(float("nan")), "1 of 320 elements differ, first (4, 63): nan for"),
+        (fails("out of resource:\n shared memory"), "RuntimeError: out of resource: shared memory"),
+        (
+            later(lambda work: work.outputs[0][0, 0].fill_(77.0)),
+            f"{FIRST}, when it was timed: 1 of 320 elements differ",
+        ),
+    ],
+    ids=["wrong", "an element is not written", "it does not run", "wrong when it is timed"],
+)
+def test_a_bad_candidate_is_rejected(change: Change, act: Callable[[Workload], None], reason: str) -> None:
+    change(FIRST, act)
+    found = tuned(takes(shipped=1.0, first=0.1, second=0.9))
+    assert found.winner == SECOND
+    assert list(found.rejected) == [FIRST]
+    assert found.rejected[FIRST].startswith(reason)
+
+
+@pytest.mark.parametrize("when", [lambda act: act, later], ids=["checked", "timed"])
+def test_one_that_breaks_the_device_ends_it(
+    change: Change, monkeypatch: pytest.MonkeyPatch, when: Callable[..., Callable[[Workload], None]]
+) -> None:
+    monkeypatch.setattr(tuner, "answers", lambda device: False)
+    change(FIRST, when(fails("an illegal memory access was encountered")))
+    with pytest.raises(DeviceLost, match="illegal memory access"):
+        tuned(takes())
+
+
+# Where nothing can be tuned
+
+
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        (fails("no kernel image"), "RuntimeError: no kernel image"),
+        (lambda work: work.outputs[0][0].fill_(float("nan")), r"the shipped choice, 16x.*, leaves elements unwritten"),
+    ],
+)
+def test_where_the_shipped_choice_or_no_other_works(
+    change: Change, monkeypatch: pytest.MonkeyPatch, act: Callable[[Workload], None], reason: str
+) -> None:
+    change(SHIPPED, act)
+    with pytest.raises(CannotTune, match=reason):
+        tuned(takes())
+    monkeypatch.undo()
+    monkeypatch.setattr(tuner, "difference", lambda found, expected: "all of it")
+    with pytest.raises(CannotTune, match="none of 3 candidates is correct; the first: all of it"):
+        tuned(takes())
+
+
+# What counts as equal
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_differences(dtype: torch.dtype) -> None:
+    right = torch.randn(100, 50).to(dtype)
+    rounded_otherwise = torch.nextafter(right, torch.full_like(right, 9.0))
+    assert difference([rounded_otherwise], [right]) == ""
+    for wrong_value in (right[7, 3] + 0.5, torch.nan, torch.inf):
+        wrong = right.clone()
+        wrong[7, 3] = wrong_value
+        assert difference([right, wrong], [right, right]).startswith("1 of 5000 elements differ, first (7, 3): ")
+    shifted = right.roll(1, 0)
+    assert "elements differ" in difference([shifted], [right])

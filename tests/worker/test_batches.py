@@ -1,0 +1,139 @@
+"""Whose calls back to back are held against what its samples claim."""
+
+from collections.abc import Iterator
+from itertools import chain, cycle, repeat
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from swiglu_bench.cases.cases import Mode
+from swiglu_bench.worker import batches
+from swiglu_bench.worker.batches import Batches, Unsettled, WrongTime
+
+CLAIMED = {"eager": 1.0, "mine": 1.0}
+
+
+def found(
+    monkeypatch: pytest.MonkeyPatch,
+    took: dict[str, Iterator[float]],
+    baseline: str = "eager",
+    *host_bound: str,
+    inputs_ms: float = 0.0,
+) -> dict[str, Exception]:
+    """What is said of contenders whose calls take so many milliseconds, try after try."""
+    place: Any = SimpleNamespace(
+        judge=SimpleNamespace(expect_batch=lambda draws: (inputs_ms, inputs_ms)),
+        settings=SimpleNamespace(device=SimpleNamespace(type="cuda")),
+    )
+    monkeypatch.setattr(Batches, "_call_ms", lambda self, name, *_: next(took[name]))
+    case: Any = SimpleNamespace(mode=Mode.FORWARD)
+    contenders: Any = dict.fromkeys(CLAIMED)
+    return Batches(place, case, contenders, lambda name: ()).disagreements(CLAIMED, baseline, host_bound)
+
+
+@pytest.mark.parametrize(
+    ("mine", "expected"),
+    [
+        (repeat(1.1), None),
+        (chain([1.6, 1.3], repeat(1.0)), None),
+        (repeat(1.4), WrongTime),  # a third is done outside of its samples, however often it is asked
+        (chain([1.4, 1.4, 1.4], [0.8], repeat(1.4)), Unsettled),  # noise only adds: once it took no longer
+    ],
+)
+def test_noise_adds_and_never_takes_away(
+    monkeypatch: pytest.MonkeyPatch, mine: Iterator[float], expected: type[Exception] | None
+) -> None:
+    said = found(monkeypatch, {"eager": repeat(1.0), "mine": mine})
+    assert type(said.get("mine")) is (expected or type(None))
+    assert "eager" not in said
+
+
+def test_on_a_busy_machine_only_what_is_beyond_doubt_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    for factor, kind in ((1.4, Unsettled), (2.5, WrongTime)):
+        said = found(monkeypatch, {"eager": chain([batches.BUSY + 1], repeat(1.0)), "mine": repeat(factor)})
+        assert type(said["mine"]) is kind
+
+
+def test_nor_is_it_where_the_host_takes_longer_than_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for factor, kind in ((1.1, type(None)), (1.5, Unsettled), (2.5, WrongTime)):
+        said = found(monkeypatch, {"eager": repeat(1.0), "mine": repeat(factor)}, "eager", "mine")
+        assert type(said.get("mine")) is kind
+        assert ("host takes longer" in str(said.get("mine"))) is (kind is Unsettled)
+
+
+def test_what_inputs_take_the_host_is_as_uncertain_as_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    for host_bound, inputs_ms, factor, kind in (
+        (("mine",), 2.0, 1.4, type(None)),
+        (("mine",), 2.0, 1.6, Unsettled),
+        (("mine",), 20.0, 1.9, type(None)),
+        (("mine",), 20.0, 2.5, WrongTime),  # beyond doubt all the same
+        ((), 2.0, 1.4, WrongTime),
+    ):
+        took = {"eager": repeat(1.0), "mine": repeat(factor)}
+        said = found(monkeypatch, took, "eager", *host_bound, inputs_ms=inputs_ms)
+        assert type(said.get("mine")) is kind
+
+
+@pytest.mark.parametrize("baseline", ["", "grouped"], ids=["none asked for", "one that could not run"])
+def test_without_a_baseline_nothing_is_proven(monkeypatch: pytest.MonkeyPatch, baseline: str) -> None:
+    for factor, kind in ((1.1, type(None)), (1.4, Unsettled), (5.0, Unsettled)):
+        said = found(monkeypatch, {"eager": repeat(1.0), "mine": repeat(factor)}, baseline)
+        assert type(said.get("mine")) is kind
+        assert "without a baseline" in str(said.get("mine", "without a baseline"))
+
+
+def test_the_baseline_works_for_as_long_as_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler lets short work pass: whoever takes four times as long would be slowed, and the baseline not."""
+    asked: dict[str, int] = {}
+
+    def call_ms(_: Batches, name: str, draws: Any, batches: int) -> float:
+        asked[name] = batches
+        return {"eager": 0.5, "mine": 2.0}[name]
+
+    judge = SimpleNamespace(expect_batch=lambda draws: (0.0, 0.0))
+    place: Any = SimpleNamespace(judge=judge, settings=SimpleNamespace(device=SimpleNamespace(type="cpu")))
+    monkeypatch.setattr(Batches, "_call_ms", call_ms)
+    contenders: Any = dict.fromkeys(CLAIMED)
+    case: Any = None
+    said = Batches(place, case, contenders, lambda name: ()).disagreements({"eager": 0.5, "mine": 2.0}, "eager")
+    assert not said
+    assert asked == {"eager": 4, "mine": 1}
+
+
+def test_who_takes_much_longer_has_batches_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The few calls of a slow one's batch would be over before the clock can tell those of a fast one."""
+    claimed = {"baseline": 0.4, "slow": 40.0, "fast": 0.3, "as fast": 2.3}
+    calls: dict[str, set[int]] = {name: set() for name in claimed}
+
+    def call_ms(_: Batches, name: str, draws: Any, batches: int) -> float:
+        calls[name].add(len(draws))
+        if name == "baseline" and len(draws) == 4:
+            return claimed[name] * 9.0  # of so few calls nothing can be told
+        return claimed[name]
+
+    judge = SimpleNamespace(expect_batch=lambda draws: (0.0, 0.0))
+    place: Any = SimpleNamespace(judge=judge, settings=SimpleNamespace(device=SimpleNamespace(type="cpu")))
+    monkeypatch.setattr(Batches, "_call_ms", call_ms)
+    contenders, case = dict.fromkeys(claimed), SimpleNamespace(mode=Mode.FORWARD)
+    all_of_them: Any = Batches(place, case, contenders, lambda name: ())  # type: ignore[arg-type]
+    said = all_of_them.disagreements(claimed, "baseline")
+    assert calls == {"baseline": {4, 43}, "slow": set(), "fast": {43}, "as fast": {43}}
+    assert list(map(type, said.values())) == [Unsettled]
+    assert "slow" in said, "the baseline is settled beside others"
+    calls = {name: set() for name in claimed}
+    assert not all_of_them.disagreements(claimed, "slow")
+    assert set(map(tuple, calls.values())) == {(20,)}, "a slow baseline shortens them less than a slow other"
+
+
+def test_where_none_has_a_time_nothing_is_asked() -> None:
+    nobody: Any = Batches(SimpleNamespace(), SimpleNamespace(), {}, lambda name: ())  # type: ignore[arg-type]
+    assert nobody.disagreements({}, "eager") == {}
+
+
+def test_a_try_counts_if_the_baseline_is_as_fast_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What began to use the machine in between is no fault of a contender, whatever it takes."""
+    said = found(monkeypatch, {"eager": cycle([1.0, batches.BUSY + 1]), "mine": repeat(5.0)})
+    assert type(said["mine"]) is Unsettled
+    said = found(monkeypatch, {"eager": repeat(1.2), "mine": repeat(2.0)})
+    assert "at least 1.66 times" in str(said["mine"])

@@ -1,0 +1,142 @@
+"""Turns by the parent's clock: what samples leave out shows in them, and chance does not."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from specimens import declared, small_case
+
+from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope
+from swiglu_bench.cases.implementation import Step
+from swiglu_bench.cases.problem import Problem
+from swiglu_bench.check.inputs import Draw, new_draw
+from swiglu_bench.contenders import pytorch
+from swiglu_bench.machine.machine import describe
+from swiglu_bench.measure.clock import Sample
+from swiglu_bench.measure.rounds import Rounds, Timing
+from swiglu_bench.rows.record import Status
+from swiglu_bench.tasks.selftest.alarms import LARGE, RULE
+from swiglu_bench.tasks.selftest.right import slow
+from swiglu_bench.worker import crew
+from swiglu_bench.worker.batches import Unsettled, WrongTime
+from swiglu_bench.worker.reports import SampleReport
+from swiglu_bench.worker.round_judge import led_sample
+from swiglu_bench.worker.settings import Settings, Task
+from swiglu_bench.worker.turns import Turns
+from swiglu_bench.worker.workbench import Workbench
+
+
+@dataclass
+class Court:
+    """What turns ask a place for."""
+
+    settings: Settings = field(default_factory=lambda: Settings(Task.TIME, torch.device("cpu"), "c", "r"))
+    judge: Any = None
+
+
+@dataclass
+class Slow:
+    """A contender that says 1 ms and whose turns take longer by `hides_ms`."""
+
+    name: str
+    hides_ms: float = 0.0
+    asked: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+    implementation: Any = None
+
+    def ask(self, kind: Any, method: str, *arguments: Any) -> Any:
+        self.asked.append((method, arguments))
+        time.sleep((1.0 + self.hides_ms) / 1e3)
+        return SampleReport(ms=1.0, host_us=1e3, queue_us=1e3, queue_filled=True, delivered=[], faults={})
+
+    def tell(self, method: str, *arguments: Any) -> str:
+        self.asked.append((method, arguments))
+        return ""
+
+    def end(self) -> None: ...
+
+
+def rounds_of(**beside_ms: list[float]) -> Rounds:
+    """Samples of 1 ms each, and what their turns took beside them."""
+    samples = {
+        name: Timing([Sample(1.0, 0.0, 0.0, True, None, turn_ms=1.0 + one) for one in many])
+        for name, many in beside_ms.items()
+    }
+    return Rounds(samples, "rounds")
+
+
+def found(hides_ms: float, rounds: Rounds) -> dict[str, Exception]:
+    turns = Turns(Court(), Mode.FORWARD, [Slow("eager"), Slow("twin")], [Slow("other", hides_ms)])  # type: ignore[arg-type]
+    return turns.disagreements(rounds)
+
+
+def test_what_takes_longer_at_each_look_is_wrong_and_one_look_acquits() -> None:
+    longer = rounds_of(eager=[0.3] * 20, twin=[0.31] * 20, other=[30.0] * 20)
+    assert isinstance(found(30.0, longer)["other"], WrongTime)
+    assert not found(-0.9, longer)
+
+
+def test_what_the_baselines_own_processes_cannot_tell_is_undecided() -> None:
+    apart = rounds_of(eager=[0.3] * 20, twin=[3.0] * 20, other=[4.0] * 20)
+    assert isinstance(found(30.0, apart)["other"], Unsettled)
+
+
+@pytest.mark.parametrize("other_ms", [0.0, 0.3, 0.5])
+def test_noise_and_less_than_a_share_of_the_call_are_nothing(other_ms: float) -> None:
+    assert not found(10.0, rounds_of(eager=[0.3] * 20, twin=[0.35] * 20, other=[other_ms] * 20))
+
+
+def test_some_true_samples_do_not_hide_the_others() -> None:
+    lies, truths = [Sample(1.0, 0, 0, True, None, 5.3)] * 11, [Sample(5.0, 0, 0, True, None, 5.3)] * 9
+    rounds = rounds_of(eager=[0.3] * 20, twin=[0.3] * 20)
+    rounds.timings["other"] = Timing(lies + truths)
+    assert isinstance(found(30.0, rounds)["other"], WrongTime)
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_inputs_are_told_when_all_that_comes_before_is_done(mode: Mode) -> None:
+    contender, draw = Slow("one"), new_draw()
+    sample, _ = led_sample(Court(), contender, mode, draw, 100.0)  # type: ignore[arg-type]
+    (first, (before,)), (second, (told, *_)) = contender.asked
+    assert (first, second, told) == ("lead_in", "sample", draw)
+    assert before.upstream is None
+    assert (before == Draw(draw.seed)) is (mode is Mode.BACKWARD), "a backward's forward comes before"
+    assert sample.turn_ms >= 1.0
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_what_comes_before_is_done_on_the_gpu_when_the_turn_begins(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a right contender whose calls take long would have the one before in its turn, and be refused."""
+    happened: list[str] = []
+
+    def build(problem: Problem) -> Step:
+        step = pytorch.eager.build(problem)
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            happened.append("queued")
+            return step.forward(x)
+
+        return Step(forward)
+
+    bench = Workbench(Settings(Task.TIME, torch.device("cpu"), "c", "r"), declared(build))
+    bench.build(small_case(mode=mode), weights_seed=1)
+    monkeypatch.setattr(bench.clock, "synchronize", lambda: happened.append("waited"))
+    bench.lead_in(new_draw())
+    assert "queued" in happened
+    assert happened[-1] == "waited"
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.STEP])
+def test_what_is_right_and_slow_gets_a_time(mode: Mode, tmp_path: Path) -> None:
+    device, shape = torch.device("cuda", 0), LARGE["cuda"]
+    case = Case(shape, shape.tokens[0], Dtype.BFLOAT16, Scope.GLU, mode)
+    settings = Settings(Task.TIME, device, "c", "r", rule=RULE, energy=False)
+    rows = crew.run(
+        [case], [pytorch.eager, slow], settings, describe(device), lambda _: None, timeout_s=120.0, logs=tmp_path
+    )
+    for row in rows:
+        assert row.status is Status.OK, f"{row.implementation}: {row.reason}"
