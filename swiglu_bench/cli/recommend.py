@@ -50,7 +50,7 @@ def recommend(
     text.check("--format", form, "table", *text.ROWS)
     text.check("--mode", mode, "forward", "backward", "step")
     most = _bytes("--max-memory", max_memory) if max_memory is not None else None
-    from swiglu_bench.show.finished import recommendation
+    from swiglu_bench.show import ranking
 
     console = text.screen(form)
     catalogue = {one.name: one for one in request.catalogue(request.loader(options.TIMEOUT_S))}
@@ -71,13 +71,14 @@ def recommend(
         if not any(record.time_ms is not None for record in runs[0].records):
             raise typer.Exit(1)  # the sweep has said why
         runs += [_measured("memory", out, console, **given)] if most is not None else []
-    choices = recommendation.recommend(runs, catalogue, most)
+    choices = ranking.recommend(runs, catalogue, most)
     if form == "table":
-        for part in recommendation.tables(choices, runs):
+        for part in ranking.recommendation_tables(choices, runs):
             console.print(part)
     else:
+        rows = [choice.row() for choice in choices]
         about = {"kind": "recommendation", "version": 1, "max_memory_bytes": most, "runs": [one.name for one in runs]}
-        text.put(text.as_text(form, recommendation.rows(choices), about, recommendation.COLUMNS))
+        text.put(text.as_text(form, rows, about, rows[0]))
     raise typer.Exit(int(any(choice.record is None for choice in choices)))
 
 

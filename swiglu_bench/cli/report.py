@@ -14,7 +14,7 @@ from swiglu_bench.sweep.options import OUTPUT, WHAT, JsonForm, Texts, option
 from swiglu_bench.sweep.request import command_line, split
 
 if TYPE_CHECKING:
-    from swiglu_bench.show.report.load import ReportedRun
+    from swiglu_bench.show.sections import ReportedRun
 
 NEEDS = {"altair": "altair", "jinja2": "jinja2", "vl_convert": "vl-convert-python"}
 """Modules of the extra `report`, and their packages."""
@@ -53,8 +53,8 @@ def report(
     _check_places(output, png, svg)
     from rich.console import Console
 
-    from swiglu_bench.show.report.load import folders, load, only
-    from swiglu_bench.show.writers.console import Bar
+    from swiglu_bench.show.console import Bar
+    from swiglu_bench.show.sections import folders, load, only
 
     rows, err = list[dict[str, Any]](), form != text.TABLE
     found: list[ReportedRun] = []
@@ -69,7 +69,7 @@ def report(
         if names := split(impl, "--impl"):
             found = only(found, names)
         if output:
-            from swiglu_bench.show.report.page import page
+            from swiglu_bench.show.page import page
 
             _write_page(output, page(found, command_line(), tell))
             typer.echo(f"Report: {output}", err=err)
@@ -123,8 +123,8 @@ def _write_pictures(
     tell: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """The charts as files; each with its file, or why there is none."""
-    from swiglu_bench.show.charts.export import picture
-    from swiglu_bench.show.report.questions import pictures
+    from swiglu_bench.show.charts import pictures
+    from swiglu_bench.show.documents import picture
 
     rows: list[dict[str, Any]] = []
     for name, chart in pictures(runs):

@@ -186,7 +186,7 @@ def _tune_all(
     from swiglu_bench.machine.machine import now
     from swiglu_bench.measure.clock import DeviceLost, make_clock
     from swiglu_bench.measure.rounds import Rule
-    from swiglu_bench.show.writers.console import Bar
+    from swiglu_bench.show.console import Bar
     from swiglu_bench.tasks.tuning import tuned_file
     from swiglu_bench.tasks.tuning.tuner import CannotTune, tune
     from swiglu_kernels.tiles import tuning

@@ -18,7 +18,7 @@ from swiglu_bench.cli import app, kernels
 from swiglu_bench.cli.ends import INTERRUPTED
 from swiglu_bench.machine import ceilings_cache, doctor, machine
 from swiglu_bench.rows.record import Status
-from swiglu_bench.show.report import page, questions
+from swiglu_bench.show import charts, page
 from swiglu_bench.sweep import audit
 from swiglu_bench.tasks.selftest import run as selftest
 from swiglu_bench.tasks.tp.run import TpRun
@@ -43,7 +43,7 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         ))  # fmt: skip
     for place, name in (
         (audit_parent, "audit"), (audit.matrix, "audit"), (selftest, "run_zoo"), (selftest, "run_alarms"),
-        (doctor, "examine"), (kernels, "_compiled"), (questions, "pictures"),
+        (doctor, "examine"), (kernels, "_compiled"), (charts, "pictures"),
     ):  # fmt: skip
         monkeypatch.setattr(place, name, lambda *_, **__: iter(()))
     monkeypatch.setattr(TpRun, "spawn", lambda self, *_: self.say("only pretended") or 0)
@@ -52,7 +52,7 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     quick = ceilings_cache.Figure(value=1e9, at=datetime.datetime.now(datetime.UTC))
     monkeypatch.setattr(ceilings_cache.Limits, "_figure", lambda *_: quick)
     monkeypatch.setattr(page, "page", lambda *_: "<!doctype html>")
-    monkeypatch.setattr("swiglu_bench.show.writers.wandb_run._start", MagicMock(side_effect=OSError("only pretended")))
+    monkeypatch.setattr("swiglu_bench.show.wandb_run._start", MagicMock(side_effect=OSError("only pretended")))
     monkeypatch.setattr("swiglu_bench.worker.forkserver.start", lambda *_: None)
     monkeypatch.chdir(tmp_path)
 

@@ -16,8 +16,8 @@ from rich.text import Text
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine import machine
 from swiglu_bench.rows.record import FAULTS
-from swiglu_bench.show.writers.console import Bar
-from swiglu_bench.show.writers.tables import new_table
+from swiglu_bench.show.console import Bar
+from swiglu_bench.show.table import new_table
 from swiglu_bench.tasks.selftest.alarms import run_alarms
 from swiglu_bench.tasks.selftest.specimen import CROWDED_CHECK, INDEX_CHECK
 from swiglu_bench.tasks.selftest.zoo import SPECIMENS, Catch, run_zoo

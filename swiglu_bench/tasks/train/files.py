@@ -16,7 +16,7 @@ from swiglu_bench.rows.csv_table import typed
 from swiglu_bench.rows.figures import figures
 from swiglu_bench.rows.record import LAYOUTS, Record
 from swiglu_bench.rows.training import TrainedSeed, TrainingStep
-from swiglu_bench.show.writers.csv_file import Table
+from swiglu_bench.show.csv_file import Table
 
 CHECKPOINTS = "checkpoints"
 WRITE_EVERY_S = 1.0

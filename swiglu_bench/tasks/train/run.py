@@ -18,11 +18,11 @@ from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import BASELINE, Record, Status, row_of
 from swiglu_bench.rows.training import PERMUTED, TrainingStep, as_of_all_runs
-from swiglu_bench.show.charts.export import NoPicture, save
-from swiglu_bench.show.writers.console import Bar
-from swiglu_bench.show.writers.tables import nothing_done
-from swiglu_bench.show.writers.training_tables import tables
-from swiglu_bench.show.writers.wandb_run import WandbRun
+from swiglu_bench.show.console import Bar
+from swiglu_bench.show.documents import NoPicture, save
+from swiglu_bench.show.table import nothing_done
+from swiglu_bench.show.tables import training_tables
+from swiglu_bench.show.wandb_run import WandbRun
 from swiglu_bench.sweep import output, request
 from swiglu_bench.sweep.affordable import check_work
 from swiglu_bench.tasks.train import model, workload
@@ -141,7 +141,7 @@ class TrainingRun:
 
     def _show(self, folder: TrainingFolder | None, wandb: WandbRun | None) -> None:
         """Print the tables, and write what was found."""
-        for table in tables(self.rows):
+        for table in training_tables(self.rows):
             self.console.print(table, highlight=False)
         if folder:
             folder.summarise(self.rows)
@@ -160,8 +160,8 @@ class TrainingRun:
         frozen = [row.implementation for row in self.rows if row.frozen]
 
         def make() -> Any:
-            from swiglu_bench.show.charts.style import Style, slots
-            from swiglu_bench.show.charts.training import curves
+            from swiglu_bench.show.charts import curves
+            from swiglu_bench.show.drawing import Style, slots
 
             if not losses:
                 raise NoPicture("nothing was trained to the end")

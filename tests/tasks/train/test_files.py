@@ -7,7 +7,7 @@ import pytest
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.training import TrainedSeed, TrainingStep
-from swiglu_bench.show.writers.csv_file import Table
+from swiglu_bench.show.csv_file import Table
 from swiglu_bench.tasks.train.files import TrainingFolder
 
 ABOUT: dict[str, Any] = {"settings": {"steps": 2, "seeds": 1}, "machine": {"torch": "2"}}

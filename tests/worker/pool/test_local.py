@@ -23,7 +23,7 @@ from swiglu_bench.machine import locks, machine
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.finished_run import load_run
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.show.writers import Writer
+from swiglu_bench.show import Writer
 from swiglu_bench.sweep.options import TimingOptions
 from swiglu_bench.sweep.request import INTERRUPTED, Request
 from swiglu_bench.sweep.sweep import sweep
