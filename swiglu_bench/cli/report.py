@@ -14,7 +14,7 @@ from swiglu_bench.sweep.options import OUTPUT, WHAT, JsonForm, Texts, option
 from swiglu_bench.sweep.request import command_line, split
 
 if TYPE_CHECKING:
-    from swiglu_bench.show.sections import ReportedRun
+    from swiglu_bench.rows.finished_run import FinishedRun
 
 NEEDS = {"altair": "altair", "jinja2": "jinja2", "vl_convert": "vl-convert-python"}
 """Modules of the extra `report`, and their packages."""
@@ -57,7 +57,7 @@ def report(
     from swiglu_bench.show.sections import folders, load, only
 
     rows, err = list[dict[str, Any]](), form != text.TABLE
-    found: list[ReportedRun] = []
+    found: list[FinishedRun] = []
     with Bar(Console(stderr=True), doing="reading runs") as bar:
         tell = bar.tell
         paths = [path for given in runs for path in folders(given)]
@@ -78,7 +78,7 @@ def report(
         if svg:
             rows += _write_pictures(found, svg, "svg", dark, err, tell)
     if form == "json":
-        read = [one.name for one in found]
+        read = [run.label for run in found]
         text.put(text.as_json({"kind": "report", "runs": read, "page": output, "rows": rows}))
 
 
@@ -115,7 +115,7 @@ def _write_page(path: Path, text: str) -> None:
 
 
 def _write_pictures(
-    runs: Sequence[ReportedRun],
+    runs: Sequence[FinishedRun],
     folder: Path,
     form: Literal["png", "svg"],
     dark: bool,

@@ -461,7 +461,7 @@ def unique(values: Iterable[Key]) -> list[Key]:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """A file of rows: its name, and its columns in order."""
 
     file: str
@@ -520,11 +520,11 @@ class TensorCheck:
 FIGURES = figures(Record)
 _names = tuple(FIGURES)
 LAYOUTS = {
-    "run": Layout(
+    "run": FileLayout(
         "records.csv", _names[: _names.index("schema") + 1],
         ("run_id", "shape", "tokens", "dtype", "scope", "mode", "implementation"), "samples.csv",
     ),
-    "tp": Layout("tp.csv", (
+    "tp": FileLayout("tp.csv", (
         "run_id", "shape", "hidden", "intermediate", "tokens", "dtype", "mode", "seed", "ranks", "sequence_parallel",
         "implementation", "status", "reason", "experts", "time_ms", "time_p10_ms", "time_p90_ms", "rounds",
         "stopped_by", "queue_filled", "host_us", "first_call_ms", "ratio", "ratio_low", "ratio_high", "verdict",
@@ -533,18 +533,18 @@ LAYOUTS = {
         "triton", "version", "timestamp",
     ), ("run_id", "shape", "tokens", "dtype", "mode", "ranks", "sequence_parallel", "implementation"),
         "tp_samples.csv"),
-    "training": Layout("summary.csv", (
+    "training": FileLayout("summary.csv", (
         "run_id", "task", "model", "implementation", "trains", "status", "reason",
         *_names[_names.index("seeds") : _names.index("block_share")], "ratio", "ratio_low", "ratio_high", "verdict",
         "aa_low", "aa_high", "rounds", "stopped_by",
         *_names[_names.index("block_share") : _names.index("difference_low")], "saved_bytes", "peak_bytes", "device",
         "torch", "triton", "version", "timestamp", "precision", "difference_low", "difference_high",
     )),
-    "workload": Layout("workload.csv", (
+    "workload": FileLayout("workload.csv", (
         "shape", "scope", "mode", "dtype", "implementation", "baseline", "time_ms", "ratio", "ratio_low", "ratio_high",
         "verdict", "reason",
     )),
-    "audit": Layout("audit.csv", ("implementation", "scope", "check", "verdict", "reason", "dtype", "device")),
+    "audit": FileLayout("audit.csv", ("implementation", "scope", "check", "verdict", "reason", "dtype", "device")),
 }  # fmt: skip
 """By kind of row, as JSON calls it."""
 COLUMNS = LAYOUTS["run"].columns()

@@ -92,11 +92,11 @@ class FinishedTraining:
     @property
     def names(self) -> list[str]:
         """Implementations, in the order of the tables."""
-        return [one.implementation for one in self.summaries]
+        return [row.implementation for row in self.summaries]
 
     def keep(self, names: Collection[str]) -> FinishedTraining:
         """Keep the summaries of these implementations."""
-        return dataclasses.replace(self, summaries=[one for one in self.summaries if one.implementation in names])
+        return dataclasses.replace(self, summaries=[row for row in self.summaries if row.implementation in names])
 
 
 def training_folder(path: Path) -> Path | None:
@@ -130,5 +130,5 @@ def ended(steps: Iterable[TrainingStep], seeds: Iterable[TrainedSeed]) -> Ended:
     losses: dict[tuple[str, int], list[float]] = {}
     for step in steps:
         losses.setdefault((step.implementation, step.seed), []).append(step.loss)
-    keyed = {(one.implementation, one.seed): one for one in seeds}
-    return {key: (one, losses[key]) for key, one in keyed.items() if len(losses.get(key, ())) == one.steps}
+    keyed = {(trained.implementation, trained.seed): trained for trained in seeds}
+    return {key: (seed, losses[key]) for key, seed in keyed.items() if len(losses.get(key, ())) == seed.steps}

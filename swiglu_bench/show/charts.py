@@ -15,6 +15,7 @@ from typing import Any
 import altair as alt
 
 from swiglu_bench.rows.figures import MIB, token_text
+from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import BASELINE, Record, Status, grouped, unique
 from swiglu_bench.rows.training import PERMUTED, FinishedTraining, Losses
 from swiglu_bench.show import drawing, ranking
@@ -39,7 +40,7 @@ from swiglu_bench.show.drawing import (
     timed,
     titled,
 )
-from swiglu_bench.show.sections import ReportedRun, Section, sections
+from swiglu_bench.show.sections import Section, sections
 
 Rows = Sequence[Record]
 Picture = alt.LayerChart | alt.VConcatChart
@@ -297,7 +298,7 @@ def _parts(rows: Rows, each: tuple[str, ...]) -> Iterator[tuple[str, Rows]]:
         yield ", ".join(EACH[column](getattr(part[0], column)) for column in several), part
 
 
-def colours(runs: Sequence[ReportedRun]) -> dict[str, int]:
+def colours(runs: Sequence[FinishedRun]) -> dict[str, int]:
     """The number of each implementation's colour: one in all sections."""
     from swiglu_bench.contenders import CATALOGUE
 
@@ -311,7 +312,7 @@ def style_of(section: Section, numbers: Mapping[str, int]) -> Style:
     return Style(numbers, alike, frozenset(row.implementation for row in section.ok if not row.comparable))
 
 
-def pictures(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, Picture | str]]:
+def pictures(runs: Sequence[FinishedRun]) -> Iterator[tuple[str, Picture | str]]:
     """A file name without its ending, and the chart or why there is none; no name comes twice."""
     numbers, taken = colours(runs), set[str]()
 
@@ -332,7 +333,7 @@ def pictures(runs: Sequence[ReportedRun]) -> Iterator[tuple[str, Picture | str]]
                 yield new("-".join(filter(None, (stem, _slug(text))))), chart
     for run in runs:
         if run.training:
-            yield new(f"{_slug(run.name)}-curves"), training_picture(run.training, Style(numbers))
+            yield new(f"{_slug(run.label)}-curves"), training_picture(run.training, Style(numbers))
 
 
 def _slug(text: str) -> str:

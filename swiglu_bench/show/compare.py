@@ -55,7 +55,7 @@ class ChangeKind(StrEnum):
     """The baseline's time, which depends on the machine as much as on the code, and is not judged."""
 
 
-class Outcome(StrEnum):
+class Effect(StrEnum):
     """Whether a row keeps a change from going in."""
 
     FINE = "fine"
@@ -67,7 +67,7 @@ STYLES = {
     ChangeKind.FASTER: "green", ChangeKind.SLOWER: "red", ChangeKind.TIE: "dim", ChangeKind.UNCLEAR: "yellow",
     ChangeKind.LESS: "green", ChangeKind.MORE: "red", ChangeKind.BROKEN: "bold red",
     ChangeKind.MENDED: "green", ChangeKind.DRIFT: "dim",
-    Outcome.FINE: "green", Outcome.REGRESSION: "bold red", Outcome.UNKNOWN: "yellow",
+    Effect.FINE: "green", Effect.REGRESSION: "bold red", Effect.UNKNOWN: "yellow",
 }  # fmt: skip
 CASE = ("shape", "hidden", "intermediate", "scope", "mode", "dtype", "tokens")
 COMPARED_BYTES = ("saved_bytes", "peak_bytes")
@@ -86,7 +86,7 @@ class Change:
     quotient: Interval | None = None
     """B/A; below 1 is faster, or less."""
     verdict: ChangeKind = ChangeKind.TIE
-    outcome: Outcome = Outcome.FINE
+    outcome: Effect = Effect.FINE
     remark: str = ""
 
     def row(self) -> dict[str, Any]:
@@ -116,14 +116,14 @@ class Comparison:
     warnings: tuple[str, ...]
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> Effect:
         """The worst of all rows: a regression is worse than not knowing."""
         found = {change.outcome for change in self.changes}
-        return next((bad for bad in (Outcome.REGRESSION, Outcome.UNKNOWN) if bad in found), Outcome.FINE)
+        return next((bad for bad in (Effect.REGRESSION, Effect.UNKNOWN) if bad in found), Effect.FINE)
 
 
 @dataclass(frozen=True)
-class Pair:
+class RowPair:
     """A row in both runs, and the rows of its baselines, where they have any."""
 
     old: Record
@@ -159,7 +159,7 @@ def compare(before: FinishedRun, after: FinishedRun, tolerance: float, by: str =
     changes: list[Change] = []
     for case, name in common:
         old, new = mine[case, name], theirs[case, name]
-        pair = Pair(old, new, mine.get((case, old.baseline)), theirs.get((case, new.baseline)))
+        pair = RowPair(old, new, mine.get((case, old.baseline)), theirs.get((case, new.baseline)))
         changes += _changes(pair, kind, tolerance)
     drift = [change.quotient.median for change in changes if change.verdict is ChangeKind.DRIFT and change.quotient]
     warnings = (*circumstances(before, after, kind, drift), *_unmatched(mine, theirs))
@@ -190,7 +190,7 @@ def _measured(run: FinishedRun) -> str:
     return "memory" if any(record.peak_bytes is not None for record in run.records) else "status"
 
 
-def _changes(pair: Pair, kind: str, tolerance: float) -> Iterator[Change]:
+def _changes(pair: RowPair, kind: str, tolerance: float) -> Iterator[Change]:
     """What became of one row."""
     old, new = pair.old, pair.new
     if old.status is not Status.OK or new.status is not Status.OK:
@@ -203,20 +203,20 @@ def _changes(pair: Pair, kind: str, tolerance: float) -> Iterator[Change]:
         yield _of_time(pair, kind, tolerance)
 
 
-def _of_status(pair: Pair) -> Iterator[Change]:
+def _of_status(pair: RowPair) -> Iterator[Change]:
     """A row that is not ok in one of the runs."""
     old, new, change = pair.old, pair.new, pair.change("status")
     if old.status is not Status.OK:
         if new.status is Status.OK:
             yield dataclasses.replace(change, verdict=ChangeKind.MENDED, remark=f"was {old.status}: {old.reason}")
         return
-    verdict, outcome = ChangeKind.UNCLEAR, Outcome.UNKNOWN
+    verdict, outcome = ChangeKind.UNCLEAR, Effect.UNKNOWN
     if new.status in {Status.INCORRECT, Status.ERROR}:
-        verdict, outcome = ChangeKind.BROKEN, Outcome.REGRESSION
+        verdict, outcome = ChangeKind.BROKEN, Effect.REGRESSION
     yield dataclasses.replace(change, verdict=verdict, outcome=outcome, remark=f"{new.status}: {new.reason}")
 
 
-def _of_memory(pair: Pair, tolerance: float) -> Iterator[Change]:
+def _of_memory(pair: RowPair, tolerance: float) -> Iterator[Change]:
     """Bytes are counted, not sampled: what differs differs."""
     for figure in COMPARED_BYTES:
         assert FIGURES[figure].better == LOWER
@@ -224,7 +224,7 @@ def _of_memory(pair: Pair, tolerance: float) -> Iterator[Change]:
         if old is None or new is None:
             continue
         times = new / old if old else float("inf") if new else 1.0
-        outcome = Outcome.REGRESSION if times > 1 + tolerance else Outcome.FINE
+        outcome = Effect.REGRESSION if times > 1 + tolerance else Effect.FINE
         verdict = ChangeKind.TIE if old == new else ChangeKind.LESS if new < old else ChangeKind.MORE
         change, between = pair.change(figure), Interval(times, times, times)
         yield dataclasses.replace(
@@ -232,7 +232,7 @@ def _of_memory(pair: Pair, tolerance: float) -> Iterator[Change]:
         )  # fmt: skip
 
 
-def _of_time(pair: Pair, by: str, tolerance: float) -> Change:
+def _of_time(pair: RowPair, by: str, tolerance: float) -> Change:
     a, b, base_a, base_b = pair.old, pair.new, pair.old_base, pair.new_base
     is_baseline = b.implementation == b.baseline
     figure, old, new = "time_ms", _time(a), _time(b)
@@ -251,11 +251,11 @@ def _of_time(pair: Pair, by: str, tolerance: float) -> Change:
     verdict, outcome = judge(found, tolerance)
     few = min(a.rounds or 0, b.rounds or 0)
     if few < FEWEST_ROUNDS:
-        verdict, outcome, remark = ChangeKind.UNCLEAR, Outcome.UNKNOWN, f"{few} rounds are too few for an interval"
+        verdict, outcome, remark = ChangeKind.UNCLEAR, Effect.UNKNOWN, f"{few} rounds are too few for an interval"
     if figure == "time_ms" and any(row.time_p10_ms is None for row in (a, b)):
-        verdict, outcome, remark = ChangeKind.UNCLEAR, Outcome.UNKNOWN, "the spread of its times was not kept"
+        verdict, outcome, remark = ChangeKind.UNCLEAR, Effect.UNKNOWN, "the spread of its times was not kept"
     if by == "ratio" and is_baseline:
-        verdict, outcome = ChangeKind.DRIFT, Outcome.FINE
+        verdict, outcome = ChangeKind.DRIFT, Effect.FINE
     return Change(case_of(b), b.implementation, figure, old.median, new.median, found, verdict, outcome, remark)
 
 
@@ -282,10 +282,10 @@ def reaching(found: Interval, floor: float) -> Interval:
     return Interval(found.median, min(found.low, low), max(found.high, high))
 
 
-def judge(found: Interval, tolerance: float) -> tuple[ChangeKind, Outcome]:
+def judge(found: Interval, tolerance: float) -> tuple[ChangeKind, Effect]:
     """A quotient's verdict, and whether it is a regression beyond `tolerance`."""
     limit = 1 + tolerance
-    outcome = Outcome.FINE if found.high <= limit else Outcome.REGRESSION if found.low > limit else Outcome.UNKNOWN
+    outcome = Effect.FINE if found.high <= limit else Effect.REGRESSION if found.low > limit else Effect.UNKNOWN
     if found.excludes(1.0):
         return (ChangeKind.FASTER if found.median < 1 else ChangeKind.SLOWER), outcome
     return (ChangeKind.TIE if found.high <= limit and found.low >= 1 / limit else ChangeKind.UNCLEAR), outcome
@@ -405,9 +405,9 @@ def conclusion(found: Comparison) -> str:
     bad = sum(change.outcome is found.outcome for change in found.changes)
     beyond = f"{found.tolerance:.2%}" if found.tolerance else "0"
     ends = {
-        Outcome.REGRESSION: f"{bad} regressed by more than {beyond} or broke.",
-        Outcome.UNKNOWN: f"no regression is proven, and of {bad} rows none beyond {beyond} can be ruled out.",
-        Outcome.FINE: f"no row is worse by more than {beyond}.",
+        Effect.REGRESSION: f"{bad} regressed by more than {beyond} or broke.",
+        Effect.UNKNOWN: f"no regression is proven, and of {bad} rows none beyond {beyond} can be ruled out.",
+        Effect.FINE: f"no row is worse by more than {beyond}.",
     }
     return f"{spread}: {ends[found.outcome]}" if spread else "Nothing to compare was ok in either run."
 
@@ -437,7 +437,7 @@ def _grids(found: Comparison, marked: bool) -> Iterator[Grid]:
         for change in sorted(changes, key=lambda change: change.case[-1]):
             tokens, name, *cells, verdict = _cells(change)
             if marked:
-                name, verdict = f"`{name}`", f"**{verdict}**" if change.outcome is not Outcome.FINE else verdict
+                name, verdict = f"`{name}`", f"**{verdict}**" if change.outcome is not Effect.FINE else verdict
             styled: Cell = Text(verdict, STYLES[change.verdict])
             rows.append([*map(Text, (tokens, name, *cells)), styled])
         yield Grid(HEADS, rows, table_label(case), text={"implementation", "verdict"}, wrap={"implementation"})
@@ -453,7 +453,7 @@ def _cells(change: Change) -> list[str]:
         times = f"x{change.quotient.median:.3f}"
         if change.quotient.low != change.quotient.high:
             interval = f"{change.quotient.low:.3f}-{change.quotient.high:.3f}"
-    verdict = change.verdict + (" !" if change.outcome is Outcome.REGRESSION else "")
+    verdict = change.verdict + (" !" if change.outcome is Effect.REGRESSION else "")
     return [str(change.case[-1]), name, *figures, times, interval, verdict]
 
 

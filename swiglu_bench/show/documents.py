@@ -14,8 +14,8 @@ and `<!-- columns: FILE FIRST LAST -->` from what is declared of the columns of 
 
 `<!-- figure: RUN speed-up NAMES -->` is a picture: after the run comes the question, as `report --svg` names it. The
 question to a CSV of `swiglu-bench noise` is `pairs`, to the tp.csv of `swiglu-bench tp` `scaling`, with rows chosen as
-`mode=step`. A block `<!-- sentence: RUN NAMES -->` says who is the fastest where, `<!-- winners: RUN NAMES -->` is a
-table of that.
+`mode=step`. A block `<!-- sentence: RUN NAMES -->` says in short what the run shows,
+`<!-- winners: RUN NAMES -->` is a table of who is the fastest at each token count.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from swiglu_bench.cases.errors import BadInput, one_line
 from swiglu_bench.rows import csv_table
 from swiglu_bench.rows.figures import MIB, Figure, figures, plus_minus, size, together
+from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, Record, Status, TensorCheck, grouped, unique
 from swiglu_bench.rows.run_folder import (
     CHECKS,
@@ -47,7 +48,7 @@ from swiglu_bench.rows.run_folder import (
 from swiglu_bench.rows.training import SEEDS, STEPS, TrainedSeed, TrainingStep
 from swiglu_bench.show import ranking
 from swiglu_bench.show.csv_file import CHECK_COLUMNS
-from swiglu_bench.show.sections import ReportedRun, load, only, sections, training_caption, winners
+from swiglu_bench.show.sections import caption, load, only, sections, training_caption
 from swiglu_bench.show.table import Grid, by
 
 if TYPE_CHECKING:
@@ -309,12 +310,12 @@ def fill_figures(document: Path) -> tuple[str, dict[Path, tuple[Picture, bool]]]
         )
 
     def sentence(source: Path, names: list[str]) -> str:
-        return " ".join(_said(_chosen(source, names)))
+        return _said(_chosen(source, names))
 
     return fill_blocks(document, {"figure": figure, "sentence": sentence, "winners": _winners}), files
 
 
-def _chosen(source: Path, names: Sequence[str]) -> list[ReportedRun]:
+def _chosen(source: Path, names: Sequence[str]) -> list[FinishedRun]:
     return only([load(source)], names) if names else [load(source)]
 
 
@@ -344,18 +345,13 @@ def _of_run(source: Path, question: str, names: Sequence[str]) -> tuple[str, Pic
     ((name, chart),) = found
     if isinstance(chart, str):
         raise BadInput(f"{source} has no chart {question!r}: {chart}")
-    return name, chart, _said(runs)[0]
+    return name, chart, _said(runs)
 
 
-def _said(runs: Sequence[ReportedRun]) -> list[str]:
-    """What a run shows, in sentences."""
-    from swiglu_bench.show.charts import colours, style_of
-
+def _said(runs: Sequence[FinishedRun]) -> str:
+    """What a run shows, in short."""
     run, *_ = runs
-    if run.training:
-        return [training_caption(run.training)]
-    section, *_ = sections(runs)
-    return winners(section, style_of(section, colours(runs)).standing)
+    return training_caption(run.training) if run.training else caption(sections(runs)[0])
 
 
 def _scaling(source: Path, words: Sequence[str]) -> tuple[str, Picture, str]:

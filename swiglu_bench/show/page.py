@@ -15,13 +15,14 @@ from rich.text import Text
 
 from swiglu_bench.machine.sources import standing
 from swiglu_bench.rows.figures import size, together, token_text
+from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import AuditVerdict, Record, Status, grouped, unique
 from swiglu_bench.rows.training import FinishedTraining
 from swiglu_bench.show import ranking
 from swiglu_bench.show.charts import answers, colours, dash, drawn, frozen, style_of, training_charts
 from swiglu_bench.show.drawing import FORMS, Style, theme
-from swiglu_bench.show.ranking import Place, workload_of
-from swiglu_bench.show.sections import WORK, ReportedRun, Section, by_work, caption, remarks, sections, training_caption
+from swiglu_bench.show.ranking import Winner, workload_of
+from swiglu_bench.show.sections import WORK, Section, by_work, caption, remarks, sections, training_caption
 from swiglu_bench.show.table import STYLES, VERDICT_STYLES, Cell, Grid, across, meaning
 from swiglu_bench.show.tables import SYMBOLS, training_grids, training_remarks, workload_grids
 from swiglu_bench.show.times import compared
@@ -40,7 +41,7 @@ Spec = dict[str, Any]
 
 
 @debug_mode(False)  # checking each part of a chart against Vega-Lite's schema takes longer than all else
-def page(runs: Sequence[ReportedRun], made_by: str, progress: Callable[[str], object] = str) -> str:
+def page(runs: Sequence[FinishedRun], made_by: str, progress: Callable[[str], object] = str) -> str:
     """The page; `made_by` is the command that makes it, `progress` is told what is being made."""
     import jinja2
 
@@ -61,12 +62,12 @@ def page(runs: Sequence[ReportedRun], made_by: str, progress: Callable[[str], ob
     return environment.get_template("page.html").render(
         title=f"SwiGLU on {together(devices)}" if devices else "SwiGLU",
         matrix=matrix([pair for pair in found if pair[0].kind == "time"]),
-        behind=BEHIND if any(marked_run(run) != run.name for run in runs) else "",
+        behind=BEHIND if any(marked_run(run) != run.label for run in runs) else "",
         sections=sorted(shown, key=lambda section: section["kind"] == "verify"),
         open=OPEN,
         audits=[audit(run) for run in runs if run.audit],
         machines=machines(runs),
-        runs=[{"name": run.name, "commands": run.commands, "settings": _settings(run)} for run in runs],
+        runs=[{"name": run.label, "commands": run.commands, "settings": _settings(run)} for run in runs],
         made_by=made_by,
         libraries=_libraries(),
         data=_json({"charts": specs, "themes": {"light": theme(dark=False), "dark": theme(dark=True)}}),
@@ -106,7 +107,7 @@ def _section(section: Section, style: Style, specs: list[Spec]) -> dict[str, Any
     }
 
 
-def _training(run: ReportedRun, trained: FinishedTraining, style: Style, specs: list[Spec]) -> dict[str, Any]:
+def _training(run: FinishedRun, trained: FinishedTraining, style: Style, specs: list[Spec]) -> dict[str, Any]:
     """What the template shows of a training run, in the same places."""
     first, settings = next(iter(trained.summaries), None), trained.about.get("settings", {})
     workload = settings.get("workload", {})
@@ -241,7 +242,7 @@ def _title(section: Section, every: Sequence[Section]) -> str:
     return f"{title} ({section.names})" if len(alike) > 1 else title
 
 
-def _cell(place: Place, style: Style) -> dict[str, Any]:
+def _cell(place: Winner, style: Style) -> dict[str, Any]:
     """One case; of those that tie, the first of the suite's list. One that stands for others counts as one."""
     first = style.standing(place.first)
     level = place.baseline in first
@@ -264,7 +265,7 @@ def _cell(place: Place, style: Style) -> dict[str, Any]:
     }
 
 
-def audit(run: ReportedRun) -> dict[str, Any]:
+def audit(run: FinishedRun) -> dict[str, Any]:
     """The contract matrix: checks down, implementations across, a matrix per scope."""
     matrices = []
     for scope, cells in grouped(run.audit, attrgetter("scope")).items():
@@ -285,7 +286,7 @@ def audit(run: ReportedRun) -> dict[str, Any]:
         who = ", ".join(unique(f"{cell.implementation} ({cell.scope})" for cell in same))
         reasons.append([Text(verdict, SYMBOLS[verdict][1]), check, who, reason])
     return {
-        "run": run.name,
+        "run": run.label,
         "matrices": matrices,
         "counts": ", ".join(f"{count} {verdict}" for verdict, count in counts.items()),
         "symbols": {verdict: symbol for verdict, (symbol, _) in SYMBOLS.items()},
@@ -293,7 +294,7 @@ def audit(run: ReportedRun) -> dict[str, Any]:
     }
 
 
-def machines(runs: Sequence[ReportedRun]) -> dict[str, Any]:
+def machines(runs: Sequence[FinishedRun]) -> dict[str, Any]:
     """What differs between the machines and versions of runs, a line for those that agree; and what does not differ."""
     found: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for run in runs:
@@ -318,9 +319,9 @@ def marked(name: str, rows: Iterable[Record], version: object = "") -> str:
     return name + BEHIND if any(standing(str(of))[1] for of in versions) else name
 
 
-def marked_run(run: ReportedRun) -> str:
+def marked_run(run: FinishedRun) -> str:
     """The name of a run, with such a mark."""
-    return marked(run.name, run.records, run.about.get("machine", {}).get("version", ""))
+    return marked(run.label, run.records, run.about.get("machine", {}).get("version", ""))
 
 
 def _fact(name: str, value: Any) -> tuple[str, str]:
@@ -334,7 +335,7 @@ def _fact(name: str, value: Any) -> tuple[str, str]:
     return name.replace("_", " "), str(value)
 
 
-def _settings(run: ReportedRun) -> str:
+def _settings(run: FinishedRun) -> str:
     settings = run.about.get("settings")
     return ", ".join(_facts(settings)) if isinstance(settings, dict) else ""
 

@@ -62,7 +62,7 @@ def median_ratios(rows: Iterable[Record]) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Place:
+class Winner:
     """Who is first at one case."""
 
     shape: str
@@ -94,17 +94,17 @@ def by_case(rows: Iterable[Record]) -> list[list[Record]]:
     return [able for case in cases if (able := with_intervals(case))]
 
 
-def places(rows: Iterable[Record]) -> list[Place]:
+def places(rows: Iterable[Record]) -> list[Winner]:
     """Who is first at every case; none where no baseline was timed."""
     return [_place(case) for case in by_case(rows) if len(case) > 1]
 
 
-def _place(case: Sequence[Record]) -> Place:
+def _place(case: Sequence[Record]) -> Winner:
     best, *others = case
     ties = [row.implementation for row in others if _ties(best, row, _noise(case))]
     rest = [row for row in others if row.implementation not in ties]
     assert best.interval
-    found = Place(best.shape, best.tokens, best.baseline, (best.implementation, *ties), best.interval)
+    found = Winner(best.shape, best.tokens, best.baseline, (best.implementation, *ties), best.interval)
     if not rest or not rest[0].interval:
         return found
     longer = rest[0].interval[0] / best.interval[0] - 1
@@ -161,7 +161,7 @@ def _alike(name: str, other: str, rows: dict[str, Record], noise: float) -> bool
     return abs(peaks[0] - peaks[1]) <= 0.01 * max(peaks) and _ties(rows[name], rows[other], noise)
 
 
-def overall(found: Sequence[Place]) -> str:
+def overall(found: Sequence[Winner]) -> str:
     """In how many cases the baseline is beaten, by how much, and by whom most often."""
     ahead = [place for place in found if place.baseline not in place.first]
     baselines = together(unique(place.baseline for place in found), "or")
@@ -171,16 +171,10 @@ def overall(found: Sequence[Place]) -> str:
     counts = Counter(name for place in ahead for name in place.first).most_common(NAMED)
     most = together([f"{name} ({count})" for name, count in counts])
     where = f"{len(ahead)} of {cases}" if len(ahead) < len(found) else f"all {cases}" if len(found) > 1 else cases
-    gains = span((place.speedup for place in ahead), "{:.2f}")
+    ends = [f"{end(place.speedup for place in ahead):.2f}" for end in (min, max)]
+    gains = " to ".join(dict.fromkeys(ends))
     ahead_of = f"In {where} an implementation is faster than {baselines}, {gains} times as fast"
     return f"{ahead_of}; first most often, ties included: {most}."
-
-
-def span(values: Iterable[float], form: str) -> str:
-    """'1.16 to 1.22', or one figure where both ends read the same."""
-    found = list(values)
-    low, high = form.format(min(found)), form.format(max(found))
-    return low if low == high else f"{low} to {high}"
 
 
 def workload_of(about: Mapping[str, Any]) -> dict[int, float]:

@@ -10,21 +10,20 @@ import dataclasses
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.rows import csv_table
 from swiglu_bench.rows.figures import mebibytes, together, tokens_text
-from swiglu_bench.rows.finished_run import case_of, latest, read_run
+from swiglu_bench.rows.finished_run import FinishedRun, case_of, latest, read_run
 from swiglu_bench.rows.record import LAYOUTS, Record, Status, grouped, unique
 from swiglu_bench.rows.run_folder import AUDIT, RECORDS, SPLIT, read_about, read_layout
-from swiglu_bench.rows.training import PERMUTED, STEPS, FinishedTraining, load_training, training_folder
+from swiglu_bench.rows.training import PERMUTED, STEPS, FinishedTraining
 from swiglu_bench.show import ranking
-from swiglu_bench.show.ranking import Place, span
 from swiglu_bench.show.table import ratio_text
 from swiglu_bench.show.times import cautions
 
@@ -39,65 +38,28 @@ WAITS = 0.95
 """Where the host was ahead of the GPU in fewer of the rounds than this, a time may hold waiting for the host."""
 TELLS_NOTHING = 0.5
 """Noise beyond which a machine was too busy for a percentage to make sense."""
-SEVERAL = 3
-"""Cases of more shapes than these are counted instead of listed."""
 
 
-@dataclass(frozen=True)
-class ReportedRun:
-    """One run folder, or one CSV file."""
-
-    path: Path
-    about: dict[str, Any]
-    """run.json; empty where there is none."""
-    records: Sequence[Record] = ()
-    """One per device, case and implementation: the last one written."""
-    audit: Sequence[Record] = field(default=())
-    training: FinishedTraining | None = None
-    """What `train` wrote; then there are neither records nor an audit."""
-
-    @property
-    def name(self) -> str:
-        """The folder's name, which says what was run."""
-        return self.path.resolve().name if self.path.is_dir() else self.path.name
-
-    @property
-    def implementations(self) -> list[str]:
-        """Every name that a row has."""
-        trained = self.training.names if self.training else []
-        return unique([*(row.implementation for row in (*self.records, *self.audit)), *trained])
-
-    @property
-    def commands(self) -> list[str]:
-        """The exact commands that made the rows, oldest first."""
-        written = [str(self.about["command"])] if self.about.get("command") else []
-        return unique([*(row.command for row in self.records), *written])
-
-
-def load(path: Path) -> ReportedRun:
+def load(path: Path) -> FinishedRun:
     """Read a run's folder, or a records.csv or audit.csv by itself; of a training, the folder or any of its files.
 
-    Raises BadInput where nothing is there, or what is there is neither.
+    The rows are one per device, case and implementation: the last one written. Raises BadInput where nothing is there,
+    or what is there is neither.
     """
     if not path.exists():
         raise BadInput(f"{path} does not exist; give a run's folder, a {RECORDS} or an {AUDIT}.")
-    trained = training_folder(path)
-    if trained:
-        training = load_training(trained)
-        return ReportedRun(trained, training.about, training=training)
-    if path.is_dir():
-        measured = any((path / name).exists() for name in (RECORDS, SPLIT))
-        files = [path if measured else None, path / AUDIT if (path / AUDIT).exists() else None]
-        if not any(files):
-            raise BadInput(f"{path} holds none of {', '.join(FILES)}; give a run's folder, as results/GPU/DATE/RUN.")
-        about = read_about(path)
-    else:
-        files = [None, path] if _is_audit(path) else [path, None]
-        about = read_about(path.parent)
-    records, audit = files
-    by_device = grouped(read_run(records, beside=False).records if records else (), attrgetter("device"))
-    rows = [row for own in by_device.values() for row in latest(own)]
-    return ReportedRun(path, about, rows, read_layout(audit, "audit") if audit else ())
+    if path.is_dir() and not any((path / name).exists() for name in FILES):
+        raise BadInput(f"{path} holds none of {', '.join(FILES)}; give a run's folder, as results/GPU/DATE/RUN.")
+    audit = path / AUDIT if path.is_dir() else path if _is_audit(path) else None
+    cells = read_layout(audit, "audit") if audit and audit.exists() else []
+    measured = any((path / name).exists() for name in (RECORDS, SPLIT, STEPS)) if path.is_dir() else not cells
+    if not measured:
+        return FinishedRun([], read_about(path if path.is_dir() else path.parent), path, cells)
+    run = read_run(path, beside=False)
+    if run.training:
+        return run
+    rows = [row for own in grouped(run.records, attrgetter("device")).values() for row in latest(own)]
+    return FinishedRun(rows, run.about, path, cells)
 
 
 def folders(path: Path) -> list[Path]:
@@ -108,7 +70,7 @@ def folders(path: Path) -> list[Path]:
     return sorted(found) or [path]
 
 
-def only(runs: Sequence[ReportedRun], patterns: Sequence[str]) -> list[ReportedRun]:
+def only(runs: Sequence[FinishedRun], patterns: Sequence[str]) -> list[FinishedRun]:
     """The runs with the rows of these implementations alone, names or globs; raises BadInput for one without rows."""
     names = unique(name for run in runs for name in run.implementations)
     for pattern in patterns:
@@ -141,7 +103,7 @@ class Section:
     """Rows about the same work on the same kind of device, whatever the shape and token count."""
 
     kind: Kind
-    runs: Sequence[ReportedRun]
+    runs: Sequence[FinishedRun]
     device: str
     scope: str
     mode: str
@@ -162,7 +124,7 @@ class Section:
     @property
     def names(self) -> str:
         """The runs that the rows are from."""
-        return together([run.name for run in self.runs])
+        return together([run.label for run in self.runs])
 
     @property
     def title(self) -> str:
@@ -187,7 +149,7 @@ class Section:
         """What ratios are relative to; empty where no row has one."""
         return next((row.baseline for row in self.rows if row.baseline), "")
 
-    def of(self, run: ReportedRun) -> list[Record]:
+    def of(self, run: FinishedRun) -> list[Record]:
         """The rows of one of the runs."""
         cases = {case_of(row) for row in run.records}
         return [row for row in self.rows if case_of(row) in cases]
@@ -199,9 +161,9 @@ class Section:
         return dataclasses.replace(self, runs=runs, rows=rows, memory_from=memory_from)
 
 
-def sections(runs: Sequence[ReportedRun]) -> list[Section]:
+def sections(runs: Sequence[FinishedRun]) -> list[Section]:
     """All sections of each of these runs: times first, then memory, then verification."""
-    found = [section for run in runs for section in _of_run(run)]
+    found = [section for run in runs if not run.training for section in _of_run(run)]
     memories = [section for section in found if section.kind == "memory"]
     return sorted((_with_memory(section, memories) for section in found), key=lambda of: KINDS.index(of.kind))
 
@@ -228,7 +190,7 @@ def _alike(section: Section, other: Section) -> bool:
     return all(getattr(section, name) == getattr(other, name) for name in same)
 
 
-def _of_run(run: ReportedRun) -> Iterator[Section]:
+def _of_run(run: FinishedRun) -> Iterator[Section]:
     checked: dict[tuple[str, ...], list[Record]] = {}
     key = attrgetter("device", "scope", "mode", "routing", "dtype")
     for (device, scope, mode, routing, _), rows in grouped(run.records, key).items():
@@ -286,49 +248,6 @@ def caption(section: Section) -> str:
     used = max((row.error_ratio for row in section.ok if row.error_ratio is not None), default=None)
     most = f"; at most {used:.0%} of what is allowed" if used is not None else ""
     return f"{len(section.ok)} of {len(checked)} checked rows are right{most}." if checked else "Nothing was checked."
-
-
-def winners(section: Section, standing: Callable[[Sequence[str]], tuple[str, ...]]) -> list[str]:
-    """Who is fastest where and by how much, a sentence for each set of winners, those with the most cases first.
-
-    `standing` names those that stand for others, which count as one.
-    """
-    found = ranking.places(section.rows)
-    by_winners = grouped(found, lambda place: standing(place.first))
-    cases = {(place.shape, place.tokens) for place in found}
-    said = []
-    for names, won in sorted(by_winners.items(), key=lambda item: -len(item[1])):
-        where = _where(won, cases, section)
-        against = f"{span((place.speedup for place in won), '{:.2f}')} times the speed of {section.baseline}"
-        if names == (section.baseline,):
-            said.append(f"Nothing is faster than {section.baseline}, the baseline, at {where}.")
-            continue
-        if len(names) > 1:
-            sentence = f"{together(names)} tie for the first place at {where}"
-            sentence += f", at {against}" if section.baseline not in names else ""
-        else:
-            sentence = f"{names[0]} is the fastest at {where}: {against}"
-        ahead = [place for place in won if place.runner_up]
-        if ahead:
-            following = together(unique(name for place in ahead for name in standing([place.runner_up])), "or")
-            longer = span((100 * place.longer for place in ahead), "{:.1f}")
-            sentence += f"; the next, {following}, takes {longer}% longer"
-        said.append(f"{sentence}.")
-    return said or [caption(section)]
-
-
-def _where(won: Sequence[Place], every: set[tuple[str, int]], section: Section) -> str:
-    """Token counts, shapes or both, whichever tell cases of the section apart."""
-    if len(every) > 1 and {(place.shape, place.tokens) for place in won} >= every:
-        return "every case" if len({shape for shape, _ in every}) > 1 else "every token count"
-    if len({row.shape for row in section.rows}) == 1:
-        return tokens_text(place.tokens for place in won)
-    by_shape = grouped(won, attrgetter("shape"))
-    if len({count for _, count in every}) == 1:
-        return together(list(by_shape))
-    if len(by_shape) > SEVERAL:
-        return f"{len(won)} of {len(every)} cases"
-    return together([f"{shape} ({tokens_text(place.tokens for place in own)})" for shape, own in by_shape.items()])
 
 
 def remarks(section: Section) -> list[str]:

@@ -11,17 +11,18 @@ pytest.importorskip("altair", reason="the extra `report` is not installed")
 from reported import COMMITTED, EVIL, IN_A_CHECKOUT, a_memory, a_run, awkward_rows, timed, trained
 from specimens import a_record, a_summary
 
+from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import Status
 from swiglu_bench.rows.training import PERMUTED, FinishedTraining, Losses, load_training
 from swiglu_bench.show import charts
 from swiglu_bench.show.charts import answers, colours, style_of
 from swiglu_bench.show.drawing import NoChart, Style, slots
-from swiglu_bench.show.sections import ReportedRun, by_work, load, sections
+from swiglu_bench.show.sections import by_work, load, sections
 
 Spec = dict[str, Any]
 
 
-def answered(*runs: ReportedRun) -> dict[str, list[tuple[str, Spec]] | str]:
+def answered(*runs: FinishedRun) -> dict[str, list[tuple[str, Spec]] | str]:
     """Of the first section of these runs: by question the charts, with what tells them apart, or why there are none."""
     section = sections(runs)[0]
     found = answers(section, style_of(section, colours(runs)))

@@ -19,7 +19,7 @@ from swiglu_bench.show.compare import (
     Change,
     ChangeKind,
     Comparison,
-    Outcome,
+    Effect,
     compare,
     comparison_markdown,
     comparison_tables,
@@ -78,7 +78,7 @@ def times(found: Comparison) -> float:
 
 def test_a_slower_machine_is_no_regression() -> None:
     found = compare(a_run(), a_run(drift=1.3, seed=1), 0.02)
-    assert (found.by, mine(found).verdict, found.outcome) == ("ratio", ChangeKind.TIE, Outcome.FINE)
+    assert (found.by, mine(found).verdict, found.outcome) == ("ratio", ChangeKind.TIE, Effect.FINE)
     (drift,) = (change for change in found.changes if change.implementation == "eager")
     assert drift.verdict is ChangeKind.DRIFT
     assert drift.quotient
@@ -88,7 +88,7 @@ def test_a_slower_machine_is_no_regression() -> None:
 
 def test_by_time_a_slower_machine_is_unclear_and_never_hidden() -> None:
     found = compare(a_run(), a_run(drift=1.3, seed=1), 0.02, by="time")
-    assert mine(found).outcome is Outcome.UNKNOWN
+    assert mine(found).outcome is Effect.UNKNOWN
     assert times(found) == pytest.approx(1.3, rel=0.02)
     assert "eager itself changed x1.299" in mine(found).remark
 
@@ -96,22 +96,22 @@ def test_by_time_a_slower_machine_is_unclear_and_never_hidden() -> None:
 @pytest.mark.parametrize(
     ("ratio", "expected", "outcome"),
     [
-        (0.88, ChangeKind.SLOWER, Outcome.REGRESSION),
-        (0.72, ChangeKind.FASTER, Outcome.FINE),
-        (0.8, ChangeKind.TIE, Outcome.FINE),
-        (0.816, ChangeKind.SLOWER, Outcome.UNKNOWN),
+        (0.88, ChangeKind.SLOWER, Effect.REGRESSION),
+        (0.72, ChangeKind.FASTER, Effect.FINE),
+        (0.8, ChangeKind.TIE, Effect.FINE),
+        (0.816, ChangeKind.SLOWER, Effect.UNKNOWN),
     ],
 )
-def test_what_changed_is_seen(ratio: float, expected: ChangeKind, outcome: Outcome) -> None:
+def test_what_changed_is_seen(ratio: float, expected: ChangeKind, outcome: Effect) -> None:
     found = compare(a_run(spread=0.004, rounds=200), a_run(ratio, spread=0.004, rounds=200, seed=1), 0.02)
     assert (mine(found).verdict, found.outcome) == (expected, outcome)
 
 
 def test_noise_and_few_rounds_say_nothing() -> None:
     found = compare(a_run(spread=0.2), a_run(spread=0.2, seed=1), 0.02)
-    assert (mine(found).verdict, found.outcome) == (ChangeKind.UNCLEAR, Outcome.UNKNOWN)
+    assert (mine(found).verdict, found.outcome) == (ChangeKind.UNCLEAR, Effect.UNKNOWN)
     found = compare(a_run(rounds=5), a_run(rounds=5), 0.02)
-    assert (mine(found).remark, found.outcome) == ("5 rounds are too few for an interval", Outcome.UNKNOWN)
+    assert (mine(found).remark, found.outcome) == ("5 rounds are too few for an interval", Effect.UNKNOWN)
 
 
 def test_equal_runs_get_a_verdict_hardly_ever() -> None:
@@ -159,12 +159,12 @@ def test_without_samples_the_rows_intervals_serve_and_without_those_the_times() 
 @pytest.mark.parametrize(
     ("status", "expected", "outcome"),
     [
-        (Status.INCORRECT, ChangeKind.BROKEN, Outcome.REGRESSION),
-        (Status.ERROR, ChangeKind.BROKEN, Outcome.REGRESSION),
-        (Status.SKIPPED, ChangeKind.UNCLEAR, Outcome.UNKNOWN),
+        (Status.INCORRECT, ChangeKind.BROKEN, Effect.REGRESSION),
+        (Status.ERROR, ChangeKind.BROKEN, Effect.REGRESSION),
+        (Status.SKIPPED, ChangeKind.UNCLEAR, Effect.UNKNOWN),
     ],
 )
-def test_what_is_not_ok_any_more(status: Status, expected: ChangeKind, outcome: Outcome) -> None:
+def test_what_is_not_ok_any_more(status: Status, expected: ChangeKind, outcome: Effect) -> None:
     good = a_run()
     bad = changed(good, status=status, reason="No.", time_ms=None, samples_ms=())
     found = compare(good, bad, 0.02)
@@ -179,8 +179,8 @@ def a_memory_run(peak: int) -> FinishedRun:
 def test_memory_is_counted() -> None:
     found = compare(a_memory_run(100), a_memory_run(103), 0.02)
     assert [(c.figure, c.verdict) for c in found.changes] == [("saved_bytes", "tie"), ("peak_bytes", "more")]
-    assert found.outcome is Outcome.REGRESSION
-    assert compare(a_memory_run(100), a_memory_run(102), 0.02).outcome is Outcome.FINE
+    assert found.outcome is Effect.REGRESSION
+    assert compare(a_memory_run(100), a_memory_run(102), 0.02).outcome is Effect.FINE
 
 
 def test_what_else_differs_is_told() -> None:

@@ -16,11 +16,12 @@ pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
 from reported import EVIL, EVIL_SHAPE, a_run, audited, awkward, awkward_rows, timed, trained
 
 from swiglu_bench.machine import sources
+from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.show import page as pages
 from swiglu_bench.show.charts import colours, style_of
 from swiglu_bench.show.drawing import PALETTE
 from swiglu_bench.show.page import page
-from swiglu_bench.show.sections import ReportedRun, by_work, load, sections
+from swiglu_bench.show.sections import by_work, load, sections
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 NEEDS_BROWSER = pytest.mark.skipif(not BROWSER, reason="no Chromium or Chrome is installed")
@@ -148,7 +149,7 @@ def test_a_browser_would_complain_of_a_request(awkward_page: str, tmp_path: Path
     assert any("example.org" in line for line in complaints)
 
 
-def of(*runs: ReportedRun) -> dict[str, Any]:
+def of(*runs: FinishedRun) -> dict[str, Any]:
     numbers = colours(runs)
     found = pages.matrix([(one, style_of(one, numbers)) for one in by_work(sections(runs))])
     assert found
@@ -180,7 +181,7 @@ def test_runs_over_several_gpus_have_a_table_of_their_own() -> None:
     ]  # fmt: skip
 
 
-def a_sweep(**work: str) -> ReportedRun:
+def a_sweep(**work: str) -> FinishedRun:
     return a_run(timed("eager", 1, 1.0, **work), timed("a", 1, 0.5, **work), name="-".join(work.values()))
 
 
@@ -209,7 +210,7 @@ def test_runs_of_other_kernels_are_marked(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_machines_show_what_differs() -> None:
     made = [
-        ReportedRun(tables_path, {"machine": {"device": "GPU", "host": host, "memory_bytes": 1 << 30}}, [])
+        FinishedRun([], {"machine": {"device": "GPU", "host": host, "memory_bytes": 1 << 30}}, tables_path)
         for tables_path, host in zip(map(a_path, "ab"), ("one", "two"), strict=True)
     ]
     found = pages.machines(made)
@@ -218,7 +219,7 @@ def test_machines_show_what_differs() -> None:
 
 
 def a_path(name: str) -> Any:
-    return a_run(name=name).path
+    return a_run(name=name).place
 
 
 def test_kernels_are_behind_where_they_changed_since(tmp_path: Any) -> None:

@@ -16,7 +16,7 @@ from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.show.history import as_text
 from swiglu_bench.show.ranking import (
     Choice,
-    Place,
+    Winner,
     alike,
     how_sure,
     places,
@@ -29,7 +29,7 @@ from swiglu_bench.show.ranking import (
 EAGER = timed("eager", 1, 1.0)
 
 
-def place(*rows: Record) -> Place:
+def place(*rows: Record) -> Winner:
     (found,) = places([EAGER, *rows])
     return found
 

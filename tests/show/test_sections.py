@@ -10,23 +10,13 @@ from specimens import a_summary, without_time
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.rows.training import load_training
-from swiglu_bench.show.sections import (
-    Section,
-    caption,
-    folders,
-    load,
-    only,
-    remarks,
-    sections,
-    training_caption,
-    winners,
-)
+from swiglu_bench.show.sections import Section, caption, folders, load, only, remarks, sections, training_caption
 
 
 def test_a_folder_and_its_csv_are_the_same_rows_and_the_last_of_a_case_on_each_machine_counts(tmp_path: Path) -> None:
     folder = awkward(tmp_path / "run")
     run = load(folder)
-    assert (run.name, len(run.records), len(run.audit)) == ("run", 24, 0)
+    assert (run.label, len(run.records), len(run.audit)) == ("run", 24, 0)
     assert run.about["machine"]["device"] == "A GPU & more"
     assert repr(load(folder / "records.csv").records) == repr(run.records)
     assert len(run.commands) == 2  # the rows' own, and run.json's
@@ -70,7 +60,7 @@ def test_a_training_by_its_folder_or_file_and_below_a_folder(tmp_path: Path) -> 
     for path in (folder, folder / "summary.csv"):
         run = load(path)
         assert run.training
-        assert (run.name, len(run.records), len(run.audit)) == ("train", 0, 0)
+        assert (run.label, len(run.records), len(run.audit)) == ("train", 6, 0)
         assert run.commands == ["swiglu-bench train"]
 
 
@@ -81,7 +71,7 @@ def test_only_some_implementations(tmp_path: Path) -> None:
     training = only(runs, ["lev*", "frozen"])[0].training
     assert training
     assert training.names == ["level", "frozen"]
-    assert [run.name for run in only(runs, ["slow"])] == ["run"]
+    assert [run.label for run in only(runs, ["slow"])] == ["run"]
     with pytest.raises(BadInput, match=r"--impl: no row of these runs is of 'eagr'; did you mean eager"):
         only(runs, ["eagr"])
 
@@ -89,19 +79,6 @@ def test_only_some_implementations(tmp_path: Path) -> None:
 def section_of(*rows: Record) -> Section:
     (section, *_) = sections([a_run(*rows)])
     return section
-
-
-def told(*rows: Record) -> str:
-    return "\n".join(winners(section_of(*rows), tuple))
-
-
-def test_winners_and_ties_are_named() -> None:
-    text = told(*awkward_rows())
-    assert f"{EVIL} is the fastest at small (1 token) and " in text
-    assert "1.25 times the speed of eager; the next, eager, takes 25.0% longer." in text
-    assert f"level and {EVIL} tie for the first place at small (1k tokens) and " in text
-    assert told(timed("eager", 1, 1.0), timed("a", 1, 1.2)).startswith("Nothing is faster than eager, the baseline")
-    assert told(timed("eager", 1, 1.0), timed("a", 1, 0.999)).endswith("tie for the first place at 1 token.")
 
 
 def test_what_spoils_the_figures_is_said() -> None:
