@@ -19,27 +19,7 @@ from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import BASELINE, Record, Status, grouped, unique
 from swiglu_bench.rows.training import PERMUTED, FinishedTraining, Losses
 from swiglu_bench.show import drawing, ranking
-from swiglu_bench.show.drawing import (
-    CHARACTER,
-    COLOUR,
-    DRAWN,
-    HEIGHT,
-    LABEL_GAP,
-    PALETTE,
-    WIDTH,
-    NoChart,
-    Point,
-    Range,
-    Style,
-    linear_range,
-    log_range,
-    memory_text,
-    points_of,
-    slots,
-    spread,
-    timed,
-    titled,
-)
+from swiglu_bench.show.drawing import NoChart, Point, Style, linear_range, log_range, points_of, timed, titled
 from swiglu_bench.show.sections import Section, sections
 
 Rows = Sequence[Record]
@@ -141,7 +121,7 @@ def pareto(rows: Rows, style: Style) -> alt.LayerChart:
     base = drawing.drawn()
     line = drawing.dashed(_front(points))
     dots = base.mark_point(filled=True, size=90, opacity=1).encode(
-        x=x, y=y, color=COLOUR, shape=drawing.SHAPE, tooltip=drawing.tooltips(points)
+        x=x, y=y, color=drawing.COLOUR, shape=drawing.SHAPE, tooltip=drawing.tooltips(points)
     )
     names = []
     for side, align, dx in (("right", "left", 10), ("left", "right", -10)):
@@ -149,10 +129,10 @@ def pareto(rows: Rows, style: Style) -> alt.LayerChart:
             x=x, y=alt.Y("place:Q", scale=None), text="label:N"
         )
         text: dict[str, Any] = {"align": align, "dx": dx, "baseline": "middle"}
-        names += [here.mark_text(style="halo", **text), here.mark_text(**text).encode(color=COLOUR)]
+        names += [here.mark_text(style="halo", **text), here.mark_text(**text).encode(color=drawing.COLOUR)]
     labels = alt.LayerChart(layer=names).properties(name=drawing.LABELS)
     chart = alt.LayerChart(layer=[line.encode(x=x, y=y, order="mib:Q"), labels, dots])
-    chart = drawing.filled(chart.properties(width=WIDTH, height=HEIGHT), points, style)
+    chart = drawing.filled(chart.properties(width=drawing.WIDTH, height=drawing.HEIGHT), points, style)
     what = "dashed: no other is both faster and smaller, by the medians"
     return titled(chart, "What does speed cost in memory?", usable, style, what)
 
@@ -169,7 +149,7 @@ def memory(rows: Rows, style: Style) -> alt.LayerChart:
             "peak": _mib(row.peak_bytes),
             "saved": _mib(row.saved_bytes),
             "predicted": _mib(row.predicted_peak_bytes),
-            "memory": memory_text(row),
+            "memory": drawing.memory_text(row),
         }
         for row in usable
     ]
@@ -178,8 +158,8 @@ def memory(rows: Rows, style: Style) -> alt.LayerChart:
     y = alt.Y("label:N", title=None, sort=labels, axis=alt.Axis(ticks=False, domain=False))
     axis = alt.Axis(tickCount=8, labelExpr=SIZES, labelOverlap="greedy")
     x = alt.X("peak:Q", title="MiB, smaller is better", axis=axis)
-    peak = base.mark_bar(opacity=0.35, height=16).encode(x=x, y=y, color=COLOUR, tooltip=tip)
-    saved = base.mark_bar(height=16).encode(x=alt.X("saved:Q"), y=y, color=COLOUR, tooltip=tip)
+    peak = base.mark_bar(opacity=0.35, height=16).encode(x=x, y=y, color=drawing.COLOUR, tooltip=tip)
+    saved = base.mark_bar(height=16).encode(x=alt.X("saved:Q"), y=y, color=drawing.COLOUR, tooltip=tip)
     tick = base.transform_filter("datum.predicted != null").mark_tick(thickness=2, height=20, color=drawing.GREY)
     chart = alt.LayerChart(layer=[peak, saved, tick.encode(x=alt.X("predicted:Q"), y=y, tooltip=tip)])
     what = "bar: peak above inputs and weights; full colour: of it saved for backward; tick: predicted peak"
@@ -200,7 +180,7 @@ def _front(points: Sequence[Point]) -> list[Point]:
     return front
 
 
-def _roomy(values: Sequence[float], margin: float = 0.0) -> Range:
+def _roomy(values: Sequence[float], margin: float = 0.0) -> drawing.Range:
     """An axis with room for names at both ends."""
     low, high = min(values), max(values)
     room = margin * (high - low)
@@ -209,17 +189,19 @@ def _roomy(values: Sequence[float], margin: float = 0.0) -> Range:
     return linear_range([low - room, high + room])
 
 
-def _beside(points: Sequence[Point], style: Style, down: Range, across: Range) -> list[tuple[float, str]]:
+def _beside(
+    points: Sequence[Point], style: Style, down: drawing.Range, across: drawing.Range
+) -> list[tuple[float, str]]:
     """Where names stand: how far from the top, and on which side of their points, so that few overlap."""
     tops = [down.pixel(point["value"]) for point in points]
-    lefts = [WIDTH - across.pixel(point["mib"], WIDTH) for point in points]
-    widths = [CHARACTER * len(style.label(point["implementation"])) + 14 for point in points]
+    lefts = [drawing.WIDTH - across.pixel(point["mib"], drawing.WIDTH) for point in points]
+    widths = [drawing.CHARACTER * len(style.label(point["implementation"])) + 14 for point in points]
     sides = []
     for top, left, width in zip(tops, lefts, widths, strict=True):
         blocked = any(
-            left + 4 < x < left + width and abs(y - top) < LABEL_GAP for x, y in zip(lefts, tops, strict=True)
+            left + 4 < x < left + width and abs(y - top) < drawing.LABEL_GAP for x, y in zip(lefts, tops, strict=True)
         )
-        sides.append("left" if (left + width > WIDTH or blocked) and left > width else "right")
+        sides.append("left" if (left + width > drawing.WIDTH or blocked) and left > width else "right")
     spans = [
         (left, left + width) if side == "right" else (left - width, left)
         for left, width, side in zip(lefts, widths, sides, strict=True)
@@ -230,7 +212,9 @@ def _beside(points: Sequence[Point], style: Style, down: Range, across: Range) -
         while order and spans[order[0]][0] < end:
             group.append(order.pop(0))
             end = max(end, spans[group[-1]][1])
-        for index, place in zip(group, spread([tops[i] for i in group], LABEL_GAP, 6, HEIGHT - 6), strict=True):
+        for index, place in zip(
+            group, drawing.spread([tops[i] for i in group], drawing.LABEL_GAP, 6, drawing.HEIGHT - 6), strict=True
+        ):
             places[index] = place
     return list(zip(places, sides, strict=True))
 
@@ -303,7 +287,7 @@ def colours(runs: Sequence[FinishedRun]) -> dict[str, int]:
     from swiglu_bench.contenders import CATALOGUE
 
     names = [name for run in runs for name in run.implementations]
-    return slots(names, [implementation.name for implementation in CATALOGUE])
+    return drawing.slots(names, [implementation.name for implementation in CATALOGUE])
 
 
 def style_of(section: Section, numbers: Mapping[str, int]) -> Style:
@@ -388,7 +372,7 @@ def training_picture(training: FinishedTraining, style: Style) -> alt.VConcatCha
 
 def _choosable(chart: alt.LayerChart, training: FinishedTraining) -> alt.LayerChart:
     """A chart whose legend is the page's list of names."""
-    chart.layer = [layer.transform_filter(DRAWN) for layer in chart.layer]  # each may have data of its own
+    chart.layer = [layer.transform_filter(drawing.DRAWN) for layer in chart.layer]  # each may have data of its own
     for layer in chart.layer:
         layer.encoding.color.legend = layer.encoding.strokeDash.legend = None
     shown = [name for name in drawn(training) if name not in frozen(training)]
@@ -412,7 +396,7 @@ def over_steps(losses: Losses, names: Sequence[str], style: Style) -> alt.LayerC
     seeds = _lines(each if BASELINE in names else [], names, style, "loss", strokeWidth=1, opacity=0.6)
     shown = _lines(means, names, style, "loss", strokeWidth=1.5)
     chart = alt.LayerChart(layer=[seeds.encode(detail="seed:N"), shown])
-    return chart.properties(width=WIDTH, height=HEIGHT)
+    return chart.properties(width=drawing.WIDTH, height=drawing.HEIGHT)
 
 
 def from_eager(losses: Losses, names: Sequence[str], style: Style, left_out: Collection[str] = ()) -> alt.LayerChart:
@@ -426,7 +410,7 @@ def from_eager(losses: Losses, names: Sequence[str], style: Style, left_out: Col
         ]
         points += _means(name, pairs)
     lines = _lines(points, names, style, "loss - eager's", strokeWidth=1.2)
-    return alt.LayerChart(layer=[lines]).properties(width=WIDTH, height=HEIGHT // 2)
+    return alt.LayerChart(layer=[lines]).properties(width=drawing.WIDTH, height=drawing.HEIGHT // 2)
 
 
 def dash(name: str, style: Style) -> tuple[int, ...]:
@@ -488,7 +472,7 @@ def scaling_points(rows: Rows) -> list[Point]:
 def scaling(points: Sequence[Point], known: Sequence[str]) -> alt.VConcatChart:
     """For each shape, mode and token count a pair of panels: time, on log axes beside perfect scaling; efficiency."""
     names = unique(point["implementation"] for point in points)
-    style = Style(slots(names, known))
+    style = Style(drawing.slots(names, known))
     ticks = sorted({point["ranks"] for point in points})
     over = alt.X("ranks:Q", title="GPUs", scale=alt.Scale(type="log", base=2, nice=False, padding=12),
                  axis=alt.Axis(values=ticks, format="d"))  # fmt: skip
@@ -522,7 +506,7 @@ def scaling(points: Sequence[Point], known: Sequence[str]) -> alt.VConcatChart:
 
 def pairs(data: Sequence[Mapping[str, Any]], floor: float, subtitle: str) -> alt.LayerChart:
     """The A/A pairs of `noise`, sorted by their differences in percent; `floor` is the median noise floor."""
-    colour = alt.condition("datum.verdict == 'tie'", alt.value(PALETTE[2]), alt.value(PALETTE[7]))
+    colour = alt.condition("datum.verdict == 'tie'", alt.value(drawing.PALETTE[2]), alt.value(drawing.PALETTE[7]))
     place = alt.X("place:Q", title="pair, sorted by its ratio", scale=alt.Scale(nice=False, padding=8))
     base = alt.Chart(alt.Data(values=list(data)))
     axis = alt.Y("ratio_low:Q", title="difference in time (%), with its 95% interval")
@@ -531,6 +515,6 @@ def pairs(data: Sequence[Mapping[str, Any]], floor: float, subtitle: str) -> alt
     lines = alt.Chart(alt.Data(values=[{"y": floor}, {"y": -floor}])).mark_rule(strokeDash=[5, 3]).encode(y="y:Q")
     zero = alt.Chart(alt.Data(values=[{"y": 0}])).mark_rule().encode(y="y:Q")
     chart = alt.LayerChart(layer=[zero, lines, bars, dots])
-    chart.width, chart.height = WIDTH, HEIGHT * 3 // 4
+    chart.width, chart.height = drawing.WIDTH, drawing.HEIGHT * 3 // 4
     chart.title = alt.Title("What does the same call differ by from itself?", subtitle=subtitle)
     return chart

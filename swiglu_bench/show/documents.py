@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from swiglu_bench.cases.errors import BadInput, one_line
 from swiglu_bench.rows import csv_table
-from swiglu_bench.rows.figures import MIB, Figure, figures, plus_minus, size, together
+from swiglu_bench.rows.figures import MIB, Figure, figures, plus_minus, together
 from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, Record, Status, TensorCheck, grouped, unique
 from swiglu_bench.rows.run_folder import (
@@ -46,10 +46,10 @@ from swiglu_bench.rows.run_folder import (
     read_rows,
 )
 from swiglu_bench.rows.training import SEEDS, STEPS, TrainedSeed, TrainingStep
-from swiglu_bench.show import ranking
+from swiglu_bench.show import ranking, tables
 from swiglu_bench.show.csv_file import CHECK_COLUMNS
 from swiglu_bench.show.sections import caption, load, only, sections, training_caption
-from swiglu_bench.show.table import Grid, by
+from swiglu_bench.show.table import Grid, by, figure_grid
 
 if TYPE_CHECKING:
     from swiglu_bench.show.charts import Picture
@@ -175,18 +175,10 @@ def _over(across: str, rows: list[Record], cell: Callable[[Record], str]) -> str
 
 def training_table(rows: Iterable[Record]) -> str:
     """Implementations down: curve, step time, its ratio to eager's, the expected one, memory kept."""
-    lines = []
-    for row in rows:
-        if row.step_ms is None:
-            continue
-        curve, ratio, expected = "baseline", "baseline", ""
-        if row.interval:
-            curve = f"{row.curve} (frozen)" if row.frozen else row.curve
-            ratio = plus_minus(*row.interval)
-            expected = f"{row.expected_ratio:.3f}" + ("" if row.as_expected else " *")
-        kept = "" if row.saved_bytes is None else size(row.saved_bytes)
-        lines.append([f"`{row.implementation}`", curve, f"{row.step_ms:.1f} ms", ratio, expected, kept])
-    return Grid(["", "curve", "step", "÷ eager's", "expected", "kept"], lines, text={"", "curve"}).markdown()
+    timed = [row for row in rows if row.step_ms is not None]
+    name = ("implementation", lambda row: f"`{row.implementation}`")
+    columns = (name, tables.CURVE, *tables.SPEED, "saved_bytes")
+    return figure_grid(timed, columns, text={"implementation", "curve", "verdict"}).markdown()
 
 
 def ranks_table(rows: Iterable[Record]) -> str:

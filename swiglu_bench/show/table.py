@@ -150,6 +150,12 @@ def by_reason(what: str, reasons: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{what}: {', '.join(unique(name for _, name in pairs))}: {reason}" for reason, pairs in found.items()]
 
 
+def missing(rows: Iterable[Record]) -> Iterator[str]:
+    """Why rows have no figures: a line for each status and reason, with all implementations that it holds for."""
+    for status, own in grouped((row for row in rows if row.status is not Status.OK), attrgetter("status")).items():
+        yield from by_reason(status, ((row.reason, row.implementation) for row in own))
+
+
 def dim(lines: Iterable[str]) -> Iterator[Text]:
     """Lines that are less important than the table above them."""
     return (Text(line, "dim") for line in lines)

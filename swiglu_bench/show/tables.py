@@ -29,8 +29,10 @@ from swiglu_bench.show.table import (
     Notes,
     blocks,
     by,
+    by_reason,
     dim,
     figure_grid,
+    missing,
     ratio_text,
     status_text,
 )
@@ -236,9 +238,7 @@ def training_remarks(summaries: Sequence[Record]) -> Iterator[str]:
     ]
     if off:
         yield f"The saving differs from the expected one by more than {SAVING_TOLERANCE:.0%} of it: {', '.join(off)}."
-    not_ok = (row for row in summaries if row.status is not Status.OK)
-    for (status, reason), those in grouped(not_ok, attrgetter("status", "reason")).items():
-        yield f"{status}: {', '.join(row.implementation for row in those)}: {reason}"
+    yield from missing(summaries)
 
 
 def _rule(rows: Sequence[Record]) -> str:
@@ -287,10 +287,11 @@ def _with_spread(mean: float | None, spread: float | None) -> str:
     return f"{mean:.{digits}f}" if spread is None else f"{mean:.{digits}f} ± {spread:.{digits}f}"
 
 
+CURVE: Column = ("curve", _curve)
 LEARNING: Sequence[Column] = (
     ("final loss", lambda row: _with_spread(row.final_loss, row.final_loss_spread)),
     ("minus eager's", _difference),
-    ("curve", _curve),
+    CURVE,
 )
 SPEED: Sequence[Column] = (
     "step_ms",
@@ -321,7 +322,9 @@ def tp_tables(rows: Sequence[Record]) -> Iterator[RenderableType]:
         yield from _ranks_grid("Where its time goes", group, RANK_PARTS, "").parts()
     if groups:
         yield from dim((RANKS_NOTE, RANK_PARTS_NOTE))
-    yield from map(Text, tp_remarks(rows))
+    yield from map(Text, missing(rows))
+    alone = [(row.single_reason, row.implementation) for row in timed if row.single_reason]
+    yield from map(Text, by_reason("no time without collectives or on one GPU", alone))
 
 
 def _ranks_grid(title: str, rows: Sequence[Record], columns: Sequence[Column], note: str) -> Grid:
@@ -347,34 +350,15 @@ def _ranks_noise(rows: Sequence[Record]) -> str:
     return f"eager against itself (A/A): {', '.join(noise.values())} tokens" if noise else ""
 
 
-def tp_remarks(rows: Sequence[Record]) -> Iterator[str]:
-    """A sentence for whatever is missing, failed, or has no time on one GPU; the same reason once."""
-    told: dict[tuple[str, str, str], list[str]] = {}
-    for row in rows:
-        if row.status is not Status.OK:
-            told.setdefault((row.status.value, row.implementation, row.reason), []).append(_split(row))
-        elif row.single_reason:
-            reason = f"no time without collectives or on one GPU: {row.single_reason}"
-            told.setdefault(("alone", row.implementation, reason), []).append(_split(row))
-    everywhere = len({_split(row) for row in rows})
-    for (status, name, reason), places in told.items():
-        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-        at = "" if len(places) == everywhere else f" at {places[0]}{more}"
-        yield f"{status}: {name}{at}: {reason}"
-
-
 def tp_line(row: Record) -> str:
     """A row of `tp` without a table."""
-    what = f"{row.ranks} ranks {_split(row)} {row.implementation}"
+    split = "split sequence" if row.sequence_parallel else "all tokens"
+    case = f"{row.mode} {row.shape} {row.dtype} {row.tokens} tokens, {split}"
+    what = f"{row.ranks} ranks {case} {row.implementation}"
     if row.time_ms is None:
         return f"{what} {row.status}: {row.reason}"
     ratio = "" if row.ratio is None else f" ({row.ratio:.3f} of eager, {row.verdict})"
     return f"{what} {row.time_ms:.4g} ms{ratio}"
-
-
-def _split(row: Record) -> str:
-    split = "split sequence" if row.sequence_parallel else "all tokens"
-    return f"{row.mode} {row.shape} {row.dtype} {row.tokens} tokens, {split}"
 
 
 def _bus(row: Record) -> str:

@@ -70,11 +70,6 @@ def test_speed_ups_and_their_intervals(awkward: dict[str, Any]) -> None:
     assert (axis["scale"]["type"], axis["scale"]["base"], axis["axis"]["values"]) == ("log", 2, [1, 1024])
 
 
-def test_one_token_count_is_a_row_for_each_implementation() -> None:
-    found = answered(a_run(timed("eager", 1, 1.0), timed("a", 1, 0.5), timed("b", 1, 1.5)))
-    assert only(found["speed-up"])["usermeta"]["rows"] == ["a", "b"]
-
-
 def test_without_limits_or_baseline_the_charts_are_left_out_with_the_reason() -> None:
     bare = {"limit_ms": None, "limit_pct": None, "baseline": "", "ratio": None, "ratio_low": None, "ratio_high": None}
     found = answered(a_run(a_record(**bare), a_record(**bare, tokens=9)))
@@ -96,17 +91,6 @@ def test_memory_joins_the_times_of_the_same_cases_on_the_same_machine() -> None:
     other = a_run(a_memory("fast", 1, device="Another GPU"))
     assert [section.memory_from for section in sections([STEP, other])] == [(), ()]
     assert sections([STEP])[0].memory_from == ()
-
-
-def test_memory_by_itself() -> None:
-    bars = [row for row in values(only(answered(MEMORY)["memory"])) if "peak" in row]
-    assert (bars[0]["implementation"], bars[0]["peak"], bars[0]["saved"]) == ("small", 50.0, 25.0)
-
-
-def test_errors_of_several_dtypes_stand_in_charts_of_their_own() -> None:
-    rows = [a_record(time_ms=None, dtype=dtype, command="swiglu-bench verify") for dtype in ("float32", "float16")]
-    found = answered(a_run(*rows))["error"]
-    assert [text for text, _ in found] == ["float32", "float16"]
 
 
 @pytest.mark.parametrize("chart", [charts.time, charts.error, charts.limit, charts.memory, charts.pareto])

@@ -81,16 +81,6 @@ def test_failures_and_what_spoils_figures_end_the_lines_of_a_quiet_run_too(termi
     assert "budget was spent" in second
 
 
-@pytest.mark.parametrize("width", [60, 200])
-def test_a_terminal_gets_tables_at_the_end(width: int) -> None:
-    text = play(terminal=True, width=width)
-    tail = text[text.rindex("small  (hidden 24") :]
-    assert "incorrect [1]" in tail
-    assert "[1] output: [bold]wrong[/bold]." in tail
-    assert "skipped: big: It needs about 900.0 GiB" in " ".join(tail.split())
-    assert "tokens=7" not in text, "lines are for logs"
-
-
 @pytest.mark.parametrize(("width", "shown"), [(160, "16 tokens, checking eager"), (60, "case"), (40, "case")])
 def test_the_bar_says_what_runs_and_makes_room_for_the_tables(width: int, shown: str) -> None:
     console, output = a_console(terminal=True, width=width)

@@ -174,13 +174,6 @@ def test_where_nothing_beats_the_baseline_there_is_no_gain() -> None:
     assert "Nothing is faster than eager" in found["sentence"]
 
 
-def test_runs_over_several_gpus_have_a_table_of_their_own() -> None:
-    found = of(a_sweep(scope="glu"), a_sweep(scope="mlp-tp2"))
-    assert [[group["title"] for group in found[name]] for name in ("groups", "split")] == [
-        ["forward of glu"], ["forward of mlp-tp2"],
-    ]  # fmt: skip
-
-
 def a_sweep(**work: str) -> FinishedRun:
     return a_run(timed("eager", 1, 1.0, **work), timed("a", 1, 0.5, **work), name="-".join(work.values()))
 
@@ -194,10 +187,6 @@ def a_sweep(**work: str) -> FinishedRun:
 )
 def test_each_kind_of_work_has_rows_of_its_own(works: list[dict[str, str]], titles: list[str]) -> None:
     assert [group["title"] for group in of(*(a_sweep(**work) for work in works))["groups"]] == titles
-
-
-def test_without_a_time_there_is_no_matrix() -> None:
-    assert pages.matrix([]) is None
 
 
 def test_runs_of_other_kernels_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:

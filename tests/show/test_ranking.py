@@ -58,10 +58,6 @@ def test_who_ties_with_the_best(rows: list[Record], ties: tuple[str, ...]) -> No
     assert place(*rows).first == ("a", *ties)
 
 
-def test_without_a_baseline_nobody_is_first() -> None:
-    assert places([a_record(baseline="", ratio=None, ratio_low=None, ratio_high=None)]) == []
-
-
 def crowd(**changes: dict[str, object]) -> list[Record]:
     records = []
     for index, name in enumerate(["eager", "first", "same", "differs", *"abcdef"]):
@@ -116,10 +112,6 @@ def test_the_interval_holds_the_truth() -> None:
         missed += not low <= 0.9 <= high
         assert 0 < high - low < 0.1
     assert missed <= 8
-
-
-def test_what_is_within_the_noise_is_a_tie() -> None:
-    assert total("mine", *EAGERS, row("mine", 1, 2.0), row("mine", 8, 10.05)).verdict == "tie"
 
 
 def test_what_is_missing_is_said_and_gives_no_figure() -> None:
@@ -212,15 +204,6 @@ def test_memory_is_measured_or_by_arithmetic_or_unknown() -> None:
     text = unwrapped(shown(recommendation_tables(choices, [timed_run, memory]), 100))
     for part in ("small glu step float32", "7 - - - - nothing qualifies", "not considered: compile: peak 0.000 MiB"):
         assert part in text
-
-
-def test_each_case_has_its_own_row() -> None:
-    records = [sampled("eager", 1.0), sampled("mine", 0.9), sampled("eager", 0.9, tokens=8)]
-    choices = recommend([FinishedRun(records, {})], KNOWN)
-    assert [(row["tokens"], row["implementation"]) for row in map(Choice.row, choices)] == [(7, "mine"), (8, "eager")]
-    text = unwrapped(shown(recommendation_tables(choices, [FinishedRun(records, {})]), 100))
-    assert "7 mine 900 us x0.900 - eager takes " in text
-    assert "mine: not built in; use it as its registration builds it" in text
 
 
 @pytest.mark.parametrize("one", CATALOGUE, ids=lambda one: one.name)

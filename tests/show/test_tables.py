@@ -148,16 +148,6 @@ def test_tables_say_all_and_fit(width: int) -> None:
         assert part in flat, part
 
 
-def test_with_one_seed_without_times_and_with_nothing_trained() -> None:
-    one = LEARNT | {"seeds": 1, "final_loss_spread": None, "metric_spread": None}
-    rows = [row("eager", **one), row("compile", **one | CURVE | {"eager_spread": None, "curve": "unknown"})]
-    text = unwrapped(shown(training_tables(rows), 120))
-    assert "over one seed." in text
-    assert "(not known, with one seed)" in text
-    assert all(part not in text for part in ("Is it faster?", "±"))
-    assert shown(training_tables(ROWS[3:]), 100).startswith("error: broken")
-
-
 CELLS = [
     a_cell(*of)
     for of in (

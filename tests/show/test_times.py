@@ -8,22 +8,7 @@ from rendered import WIDTHS, assert_every_mark_has_its_reason, assert_fits, show
 from specimens import a_record, without_time
 
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.show.times import cautions, rate, time_line, time_tables
-
-
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({"limit_kind": "matmul", "tflops": 712.4}, "712 TFLOP/s"),
-        ({"limit_kind": "matmul", "tflops": 7.124}, "7.12 TFLOP/s"),
-        ({"limit_kind": "matmul", "tflops": 0.0712}, "71.2 GFLOP/s"),
-        ({"limit_kind": "bandwidth", "gbps": 3951.7}, "3952 GB/s"),
-        ({"limit_kind": "bandwidth", "gbps": 0.5}, "0.5 GB/s"),
-    ],
-)
-def test_rates(fields: dict[str, Any], text: str) -> None:
-    assert rate(a_record(**fields)) == text
-
+from swiglu_bench.show.times import cautions, time_line, time_tables
 
 PAIR = {"aa_ratio": 1.0002, "aa_low": 0.9991, "aa_high": 1.0013, "regime": "steady"}
 
@@ -101,18 +86,6 @@ def test_the_fastest_of_those_that_do_the_same_work_is_marked() -> None:
     assert "us *" not in shown(time_tables([a_record()], 100), 100), "one row alone is not the fastest"
 
 
-def test_the_legend_says_what_the_figures_are_and_remarks_stand_under_it() -> None:
-    rows = [a_record(rounds=12, datasheet_gbps=4800.0, datasheet_tflops=989.0, **PAIR), a_record(tokens=9, rounds=40)]
-    rows[1].remark("Not checked by the wall clock.")
-    text = unwrapped(shown(time_tables(rows, 100), 100))
-    for part in ("12 to 40", "eager's time in the same round", "(datasheet 4800)", "(datasheet 989)", "L2 cold."):
-        assert part in text
-    assert "mine, 9 tokens: Not checked by the wall clock." in text
-    without = unwrapped(shown(time_tables([a_record(baseline="", ratio=None, l2="cpu")], 100, detail=True), 100))
-    for part in ("in the same round", "L2", "A/A", "latency", "datasheet"):
-        assert part not in without, "nothing is said of what is not there"
-
-
 @WIDTHS
 def test_verdicts_and_the_a_a_pair_are_in_the_table(width: int) -> None:
     records = [
@@ -143,28 +116,6 @@ def test_what_a_caller_feels_is_shown_for_few_tokens_or_when_asked(width: int) -
         assert f"no graph time: liger: {reason}" in unwrapped(text)
     assert "91 /" not in few
     assert "163.2 / 91 / 161.5" in all_of_them
-
-
-def test_scopes_modes_and_dtypes_have_tables_of_their_own_and_what_nothing_ran_in_says_why() -> None:
-    about = [("glu", "forward", "float32"), ("glu", "step", "float32"), ("mlp", "step", "bfloat16")]
-    records = [a_record(scope=scope, mode=mode, dtype=dtype) for scope, mode, dtype in about]
-    assert (len(list(time_tables(records, 100))), list(time_tables([], 100))) == (3, [])
-    text = shown(time_tables([without_time(Status.SKIPPED, "It needs about 900.0 GiB.")], 60), 60)
-    assert "skipped: mine: It needs about 900.0 GiB." in text
-    assert "median" not in text
-
-
-def test_the_load_of_experts_stands_under_the_table() -> None:
-    loads = {
-        "experts": 8, "top_k": 2, "routing": "zipf", "expert_tokens_min": 0, "expert_tokens_median": 2.5,
-        "expert_tokens_max": 90, "idle_experts": 1, "padding_share": 0.25, "grouped_ms": 0.125,
-    }  # fmt: skip
-    text = unwrapped(shown(time_tables([a_record(**loads)], 200), 200))
-    assert "8 experts, top 2, zipf routing" in text
-    assert "7 tokens: 0 to 90 (median 2.5) per expert, 1 of 8 without a token" in text
-    assert "25% padding" in text
-    assert "products alone 125 us" in text
-    assert "padding" not in shown(time_tables([a_record()], 200), 200)
 
 
 CALM = {"stopped_by": "precision", "throttle": "", "other_processes": 0, "gpu_note": ""}
