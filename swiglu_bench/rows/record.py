@@ -161,7 +161,7 @@ class Record:
     rounds: Count = figure("number of samples")
     stopped_by: str = text("what ended the measurement: `precision` (the ratio is known precisely enough), `budget` "
         "(time is spent) or `rounds` (the maximum is reached)")
-    host_us: Number = figure("median time until the call returned to the host", "µs", LOWER)
+    host_us: Number = figure("median time until the call returned to the host", "µs", LOWER, head="host")
     queue_filled: Number = figure("samples in which the GPU started only after the host had queued everything; it "
         "should be 1, and less means that `time_ms` may include waiting for the host", "share", HIGHER)
     first_call_ms: Number = figure("building, compiling and the first call together, once; in no other column. "
@@ -246,11 +246,12 @@ class Record:
     # a profile, taken after the rounds
     trace: str = text("with `--trace`: the file with a trace of a few calls, in this folder", since=5)
     tensor_pct: Number = figure("with `--ncu`: cycles in which the tensor cores were active, as a share of all cycles "
-        "of all SMs; mean over the call's kernels, weighted by their times", "%", since=5)
+        "of all SMs; mean over the call's kernels, weighted by their times", "%", since=5, head="tensor")
     dram_bytes: Count = figure("with `--ncu`: bytes that one call reads from and writes to device memory; each kernel "
-        "starts with cold caches", "B", since=5)
-    l2_bytes: Count = figure("with `--ncu`: bytes that one call moves through the L2 cache", "B", since=5)
-    registers_per_thread: Count = figure("with `--ncu`: registers per thread of the call's longest kernel", since=5)
+        "starts with cold caches", "B", since=5, head="DRAM")
+    l2_bytes: Count = figure("with `--ncu`: bytes that one call moves through the L2 cache", "B", since=5, head="L2")
+    registers_per_thread: Count = figure("with `--ncu`: registers per thread of the call's longest kernel", since=5,
+        head="regs")
     profile_note: str = text("why there is no trace, or why there are no counters", since=5)
 
     # correctness: relative error ||out - truth|| / ||truth|| of the worst tensor, and every tensor in detail

@@ -119,6 +119,11 @@ def across(
     return Grid([head, *map(str, values)], lines, text={head})
 
 
+def legend(names: Iterable[str]) -> str:
+    """What figures of a table mean, as it is declared of them."""
+    return "; ".join(f"{FIGURES[name].head}: {FIGURES[name].caption}" for name in names).replace("`", "") + "."
+
+
 def ratio_text(row: Record) -> str:
     """Its ratio with half of the interval; empty for the baseline and where there is none."""
     return "" if row.ratio is None or row.verdict == "baseline" else f"{row.ratio:.3f} ± {row.half_width:.3f}"

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from swiglu_bench.rows.figures import mebibytes, milliseconds, plus_minus
 from swiglu_bench.rows.finished_run import FinishedRun
-from swiglu_bench.rows.record import AuditVerdict, Record, Status, TensorCheck, grouped, unique
+from swiglu_bench.rows.record import FIGURES, AuditVerdict, Record, Status, TensorCheck, grouped, unique
 from swiglu_bench.rows.training import SAVING_TOLERANCE
 from swiglu_bench.show.ranking import WORK, totals, workload_of
 from swiglu_bench.show.table import (
@@ -32,6 +32,7 @@ from swiglu_bench.show.table import (
     by_reason,
     dim,
     figure_grid,
+    legend,
     missing,
     ratio_text,
     status_text,
@@ -71,18 +72,19 @@ def tables(run: FinishedRun, width: int, detail: bool) -> Iterator[RenderableTyp
 def memory_tables(records: Sequence[Record], width: int) -> Iterator[RenderableType]:
     """A table per shape, scope and dtype: measured bytes, and what arithmetic predicts beside or, if narrow, below."""
     beside = width >= BESIDE_WIDTH
-    names = ("saved", "peak", "workspace")
+    names = ("saved_bytes", "peak_bytes", "workspace_bytes")
 
     def figures(record: Record) -> Iterator[Cell]:
         for name in names:
-            measured, predicted = (mebibytes(getattr(record, f"{of}{name}_bytes")) for of in ("", "predicted_"))
+            measured, predicted = (mebibytes(getattr(record, of + name)) for of in ("", "predicted_"))
             if beside:
                 yield from (measured, Text(predicted, "dim"))
             else:
                 yield Text.assemble(measured, (f"\n{predicted}", "dim"))
 
     def body(kept: list[Record], notes: Notes) -> Iterator[RenderableType]:
-        heads = ["tokens", "implementation", *(head for name in names for head in (name, "predicted")[: 1 + beside])]
+        pairs = ((FIGURES[name].head, "predicted")[: 1 + beside] for name in names)
+        heads = ["tokens", "implementation", *chain.from_iterable(pairs)]
         rows: list[list[Cell]] = []
         for same_tokens in by(sorted(kept, key=lambda record: record.tokens), "tokens"):
             for record in same_tokens:
@@ -90,11 +92,7 @@ def memory_tables(records: Sequence[Record], width: int) -> Iterator[RenderableT
                 ok = record.status is Status.OK
                 rows.append([*head, *(figures(record) if ok else [status_text(record, notes)])])
             rows.append([])
-        note = (
-            "MiB. saved: held between forward and backward beyond inputs, weights and output; peak: highest above "
-            "inputs and weights, output and gradients included; workspace: kept between calls"
-            + ("." if beside else "; below each, the arithmetic prediction.")
-        )
+        note = f"MiB. {legend(names)}{' Below each, the arithmetic prediction.' * (not beside)}"
         name = {"implementation"}
         yield from Grid(heads, rows, note=note, text=name, wrap=name).parts()
 
@@ -187,15 +185,6 @@ def _short(value: float | None) -> str:
 
 MEANING_STYLES = {"same": "green", "within seeds": "green", "differs": "bold red", "faster": "green",
                   "slower": "bold red"}  # fmt: skip
-SPEED_NOTE = (
-    "ratio: step time relative to eager's in the same round, median and half the 95% interval; expected: by Amdahl's "
-    "law from the blocks' share of eager's step and the ratio of one block by itself; * off by more than "
-    f"{SAVING_TOLERANCE:.0%} of the saving."
-)
-PARTS_NOTE = (
-    "fwd, bwd: all SwiGLU blocks of a step; MLP: their share of it; saved (for backward) and peak (of forward and "
-    "backward) are in addition to weights and the optimiser's state."
-)
 
 
 def training_tables(summaries: Sequence[Record]) -> Iterator[RenderableType]:
@@ -219,8 +208,11 @@ def training_grids(summaries: Sequence[Record]) -> Iterator[Grid]:
     timed = [row for row in trained if row.step_ms is not None]
     if timed:
         rate: Column = (f"{timed[0].unit}/s", lambda row: row.shown("rate"))
-        yield grid("Is it faster?", timed, [*SPEED, rate], SPEED_NOTE)
-        yield grid("Where time and memory go", timed, PARTS, PARTS_NOTE)
+        speed = f"{legend(('ratio', 'expected_ratio'))} ±: half the 95% interval; *: off by more than "
+        speed += f"{SAVING_TOLERANCE:.0%} of the saving."
+        yield grid("Is it faster?", timed, [*SPEED, rate], speed)
+        sizes = "saved and peak are beyond the optimiser's state, too."
+        yield grid("Where time and memory go", timed, PARTS, f"{legend(PARTS)} {sizes}")
 
 
 def training_remarks(summaries: Sequence[Record]) -> Iterator[str]:
@@ -299,18 +291,9 @@ SPEED: Sequence[Column] = (
     ("verdict", _step_verdict),
     ("expected", lambda row: row.shown("expected_ratio") + " *" * (row.as_expected is False)),
 )
-PARTS: Sequence[Column] = (
+PARTS = (
     "block_forward_ms", "block_backward_ms", "optimizer_ms", "block_share", "saved_bytes", "peak_bytes",
 )  # fmt: skip
-RANKS_NOTE = (
-    "time: median of the slowest rank; ratio: relative to eager split the same way, in the same round, ± half the 95% "
-    "interval; 1 GPU: the whole block by the same implementation on one GPU; eff.: that time / ranks / time."
-)
-RANK_PARTS_NOTE = (
-    "compute: without the collectives; comm: the collectives alone; hidden: the share of comm that is overlapped, "
-    "below 0 if the whole takes longer than both together; bus GB/s: of these collectives, and of large ones on this "
-    "machine; peak: the highest of all ranks, above inputs and weights."
-)
 
 
 def tp_tables(rows: Sequence[Record]) -> Iterator[RenderableType]:
@@ -321,7 +304,10 @@ def tp_tables(rows: Sequence[Record]) -> Iterator[RenderableType]:
         yield from _ranks_grid(_ranks_title(group[0]), group, RANKS, _ranks_noise(group)).parts()
         yield from _ranks_grid("Where its time goes", group, RANK_PARTS, "").parts()
     if groups:
-        yield from dim((RANKS_NOTE, RANK_PARTS_NOTE))
+        yield Text(
+            f"Of the slowest rank. {legend(('ratio', 'single_ms', 'efficiency'))} ±: half the 95% interval.", "dim"
+        )
+        yield Text(legend(FIGURES_OF_RANKS), "dim")
     yield from map(Text, missing(rows))
     alone = [(row.single_reason, row.implementation) for row in timed if row.single_reason]
     yield from map(Text, by_reason("no time without collectives or on one GPU", alone))
@@ -374,6 +360,7 @@ RANKS: Sequence[Column] = (
     "single_ms",
     "efficiency",
 )
+FIGURES_OF_RANKS = ("compute_ms", "comm_ms", "hidden_share", "bus_gbps", "peak_bytes")
 RANK_PARTS: Sequence[Column] = ("compute_ms", "comm_ms", "hidden_share", ("bus GB/s", _bus), "peak_bytes")
 WORKLOAD_NOTE = (
     "time: of a call, the mean over {calls:g} recorded calls with {counts} token counts; x: time for all of them / the "

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from swiglu_bench.rows.figures import mebibytes, microjoules, milliseconds, plus_minus, together, tokens_text
-from swiglu_bench.rows.record import MOST_STEAL, Record, Status, grouped, unique
+from swiglu_bench.rows.record import FIGURES, MOST_STEAL, Record, Status, grouped, unique
 from swiglu_bench.show.ranking import quickest
 from swiglu_bench.show.table import (
     NAME_WIDTH,
@@ -22,12 +22,15 @@ from swiglu_bench.show.table import (
     by,
     by_reason,
     dim,
+    legend,
     status_text,
 )
 
 FEW_TOKENS = 256
 """Up to here a caller feels launches more than kernels, and the second table is shown unasked."""
 CELL_WIDTH, FELT_WIDTH = 19, 21
+FELT = ("host_us", "latency_us", "graph_us")
+COUNTED = ("tensor_pct", "dram_bytes", "l2_bytes", "registers_per_thread")
 MOST_GPUS = 8
 """More GPUs than these are counted instead of listed."""
 
@@ -114,7 +117,7 @@ def time_tables(records: Sequence[Record], width: int, detail: bool = False) -> 
             yield from dim(_loads(timed))
             yield from (Text(*caution) for caution in cautions(timed))
         felt = [record for record in timed if record.latency_us is not None and (detail or record.tokens <= FEW_TOKENS)]
-        yield from _in_parts("host / latency / graph", felt, width, _felt_cell)
+        yield from _in_parts(FELT, felt, width, _felt_cell)
         if felt:
             yield from dim(_felt_legend(felt))
         yield from _profiles(timed, width)
@@ -130,7 +133,11 @@ def _parts(records: list[Record], width: int, cell_width: int) -> Iterator[list[
         yield tokens[start : start + at_once]
 
 
-def _in_parts(head: str, records: list[Record], width: int, cell: Callable[[Record], Cell]) -> Iterator[RenderableType]:
+def _in_parts(
+    names: Sequence[str], records: list[Record], width: int, cell: Callable[[Record], Cell]
+) -> Iterator[RenderableType]:
+    """A table whose cells have several figures each."""
+    head = " / ".join(FIGURES[name].head for name in names)
     for tokens in _parts(records, width, FELT_WIDTH):
         yield across(head, records, tokens, cell).terminal()
 
@@ -148,8 +155,8 @@ def _time_cell(record: Record, first: bool, notes: Notes) -> Text:
 
 
 def _felt_cell(record: Record) -> Text:
-    figures = (record.host_us, record.latency_us, record.graph_us)
-    text = Text(" / ".join("-" if figure is None else f"{figure:.4g}" for figure in figures))
+    values = (getattr(record, name) for name in FELT)
+    text = Text(" / ".join("-" if value is None else f"{value:.4g}" for value in values))
     if record.uj_per_token is not None:
         text.append(f"\n{microjoules(record.uj_per_token)} a token", "dim")
     return text
@@ -157,10 +164,7 @@ def _felt_cell(record: Record) -> Text:
 
 def _felt_legend(felt: list[Record]) -> Iterator[str]:
     energy = any(record.uj_per_token is not None for record in felt)
-    yield (
-        "us: host, until the call returns; latency, from an idle GPU to an idle GPU; graph, a replay as a CUDA graph."
-        + (" Energy of the whole GPU, calls back to back." if energy else "")
-    )
+    yield f"us. {legend(FELT)}{' Energy of the whole GPU, calls back to back.' * energy}"
     reasons = [(record.graph_reason, record.implementation) for record in felt if record.graph_reason]
     yield from by_reason("no graph time", reasons)
 
@@ -168,13 +172,9 @@ def _felt_legend(felt: list[Record]) -> Iterator[str]:
 def _profiles(timed: list[Record], width: int) -> Iterator[RenderableType]:
     """What `ncu` counted, and why it did not."""
     counted = [record for record in timed if record.registers_per_thread is not None]
-    yield from _in_parts("tensor / DRAM / L2 / regs", counted, width, _counted_cell)
+    yield from _in_parts(COUNTED, counted, width, _counted_cell)
     if counted:
-        yield Text(
-            "tensor: share of cycles with active tensor cores; DRAM, L2: MiB moved by a call; regs: registers per "
-            "thread of its longest kernel. By Nsight Compute, in a call that is not timed.",
-            "dim",
-        )
+        yield Text(f"MiB. {legend(COUNTED)}", "dim")
     yield from dim(
         by_reason("no profile", [(row.profile_note, row.implementation) for row in timed if row.profile_note])
     )

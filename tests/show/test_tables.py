@@ -41,7 +41,7 @@ def test_memory_beside_its_prediction(width: int) -> None:
     else:
         assert re.search(r"eager +3\.0 +12,345\.0 +0\.500 *\n +2\.0 +12,344\.0 +0\.000", text)
         assert re.search(r"mine +5\.0 +0\.000 +- *\n +- +- +-", text)
-        assert "below each, the arithmetic prediction" in unwrapped(text)
+        assert "Below each, the arithmetic prediction" in unwrapped(text)
     assert text.index(" bad ") < text.index(" eager "), "few tokens come first"
 
 
