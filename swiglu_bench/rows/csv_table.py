@@ -27,7 +27,7 @@ class CutShort(UserWarning):
 
 
 def cell(value: object) -> str:
-    """As records.csv writes a value: nothing for None, true and false, nine significant figures, one line.
+    """A value as records.csv writes it: nothing for None, true and false, nine significant figures, one line.
 
     Of a list the items, and of a dictionary the keys, with spaces between them.
     """

@@ -22,7 +22,7 @@ LOWER, HIGHER = "lower", "higher"
 
 @dataclass(frozen=True)
 class Figure:
-    """What is declared of a column."""
+    """The declaration of a column: what it means, its unit, and how it is shown."""
 
     caption: str
     """What it means, in Markdown, for the reader of a file."""

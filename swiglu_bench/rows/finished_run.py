@@ -61,7 +61,7 @@ class FinishedRun:
 
     @property
     def name(self) -> str:
-        """What to call it in a message."""
+        """The name of the run in messages."""
         return str(self.place) if self.place else str(self.about.get("run_id", "this run"))
 
     @property
@@ -113,7 +113,7 @@ class Collected:
         self.records.append(record)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 def verb(command: str) -> str:
@@ -136,7 +136,7 @@ def load_run(path: Path, beside: bool = True) -> FinishedRun:
 
 
 def read_run(path: Path, beside: bool) -> FinishedRun:
-    """A run of whichever command, which may have no rows."""
+    """Read a run of any command; it may have no rows."""
     if trained := training_folder(path):
         training = load_training(trained)
         rows = list(map(as_of_all_runs, training.summaries))

@@ -87,7 +87,7 @@ MOST_STEAL = 0.02
 
 @dataclass(frozen=True)
 class Load:
-    """Of the CPUs that this process may use."""
+    """How busy others kept the CPUs that this process may use."""
 
     cpus: int
     others: float
@@ -362,11 +362,11 @@ class Record:
     """The row as its own file has it, where it was changed to be read like those of all runs."""
 
     def row(self) -> dict[str, Any]:
-        """As its file has it: every column, in order."""
+        """The row as its file has it: every column, in order."""
         return {name: getattr(self, name) for name in LAYOUTS[self.kind].columns()}
 
     def end(self, status: Status, reason: str) -> Self:
-        """Close the row, and why; figures that it has are gone, unless it is ok."""
+        """Set the status and the reason; unless the row is ok, its figures are deleted."""
         if status is not Status.OK:
             for column in dataclasses.fields(self):
                 if column.name in OF_OK:
@@ -410,12 +410,12 @@ class Record:
 
     @property
     def half_width(self) -> float:
-        """Half of the interval; 0 where there is none."""
+        """Half the width of the ratio's interval; 0 where there is none."""
         return ((self.ratio_high or 0.0) - (self.ratio_low or 0.0)) / 2
 
     @property
     def sizes(self) -> str:
-        """Of the block, in words."""
+        """The sizes of the block, as text."""
         text = f"hidden {self.hidden}, intermediate {self.intermediate}"
         return f"{text}, {self.experts} experts, top {self.top_k}, {self.routing} routing" if self.experts else text
 
@@ -436,7 +436,7 @@ class Record:
 
     @property
     def load(self) -> Load | None:
-        """What other programs did meanwhile, where it is known."""
+        """What other programs did during the rounds; None where it is not known."""
         known = self.cpus and self.other_cpus is not None and self.steal is not None
         return Load(self.cpus or 0, self.other_cpus or 0.0, self.steal or 0.0) if known else None
 
@@ -473,7 +473,7 @@ class FileLayout:
     """The file with the samples of the rows; empty: there is none."""
 
     def columns(self, schema: int = SCHEMA_VERSION) -> tuple[str, ...]:
-        """Those that the file has at a schema version."""
+        """The columns that the file has at a schema version."""
         return tuple(name for name in self.names if FIGURES[name].since <= schema)
 
 
@@ -555,7 +555,7 @@ OF_OK -= {"first_call_ms", "baseline", "comparable"}
 
 
 def row_of(kind: str, about: About, **columns: Any) -> Record:
-    """A row of the layout of this kind; `about` is run.json. Raises ValueError for columns that are none of its."""
+    """A row of this kind from the columns of its file; `about` is run.json. Raises ValueError for unknown columns."""
     return Record(**columns | MORE[kind](about, columns), kind=kind)
 
 

@@ -166,7 +166,7 @@ def frame_of(records: Sequence[Record]) -> pandas.DataFrame:
 
 
 def sample_lines(record: Record) -> Iterator[list[Any]]:
-    """The lines of a row."""
+    """The lines of samples.csv that belong to a row."""
     known: dict[str, Sequence[Any]] = {"time_ms": record.samples_ms, "twin_ms": record.twin_ms, **record.parts_ms}
     known |= {name: [getattr(state, name) for state in record.states] for name in STATE}
     key = attrgetter(*LAYOUTS[record.kind].key)(record)
@@ -176,7 +176,7 @@ def sample_lines(record: Record) -> Iterator[list[Any]]:
 
 
 def parsed_sample(kind: str, line: Mapping[str, str]) -> Round:
-    """What a line says of its round; raises ValueError or KeyError for one that is none.
+    """The figures of one line of samples; raises ValueError or KeyError for a malformed line.
 
     Old files of samples lack columns; those of `tp` always had all.
     """
@@ -186,7 +186,7 @@ def parsed_sample(kind: str, line: Mapping[str, str]) -> Round:
 
 
 def enter_samples(record: Record, rounds: Sequence[Round]) -> None:
-    """Give a row that was read its samples."""
+    """Attach the samples of its rounds to a row that was read from a file."""
 
     def known(name: str) -> tuple[float, ...]:
         return tuple(value for taken in rounds if (value := taken.get(name)) is not None)

@@ -334,12 +334,12 @@ NO_CURVE = "Nothing was trained to the end, so there is no curve."
 
 
 def drawn(training: FinishedTraining) -> list[str]:
-    """Who has curves: what was trained to the end from a seed."""
+    """The implementations with curves: those trained to the end from at least one seed."""
     return [name for name in training.names if training.losses.get(name)]
 
 
 def frozen(training: FinishedTraining) -> set[str]:
-    """Who starts hidden, because the differences of what learns less by design would flatten the others'."""
+    """The implementations that are hidden at first: frozen ones learn less and would flatten the other curves."""
     return {row.implementation for row in training.summaries if row.frozen}
 
 

@@ -38,7 +38,7 @@ MUCH_DRIFT = 0.05
 
 
 class ChangeKind(StrEnum):
-    """What a row amounts to."""
+    """How a row changed."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -56,7 +56,7 @@ class ChangeKind(StrEnum):
 
 
 class Effect(StrEnum):
-    """Whether a row keeps a change from going in."""
+    """Whether a row speaks against accepting the change."""
 
     FINE = "fine"
     REGRESSION = "regression"
@@ -90,7 +90,7 @@ class Change:
     remark: str = ""
 
     def row(self) -> dict[str, Any]:
-        """As one flat row for a program."""
+        """The change as one flat row for a program."""
         ends = {f"quotient{end}": getattr(self.quotient, of, None)
                 for end, of in (("", "median"), ("_low", "low"), ("_high", "high"))}  # fmt: skip
         return {
@@ -132,7 +132,7 @@ class RowPair:
     new_base: Record | None
 
     def change(self, figure: str) -> Change:
-        """What is known of the row before anything is compared."""
+        """A change of this figure with no values yet."""
         return Change(case_of(self.new), self.new.implementation, figure)
 
 
@@ -191,7 +191,7 @@ def _measured(run: FinishedRun) -> str:
 
 
 def _changes(pair: RowPair, kind: str, tolerance: float) -> Iterator[Change]:
-    """What became of one row."""
+    """The changes of one row."""
     old, new = pair.old, pair.new
     if old.status is not Status.OK or new.status is not Status.OK:
         yield from _of_status(pair)
@@ -413,7 +413,7 @@ def conclusion(found: Comparison) -> str:
 
 
 def method(found: Comparison) -> str:
-    """What the figures are and how sure."""
+    """What the compared figures are and how their intervals are made."""
     text = METHODS[found.by]
     if found.by in {"ratio", "time"}:
         text += f" tie: within {found.tolerance:.2%} for sure; unclear: the interval contains 1 and reaches further."
@@ -421,7 +421,7 @@ def method(found: Comparison) -> str:
 
 
 def remarks(found: Comparison) -> Iterator[str]:
-    """What is to be said of single rows, the same thing once."""
+    """Remarks on single rows; the same remark once, with all rows that it is about."""
     for remark, changes in grouped(found.changes, lambda change: change.remark).items():
         where = [f"{change.implementation} at {change.case[-1]}" for change in changes]
         more = f" and {len(where) - 3} more" if len(where) > 3 else ""
@@ -444,7 +444,7 @@ def _grids(found: Comparison, marked: bool) -> Iterator[Grid]:
 
 
 def _cells(change: Change) -> list[str]:
-    """In the order of HEADS."""
+    """The cells of a change, in the order of HEADS."""
     unit = FIGURES[change.figure].unit
     name = change.implementation + (f", {change.figure.removesuffix('_bytes')}" if unit == "B" else "")
     figures = [_figure(unit, value) for value in (change.before, change.after)]

@@ -144,13 +144,13 @@ class Bar(Progress):
         self.update(self._task, description=doing, completed=completed)
 
     def start(self) -> None:
-        """Begin to show it."""
+        """Show the bar."""
         super().start()
         if self._in_lines:
             Thread(target=self._tell_each_minute, daemon=True).start()
 
     def stop(self) -> None:
-        """Take it away."""
+        """Remove the bar."""
         self._ended.set()
         super().stop()
 
@@ -166,7 +166,7 @@ class Bar(Progress):
         return f"{_duration(spent_s)}{f', {share:.0%} done' if task.total else ''}{left}: {task.description}"
 
     def show(self, renderables: Iterable[RenderableType]) -> None:
-        """Put these under the bar; nothing: take away what is there."""
+        """Show these under the bar; an empty list removes what is there."""
         if self.disable:
             return
         parts = list(renderables)
@@ -182,5 +182,5 @@ class Bar(Progress):
 
 
 def _duration(seconds: float) -> str:
-    """As hours:minutes:seconds."""
+    """A duration as hours:minutes:seconds."""
     return str(datetime.timedelta(seconds=round(seconds)))

@@ -44,7 +44,7 @@ class Table:
 
     @property
     def unwritten(self) -> int:
-        """Lines that wait for a disk that takes them."""
+        """The number of lines that could not be written yet."""
         return self._pending.count(b"\n")
 
     def append(self, rows: Iterable[Iterable[Any]]) -> None:
@@ -60,11 +60,11 @@ class Table:
             os.fsync(file.fileno())
 
     def rows(self) -> list[dict[str, str]]:
-        """The rows that are on the disk."""
+        """The rows on the disk."""
         return [row for _, row in self._lines()]
 
     def keep(self, wanted: Callable[[dict[str, str]], bool]) -> None:
-        """Remove all other rows."""
+        """Remove all rows but those for which `wanted` is true."""
         lines = self._lines()
         kept = [line for line, row in lines if wanted(row)]
         if len(kept) < len(lines):

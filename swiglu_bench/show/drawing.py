@@ -64,15 +64,15 @@ class Style:
     """Those that do less than the baseline, and are not ranked."""
 
     def colour(self, name: str) -> str:
-        """As #rrggbb."""
+        """The colour of an implementation, as #rrggbb."""
         return PALETTE[self.slots[name] % len(PALETTE)]
 
     def shape(self, name: str) -> str:
-        """Of its points."""
+        """The form of an implementation's points."""
         return FORMS[self.slots[name] // PER_FORM % len(FORMS)]
 
     def dash(self, name: str) -> tuple[int, ...]:
-        """Of its lines."""
+        """The dash pattern of an implementation's lines."""
         return DASHES[self.slots[name] // PER_FORM % len(DASHES)]
 
     def label(self, name: str) -> str:
@@ -81,7 +81,7 @@ class Style:
         return f"{name} +{len(others)} alike" if others else f"{name} *" if name in self.lesser else name
 
     def hidden(self) -> set[str]:
-        """Those that another stands for."""
+        """The implementations that another one stands for."""
         return {name for others in self.alike.values() for name in others}
 
     def standing(self, names: Iterable[str]) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ def theme(dark: bool, background: str | None = None) -> dict[str, Any]:
 
 
 def token_axis(counts: Iterable[int]) -> alt.X:
-    """log2 with a tick at every measured count."""
+    """A log2 axis with a tick at every measured token count."""
     ticks = sorted({int(count) for count in counts})
     names = " : ".join(f"datum.value == {count} ? '{token_text(count)}'" for count in ticks)
     return alt.X(
@@ -142,7 +142,7 @@ class Range:
     log: bool = False
 
     def scale(self) -> alt.Scale:
-        """For Vega-Lite."""
+        """The scale as Vega-Lite takes it."""
         domain = [self.low, self.high]
         if self.log:
             return alt.Scale(type="log", domain=domain, nice=False)
@@ -362,12 +362,12 @@ def _appearance(point: Point, style: Style) -> dict[str, Any]:
 
 
 def dashed(values: Sequence[dict[str, float]]) -> alt.Chart:
-    """A dashed grey line that is no implementation."""
+    """A dashed grey line that belongs to no implementation."""
     return alt.Chart(alt.InlineData(values=values)).mark_line(strokeDash=[5, 4], strokeWidth=1.5, color=GREY)
 
 
 def tooltips(points: Sequence[Point]) -> list[alt.Tooltip]:
-    """All texts that any of the points has."""
+    """The tooltip: every text that any of the points has."""
     has = {"label", *(key for point in points for key, value in point.items() if value)}
     return [alt.Tooltip(f"{key}:N", title=title) for key, title in TIPS.items() if key in has]
 

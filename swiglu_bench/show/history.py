@@ -29,7 +29,7 @@ DISPENSABLE = ("device", "best", "tokens", "what")
 
 @dataclass(frozen=True)
 class PastRun:
-    """What a run was: of whichever command. One that cannot be read has a `problem` and no more."""
+    """One line of the history. A run that cannot be read has a folder and a `problem` only."""
 
     began: str = ""
     command: str = ""

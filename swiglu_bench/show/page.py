@@ -243,7 +243,7 @@ def _title(section: Section, every: Sequence[Section]) -> str:
 
 
 def _cell(place: Winner, style: Style) -> dict[str, Any]:
-    """One case; of those that tie, the first of the suite's list. One that stands for others counts as one."""
+    """A cell of the matrix; of implementations that tie it names the first in the suite's list."""
     first = style.standing(place.first)
     level = place.baseline in first
     name = place.baseline if level else first[0]

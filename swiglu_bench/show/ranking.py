@@ -250,7 +250,7 @@ SURE_STYLES = {"clear": "green", "tie": "yellow", "unsure": "yellow", "none": "b
 
 @dataclass(frozen=True)
 class Memory:
-    """What a training step takes above inputs and weights at most."""
+    """The peak memory of a training step, above inputs and weights."""
 
     peak_bytes: int | None
     measured: bool
@@ -259,7 +259,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Choice:
-    """What to take at one case."""
+    """What to use at one case."""
 
     record: Record | None
     """The best row; None: nothing qualifies."""
@@ -283,7 +283,7 @@ class Choice:
         return "unsure" if self.unsure else "tie" if self.ties else "clear" if self.record else "none"
 
     def row(self) -> dict[str, Any]:
-        """As one flat row for a program."""
+        """The choice as one flat row for a program."""
         shape, _, _, scope, mode, dtype, tokens = self.case
         best = {name: getattr(self.record, name, None) for name in ("implementation", "time_ms", "ratio", "baseline")}
         return {

@@ -113,7 +113,7 @@ class Section:
 
     @property
     def dtype(self) -> str:
-        """Of `verify`, which is about errors alone: all of them, comma-separated."""
+        """The dtype of the rows; a section of `verify` may have several, comma-separated."""
         return ", ".join(unique(row.dtype for row in self.rows))
 
     @property
@@ -150,12 +150,12 @@ class Section:
         return next((row.baseline for row in self.rows if row.baseline), "")
 
     def of(self, run: FinishedRun) -> list[Record]:
-        """The rows of one of the runs."""
+        """The rows that are from one of the runs."""
         cases = {case_of(row) for row in run.records}
         return [row for row in self.rows if case_of(row) in cases]
 
     def joined(self, other: Self) -> Self:
-        """With the rows of another one."""
+        """This section with the rows of another one added."""
         memory_from = unique([*self.memory_from, *other.memory_from])
         runs, rows = [*self.runs, *other.runs], [*self.rows, *other.rows]
         return dataclasses.replace(self, runs=runs, rows=rows, memory_from=memory_from)

@@ -51,7 +51,7 @@ def new_table(
 
 @dataclass(frozen=True)
 class Grid:
-    """A table before it is drawn."""
+    """The content of a table, independent of where it is shown."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -162,7 +162,7 @@ def missing(rows: Iterable[Record]) -> Iterator[str]:
 
 
 def dim(lines: Iterable[str]) -> Iterator[Text]:
-    """Lines that are less important than the table above them."""
+    """Lines of text in a dim style."""
     return (Text(line, "dim") for line in lines)
 
 

@@ -179,7 +179,7 @@ def verify_detail_tables(records: Sequence[Record], width: int) -> Iterator[Rend
 
 
 def _short(value: float | None) -> str:
-    """Two figures in six places: 3.6e-3; a dash for None."""
+    """A number with two digits, such as 3.6e-3; a dash for None."""
     return "-" if value is None else f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e+")
 
 
@@ -216,7 +216,7 @@ def training_grids(summaries: Sequence[Record]) -> Iterator[Grid]:
 
 
 def training_remarks(summaries: Sequence[Record]) -> Iterator[str]:
-    """Sentences on the rows that need one."""
+    """Remarks on rows: frozen weights, savings that differ from the expected ones, rows without figures."""
     for row in summaries:
         if row.frozen and row.final_loss is not None:
             yield (

@@ -180,7 +180,7 @@ def curves(record: Record) -> dict[str, float]:
 
 
 def case_of(record: Record) -> str:
-    """What curves of one chart have in common."""
+    """The part of a metric's name that curves of one chart have in common."""
     return f"{record.scope}/{record.mode}/{record.shape}/{record.dtype}"
 
 
