@@ -6,7 +6,7 @@ import typer
 
 from swiglu_bench.cases.cases import Precision, Scope, parse_dtypes
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.rows import text
+from swiglu_bench.show import text
 from swiglu_bench.sweep import request
 from swiglu_bench.sweep.options import AuditOptions, JsonForm
 from swiglu_bench.sweep.perform import start_forkserver

@@ -14,7 +14,7 @@ import typer
 from swiglu_bench.cases.cases import parse_dtypes, parse_tokens
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli.options import command_of
-from swiglu_bench.rows import text
+from swiglu_bench.show import text
 from swiglu_bench.sweep import options
 from swiglu_bench.sweep.options import HOW, OUTPUT, Text, option
 from swiglu_bench.sweep.request import split
@@ -54,7 +54,7 @@ class RowOptions:
             mode=_parts("--mode", self.mode),
         )
         if baseline:
-            from swiglu_bench.rows.ratios import rebased
+            from swiglu_bench.rows.finished_run import rebased
 
             chosen = rebased(chosen, baseline).only(implementation=self.names)
         return chosen
@@ -194,8 +194,8 @@ def _show_pivot(run: FinishedRun, column: str, name: str, form: str, output: Pat
 
 def _show_run(run: FinishedRun, detail: bool, form: str, output: Path | None) -> None:
     """The tables that the command printed, or its rows."""
-    from swiglu_bench.rows.workload import as_text
     from swiglu_bench.show.finished.show import tables
+    from swiglu_bench.show.workload import as_text
 
     if form == "table":
         _print(tables(run, text.screen().width, detail))

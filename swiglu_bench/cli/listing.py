@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from swiglu_bench.cases.cases import Case, Scope
-from swiglu_bench.rows import text
-from swiglu_bench.rows.quantities import token_text
+from swiglu_bench.rows.figures import token_text
+from swiglu_bench.show import text
 from swiglu_bench.sweep import request
 from swiglu_bench.sweep.options import OUTPUT, TIMEOUT_S, WHAT, Device, JsonForm, option
 

@@ -16,7 +16,8 @@ from rich.text import Text
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, parse_dtypes
 from swiglu_bench.cases.errors import BadInput, one_line
 from swiglu_bench.cli.listing import table
-from swiglu_bench.rows import csv_table, run_folder, text
+from swiglu_bench.rows import run_folder
+from swiglu_bench.show import text
 from swiglu_bench.sweep.options import HOW, OUTPUT, TIMEOUT_S, WHAT, Device, JsonForm, Wait, option
 from swiglu_bench.sweep.request import INTERRUPTED, held
 
@@ -147,6 +148,7 @@ def noise(
     from swiglu_bench.contenders import pytorch
     from swiglu_bench.machine import machine
     from swiglu_bench.measure.rounds import Rule
+    from swiglu_bench.show.writers import csv_file
     from swiglu_bench.show.writers.console import Bar
     from swiglu_bench.sweep.output import default_folder
     from swiglu_bench.worker import noise as measuring
@@ -168,7 +170,7 @@ def noise(
     found: list[Pair] = []
     with held(chosen, wait), tempfile.TemporaryDirectory(prefix="swiglu-bench-") as logs, ExitStack() as stack:
         run_folder.create_folder(path.parent)
-        file = csv_table.Table(path, NOISE_COLUMNS)
+        file = csv_file.Table(path, NOISE_COLUMNS)
         others = stack.enter_context(competitors(chosen)) if under_load else 0
         beside = f" beside {others} programs that compete with them" if others else ""
         say(f"{pairs} A/A pairs of {case.label} on {this.device}{beside}")

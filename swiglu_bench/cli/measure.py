@@ -12,7 +12,7 @@ import typer
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli.options import command_of
-from swiglu_bench.rows import text
+from swiglu_bench.show import text
 from swiglu_bench.sweep import request
 from swiglu_bench.sweep.options import COMMANDS, HOW, Form, SweepOptions, option
 from swiglu_bench.sweep.perform import perform
@@ -59,7 +59,7 @@ def measure(
     elif form == text.TABLE:
         raise typer.Exit(perform(command, options, console, request.command_line())[0])
     else:
-        from swiglu_bench.rows.workload import as_text
+        from swiglu_bench.show.workload import as_text
 
         with contextlib.redirect_stdout(sys.stderr):  # what an implementation prints with --in-process
             status, run = perform(command, options, console, request.command_line())

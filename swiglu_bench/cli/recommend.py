@@ -10,8 +10,8 @@ import typer
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli.finished import RowOptions
-from swiglu_bench.rows import text
-from swiglu_bench.rows.grouping import unique
+from swiglu_bench.rows.record import unique
+from swiglu_bench.show import text
 from swiglu_bench.sweep import options, request
 from swiglu_bench.sweep.options import HOW, OUTPUT, WHAT, Text, option
 

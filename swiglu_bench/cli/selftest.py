@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.rows import text
+from swiglu_bench.show import text
 from swiglu_bench.sweep import request
 from swiglu_bench.sweep.options import HOW, AuditOptions, Device, Impl, JsonForm, Seed, SkipImpl, Wait, option
 

@@ -11,7 +11,7 @@ from swiglu_bench.cases.cases import Mode, Scope, parse_dtypes, parse_tokens
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.cli.options import command_of
-from swiglu_bench.rows import text
+from swiglu_bench.show import text
 from swiglu_bench.sweep import request
 from swiglu_bench.sweep.options import HOW, JsonForm, option
 from swiglu_bench.tasks.tp.options import TpOptions

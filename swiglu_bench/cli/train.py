@@ -9,7 +9,7 @@ import typer
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli.options import command_of
-from swiglu_bench.rows import text
+from swiglu_bench.show import text
 from swiglu_bench.sweep import request
 from swiglu_bench.sweep.options import HOW, JsonForm, option
 from swiglu_bench.tasks.train.options import TrainOptions

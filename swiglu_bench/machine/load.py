@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swiglu_bench.machine.census import TICK_S, census, descendants
-from swiglu_bench.rows.load import Load
+from swiglu_bench.rows.record import Load
 
 
 @dataclass(frozen=True)

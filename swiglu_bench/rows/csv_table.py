@@ -1,8 +1,7 @@
-"""A CSV file that only grows by whole lines, written and read back: the one place that says how a value is a cell.
+"""CSV files read back, and the one place that says how a value is a cell.
 
 Every line is one row: line breaks inside a text become spaces. A last line without its end is a row that a kill cut
-short; readers skip it and the next run that appends removes it, and both say so. Whole rows are removed by writing the
-file anew beside the old one and putting it in its place.
+short; readers skip it and say so.
 """
 
 from __future__ import annotations
@@ -46,77 +45,6 @@ def as_csv(rows: Iterable[Iterable[Any]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([cell(value) for value in row] for row in rows)
     return text.getvalue()
-
-
-class Table:
-    """A CSV file that only grows, by whole lines in one write."""
-
-    def __init__(self, path: Path, columns: Iterable[str]) -> None:
-        self.path = path
-        self._header = _bytes([columns])
-        self._pending = b""
-        self.cut_short = False
-        """Whether the file ended in the middle of a row, which was removed."""
-        try:
-            self._resume()
-            self.append([])
-        except OSError as error:
-            raise BadInput(f"--out: {path} cannot be written: {reason(error)}.") from None
-
-    @property
-    def unwritten(self) -> int:
-        """Lines that wait for a disk that takes them."""
-        return self._pending.count(b"\n")
-
-    def append(self, rows: Iterable[Iterable[Any]]) -> None:
-        """Write what is pending and then `rows`; on OSError the rest stays pending."""
-        self._pending += _bytes(rows)
-        with self.path.open("ab", buffering=0) as file:
-            if file.tell() == 0 and not self._pending.startswith(self._header):
-                self._pending = self._header + self._pending
-            if not self._pending:
-                return
-            while self._pending:
-                self._pending = self._pending[file.write(self._pending) :]
-            os.fsync(file.fileno())
-
-    def rows(self) -> list[dict[str, str]]:
-        """The rows that are on the disk."""
-        return [row for _, row in self._lines()]
-
-    def keep(self, wanted: Callable[[dict[str, str]], bool]) -> None:
-        """Remove all other rows."""
-        lines = self._lines()
-        kept = [line for line, row in lines if wanted(row)]
-        if len(kept) < len(lines):
-            write_whole(self.path, self._header + b"".join(kept))
-
-    def _lines(self) -> list[tuple[bytes, dict[str, str]]]:
-        """Each line on the disk, as it is there and as a row; every row is one line."""
-        if not self.path.exists():
-            return []
-        header, *lines = self.path.read_bytes().splitlines(keepends=True)
-        names = next(csv.reader([header.decode()]))
-        cells = csv.reader(line.decode("utf-8", errors="replace") for line in lines)
-        return [(line, dict(zip(names, row, strict=False))) for line, row in zip(lines, cells, strict=True)]
-
-    def _resume(self) -> None:
-        """Check that an existing file has these columns and remove a row that a kill cut short."""
-        content = self.path.read_bytes() if self.path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]
-        same = whole.replace(b"\r\n", b"\n").startswith(self._header) if whole else self._header.startswith(content)
-        if not same:
-            raise BadInput(f"--out: {self.path} has other columns than this version writes; choose another folder.")
-        names, *rows = csv.reader(io.StringIO(whole.decode("utf-8", errors="replace"))) if whole else [[]]
-        for number, row in enumerate(rows, 2):
-            if len(row) != len(names):
-                cells = f"{len(row)} cells and not {len(names)}"
-                raise BadInput(
-                    f"--out: line {number} of {self.path} was cut in the middle ({cells}); delete that line."
-                )
-        if whole != content:
-            os.truncate(self.path, len(whole))
-            self.cut_short = True
 
 
 def texts(file: Path) -> list[dict[str, str]]:
@@ -170,12 +98,8 @@ def _value(hint: Any, text: str) -> Any:
     if isinstance(hint, types.UnionType):  # of one type with None
         if text == "":
             return None
-        (hint,) = (one for one in typing.get_args(hint) if one is not types.NoneType)
+        (hint,) = (kind for kind in typing.get_args(hint) if kind is not types.NoneType)
     return text.lower() == "true" if hint is bool else hint(text)
-
-
-def _bytes(rows: Iterable[Iterable[Any]]) -> bytes:
-    return as_csv(rows).encode("utf-8", errors="backslashreplace")
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -10,8 +10,7 @@ import statistics
 from collections.abc import Iterable
 from operator import attrgetter
 
-from swiglu_bench.rows.grouping import grouped
-from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.record import Record, Status, grouped
 
 
 def ranked(rows: Iterable[Record]) -> list[Record]:

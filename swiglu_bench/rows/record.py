@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from swiglu_bench.rows.figures import HIGHER, LOWER, Count, Number, figure, figures, key, text
-from swiglu_bench.rows.load import Load
 
 SCHEMA_VERSION = 6
-
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+About = Mapping[str, Any]
+BASELINE = "eager"
+"""Of `tp` and `train`."""
 
 FAULTS = {
     "missing": "no gradient came back",
@@ -73,6 +76,33 @@ class AuditVerdict(enum.StrEnum):
 
 FAILED = frozenset({Status.INCORRECT, Status.ERROR, Status.UNSETTLED})
 """What makes a command fail."""
+
+
+MOST_SHARE = 0.1
+"""Of the CPUs, that others may use while a CPU is timed, which itself uses all of them."""
+HOST_CPUS = 2
+"""That have to be free while a GPU is timed."""
+MOST_STEAL = 0.02
+
+
+@dataclass(frozen=True)
+class Load:
+    """Of the CPUs that this process may use."""
+
+    cpus: int
+    others: float
+    """CPUs that other programs used, on average."""
+    steal: float
+    """Share of the time in which a virtual machine's host gave the CPUs to others."""
+
+    def reason(self, device_type: str) -> str:
+        """Why times of a device are not to be relied on, in one sentence, or ""."""
+        most = MOST_SHARE * self.cpus if device_type == "cpu" else max(0.5 * self.cpus, self.cpus - HOST_CPUS)
+        if self.others > most:
+            return f"Other programs used {self.others:.1f} of {self.cpus} CPUs."
+        if self.steal > MOST_STEAL:
+            return f"The host of this virtual machine took its CPUs away for {self.steal:.0%} of the time."
+        return ""
 
 
 @dataclass
@@ -330,9 +360,9 @@ class Record:
     def end(self, status: Status, reason: str) -> Self:
         """Close the row, and why; figures that it has are gone, unless it is ok."""
         if status is not Status.OK:
-            for one in dataclasses.fields(self):
-                if one.name in OF_OK:
-                    setattr(self, one.name, one.default)
+            for column in dataclasses.fields(self):
+                if column.name in OF_OK:
+                    setattr(self, column.name, column.default)
         self.status, self.reason = status, reason
         return self
 
@@ -408,6 +438,19 @@ class Record:
         if self.aa_low is None or self.aa_high is None:
             return None
         return max(abs(self.aa_low - 1), abs(self.aa_high - 1))
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items by key; keys and items in the order in which they first appear."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def unique(values: Iterable[Key]) -> list[Key]:
+    """Each value once, in the order in which they first appear."""
+    return list(dict.fromkeys(values))
 
 
 @dataclass(frozen=True)
@@ -501,3 +544,38 @@ COLUMNS = LAYOUTS["run"].columns()
 OF_OK = {*_names[_names.index("time_ms") : _names.index("error")], "samples_ms", "twin_ms", "states"}
 OF_OK -= {"first_call_ms", "baseline", "comparable"}
 """What only a row has that is ok: its columns from the time to the profile, and the samples beside them."""
+
+
+def row_of(kind: str, about: About, **columns: Any) -> Record:
+    """A row of the layout of this kind; `about` is run.json. Raises ValueError for columns that are none of its."""
+    return Record(**columns | MORE[kind](about, columns), kind=kind)
+
+
+def _of_tp(about: About, columns: About) -> dict[str, Any]:
+    """The scope says how the block is split, as `mlp-tp4-sp` or `experts-ep4`."""
+    commands = {run.get("run_id"): run.get("command") for run in (*about.get("earlier", ()), about)}
+    ranks, split = columns["ranks"], "-sp" * columns["sequence_parallel"]
+    return {
+        "command": str(commands.get(columns["run_id"], "swiglu-bench tp")), "baseline": BASELINE,
+        "scope": f"experts-ep{ranks}" if columns.get("experts") else f"mlp-tp{ranks}{split}",
+    }  # fmt: skip
+
+
+def _of_training(about: About, columns: About) -> dict[str, Any]:
+    """The case is a step of the whole model, which has the model's name as its shape."""
+    settings, machine = about.get("settings", {}), about.get("machine", {})
+    sizes = settings.get("workload", {})
+    return {
+        "command": str(about.get("command", "swiglu-bench train")), "shape": columns["model"], "scope": "model",
+        "mode": "train", "hidden": sizes.get("hidden", 0), "intermediate": sizes.get("intermediate", 0),
+        "tokens": sizes.get("batch", 0) * sizes.get("sequence", 1), "dtype": settings.get("dtype", ""),
+        "seed": settings.get("seed", 0), "baseline": BASELINE, "comparable": columns["trains"] != "inputs",
+        **{name: machine.get(name, "") for name in ("host", "driver", "cuda")},
+    }  # fmt: skip
+
+
+def _of_audit(about: About, columns: About) -> dict[str, Any]:
+    return {"verdict": AuditVerdict(columns["verdict"])}
+
+
+MORE = {"run": lambda about, columns: {}, "tp": _of_tp, "training": _of_training, "audit": _of_audit}

@@ -15,10 +15,10 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine import machine
 from swiglu_bench.rows import run_folder
-from swiglu_bench.rows.csv_table import Table
 from swiglu_bench.rows.record import LAYOUTS, AuditVerdict, Record
 from swiglu_bench.show.writers.console import Bar
 from swiglu_bench.show.writers.contract import contract_tables
+from swiglu_bench.show.writers.csv_file import Table
 from swiglu_bench.sweep.options import AuditOptions, given
 from swiglu_bench.sweep.output import folder_of, logs
 from swiglu_bench.sweep.request import INTERRUPTED, command_line, held

@@ -33,7 +33,8 @@ from swiglu_bench.cases.cases import (
     parse_tokens,
 )
 from swiglu_bench.cases.errors import BadInput, did_you_mean
-from swiglu_bench.rows import baselines, text
+from swiglu_bench.rows import baselines
+from swiglu_bench.show import text
 from swiglu_bench.sweep.options import AuditOptions, SweepOptions, TimingOptions, VerifyOptions, WandbOptions
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from swiglu_bench.machine.machine import Machine
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.rows.csv_table import reason, typed
 from swiglu_bench.rows.record import Record
-from swiglu_bench.rows.workload import totals, write_totals
+from swiglu_bench.show.workload import totals, write_totals
 from swiglu_bench.show.writers import Writer
 from swiglu_bench.show.writers.console import ConsoleWriter, Tables
 from swiglu_bench.show.writers.tables import memory_tables, nothing_done, verify_detail_tables, verify_tables

@@ -12,7 +12,7 @@ from swiglu_bench.machine import ceilings_cache, machine
 from swiglu_bench.machine.ceilings_cache import FRESH, Limits, ceilings
 from swiglu_bench.machine.load import LoadWatch
 from swiglu_bench.measure.clock import CpuClock
-from swiglu_bench.rows.load import Load
+from swiglu_bench.rows.record import Load
 
 CPU = torch.device("cpu")
 THIS = machine.describe(CPU)

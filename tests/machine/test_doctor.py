@@ -14,7 +14,7 @@ from swiglu_bench.machine import doctor
 from swiglu_bench.machine.doctor import Finding, Severity, examine, gpu_findings, machine_findings, version_findings
 from swiglu_bench.measure import crosscheck
 from swiglu_bench.measure.crosscheck import Agreement
-from swiglu_bench.rows.load import Load
+from swiglu_bench.rows.record import Load
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 OK, WARN, FAIL, UNKNOWN = Severity

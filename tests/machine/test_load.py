@@ -8,7 +8,7 @@ import pytest
 
 from swiglu_bench.machine import load as module
 from swiglu_bench.machine.load import LoadWatch, look
-from swiglu_bench.rows.load import Load
+from swiglu_bench.rows.record import Load
 from swiglu_bench.worker.competitor import competitors
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the load is read from /proc")

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.rows.csv_table import Table, cell, read, texts, typed
+from swiglu_bench.rows.csv_table import cell, read, texts, typed
 from swiglu_bench.rows.record import Status
+from swiglu_bench.show.writers.csv_file import Table
 
 
 @dataclasses.dataclass

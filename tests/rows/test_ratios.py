@@ -6,8 +6,7 @@ import pytest
 from specimens import a_record
 
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.rows.finished_run import FinishedRun
-from swiglu_bench.rows.ratios import rebased
+from swiglu_bench.rows.finished_run import FinishedRun, rebased
 from swiglu_bench.rows.record import Record
 
 ROUNDS = range(30)

@@ -10,12 +10,11 @@ import pytest
 from places import ROOT
 from specimens import a_cell, a_record, a_summary, without_time
 
-from swiglu_bench.rows.csv_table import Table
 from swiglu_bench.rows.record import LAYOUTS, AuditVerdict, Record, Status
 from swiglu_bench.rows.run_folder import write_run_file
 from swiglu_bench.rows.training import PERMUTED, TrainedSeed, TrainingStep
 from swiglu_bench.show.report.load import ReportedRun
-from swiglu_bench.show.writers.csv_file import CsvFile
+from swiglu_bench.show.writers.csv_file import CsvFile, Table
 from swiglu_bench.tasks.train.files import TrainingFolder
 
 COMMITTED = ROOT / "results" / "nvidia-h200"

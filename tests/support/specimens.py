@@ -10,8 +10,7 @@ from swiglu_bench.cases.cases import Case, Dtype, Experts, Mode, Scope, Shape
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation, Step, implementation
 from swiglu_bench.cases.problem import Problem
-from swiglu_bench.rows.kinds import row_of
-from swiglu_bench.rows.record import COLUMNS, Record, Status, TensorCheck
+from swiglu_bench.rows.record import COLUMNS, Record, Status, TensorCheck, row_of
 
 SMALL = Shape("small", 24, 40, "made up", (3, 7))
 

@@ -11,7 +11,7 @@ import altair as alt
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from swiglu_bench.rows.quantities import token_text
+from swiglu_bench.rows.figures import token_text
 
 PALETTE = (
     "#7d8590", "#a8754a", "#3f86e0", "#159a94", "#dd7a1c", "#b58d14", "#8b9720", "#dc4453", "#9268da", "#d957a6",

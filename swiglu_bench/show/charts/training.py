@@ -8,7 +8,7 @@ from typing import Any
 
 import altair as alt
 
-from swiglu_bench.rows.kinds import BASELINE
+from swiglu_bench.rows.record import BASELINE
 from swiglu_bench.rows.training import PERMUTED, Losses
 from swiglu_bench.show.charts.style import HEIGHT, WIDTH, Style
 

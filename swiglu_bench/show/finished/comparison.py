@@ -19,10 +19,8 @@ from typing import Any
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.measure.statistics import Interval, median_interval, quotient
-from swiglu_bench.rows.finished_run import FinishedRun, case_label, case_of, latest
-from swiglu_bench.rows.grouping import unique
-from swiglu_bench.rows.ratios import kept_ratio
-from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.finished_run import FinishedRun, case_label, case_of, kept_ratio, latest
+from swiglu_bench.rows.record import Record, Status, unique
 from swiglu_bench.show.finished.circumstances import circumstances
 
 EACH = 0.975

@@ -9,10 +9,9 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from swiglu_bench.rows.figures import mebibytes, milliseconds
 from swiglu_bench.rows.finished_run import table_label
-from swiglu_bench.rows.grouping import grouped
-from swiglu_bench.rows.quantities import mebibytes, milliseconds
-from swiglu_bench.rows.record import FIGURES
+from swiglu_bench.rows.record import FIGURES, grouped
 from swiglu_bench.show.finished.comparison import Change, ChangeKind, Comparison, Outcome
 from swiglu_bench.show.writers.markdown import table as markdown_table
 from swiglu_bench.show.writers.tables import new_table

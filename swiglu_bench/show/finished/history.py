@@ -11,9 +11,8 @@ from rich.text import Text
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.finished_run import case_of, find_runs, load_run
-from swiglu_bench.rows.grouping import unique
 from swiglu_bench.rows.ranking import median_ratios
-from swiglu_bench.rows.record import FAILED, Status
+from swiglu_bench.rows.record import FAILED, Status, unique
 from swiglu_bench.show.writers.tables import new_table
 
 COLUMNS = (

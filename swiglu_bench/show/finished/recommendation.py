@@ -19,12 +19,10 @@ from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.measure.statistics import Interval, Verdict, verdict
-from swiglu_bench.rows.finished_run import FinishedRun, case_of, latest, table_label
-from swiglu_bench.rows.grouping import grouped
-from swiglu_bench.rows.quantities import mebibytes, milliseconds
+from swiglu_bench.rows.figures import mebibytes, milliseconds
+from swiglu_bench.rows.finished_run import FinishedRun, case_of, latest, ratio, table_label
 from swiglu_bench.rows.ranking import ranked
-from swiglu_bench.rows.ratios import ratio
-from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.record import Record, Status, grouped
 from swiglu_bench.show.writers.tables import by_reason, new_table
 
 Peaks = Mapping[tuple[Any, ...], int]

@@ -14,9 +14,8 @@ from rich.text import Text
 
 from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.rows.finished_run import FinishedRun
-from swiglu_bench.rows.grouping import grouped
-from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, Record
-from swiglu_bench.rows.workload import workload_of
+from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, Record, grouped
+from swiglu_bench.show.workload import workload_of
 from swiglu_bench.show.writers import tp_tables, training_tables
 from swiglu_bench.show.writers.markdown import table as markdown_table
 from swiglu_bench.show.writers.tables import TABLE, by, memory_tables, new_table, verify_detail_tables, verify_tables

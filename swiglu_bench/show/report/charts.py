@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import altair as alt
 
-from swiglu_bench.rows.grouping import unique
-from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.record import Record, Status, unique
 from swiglu_bench.show.charts.style import Style, linear_range, log_range
 from swiglu_bench.show.report import drawing, ranking
 from swiglu_bench.show.report.drawing import NoChart, points_of, timed, titled

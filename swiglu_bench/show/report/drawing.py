@@ -11,9 +11,8 @@ from typing import Any
 
 import altair as alt
 
-from swiglu_bench.rows.grouping import unique
-from swiglu_bench.rows.quantities import mebibytes, milliseconds, tokens_text
-from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.figures import mebibytes, milliseconds, tokens_text
+from swiglu_bench.rows.record import Record, Status, unique
 from swiglu_bench.show.charts.style import HEIGHT, LABEL_GAP, WIDTH, Range, Style, spread, token_axis
 
 Point = dict[str, Any]

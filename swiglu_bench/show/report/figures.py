@@ -25,8 +25,8 @@ import altair as alt
 
 from swiglu_bench.cases.errors import BadInput, one_line
 from swiglu_bench.rows import csv_table
-from swiglu_bench.rows.grouping import unique
-from swiglu_bench.rows.quantities import together
+from swiglu_bench.rows.figures import together
+from swiglu_bench.rows.record import unique
 from swiglu_bench.rows.run_folder import read_about, read_layout
 from swiglu_bench.show.charts.export import picture
 from swiglu_bench.show.charts.scaling import points_of, scaling
@@ -163,8 +163,8 @@ def _said(runs: Sequence[ReportedRun], first: bool = False) -> str:
 
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
-        text, made = fill(Path(argument))
+        filled, made = fill(Path(argument))
         for path, (chart, dark) in made.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(picture(chart, "svg", dark))
-        Path(argument).write_text(text, encoding="utf-8")
+        Path(argument).write_text(filled, encoding="utf-8")

@@ -13,8 +13,7 @@ from typing import Any
 from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.rows import csv_table
 from swiglu_bench.rows.finished_run import latest, read_run
-from swiglu_bench.rows.grouping import grouped, unique
-from swiglu_bench.rows.record import LAYOUTS, Record
+from swiglu_bench.rows.record import LAYOUTS, Record, grouped, unique
 from swiglu_bench.rows.run_folder import AUDIT, RECORDS, SPLIT, read_about, read_layout
 from swiglu_bench.rows.training import STEPS, FinishedTraining, load_training, training_folder
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
-from swiglu_bench.rows.grouping import grouped, unique
-from swiglu_bench.rows.quantities import together, token_text
+from swiglu_bench.rows.figures import together, token_text
+from swiglu_bench.rows.record import grouped, unique
 from swiglu_bench.show.charts.style import Style
 from swiglu_bench.show.report import ranking
 from swiglu_bench.show.report.ranking import Place

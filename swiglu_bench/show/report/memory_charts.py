@@ -7,7 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from swiglu_bench.rows.quantities import MIB
+from swiglu_bench.rows.figures import MIB
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.show.charts.style import (
     CHARACTER,

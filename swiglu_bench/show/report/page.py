@@ -12,11 +12,9 @@ from typing import Any
 import altair as alt
 from altair.utils.schemapi import debug_mode
 
-from swiglu_bench.rows.grouping import grouped, unique
-from swiglu_bench.rows.quantities import together
-from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.figures import together
+from swiglu_bench.rows.record import Status, grouped, unique
 from swiglu_bench.rows.training import FinishedTraining
-from swiglu_bench.rows.workload import workload_of
 from swiglu_bench.show.charts.style import FORMS, Style, theme
 from swiglu_bench.show.charts.training import dash
 from swiglu_bench.show.report import ranking, sentences, tables, training
@@ -24,6 +22,7 @@ from swiglu_bench.show.report.load import ReportedRun
 from swiglu_bench.show.report.matrix import matrix
 from swiglu_bench.show.report.questions import answers, colours, style_of
 from swiglu_bench.show.report.sections import WORK, Section, by_work, sections
+from swiglu_bench.show.workload import workload_of
 from swiglu_bench.show.writers.training_tables import grids
 from swiglu_bench.show.writers.workload_tables import grids as workload_grids
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import altair as alt
 
-from swiglu_bench.rows.grouping import grouped
-from swiglu_bench.rows.quantities import token_text
-from swiglu_bench.rows.record import Record
+from swiglu_bench.rows.figures import token_text
+from swiglu_bench.rows.record import Record, grouped
 from swiglu_bench.show.charts.style import Style, slots
 from swiglu_bench.show.report import charts, memory_charts, ranking, training
 from swiglu_bench.show.report.drawing import NoChart

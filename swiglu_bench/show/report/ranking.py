@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from swiglu_bench.rows import ranking
-from swiglu_bench.rows.grouping import grouped, unique
-from swiglu_bench.rows.record import Record
+from swiglu_bench.rows.record import Record, grouped, unique
 
 CROWD = 8
 """More lines than these hide each other; from here on those that tie everywhere are drawn as one."""

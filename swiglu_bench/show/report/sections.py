@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal, Self
 
+from swiglu_bench.rows.figures import together
 from swiglu_bench.rows.finished_run import case_of
-from swiglu_bench.rows.grouping import grouped, unique
-from swiglu_bench.rows.quantities import together
-from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.record import Record, Status, grouped, unique
 from swiglu_bench.show.report.load import ReportedRun
 
 Kind = Literal["time", "memory", "verify"]

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
-from swiglu_bench.rows.grouping import grouped, unique
-from swiglu_bench.rows.quantities import mebibytes, together, tokens_text
-from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.figures import mebibytes, together, tokens_text
+from swiglu_bench.rows.record import Record, Status, grouped, unique
 from swiglu_bench.show.charts.style import Style
 from swiglu_bench.show.report import ranking
 from swiglu_bench.show.report.ranking import Place

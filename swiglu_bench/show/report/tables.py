@@ -7,9 +7,8 @@ from operator import attrgetter
 from typing import Any
 
 from swiglu_bench.machine.sources import standing
-from swiglu_bench.rows.grouping import grouped, unique
-from swiglu_bench.rows.quantities import plus_minus, size, token_text
-from swiglu_bench.rows.record import AuditVerdict, Record, Status
+from swiglu_bench.rows.figures import plus_minus, size, token_text
+from swiglu_bench.rows.record import AuditVerdict, Record, Status, grouped, unique
 from swiglu_bench.show.report.load import ReportedRun
 from swiglu_bench.show.writers.contract import SYMBOLS
 

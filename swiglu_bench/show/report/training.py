@@ -7,9 +7,8 @@ from typing import Any
 
 import altair as alt
 
-from swiglu_bench.rows.kinds import BASELINE
-from swiglu_bench.rows.quantities import together
-from swiglu_bench.rows.record import Record
+from swiglu_bench.rows.figures import together
+from swiglu_bench.rows.record import BASELINE, Record
 from swiglu_bench.rows.training import PERMUTED, Curve, FinishedTraining
 from swiglu_bench.show.charts import training as chart
 from swiglu_bench.show.charts.style import Style

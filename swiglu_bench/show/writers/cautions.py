@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
-from swiglu_bench.rows.grouping import grouped, unique
-from swiglu_bench.rows.load import MOST_STEAL
-from swiglu_bench.rows.quantities import together, tokens_text
-from swiglu_bench.rows.record import Record
+from swiglu_bench.rows.figures import together, tokens_text
+from swiglu_bench.rows.record import MOST_STEAL, Record, grouped, unique
 
 MOST_GPUS = 8
 """More GPUs than these are counted instead of listed."""

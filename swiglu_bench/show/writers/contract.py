@@ -10,8 +10,7 @@ from operator import attrgetter
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from swiglu_bench.rows.grouping import grouped, unique
-from swiglu_bench.rows.record import AuditVerdict, Record
+from swiglu_bench.rows.record import AuditVerdict, Record, grouped, unique
 from swiglu_bench.show.writers.tables import new_table
 
 SYMBOLS: dict[str, tuple[str, str]] = {

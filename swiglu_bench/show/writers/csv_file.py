@@ -1,23 +1,101 @@
-"""Records into the files of their kind, so that neither a kill nor a full disk loses a row."""
+"""Records into the files of their kind, so that neither a kill nor a full disk loses a row.
+
+A CSV file only grows, by whole lines in one write. Whole rows are removed by writing the file anew beside the old one
+and putting it in its place.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
-from swiglu_bench.rows import samples
-from swiglu_bench.rows.csv_table import Table, reason
+from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.rows.csv_table import as_csv, reason, write_whole
 from swiglu_bench.rows.figures import figures
 from swiglu_bench.rows.record import LAYOUTS, Record, TensorCheck
-from swiglu_bench.rows.run_folder import CHECKS
+from swiglu_bench.rows.run_folder import CHECKS, SAMPLE_COLUMNS, sample_lines
 
 CHECK_FIELDS = tuple(figures(TensorCheck))
 KEY = LAYOUTS["run"].key
 CHECK_COLUMNS = (*KEY, *CHECK_FIELDS)
 """checks.csv is long: one line per tensor that was checked, with the distribution of its error where `verify` asked."""
+
+
+class Table:
+    """A CSV file that only grows, by whole lines in one write."""
+
+    def __init__(self, path: Path, columns: Iterable[str]) -> None:
+        self.path = path
+        self._header = _encoded([columns])
+        self._pending = b""
+        self.cut_short = False
+        """Whether the file ended in the middle of a row, which was removed."""
+        try:
+            self._resume()
+            self.append([])
+        except OSError as error:
+            raise BadInput(f"--out: {path} cannot be written: {reason(error)}.") from None
+
+    @property
+    def unwritten(self) -> int:
+        """Lines that wait for a disk that takes them."""
+        return self._pending.count(b"\n")
+
+    def append(self, rows: Iterable[Iterable[Any]]) -> None:
+        """Write what is pending and then `rows`; on OSError the rest stays pending."""
+        self._pending += _encoded(rows)
+        with self.path.open("ab", buffering=0) as file:
+            if file.tell() == 0 and not self._pending.startswith(self._header):
+                self._pending = self._header + self._pending
+            if not self._pending:
+                return
+            while self._pending:
+                self._pending = self._pending[file.write(self._pending) :]
+            os.fsync(file.fileno())
+
+    def rows(self) -> list[dict[str, str]]:
+        """The rows that are on the disk."""
+        return [row for _, row in self._lines()]
+
+    def keep(self, wanted: Callable[[dict[str, str]], bool]) -> None:
+        """Remove all other rows."""
+        lines = self._lines()
+        kept = [line for line, row in lines if wanted(row)]
+        if len(kept) < len(lines):
+            write_whole(self.path, self._header + b"".join(kept))
+
+    def _lines(self) -> list[tuple[bytes, dict[str, str]]]:
+        """Each line on the disk, as it is there and as a row; every row is one line."""
+        if not self.path.exists():
+            return []
+        header, *lines = self.path.read_bytes().splitlines(keepends=True)
+        names = next(csv.reader([header.decode()]))
+        cells = csv.reader(line.decode("utf-8", errors="replace") for line in lines)
+        return [(line, dict(zip(names, row, strict=False))) for line, row in zip(lines, cells, strict=True)]
+
+    def _resume(self) -> None:
+        """Check that an existing file has these columns and remove a row that a kill cut short."""
+        content = self.path.read_bytes() if self.path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        same = whole.replace(b"\r\n", b"\n").startswith(self._header) if whole else self._header.startswith(content)
+        if not same:
+            raise BadInput(f"--out: {self.path} has other columns than this version writes; choose another folder.")
+        names, *rows = csv.reader(io.StringIO(whole.decode("utf-8", errors="replace"))) if whole else [[]]
+        for number, row in enumerate(rows, 2):
+            if len(row) != len(names):
+                cells = f"{len(row)} cells and not {len(names)}"
+                raise BadInput(
+                    f"--out: line {number} of {self.path} was cut in the middle ({cells}); delete that line."
+                )
+        if whole != content:
+            os.truncate(self.path, len(whole))
+            self.cut_short = True
 
 
 class CsvFile:
@@ -31,7 +109,7 @@ class CsvFile:
     def __init__(self, folder: Path, warn: Callable[[str], object] = warnings.warn, kind: str = "run") -> None:
         """Begin the files in `folder`, or go on with those there; raises BadInput if they are not this version's."""
         layout = LAYOUTS[kind]
-        self._beside = {Table(folder / layout.samples, samples.COLUMNS[kind]): samples.lines}
+        self._beside = {Table(folder / layout.samples, SAMPLE_COLUMNS[kind]): sample_lines}
         if kind == "run":
             self._beside[Table(folder / CHECKS, CHECK_COLUMNS)] = _checks
         self._records = Table(folder / layout.file, layout.columns())
@@ -89,3 +167,7 @@ def _checks(record: Record) -> Iterator[list[Any]]:
     key = attrgetter(*KEY)(record)
     for check in record.tensor_checks:
         yield [*key, *(getattr(check, name) for name in CHECK_FIELDS)]
+
+
+def _encoded(rows: Iterable[Iterable[Any]]) -> bytes:
+    return as_csv(rows).encode("utf-8", errors="backslashreplace")

@@ -22,13 +22,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from swiglu_bench.rows import csv_table, samples
-from swiglu_bench.rows.figures import Figure, figures
-from swiglu_bench.rows.grouping import grouped, unique
-from swiglu_bench.rows.quantities import MIB, plus_minus, size
+from swiglu_bench.rows import csv_table
+from swiglu_bench.rows.figures import MIB, Figure, figures, plus_minus, size
 from swiglu_bench.rows.ranking import quickest
-from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, Record, Status, TensorCheck
-from swiglu_bench.rows.run_folder import CHECKS, read_layout, read_rows
+from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, Record, Status, TensorCheck, grouped, unique
+from swiglu_bench.rows.run_folder import CHECKS, SAMPLE_COLUMNS, SAMPLE_FIGURES, read_layout, read_rows
 from swiglu_bench.rows.training import SEEDS, STEPS, TrainedSeed, TrainingStep
 from swiglu_bench.show.writers.csv_file import CHECK_COLUMNS
 from swiglu_bench.show.writers.tables import by
@@ -158,7 +156,7 @@ def _declared() -> Mapping[str, tuple[Sequence[str], Mapping[str, Figure]]]:
     steps, seeds = figures(TrainingStep), figures(TrainedSeed)
     return {
         **{layout.file: (layout.columns(), FIGURES if kind == "run" else new) for kind, layout in LAYOUTS.items()},
-        **{LAYOUTS[kind].samples: (names, samples.FIGURES) for kind, names in samples.COLUMNS.items()},
+        **{LAYOUTS[kind].samples: (names, SAMPLE_FIGURES) for kind, names in SAMPLE_COLUMNS.items()},
         CHECKS: (CHECK_COLUMNS, figures(TensorCheck)), STEPS: (tuple(steps), steps), SEEDS: (tuple(seeds), seeds),
     }  # fmt: skip
 

@@ -12,9 +12,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swiglu_bench.rows.grouping import grouped, unique
-from swiglu_bench.rows.quantities import mebibytes
-from swiglu_bench.rows.record import Record, Status, TensorCheck
+from swiglu_bench.rows.figures import mebibytes
+from swiglu_bench.rows.record import Record, Status, TensorCheck, grouped, unique
 
 TABLE = ("shape", "scope", "mode", "dtype")
 """Rows that agree in this stand in one table of times."""

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swiglu_bench.rows.quantities import mebibytes, microjoules, milliseconds, plus_minus
+from swiglu_bench.rows.figures import mebibytes, microjoules, milliseconds, plus_minus
 from swiglu_bench.rows.ranking import quickest
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.show.writers.cautions import cautions

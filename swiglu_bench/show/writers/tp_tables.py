@@ -9,8 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from swiglu_bench.rows.grouping import grouped
-from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.record import Record, Status, grouped
 from swiglu_bench.show.writers.tables import Columns, cells_of, new_table, ratio_text
 
 STYLES = {"faster": "green", "slower": "red", "tie": "", "baseline": "dim"}

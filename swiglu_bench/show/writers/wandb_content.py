@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
+from swiglu_bench.rows.figures import MIB
 from swiglu_bench.rows.finished_run import case_of as work_of
-from swiglu_bench.rows.grouping import grouped, unique
-from swiglu_bench.rows.quantities import MIB
 from swiglu_bench.rows.ranking import median_ratios, ranked
-from swiglu_bench.rows.record import COLUMNS, Record, Status
+from swiglu_bench.rows.record import COLUMNS, Record, Status, grouped, unique
 
 FIGURES = (
     "time_ms", "ratio", "tflops", "gbps", "limit_pct", "latency_us", "graph_us", "uj_per_token", "error_ratio",

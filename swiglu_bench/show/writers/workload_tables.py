@@ -8,10 +8,9 @@ from operator import attrgetter
 from rich.console import RenderableType
 from rich.text import Text
 
-from swiglu_bench.rows.grouping import grouped
-from swiglu_bench.rows.quantities import milliseconds, plus_minus
-from swiglu_bench.rows.record import Record
-from swiglu_bench.rows.workload import WORK, totals
+from swiglu_bench.rows.figures import milliseconds, plus_minus
+from swiglu_bench.rows.record import Record, grouped
+from swiglu_bench.show.workload import WORK, totals
 from swiglu_bench.show.writers.tables import new_table
 from swiglu_bench.show.writers.time_tables import VERDICT_STYLES
 from swiglu_bench.show.writers.training_tables import TableCell, TrainingTable

@@ -11,8 +11,7 @@ from swiglu_bench.machine import machine
 from swiglu_bench.measure import rounds as interleaved
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Rule, run_rounds
-from swiglu_bench.rows.kinds import row_of
-from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.record import Record, Status, row_of
 from swiglu_bench.tasks.tp import figures
 from swiglu_bench.tasks.tp.figures import COLLECTIVES, TWIN, key
 from swiglu_bench.tasks.tp.place import RankContender, RankPlace, merged

@@ -10,7 +10,7 @@ from swiglu_bench.cases import costs
 from swiglu_bench.cases.cases import Case, tensors
 from swiglu_bench.measure.statistics import median_interval, noise_interval, percentile, verdict
 from swiglu_bench.rows.record import Record
-from swiglu_bench.rows.samples import PARTS
+from swiglu_bench.rows.run_folder import PARTS
 from swiglu_bench.tasks.tp.plan import ALONE, LOCAL, SINGLE, Kind
 from swiglu_bench.tasks.tp.traffic import bus_bytes, kinds, tensor_bytes
 

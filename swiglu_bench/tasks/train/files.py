@@ -12,10 +12,11 @@ from typing import Any
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows import run_folder, training
-from swiglu_bench.rows.csv_table import Table, typed
+from swiglu_bench.rows.csv_table import typed
 from swiglu_bench.rows.figures import figures
 from swiglu_bench.rows.record import LAYOUTS, Record
 from swiglu_bench.rows.training import TrainedSeed, TrainingStep
+from swiglu_bench.show.writers.csv_file import Table
 
 CHECKPOINTS = "checkpoints"
 WRITE_EVERY_S = 1.0

@@ -16,8 +16,7 @@ from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine import locks, machine
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.rows import run_folder
-from swiglu_bench.rows.kinds import BASELINE, row_of
-from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.rows.record import BASELINE, Record, Status, row_of
 from swiglu_bench.rows.training import PERMUTED, TrainingStep, as_of_all_runs
 from swiglu_bench.show.charts.export import NoPicture, save
 from swiglu_bench.show.writers.console import Bar

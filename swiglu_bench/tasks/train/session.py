@@ -15,8 +15,7 @@ from functools import cached_property
 import torch
 
 from swiglu_bench.measure.rounds import Rule
-from swiglu_bench.rows.kinds import BASELINE
-from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.record import BASELINE, Status
 from swiglu_bench.rows.training import PERMUTED, Ended, TrainedSeed, TrainingStep
 from swiglu_bench.tasks.train.blocks import Trainee
 from swiglu_bench.tasks.train.files import TrainingFolder

@@ -21,8 +21,7 @@ from swiglu_bench.measure.clock import Clock, CpuClock, CudaClock, LatencyClock,
 from swiglu_bench.measure.memory import measure_memory
 from swiglu_bench.measure.rounds import Rounds, Rule, on_clock, run_rounds
 from swiglu_bench.measure.statistics import Interval, percentile, verdict
-from swiglu_bench.rows.kinds import BASELINE
-from swiglu_bench.rows.record import Status
+from swiglu_bench.rows.record import BASELINE, Status
 from swiglu_bench.rows.run_folder import read_records
 from swiglu_bench.tasks.train.blocks import Trainee
 from swiglu_bench.tasks.train.loop import FittedModel

@@ -14,8 +14,7 @@ from swiglu_bench.cases.errors import one_line
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.clock import answers
-from swiglu_bench.rows.kinds import row_of
-from swiglu_bench.rows.record import AuditVerdict, Record
+from swiglu_bench.rows.record import AuditVerdict, Record, row_of
 from swiglu_bench.worker.audit import differentiation, inputs, surroundings
 from swiglu_bench.worker.audit.subject import Outcome, Subject, not_run, unsupported
 

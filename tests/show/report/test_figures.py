@@ -10,9 +10,9 @@ from reported import ROOT, timed, trained, write
 from specimens import a_split_row
 
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.rows.csv_table import Table
 from swiglu_bench.rows.record import LAYOUTS
 from swiglu_bench.show.report.figures import fill, pairs
+from swiglu_bench.show.writers.csv_file import Table
 
 EAGER, A, B = timed("eager", 1, 1.0), timed("a", 1, 0.5), timed("b", 1, 0.4)
 

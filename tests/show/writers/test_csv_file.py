@@ -17,8 +17,7 @@ from specimens import a_bare_record, a_check
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.csv_table import CutShort
 from swiglu_bench.rows.record import COLUMNS, LAYOUTS, GpuState, Record, Status
-from swiglu_bench.rows.run_folder import read_rows
-from swiglu_bench.rows.samples import COLUMNS as SAMPLE_COLUMNS
+from swiglu_bench.rows.run_folder import SAMPLE_COLUMNS, read_rows
 from swiglu_bench.show.writers.csv_file import CsvFile
 
 

@@ -5,8 +5,8 @@ from places import ROOT
 from reported import write
 from specimens import a_bare_record, a_split_row, a_summary
 
-from swiglu_bench.rows.csv_table import Table
 from swiglu_bench.rows.record import LAYOUTS, Status
+from swiglu_bench.show.writers.csv_file import Table
 from swiglu_bench.show.writers.markdown import figure_table, fill
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "results" / "README.md", *(ROOT / "docs").glob("*.md")]

@@ -7,7 +7,7 @@ from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Timing
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.rows.samples import PARTS
+from swiglu_bench.rows.run_folder import PARTS
 from swiglu_bench.show.writers import tp_tables
 from swiglu_bench.tasks.tp.figures import COLLECTIVES, TWIN, fill, key
 from swiglu_bench.tasks.tp.plan import LOCAL, SINGLE

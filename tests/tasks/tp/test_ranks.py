@@ -12,7 +12,7 @@ from split_implementations import dies, fails, fails_alone, forgets, hangs, late
 from swiglu_bench.cases.cases import Case, Dtype, Experts, Extras, Mode, Scope, Shape
 from swiglu_bench.contenders import experts, pytorch
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.rows.samples import PARTS
+from swiglu_bench.rows.run_folder import PARTS
 from swiglu_bench.tasks.tp import case as way_of_a_case
 from swiglu_bench.tasks.tp.case import blanks, run_case
 from swiglu_bench.tasks.tp.contenders import async_tp

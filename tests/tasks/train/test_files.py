@@ -6,8 +6,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.rows.csv_table import Table
 from swiglu_bench.rows.training import TrainedSeed, TrainingStep
+from swiglu_bench.show.writers.csv_file import Table
 from swiglu_bench.tasks.train.files import TrainingFolder
 
 ABOUT: dict[str, Any] = {"settings": {"steps": 2, "seeds": 1}, "machine": {"torch": "2"}}

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from swiglu_bench.measure.statistics import CONFIDENCE, Interval, verdict
-from swiglu_bench.rows import csv_table, text
-from swiglu_bench.rows.finished_run import FinishedRun
-from swiglu_bench.rows.grouping import grouped
-from swiglu_bench.rows.ratios import kept_ratio
+from swiglu_bench.rows import csv_table
+from swiglu_bench.rows.finished_run import FinishedRun, kept_ratio
 from swiglu_bench.rows.record import COLUMNS as ROW
-from swiglu_bench.rows.record import LAYOUTS, SCHEMA_VERSION, Record, Status
+from swiglu_bench.rows.record import LAYOUTS, SCHEMA_VERSION, Record, Status, grouped
 from swiglu_bench.rows.run_folder import TOTALS
+from swiglu_bench.show import text
 
 WORK = ("shape", "scope", "mode", "dtype")
 ByTokens = Mapping[int, Record]

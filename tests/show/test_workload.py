@@ -9,7 +9,7 @@ from specimens import a_record
 
 from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.rows.workload import as_text, totals, workload_of
+from swiglu_bench.show.workload import as_text, totals, workload_of
 
 WORKLOAD = {1: 300.0, 8: 100.0}
 PAIR = {"aa_ratio": 1.0, "aa_low": 0.99, "aa_high": 1.01}

@@ -1,7 +1,6 @@
 import pytest
 
-from swiglu_bench.rows.grouping import grouped, unique
-from swiglu_bench.rows.quantities import (
+from swiglu_bench.rows.figures import (
     mebibytes,
     microjoules,
     milliseconds,
@@ -10,7 +9,8 @@ from swiglu_bench.rows.quantities import (
     together,
     token_text,
     tokens_text,
-)  # fmt: skip
+)
+from swiglu_bench.rows.record import grouped, unique
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.rows import text
+from swiglu_bench.show import text
 
 ROWS = [{"a": 1.5, "b": None, "c": True}, {"a": float("nan"), "b": "two\nlines", "c": False}]
 
