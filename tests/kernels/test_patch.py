@@ -92,24 +92,13 @@ def test_biases():
     assert_same_results(logits_loss_gradients(patched), stock)
 
 
-@pytest.mark.parametrize("family", ["Llama", "Phi3"])
-@pytest.mark.parametrize("options", [{"save": "input"}, {"weight_grad": "torch", "input_grad": "two_step"}], ids=str)
+@pytest.mark.parametrize(
+    ("family", "options"), [("Llama", {"save": "input"}), ("Phi3", {"weight_grad": "torch", "input_grad": "two_step"})]
+)
 def test_options_reach_the_kernels(family, options):
     stock, patched = stock_and_patched(family, **options)
     assert all(getattr(patched.model.layers[0].mlp.options, name) == value for name, value in options.items())
     assert_same_results(logits_loss_gradients(patched), stock)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_report(family):
-    model = stock_model(family)
-    new_class = "FusedSwiGLUPackedMLP" if family == "Phi3" else "FusedSwiGLUMLP"
-    report = patch_model(model)
-    expected = [(f"model.layers.{layer}.mlp", f"{family}MLP", new_class) for layer in range(2)]
-    assert [(one.path, one.old_class, one.new_class) for one in report.changed] == expected
-    assert report.left_alone == ()
-    assert f"model.layers.1.mlp: {family}MLP -> {new_class}" in str(report)
-    assert str(report).startswith("changed 2, left alone 0\n")
 
 
 def test_patching_twice_changes_nothing_and_says_so():
@@ -146,33 +135,29 @@ def test_everything_else_stays(family):
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_unpatch(family):
-    stock = stock_model(family)
+@pytest.mark.parametrize("family", FAMILIES + BY_STRUCTURE)
+def test_report_and_unpatch(family):
+    dtype = [torch.float32, torch.float16, torch.bfloat16][len(family) % 3]
+    stock = stock_model(family).to(dtype)
     model = copy.deepcopy(stock)
-    patch_model(model)
-    report = unpatch(model)
-    assert [(one.path, one.new_class) for one in report.changed] == [
-        (f"model.layers.{layer}.mlp", f"{family}MLP") for layer in range(2)
-    ]
+    new_class = "FusedSwiGLUPackedMLP" if family in ("Phi3", "Glm4") else "FusedSwiGLUMLP"
+    changes = [(f"model.layers.{layer}.mlp", f"{family}MLP", new_class) for layer in range(2)]
+    report = patch_model(model)
+    assert [(change.path, change.old_class, change.new_class) for change in report.changed] == changes
+    assert report.left_alone == ()
+    assert f"model.layers.1.mlp: {family}MLP -> {new_class}" in str(report)
+    assert first_mlp(model).gate_activation == ("gelu_tanh" if family.startswith("Gemma") else "silu")
+    assert list(model.state_dict()) == list(stock.state_dict())
+    assert [(change.path, change.new_class) for change in unpatch(model).changed] == [change[:2] for change in changes]
     assert repr(model) == repr(stock)
-    attributes, expected = (vars(one.model.layers[0].mlp) for one in (model, stock))
-    assert list(attributes) == list(expected)
+    assert list(vars(first_mlp(model))) == list(vars(first_mlp(stock)))
     assert torch.equal(model(TOKEN_IDS).logits, stock(TOKEN_IDS).logits)
     assert unpatch(model).changed == ()
     assert str(unpatch(model)) == "changed 0, left alone 0"
     assert len(patch_model(model, save="input").changed) == 2
 
 
-def test_a_copy_of_a_patched_model_can_be_unpatched():
-    stock, patched = stock_and_patched("Llama")
-    twin = copy.deepcopy(patched)
-    unpatch(twin)
-    assert repr(twin) == repr(stock)
-    assert isinstance(patched.model.layers[0].mlp, FusedSwiGLUMLP)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["Llama", "Phi3"])
 def test_generate(family):
     stock, patched = stock_and_patched(family)
     prompt = {"input_ids": TOKEN_IDS[:, :3], "attention_mask": torch.ones_like(TOKEN_IDS[:, :3])}
@@ -192,8 +177,7 @@ def test_save_and_reload(family, tmp_path):
     patched.load_state_dict(reloaded.state_dict(), strict=True)
 
 
-@pytest.mark.parametrize("family", ["Llama", "Phi3"])
-@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize(("family", "use_reentrant"), [("Llama", False), ("Phi3", True)])
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_gradient_checkpointing(family, use_reentrant):
     stock, patched = stock_and_patched(family)
@@ -211,12 +195,12 @@ def test_autocast(family):
     truth = logits_loss_gradients(copy.deepcopy(stock).double())
     for name, value in got.items():
         bf16_steps = 2 * torch.finfo(torch.bfloat16).eps * truth[name].abs().max()
-        error, eager_error = ((one[name].double() - truth[name]).abs().max() for one in (got, eager))
+        error, eager_error = ((results[name].double() - truth[name]).abs().max() for results in (got, eager))
         assert value.dtype == eager[name].dtype, name
         assert error <= 3 * eager_error + bf16_steps, name
 
 
-@pytest.mark.parametrize("family", ["Llama", "Phi3"])
+@pytest.mark.parametrize("family", ["Llama", "Phi3", "Gemma"])
 def test_compiles_without_a_graph_break(family):
     stock, patched = stock_and_patched(family)
     compiled = torch.compile(patched, fullgraph=True, backend="aot_eager")
@@ -267,31 +251,19 @@ def with_quantised_weight(mlp: Any) -> None:
     mlp.down_proj.weight = nn.Parameter(mlp.down_proj.weight.detach().as_subclass(QuantisedTensor))
 
 
-def with_gelu_function(mlp: Any) -> None:
-    del mlp.act_fn
-    mlp.act_fn = F.gelu
-
-
+with_slices = transformers.LlamaConfig(**SIZES, pretraining_tp=2)
 LEFT_ALONE: dict[str, Callable[[Any], object]] = {
     "up_proj: Adapter is not a plain torch.nn.Linear": lambda mlp: setattr(mlp, "up_proj", Adapter(mlp.up_proj)),
     "gate_proj: Linear4bit is not a plain torch.nn.Linear": lambda mlp: setattr(mlp.gate_proj, "__class__", Linear4bit),
     "down_proj: its weight is a QuantisedTensor, not a plain torch.nn.Parameter": with_quantised_weight,
     "gate_proj: its hooks would no longer run": lambda mlp: mlp.gate_proj.register_forward_pre_hook(lambda *_: None),
     "act_fn: its hooks would no longer run": lambda mlp: mlp.act_fn.register_forward_hook(lambda *_: None),
-    "its forward was replaced": lambda mlp: setattr(mlp, "forward", lambda x: x),
     "down_proj: its forward was replaced": lambda mlp: setattr(mlp.down_proj, "forward", lambda x: x),
-    "it has more than the projections and the activation: dropout": lambda mlp: mlp.register_module(
-        "dropout", nn.Dropout()
-    ),
+    "it has more than the projections and the activation: x": lambda mlp: mlp.register_module("x", nn.Dropout()),
     "act_fn: its activation is GELU, not": lambda mlp: setattr(mlp, "act_fn", nn.GELU()),
-    "act_fn: its activation is gelu, not": with_gelu_function,
     "its projections differ in dtype or device": lambda mlp: mlp.down_proj.half(),
-    "gate_proj: its weight is torch.float64, the kernels compute in float32, float16 and bfloat16": lambda mlp: (
-        mlp.double()
-    ),
-    "config.pretraining_tp is above 1": lambda mlp: setattr(
-        mlp, "config", transformers.LlamaConfig(**SIZES, pretraining_tp=2)
-    ),
+    "gate_proj: its weight is torch.float64, the kernels compute in float32": lambda mlp: mlp.double(),
+    "config.pretraining_tp is above 1": lambda mlp: setattr(mlp, "config", with_slices),
 }
 
 
@@ -301,42 +273,13 @@ def test_left_alone_with_the_reason(reason):
     LEFT_ALONE[reason](first_mlp(model))
     mlp, old_class, attributes = first_mlp(model), type(first_mlp(model)), dict(vars(first_mlp(model)))
     report = patch_model(model)
-    assert [one.path for one in report.changed] == ["model.layers.1.mlp"]
+    assert [change.path for change in report.changed] == ["model.layers.1.mlp"]
     (left,) = report.left_alone
     assert (left.path, left.class_name) == ("model.layers.0.mlp", old_class.__name__)
     assert left.reason.startswith(reason)
     assert f"model.layers.0.mlp: {old_class.__name__} left alone: {reason}" in str(report)
     assert type(mlp) is old_class
     assert vars(mlp) == attributes
-
-
-def test_a_llama_of_another_activation_is_left_alone():
-    report = patch_model(stock_model("Llama", hidden_act="gelu"))
-    assert (report.changed, len(report.left_alone)) == ((), 2)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("family", BY_STRUCTURE)
-def test_families_by_structure(family, dtype):
-    stock = stock_model(family).to(dtype)
-    model = copy.deepcopy(stock)
-    report = patch_model(model)
-    assert [(one.path, one.old_class) for one in report.changed] == [
-        (f"model.layers.{layer}.mlp", f"{family}MLP") for layer in range(2)
-    ]
-    assert report.left_alone == ()
-    assert first_mlp(model).gate_activation == ("gelu_tanh" if family.startswith("Gemma") else "silu")
-    assert list(model.state_dict()) == list(stock.state_dict())
-    unpatch(model)
-    assert repr(model) == repr(stock)
-    assert list(vars(first_mlp(model))) == list(vars(first_mlp(stock)))
-
-
-def test_geglu_compiles_and_says_so():
-    stock, patched = stock_and_patched("Gemma")
-    assert "gelu_tanh" in repr(first_mlp(patched))
-    compiled = torch.compile(patched, fullgraph=True, backend="aot_eager")
-    assert_same_results(logits_loss_gradients(patched, compiled), stock)
 
 
 def test_stacked_experts_that_no_interface_serves_are_named_with_the_reason():
@@ -408,7 +351,6 @@ def with_another_width() -> nn.Module:
     return mlp
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("make", "facts"),
     [
@@ -427,13 +369,12 @@ def with_another_width() -> nn.Module:
         (with_another_width, ["up_proj", "(1, 24)"]),
         (functools.partial(GatedMLP, None), ["act", "NoneType"]),
         (functools.partial(GatedMLP, F.gelu), ["act", "gelu"]),
-        (functools.partial(GatedMLP, nn.GELU()), ["act", "GELU"]),
         (functools.partial(GatedMLP, F.mish), ["act", "mish"]),
         (functools.partial(GatedMLP, options=3), ["options"]),
     ],
 )
-def test_a_class_that_computes_something_else_is_left_alone(make, facts, dtype):
-    mlp = make().to(dtype)
+def test_a_class_that_computes_something_else_is_left_alone(make, facts):
+    mlp = make().to(torch.bfloat16 if "off by" in facts else torch.float32)
     kind, attributes = type(mlp), dict(vars(mlp))
     report = patch_model(mlp)
     (left,) = report.left_alone
@@ -475,16 +416,6 @@ def test_without_kernels_nothing_is_gained_and_the_report_says_so(monkeypatch):
     assert patch_model(stock_model("Llama")).notes == ()
 
 
-@pytest.mark.parametrize(
-    "activation", [F.silu, nn.SiLU(), nn.SiLU(inplace=True)], ids=["function", "module", "in place"]
-)
-def test_silu_by_any_name(activation):
-    model = stock_model("Llama")
-    del first_mlp(model).act_fn
-    first_mlp(model).act_fn = activation
-    assert len(patch_model(model).changed) == 2
-
-
 def test_a_model_without_candidates():
     report = str(patch_model(nn.Sequential(nn.Linear(2, 2))))
     assert report.startswith("changed 0, left alone 0")
@@ -505,7 +436,7 @@ def test_fused_modules_of_ones_own_are_left_alone():
     model = nn.ModuleDict({"mlp": FusedSwiGLUMLP(4, 6), "glu": FusedSwiGLU(4, 6)})
     report = patch_model(model)
     assert report.changed == ()
-    assert [one.path for one in report.left_alone] == ["mlp"]
+    assert [left.path for left in report.left_alone] == ["mlp"]
     assert "unpatch first" not in str(report)
     assert unpatch(model).changed == ()
 
@@ -513,8 +444,8 @@ def test_fused_modules_of_ones_own_are_left_alone():
 def test_the_model_itself_and_shared_modules():
     mlp = first_mlp(stock_model("Llama"))
     shared = nn.ModuleList([mlp, mlp])
-    assert [one.path for one in patch_model(shared).changed] == ["0"]
-    assert [one.path for one in unpatch(mlp).changed] == [""]
+    assert [change.path for change in patch_model(shared).changed] == ["0"]
+    assert [change.path for change in unpatch(mlp).changed] == [""]
     assert "(the model): LlamaMLP -> FusedSwiGLUMLP" in str(patch_model(mlp))
 
 
@@ -545,16 +476,14 @@ def test_bad_input(arguments, options, error, message):
         patch_model(*arguments, **options)
 
 
-def test_unpatch_takes_a_module():
+def test_bad_input_of_unpatch_and_a_bad_option_leave_the_model_as_it_was():
     with pytest.raises(TypeError, match=r"model: expected a torch.nn.Module, got list"):
         unpatch([])
-
-
-def test_a_bad_option_leaves_the_model_as_it_was():
     model = stock_model("Llama")
+    before = repr(model)
     with pytest.raises(ValueError, match="weight_grad"):
         patch_model(model, weight_grad="some")
-    assert repr(model) == repr(stock_model("Llama"))
+    assert repr(model) == before
 
 
 def loss_curve(model: nn.Module, steps: int) -> torch.Tensor:
@@ -572,13 +501,12 @@ def loss_curve(model: nn.Module, steps: int) -> torch.Tensor:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("options", [{}, {"save": "input"}], ids=str)
-def test_training_in_bf16_gives_the_same_loss_curve(options):
+def test_training_in_bf16_gives_the_same_loss_curve():
     sizes = {"hidden_size": 256, "intermediate_size": 688, "num_attention_heads": 4, "head_dim": 64}
     in_fp32 = stock_model("Llama", vocab_size=1024, max_position_embeddings=64, **sizes)
     stock = copy.deepcopy(in_fp32).bfloat16()
     patched = copy.deepcopy(stock)
-    patch_model(patched, **options)
+    patch_model(patched)
     truth, eager, got = (loss_curve(model, steps=20) for model in (in_fp32, stock, patched))
     assert truth[-1] < 0.9 * truth[0], "the model does not learn; the comparison would be hollow"
     bf16_step = torch.finfo(torch.bfloat16).eps * truth.max()

@@ -1,5 +1,6 @@
 """Calls that are made again. On a CPU a stand-in computes from the addresses that would reach the kernel."""
 
+import contextlib
 import ctypes
 import dataclasses
 import math
@@ -16,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from swiglu_kernels import reference, swiglu_experts, swiglu_glu, swiglu_mlp
 from swiglu_kernels.calls import repeat
 from swiglu_kernels.calls.operator import Operator
-from swiglu_kernels.launches import backend, kinds, plan
+from swiglu_kernels.launches import backend, plan
 from swiglu_kernels.launches.launch import Launch
 from swiglu_kernels.launches.series import Series
 from swiglu_kernels.operations import experts, glu, mlp
@@ -93,29 +94,22 @@ def tensors(tokens: int = 5, bias: bool = False) -> list[torch.Tensor | None]:
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["", "biases"])
-def test_only_the_first_call_of_a_kind_takes_the_long_way(kernel: Kernel, bias: bool) -> None:
+@pytest.mark.parametrize("function", [swiglu_glu, swiglu_mlp])
+def test_only_the_first_call_of_a_kind_takes_the_long_way(kernel: Kernel, function: Any, bias: bool) -> None:
     for count in range(4):
         given = tensors(bias=bias)
-        out = swiglu_glu(*given)
-        assert torch.allclose(out, reference.swiglu_glu(*given), atol=1e-6)
+        if function is swiglu_mlp:
+            given.insert(3, torch.randn(6, 8))
+            given.append(torch.randn(6) if bias else None)
+        out = function(*given)
+        assert torch.allclose(out, getattr(reference, function.__name__)(*given), atol=1e-5)
         assert (kernel.bound, kernel.launched) == (1, count)
-    assert len(plan.calls) == 1
-    plan.forget()
-    swiglu_glu(*given)
-    assert kernel.bound == 2
-
-
-@pytest.mark.parametrize("bias", [False, True], ids=["", "biases"])
-def test_the_whole_block(kernel: Kernel, bias: bool) -> None:
-    for count in range(3):
-        given = tensors(bias=bias)
-        given.insert(3, torch.randn(6, 8))
-        given.append(torch.randn(6) if bias else None)
-        out = swiglu_mlp(*given)
-        assert torch.allclose(out, reference.swiglu_mlp(*given), atol=1e-5)
-        assert (kernel.bound, kernel.launched) == (1, count)
-    swiglu_mlp(*given, chunk_tokens=2)
+    if function is swiglu_mlp:
+        function(*given, chunk_tokens=2)
     assert len(plan.calls) == 1, "chunks are several launches"
+    plan.forget()
+    function(*given)
+    assert kernel.bound > 1
 
 
 def test_leading_dimensions_are_kept(kernel: Kernel) -> None:
@@ -143,21 +137,12 @@ def test_another_kind_is_checked_anew(kernel: Kernel) -> None:
             swiglu_glu(x, w_gate, w_up, **wrong)
     with pytest.raises(ValueError, match="w_up: expected shape"):
         swiglu_glu(x, w_gate, w_up[:4])
-    with pytest.raises(TypeError, match=r"x: expected a torch\.Tensor"):
-        swiglu_glu([1.0], w_gate, w_up)
-    with pytest.raises(TypeError, match=r"x: expected a torch\.Tensor"):
-        swiglu_glu(None, w_gate, w_up)
-    assert torch.allclose(
-        swiglu_glu(x, w_gate, w_up, up_offset=1.0), reference.swiglu_glu(x, w_gate, w_up, up_offset=1.0), atol=1e-6
-    )
+    for x_given in ([1.0], None):
+        with pytest.raises(TypeError, match=r"x: expected a torch\.Tensor"):
+            swiglu_glu(x_given, w_gate, w_up)
+    ours, expected = (glu(x, w_gate, w_up, up_offset=1.0) for glu in (swiglu_glu, reference.swiglu_glu))
+    assert torch.allclose(ours, expected, atol=1e-6)
     assert len(plan.calls) == 2
-
-
-def test_calls_do_not_fill_the_memory(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "MOST_KEYS", 3)
-    for tokens in range(1, 9):
-        swiglu_glu(*tensors(tokens))
-        assert len(plan.calls) <= 3
 
 
 class Dispatch(TorchDispatchMode):
@@ -278,8 +263,7 @@ def leaves(*wanted: bool, bias: bool, down: bool) -> list[torch.Tensor | None]:
 def gradients(function: Any, given: list[torch.Tensor | None], **options: Any) -> list[torch.Tensor | None]:
     out = function(*given, **options)
     out.square().sum().backward()
-    found = [None if one is None else one.grad for one in given]
-    return [out.detach(), *found]
+    return [out.detach(), *(None if tensor is None else tensor.grad for tensor in given)]
 
 
 @needs_interpreter
@@ -295,23 +279,18 @@ def gradients(function: Any, given: list[torch.Tensor | None], **options: Any) -
 )
 @pytest.mark.parametrize("function", [swiglu_glu, swiglu_mlp])
 def test_the_same_gradients_by_the_short_way(
-    short: list[str],
-    function: Any,
-    options: dict[str, Any],
-    wanted: tuple[bool, ...],
-    bias: bool,
+    short: list[str], function: Any, options: dict[str, Any], wanted: tuple[bool, ...], bias: bool,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     made = series_made(monkeypatch)
     down = function is swiglu_mlp
     found = [gradients(function, leaves(*wanted, bias=bias, down=down), **options) for _ in range(4)]
     assert len(short) == 3
-    followers = [one for series in made for one in series.followers.values()]
+    followers = [follower for series in made for follower in series.followers.values()]
     assert followers
-    assert all(series._replay for series in [*followers, *(one for one in made if one.followers)]), "all are replayed"
+    assert all(series._replay for series in [*followers, *(first for first in made if first.followers)]), "all replayed"
     for again in found[1:]:
-        for one, other in zip(found[0], again, strict=True):
-            assert (one is None and other is None) or torch.equal(one, other)
+        torch.testing.assert_close(again, found[0], rtol=0, atol=0)
 
 
 def experts_layer(number: int, wanted: bool, bias: bool) -> list[torch.Tensor | None]:
@@ -346,13 +325,13 @@ def test_experts_by_the_short_way(
             out = mixture(function, *given, **asked)
             if wanted:
                 out.square().sum().backward()
-            results.append([out.detach(), *(one.grad for one in given if one is not None and one.requires_grad)])
-        for one, other in zip(*results, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+            leaves = [tensor for tensor in given if tensor is not None and tensor.requires_grad]
+            results.append([out.detach(), *(leaf.grad for leaf in leaves)])
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
     assert len(checked) == 1
     assert len(short) == (3 if wanted else 0)
     assert len(made) == 1 + wanted
-    assert all(one._replay for one in made), "all are replayed"
+    assert all(series._replay for series in made), "all are replayed"
 
 
 @needs_interpreter
@@ -367,7 +346,7 @@ def test_products_by_torch_are_made_again_as_well(
     for wanted in (False, True):
         for number in range(4):
             given = leaves(wanted, wanted, wanted, bias=bias, down=down)
-            weights = [one if one is None or wanted else one.detach() for one in given]
+            weights = [tensor if tensor is None or wanted else tensor.detach() for tensor in given]
             out = function(*weights)
             expected = getattr(reference, function.__name__)(*weights)
             torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
@@ -393,21 +372,20 @@ def test_parameters_anywhere_in_a_storage(
     torch.manual_seed(2)
     shapes = [(2, 3, 8), (16, 8), (16, 8), (8, 16)]
     sizes = [math.prod(shape) for shape in shapes]
-    stacks = [one.clone() for one in torch.randn(4, sum(sizes)).split(sizes, 1)]
+    stacks = [part.clone() for part in torch.randn(4, sum(sizes)).split(sizes, 1)]
     stacks = list(torch.cat(stacks, 1).split(sizes, 1)) if flat else stacks
     chunked = [{"chunk_tokens": 2}] if wanted else []  # no such call is remembered without gradients
     for options in ({}, {"save": "input"}, {"weight_grad": "torch", "input_grad": "torch"}, *chunked):
         for number in range(4):
-            given = [stack[number].view(shape).detach() for stack, shape in zip(stacks, shapes, strict=True)]
-            given = [one.requires_grad_(wanted) for one in given]
+            parts = [stack[number].view(shape).detach() for stack, shape in zip(stacks, shapes, strict=True)]
+            given = [part.requires_grad_(wanted) for part in parts]
             outs = [swiglu_mlp(*given, **options), reference.swiglu_mlp(*given)]
             torch.testing.assert_close(*outs, atol=1e-4, rtol=1e-4)
             if wanted:
-                found, expected = (torch.autograd.grad(out.square().sum(), given) for out in outs)
-                for one, other in zip(found, expected, strict=True):
-                    torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
-    played = [one for series in made for one in (series, *series.followers.values())]
-    assert all(one._replay for one in played), "the last ones are replayed"
+                gradients = [torch.autograd.grad(out.square().sum(), given) for out in outs]
+                torch.testing.assert_close(*gradients, atol=1e-3, rtol=1e-3)
+    played = [replayed for series in made for replayed in (series, *series.followers.values())]
+    assert all(series._replay for series in played), "the last ones are replayed"
 
 
 @needs_interpreter
@@ -418,19 +396,16 @@ def test_what_backward_may_do_to_the_short_way(short: list[str]) -> None:
         tensor.grad = None
     out = swiglu_glu(*given)
     for _ in range(2):  # the second time on a retained graph
-        out.backward(torch.ones_like(out) * 2 * out.detach(), retain_graph=True)
-        assert all(torch.allclose(tensor.grad, one) for tensor, one in zip(given[:3], expected, strict=True))
-        for tensor in given[:3]:
-            tensor.grad = None
+        found = torch.autograd.grad(out, given[:3], 2 * out.detach(), retain_graph=True)
+        torch.testing.assert_close(list(found), expected)
     (dx,) = torch.autograd.grad(swiglu_glu(*given).sum(), given[0], create_graph=True)
     with pytest.raises(RuntimeError, match="cannot be differentiated"):
         dx.sum().backward()
     packed = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda one: packed.append(one) or one.clone(), lambda one: one):
+    with torch.autograd.graph.saved_tensors_hooks(lambda kept: packed.append(kept) or kept.clone(), lambda kept: kept):
         out = swiglu_glu(*given)
-    out.backward(torch.ones_like(out) * 2 * out.detach())
+    torch.testing.assert_close(list(torch.autograd.grad(out, given[:3], 2 * out.detach())), expected)
     assert packed
-    assert all(torch.allclose(tensor.grad, one) for tensor, one in zip(given[:3], expected, strict=True))
     assert short == ["swiglu_kernels::glu"] * len(short)
     assert len(short) >= 3
 
@@ -440,21 +415,19 @@ def test_what_backward_may_do_to_the_short_way(short: list[str]) -> None:
 def test_saved_tensors_that_come_back_with_other_strides(short: list[str], function: Any) -> None:
     """Neither is taken for the other, whichever was recorded first."""
     given = leaves(True, True, True, bias=False, down=function is swiglu_mlp)
-    wanted = [one for one in given if one is not None]
-    expected = gradients(function, given)[1 : len(wanted) + 1]
+    wanted = [tensor for tensor in given if tensor is not None]
+    expected = tuple(gradients(function, given)[1 : len(wanted) + 1])
+
+    def turned(saved: torch.Tensor) -> torch.Tensor:
+        return saved.mT.contiguous().mT if saved.dim() == 2 else saved
+
     for turn in range(8):
-        for one in wanted:
-            one.grad = None
-        if turn % 4 in (1, 2):
-            with torch.autograd.graph.saved_tensors_hooks(
-                lambda one: one.detach(), lambda one: one.mT.contiguous().mT if one.dim() == 2 else one
-            ):
-                out = function(*given)
-            out.square().sum().backward()
-        else:
-            gradients(function, given)
-        for one, other in zip(wanted, expected, strict=True):
-            torch.testing.assert_close(one.grad, other, rtol=1e-4, atol=1e-4)
+        unpack = turned if turn % 4 in (1, 2) else torch.Tensor.detach
+        hooks = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, unpack)
+        with hooks if unpack is turned else contextlib.nullcontext():
+            out = function(*given)
+        found = torch.autograd.grad(out.square().sum(), wanted)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert len(short) == 8
 
 
@@ -486,26 +459,6 @@ def test_autocast_is_asked_for_each_call(monkeypatch: pytest.MonkeyPatch) -> Non
     x, w = torch.randn(2, 4), torch.randn(8, 4)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
     assert kind(x, w) is None
-
-
-@pytest.mark.usefixtures("kernel")
-def test_the_precision_of_float32_products_belongs_to_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, w = torch.randn(2, 4), torch.randn(8, 4)
-    for precision in ("ieee", "tf32"):
-        monkeypatch.setattr(kinds, "float32_dot_precision", lambda precision=precision: precision)
-        assert known(x, w) is None
-        for given in (x, w), (x.half(), w.half()):
-            if known(*given) is None:
-                repeat.remember(kind(*given), torch.add)
-    assert len(plan.calls) == 3
-
-
-def test_a_cpu_has_no_short_way() -> None:
-    tensors = torch.randn(2, 4), torch.randn(8, 4)
-    found = kind(*tensors)
-    if found is not None:  # where there is a GPU as well
-        repeat.remember(found, lambda *_: tensors[0])
-    assert known(*tensors) is None
 
 
 @pytest.mark.gpu

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from accuracy import assert_equal
 from torch.utils.checkpoint import checkpoint
 
 from swiglu_kernels import FusedSwiGLU, FusedSwiGLUMLP, swiglu_glu, swiglu_glu_packed, swiglu_mlp
@@ -17,13 +18,14 @@ OPERATIONS = {
     swiglu_glu_packed: [(2 * INTERMEDIATE, HIDDEN)],
     swiglu_mlp: [(INTERMEDIATE, HIDDEN), (INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE)],
 }
+BY_OPERATION = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def operands(operation, dtype=torch.float32):
     torch.manual_seed(0)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     shapes = [(20, HIDDEN), *OPERATIONS[operation]]
-    return [torch.randn(shape, device=device, dtype=dtype).requires_grad_() for shape in shapes]
+    return [torch.randn(shape, device=DEVICE, dtype=dtype).requires_grad_() for shape in shapes]
 
 
 @pytest.fixture
@@ -51,7 +53,7 @@ def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     plan.forget()
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
+@BY_OPERATION
 def test_only_a_backward_that_frees_its_graph_overwrites(operation, calls: range, answers: list[bool]) -> None:
     for _ in calls:
         answers.clear()
@@ -88,41 +90,46 @@ def keep_it(tensor: torch.Tensor, held: list[torch.Tensor]) -> torch.Tensor:
     return tensor
 
 
+def gate_and_up(out: torch.Tensor) -> list[torch.Tensor]:
+    """As the graph holds them."""
+    return [kept for kept in out.grad_fn.saved_tensors if kept is not None and kept.shape == (20, INTERMEDIATE)]
+
+
 def hand_out_a_view(tensor: torch.Tensor, held: list[torch.Tensor]) -> torch.Tensor:
     held.append(tensor)
     return tensor.view(tensor.shape)
 
 
 @pytest.mark.parametrize("pack", [keep_it, keep_a_view, hand_out_a_view])
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
+@BY_OPERATION
 def test_what_a_hook_on_saved_tensors_keeps_is_left_alone(operation, pack: Callable[..., Any], calls: range) -> None:
     for _ in calls:
         held: list[torch.Tensor] = []
         inputs = operands(operation)
-        with torch.autograd.graph.saved_tensors_hooks(lambda one, held=held: pack(one, held), lambda one: one):
+        with torch.autograd.graph.saved_tensors_hooks(lambda kept, held=held: pack(kept, held), lambda kept: kept):
             out = operation(*inputs, save="preact")
-        before = [one.clone() for one in held]
-        assert sum(one.shape == (20, INTERMEDIATE) for one in held) == 2, "gate and up"
+        before = [tensor.clone() for tensor in held]
+        assert sum(tensor.shape == (20, INTERMEDIATE) for tensor in held) == 2, "gate and up"
         out.sum().backward()
-        assert all(torch.equal(one, was) for one, was in zip(held, before, strict=True))
+        assert_equal(held, before)
 
 
 @pytest.mark.parametrize("kind", ["tensor", "view"])
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
+@BY_OPERATION
 def test_what_was_asked_of_the_graph_is_left_alone(operation, kind: str, calls: range, answers: list[bool]) -> None:
     for _ in calls:
         out = operation(*operands(operation), save="preact")
-        held = [one for one in out.grad_fn.saved_tensors if one is not None and one.shape == (20, INTERMEDIATE)]
+        held = gate_and_up(out)
         if kind == "view":
-            held = [one.detach() for one in held]
-        before = [one.clone() for one in held]
+            held = [tensor.detach() for tensor in held]
+        before = [tensor.clone() for tensor in held]
         out.sum().backward()
         assert len(held) == 2
-        assert all(torch.equal(one, was) for one, was in zip(held, before, strict=True))
+        assert_equal(held, before)
     assert not any(answers)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
+@BY_OPERATION
 def test_libraries_that_let_go_cost_no_memory(operation, answers: list[bool]) -> None:
     """Checkpoints and offloading make gate and up anew for the backward alone; its values are right either way."""
     inputs = operands(operation)
@@ -131,29 +138,27 @@ def test_libraries_that_let_go_cost_no_memory(operation, answers: list[bool]) ->
     for reentrant in (True, False):
         out = checkpoint(lambda *given: operation(*given, save="preact"), *inputs, use_reentrant=reentrant)
         found = torch.autograd.grad(out.sum(), inputs) if not reentrant else _gradients(out, inputs)
-        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+        assert_equal(found, expected)
     with torch.autograd.graph.save_on_cpu():
         out = operation(*inputs, save="preact")
-    found = torch.autograd.grad(out.sum(), inputs)
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert_equal(torch.autograd.grad(out.sum(), inputs), expected)
     assert answers[0], "a checkpoint that runs a backward of its own"
 
 
 def _gradients(out: torch.Tensor, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     out.sum().backward()
-    found = [one.grad for one in inputs]
-    for one in inputs:
-        one.grad = None
+    found = [tensor.grad for tensor in inputs]
+    for tensor in inputs:
+        tensor.grad = None
     return found
 
 
 def test_whoever_escapes_the_count_meets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The versions say that gate and up changed."""
     monkeypatch.setattr(saved, "_ALONE", (99, 99, 99))
-    factor = torch.ones((), device="cuda" if torch.cuda.is_available() else "cpu", requires_grad=True)
+    factor = torch.ones((), device=DEVICE, requires_grad=True)
     out = swiglu_glu(*operands(swiglu_glu), save="preact")
-    gate = next(one for one in out.grad_fn.saved_tensors if one is not None and one.shape == (20, INTERMEDIATE))
-    other = (gate * factor).sum()
+    other = (gate_and_up(out)[0] * factor).sum()
     out.sum().backward()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         other.backward()
@@ -181,24 +186,22 @@ CHANGES = {"values": swapped_values, "dtype": lambda module: module.to(torch.bfl
 
 
 @pytest.mark.parametrize("save", ["preact", "input"])
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(("name", "change"), zip(MODULES, CHANGES, strict=True))
 def test_the_backward_uses_what_the_forward_saw(name: str, change: str, save: str, calls: range) -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     for _ in calls:
         gradients = []
         for way in (eager, lambda module: module):
             torch.manual_seed(0)
-            module = MODULES[name]().to(device)
+            module = MODULES[name]().to(DEVICE)
             module.options = type(module.options)(save=save)
-            x = torch.randn(20, HIDDEN, device=device, requires_grad=True)
+            x = torch.randn(20, HIDDEN, device=DEVICE, requires_grad=True)
             out = way(module)(x)
             CHANGES[change](module)
             gradients.append(torch.autograd.grad(out.sum(), x)[0])
         torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
+@BY_OPERATION
 def test_other_data_in_x_is_an_error(operation) -> None:
     for other in (lambda x: x.half(), lambda x: x[:7]):
         x, *weights = operands(operation)
@@ -208,7 +211,7 @@ def test_other_data_in_x_is_an_error(operation) -> None:
             out.sum().backward()
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.__name__)
+@BY_OPERATION
 def test_a_graph_of_gradients_needs_the_parameters_as_they_were(operation) -> None:
     inputs = operands(operation)
     out = operation(*inputs)
@@ -229,11 +232,10 @@ def test_writing_into_a_parameter_is_found_out_as_ever() -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_weights_of_another_shape_are_taken_as_they_are(name: str) -> None:
     """As nn.Linear does: `in_features` is a name."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    module = MODULES[name]().to(device)
+    module = MODULES[name]().to(DEVICE)
     for projection in (module.gate_proj, module.up_proj):
-        projection.weight.data = torch.randn(INTERMEDIATE, 2 * HIDDEN, device=device)
-    x = torch.randn(4, 2 * HIDDEN, device=device)
+        projection.weight.data = torch.randn(INTERMEDIATE, 2 * HIDDEN, device=DEVICE)
+    x = torch.randn(4, 2 * HIDDEN, device=DEVICE)
     torch.testing.assert_close(module(x), eager(module)(x), rtol=1e-3, atol=1e-3)
     with pytest.raises(ValueError, match=rf"\[\.\.\., {2 * HIDDEN}\]"):
         module(x[:, :HIDDEN])
@@ -246,5 +248,4 @@ def test_what_somebody_else_holds_is_left_alone():
     z, gate, up = torch.ops.swiglu_kernels.glu(x, w_gate, w_up, *options)
     before = gate.clone(), up.clone()
     z.sum().backward()
-    assert torch.equal(gate, before[0])
-    assert torch.equal(up, before[1])
+    assert_equal((gate, up), before)

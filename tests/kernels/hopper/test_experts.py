@@ -27,7 +27,7 @@ class TestWhoMayTakeThem:
     def test_weights_in_both_orientations(self, transposed: bool) -> None:
         w_gate_up, w_down = empty(4, 512, 192), empty(4, 192, 256)
         if transposed:
-            w_gate_up, w_down = (one.mT.contiguous().mT for one in (w_gate_up, w_down))
+            w_gate_up, w_down = (weight.mT.contiguous().mT for weight in (w_gate_up, w_down))
         assert by_hand.why_not(empty(3, 192), w_gate_up, w_down, "silu") is None
 
     def test_reasons(self) -> None:
@@ -156,7 +156,7 @@ class TestOnHopper:
     pytestmark = needs_hopper
 
     @pytest.mark.parametrize("count", [4, 130])
-    @pytest.mark.parametrize("tokens", [1, 63, 700, 2500])
+    @pytest.mark.parametrize("tokens", [1, 63, 2500])
     @pytest.mark.parametrize("gate", [{}, GPT_OSS, GPT_OSS | {"interleaved": True}])
     @pytest.mark.parametrize("transposed", [False, True])
     def test_output_and_gradients(self, count: int, tokens: int, gate: dict, transposed: bool) -> None:

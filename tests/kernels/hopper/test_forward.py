@@ -23,17 +23,12 @@ class TestWhoMayTakeIt:
         monkeypatch.setattr(admission, "_override", [None])
 
     def test_aligned_16_bit_matrices_on_hopper(self) -> None:
-        assert forward.why_not(*matrices(), (9, 0)) is None
-        assert forward.why_not(*matrices(dtype=torch.float16), (9, 0)) is None
-
-    def test_the_halves_of_a_packed_weight(self) -> None:
-        x, *_ = matrices()
-        w_gate, w_up = torch.empty(256, 64, dtype=torch.bfloat16).chunk(2)
-        assert forward.why_not(x, w_gate, w_up, (9, 0)) is None
-
-    @pytest.mark.parametrize("capability", [None, (8, 0), (8, 9), (10, 0), (12, 0)])
-    def test_other_gpus(self, capability: tuple[int, int] | None) -> None:
-        assert "9.0" in str(forward.why_not(*matrices(), capability))
+        for dtype in (torch.bfloat16, torch.float16):
+            assert forward.why_not(*matrices(dtype=dtype), (9, 0)) is None
+        halves = torch.empty(256, 64, dtype=torch.bfloat16).chunk(2)
+        assert forward.why_not(matrices()[0], *halves, (9, 0)) is None
+        for capability in (None, (8, 9), (10, 0)):
+            assert "9.0" in str(forward.why_not(*matrices(), capability))
 
     @pytest.mark.parametrize(
         ("change", "reason"),
@@ -69,7 +64,6 @@ def test_without_gluon_the_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         (512, 11008, 88, 88),  # 4 waves of 96 or 88, 5 of 80
         (640, 11008, 72, 88),  # 5 waves of 96 or 88, 6 of 80 or 72, 7 of 64
         (4096, 2048, 64, 64),  # 6 waves of 96, 7 of 80, 8 of 64
-        (128, 64, 64, 64),  # one tile of any
     ],
 )
 def test_tiles_fill_the_waves(tokens: int, intermediate: int, columns: int, storing: int) -> None:
@@ -81,12 +75,8 @@ def test_tiles_fill_the_waves(tokens: int, intermediate: int, columns: int, stor
     ("tokens", "intermediate", "columns", "codes"),
     [
         (8192, 11008, 96, True),  # 56 waves of 96, 42 of 128, 84 of 64: as many columns
-        (8192, 14336, 96, True),  # 73, 55, 109
         (1024, 11008, 96, False),  # 7, 6, 11
         (1024, 14336, 128, True),  # 10, 7, 14
-        (512, 11008, 96, True),  # 4, 3, 6
-        (512, 14336, 96, False),  # 5, 4, 7
-        (128, 14336, 128, True),  # 2, 1, 2
     ],
 )
 def test_tiles_of_blocks_are_the_faster_ones(tokens: int, intermediate: int, columns: int, codes: bool) -> None:
@@ -101,14 +91,9 @@ def test_tiles_of_blocks_are_the_faster_ones(tokens: int, intermediate: int, col
         (160, 4096, 11008, 160, 3),  # 172 tiles of 160 tokens and 64 features: one wave, and 40 tiles for 3 each
         (160, 4096, 14336, 160, 1),  # 224: too many beyond one wave to share them
         (333, 4096, 14336, 112, 8),  # 672: five waves and 12 tiles
-        (333, 4096, 11008, 112, 1),
-        (230, 7168, 2048, 64, 1),
-        (576, 5120, 27648, 192, 1),
         (256, 4096, 11008, None, 1),  # two full rows of tiles
-        (1024, 4096, 11008, None, 1),
         (128, 4096, 11008, None, 1),  # `row.py`
         (1100, 4096, 14336, 160, 1),
-        (8192, 4096, 11008, None, 1),
         (160, 4096, 56, None, 1),  # less than a tile
     ],
 )
@@ -138,16 +123,7 @@ class TestOnHopper:
     @pytest.mark.parametrize("columns", forward.COLUMNS)
     @pytest.mark.parametrize(
         "shape",
-        [
-            (65, 64, 96),
-            (128, 4096, 11008),
-            (512, 64, 128),
-            (777, 520, 1000),
-            (4096, 2880, 2880),
-            (1500, 3584, 18944),
-            (129, 64, 72),
-            (300, 512, 104),
-        ],
+        [(65, 64, 96), (128, 4096, 11008), (777, 520, 1000), (4096, 2880, 2880), (129, 64, 72), (300, 512, 104)],
     )
     def test_against_fp64(self, shape: tuple[int, int, int], columns: int, store: bool, dtype: torch.dtype) -> None:
         tile = replace(forward.TILE, columns=columns)

@@ -89,11 +89,8 @@ class TestWhoMayTakeThem:
     ("tokens", "hidden", "dtype", "expected"),
     [
         (1, 4096, torch.bfloat16, ("triton", "preact", "torch")),
-        (256, 4096, torch.bfloat16, ("triton", "preact", "torch")),
         (256, 4104, torch.bfloat16, ("triton", "preact", "torch")),
         (257, 4104, torch.bfloat16, ("torch", "preact", "torch")),
-        (512, 4128, torch.bfloat16, ("triton", "preact", "torch")),
-        (513, 4128, torch.bfloat16, ("torch", "preact", "torch")),
         (512, 4096, torch.bfloat16, ("triton", "preact", "two_step")),
         (1100, 4096, torch.bfloat16, ("triton", "preact", "torch")),  # 288 tiles of 128 rows in 3 waves of 132
         (1536, 4096, torch.bfloat16, ("triton", "preact", "two_step")),
@@ -113,7 +110,6 @@ def test_auto_takes_them_where_they_are_faster(monkeypatch, tokens, hidden, dtyp
 @pytest.mark.parametrize(
     ("tokens", "hidden", "intermediate", "by_hand"),
     [
-        (3643, 4096, 14336, False),  # 928 tiles in 8 waves: 86%
         (5309, 4096, 14336, False),  # 91%
         (4096, 2880, 2880, True),  # 91% as well
         (2745, 2048, 768, True),  # 87%, but a short sum
@@ -176,7 +172,7 @@ class TestOnHopper:
             assert_as_accurate_as_eager(form, out, one, truth, terms=K * count)
 
     @pytest.mark.parametrize("outputs", [1, 2])
-    @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 64, 65, 80, 81, 128, 1100, 2050])
+    @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 65, 80, 128, 2050])
     def test_sums_over_any_number_of_tokens(self, tokens: int, outputs: int) -> None:
         pairs = [
             (self.random(tokens, 1000, torch.bfloat16), self.random(tokens, 520, torch.bfloat16))

@@ -86,7 +86,7 @@ def test_addresses_are_filled_in_and_descriptors_encoded_once_for_each(sent: Sim
     others = [torch.empty(2, 8), torch.empty(4, 8)]
     for given in (tensors, others, tensors, others):
         plan.run(given)
-        x, w = (one.data_ptr() for one in given)
+        x, w = (tensor.data_ptr() for tensor in given)
         what = (77, False, True, (4, 1, 0), None, None, None, None, None, "annotations", b"signature")
         assert sent.launched.pop() == (*GRID, 5, *what, [x, f"map of {w}", 4, 8, 8, 1, 8])
     assert sent.encoded[first:] == [tensors[1].data_ptr(), others[1].data_ptr()]
@@ -110,22 +110,17 @@ def test_hooks_see_launches(sent: SimpleNamespace) -> None:
     assert not sent.launched
 
 
-@pytest.mark.parametrize("change", [{"global_scratch_size": 8}, {"gsan_enabled": True}])
-def test_what_needs_more_goes_triton_s_way(sent: SimpleNamespace, change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("change", [{"global_scratch_size": 8}, {"gsan_enabled": True}, "other arguments"])
+def test_what_needs_more_goes_triton_s_way(sent: SimpleNamespace, change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = Compiled()
-    vars(compiled.run).update(change)
+    if isinstance(change, dict):
+        vars(compiled.run).update(change)
+    else:
+        monkeypatch.setattr(direct, "wrap_handle_tensordesc", lambda *_: lambda arguments: [*arguments, "one more"])
     plan, tensors = kept(compiled)
     plan.run(tensors)
     assert len(compiled.by_triton) == 1
     assert not sent.launched
-
-
-def test_arguments_of_another_form_go_triton_s_way(sent: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "wrap_handle_tensordesc", lambda *_: lambda arguments: [*arguments, "one more"])
-    compiled = Compiled()
-    plan, tensors = kept(compiled)
-    plan.run(tensors)
-    assert len(compiled.by_triton) == 1
 
 
 def test_a_series_launches_by_itself(sent: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +146,7 @@ def test_a_series_launches_by_itself(sent: SimpleNamespace, monkeypatch: pytest.
         sent.launched.clear()
         encoded = len(sent.encoded)
         made = series.call(call, given)
-        x, w, out = (one.data_ptr() for one in (*given, made))
+        x, w, out = (tensor.data_ptr() for tensor in (*given, made))
         if number < 2:  # described, then recorded
             continue
         what = (*GRID, 5, 77, False, True, (4, 1, 0), None, None, None, None, None, "annotations", b"signature")

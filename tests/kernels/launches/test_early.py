@@ -15,20 +15,21 @@ pytestmark = pytest.mark.skipif(not TRITON_AVAILABLE, reason="Triton is not inst
 @pytest.mark.parametrize(("capability", "may"), [((8, 0), False), ((8, 9), False), ((9, 0), True), ((10, 0), False)])
 def test_on_hopper_they_may(capability, may, monkeypatch):
     monkeypatch.setattr(early, "INTERPRETING", False)
-    one = torch.empty(8, device="meta")
-    for launch in (
-        forward_launch(one, one, one, capability=capability),
-        backward_launch(*5 * [one], capability=capability),
-    ):
+    meta = torch.empty(8, device="meta")
+    forward, backward = (
+        forward_launch(*3 * [meta], capability=capability),
+        backward_launch(*5 * [meta], capability=capability),
+    )
+    for launch in (forward, backward):
         assert launch.arguments["EARLY"] is launch.options.get("launch_pdl", False) is may
 
 
 def test_not_in_the_interpreter_nor_on_a_cpu(monkeypatch):
-    one = torch.empty(8)
+    on_cpu = [torch.empty(8)] * 3
     monkeypatch.setattr(early, "INTERPRETING", False)
-    assert not forward_launch(one, one, one).arguments["EARLY"]
+    assert not forward_launch(*on_cpu).arguments["EARLY"]
     monkeypatch.setattr(early, "INTERPRETING", True)
-    assert not forward_launch(one, one, one, capability=(9, 0)).arguments["EARLY"]
+    assert not forward_launch(*on_cpu, capability=(9, 0)).arguments["EARLY"]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_experts_read_what_was_written_just_before(tokens, slots):
             index.copy_(torch.rand(tokens, count, device="cuda").topk(slots).indices)
             changed[3 + number % 2].neg_()
             found.append(swiglu_experts(x, w_gate_up, w_down, index, weights))
-            kept.append([one.clone() for one in changed])
+            kept.append([tensor.clone() for tensor in changed])
     for got, (x, index, weights, w_gate_up, w_down) in zip(found, kept, strict=True):
         wanted = reference.swiglu_experts(x.double(), w_gate_up.double(), w_down.double(), index, weights.double())
         assert (got.double() - wanted).norm() <= 0.01 * wanted.norm()

@@ -81,7 +81,7 @@ def test_they_keep_no_tensor_alive_and_do_not_fill_the_memory(monkeypatch: pytes
             known.add(key, [tensor], size)
             del tensor
     gc.collect()
-    assert not any(one() is not None for one in alive)
+    assert not any(reference() is not None for reference in alive)
     assert known.values() == [3, 4, 5, 3, 4, 5], "the newest"
     assert known.get(3, [torch.empty(5)]) == 5
     known.clear()

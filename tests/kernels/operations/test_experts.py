@@ -2,7 +2,7 @@ import functools
 
 import pytest
 import torch
-from accuracy import DEVICE, assert_as_accurate_as_eager, check_against_reference, random_tensor
+from accuracy import DEVICE, assert_as_accurate_as_eager, assert_equal, check_against_reference, random_tensor
 from clamped import keep_off_limit
 from torch.library import opcheck
 
@@ -70,8 +70,6 @@ def test_output_and_gradients(dtype, layout, gate, biased, recompute):
 FEW = [
     torch.tensor([[2, 0]]),
     torch.tensor([[3, 1, 4, 1, -1, 0]]),
-    torch.tensor([[2, 2], [0, 2]]),
-    torch.tensor([[3, 1, 0, 2], [0, 1, 2, 3]]),
     torch.tensor([[1, 1, 4], [-1, 1, 0], [3, 3, 3]]),  # an expert twice, and some that do not exist
     torch.full((3, 2), 4),
     drawn(16, 2, 4, beyond=1),
@@ -99,24 +97,27 @@ def test_few_pairs_without_gradients(monkeypatch, index, dtype, layout, gate, bi
         out = called(swiglu_experts, index, gate, *inputs)
     assert seen
     eager = called(reference.swiglu_experts, index, gate, *inputs)
-    truth = called(reference.swiglu_experts, index, gate, *(one.double() for one in inputs))
+    truth = called(reference.swiglu_experts, index, gate, *(operand.double() for operand in inputs))
     assert_as_accurate_as_eager("out", out, eager, truth)
 
 
-@pytest.mark.parametrize("index", FEW, ids=lambda index: "x".join(map(str, index.shape)))
+@pytest.mark.parametrize("index", FEW[::2], ids=lambda index: "x".join(map(str, index.shape)))
 def test_rows_of_weights_for_several_tokens(monkeypatch, index):
     monkeypatch.setattr(gemv, "takes", lambda *_: True)
     test_few_pairs_without_gradients(monkeypatch, index, FLOAT16, "strided", GPT_OSS, True)
 
 
-@pytest.mark.parametrize(("tokens", "slots", "experts"), [(1, 1, 14), (1, 14, 14), (3, 2, 24)])
-def test_rows_of_weights_that_are_long(tokens, slots, experts):
+@pytest.mark.parametrize(
+    ("tokens", "slots", "experts", "hidden", "intermediate"),
+    [(1, 1, 14, 1100, 1040), (1, 14, 14, 72, 1040), (3, 2, 24, 1100, 24)],
+)
+def test_rows_of_weights_that_are_long(tokens, slots, experts, hidden, intermediate):
     index = drawn(tokens, slots, experts).to(DEVICE)
     assert gemv.takes(index, experts)
-    inputs = problem(index, experts, 1100, 1040, FLOAT16)
+    inputs = problem(index, experts, hidden, intermediate, FLOAT16)
     out = swiglu_experts(*inputs[:3], index, inputs[3])
     eager = reference.swiglu_experts(*inputs[:3], index, inputs[3])
-    truth = reference.swiglu_experts(*(one.double() for one in inputs[:3]), index, inputs[3].double())
+    truth = reference.swiglu_experts(*(operand.double() for operand in inputs[:3]), index, inputs[3].double())
     assert_as_accurate_as_eager("out", out, eager, truth)
 
 
@@ -157,7 +158,7 @@ def defined(index: torch.Tensor, count: int, tile_rows: int) -> Routing:
     rows = capacity(len(pairs), count, tile_rows)
     pair, row, tile_expert, starts, counts = [-1] * rows, [-1] * len(pairs), [-1] * (rows // tile_rows), [0], []
     for expert in range(count):
-        own = [number for number, one in enumerate(pairs) if one == expert]
+        own = [number for number, chosen in enumerate(pairs) if chosen == expert]
         for at, number in enumerate(own, start=starts[-1]):
             pair[at], row[number] = number, at
         counts.append(len(own))
@@ -165,27 +166,21 @@ def defined(index: torch.Tensor, count: int, tile_rows: int) -> Routing:
         for tile in tiles:
             tile_expert[tile] = expert
         starts.append(tiles.stop * tile_rows)
-    tensors = (torch.tensor(one, dtype=torch.int32, device=DEVICE) for one in (pair, row, tile_expert, starts, counts))
-    return Routing(*tensors, index.shape[1], tile_rows)
+    fields = pair, row, tile_expert, starts, counts
+    return Routing(
+        *(torch.tensor(field, dtype=torch.int32, device=DEVICE) for field in fields), index.shape[1], tile_rows
+    )
 
 
 @pytest.mark.parametrize(
     ("tokens", "slots", "count", "tile_rows"),
-    [
-        (1, 8, 128, 16),
-        (7, 3, 5, 32),
-        (1200, 2, 6, 128),
-        (0, 2, 3, 16),
-        (515, 2, 40, 16),
-        (1300, 4, 40, 16),
-        (2100, 3, 7, 128),
-    ],
+    [(1, 8, 128, 16), (7, 3, 5, 32), (1200, 2, 6, 128), (0, 2, 3, 16), (1300, 4, 40, 16)],
 )
 def test_the_routing_is_what_its_definition_says(tokens, slots, count, tile_rows):
     index = drawn(tokens, slots, count, beyond=1)
     routing, expected = route(index, count, tile_rows), defined(index, count, tile_rows)
-    for name, one, other in zip(Routing._fields, routing, expected, strict=True):
-        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, name
+    assert_equal(routing[:5], expected[:5])
+    assert routing[5:] == expected[5:]
 
 
 def test_gather_and_weighted_sum():
@@ -218,14 +213,14 @@ def test_routing_weights_may_have_another_dtype():
 def test_gradients_have_the_layout_of_their_weights():
     index = drawn(3, 2, 2)
     x, w_gate_up, w_down, weights, *_ = problem(index, 2, 16, 8, torch.float32, "transposed")
-    stored = [one.mT.contiguous().requires_grad_() for one in (w_gate_up, w_down)]
+    stored = [weight.mT.contiguous().requires_grad_() for weight in (w_gate_up, w_down)]
     swiglu_experts(x, stored[0].mT, stored[1].mT, index, weights).sum().backward()
-    assert all(one.grad is not None and one.grad.is_contiguous() for one in stored)
+    assert all(weight.grad is not None and weight.grad.is_contiguous() for weight in stored)
 
 
 def test_operator_conventions():
     index = drawn(3, 2, 3)
-    x, *weights = [one.requires_grad_() for one in problem(index, 3, 16, 8, torch.float32)]
+    x, *weights = [operand.requires_grad_() for operand in problem(index, 3, 16, 8, torch.float32)]
     options = (16, True, "portable", True, "silu", 1.702, 7.0, 1.0)
     # What lies behind the last tile in use is not written: outputs compared by test_aot_dispatch would differ there.
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")

@@ -58,7 +58,7 @@ def check(inputs: list[torch.Tensor], packing: str, options: dict, gate: dict | 
     )
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, deadline=None, max_examples=25)
 @given(
     tokens=st.sampled_from([0, 1, 17, 65]),
     hidden=st.sampled_from([0, 1, 33, 128]),
@@ -76,16 +76,15 @@ def test_output_and_gradients(tokens, hidden, intermediate, dtype, layouts, pack
 
 @PACKING
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("weight_grad", ["triton", "torch"])
-@pytest.mark.parametrize("gate", [{}, GPT_OSS], ids=["silu", "gpt-oss"])
-def test_every_packing_in_every_dtype(packing, dtype, weight_grad, gate):
-    check(problem(37, 70, 45, packing, dtype), packing, {"weight_grad": weight_grad}, gate)
+def test_every_packing_in_every_dtype(packing, dtype):
+    for weight_grad, gate in (("triton", GPT_OSS), ("torch", {})):
+        check(problem(37, 70, 45, packing, dtype), packing, {"weight_grad": weight_grad}, gate)
 
 
 @pytest.mark.gpu
 @PACKING
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("options", VARIANTS[:1] + VARIANTS[18:], ids=lambda options: "-".join(options.values()))
+@pytest.mark.parametrize("options", VARIANTS[::5], ids=lambda options: "-".join(options.values()))
 @pytest.mark.parametrize("shape", [(1, 4096, 1408), (1000, 2880, 2880), (777, 509, 1031)])
 def test_every_packing_at_model_sizes(shape, packing, dtype, options):
     check(problem(*shape, packing, dtype), packing, options)
@@ -118,8 +117,7 @@ def test_columns_that_alternate_as_gpt_oss_stores_them():
     assert gradient.stride() == stored.stride(), "no copy is needed to add it to the parameter's"
 
 
-@PACKING
-@pytest.mark.parametrize("weight_grad", ["triton", "torch"])
+@pytest.mark.parametrize(("packing", "weight_grad"), zip(PACKINGS, ("triton", "torch", "torch"), strict=True))
 def test_nothing_is_copied(packing, weight_grad, monkeypatch):
     x, weight = leaves(5, 16, 16, packing)[:2]
     seen = []

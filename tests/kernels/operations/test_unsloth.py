@@ -18,7 +18,7 @@ def pair(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor,
     return random_tensor(*shape, dtype=dtype), random_tensor(*shape, dtype=dtype, seed=1)
 
 
-@settings(derandomize=True, deadline=None, max_examples=50)
+@settings(derandomize=True, deadline=None, max_examples=30)
 @given(
     shape=st.lists(st.sampled_from([0, 1, 2, 3, 7]), max_size=2),
     columns=st.sampled_from([0, 1, 2, 5, 64, 129, 700, 1025]),
@@ -46,8 +46,7 @@ def test_documented_rounding_of_the_forward(dtype):
     torch.testing.assert_close(swiglu_fg_kernel(e, g), f * g, rtol=2 * torch.finfo(dtype).eps, atol=1e-7)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("dtype", "layout"), zip([*DTYPES, torch.float32], LAYOUTS, strict=True))
 def test_in_place_backward_overwrites_in_the_documented_order(dtype, layout):
     names = ("DW", "e", "g")
     buffers = [random_tensor(5, 33, dtype=dtype, layout=layout, seed=seed) for seed in range(3)]
@@ -67,31 +66,14 @@ def test_in_place_backward_overwrites_in_the_documented_order(dtype, layout):
         assert_as_accurate_as_eager(name, output, eager, truth)
 
 
-def test_gradients_go_to_the_right_input():
-    gate, up = (tensor.requires_grad_() for tensor in pair(4, 9))
-    d_gate, d_up = torch.autograd.grad(unsloth_silu_mul(gate, up, overwrite=False).sum(), (gate, up))
-    torch.testing.assert_close(d_up, F.silu(gate.detach()))
-    assert not torch.allclose(d_gate, d_up)
-
-
-def test_overwrite_keeps_the_upstream_gradient():
-    gate, up = (tensor.requires_grad_() for tensor in pair(4, 9))
-    upstream = random_tensor(4, 9, dtype=torch.float32, seed=2)
-    before = upstream.clone()
-    other = torch.zeros(4, 9, device=DEVICE, requires_grad=True)
-    d_other, _ = torch.autograd.grad(
-        unsloth_silu_mul(gate * 1, up * 1, overwrite=True) + other, (other, gate), upstream
-    )
-    assert torch.equal(upstream, before)
-    assert torch.equal(d_other, before)
-
-
-def test_overwrite_puts_the_gradients_into_the_saved_buffers():
+def test_overwrite_puts_the_gradients_into_the_saved_buffers_and_keeps_the_upstream_gradient():
     leaves = [tensor.requires_grad_() for tensor in pair(4, 9)]
     gate, up = (leaf * 1 for leaf in leaves)
-    d_gate, d_up = torch.autograd.grad(unsloth_silu_mul(gate, up, overwrite=True).sum(), leaves)
-    assert torch.equal(up, d_gate)
-    assert torch.equal(gate, d_up)
+    other, upstream = torch.zeros(4, 9, device=DEVICE, requires_grad=True), random_tensor(4, 9, dtype=torch.float32)
+    before = upstream.clone()
+    out = unsloth_silu_mul(gate, up, overwrite=True) + other
+    d_other, d_gate, d_up = torch.autograd.grad(out, (other, *leaves), upstream)
+    assert all(map(torch.equal, (upstream, d_other, up, gate), (before, before, d_gate, d_up)))
 
 
 def test_overwrite_refuses_a_second_backward():
@@ -129,34 +111,10 @@ def test_operator_registration():
 
 @pytest.mark.parametrize(
     ("elements", "long"),
-    [
-        (1, False),
-        (2**31 - 4 * BLOCK_SIZE - 1, False),
-        (2**31 - 4 * BLOCK_SIZE, False),
-        (2**31 - 4 * BLOCK_SIZE + 1, True),
-        (2**31, True),
-    ],
+    [(1, False), (2**31 - 4 * BLOCK_SIZE, False), (2**31 - 4 * BLOCK_SIZE + 1, True), (2**31, True)],
 )
 def test_width_of_offsets_at_the_boundary(elements, long):
     assert needs_long_indexing(elements) is long
     like = torch.empty(elements, dtype=torch.bfloat16, device="meta")
     assert forward_launch(like, like, like).arguments["LONG_INDEXING"] is long
     assert backward_launch(like, like, like).arguments["LONG_INDEXING"] is long
-
-
-@pytest.mark.gpu
-@pytest.mark.alone  # for its memory
-@pytest.mark.parametrize("elements", [2**31 - 4 * BLOCK_SIZE, 2**31 - 1, 2**31 + BLOCK_SIZE + 1])
-def test_above_two_to_the_31_elements(elements):
-    dw, e, g = (torch.empty(elements, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(3))
-    parts = [slice(0, 4096), slice(2**31 - 8192, elements)]
-    expected = []
-    for part in parts:
-        gate, up = (tensor[part].double().requires_grad_() for tensor in (e, g))
-        h = reference.silu_mul(gate, up)
-        d_gate, d_up = torch.autograd.grad(h, (gate, up), dw[part].double())
-        expected.append((h.detach(), d_up, d_gate))
-    outputs = swiglu_DWf_DW_dfg_kernel(dw, e, g)
-    for part, truths in zip(parts, expected, strict=True):
-        for output, truth in zip(outputs, truths, strict=True):
-            torch.testing.assert_close(output[part].double(), truth, rtol=2e-2, atol=2e-2)

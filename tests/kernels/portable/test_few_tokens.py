@@ -13,7 +13,7 @@ from swiglu_kernels.portable.glu_forward import forward_launch
 
 pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")
 
-SHAPES = [(1, 2048, 64), (16, 2064, 80), (17, 2048, 48), (64, 2304, 32), (70, 2048, 48), (128, 2048, 64)]
+SHAPES = [(1, 2048, 64), (16, 2064, 80), (17, 2048, 48), (70, 2304, 32), (128, 2048, 64)]
 """Tokens, hidden, intermediate."""
 
 
@@ -46,7 +46,7 @@ def test_parts_of_a_sum(shape: tuple[int, int, int], dtype: torch.dtype) -> None
     check_against_reference("x w_gate w_up", swiglu_glu, reference.swiglu_glu, inputs[:3])
 
 
-@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[4]])
+@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[3]])
 def test_with_biases_and_another_gate(shape: tuple[int, int, int]) -> None:
     inputs = problem(*shape, torch.bfloat16)
     keep_off_limit(GPT_OSS, inputs[0], inputs[1:3], inputs[3:])
@@ -79,8 +79,7 @@ def test_the_whole_block_and_what_it_recomputes() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [1, 7, 16, 17, 40, 64, 65, 100, 128])
 @pytest.mark.parametrize(
-    ("hidden", "intermediate"),
-    [(2048, 768), (7168, 2048), (2880, 2880), (4096, 4096), (2048, 5632), (4096, 11008), (5120, 17408), (3584, 18944)],
+    ("hidden", "intermediate"), [(2048, 768), (7168, 2048), (2880, 2880), (4096, 11008), (3584, 18944)]
 )
 def test_every_choice_for_few_tokens_on_a_gpu(tokens: int, hidden: int, intermediate: int, dtype: torch.dtype) -> None:
     inputs = problem(tokens, hidden, intermediate, dtype)

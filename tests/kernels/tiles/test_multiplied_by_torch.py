@@ -47,7 +47,6 @@ def test_many_tokens_without_a_kernel_by_hand(
 @pytest.mark.parametrize(
     ("tokens", "hidden", "intermediate", "by_hand", "expected"),
     [
-        (1, 4104, 11008, True, False),
         (32, 4104, 11008, True, False),
         (33, 4104, 11008, True, True),
         (33, 4096, 11016, True, False),
@@ -102,15 +101,7 @@ def test_a_tuned_choice_is_used(monkeypatch: pytest.MonkeyPatch, tuned: Choice, 
 
 @pytest.mark.parametrize(
     ("tokens", "hidden", "intermediate", "expected"),
-    [
-        (256, 3032, 11848, "triton"),
-        (257, 3032, 11848, "torch"),
-        (2, 6600, 11944, "torch"),
-        (1, 6600, 11944, "triton"),
-        (133, 7224, 26936, "torch"),
-        (512, 4176, 33440, "triton"),
-        (4096, 7168, 26880, "triton"),
-    ],
+    [(256, 3032, 11848, "triton"), (257, 3032, 11848, "torch"), (2, 6600, 11944, "torch"), (1, 6600, 11944, "triton")],
 )
 def test_who_makes_the_gradients_of_weights(
     monkeypatch: pytest.MonkeyPatch, tokens: int, hidden: int, intermediate: int, expected: str
@@ -155,8 +146,7 @@ def test_the_forward_follows_what_was_measured(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.skipif(backend_for(CPU) == "torch", reason="Triton's interpreter is off")
-@pytest.mark.parametrize("formula", [PLAIN, CLAMPED])
-@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("formula", "biased"), [(PLAIN, False), (CLAMPED, True)])
 @pytest.mark.parametrize("save", ["preact", "input"])
 def test_it_yields_the_same(monkeypatch: pytest.MonkeyPatch, formula: Formula, biased: bool, save: str) -> None:
     monkeypatch.setattr(candidates, "PORTABLE_TOKENS", 4)
