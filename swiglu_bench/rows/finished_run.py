@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import fnmatch
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.rows import csv_table, samples
@@ -28,9 +26,6 @@ from swiglu_bench.rows.training import STEPS, as_of_all_runs, load_training, tra
 
 if TYPE_CHECKING:
     import pandas
-
-Key = tuple[str, ...]
-Line = TypeVar("Line")
 
 
 @dataclass(frozen=True)
@@ -119,13 +114,10 @@ def read_run(path: Path, beside: bool) -> FinishedRun:
     file = folder / SPLIT if split else records_file(path)
     records = read_layout(file, "tp" if split else "run")
     if beside and records:
-        layout = LAYOUTS[records[0].kind]
-        rounds = _beside(file.with_name(layout.samples), partial(samples.parsed, records[0].kind), layout.key)
-        checks = _beside(file.with_name(CHECKS), _check, layout.key)
+        samples.attach(records, file.parent)
+        checks = samples.beside(file.with_name(CHECKS), _check, LAYOUTS[records[0].kind].key)
         for record in records:
-            key = tuple(csv_table.cell(getattr(record, name)) for name in layout.key)
-            samples.enter(record, rounds.get(key, ()))
-            record.tensor_checks = tuple(checks.get(key, ()))
+            record.tensor_checks = tuple(checks.get(samples.key_of(record), ()))
     return FinishedRun(records, read_about(file.parent), file.parent)
 
 
@@ -168,20 +160,6 @@ def table_label(case: tuple[Any, ...]) -> str:
     """What the cases of one table have in common, in a line of text."""
     shape, _, _, scope, mode, dtype, *_ = case
     return f"{shape} {scope} {mode} {dtype}"
-
-
-def _beside(file: Path, made: Callable[[dict[str, str]], Line], key: Sequence[str]) -> dict[Key, list[Line]]:
-    """The lines of another file of the run by the record that they belong to, in the file's order."""
-    found: dict[Key, list[Line]] = {}
-    try:
-        for row in csv_table.texts(file):
-            found.setdefault(tuple(row[column] for column in key), []).append(made(row))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, KeyError, csv.Error) as error:
-        reason = f"it has no column {error}" if isinstance(error, KeyError) else str(error)
-        raise BadInput(f"{file} cannot be read: {reason}; fix or delete it.") from None
-    return found
 
 
 def _check(row: dict[str, str]) -> TensorCheck:

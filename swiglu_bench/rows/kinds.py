@@ -44,4 +44,10 @@ def _of_audit(about: About, columns: About) -> dict[str, Any]:
     return {"verdict": AuditVerdict(columns["verdict"])}
 
 
-MORE = {"run": lambda about, columns: {}, "tp": _of_tp, "training": _of_training, "audit": _of_audit}
+MORE = {
+    "run": lambda about, columns: {},
+    "seeds": lambda about, columns: {},
+    "tp": _of_tp,
+    "training": _of_training,
+    "audit": _of_audit,
+}

@@ -123,10 +123,10 @@ def read_layout(file: Path, kind: str) -> list[Record]:
         raise BadInput(
             f"{file} was written by a newer swiglu-bench (schema {newest}; this one reads up to {SCHEMA_VERSION})."
         )
-    if names not in {layout.columns(schema) for schema in range(1, SCHEMA_VERSION + 1)}:
+    if layout.figures(names) not in {layout.columns(schema) for schema in range(1, SCHEMA_VERSION + 1)}:
         raise foreign
     about = {} if kind == "run" else read_about(file.parent)
-    return csv_table.read(file, Record, layout.file, partial(row_of, kind, about))
+    return csv_table.read(file, Record, layout.file, partial(row_of, kind, about), layout.called)
 
 
 def read_records(path: Path) -> pandas.DataFrame:

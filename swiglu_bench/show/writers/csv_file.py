@@ -21,8 +21,9 @@ CHECK_COLUMNS = (*KEY, *CHECK_FIELDS)
 
 
 class CsvFile:
-    """Appends each record to records.csv, samples.csv and checks.csv, or to those of `tp`; `write` returns when it is
-    on the disk.
+    """Appends each record to records.csv, samples.csv and checks.csv, or to the files of another kind of row.
+
+    `write` returns when it is on the disk.
 
     `warn` hears of the first failed write, such as on a full disk. The rows it could not write are kept in memory and
     tried again with every further record and at the end, so that a disk with room again loses nothing.
@@ -31,10 +32,12 @@ class CsvFile:
     def __init__(self, folder: Path, warn: Callable[[str], object] = warnings.warn, kind: str = "run") -> None:
         """Begin the files in `folder`, or go on with those there; raises BadInput if they are not this version's."""
         layout = LAYOUTS[kind]
-        self._beside = {Table(folder / layout.samples, samples.COLUMNS[kind]): samples.lines}
+        self._beside: dict[Table, Callable[[Record], Iterator[list[Any]]]] = {}
+        if layout.samples:
+            self._beside[Table(folder / layout.samples, samples.COLUMNS[kind])] = samples.lines
         if kind == "run":
             self._beside[Table(folder / CHECKS, CHECK_COLUMNS)] = _checks
-        self._records = Table(folder / layout.file, layout.columns())
+        self._records = Table(folder / layout.file, layout.header())
         self._tables = (*self._beside, self._records)
         self._owner = itemgetter(*layout.key)
         """What a sample or a check has in common with the row that it belongs to."""

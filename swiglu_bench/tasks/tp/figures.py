@@ -38,7 +38,7 @@ def fill(row: Record, rounds: Rounds, case: Case, name: str, way: bool, ceiling_
         if one in rounds.timings and not rounds.timings[one].failure
     }
     row.samples_ms, row.twin_ms = tuple(ms["time_ms"]), tuple(ms.get("twin_ms", ()))
-    row.parts_ms = {name: ms[name] for name in PARTS if name in ms}
+    row.series = {name: ms[name] for name in PARTS if name in ms}
     rounds.note(own, row)
     assert row.time_ms is not None
     row.tflops = costs.flops(case, tensors(case.scope)) / row.ranks / row.time_ms / 1e9

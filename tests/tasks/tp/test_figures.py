@@ -44,7 +44,7 @@ def test_times_ratios_and_parts_are_of_the_same_rounds():
     assert mine.bus_gbps == pytest.approx(2 * 3 / 4 * 2048 * 1024 * 2 / (1.02e-3 * 1e9))
     assert mine.bus_ceiling_gbps == 400.0
     assert (len(mine.samples_ms), mine.twin_ms) == (20, ())
-    assert {name: len(times) for name, times in mine.parts_ms.items()} == dict.fromkeys(PARTS, 20)
+    assert {name: len(times) for name, times in mine.series.items()} == dict.fromkeys(PARTS, 20)
 
 
 def test_hidden_is_not_cut_off_where_the_whole_takes_longer_than_its_parts():

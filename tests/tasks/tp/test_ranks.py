@@ -81,7 +81,7 @@ def test_what_is_right_is_timed_and_taken_apart(two: RankPlace, mode: Mode) -> N
         assert row.error_ratio <= 1
         assert row.peak_bytes
         assert row.ratio is not None
-        assert {name: len(times) for name, times in row.parts_ms.items()} == dict.fromkeys(PARTS, 4)
+        assert {name: len(times) for name, times in row.series.items()} == dict.fromkeys(PARTS, 4)
         assert (len(row.samples_ms), len(row.twin_ms)) == (4, 4 if name.startswith("eager ") else 0)
 
 
