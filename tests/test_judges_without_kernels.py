@@ -5,7 +5,7 @@ import sys
 
 JUDGES = (
     "worker.audit.matrix check.judge check.quantised check.usage worker.worker tasks.selftest.zoo worker.case "
-    "worker.here worker.judge_bench worker.workbench tasks.tp.judge tasks.train.verdicts"
+    "worker.here worker.judge_bench worker.workbench tasks.tp.judge tasks.train.run"
 )
 WITHOUT = """
 import importlib, sys

@@ -248,7 +248,7 @@ def publish(
 
     from swiglu_bench.machine.machine import slug_of
     from swiglu_bench.rows.finished_run import load_run
-    from swiglu_bench.rows.training import steps_of
+    from swiglu_bench.rows.training import seeds_of
     from swiglu_bench.sweep.output import wandb_run
 
     found = load_run(run)
@@ -260,8 +260,9 @@ def publish(
     say = partial(text.screen(form).print, markup=False, highlight=False, soft_wrap=True)
     sent = wandb_run(wanted, found.command, slug, found.about, found.place, lambda line: say(f"Warning: {line}"))
     with closing(sent):
-        for step in steps_of(found.place) if found.place else ():
-            sent.step(step)
+        for row in seeds_of(found.place) if found.place else ():
+            for number in range(row.steps or 0):
+                sent.step(row, number)
         for record in found.records:
             sent.write(record)
     if sent.url_or_path:

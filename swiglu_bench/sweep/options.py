@@ -22,8 +22,7 @@ WHAT, HOW, OUTPUT, WANDB = "What to run", "How to measure", "Where results go", 
 RARE = frozenset([
     "tp", "routing", "seed", "skip_impl", "ray", "timeout", "in_process", "wait", "rounds", "warmup", "l2", "regime",
     "trace", "ncu", "energy", "csv", "force", "save_baseline", "wandb_project", "wandb_entity", "wandb_group",
-    "wandb_tags", "wandb_id", "strict", "interpret", "step_run", "checkpoint_every", "sequence_parallel",
-    "candidates", "layers",
+    "wandb_tags", "wandb_id", "strict", "interpret", "sequence_parallel", "candidates", "layers",
 ])  # fmt: skip
 """Options that only `--help-all` shows, where a command has that."""
 TIMEOUT_S = 600.0

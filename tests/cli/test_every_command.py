@@ -22,7 +22,7 @@ from swiglu_bench.show.report import page, questions
 from swiglu_bench.sweep import audit
 from swiglu_bench.tasks.selftest import run as selftest
 from swiglu_bench.tasks.tp.run import TpRun
-from swiglu_bench.tasks.train.session import TrainingSession
+from swiglu_bench.tasks.train import run as training
 from swiglu_bench.worker import audit_parent, crew, here, noise, policy
 
 STATUSES = {0, 1, 2, 3, INTERRUPTED}
@@ -47,7 +47,7 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     ):  # fmt: skip
         monkeypatch.setattr(place, name, lambda *_, **__: iter(()))
     monkeypatch.setattr(TpRun, "spawn", lambda self, *_: self.say("only pretended") or 0)
-    monkeypatch.setattr(TrainingSession, "run", lambda *_: None)
+    monkeypatch.setattr(training, "train", lambda *_: iter(()))
     monkeypatch.setattr(noise, "Pairs", lambda *_: SimpleNamespace(measure=MagicMock(side_effect=KeyboardInterrupt)))
     quick = ceilings_cache.Figure(value=1e9, at=datetime.datetime.now(datetime.UTC))
     monkeypatch.setattr(ceilings_cache.Limits, "_figure", lambda *_: quick)
@@ -91,7 +91,7 @@ def test_what_is_not_there_and_what_cannot_be_written(command: str, run: str) ->
     if command in RUNS or command == "history":
         for path in ("nowhere", f"{run}/file/below", "/dev/null", "/proc/nowhere"):
             assert swiglu_bench(command, *[path] * RUNS.get(command, 1)).complaint
-    for option in {"--out", "--output", "--png", "--step-run"} & set(options(command)):
+    for option in {"--out", "--output", "--png"} & set(options(command)):
         for path in ("/proc/nowhere/x", f"{run}/file/below"):
             more = ("--format", "csv") if command == "show" else ()
             code = swiglu_bench(*usual(command, run), option, path, *more).code

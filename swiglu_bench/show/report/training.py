@@ -117,7 +117,6 @@ def _fastest(rows: Sequence[Record]) -> Iterator[str]:
     best, *others = sorted(able, key=lambda one: one.ratio or 0.0)
     ties = [one.implementation for one in others if ranking.tie(_interval(best), _interval(one), best.noise or 0.0)]
     figures = f"{ratio_text(best)} of eager's time"
-    figures += f"; Amdahl's law expects {best.expected_ratio:.3f}" if best.expected_ratio is not None else ""
     name, saving = best.implementation, f"{1 - (best.ratio or 1.0):.1%} off a whole step ({figures})"
     if best.verdict != "faster":
         yield f"Nothing is faster than eager: {name}, the next, takes {figures}."

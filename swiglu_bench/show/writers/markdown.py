@@ -22,12 +22,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from swiglu_bench.rows import csv_table
+from swiglu_bench.rows import csv_table, samples
 from swiglu_bench.rows.figures import MIB, Figure, figures, plus_minus, size
 from swiglu_bench.rows.ranking import quickest
-from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, Record, Status, TensorCheck, grouped, unique
-from swiglu_bench.rows.run_folder import CHECKS, SAMPLE_COLUMNS, SAMPLE_FIGURES, read_layout, read_rows
-from swiglu_bench.rows.training import SEEDS, STEPS, TrainedSeed, TrainingStep
+from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, Layout, Record, Status, TensorCheck, grouped, unique
+from swiglu_bench.rows.run_folder import CHECKS, read_layout, read_rows
 from swiglu_bench.show.writers.csv_file import CHECK_COLUMNS
 from swiglu_bench.show.writers.tables import by
 
@@ -97,19 +96,18 @@ def _over(across: str, rows: list[Record], cell: Callable[[Record], str]) -> str
 
 
 def training_table(rows: Iterable[Record]) -> str:
-    """Implementations down: curve, step time, its ratio to eager's, the expected one, memory kept."""
+    """Implementations down: curve, step time, its ratio to eager's, memory kept."""
     lines = []
     for row in rows:
         if row.step_ms is None:
             continue
-        curve, ratio, expected = "baseline", "baseline", ""
+        curve, ratio = "baseline", "baseline"
         if row.interval:
             curve = f"{row.curve} (frozen)" if row.frozen else row.curve
             ratio = plus_minus(*row.interval)
-            expected = f"{row.expected_ratio:.3f}" + ("" if row.as_expected else " *")
         kept = "" if row.saved_bytes is None else size(row.saved_bytes)
-        lines.append([f"`{row.implementation}`", curve, f"{row.step_ms:.1f} ms", ratio, expected, kept])
-    return table(["", "curve", "step", "÷ eager's", "expected", "kept"], lines, text={"", "curve"})
+        lines.append([f"`{row.implementation}`", curve, f"{row.step_ms:.1f} ms", ratio, kept])
+    return table(["", "curve", "step", "÷ eager's", "kept"], lines, text={"", "curve"})
 
 
 def ranks_table(rows: Iterable[Record]) -> str:
@@ -153,12 +151,18 @@ def columns_table(path: Path, words: Sequence[str]) -> str:
 def _declared() -> Mapping[str, tuple[Sequence[str], Mapping[str, Figure]]]:
     """Of every file the columns, and what is declared of those that are not as in a file before it."""
     new = {name: one for name, one in FIGURES.items() if name not in COLUMNS}
-    steps, seeds = figures(TrainingStep), figures(TrainedSeed)
     return {
-        **{layout.file: (layout.columns(), FIGURES if kind == "run" else new) for kind, layout in LAYOUTS.items()},
-        **{LAYOUTS[kind].samples: (names, SAMPLE_FIGURES) for kind, names in SAMPLE_COLUMNS.items()},
-        CHECKS: (CHECK_COLUMNS, figures(TensorCheck)), STEPS: (tuple(steps), steps), SEEDS: (tuple(seeds), seeds),
+        **{
+            layout.file: (layout.header(), FIGURES if kind == "run" else new | _renamed(layout))
+            for kind, layout in LAYOUTS.items()
+        },
+        **{LAYOUTS[kind].samples: (names, samples.FIGURES) for kind, names in samples.COLUMNS.items()},
+        CHECKS: (CHECK_COLUMNS, figures(TensorCheck)),
     }  # fmt: skip
+
+
+def _renamed(layout: Layout) -> dict[str, Figure]:
+    return {column: FIGURES[figure] for column, figure in layout.called.items() if figure}
 
 
 def fill(document: Path) -> str:

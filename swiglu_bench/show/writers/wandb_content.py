@@ -24,7 +24,7 @@ CHARTS = {"time_ms": "time, ms", "ratio": "time / baseline", "limit_pct": "% of 
 """Figures that get a line chart over tokens, all implementations in one."""
 STANDING = ("fastest_at", "median_ratio", "best_ratio", "worst_error_ratio", *(f"rows_{status}" for status in Status))
 """What is told of each implementation over the whole run."""
-TRAINED = ("final_loss", "metric_mean", "step_ms", "expected_ratio", "curve", "verdict")
+TRAINED = ("final_loss", "metric_mean", "step_ms", "curve", "verdict")
 """What the summary says of each implementation that was trained."""
 FACTS = {
     "shapes": "shape", "scopes": "scope", "routings": "routing", "modes": "mode", "dtypes": "dtype", "tokens": "tokens",

@@ -16,7 +16,6 @@ from typing import Any
 
 from swiglu_bench.cases.errors import one_line
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.rows.training import TrainingStep
 from swiglu_bench.show.writers.wandb_content import FIGURES, case_of, charts, facts, figures, summarize, tables
 
 START_TIMEOUT_S = 30
@@ -90,10 +89,10 @@ class WandbRun:
         if found:
             self._attempt(lambda run: run.log({"tokens": record.tokens, **found}))
 
-    def step(self, step: TrainingStep) -> None:
-        """Log a step of a training."""
-        curve = f"{step.implementation}/seed{step.seed}"
-        found = {"step": step.step, f"loss/{curve}": step.loss, f"step_ms/{curve}": step.step_ms}
+    def step(self, row: Record, number: int = -1) -> None:
+        """Log a step of a training, by default the last one that the row of the seed has."""
+        curve, at = f"{row.implementation}/seed{row.seed}", range(len(row.series["loss"]))[number]
+        found = {"step": at} | {f"{name}/{curve}": row.series[name][at] for name in ("loss", "step_ms")}
         self._attempt(lambda run: run.log(found))
 
     def close(self) -> None:

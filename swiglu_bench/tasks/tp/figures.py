@@ -10,7 +10,7 @@ from swiglu_bench.cases import costs
 from swiglu_bench.cases.cases import Case, tensors
 from swiglu_bench.measure.statistics import median_interval, noise_interval, percentile, verdict
 from swiglu_bench.rows.record import Record
-from swiglu_bench.rows.run_folder import PARTS
+from swiglu_bench.rows.samples import PARTS
 from swiglu_bench.tasks.tp.plan import ALONE, LOCAL, SINGLE, Kind
 from swiglu_bench.tasks.tp.traffic import bus_bytes, kinds, tensor_bytes
 
@@ -38,7 +38,7 @@ def fill(row: Record, rounds: Rounds, case: Case, name: str, way: bool, ceiling_
         if one in rounds.timings and not rounds.timings[one].failure
     }
     row.samples_ms, row.twin_ms = tuple(ms["time_ms"]), tuple(ms.get("twin_ms", ()))
-    row.parts_ms = {name: ms[name] for name in PARTS if name in ms}
+    row.series = {name: ms[name] for name in PARTS if name in ms}
     rounds.note(own, row)
     assert row.time_ms is not None
     row.tflops = costs.flops(case, tensors(case.scope)) / row.ranks / row.time_ms / 1e9

@@ -1,4 +1,4 @@
-"""Batches as a pure function of seed and step, so that every implementation and every resumed run sees the same."""
+"""Data sets, whose batches are a pure function of seed and step: every implementation sees the same."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def text(file: Path | None, sequence: int, size: int, device: torch.device) -> T
 def _read_idx(folder: Path, name: str) -> np.ndarray:
     """One IDX file: two zero bytes, the type 8 (bytes), the number of dimensions, big-endian sizes, the bytes."""
     plain = folder / "MNIST" / "raw" / name
-    path = next((one for one in (plain, plain.with_name(f"{name}.gz")) if one.is_file()), None)
+    path = next((file for file in (plain, plain.with_name(f"{name}.gz")) if file.is_file()), None)
     if path is None:
         raise BadInput(f"--data: {plain} is not there, nor {name}.gz; expected {_expected(folder)}.")
     wanted = 3 if "images" in name else 1

@@ -29,10 +29,10 @@ def test_who_learns_the_same_and_who_is_the_fastest_of_those(run: FinishedTraini
     headline, *others = told.sentences(run)
     assert headline == (
         f"All 2 that train every weight learn as eager does, to within rounding. {EVIL} is the fastest: it takes 10.0% "
-        "off a whole step (0.900 ± 0.002 of eager's time; Amdahl's law expects 0.950)."
+        "off a whole step (0.900 ± 0.002 of eager's time)."
     )
     text = "\n".join(others)
-    for words in ("within 0.20% of 1", "frozen yields no weight gradients", "level (it takes 0.990", REASON):
+    for words in ("within 0.20% of 1", "frozen yields no weight gradients", REASON):
         assert words in text, words
 
 

@@ -7,7 +7,7 @@ from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Timing
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.rows.run_folder import PARTS
+from swiglu_bench.rows.samples import PARTS
 from swiglu_bench.show.writers import tp_tables
 from swiglu_bench.tasks.tp.figures import COLLECTIVES, TWIN, fill, key
 from swiglu_bench.tasks.tp.plan import LOCAL, SINGLE
@@ -44,7 +44,7 @@ def test_times_ratios_and_parts_are_of_the_same_rounds():
     assert mine.bus_gbps == pytest.approx(2 * 3 / 4 * 2048 * 1024 * 2 / (1.02e-3 * 1e9))
     assert mine.bus_ceiling_gbps == 400.0
     assert (len(mine.samples_ms), mine.twin_ms) == (20, ())
-    assert {name: len(times) for name, times in mine.parts_ms.items()} == dict.fromkeys(PARTS, 20)
+    assert {name: len(times) for name, times in mine.series.items()} == dict.fromkeys(PARTS, 20)
 
 
 def test_hidden_is_not_cut_off_where_the_whole_takes_longer_than_its_parts():

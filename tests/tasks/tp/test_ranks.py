@@ -12,7 +12,7 @@ from split_implementations import dies, fails, fails_alone, forgets, hangs, late
 from swiglu_bench.cases.cases import Case, Dtype, Experts, Extras, Mode, Scope, Shape
 from swiglu_bench.contenders import experts, pytorch
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.rows.run_folder import PARTS
+from swiglu_bench.rows.samples import PARTS
 from swiglu_bench.tasks.tp import case as way_of_a_case
 from swiglu_bench.tasks.tp.case import blanks, run_case
 from swiglu_bench.tasks.tp.contenders import async_tp
@@ -81,7 +81,7 @@ def test_what_is_right_is_timed_and_taken_apart(two: RankPlace, mode: Mode) -> N
         assert row.error_ratio <= 1
         assert row.peak_bytes
         assert row.ratio is not None
-        assert {name: len(times) for name, times in row.parts_ms.items()} == dict.fromkeys(PARTS, 4)
+        assert {name: len(times) for name, times in row.series.items()} == dict.fromkeys(PARTS, 4)
         assert (len(row.samples_ms), len(row.twin_ms)) == (4, 4 if name.startswith("eager ") else 0)
 
 
