@@ -18,7 +18,7 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Draw, make_problem
 from swiglu_bench.measure.clock import Clock, CpuClock, CudaClock, LatencyClock, answers, make_clock
-from swiglu_bench.measure.memory import measure_memory
+from swiglu_bench.measure.resources import measure_memory
 from swiglu_bench.measure.rounds import Rounds, Rule, on_clock, run_rounds
 from swiglu_bench.measure.statistics import Interval, percentile, verdict
 from swiglu_bench.rows.kinds import BASELINE
