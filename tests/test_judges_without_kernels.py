@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 JUDGES = (
-    "worker.audit.matrix check.judge check.quantised check.usage worker.worker tasks.selftest.zoo worker.case "
+    "worker.audit.matrix check.judge check.quantised check.usage worker.worker tasks.selftest.run worker.case "
     "worker.here worker.judge_bench worker.workbench tasks.tp.judge tasks.train.run"
 )
 WITHOUT = """

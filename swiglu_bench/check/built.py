@@ -16,7 +16,7 @@ from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.inputs import Desk, Draw, leaf
 from swiglu_bench.check.layout import find_layout
-from swiglu_bench.measure.memory import MemoryUse, measure_memory
+from swiglu_bench.measure.resources import MemoryUse, measure_memory
 
 Produced = dict[str, Any]
 """What a call yields: `output` and, after a backward, the gradient of each input by its name; None: none came."""

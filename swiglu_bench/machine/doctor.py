@@ -18,7 +18,7 @@ from swiglu_bench.machine import system_file
 from swiglu_bench.machine.load import look
 from swiglu_bench.machine.machine import installed
 from swiglu_bench.machine.nvml import APPLICATION_CLOCKS, THROTTLES, Gpu, NoAnswer
-from swiglu_bench.measure import crosscheck
+from swiglu_bench.measure import profilers
 
 TESTED = {"torch": ("2.11", "2.15"), "triton": ("3.6", "3.9"), "liger-kernel": ("0.8.5", "0.8.5")}
 """Oldest and newest minor versions that the suite was run with."""
@@ -276,8 +276,8 @@ def clock_findings(device: torch.device) -> Iterator[Finding]:
     if device.type != "cuda":
         yield Finding(check, "needs a GPU", UNKNOWN)
         return
-    advice = f"They differ by more than {crosscheck.TOLERANCE:.0%}: do not trust times here."
-    for one in crosscheck.agreements(device):
+    advice = f"They differ by more than {profilers.TOLERANCE:.0%}: do not trust times here."
+    for one in profilers.agreements(device):
         if isinstance(one, str):
             yield Finding(check, one, UNKNOWN)
         else:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from swiglu_bench.cases.cases import Case, Mode
 from swiglu_bench.cases.errors import one_line
 from swiglu_bench.machine.nvml import Gpu
-from swiglu_bench.measure.energy import joules_per_call
+from swiglu_bench.measure.resources import joules_per_call
 from swiglu_bench.measure.rounds import Rule, run_rounds
 from swiglu_bench.measure.statistics import percentile
 from swiglu_bench.worker.places import Place

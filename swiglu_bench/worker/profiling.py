@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from swiglu_bench.cases.cases import Case
 from swiglu_bench.cases.errors import one_line
 from swiglu_bench.check.inputs import Draw, new_seed
-from swiglu_bench.measure import ncu
+from swiglu_bench.measure import profilers
 from swiglu_bench.rows.record import Record
 from swiglu_bench.worker.places import Place
 from swiglu_bench.worker.profiled_call import program
@@ -60,9 +60,9 @@ def _count(place: Place, case: Case, entry: Entry) -> None:
     record, path = entry.record, shutil.which("ncu")
     try:
         if path is None:
-            raise ncu.NoCounters("ncu is not on the PATH")
-        found = ncu.counters(path, program(place.settings, entry.contender.implementation, case))
-    except ncu.NoCounters as reason:
+            raise profilers.NoCounters("ncu is not on the PATH")
+        found = profilers.counters(path, program(place.settings, entry.contender.implementation, case))
+    except profilers.NoCounters as reason:
         record.profile_note = f"{record.profile_note} There are no counters: {reason}.".strip()
         return
     record.tensor_pct, record.registers_per_thread = found.tensor_pct, found.registers_per_thread

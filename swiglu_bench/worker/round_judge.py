@@ -89,7 +89,7 @@ class RoundJudge:
 
 def contender_of(
     contender: Contender, judge: RoundJudge, method: str = "sample", led: Mode | None = None, latency: bool = False
-) -> rounds.Contender:
+) -> rounds.TimedCall:
     """A contender's turns as the rounds take them: by a method of its Workbench, given a draw and a lead.
 
     `led` is the case's mode, where samples have a turn of their own as `led_sample` takes it.
@@ -105,7 +105,7 @@ def contender_of(
         judge.take(contender.name, draw, report)
         return sample
 
-    return rounds.Contender(contender.name, take)
+    return rounds.TimedCall(contender.name, take)
 
 
 def led_sample(

@@ -137,8 +137,8 @@ class CaseTimer:
         """The rounds, and what is wrong with the last results."""
         judge, rule = RoundJudge(self._place, names), self._settings.rule
         timed = [self._in_turn(contender_of(one, judge, led=self._case.mode)) for one in contenders]
-        timed += [interleaved.Contender(name, partial(self._take_products, *p)) for p, name in limits.items()]
-        timed += [interleaved.Contender(name, partial(self._take_grouped, g)) for g, name in grouped.items()]
+        timed += [interleaved.TimedCall(name, partial(self._take_products, *p)) for p, name in limits.items()]
+        timed += [interleaved.TimedCall(name, partial(self._take_grouped, g)) for g, name in grouped.items()]
 
         def on_round(number: int) -> dict[str, Exception]:
             if number >= 0:
@@ -175,14 +175,14 @@ class CaseTimer:
         for name, failure in batches.disagreements(claimed_ms, baseline, host_bound).items():
             self._close(sound[name], failure)
 
-    def _in_turn(self, contender: interleaved.Contender) -> interleaved.Contender:
+    def _in_turn(self, contender: interleaved.TimedCall) -> interleaved.TimedCall:
         def take(number: int, lead_us: float) -> Sample:
             sample = contender.take(number, lead_us)
             if number >= 0:
                 self.turns.append(Turn(contender.name, self.turns[-1].name if self.turns else "", sample.ms))
             return sample
 
-        return interleaved.Contender(contender.name, take)
+        return interleaved.TimedCall(contender.name, take)
 
     def _grouped_of(self, gradients: Iterable[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
         """For each set of gradients a name to time the bare products of experts under, where torch has them."""

@@ -16,8 +16,8 @@ from swiglu_bench.check.routing import draw_experts, load_of
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.contenders import experts, pytorch
 from swiglu_bench.rows.record import AuditVerdict
+from swiglu_bench.tasks.selftest.run import EXPERTS, SHAPES, SPECIMENS
 from swiglu_bench.tasks.selftest.specimen import Specimen
-from swiglu_bench.tasks.selftest.zoo import EXPERTS, SHAPES, SPECIMENS
 from swiglu_bench.worker.audit.matrix import checks_of
 from swiglu_bench.worker.audit.subject import PASSED, Subject
 
@@ -159,7 +159,7 @@ def test_the_contract_of_the_grouped_product(name: str, dtype: Dtype) -> None:
     assert check.ask(Subject(experts.grouped, Scope.EXPERTS, CPU, dtype)) == PASSED
 
 
-ROUTED = [one for one in SPECIMENS if one.scope is Scope.EXPERTS]
+ROUTED = [specimen for specimen in SPECIMENS.values() if specimen.scope is Scope.EXPERTS]
 
 
 @pytest.mark.parametrize("one", [one for one in ROUTED if one.task == "time"], ids=lambda one: one.name)

@@ -11,8 +11,8 @@ from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.contenders import fp8, pytorch
 from swiglu_bench.rows.record import TensorCheck
+from swiglu_bench.tasks.selftest.run import EXPERTS, SPECIMENS
 from swiglu_bench.tasks.selftest.specimen import Specimen
-from swiglu_bench.tasks.selftest.zoo import EXPERTS, SPECIMENS
 from swiglu_bench.worker.audit.subject import Subject
 
 CPU = torch.device("cpu")
@@ -90,7 +90,9 @@ def test_eager_is_no_contender_that_quantises() -> None:
     assert failed(checks_of(eager, case_of(Scope.GLU, Precision.FP8_TENSORWISE, Mode.FORWARD)))
 
 
-@pytest.mark.parametrize("one", [one for one in SPECIMENS if one.precision], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "one", [specimen for specimen in SPECIMENS.values() if specimen.precision], ids=lambda one: one.name
+)
 def test_wrong_quantisation_is_caught(one: Specimen) -> None:
     case = case_of(one.scope, one.precision, one.mode)
     shape = dataclasses.replace(case.shape, hidden=512, intermediate=384)

@@ -15,9 +15,8 @@ from swiglu_bench.check.usage import REQUIRED, TOLERATED, VALUES, Seeds, arrange
 from swiglu_bench.check.usage import small_case as small
 from swiglu_bench.contenders import experts, pytorch
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.tasks.selftest import usage as wrong_in_use
-from swiglu_bench.tasks.selftest import wrong
-from swiglu_bench.tasks.selftest.specimen import Specimen, glu, right_backward, right_forward
+from swiglu_bench.tasks.selftest.run import SPECIMENS
+from swiglu_bench.tasks.selftest.specimen import glu, right_backward, right_forward
 from swiglu_bench.worker.audit.subject import Subject
 
 CPU = torch.device("cpu")
@@ -105,29 +104,28 @@ def test_what_a_large_token_loses_by_chance_is_no_fault_and_a_small_one_that_is_
 
 
 @pytest.mark.parametrize(
-    ("specimen", "where"),
+    ("name", "where"),
     [
-        (wrong_in_use.shared_workspace, {"two_calls"}),
-        (wrong_in_use.assigned_gradients, {"two_calls", "accumulated"}),
-        (wrong_in_use.stale_weights, {"changed_weights"}),
-        (wrong_in_use.weights_by_shape, {"two_layers"}),
-        (wrong_in_use.first_batch_only, {"batches"}),
-        (wrong_in_use.ignores_strides, {"strided"}),
-        (wrong_in_use.needs_every_gradient, {"inputs_without_gradient", "frozen_weights"}),
-        (wrong.sigmoid_tail, {"two_layers"}),
-        (wrong.gate_bounded, {Values.WIDE}),
-        (wrong.nan_hidden, {"nan_and_inf"}),
-        (wrong.small_gradients_flushed, {Values.UNEVEN_UPSTREAM}),
-        (wrong.large_gradients_bounded, {Values.UNEVEN_UPSTREAM}),
-        (wrong.sigmoid_deep_tail, {"two_layers"}),
-        (wrong_in_use.one_number_of_tokens, {"other_lengths"}),
-        (wrong_in_use.inference_overwrites, {"other_lengths"}),
-        (wrong_in_use.nan_gradient_hidden, {"nan_and_inf_upstream"}),
+        ("shared-workspace", {"two_calls"}),
+        ("assigned-gradients", {"two_calls", "accumulated"}),
+        ("stale-weights", {"changed_weights"}),
+        ("weights-by-shape", {"two_layers"}),
+        ("first-batch-only", {"batches"}),
+        ("ignores-strides", {"strided"}),
+        ("needs-every-gradient", {"inputs_without_gradient", "frozen_weights"}),
+        ("sigmoid-tail", {"two_layers"}),
+        ("gate-bounded", {Values.WIDE}),
+        ("nan-hidden", {"nan_and_inf"}),
+        ("small-gradients-flushed", {Values.UNEVEN_UPSTREAM}),
+        ("large-gradients-bounded", {Values.UNEVEN_UPSTREAM}),
+        ("sigmoid-deep-tail", {"two_layers"}),
+        ("one-number-of-tokens", {"other_lengths"}),
+        ("inference-overwrites", {"other_lengths"}),
+        ("nan-gradient-hidden", {"nan_and_inf_upstream"}),
     ],
-    ids=lambda value: value.name if isinstance(value, Specimen) else "",
 )
-def test_each_kind_of_fault_shows_where_it_is_made(specimen: Specimen, where: set[str]) -> None:
-    found = faults(specimen.implementation)
+def test_each_kind_of_fault_shows_where_it_is_made(name: str, where: set[str]) -> None:
+    found = faults(SPECIMENS[name].implementation)
     assert {check.check for check in found} == {"use"}
     assert where <= {check.tensor.partition(":")[0] for check in found}, [check.tensor for check in found]
     assert all(check.reason for check in found)

@@ -42,7 +42,7 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
             [policy.blank(how, this, cases[0], one).end(Status.SKIPPED, "only pretended") for one in chosen]
         ))  # fmt: skip
     for place, name in (
-        (audit_parent, "audit"), (audit.matrix, "audit"), (selftest, "run_zoo"), (selftest, "run_alarms"),
+        (audit_parent, "audit"), (audit.matrix, "audit"), (selftest, "run_specimens"), (selftest, "run_alarms"),
         (doctor, "examine"), (kernels, "_compiled"), (questions, "pictures"),
     ):  # fmt: skip
         monkeypatch.setattr(place, name, lambda *_, **__: iter(()))

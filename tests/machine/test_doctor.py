@@ -12,8 +12,8 @@ from fake_nvml import FakeNvml, NVMLError, install
 
 from swiglu_bench.machine import doctor
 from swiglu_bench.machine.doctor import Finding, Severity, examine, gpu_findings, machine_findings, version_findings
-from swiglu_bench.measure import crosscheck
-from swiglu_bench.measure.crosscheck import Agreement
+from swiglu_bench.measure import profilers
+from swiglu_bench.measure.profilers import Agreement
 from swiglu_bench.rows.record import Load
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -170,7 +170,7 @@ def test_load_and_disk(
 
 def test_the_clock_is_compared_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     agreements: list[Agreement | str] = [Agreement("copy", 100.0, 99.0), Agreement("product", 103.0, 100.0), "x: no."]
-    monkeypatch.setattr(crosscheck, "agreements", lambda device: iter(agreements))
+    monkeypatch.setattr(profilers, "agreements", lambda device: iter(agreements))
     install(monkeypatch, FakeNvml())
     compared = [one for one in examine(CUDA, cross_check=True) if one.check == "clock and profiler"]
     assert [one.severity for one in compared] == [OK, FAIL, UNKNOWN]

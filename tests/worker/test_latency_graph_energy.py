@@ -18,7 +18,7 @@ from swiglu_bench.contenders import pytorch
 from swiglu_bench.machine import machine
 from swiglu_bench.machine.nvml import NoAnswer
 from swiglu_bench.measure.clock import CpuClock
-from swiglu_bench.measure.graph import Graph
+from swiglu_bench.measure.resources import Graph
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.worker import here, workbench
@@ -55,7 +55,7 @@ def _without_a_gpu(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReque
     if not request.node.get_closest_marker("gpu"):
         monkeypatch.setattr(workbench, "CudaClock", CpuClock)
         monkeypatch.setattr(workbench, "capture", run_again)
-        monkeypatch.setattr("swiglu_bench.measure.energy.LOOP_S", 0.01)
+        monkeypatch.setattr("swiglu_bench.measure.resources.LOOP_S", 0.01)
 
 
 def measured(

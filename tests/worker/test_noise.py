@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from swiglu_bench.measure.clock import Sample
-from swiglu_bench.measure.rounds import Contender, Rule, run_rounds
+from swiglu_bench.measure.rounds import Rule, TimedCall, run_rounds
 from swiglu_bench.measure.statistics import Interval, Verdict, noise_interval, percentile
 from swiglu_bench.worker.noise import Pair, summarise
 
@@ -30,8 +30,8 @@ class SimulatedMachine:
         """One A/A pair, in processes of its own."""
         off = dict(zip(NAMES, np.exp(self.apart * self.generator.standard_normal(len(NAMES))), strict=True))
 
-        def contender(name: str) -> Contender:
-            return Contender(name, lambda number, lead_us: self.sample(off[name]))
+        def contender(name: str) -> TimedCall:
+            return TimedCall(name, lambda number, lead_us: self.sample(off[name]))
 
         contenders = [contender(name) for name in NAMES]
         rounds = run_rounds(contenders, rule, baseline="baseline", seed=seed, now=lambda: self.now_s)

@@ -12,7 +12,7 @@ from specimens import a_bare_record, small_case
 from swiglu_bench.cases.cases import Mode
 from swiglu_bench.contenders.pytorch import eager
 from swiglu_bench.machine import machine
-from swiglu_bench.measure import ncu
+from swiglu_bench.measure import profilers
 from swiglu_bench.worker import profiling
 from swiglu_bench.worker.here import Here
 from swiglu_bench.worker.profiled_call import program
@@ -57,13 +57,13 @@ def test_counters_are_entered_or_why_there_are_none(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert "not on the PATH" in profiled(settings).record.profile_note
     monkeypatch.setattr("shutil.which", lambda name: "/opt/ncu")
-    monkeypatch.setattr(ncu, "counters", lambda path, command: ncu.Counters(70.0, 5, 6, 168))
+    monkeypatch.setattr(profilers, "counters", lambda path, command: profilers.Counters(70.0, 5, 6, 168))
     record = profiled(settings).record
     assert (record.tensor_pct, record.dram_bytes, record.l2_bytes, record.registers_per_thread) == (70.0, 5, 6, 168)
 
 
 def test_nothing_is_done_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ncu, "counters", lambda path, command: pytest.fail("not asked for"))
+    monkeypatch.setattr(profilers, "counters", lambda path, command: pytest.fail("not asked for"))
     assert profiled(SETTINGS).record == a_bare_record(implementation="eager", mode="step")
 
 

@@ -18,8 +18,7 @@ from swiglu_bench.machine.machine import describe
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Timing
 from swiglu_bench.rows.record import Status
-from swiglu_bench.tasks.selftest.alarms import LARGE, RULE
-from swiglu_bench.tasks.selftest.right import slow
+from swiglu_bench.tasks.selftest.alarms import LARGE, RULE, slow
 from swiglu_bench.worker import crew
 from swiglu_bench.worker.batches import Unsettled, WrongTime
 from swiglu_bench.worker.reports import SampleReport

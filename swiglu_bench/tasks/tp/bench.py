@@ -29,7 +29,7 @@ from swiglu_bench.check.letterbox import Letterbox
 from swiglu_bench.check.results import Fault, same_bits
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.clock import Clock
-from swiglu_bench.measure.memory import measure_memory
+from swiglu_bench.measure.resources import measure_memory
 from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.tasks.tp import collectives, contenders, traffic
 from swiglu_bench.tasks.tp.experts import without_exchanges

@@ -132,17 +132,17 @@ class _CaseRun:
         case, ways = self._case, sorted({way for (_, way), row in self._rows.items() if _sound(row)})
         judge = RoundJudge(self._place, self._results)
         gbps: dict[bool, float | None] = {}
-        timed: list[interleaved.Contender] = []
+        timed: list[interleaved.TimedCall] = []
         for way in ways:
             self._twin(way)
             if self._place.ranks.size > 1:
-                timed.append(interleaved.Contender(key(COLLECTIVES, way), partial(self._take_collectives, way)))
+                timed.append(interleaved.TimedCall(key(COLLECTIVES, way), partial(self._take_collectives, way)))
             self._tell("the ceiling of the collectives", 0.68)
             of_ranks = self._place.own("ceiling_gbps", way)
             gbps[way] = None if None in of_ranks else min(of_ranks)
         timed += [contender_of(one, judge) for one in self._judged.values()]
         timed += [
-            interleaved.Contender(name, partial(_take_unjudged, one, judge)) for name, one in self._beside.items()
+            interleaved.TimedCall(name, partial(_take_unjudged, one, judge)) for name, one in self._beside.items()
         ]
         rule, bases = default_rule(self._plan.budget_s), [key("eager", way) for way in ways]
 

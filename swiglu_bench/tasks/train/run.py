@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from swiglu_bench.measure.clock import Clock, CpuClock, CudaClock, LatencyClock, answers
-from swiglu_bench.measure.memory import measure_memory
+from swiglu_bench.measure.resources import measure_memory
 from swiglu_bench.measure.rounds import Rounds, Rule, on_clock, run_rounds
 from swiglu_bench.measure.statistics import Interval, mean_half_width, percentile, verdict
 from swiglu_bench.rows.record import BASELINE, Record, Status

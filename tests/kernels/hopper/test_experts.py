@@ -7,7 +7,7 @@ import torch
 from clamped import GPT_OSS, keep_off_limit
 from on_hopper import needs_hopper
 
-from swiglu_bench.measure.memory import measure_memory
+from swiglu_bench.measure.resources import measure_memory
 from swiglu_kernels import reference, swiglu_experts
 from swiglu_kernels.hopper import admission, experts_tiles, shared
 from swiglu_kernels.hopper import experts as by_hand

@@ -13,8 +13,8 @@ from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.contenders import fused, liger, pytorch, unsloth
 from swiglu_bench.rows.record import AuditVerdict, Record
-from swiglu_bench.tasks.selftest import memory, usage, wrong
-from swiglu_bench.tasks.selftest.specimen import Specimen, glu, right_backward, right_forward
+from swiglu_bench.tasks.selftest.run import SPECIMENS
+from swiglu_bench.tasks.selftest.specimen import glu, right_backward, right_forward
 from swiglu_bench.worker.audit import matrix, surroundings
 from swiglu_bench.worker.audit.matrix import CHECKS, audit, checks_of
 
@@ -44,18 +44,14 @@ def test_eager_keeps_the_whole_contract_that_it_offers(scope: Scope) -> None:
 
 
 @pytest.mark.parametrize(
-    ("specimen", "fails"),
+    ("name", "fails"),
     [
-        (usage.shared_workspace, {"model use"}),
-        (
-            memory.input_changed,
-            {"mutated inputs", "float32", "float16", "bfloat16", "odd sizes", "1 token", "outliers"},
-        ),
+        ("shared-workspace", {"model use"}),
+        ("input-changed", {"mutated inputs", "float32", "float16", "bfloat16", "odd sizes", "1 token", "outliers"}),
     ],
-    ids=lambda value: value.name if isinstance(value, Specimen) else "",
 )
-def test_wrong_implementations_fail_what_they_break_and_nothing_else(specimen: Specimen, fails: set[str]) -> None:
-    found = cells(specimen.implementation)
+def test_wrong_implementations_fail_what_they_break_and_nothing_else(name: str, fails: set[str]) -> None:
+    found = cells(SPECIMENS[name].implementation)
     failed = {name for name, cell in found.items() if cell.verdict is AuditVerdict.FAIL}
     assert list(found) == NAMES
     assert fails <= failed <= fails | {"compile fullgraph", "checkpointing"}
@@ -170,16 +166,16 @@ def breaks_the_graph(problem: Problem) -> Step:
     ("build", "check", "verdict", "words"),
     [
         (
-            usage.ignores_strides.implementation.build,
+            SPECIMENS["ignores-strides"].build,
             "non-contiguous",
             AuditVerdict.FAIL,
             "with every other column: output: relative error",
         ),
         (counts, "determinism", AuditVerdict.FAIL, "x of run 3 of 5 differs"),
-        (wrong.nan_hidden.implementation.build, "NaN and Inf", AuditVerdict.FAIL, "is finite where eager is not"),
+        (SPECIMENS["nan-hidden"].build, "NaN and Inf", AuditVerdict.FAIL, "is finite where eager is not"),
         (spreads, "NaN and Inf", AuditVerdict.FAIL, "output is not finite where eager is"),
-        (wrong.nan_hidden.implementation.build, "very large", AuditVerdict.FAIL, "output is finite where eager is not"),
-        (memory.input_changed.implementation.build, "mutated inputs", AuditVerdict.FAIL, "inference overwrites x"),
+        (SPECIMENS["nan-hidden"].build, "very large", AuditVerdict.FAIL, "output is finite where eager is not"),
+        (SPECIMENS["input-changed"].build, "mutated inputs", AuditVerdict.FAIL, "inference overwrites x"),
         (never_empty, "0 tokens", AuditVerdict.UNSUPPORTED, "raises ZeroDivisionError"),
         (in_half, "outliers", AuditVerdict.FAIL, "output: "),
         (in_half, "float32", AuditVerdict.FAIL, "output: relative error"),

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from swiglu_bench.measure.memory import MemoryUse, measure_memory
+from swiglu_bench.measure import resources
+from swiglu_bench.measure.resources import WARMUPS, MemoryUse, capture, joules_per_call, measure_memory
 
+CUDA = torch.device("cuda", 0)
 ELEMENTS = 64 * 1024
 UNIT = 4 * ELEMENTS
 """Bytes of one fp32 tensor of these tests. They use no Python numbers: PyTorch makes a tensor of some bytes of each."""
@@ -41,29 +43,22 @@ class SavesThree(torch.autograd.Function):
     ("function", "saved", "peak"),
     [
         (lambda x, y: SavesThree.apply(x), 3, 3 + 1 + 1),
-        # It keeps its inputs, which were there before; its backward makes two gradients beside the output.
-        (lambda x, y: x * y, 0, 1 + 2),
         # It keeps silu(x). Its backward holds that, the output, d_silu and dy; dx comes where one was freed.
         (lambda x, y: silu(x) * y, 1, 4),
     ],
-    ids=["a function of one's own", "a product", "an intermediate"],
+    ids=["a function of its own", "an intermediate"],
 )
 def test_saved_and_peak(device: torch.device, function: Callable[..., Tensor], saved: int, peak: int) -> None:
     leaves, upstream = [leaf(device), leaf(device)], torch.ones(ELEMENTS, device=device)
 
     def backward(output: Tensor) -> list[Tensor | None]:
         torch.autograd.backward(output, upstream)
-        taken = [one.grad for one in leaves]
-        for one in leaves:
-            one.grad = None
+        taken = [value.grad for value in leaves]
+        for value in leaves:
+            value.grad = None
         return taken
 
-    def broken() -> Tensor:
-        raise ValueError("broken")
-
     measure_memory(device, lambda: function(*leaves), backward)  # the warm-up
-    with pytest.raises(ValueError, match="broken"):
-        measure_memory(device, broken, None)
     use = measure_memory(device, lambda: function(*leaves), backward)
     assert use == MemoryUse(saved * UNIT, peak * UNIT, kept_bytes=0)
 
@@ -117,3 +112,75 @@ def test_garbage_of_before_is_not_counted(device: torch.device) -> None:
         assert measure_memory(device, forward, None) == MemoryUse(0, UNIT, 0)
     finally:
         gc.enable()
+
+
+# Joules
+
+
+class Meter:
+    """A device of 500 W whose counter moves every 100 ms; a call takes `call_ms`, and there is a clock to look at."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, call_ms: float, step_ms: float = 100.0) -> None:
+        self.now_ms, self.call_ms, self.step_ms = 37.0, call_ms, step_ms
+        self.calls = 0
+        monkeypatch.setattr(resources.time, "perf_counter", self.look)
+
+    def look(self) -> float:
+        self.now_ms += 1e-4
+        return self.now_ms / 1e3
+
+    def run(self, calls: int) -> None:
+        self.calls += calls
+        self.now_ms += calls * self.call_ms
+
+    def read_j(self) -> float:
+        return 0.5 * self.step_ms * (self.now_ms // self.step_ms)
+
+    def measure(self, read_j: Callable[[], float] | None = None) -> float:
+        return joules_per_call(self.run, read_j or self.read_j)
+
+
+@pytest.mark.parametrize("call_ms", [0.02, 7.0])
+def test_the_width_of_the_counter_s_steps_does_not_matter(monkeypatch: pytest.MonkeyPatch, call_ms: float) -> None:
+    meter = Meter(monkeypatch, call_ms)
+    assert meter.measure() == pytest.approx(0.5 * call_ms, rel=0.02)
+    assert 400 <= meter.calls * call_ms < 1000, "it lasts for 0.4 s and the steps at both ends"
+
+
+def test_a_call_longer_than_the_loop_is_still_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = Meter(monkeypatch, 900.0)
+    assert meter.measure() == pytest.approx(450.0, rel=0.15)
+
+
+def test_a_counter_that_stands_still_is_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="The energy counter did not move in 2 s"):
+        Meter(monkeypatch, 1.0).measure(lambda: 5.0)
+
+
+# CUDA graphs
+
+
+@pytest.mark.gpu
+def test_a_replay_does_the_work_again_on_what_is_there_now() -> None:
+    x, calls = torch.ones(1024, device=CUDA), []
+
+    def call() -> torch.Tensor:
+        calls.append(1)
+        return x * 2
+
+    graph = capture(call, CUDA)
+    assert len(calls) == WARMUPS + 1
+    x.fill_(3)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert graph.result.unique().tolist() == [6.0]
+    assert len(calls) == WARMUPS + 1
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_recorded_says_so_and_the_device_goes_on() -> None:
+    x = torch.ones(4, device=CUDA)
+    with pytest.raises(RuntimeError):
+        capture(lambda: x.sum().item(), CUDA)
+    torch.cuda.synchronize()
+    assert capture(lambda: x + 1, CUDA).result.shape == (4,)

@@ -1,6 +1,6 @@
-"""What `ncu --csv --page raw` writes, by its documentation: nobody has recorded these lines from a GPU.
+"""What `ncu --csv --page raw` writes, by its documentation, and the suite's clock against the profiler's.
 
-They are one line of names, one of units in base units, and one for each kernel; lines of ncu's own begin with `==`.
+The lines are one of names, one of units in base units, and one for each kernel; lines of ncu's own begin with `==`.
 """
 
 import os
@@ -8,12 +8,22 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from swiglu_bench.measure import ncu
-from swiglu_bench.measure.ncu import Counters, NoCounters, counters, parse
+from swiglu_bench.measure import profilers
+from swiglu_bench.measure.profilers import (
+    REPEATS,
+    Agreement,
+    Counters,
+    NoCounters,
+    agreements,
+    counters,
+    parse,
+    per_call,
+)
 
 HEAD = '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC"'  # noqa: E501
-METRICS = ("dram__bytes.sum", ncu.TIME, "launch__registers_per_thread", "lts__t_bytes.sum", ncu.TENSOR)
+METRICS = ("dram__bytes.sum", profilers.TIME, "launch__registers_per_thread", "lts__t_bytes.sum", profilers.TENSOR)
 UNITS = ",".join(['""'] * 11 + ['"byte","nsecond","register/thread","byte","%"'])
 SAMPLE = f"""==PROF== Connected to process 4242 (/usr/bin/python3.11)
 ==PROF== Profiling "forward_kernel": 0%....50%....100% - 3 passes
@@ -42,8 +52,6 @@ def test_a_counter_that_the_gpu_does_not_have_is_left_out() -> None:
         ("==PROF== Connected to process 1\nTraceback (most recent call last):\nValueError: no such thing",
          "ValueError: no such thing"),
         ("==ERROR== Failed to find metric regex:^x$\n", "Failed to find metric"),
-        ("==WARNING== No kernels were profiled.", "No kernels were profiled"),
-        (f"{HEAD}\n{UNITS}\n", "ncu saw no kernel"),
         ("", "nothing"),
     ],
 )  # fmt: skip
@@ -75,3 +83,32 @@ def test_the_program_runs_under_ncu(tmp_path: Path) -> None:
         counters(str(tmp_path / "absent"), program)
     with pytest.raises(NoCounters, match="division"):
         counters(fake_ncu(tmp_path, ""), [sys.executable, "-c", "1 / 0"])
+
+
+# The suite's clock against the profiler's
+
+
+@pytest.mark.parametrize(("ours", "holds"), [(101.9, True), (102.1, False), (97.9, False)])
+def test_two_percent_is_the_limit(ours: float, holds: bool) -> None:
+    assert Agreement("w", ours, 100.0).holds is holds
+
+
+def test_what_lies_between_events_and_kernels_is_no_difference() -> None:
+    assert Agreement("w", 105.0, 100.0, between_us=5.0).holds
+    assert not Agreement("w", 111.0, 100.0, between_us=11.0).holds
+    assert not Agreement("w", 108.0, 100.0, between_us=5.0).holds
+
+
+@pytest.mark.parametrize(("count", "reason"), [(0, "saw no kernels"), (REPEATS + 1, "saw 31 kernels in 30 calls")])
+def test_kernels_are_summed_by_call_where_they_can_be_told_apart(count: int, reason: str) -> None:
+    assert per_call([1.0, 2.0, 3.0] * REPEATS) == [6.0] * REPEATS
+    with pytest.raises(RuntimeError, match=reason):
+        per_call([1.0] * count)
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+def test_both_clocks_agree_on_a_gpu() -> None:
+    found = list(agreements(torch.device("cuda", 0)))
+    assert len(found) == 4
+    assert all(isinstance(agreement, Agreement) and agreement.holds for agreement in found), found
