@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pydantic
 from pydantic import ConfigDict, Field
 
-from swiglu_bench.cases import yaml_file
+from swiglu_bench.cases import files
 from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.cases.shapes import configs_folder
 
@@ -92,7 +92,7 @@ def load(task: str, model: str) -> Workload:
     def kind(data: dict[str, Any]) -> type[Classifier | Llama]:
         return Llama if data.get("task") == "llama" else Classifier
 
-    found: Workload = yaml_file.read(path, kind, "task, hidden, intermediate and source").content
+    found: Workload = files.read_yaml(path, kind, "task, hidden, intermediate and source").content
     if found.task != task:
         raise BadInput(f"--model: {path} is for the task {found.task}; give --task {found.task}, or another model.")
     return found
