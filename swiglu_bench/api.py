@@ -158,8 +158,8 @@ def run(command: str = "forward", *, progress: bool = True, **options: Any) -> R
 
 _own = list(inspect.signature(run, eval_str=True).parameters.values())[:-1]
 _options = [
-    one.replace(annotation=str | Iterable[object] | None) if one.name in LISTS else one
-    for one in parameters(TimingOptions, for_typer=False)
+    parameter.replace(annotation=str | Iterable[object] | None) if parameter.name in LISTS else parameter
+    for parameter in parameters(TimingOptions, for_typer=False)
 ]
 _signature = inspect.Signature([*_own, *_options], return_annotation=Results)
 setattr(run, "__signature__", _signature)  # noqa: B010 -- mypy knows no such attribute

@@ -251,7 +251,7 @@ def parse_tokens(text: str) -> list[int]:
 
 def parse_precisions(text: str) -> list[Precision]:
     """Precisions from 'bf16,fp8-rowwise'. Raises BadInput naming the accepted ones."""
-    known = {one.value or "bf16": one for one in Precision}
+    known = {precision.value or "bf16": precision for precision in Precision}
     try:
         return [known[part.strip()] for part in text.split(",")]
     except KeyError as error:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from swiglu_bench.cases.cases import Extras, Scope, tensors
 from swiglu_bench.cases.costs import TRUTH_CHUNK
+from swiglu_bench.cases.definition import by_expert
 from swiglu_bench.cases.problem import Problem
-from swiglu_bench.cases.routing import by_expert
 from swiglu_bench.check.inputs import sizes
 
 

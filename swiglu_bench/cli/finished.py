@@ -49,7 +49,7 @@ class RowOptions:
             implementation=[] if baseline else self.names,
             shape=_parts("--shape", self.shape),
             tokens=[str(count) for count in parse_tokens(self.tokens)] if self.tokens is not None else [],
-            dtype=[one.value for one in parse_dtypes(self.dtype)] if self.dtype is not None else [],
+            dtype=[known.value for known in parse_dtypes(self.dtype)] if self.dtype is not None else [],
             scope=_parts("--scope", self.scope),
             mode=_parts("--mode", self.mode),
         )

@@ -189,7 +189,7 @@ def noise(
         raise typer.Exit(INTERRUPTED)
     summary = measuring.summarise(found)
     if form == "json":
-        rows = [dict(zip(NOISE_COLUMNS, _noise_row(*one), strict=True)) for one in enumerate(found)]
+        rows = [dict(zip(NOISE_COLUMNS, _noise_row(*pair), strict=True)) for pair in enumerate(found)]
         about = {"kind": "noise", "machine": this.as_dict(), "file": str(path), **dataclasses.asdict(summary)}
         text.put(text.as_json(about | {"rows": rows}))
     else:
@@ -254,17 +254,17 @@ def doctor(
             _check_kernels(chosen)
         findings = list(examine(chosen, cross_check=clock))
     if form == "json":
-        text.put(text.as_json({"kind": "doctor", "rows": [dataclasses.asdict(one) for one in findings]}))
+        text.put(text.as_json({"kind": "doctor", "rows": [dataclasses.asdict(finding) for finding in findings]}))
     else:
         console, checks = text.screen(), table("", "check", "", "found", "what to do")
         checks.columns[0].no_wrap = checks.columns[1].no_wrap = True
-        for one in findings:
-            severity = Text(one.severity, SEVERITY_STYLES[one.severity])
-            checks.add_row(one.check, severity, Text(one.found), Text(one.advice, "dim"))
+        for finding in findings:
+            severity = Text(finding.severity, SEVERITY_STYLES[finding.severity])
+            checks.add_row(finding.check, severity, Text(finding.found), Text(finding.advice, "dim"))
         console.print(checks)
-        counts = {severity: sum(one.severity is severity for one in findings) for severity in Severity}
+        counts = {severity: sum(finding.severity is severity for finding in findings) for severity in Severity}
         console.print(", ".join(f"{count} {severity}" for severity, count in counts.items() if count), highlight=False)
-    raise typer.Exit(int(any(one.severity is Severity.FAIL for one in findings)))
+    raise typer.Exit(int(any(finding.severity is Severity.FAIL for finding in findings)))
 
 
 def _check_kernels(device: torch.device) -> None:

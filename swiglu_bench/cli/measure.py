@@ -76,5 +76,5 @@ def _dry_run(command: str, options: SweepOptions, console: Console, form: str) -
     with request.requested(command, options, console, request.command_line()) as asked:
         free_bytes = free_memory_bytes(asked.settings.device)
         cases = listing.planned(asked.settings, asked.cases, free_bytes)
-        names = [one.name for one in asked.implementations]
+        names = [known.name for known in asked.implementations]
     listing.put_plan(form, command, cases, names, free_bytes)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from swiglu_bench.cases.problem import Problem
 
 SCOPES, DTYPES = (Scope.GLU, Scope.MLP), (Dtype.BFLOAT16,)
-TENSORWISE, ROWWISE, BLOCKWISE = (one for one in Precision if one)
+TENSORWISE, ROWWISE, BLOCKWISE = (precision for precision in Precision if precision)
 
 
 def by_products(problem: Problem, *, package: str = "torch", compiled: bool = False, quantised_dw: bool = True) -> Step:
@@ -64,7 +64,7 @@ def by_products(problem: Problem, *, package: str = "torch", compiled: bool = Fa
         )
 
     def forward(x: Tensor) -> Tensor:
-        return ways[0](x, *weights) if torch.is_grad_enabled() else ways[1](x, *(one() for one in kept))
+        return ways[0](x, *weights) if torch.is_grad_enabled() else ways[1](x, *(codes() for codes in kept))
 
     def hand_over(into: dict[str, Quantised] | None) -> None:
         for layer in layers:
@@ -215,7 +215,7 @@ def _build_fused(problem: Problem, weight_grad: str) -> Step:
     kept = [Kept(weight, partial(quantise, recipe=recipe, weight=True)) for weight in weights]
 
     def forward(x: Tensor) -> Tensor:
-        given = weights if torch.is_grad_enabled() else [one() for one in kept]
+        given = weights if torch.is_grad_enabled() else [codes() for codes in kept]
         w_gate, w_up, w_down = (*given, None)[:3]
         return swiglu_mlp_fp8(x, w_gate, w_up, w_down, recipe=recipe, weight_grad=weight_grad)
 

@@ -65,7 +65,7 @@ def by_grouped_products(problem: Problem, *, compiled: bool = False) -> Step:
         def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
             if torch.is_grad_enabled():
                 return ways[0](x, index, weights, *given)
-            return ways[1](x, index, weights, *(one() for one in kept))
+            return ways[1](x, index, weights, *(codes() for codes in kept))
 
         return forward
 
@@ -122,7 +122,7 @@ def fused(problem: Problem) -> Step:
         kept = [Kept(weight, partial(quantise, recipe="rowwise", weight=True)) for weight in given]
 
         def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
-            w_gate_up, w_down = given if torch.is_grad_enabled() else (Quantised(*one()) for one in kept)
+            w_gate_up, w_down = given if torch.is_grad_enabled() else (Quantised(*codes()) for codes in kept)
             return swiglu_experts(x, w_gate_up, w_down, index, weights, precision=precision)
 
         return forward

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
+    from swiglu_bench.cases.files import Workload
     from swiglu_bench.cases.implementation import Implementation
-    from swiglu_bench.cases.workload import Workload
     from swiglu_bench.measure.rounds import Rule
     from swiglu_bench.worker.pool.team import Team
     from swiglu_bench.worker.settings import Settings
@@ -166,7 +166,7 @@ def _workload_of(options: TimingOptions) -> Workload:
         return {}
     if options.tokens is not None:
         raise BadInput("--workload and --tokens were given together; give one of them.")
-    from swiglu_bench.cases.workload import load_workload
+    from swiglu_bench.cases.files import load_workload
 
     return load_workload(options.workload)
 

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from swiglu_bench.cases.cases import Case
 from swiglu_bench.machine import locks
-from swiglu_bench.machine.load import look
 from swiglu_bench.machine.machine import Machine
+from swiglu_bench.machine.system import look
 from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.rows.csv_table import reason, typed
 from swiglu_bench.rows.record import Record

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.machine.census import descendants
+from swiglu_bench.machine.system import descendants
 from swiglu_bench.worker import forkserver, worker
 from swiglu_bench.worker.places import CannotGoOn, ContenderFailed
 from swiglu_bench.worker.reports import Malformed

@@ -22,8 +22,8 @@ from typing import Any, TypeVar, cast
 from swiglu_bench.cases.cases import Case
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
-from swiglu_bench.machine.census import CpuUse, idle_share
 from swiglu_bench.machine.machine import Machine
+from swiglu_bench.machine.system import CpuUse, idle_share
 from swiglu_bench.rows.record import Record
 from swiglu_bench.worker import worker
 from swiglu_bench.worker.case import Kept, run_case

@@ -12,9 +12,9 @@ from swiglu_bench.cases.costs import Product
 from swiglu_bench.cases.errors import one_line
 from swiglu_bench.cases.implementation import BEFORE
 from swiglu_bench.machine.ceilings_cache import Ceilings
-from swiglu_bench.machine.load import LoadWatch
 from swiglu_bench.machine.machine import Machine
 from swiglu_bench.machine.nvml import Gpu, NoAnswer
+from swiglu_bench.machine.system import LoadWatch
 from swiglu_bench.measure import rounds as interleaved
 from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, run_rounds

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from swiglu_bench.cases import model_config
+from swiglu_bench.cases import files
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.shapes import ShapeFile, load_shapes, split_over
 
@@ -63,7 +63,7 @@ def complaint(text: str) -> str:
     ],
 )  # fmt: skip
 def test_blocks_of_models(tmp_path: Path, config: Any, expected: dict[str, tuple[int | None, ...]]) -> None:
-    found = dict(model_config.blocks(write(tmp_path / "my-model", config)))
+    found = dict(files.blocks(write(tmp_path / "my-model", config)))
     names = ("hidden", "intermediate", "experts", "top_k")
     assert {
         name.removeprefix("my-model"): tuple(fields.get(one) for one in names) for name, fields in found.items()
@@ -128,11 +128,11 @@ def test_a_model_that_transformers_writes(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     transformers.Qwen3Config(**sizes).save_pretrained(tmp_path / "dense")
-    assert dict(model_config.blocks(tmp_path / "dense" / "config.json"))["dense"]["intermediate"] == 48
+    assert dict(files.blocks(tmp_path / "dense" / "config.json"))["dense"]["intermediate"] == 48
     transformers.Qwen3MoeConfig(
         **sizes, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2
     ).save_pretrained(tmp_path / "moe")
-    found = dict(model_config.blocks(tmp_path / "moe" / "config.json"))["moe"]
+    found = dict(files.blocks(tmp_path / "moe" / "config.json"))["moe"]
     assert (found["intermediate"], found["experts"], found["top_k"]) == (16, 4, 2)
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.cases.workload import MOST_COUNTS, load_workload
+from swiglu_bench.cases.files import MOST_COUNTS, load_workload
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from command_line import parser, swiglu_bench
 from reported import write
 from specimens import a_record
 
-from swiglu_bench.cli import app, kernels
+from swiglu_bench.cli import app, check
 from swiglu_bench.cli.ends import INTERRUPTED
 from swiglu_bench.machine import ceilings_cache, doctor, machine
 from swiglu_bench.rows.record import Status
@@ -43,7 +43,7 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
         ))  # fmt: skip
     for place, name in (
         (audit_parent, "audit"), (audit.matrix, "audit"), (selftest, "run_specimens"), (selftest, "run_alarms"),
-        (doctor, "examine"), (kernels, "_compiled"), (questions, "pictures"),
+        (doctor, "examine"), (check, "_compiled"), (questions, "pictures"),
     ):  # fmt: skip
         monkeypatch.setattr(place, name, lambda *_, **__: iter(()))
     monkeypatch.setattr(TpRun, "spawn", lambda self, *_: self.say("only pretended") or 0)

@@ -10,7 +10,7 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli import machine
 from swiglu_bench.machine import ceilings_cache, doctor, locks
 from swiglu_bench.machine.doctor import Finding, Severity
-from swiglu_bench.machine.load import LoadWatch
+from swiglu_bench.machine.system import LoadWatch
 from swiglu_bench.measure.statistics import Interval
 from swiglu_bench.worker.noise import Pair, Pairs
 

@@ -10,7 +10,7 @@ import torch
 
 from swiglu_bench.machine import ceilings_cache, machine
 from swiglu_bench.machine.ceilings_cache import FRESH, Limits, ceilings
-from swiglu_bench.machine.load import LoadWatch
+from swiglu_bench.machine.system import LoadWatch
 from swiglu_bench.measure.clock import CpuClock
 from swiglu_bench.rows.record import Load
 

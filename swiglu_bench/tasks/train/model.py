@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from swiglu_bench.cases import costs, yaml_file
+from swiglu_bench.cases import costs, files
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Precision, Scope, Shape
 from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.cases.shapes import configs_folder
@@ -104,7 +104,7 @@ def load_workload(task: str, model: str) -> Workload:
     def kind(data: dict[str, Any]) -> type[Classifier | Llama]:
         return Llama if data.get("task") == "llama" else Classifier
 
-    found: Workload = yaml_file.read(path, kind, "task, hidden, intermediate and source").content
+    found: Workload = files.read_yaml(path, kind, "task, hidden, intermediate and source").content
     if found.task != task:
         raise BadInput(f"--model: {path} is for the task {found.task}; give --task {found.task}, or another model.")
     return found

@@ -11,7 +11,7 @@ from torch import Tensor
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
-from swiglu_bench.contenders import fused, liger, pytorch, unsloth
+from swiglu_bench.contenders import fused, liger, pytorch
 from swiglu_bench.rows.record import AuditVerdict, Record
 from swiglu_bench.tasks.selftest.run import SPECIMENS
 from swiglu_bench.tasks.selftest.specimen import glu, right_backward, right_forward
@@ -69,7 +69,7 @@ def test_a_kernel_of_ours_in_the_interpreter() -> None:
 
 @interpreted
 def test_what_overwrites_its_inputs_says_so() -> None:
-    found = cells(unsloth.unsloth, Scope.ACTIVATION, "mutated inputs", "second backward")
+    found = cells(fused.unsloth, Scope.ACTIVATION, "mutated inputs", "second backward")
     assert found["mutated inputs"].verdict is AuditVerdict.UNSUPPORTED
     assert found["mutated inputs"].reason == "its backward overwrites gate, up, as it declares"
     assert found["second backward"].verdict is AuditVerdict.UNSUPPORTED

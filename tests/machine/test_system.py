@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from swiglu_bench.machine import load as module
-from swiglu_bench.machine.load import LoadWatch, look
+from swiglu_bench.machine import system as module
+from swiglu_bench.machine.system import LoadWatch, look
 from swiglu_bench.rows.record import Load
 from swiglu_bench.worker.competitor import competitors
 

@@ -1,20 +1,32 @@
-"""The processes of this machine, as /proc tells, and whether those of a contender work when they must not.
+"""What the operating system says of this machine: its files, its processes, and the load of its CPUs.
 
 A contender's process stands still while others are timed, and its group with it. A process that has left the group goes
 on; it is still a descendant, for a contender's process adopts what loses its parent. Linux only; elsewhere nothing is
-known.
+known of processes and load.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from swiglu_bench.rows.record import Load
+
 TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
+
+
+def file_value(path: Path, pattern: str = r"^(\S+)") -> str | None:
+    """The group of a pattern's first match in a file, by default the first word; None without the file or a match."""
+    try:
+        found = re.search(pattern, path.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return found[1] if found else None
 
 
 @dataclass(frozen=True)
@@ -47,9 +59,9 @@ def descendants(pid: int, known: Mapping[int, Process] | None = None) -> list[Pr
     found: list[Process] = []
     parents = {pid}
     while parents:
-        children = [one for one in known.values() if one.parent in parents]
+        children = [process for process in known.values() if process.parent in parents]
         found += children
-        parents = {one.pid for one in children}
+        parents = {process.pid for process in children}
     return found
 
 
@@ -58,7 +70,7 @@ def idle_share(pid: int, seconds: float) -> float:
 
     def used() -> float:
         known = census()
-        return sum(one.cpu_s for one in (known.get(pid), *descendants(pid, known)) if one)
+        return sum(process.cpu_s for process in (known.get(pid), *descendants(pid, known)) if process)
 
     before, began = used(), time.monotonic()
     time.sleep(seconds)
@@ -84,6 +96,59 @@ class CpuUse:
     def _escaped(self) -> dict[str, float]:
         known = census()
         return {
-            name: sum(one.cpu_s for one in descendants(pid, known) if one.group != pid)
+            name: sum(process.cpu_s for process in descendants(pid, known) if process.group != pid)
             for name, pid in self._pids.items()
         }
+
+
+@dataclass(frozen=True)
+class _Ticks:
+    at: float
+    busy: float
+    steal: float
+    own: float
+
+
+class LoadWatch:
+    """The load from now on."""
+
+    def __init__(self) -> None:
+        self._cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        self._before = self._read()
+
+    @property
+    def known(self) -> bool:
+        """Whether this system tells it."""
+        return self._before is not None
+
+    def load(self) -> Load | None:
+        """So far; None where it cannot be known."""
+        before, now = self._before, self._read()
+        if before is None or now is None or now.at - before.at < TICK_S:
+            return None
+        seconds = now.at - before.at
+        others = max(0.0, now.busy - before.busy - (now.own - before.own)) / seconds
+        steal = max(0.0, now.steal - before.steal) / seconds / len(self._cpus)
+        return Load(len(self._cpus), others, steal)
+
+    def _read(self) -> _Ticks | None:
+        try:
+            lines = Path("/proc/stat").read_text().splitlines()
+            rows = {line.split()[0]: line.split()[1:9] for line in lines if line.startswith("cpu")}
+            mine = [[int(ticks) * TICK_S for ticks in rows[f"cpu{number}"]] for number in self._cpus]
+        except (OSError, ValueError, KeyError):
+            return None
+        if not mine or any(len(row) < 8 for row in mine):
+            return None
+        known, pid = census(), os.getpid()
+        own = sum(process.tree_s for process in (known.get(pid), *descendants(pid, known)) if process)
+        busy = sum(sum(row[:3]) + sum(row[5:7]) for row in mine)
+        return _Ticks(time.monotonic(), busy, sum(row[7] for row in mine), own)
+
+
+def look(seconds: float = 0.3) -> Load | None:
+    """The load of the moment, while this process waits."""
+    watch = LoadWatch()
+    if watch.known:
+        time.sleep(seconds)
+    return watch.load()
