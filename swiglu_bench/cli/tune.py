@@ -79,7 +79,7 @@ def tune(
         raise BadInput("--show was given together with --clear; leave one of them out.")
     from swiglu_bench.machine import machine
     from swiglu_bench.tuning import tuned_file
-    from swiglu_kernels.launches.backend import backend_for, multiprocessors
+    from swiglu_kernels.runtime.backend import backend_for, multiprocessors
     from swiglu_kernels.tiles import tuning
 
     path = tuning.path()
