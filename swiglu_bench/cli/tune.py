@@ -70,7 +70,7 @@ def _tune(options: TuneOptions, form: JsonForm = "table") -> None:
         raise BadInput("--show was given together with --clear; leave one of them out.")
     from swiglu_bench.machine import machine
     from swiglu_bench.tasks import tune as task
-    from swiglu_kernels.launches.backend import backend_for
+    from swiglu_kernels.runtime.backend import backend_for
     from swiglu_kernels.tiles import tuning
 
     path = tuning.path()

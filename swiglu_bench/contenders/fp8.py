@@ -208,7 +208,7 @@ def _build_fused(problem: Problem, weight_grad: str) -> Step:
     import torch
 
     from swiglu_bench.contenders.fp8_linear import Kept
-    from swiglu_kernels.operations.fp8 import hand_over, quantise, swiglu_mlp_fp8
+    from swiglu_kernels.ops.fp8.operation import hand_over, quantise, swiglu_mlp_fp8
 
     recipe = str(problem.case.precision).removeprefix("fp8-")
     weights = list(problem.weights.values())
@@ -226,7 +226,7 @@ def _fused(name: str, weight_grad: str, description: str) -> Implementation:
     call = f"swiglu_mlp_fp8(x, w_gate, w_up, w_down, recipe='rowwise', weight_grad={weight_grad!r})"
     declare = implementation(
         name, scopes=SCOPES, dtypes=DTYPES, precisions=(ROWWISE, BLOCKWISE), description=description, backend="triton",
-        package="swiglu_kernels.operations.fp8", multiple=16, variant=() if weight_grad == "fp8" else SCOPES,
+        package="swiglu_kernels.ops.fp8.operation", multiple=16, variant=() if weight_grad == "fp8" else SCOPES,
         quantises_dw=weight_grad == "fp8",
         usage=f"from swiglu_kernels import swiglu_mlp_fp8; out = {call}",
     )  # fmt: skip

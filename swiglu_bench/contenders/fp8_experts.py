@@ -99,7 +99,7 @@ scaled_grouped_compiled = _scaled("scaled-grouped-compile", "scaled-grouped unde
     description="swiglu_experts with fp8 products: those of the forward; the backward's are in bf16",
     weight_layout="packed",
     backend="triton",
-    package="swiglu_kernels.operations.experts_fp8",
+    package="swiglu_kernels.ops.experts.fp8_experts",
     multiple=16,
     quantises_dx=False,
     quantises_dw=False,
@@ -112,8 +112,8 @@ def fused(problem: Problem) -> Step:
 
     from swiglu_bench.contenders.fp8_linear import Kept
     from swiglu_kernels import swiglu_experts
-    from swiglu_kernels.operations.fp8 import hand_over, quantise
-    from swiglu_kernels.portable.fp8_codes import Quantised
+    from swiglu_kernels.ops.fp8.operation import hand_over, quantise
+    from swiglu_kernels.ops.fp8.portable_codes import Quantised
 
     precision = str(problem.case.precision)
 

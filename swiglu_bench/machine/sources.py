@@ -23,7 +23,7 @@ def origins() -> dict[str, str | None]:
 
 
 def _sources(package: str) -> str:
-    from swiglu_kernels.launches.sources import digest  # imports torch, which what shows finished runs does without
+    from swiglu_kernels.runtime.sources import digest  # imports torch, which what shows finished runs does without
 
     spec = importlib.util.find_spec(package)
     assert spec is not None

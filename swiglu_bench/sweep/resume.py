@@ -23,7 +23,7 @@ from swiglu_bench.rows.finished_run import verb
 from swiglu_bench.rows.record import Record
 from swiglu_bench.version import __version__
 from swiglu_bench.worker.settings import Settings
-from swiglu_kernels.launches.sources import digest
+from swiglu_kernels.runtime.sources import digest
 
 CASE = ("shape", "hidden", "intermediate", "experts", "top_k", "tokens", "dtype", "scope", "mode", "seed")
 """The columns that say which case a row is of."""

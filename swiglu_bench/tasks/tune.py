@@ -27,7 +27,7 @@ from swiglu_bench.machine.machine import now
 from swiglu_bench.measure.clock import Clock, DeviceLost, answers
 from swiglu_bench.measure.rounds import Rounds, Rule, on_clock, run_rounds
 from swiglu_bench.measure.statistics import Interval, Verdict, percentile, verdict
-from swiglu_kernels.launches.backend import multiprocessors
+from swiglu_kernels.runtime.backend import multiprocessors
 from swiglu_kernels.standalone.workloads import Runnable, Workload, workload
 from swiglu_kernels.tiles import tuning
 from swiglu_kernels.tiles.candidates import KERNELS, MOST, TUNED_DTYPES, Choice, Problem, candidates

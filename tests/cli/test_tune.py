@@ -11,8 +11,8 @@ from fake_clock import FakeClock
 
 from swiglu_bench.measure import clock as clock_module
 from swiglu_bench.tasks import tune as tuner
-from swiglu_kernels.launches.backend import backend_for
-from swiglu_kernels.portable.experts import rows_launch
+from swiglu_kernels.ops.experts.portable_experts import rows_launch
+from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.tiles import tuning
 from swiglu_kernels.tiles.tuning import Machine
 

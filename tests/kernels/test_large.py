@@ -8,7 +8,7 @@ import torch
 from accuracy import assert_as_accurate_as_eager
 
 from swiglu_kernels import reference, silu_mul, swiglu_glu, unsloth_silu_mul
-from swiglu_kernels.portable.mlp_backward import down_backward_launch
+from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch
 
 HIDDEN = 64
 SIZES = [(2**17 + 5, 2**14 + 16), (64 * 8192, 14336)]

@@ -23,7 +23,7 @@ from swiglu_kernels import (
     swiglu_mlp,
     unsloth_silu_mul,
 )  # fmt: skip
-from swiglu_kernels.operations import fp8
+from swiglu_kernels.ops.fp8 import operation as fp8
 
 pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")
 

@@ -7,9 +7,10 @@ import torch
 from accuracy import assert_as_accurate_as_eager
 
 from swiglu_kernels import reference
-from swiglu_kernels.hopper import admission, forward
-from swiglu_kernels.launches.launch import Launch
-from swiglu_kernels.launches.tiles import Tile
+from swiglu_kernels.hopper import admission
+from swiglu_kernels.ops.glu import hopper_forward
+from swiglu_kernels.runtime.launch import Launch
+from swiglu_kernels.tiles.rules import Tile
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
@@ -26,7 +27,7 @@ def check_against_fp64(
     weights = [(torch.randn(intermediate, hidden, device="cuda") * hidden**-0.5).to(dtype) for _ in range(2)]
     z, gate, up = (x.new_full((tokens, intermediate), float("nan")) for _ in range(3))
     with admission.by_hand_aside(None):  # these tests are what a version of Triton has to pass
-        assert forward.why_not(x, *weights, torch.cuda.get_device_capability()) is None
+        assert hopper_forward.why_not(x, *weights, torch.cuda.get_device_capability()) is None
     describe(x, *weights, z, (gate, up) if store else None, *tile).run()
     exact = [x.double() @ weight.double().T for weight in weights]
     eager = [x @ weight.T for weight in weights]

@@ -16,8 +16,8 @@ from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.measure.statistics import Verdict
 from swiglu_bench.tasks import tune
 from swiglu_bench.tasks.tune import CannotTune, Found, Tuner, difference
-from swiglu_kernels.launches.backend import backend_for
-from swiglu_kernels.launches.launch import Launch
+from swiglu_kernels.runtime.backend import backend_for
+from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.standalone.workloads import Runnable, Workload
 from swiglu_kernels.tiles import tuning
 from swiglu_kernels.tiles.candidates import Choice, Problem, candidates

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from swiglu_kernels.hopper import admission
-from swiglu_kernels.launches import internals
-from swiglu_kernels.launches.backend import capability_of, multiprocessors
-from swiglu_kernels.launches.formula import PLAIN
-from swiglu_kernels.operations import fp8_products
-from swiglu_kernels.operations.experts import swiglu_experts
-from swiglu_kernels.portable.fp8_codes import quantise_rows
+from swiglu_kernels.ops.experts.operation import swiglu_experts
+from swiglu_kernels.ops.fp8 import products
+from swiglu_kernels.ops.fp8.portable_codes import quantise_rows
+from swiglu_kernels.ops.gate.formula import PLAIN
+from swiglu_kernels.runtime import internals
+from swiglu_kernels.runtime.backend import capability_of, multiprocessors
 from swiglu_kernels.standalone.odd_sizes import ROUNDINGS, allocated_as_nan, by_hand_cases
 from swiglu_kernels.standalone.workloads import workload
 from swiglu_kernels.tiles.candidates import KERNELS, Choice, Problem, Schedule
@@ -95,7 +95,7 @@ def _dense(name: str, schedule: Schedule, size: tuple[int, int, int], device: to
     problem = Problem(*size, DTYPE, capability_of(device), multiprocessors(device))
     work = workload(name, problem, device)
     tiles = KERNELS[name].by_hand[schedule](problem)
-    choices = Choice(schedule, tiles[0]), Choice("portable", KERNELS[name].shipped(problem))
+    choices = Choice(schedule, tiles[0]), Choice("portable", KERNELS[name].tile(problem, True))
 
     def make(choice: Choice) -> Make:
         launch = work.describe(choice)
@@ -120,7 +120,7 @@ def _fp8(size: tuple[int, int, int], device: torch.device) -> tuple[Make, Make]:
     def make(aside: str | None) -> Sequence[torch.Tensor]:
         z = x.new_empty(tokens, intermediate)
         with admission.by_hand_aside(aside):
-            fp8_products.write_glu(operands, z, nothing, (None, None), PLAIN)
+            products.write_glu(operands, z, nothing, (None, None), PLAIN)
         return [z]
 
     return partial(make, None), partial(make, "the portable kernel is asked for")

@@ -9,7 +9,7 @@ a kernel that has one ptxas serialises every wgmma: 2.89 ms where 1.77 are.
 
 from swiglu_kernels.hopper.loop import BLOCK
 from swiglu_kernels.hopper.shared import GLUON_MISSING
-from swiglu_kernels.launches.backend import triton
+from swiglu_kernels.runtime.backend import triton
 
 FAR = 128 * 1024
 """Bytes between the two pieces of shared memory that a thread looks at: 128 threads cover 256 KB."""

@@ -31,14 +31,13 @@ from typing import Any
 
 import torch
 
-from swiglu_kernels.launches import compiling
-from swiglu_kernels.launches.backend import INTERPRETING, TRITON_AVAILABLE, triton
-from swiglu_kernels.launches.formula import Formula
-from swiglu_kernels.launches.launch import Launch
-from swiglu_kernels.launches.tiles import Capability
-from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
-from swiglu_kernels.portable.glu_forward import forward_launch, recompute_launch
-from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.ops.gate.formula import Formula
+from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
+from swiglu_kernels.ops.glu.portable_forward import forward_launch, recompute_launch
+from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.runtime import compiling
+from swiglu_kernels.runtime.backend import INTERPRETING, TRITON_AVAILABLE, Capability, triton
+from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.standalone.covering import covering, most_demanding
 
 FEW_BYTES = 16
@@ -46,7 +45,7 @@ FEW_BYTES = 16
 NEIGHBOURS = 60
 """Lines of assembly within which two wgmmas are of one loop."""
 READ_AHEAD = {"_down_kernel", "_weighted_sum_kernel"}
-"""Kernels that read before they wait, see portable/pairs.py and gemv.py."""
+"""Kernels that read before they wait, see ops/experts/portable_pairs.py and gemv.py."""
 SPILLS = {
     "dX on the fly, 64 tokens, bfloat16": 24,
     "recompute, 128 tokens, bfloat16": 80,
@@ -202,7 +201,7 @@ def _report(name: str, launch: Launch, tokens: int, dtype: torch.dtype, capabili
         raise RuntimeError(f"it takes {shared_bytes} bytes of shared memory, where a program may have {most}")
     ptx = compiled.asm["ptx"]
     if launch.arguments.get("EARLY") and not _waits_first(ptx, launch.kernel.__name__ in READ_AHEAD):
-        raise RuntimeError("it touches memory before it waits for the launch ahead, see launches/early.py")
+        raise RuntimeError("it touches memory before it waits for the launch ahead, see runtime/early.py")
     if isinstance(launch.kernel, GluonJITFunction) and capability == (9, 0):
         lines = _read("nvdisasm", "--print-code", compiled.asm["cubin"]).splitlines()
         if (size := code_bytes(lines)) > CODE_BYTES:

@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
-from swiglu_kernels.launches import kept, plan, sources
-from swiglu_kernels.launches.backend import triton
-from swiglu_kernels.launches.tiles import Capability, Tile
+from swiglu_kernels.runtime import kept, sources
+from swiglu_kernels.runtime.backend import Capability, triton
+from swiglu_kernels.runtime.shortcuts import plan
 from swiglu_kernels.tiles.candidates import KERNELS, TUNED_DTYPES, Choice, Problem, bucket, why_illegal
+from swiglu_kernels.tiles.rules import Tile
 
 VARIABLE = "SWIGLU_KERNELS_TUNING"
 SCHEMA = 1
@@ -140,8 +141,14 @@ def write(content: Iterable[Entry]) -> Path:
     """Replace the file by these choices, at once; who changes it holds a lock meanwhile. Raises OSError."""
     file = path()
     assert file is not None, "switched off"
-    kept.write(file, {"schema": SCHEMA, "entries": [asdict(entry) for entry in content]})
+    kept.write(file, {"schema": SCHEMA, "entries": [_plain(entry) for entry in content]})
     return file
+
+
+def _plain(entry: Entry) -> dict[str, Any]:
+    plain = asdict(entry)
+    del plain["choice"]["why"]
+    return plain
 
 
 def machine_of(device: torch.device) -> Machine | None:

@@ -89,7 +89,7 @@ def split(known: Implementation, group: Group, whole: Problem, by_sequence: bool
 
 
 def _between_collectives(part: Problem, known: Implementation, group: Group, by_sequence: bool) -> Step:
-    from swiglu_kernels.calls.split import Split
+    from swiglu_kernels.nn.split import Split
 
     meet = Split(group.mesh, 0 if by_sequence else None)
     step = known.build(part)

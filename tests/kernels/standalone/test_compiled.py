@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from swiglu_kernels.launches import backend, tiles
+from swiglu_kernels.runtime import backend
 from swiglu_kernels.standalone import covering
 from swiglu_kernels.standalone.compiled import allocated_bytes, code_bytes, compile_launch, launches, moved, one_by_one
+from swiglu_kernels.tiles import rules
 
 pytestmark = pytest.mark.skipif(not backend.TRITON_AVAILABLE, reason="Triton is not installed")
 
@@ -130,12 +131,12 @@ def test_every_tile_that_is_shipped_is_among_them() -> None:
         sizes = [launch.arguments.get(f"BLOCK_{axis}") for axis in "MNKH"]
         covered |= {(*sorted(size for size in sizes if size), launch.num_warps, launch.num_stages)}
     shipped = [
-        tiles.forward_tile(tokens, hidden, intermediate, dtype, capability, aligned, 132)
+        rules.forward_tile(tokens, hidden, intermediate, dtype, capability, aligned, 132)
         for tokens, (hidden, intermediate), dtype, aligned in itertools.product(TOKENS, SIZES, DTYPES, (True, False))
     ]
     tables = (
-        tiles._FORWARD, tiles._INPUT_GRAD_ON_THE_FLY, tiles._INPUT_GRAD_READ, tiles._WEIGHT_GRAD, tiles._DOWN_BACKWARD,
-        tiles._DOWN_WEIGHT_GRAD, {"hopper": tiles._FLOAT32}, {"hopper": tiles._UNALIGNED},
+        rules._FORWARD, rules._INPUT_GRAD_ON_THE_FLY, rules._INPUT_GRAD_READ, rules._WEIGHT_GRAD, rules._DOWN_BACKWARD,
+        rules._DOWN_WEIGHT_GRAD, {"hopper": rules._FLOAT32}, {"hopper": rules._UNALIGNED},
     )  # fmt: skip
     shipped += [tile for table in tables for _, tile in table["hopper"]]
     for tile in shipped:
@@ -163,7 +164,7 @@ def test_nothing_is_compiled_under_the_interpreter(monkeypatch: pytest.MonkeyPat
 EVEN_AND_ODD = """
 import torch
 from swiglu_kernels.hopper import forward, row, transposed
-from swiglu_kernels.routing import new_routing, route_launch
+from swiglu_kernels.ops.experts.routing import new_routing, route_launch
 
 def empty(*size, dtype=torch.bfloat16):
     return torch.empty(size, dtype=dtype, device="meta")

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from swiglu_kernels.hopper import admission
-from swiglu_kernels.launches.backend import backend_for
-from swiglu_kernels.launches.launch import Launch
-from swiglu_kernels.operations.fp8 import why_not as why_no_fp8
+from swiglu_kernels.ops.fp8.operation import why_not as why_no_fp8
+from swiglu_kernels.runtime.backend import backend_for
+from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.standalone import odd_sizes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -13,16 +13,16 @@ import torch
 from tuned import ENTRY, HERE, TILE
 
 from swiglu_kernels import swiglu_glu
-from swiglu_kernels.hopper import forward, transposed
-from swiglu_kernels.hopper import row as hopper_row
-from swiglu_kernels.launches import sources
-from swiglu_kernels.launches.launch import Launch
-from swiglu_kernels.launches.tiles import Tile
-from swiglu_kernels.portable.glu_backward import input_grad_launch, weight_grad_launch
-from swiglu_kernels.portable.glu_forward import forward_launch, recompute_launch
-from swiglu_kernels.portable.mlp_backward import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.ops.glu import hopper_forward, hopper_row, hopper_transposed
+from swiglu_kernels.ops.glu.choice import forward_by_hand
+from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
+from swiglu_kernels.ops.glu.portable_forward import forward_launch, recompute_launch
+from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weight_grad_launch
+from swiglu_kernels.runtime import sources
+from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.tiles import tuning
-from swiglu_kernels.tiles.candidates import Choice, Problem, forward_by_hand
+from swiglu_kernels.tiles.candidates import Choice, Problem
+from swiglu_kernels.tiles.rules import Tile
 from swiglu_kernels.tiles.tuning import Entry
 
 CPU = torch.device("cpu")
@@ -276,8 +276,8 @@ class TestByHandOrPortable:
 
     @pytest.fixture(autouse=True)
     def hopper_takes_all(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(forward, "why_not", lambda *arguments: None)
-        for module in (forward, transposed, hopper_row):
+        monkeypatch.setattr(hopper_forward, "why_not", lambda *arguments: None)
+        for module in (hopper_forward, hopper_transposed, hopper_row):
             name = module.__name__
             monkeypatch.setattr(module, "forward_launch", lambda *arguments, name=name: (name, arguments[-1]))
 
@@ -291,14 +291,14 @@ class TestByHandOrPortable:
             assert self.launch(tokens) == (hopper_row.__name__, hopper_row.tile_for(N, 132))
         for tokens in (129, 512, 8192):
             choice = forward_by_hand(Problem(tokens, K, N, torch.float16, (9, 0)), False)
-            module = {"ping-pong": forward, "transposed": transposed}[choice.schedule]
+            module = {"ping-pong": hopper_forward, "transposed": hopper_transposed}[choice.schedule]
             assert self.launch(tokens) == (module.__name__, choice.tile)
 
     def test_by_hand_for_few_tokens(self) -> None:
-        tile = replace(forward.TILE, stages=4, group=8)
+        tile = replace(hopper_forward.TILE, stages=4, group=8)
         problem = Problem(8, K, N, torch.float16, (9, 0))
         with tuning.forced(CPU, "forward", problem, Choice("ping-pong", tile)):
-            assert self.launch(8) == (forward.__name__, tile)
+            assert self.launch(8) == (hopper_forward.__name__, tile)
             assert isinstance(self.launch(8, biases=(matrix(N), matrix(N))), Launch), "tuned without biases"
             assert isinstance(self.launch(16), Launch)
         row = hopper_row.tile_for(N, 132)
