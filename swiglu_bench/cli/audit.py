@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import typer
 
+from swiglu_bench import request
 from swiglu_bench.cases.cases import Precision, Scope, parse_dtypes
 from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.options import AuditOptions, JsonForm
 from swiglu_bench.rows import text
-from swiglu_bench.sweep import request
-from swiglu_bench.sweep.options import AuditOptions, JsonForm
-from swiglu_bench.sweep.perform import start_forkserver
+from swiglu_bench.tasks.sweep import start_forkserver
 
 
 def audit(options: AuditOptions, form: JsonForm = "table") -> None:
@@ -30,10 +30,10 @@ def audit(options: AuditOptions, form: JsonForm = "table") -> None:
     if not options.impl:
         chosen = [one for one in chosen if Precision.UNQUANTISED in one.precisions]
     if not options.in_process:
-        start_forkserver()
-    from swiglu_bench.sweep.audit import run_audit  # after Triton was told to interpret
+        start_forkserver("swiglu_bench.tasks.contract.matrix")
+    from swiglu_bench.tasks.audit import Asked, run_audit  # after Triton was told to interpret
 
-    status, about, cells = run_audit(chosen, scopes, device, dtypes[0], options, text.screen(form))
+    status, about, cells = run_audit(chosen, Asked(scopes, dtypes[0]), device, options, text.screen(form))
     if form == "json":
         text.put(text.as_json({"kind": "audit", **about, "rows": [cell.row() for cell in cells]}))
     raise typer.Exit(status)

@@ -20,9 +20,9 @@ from rich.text import Text
 from swiglu_bench.cases.cases import Case, Mode, Scope, expand, parse_dtypes, parse_tokens
 from swiglu_bench.cases.errors import BadInput, one_line
 from swiglu_bench.cli.listing import table
+from swiglu_bench.options import WHAT, JsonForm, ShapeSeed, complete_shapes, option
 from swiglu_bench.rows import text
 from swiglu_bench.rows.grouping import grouped
-from swiglu_bench.sweep.options import WHAT, JsonForm, ShapeSeed, complete_shapes, option
 
 if TYPE_CHECKING:
     from swiglu_kernels.standalone.compiled import Report

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from swiglu_bench import options, request
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli.finished import RowOptions
+from swiglu_bench.options import HOW, OUTPUT, WHAT, Text, option
 from swiglu_bench.rows import text
 from swiglu_bench.rows.grouping import unique
-from swiglu_bench.sweep import options, request
-from swiglu_bench.sweep.options import HOW, OUTPUT, WHAT, Text, option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -82,7 +82,7 @@ def recommend(
 
 
 def _measured(command: str, out: Path | None, console: Console, **given: Any) -> FinishedRun:
-    from swiglu_bench.sweep.perform import perform
+    from swiglu_bench.tasks.sweep import perform
 
     wanted = options.COMMANDS[command](**given, out=out / command if out else None)
     return perform(command, wanted, console, request.command_line())[1]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.options import OUTPUT, WHAT, JsonForm, Texts, option
+from swiglu_bench.request import command_line, split
 from swiglu_bench.rows import text
-from swiglu_bench.sweep.options import OUTPUT, WHAT, JsonForm, Texts, option
-from swiglu_bench.sweep.request import command_line, split
 
 if TYPE_CHECKING:
     from swiglu_bench.show.report.load import ReportedRun

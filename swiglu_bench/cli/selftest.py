@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from swiglu_bench import request
 from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.options import HOW, AuditOptions, Device, Impl, JsonForm, Seed, SkipImpl, Wait, option
 from swiglu_bench.rows import text
-from swiglu_bench.sweep import request
-from swiglu_bench.sweep.options import HOW, AuditOptions, Device, Impl, JsonForm, Seed, SkipImpl, Wait, option
 
 
 def selftest(

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
+from swiglu_bench import request
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli.options import command_of
+from swiglu_bench.options import HOW, JsonForm, option
 from swiglu_bench.rows import text
-from swiglu_bench.sweep import request
-from swiglu_bench.sweep.options import HOW, JsonForm, option
 from swiglu_bench.tasks.train.options import TrainOptions
 
 

@@ -18,9 +18,9 @@ from rich.text import Text
 from swiglu_bench.cases.cases import parse_dtypes, parse_tokens
 from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.cli.listing import table
+from swiglu_bench.options import HOW, OUTPUT, WHAT, Device, JsonForm, Seed, Tokens, Wait, complete_shapes, option
+from swiglu_bench.request import INTERRUPTED, held
 from swiglu_bench.rows import text
-from swiglu_bench.sweep.options import HOW, OUTPUT, WHAT, Device, JsonForm, Seed, Tokens, Wait, complete_shapes, option
-from swiglu_bench.sweep.request import INTERRUPTED, held
 
 if TYPE_CHECKING:
     import torch

@@ -22,13 +22,13 @@ from swiglu_bench.check.tolerance import tensor_error
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.rows.record import FAULTS, TensorCheck
+from swiglu_bench.tasks.contract.subject import Subject
 from swiglu_bench.tasks.selftest import conduct, memory, timing, wrong
 from swiglu_bench.tasks.selftest import usage as misused
 from swiglu_bench.tasks.selftest.specimen import Specimen, glu
 from swiglu_bench.tasks.selftest.zoo import SHAPES
 from swiglu_bench.worker import admission
 from swiglu_bench.worker.admission import Admitting, Drawn
-from swiglu_bench.worker.audit.subject import Subject
 from swiglu_bench.worker.settings import Settings, Task
 from swiglu_bench.worker.workbench import Workbench
 

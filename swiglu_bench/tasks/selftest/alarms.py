@@ -31,14 +31,14 @@ from swiglu_bench.contenders import pytorch
 from swiglu_bench.machine.machine import Machine, describe
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Status, TensorCheck
+from swiglu_bench.tasks.contract.inputs import GPT_OSS_ALPHA, clear_limit
+from swiglu_bench.tasks.contract.matrix import cannot_run
+from swiglu_bench.tasks.contract.subject import inputs_of
 from swiglu_bench.tasks.selftest.right import slow
+from swiglu_bench.tasks.time import time
 from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.ahead import first_candidates
-from swiglu_bench.worker.audit.inputs import GPT_OSS_ALPHA, clear_limit
-from swiglu_bench.worker.audit.matrix import cannot_run
-from swiglu_bench.worker.audit.subject import inputs_of
-from swiglu_bench.worker.crew import Crew
-from swiglu_bench.worker.here import Here
+from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.settings import Settings, Task
 
 LARGEST = {"cpu": (200, 300, 130), "cuda": (2048, 4096, 2048)}
@@ -123,13 +123,13 @@ def run_alarms(
             drawn = Drawn.new()
             extras = _with_clear_limit(case, device, extras, drawn)
             asked = [one for one in here if not one.refuses(case) and set(extras.offers) <= one.offers]
-            place = Here(Settings(Task.VERIFY, device, "selftest", "selftest"), this)
+            place = Court(Settings(Task.VERIFY, device, "selftest", "selftest"), this, in_process=True)
             place.judge.begin_case(case, drawn.weights, extras)
             admitting = Admitting(place, case, drawn, thorough=True, extras=extras, used=used)
             with first_candidates():
                 for one in asked:
                     yield Trialled(one.name, case, extras, _alarm(admitting, place, one))
-            place.tidy()
+            place.forget()
             if number % TIMED == 0 and extras == PLAIN:
                 yield from timing.trial(case, _few(asked, place.settings.baseline_of(case), source))
     finally:
@@ -142,19 +142,19 @@ class _Timing:
     def __init__(self, device: torch.device, this: Machine) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="swiglu-bench-")
         settings = Settings(Task.TIME, device, "selftest", "selftest", rule=RULE, energy=False)
-        self._crew = Crew(settings, this, TIMEOUT_S, Path(self._folder.name))
+        self._court = Court(settings, this, TIMEOUT_S, Path(self._folder.name))
 
     def trial(self, case: Case, implementations: Sequence[Implementation]) -> Iterator[Trialled]:
         """Each implementation that has a time, or should have one, and one that is right and slow."""
         contenders = [*implementations, *([] if slow.refuses(case) else [slow])]
-        for record in self._crew.run_case(case, contenders, lambda doing, fraction: None):
+        for record in self._court.run(time, case, contenders):
             if record.status is not Status.SKIPPED:
                 alarm = "" if record.status in {Status.OK, Status.UNSETTLED} else f"timed: {record.reason}"
                 yield Trialled(record.implementation, case, PLAIN, alarm)
 
     def end(self) -> None:
         """End its processes."""
-        self._crew.end()
+        self._court.end()
         self._folder.cleanup()
 
 
@@ -173,7 +173,7 @@ def _with_clear_limit(case: Case, device: torch.device, extras: Extras, drawn: D
     return dataclasses.replace(extras, limit=limit) if limit is not None else PLAIN
 
 
-def _alarm(admitting: Admitting, place: Here, implementation: Implementation) -> str:
+def _alarm(admitting: Admitting, place: Court, implementation: Implementation) -> str:
     try:
         checks = admitting.admit(place.contender(implementation)).checks
     except Exception as error:

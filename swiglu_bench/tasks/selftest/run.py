@@ -18,10 +18,10 @@ from swiglu_bench.machine import machine
 from swiglu_bench.rows.record import FAULTS
 from swiglu_bench.show.writers.console import Bar
 from swiglu_bench.show.writers.tables import new_table
+from swiglu_bench.tasks.contract.matrix import ignore_warnings_of_values
 from swiglu_bench.tasks.selftest.alarms import run_alarms
 from swiglu_bench.tasks.selftest.specimen import CROWDED_CHECK, INDEX_CHECK
 from swiglu_bench.tasks.selftest.zoo import SPECIMENS, Catch, run_zoo
-from swiglu_bench.worker.audit.matrix import ignore_warnings_of_values
 
 CHECKS = FAULTS | {
     INDEX_CHECK: "wrong beyond 2^31 elements, as `audit` checks",

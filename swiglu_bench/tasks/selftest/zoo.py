@@ -17,10 +17,11 @@ from swiglu_bench.contenders import pytorch
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import AuditVerdict, Record, Status
+from swiglu_bench.tasks.audit import Asked, audit_here
 from swiglu_bench.tasks.selftest import conduct, experts, fp8, gpu, memory, timing, usage, wrong
 from swiglu_bench.tasks.selftest.specimen import Specimen
-from swiglu_bench.worker.audit import matrix
-from swiglu_bench.worker.crew import Crew
+from swiglu_bench.tasks.sweep import task_of
+from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.settings import Settings, Task
 
 SPECIMENS = tuple(
@@ -78,9 +79,9 @@ def run_zoo(
         settings = Settings(
             Task(task), device, "selftest", "selftest", baseline=pytorch.eager.name, rule=RULE, energy=False
         )
-        with _crew(settings, this) as crew:
+        with _court(settings, this) as court:
             for case, group in groupby(of_task, key=case_of):
-                yield from _swept(crew, case, {specimen.name: specimen for specimen in group}, tell)
+                yield from _swept(court, case, {specimen.name: specimen for specimen in group}, tell)
     for specimen in here:
         if specimen.task == "audit":
             tell(specimen.name)
@@ -91,25 +92,25 @@ def run_zoo(
 
 
 @contextlib.contextmanager
-def _crew(settings: Settings, this: machine.Machine) -> Iterator[Crew]:
+def _court(settings: Settings, this: machine.Machine) -> Iterator[Court]:
     with tempfile.TemporaryDirectory(prefix="swiglu-bench-") as folder:
-        crew = Crew(settings, this, TIMEOUT_S, Path(folder))
+        court = Court(settings, this, TIMEOUT_S, Path(folder))
         try:
-            yield crew
+            yield court
         finally:
-            crew.end()
+            court.end()
 
 
-def _swept(crew: Crew, case: Case, chosen: dict[str, Specimen], tell: Callable[[str], None]) -> Iterator[Catch]:
+def _swept(court: Court, case: Case, chosen: dict[str, Specimen], tell: Callable[[str], None]) -> Iterator[Catch]:
     """Some specimens at one case, each in its process; again where the machine was too busy to tell."""
 
     def listen(doing: str, _: float) -> None:
         tell(f"{case.label}: {doing}")
 
-    left = dict(chosen)
+    left, court.tell = dict(chosen), listen
     for _ in range(ATTEMPTS):
         contenders = [pytorch.eager, *(specimen.implementation for specimen in left.values())]
-        rows = {record.implementation: record for record in crew.run_case(case, contenders, listen)}
+        rows = {record.implementation: record for record in court.run(task_of(court.settings), case, contenders)}
         eager = rows.pop(pytorch.eager.name)
         if eager.status not in {Status.OK, Status.UNSETTLED}:
             raise AssertionError(f"eager itself is {eager.status} at {case.label}: {eager.reason}")
@@ -130,7 +131,7 @@ def _failed(record: Record) -> tuple[str, ...]:
 
 
 def _audited(specimen: Specimen, device: torch.device) -> Catch:
-    (cell,) = matrix.audit([specimen.implementation], [specimen.scope], device, only=specimen.caught_by)
+    (cell,) = audit_here([specimen.implementation], Asked([specimen.scope], only=specimen.caught_by), device)
     if cell.verdict is AuditVerdict.NOT_RUN:
         return Catch(specimen, reason=cell.reason, ran=False)
     return Catch(specimen, (cell.check,) if cell.verdict is AuditVerdict.FAIL else (), cell.reason)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from swiglu_bench.sweep.options import HOW, OUTPUT, WHAT, Device, Impl, Out, SkipImpl, Text, Wait, WandbOptions, option
+from swiglu_bench.options import HOW, OUTPUT, WHAT, Device, Impl, Out, SkipImpl, Text, Wait, WandbOptions, option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from swiglu_bench import output, request
+from swiglu_bench.affordable import check_work
 from swiglu_bench.cases import registry
 from swiglu_bench.cases.cases import Dtype, Precision, Scope, parse_dtypes, parse_precisions
 from swiglu_bench.cases.errors import BadInput
@@ -24,8 +26,6 @@ from swiglu_bench.show.writers.console import Bar
 from swiglu_bench.show.writers.tables import nothing_done
 from swiglu_bench.show.writers.training_tables import tables
 from swiglu_bench.show.writers.wandb_run import WandbRun
-from swiglu_bench.sweep import output, request
-from swiglu_bench.sweep.affordable import check_work
 from swiglu_bench.tasks.train import model, workload
 from swiglu_bench.tasks.train.blocks import Trainee, why_not
 from swiglu_bench.tasks.train.files import TrainingFolder

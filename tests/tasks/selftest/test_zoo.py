@@ -16,13 +16,13 @@ from swiglu_bench.cases.problem import Problem
 from swiglu_bench.contenders import CATALOGUE, fp8, pytorch
 from swiglu_bench.machine import machine
 from swiglu_bench.rows.record import FAULTS
+from swiglu_bench.tasks.contract import matrix
 from swiglu_bench.tasks.selftest import alarms, conduct, gpu, memory, timing, usage, wrong
 from swiglu_bench.tasks.selftest import run as selftest
 from swiglu_bench.tasks.selftest.alarms import draw_case, run_alarms
 from swiglu_bench.tasks.selftest.run import CHECKS, run_selftest
 from swiglu_bench.tasks.selftest.specimen import CROWDED_CHECK, INDEX_CHECK, Specimen
 from swiglu_bench.tasks.selftest.zoo import SPECIMENS, TOO_BUSY, Catch, run_zoo
-from swiglu_bench.worker.audit import matrix
 
 CPU = torch.device("cpu")
 THIS = machine.describe(CPU)
