@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, ConsoleOptions, RenderableType
 
 from swiglu_bench.cases.errors import BadInput, did_you_mean
+from swiglu_bench.options import COMMANDS, SweepOptions, TimingOptions, parameters
 from swiglu_bench.rows.finished_run import FinishedRun, load_run
 from swiglu_bench.show.finished import comparison, comparison_tables, show
-from swiglu_bench.sweep.options import COMMANDS, SweepOptions, TimingOptions, parameters
-from swiglu_bench.sweep.perform import perform
+from swiglu_bench.tasks.sweep import perform
 
 if TYPE_CHECKING:
     import pandas

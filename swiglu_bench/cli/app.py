@@ -26,8 +26,8 @@ from swiglu_bench.cli.report import recommend, report
 from swiglu_bench.cli.tp import tp
 from swiglu_bench.cli.train import train
 from swiglu_bench.cli.tune import tune
+from swiglu_bench.options import AuditOptions
 from swiglu_bench.rows.csv_table import CutShort
-from swiglu_bench.sweep.options import AuditOptions
 from swiglu_bench.version import __version__
 
 app = typer.Typer(

@@ -17,13 +17,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from swiglu_bench import request
 from swiglu_bench.cases.cases import Case, Mode, Precision, Scope, expand, parse_dtypes, parse_tokens
 from swiglu_bench.cases.errors import BadInput, one_line
 from swiglu_bench.cli.listing import table
-from swiglu_bench.rows.record import grouped
-from swiglu_bench.show import text
-from swiglu_bench.sweep import request
-from swiglu_bench.sweep.options import (
+from swiglu_bench.options import (
     HOW,
     WHAT,
     AuditOptions,
@@ -37,7 +35,9 @@ from swiglu_bench.sweep.options import (
     complete_shapes,
     option,
 )  # fmt: skip
-from swiglu_bench.sweep.perform import start_forkserver
+from swiglu_bench.rows.record import grouped
+from swiglu_bench.show import text
+from swiglu_bench.tasks.sweep import start_forkserver
 
 if TYPE_CHECKING:
     from swiglu_kernels.standalone.compiled import Report
@@ -69,10 +69,10 @@ def audit(options: AuditOptions, form: JsonForm = "table") -> None:
     if not options.impl:
         chosen = [known for known in chosen if Precision.UNQUANTISED in known.precisions]
     if not options.in_process:
-        start_forkserver()
-    from swiglu_bench.sweep.audit import run_audit  # after Triton was told to interpret
+        start_forkserver("swiglu_bench.tasks.contract.matrix")
+    from swiglu_bench.tasks.audit import Asked, run_audit  # after Triton was told to interpret
 
-    status, about, cells = run_audit(chosen, scopes, device, dtypes[0], options, text.screen(form))
+    status, about, cells = run_audit(chosen, Asked(scopes, dtypes[0]), device, options, text.screen(form))
     if form == "json":
         text.put(text.as_json({"kind": "audit", **about, "rows": [cell.row() for cell in cells]}))
     raise typer.Exit(status)

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swiglu_bench import options
 from swiglu_bench.cases.cases import parse_dtypes, parse_tokens
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli.options import command_of
+from swiglu_bench.options import HOW, OUTPUT, Text, option
+from swiglu_bench.request import split
 from swiglu_bench.show import text
-from swiglu_bench.sweep import options
-from swiglu_bench.sweep.options import HOW, OUTPUT, Text, option
-from swiglu_bench.sweep.request import split
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -247,9 +247,9 @@ def publish(
     from contextlib import closing
 
     from swiglu_bench.machine.machine import slug_of
+    from swiglu_bench.output import wandb_run
     from swiglu_bench.rows.finished_run import load_run
     from swiglu_bench.rows.training import seeds_of
-    from swiglu_bench.sweep.output import wandb_run
 
     found = load_run(run)
     wanted = options.WandbOptions(

@@ -10,11 +10,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from swiglu_bench import request
 from swiglu_bench.cases.cases import Case, Scope
+from swiglu_bench.options import OUTPUT, TIMEOUT_S, WHAT, Device, JsonForm, option
 from swiglu_bench.rows.figures import token_text
 from swiglu_bench.show import text
-from swiglu_bench.sweep import request
-from swiglu_bench.sweep.options import OUTPUT, TIMEOUT_S, WHAT, Device, JsonForm, option
 
 if TYPE_CHECKING:
     from swiglu_bench.cases.implementation import Implementation

@@ -16,16 +16,16 @@ from rich.text import Text
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, parse_dtypes
 from swiglu_bench.cases.errors import BadInput, one_line
 from swiglu_bench.cli.listing import table
+from swiglu_bench.options import HOW, OUTPUT, TIMEOUT_S, WHAT, Device, JsonForm, Wait, option
+from swiglu_bench.request import INTERRUPTED, held
 from swiglu_bench.rows import run_folder
 from swiglu_bench.show import text
-from swiglu_bench.sweep.options import HOW, OUTPUT, TIMEOUT_S, WHAT, Device, JsonForm, Wait, option
-from swiglu_bench.sweep.request import INTERRUPTED, held
 
 if TYPE_CHECKING:
     import torch
 
     from swiglu_bench.machine.ceilings_cache import Figure, Limits
-    from swiglu_bench.worker.noise import Pair, Summary
+    from swiglu_bench.tasks.noise import Pair, Summary
 
 SHAPES = "llama7b,llama3-8b,llama3-70b"
 """Whose products `ceilings` measures on a GPU, at 8192 tokens; on a CPU those of the smoke shape, at 512."""
@@ -148,12 +148,12 @@ def noise(
     from swiglu_bench.contenders import pytorch
     from swiglu_bench.machine import machine
     from swiglu_bench.measure.rounds import Rule
+    from swiglu_bench.output import default_folder
     from swiglu_bench.show.writers import csv_file
     from swiglu_bench.show.writers.console import Bar
-    from swiglu_bench.sweep.output import default_folder
-    from swiglu_bench.worker import noise as measuring
+    from swiglu_bench.tasks import noise as measuring
     from swiglu_bench.worker.competitor import competitors
-    from swiglu_bench.worker.crew import Crew
+    from swiglu_bench.worker.court import Court
     from swiglu_bench.worker.settings import Settings, Task
 
     chosen = machine.find_device(device)
@@ -174,14 +174,14 @@ def noise(
         others = stack.enter_context(competitors(chosen)) if under_load else 0
         beside = f" beside {others} programs that compete with them" if others else ""
         say(f"{pairs} A/A pairs of {case.label} on {this.device}{beside}")
-        crew = Crew(settings, this, TIMEOUT_S, Path(logs))
-        stack.callback(crew.end)
-        series = measuring.Pairs(crew, case, pytorch.eager)
+        court = Court(settings, this, TIMEOUT_S, Path(logs))
+        stack.callback(court.end)
+        series = measuring.noise(court, case, [pytorch.eager])
         try:
             bar = stack.enter_context(Bar(console, pairs))
             for number in range(pairs):
                 bar.tell(f"timing pair {number + 1} of {pairs}", number)
-                found.append(series.measure())
+                found.append(next(series))
                 file.append([_noise_row(number, found[-1])])
         except KeyboardInterrupt:
             console.print(f"Interrupted after {len(found)} pairs.", style="yellow")

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swiglu_bench import request
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli.options import command_of
+from swiglu_bench.options import COMMANDS, HOW, Form, SweepOptions, option
 from swiglu_bench.show import text
-from swiglu_bench.sweep import request
-from swiglu_bench.sweep.options import COMMANDS, HOW, Form, SweepOptions, option
-from swiglu_bench.sweep.perform import perform
+from swiglu_bench.tasks.sweep import perform
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from swiglu_bench.sweep.options import RARE, parameters
+from swiglu_bench.options import RARE, parameters
 
 
 class Command(TyperCommand):

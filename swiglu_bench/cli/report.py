@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from swiglu_bench import options, request
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli.finished import RowOptions
+from swiglu_bench.options import HOW, OUTPUT, WHAT, JsonForm, Text, Texts, option
 from swiglu_bench.rows.record import unique
 from swiglu_bench.show import text
-from swiglu_bench.sweep import options, request
-from swiglu_bench.sweep.options import HOW, OUTPUT, WHAT, JsonForm, Text, Texts, option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -204,7 +204,7 @@ def recommend(
 
 
 def _measured(command: str, out: Path | None, console: Console, **given: Any) -> FinishedRun:
-    from swiglu_bench.sweep.perform import perform
+    from swiglu_bench.tasks.sweep import perform
 
     wanted = options.COMMANDS[command](**given, out=out / command if out else None)
     return perform(command, wanted, console, request.command_line())[1]

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
+from swiglu_bench import request
 from swiglu_bench.cases.cases import Mode, Scope, parse_dtypes, parse_tokens
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.cli.options import command_of
+from swiglu_bench.options import HOW, JsonForm, option
 from swiglu_bench.show import text
-from swiglu_bench.sweep import request
-from swiglu_bench.sweep.options import HOW, JsonForm, option
 from swiglu_bench.tasks.tp.options import TpOptions
 
 DEFAULT = {
@@ -49,9 +49,9 @@ def _tp(
     from swiglu_bench.tasks.tp.ranks import default_environment, under_torchrun
 
     default_environment()
+    from swiglu_bench.affordable import check_work
     from swiglu_bench.cases.shapes import load_shapes
     from swiglu_bench.machine import machine
-    from swiglu_bench.sweep.affordable import check_work
     from swiglu_bench.tasks.tp.bench import quiet as hush
     from swiglu_bench.tasks.tp.case import default_rule
     from swiglu_bench.tasks.tp.plan import Plan, cases_of

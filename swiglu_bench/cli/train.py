@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from swiglu_bench import request
 from swiglu_bench.cases.cases import Dtype, Precision, Scope, parse_dtypes, parse_precisions
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli.options import command_of
-from swiglu_bench.rows.record import BASELINE, Record, Status, row_of
-from swiglu_bench.rows.training import PERMUTED, STEPS, as_of_all_runs
-from swiglu_bench.show import text
-from swiglu_bench.sweep import request
-from swiglu_bench.sweep.options import (
+from swiglu_bench.options import (
     HOW,
     OUTPUT,
     WHAT,
@@ -33,6 +30,9 @@ from swiglu_bench.sweep.options import (
     WandbOptions,
     option,
 )
+from swiglu_bench.rows.record import BASELINE, Record, Status, row_of
+from swiglu_bench.rows.training import PERMUTED, STEPS, as_of_all_runs
+from swiglu_bench.show import text
 
 if TYPE_CHECKING:
     import torch
@@ -204,8 +204,8 @@ class TrainingRun:
 
     def _check_affordable(self) -> None:
         """Raise BadInput for a model that the device's memory does not hold, or that would train for too long here."""
+        from swiglu_bench.affordable import check_work
         from swiglu_bench.machine import machine
-        from swiglu_bench.sweep.affordable import check_work
 
         experiment, free_bytes = self.experiment, machine.free_memory_bytes(self.experiment.device)
         plan = self.plan(free_bytes)
@@ -263,10 +263,10 @@ class TrainingRun:
 
     def _open_folder(self, stack: ExitStack) -> tuple[Path, CsvFile]:
         """Begin train.csv, runs.csv and run.json in a folder that holds no training run."""
+        from swiglu_bench import output
         from swiglu_bench.machine import locks
         from swiglu_bench.rows import run_folder
         from swiglu_bench.show.writers.csv_file import CsvFile
-        from swiglu_bench.sweep import output
 
         name = f"train-{self.options.task}"
         path = self.options.out or output.default_folder(self.machine, name, self.about["run_id"])
@@ -279,7 +279,7 @@ class TrainingRun:
         return path, file
 
     def _open_wandb(self, stack: ExitStack, folder: Path | None) -> WandbRun:
-        from swiglu_bench.sweep import output
+        from swiglu_bench import output
 
         made = output.wandb_run(self.options, "train", self.machine.slug, self.about, folder, self._warn)
         return stack.enter_context(closing(made))

@@ -18,9 +18,9 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.shapes import load_shapes
 from swiglu_bench.cli.listing import table
 from swiglu_bench.cli.options import command_of
+from swiglu_bench.options import HOW, OUTPUT, WHAT, Device, JsonForm, Seed, Tokens, Wait, complete_shapes, option
+from swiglu_bench.request import INTERRUPTED, held
 from swiglu_bench.show import text
-from swiglu_bench.sweep.options import HOW, OUTPUT, WHAT, Device, JsonForm, Seed, Tokens, Wait, complete_shapes, option
-from swiglu_bench.sweep.request import INTERRUPTED, held
 
 if TYPE_CHECKING:
     import torch

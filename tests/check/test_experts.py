@@ -16,10 +16,10 @@ from swiglu_bench.check.routing import draw_experts, load_of
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.contenders import experts, pytorch
 from swiglu_bench.rows.record import AuditVerdict
+from swiglu_bench.tasks.contract.matrix import checks_of
+from swiglu_bench.tasks.contract.subject import PASSED, Subject
 from swiglu_bench.tasks.selftest.run import EXPERTS, SHAPES, SPECIMENS
 from swiglu_bench.tasks.selftest.specimen import Specimen
-from swiglu_bench.worker.audit.matrix import checks_of
-from swiglu_bench.worker.audit.subject import PASSED, Subject
 
 CPU = torch.device("cpu")
 GPT_OSS = Extras(bias=True, limit=7.0, alpha=1.702, interleaved=True)

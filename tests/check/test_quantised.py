@@ -11,9 +11,9 @@ from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.contenders import fp8, pytorch
 from swiglu_bench.rows.record import TensorCheck
+from swiglu_bench.tasks.contract.subject import Subject
 from swiglu_bench.tasks.selftest.run import EXPERTS, SPECIMENS
 from swiglu_bench.tasks.selftest.specimen import Specimen
-from swiglu_bench.worker.audit.subject import Subject
 
 CPU = torch.device("cpu")
 RECIPES = [one for one in Precision if one]

@@ -12,8 +12,8 @@ from swiglu_bench.cases.fp8 import dequantise
 from swiglu_bench.cases.implementation import Implementation, Step
 from swiglu_bench.contenders import experts, fp8, fp8_experts
 from swiglu_bench.rows.record import TensorCheck
+from swiglu_bench.tasks.contract.subject import Subject
 from swiglu_bench.tasks.selftest.run import EXPERTS
-from swiglu_bench.worker.audit.subject import Subject
 
 CPU = torch.device("cpu")
 

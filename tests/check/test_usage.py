@@ -15,9 +15,9 @@ from swiglu_bench.check.usage import REQUIRED, TOLERATED, VALUES, Seeds, arrange
 from swiglu_bench.check.usage import small_case as small
 from swiglu_bench.contenders import experts, pytorch
 from swiglu_bench.rows.record import TensorCheck
+from swiglu_bench.tasks.contract.subject import Subject
 from swiglu_bench.tasks.selftest.run import SPECIMENS
 from swiglu_bench.tasks.selftest.specimen import glu, right_backward, right_forward
-from swiglu_bench.worker.audit.subject import Subject
 
 CPU = torch.device("cpu")
 

@@ -1,5 +1,5 @@
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +7,10 @@ import pytest
 from command_line import swiglu_bench
 from specimens import a_cell
 
+from swiglu_bench import loop
 from swiglu_bench.cases.cases import Dtype, Scope
 from swiglu_bench.rows.record import AuditVerdict, Record
-from swiglu_bench.sweep import audit as sweep_audit
-from swiglu_bench.worker.audit import matrix
+from swiglu_bench.tasks.contract import matrix
 
 AUDIT = ("audit", "--impl", "eager", "--scope", "activation", "--device", "cpu")
 
@@ -34,20 +34,20 @@ def test_an_audit_leaves_its_cells_and_says_what_it_counted() -> None:
     assert about["machine"]["device_type"] == "cpu"
 
 
-def cells(*verdicts: AuditVerdict, interrupt: bool = False) -> Callable[..., Iterator[Record]]:
+def cells(*verdicts: AuditVerdict, interrupt: bool = False) -> Callable[..., Generator[Record]]:
     """An audit in child processes that finds these."""
 
-    def audit(chosen: Any, scopes: Any, device: Any, dtype: Any, tell: Any, *, timeout_s: float, logs: Path) -> Any:
-        assert [one.name for one in chosen] == ["eager"]
-        assert (list(scopes), device.type, dtype, timeout_s) == ([Scope.ACTIVATION], "cpu", Dtype.BFLOAT16, 600.0)
-        assert logs.is_dir()
-        tell("at work")
+    def rows(places: Any, cases: Any, work: Any, show: Any, warn: Any) -> Generator[Record]:
+        (asked,) = cases
+        assert [known.name for known in work.implementations] == ["eager"]
+        assert (asked.scopes, asked.dtype, work.timeout_s) == ([Scope.ACTIVATION], Dtype.BFLOAT16, 600.0)
+        assert work.logs.is_dir()
         for verdict in verdicts:
             yield a_cell("eager", "activation", matrix.CHECKS[0].name, verdict, "why")
         if interrupt:
             raise KeyboardInterrupt
 
-    return audit
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,10 @@ def cells(*verdicts: AuditVerdict, interrupt: bool = False) -> Callable[..., Ite
     ],
 )
 def test_the_exit_status(
-    monkeypatch: pytest.MonkeyPatch, found: Callable[..., Iterator[Record]], more: list[str], code: int
+    monkeypatch: pytest.MonkeyPatch, found: Callable[..., Generator[Record]], more: list[str], code: int
 ) -> None:
-    monkeypatch.setattr(sweep_audit.audit_parent, "audit", found)
-    monkeypatch.setattr("swiglu_bench.worker.forkserver.start", lambda: None)
+    monkeypatch.setattr(loop, "rows", found)
+    monkeypatch.setattr("swiglu_bench.worker.forkserver.start", lambda *_: None)
     ran = swiglu_bench(*AUDIT, "--dtype", "bf16", "--no-csv", "--format", "json", *more)
     assert ran.code == code
     assert ("Interrupted: 1 cells were kept." in ran.err) == (code == 130)

@@ -12,7 +12,8 @@ from swiglu_bench.machine import ceilings_cache, doctor, locks
 from swiglu_bench.machine.doctor import Finding, Severity
 from swiglu_bench.machine.system import LoadWatch
 from swiglu_bench.measure.statistics import Interval
-from swiglu_bench.worker.noise import Pair, Pairs
+from swiglu_bench.tasks import noise
+from swiglu_bench.tasks.noise import Pair
 
 pytestmark = pytest.mark.timed
 
@@ -70,7 +71,8 @@ def pairs_of(monkeypatch: pytest.MonkeyPatch, *ratios: float) -> None:
             raise KeyboardInterrupt
         return Pair(2.0, Interval(middle, middle - 0.001, middle + 0.001), 0.002, 60, "precision")
 
-    monkeypatch.setattr(Pairs, "measure", pair)
+    monkeypatch.setattr(noise, "_built", lambda *_: [])
+    monkeypatch.setattr(noise, "_pair", pair)
 
 
 def test_noise_counts_false_positives_and_keeps_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,13 @@ import torch
 from command_line import Ran, swiglu_bench
 from places import SUPPORT
 
+from swiglu_bench import loop
 from swiglu_bench.cases.cases import Precision, Scope
 from swiglu_bench.contenders import CATALOGUE
 from swiglu_bench.machine import machine
 from swiglu_bench.rows import run_folder
 from swiglu_bench.rows.record import COLUMNS
-from swiglu_bench.worker import here
-from swiglu_bench.worker.pool.place import Place
+from swiglu_bench.worker.places import Place
 
 pytestmark = pytest.mark.timed
 
@@ -233,7 +233,7 @@ def test_a_team_runs_the_cases_of_a_command(monkeypatch: pytest.MonkeyPatch) -> 
     """As `--gpus 0,1` on a machine with two, which here are CPUs."""
     this = machine.describe(torch.device("cpu"))
     monkeypatch.setattr(
-        "swiglu_bench.worker.pool.place.gpus", lambda text: [Place(int(one), this) for one in text.split(",")]
+        "swiglu_bench.worker.places.gpus", lambda text: [Place(int(one), this) for one in text.split(",")]
     )
     few = ("--shapes", "24x40", "--tokens", "3,5", "--impl", "eager", "--no-csv")
     ran = swiglu_bench("memory", *few, "--gpus", "0,1", "--format", "jsonl")
@@ -257,7 +257,7 @@ def test_a_team_runs_the_cases_of_a_command(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_dry_run_prints_the_cases_and_writes_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str, cases: int, words: str
 ) -> None:
-    monkeypatch.setattr(here, "run", lambda *_: pytest.fail("the work has started"))
+    monkeypatch.setattr(loop, "rows", lambda *_: pytest.fail("the work has started"))
     ran = swiglu_bench(*line.split(), "--device", "cpu", "--dry-run")
     assert (ran.code, ran.err) == (0, "")
     assert len(re.findall(r" (?:yes|no) *$", ran.out, flags=re.MULTILINE)) == cases

@@ -10,7 +10,7 @@ from swiglu_bench.cases.implementation import Implementation, Step, implementati
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.contenders import fused, pytorch
 from swiglu_bench.rows.record import AuditVerdict, Record
-from swiglu_bench.worker.audit.matrix import audit
+from swiglu_bench.tasks.audit import Asked, audit_here
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.skipif(
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def cell(one: Implementation, scope: Scope) -> Record:
-    (found,) = audit([one], [scope], DEVICE, only=["saved tensors"])
+    (found,) = audit_here([one], Asked([scope], only=["saved tensors"]), DEVICE)
     return found
 
 

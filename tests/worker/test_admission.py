@@ -22,11 +22,11 @@ from swiglu_bench.check.tolerance import tensor_error
 from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.rows.record import FAULTS, TensorCheck
+from swiglu_bench.tasks.contract.subject import Subject
 from swiglu_bench.tasks.selftest.run import SHAPES, SPECIMENS
 from swiglu_bench.tasks.selftest.specimen import glu
 from swiglu_bench.worker import admission
 from swiglu_bench.worker.admission import Admitting, Drawn
-from swiglu_bench.worker.audit.subject import Subject
 from swiglu_bench.worker.settings import Settings, Task
 from swiglu_bench.worker.workbench import Workbench
 

@@ -13,22 +13,22 @@ from swiglu_bench.cases.cases import Mode
 from swiglu_bench.contenders.pytorch import eager
 from swiglu_bench.machine import machine
 from swiglu_bench.measure import profilers
-from swiglu_bench.worker import profiling
-from swiglu_bench.worker.here import Here
-from swiglu_bench.worker.profiled_call import program
+from swiglu_bench.tasks import beside
+from swiglu_bench.tasks.case import Entry
+from swiglu_bench.worker.court import Court
+from swiglu_bench.worker.one_call import program
 from swiglu_bench.worker.settings import Settings, Task
-from swiglu_bench.worker.timing import Entry
 
 CPU = torch.device("cpu")
 SETTINGS = Settings(Task.TIME, CPU, "forward", "run", energy=False)
 
 
 def profiled(settings: Settings, mode: Mode = Mode.STEP) -> Entry:
-    place, case = Here(settings, machine.describe(CPU)), small_case(mode=mode)
+    place, case = Court(settings, machine.describe(CPU), in_process=True), small_case(mode=mode)
     contender = place.contender(eager)
     contender.tell("build", case, 7)
     entry = Entry(contender, a_bare_record(implementation="eager", mode=mode.value), eager.gradients(case.scope))
-    profiling.profile(place, case, [entry], lambda doing, share: None)
+    beside.profile(place, case, [entry], lambda doing, share: None)
     return entry
 
 
@@ -38,10 +38,10 @@ def test_a_trace_has_the_calls_and_what_is_in_them(tmp_path: Path, mode: Mode) -
     assert record.profile_note == ""
     events = json.loads((tmp_path / record.trace).read_text(encoding="utf-8"))["traceEvents"]
     calls = [event for event in events if event.get("name") == f"swiglu {mode}" and event.get("ph") == "X"]
-    assert len(calls) == profiling.CALLS
+    assert len(calls) == beside.TRACED_CALLS
     products = [event for event in events if event.get("name") in {"aten::mm", "aten::addmm"}]
     inside = [one for one in products if any(0 <= one["ts"] - call["ts"] <= call["dur"] for call in calls)]
-    assert len(inside) >= profiling.CALLS
+    assert len(inside) >= beside.TRACED_CALLS
     assert all(event["dur"] >= 0 for event in calls)
 
 

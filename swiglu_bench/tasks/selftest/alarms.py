@@ -34,13 +34,13 @@ from swiglu_bench.contenders import pytorch
 from swiglu_bench.machine.machine import Machine, describe
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Status, TensorCheck
+from swiglu_bench.tasks.contract.inputs import GPT_OSS_ALPHA, clear_limit
+from swiglu_bench.tasks.contract.matrix import cannot_run
+from swiglu_bench.tasks.contract.subject import inputs_of
+from swiglu_bench.tasks.time import time
 from swiglu_bench.worker.admission import Admitting, Drawn
 from swiglu_bench.worker.ahead import first_candidates
-from swiglu_bench.worker.audit.inputs import GPT_OSS_ALPHA, clear_limit
-from swiglu_bench.worker.audit.matrix import cannot_run
-from swiglu_bench.worker.audit.subject import inputs_of
-from swiglu_bench.worker.crew import Crew
-from swiglu_bench.worker.here import Here
+from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.settings import Settings, Task
 
 LARGEST = {"cpu": (200, 300, 130), "cuda": (2048, 4096, 2048)}
@@ -138,12 +138,12 @@ def run_alarms(
     here = [entry for entry in implementations if not cannot_run(entry, device)]
     used: dict[tuple[str, ...], tuple[TensorCheck, ...]] = {}
     timing = Settings(Task.TIME, device, "selftest", "selftest", rule=RULE, energy=False)
-    with crew_of(timing, this, TIMEOUT_S) as crew:
+    with court_of(timing, this, TIMEOUT_S) as court:
         for mode in (Mode.FORWARD, Mode.STEP) if count else ():
             shape = LARGE[device.type]
             tell(f"a large {mode}", 0)
             yield from timed_trials(
-                crew, Case(shape, shape.tokens[0], Dtype.BFLOAT16, Scope.GLU, mode), [pytorch.eager]
+                court, Case(shape, shape.tokens[0], Dtype.BFLOAT16, Scope.GLU, mode), [pytorch.eager]
             )
         for number in range(count):
             case, extras = draw_case(source, device.type)
@@ -151,35 +151,35 @@ def run_alarms(
             drawn = Drawn.new()
             extras = _with_clear_limit(case, device, extras, drawn)
             asked = [entry for entry in here if takes(entry, case, extras)]
-            place = Here(Settings(Task.VERIFY, device, "selftest", "selftest"), this)
+            place = Court(Settings(Task.VERIFY, device, "selftest", "selftest"), this, in_process=True)
             place.judge.begin_case(case, drawn.weights, extras)
             admitting = Admitting(place, case, drawn, thorough=True, extras=extras, used=used)
             with first_candidates():
                 for entry in asked:
                     yield Trial(entry.name, case, extras, _alarm(admitting, place, entry))
-            place.tidy()
+            place.forget()
             if number % TIMED == 0 and extras == PLAIN:
-                yield from timed_trials(crew, case, _few(asked, place.settings.baseline_of(case), source))
+                yield from timed_trials(court, case, _few(asked, place.settings.baseline_of(case), source))
 
 
 @contextlib.contextmanager
-def crew_of(settings: Settings, this: Machine, timeout_s: float) -> Iterator[Crew]:
+def court_of(settings: Settings, this: Machine, timeout_s: float) -> Iterator[Court]:
     """Processes for cases that are timed, which end with the context."""
     with tempfile.TemporaryDirectory(prefix="swiglu-bench-") as folder:
-        crew = Crew(settings, this, timeout_s, Path(folder))
+        court = Court(settings, this, timeout_s, Path(folder))
         try:
-            yield crew
+            yield court
         finally:
-            crew.end()
+            court.end()
 
 
-def timed_trials(crew: Crew, case: Case, implementations: Sequence[Implementation]) -> Iterator[Trial]:
+def timed_trials(court: Court, case: Case, implementations: Sequence[Implementation]) -> Iterator[Trial]:
     """Each implementation that has a time, or should have one, and one that is right and slow.
 
     They are timed in earnest, for a false alarm of the checks that are made only then.
     """
     contenders = [*implementations, *([] if slow.refuses(case) else [slow])]
-    for record in crew.run_case(case, contenders, lambda doing, fraction: None):
+    for record in court.run(time, case, contenders):
         if record.status is not Status.SKIPPED:
             alarm = "" if record.status in {Status.OK, Status.UNSETTLED} else f"timed: {record.reason}"
             yield Trial(record.implementation, case, PLAIN, alarm)
@@ -200,7 +200,7 @@ def _with_clear_limit(case: Case, device: torch.device, extras: Extras, drawn: D
     return dataclasses.replace(extras, limit=limit) if limit is not None else PLAIN
 
 
-def _alarm(admitting: Admitting, place: Here, implementation: Implementation) -> str:
+def _alarm(admitting: Admitting, place: Court, implementation: Implementation) -> str:
     try:
         checks = admitting.admit(place.contender(implementation)).checks
     except Exception as error:

@@ -26,11 +26,13 @@ from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import FAULTS, AuditVerdict, Record, Status
 from swiglu_bench.show.writers.console import Bar
 from swiglu_bench.show.writers.tables import new_table
+from swiglu_bench.tasks.audit import Asked, audit_here
+from swiglu_bench.tasks.contract.matrix import ignore_warnings_of_values
 from swiglu_bench.tasks.selftest import cheats, reused, wrong
-from swiglu_bench.tasks.selftest.alarms import Trial, crew_of, run_alarms
+from swiglu_bench.tasks.selftest.alarms import Trial, court_of, run_alarms
 from swiglu_bench.tasks.selftest.specimen import Specimen
-from swiglu_bench.worker.audit import matrix
-from swiglu_bench.worker.crew import Crew
+from swiglu_bench.tasks.sweep import task_of
+from swiglu_bench.worker.court import Court
 from swiglu_bench.worker.settings import Settings, Task
 
 SPECIMENS = {**wrong.SPECIMENS, **reused.SPECIMENS, **cheats.SPECIMENS}
@@ -110,9 +112,9 @@ def run_specimens(
         settings = Settings(
             Task(task), device, "selftest", "selftest", baseline=pytorch.eager.name, rule=RULE, energy=False
         )
-        with crew_of(settings, this, TIMEOUT_S) as crew:
+        with court_of(settings, this, TIMEOUT_S) as court:
             for case, group in groupby(of_task, key=lambda specimen: case_of(specimen, device.type)):
-                yield from _swept(crew, case, {specimen.name: specimen for specimen in group}, tell)
+                yield from _swept(court, case, {specimen.name: specimen for specimen in group}, tell)
     for specimen in here:
         if specimen.task == "audit":
             tell(specimen.name)
@@ -122,16 +124,16 @@ def run_specimens(
             yield Catch(specimen, reason=NEEDS_GPU, ran=False)
 
 
-def _swept(crew: Crew, case: Case, chosen: dict[str, Specimen], tell: Callable[[str], None]) -> Iterator[Catch]:
+def _swept(court: Court, case: Case, chosen: dict[str, Specimen], tell: Callable[[str], None]) -> Iterator[Catch]:
     """Some specimens at one case, each in its process; again where the machine was too busy to tell."""
 
     def listen(doing: str, _: float) -> None:
         tell(f"{case.label}: {doing}")
 
-    left = dict(chosen)
+    left, court.tell = dict(chosen), listen
     for _ in range(ATTEMPTS):
         contenders = [pytorch.eager, *(specimen.implementation for specimen in left.values())]
-        rows = {record.implementation: record for record in crew.run_case(case, contenders, listen)}
+        rows = {record.implementation: record for record in court.run(task_of(court.settings), case, contenders)}
         eager = rows.pop(pytorch.eager.name)
         if eager.status not in {Status.OK, Status.UNSETTLED}:
             raise AssertionError(f"eager itself is {eager.status} at {case.label}: {eager.reason}")
@@ -152,7 +154,7 @@ def _failed(record: Record) -> tuple[str, ...]:
 
 
 def _audited(specimen: Specimen, device: torch.device) -> Catch:
-    (cell,) = matrix.audit([specimen.implementation], [specimen.scope], device, only=specimen.caught_by)
+    (cell,) = audit_here([specimen.implementation], Asked([specimen.scope], only=specimen.caught_by), device)
     if cell.verdict is AuditVerdict.NOT_RUN:
         return Catch(specimen, reason=cell.reason, ran=False)
     return Catch(specimen, (cell.check,) if cell.verdict is AuditVerdict.FAIL else (), cell.reason)
@@ -168,7 +170,7 @@ def run_selftest(
     """Run the wrong implementations, then the right ones at random cases, and print what was found."""
     result = SelftestResult()
     with warnings.catch_warnings():
-        matrix.ignore_warnings_of_values()
+        ignore_warnings_of_values()
         if zoo:
             catches: list[Catch] = []
             specimens, this = list(SPECIMENS.values()), machine.describe(device)

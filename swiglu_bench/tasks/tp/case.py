@@ -17,10 +17,11 @@ from swiglu_bench.tasks.tp.figures import COLLECTIVES, TWIN, key
 from swiglu_bench.tasks.tp.place import RankContender, RankPlace, merged
 from swiglu_bench.tasks.tp.plan import ALONE, ASYNC, LOCAL, SINGLE, Plan
 from swiglu_bench.worker.admission import Admitting, Drawn
-from swiglu_bench.worker.places import ContenderFailed
+from swiglu_bench.worker.batches import WrongResult
+from swiglu_bench.worker.child import ContenderFailed
 from swiglu_bench.worker.reports import BuildReport, Malformed, MemoryReport, SampleReport
-from swiglu_bench.worker.round_judge import RoundJudge, WrongResult, contender_of
 from swiglu_bench.worker.settings import Tell
+from swiglu_bench.worker.turns import RoundJudge, contender_of
 
 FAILURES = (ContenderFailed, Malformed, BadInput)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from swiglu_bench.sweep.options import (
+from swiglu_bench.options import (
     HOW,
     WHAT,
     Csv,

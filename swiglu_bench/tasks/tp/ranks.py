@@ -17,8 +17,7 @@ from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cases.implementation import Implementation
 from swiglu_bench.tasks.tp.bench import RANK, RankBench
 from swiglu_bench.worker import worker
-from swiglu_bench.worker.child import Child, Died, Stopped
-from swiglu_bench.worker.places import CannotGoOn, ContenderFailed
+from swiglu_bench.worker.child import CannotGoOn, Child, ContenderFailed, Died, Stopped
 from swiglu_bench.worker.reports import Malformed
 from swiglu_bench.worker.settings import Settings
 

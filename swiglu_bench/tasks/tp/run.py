@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from swiglu_bench import output
 from swiglu_bench.cases import costs
 from swiglu_bench.cases.cases import WEIGHTS, Case, Dtype
 from swiglu_bench.machine import locks
 from swiglu_bench.machine.machine import Machine, free_memory_bytes
 from swiglu_bench.measure.rounds import Rule
+from swiglu_bench.request import INTERRUPTED
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.show.charts import scaling
 from swiglu_bench.show.writers import tp_tables
 from swiglu_bench.show.writers.console import Bar
 from swiglu_bench.show.writers.tables import nothing_done
 from swiglu_bench.show.writers.wandb_run import WandbRun
-from swiglu_bench.sweep import output
-from swiglu_bench.sweep.request import INTERRUPTED
 from swiglu_bench.tasks.tp.bench import RankBench
 from swiglu_bench.tasks.tp.case import blanks, run_case
 from swiglu_bench.tasks.tp.files import Folder

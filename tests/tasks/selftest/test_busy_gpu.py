@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from courts import run_here
 
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.contenders import CATALOGUE
@@ -16,7 +17,6 @@ from swiglu_bench.machine import machine
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import Status
 from swiglu_bench.tasks.selftest.run import SPECIMENS, run_specimens
-from swiglu_bench.worker import crew
 from swiglu_bench.worker.settings import Settings, Task
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]
@@ -62,7 +62,7 @@ def test_honest_implementations_end_ok_or_unsettled(mode: Mode, tmp_path: Path) 
     chosen = [entry for entry in CATALOGUE if entry.name in HONEST]
     assert len(chosen) == len(HONEST)
     settings, this = Settings(Task.TIME, device, "c", "r", rule=rule, energy=False), machine.describe(device)
-    for row in crew.run([case], chosen, settings, this, lambda _: None, timeout_s=120.0, logs=tmp_path):
+    for row in run_here([case], chosen, settings, this, logs=tmp_path, timeout_s=120.0):
         assert row.status in {Status.OK, Status.UNSETTLED}, f"{row.implementation}: {row.reason}"
         assert row.status is Status.UNSETTLED or row.other_processes, "the other program is not named"
 

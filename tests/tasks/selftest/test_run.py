@@ -14,12 +14,12 @@ from swiglu_bench.cases.implementation import Step, implementation
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.contenders import CATALOGUE, fp8, pytorch
 from swiglu_bench.machine import machine
+from swiglu_bench.tasks.contract import matrix
 from swiglu_bench.tasks.selftest import alarms
 from swiglu_bench.tasks.selftest import run as selftest
 from swiglu_bench.tasks.selftest.alarms import draw_case, run_alarms, slow, takes
 from swiglu_bench.tasks.selftest.run import CHECKS, SPECIMENS, TOO_BUSY, Catch, run_selftest, run_specimens
 from swiglu_bench.tasks.selftest.specimen import Specimen
-from swiglu_bench.worker.audit import matrix
 
 CPU = torch.device("cpu")
 THIS = machine.describe(CPU)

@@ -22,7 +22,7 @@ from swiglu_bench.tasks.tp.plan import ASYNC, Plan
 from swiglu_bench.tasks.tp.ranks import GroupLost, Spawned
 from swiglu_bench.worker import forkserver
 from swiglu_bench.worker.admission import Drawn
-from swiglu_bench.worker.places import ContenderFailed
+from swiglu_bench.worker.child import ContenderFailed
 from swiglu_bench.worker.reports import CallReport, FaultReport, SampleReport
 from swiglu_bench.worker.settings import Settings, Task
 
