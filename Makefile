@@ -99,10 +99,10 @@ results: $(VENV)/.installed-bench ## Measure again what the documents quote: mak
 	PATH="$(abspath $(BIN)):$$PATH" results/regenerate.sh $(ARGS)
 
 readme: $(VENV)/.installed-bench ## Make the tables of the documents again from results/
-	$(BIN)/python -m swiglu_bench.show.writers.markdown README.md docs/*.md results/README.md
+	$(BIN)/python -m swiglu_bench.show.documents tables README.md docs/*.md results/README.md
 
 figures: $(VENV)/.installed-report ## Make the figures and sentences of the documents again from results/
-	$(BIN)/python -m swiglu_bench.show.report.figures README.md docs/*.md
+	$(BIN)/python -m swiglu_bench.show.documents figures README.md docs/*.md
 
 clean: ## Remove caches and build products
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -28,7 +28,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.options import COMMANDS, SweepOptions, TimingOptions, parameters
 from swiglu_bench.rows.finished_run import FinishedRun, load_run
-from swiglu_bench.show.finished import comparison, comparison_tables, show
+from swiglu_bench.show import compare, tables
 from swiglu_bench.tasks.sweep import perform
 
 if TYPE_CHECKING:
@@ -89,17 +89,17 @@ class Results(_Shown, FinishedRun):
 
     def compare(self, other: FinishedRun, max_regression: float = 0.02) -> Compared:
         """This run as the earlier one, `other` as the later; `swiglu-bench compare` says how it judges."""
-        return Compared(comparison.compare(self, other, max_regression))
+        return Compared(compare.compare(self, other, max_regression))
 
     def _tables(self, width: int) -> Iterable[RenderableType]:
-        return show.tables(self, width, False) if self.records else [f"{self.name}: no rows"]
+        return tables.tables(self, width, False) if self.records else [f"{self.name}: no rows"]
 
 
 @dataclass(frozen=True, repr=False)
 class Compared(_Shown):
     """Two runs side by side."""
 
-    found: comparison.Comparison
+    found: compare.Comparison
 
     @property
     def outcome(self) -> str:
@@ -116,10 +116,10 @@ class Compared(_Shown):
         """One row per change."""
         import pandas
 
-        return pandas.DataFrame(comparison_tables.rows(self.found), columns=list(comparison_tables.COLUMNS))
+        return pandas.DataFrame([change.row() for change in self.found.changes], columns=list(compare.COLUMNS))
 
     def _tables(self, width: int) -> Iterable[RenderableType]:
-        return comparison_tables.tables(self.found)
+        return compare.comparison_tables(self.found)
 
 
 def load(path: str | PathLike[str]) -> Results:

@@ -21,12 +21,12 @@ from swiglu_bench.request import INTERRUPTED, Request, Say
 from swiglu_bench.resume import Fingerprints, Remaining
 from swiglu_bench.rows.csv_table import reason, typed
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.show.workload import totals, write_totals
-from swiglu_bench.show.writers import Writer
-from swiglu_bench.show.writers.console import ConsoleWriter, Tables
-from swiglu_bench.show.writers.tables import memory_tables, nothing_done, verify_detail_tables, verify_tables
-from swiglu_bench.show.writers.time_tables import time_tables
-from swiglu_bench.show.writers.workload_tables import workload_tables
+from swiglu_bench.show import Writer
+from swiglu_bench.show.console import ConsoleWriter, Tables
+from swiglu_bench.show.ranking import totals, write_totals
+from swiglu_bench.show.table import nothing_done
+from swiglu_bench.show.tables import memory_tables, verify_detail_tables, verify_tables, workload_tables
+from swiglu_bench.show.times import time_tables
 from swiglu_bench.worker import places as where
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.child import DoesNotEnd

@@ -18,11 +18,11 @@ from swiglu_bench.machine.machine import Machine
 from swiglu_bench.options import AuditOptions, SweepOptions, WandbOptions, given
 from swiglu_bench.request import Request, Say, split
 from swiglu_bench.rows import run_folder
-from swiglu_bench.show.writers import Writer
-from swiglu_bench.show.writers.csv_file import CsvFile
+from swiglu_bench.show import Writer
+from swiglu_bench.show.csv_file import CsvFile
 
 if TYPE_CHECKING:
-    from swiglu_bench.show.writers.wandb_run import WandbRun
+    from swiglu_bench.show.wandb_run import WandbRun
 
 
 @dataclass
@@ -80,7 +80,7 @@ def wandb_run(
     options: WandbOptions, command: str, slug: str, run: dict[str, Any], folder: Path | None, warn: Say
 ) -> WandbRun:
     """A W&B run that takes rows, where the `--wandb-...` options say, named and tagged by command and device."""
-    from swiglu_bench.show.writers.wandb_run import WandbRun
+    from swiglu_bench.show.wandb_run import WandbRun
 
     return WandbRun(
         project=options.wandb_project,

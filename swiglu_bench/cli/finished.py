@@ -100,22 +100,22 @@ def _compare(
     share = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", max_regression)
     if not share:
         raise BadInput(f"--max-regression: {max_regression!r} is not a percentage; give one such as 2% or 0.5%.")
-    from swiglu_bench.show.finished import comparison, comparison_tables
+    from swiglu_bench.show import compare
 
     before, after = _runs(before, after)
-    found = comparison.compare(rows.of(before), rows.of(after), float(share[1]) / 100, by)
+    found = compare.compare(rows.of(before), rows.of(after), float(share[1]) / 100, by)
     status = {"fine": 0, "regression": 1, "cannot tell": 3}[found.outcome]
     if form == "table":
-        _print(comparison_tables.tables(found))
+        _print(compare.comparison_tables(found))
     elif form == "github":
-        text.put(comparison_tables.markdown(found) + "\n")
+        text.put(compare.comparison_markdown(found) + "\n")
     else:
         about = {
             "kind": "comparison", "version": 1, "before": str(before), "after": str(after), "by": found.by,
             "max_regression": found.tolerance, "outcome": found.outcome.value, "exit_status": status,
             "warnings": found.warnings,
         }  # fmt: skip
-        text.put(text.as_text(form, comparison_tables.rows(found), about, comparison_tables.COLUMNS))
+        text.put(text.as_text(form, [change.row() for change in found.changes], about, compare.COLUMNS))
     raise typer.Exit(status)
 
 
@@ -167,7 +167,7 @@ def _show(
         raise BadInput("--format github needs --pivot FIGURE, such as --pivot time_ms.")
     chosen = rows.of(run, baseline)
     if sort:
-        from swiglu_bench.show.finished.show import ordered
+        from swiglu_bench.show.history import ordered
 
         chosen = ordered(chosen, sort, reverse)
     if pivot:
@@ -178,13 +178,13 @@ def _show(
 
 def _show_pivot(run: FinishedRun, column: str, name: str, form: str, output: Path | None) -> None:
     """One figure over token counts."""
-    from swiglu_bench.show.finished import show as showing
+    from swiglu_bench.show import history as showing
 
     rows = showing.pivot(run, showing.figure(run, column, "--pivot"))
     if form == "table":
-        _print(showing.grid(rows, column))
+        _print(showing.pivot_tables(rows, column))
     elif form == "github":
-        text.put(showing.markdown(rows) + "\n", output)
+        text.put(showing.pivot_markdown(rows) + "\n", output)
     elif form == "parquet" and output:
         text.write_parquet(rows, output)
     else:
@@ -194,8 +194,8 @@ def _show_pivot(run: FinishedRun, column: str, name: str, form: str, output: Pat
 
 def _show_run(run: FinishedRun, detail: bool, form: str, output: Path | None) -> None:
     """The tables that the command printed, or its rows."""
-    from swiglu_bench.show.finished.show import tables
-    from swiglu_bench.show.workload import as_text
+    from swiglu_bench.show.history import as_text
+    from swiglu_bench.show.tables import tables
 
     if form == "table":
         _print(tables(run, text.screen().width, detail))
@@ -221,7 +221,7 @@ def history(
     Example: swiglu-bench history results
     """
     text.check("--format", form, "table", *text.ROWS)
-    from swiglu_bench.show.finished.history import COLUMNS, lines, tables
+    from swiglu_bench.show.history import COLUMNS, history_tables, lines
 
     if not root.is_dir():
         raise BadInput(f"{root} is not a folder; give one with runs in it.")
@@ -229,9 +229,10 @@ def history(
     if not found:
         raise BadInput(f"No run is in {root} or below; give a folder with runs in it.")
     if form == "table":
-        _print(tables(found, root, text.screen().width))
+        _print(history_tables(found, root, text.screen().width))
     else:
-        text.put(text.as_text(form, found, {"kind": "history", "version": 1, "folder": str(root)}, COLUMNS))
+        about = {"kind": "history", "version": 1, "folder": str(root)}
+        text.put(text.as_text(form, [past.row() for past in found], about, COLUMNS))
 
 
 def publish(

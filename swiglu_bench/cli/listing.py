@@ -89,7 +89,7 @@ def _shapes_and_sweeps() -> dict[str, list[dict[str, Any]]]:
 
 def table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
     """An empty table of texts, with figures in the columns of `right`."""
-    from swiglu_bench.show.writers.tables import new_table
+    from swiglu_bench.show.table import new_table
 
     return new_table(columns, title, text=set(columns) - set(right), wrap=columns)
 
@@ -140,7 +140,7 @@ def in_brief(description: str) -> str:
 
 def _in_lines(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     """A line for each implementation that can run here, and one per reason for those that cannot."""
-    from swiglu_bench.show.writers.tables import by_reason
+    from swiglu_bench.show.table import by_reason
 
     found = table("Implementations", "name", "scopes", "what it is")
     found.columns[0].no_wrap = True
@@ -162,7 +162,7 @@ def _in_lines(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
 
 def _in_detail(known: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     """All facts of each implementation, and the reasons against those that cannot run here."""
-    from swiglu_bench.show.writers.tables import Notes
+    from swiglu_bench.show.table import Notes
 
     found, notes = table("Implementations", "name", "scopes", "gradients", "weights", "here", "what it is"), Notes()
     found.columns[0].no_wrap = found.columns[4].no_wrap = True

@@ -149,8 +149,8 @@ def noise(
     from swiglu_bench.machine import machine
     from swiglu_bench.measure.rounds import Rule
     from swiglu_bench.output import default_folder
-    from swiglu_bench.show.writers import csv_file
-    from swiglu_bench.show.writers.console import Bar
+    from swiglu_bench.show import csv_file
+    from swiglu_bench.show.console import Bar
     from swiglu_bench.tasks import noise as measuring
     from swiglu_bench.worker.competitor import competitors
     from swiglu_bench.worker.court import Court

@@ -59,7 +59,7 @@ def measure(
     elif form == text.TABLE:
         raise typer.Exit(perform(command, options, console, request.command_line())[0])
     else:
-        from swiglu_bench.show.workload import as_text
+        from swiglu_bench.show.history import as_text
 
         with contextlib.redirect_stdout(sys.stderr):  # what an implementation prints with --in-process
             status, run = perform(command, options, console, request.command_line())

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from swiglu_bench.rows.finished_run import FinishedRun
-    from swiglu_bench.show.report.load import ReportedRun
 
 NEEDS = {"altair": "altair", "jinja2": "jinja2", "vl_convert": "vl-convert-python"}
 """Modules of the extra `report`, and their packages."""
@@ -61,11 +60,11 @@ def report(
     _check_places(output, png, svg)
     from rich.console import Console
 
-    from swiglu_bench.show.report.load import folders, load, only
-    from swiglu_bench.show.writers.console import Bar
+    from swiglu_bench.show.console import Bar
+    from swiglu_bench.show.sections import folders, load, only
 
     rows, err = list[dict[str, Any]](), form != text.TABLE
-    found: list[ReportedRun] = []
+    found: list[FinishedRun] = []
     with Bar(Console(stderr=True), doing="reading runs") as bar:
         tell = bar.tell
         paths = [path for given in runs for path in folders(given)]
@@ -77,7 +76,7 @@ def report(
         if names := request.split(impl, "--impl"):
             found = only(found, names)
         if output:
-            from swiglu_bench.show.report.page import page
+            from swiglu_bench.show.page import page
 
             _write_page(output, page(found, request.command_line(), tell))
             typer.echo(f"Report: {output}", err=err)
@@ -86,7 +85,7 @@ def report(
         if svg:
             rows += _write_pictures(found, svg, "svg", dark, err, tell)
     if form == "json":
-        read = [run.name for run in found]
+        read = [run.label for run in found]
         text.put(text.as_json({"kind": "report", "runs": read, "page": output, "rows": rows}))
 
 
@@ -121,12 +120,16 @@ def _write_page(path: Path, html: str) -> None:
 
 
 def _write_pictures(
-    runs: Sequence[ReportedRun], folder: Path, form: Literal["png", "svg"], dark: bool, err: bool,
+    runs: Sequence[FinishedRun],
+    folder: Path,
+    form: Literal["png", "svg"],
+    dark: bool,
+    err: bool,
     tell: Callable[[str], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The charts as files; each with its file, or why there is none."""
-    from swiglu_bench.show.charts.export import picture
-    from swiglu_bench.show.report.questions import pictures
+    from swiglu_bench.show.charts import pictures
+    from swiglu_bench.show.documents import picture
 
     rows: list[dict[str, Any]] = []
     for name, chart in pictures(runs):
@@ -172,7 +175,7 @@ def recommend(
     text.check("--format", form, "table", *text.ROWS)
     text.check("--mode", mode, "forward", "backward", "step")
     most = _bytes("--max-memory", max_memory) if max_memory is not None else None
-    from swiglu_bench.show.finished import recommendation
+    from swiglu_bench.show import ranking
 
     console = text.screen(form)
     catalogue = {known.name: known for known in request.catalogue(request.loader(options.TIMEOUT_S))}
@@ -193,13 +196,14 @@ def recommend(
         if not any(record.time_ms is not None for record in runs[0].records):
             raise typer.Exit(1)  # the sweep has said why
         runs += [_measured("memory", out, console, **given)] if most is not None else []
-    choices = recommendation.recommend(runs, catalogue, most)
+    choices = ranking.recommend(runs, catalogue, most)
     if form == "table":
-        for part in recommendation.tables(choices, runs):
+        for part in ranking.recommendation_tables(choices, runs):
             console.print(part)
     else:
         about = {"kind": "recommendation", "version": 1, "max_memory_bytes": most, "runs": [run.name for run in runs]}
-        text.put(text.as_text(form, recommendation.rows(choices), about, recommendation.COLUMNS))
+        rows = [choice.row() for choice in choices]
+        text.put(text.as_text(form, rows, about, rows[0]))
     raise typer.Exit(int(any(choice.record is None for choice in choices)))
 
 

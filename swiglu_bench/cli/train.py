@@ -33,14 +33,15 @@ from swiglu_bench.options import (
 from swiglu_bench.rows.record import BASELINE, Record, Status, row_of
 from swiglu_bench.rows.training import PERMUTED, STEPS, as_of_all_runs
 from swiglu_bench.show import text
+from swiglu_bench.show.console import Bar
 
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
     from swiglu_bench.cases.implementation import Implementation
-    from swiglu_bench.show.writers.csv_file import CsvFile
-    from swiglu_bench.show.writers.wandb_run import WandbRun
+    from swiglu_bench.show.csv_file import CsvFile
+    from swiglu_bench.show.wandb_run import WandbRun
     from swiglu_bench.tasks.train.blocks import Trainee
 
 DEFAULT = ("eager", "compile", "unsloth", "fused-auto", "fused-mlp-auto")
@@ -224,8 +225,7 @@ class TrainingRun:
         from swiglu_bench.machine import locks
         from swiglu_bench.measure.clock import DeviceLost
         from swiglu_bench.measure.rounds import Rule
-        from swiglu_bench.show.writers.tables import nothing_done
-        from swiglu_bench.show.writers.training_tables import TrainingProgress
+        from swiglu_bench.show.table import nothing_done
         from swiglu_bench.tasks.train import run
 
         self._check_affordable()
@@ -266,7 +266,7 @@ class TrainingRun:
         from swiglu_bench import output
         from swiglu_bench.machine import locks
         from swiglu_bench.rows import run_folder
-        from swiglu_bench.show.writers.csv_file import CsvFile
+        from swiglu_bench.show.csv_file import CsvFile
 
         name = f"train-{self.options.task}"
         path = self.options.out or output.default_folder(self.machine, name, self.about["run_id"])
@@ -286,10 +286,10 @@ class TrainingRun:
 
     def _show(self, folder: Path | None, wandb: WandbRun | None) -> None:
         """Print the tables, and write the rows, the curves and what goes to W&B."""
-        from swiglu_bench.show.writers.csv_file import CsvFile
-        from swiglu_bench.show.writers.training_tables import tables
+        from swiglu_bench.show.csv_file import CsvFile
+        from swiglu_bench.show.tables import training_tables
 
-        for table in tables(self.rows):
+        for table in training_tables(self.rows):
             self._console.print(table, highlight=False)
         if folder:
             with closing(CsvFile(folder, self._warn, "training")) as file:
@@ -307,17 +307,41 @@ class TrainingRun:
         self._say(f"Warning: {line}", style="yellow")
 
 
+class TrainingProgress(Bar):
+    """A bar with the live loss, or without a terminal a line for each of `count` trainings; logs to W&B."""
+
+    def __init__(self, console: Console, count: int, wandb: WandbRun | None = None) -> None:
+        super().__init__(console, count)
+        self._wandb = wandb
+        self._done = 0
+
+    def listen(self, event: Record | str) -> None:
+        """The row of a seed after a step, or what else begins."""
+        if isinstance(event, str):
+            self.tell(event, self._done)
+            return
+        losses, steps = event.series["loss"], event.steps or 0
+        where = f"{event.implementation}, seed {event.seed}: step {len(losses)}/{steps}"
+        if self._wandb:
+            self._wandb.step(event)
+        self._done += len(losses) == steps
+        text = f"{where}, loss {losses[-1]:.4f}"
+        self.tell(text, self._done + len(losses) / steps * (len(losses) < steps))
+        if len(losses) == steps and not self.console.is_terminal:
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def _draw(folder: Path, task: str, trainees: Sequence[Trainee], rows: Sequence[Record]) -> str:
     """Write curves.png and curves.svg; what was written, or why nothing was, in one sentence."""
-    from swiglu_bench.show.charts.export import NoPicture, save
+    from swiglu_bench.show.documents import NoPicture, save
 
     losses = {trainee.name: trainee.losses for trainee in trainees if trainee.losses}
     known = [row.implementation for row in rows if row.implementation != PERMUTED]
     frozen = [row.implementation for row in rows if row.frozen]
 
     def make() -> Any:
-        from swiglu_bench.show.charts.style import Style, slots
-        from swiglu_bench.show.charts.training import curves
+        from swiglu_bench.show.charts import curves
+        from swiglu_bench.show.drawing import Style, slots
 
         if not losses:
             raise NoPicture("nothing was trained to the end")

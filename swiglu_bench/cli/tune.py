@@ -121,7 +121,7 @@ def _tune_jobs(
     """Tune under a bar while the device is locked; the exit status, and the jobs that are done."""
     from swiglu_bench.measure import clock
     from swiglu_bench.measure.rounds import Rule
-    from swiglu_bench.show.writers.console import Bar
+    from swiglu_bench.show.console import Bar
     from swiglu_bench.tasks.tune import Job, Tuner, tune_all
 
     rule = Rule(budget_s=options.budget, min_s=min(1.0, options.budget / 2))

@@ -35,9 +35,9 @@ def save(name: str, what: str, run: Path) -> Path:
 
 def commands(name: str) -> list[str]:
     """The commands of which a baseline was saved. Raises BadInput where there is none of that name."""
-    found = sorted(one.parent.name for one in place(name, "").glob(f"*/{RECORDS}"))
+    found = sorted(file.parent.name for file in place(name, "").glob(f"*/{RECORDS}"))
     if not found:
-        known = sorted({one.parent.parent.name for one in FOLDER.rglob(RECORDS)})
+        known = sorted({file.parent.parent.name for file in FOLDER.rglob(RECORDS)})
         near = did_you_mean(name, known) if known else f"save one: swiglu-bench forward --save-baseline {name}"
         raise BadInput(f"There is no run and no baseline {name!r}; {near.rstrip('.?')}.")
     return found
@@ -47,7 +47,7 @@ def find(name: str, what: str) -> Path:
     """The folder of a baseline that was saved. Raises BadInput where there is none, naming those that are there."""
     found = place(name, what)
     if not (found / RECORDS).exists():
-        known = sorted(one.parent.parent.name for one in FOLDER.rglob(RECORDS) if one.parent.name == what)
+        known = sorted(file.parent.parent.name for file in FOLDER.rglob(RECORDS) if file.parent.name == what)
         near = did_you_mean(name, known) if known else f"save one: swiglu-bench {what} --save-baseline {name}"
         raise BadInput(f"There is no run and no baseline {name!r} of {what}; {near.rstrip('.?')}.")
     return found

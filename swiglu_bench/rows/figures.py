@@ -31,6 +31,10 @@ class Figure:
     """`lower` or `higher`; empty where neither is."""
     since: int = 1
     """The schema from which on files have it."""
+    head: str = ""
+    """Its short name in the head of a table, before the unit."""
+    curve: bool = False
+    """Whether Weights & Biases draws it over tokens."""
     form: str = ""
     """How a table shows its values, as `format` takes it; empty: as its unit is shown."""
     kind: Any = None
@@ -49,18 +53,20 @@ class Figure:
         return format(value / MIB if self.unit == "B" else value, form)
 
     @property
+    def heading(self) -> str:
+        """The head of its column in a table: name and unit; bytes are shown as MiB, shares as percentages."""
+        return " ".join(filter(None, (self.head, {"B": "MiB", "share": ""}.get(self.unit, self.unit))))
+
+    @property
     def described(self) -> tuple[str, str, str]:
         """How documents describe it: unit, what is better, and what it means."""
         since = f"; since schema {self.since}" if self.since > 2 else ""
         return self.unit, self.better, self.caption + since
 
 
-def figure(
-    caption: str, unit: str = "", better: str = "", *, default: Any = None, since: int = 1, form: str = ""
-) -> Any:
-    """A field of a row that is a column of its file."""
-    declared = Figure(caption, unit, better, since, form)
-    return dataclasses.field(default=default, metadata={"figure": declared})
+def figure(caption: str, unit: str = "", better: str = "", *, default: Any = None, **more: Any) -> Any:
+    """A field of a row that is a column of its file; `more` is what else `Figure` has: since, head, curve, form."""
+    return dataclasses.field(default=default, metadata={"figure": Figure(caption, unit, better, **more)})
 
 
 key = functools.partial(figure, default=dataclasses.MISSING)

@@ -16,7 +16,7 @@ from swiglu_bench.cases.cases import Mode
 from swiglu_bench.cases.errors import BadInput, did_you_mean
 from swiglu_bench.measure.statistics import CONFIDENCE, Interval, ratio_interval, verdict
 from swiglu_bench.rows import csv_table, samples
-from swiglu_bench.rows.record import LAYOUTS, Record, TensorCheck
+from swiglu_bench.rows.record import LAYOUTS, Record, TensorCheck, unique
 from swiglu_bench.rows.run_folder import (
     CHECKS,
     RECORDS,
@@ -27,7 +27,7 @@ from swiglu_bench.rows.run_folder import (
     read_layout,
     records_file,
 )
-from swiglu_bench.rows.training import STEPS, as_of_all_runs, load_training, training_folder
+from swiglu_bench.rows.training import STEPS, FinishedTraining, as_of_all_runs, load_training, training_folder
 
 if TYPE_CHECKING:
     import pandas
@@ -42,6 +42,10 @@ class FinishedRun:
     """run.json: command, settings, machine; empty where there is none."""
     place: Path | None = None
     """Where it was read from or written to; None: nowhere."""
+    audit: Sequence[Record] = ()
+    """The contract matrix beside the rows."""
+    training: FinishedTraining | None = None
+    """What `train` wrote; the rows are its summaries."""
 
     @property
     def frame(self) -> pandas.DataFrame:
@@ -57,6 +61,21 @@ class FinishedRun:
     def command(self) -> str:
         """`forward` of `swiglu-bench forward --shapes smoke`; of several commands in one file, the last."""
         return verb(self.records[-1].command if self.records else str(self.about.get("command", "")))
+
+    @property
+    def label(self) -> str:
+        """The name of its folder, which says what was run, or of its file."""
+        return self.place.resolve().name if self.place and self.place.is_dir() else Path(self.name).name
+
+    @property
+    def implementations(self) -> list[str]:
+        """Every name that a row has."""
+        return unique(row.implementation for row in (*self.records, *self.audit))
+
+    @property
+    def commands(self) -> list[str]:
+        """The exact commands that made the rows, oldest first."""
+        return unique(filter(None, (*(row.command for row in self.records), str(self.about.get("command", "")))))
 
     def only(self, **wanted: Sequence[str]) -> FinishedRun:
         """The rows whose columns match one of the values given for each, globs included; an empty list is no filter.
@@ -113,7 +132,8 @@ def read_run(path: Path, beside: bool) -> FinishedRun:
     """A run of whichever command, which may have no rows."""
     if trained := training_folder(path):
         training = load_training(trained)
-        return FinishedRun(list(map(as_of_all_runs, training.summaries)), training.about, trained)
+        rows = list(map(as_of_all_runs, training.summaries))
+        return FinishedRun(rows, training.about, trained, training=training)
     folder = path.parent if path.name in (SPLIT, SPLIT_SAMPLES) and path.is_file() else path
     split = (folder / SPLIT).is_file()
     file = folder / SPLIT if split else records_file(path)

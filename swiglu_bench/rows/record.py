@@ -155,7 +155,7 @@ class Record:
 
     # time
     time_ms: Number = figure("median over rounds of the time between two GPU events around the work (CPU: wall "
-        "clock)", "ms", LOWER, form=".4g")
+        "clock)", "ms", LOWER, form=".4g", head="time", curve=True)
     time_p10_ms: Number = figure("10th percentile of the same samples", "ms", LOWER)
     time_p90_ms: Number = figure("90th percentile of the same samples", "ms", LOWER)
     rounds: Count = figure("number of samples")
@@ -172,16 +172,17 @@ class Record:
     regime: str = text("`steady`: samples follow each other without a pause, as in training; `rested`: a pause before "
         "each", since=2)
     latency_us: Number = figure("median time that a caller waits: GPU idle, call, GPU idle again, by the host's "
-        "clock; GPU only", "µs", LOWER, since=2)
+        "clock; GPU only", "µs", LOWER, since=2, head="latency", curve=True)
     graph_us: Number = figure("median time of the same work replayed as a CUDA graph; `forward` and `step` on a GPU; "
-        "with `--layers N`, of one of N layers that the graph goes through", "µs", LOWER, since=2)
+        "with `--layers N`, of one of N layers that the graph goes through", "µs", LOWER, since=2,
+        head="graph", curve=True)
     graph_reason: str = text("why a row from a GPU has no `graph_us`", since=2)
     cycles: Number = figure("`time_ms` × `sm_mhz`", "cycles", LOWER, since=2)
 
     # comparison
     baseline: str = text("the implementation that the ratios refer to")
     ratio: Number = figure("median over rounds of time ÷ the baseline's time in the same round; below 1 is faster",
-        better=LOWER)
+        better=LOWER, head="ratio", curve=True)
     ratio_low: Number = figure("lower end of the ratio's 95% interval", better=LOWER)
     ratio_high: Number = figure("upper end of the ratio's 95% interval", better=LOWER)
     verdict: str = text("`faster` or `slower` than the baseline, or `tie`: the interval contains 1, or the ratio is "
@@ -196,12 +197,12 @@ class Record:
     # work and limit
     flops: Count = figure("floating-point operations that the case needs, without recomputation", "operations")
     min_bytes: Count = figure("fewest bytes to move: every input read once, every output written once", "B")
-    tflops: Number = figure("`flops` ÷ `time_ms`", "TFLOP/s", HIGHER)
-    gbps: Number = figure("`min_bytes` ÷ `time_ms`", "GB/s", HIGHER)
+    tflops: Number = figure("`flops` ÷ `time_ms`", "TFLOP/s", HIGHER, curve=True)
+    gbps: Number = figure("`min_bytes` ÷ `time_ms`", "GB/s", HIGHER, curve=True)
     limit_ms: Number = figure("the larger of the case's bare matrix products, timed in the same rounds, and "
         "`min_bytes` at `copy_gbps`", "ms")
     limit_kind: str = text("which of the two is the larger: `matmul` or `bandwidth`")
-    limit_pct: Number = figure("`limit_ms` ÷ `time_ms`", "%", HIGHER)
+    limit_pct: Number = figure("`limit_ms` ÷ `time_ms`", "%", HIGHER, head="limit", curve=True)
     copy_gbps: Number = figure("this machine's bandwidth, measured (bytes read plus bytes written by a large "
         "copy)", "GB/s")
     matmul_tflops: Number = figure("this machine's rate for a large matrix product, measured", "TFLOP/s")
@@ -229,12 +230,15 @@ class Record:
     gpu_note: str = text("why figures of this section are missing", since=2)
     energy_j: Number = figure("energy of the whole GPU per call, from calls back to back for 0.4 s; `forward` and "
         "`step`", "J", LOWER, since=2)
-    uj_per_token: Number = figure("`energy_j` ÷ `tokens`", "µJ", LOWER, since=2)
+    uj_per_token: Number = figure("`energy_j` ÷ `tokens`", "µJ", LOWER, since=2, curve=True)
 
     # memory
-    saved_bytes: Count = figure("held between forward and backward beyond inputs, weights and output", "B", LOWER)
-    peak_bytes: Count = figure("highest use during the work, above inputs and weights", "B", LOWER)
-    workspace_bytes: Count = figure("what the implementation keeps allocated between calls", "B", LOWER)
+    saved_bytes: Count = figure("held between forward and backward beyond inputs, weights and output", "B", LOWER,
+        head="saved", curve=True)
+    peak_bytes: Count = figure("highest use during the work, above inputs and weights", "B", LOWER,
+        head="peak", curve=True)
+    workspace_bytes: Count = figure("what the implementation keeps allocated between calls", "B", LOWER,
+        head="workspace", curve=True)
     predicted_saved_bytes: Count = figure("arithmetic prediction of `saved_bytes`", "B")
     predicted_peak_bytes: Count = figure("arithmetic prediction of `peak_bytes`", "B")
     predicted_workspace_bytes: Count = figure("arithmetic prediction of `workspace_bytes`", "B")
@@ -254,7 +258,7 @@ class Record:
     eager_error: Number = figure("error of eager PyTorch in the same dtype for that tensor; for a row that quantises, "
         "the error of plain PyTorch on the same codes, relative to their fp64 truth")
     error_ratio: Number = figure("error ÷ allowed error, the largest over all tensors; above 1 is incorrect",
-        better=LOWER)
+        better=LOWER, curve=True)
     errors: str = text("`tensor=error/eager's error` for the output and every gradient, separated by spaces")
     drawn: str = text("seeds of the weights and of both sets of checked inputs, separated by spaces; new in every run",
         since=4)
@@ -284,19 +288,21 @@ class Record:
     ranks: int = figure("GPUs, or processes on a CPU", default=1)
     sequence_parallel: bool = figure("whether a rank has only its part of the tokens before and after the block, "
         "rather than all of them", default=False)
-    compute_ms: Number = figure("median of the same work without the collectives", "ms", LOWER)
-    comm_ms: Number = figure("median of the collectives alone", "ms", LOWER)
+    compute_ms: Number = figure("median of the same work without the collectives", "ms", LOWER, head="compute")
+    comm_ms: Number = figure("median of the collectives alone", "ms", LOWER, head="comm")
     comm_bytes: Count = figure("bytes of all tensors of the collectives, each counted whole", "B")
     hidden_share: Number = figure("median over rounds of 1 - (time - compute) / comm; below 0 the whole takes longer "
-        "than both", "share", HIGHER)
+        "than both", "share", HIGHER, head="hidden", curve=True)
     hidden_low: Number = figure("lower end of its 95% interval", "share")
     hidden_high: Number = figure("upper end of its 95% interval", "share")
-    bus_gbps: Number = figure("bytes on a rank's links ÷ `comm_ms`, as nccl-tests counts them", "GB/s", HIGHER)
+    bus_gbps: Number = figure("bytes on a rank's links ÷ `comm_ms`, as nccl-tests counts them", "GB/s", HIGHER,
+        head="bus", curve=True)
     bus_ceiling_gbps: Number = figure("the same for a large tensor, once per run", "GB/s")
     single_ms: Number = figure("median time of the whole block on one GPU; all GPUs run it separately at the same "
-        "time, and the slowest counts", "ms", LOWER)
+        "time, and the slowest counts", "ms", LOWER, head="1 GPU")
     single_reason: str = text("why `single_ms` or `compute_ms` is missing")
-    efficiency: Number = figure("median over rounds of single / (ranks × time)", "share", HIGHER)
+    efficiency: Number = figure("median over rounds of single / (ranks × time)", "share", HIGHER,
+        head="eff.", curve=True)
     efficiency_low: Number = figure("lower end of its 95% interval", "share")
     efficiency_high: Number = figure("upper end of its 95% interval", "share")
     hosts: Count = figure("hosts that the ranks are on; `host` names them, separated by spaces")
@@ -320,13 +326,14 @@ class Record:
     metric: str = text("`accuracy` or `perplexity`, of held-out data")
     metric_mean: Number = figure("accuracy, or perplexity, on the same data; mean over seeds")
     metric_spread: Number = figure("standard deviation over seeds")
-    step_ms: Number = figure("median time of a training step in interleaved rounds", "ms", LOWER, form=".4g")
+    step_ms: Number = figure("median time of a training step in interleaved rounds", "ms", LOWER, form=".4g",
+        head="step")
     rate: Number = figure("samples or tokens per second, from `step_ms`", "1/s", HIGHER, form=",.0f")
     unit: str = text("`samples` or `tokens`")
-    block_share: Number = figure("share of all SwiGLU blocks, forward and backward, in the step", "share")
-    block_forward_ms: Number = figure("forward of all blocks of a step", "ms", LOWER)
-    block_backward_ms: Number = figure("backward of all blocks of a step", "ms", LOWER)
-    optimizer_ms: Number = figure("AdamW's update", "ms")
+    block_share: Number = figure("share of all SwiGLU blocks, forward and backward, in the step", "share", head="MLP")
+    block_forward_ms: Number = figure("forward of all blocks of a step", "ms", LOWER, head="fwd")
+    block_backward_ms: Number = figure("backward of all blocks of a step", "ms", LOWER, head="bwd")
+    optimizer_ms: Number = figure("AdamW's update", "ms", head="AdamW")
     difference_low: Number = figure("lower end of the 95% interval of `difference` over seeds (Student's t)", "nats",
         since=6)
     difference_high: Number = figure("upper end", "nats", since=6)
@@ -454,7 +461,7 @@ def unique(values: Iterable[Key]) -> list[Key]:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """A file of rows: its name, and its columns in order."""
 
     file: str
@@ -525,11 +532,11 @@ class TensorCheck:
 FIGURES = figures(Record)
 _names = tuple(FIGURES)
 LAYOUTS = {
-    "run": Layout(
+    "run": FileLayout(
         "records.csv", _names[: _names.index("schema") + 1],
         ("run_id", "shape", "tokens", "dtype", "scope", "mode", "implementation"), "samples.csv",
     ),
-    "tp": Layout("tp.csv", (
+    "tp": FileLayout("tp.csv", (
         "run_id", "shape", "hidden", "intermediate", "tokens", "dtype", "mode", "seed", "ranks", "sequence_parallel",
         "implementation", "status", "reason", "experts", "time_ms", "time_p10_ms", "time_p90_ms", "rounds",
         "stopped_by", "queue_filled", "host_us", "first_call_ms", "ratio", "ratio_low", "ratio_high", "verdict",
@@ -538,22 +545,22 @@ LAYOUTS = {
         "triton", "version", "timestamp",
     ), ("run_id", "shape", "tokens", "dtype", "mode", "ranks", "sequence_parallel", "implementation"),
         "tp_samples.csv"),
-    "training": Layout("summary.csv", (
+    "training": FileLayout("summary.csv", (
         "run_id", "task", "model", "implementation", "trains", "status", "reason",
         *_names[_names.index("seeds") : _names.index("block_share")], "ratio", "ratio_low", "ratio_high", "verdict",
         "aa_low", "aa_high", "rounds", "stopped_by",
         *_names[_names.index("block_share") : _names.index("difference_low")], "saved_bytes", "peak_bytes", "device",
         "torch", "triton", "version", "timestamp", "precision", "difference_low", "difference_high",
     ), ("run_id", "implementation"), called=dict.fromkeys(("block_ratio", "expected_ratio", "as_expected"), "")),
-    "seeds": Layout(
+    "seeds": FileLayout(
         "runs.csv", ("implementation", "seed", "steps", "parameters", "held_out_loss", "metric_mean", "seconds"),
         ("implementation", "seed"), "train.csv", {"metric": "metric_mean"},
     ),
-    "workload": Layout("workload.csv", (
+    "workload": FileLayout("workload.csv", (
         "shape", "scope", "mode", "dtype", "implementation", "baseline", "time_ms", "ratio", "ratio_low", "ratio_high",
         "verdict", "reason",
     )),
-    "audit": Layout("audit.csv", ("implementation", "scope", "check", "verdict", "reason", "dtype", "device")),
+    "audit": FileLayout("audit.csv", ("implementation", "scope", "check", "verdict", "reason", "dtype", "device")),
 }  # fmt: skip
 """By kind of row, as JSON calls it."""
 COLUMNS = LAYOUTS["run"].columns()

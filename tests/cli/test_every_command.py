@@ -19,7 +19,7 @@ from swiglu_bench.cli import app, check
 from swiglu_bench.cli.ends import INTERRUPTED
 from swiglu_bench.machine import ceilings_cache, doctor, machine
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.show.report import page, questions
+from swiglu_bench.show import charts, page
 from swiglu_bench.tasks import noise
 from swiglu_bench.tasks.audit import Asked
 from swiglu_bench.tasks.selftest import run as selftest
@@ -47,7 +47,7 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setattr(loop, "rows", rows)
     for place, name in (
         (selftest, "run_specimens"), (selftest, "run_alarms"),
-        (doctor, "examine"), (check, "_compiled"), (questions, "pictures"),
+        (doctor, "examine"), (check, "_compiled"), (charts, "pictures"),
     ):  # fmt: skip
         monkeypatch.setattr(place, name, lambda *_, **__: iter(()))
     monkeypatch.setattr(TpRun, "spawn", lambda self, *_: self.say("only pretended") or 0)
@@ -56,7 +56,7 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     quick = ceilings_cache.Figure(value=1e9, at=datetime.datetime.now(datetime.UTC))
     monkeypatch.setattr(ceilings_cache.Limits, "_figure", lambda *_: quick)
     monkeypatch.setattr(page, "page", lambda *_: "<!doctype html>")
-    monkeypatch.setattr("swiglu_bench.show.writers.wandb_run._start", MagicMock(side_effect=OSError("only pretended")))
+    monkeypatch.setattr("swiglu_bench.show.wandb_run._start", MagicMock(side_effect=OSError("only pretended")))
     monkeypatch.setattr("swiglu_bench.worker.forkserver.start", lambda *_: None)
     monkeypatch.chdir(tmp_path)
 

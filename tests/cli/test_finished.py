@@ -18,7 +18,7 @@ from specimens import a_record, without_time
 
 from swiglu_bench.rows import baselines
 from swiglu_bench.rows.record import COLUMNS, Status
-from swiglu_bench.show.finished import show
+from swiglu_bench.show import history
 
 RESULTS = ROOT / "results/nvidia-h200"
 
@@ -119,7 +119,7 @@ def test_a_name_is_compared_with_the_newest_run_of_its_command(
     assert parsed("compare", "main")["after"] == "results/forward"
 
 
-# show
+# history
 
 
 @pytest.mark.parametrize("command", ["forward", "step-mlp", "memory-mlp", "forward-narrow"])
@@ -150,8 +150,8 @@ def test_a_pivot_has_a_column_for_each_token_count(forward: Path) -> None:
 
 def test_a_table_of_a_pivot_has_the_token_counts_of_its_shape() -> None:
     cells = {"a": {"1": 1.0, "8": None}, "b": {"1": None, "8": 2.0}}
-    rows = [dict.fromkeys(show.TABLE, shape) | {show.NAME: "eager"} | cells[shape] for shape in cells]
-    found = [[str(column.header) for column in table.columns] for table in show.grid(rows, "time_ms")]
+    rows = [dict.fromkeys(history.TABLE, shape) | {history.NAME: "eager"} | cells[shape] for shape in cells]
+    found = [[str(column.header) for column in table.columns] for table in history.pivot_tables(rows, "time_ms")]
     assert found == [["", "1"], ["", "8"]]
 
 
@@ -261,7 +261,7 @@ def test_a_finished_run_is_sent(forward: Path, monkeypatch: pytest.MonkeyPatch, 
     run = begin.return_value
     run.url_or_path = run.place = "https://wandb.example/run"
     run.upload, run.failed = "", failed
-    monkeypatch.setattr("swiglu_bench.show.writers.wandb_run.WandbRun", begin)
+    monkeypatch.setattr("swiglu_bench.show.wandb_run.WandbRun", begin)
     result = swiglu_bench("publish", forward, "--wandb-tags", "a,b", "--wandb-entity", "team", "--wandb-id", "x")
     assert (result.code, result.out) == (int(failed), "W&B: https://wandb.example/run\n")
     assert run.write.call_count == 6
@@ -284,7 +284,7 @@ def test_trainings_and_several_gpus_are_sent_like_other_runs(
     begin = MagicMock()
     begin.return_value.url_or_path = begin.return_value.upload = ""
     begin.return_value.failed = False
-    monkeypatch.setattr("swiglu_bench.show.writers.wandb_run.WandbRun", begin)
+    monkeypatch.setattr("swiglu_bench.show.wandb_run.WandbRun", begin)
     run = trained(tmp_path / "run") if which == "training" else RESULTS / "tp/llama3-70b"
     told = json.loads(swiglu_bench("publish", run, "--format", "json").out)
     assert told["rows_sent"] == begin.return_value.write.call_count == (6 if which == "training" else 144)

@@ -116,7 +116,7 @@ def test_json_is_all_there_is_on_stdout_and_losses_go_to_wandb(model: Path, monk
     begin = MagicMock()
     run_of = begin.return_value
     run_of.url_or_path = run_of.place = "somewhere"
-    monkeypatch.setattr("swiglu_bench.show.writers.wandb_run.WandbRun", begin)
+    monkeypatch.setattr("swiglu_bench.show.wandb_run.WandbRun", begin)
     arguments = ("--no-csv", "--impl", "eager", "--steps", "3", "--seeds", "1", "--format", "json", "--log-wandb",
                  "--wandb-group", "a")  # fmt: skip
     result = small(model, *arguments)

@@ -9,7 +9,7 @@ from specimens import a_bare_record
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows.record import COLUMNS, LAYOUTS, SCHEMA_VERSION, Record, Status
 from swiglu_bench.rows.run_folder import create_folder, read_records, read_rows, write_run_file
-from swiglu_bench.show.writers.csv_file import CsvFile
+from swiglu_bench.show.csv_file import CsvFile
 
 
 def keep(folder: Path, *records: Record) -> Path:

@@ -10,11 +10,11 @@ import pytest
 from places import ROOT
 from specimens import a_cell, a_record, a_seed, a_summary, without_time
 
+from swiglu_bench.rows.finished_run import FinishedRun
 from swiglu_bench.rows.record import LAYOUTS, AuditVerdict, Record, Status
 from swiglu_bench.rows.run_folder import write_run_file
 from swiglu_bench.rows.training import PERMUTED
-from swiglu_bench.show.report.load import ReportedRun
-from swiglu_bench.show.writers.csv_file import CsvFile, Table
+from swiglu_bench.show.csv_file import CsvFile, Table
 
 COMMITTED = ROOT / "results" / "nvidia-h200"
 IN_A_CHECKOUT = pytest.mark.skipif(not COMMITTED.exists(), reason="the committed runs are not here: no checkout")
@@ -61,9 +61,9 @@ def write(folder: Path, *records: Record, **about: object) -> Path:
     return folder
 
 
-def a_run(*records: Record, name: str = "run") -> ReportedRun:
+def a_run(*records: Record, name: str = "run") -> FinishedRun:
     """A run with these rows as it is once it is loaded."""
-    return ReportedRun(Path(name), {}, records)
+    return FinishedRun(records, {}, Path(name))
 
 
 def awkward_rows() -> list[Record]:

@@ -26,7 +26,7 @@ from swiglu_bench.options import TimingOptions
 from swiglu_bench.request import INTERRUPTED, Request
 from swiglu_bench.rows.finished_run import load_run
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.show.writers import Writer
+from swiglu_bench.show import Writer
 from swiglu_bench.tasks.sweep import task_of
 from swiglu_bench.worker import places
 from swiglu_bench.worker.child import DoesNotEnd

@@ -24,8 +24,8 @@ from swiglu_bench.contenders import pytorch
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.rows.record import FAULTS, AuditVerdict, Record, Status
-from swiglu_bench.show.writers.console import Bar
-from swiglu_bench.show.writers.tables import new_table
+from swiglu_bench.show.console import Bar
+from swiglu_bench.show.table import new_table
 from swiglu_bench.tasks.audit import Asked, audit_here
 from swiglu_bench.tasks.contract.matrix import ignore_warnings_of_values
 from swiglu_bench.tasks.selftest import cheats, reused, wrong

@@ -9,7 +9,7 @@ from typing import Any
 
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.rows import run_folder
-from swiglu_bench.show.writers.csv_file import CsvFile
+from swiglu_bench.show.csv_file import CsvFile
 
 
 class Folder(CsvFile):

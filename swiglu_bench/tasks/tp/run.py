@@ -20,11 +20,10 @@ from swiglu_bench.machine.machine import Machine, free_memory_bytes
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.request import INTERRUPTED
 from swiglu_bench.rows.record import Record, Status
-from swiglu_bench.show.charts import scaling
-from swiglu_bench.show.writers import tp_tables
-from swiglu_bench.show.writers.console import Bar
-from swiglu_bench.show.writers.tables import nothing_done
-from swiglu_bench.show.writers.wandb_run import WandbRun
+from swiglu_bench.show import documents, tables
+from swiglu_bench.show.console import Bar
+from swiglu_bench.show.table import nothing_done
+from swiglu_bench.show.wandb_run import WandbRun
 from swiglu_bench.tasks.tp.bench import RankBench
 from swiglu_bench.tasks.tp.case import blanks, run_case
 from swiglu_bench.tasks.tp.files import Folder
@@ -159,7 +158,7 @@ class TpRun:
             if self._wandb:
                 self._wandb.write(row)
             if row.failed if self.quiet else not self.console.is_terminal and row.status is not Status.SKIPPED:
-                self.say(tp_tables.line(row))
+                self.say(tables.tp_line(row))
 
     def _tell(self, where: str, doing: str, fraction: float) -> None:
         self._bar.tell(where + doing, self._done + fraction)
@@ -236,11 +235,11 @@ class TpRun:
     def _conclude(self, plan: Plan) -> None:
         self._bar.stop()
         if not self.quiet:
-            for table in tp_tables.tables(self.rows):
+            for table in tables.tp_tables(self.rows):
                 self.console.print(table, highlight=False)
         if self._folder:
             if len({row["ranks"] for row in self._folder.rows()}) > 1:
-                self.say(scaling.draw(self._folder.path, self._folder.rows(), plan.names))
+                self.say(documents.save_scaling(self._folder.path, plan.names))
             self.say(f"Rows, samples and machines: {self._folder.path}")
         if self._wandb and self._wandb.url_or_path:
             self.say(f"W&B: {self._wandb.place}")

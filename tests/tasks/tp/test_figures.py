@@ -1,6 +1,8 @@
 import dataclasses
 
 import pytest
+from rich.table import Table
+from rich.text import Text
 from specimens import a_split_row
 
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape
@@ -8,7 +10,7 @@ from swiglu_bench.measure.clock import Sample
 from swiglu_bench.measure.rounds import Rounds, Timing
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.rows.samples import PARTS
-from swiglu_bench.show.writers import tp_tables
+from swiglu_bench.show import tables
 from swiglu_bench.tasks.tp.figures import COLLECTIVES, TWIN, fill, key
 from swiglu_bench.tasks.tp.plan import LOCAL, SINGLE
 
@@ -67,12 +69,13 @@ def test_tables_say_every_reason_once():
         fill(one, measured(), CASE, one.implementation, True, 400.0)
     found.append(dataclasses.replace(found[-1], tokens=4096))
     found[1].single_reason = "out of memory"
-    speed, parts, *texts = tp_tables.tables(found)
+    shown = list(tables.tp_tables(found))
+    speed, parts = (part for part in shown if isinstance(part, Table))
     assert speed.title == "forward, mlp made-up (1024 x 4096), bfloat16, 4 x A GPU, sequence parallel"
     assert [list(column.cells)[1] for column in speed.columns][1:3] == ["mine", "3.06"]
     assert "50%" in [list(column.cells)[1] for column in parts.columns]
-    lines = [text.plain for text in texts]
+    lines = [part.plain for part in shown if isinstance(part, Text)]
     assert "skipped: gone: It is not here." in lines
     assert any("mine" in line and "out of memory" in line for line in lines)
-    assert "4 ranks" in tp_tables.line(found[1])
-    assert "0.750 of eager, faster" in tp_tables.line(found[1])
+    assert "4 ranks" in tables.tp_line(found[1])
+    assert "0.750 of eager, faster" in tables.tp_line(found[1])

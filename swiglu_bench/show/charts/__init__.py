@@ -1,1 +1,0 @@
-"""Charts that more than one command draws: a common style, and their export as pictures."""

@@ -1,0 +1,463 @@
+"""Row by row, the quotient of two runs with an interval, what it amounts to, and what else differs between the runs.
+
+Two runs are two processes at two moments: there are no common rounds, so nothing of them can be paired. What can be is,
+in each run by itself, the rounds of a contender and of the baseline. So the figure compared is by default the median
+ratio to the baseline: what the machine did between the runs (another clock, a warmer card) hits both and cancels. It
+cannot be that where the runs have different baselines, and for the baseline itself; these are compared by time.
+
+The interval of the quotient B/A is made of the ends of two 97.5% intervals, one per run, and reaches at least as far
+as the A/A pairs of both runs do. A change is believed only if all of that lies on one side of 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.measure.statistics import Interval, median_interval, quotient
+from swiglu_bench.rows.figures import LOWER, mebibytes, milliseconds
+from swiglu_bench.rows.finished_run import FinishedRun, case_label, case_of, kept_ratio, latest, table_label
+from swiglu_bench.rows.record import COLUMNS as ROW
+from swiglu_bench.rows.record import FIGURES, Record, Status, grouped, unique
+from swiglu_bench.show.table import Cell, Grid, dim
+
+EACH = 0.975
+"""Confidence of each run's interval, for 95% of their quotient's."""
+FEWEST_ROUNDS = 7
+"""Of fewer samples not even the smallest and the largest enclose the median with that confidence."""
+MUCH_DRIFT = 0.05
+"""From here on the two runs saw the machine in clearly different states."""
+
+
+class ChangeKind(StrEnum):
+    """What a row amounts to."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    TIE = "tie"
+    """Equal to within what is tolerated, and surely so."""
+    UNCLEAR = "unclear"
+    LESS = "less"
+    MORE = "more"
+    """Memory."""
+    BROKEN = "broken"
+    """It was ok and is not any more."""
+    MENDED = "mended"
+    DRIFT = "drift"
+    """The baseline's time, which depends on the machine as much as on the code, and is not judged."""
+
+
+class Effect(StrEnum):
+    """Whether a row keeps a change from going in."""
+
+    FINE = "fine"
+    REGRESSION = "regression"
+    UNKNOWN = "cannot tell"
+
+
+STYLES = {
+    ChangeKind.FASTER: "green", ChangeKind.SLOWER: "red", ChangeKind.TIE: "dim", ChangeKind.UNCLEAR: "yellow",
+    ChangeKind.LESS: "green", ChangeKind.MORE: "red", ChangeKind.BROKEN: "bold red",
+    ChangeKind.MENDED: "green", ChangeKind.DRIFT: "dim",
+    Effect.FINE: "green", Effect.REGRESSION: "bold red", Effect.UNKNOWN: "yellow",
+}  # fmt: skip
+CASE = ("shape", "hidden", "intermediate", "scope", "mode", "dtype", "tokens")
+COMPARED_BYTES = ("saved_bytes", "peak_bytes")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One implementation at one case in both runs."""
+
+    case: tuple[Any, ...]
+    implementation: str
+    figure: str
+    """What `before` and `after` are: `ratio`, `time_ms`, one of COMPARED_BYTES, `error_ratio`, or `status`."""
+    before: float | None = None
+    after: float | None = None
+    quotient: Interval | None = None
+    """B/A; below 1 is faster, or less."""
+    verdict: ChangeKind = ChangeKind.TIE
+    outcome: Effect = Effect.FINE
+    remark: str = ""
+
+    def row(self) -> dict[str, Any]:
+        """As one flat row for a program."""
+        ends = {f"quotient{end}": getattr(self.quotient, of, None)
+                for end, of in (("", "median"), ("_low", "low"), ("_high", "high"))}  # fmt: skip
+        return {
+            **dict(zip(CASE, self.case, strict=True)), "implementation": self.implementation, "figure": self.figure,
+            "before": self.before, "after": self.after, **ends, "verdict": self.verdict.value,
+            "outcome": self.outcome.value, "remark": self.remark,
+        }  # fmt: skip
+
+
+COLUMNS = tuple(Change(CASE, "", "").row())
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All rows that both runs have, and what a reader has to know before believing them."""
+
+    before: FinishedRun
+    after: FinishedRun
+    by: str
+    """ratio, time, memory or status."""
+    tolerance: float
+    changes: tuple[Change, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def outcome(self) -> Effect:
+        """The worst of all rows: a regression is worse than not knowing."""
+        found = {change.outcome for change in self.changes}
+        return next((bad for bad in (Effect.REGRESSION, Effect.UNKNOWN) if bad in found), Effect.FINE)
+
+
+@dataclass(frozen=True)
+class RowPair:
+    """A row in both runs, and the rows of its baselines, where they have any."""
+
+    old: Record
+    new: Record
+    old_base: Record | None
+    new_base: Record | None
+
+    def change(self, figure: str) -> Change:
+        """What is known of the row before anything is compared."""
+        return Change(case_of(self.new), self.new.implementation, figure)
+
+
+def compare(before: FinishedRun, after: FinishedRun, tolerance: float, by: str = "auto") -> Comparison:
+    """Compare two runs by `ratio`, `time` or what suits them (`auto`); `tolerance` is 0.02 for a regression of 2%.
+
+    Raises BadInput where they measured different things: other scopes or modes, times and memory, no case in common.
+    """
+    runs = (before, after)
+    kind = _kind(before, after)
+    mine, theirs = ({(case_of(r), r.implementation): r for r in latest(run.records)} for run in runs)
+    common = [key for key in theirs if key in mine]
+    if not common:
+        raise BadInput(
+            f"{before.name} and {after.name} have no case and implementation in common; compare two that do."
+        )
+    baselines = [{r.baseline for r in run.records if r.baseline} for run in runs]
+    if by == "ratio" and baselines[0] != baselines[1]:
+        names = " and ".join(", ".join(sorted(names)) or "none" for names in baselines)
+        raise BadInput(f"--by ratio: the runs have different baselines ({names}); compare them by time.")
+    same_baseline = baselines[0] == baselines[1] and len(baselines[0]) == 1
+    if kind == "time":
+        kind = by if by != "auto" else "ratio" if same_baseline else "time"
+    changes: list[Change] = []
+    for case, name in common:
+        old, new = mine[case, name], theirs[case, name]
+        pair = RowPair(old, new, mine.get((case, old.baseline)), theirs.get((case, new.baseline)))
+        changes += _changes(pair, kind, tolerance)
+    drift = [change.quotient.median for change in changes if change.verdict is ChangeKind.DRIFT and change.quotient]
+    warnings = (*circumstances(before, after, kind, drift), *_unmatched(mine, theirs))
+    return Comparison(before, after, kind, tolerance, tuple(changes), warnings)
+
+
+def _kind(before: FinishedRun, after: FinishedRun) -> str:
+    """What the runs have measured; raises BadInput where it is not the same."""
+    for column in ("scope", "mode"):
+        old, new = (sorted({str(getattr(record, column)) for record in run.records}) for run in (before, after))
+        if old != new:
+            mine, theirs = (", ".join(names) or "nothing" for names in (old, new))
+            raise BadInput(
+                f"The runs have different {column}s: {mine} ({before.name}) and {theirs} ({after.name}); "
+                f"choose what both have with --{column}."
+            )
+    kinds = [_measured(run) for run in (before, after)]
+    if kinds[0] != kinds[1]:
+        raise BadInput(
+            f"{before.name} has {kinds[0]}, {after.name} has {kinds[1]}; compare two runs of the same command."
+        )
+    return kinds[0]
+
+
+def _measured(run: FinishedRun) -> str:
+    if any(record.time_ms is not None for record in run.records):
+        return "time"
+    return "memory" if any(record.peak_bytes is not None for record in run.records) else "status"
+
+
+def _changes(pair: RowPair, kind: str, tolerance: float) -> Iterator[Change]:
+    """What became of one row."""
+    old, new = pair.old, pair.new
+    if old.status is not Status.OK or new.status is not Status.OK:
+        yield from _of_status(pair)
+    elif kind == "memory":
+        yield from _of_memory(pair, tolerance)
+    elif kind == "status":
+        yield dataclasses.replace(pair.change("error_ratio"), before=old.error_ratio, after=new.error_ratio)
+    elif old.time_ms is not None and new.time_ms is not None:
+        yield _of_time(pair, kind, tolerance)
+
+
+def _of_status(pair: RowPair) -> Iterator[Change]:
+    """A row that is not ok in one of the runs."""
+    old, new, change = pair.old, pair.new, pair.change("status")
+    if old.status is not Status.OK:
+        if new.status is Status.OK:
+            yield dataclasses.replace(change, verdict=ChangeKind.MENDED, remark=f"was {old.status}: {old.reason}")
+        return
+    verdict, outcome = ChangeKind.UNCLEAR, Effect.UNKNOWN
+    if new.status in {Status.INCORRECT, Status.ERROR}:
+        verdict, outcome = ChangeKind.BROKEN, Effect.REGRESSION
+    yield dataclasses.replace(change, verdict=verdict, outcome=outcome, remark=f"{new.status}: {new.reason}")
+
+
+def _of_memory(pair: RowPair, tolerance: float) -> Iterator[Change]:
+    """Bytes are counted, not sampled: what differs differs."""
+    for figure in COMPARED_BYTES:
+        assert FIGURES[figure].better == LOWER
+        old, new = getattr(pair.old, figure), getattr(pair.new, figure)
+        if old is None or new is None:
+            continue
+        times = new / old if old else float("inf") if new else 1.0
+        outcome = Effect.REGRESSION if times > 1 + tolerance else Effect.FINE
+        verdict = ChangeKind.TIE if old == new else ChangeKind.LESS if new < old else ChangeKind.MORE
+        change, between = pair.change(figure), Interval(times, times, times)
+        yield dataclasses.replace(
+            change, before=old, after=new, quotient=between, verdict=verdict, outcome=outcome
+        )  # fmt: skip
+
+
+def _of_time(pair: RowPair, by: str, tolerance: float) -> Change:
+    a, b, base_a, base_b = pair.old, pair.new, pair.old_base, pair.new_base
+    is_baseline = b.implementation == b.baseline
+    figure, old, new = "time_ms", _time(a), _time(b)
+    floor, remark = _floor(a, b)
+    if by == "ratio" and not is_baseline:
+        ratio_a, ratio_b = kept_ratio(a, base_a, EACH), kept_ratio(b, base_b, EACH)
+        if ratio_a and ratio_b:
+            figure, old, new = "ratio", ratio_a, ratio_b
+        else:
+            remark = "by time: it has no ratio to the baseline in both runs"
+    if by == "time" and not is_baseline and base_a and base_b and base_a.time_ms and base_b.time_ms:
+        drift = base_b.time_ms / base_a.time_ms
+        floor = max(floor, drift - 1, 1 / drift - 1)
+        remark = f"{b.baseline} itself changed x{drift:.3f}"
+    found = reaching(quotient(new, old), floor)
+    verdict, outcome = judge(found, tolerance)
+    few = min(a.rounds or 0, b.rounds or 0)
+    if few < FEWEST_ROUNDS:
+        verdict, outcome, remark = ChangeKind.UNCLEAR, Effect.UNKNOWN, f"{few} rounds are too few for an interval"
+    if figure == "time_ms" and any(row.time_p10_ms is None for row in (a, b)):
+        verdict, outcome, remark = ChangeKind.UNCLEAR, Effect.UNKNOWN, "the spread of its times was not kept"
+    if by == "ratio" and is_baseline:
+        verdict, outcome = ChangeKind.DRIFT, Effect.FINE
+    return Change(case_of(b), b.implementation, figure, old.median, new.median, found, verdict, outcome, remark)
+
+
+def _time(record: Record) -> Interval:
+    """The median time; without samples, from the 10th to the 90th percentile, which is far wider than need be."""
+    if record.samples_ms:
+        return median_interval(record.samples_ms, EACH)
+    assert record.time_ms is not None
+    return Interval(record.time_ms, record.time_p10_ms or record.time_ms, record.time_p90_ms or record.time_ms)
+
+
+def _floor(a: Record, b: Record) -> tuple[float, str]:
+    """How far from 1 the noise of both runs may bring a quotient, by their A/A pairs; and which of them is missing."""
+    known = [record.noise for record in (a, b) if record.noise is not None]
+    if not known:
+        return 0.0, "no A/A pair"
+    mine, theirs = (known * 2)[:2]  # the noise of a run without a pair is taken for the other's
+    return (1 + mine) * (1 + theirs) - 1, "" if len(known) == 2 else "one run has no A/A pair"
+
+
+def reaching(found: Interval, floor: float) -> Interval:
+    """The interval, extended so that it reaches at least `floor` to either side of its median."""
+    low, high = found.median / (1 + floor), found.median * (1 + floor)
+    return Interval(found.median, min(found.low, low), max(found.high, high))
+
+
+def judge(found: Interval, tolerance: float) -> tuple[ChangeKind, Effect]:
+    """A quotient's verdict, and whether it is a regression beyond `tolerance`."""
+    limit = 1 + tolerance
+    outcome = Effect.FINE if found.high <= limit else Effect.REGRESSION if found.low > limit else Effect.UNKNOWN
+    if found.excludes(1.0):
+        return (ChangeKind.FASTER if found.median < 1 else ChangeKind.SLOWER), outcome
+    return (ChangeKind.TIE if found.high <= limit and found.low >= 1 / limit else ChangeKind.UNCLEAR), outcome
+
+
+def _unmatched(mine: dict[Any, Record], theirs: dict[Any, Record]) -> Iterator[str]:
+    """Which rows only one run has."""
+    for which, rows, others in (("first", mine, theirs), ("second", theirs, mine)):
+        alone = [row for key, row in rows.items() if key not in others and row.status is not Status.SKIPPED]
+        if alone:
+            names = ", ".join(unique(row.implementation for row in alone))
+            yield f"Only the {which} run has {len(alone)} rows, such as {case_label(case_of(alone[0]))}, of {names}."
+
+
+DIFFERENCES = {
+    "Other machines": {
+        "device": "device", "driver": "driver", "power_limit_w": "power limit", "cpu": "CPU", "sm_count": "SM count",
+    },
+    "Other versions": {
+        "torch": "PyTorch", "triton": "Triton", "cuda": "CUDA", "liger_kernel": "liger-kernel", "python": "Python",
+    },
+    "Other code of the suite": {"version": "swiglu-bench"},
+    "Other methods": {
+        "l2": "L2", "regime": "regime", "layers": "layers in a graph", "schema": "schema of the files",
+        "baseline": "baseline",
+        **{name: name for name in ("min_rounds", "max_rounds", "warmup_rounds", "min_s", "precision")},
+    },
+}  # fmt: skip
+"""What two runs should have in common: by column or field of run.json, and how a sentence calls it."""
+
+
+def circumstances(before: FinishedRun, after: FinishedRun, by: str, drift: Sequence[float]) -> Iterator[str]:
+    """A sentence for each kind of thing that differs, worst first; `drift` is how the baseline's own times changed."""
+    runs = (before, after)
+    old, new = (
+        {**run.about.get("settings", {}), **_of_rows(run.records), **run.about.get("machine", {})} for run in runs
+    )
+    for label, names in DIFFERENCES.items():
+        known = [name for name in names if old.get(name) and new.get(name)]
+        found = [f"{names[n]} {old[n]} and {new[n]}" for n in known if str(old[n]) != str(new[n])]
+        if found and by != "status":
+            yield f"{label}: {'; '.join(found)}."
+    if by in {"ratio", "time"}:
+        earlier, later = ({case_of(row): row.gpu_uuid for row in run.records if row.gpu_uuid} for run in runs)
+        moved = sum(earlier[case] != later[case] for case in earlier.keys() & later.keys())
+        if moved:
+            yield (
+                f"{moved} {'cases were' if moved > 1 else 'case was'} on another GPU in the second run: differences "
+                "between two cards of a model affect quotients of times, and cancel in quotients of ratios."
+            )
+    most = max(drift, key=lambda value: abs(value - 1), default=1.0)
+    if by == "ratio" and abs(most - 1) > MUCH_DRIFT:
+        yield (
+            f"The baseline's own time changed by up to x{most:.3f}: the machine was in another state, or the baseline "
+            "is different. If a contender depends on the clock less or more than the baseline does, its ratio "
+            "changed, too."
+        )
+    if by == "ratio" and drift and any(old.get(name, "") != new.get(name, "") for name in ("torch", "cuda")):
+        yield f"Ratios are relative to another build of {old['baseline']}: what it gained, the others lose."
+    if by == "time":
+        yield "By time: changes of the machine between the runs are in these quotients and not in their intervals."
+    for which, run in zip(("first", "second"), runs, strict=True):
+        if any(record.other_processes for record in run.records):
+            yield f"Another process used the GPU during the {which} run."
+        if by in {"ratio", "time"} and any(r.time_ms is not None and not r.samples_ms for r in run.records):
+            yield f"The {which} run has rows without samples; their intervals come from the rows alone."
+
+
+def _of_rows(records: Sequence[Record]) -> dict[str, Any]:
+    """What the rows of a run say of each column: its value, or all of them."""
+    timed = [record for record in records if record.time_ms is not None] or records
+    names = [name for columns in DIFFERENCES.values() for name in columns if name in ROW]
+    found = {name: sorted({str(getattr(record, name)) for record in timed} - {""}) for name in names}
+    return {name: ", ".join(values) for name, values in found.items() if values}
+
+
+HEADS = ("tokens", "implementation", "before", "after", "change", "interval", "verdict")
+INTERVAL = (
+    "Two runs have no rounds in common: the interval is made of the ends of two 97.5% intervals, one per run, holds "
+    "the quotient with at least 95%, and reaches as far as the A/A pairs of both runs. Differences between processes "
+    "that the code does not cause (memory layout, autotuning) are in the quotient and not in the interval."
+)
+METHODS = {
+    "ratio": "before, after: median ratio to the baseline in the same rounds of one run, so that the machine's drift "
+    "from run to run cancels; change: after / before; the baseline's own row is its time, and not judged. " + INTERVAL,
+    "time": "before, after: median time; change: after / before. The interval is extended by the baseline's own "
+    "change. " + INTERVAL,
+    "memory": "MiB, counted and not sampled: every difference is real.",
+    "status": "Rows that are ok in both runs are counted and not listed; nothing was timed.",
+}
+
+
+def comparison_tables(found: Comparison) -> Iterator[RenderableType]:
+    """One table per shape, scope, mode and dtype, how to read them, and what stands against believing them."""
+    for grid in _grids(found, marked=False):
+        yield grid.terminal()
+    yield from dim((method(found), *remarks(found)))
+    for warning in found.warnings:
+        yield Text(f"Warning: {warning}", "yellow")
+    yield Text(conclusion(found), STYLES[found.outcome])
+
+
+def comparison_markdown(found: Comparison) -> str:
+    """The same for a comment on a pull request."""
+    parts = [f"### swiglu-bench: {conclusion(found)}"]
+    parts += ["\n".join(f"> **Warning:** {warning}" for warning in found.warnings)]
+    for grid in _grids(found, marked=True):
+        parts += [f"**{grid.title}**", grid.markdown()]
+    parts += ["\n".join(remarks(found)), f"<sub>{method(found)}</sub>"]
+    return "\n\n".join(filter(None, parts))
+
+
+def conclusion(found: Comparison) -> str:
+    """One line: how many rows are what, and what that means for the change."""
+    counts = Counter(change.verdict for change in found.changes)
+    spread = ", ".join(f"{counts[verdict]} {verdict}" for verdict in ChangeKind if counts[verdict])
+    bad = sum(change.outcome is found.outcome for change in found.changes)
+    beyond = f"{found.tolerance:.2%}" if found.tolerance else "0"
+    ends = {
+        Effect.REGRESSION: f"{bad} regressed by more than {beyond} or broke.",
+        Effect.UNKNOWN: f"no regression is proven, and of {bad} rows none beyond {beyond} can be ruled out.",
+        Effect.FINE: f"no row is worse by more than {beyond}.",
+    }
+    return f"{spread}: {ends[found.outcome]}" if spread else "Nothing to compare was ok in either run."
+
+
+def method(found: Comparison) -> str:
+    """What the figures are and how sure."""
+    text = METHODS[found.by]
+    if found.by in {"ratio", "time"}:
+        text += f" tie: within {found.tolerance:.2%} for sure; unclear: the interval contains 1 and reaches further."
+    return text
+
+
+def remarks(found: Comparison) -> Iterator[str]:
+    """What is to be said of single rows, the same thing once."""
+    for remark, changes in grouped(found.changes, lambda change: change.remark).items():
+        where = [f"{change.implementation} at {change.case[-1]}" for change in changes]
+        more = f" and {len(where) - 3} more" if len(where) > 3 else ""
+        if remark:
+            yield f"{', '.join(where[:3])}{more}: {remark}"
+
+
+def _grids(found: Comparison, marked: bool) -> Iterator[Grid]:
+    """The tables; `marked` as in Markdown, where names are code and what is not fine is bold."""
+    shown = (change for change in found.changes if change.figure != "error_ratio")
+    for case, changes in grouped(shown, lambda change: change.case[:-1]).items():
+        rows = []
+        for change in sorted(changes, key=lambda change: change.case[-1]):
+            tokens, name, *cells, verdict = _cells(change)
+            if marked:
+                name, verdict = f"`{name}`", f"**{verdict}**" if change.outcome is not Effect.FINE else verdict
+            styled: Cell = Text(verdict, STYLES[change.verdict])
+            rows.append([*map(Text, (tokens, name, *cells)), styled])
+        yield Grid(HEADS, rows, table_label(case), text={"implementation", "verdict"}, wrap={"implementation"})
+
+
+def _cells(change: Change) -> list[str]:
+    """In the order of HEADS."""
+    unit = FIGURES[change.figure].unit
+    name = change.implementation + (f", {change.figure.removesuffix('_bytes')}" if unit == "B" else "")
+    figures = [_figure(unit, value) for value in (change.before, change.after)]
+    times, interval = "", ""
+    if change.quotient:
+        times = f"x{change.quotient.median:.3f}"
+        if change.quotient.low != change.quotient.high:
+            interval = f"{change.quotient.low:.3f}-{change.quotient.high:.3f}"
+    verdict = change.verdict + (" !" if change.outcome is Effect.REGRESSION else "")
+    return [str(change.case[-1]), name, *figures, times, interval, verdict]
+
+
+def _figure(unit: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    return {"ms": milliseconds, "B": mebibytes}.get(unit, "x{:.3f}".format)(value)

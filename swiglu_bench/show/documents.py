@@ -1,0 +1,405 @@
+"""Tables and pictures of documents and folders, made from runs, so that no figure is typed by hand.
+
+A document holds marked blocks; `python -m swiglu_bench.show.documents tables README.md` (`make readme`) fills those of
+tables again, `... figures README.md` (`make figures`) makes the pictures in docs/figures and fills the others:
+
+    <!-- table: results/nvidia-h200/forward/records.csv eager compile liger -->
+    <!-- end -->
+
+Names after the path choose the rows; without any, all are shown. Among them `figure=limit_pct` shows that column of the
+CSV instead of times, bytes as MiB; `across=shape` has a column for each shape, not for each token count; and
+`scope=mlp`, or another column, keeps the rows that have that value. A block
+`<!-- training: PATH -->` is filled from a training's summary.csv, `<!-- ranks: PATH mode=step NAMES -->` from a tp.csv,
+and `<!-- columns: FILE FIRST LAST -->` from what is declared of the columns of such a file.
+
+`<!-- figure: RUN speed-up NAMES -->` is a picture: after the run comes the question, as `report --svg` names it. The
+question to a CSV of `swiglu-bench noise` is `pairs`, to the tp.csv of `swiglu-bench tp` `scaling`, with rows chosen as
+`mode=step`. A block `<!-- sentence: RUN NAMES -->` says in short what the run shows,
+`<!-- winners: RUN NAMES -->` is a table of who is the fastest at each token count.
+"""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from swiglu_bench.cases.errors import BadInput, one_line
+from swiglu_bench.rows import csv_table, samples
+from swiglu_bench.rows.figures import MIB, Figure, figures, plus_minus, size, together
+from swiglu_bench.rows.finished_run import FinishedRun
+from swiglu_bench.rows.record import COLUMNS, FIGURES, LAYOUTS, FileLayout, Record, Status, TensorCheck, grouped, unique
+from swiglu_bench.rows.run_folder import CHECKS, SPLIT, read_about, read_layout, read_rows
+from swiglu_bench.show import ranking
+from swiglu_bench.show.csv_file import CHECK_COLUMNS
+from swiglu_bench.show.sections import caption, load, only, sections, training_caption
+from swiglu_bench.show.table import Grid, by
+
+if TYPE_CHECKING:
+    from swiglu_bench.show.charts import Picture
+
+Row = TypeVar("Row")
+TOKENS = "tokens"
+Make = Callable[[Path, list[str]], str]
+"""What fills a block, from the path and the words after it."""
+NEEDS = ("altair", "vl_convert")
+GROUND = {False: "#ffffff", True: "#0d1117"}
+"""Opaque, so that a picture reads the same wherever it stands."""
+PADDING = {"left": 24, "top": 8, "right": 48, "bottom": 8}
+"""Pixels for texts that are wider in the reader's font than in the one that the picture was laid out with."""
+FORMS: tuple[Literal["png", "svg"], ...] = ("png", "svg")
+
+
+class NoPicture(RuntimeError):
+    """Why there is none, as part of a sentence."""
+
+
+def picture(chart: Picture, form: Literal["png", "svg"], dark: bool = False) -> bytes:
+    """The chart with its title; PNG at twice its size, for dense screens."""
+    import vl_convert
+
+    from swiglu_bench.show.drawing import theme
+
+    spec = json.dumps(chart.to_dict() | {"config": theme(dark, GROUND[dark]), "padding": PADDING})
+    if form == "svg":
+        return f"{vl_convert.vegalite_to_svg(spec)}\n".encode()
+    return vl_convert.vegalite_to_png(spec, scale=2)
+
+
+def save(folder: Path, stem: str, make: Callable[[], Picture]) -> Path:
+    """Write STEM.png and STEM.svg of the chart that `make` returns; the former of them.
+
+    Raises NoPicture where the extra `report` is not installed, the folder cannot be written, or `make` raises it.
+    """
+    missing = [module for module in NEEDS if importlib.util.find_spec(module) is None]
+    if missing:
+        raise NoPicture(f"{', '.join(missing)} missing; pip install 'swiglu-bench[report]'")
+    chart, files = make(), {form: folder / f"{stem}.{form}" for form in FORMS}
+    try:
+        for form, file in files.items():
+            file.write_bytes(picture(chart, form))
+    except OSError as error:
+        raise NoPicture(f"{folder} cannot be written: {error.strerror}") from None
+    return files["png"]
+
+
+def save_scaling(folder: Path, known: Sequence[str]) -> str:
+    """Write scaling.png and scaling.svg of a folder's tp.csv; what was written, or why nothing, in one sentence.
+
+    `known` names the catalogue, for the colours.
+    """
+    rows = read_layout(folder / SPLIT, "tp")
+    counts = {row.ranks for row in rows if row.time_ms is not None}
+    single = any(row.single_ms for row in rows)
+    if len(counts - {1}) < 2 and not (counts - {1} and (single or 1 in counts)):
+        return "No scaling figure: it needs rows with several numbers of GPUs, such as --gpus 1,2,4 makes."
+
+    def make() -> Picture:
+        from swiglu_bench.show.charts import scaling, scaling_points
+
+        return scaling(scaling_points(rows), known)
+
+    try:
+        return f"Scaling: {save(folder, 'scaling', make)}"
+    except NoPicture as reason:
+        return f"No scaling figure: {reason}."
+
+
+def time_table(rows: Iterable[Record], across: str = TOKENS) -> str:
+    """Implementations down, token counts or shapes across: median time, ratio to the baseline, the fastest in bold."""
+    timed = [row for row in rows if row.time_ms is not None and row.status is Status.OK]
+    fastest = [ranking.quickest(same) for same in by(timed, across)]
+
+    def cell(row: Record) -> str:
+        text = f"{row.time_ms:.3f} ms"
+        if row.interval:
+            text += " (baseline)" if row.implementation == row.baseline else f" ({plus_minus(*row.interval)})"
+        elif not row.comparable:
+            text += " (dX only)"
+        return f"**{text}**" if any(row is first for first in fastest) else text
+
+    return _over(across, timed, cell)
+
+
+def figure_table(rows: Iterable[Record], figure: str, across: str = TOKENS) -> str:
+    """Implementations down, token counts or shapes across: one figure of records.csv; bytes are shown as MiB.
+
+    Raises ValueError where the rows have no such figure, or several for one cell.
+    """
+    known = [row for row in rows if figure in COLUMNS and getattr(row, figure) is not None]
+    if not known:
+        raise ValueError(f"figure={figure}: these rows have no such figure; results/README.md names the columns.")
+
+    def cell(row: Record) -> str:
+        value = getattr(row, figure)
+        if FIGURES[figure].unit == "B":
+            return f"{value / MIB:,.0f} MiB"
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+    return _over(across, known, cell)
+
+
+def _over(across: str, rows: list[Record], cell: Callable[[Record], str]) -> str:
+    """A column for each value of `across`: of token counts in order, of shapes as they come."""
+    if len(by(rows, "implementation", across)) < len(rows):
+        raise ValueError(
+            "Several rows for one cell; choose with scope=, mode=, dtype=, shape= or tokens=, or give across=shape."
+        )
+    values = unique(getattr(row, across) for row in rows)
+    heads = [f"`{value}`" for value in values]
+    if across == TOKENS:
+        values.sort()
+        heads = [f"{count:,}" for count in values]
+    lines = []
+    for name, own in grouped(rows, attrgetter("implementation")).items():
+        cells = {getattr(row, across): cell(row) for row in own}
+        lines.append([f"`{name}`", *(cells.get(value, "") for value in values)])
+    return Grid([across, *heads], lines, text={across}).markdown()
+
+
+def training_table(rows: Iterable[Record]) -> str:
+    """Implementations down: curve, step time, its ratio to eager's, memory kept."""
+    lines = []
+    for row in rows:
+        if row.step_ms is None:
+            continue
+        curve, ratio = "baseline", "baseline"
+        if row.interval:
+            curve = f"{row.curve} (frozen)" if row.frozen else row.curve
+            ratio = plus_minus(*row.interval)
+        kept = "" if row.saved_bytes is None else size(row.saved_bytes)
+        lines.append([f"`{row.implementation}`", curve, f"{row.step_ms:.1f} ms", ratio, kept])
+    return Grid(["", "curve", "step", "÷ eager's", "kept"], lines, text={"", "curve"}).markdown()
+
+
+def ranks_table(rows: Iterable[Record]) -> str:
+    """Token counts and numbers of GPUs down: the baseline's communication, then each implementation's time."""
+    timed = [row for row in rows if row.time_ms is not None and row.ranks > 1]
+    names = unique(row.implementation for row in timed)
+    lines = []
+    for (tokens, count), same in sorted(grouped(timed, attrgetter("tokens", "ranks")).items()):
+        of = {row.implementation: row for row in same}
+        if len(of) < len(same):
+            raise ValueError("Several rows for one cell; choose with mode=, shape= or sequence_parallel=.")
+        base = next(row for row in same if row.verdict == "baseline")
+        cells = [f"{base.comm_ms:.3f} ms", f"{base.bus_gbps:.0f} of {base.bus_ceiling_gbps:.0f} GB/s"]
+        cells += [_rank_cell(of[name]) if name in of else "" for name in names]
+        lines.append([f"{tokens:,}", str(count), *cells])
+    head = ("tokens", "GPUs", "communication alone", "bus, of its ceiling")
+    return Grid([*head, *(f"`{name}`" for name in names)], lines).markdown()
+
+
+def _rank_cell(row: Record) -> str:
+    ratio = "baseline" if row.verdict == "baseline" or not row.interval else plus_minus(*row.interval)
+    return f"{row.time_ms:.3g} ms ({ratio}), {row.efficiency:.0%}"
+
+
+def columns_table(path: Path, words: Sequence[str]) -> str:
+    """The columns of a file from the first to the last that the words name; without words, all of them.
+
+    Those that a file has in common with one before it are named and not described.
+    """
+    names, own = _declared()[path.name]
+    if words:
+        first, last = map(names.index, words)
+        names = names[first : last + 1]
+    shared = ", ".join(f"`{name}`" for name in names if name not in own)
+    head = ("column", "unit", "better", "meaning")
+    lines = [(f"`{name}`", *own[name].described) for name in names if name in own]
+    parts = [f"Described above: {shared}." if shared else "", Grid(head, lines, text=head).markdown() if lines else ""]
+    return "\n\n".join(filter(None, parts))
+
+
+def _declared() -> Mapping[str, tuple[Sequence[str], Mapping[str, Figure]]]:
+    """Of every file the columns, and what is declared of those that are not as in a file before it."""
+    new = {name: figure for name, figure in FIGURES.items() if name not in COLUMNS}
+    return {
+        **{
+            layout.file: (layout.header(), FIGURES if kind == "run" else new | _renamed(layout))
+            for kind, layout in LAYOUTS.items()
+        },
+        **{LAYOUTS[kind].samples: (names, samples.FIGURES) for kind, names in samples.COLUMNS.items()},
+        CHECKS: (CHECK_COLUMNS, figures(TensorCheck)),
+    }
+
+
+def _renamed(layout: FileLayout) -> dict[str, Figure]:
+    return {column: FIGURES[figure] for column, figure in layout.called.items() if figure}
+
+
+def fill_tables(document: Path) -> str:
+    """The document's text with every marked table made again; paths are relative to the document."""
+
+    def times(path: Path, words: list[str]) -> str:
+        options = dict(word.split("=", 1) for word in words if word.startswith(("figure=", "across=")))
+        across, figure = options.get("across", TOKENS), options.get("figure")
+        rows = choose(read_rows(path), [word for word in words if not word.startswith(("figure=", "across="))])
+        return figure_table(rows, figure, across) if figure else time_table(rows, across)
+
+    def training(path: Path, words: list[str]) -> str:
+        return training_table(choose(read_layout(path, "training"), words))
+
+    def several_gpus(path: Path, words: list[str]) -> str:
+        return ranks_table(choose(read_layout(path, "tp"), words))
+
+    makers = {"table": times, "training": training, "ranks": several_gpus, "columns": columns_table}
+    return fill_blocks(document, makers)
+
+
+def fill_blocks(document: Path, makers: Mapping[str, Make]) -> str:
+    """The document's text with the content of each block of these kinds made again.
+
+    A block is `<!-- KIND: PATH words -->`, content, `<!-- end -->`; the path is relative to the document.
+    """
+    kinds = "|".join(makers)
+    block = rf"(?P<head><!-- (?P<kind>{kinds}): (?P<path>\S+)(?P<words>[^>]*) -->\n).*?(?P<end><!-- end -->)"
+
+    def made(match: re.Match[str]) -> str:
+        content = makers[match["kind"]](document.parent / match["path"], match["words"].split())
+        return f"{match['head']}{content}\n{match['end']}"
+
+    return re.sub(block, made, document.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def choose(rows: Sequence[Row], words: Iterable[str]) -> list[Row]:
+    """The rows of the implementations that the words name, or all, and with the values that COLUMN=VALUE asks for."""
+    names = [word for word in words if "=" not in word]
+    values = dict(word.split("=", 1) for word in words if "=" in word)
+
+    def wanted(row: Any) -> bool:
+        fits = all(csv_table.cell(getattr(row, column)) == value.lower() for column, value in values.items())
+        return fits and (not names or row.implementation in names)
+
+    return [row for row in rows if wanted(row)]
+
+
+def fill_figures(document: Path) -> tuple[str, dict[Path, tuple[Picture, bool]]]:
+    """The document's text with every block made again, and by file the charts of its pictures: light ones, dark ones.
+
+    Paths in the text are relative to the document.
+    """
+    inside = document.parent.name == "docs" and not (document.parent / "docs").exists()  # a checkout may be called docs
+    folder = Path("figures" if inside else "docs/figures")
+    files: dict[Path, tuple[Picture, bool]] = {}
+
+    def figure(source: Path, words: list[str]) -> str:
+        question, *chosen = words
+        chart: Picture
+        if question == "scaling":
+            name, chart, said = _scaling(source, chosen)
+        elif source.suffix == ".csv":
+            name, (chart, said) = f"{source.stem}-{question}", pairs(source)
+        else:
+            name, chart, said = _of_run(source, question, chosen)
+        light, dark = (folder / f"{name}{end}.svg" for end in ("", "-dark"))
+        files.update({document.parent / light: (chart, False), document.parent / dark: (chart, True)})
+        return (
+            f'<picture>\n  <source media="(prefers-color-scheme: dark)" srcset="{dark.as_posix()}">\n'
+            f'  <img src="{light.as_posix()}" alt="{html.escape(said)}">\n</picture>'
+        )
+
+    def sentence(source: Path, names: list[str]) -> str:
+        return _said(_chosen(source, names))
+
+    return fill_blocks(document, {"figure": figure, "sentence": sentence, "winners": _winners}), files
+
+
+def _chosen(source: Path, names: Sequence[str]) -> list[FinishedRun]:
+    return only([load(source)], names) if names else [load(source)]
+
+
+def _winners(source: Path, names: Sequence[str]) -> str:
+    """Token counts down: the baseline's time, who is the fastest, ties included, and how many times as fast."""
+    from swiglu_bench.show.charts import colours, style_of
+
+    runs = _chosen(source, names)
+    section, *_ = sections(runs)
+    style = style_of(section, colours(runs))
+    times = {row.tokens: row.time_ms or 0.0 for row in section.timed if row.implementation == row.baseline}
+    lines = []
+    for place in sorted(ranking.places(section.rows), key=lambda place: place.tokens):
+        first = together([f"`{name}`" for name in style.standing(place.first)])
+        lines.append([f"{place.tokens:,}", f"{times[place.tokens]:.3f} ms", first, f"{place.speedup:.2f}"])
+    return Grid(["tokens", f"`{section.baseline}`", "fastest", "times as fast"], lines, text={"fastest"}).markdown()
+
+
+def _of_run(source: Path, question: str, names: Sequence[str]) -> tuple[str, Picture, str]:
+    """The chart of a run that answers a question: its name, itself, and what it shows in a sentence."""
+    from swiglu_bench.show.charts import pictures
+
+    runs = _chosen(source, names)
+    found = [(name, chart) for name, chart in pictures(runs) if name.endswith(f"-{question}")]
+    if len(found) != 1:
+        raise BadInput(f"{source} has {len(found)} charts {question!r}; a figure is one.")
+    ((name, chart),) = found
+    if isinstance(chart, str):
+        raise BadInput(f"{source} has no chart {question!r}: {chart}")
+    return name, chart, _said(runs)
+
+
+def _said(runs: Sequence[FinishedRun]) -> str:
+    """What a run shows, in short."""
+    run, *_ = runs
+    return training_caption(run.training) if run.training else caption(sections(runs)[0])
+
+
+def _scaling(source: Path, words: Sequence[str]) -> tuple[str, Picture, str]:
+    """The figure of a tp.csv, of the implementations and the values of columns that the words name."""
+    from swiglu_bench.show.charts import scaling, scaling_points
+
+    rows = choose(read_layout(source, "tp"), words)
+    if not rows:
+        raise BadInput(f"{source}: no row is of {' '.join(words)}.")
+    names, shapes = (unique(getattr(row, column) for row in rows) for column in ("implementation", "shape"))
+    gpus = ", ".join(map(str, sorted({row.ranks for row in rows} | {1})))
+    said = f"Time and efficiency of {', '.join(names)} at {', '.join(shapes)}, on {gpus} GPUs."
+    known = read_about(source.parent)["settings"]["implementations"]
+    return f"scaling-{'-'.join(shapes)}", scaling(scaling_points(rows), known), said
+
+
+def pairs(path: Path) -> tuple[Picture, str]:
+    """The chart of A/A pairs, and what it shows. Raises BadInput for a file that `noise` did not write."""
+    try:
+        rows = sorted(csv_table.texts(path), key=lambda row: float(row["ratio"]))
+        names = ("ratio", "ratio_low", "ratio_high")
+        data: list[dict[str, Any]] = [
+            {"place": place, "verdict": row["verdict"], **{name: (float(row[name]) - 1) * 100 for name in names}}
+            for place, row in enumerate(rows, start=1)
+        ]
+        floor = 100 * statistics.median(float(row["noise"]) for row in rows)
+    except (OSError, KeyError, ValueError) as error:
+        raise BadInput(f"{path}: expected a CSV that `swiglu-bench noise` wrote, got {one_line(error)}.") from None
+    from swiglu_bench.show import charts
+
+    seen = sum(row["verdict"] != "tie" for row in data)
+    without_1 = sum(row["ratio_low"] > 0 or row["ratio_high"] < 0 for row in data)
+    said = (
+        f"{len(rows)} pairs of the same call under two names: {without_1} of the 95% intervals exclude no difference, "
+        f"and {seen} pairs get a verdict."
+    )
+    subtitle = f"{len(rows)} A/A pairs, {without_1} intervals without 0, {seen} verdicts; dashed: median noise floor"
+    return charts.pairs(data, floor, subtitle), said
+
+
+def main(what: str, *names: str) -> None:
+    """Fill the blocks of `tables` or `figures` in these documents again."""
+    for document in map(Path, names):
+        if what == "tables":
+            document.write_text(fill_tables(document), encoding="utf-8")
+            continue
+        filled, made = fill_figures(document)
+        for path, (chart, dark) in made.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(picture(chart, "svg", dark))
+        document.write_text(filled, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

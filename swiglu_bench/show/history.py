@@ -1,0 +1,201 @@
+"""Finished runs for a reader who looks for one: a line for each, its rows in order, one of its figures as a grid."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from swiglu_bench.cases.errors import BadInput, did_you_mean
+from swiglu_bench.rows.finished_run import FinishedRun, case_of, find_runs, load_run
+from swiglu_bench.rows.record import COLUMNS as ROW
+from swiglu_bench.rows.record import FAILED, FIGURES, LAYOUTS, SCHEMA_VERSION, Status, grouped, unique
+from swiglu_bench.show import text
+from swiglu_bench.show.ranking import median_ratios, totals, workload_of
+from swiglu_bench.show.table import TABLE, Cell, Grid, by
+
+NAME = "implementation"
+SHOWN = ("began", "command", "device", "what", "tokens", "rows", "best", "folder")
+DISPENSABLE = ("device", "best", "tokens", "what")
+"""What is left out, in this order, until each run fits into one line."""
+
+
+@dataclass(frozen=True)
+class PastRun:
+    """What a run was: of whichever command. One that cannot be read has a `problem` and no more."""
+
+    began: str = ""
+    command: str = ""
+    device: str = ""
+    shapes: Sequence[str] = ()
+    scopes: Sequence[str] = ()
+    dtypes: Sequence[str] = ()
+    tokens: Sequence[int] = ()
+    cases: int | str = ""
+    implementations: int | str = ""
+    ok: int | str = ""
+    skipped: int | str = ""
+    failed: int | str = ""
+    best: str = ""
+    best_ratio: float | str | None = ""
+    version: str = ""
+    folder: str = ""
+    problem: str = ""
+
+    def row(self) -> dict[str, Any]:
+        """For a program: every field, sequences as lists, and nothing where a run could not be read."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: ("" if self.problem else list(of)) if isinstance(of, tuple | list) else of
+                for name, of in fields.items()}  # fmt: skip
+
+
+COLUMNS = tuple(field.name for field in dataclasses.fields(PastRun))
+
+
+def lines(root: Path) -> list[PastRun]:
+    """What each run was, newest first; one that cannot be read stands last."""
+    found = []
+    for folder in find_runs(root):
+        try:
+            found.append(_line(folder))
+        except BadInput as error:
+            found.append(PastRun(folder=str(folder), problem=str(error)))
+    return sorted(found, key=lambda line: line.began, reverse=True)
+
+
+def _line(folder: Path) -> PastRun:
+    rows = (run := load_run(folder, beside=False)).records
+    statuses, ratios = [row.status for row in rows], median_ratios(rows)
+    best = min(ratios, key=lambda name: ratios[name], default="")
+
+    def each(column: str) -> list[Any]:
+        return unique(getattr(row, column) for row in rows)
+
+    return PastRun(
+        began=min((row.timestamp for row in rows if row.timestamp), default="").replace("T", " ").rstrip("Z"),
+        command=run.command, device=", ".join(each("device")), shapes=each("shape"), scopes=each("scope"),
+        dtypes=each("dtype"), tokens=sorted(each("tokens")), cases=len({case_of(row) for row in rows}),
+        implementations=len(each(NAME)), ok=statuses.count(Status.OK), skipped=statuses.count(Status.SKIPPED),
+        failed=sum(map(statuses.count, FAILED)), best=best, best_ratio=ratios.get(best),
+        version=", ".join(each("version")), folder=str(folder),
+    )  # fmt: skip
+
+
+def history_tables(found: Sequence[PastRun], root: Path, width: int) -> Iterator[RenderableType]:
+    """The runs as a table, folders as seen from `root`; what could not be read under it."""
+    rows = [_cells(line, root) for line in found if not line.problem]
+    wide = {name: max([len(name), *(cells[name].cell_len for cells in rows)]) for name in SHOWN}
+    shown = list(SHOWN)
+    for name in DISPENSABLE:
+        if sum(wide[column] + 3 for column in shown) - 1 > width:
+            shown.remove(name)
+    yield Grid(shown, [[cells[name] for name in shown] for cells in rows], text=shown, wrap={"folder"}).terminal()
+    for line in found:
+        if line.problem:
+            yield Text(f"not read: {line.problem}", "yellow")
+    if "best" in shown:
+        yield Text("best: the implementation with the lowest median ratio to the baseline.", "dim")
+    if len(shown) < len(SHOWN):
+        left_out = ", ".join(name for name in SHOWN if name not in shown)
+        yield Text(f"Not shown in {width} columns: {left_out}.", "dim")
+
+
+def _cells(line: PastRun, root: Path) -> dict[str, Text]:
+    """What the table shows of a run."""
+    rows = Text(f"{line.ok} ok")
+    if line.failed:
+        rows.append(f", {line.failed} failed", "bold red")
+    best = Text.assemble(line.best, (f" x{line.best_ratio:.3f}", "dim")) if line.best else Text("")
+    return {
+        "began": Text(line.began[:16]), "command": Text(line.command), "device": Text(line.device),
+        "what": Text(f"{_listed(line.shapes)} {_listed(line.scopes)}"), "tokens": Text(_listed(line.tokens)),
+        "rows": rows, "best": best, "folder": Text(str(Path(line.folder).relative_to(root))),
+    }  # fmt: skip
+
+
+def _listed(values: Sequence[Any]) -> str:
+    if len(values) > 3 and all(isinstance(value, int) for value in values):
+        return f"{values[0]}-{values[-1]} ({len(values)})"
+    return ",".join(map(str, values[:3])) + (f" +{len(values) - 3}" if len(values) > 3 else "")
+
+
+def as_text(run: FinishedRun, form: str) -> str:
+    """A run as `json`, `jsonl` or `csv`: the columns of its own file, one row per case and implementation."""
+    rows = [record.own.row() for record in run.records]
+    kind = run.records[0].kind if run.records else "run"
+    about: dict[str, Any] = {"kind": kind, **({"schema": SCHEMA_VERSION} if kind == "run" else {}), **run.about}
+    workload = workload_of(run.about)
+    if workload:
+        about["workload_totals"] = [total.row() for total in totals(run.records, workload)]
+    return text.as_text(form, rows, about, rows[0] if rows else ROW)
+
+
+def ordered(run: FinishedRun, column: str, reverse: bool) -> FinishedRun:
+    """The implementations of each table by the median of a column, those without it last; or by name.
+
+    Raises BadInput for what is not a figure.
+    """
+    if column == NAME:
+        records = sorted(run.records, key=lambda record: record.implementation, reverse=reverse)
+        return dataclasses.replace(run, records=records)
+    figure(run, column, "--sort")
+    records = []
+    for group in by(run.records, *TABLE):
+        medians = []
+        for own in by(group, NAME):
+            values = [value for record in own if (value := getattr(record, column)) is not None]
+            medians.append((statistics.median(values) if values else None, own))
+        known = sorted((pair for pair in medians if pair[0] is not None), key=itemgetter(0), reverse=reverse)
+        unknown = (pair for pair in medians if pair[0] is None)
+        records += [record for _, own in (*known, *unknown) for record in own]
+    return dataclasses.replace(run, records=records)
+
+
+def figure(run: FinishedRun, column: str, option: str) -> str:
+    """The column, where it is a figure of the run's rows; raises BadInput where it is not."""
+    own = (name for record in run.records for name in LAYOUTS[record.kind].columns())
+    known = [name for name in dict.fromkeys((*ROW, *own)) if FIGURES[name].is_number]
+    if column not in known:
+        raise BadInput(f"{option}: {column!r} is not a figure of the run's rows; {did_you_mean(column, known)}")
+    return column
+
+
+def pivot(run: FinishedRun, column: str) -> list[dict[str, Any]]:
+    """One row per implementation and table, one column per token count: the column's value at that case."""
+    tokens = sorted({record.tokens for record in run.records})
+    rows = []
+    for own in (own for group in by(run.records, *TABLE) for own in by(group, NAME)):
+        cells = {record.tokens: getattr(record, column) for record in own}
+        if any(value is not None for value in cells.values()):
+            head = {name: getattr(own[0], name) for name in (*TABLE, NAME)}
+            rows.append(head | {str(count): cells.get(count) for count in tokens})
+    return rows
+
+
+def pivot_tables(rows: Sequence[dict[str, Any]], column: str) -> Iterator[RenderableType]:
+    """A pivot as a table each for what rows have in common."""
+    for head, group in grouped(rows, itemgetter(*TABLE)).items():
+        _, *tokens = (name for name in group[0] if name not in TABLE and any(row[name] is not None for row in group))
+        cells = [[_short(row[name]) for name in (NAME, *tokens)] for row in group]
+        yield Grid(["", *tokens], cells, f"{' '.join(head)}: {column}", text={""}, wrap=tokens).terminal()
+    if not rows:
+        yield Text(f"No row has {column}.", "yellow")
+
+
+def pivot_markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """A pivot as one Markdown table; empty without rows."""
+    cells: list[list[Cell]] = [list(map(_short, row.values())) for row in rows]
+    return Grid(list(rows[0]), cells, text={*TABLE, NAME}).markdown() if rows else ""
+
+
+def _short(value: object) -> Text:
+    if value is None:
+        return Text("-")
+    return Text(f"{value:.4g}" if isinstance(value, float) else str(value))

@@ -1,0 +1,354 @@
+"""A report as one HTML file that needs no network: charts, tables and the chart libraries inside it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+from altair.utils.schemapi import debug_mode
+from rich.text import Text
+
+from swiglu_bench.machine.sources import standing
+from swiglu_bench.rows.figures import size, together, token_text
+from swiglu_bench.rows.finished_run import FinishedRun
+from swiglu_bench.rows.record import AuditVerdict, Record, Status, grouped, unique
+from swiglu_bench.rows.training import FinishedTraining
+from swiglu_bench.show import ranking
+from swiglu_bench.show.charts import answers, colours, dash, drawn, frozen, style_of, training_charts
+from swiglu_bench.show.drawing import FORMS, Style, theme
+from swiglu_bench.show.ranking import Winner, workload_of
+from swiglu_bench.show.sections import WORK, Section, by_work, caption, remarks, sections, training_caption
+from swiglu_bench.show.table import STYLES, VERDICT_STYLES, Cell, Grid, across, meaning
+from swiglu_bench.show.tables import SYMBOLS, training_grids, training_remarks, workload_grids
+from swiglu_bench.show.times import compared
+
+EXPORT = "window.vegaEmbed = vegaEmbed;"
+"""What of the chart libraries the page's own script uses."""
+OPEN = 4
+"""Sections that are not folded: the first of the page, which have the most rows."""
+MACHINE = ("device", "driver", "cuda", "torch", "triton", "version")
+"""What rows say of the machine, where there is no run.json."""
+BEHIND = "†"
+"""Marks runs of other kernels than those of this checkout."""
+DEEP = 0.5
+"""A gain over the baseline of this share has the deepest colour."""
+Spec = dict[str, Any]
+
+
+@debug_mode(False)  # checking each part of a chart against Vega-Lite's schema takes longer than all else
+def page(runs: Sequence[FinishedRun], made_by: str, progress: Callable[[str], object] = str) -> str:
+    """The page; `made_by` is the command that makes it, `progress` is told what is being made."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    environment.globals["meaning"] = meaning
+    numbers, specs = colours(runs), list[Spec]()
+    found = [(section, style_of(section, numbers)) for section in by_work(sections(runs))]
+    shown = []
+    for number, (section, style) in enumerate(found, start=1):
+        progress(f"section {number} of {len(found)}: {section.title}")
+        shown.append(_section(section, style, specs))
+    shown += [_training(run, run.training, Style(numbers), specs) for run in runs if run.training]
+    described = (str(run.about["machine"].get("device", "")) for run in runs if "machine" in run.about)
+    devices = unique([*(section.device for section, _ in found if section.device), *described])
+    return environment.get_template("page.html").render(
+        title=f"SwiGLU on {together(devices)}" if devices else "SwiGLU",
+        matrix=matrix([pair for pair in found if pair[0].kind == "time"]),
+        behind=BEHIND if any(marked_run(run) != run.label for run in runs) else "",
+        sections=sorted(shown, key=lambda section: section["kind"] == "verify"),
+        open=OPEN,
+        audits=[audit(run) for run in runs if run.audit],
+        machines=machines(runs),
+        runs=[{"name": run.label, "commands": run.commands, "settings": _settings(run)} for run in runs],
+        made_by=made_by,
+        libraries=_libraries(),
+        data=_json({"charts": specs, "themes": {"light": theme(dark=False), "dark": theme(dark=True)}}),
+    )
+
+
+@functools.cache
+def _libraries() -> str:
+    """Vega, Vega-Lite and vega-embed as one script."""
+    import vl_convert
+
+    return vl_convert.javascript_bundle(EXPORT).replace("</script", "<\\/script")
+
+
+def _section(section: Section, style: Style, specs: list[Spec]) -> dict[str, Any]:
+    """What the template shows of a section; its charts go to the end of `specs`."""
+    found = list(answers(section, style))
+    names = unique(row.implementation for row in section.rows if row.status in {Status.OK, Status.INCORRECT})
+    alike = [f"{name} stands for {together(others)}, which tie with it in every case."
+             for name, others in style.alike.items()]  # fmt: skip
+    grids = [figures(shape, rows) for shape, rows in grouped(section.timed, attrgetter("shape")).items()]
+    grids += [grid for run in section.runs for grid in workload_grids(section.of(run), workload_of(run.about))]
+    return {
+        "kind": section.kind,
+        "title": section.title,
+        "work": WORK.get(section.scope, ""),
+        "device": section.device,
+        "runs": together([marked_run(run) for run in section.runs]),
+        "memory_from": together(section.memory_from),
+        "headline": caption(section),
+        "remarks": [*alike, *remarks(section)],
+        "names": [_chip(name, style) for name in names],
+        "charts": [_charts(answer.charts[0][1].title.text, answer.charts, specs) for answer in found if answer.charts],
+        "absent": unique(answer.reason for answer in found if answer.reason),
+        "grids": grids,
+        **_problems(section.rows),
+    }
+
+
+def _training(run: FinishedRun, trained: FinishedTraining, style: Style, specs: list[Spec]) -> dict[str, Any]:
+    """What the template shows of a training run, in the same places."""
+    first, settings = next(iter(trained.summaries), None), trained.about.get("settings", {})
+    workload = settings.get("workload", {})
+    work = [f"blocks {workload['hidden']}x{workload['intermediate']}"] if workload else []
+    work += [f"{first.steps} steps from {first.seeds} seed{'s' * (first.seeds != 1)}"] if first and first.steps else []
+    work += [str(settings["data"])] if settings.get("data") else []
+    charts, absent, hidden = list[dict[str, Any]](), list[str](), frozen(trained)
+    for question, about, chart in training_charts(trained, style):
+        if isinstance(chart, str):
+            absent.append(chart)
+        else:
+            chart.usermeta = {"about": about}
+            charts.append(_charts(question, [("", chart)], specs))
+    title = f"training of {first.model if first else 'nothing'}"
+    return {
+        "kind": "training",
+        "title": ", ".join(filter(None, [title, settings.get("dtype", "")])),
+        "work": "; ".join(work),
+        "device": first.device if first else "",
+        "runs": marked_run(run),
+        "memory_from": "",
+        "headline": training_caption(trained),
+        "remarks": list(training_remarks(trained.summaries)),
+        "names": [
+            _chip(name, style) | {"shown": name not in hidden, "dash": dash(name, style), "point": ""}
+            for name in drawn(trained)
+        ],
+        "charts": charts,
+        "absent": absent,
+        "grids": list(training_grids(trained.summaries)),
+        "failed": [],
+        "problems": None,
+    }
+
+
+def _charts(question: str, charts: Sequence[tuple[str, alt.LayerChart]], specs: list[Spec]) -> dict[str, Any]:
+    """A question with its charts."""
+    options: list[dict[str, Any]] = [
+        {"text": text, "chart": number} for number, (text, _) in enumerate(charts, start=len(specs))
+    ]
+    specs += [_for_page(chart.to_dict(validate=False), question) for _, chart in charts]
+    return {"question": question, "about": specs[options[0]["chart"]]["usermeta"]["about"], "options": options}
+
+
+def _for_page(spec: Spec, question: str) -> Spec:
+    """A chart without what the page says or decides itself: title, theme, width."""
+    spec = {name: value for name, value in spec.items() if name not in {"title", "config", "$schema"}}
+    meta = spec["usermeta"] | {"question": question}
+    return spec | {"usermeta": meta, "width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
+
+
+def _chip(name: str, style: Style) -> dict[str, Any]:
+    """An entry of the list of names, which is the charts' legend."""
+    point = "square" if FORMS.index(style.shape(name)) % 2 == 1 else "circle"
+    return {
+        "name": name, "colour": style.colour(name), "shown": name not in style.hidden(), "label": style.label(name),
+        "dash": style.dash(name), "point": point,
+    }  # fmt: skip
+
+
+def figures(shape: str, rows: Sequence[Record]) -> Grid:
+    """Time and ratio of every case of a shape; in a cell the time, and below it the ratio and the verdict."""
+    counts = sorted({row.tokens for row in rows})
+
+    def cell(row: Record) -> Cell:
+        text = "\n".join([row.shown("time_ms"), f"{compared(row)} {row.verdict}".strip()])
+        return Text(text, VERDICT_STYLES.get(row.verdict, ""))
+
+    grid = across("tokens", rows, counts, cell)
+    title = f"{shape}: time in ms, ratio to the baseline ± half its 95% interval"
+    return Grid(["tokens", *map(token_text, counts)], grid.rows, title)
+
+
+def _problems(rows: Sequence[Record]) -> dict[str, Any]:
+    """Every row without figures, those with the same status and reason together, failures first; who failed."""
+    found = grouped((row for row in rows if row.status is not Status.OK), attrgetter("status", "reason"))
+    lines: list[list[Cell]] = []
+    failed = []
+    for (status, reason), same in sorted(found.items(), key=lambda item: item[0][0] is Status.SKIPPED):
+        names = ", ".join(unique(row.implementation for row in same))
+        where = "; ".join(
+            f"{shape}, {dtype}, {', '.join(map(token_text, sorted({row.tokens for row in own})))} tokens"
+            for (shape, dtype), own in grouped(same, attrgetter("shape", "dtype")).items()
+        )
+        lines.append([Text(status, STYLES[status]), names, where, reason])
+        failed += [f"{status}: {names}"] if status is not Status.SKIPPED else []
+    heads = ("status", "implementation", "cases", "reason")
+    return {"failed": failed, "problems": Grid(heads, lines, "Without figures, and why") if lines else None}
+
+
+def matrix(sections: Sequence[tuple[Section, Style]]) -> dict[str, Any] | None:
+    """Rows by section and shape, a column per token count; `split` has the rows of runs over several GPUs, which are
+    many.
+
+    None where no section names a winner; a section without a winner has no rows, but keeps its number.
+    """
+    found = [ranking.places(section.rows) for section, _ in sections]
+    every = [place for places in found for place in places]
+    counts = sorted({place.tokens for place in every})
+    titles = [_title(section, [other for other, _ in sections]) for section, _ in sections]
+    groups = []
+    for number, (places, (section, style)) in enumerate(zip(found, sections, strict=True)):
+        by_shape = {
+            shape: {place.tokens: _cell(place, style) for place in own}
+            for shape, own in grouped(places, attrgetter("shape")).items()
+        }
+        rows = grouped(section.rows, attrgetter("shape"))
+        lines = [
+            {"shape": shape, "label": marked(shape, rows[shape]), "cells": list(map(by_shape[shape].get, counts))}
+            for shape in sorted(by_shape, key=lambda shape: -len(by_shape[shape]))
+        ]
+        if lines:
+            groups.append({"section": number, "title": titles[number], "lines": lines, "split": "-tp" in section.scope})
+    if not groups:
+        return None
+    return {
+        "sentence": ranking.overall(every),
+        "baselines": together(unique(place.baseline for place in every), "or"),
+        "counts": [token_text(count) for count in counts],
+        "groups": [group for group in groups if not group["split"]],
+        "split": [group for group in groups if group["split"]],
+    }
+
+
+def _title(section: Section, every: Sequence[Section]) -> str:
+    """What tells a section's rows from those of the others."""
+    parts = [f"{section.mode} of {section.scope}"]
+    differ = [name for name in ("dtype", "routing", "device") if len({getattr(other, name) for other in every}) > 1]
+    parts += [text for name in differ if (text := getattr(section, name))]
+    title = ", ".join(parts)
+    alike = [other for other in every if other.title == section.title and other.device == section.device]
+    return f"{title} ({section.names})" if len(alike) > 1 else title
+
+
+def _cell(place: Winner, style: Style) -> dict[str, Any]:
+    """One case; of those that tie, the first of the suite's list. One that stands for others counts as one."""
+    first = style.standing(place.first)
+    level = place.baseline in first
+    name = place.baseline if level else first[0]
+    _, low, high = place.ratio
+    about = [f"{together(first)} tie for the first place" if first[1:] else f"{name} is the fastest"]
+    about += (
+        [] if level else [f"{place.speedup:.3f} times the speed of {place.baseline} [{1 / high:.3f}, {1 / low:.3f}]"]
+    )
+    about += [f"the next, {place.runner_up}, takes {place.longer:.1%} longer"] if place.runner_up else []
+    return {
+        "tokens": token_text(place.tokens),
+        "name": name,
+        "ties": len(first) - 1,
+        "speedup": "" if level else f"{place.speedup:.2f}×",
+        "next": f"+{place.longer:.1%}" if place.runner_up else "",
+        "colour": style.colour(name),
+        "depth": 0 if level else round(10 + 40 * min(1.0, (place.speedup - 1) / DEEP)),
+        "about": "; ".join(about),
+    }
+
+
+def audit(run: FinishedRun) -> dict[str, Any]:
+    """The contract matrix: checks down, implementations across, a matrix per scope."""
+    matrices = []
+    for scope, cells in grouped(run.audit, attrgetter("scope")).items():
+        names = unique(cell.implementation for cell in cells)
+        by_key = {(cell.check, cell.implementation): cell for cell in cells}
+        lines = [
+            (check, [by_key.get((check, name)) for name in names]) for check in unique(cell.check for cell in cells)
+        ]
+        matrices.append({"scope": scope, "names": names, "lines": lines})
+    given = grouped(
+        (cell for cell in run.audit if cell.reason and cell.verdict is not AuditVerdict.PASS),
+        attrgetter("verdict", "check", "reason"),
+    )
+    order = [AuditVerdict.FAIL, AuditVerdict.UNSUPPORTED, AuditVerdict.NOT_RUN]
+    counts = {verdict: sum(cell.verdict is verdict for cell in run.audit) for verdict in AuditVerdict}
+    reasons: list[list[Cell]] = []
+    for (verdict, check, reason), same in sorted(given.items(), key=lambda item: order.index(item[0][0])):
+        who = ", ".join(unique(f"{cell.implementation} ({cell.scope})" for cell in same))
+        reasons.append([Text(verdict, SYMBOLS[verdict][1]), check, who, reason])
+    return {
+        "run": run.label,
+        "matrices": matrices,
+        "counts": ", ".join(f"{count} {verdict}" for verdict, count in counts.items()),
+        "symbols": {verdict: symbol for verdict, (symbol, _) in SYMBOLS.items()},
+        "reasons": Grid(("verdict", "check", "implementation", "reason"), reasons) if reasons else None,
+    }
+
+
+def machines(runs: Sequence[FinishedRun]) -> dict[str, Any]:
+    """What differs between the machines and versions of runs, a line for those that agree; and what does not differ."""
+    found: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for run in runs:
+        described = unique(tuple((name, getattr(row, name)) for name in MACHINE) for row in run.records)
+        for machine in [run.about["machine"]] if "machine" in run.about else map(dict, described):
+            facts = tuple(_fact(name, value) for name, value in machine.items() if value not in (None, ""))
+            found.setdefault(facts, []).append(marked_run(run))
+    lines = [(dict(facts), unique(names)) for facts, names in found.items()]
+    every = unique(name for facts, _ in lines for name in facts)
+    values = {name: unique(facts[name] for facts, _ in lines if name in facts) for name in every}
+    differ = [name for name, own in values.items() if len(own) > 1]
+    rows = [[", ".join(names), *(facts.get(name, "") for name in differ)] for facts, names in lines]
+    return {
+        "differ": Grid(["runs", *differ], rows) if len(rows) > 1 else None,
+        "same": {name: own[0] for name, own in values.items() if name not in differ},
+    }
+
+
+def marked(name: str, rows: Iterable[Record], version: object = "") -> str:
+    """The name, with a mark where rows, or a version, are of other kernels than those of this checkout."""
+    versions = {version, *(row.version for row in rows)}
+    return name + BEHIND if any(standing(str(of))[1] for of in versions) else name
+
+
+def marked_run(run: FinishedRun) -> str:
+    """The name of a run, with such a mark."""
+    return marked(run.label, run.records, run.about.get("machine", {}).get("version", ""))
+
+
+def _fact(name: str, value: Any) -> tuple[str, str]:
+    """A field of run.json's machine with its unit beside the figure instead of in the name."""
+    if name == "version":
+        return name, " ".join(filter(None, (str(value), standing(str(value))[0])))
+    if name.endswith("_bytes") and isinstance(value, int):
+        return name.removesuffix("_bytes").replace("_", " "), size(value)
+    if name.endswith("_w") and isinstance(value, int | float):
+        return name.removesuffix("_w").replace("_", " "), f"{value:g} W"
+    return name.replace("_", " "), str(value)
+
+
+def _settings(run: FinishedRun) -> str:
+    settings = run.about.get("settings")
+    return ", ".join(_facts(settings)) if isinstance(settings, dict) else ""
+
+
+def _facts(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Each setting that was given; those of a model as its own."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from _facts({own: text for own, text in value.items() if own not in settings})
+        elif value not in ("", None):
+            yield f"{name} {value}"
+
+
+def _json(value: Any) -> str:
+    """JSON that may stand inside a script element."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, default=str).replace("<", "\\u003c")

@@ -1,0 +1,206 @@
+"""One table for every command: what stands in it, and how it looks on a terminal, in Markdown and on a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table as TerminalTable
+from rich.text import Text
+
+from swiglu_bench.rows.record import FIGURES, Record, Status, grouped, unique
+
+TABLE = ("shape", "scope", "mode", "dtype")
+"""Rows that agree in this stand in one table of times."""
+STYLES = {Status.OK: "green", Status.SKIPPED: "dim", Status.INCORRECT: "bold red", Status.ERROR: "bold red",
+          Status.UNSETTLED: "bold yellow"}  # fmt: skip
+VERDICT_STYLES = {"faster": "green", "slower": "red", "tie": "dim"}
+MEANINGS = {
+    "green": "good", "bold red": "bad", "red": "bad", "yellow": "middle", "bold yellow": "middle", "dim": "faint",
+}  # fmt: skip
+"""What a style says on a page, as a class of its style sheet."""
+NAME_WIDTH = 26
+
+Cell = str | Text
+Column = str | tuple[str, Callable[[Record], Cell]]
+"""A figure, with the head and the form that are declared of it, or a head and what is made of a row."""
+
+
+def new_table(
+    columns: Iterable[str], title: str = "", text: Collection[str] = (), wrap: Collection[str] = (), **look: Any
+) -> TerminalTable:
+    """An empty table in the suite's look: columns of figures to the right, those named in `text` to the left.
+
+    Columns named in `wrap` may take several lines where the terminal is narrow; all others keep their width.
+    """
+    look = {"box": box.SIMPLE_HEAD, "pad_edge": False, "title_justify": "left", "title_style": "bold", **look}
+    table = TerminalTable(title=title or None, **look)
+    for name in columns:
+        table.add_column(
+            name,
+            justify="left" if name in text else "right",
+            no_wrap=name not in wrap,
+            overflow="fold" if name in wrap else "ellipsis",
+        )
+    return table
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table before it is drawn."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    """A row without cells is a line between those above and those below."""
+    title: str = ""
+    note: str = ""
+    """What the columns mean."""
+    text: Collection[str] = ()
+    """The columns that hold no figures."""
+    wrap: Collection[str] = ()
+    """The columns that may take several lines."""
+    least: int = 0
+    """How wide the columns of `wrap` are at least."""
+    look: Mapping[str, Any] = field(default_factory=dict)
+    """What differs from the suite's look, as rich calls it."""
+
+    def terminal(self) -> TerminalTable:
+        """The table for a terminal."""
+        table = new_table(self.heads, self.title, self.text, self.wrap, **self.look)
+        for column in table.columns:
+            if column.header in self.wrap:
+                column.min_width = self.least or None
+        for row in self.rows:
+            if row:
+                table.add_row(*row)
+            else:
+                table.add_section()
+        return table
+
+    def parts(self) -> Iterator[RenderableType]:
+        """The table for a terminal and its note."""
+        yield self.terminal()
+        if self.note:
+            yield Text(self.note, "dim")
+
+    def markdown(self) -> str:
+        """The table in Markdown, without its title."""
+        rule = ["---" if name in self.text else "---:" for name in self.heads]
+        rows = ([str(cell) for cell in row] for row in self.rows if row)
+        first, *others = (f"| {' | '.join(line)} |" for line in (self.heads, rule, *rows))
+        return "\n".join([first.replace("|  |", "| |"), *others])
+
+
+def meaning(cell: Cell) -> str:
+    """What a cell says: `good`, `bad`, `middle`, or nothing."""
+    return MEANINGS.get(str(cell.style), "") if isinstance(cell, Text) else ""
+
+
+def figure_grid(rows: Sequence[Record], columns: Sequence[Column], lead: Sequence[Column] = (), **about: Any) -> Grid:
+    """A line for each row: columns of text in `lead`, then figures."""
+    every = (*lead, *columns)
+    heads = [FIGURES[column].heading if isinstance(column, str) else column[0] for column in every]
+    cells = [[row.shown(column) if isinstance(column, str) else column[1](row) for column in every] for row in rows]
+    return Grid(heads, cells, **about)
+
+
+def across(
+    head: str, rows: Iterable[Record], values: Sequence[Any], cell: Callable[[Record], Cell], of: str = "tokens"
+) -> Grid:
+    """Implementations down, a column for each of these values of a column: token counts, or shapes."""
+    lines: list[list[Cell]] = []
+    for name, own in grouped(rows, attrgetter("implementation")).items():
+        cells = {getattr(row, of): cell(row) for row in own}
+        lines.append([Text(name, "bold"), *(cells.get(value, "") for value in values)])
+    return Grid([head, *map(str, values)], lines, text={head})
+
+
+def ratio_text(row: Record) -> str:
+    """Its ratio with half of the interval; empty for the baseline and where there is none."""
+    return "" if row.ratio is None or row.verdict == "baseline" else f"{row.ratio:.3f} ± {row.half_width:.3f}"
+
+
+class Notes:
+    """Numbers the reasons of a table; the same reason has the same number."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, int] = {}
+
+    def mark(self, reason: str) -> str:
+        """The number of a reason, in brackets."""
+        return f"[{self._reasons.setdefault(reason, len(self._reasons) + 1)}]"
+
+    def lines(self) -> list[Text]:
+        """One line per reason, in order."""
+        return [Text(f"[{number}] {reason}", style="dim") for reason, number in self._reasons.items()]
+
+
+def status_text(row: Record, notes: Notes, where: str = "") -> Text:
+    """How a row without figures ended, and the number of its reason."""
+    return Text(f"{row.status} {notes.mark(where + row.reason)}", STYLES[row.status])
+
+
+def by_reason(what: str, reasons: Iterable[tuple[str, str]]) -> list[str]:
+    """(reason, name) pairs as one line per reason: 'what: a, b: the reason'."""
+    found = grouped(reasons, lambda pair: pair[0])
+    return [f"{what}: {', '.join(unique(name for _, name in pairs))}: {reason}" for reason, pairs in found.items()]
+
+
+def dim(lines: Iterable[str]) -> Iterator[Text]:
+    """Lines that are less important than the table above them."""
+    return (Text(line, "dim") for line in lines)
+
+
+def nothing_done(asked: Sequence[Record], done: str) -> str:
+    """Why none of the rows that were asked for is ok, in one sentence; empty where one is, or there are none."""
+    if not asked or any(row.status is Status.OK for row in asked):
+        return ""
+    why = ((f"{row.status}: {row.reason}", row.implementation) for row in asked)
+    first, *others = by_reason(f"Nothing that was requested was {done}", why)
+    return f"{first}{' The other reasons are in the rows.' * bool(others)}"
+
+
+def by(records: Iterable[Record], *fields: str) -> list[list[Record]]:
+    """Records that agree in these fields, together; groups in the order in which they first appear."""
+    return list(grouped(records, attrgetter(*fields)).values())
+
+
+Body = Callable[[list[Record], Notes], Iterable[RenderableType]]
+
+
+def blocks(
+    records: Iterable[Record], fields: Sequence[str], what: Callable[[list[Record]], str], body: Body
+) -> Iterator[RenderableType]:
+    """For each group of rows that agree in `fields`: `what` they are, what `body` shows of them, and every reason.
+
+    Implementations that were skipped everywhere for one reason are a line under the tables and not part of them.
+    """
+    for group in by(records, *fields):
+        kept: list[Record] = []
+        skipped: list[tuple[str, str]] = []
+        for own in by(group, "implementation"):
+            reasons = {record.reason for record in own}
+            if all(record.status is Status.SKIPPED for record in own) and len(reasons) == 1:
+                skipped.append((reasons.pop(), own[0].implementation))
+            else:
+                kept += own
+        first, notes = group[0], Notes()
+        sizes = f"  ({first.sizes})  "
+        head = Text.assemble((first.shape, "bold"), sizes, f"{first.scope} {first.mode} {first.dtype} {what(group)}")
+        head.rstrip()
+        shown = [*(body(kept, notes) if kept else ()), *_losses(kept)]
+        yield Group(head, *shown, *notes.lines(), *dim(by_reason("skipped", skipped)), Text(""))
+
+
+def _losses(records: list[Record]) -> Iterator[Text]:
+    """What quantising cost each implementation, at the token count where that is most."""
+    found = []
+    for own in by((record for record in records if record.loss is not None), "implementation"):
+        worst = max(own, key=lambda record: record.loss or 0.0)
+        found.append(f"{worst.implementation} {worst.loss:.2e} (eager {worst.eager_loss:.2e})")
+    if found:
+        yield Text(f"loss, the relative error from the fp64 result of unquantised operands: {', '.join(found)}", "dim")

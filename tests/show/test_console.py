@@ -1,0 +1,147 @@
+"""What a person sees while a command runs."""
+
+import io
+import re
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+from rich.console import Console, RenderableType
+from rich.text import Text
+from specimens import a_record, without_time
+
+from swiglu_bench.rows.record import Record, Status
+from swiglu_bench.show import Writer, console
+from swiglu_bench.show.console import ConsoleWriter
+from swiglu_bench.show.times import time_tables
+
+
+def a_console(terminal: bool, width: int = 100) -> tuple[Console, io.StringIO]:
+    output = io.StringIO()
+    return Console(file=output, force_terminal=terminal, width=width, color_system=None), output
+
+
+ROWS = [
+    a_record(implementation="eager", ratio=1.0),
+    a_record(),
+    without_time(Status.INCORRECT, "output: [bold]wrong[/bold].", implementation="wrong"),
+    without_time(Status.SKIPPED, "It needs about 900.0 GiB and the device has 3.0 GiB free.", implementation="big"),
+]
+CASE = "small glu forward float32"
+
+
+def play(terminal: bool, width: int = 100, rows: Sequence[Record] = ROWS, quiet: bool = False) -> str:
+    console, output = a_console(terminal, width)
+    writer = ConsoleWriter(console, time_tables, case_count=2, quiet=quiet)
+    taker: Writer = writer
+    with writer:
+        for position, row in enumerate(rows):
+            writer.advance(position / len(rows), f"checking {row.implementation}")
+            taker.write(row)
+            assert quiet or terminal or row.status is Status.SKIPPED or row.implementation in output.getvalue()
+    taker.close()
+    assert writer.records == list(rows)
+    return output.getvalue()
+
+
+def test_without_a_terminal_rows_are_plain_lines() -> None:
+    text = play(terminal=False, width=60)
+    assert text.splitlines() == [
+        f"{CASE} tokens=7 eager: ok, 500 us, baseline, 2 TFLOP/s, 50.0% of limit",
+        f"{CASE} tokens=7 mine: ok, 500 us, x0.800 ± 0.010, 2 TFLOP/s, 50.0% of limit",
+        f"{CASE} tokens=7 wrong: incorrect: output: [bold]wrong[/bold].",
+        f"{CASE} tokens=7 skipped: big: It needs about 900.0 GiB and the device has 3.0 GiB free.",
+    ]
+    assert all(character.isprintable() or character == "\n" for character in text)
+    assert play(terminal=False, rows=[]) == ""
+
+
+def test_skips_are_a_line_for_each_reason_and_said_once() -> None:
+    """A sweep of fifteen token counts need not say fifteen times that there is no GPU."""
+    skips = [
+        ("a", "No GPU.", 1),
+        ("b", "No mlp scope.", 1),
+        ("c", "No GPU.", 1),
+        ("a", "No GPU.", 2),
+        ("a", "Too large.", 4),
+    ]
+    rows = [without_time(Status.SKIPPED, reason, implementation=name, tokens=n) for name, reason, n in skips]
+    rows += [without_time(Status.ERROR, "broken", tokens=tokens) for tokens in (1, 2)]
+    assert [line.removeprefix(f"{CASE} tokens=") for line in play(False, rows=rows).splitlines()] == [
+        "1 skipped: a, c: No GPU.", "1 skipped: b: No mlp scope.", "4 skipped: a: Too large.",
+        "1 mine: error: broken", "2 mine: error: broken",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("terminal", "quiet"), [(True, True), (False, True), (False, False)])
+def test_failures_and_what_spoils_figures_end_the_lines_of_a_quiet_run_too(terminal: bool, quiet: bool) -> None:
+    *others, first, second = play(terminal, rows=[*ROWS, a_record(stopped_by="budget")], quiet=quiet).splitlines()
+    assert len(others) == (0 if quiet else 4)
+    assert not quiet or first == f"{CASE} tokens=7 wrong: incorrect: output: [bold]wrong[/bold]."
+    assert "budget was spent" in second
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_a_terminal_gets_tables_at_the_end(width: int) -> None:
+    text = play(terminal=True, width=width)
+    tail = text[text.rindex("small  (hidden 24") :]
+    assert "incorrect [1]" in tail
+    assert "[1] output: [bold]wrong[/bold]." in tail
+    assert "skipped: big: It needs about 900.0 GiB" in " ".join(tail.split())
+    assert "tokens=7" not in text, "lines are for logs"
+
+
+@pytest.mark.parametrize(("width", "shown"), [(160, "16 tokens, checking eager"), (60, "case"), (40, "case")])
+def test_the_bar_says_what_runs_and_makes_room_for_the_tables(width: int, shown: str) -> None:
+    console, output = a_console(terminal=True, width=width)
+    with ConsoleWriter(console, time_tables, case_count=4) as writer:
+        writer.advance(1.5, "case 2/4: smoke, 16 tokens, checking eager")
+        writer._progress.refresh()
+    *_, line = [part.strip() for part in output.getvalue().splitlines() if "case" in part]  # refreshed by a thread, too
+    assert shown in line
+    assert ("elapsed, " in line) is (" left" in line) is (width > 70)
+    assert output.getvalue().rstrip().endswith("\x1b[2K")
+    assert output.getvalue().count("\x1b[?25h") == output.getvalue().count("\x1b[?25l"), "the cursor is shown again"
+
+
+def test_the_table_fills_in_while_it_runs_and_is_printed_before_the_next_begins() -> None:
+    console, output = a_console(terminal=True)
+    writer = ConsoleWriter(console, time_tables, case_count=2)
+    with writer:
+        for count, row in enumerate((a_record(shape="first", implementation="eager"), a_record(shape="first")), 1):
+            writer.write(row)
+            writer._progress.refresh()
+            frame = output.getvalue().rpartition("starting")[2]
+            assert [name in frame for name in ("eager", "mine")] == [True, count == 2]
+        writer.write(a_record(shape="second"))
+        assert "second" not in output.getvalue().rpartition("starting")[0]
+    before = len(output.getvalue())
+    writer.close()
+    assert [output.getvalue()[before:].count(f"{name}  (hidden 24") for name in ("first", "second")] == [0, 1]
+
+
+@pytest.mark.parametrize(("in_any_order", "tables"), [(False, ["a", "b", "a"]), (True, ["a", "b"])])
+def test_rows_in_any_order_make_one_table_for_each_shape(in_any_order: bool, tables: list[str]) -> None:
+    def spy(records: Sequence[Record], width: int) -> Iterator[RenderableType]:
+        yield Text(f"table of {records[0].shape} in {width}")
+
+    console, output = a_console(terminal=True, width=77)
+    writer = ConsoleWriter(console, spy, 3, in_any_order=in_any_order)
+    for number, shape in enumerate("aba"):
+        writer.write(a_record(shape=shape, tokens=number))
+    writer.close()
+    assert re.findall(r"table of (\w) in 77", output.getvalue()) == tables
+
+
+def test_without_a_terminal_a_line_now_and_then_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "EVERY_S", 0.001)
+    shown, out = a_console(terminal=False, width=200)
+    for total, quiet, words in ((4, False, "25% done, about 0:00:0"), (None, False, "0:00:00: a case"), (4, True, "")):
+        out.truncate(0)
+        with console.Bar(shown, total, quiet=quiet) as bar:
+            bar.tell("a case", 1.0)
+            deadline = time.monotonic() + (0.05 if quiet else 10.0)
+            while time.monotonic() < deadline and not (words and words in out.getvalue()):
+                time.sleep(0.001)
+        assert words in out.getvalue()
+        assert not (quiet and out.getvalue())

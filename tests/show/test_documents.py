@@ -1,0 +1,238 @@
+"""Blocks of documents that are filled from runs, and pictures in folders."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("altair", reason="the extra `report` is not installed")
+
+from reported import ROOT, timed, trained, write
+from specimens import a_bare_record, a_split_row, a_summary
+
+from swiglu_bench.cases.errors import BadInput
+from swiglu_bench.rows.record import LAYOUTS, Record, Status
+from swiglu_bench.show.charts import scaling_points
+from swiglu_bench.show.csv_file import Table
+from swiglu_bench.show.documents import figure_table, fill_figures, fill_tables, pairs, save_scaling
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "results" / "README.md", *(ROOT / "docs").glob("*.md")]
+TIMED = {"baseline": "a", "ratio_low": 0.49, "ratio_high": 0.51}
+ROWS = [
+    a_bare_record(implementation="a", tokens=1, time_ms=2.0, baseline="a", ratio=1.0, ratio_low=1.0, ratio_high=1.0),
+    a_bare_record(implementation="b", tokens=1, time_ms=1.0, ratio=0.5, peak_bytes=3 << 29, **TIMED),
+    a_bare_record(implementation="frozen", tokens=1, time_ms=0.1, comparable=False),
+    a_bare_record(implementation="b", tokens=1024, status=Status.ERROR, reason="broke", peak_bytes=1 << 20),
+]
+
+
+def filled(folder: Path, block: str) -> list[str]:
+    """What a block holds after it was filled twice."""
+    document = folder / "page.md"
+    document.write_text(f"before\n<!-- {block} -->\nold\n<!-- end -->\nafter\n", encoding="utf-8")
+    document.write_text(fill_tables(document), encoding="utf-8")
+    text = fill_tables(document)
+    assert text == document.read_text(encoding="utf-8")
+    before, start, *content, end, after = text.splitlines()
+    assert (before, start, end, after) == ("before", f"<!-- {block} -->", "<!-- end -->", "after")
+    return content
+
+
+def test_a_table_of_times(tmp_path: Path) -> None:
+    write(tmp_path, *ROWS)
+    head = ["| tokens | 1 |", "| --- | ---: |"]
+    mine = "| `b` | **1.000 ms (0.500 ± 0.010)** |"
+    assert filled(tmp_path, "table: records.csv") == [
+        *head, "| `a` | 2.000 ms (baseline) |", mine, "| `frozen` | 0.100 ms (dX only) |",
+    ]  # fmt: skip
+    assert filled(tmp_path, "table: records.csv a b scope=glu") == [*head, "| `a` | 2.000 ms (baseline) |", mine]
+
+
+def test_a_table_of_one_figure(tmp_path: Path) -> None:
+    write(tmp_path, *ROWS)
+    assert filled(tmp_path, "table: records.csv figure=time_ms")[2:] == [
+        "| `a` | 2 |",
+        "| `b` | 1 |",
+        "| `frozen` | 0.1 |",
+    ]
+    assert filled(tmp_path, "table: records.csv b figure=peak_bytes") == [
+        "| tokens | 1 | 1,024 |", "| --- | ---: | ---: |", "| `b` | 1,536 MiB | 1 MiB |",
+    ]  # fmt: skip
+    for words in ("figure=speed", "figure=energy_j", "figure=time_ms scope=mlp"):
+        with pytest.raises(ValueError, match=f"{words.split()[0]}: these rows have no such figure"):
+            filled(tmp_path, f"table: records.csv {words}")
+    with pytest.raises(ValueError, match="Several rows for one cell"):
+        figure_table(ROWS * 2, "time_ms")
+
+
+def test_shapes_across(tmp_path: Path) -> None:
+    at = {"shape": "wide@zipf", "tokens": 1, "baseline": "a"}
+    others = [
+        a_bare_record(implementation="a", time_ms=3.0, ratio=1.0, ratio_low=1.0, ratio_high=1.0, **at),
+        a_bare_record(implementation="c", time_ms=1.5, ratio=0.5, ratio_low=0.49, ratio_high=0.51, **at),
+    ]
+    write(tmp_path, *ROWS[:2], *others)
+    assert filled(tmp_path, "table: records.csv across=shape") == [
+        f"| shape | `{ROWS[0].shape}` | `wide@zipf` |", "| --- | ---: | ---: |",
+        "| `a` | 2.000 ms (baseline) | 3.000 ms (baseline) |", "| `b` | **1.000 ms (0.500 ± 0.010)** |  |",
+        "| `c` |  | **1.500 ms (0.500 ± 0.010)** |",
+    ]  # fmt: skip
+    assert filled(tmp_path, "table: records.csv a figure=time_ms across=shape")[2:] == ["| `a` | 2 | 3 |"]
+    with pytest.raises(ValueError, match=r"or give across=shape"):
+        filled(tmp_path, "table: records.csv a tokens=1")
+
+
+def test_a_table_of_a_training(tmp_path: Path) -> None:
+    def row(name: str, **columns: object) -> list[object]:
+        return list(a_summary(name, step_ms=2.0, **columns).row().values())
+
+    ratio = {"ratio": 0.95, "ratio_low": 0.94, "ratio_high": 0.96, "expected_ratio": 0.9}
+    rows = [
+        row("eager", saved_bytes=3 << 29),
+        row("mine", curve="same", as_expected=False, saved_bytes=1 << 30, **ratio),
+        row("frozen", trains="inputs", curve="differs", as_expected=True, saved_bytes=1 << 20, **ratio),
+    ]
+    Table(tmp_path / "summary.csv", LAYOUTS["training"].columns()).append(rows)
+    assert filled(tmp_path, "training: summary.csv") == [
+        "| | curve | step | ÷ eager's | expected | kept |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+        "| `eager` | baseline | 2.0 ms | baseline |  | 1.5 GiB |",
+        "| `mine` | same | 2.0 ms | 0.950 ± 0.010 | 0.900 * | 1.0 GiB |",
+        "| `frozen` | differs (frozen) | 2.0 ms | 0.950 ± 0.010 | 0.900 | 1.0 MiB |",
+    ]
+
+
+def test_a_table_of_ranks(tmp_path: Path) -> None:
+    def row(count: int, mode: str, name: str, time_ms: float | None, **figures: object) -> list[object]:
+        bus = {"bus_ceiling_gbps": 300.0, "verdict": "baseline" if name == "eager" else "faster"}
+        one = a_split_row(name, mode=mode, ranks=count, time_ms=time_ms, **bus | figures)
+        return list(one.row().values())
+
+    rows = [
+        row(1, "step", "eager", 8.0, efficiency=1.0),
+        row(2, "step", "eager", 5.0, efficiency=0.8, comm_ms=0.25, bus_gbps=120.4),
+        row(2, "step", "mine", 4.5, ratio=0.9, ratio_low=0.88, ratio_high=0.92, efficiency=0.75),
+        row(2, "step", "broken", None),
+        row(4, "step", "eager", 3.0, efficiency=0.667, comm_ms=0.5, bus_gbps=200.0),
+        row(2, "forward", "eager", 2.0, efficiency=0.8, comm_ms=0.1, bus_gbps=120.0),
+    ]
+    Table(tmp_path / "tp.csv", LAYOUTS["tp"].columns()).append(rows)
+    assert filled(tmp_path, "ranks: tp.csv mode=step sequence_parallel=True") == [
+        "| tokens | GPUs | communication alone | bus, of its ceiling | `eager` | `mine` |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| 1,024 | 2 | 0.250 ms | 120 of 300 GB/s | 5 ms (baseline), 80% | 4.5 ms (0.900 ± 0.020), 75% |",
+        "| 1,024 | 4 | 0.500 ms | 200 of 300 GB/s | 3 ms (baseline), 67% |  |",
+    ]
+    with pytest.raises(ValueError, match="Several rows for one cell"):
+        filled(tmp_path, "ranks: tp.csv")
+
+
+@pytest.mark.skipif(not (ROOT / "results").exists(), reason="not in a checkout")
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_documents_say_what_their_csv_says(document: Path) -> None:
+    assert fill_tables(document) == document.read_text(encoding="utf-8")
+
+
+EAGER, A, B = timed("eager", 1, 1.0), timed("a", 1, 0.5), timed("b", 1, 0.4)
+
+
+def figured(folder: Path, *blocks: str) -> tuple[str, list[str]]:
+    """A document with these blocks, filled twice, and its pictures."""
+    document = folder / "page.md"
+    parts = (f"<!-- {block} -->\nold\n<!-- end -->\n" for block in blocks)
+    document.write_text(f"before\n{''.join(parts)}<!-- table: x -->\nkept\n<!-- end -->\n", encoding="utf-8")
+    text, pictures = fill_figures(document)
+    document.write_text(text, encoding="utf-8")
+    assert fill_figures(document)[0] == text
+    assert text.startswith("before\n<!-- ")
+    assert text.endswith("<!-- end -->\n<!-- table: x -->\nkept\n<!-- end -->\n")
+    return text, sorted(path.relative_to(folder).as_posix() for path in pictures)
+
+
+def test_a_figure_and_a_sentence_of_a_run(tmp_path: Path) -> None:
+    write(tmp_path / "run", EAGER, A, B)
+    text, pictures = figured(tmp_path, "figure: run speed-up eager a", "sentence: run eager a")
+    assert text.count("In one case an implementation is faster than eager, 2.00 times as fast") == 2
+    assert pictures == [f"docs/figures/run-glu-forward-float32-speed-up{end}.svg" for end in ("-dark", "")]
+    assert all(f'"{name}"' in text for name in pictures)
+    with pytest.raises(BadInput, match="has 0 charts 'spead'; a figure is one"):
+        figured(tmp_path, "figure: run spead")
+    with pytest.raises(BadInput, match="has no chart 'memory-and-time': Memory is measured"):
+        figured(tmp_path, "figure: run memory-and-time")
+
+
+def test_a_figure_and_a_sentence_of_a_training(tmp_path: Path) -> None:
+    trained(tmp_path / "run")
+    text, pictures = figured(tmp_path, "figure: run curves", "sentence: run")
+    assert pictures == ["docs/figures/run-curves-dark.svg", "docs/figures/run-curves.svg"]
+    assert text.count("Loss curves: same as eager") == 2
+
+
+def test_a_figure_of_several_gpus(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"settings": {"implementations": ["eager", "mine"]}}')
+    rows = [
+        a_split_row("mine", tokens=64, mode=mode, ranks=ranks, time_ms=2.0, single_ms=3.0, efficiency=0.8)
+        for mode in ("step", "forward")
+        for ranks in (2, 4)
+    ]
+    Table(tmp_path / "tp.csv", LAYOUTS["tp"].columns()).append([row.row().values() for row in rows])
+    text, pictures = figured(tmp_path, "figure: tp.csv scaling mode=step mine")
+    assert 'alt="Time and efficiency of mine at s, on 1, 2, 4 GPUs."' in text
+    assert pictures == ["docs/figures/scaling-s-dark.svg", "docs/figures/scaling-s.svg"]
+    chart, _ = fill_figures(tmp_path / "page.md")[1][tmp_path / pictures[0]]
+    assert "step s, 64 tokens" in str(chart.to_dict())
+    assert "forward" not in str(chart.to_dict())
+    with pytest.raises(BadInput, match="no row is of mode=step eager"):
+        figured(tmp_path, "figure: tp.csv scaling mode=step eager")
+
+
+def test_pairs_that_got_a_verdict_are_counted_in_their_figure(tmp_path: Path) -> None:
+    head = "pair,time_ms,ratio,ratio_low,ratio_high,noise,verdict\n"
+    (tmp_path / "noise.csv").write_text(f"{head}0,2,1,0.99,1.01,0.01,tie\n1,2,1.1,1.09,1.11,0.01,slower\n")
+    chart, said = pairs(tmp_path / "noise.csv")
+    assert said.startswith("2 pairs of the same call")
+    assert said.endswith("1 of the 95% intervals exclude no difference, and 1 pairs get a verdict.")
+    assert "1 verdicts" in str(chart.to_dict()["title"])
+    (tmp_path / "noise.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(BadInput, match="expected a CSV that `swiglu-bench noise` wrote"):
+        pairs(tmp_path / "noise.csv")
+
+
+@pytest.mark.skipif(not (ROOT / "results").exists(), reason="not in a checkout")
+@pytest.mark.parametrize("document", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda path: path.name)
+def test_the_documents_show_what_their_runs_say(document: Path) -> None:
+    text, pictures = fill_figures(document)
+    assert text == document.read_text(encoding="utf-8")
+    assert all(path.exists() for path in pictures)
+
+
+def rows(*counts: int, single: float | None = 8.0) -> list[Record]:
+    figures = {"single_ms": single, "efficiency": 0.9}
+    return [
+        a_split_row(name, shape="made-up", mode=mode, ranks=count, sequence_parallel=way, time_ms=9 / count, **figures)
+        for count in counts
+        for mode in ("forward", "step")
+        for way in (False, True)
+        for name in ("eager", "mine")
+    ]
+
+
+def kept(folder: Path, found: list[Record]) -> Path:
+    Table(folder / "tp.csv", LAYOUTS["tp"].columns()).append(row.row().values() for row in found)
+    return folder
+
+
+def test_a_figure_of_several_sizes_begins_at_one_gpu_and_the_last_row_of_a_case_counts(tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    assert save_scaling(kept(tmp_path, rows(2, 4)), ["eager"]).startswith("Scaling: ")
+    assert (tmp_path / "scaling.svg").read_text().count("made-up, 1,024 tokens") >= 2
+    points = scaling_points(rows(2, 4))
+    assert {point["ranks"] for point in points} == {1, 2, 4}
+    assert {point["efficiency"] for point in points if point["ranks"] == 1} == {1.0}
+    later = [dataclasses.replace(row, time_ms=1.0) for row in rows(2)]
+    assert {point["ms"] for point in scaling_points(rows(2) + later) if point["ranks"] == 2} == {1.0}
+
+
+def test_one_size_makes_no_figure(tmp_path: Path) -> None:
+    assert "No scaling figure: it needs rows with several" in save_scaling(kept(tmp_path, rows(2, single=None)), [])
+    assert [file.name for file in tmp_path.iterdir()] == ["tp.csv"]

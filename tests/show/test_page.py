@@ -1,0 +1,246 @@
+"""The page as a file, as a parser sees it, and as a browser draws it; what stands in its tables."""
+
+import html.parser
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("altair", reason="the extra `report` is not installed")
+pytest.importorskip("vl_convert", reason="the extra `report` is not installed")
+
+from reported import EVIL, EVIL_SHAPE, a_run, audited, awkward, awkward_rows, timed, trained
+
+from swiglu_bench.machine import sources
+from swiglu_bench.rows.finished_run import FinishedRun
+from swiglu_bench.show import page as pages
+from swiglu_bench.show.charts import colours, style_of
+from swiglu_bench.show.drawing import PALETTE
+from swiglu_bench.show.page import page
+from swiglu_bench.show.sections import by_work, load, sections
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+NEEDS_BROWSER = pytest.mark.skipif(not BROWSER, reason="no Chromium or Chrome is installed")
+
+
+class Elements(html.parser.HTMLParser):
+    """Every tag with its attributes, and the text outside scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif self._inside != "style":
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def awkward_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("runs")
+    runs = [awkward(folder / "run"), audited(folder / "audit"), trained(folder / "train")]
+    return page([load(run) for run in runs], f"swiglu-bench report '{EVIL}'")
+
+
+@pytest.fixture(scope="module")
+def found(awkward_page: str) -> Elements:
+    return Elements(awkward_page)
+
+
+def test_nothing_is_fetched(found: Elements, awkward_page: str) -> None:
+    for tag, attributes in found.tags:
+        assert tag not in {"link", "img", "iframe", "object", "embed", "base", "form"}, tag
+        assert "src" not in attributes
+        assert (attributes.get("href") or "#").startswith("#")
+    (policy,) = [a["content"] for tag, a in found.tags if tag == "meta" and "http-equiv" in a]
+    assert "default-src 'none'" in str(policy)
+    assert "http" not in str(policy)
+    data, _libraries, own = found.scripts
+    style = awkward_page[awkward_page.index("<style>") : awkward_page.index("</style>")]
+    assert not re.search(r"https?:|url\(|@import|fetch\(", data + own + style)
+
+
+def test_names_are_text(found: Elements) -> None:
+    assert len(found.scripts) == 3
+    for text in (EVIL, EVIL_SHAPE, "It broke: <b>out of memory</b> & more", "fail for <i>reasons</i>"):
+        assert text in found.text
+    assert not [tag for tag, _ in found.tags if tag in {"b", "i"}]
+    assert EVIL in json.dumps(json.loads(found.scripts[0]), ensure_ascii=False).replace('\\"', '"')
+
+
+def test_everything_is_said(found: Elements) -> None:
+    text = " ".join(found.text.split())
+    for wanted in (
+        "Forward of glu, float32", "It has no glu scope.", "output: too far",
+        "1 pass, 1 fail, 1 unsupported, 1 not run",
+        "A GPU & more", "3.0 GiB", "700 W", f"swiglu-bench forward --impl '{EVIL}'", "l2 cold", "fewer gradients",
+        "How much faster than eager?", "0.800 ± 0.005 faster", "1.003 ± 0.005 tie",
+        "Training of small, float32", "Loss curves: same as eager's: ", "How far is each loss from eager's?",
+        "Does it learn the same?", "differs (frozen)", "Is it faster?", "0.990 ± 0.002",
+        "hidden 8, intermediate 16", f"swiglu-bench report '{EVIL}'",
+    ):  # fmt: skip
+        assert wanted in text, wanted
+
+
+def test_what_failed_is_named_and_no_figures_are_unfolded_for_it(awkward_page: str) -> None:
+    assert re.search(r'<summary>Figures,[^\n]*<strong class="bad">incorrect: ', awkward_page)
+    assert all('class="section"' in start for start in re.findall(r"<details[^>]* open[^>]*>", awkward_page))
+
+
+def browse(text: str, folder: Path, size: str = "1280,900", at: str = "") -> tuple[str, list[str]]:
+    """The page's elements after its scripts have run, and what the browser complains of; without any network."""
+    file = folder / "report.html"
+    file.write_text(text, encoding="utf-8")
+    completed = subprocess.run(
+        [
+            str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+            "--disable-component-update", "--disable-features=NetworkTimeServiceQuerying", "--no-first-run",
+            "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={folder / 'profile'}", f"--window-size={size}",
+            "--enable-logging=stderr", "--virtual-time-budget=20000", "--dump-dom", file.as_uri() + at,
+        ],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    return completed.stdout, [line for line in completed.stderr.splitlines() if "CONSOLE" in line]
+
+
+@NEEDS_BROWSER
+@pytest.mark.parametrize(
+    ("size", "at", "charts"),
+    [
+        ("1280,900", "", 2),  # of a time section and a training, each its first
+        ("500,900", "", 0),  # a narrow screen folds them all
+        ("500,900", "#section-0", 1),
+    ],
+)
+def test_a_browser_draws_every_open_chart_without_a_complaint(
+    awkward_page: str, tmp_path: Path, size: str, at: str, charts: int
+) -> None:
+    elements, complaints = browse(awkward_page, tmp_path, size, at)
+    assert not complaints, complaints
+    drawn = re.search(r'data-drawn="(\d+)"', elements)
+    assert drawn, elements[:500]
+    assert int(drawn[1]) == charts
+    assert "<title>SwiGLU on" in elements  # no name ran as a script
+
+
+@NEEDS_BROWSER
+def test_a_browser_would_complain_of_a_request(awkward_page: str, tmp_path: Path) -> None:
+    """The page's own policy forbids them all, so that the test above sees any attempt."""
+    _, complaints = browse(awkward_page.replace("<main>", '<main><img src="https://example.org/x.png">'), tmp_path)
+    assert any("example.org" in line for line in complaints)
+
+
+def of(*runs: FinishedRun) -> dict[str, Any]:
+    numbers = colours(runs)
+    found = pages.matrix([(one, style_of(one, numbers)) for one in by_work(sections(runs))])
+    assert found
+    return found
+
+
+def test_winners_margins_and_ties() -> None:
+    found = of(a_run(*awkward_rows()))
+    (group,) = found["groups"]
+    assert (found["counts"], found["baselines"], group["title"]) == (["1", "1k"], "eager", "forward of glu")
+    alone, tied = group["lines"][0]["cells"]
+    assert (alone["name"], alone["ties"], alone["speedup"], alone["next"]) == (EVIL, 0, "1.25×", "+25.0%")
+    assert alone["colour"] in PALETTE
+    assert tied["ties"] == 1
+    assert found["sentence"].startswith("In all 4 cases an implementation is faster than eager, 1.25 times as fast;")
+
+
+def test_where_nothing_beats_the_baseline_there_is_no_gain() -> None:
+    found = of(a_run(timed("eager", 1, 1.0), timed("a", 1, 1.2)))
+    ((cell,),) = (line["cells"] for line in found["groups"][0]["lines"])
+    assert (cell["name"], cell["speedup"], cell["depth"], cell["next"]) == ("eager", "", 0, "+20.0%")
+    assert "Nothing is faster than eager" in found["sentence"]
+
+
+def test_runs_over_several_gpus_have_a_table_of_their_own() -> None:
+    found = of(a_sweep(scope="glu"), a_sweep(scope="mlp-tp2"))
+    assert [[group["title"] for group in found[name]] for name in ("groups", "split")] == [
+        ["forward of glu"], ["forward of mlp-tp2"],
+    ]  # fmt: skip
+
+
+def a_sweep(**work: str) -> FinishedRun:
+    return a_run(timed("eager", 1, 1.0, **work), timed("a", 1, 0.5, **work), name="-".join(work.values()))
+
+
+@pytest.mark.parametrize(
+    ("works", "titles"),
+    [
+        ([{"scope": "glu"}, {"scope": "new"}], ["forward of glu", "forward of new"]),
+        ([{"routing": "uniform"}, {"routing": "zipf"}], ["forward of glu, uniform", "forward of glu, zipf"]),
+    ],
+)
+def test_each_kind_of_work_has_rows_of_its_own(works: list[dict[str, str]], titles: list[str]) -> None:
+    assert [group["title"] for group in of(*(a_sweep(**work) for work in works))["groups"]] == titles
+
+
+def test_without_a_time_there_is_no_matrix() -> None:
+    assert pages.matrix([]) is None
+
+
+def test_runs_of_other_kernels_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "standing", lambda version: ("", version == "old"))
+    run = a_run(timed("eager", 1, 1.0, version="old"), timed("a", 1, 0.5, version="old"))
+    assert of(run)["groups"][0]["lines"][0]["label"].endswith(pages.BEHIND)
+    assert pages.marked_run(run) == "run" + pages.BEHIND
+    assert not pages.marked("name", [], "new").endswith(pages.BEHIND)
+
+
+def test_machines_show_what_differs() -> None:
+    made = [
+        FinishedRun([], {"machine": {"device": "GPU", "host": host, "memory_bytes": 1 << 30}}, tables_path)
+        for tables_path, host in zip(map(a_path, "ab"), ("one", "two"), strict=True)
+    ]
+    found = pages.machines(made)
+    assert (found["differ"].heads, found["differ"].rows) == (["runs", "host"], [["a", "one"], ["b", "two"]])
+    assert found["same"] == {"device": "GPU", "memory": "1.0 GiB"}
+
+
+def a_path(name: str) -> Any:
+    return a_run(name=name).place
+
+
+def test_kernels_are_behind_where_they_changed_since(tmp_path: Any) -> None:
+    def git(*arguments: str) -> str:
+        answer = sources.git(tmp_path, "-c", "user.name=n", "-c", "user.email=e", *arguments)
+        assert answer is not None
+        return answer
+
+    kernels = tmp_path / "kernels" / "swiglu_kernels"
+    kernels.mkdir(parents=True)
+    git("init")
+    (kernels / "a.py").write_text("1")
+    git("add", ".")
+    git("commit", "-m", "first")
+    version = f"1+{git('rev-parse', 'HEAD')}"
+    standing = sources.standing.__wrapped__
+    assert not standing(version, tmp_path)[1]
+    (kernels / "a.py").write_text("2")
+    assert standing(version, tmp_path)[1], "changed, and not committed"
+    git("commit", "-am", "second")
+    text, behind = standing(f"{version}-dirty", tmp_path)
+    assert behind
+    assert "changed in 1 commits since" in text
+    assert standing("1+0123456789", tmp_path)[1], "not a commit of this checkout"

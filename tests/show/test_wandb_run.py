@@ -1,0 +1,337 @@
+"""Against the real wandb: offline runs are read back from their files, and a local server stands for W&B's."""
+
+import http.server
+import json
+import math
+import os
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from places import SUPPORT
+from specimens import a_bare_record, a_record
+
+from swiglu_bench.measure.statistics import Verdict
+from swiglu_bench.rows.record import COLUMNS, Status
+from swiglu_bench.show import wandb_run
+from swiglu_bench.show.wandb_run import CURVES, WandbRun, summarize
+
+wandb = pytest.importorskip("wandb")
+
+CONFIG = {"command": "swiglu-bench forward", "settings": {"tokens": [128, 8192]}, "machine": {"device": "NVIDIA H200"}}
+ABOUT = {"project": "swiglu", "name": "name"}
+CASE = "glu/forward/small/float32"
+EAGER = {"time_ms": 1.5, "ratio": 1.0, "tflops": 300.0, "limit_pct": 50.0, "error_ratio": 0.5}
+RECORDS = (
+    a_bare_record(implementation="eager", tokens=128, flops=2**50 + 1, **EAGER),
+    a_bare_record(
+        implementation="fused", tokens=128, time_ms=1.2, ratio=0.8, saved_bytes=3 * 2**20, error_ratio=0.25,
+        verdict=Verdict.FASTER,  # an enumeration in a column of texts, which wandb refuses
+    ),
+    a_bare_record(implementation="fused", time_ms=60.0, ratio=0.6, tokens=8192, remarks="Not checked."),
+    a_bare_record(implementation="fused", tokens=1, status=Status.INCORRECT, reason="too far off", error_ratio=9.0),
+    a_bare_record(implementation="liger", tokens=128, status=Status.SKIPPED, reason="It has no glu scope."),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def new_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A user whom W&B has never seen."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("WANDB_")]:
+            patch.delenv(name)
+        for name in ("HOME", "USERPROFILE", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+            patch.setenv(name, str(home))
+        patch.setenv("NETRC", str(home / "netrc"))
+        patch.setenv("WANDB_ERROR_REPORTING", "false")
+        patch.setenv("WANDB_MODE", "offline")
+        wandb.teardown()
+        yield
+        wandb.teardown()
+
+
+def entries(folder: Path) -> list[Any]:
+    """Every entry of the run's file, which is a LevelDB log: blocks of 32 KiB that hold chunks with a 7-byte head."""
+    from wandb.proto import wandb_internal_pb2
+
+    (path,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    data, position, entry, found = path.read_bytes(), 7, b"", []
+    while position + 7 <= len(data):
+        room = 32768 - position % 32768
+        if room < 7:
+            position += room
+            continue
+        length, kind = struct.unpack_from("<HB", data, position + 4)
+        entry += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # the whole of an entry, or its last chunk
+            found.append(wandb_internal_pb2.Record())
+            found[-1].ParseFromString(entry)
+            entry = b""
+    return found
+
+
+def plain(items: Any) -> dict[str, Any]:
+    return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
+
+
+class Kept:
+    """What the file of an offline run holds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        found = entries(folder)
+        (self.about,) = (entry.run for entry in found if entry.HasField("run"))
+        self.config = plain(item for entry in found for item in (*entry.config.update, *entry.run.config.update))
+        self.summary = plain(item for entry in found for item in entry.summary.update)
+        self.metrics = [entry.metric for entry in found if entry.HasField("metric")]
+        self.steps = [plain(entry.history.item) for entry in found if entry.HasField("history")]
+
+    def table(self, name: str) -> Any:
+        """A table that was logged, from the file that would be uploaded."""
+        (path,) = self.folder.glob(f"wandb/offline-run-*/files/media/table/{name}*.table.json")
+        return json.loads(path.read_text())
+
+
+class TestOffline:
+    @pytest.fixture(scope="class")
+    def folder(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return tmp_path_factory.mktemp("run")
+
+    @pytest.fixture(scope="class")
+    def run(self, folder: Path) -> WandbRun:
+        run = WandbRun(
+            CONFIG, folder, pytest.fail, project="swiglu", name="forward llama7b", tags=["h200"], group="group"
+        )
+        assert run._run.settings.x_disable_stats, "W&B would poll the GPU while it is being timed"
+        for record in RECORDS:
+            run.write(record)
+        run.close()
+        run.close()
+        wandb.teardown()  # its process may still be writing
+        return run
+
+    @pytest.fixture(scope="class")
+    def kept(self, run: WandbRun, folder: Path) -> Kept:
+        return Kept(folder)
+
+    def test_the_run_is_described_and_summed_up(self, run: WandbRun, kept: Kept, folder: Path) -> None:
+        about = kept.about
+        assert (about.project, about.display_name, about.run_group) == ("swiglu", "forward llama7b", "group")
+        assert list(about.tags) == ["h200"]
+        assert {key: kept.config[key] for key in CONFIG} == CONFIG
+        assert (kept.config["implementations"], kept.config["tokens"]) == (["eager", "fused", "liger"], [128, 8192, 1])
+        assert {(metric.glob_name, metric.step_metric) for metric in kept.metrics if metric.glob_name} == {
+            *((f"{figure}/*", "tokens") for figure in CURVES), ("loss/*", "step"), ("step_ms/*", "step"),
+        }  # fmt: skip
+        assert all(metric.summary.none for metric in kept.metrics), "the last of a curve is no figure to sort runs by"
+        expected = summarize(RECORDS)
+        assert {key: kept.summary[key] for key in expected} == expected
+        (place,) = folder.glob("wandb/offline-run-*")
+        assert (run.url_or_path, run.upload) == (str(place), f"wandb sync {place}")
+        assert run.place == f"{place} (to upload it: wandb sync {place})"
+
+    def test_every_ok_record_gives_its_figures_and_nothing_else_does(self, kept: Kept) -> None:
+        steps = [{key: value for key, value in step.items() if not key.startswith("_")} for step in kept.steps]
+        fused = {"time_ms": 1.2, "ratio": 0.8, "error_ratio": 0.25, "saved_mib": 3.0}
+        expected = [(128, "eager", EAGER), (128, "fused", fused), (8192, "fused", {"time_ms": 60.0, "ratio": 0.6})]
+        assert steps[:3] == [
+            {"tokens": tokens, **{f"{figure}/{CASE}/{name}": value for figure, value in figures.items()}}
+            for tokens, name, figures in expected
+        ]
+        assert len(steps) == 4
+        logged = {key for key in steps[3] if "/" not in key and key.endswith("._type")}
+        assert logged == {"records._type", "standing._type", "not_ok._type", "remarks._type"}
+
+    def test_the_tables(self, kept: Kept) -> None:
+        records = kept.table("records")
+        assert tuple(records["columns"]) == COLUMNS
+        assert records["data"] == [
+            [str(value) if isinstance(value, (Status, Verdict)) else value for value in record.row().values()]
+            for record in RECORDS
+        ]
+        assert kept.table("standing")["columns"][-3:] == ["incorrect", "error", "unsettled"]
+        assert kept.table("standing")["data"] == [
+            ["eager", 0, 1.0, 1.0, 0.5, 1, 0, 0, 0, 0],
+            ["fused", 2, 0.7, 0.6, 9.0, 2, 0, 1, 0, 0],
+            ["liger", 0, None, None, None, 0, 1, 0, 0, 0],
+        ]
+        assert kept.table("not_ok")["data"] == [
+            ["fused", CASE, 1, "incorrect", "too far off"],
+            ["liger", CASE, 128, "skipped", "It has no glu scope."],
+        ]
+        assert kept.table("remarks")["data"] == [["fused", CASE, 8192, "ok", "Not checked."]]
+
+    def test_charts_are_drawn(self, kept: Kept) -> None:
+        shown = {key.removeprefix("_wandb.visualize."): one for key, one in kept.config.items() if "visualize" in key}
+        assert {key.split("/")[1] for key in shown} == {"time_ms", "ratio", "limit_pct"}, "no memory was measured"
+        assert shown[f"charts/time_ms/{CASE}"]["panel_config"]["panelDefId"] == "wandb/lineseries/v0"
+        assert shown[f"bars/time_ms/{CASE}"]["panel_config"]["panelDefId"] == "wandb/bar/v0"
+        assert kept.table(f"bars/time_ms/{CASE}")["data"] == [["fused", 60.0]]
+        line = kept.table(f"charts/time_ms/{CASE}")["data"]
+        assert sorted(line) == [[128, "eager", 1.5], [128, "fused", 1.2], [8192, "fused", 60.0]]
+
+
+def test_a_run_may_be_continued_and_have_no_rows(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    WandbRun(CONFIG, tmp_path, pytest.fail, "mine-1", **ABOUT, entity="team").close()
+    wandb.teardown()
+    kept = Kept(tmp_path)
+    assert (kept.about.run_id, kept.about.entity, kept.steps) == ("mine-1", "team", [])
+    assert capfd.readouterr() == ("", ""), "nothing is printed"
+
+
+@pytest.mark.parametrize("broken", ["no library", "no such id", "the connection", "nothing, it is disabled"])
+def test_what_goes_wrong_is_one_line_and_never_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    told: list[str] = []
+    if broken == "no library":
+        monkeypatch.setitem(sys.modules, "wandb", None)
+    if broken != "no such id":
+        monkeypatch.setenv("WANDB_MODE", "disabled")
+    wandb.teardown()
+    run_id = "a/b" if broken == "no such id" else None
+    run = WandbRun(CONFIG, tmp_path, told.append, run_id, **ABOUT)
+    if broken == "the connection":
+        failing = MagicMock(side_effect=ConnectionResetError("Connection lost\nand more"))
+        monkeypatch.setattr(run._run, "log", failing)
+    for record in RECORDS:
+        run.write(record)
+    run.close()
+    words = {"no library": "ModuleNotFoundError", "no such id": "Run ID", "the connection": "Connection lost and more."}
+    assert (len(told), run.failed) == ((1, True) if broken in words else (0, False))
+    assert words.get(broken, "") in "".join(told)
+    wandb.teardown()
+
+
+def test_without_a_key_a_terminal_is_asked_nothing_and_the_run_goes_on(tmp_path: Path) -> None:
+    pty = pytest.importorskip("pty")
+    code = (
+        "import sys, pathlib; from test_wandb_run import *\n"
+        "folder, tell = pathlib.Path(sys.argv[1]), lambda text: print('TOLD', text)\n"
+        "run = WandbRun(CONFIG, folder, tell, **ABOUT)\n"
+        "run.write(RECORDS[0]); run.close(); print('WENT ON', repr(run.url_or_path), sys.stdin.isatty())"
+    )
+    paths = os.pathsep.join([str(Path(__file__).parent), str(SUPPORT), *filter(None, sys.path)])
+    environment = {name: value for name, value in os.environ.items() if name != "WANDB_MODE"} | {"PYTHONPATH": paths}
+    ours, theirs = pty.openpty()
+    arguments = [sys.executable, "-c", code, str(tmp_path)]
+    process = subprocess.Popen(arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    assert process.wait(timeout=60) == 0
+    os.close(theirs)
+    text = os.read(ours, 65536).decode()
+    os.close(ours)
+    told, went_on = text.splitlines()
+    assert "No API key configured" in told
+    assert went_on == "WENT ON '' True"
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    """The few answers that start a run."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])) or "{}")
+        run = body.get("variables", {}).get("name")
+        bucket = {"id": "1", "name": run, "displayName": run, "config": "{}", "historyLineCount": 0}
+        bucket["project"] = {"id": "1", "name": "swiglu", "entity": {"id": "1", "name": "someone"}}
+        started = body.get("operationName") == "UpsertBucket"
+        answer = json.dumps(
+            {"data": {"upsertBucket": {"bucket": bucket, "inserted": True}} if started else {}}
+        ).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class TestOnline:
+    @pytest.fixture
+    def server(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[http.server.ThreadingHTTPServer]:
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        monkeypatch.delenv("WANDB_MODE")
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+        wandb.teardown()
+        yield server
+        server.shutdown()
+        server.server_close()
+        wandb.teardown()
+
+    def test_an_outage_during_the_run_is_told_once_and_does_not_hang(
+        self, server: http.server.ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if "finish_timeout" not in wandb.Settings.model_fields:
+            pytest.skip("this wandb waits for the network without limit")
+        monkeypatch.setattr(wandb_run, "FINISH_TIMEOUT_S", 1)
+        monkeypatch.setattr(wandb_run, "charts", lambda records: {})
+        # a table asks the server, and wandb fixes how long: 20 s
+        monkeypatch.setattr(wandb_run, "tables", lambda records: {"rows": len(records)})
+        told: list[str] = []
+        run = WandbRun(CONFIG, tmp_path, told.append, **ABOUT)
+        assert run.url_or_path.startswith(f"http://127.0.0.1:{server.server_port}/someone/swiglu/runs/")
+        server.shutdown()
+        server.server_close()
+        for record in RECORDS:
+            run.write(record)
+        run.close()
+        (folder,) = tmp_path.glob("wandb/run-*")
+        (line,) = told
+        assert "Timed out finishing run" in line
+        assert line.endswith(f": wandb sync {folder}")
+
+    def test_without_a_network_at_the_start_the_run_is_kept_on_disk(
+        self, server: http.server.ThreadingHTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        capfd: pytest.CaptureFixture[str],
+    ) -> None:  # fmt: skip
+        server.shutdown()
+        server.server_close()
+        monkeypatch.setattr(wandb_run, "START_TIMEOUT_S", 1)
+        told: list[str] = []
+        run = WandbRun(CONFIG, tmp_path, told.append, **ABOUT)
+        run.write(RECORDS[0])
+        run.close()
+        (line,) = told
+        (folder,) = tmp_path.glob("wandb/offline-run-*")
+        assert "imed out" in line
+        assert line.endswith(f": wandb sync {folder}")
+        assert "\n" not in line
+        assert list(folder.glob("run-*.wandb"))
+        assert capfd.readouterr() == ("", "")
+
+
+def test_summary() -> None:
+    records = [
+        a_record(implementation="eager", ratio=1.0, error_ratio=0.5),
+        a_record(implementation="fused", ratio=0.8, error_ratio=0.25),
+        a_record(implementation="fused", ratio=0.6, tokens=8192, error_ratio=None),
+        a_bare_record(implementation="fused", tokens=1, status=Status.INCORRECT, error_ratio=9.0),
+        a_bare_record(implementation="liger", status=Status.SKIPPED),
+    ]
+    assert summarize(records) == {
+        "best_ratio/eager": 1.0, "median_ratio/eager": 1.0, "worst_error_ratio/eager": 0.5,
+        "rows_ok/eager": 1, "rows_skipped/eager": 0, "rows_incorrect/eager": 0, "rows_error/eager": 0,
+        "rows_unsettled/eager": 0,
+        "best_ratio/fused": 0.6, "median_ratio/fused": 0.7, "worst_error_ratio/fused": 9.0,
+        "rows_ok/fused": 2, "rows_skipped/fused": 0, "rows_incorrect/fused": 1, "rows_error/fused": 0,
+        "rows_unsettled/fused": 0,
+        "fastest_at/eager": 0, "fastest_at/fused": 2, "best_implementation": "fused", "best_median_ratio": 0.7,
+        "failures": 1, "rows_ok/liger": 0, "rows_skipped/liger": 1, "rows_incorrect/liger": 0, "rows_error/liger": 0,
+        "rows_unsettled/liger": 0,
+    }  # fmt: skip
+
+
+def test_an_error_that_is_no_number_is_the_worst() -> None:
+    worst = summarize([a_record(error_ratio=math.nan, status=Status.INCORRECT), a_record(error_ratio=9.0)])
+    assert math.isnan(float(worst["worst_error_ratio/mine"]))
