@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from swiglu_bench.cases.cases import PLAIN, Case, Extras, Mode
 from swiglu_bench.check import usage
 from swiglu_bench.check.inputs import Draw, Values, new_draw, new_seed
-from swiglu_bench.check.letterbox import Sizes
-from swiglu_bench.check.results import Fault
+from swiglu_bench.check.results import Fault, Sizes
 from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.worker.child import ContenderFailed
 from swiglu_bench.worker.court import Contender, Judging

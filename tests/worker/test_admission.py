@@ -16,10 +16,9 @@ from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import usage
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Draw, make_problem
-from swiglu_bench.check.judge import REFERENCE
-from swiglu_bench.check.letterbox import Letterbox
+from swiglu_bench.check.judge import REFERENCE, compute_truth
+from swiglu_bench.check.results import Letterbox
 from swiglu_bench.check.tolerance import tensor_error
-from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.rows.record import FAULTS, TensorCheck
 from swiglu_bench.tasks.contract.subject import Subject

@@ -13,8 +13,7 @@ from swiglu_bench.cases.implementation import Offer
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Draw, Values
-from swiglu_bench.check.judge import REFERENCE
-from swiglu_bench.check.truth import compute_truth
+from swiglu_bench.check.judge import REFERENCE, compute_truth
 from swiglu_bench.tasks.contract.subject import (
     DRAW,
     PASSED,

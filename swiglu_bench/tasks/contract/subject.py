@@ -16,9 +16,8 @@ from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import tolerance
 from swiglu_bench.check.built import Built, Produced
 from swiglu_bench.check.inputs import Desk, Draw, Values, make_problem
-from swiglu_bench.check.judge import REFERENCE
+from swiglu_bench.check.judge import REFERENCE, compute_truth
 from swiglu_bench.check.results import form_fault
-from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.machine import machine
 from swiglu_bench.rows.record import AuditVerdict, TensorCheck
 from swiglu_bench.worker.admission import Admitting, Drawn

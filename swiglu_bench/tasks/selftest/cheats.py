@@ -25,7 +25,7 @@ from swiglu_bench.cases.implementation import Step
 from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Desk, Draw, make_problem
-from swiglu_bench.check.truth import compute_truth
+from swiglu_bench.check.judge import compute_truth
 from swiglu_bench.measure import clock as clocks
 from swiglu_bench.tasks.selftest.specimen import (
     Build,

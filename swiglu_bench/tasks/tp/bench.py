@@ -25,8 +25,7 @@ from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.conduct import GlobalState
 from swiglu_bench.check.inputs import Desk, Draw, make_problem, sizes, torch_dtype
-from swiglu_bench.check.letterbox import Letterbox
-from swiglu_bench.check.results import Fault, same_bits
+from swiglu_bench.check.results import Fault, Letterbox, same_bits
 from swiglu_bench.machine import machine
 from swiglu_bench.measure.clock import Clock
 from swiglu_bench.measure.resources import measure_memory

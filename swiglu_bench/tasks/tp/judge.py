@@ -23,9 +23,8 @@ from swiglu_bench.cases.problem import Problem
 from swiglu_bench.check import tolerance
 from swiglu_bench.check.built import Built, Produced
 from swiglu_bench.check.inputs import Draw
-from swiglu_bench.check.judge import REFERENCE, Judge
+from swiglu_bench.check.judge import REFERENCE, Judge, compute_truth
 from swiglu_bench.check.results import Fault, fingerprint
-from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.rows.record import TensorCheck
 from swiglu_bench.tasks.tp.contenders import cuts, part_of, split

@@ -10,8 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from swiglu_bench.cases.cases import Case, Dtype, Mode, Scope, Shape
 from swiglu_bench.check.built import Built
 from swiglu_bench.check.inputs import Desk, Draw, make_problem
-from swiglu_bench.check.judge import REFERENCE
-from swiglu_bench.check.truth import compute_truth
+from swiglu_bench.check.judge import REFERENCE, compute_truth
 from swiglu_bench.tasks.tp import contenders, judge
 from swiglu_bench.tasks.tp.group import Group
 from swiglu_bench.tasks.tp.judge import NoReference, SplitJudge
