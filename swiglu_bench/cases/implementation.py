@@ -63,7 +63,7 @@ class Step:
     to_canonical: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
     hand_over: HandOver | None = None
     """Of one that quantises: given a dictionary, every call from now on enters the codes and scales of its operands
-    there, by the names and in the form of `spec.fp8`; given None, no longer. Without it, results alone are judged."""
+    there, by the names and in the form of `cases.fp8`; given None, no longer. Without it, results alone are judged."""
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,6 @@ def noise(
     text.check("--format", form, text.TABLE, "json")
     import tempfile
 
-    from swiglu_bench.cases.shapes import load_shapes
     from swiglu_bench.contenders import pytorch
     from swiglu_bench.machine import machine
     from swiglu_bench.measure.rounds import Rule
@@ -157,10 +156,7 @@ def noise(
     from swiglu_bench.worker.settings import Settings, Task
 
     chosen = machine.find_device(device)
-    on_gpu = chosen.type == "cuda"
-    (shape,) = load_shapes("llama7b" if on_gpu else "smoke")
-    dtype = Dtype.BFLOAT16 if on_gpu else Dtype.FLOAT32
-    case = Case(shape, tokens or (8192 if on_gpu else 64), dtype, Scope.GLU, Mode.FORWARD)
+    case = _noise_case(chosen.type == "cuda", tokens)
     this, console = machine.describe(chosen), text.screen(form)
     say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     path = out or default_folder(this, "noise.csv", machine.now())
@@ -198,6 +194,14 @@ def noise(
     if len(found) < pairs:
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(int(summary.false_positives > 0.05 * len(found)))
+
+
+def _noise_case(on_gpu: bool, tokens: int | None) -> Case:
+    from swiglu_bench.cases.shapes import load_shapes
+
+    (shape,) = load_shapes("llama7b" if on_gpu else "smoke")
+    dtype = Dtype.BFLOAT16 if on_gpu else Dtype.FLOAT32
+    return Case(shape, tokens or (8192 if on_gpu else 64), dtype, Scope.GLU, Mode.FORWARD)
 
 
 def _noise_row(number: int, pair: Pair) -> list[object]:

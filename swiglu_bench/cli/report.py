@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,6 +15,7 @@ import typer
 from swiglu_bench import options, request
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli.finished import RowOptions
+from swiglu_bench.cli.options import command_of
 from swiglu_bench.options import HOW, OUTPUT, WHAT, JsonForm, Text, Texts, option
 from swiglu_bench.rows.record import unique
 from swiglu_bench.show import text
@@ -148,24 +151,35 @@ def _write_pictures(
     return rows
 
 
-def recommend(
-    shapes: options.Shapes = None, tokens: options.Tokens = None, dtype: options.DtypeOption = None,
-    scope: options.ScopeOption = None,
-    mode: Annotated[str, option(WHAT, "forward, backward or step: what should be fast.")] = "step",
+@dataclass(frozen=True, kw_only=True)
+class RecommendOptions:
+    """Which cases, from which runs or measured how."""
+
+    shapes: options.Shapes = None
+    tokens: options.Tokens = None
+    dtype: options.DtypeOption = None
+    scope: options.ScopeOption = None
+    mode: Annotated[str, option(WHAT, "forward, backward or step: what should be fast.")] = "step"
     max_memory: Annotated[
         Text, option(WHAT, "Most memory that a training step may use above inputs and weights, such as 1GiB or 500MiB.")
-    ] = None,
-    impl: options.Impl = None, skip_impl: options.SkipImpl = None, seed: options.ShapeSeed = 0,
+    ] = None
+    impl: options.Impl = None
+    skip_impl: options.SkipImpl = None
+    seed: options.ShapeSeed = 0
     run: Annotated[
         list[Path] | None,
-        option(HOW, "Finished runs to use, repeated: timed ones, and one of memory. \\[default: measure now]",
-               "--run"),
-    ] = None,
-    device: options.Device = None, budget: options.Budget = 20.0, in_process: options.InProcess = False,
-    wait: options.Wait = True,
-    out: Annotated[Path | None, option(OUTPUT, "Store what is measured in this folder.")] = None,
-    resume: options.Resume = False, force: options.Force = False, form: options.Form = "table",
-) -> None:  # fmt: skip
+        option(HOW, "Finished runs to use, repeated: timed ones, and one of memory. \\[default: measure now]", "--run"),
+    ] = None
+    device: options.Device = None
+    budget: options.Budget = 20.0
+    in_process: options.InProcess = False
+    wait: options.Wait = True
+    out: Annotated[Path | None, option(OUTPUT, "Store what is measured in this folder.")] = None
+    resume: options.Resume = False
+    force: options.Force = False
+
+
+def _recommend(wanted: RecommendOptions, form: options.Form = "table") -> None:
     """Say what to use: the best implementation per token count, how sure that is, and the line of Python for it.
 
     Rows that tie with the best are named. Exits 1 if nothing qualifies at one of the cases.
@@ -173,29 +187,24 @@ def recommend(
     Example: swiglu-bench recommend --shapes llama7b --tokens 1k,8k --max-memory 1GiB
     """
     text.check("--format", form, "table", *text.ROWS)
-    text.check("--mode", mode, "forward", "backward", "step")
-    most = _bytes("--max-memory", max_memory) if max_memory is not None else None
+    text.check("--mode", wanted.mode, "forward", "backward", "step")
+    most = _bytes("--max-memory", wanted.max_memory) if wanted.max_memory is not None else None
     from swiglu_bench.show import ranking
 
     console = text.screen(form)
     catalogue = {known.name: known for known in request.catalogue(request.loader(options.TIMEOUT_S))}
-    if run:
-        if request.split(skip_impl):
+    if wanted.run:
+        if request.split(wanted.skip_impl):
             raise BadInput("--skip-impl is for measuring now; choose rows of a --run with --impl.")
-        names = ",".join(request.split(impl, "--impl")) or None
-        runs = [_chosen(path, mode, impl=names, shape=shapes, tokens=tokens, dtype=dtype, scope=scope) for path in run]
+        runs = [_chosen(path, wanted) for path in wanted.run]
     else:
-        if most is not None and not impl:  # what needs the least memory is a variant, which no command compares unasked
-            impl = [name for name, known in catalogue.items() if not known.on_request]
-        given: dict[str, Any] = {
-            "shapes": shapes, "tokens": tokens, "dtype": dtype, "scope": scope, "impl": impl, "skip_impl": skip_impl,
-            "seed": seed, "device": device, "in_process": in_process, "wait": wait, "csv": out is not None,
-            "resume": resume, "force": force,
-        }  # fmt: skip
-        runs = [_measured(mode, out, console, **given, budget=budget, energy=False)]
+        if most is not None and not wanted.impl:  # what needs the least memory is a variant, not compared unasked
+            names = [name for name, known in catalogue.items() if not known.on_request]
+            wanted = dataclasses.replace(wanted, impl=names)
+        runs = [_measured(wanted.mode, wanted, console, budget=wanted.budget, energy=False)]
         if not any(record.time_ms is not None for record in runs[0].records):
             raise typer.Exit(1)  # the sweep has said why
-        runs += [_measured("memory", out, console, **given)] if most is not None else []
+        runs += [_measured("memory", wanted, console)] if most is not None else []
     choices = ranking.recommend(runs, catalogue, most)
     if form == "table":
         for part in ranking.recommendation_tables(choices, runs):
@@ -207,14 +216,17 @@ def recommend(
     raise typer.Exit(int(any(choice.record is None for choice in choices)))
 
 
-def _measured(command: str, out: Path | None, console: Console, **given: Any) -> FinishedRun:
+def _measured(command: str, wanted: RecommendOptions, console: Console, **more: Any) -> FinishedRun:
     from swiglu_bench.tasks.sweep import perform
 
-    wanted = options.COMMANDS[command](**given, out=out / command if out else None)
-    return perform(command, wanted, console, request.command_line())[1]
+    own = {"mode", "max_memory", "run", "budget", "out"}
+    given = {field.name: getattr(wanted, field.name) for field in dataclasses.fields(wanted) if field.name not in own}
+    out = wanted.out / command if wanted.out else None
+    options_of_command = options.COMMANDS[command](**given, **more, csv=out is not None, out=out)
+    return perform(command, options_of_command, console, request.command_line())[1]
 
 
-def _chosen(path: Path, mode: str, **given: str | None) -> FinishedRun:
+def _chosen(path: Path, wanted: RecommendOptions) -> FinishedRun:
     """What a run has of the cases asked for; of a run that measured memory, which is a step's, any mode."""
     from swiglu_bench.rows.finished_run import load_run
 
@@ -222,9 +234,14 @@ def _chosen(path: Path, mode: str, **given: str | None) -> FinishedRun:
     if found.command in {"tp", "train"}:
         raise BadInput(f"--run: {path} is a run of {found.command}; give one of forward, backward, step or memory.")
     memory, modes = any(row.peak_bytes is not None for row in found.records), unique(row.mode for row in found.records)
-    if not memory and mode not in modes:
-        raise BadInput(f"--run: {path} has rows of {', '.join(modes)} and none of {mode}; give --mode {modes[0]}.")
-    return RowOptions(**given, mode=None if memory else mode).of(path)
+    if not memory and wanted.mode not in modes:
+        few = f"{path} has rows of {', '.join(modes)} and none of {wanted.mode}"
+        raise BadInput(f"--run: {few}; give --mode {modes[0]}.")
+    rows = RowOptions(
+        impl=",".join(request.split(wanted.impl, "--impl")) or None, shape=wanted.shapes, tokens=wanted.tokens,
+        dtype=wanted.dtype, scope=wanted.scope, mode=None if memory else wanted.mode,
+    )  # fmt: skip
+    return rows.of(path)
 
 
 def _bytes(option: str, value: str) -> int:
@@ -233,3 +250,6 @@ def _bytes(option: str, value: str) -> int:
     if not match or not unit:
         raise BadInput(f"{option}: {value!r} is not a size; give one such as 1GiB or 500MiB.")
     return int(float(match[1]) * unit)
+
+
+recommend = command_of(RecommendOptions, _recommend)

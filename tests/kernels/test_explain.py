@@ -32,14 +32,6 @@ def test_one_line_each_way() -> None:
 
 
 @needs_kernels
-def test_options_and_reasons_show() -> None:
-    text = explain(torch.empty(200, 24), *weights(), limit=7.0, weight_grad="none", save="input", input_grad="torch")
-    assert "plain SiLU only" in text
-    assert "the products again" in text
-    assert "dX: two products by torch; no dW" in text
-
-
-@needs_kernels
 def test_experts() -> None:
     layer = torch.empty(4, 64, 24, requires_grad=True), torch.empty(4, 24, 32)
     call = torch.empty(5, 24), *layer, torch.zeros(5, 2, dtype=torch.int64), torch.empty(5, 2)

@@ -33,5 +33,24 @@ def check_against_fp64(
     eager = [x @ weight.T for weight in weights]
     assert_as_accurate_as_eager("z", z, reference.silu_mul(*eager), reference.silu_mul(*exact), terms=hidden)
     if store:
-        for got, one_eager, one_exact in zip((gate, up), eager, exact, strict=True):
-            assert_as_accurate_as_eager("gate or up", got, one_eager, one_exact, terms=hidden)
+        for results in zip((gate, up), eager, exact, strict=True):
+            assert_as_accurate_as_eager("gate or up", *results, terms=hidden)
+
+
+def drawn_experts(
+    index: torch.Tensor, count: int, hidden: int, intermediate: int, transposed: bool,
+    sizes: float | torch.Tensor = 1.0,
+) -> list[torch.Tensor]:  # fmt: skip
+    """Draw x, both weights (of `sizes` by expert), routing weights and both biases of a mixture, in bfloat16."""
+    tokens, slots = index.shape
+    drawn = [
+        (torch.randn(shape, device="cuda") * scale).bfloat16()
+        for shape, scale in (
+            ((tokens, hidden), 1), ((count, 2 * intermediate, hidden), hidden**-0.5 * sizes),
+            ((count, hidden, intermediate), intermediate**-0.5 * sizes), ((tokens, slots), 1),
+            ((count, 2 * intermediate), 1), ((count, hidden), 1),
+        )
+    ]  # fmt: skip
+    if transposed:
+        drawn[1:3] = (weight.mT.contiguous().mT for weight in drawn[1:3])
+    return drawn

@@ -62,16 +62,22 @@ def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor])
         torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-5 * size, msg=name)
 
 
+def of_mixtral(report: Any) -> Any:
+    """What a report says of Mixtral's experts, which were left alone."""
+    (left,) = [left for left in report.left_alone if left.class_name == "MixtralExperts"]
+    return left
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_loss_and_every_gradient(family):
     stock = stock_model(family)
     patched = copy.deepcopy(stock)
     report = patch_model(patched, save="input" if family == "Olmoe" else "auto")
     experts = [path for path, module in stock.named_modules() if takes_part(module)]
-    assert {one.path for one in report.changed} >= set(experts), report
-    assert not any(one.path in experts for one in report.left_alone)
+    assert {change.path for change in report.changed} >= set(experts), report
+    assert not any(left.path in experts for left in report.left_alone)
     assert_same(loss_and_gradients(patched), loss_and_gradients(stock))
-    assert {one.path for one in patch_model(patched).left_alone} >= set(experts)
+    assert {left.path for left in patch_model(patched).left_alone} >= set(experts)
     unpatch(patched)
     assert patched.config._experts_implementation == "eager"
     assert list(patched.state_dict()) == list(stock.state_dict())
@@ -117,24 +123,22 @@ def test_forward_products_in_fp8():
         ({"precision": "fp8-rowwise"}, stock_model("Mixtral").bfloat16(), "multiple of 16 as intermediate, got 24"),
         ({"precision": "fp8-rowwise"}, stock_model("Mixtral", intermediate_size=32), "its weights are torch.float32"),
     ):
-        (left,) = [one for one in patch_model(model, **options).left_alone if one.class_name == "MixtralExperts"]
-        assert reason in left.reason
+        assert reason in of_mixtral(patch_model(model, **options)).reason
 
 
-def alter(module: Any, how: str) -> None:
-    if how == "normalised":
-        module.has_post_expert_norm = True
-    else:
-        module._apply_gate = lambda both: both[..., : both.shape[-1] // 2].relu() * both[..., both.shape[-1] // 2 :]
+def relu_gate(both: torch.Tensor) -> torch.Tensor:
+    gate, up = both.chunk(2, -1)
+    return gate.relu() * up
 
 
-@pytest.mark.parametrize(("how", "reason"), [("normalised", "normalised"), ("gated otherwise", "none of the gates")])
-def test_experts_of_another_kind_are_left_alone(how, reason):
+@pytest.mark.parametrize(
+    ("attribute", "value", "reason"),
+    [("has_post_expert_norm", True, "normalised"), ("_apply_gate", relu_gate, "none of the gates")],
+)
+def test_experts_of_another_kind_are_left_alone(attribute, value, reason):
     model = stock_model("Mixtral")
-    module = model.model.layers[0].mlp.experts
-    alter(module, how)
-    (left,) = [one for one in patch_model(model).left_alone if one.class_name == "MixtralExperts"]
-    assert reason in left.reason
+    setattr(model.model.layers[0].mlp.experts, attribute, value)
+    assert reason in of_mixtral(patch_model(model)).reason
     assert model.config._experts_implementation == "eager"
     register_experts()
     model.set_experts_implementation("swiglu_kernels")

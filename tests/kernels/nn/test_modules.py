@@ -117,25 +117,6 @@ def test_options_reach_the_operator(cls, options):
     assert seen.values == {*options, "silu"}
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize("lead", [(), (0,), (1,), (2, 0, 3), (2, 1, 3)], ids=str)
-def test_leading_dimensions(cls, lead):
-    module = built(cls)
-    z = module(hidden_states(*lead))
-    assert z.shape == (*lead, INTERMEDIATE if cls is FusedSwiGLU else HIDDEN)
-    z.sum().backward()
-    assert all(parameter.grad is not None for parameter in module.parameters())
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-def test_frozen_weights(cls):
-    module = built(cls, weight_grad="none")
-    gradients_of_x, *gradients_of_weights = gradients(module, hidden_states(4))
-    assert gradients_of_x is not None
-    got = dict(zip(dict(module.named_parameters()), gradients_of_weights, strict=True))
-    assert {name for name, gradient in got.items() if gradient is not None} <= {"down_proj.weight"}
-
-
 def test_state_dict_is_that_of_the_stock_mlp():
     stock, fused = StockMLP(), built(FusedSwiGLUMLP)
     assert list(fused.state_dict()) == list(stock.state_dict())
@@ -226,32 +207,11 @@ def test_compiles_without_a_graph_break(cls, dynamic):
     torch.testing.assert_close(gradients(module, x, compiled), gradients(module, x))
 
 
-def test_compiles_under_autocast():
-    module, x = built(FusedSwiGLUMLP), hidden_states(2, 3)
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    with torch.autocast(DEVICE.type, torch.bfloat16):
-        got, expected = compiled(x), module(x)
-    assert got.dtype == torch.bfloat16
-    assert torch.equal(got, expected)
-
-
 @pytest.mark.parametrize(("cls", "use_reentrant"), zip(CLASSES, [False, True, False], strict=True))
 def test_activation_checkpointing(cls, use_reentrant):
     module, x = built(cls), hidden_states(2, 3)
     got = gradients(module, x, lambda x: checkpoint(module, x, use_reentrant=use_reentrant))
     assert_equal(got, gradients(module, x))
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-def test_a_second_backward_is_right_and_a_second_derivative_refused(cls):
-    module, x = built(cls), hidden_states(4).requires_grad_()
-    wanted = [x, *module.parameters()]
-    loss = module(x).square().sum()
-    first = torch.autograd.grad(loss, wanted, retain_graph=True)
-    assert_equal(list(torch.autograd.grad(loss, wanted)), list(first))
-    (dx,) = torch.autograd.grad(module(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"cannot be differentiated \(create_graph=True\)"):
-        dx.sum().backward()
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")

@@ -92,15 +92,6 @@ def test_biases():
     assert_same_results(logits_loss_gradients(patched), stock)
 
 
-@pytest.mark.parametrize(
-    ("family", "options"), [("Llama", {"save": "input"}), ("Phi3", {"weight_grad": "torch", "input_grad": "two_step"})]
-)
-def test_options_reach_the_kernels(family, options):
-    stock, patched = stock_and_patched(family, **options)
-    assert all(getattr(patched.model.layers[0].mlp.options, name) == value for name, value in options.items())
-    assert_same_results(logits_loss_gradients(patched), stock)
-
-
 def test_patching_twice_changes_nothing_and_says_so():
     _, model = stock_and_patched("Llama")
     before = model.model.layers[0].mlp.options
@@ -175,15 +166,6 @@ def test_save_and_reload(family, tmp_path):
     assert list(weights) == list(expected)
     assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
     patched.load_state_dict(reloaded.state_dict(), strict=True)
-
-
-@pytest.mark.parametrize(("family", "use_reentrant"), [("Llama", False), ("Phi3", True)])
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_gradient_checkpointing(family, use_reentrant):
-    stock, patched = stock_and_patched(family)
-    patched.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
-    patched.train()
-    assert_same_results(logits_loss_gradients(patched), stock)
 
 
 @pytest.mark.parametrize("family", ["Llama", "Phi3"])

@@ -69,14 +69,6 @@ def test_an_operand_may_be_absent_or_need_nothing():
     assert torch.equal(gradient, left.detach())
 
 
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_without_gradients_there_is_no_graph(context):
-    with context():
-        product, _ = scaled_product(*operands(grad=True), 3.0, [])
-    assert product.grad_fn is None
-    assert scaled_product(*operands(grad=False), 3.0, [])[0].grad_fn is None
-
-
 @pytest.mark.parametrize("grad", [False, True])
 def test_a_dispatch_mode_sees_the_operator(grad):
     class Seen(TorchDispatchMode):

@@ -49,14 +49,6 @@ def test_every_choice_is_a_legal_tile_that_fits_in_shared_memory(capability, dty
             assert stage * (tile.stages - 1) <= limit, tile
 
 
-def test_few_tokens_take_small_tiles():
-    def of(tokens: int) -> Tile:
-        return forward_tile(tokens, 4096, 11008, torch.bfloat16, (9, 0), True, 132)
-
-    assert of(1) == Tile(16, 32, 128, warps=4, stages=3)
-    assert of(8192) == recompute_tile(8192, torch.bfloat16, (9, 0), True) == Tile(128, 128, 64, warps=8, stages=4)
-
-
 def test_unaligned_operands_take_smaller_tiles():
     aligned = recompute_tile(8192, torch.bfloat16, (9, 0), True)
     unaligned = recompute_tile(8192, torch.bfloat16, (9, 0), False)

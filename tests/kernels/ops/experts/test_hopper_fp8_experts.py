@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from accuracy import assert_equal
 from clamped import GPT_OSS, keep_off_limit
-from on_hopper import needs_hopper
+from on_hopper import drawn_experts, needs_hopper
 
 from swiglu_kernels import reference, swiglu_experts
 from swiglu_kernels.hopper import admission
@@ -37,24 +38,13 @@ class TestOnHopper:
     @pytest.mark.parametrize("transposed", [False, True])
     def test_output_and_gradients(self, count: int, tokens: int, gate: dict[str, Any], transposed: bool) -> None:
         torch.manual_seed(tokens)
-        hidden, intermediate, slots = 320, 448, 3
-        index = torch.randint(-1, count, (tokens, slots), device="cuda") // 2 * 2  # of odd experts nobody
-        sizes = torch.rand(count, 1, 1, device="cuda") + 0.1
-        drawn = [
-            (torch.randn(shape, device="cuda") * scale).bfloat16()
-            for shape, scale in (
-                ((tokens, hidden), 1), ((count, 2 * intermediate, hidden), hidden**-0.5 * sizes),
-                ((count, hidden, intermediate), intermediate**-0.5 * sizes), ((tokens, slots), 1),
-                ((count, 2 * intermediate), 1), ((count, hidden), 1),
-            )
-        ]  # fmt: skip
+        index = torch.randint(-1, count, (tokens, 3), device="cuda") // 2 * 2  # of odd experts nobody
+        drawn = drawn_experts(index, count, 320, 448, transposed, sizes=torch.rand(count, 1, 1, device="cuda") + 0.1)
         keep_off_limit(gate, drawn[0], drawn[1:2], drawn[4:5], "rowwise")
-        if transposed:
-            drawn[1:3] = (one.mT.contiguous().mT for one in drawn[1:3])
-        upstream = torch.randn(tokens, hidden, device="cuda").bfloat16()
+        upstream = torch.randn(tokens, 320, device="cuda").bfloat16()
 
         def run(function: Any, dtype: torch.dtype, **options: Any) -> list[torch.Tensor]:
-            leaves = [one.to(dtype).requires_grad_() for one in drawn]
+            leaves = [operand.to(dtype).requires_grad_() for operand in drawn]
             biases = {"b_gate_up": leaves[4], "b_down": leaves[5]}
             out = function(*leaves[:3], index, leaves[3], precision="fp8-rowwise", **biases, **gate, **options)
             return [out, *torch.autograd.grad(out, leaves, upstream.to(dtype))]
@@ -62,16 +52,15 @@ class TestOnHopper:
         exact = run(reference.swiglu_experts, torch.float64)
         with admission.by_hand_aside(None):
             ours, again = (run(swiglu_experts, torch.bfloat16, backend="hopper") for _ in range(2))
-            codes = [quantise(one, "rowwise", weight=True) for one in drawn[1:3]]
+            codes = [quantise(weight, "rowwise", weight=True) for weight in drawn[1:3]]
             with torch.no_grad():
                 inferred = swiglu_experts(
                     drawn[0], *codes, index, drawn[3], b_gate_up=drawn[4], b_down=drawn[5], precision="fp8-rowwise",
                     backend="hopper", **gate,
                 )  # fmt: skip
         portable = run(swiglu_experts, torch.bfloat16, backend="portable")
-        assert torch.equal(inferred, ours[0])
-        for one, other, plain, true in zip(ours, again, portable, exact, strict=True):
-            assert torch.equal(one, other)
-            scale = true.norm().clamp_min(1e-30)
-            assert (one.double() - true).norm() / scale <= 1.5 * (plain.double() - true).norm() / scale + 0.02
-            assert (plain.double() - true).norm() / scale <= 0.05  # codes of h that are a step away
+        assert_equal((inferred, *ours), (ours[0], *again))
+        for found, plain, true in zip(ours, portable, exact, strict=True):
+            error, of_portable = ((result.double() - true).norm() for result in (found, plain))
+            assert error <= 1.5 * of_portable + 0.02 * true.norm()
+            assert of_portable <= 0.05 * true.norm()  # codes of h that are a step away

@@ -19,7 +19,6 @@ from swiglu_kernels import (
     FusedSwiGLU,
     FusedSwiGLUMLP,
     FusedSwiGLUPackedMLP,
-    explain,
     patch_model,
     reference,
     swiglu_glu_fp8,
@@ -334,11 +333,6 @@ def test_codes_are_kept_until_a_weight_changes(kind, recipe, monkeypatch):
     assert module(x).requires_grad
 
 
-def test_codes_are_for_fp8():
-    with pytest.raises(ValueError, match="precision='fp8-rowwise' or 'fp8-blockwise', got 'bf16'"):
-        FusedSwiGLU(16, 32).keep_codes()
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -377,16 +371,6 @@ def test_patch_model(monkeypatch):
     x = random_tensor(5, 80, dtype=BFLOAT16)
     weights = model[0].gate_proj.weight, model[0].up_proj.weight, model[0].down_proj.weight
     assert torch.equal(model[0](x), swiglu_mlp_fp8(x, *weights, recipe="rowwise"))
-
-
-@by_recipe
-def test_explain(recipe):
-    x, w_gate, w_up, *_ = problem()
-    said = explain(x, w_gate, w_up, precision=f"fp8-{recipe}", weight_grad="torch")
-    assert "quantised to fp8" in said
-    assert "in torch.bfloat16, by torch" in said
-    with pytest.raises(ValueError, match="weight_grad"):
-        explain(x, w_gate, w_up, precision=f"fp8-{recipe}", weight_grad="bf16")
 
 
 @pytest.mark.parametrize("capability", [(8, 6), None])

@@ -35,13 +35,13 @@ class TestWhoMayTakeThem:
                 assert self.why_not(left, right) == "None"
 
     def test_reasons(self) -> None:
-        assert "9.0" in self.why_not(empty(16, 16), empty(16, 16), (8, 0))
-        assert "9.0" in self.why_not(empty(16, 16), empty(16, 16), None)
-        assert "16-bit" in self.why_not(empty(16, 16, dtype=torch.float32), empty(16, 16, dtype=torch.float32))
-        assert "empty" in self.why_not(empty(16, 0), empty(0, 16))
-        assert "TMA" in self.why_not(empty(16, 12), empty(12, 16))
-        assert "TMA" in self.why_not(empty(16, 32)[:, ::2], empty(16, 16))
-        assert "TMA" in self.why_not(empty(16, 16), empty(16, 12))
+        square, in_fp32 = empty(16, 16), empty(16, 16, dtype=torch.float32)
+        for reason, *given in (
+            ("9.0", square, square, (8, 0)), ("9.0", square, square, None), ("16-bit", in_fp32, in_fp32),
+            ("empty", empty(16, 0), empty(0, 16)), ("TMA", empty(16, 12), empty(12, 16)),
+            ("TMA", empty(16, 32)[:, ::2], square), ("TMA", square, empty(16, 12)),
+        ):  # fmt: skip
+            assert reason in self.why_not(*given)
 
     def test_two_pairs_have_to_lie_alike(self) -> None:
         pairs = [(empty(16, 16), empty(16, 16)), (empty(16, 16), empty(16, 16).t())]
@@ -171,8 +171,8 @@ class TestOnHopper:
         eager = [left @ right for left, right in pairs]
         if form == "two terms":
             exact, eager = [sum(exact)], [sum(eager)]
-        for out, one, truth in zip(outs, eager, exact, strict=True):
-            assert_as_accurate_as_eager(form, out, one, truth, terms=K * count)
+        for results in zip(outs, eager, exact, strict=True):
+            assert_as_accurate_as_eager(form, *results, terms=K * count)
 
     @pytest.mark.parametrize("outputs", [1, 2])
     @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 65, 80, 128, 2050])
@@ -219,8 +219,8 @@ class TestOnHopper:
         h = torch.full_like(gate, float("nan")) if wants_h else None
         hopper_products.gate_backward_launch(d_out, w_down, (gate, up), d_gate, d_up, h).run()
         results = [d_gate, d_up] + ([h] if wants_h else [])
-        for got, one, truth in zip(results, eager, exact, strict=False):
-            assert_as_accurate_as_eager("d_gate, d_up or h", got, one, truth, terms=H)
+        for found in zip(results, eager, exact, strict=False):
+            assert_as_accurate_as_eager("d_gate, d_up or h", *found, terms=H)
 
     def test_the_same_bits_each_time(self) -> None:
         left, right = self.random(8192, 512, torch.bfloat16), self.random(512, 4096, torch.bfloat16)

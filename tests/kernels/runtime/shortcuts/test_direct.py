@@ -92,15 +92,6 @@ def test_addresses_are_filled_in_and_descriptors_encoded_once_for_each(sent: Sim
     assert sent.encoded[first:] == [tensors[1].data_ptr(), others[1].data_ptr()]
 
 
-def test_more_addresses_than_are_kept(sent: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "MOST_ADDRESSES", 1)
-    plan, tensors = kept(Compiled())
-    others = [tensors[0], torch.empty(4, 8)]
-    for given in (tensors, others, tensors):
-        plan.run(given)
-        assert sent.launched.pop()[-1][1] == f"map of {given[1].data_ptr()}"
-
-
 def test_hooks_see_launches(sent: SimpleNamespace) -> None:
     compiled = Compiled()
     plan, tensors = kept(compiled)

@@ -1,4 +1,4 @@
-"""Shapes from configs written as transformers writes them: the fields are those of the named models' config.json."""
+"""Shapes from configs as transformers writes them, with the fields of the named models' config.json; and workloads."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,8 @@ import torch
 
 from swiglu_bench.cases import files
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.cases.shapes import ShapeFile, load_shapes, split_over
+from swiglu_bench.cases.files import MOST_COUNTS, load_workload
+from swiglu_bench.cases.shapes import load_shapes, split_over
 
 LLAMA = {"hidden_size": 4096, "intermediate_size": 14336, "hidden_act": "silu"}
 MIXTRAL = LLAMA | {"num_local_experts": 8, "num_experts_per_tok": 2}
@@ -32,6 +33,9 @@ LLAMA4 = {
         "num_local_experts": 16, "num_experts_per_tok": 1,
     },
 }  # fmt: skip
+
+
+SIZES = ("hidden", "intermediate", "experts", "top_k")
 
 
 def write(folder: Path, config: Any) -> Path:
@@ -64,14 +68,10 @@ def complaint(text: str) -> str:
 )  # fmt: skip
 def test_blocks_of_models(tmp_path: Path, config: Any, expected: dict[str, tuple[int | None, ...]]) -> None:
     found = dict(files.blocks(write(tmp_path / "my-model", config)))
-    names = ("hidden", "intermediate", "experts", "top_k")
-    assert {
-        name.removeprefix("my-model"): tuple(fields.get(one) for one in names) for name, fields in found.items()
-    } == expected
-    gpt_oss = config.get("model_type") == "gpt_oss"
-    assert (found["my-model"].get("limit"), found["my-model"].get("interleaved")) == (
-        (7.0, True) if gpt_oss else (None,) * 2
-    )
+    sizes = {name: [block.get(size) for size in SIZES] for name, block in found.items()}
+    assert {name.removeprefix("my-model"): tuple(of) for name, of in sizes.items()} == expected
+    of_gpt_oss = (7.0, True) if config.get("model_type") == "gpt_oss" else (None, None)
+    assert (found["my-model"].get("limit"), found["my-model"].get("interleaved")) == of_gpt_oss
 
 
 def test_a_file_a_folder_and_a_model_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,28 +80,16 @@ def test_a_file_a_folder_and_a_model_of_the_cache(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(hub, "try_to_load_from_cache", lambda name, _: str(file) if name == "Qwen/Tiny-1B" else None)
     write(tmp_path / "tiny", LLAMA).with_name("other.json").write_text(json.dumps(LLAMA))
     monkeypatch.chdir(tmp_path)
-    words = (
-        "tiny",
-        f"{tmp_path}/tiny",
-        f"{tmp_path}/tiny/config.json",
-        f"{tmp_path}/tiny/other.json",
-        "Qwen/Tiny-1B",
-        str(file),
-    )
-    assert [shape.name for word in words for shape in load_shapes(word)] == ["tiny", "tiny", "tiny", "other"] + 2 * [
-        "Tiny-1B"
-    ]
+    named = {
+        "tiny": ["tiny", f"{tmp_path}/tiny", f"{tmp_path}/tiny/config.json"], "other": [f"{tmp_path}/tiny/other.json"],
+        "Tiny-1B": ["Qwen/Tiny-1B", str(file)],
+    }  # fmt: skip
+    for name, words in named.items():
+        assert {shape.name for word in words for shape in load_shapes(word)} == {name}
     (shape,) = load_shapes("Qwen/Tiny-1B")
     assert (shape.hidden, shape.intermediate) == (4096, 14336)
     assert "hidden_size" in shape.source
     assert "Hugging Face cache" in complaint("Qwen/Other")
-
-
-@pytest.mark.skipif("experts" not in ShapeFile.model_fields, reason="shapes have no experts")
-def test_a_mixture_is_a_shape_with_experts(tmp_path: Path) -> None:
-    experts, dense, _ = load_shapes(str(write(tmp_path / "deepseek", DEEPSEEK_V3)))
-    assert (experts.name, dense.name) == ("deepseek", "deepseek-dense")
-    assert getattr(experts, "experts").count == 256  # noqa: B009
 
 
 @pytest.mark.parametrize(
@@ -152,3 +140,52 @@ def test_the_sizes_are_the_weights_of_the_model() -> None:
     with torch.device("meta"):
         mlp = transformers.models.llama.modeling_llama.LlamaMLP(config)
     assert tuple(mlp.gate_proj.weight.shape) == (24, 16)
+
+
+# Workloads
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.csv", "tokens,weight\n128,3\n1,0.5\n128,1\n", {1: 0.5, 128: 4}),
+        ("a.csv", "tokens\n7\n7\n2\n", {2: 1, 7: 2}),
+        ("a.json", '{"1024": 2, "1": 900}', {1: 900, 1024: 2}),
+        ("a.json", "[5, 5, 6]", {5: 2, 6: 1}),
+        ("a.json", '[{"tokens": 5}, {"tokens": 5, "weight": 9}]', {5: 10}),
+    ],
+)
+def test_workloads(tmp_path: Path, name: str, text: str, expected: dict[int, float]) -> None:
+    file = tmp_path / name
+    file.write_text(text, encoding="utf-8")
+    found = load_workload(file)
+    assert found == expected
+    assert list(found) == sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", ""), ("a.csv", "tokens\n"), ("a.csv", "count\n5\n"), ("a.csv", "tokens\n0\n"),
+        ("a.csv", "tokens\nx\n"),
+        ("a.csv", "tokens,weight\n5,-1\n"), ("a.csv", "tokens,weight\n5,nan\n"), ("a.csv", "tokens\n5,6\n"),
+        ("a.json", "{"), ("a.json", "5"), ("a.json", "[[5]]"), ("a.json", '{"5": "many"}'), ("a.json", "[]"),
+        ("a.json", "[5.5]"),
+    ],
+)  # fmt: skip
+def test_bad_workloads(tmp_path: Path, name: str, text: str) -> None:
+    file = tmp_path / name
+    file.write_text(text, encoding="utf-8")
+    for given in (file, tmp_path / "absent.csv"):
+        with pytest.raises(BadInput, match=r"^--workload: [^\n]*tokens and weight"):
+            load_workload(given)
+
+
+def test_many_token_counts_are_represented_by_those_seen_most(tmp_path: Path) -> None:
+    file = tmp_path / "log.csv"
+    file.write_text("tokens\n" + "".join(f"{tokens}\n" for tokens in (*range(1, 3000), *[512] * 9)), encoding="utf-8")
+    found = load_workload(file)
+    assert len(found) <= MOST_COUNTS
+    assert sum(found.values()) == 2999 + 9, "every call counts"
+    assert 512 in found
+    assert set(found) <= set(range(1, 3000))
