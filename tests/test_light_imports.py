@@ -12,9 +12,8 @@ for module in sys.argv[1:]:
 """
 MODULES = (
     "cli.app cases.cases cases.shapes cases.registry contenders rows.record rows.run_folder rows.training "
-    "sweep.options tasks.tp.plan tasks.tp.files tasks.tp.figures "
-    "show.charts show.finished.comparison show.finished.recommendation show.finished.history "
-    "show.report.page show.writers"
+    "sweep.options tasks.tp.plan show.charts show.finished.comparison show.finished.recommendation "
+    "show.finished.history show.report.page show.writers"
 )
 
 

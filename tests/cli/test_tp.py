@@ -15,7 +15,7 @@ from places import SUPPORT
 from swiglu_bench.cases.errors import BadInput
 from swiglu_bench.cli import tp
 from swiglu_bench.machine import machine
-from swiglu_bench.tasks.tp import ranks
+from swiglu_bench.worker import ranks
 
 pytestmark = [
     pytest.mark.timed,
@@ -71,7 +71,7 @@ def test_what_is_wrong_or_ends_the_group_costs_its_row(two_sizes: tuple[Ran, Pat
 def test_the_folder_has_rows_samples_machines_and_a_figure(two_sizes: tuple[Ran, Path]) -> None:
     result, out = two_sizes
     about = json.loads((out / "run.json").read_text())
-    assert [one["rank"] for one in about["groups"]["2"]["ranks"]] == [0, 1]
+    assert [rank["rank"] for rank in about["groups"]["2"]["ranks"]] == [0, 1]
     assert next(iter(about["groups"]["2"]["hosts"].values()))["torch"] == torch.__version__
     assert about["settings"]["environment"]["NCCL_NVLS_ENABLE"]
     samples = list(csv.DictReader((out / "tp_samples.csv").open()))
