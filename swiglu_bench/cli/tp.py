@@ -35,7 +35,7 @@ from swiglu_bench.sweep.options import (
 
 if TYPE_CHECKING:
     from swiglu_bench.machine.machine import Machine
-    from swiglu_bench.tasks.tp.plan import Plan
+    from swiglu_bench.tasks.tp.plan import SplitPlan
     from swiglu_bench.worker.settings import Settings
 
 DEFAULT = {
@@ -150,11 +150,11 @@ def _tp(
 
 def _asked(
     options: TpOptions, ways: tuple[bool, ...], modes: list[Mode], spot: tuple[int, int] | None
-) -> tuple[Plan, Settings, list[int]]:
+) -> tuple[SplitPlan, Settings, list[int]]:
     """What is measured, how, and with which numbers of ranks. Raises BadInput."""
     from swiglu_bench.cases.shapes import load_shapes
     from swiglu_bench.machine import machine
-    from swiglu_bench.tasks.tp.plan import Plan, cases_of
+    from swiglu_bench.tasks.tp.plan import SplitPlan, cases_of
     from swiglu_bench.tasks.tp.run import default_rule
     from swiglu_bench.worker.settings import Settings, Task
 
@@ -187,11 +187,11 @@ def _asked(
     run_id, command = machine.run_id(machine.now()), request.command_line()
     budget_s = 3.0 if options.budget is None else options.budget
     asked = request.asked(options.impl, chosen)
-    plan = Plan(run_id, cases, chosen, ways, budget_s, options.timeout, beside, skipped, asked, command)
+    plan = SplitPlan(run_id, cases, chosen, ways, budget_s, options.timeout, beside, skipped, asked, command)
     return plan, Settings(Task.TIME, device, command, run_id, rule=default_rule(budget_s)), sizes
 
 
-def _put_plan(form: str, plan: Plan, settings: Settings, sizes: list[int]) -> None:
+def _put_plan(form: str, plan: SplitPlan, settings: Settings, sizes: list[int]) -> None:
     """Print the cases, and whether the device's memory holds them."""
     from swiglu_bench.cli import listing
     from swiglu_bench.machine import machine
@@ -206,7 +206,7 @@ def _put_plan(form: str, plan: Plan, settings: Settings, sizes: list[int]) -> No
     listing.put_plan(form, "tp", rows, plan.names, free_bytes)
 
 
-def _check_affordable(options: TpOptions, plan: Plan, settings: Settings, sizes: list[int], this: Machine) -> None:
+def _check_affordable(options: TpOptions, plan: SplitPlan, settings: Settings, sizes: list[int], this: Machine) -> None:
     """Raise BadInput where the memory holds no case, or a CPU would take too long."""
     from swiglu_bench.sweep.affordable import check_work
     from swiglu_bench.tasks.tp.run import too_large, work

@@ -181,7 +181,7 @@ def why_no_async(device_type: str, by_sequence: bool) -> str | None:
     return "This torch has no symmetric memory."
 
 
-class _Exchanged(torch.autograd.Function):
+class _Travelled(torch.autograd.Function):
     """Rows in the order of the ranks that they are for -> those that came, in the order of the ranks they are from."""
 
     @staticmethod
@@ -193,7 +193,7 @@ class _Exchanged(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _Exchanged.apply(gradient, *ctx.sizes), None, None
+        return _Travelled.apply(gradient, *ctx.sizes), None, None
 
 
 def between_exchanges(part: Problem, known: Implementation, mesh: DeviceMesh) -> Step:
@@ -210,10 +210,10 @@ def between_exchanges(part: Problem, known: Implementation, mesh: DeviceMesh) ->
         coming = torch.empty_like(counts)
         dist.all_to_all_single(coming, counts)
         sent, received = counts.tolist(), coming.tolist()
-        rows = _Exchanged.apply(x[order // index.shape[1]], sent, received)
-        mine = _Exchanged.apply(expert[order] % each, sent, received)
+        rows = _Travelled.apply(x[order // index.shape[1]], sent, received)
+        mine = _Travelled.apply(expert[order] % each, sent, received)
         found = compute(rows, mine[:, None], rows.new_ones(len(rows), 1))
-        return summed(_Exchanged.apply(found, received, sent), order, weights)
+        return summed(_Travelled.apply(found, received, sent), order, weights)
 
     return dataclasses.replace(step, forward=forward)
 

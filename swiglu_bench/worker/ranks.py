@@ -77,19 +77,22 @@ class Group:
     """The gloo group for what ranks tell each other."""
     mesh: DeviceMesh
     limit_s: float = OWN_S
-    """How long a rank may take for what a contender does; the process of one that takes longer ends itself."""
+    """How long a rank may take for what a contender does."""
+    watched: bool = False
+    """Whether the process of a rank that takes longer ends itself; torchrun would end all others before they tell."""
 
     @classmethod
-    def join(cls, device: torch.device, limit_s: float) -> Group:
+    def join(cls, device: torch.device, limit_s: float, watched: bool = True) -> Group:
         """Meet the others where the environment says, as torchrun sets it."""
         # A collective fails before its rank is late, so that the rank that is late is the one that hangs.
         patience = timedelta(seconds=max(0.8 * limit_s, limit_s - 20.0))
         if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=patience)
-        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=2 * max(limit_s, OWN_S)))
+        waits_s = max(limit_s, OWN_S) * (2 if watched else 1)
+        control = dist.new_group(backend="gloo", timeout=timedelta(seconds=waits_s))
         size = dist.get_world_size()
-        return cls(dist.get_rank(), size, device, control, init_device_mesh(device.type, (size,)), limit_s)
+        return cls(dist.get_rank(), size, device, control, init_device_mesh(device.type, (size,)), limit_s, watched)
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value, by rank."""
@@ -127,7 +130,8 @@ class Group:
         raise ContenderFailed(reason)
 
     def _outcomes(self, action: Callable[[], T], limit_s: float) -> list[tuple[bool, Any]]:
-        faulthandler.dump_traceback_later(limit_s, exit=True)
+        if self.watched:
+            faulthandler.dump_traceback_later(limit_s, exit=True)
         outcome: tuple[bool, Any]
         try:
             outcome = True, action()

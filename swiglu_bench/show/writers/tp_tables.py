@@ -72,13 +72,13 @@ def _place(row: Record) -> str:
 
 
 def _speed(rows: Sequence[Record]) -> Table:
-    one = rows[0]
-    split = "sequence parallel" if one.sequence_parallel else "all tokens on every rank"
-    sizes = f"{one.shape} ({one.hidden} x {one.intermediate}), {one.dtype}"
+    first = rows[0]
+    split = "sequence parallel" if first.sequence_parallel else "all tokens on every rank"
+    sizes = f"{first.shape} ({first.hidden} x {first.intermediate}), {first.dtype}"
     block = "mlp"
-    if one.experts:
-        block, split = f"{one.experts} experts", "expert parallel"
-    title = f"{one.mode}, {block} {sizes}, {one.ranks} x {one.device}, {split}"
+    if first.experts:
+        block, split = f"{first.experts} experts", "expert parallel"
+    title = f"{first.mode}, {block} {sizes}, {first.ranks} x {first.device}, {split}"
     table = _table(title, SPEED, rows)
     noise = {row.tokens: f"{row.aa_low:.3f} to {row.aa_high:.3f} at {row.tokens:,}" for row in rows if row.aa_low}
     if noise:

@@ -35,7 +35,18 @@ from swiglu_bench.machine import machine
 from swiglu_bench.measure.clock import Clock, Sample
 from swiglu_bench.measure.memory import measure_memory
 from swiglu_bench.tasks.tp.judge import OF_TOKENS, PartOfTokens, RankJudge, gather_into, said
-from swiglu_bench.tasks.tp.plan import ASYNC, LOCAL, SINGLE, Collective, Kind, Plan, bus_bytes, key, kinds, local
+from swiglu_bench.tasks.tp.plan import (
+    ASYNC,
+    LOCAL,
+    SINGLE,
+    Collective,
+    SplitPlan,
+    Splitting,
+    bus_bytes,
+    key,
+    kinds,
+    local,
+)
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.admission import Drawn
 from swiglu_bench.worker.judge_bench import JudgeBench
@@ -54,7 +65,7 @@ WARMUPS, SAMPLES = 3, 9
 class Seat(Workbench):
     """One contender in a rank's process, run one way."""
 
-    def __init__(self, settings: Settings, implementation: Implementation, clock: Clock, kind: Kind) -> None:
+    def __init__(self, settings: Settings, implementation: Implementation, clock: Clock, kind: Splitting) -> None:
         super().__init__(settings, implementation, GlobalState())
         self._clock, self.kind = clock, kind
 
@@ -100,7 +111,7 @@ class Seat(Workbench):
 class RankCourt:
     """All ranks and their judges, as this rank has them; a Court of `worker`. Rank 0 sends where it is."""
 
-    def __init__(self, group: Group, settings: Settings, plan: Plan, send: Send) -> None:
+    def __init__(self, group: Group, settings: Settings, plan: SplitPlan, send: Send) -> None:
         self.group, self.settings, self._send = group, dataclasses.replace(settings, device=group.device), send
         self.clock, self.machine = group.clock(), machine.describe(group.device)
         self.machines: list[dict[str, Any]] = group.gather(self.machine.as_dict())
@@ -111,15 +122,18 @@ class RankCourt:
         self._bare: dict[bool, Callable[[], None]] = {}
 
     @classmethod
-    def join(cls, settings: Settings, plan: Plan, processes: int, send: Send) -> RankCourt:
-        """Meet the others where the environment says, and load implementations; `processes` share the CPU's threads."""
+    def join(cls, settings: Settings, plan: SplitPlan, processes: int, send: Send) -> RankCourt:
+        """Meet the others where the environment says, and load implementations.
+
+        So many `processes` on this machine share the CPU's threads; 0: torchrun has seen to that.
+        """
         quiet()
         device = settings.device
         if device.type == "cuda":
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         else:
-            torch.set_num_threads(max(1, torch.get_num_threads() // processes))
-        return cls(Group.join(device, plan.timeout_s), settings, plan, send)
+            torch.set_num_threads(max(1, torch.get_num_threads() // max(1, processes)))
+        return cls(Group.join(device, plan.timeout_s, watched=processes > 0), settings, plan, send)
 
     @property
     def judge(self) -> JudgeBench:
@@ -169,7 +183,7 @@ class RankCourt:
         refusal = split.why_no_async(device.type, way) if known.name == ASYNC else None
         return refusal or policy.inapplicable(self.settings, self.machine, local(case, self.group.size), known) or ""
 
-    def build(self, name: str, implementation: str, kind: Kind) -> BuildReport:
+    def build(self, name: str, implementation: str, kind: Splitting) -> BuildReport:
         """Build on this rank: split one way, without collectives, or whole."""
         known, whole, part = self._known[implementation], self._judges.whole, self._judges.split.problem
         desk, tokens, by_tokens = Desk(whole), self._case.tokens, kind is True
@@ -234,7 +248,7 @@ class RankCourt:
 class RankContender:
     """One implementation on all ranks, run one way; a Contender of `worker`. It is called `alias` where it is one."""
 
-    def __init__(self, court: RankCourt, implementation: Implementation, kind: Kind, alias: str = "") -> None:
+    def __init__(self, court: RankCourt, implementation: Implementation, kind: Splitting, alias: str = "") -> None:
         self.name, self.implementation, self.kind = key(alias or implementation.name, kind), implementation, kind
         self._court = court
 

@@ -31,7 +31,7 @@ from swiglu_bench.check.truth import compute_truth
 from swiglu_bench.contenders import pytorch
 from swiglu_bench.contenders.split import split
 from swiglu_bench.rows.record import TensorCheck
-from swiglu_bench.tasks.tp.plan import SINGLE, Kind, local
+from swiglu_bench.tasks.tp.plan import SINGLE, Splitting, local
 from swiglu_bench.worker.admission import Drawn
 from swiglu_bench.worker.ranks import Group
 
@@ -180,7 +180,7 @@ class SplitJudge(Judge):
 class HandedOver(Protocol):
     """A contender on this rank, as its judge sees it."""
 
-    kind: Kind
+    kind: Splitting
 
     @property
     def results(self) -> Mapping[str, Tensor]:

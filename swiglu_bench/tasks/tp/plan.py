@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ASYNC = "compile-async-tp"
 ALONE = {ASYNC: "compile"}
 """Without collectives, this one is that one."""
-Kind = bool | str
+Splitting = bool | str
 """How an implementation is run: split, False with all tokens on every rank, True with its part of them; else:"""
 LOCAL, SINGLE = "local", "single"
 """Without collectives, on a rank's part of the weights; whole, on each GPU by itself."""
@@ -45,7 +45,7 @@ WAYS = {"no": (False,), "yes": (True,), "both": (False, True)}
 
 
 @dataclass(frozen=True)
-class Plan:
+class SplitPlan:
     """What a command is to measure with each number of ranks."""
 
     run_id: str
@@ -168,7 +168,7 @@ def bus_bytes(these: tuple[Collective, ...], size_bytes: int, ranks: int) -> flo
     return sum(kind.bus_factor(ranks) for kind in these) * size_bytes
 
 
-def key(name: str, kind: Kind) -> str:
+def key(name: str, kind: Splitting) -> str:
     """What a contender is called among those that are timed; `kind` is a way of splitting, LOCAL or SINGLE."""
     return f"{name} {kind}"
 

@@ -35,7 +35,7 @@ from swiglu_bench.sweep import output
 from swiglu_bench.sweep.options import WandbOptions
 from swiglu_bench.sweep.request import INTERRUPTED
 from swiglu_bench.tasks.tp.court import RankContender, RankCourt, RankRoundJudge
-from swiglu_bench.tasks.tp.plan import ALONE, ASYNC, COLLECTIVES, LOCAL, SINGLE, TWIN, Plan, fill, key
+from swiglu_bench.tasks.tp.plan import ALONE, ASYNC, COLLECTIVES, LOCAL, SINGLE, TWIN, SplitPlan, fill, key
 from swiglu_bench.worker import policy
 from swiglu_bench.worker.admission import Admitting
 from swiglu_bench.worker.child import DoesNotEnd
@@ -65,7 +65,7 @@ def too_large(cases: Sequence[Case], size: int, settings: Settings) -> dict[Case
     return {case: reason for case, reason in found.items() if reason}
 
 
-def work(plan: Plan, sizes: Sequence[int], rule: Rule) -> dict[Dtype, float]:
+def work(plan: SplitPlan, sizes: Sequence[int], rule: Rule) -> dict[Dtype, float]:
     """Operations of the fewest rounds on a CPU, by dtype: split, without collectives, and whole per rank."""
     found = dict.fromkeys((case.dtype for case in plan.cases), 0.0)
     here = sum(each.name not in plan.skipped and each.unavailable("cpu") is None for each in plan.implementations)
@@ -78,8 +78,11 @@ def work(plan: Plan, sizes: Sequence[int], rule: Rule) -> dict[Dtype, float]:
 # On every rank
 
 
-def take_part(send: Send, plan: Plan, settings: Settings, processes: int = 1) -> None:
-    """Be a rank: measure all cases together with the others; rank 0 sends the rows. Raises GroupLost."""
+def take_part(send: Send, plan: SplitPlan, settings: Settings, processes: int = 0) -> None:
+    """Be a rank: measure all cases together with the others; rank 0 sends the rows. Raises GroupLost.
+
+    So many `processes` were started on this machine; 0: by torchrun.
+    """
     court = RankCourt.join(settings, plan, processes, send)
     send("machines", court.machines)
     for case in plan.cases:
@@ -99,7 +102,9 @@ def from_data(data: dict[str, Any], about: dict[str, Any]) -> Record:
     return row
 
 
-def blanks(plan: Plan, case: Case, machines: Sequence[dict[str, object]], size: int) -> dict[tuple[str, bool], Record]:
+def blanks(
+    plan: SplitPlan, case: Case, machines: Sequence[dict[str, object]], size: int
+) -> dict[tuple[str, bool], Record]:
     """The rows of a case before anything was measured. `machines`: of the ranks; the first stands for all."""
     this, hosts = machines[0], list(dict.fromkeys(str(rank["host"]) for rank in machines))
     about = {name: this[name] for name in ("device", "driver", "cuda", "torch", "triton", "version")}
@@ -117,7 +122,7 @@ def blanks(plan: Plan, case: Case, machines: Sequence[dict[str, object]], size: 
     }  # fmt: skip
 
 
-def run_case(court: RankCourt, plan: Plan, case: Case, send: Send) -> dict[tuple[str, bool], Record]:
+def run_case(court: RankCourt, plan: SplitPlan, case: Case, send: Send) -> dict[tuple[str, bool], Record]:
     """Check and time a case on all ranks: its rows. Raises ranks.GroupLost."""
     rows = blanks(plan, case, court.machines, court.group.size)
     of_ranks = court.own(lambda: [court.why_not(case, *which) for which in rows])
@@ -127,7 +132,7 @@ def run_case(court: RankCourt, plan: Plan, case: Case, send: Send) -> dict[tuple
     able = {which: row for which, row in rows.items() if row.status is Status.OK}
     try:
         if able:
-            _CaseRun(court, plan, case, able, send).run()
+            _SplitCase(court, plan, case, able, send).run()
     except FAILURES as error:  # nothing that a contender's code runs for
         for row in able.values():
             row.end(Status.ERROR, f"{str(error).removeprefix('NoReference: ')}.")
@@ -135,11 +140,11 @@ def run_case(court: RankCourt, plan: Plan, case: Case, send: Send) -> dict[tuple
     return rows
 
 
-class _CaseRun:
+class _SplitCase:
     """One case: `rows` are those of the contenders that may take part, by name and way of splitting."""
 
     def __init__(
-        self, court: RankCourt, plan: Plan, case: Case, rows: dict[tuple[str, bool], Record], send: Send
+        self, court: RankCourt, plan: SplitPlan, case: Case, rows: dict[tuple[str, bool], Record], send: Send
     ) -> None:
         self._court, self._plan, self._case, self._rows, self._send = court, plan, case, rows, send
         self._known = {each.name: each for each in plan.everybody}
@@ -316,7 +321,7 @@ class TpRun:
             self._wandb = self._stack.enter_context(closing(made))
         self._bar.update(self._bar.tasks[0].id, total=total)
 
-    def spawn(self, plan: Plan, sizes: Sequence[int], settings: Settings, wait: bool) -> int:
+    def spawn(self, plan: SplitPlan, sizes: Sequence[int], settings: Settings, wait: bool) -> int:
         """Let groups of processes on this machine work on the plan, one size after the other; the exit status."""
         interrupted = False
         with self._stack:
@@ -339,7 +344,7 @@ class TpRun:
             return INTERRUPTED
         return self._ended(plan)
 
-    def join(self, plan: Plan, settings: Settings, rank: int, size: int) -> int:
+    def join(self, plan: SplitPlan, settings: Settings, rank: int, size: int) -> int:
         """Be one of the ranks that torchrun started; rank 0 takes the rows. The exit status."""
         self._size = size
         with self._stack:
@@ -374,7 +379,7 @@ class TpRun:
             if self._folder:
                 run_folder.write_run_file(self._folder, self.about)
 
-    def _ended(self, plan: Plan) -> int:
+    def _ended(self, plan: SplitPlan) -> int:
         """The exit status at the end: that no row that was asked for is ok is a failure, too."""
         nothing = nothing_done([row for row in self.rows if row.implementation in plan.asked], "timed")
         if nothing:
@@ -411,7 +416,7 @@ class TpRun:
         """A line that needs attention."""
         self.say(f"Warning: {text}", "yellow")
 
-    def _fitting(self, plan: Plan, size: int, settings: Settings) -> Plan:
+    def _fitting(self, plan: SplitPlan, size: int, settings: Settings) -> SplitPlan:
         """The plan without the cases that the machine's memory does not hold with so many ranks; these get rows."""
         large = too_large(plan.cases, size, settings)
         for case, reason in large.items():
@@ -422,7 +427,7 @@ class TpRun:
             self._take(rows)
         return dataclasses.replace(plan, cases=tuple(case for case in plan.cases if case not in large))
 
-    def _one_size(self, plan: Plan, size: int, settings: Settings, logs: Path) -> None:
+    def _one_size(self, plan: SplitPlan, size: int, settings: Settings, logs: Path) -> None:
         """All cases with so many ranks; a group that is lost is replaced by one without the implementation that ran."""
         self._size = size
         while plan.cases:
@@ -446,7 +451,7 @@ class TpRun:
             self._fatal.add(name)
             plan = dataclasses.replace(plan, skipped=plan.skipped | {name: reason})
 
-    def _give_up(self, plan: Plan, done: int, size: int, loss: GroupLost) -> None:
+    def _give_up(self, plan: SplitPlan, done: int, size: int, loss: GroupLost) -> None:
         """No further group would fare better, or there can be none: the cases that are not done."""
         for case in plan.cases[done:]:
             rows = list(blanks(plan, case, [self.this.as_dict()], size).values())
@@ -454,7 +459,7 @@ class TpRun:
                 row.end(Status.ERROR, f"The group of {size} ended: {loss}.")
             self._take(rows)
 
-    def _conclude(self, plan: Plan) -> None:
+    def _conclude(self, plan: SplitPlan) -> None:
         self._bar.stop()
         if not self.quiet:
             for table in tp_tables.tables(self.rows):

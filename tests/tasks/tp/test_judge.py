@@ -83,14 +83,6 @@ def test_a_rank_has_its_part_of_weights_and_tokens() -> None:
     torch.testing.assert_close(mine.upstream(DRAW), whole.upstream(DRAW)[2:4])
 
 
-def test_why_there_is_no_asynchronous_compile() -> None:
-    assert "sequence parallelism" in str(split.why_no_async("cuda", False))
-    assert "GPUs" in str(split.why_no_async("cpu", True))
-    assert split.why_no_async("cuda", True) is None
-    with pytest.raises(split.NothingFused):
-        split.check_fused(lambda: torch.ones(2) + 1)
-
-
 def test_every_round_has_other_inputs_which_all_contenders_share(alone: Group) -> None:
     court: Any = SimpleNamespace(group=alone)
     drawing = RankRoundJudge(court, lambda name: ())

@@ -67,11 +67,6 @@ def test_numbers_of_gpus():
             parse_gpus(text)
 
 
-def test_a_rank_has_its_part_of_the_intermediate_dimension():
-    assert local(cases()[0], 4).shape.intermediate == 24
-    assert local(cases()[0], 4).shape.hidden == 16
-
-
 def test_collectives_and_what_they_put_on_the_wires():
     case = cases()[0]
     assert tensor_bytes(case) == 4 * 16 * 2

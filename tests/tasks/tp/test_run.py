@@ -16,7 +16,7 @@ from swiglu_bench.contenders import experts, pytorch
 from swiglu_bench.contenders.split import async_tp
 from swiglu_bench.rows.record import Record, Status
 from swiglu_bench.rows.samples import PARTS
-from swiglu_bench.tasks.tp.plan import ASYNC, Plan
+from swiglu_bench.tasks.tp.plan import ASYNC, SplitPlan
 from swiglu_bench.tasks.tp.run import from_data, take_part
 from swiglu_bench.worker import forkserver
 from swiglu_bench.worker.ranks import GroupLost, LocalRanks
@@ -29,7 +29,7 @@ pytestmark = [
 SHAPE = Shape("16x32", 16, 32, "for tests", (8,))
 FORWARD, STEP = (Case(SHAPE, 8, Dtype.FLOAT32, Scope.MLP, mode) for mode in (Mode.FORWARD, Mode.STEP))
 SETTINGS = Settings(Task.TIME, torch.device("cpu"), "c", "r")
-WRONG = [from_file(one) for one in (fails, forgets, later, no_weights, spoils, wrong)]
+WRONG = [from_file(contender) for contender in (fails, forgets, later, no_weights, spoils, wrong)]
 Found = dict[tuple[str, str, bool], Record]
 
 
@@ -41,7 +41,7 @@ class Heard:
         ways: tuple[bool, ...] = (False,), timeout_s: float = 60.0,
     ) -> None:  # fmt: skip
         forkserver.start("swiglu_bench.tasks.tp.run", "torch.distributed.tensor.parallel", "torch._dynamo")
-        plan = Plan("r", cases, tuple(each.declared() for each in implementations), ways, 0.1, timeout_s)
+        plan = SplitPlan("r", cases, tuple(each.declared() for each in implementations), ways, 0.1, timeout_s)
         self.rows: Found = {}
         self.whose, self.machines, self.lost = "", list[dict[str, Any]](), ""
         ranks = LocalRanks(size, take_part, (plan, SETTINGS, size), timeout_s, logs)
