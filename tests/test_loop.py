@@ -70,7 +70,7 @@ def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     FakeWandb.opened = []
     module = types.SimpleNamespace(WandbRun=FakeWandb)
-    monkeypatch.setitem(sys.modules, "swiglu_bench.show.writers.wandb_run", module)
+    monkeypatch.setitem(sys.modules, "swiglu_bench.show.wandb_run", module)
 
 
 def run_sweep(

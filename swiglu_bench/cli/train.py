@@ -148,7 +148,7 @@ class TrainingRun:
         self._say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
         self._console = console
         name = options.model or model.default_model(options.task, device.type == "cuda")
-        sizes, self._chosen = model.load_workload(options.task, name), chosen_implementations(options)
+        sizes, self._chosen = model.load_sizes(options.task, name), chosen_implementations(options)
         precision = _precision(options)
         dtype = _dtype("bf16" if precision else options.dtype, device.type)
         self.experiment = model.prepare(

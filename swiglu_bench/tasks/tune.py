@@ -48,7 +48,7 @@ class CannotTune(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Found:
+class TunedTile:
     """The result of tuning one kernel for one problem."""
 
     shipped: Choice
@@ -82,7 +82,7 @@ class Job:
     kernel: str
     shape: str
     problem: Problem
-    found: Found | str = ""
+    found: TunedTile | str = ""
 
     @property
     def dtype(self) -> str:
@@ -118,7 +118,7 @@ class Tuner:
     """Candidates for each kernel and problem."""
     seed: int = 0
 
-    def tune(self, kernel: str, problem: Problem, tell: Callable[[str], object] = lambda doing: None) -> Found:
+    def tune(self, kernel: str, problem: Problem, tell: Callable[[str], object] = lambda doing: None) -> TunedTile:
         """Tune one kernel of `swiglu_kernels.tiles.candidates.KERNELS`.
 
         Raises CannotTune, and DeviceLost where a candidate breaks the device.
@@ -164,7 +164,7 @@ class Tuner:
         ratio = final.ratio(str(best), SHIPPED)
         assert ratio is not None, "it was placed"
         shipped_ms, best_ms = (percentile(final.timings[name].ms, 50) for name in (SHIPPED, str(best)))
-        return Found(shipped, best, shipped_ms, best_ms, ratio, twin.noise, len(others) + 1, rejected)
+        return TunedTile(shipped, best, shipped_ms, best_ms, ratio, twin.noise, len(others) + 1, rejected)
 
 
 @dataclass(frozen=True)

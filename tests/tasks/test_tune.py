@@ -15,7 +15,7 @@ from swiglu_bench.measure.clock import DeviceLost
 from swiglu_bench.measure.rounds import Rule
 from swiglu_bench.measure.statistics import Verdict
 from swiglu_bench.tasks import tune
-from swiglu_bench.tasks.tune import CannotTune, Found, Tuner, difference
+from swiglu_bench.tasks.tune import CannotTune, TunedTile, Tuner, difference
 from swiglu_kernels.runtime.backend import backend_for
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.standalone.workloads import Runnable, Workload
@@ -45,7 +45,7 @@ def takes(shipped: float = 2.0, first: float = 2.0, second: float = 2.0, torch: 
     return FakeClock(lambda launch: next(ms for choice, ms in speeds.items() if is_of(launch, choice)))
 
 
-def tuned(clock: FakeClock, tell: Callable[[str], None] = lambda doing: None) -> Found:
+def tuned(clock: FakeClock, tell: Callable[[str], None] = lambda doing: None) -> TunedTile:
     return Tuner(CPU, clock, RULE, 2).tune("forward", PROBLEM, tell)
 
 

@@ -21,7 +21,7 @@ from swiglu_bench.cases.shapes import configs_folder
 from swiglu_bench.check.inputs import torch_dtype
 from swiglu_bench.contenders.pytorch import eager
 from swiglu_bench.tasks.train import data as datasets
-from swiglu_bench.tasks.train.data import Batch, Images, Text
+from swiglu_bench.tasks.train.data import Batch, Images, Pieces
 from swiglu_bench.worker.policy import CONTEXT_BYTES
 
 TASKS = ("digits", "mnist", "llama")
@@ -83,7 +83,7 @@ class Llama(_Model):
         return self
 
 
-Workload = Classifier | Llama
+ModelSizes = Classifier | Llama
 
 
 def default_model(task: str, on_gpu: bool) -> str:
@@ -91,7 +91,7 @@ def default_model(task: str, on_gpu: bool) -> str:
     return task if task != "llama" else "llama-1b" if on_gpu else "llama-tiny"
 
 
-def load_workload(task: str, model: str) -> Workload:
+def load_sizes(task: str, model: str) -> ModelSizes:
     """The sizes of a task's model, by a name of configs/train or a YAML path. Raises BadInput for anything else."""
     if task not in TASKS:
         raise BadInput(f"--task: {task!r} is not a task; {did_you_mean(task, TASKS)}")
@@ -104,7 +104,7 @@ def load_workload(task: str, model: str) -> Workload:
     def kind(data: dict[str, Any]) -> type[Classifier | Llama]:
         return Llama if data.get("task") == "llama" else Classifier
 
-    found: Workload = files.read_yaml(path, kind, "task, hidden, intermediate and source").content
+    found: ModelSizes = files.read_yaml(path, kind, "task, hidden, intermediate and source").content
     if found.task != task:
         raise BadInput(f"--model: {path} is for the task {found.task}; give --task {found.task}, or another model.")
     return found
@@ -114,8 +114,8 @@ def load_workload(task: str, model: str) -> Workload:
 class Experiment:
     """A model with its data, ready to be trained from any seed."""
 
-    workload: Workload
-    data: Images | Text
+    workload: ModelSizes
+    data: Images | Pieces
     make: Callable[..., nn.Module]
     """A new network on the device, or on the one given, in fp32, with random weights from torch's current seed."""
     steps: int
@@ -194,7 +194,7 @@ def sites(network: nn.Module) -> list[nn.Module]:
 
 
 def prepare(
-    w: Workload, device: torch.device, dtype: Dtype, precision: Precision = Precision.UNQUANTISED, *,
+    w: ModelSizes, device: torch.device, dtype: Dtype, precision: Precision = Precision.UNQUANTISED, *,
     data: Path | None = None, epochs: int | None = None, steps: int | None = None,
 ) -> Experiment:  # fmt: skip
     """Read the data and decide how the model is made. Raises BadInput for missing data or a missing package."""

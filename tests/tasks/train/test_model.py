@@ -4,7 +4,7 @@ import pytest
 from places import ROOT
 
 from swiglu_bench.cases.errors import BadInput
-from swiglu_bench.tasks.train.model import default_model, load_workload
+from swiglu_bench.tasks.train.model import default_model, load_sizes
 
 OWN = "task: llama\nhidden: 36\nintermediate: 64\nlayers: 1\nheads: {}\nkv_heads: 1\nsequence: 8\nbatch: 1\n"
 OWN += "learning_rate: 1.0e-3\nsteps: 3\nsource: here\n"
@@ -12,7 +12,7 @@ OWN += "learning_rate: 1.0e-3\nsteps: 3\nsource: here\n"
 
 def test_every_model_of_the_suite_can_be_read_and_each_task_has_one() -> None:
     for name in (path.stem for path in (ROOT / "configs" / "train").glob("*.yaml")):
-        assert load_workload(name.split("-")[0], name).tokens > 0
+        assert load_sizes(name.split("-")[0], name).tokens > 0
     defaults = [default_model(task, on_gpu) for task in ("digits", "llama") for on_gpu in (False, True)]
     assert defaults == ["digits", "digits", "llama-tiny", "llama-1b"]
 
@@ -32,4 +32,4 @@ def test_a_mistake_is_named(
     monkeypatch.chdir(tmp_path)
     Path("own.yaml").write_text(OWN.format(heads))
     with pytest.raises(BadInput, match=message):
-        load_workload("llama", model)
+        load_sizes("llama", model)

@@ -1,6 +1,5 @@
 import csv
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,7 +10,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from specimens import a_summary
-from trained import BY_NAME, CPU, images, permuted, trainee
+from trained import BY_NAME, images, permuted, trainee
 
 from swiglu_bench.cases.implementation import Step
 from swiglu_bench.cases.problem import Problem
@@ -21,7 +20,7 @@ from swiglu_bench.rows.training import Curve, seeds_of
 from swiglu_bench.show.csv_file import CsvFile
 from swiglu_bench.tasks.train import run
 from swiglu_bench.tasks.train.blocks import FittedModel, SeedTraining, Trainee
-from swiglu_bench.tasks.train.run import Moments, enter_curve, final, spread, time_steps, train
+from swiglu_bench.tasks.train.run import enter_curve, final, spread, time_steps, train
 
 RULE = Rule(warmup_rounds=1, min_rounds=4, max_rounds=5, min_s=0, budget_s=5)
 
@@ -132,15 +131,6 @@ def test_one_that_fails_costs_its_own_row_wherever_it_fails_and_without_eager_no
     packed = trainee("eager-packed")
     time_steps(experiment, [failing("eager", 1), packed], RULE, 0, lambda _: None)
     assert (packed.row.status, packed.row.step_ms) == (Status.OK, None)
-
-
-def test_moments_of_all_blocks_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.perf_counter", itertools.count(0.0, 0.002).__next__)
-    moments = Moments(CPU)
-    for what in ("start", "enter", "leave", "enter", "leave", "end"):
-        moments.note(what)
-    assert moments.between_ms("enter", "leave") == pytest.approx(4.0)
-    assert moments.between_ms("start", "end") == pytest.approx(10.0)
 
 
 # Whether it learned the same

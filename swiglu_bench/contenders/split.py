@@ -1,7 +1,14 @@
-"""A contender three ways: on a rank's part of the weights with the collectives around it, without them, and whole.
+"""An implementation split over ranks: on a rank's part of the weights, with the collectives around it, or without them.
 
 What torch itself offers is a plain MLP under `parallelize_module`; the kernels' row is what `SwiGLUParallel` makes of
-FusedSwiGLUMLP; any other implementation of the registry is put between the same collectives.
+FusedSwiGLUMLP; any other implementation of the registry is put between the same collectives. In a mixture of experts
+each rank has its part of the tokens and of the experts, and tokens travel to their experts:
+
+    forward    all-to-all of the rows of x, one for each (token, expert); the rank's experts on what came in; all-to-all
+               of their results; the weighted sum where the token is
+    in a step  the same two for the gradients, in the other order
+
+How many rows a rank has for another is known after a first exchange of counts, for which the host waits.
 """
 
 from __future__ import annotations
@@ -12,86 +19,44 @@ import importlib.util
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from swiglu_bench.cases.cases import Scope
 from swiglu_bench.cases.implementation import Implementation, Step, implementation
 from swiglu_bench.cases.problem import Problem
-from swiglu_bench.check.inputs import Desk, Draw
-from swiglu_bench.tasks.tp.experts import between_exchanges
-from swiglu_bench.tasks.tp.group import Group
-from swiglu_bench.tasks.tp.plan import ASYNC, local
+from swiglu_bench.contenders.experts import summed
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 PROJECTIONS = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}
+ASYNC = "compile-async-tp"
 
 
 class NothingFused(RuntimeError):
     """torch found no collective that it could run piece by piece beside a product."""
 
 
-def rows_of(rank: int, size: int, problem: Problem) -> slice:
-    """The intermediate features that a rank has."""
-    each = problem.case.shape.intermediate // size
-    return slice(rank * each, (rank + 1) * each)
-
-
-def cuts(rank: int, size: int, problem: Problem) -> dict[str, tuple[slice, ...]]:
-    """Where a rank's part of each weight is, and of its gradient: whole experts, where there are any."""
-    if problem.case.shape.experts:
-        each = problem.case.shape.experts.count // size
-        return dict.fromkeys(problem.parameters, (slice(rank * each, (rank + 1) * each),))
-    rows = rows_of(rank, size, problem)
-    return {"w_gate": (rows,), "w_up": (rows,), "w_down": (slice(None), rows)}
-
-
-def part_of(group: Group, problem: Problem) -> Problem:
-    """The problem as this rank has it: its part of the weights."""
-    cut = cuts(group.rank, group.size, problem)
-    weights, biases = (
-        {name: value[cut[name]].contiguous() for name, value in one.items()}
-        for one in (problem.weights, problem.biases)
-    )
-    return dataclasses.replace(problem, case=local(problem.case, group.size), weights=weights, biases=biases)
-
-
-class PartOfTokens(Desk):
-    """Draws what all ranks have and hands out this rank's tokens."""
-
-    def __init__(self, problem: Problem, group: Group) -> None:
-        super().__init__(problem)
-        self._group = group
-
-    def activations(self, draw: Draw) -> list[Tensor]:
-        """Of a call, this rank's part."""
-        return [self._mine(value) for value in super().activations(draw)]
-
-    def upstream(self, draw: Draw) -> Tensor:
-        """The same of the upstream gradient."""
-        return self._mine(super().upstream(draw))
-
-    def _mine(self, value: Tensor) -> Tensor:
-        return value.chunk(self._group.size)[self._group.rank]
-
-
-def split(known: Implementation, group: Group, whole: Problem, by_sequence: bool) -> Implementation:
-    """The implementation with the collectives around it, to be built on `part_of` the whole problem."""
+def split(known: Implementation, mesh: DeviceMesh, whole: Problem, by_sequence: bool) -> Implementation:
+    """The implementation with the collectives around it, to be built on a rank's part of the whole problem."""
     if whole.case.shape.experts:
-        build = partial(between_exchanges, known=known, group=group)
+        build = partial(between_exchanges, known=known, mesh=mesh)
     elif known.name in _TORCH:
-        build = partial(_TORCH[known.name], group=group, whole=whole, by_sequence=by_sequence)
+        build = partial(_TORCH[known.name], mesh=mesh, whole=whole, by_sequence=by_sequence)
     else:
-        build = partial(_between_collectives, known=known, group=group, by_sequence=by_sequence)
+        build = partial(_between_collectives, known=known, mesh=mesh, by_sequence=by_sequence)
     return dataclasses.replace(known, build=build)
 
 
-def _between_collectives(part: Problem, known: Implementation, group: Group, by_sequence: bool) -> Step:
+def _between_collectives(part: Problem, known: Implementation, mesh: DeviceMesh, by_sequence: bool) -> Step:
     from swiglu_kernels.nn.split import Split
 
-    meet = Split(group.mesh, 0 if by_sequence else None)
+    meet = Split(mesh, 0 if by_sequence else None)
     step = known.build(part)
     forward = step.forward
     return dataclasses.replace(step, forward=lambda x: meet.sum(forward(meet.whole(x)), None))
@@ -128,7 +93,7 @@ class _Arrived(torch.autograd.Function):
 
 def _torch_mlp(
     part: Problem,
-    group: Group,
+    mesh: DeviceMesh,
     whole: Problem,
     by_sequence: bool,
     compiled: Callable[[nn.Module], Callable[[Tensor], Tensor]] = lambda mlp: mlp,
@@ -149,13 +114,13 @@ def _torch_mlp(
         "up_proj": ColwiseParallel(),
         "down_proj": RowwiseParallel(output_layouts=outside),
     }
-    mlp = parallelize_module(_PlainMLP(whole), group.mesh, plan, src_data_rank=None)
+    mlp = parallelize_module(_PlainMLP(whole), mesh, plan, src_data_rank=None)
     mlp.requires_grad_(part.weights["w_gate"].requires_grad)
     forward = compiled(mlp)
     parameters = {name: mlp.get_parameter(f"{projection}.weight") for name, projection in PROJECTIONS.items()}
 
     def to_canonical(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: one.to_local() if name in parameters else one for name, one in gradients.items()}  # type: ignore[attr-defined]
+        return {name: value.to_local() if name in parameters else value for name, value in gradients.items()}  # type: ignore[attr-defined]
 
     return Step(lambda x: _Arrived.apply(forward(x)), parameters, to_canonical)
 
@@ -164,16 +129,16 @@ def _compiled(part: Problem, **where: Any) -> Step:
     return _torch_mlp(part, **where, compiled=partial(torch.compile, fullgraph=True, dynamic=False))
 
 
-def _compiled_async(part: Problem, group: Group, **where: Any) -> Step:
+def _compiled_async(part: Problem, mesh: DeviceMesh, **where: Any) -> Step:
     from torch.distributed import _symmetric_memory
 
     enable = getattr(_symmetric_memory, "enable_symm_mem_for_group", None)
     if enable is not None:  # a later torch does it by itself
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            enable(group.mesh.get_group().group_name)
+            enable(mesh.get_group().group_name)
     compiled = partial(torch.compile, fullgraph=True, dynamic=False, options={"_micro_pipeline_tp": True})
-    return _torch_mlp(part, group, **where, compiled=compiled)
+    return _torch_mlp(part, mesh, **where, compiled=compiled)
 
 
 _TORCH: dict[str, Callable[..., Step]] = {"eager": _torch_mlp, "compile": _compiled, ASYNC: _compiled_async}
@@ -214,3 +179,55 @@ def why_no_async(device_type: str, by_sequence: bool) -> str | None:
 
             return None if hasattr(config, "_micro_pipeline_tp") else "This torch has no _micro_pipeline_tp."
     return "This torch has no symmetric memory."
+
+
+class _Travelled(torch.autograd.Function):
+    """Rows in the order of the ranks that they are for -> those that came, in the order of the ranks they are from."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        ctx.sizes = received, sent
+        found = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(found, rows.contiguous(), received, sent)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _Travelled.apply(gradient, *ctx.sizes), None, None
+
+
+def between_exchanges(part: Problem, known: Implementation, mesh: DeviceMesh) -> Step:
+    """The Step of an implementation on a rank's experts, for the rank's tokens, which may have any experts."""
+    assert part.case.shape.experts
+    each = part.case.shape.experts.count
+    step = known.build(part)
+    compute = step.forward
+
+    def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        expert = index.flatten()
+        order = expert.argsort(stable=True)
+        counts = (expert // each).bincount(minlength=mesh.size())
+        coming = torch.empty_like(counts)
+        dist.all_to_all_single(coming, counts)
+        sent, received = counts.tolist(), coming.tolist()
+        rows = _Travelled.apply(x[order // index.shape[1]], sent, received)
+        mine = _Travelled.apply(expert[order] % each, sent, received)
+        found = compute(rows, mine[:, None], rows.new_ones(len(rows), 1))
+        return summed(_Travelled.apply(found, received, sent), order, weights)
+
+    return dataclasses.replace(step, forward=forward)
+
+
+def without_exchanges(part: Problem, known: Implementation) -> Step:
+    """The same work on a rank's own tokens: each is for the expert that has its expert's place on this rank."""
+    assert part.case.shape.experts
+    each = part.case.shape.experts.count
+    step = known.build(part)
+    compute = step.forward
+
+    def forward(x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        rows = x.repeat_interleave(index.shape[1], 0)
+        found = compute(rows, index.flatten()[:, None] % each, rows.new_ones(len(rows), 1))
+        return (found.unflatten(0, index.shape) * weights[..., None]).sum(1).to(x.dtype)
+
+    return dataclasses.replace(step, forward=forward)
