@@ -92,7 +92,7 @@ if GLUON_MISSING is None:
     ):  # fmt: skip
         (
             out, pre, tall_out, tall_pre, bias, sums, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers,
-            reads, h_buffers, loaded, counts, units, experts, M, N, K, P, expert_rows, alpha, limit, up_offset,
+            reads, h_buffers, loaded, counts, units, experts, M, N, K, P, expert_rows, numbers,
         ) = given  # fmt: skip
         programs = gl.num_programs(0)
         mine = (units - gl.program_id(0) + programs - 1) // programs
@@ -125,23 +125,23 @@ if GLUON_MISSING is None:
                 lower_weight = weights_of(row + _BLOCK, pair, weights, LAYOUT)
             parity = (number // 2 + 1 - ME) & 1  # the first tile's turn passes at once
             one, two, three, one_1, two_1, three_1 = multiply_blocks(
-                a_at, b_at, barriers_at, step, steps, parity, tall,
-                out.dtype, COLUMNS, ME, STAGES, FORM == "weights", B_ACROSS, TALL is not None, SLOTS > 0,
+                (a_at, b_at, barriers_at), step, steps, parity, tall, out.dtype, COLUMNS, ME, STAGES, FORM == "weights",
+                B_ACROSS, TALL is not None, SLOTS > 0,
             )  # fmt: skip
             step += steps + others
             if FORM == "gate_backward":
                 finish_backward(
-                    one, two, three, one_1, two_1, three_1, weight, lower_weight, dots + column.to(gl.int64) * P, pre,
-                    out, weighted_h, row, first, skipped, N, alpha, limit, up_offset, reads, buffers, h_buffers, loaded,
-                    ME, INTERLEAVED, FORMULA,
+                    (one, two, three, one_1, two_1, three_1, weight, lower_weight), dots + column.to(gl.int64) * P,
+                    (pre, out, weighted_h), row, first, skipped, N, numbers, (reads, buffers, h_buffers, loaded), ME,
+                    INTERLEAVED, FORMULA,
                 )  # fmt: skip
             else:
                 BOTH: gl.constexpr = 2 if FORM == "gate_up" else 1
                 bias_at = BOTH * expert * N + (2 if INTERLEAVED else 1) * first
                 if TALL is not None and tall != 0:
                     finish_tall(
-                        one, two, three, one_1, two_1, three_1, tall_out, tall_pre, bias, row, first, N, bias_at,
-                        alpha, limit, up_offset, buffers, ME * _BUFFERS, FORM, FORMULA,
+                        (one, two, three, one_1, two_1, three_1), tall_out, tall_pre, bias, row, first, N, bias_at,
+                        numbers, buffers, ME * _BUFFERS, FORM, FORMULA,
                     )  # fmt: skip
                 else:
                     for half in range(2):  # written out, it has more instructions than their cache holds
@@ -149,8 +149,8 @@ if GLUON_MISSING is None:
                             put_sums(one, two, three, sums + sums_at)
                         else:
                             finish(
-                                one, two, three, out, pre, bias, row + half * _BLOCK, first, N, bias_at, alpha, limit,
-                                up_offset, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
+                                (one, two, three), (out, pre, bias), row + half * _BLOCK, first, N, bias_at, numbers,
+                                buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
                             )  # fmt: skip
                         one, two, three = one_1, two_1, three_1
         tma.store_wait(0)
@@ -163,6 +163,7 @@ if GLUON_MISSING is None:
         B_ACROSS: gl.constexpr, INTERLEAVED: gl.constexpr, FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
         SLOTS: gl.constexpr,
     ):  # fmt: skip
+        numbers = alpha, limit, up_offset
         BACKWARD: gl.constexpr = FORM == "gate_backward"
         EACH: gl.constexpr = 1 if INTERLEAVED else 2  # buffers for gate and up
         units = tiles_in_all(counts, experts, M, N, COLUMNS, TALL, FORM, EXPERTS, 4)
@@ -187,7 +188,7 @@ if GLUON_MISSING is None:
         synchronize()
         consumed = (
             out, pre, tall_out, tall_pre, bias, sums, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers,
-            reads, h_buffers, loaded, counts, units, experts, M, N, K, P, expert_rows, alpha, limit, up_offset,
+            reads, h_buffers, loaded, counts, units, experts, M, N, K, P, expert_rows, numbers,
         )  # fmt: skip
         produced = (
             a, b, b_rest, ones, a_ring, b_ring, barriers, starts, counts, units, experts, M, N, K, P,

@@ -51,11 +51,13 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _consume(
-        out, pre, bias, pair, a_scales, w_scales, a_at, b_at, barriers_at, buffers, counts,
-        units, experts, depth_tiles, N, slots, alpha, limit, up_offset,
-        ME: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, INTERLEAVED: gl.constexpr,
-        FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
+        given, ME: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
+        INTERLEAVED: gl.constexpr, FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
     ):  # fmt: skip
+        (
+            out, pre, bias, pair, a_scales, w_scales, a_at, b_at, barriers_at, buffers, counts, units, experts,
+            depth_tiles, N, slots, numbers,
+        ) = given  # fmt: skip
         BOTH: gl.constexpr = 2 if FORM == "gate_up" else 1
         STEP: gl.constexpr = 2 if INTERLEAVED else 1
         step = 0
@@ -63,8 +65,8 @@ if GLUON_MISSING is None:
             row, first, expert, _ = find(unit, rows_of(counts, experts, EXPERTS, 4), 0, N, _WIDE, None, FORM, GROUP)
             row += ME * _BLOCK
             one, two, three = multiply_fp8(
-                a_at, b_at, barriers_at, step, depth_tiles, row, first, row, a_scales, w_scales, w_scales,
-                _WIDE, ME, STAGES, False,
+                (a_at, b_at, barriers_at), step, depth_tiles, row, first, row, a_scales, w_scales, w_scales, _WIDE, ME,
+                STAGES, False,
             )  # fmt: skip
             step += depth_tiles
             rows = row + gl.arange(0, _BLOCK, gl.SliceLayout(1, one.type.layout))
@@ -83,8 +85,8 @@ if GLUON_MISSING is None:
                 two = _scaled(two, of_rows, w_scales, at + _BLOCK, at + _BLOCK)
                 three = _scaled(three, of_rows, w_scales, at + 2 * _BLOCK, at + 2 * _BLOCK)
             finish(
-                one, two, three, out, pre, bias, row, first, N, at, alpha, limit, up_offset, buffers,
-                _WIDE, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
+                (one, two, three), (out, pre, bias), row, first, N, at, numbers, buffers, _WIDE, ME * _BUFFERS, FORM,
+                INTERLEAVED, FORMULA,
             )  # fmt: skip
         tma.store_wait(0)
 
@@ -95,6 +97,7 @@ if GLUON_MISSING is None:
         STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, INTERLEAVED: gl.constexpr,
         FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
     ):  # fmt: skip
+        numbers = alpha, limit, up_offset
         depth_tiles = gl.cdiv(K, _BLOCK)
         units = tiles_in_all(counts, experts, 0, N, _WIDE, None, FORM, EXPERTS, 4)
         a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES, _BLOCK, _BLOCK], a.layout)
@@ -103,24 +106,14 @@ if GLUON_MISSING is None:
         a_at, b_at, barriers_at, barriers = set_up(a_ring, b_ring, STAGES, TURNS=False)
         fence_async_shared()
         synchronize()
+        given = (
+            out, pre, bias, pair, a_scales, w_scales, a_at, b_at, barriers_at, buffers, counts, units, experts,
+            depth_tiles, N, slots, numbers,
+        )  # fmt: skip
         gl.warp_specialize(
             [
-                (
-                    _consume,
-                    (
-                        out, pre, bias, pair, a_scales, w_scales, a_at, b_at, barriers_at, buffers, counts,
-                        units, experts, depth_tiles, N, slots, alpha, limit, up_offset,
-                        0, STAGES, GROUP, FORM, INTERLEAVED, FORMULA, EXPERTS,
-                    ),
-                ),
-                (
-                    _consume,
-                    (
-                        out, pre, bias, pair, a_scales, w_scales, a_at, b_at, barriers_at, buffers, counts,
-                        units, experts, depth_tiles, N, slots, alpha, limit, up_offset,
-                        1, STAGES, GROUP, FORM, INTERLEAVED, FORMULA, EXPERTS,
-                    ),
-                ),
+                (_consume, (given, 0, STAGES, GROUP, FORM, INTERLEAVED, FORMULA, EXPERTS)),
+                (_consume, (given, 1, STAGES, GROUP, FORM, INTERLEAVED, FORMULA, EXPERTS)),
                 (
                     produce,
                     (

@@ -51,11 +51,11 @@ def _rows(pair_ptr, tile, slots, BLOCK_M: tl.constexpr, OF_TOKENS: tl.constexpr)
 
 @triton.jit
 def product(
-    a_ptr, b_ptr, a_offsets, b_offsets, a_inside, b_inside, K, a_k, b_k,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    a_ptr, b_ptr, a_offsets, b_offsets, inside, K, a_k, b_k, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return the fp32 tile of a b, for the offsets and masks of a's rows [BLOCK_M] and of b's columns [BLOCK_N]."""
+    a_inside, b_inside = inside
     k = tl.arange(0, BLOCK_K)
     if WIDE:
         k = k.to(tl.int64)
@@ -111,7 +111,7 @@ def both_columns(tile, N, BLOCK_N: tl.constexpr, INTERLEAVED: tl.constexpr, WIDE
 
 @triton.jit
 def _store_gated(
-    gate, up, h_ptr, pre_ptr, tile_m, tile_n, rows, N, multiplier, alpha, limit, up_offset,
+    gate, up, h_ptr, pre_ptr, tile_m, tile_n, rows, N, numbers,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     """Store fp32 tiles of gate and up in the two halves of pre, and h; either pointer may be None."""
@@ -120,7 +120,7 @@ def _store_gated(
         tl.store(pre_ptr + position + offsets, round_to(gate, pre_ptr.dtype.element_ty), mask=inside)
         tl.store(pre_ptr + N + position + offsets, round_to(up, pre_ptr.dtype.element_ty), mask=inside)
     if h_ptr is not None:
-        h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+        h = gated(gate, up, numbers, FORMULA)
         position, offsets, inside = output_tile(tile_m, tile_n, rows, N, BLOCK_M, BLOCK_N, WIDE)
         tl.store(h_ptr + position + offsets, round_to(h, h_ptr.dtype.element_ty), mask=inside)
 
@@ -134,6 +134,7 @@ def _gate_up_kernel(
     INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One tile of h [rows, N] and pre [rows, 2 N]; N intermediate, K hidden."""
+    numbers = multiplier, alpha, limit, up_offset
     wait_for_launch_ahead(EARLY)
     tile_m, tile_n = grouped_tile(rows, N, BLOCK_M, BLOCK_N, GROUP)
     expert = tl.load(tile_expert_ptr + tile_m).to(tl.int64)
@@ -142,7 +143,7 @@ def _gate_up_kernel(
     pair, source = _rows(pair_ptr, tile_m, slots, BLOCK_M, OF_TOKENS)
     column, first, inside = both_columns(tile_n, N, BLOCK_N, INTERLEAVED, WIDE)
     pre = product(
-        x_ptr, w_ptr + expert * w_e + first * w_n, source * x_m, column * w_n, pair >= 0, inside, K, x_k, w_k,
+        x_ptr, w_ptr + expert * w_e + first * w_n, source * x_m, column * w_n, (pair >= 0, inside), K, x_k, w_k,
         BLOCK_M, 2 * BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
     pre = _scaled(pre, x_scales_ptr, w_scales_ptr, source, expert * 2 * N + first + column, pair >= 0, inside)
@@ -158,16 +159,16 @@ def _gate_up_kernel(
         left_gate, right_gate = halves(gate)
         left_up, right_up = halves(up)
         _store_gated(
-            left_gate, left_up, h_ptr, halves_ptr, tile_m, 2 * tile_n, rows, N, multiplier, alpha, limit, up_offset,
+            left_gate, left_up, h_ptr, halves_ptr, tile_m, 2 * tile_n, rows, N, numbers,
             BLOCK_M, BLOCK_N // 2, WIDE, FORMULA,
         )  # fmt: skip
         _store_gated(
             right_gate, right_up, h_ptr, halves_ptr, tile_m, 2 * tile_n + 1, rows, N,
-            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, FORMULA,
+            numbers, BLOCK_M, BLOCK_N // 2, WIDE, FORMULA,
         )  # fmt: skip
     else:
         _store_gated(
-            gate, up, h_ptr, halves_ptr, tile_m, tile_n, rows, N, multiplier, alpha, limit, up_offset,
+            gate, up, h_ptr, halves_ptr, tile_m, tile_n, rows, N, numbers,
             BLOCK_M, BLOCK_N, WIDE, FORMULA,
         )  # fmt: skip
 
@@ -192,8 +193,8 @@ def _rows_kernel(
     if WIDE:
         n = n.to(tl.int64)
     out = product(
-        a_ptr, w_ptr + expert * w_e + first * w_n, row * K, n * w_n, pair >= 0, inside, K, 1, w_k,
-        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
+        a_ptr, w_ptr + expert * w_e + first * w_n, row * K, n * w_n, (pair >= 0, inside), K, 1, w_k, BLOCK_M, BLOCK_N,
+        BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
     out = _scaled(out, a_scales_ptr, w_scales_ptr, row, expert * N + first + n, pair >= 0, inside)
     if bias_ptr is not None:
@@ -205,11 +206,11 @@ def _rows_kernel(
 
 @triton.jit
 def _store_gradients(
-    d_h, weight, pre_ptr, d_pre_ptr, wh_ptr, tile_m, tile_n, rows, N, multiplier, alpha, limit, up_offset,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, INTERLEAVED: tl.constexpr,
-    FORMULA: tl.constexpr,
+    d_h, weight, pointers, tile_m, tile_n, rows, N, numbers, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WIDE: tl.constexpr, INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     """Turn one fp32 tile of d_h and the saved gate and up into d_pre and wh; return the sums of h * d_h [BLOCK_M]."""
+    pre_ptr, d_pre_ptr, wh_ptr = pointers
     position, offsets, inside = strided_tile(tile_m, tile_n, rows, N, 2 * N, 1, BLOCK_M, BLOCK_N, WIDE)
     if INTERLEAVED:
         position, offsets, both_inside = output_tile(tile_m, tile_n, rows, 2 * N, BLOCK_M, 2 * BLOCK_N, WIDE)
@@ -217,14 +218,14 @@ def _store_gradients(
     else:
         gate = tl.load(pre_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
         up = tl.load(pre_ptr + N + position + offsets, mask=inside, other=0.0).to(tl.float32)
-    d_gate, d_up = gated_gradients(weight * d_h, gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    d_gate, d_up = gated_gradients(weight * d_h, gate, up, numbers, FORMULA)
     dtype: tl.constexpr = d_pre_ptr.dtype.element_ty
     if INTERLEAVED:
         tl.store(d_pre_ptr + position + offsets, round_to(tl.interleave(d_gate, d_up), dtype), mask=both_inside)
     else:
         tl.store(d_pre_ptr + position + offsets, round_to(d_gate, dtype), mask=inside)
         tl.store(d_pre_ptr + N + position + offsets, round_to(d_up, dtype), mask=inside)
-    h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    h = gated(gate, up, numbers, FORMULA)
     if wh_ptr is not None:
         position, offsets, inside = output_tile(tile_m, tile_n, rows, N, BLOCK_M, BLOCK_N, WIDE)
         tl.store(wh_ptr + position + offsets, round_to(weight * h, wh_ptr.dtype.element_ty), mask=inside)
@@ -233,25 +234,24 @@ def _store_gradients(
 
 @triton.jit
 def _store_halves(
-    d_h, weight, pre_ptr, d_pre_ptr, wh_ptr, tile_m, tile_n, rows, N, multiplier, alpha, limit, up_offset,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, INTERLEAVED: tl.constexpr,
-    FORMULA: tl.constexpr,
+    d_h, weight, pointers, tile_m, tile_n, rows, N, numbers, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WIDE: tl.constexpr, INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     """As `_store_gradients`, in parts of 32 columns, one after the other: whole tiles of six kinds spill registers."""
     if BLOCK_N > 32:
         left, right = halves(d_h)
         dots = _store_halves(
-            left, weight, pre_ptr, d_pre_ptr, wh_ptr, tile_m, 2 * tile_n, rows, N,
-            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, INTERLEAVED, FORMULA,
+            left, weight, pointers, tile_m, 2 * tile_n, rows, N, numbers, BLOCK_M, BLOCK_N // 2, WIDE, INTERLEAVED,
+            FORMULA,
         )  # fmt: skip
         dots += _store_halves(
-            right, weight, pre_ptr, d_pre_ptr, wh_ptr, tile_m, 2 * tile_n + 1, rows, N,
-            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, INTERLEAVED, FORMULA,
+            right, weight, pointers, tile_m, 2 * tile_n + 1, rows, N, numbers, BLOCK_M, BLOCK_N // 2, WIDE, INTERLEAVED,
+            FORMULA,
         )  # fmt: skip
     else:
         dots = _store_gradients(
-            d_h, weight, pre_ptr, d_pre_ptr, wh_ptr, tile_m, tile_n, rows, N,
-            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N, WIDE, INTERLEAVED, FORMULA,
+            d_h, weight, pointers, tile_m, tile_n, rows, N, numbers, BLOCK_M, BLOCK_N, WIDE,
+            INTERLEAVED, FORMULA,
         )  # fmt: skip
     return dots
 
@@ -265,6 +265,7 @@ def _down_backward_kernel(
     INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     """One tile of d_pre [rows, 2 N], wh [rows, N] and its part of dots; N intermediate, K hidden."""
+    numbers = multiplier, alpha, limit, up_offset
     tile_m, tile_n = grouped_tile(rows, N, BLOCK_M, BLOCK_N, GROUP)
     expert = tl.load(tile_expert_ptr + tile_m).to(tl.int64)
     if expert < 0:
@@ -275,14 +276,14 @@ def _down_backward_kernel(
     if WIDE:
         n = n.to(tl.int64)
     d_h = product(
-        dy_ptr, w_ptr + expert * w_e + tile_n.to(tl.int64) * BLOCK_N * w_n, source * dy_m, n * w_n, pair >= 0, inside,
+        dy_ptr, w_ptr + expert * w_e + tile_n.to(tl.int64) * BLOCK_N * w_n, source * dy_m, n * w_n, (pair >= 0, inside),
         K, dy_k, w_k, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
     at_weight = weights_ptr + (pair // slots).to(tl.int64) * weights_token + pair % slots * weights_slot
     weight = tl.load(at_weight, mask=pair >= 0, other=0.0).to(tl.float32)[:, None]
     dots = _store_halves(
-        d_h, weight, pre_ptr, d_pre_ptr, wh_ptr, tile_m, tile_n, rows, N,
-        multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N, WIDE, INTERLEAVED, FORMULA,
+        d_h, weight, (pre_ptr, d_pre_ptr, wh_ptr), tile_m, tile_n, rows, N, numbers, BLOCK_M, BLOCK_N, WIDE,
+        INTERLEAVED, FORMULA,
     )  # fmt: skip
     at_dots = dots_ptr + tile_n.to(tl.int64) * rows + tile_m.to(tl.int64) * BLOCK_M
     tl.store(at_dots + tl.arange(0, BLOCK_M), dots)

@@ -71,6 +71,7 @@ def _gate_up_kernel(
     INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N columns of a pair's row of h [pairs, N]; N intermediate, K hidden."""
+    numbers = multiplier, alpha, limit, up_offset
     wait_for_launch_ahead(EARLY)
     pair, tile = tl.program_id(0), tl.program_id(1)
     expert, named = _expert_of(index_ptr, pair, experts)
@@ -89,7 +90,7 @@ def _gate_up_kernel(
         bias = bias_ptr + expert * bias_e + first * bias_n
         pre += tl.load(bias + column * bias_n, mask=inside, other=0.0).to(tl.float32)
     gate, up = even_and_odd(pre[None, :])
-    h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    h = gated(gate, up, numbers, FORMULA)
     n = (tile * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     tl.store(h_ptr + pair.to(tl.int64) * N + n, round_to(h, h_ptr.dtype.element_ty), mask=n < N)
 

@@ -70,6 +70,7 @@ def _gate_up_kernel(
     PRECISION: tl.constexpr, INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N columns of h [pairs, N] in the rows of one expert; N intermediate, K hidden."""
+    numbers = multiplier, alpha, limit, up_offset
     wait_for_launch_ahead(EARLY)
     expert, mine, pair = _expert_of(index_ptr, tl.program_id(1), tokens, experts, SLOTS, TOKENS, EVERY_EXPERT)
     if expert < 0:
@@ -78,14 +79,14 @@ def _gate_up_kernel(
     column, first, inside = both_columns(tile, N, BLOCK_N, INTERLEAVED, WIDE)
     token = tl.arange(0, TOKENS).to(tl.int64)
     pre = product(
-        x_ptr, w_ptr + expert * w_e + first * w_n, token * x_m, column * w_n, mine, inside, K, x_k, w_k,
-        TOKENS, 2 * BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
+        x_ptr, w_ptr + expert * w_e + first * w_n, token * x_m, column * w_n, (mine, inside), K, x_k, w_k, TOKENS,
+        2 * BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + expert * bias_e + first * bias_n + column * bias_n, mask=inside, other=0.0)
         pre += bias.to(tl.float32)[None, :]
     gate, up = even_and_odd(pre)
-    h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    h = gated(gate, up, numbers, FORMULA)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     at = h_ptr + pair[:, None] * N + n[None, :]
     tl.store(at, round_to(h, h_ptr.dtype.element_ty), mask=mine[:, None] & (n < N)[None, :])
@@ -110,8 +111,8 @@ def _down_kernel(
     if WIDE:
         n = n.to(tl.int64)
     y = product(
-        h_ptr, w_ptr + expert * w_e + first * w_n, pair * K, n * w_n, mine, inside, K, 1, w_k,
-        TOKENS, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
+        h_ptr, w_ptr + expert * w_e + first * w_n, pair * K, n * w_n, (mine, inside), K, 1, w_k, TOKENS, BLOCK_N,
+        BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + expert * bias_e + (first + n) * bias_n, mask=inside, other=0.0)
