@@ -58,7 +58,7 @@ def explain(
     Raises:
         TypeError, ValueError: as `swiglu_glu` does.
     """
-    formula = Formula(**check_formula(activation, gate_multiplier, alpha, limit, up_offset))
+    formula = check_formula(activation, gate_multiplier, alpha, limit, up_offset)
     x, w_gate, w_up = check_glu(x, w_gate, w_up)
     check_option("precision", precision, fp8.PRECISIONS)
     if precision != "bf16":
@@ -69,7 +69,7 @@ def explain(
         return _all_by_torch(x.device)
     x = as_matrix(x).detach()
     intermediate = w_gate.shape[0]
-    trains = any(one is not None and one.requires_grad for one in (w_gate, w_up, *biases))
+    trains = any(parameter is not None and parameter.requires_grad for parameter in (w_gate, w_up, *biases))
     asked = {"dX": input_grad, "dW": weight_grad}
     weight_grad, save, input_grad = resolve(weight_grad, save, input_grad, x, intermediate)
     z, gate, up = forward_outputs(x, intermediate, save if trains else "input")

@@ -53,12 +53,12 @@ def covering(capability: Capability) -> list[tuple[str, Launch]]:
     with admission.by_hand_aside("portable kernels are asked for"):
         of_all = _portable(capability), _experts(capability), _fp8(capability), _fp8_experts(capability)
         for name, launch in itertools.chain(*of_all):
-            one: Launch | None = launch
+            launched: Launch | None = launch
             for part in itertools.count(1):
-                if one is None:
+                if launched is None:
                     break
-                found.setdefault(_kind(one), (name if part == 1 else f"{name}, launch {part}", one))
-                one = one.then
+                found.setdefault(_kind(launched), (name if part == 1 else f"{name}, launch {part}", launched))
+                launched = launched.then
     if capability[0] == 9 and shared.GLUON_MISSING is None:
         for name, launch in _by_hand():
             found.setdefault((name, *_kind(launch)), (name, launch))
@@ -72,7 +72,7 @@ def most_demanding(launches: list[tuple[str, Launch]]) -> list[tuple[str, Launch
     """
     met: set[Any] = set()
     found = []
-    for name, launch in sorted(launches, key=lambda one: _demand(one[1]))[::-1]:
+    for name, launch in sorted(launches, key=lambda named: _demand(named[1]))[::-1]:
         kernel, dtypes, *_, compiled_in = _kind(launch)
         choices = {(name, value) for name, value in compiled_in if name != "FORMULA" and type(value) is not int}
         new = {(kernel, dtypes, choice) for choice in (None, *choices)} - met

@@ -12,9 +12,9 @@ from swiglu_kernels.runtime.backend import INTERPRETING, TRITON_AVAILABLE
 
 COMPILE_TWICE = """
 import os, torch
-from swiglu_kernels.hopper import forward, transposed
-from swiglu_kernels.launches import compiling
-from swiglu_kernels.operations import silu_mul
+from swiglu_kernels.ops.glu import hopper_forward as forward, hopper_transposed as transposed
+from swiglu_kernels.runtime import compiling
+from swiglu_kernels.ops.gate import operation as silu_mul
 
 def empty(*shape):
     return torch.empty(shape, dtype=torch.bfloat16, device="meta")

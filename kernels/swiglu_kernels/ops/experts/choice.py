@@ -42,14 +42,9 @@ def why_not_hopper(
 
 
 def why_portable(
-    pairs: int,
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    w_down: torch.Tensor,
-    activation: str,
-    with_grad: bool,
+    pairs: int, x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str, with_grad: bool,
     in_fp8: bool = False,
-) -> str | None:
+) -> str | None:  # fmt: skip
     """Say why the portable kernels are the fastest for experts, or return None where the hand-scheduled ones are."""
     least = hopper_experts.LEAST_ROWS[with_grad]
     few = f"an expert has fewer than {least} rows on average" if pairs < least * w_gate_up.shape[0] else None

@@ -132,27 +132,27 @@ if GLUON_MISSING is None:
     ):  # fmt: skip
         """Store one half of a tile's rows."""
         out, pre, bias = operands
-        one, two, three = thirds
+        third_0, third_1, third_2 = thirds
         TURN: gl.constexpr = COLUMNS // _BLOCK  # buffers, so that as many parts are a multiple of them
         if FORM != "gate_up":
-            _put(one, bias, out, row, column, bias_at, buffers, FIRST, 0, TURN)
-            _put(two, bias, out, row, column + _BLOCK, bias_at + _BLOCK, buffers, FIRST, 1, TURN)
+            _put(third_0, bias, out, row, column, bias_at, buffers, FIRST, 0, TURN)
+            _put(third_1, bias, out, row, column + _BLOCK, bias_at + _BLOCK, buffers, FIRST, 1, TURN)
             if COLUMNS == 3 * _BLOCK:
-                _put(three, bias, out, row, column + 2 * _BLOCK, bias_at + 2 * _BLOCK, buffers, FIRST, 2, TURN)
+                _put(third_2, bias, out, row, column + 2 * _BLOCK, bias_at + 2 * _BLOCK, buffers, FIRST, 2, TURN)
         elif INTERLEAVED:
-            _put_pairs(one, bias, out, pre, row, column, bias_at, numbers, buffers, FIRST, 0, TURN, FORMULA)
+            _put_pairs(third_0, bias, out, pre, row, column, bias_at, numbers, buffers, FIRST, 0, TURN, FORMULA)
             _put_pairs(
-                two, bias, out, pre, row, column + _PART, bias_at + _BLOCK, numbers, buffers,
+                third_1, bias, out, pre, row, column + _PART, bias_at + _BLOCK, numbers, buffers,
                 FIRST, 1, TURN, FORMULA,
             )  # fmt: skip
             if COLUMNS == 3 * _BLOCK:
                 _put_pairs(
-                    three, bias, out, pre, row, column + 2 * _PART, bias_at + 2 * _BLOCK, numbers,
+                    third_2, bias, out, pre, row, column + 2 * _PART, bias_at + 2 * _BLOCK, numbers,
                     buffers, FIRST, 2, TURN, FORMULA,
                 )  # fmt: skip
         else:
-            gate_0, gate_1 = halves(one, _BLOCK, _PART)
-            up_0, up_1 = halves(two, _BLOCK, _PART)
+            gate_0, gate_1 = halves(third_0, _BLOCK, _PART)
+            up_0, up_1 = halves(third_1, _BLOCK, _PART)
             _put_gated(
                 gate_0, up_0, (bias, out, pre), row, column, N, bias_at, numbers, buffers, FIRST, 0, TURN, FORMULA,
             )  # fmt: skip
@@ -161,7 +161,7 @@ if GLUON_MISSING is None:
                 TURN, FORMULA,
             )  # fmt: skip
             if COLUMNS == 3 * _BLOCK:
-                gate_2, up_2 = halves(three, _BLOCK, _PART)
+                gate_2, up_2 = halves(third_2, _BLOCK, _PART)
                 _put_gated(
                     gate_2, up_2, (bias, out, pre), row, column + _BLOCK, N, bias_at + _BLOCK, numbers, buffers, FIRST,
                     2, TURN, FORMULA,
@@ -196,26 +196,26 @@ if GLUON_MISSING is None:
 
         Without a gate, its rows are 128 columns of out. out, pre: descriptors for PART rows and BLOCK columns.
         """
-        one, two, three, one_1, two_1, three_1 = thirds
+        third_0, third_1, third_2, lower_0, lower_1, lower_2 = thirds
         LAYOUT: gl.constexpr = out.layout
         across = view(buffers, out.dtype, [2 * _BUFFERS, _PART, _BLOCK], LAYOUT)
         for third in range(3):
             _put_tall(
-                one, one_1, out, pre, bias, column, row + third * _BLOCK, N, bias_at, numbers, across,
+                third_0, lower_0, out, pre, bias, column, row + third * _BLOCK, N, bias_at, numbers, across,
                 FIRST, FORM, FORMULA,
             )  # fmt: skip
-            one, two, one_1, two_1 = two, three, two_1, three_1
+            third_0, third_1, lower_0, lower_1 = third_1, third_2, lower_1, lower_2
         tma.store_wait(0)  # other tiles take other buffers in turn
 
     @gluon.jit
-    def put_sums(one, two, three, sums):
+    def put_sums(third_0, third_1, third_2, sums):
         """Store the first row of 64 that are alike."""
-        rows = gl.arange(0, _BLOCK, gl.SliceLayout(1, one.type.layout))[:, None]
-        at = sums + gl.arange(0, _BLOCK, gl.SliceLayout(0, one.type.layout))[None, :] + rows * 0
+        rows = gl.arange(0, _BLOCK, gl.SliceLayout(1, third_0.type.layout))[:, None]
+        at = sums + gl.arange(0, _BLOCK, gl.SliceLayout(0, third_0.type.layout))[None, :] + rows * 0
         for _ in range(_BLOCKS):
-            gl.store(at, one.to(sums.dtype.element_ty), mask=rows == 0)
+            gl.store(at, third_0.to(sums.dtype.element_ty), mask=rows == 0)
             at += _BLOCK
-            one, two = two, three
+            third_0, third_1 = third_1, third_2
 
     @gluon.jit
     def fetch(pre, row, column, N, reads, loaded, SET: gl.constexpr, INTERLEAVED: gl.constexpr):
@@ -288,7 +288,7 @@ if GLUON_MISSING is None:
         A loop, though each turn moves what is left through the registers: written out, it has more instructions than
         their cache holds.
         """
-        one, two, three, one_1, two_1, three_1, weight, lower_weight = tile
+        third_0, third_1, third_2, lower_0, lower_1, lower_2, weight, lower_weight = tile
         LAYOUT: gl.constexpr = weight.type.layout
         dots = gl.zeros([_BLOCK], gl.float32, LAYOUT)
         parity = 0
@@ -300,7 +300,7 @@ if GLUON_MISSING is None:
                 next_row = gl.where(last, row + _BLOCK, here)
                 next_at = gl.where(last, column + skipped * _BLOCK, at + _BLOCK)
                 more = number < 2 * _BLOCKS - 1
-                left, right = halves(one, _BLOCK, _PART)
+                left, right = halves(third_0, _BLOCK, _PART)
                 dots = _put_gradients(
                     left, weight, dots, operands, (here, at, next_row, next_at), more, parity, N,
                     numbers, memory, ME, 0, INTERLEAVED, FORMULA,
@@ -314,4 +314,4 @@ if GLUON_MISSING is None:
                     gl.store(dots_out + here + gl.arange(0, _BLOCK, LAYOUT), dots)
                     dots = gl.zeros([_BLOCK], gl.float32, LAYOUT)
                     weight = lower_weight
-            one, two, three, one_1, two_1 = two, three, one_1, two_1, three_1
+            third_0, third_1, third_2, lower_0, lower_1 = third_1, third_2, lower_0, lower_1, lower_2

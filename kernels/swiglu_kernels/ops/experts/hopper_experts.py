@@ -124,35 +124,35 @@ if GLUON_MISSING is None:
                 weight = weights_of(row, pair, weights, LAYOUT)
                 lower_weight = weights_of(row + _BLOCK, pair, weights, LAYOUT)
             parity = (number // 2 + 1 - ME) & 1  # the first tile's turn passes at once
-            one, two, three, one_1, two_1, three_1 = multiply_blocks(
+            third_0, third_1, third_2, lower_0, lower_1, lower_2 = multiply_blocks(
                 (a_at, b_at, barriers_at), step, steps, parity, tall, out.dtype, COLUMNS, ME, STAGES, FORM == "weights",
                 B_ACROSS, TALL is not None, SLOTS > 0,
             )  # fmt: skip
             step += steps + others
             if FORM == "gate_backward":
                 finish_backward(
-                    (one, two, three, one_1, two_1, three_1, weight, lower_weight), dots + column.to(gl.int64) * P,
-                    (pre, out, weighted_h), row, first, skipped, N, numbers, (reads, buffers, h_buffers, loaded), ME,
-                    INTERLEAVED, FORMULA,
+                    (third_0, third_1, third_2, lower_0, lower_1, lower_2, weight, lower_weight),
+                    dots + column.to(gl.int64) * P, (pre, out, weighted_h), row, first, skipped, N, numbers,
+                    (reads, buffers, h_buffers, loaded), ME, INTERLEAVED, FORMULA,
                 )  # fmt: skip
             else:
                 BOTH: gl.constexpr = 2 if FORM == "gate_up" else 1
                 bias_at = BOTH * expert * N + (2 if INTERLEAVED else 1) * first
                 if TALL is not None and tall != 0:
                     finish_tall(
-                        (one, two, three, one_1, two_1, three_1), tall_out, tall_pre, bias, row, first, N, bias_at,
-                        numbers, buffers, ME * _BUFFERS, FORM, FORMULA,
+                        (third_0, third_1, third_2, lower_0, lower_1, lower_2), tall_out, tall_pre, bias, row, first, N,
+                        bias_at, numbers, buffers, ME * _BUFFERS, FORM, FORMULA,
                     )  # fmt: skip
                 else:
                     for half in range(2):  # written out, it has more instructions than their cache holds
                         if sums is not None and half == 1 and ends:
-                            put_sums(one, two, three, sums + sums_at)
+                            put_sums(third_0, third_1, third_2, sums + sums_at)
                         else:
                             finish(
-                                (one, two, three), (out, pre, bias), row + half * _BLOCK, first, N, bias_at, numbers,
-                                buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
+                                (third_0, third_1, third_2), (out, pre, bias), row + half * _BLOCK, first, N, bias_at,
+                                numbers, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
                             )  # fmt: skip
-                        one, two, three = one_1, two_1, three_1
+                        third_0, third_1, third_2 = lower_0, lower_1, lower_2
         tma.store_wait(0)
 
     @gluon.jit(do_not_specialize=(*SIZES, "P", "token_pieces"))
@@ -244,10 +244,15 @@ def why_not(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, acti
 
 def _is_one_matrix(weights: torch.Tensor) -> bool:
     """Tell whether the experts' [N, K], or all their transposes, lie one after the other."""
-    one = weights if weights.stride(2) == 1 else weights.mT
-    step = one.stride(1)
-    aligned = step * one.element_size() % ALIGNMENT_BYTES == 0
-    return one.stride(2) == 1 and aligned and one.stride(0) % step == 0 and one.stride(0) >= one.shape[1] * step
+    matrix = weights if weights.stride(2) == 1 else weights.mT
+    step = matrix.stride(1)
+    aligned = step * matrix.element_size() % ALIGNMENT_BYTES == 0
+    return (
+        matrix.stride(2) == 1
+        and aligned
+        and matrix.stride(0) % step == 0
+        and matrix.stride(0) >= matrix.shape[1] * step
+    )
 
 
 def flat(weights: torch.Tensor) -> tuple[list[int], list[int], int, bool]:
@@ -272,19 +277,10 @@ def block_descriptor(
 
 
 def _launch(
-    form: str,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    outs: Mapping[str, torch.Tensor | None],
-    routing: tuple[torch.Tensor, torch.Tensor],
-    columns: int,
-    sizes: tuple[int, int, int],
-    formula: Formula = PLAIN,
-    interleaved: bool = False,
-    group: int = GROUP,
-    stages: int = STAGES,
-    slots: int = 0,
-) -> Launch:
+    form: str, a: torch.Tensor, b: torch.Tensor, outs: Mapping[str, torch.Tensor | None],
+    routing: tuple[torch.Tensor, torch.Tensor], columns: int, sizes: tuple[int, int, int], formula: Formula = PLAIN,
+    interleaved: bool = False, group: int = GROUP, stages: int = STAGES, slots: int = 0,
+) -> Launch:  # fmt: skip
     starts, counts = routing
     M, N, K = sizes
     backward, weights = form == "gate_backward", form == "weights"
@@ -309,8 +305,8 @@ def _launch(
         shape, strides, across = list(b.shape), list(b.stride()), True
     else:
         for name, part in (("out", both if backward else PART), ("pre", both), ("weighted_h", PART)):
-            if (one := named[name]) is not None:
-                named[name] = block_descriptor(one, BLOCK, part)
+            if (tensor := named[name]) is not None:
+                named[name] = block_descriptor(tensor, BLOCK, part)
         shape, strides, each, across = flat(b)
     rest = form == "gate_up" and not interleaved and columns == WIDE
     programs = multiprocessors(a.device)
@@ -348,19 +344,10 @@ def _launch(
 
 
 def gate_up_launch(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    h: torch.Tensor,
-    pre: torch.Tensor | None,
-    starts: torch.Tensor,
-    counts: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    formula: Formula = PLAIN,
-    interleaved: bool = False,
-    pair: torch.Tensor | None = None,
-    slots: int = 0,
-    group: int = GROUP,
-) -> Launch:
+    x: torch.Tensor, w_gate_up: torch.Tensor, h: torch.Tensor, pre: torch.Tensor | None, starts: torch.Tensor,
+    counts: torch.Tensor, bias: torch.Tensor | None = None, formula: Formula = PLAIN, interleaved: bool = False,
+    pair: torch.Tensor | None = None, slots: int = 0, group: int = GROUP,
+) -> Launch:  # fmt: skip
     """Describe the launch that writes h, and gate and up where they are kept.
 
     Args:
@@ -384,15 +371,9 @@ def gate_up_launch(
 
 
 def rows_launch(
-    a: torch.Tensor,
-    w: torch.Tensor,
-    out: torch.Tensor,
-    starts: torch.Tensor,
-    counts: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    columns: int = WIDE,
-    group: int = GROUP,
-) -> Launch:
+    a: torch.Tensor, w: torch.Tensor, out: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor,
+    bias: torch.Tensor | None = None, columns: int = WIDE, group: int = GROUP,
+) -> Launch:  # fmt: skip
     """Describe the launch that writes each row's product with its expert's weights.
 
     Args:
@@ -407,21 +388,10 @@ def rows_launch(
 
 
 def gate_backward_launch(
-    dy: torch.Tensor,
-    w_down: torch.Tensor,
-    pre: torch.Tensor,
-    weights: torch.Tensor,
-    d_pre: torch.Tensor,
-    weighted_h: torch.Tensor,
-    dots: torch.Tensor,
-    pair: torch.Tensor,
-    starts: torch.Tensor,
-    counts: torch.Tensor,
-    formula: Formula = PLAIN,
-    interleaved: bool = False,
-    slots: int = 0,
-    group: int = GROUP,
-) -> Launch:
+    dy: torch.Tensor, w_down: torch.Tensor, pre: torch.Tensor, weights: torch.Tensor, d_pre: torch.Tensor,
+    weighted_h: torch.Tensor, dots: torch.Tensor, pair: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor,
+    formula: Formula = PLAIN, interleaved: bool = False, slots: int = 0, group: int = GROUP,
+) -> Launch:  # fmt: skip
     """Describe the launch that makes d_pre, weight * h and dots from dy.
 
     Args:
@@ -446,18 +416,10 @@ def gate_backward_launch(
 
 
 def weights_launch(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor,
-    starts: torch.Tensor,
-    counts: torch.Tensor,
-    pair: torch.Tensor | None = None,
-    slots: int = 0,
-    sums: torch.Tensor | None = None,
-    ones: torch.Tensor | None = None,
-    columns: int = WIDE,
-    group: int = GROUP,
-) -> Launch:
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor,
+    pair: torch.Tensor | None = None, slots: int = 0, sums: torch.Tensor | None = None,
+    ones: torch.Tensor | None = None, columns: int = WIDE, group: int = GROUP,
+) -> Launch:  # fmt: skip
     """Describe the launch that writes a^T b of each expert's rows.
 
     Args:
@@ -503,15 +465,9 @@ def _rows_of(x: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, int]:
 
 
 def gate_up(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    routing: Routing,
-    bias: torch.Tensor | None,
-    formula: Formula,
-    interleaved: bool,
-    store_h: bool = True,
-    store_pre: bool = False,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    x: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing, bias: torch.Tensor | None, formula: Formula,
+    interleaved: bool, store_h: bool = True, store_pre: bool = False,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Return h [P, I], and pre [P, 2 I] or None."""
     rows, both = routing.pair.shape[0], w_gate_up.shape[1]
     h = x.new_empty((rows, both // 2))
@@ -532,16 +488,9 @@ def down(h: torch.Tensor, w_down: torch.Tensor, routing: Routing, bias: torch.Te
 
 
 def down_backward(
-    dy: torch.Tensor,
-    w_down: torch.Tensor,
-    pre: torch.Tensor,
-    weights: torch.Tensor,
-    routing: Routing,
-    formula: Formula,
-    interleaved: bool,
-    wants_wh: bool = True,
-    in_place: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    dy: torch.Tensor, w_down: torch.Tensor, pre: torch.Tensor, weights: torch.Tensor, routing: Routing,
+    formula: Formula, interleaved: bool, wants_wh: bool = True, in_place: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:  # fmt: skip
     """Return d_pre [P, 2 I], over pre where it may be, weight * h [P, I] or None, and the dots."""
     columns = w_down.shape[2]
     d_pre = pre if in_place else torch.empty_like(pre)

@@ -64,12 +64,12 @@ if GLUON_MISSING is None:
         for unit in range(gl.program_id(0), units, gl.num_programs(0)):
             row, first, expert, _ = find(unit, rows_of(counts, experts, EXPERTS, 4), 0, N, _WIDE, None, FORM, GROUP)
             row += ME * _BLOCK
-            one, two, three = multiply_fp8(
+            third_0, third_1, third_2 = multiply_fp8(
                 (a_at, b_at, barriers_at), step, depth_tiles, row, first, row, a_scales, w_scales, w_scales, _WIDE, ME,
                 STAGES, False,
             )  # fmt: skip
             step += depth_tiles
-            rows = row + gl.arange(0, _BLOCK, gl.SliceLayout(1, one.type.layout))
+            rows = row + gl.arange(0, _BLOCK, gl.SliceLayout(1, third_0.type.layout))
             if pair is None:
                 of_rows = gl.load(a_scales + rows)
             else:
@@ -77,16 +77,16 @@ if GLUON_MISSING is None:
                 of_rows = gl.load(a_scales + pairs // slots, mask=pairs >= 0, other=0.0)
             at = BOTH * expert * N + STEP * first
             if FORM == "gate_up" and not INTERLEAVED:
-                one = _scaled(one, of_rows, w_scales, at, at)
-                two = _scaled(two, of_rows, w_scales, at + N, at + N)
-                three = _scaled(three, of_rows, w_scales, at + _BLOCK, at + N + _BLOCK - _PART)
+                third_0 = _scaled(third_0, of_rows, w_scales, at, at)
+                third_1 = _scaled(third_1, of_rows, w_scales, at + N, at + N)
+                third_2 = _scaled(third_2, of_rows, w_scales, at + _BLOCK, at + N + _BLOCK - _PART)
             else:
-                one = _scaled(one, of_rows, w_scales, at, at)
-                two = _scaled(two, of_rows, w_scales, at + _BLOCK, at + _BLOCK)
-                three = _scaled(three, of_rows, w_scales, at + 2 * _BLOCK, at + 2 * _BLOCK)
+                third_0 = _scaled(third_0, of_rows, w_scales, at, at)
+                third_1 = _scaled(third_1, of_rows, w_scales, at + _BLOCK, at + _BLOCK)
+                third_2 = _scaled(third_2, of_rows, w_scales, at + 2 * _BLOCK, at + 2 * _BLOCK)
             finish(
-                (one, two, three), (out, pre, bias), row, first, N, at, numbers, buffers, _WIDE, ME * _BUFFERS, FORM,
-                INTERLEAVED, FORMULA,
+                (third_0, third_1, third_2), (out, pre, bias), row, first, N, at, numbers, buffers, _WIDE,
+                ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
             )  # fmt: skip
         tma.store_wait(0)
 
@@ -132,24 +132,16 @@ if GLUON_MISSING is None:
 
 
 def _launch(
-    form: str,
-    a: Codes,
-    w: Codes,
-    outs: dict[str, torch.Tensor | None],
-    routing: tuple[torch.Tensor, torch.Tensor],
-    pair: torch.Tensor | None,
-    slots: int,
-    columns: int,
-    formula: Formula = PLAIN,
-    interleaved: bool = False,
-) -> Launch:
+    form: str, a: Codes, w: Codes, outs: dict[str, torch.Tensor | None], routing: tuple[torch.Tensor, torch.Tensor],
+    pair: torch.Tensor | None, slots: int, columns: int, formula: Formula = PLAIN, interleaved: bool = False,
+) -> Launch:  # fmt: skip
     (pairs, a_scales), (of_weights, w_scales), (starts, counts) = a, w, routing
     *matrix, each, _ = flat(of_weights)
     rest = form == "gate_up" and not interleaved
     named: dict[str, Any] = dict.fromkeys(("pre", "bias")) | outs
     for name in ("out", "pre"):
-        if (one := named[name]) is not None:
-            named[name] = block_descriptor(one, BLOCK, PART)
+        if (tensor := named[name]) is not None:
+            named[name] = block_descriptor(tensor, BLOCK, PART)
     width = WIDE // 2 if form == "gate_up" else WIDE
     experts = counts.shape[0]
     numbers = formula.arguments()
@@ -172,18 +164,10 @@ def _launch(
 
 
 def gate_up_launch(
-    x: Codes,
-    w_gate_up: Codes,
-    h: torch.Tensor,
-    pre: torch.Tensor | None,
-    starts: torch.Tensor,
-    counts: torch.Tensor,
-    pair: torch.Tensor,
-    slots: int,
-    bias: torch.Tensor | None = None,
-    formula: Formula = PLAIN,
+    x: Codes, w_gate_up: Codes, h: torch.Tensor, pre: torch.Tensor | None, starts: torch.Tensor, counts: torch.Tensor,
+    pair: torch.Tensor, slots: int, bias: torch.Tensor | None = None, formula: Formula = PLAIN,
     interleaved: bool = False,
-) -> Launch:
+) -> Launch:  # fmt: skip
     """Describe the launch that writes h, and gate and up where they are kept.
 
     Args:
@@ -218,16 +202,9 @@ def rows_launch(
 
 
 def gate_up_of_codes(
-    x: Codes,
-    w_gate_up: Codes,
-    routing: Routing,
-    bias: torch.Tensor | None,
-    formula: Formula,
-    interleaved: bool,
-    dtype: torch.dtype,
-    store_h: bool = True,
-    store_pre: bool = False,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    x: Codes, w_gate_up: Codes, routing: Routing, bias: torch.Tensor | None, formula: Formula, interleaved: bool,
+    dtype: torch.dtype, store_h: bool = True, store_pre: bool = False,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Return h [P, I], and pre [P, 2 I] or None, of codes [T, H] and [E, 2 I, H]."""
     rows, both = routing.pair.shape[0], w_gate_up[0].shape[1]
     pairs = gather(x[0].view(dtype), routing)

@@ -433,14 +433,9 @@ def _routed_arguments(
 
 
 def _tile_for(
-    kernel: str,
-    hidden: int,
-    intermediate: int,
-    pair: torch.Tensor,
-    tile_expert: torch.Tensor,
-    capability: Capability | None,
-    *matrices: torch.Tensor,
-) -> Tile:
+    kernel: str, hidden: int, intermediate: int, pair: torch.Tensor, tile_expert: torch.Tensor,
+    capability: Capability | None, *matrices: torch.Tensor,
+) -> Tile:  # fmt: skip
     """Return the tile that was tuned for a kernel of `tiles.candidates`, or the shipped one."""
     rows, aligned = pair.shape[0] // tile_expert.shape[0], vectorises(*matrices)
     tuned = portable_tile(lookup(kernel, matrices[0], rows, hidden, intermediate), aligned)
@@ -451,19 +446,10 @@ def _tile_for(
 
 
 def gate_up_launch(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    h: torch.Tensor | None,
-    pre: torch.Tensor | None,
-    pair: torch.Tensor,
-    tile_expert: torch.Tensor,
-    bias: torch.Tensor | None,
-    slots: int,
-    formula: Formula,
-    interleaved: bool,
-    capability: Capability | None = None,
-    scales: Scales = NO_SCALES,
-) -> Launch:
+    x: torch.Tensor, w_gate_up: torch.Tensor, h: torch.Tensor | None, pre: torch.Tensor | None, pair: torch.Tensor,
+    tile_expert: torch.Tensor, bias: torch.Tensor | None, slots: int, formula: Formula, interleaved: bool,
+    capability: Capability | None = None, scales: Scales = NO_SCALES,
+) -> Launch:  # fmt: skip
     """Describe the launch that writes h [P, I] and pre [P, 2I], contiguous, or one of them.
 
     Args:
@@ -501,16 +487,10 @@ def gate_up_launch(
 
 
 def rows_launch(
-    a: torch.Tensor,
-    w: torch.Tensor,
-    out: torch.Tensor,
-    pair: torch.Tensor,
-    tile_expert: torch.Tensor,
-    bias: torch.Tensor | None,
-    capability: Capability | None = None,
-    kernel: str = "experts-down",
+    a: torch.Tensor, w: torch.Tensor, out: torch.Tensor, pair: torch.Tensor, tile_expert: torch.Tensor,
+    bias: torch.Tensor | None, capability: Capability | None = None, kernel: str = "experts-down",
     scales: Scales = NO_SCALES,
-) -> Launch:
+) -> Launch:  # fmt: skip
     """Describe the launch that writes out [P, N] = a [P, K] w[expert]^T + bias[expert]; w [E, N, K], any strides.
 
     `kernel` is what it is tuned as; of "experts-input-grad" K is both gate and up. `scales` are those of a and w, where
@@ -531,20 +511,10 @@ def rows_launch(
 
 
 def down_backward_launch(
-    dy: torch.Tensor,
-    w: torch.Tensor,
-    pre: torch.Tensor,
-    weights: torch.Tensor,
-    d_pre: torch.Tensor,
-    wh: torch.Tensor | None,
-    dots: torch.Tensor,
-    pair: torch.Tensor,
-    tile_expert: torch.Tensor,
-    slots: int,
-    formula: Formula,
-    interleaved: bool,
-    capability: Capability | None = None,
-) -> Launch:
+    dy: torch.Tensor, w: torch.Tensor, pre: torch.Tensor, weights: torch.Tensor, d_pre: torch.Tensor,
+    wh: torch.Tensor | None, dots: torch.Tensor, pair: torch.Tensor, tile_expert: torch.Tensor, slots: int,
+    formula: Formula, interleaved: bool, capability: Capability | None = None,
+) -> Launch:  # fmt: skip
     """Describe the launch that turns dy into d_pre, wh and dots.
 
     Args:
@@ -590,16 +560,9 @@ def dots_parts(dy: torch.Tensor, w: torch.Tensor, routing: Routing, capability: 
 
 
 def weight_grad_launch(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    d_w: torch.Tensor,
-    pair: torch.Tensor,
-    starts: torch.Tensor,
-    counts: torch.Tensor,
-    slots: int,
-    tile_rows: int,
-    capability: Capability | None = None,
-) -> Launch:
+    a: torch.Tensor, b: torch.Tensor, d_w: torch.Tensor, pair: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor,
+    slots: int, tile_rows: int, capability: Capability | None = None,
+) -> Launch:  # fmt: skip
     """Describe the launch that writes d_w [E, M, N], any strides: the sums of a^T b over each expert's rows.
 
     Args:
@@ -640,14 +603,9 @@ def weight_grad_launch(
 
 
 def row_sums_launch(
-    a: torch.Tensor,
-    weights: torch.Tensor | None,
-    out: torch.Tensor,
-    pair: torch.Tensor,
-    starts: torch.Tensor,
-    counts: torch.Tensor,
-    slots: int,
-) -> Launch:
+    a: torch.Tensor, weights: torch.Tensor | None, out: torch.Tensor, pair: torch.Tensor, starts: torch.Tensor,
+    counts: torch.Tensor, slots: int,
+) -> Launch:  # fmt: skip
     """Describe the launch that writes out [E, N], contiguous: sums of a [P or T, N] over each expert's rows."""
     (experts, N), block = out.shape, 64
     return Launch(
@@ -666,14 +624,9 @@ def row_sums_launch(
 
 
 def slot_grads_launch(
-    dots: torch.Tensor,
-    dy: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
-    row: torch.Tensor,
-    tile_expert: torch.Tensor,
-    slots: int,
-) -> Launch:
+    dots: torch.Tensor, dy: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, row: torch.Tensor,
+    tile_expert: torch.Tensor, slots: int,
+) -> Launch:  # fmt: skip
     """Describe the launch that writes the gradient of the routing weights, out [T, k], contiguous.
 
     Args:
@@ -727,15 +680,9 @@ def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
 
 
 def gate_up(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    routing: Routing,
-    bias: torch.Tensor | None,
-    formula: Formula,
-    interleaved: bool,
-    store_h: bool = True,
-    store_pre: bool = False,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    x: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing, bias: torch.Tensor | None, formula: Formula,
+    interleaved: bool, store_h: bool = True, store_pre: bool = False,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Return h [P, I] and pre [P, 2I], each None unless wanted."""
     rows, both = routing.pair.shape[0], w_gate_up.shape[1]
     h = x.new_empty((rows, both // 2)) if store_h else None
@@ -748,16 +695,9 @@ def gate_up(
 
 
 def gate_up_of_codes(
-    x: Quantised,
-    w_gate_up: Quantised,
-    routing: Routing,
-    bias: torch.Tensor | None,
-    formula: Formula,
-    interleaved: bool,
-    dtype: torch.dtype,
-    store_h: bool = True,
-    store_pre: bool = False,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    x: Quantised, w_gate_up: Quantised, routing: Routing, bias: torch.Tensor | None, formula: Formula,
+    interleaved: bool, dtype: torch.dtype, store_h: bool = True, store_pre: bool = False,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """`gate_up` of operands in fp8: x of tokens [T, H]; h and pre are in `dtype`."""
     rows, both = routing.pair.shape[0], w_gate_up.codes.shape[1]
     h = x.codes.new_empty((rows, both // 2), dtype=dtype) if store_h else None
@@ -807,16 +747,9 @@ def rows_times(d_pre: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing) -
 
 
 def down_backward(
-    dy: torch.Tensor,
-    w_down: torch.Tensor,
-    pre: torch.Tensor,
-    weights: torch.Tensor,
-    routing: Routing,
-    formula: Formula,
-    interleaved: bool,
-    wants_wh: bool = True,
-    in_place: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    dy: torch.Tensor, w_down: torch.Tensor, pre: torch.Tensor, weights: torch.Tensor, routing: Routing,
+    formula: Formula, interleaved: bool, wants_wh: bool = True, in_place: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:  # fmt: skip
     """Return d_pre [P, 2I], wh [P, I] or None, and dots [parts, P]."""
     w = w_down.mT
     d_pre = pre if in_place else torch.empty_like(pre)

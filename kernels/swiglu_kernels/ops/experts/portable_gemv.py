@@ -140,19 +140,10 @@ def _down_kernel(
 
 
 def forward_launch(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    w_down: torch.Tensor,
-    weights: torch.Tensor,
-    b_gate_up: torch.Tensor | None,
-    b_down: torch.Tensor | None,
-    index: torch.Tensor,
-    h: torch.Tensor,
-    out: torch.Tensor,
-    formula: Formula,
-    interleaved: bool,
-    capability: Capability | None = None,
-) -> Launch:
+    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, weights: torch.Tensor,
+    b_gate_up: torch.Tensor | None, b_down: torch.Tensor | None, index: torch.Tensor, h: torch.Tensor,
+    out: torch.Tensor, formula: Formula, interleaved: bool, capability: Capability | None = None,
+) -> Launch:  # fmt: skip
     """Describe the launches that write out; arguments as of `pairs.forward_launch`, which has y as well."""
     (tokens, slots), early = index.shape, starts_early(capability or capability_of(x.device))
     intermediate, hidden, parts = h.shape[1], out.shape[1], triton.cdiv(h.shape[1], DEPTH)

@@ -143,20 +143,10 @@ def _weighted_sum_kernel(
 
 
 def forward_launch(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    w_down: torch.Tensor,
-    weights: torch.Tensor,
-    b_gate_up: torch.Tensor | None,
-    b_down: torch.Tensor | None,
-    index: torch.Tensor,
-    h: torch.Tensor,
-    y: torch.Tensor,
-    out: torch.Tensor,
-    formula: Formula,
-    interleaved: bool,
-    capability: Capability | None = None,
-) -> Launch:
+    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, weights: torch.Tensor,
+    b_gate_up: torch.Tensor | None, b_down: torch.Tensor | None, index: torch.Tensor, h: torch.Tensor, y: torch.Tensor,
+    out: torch.Tensor, formula: Formula, interleaved: bool, capability: Capability | None = None,
+) -> Launch:  # fmt: skip
     """Describe the launches that write out, of up to MOST_TOKENS tokens.
 
     Args:
@@ -219,16 +209,10 @@ def forward_launch(
 
 
 def forward(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    w_down: torch.Tensor,
-    weights: torch.Tensor,
-    b_gate_up: torch.Tensor | None,
-    b_down: torch.Tensor | None,
-    index: torch.Tensor,
-    formula: Formula,
+    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, weights: torch.Tensor,
+    b_gate_up: torch.Tensor | None, b_down: torch.Tensor | None, index: torch.Tensor, formula: Formula,
     interleaved: bool,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     """Return out [T, H_out]; arguments as of `forward_launch`."""
     operands = x, w_gate_up, w_down, weights, b_gate_up, b_down, index
     h, out = x.new_empty((index.numel(), w_gate_up.shape[1] // 2)), x.new_empty((x.shape[0], w_down.shape[1]))

@@ -315,19 +315,15 @@ def why_not(x: Operand, w_gate: Operand, w_up: Operand, has_bias: bool, formula:
         return shared.NO_TMA
     if blocks and (scales.stride(0) != 1 or scales.stride(1) != scales.shape[0]):
         return "scales of x have to lie with the tokens last"
-    if not all(one[1].is_contiguous() for one in (w_gate, w_up)):
+    if not all(weight[1].is_contiguous() for weight in (w_gate, w_up)):
         return "scales of weights have to be contiguous"
     return None
 
 
 def forward_launch(
-    x: Operand,
-    w_gate: Operand,
-    w_up: Operand,
-    z: torch.Tensor | Operand,
-    preactivations: tuple[torch.Tensor, torch.Tensor] | None,
-    tile: Tile | None = None,
-) -> Launch:
+    x: Operand, w_gate: Operand, w_up: Operand, z: torch.Tensor | Operand,
+    preactivations: tuple[torch.Tensor, torch.Tensor] | None, tile: Tile | None = None,
+) -> Launch:  # fmt: skip
     """Describe the launch; ask `why_not` first.
 
     Args:

@@ -43,7 +43,7 @@ def _products(
     column_inside = tile_column * BLOCK_COLUMNS + column < columns
     a_scales_ptr += (tile_row * BLOCK_ROWS + row).to(tl.int64) * a_scales_row
     b_scales_offsets = ((tile_column * BLOCK_COLUMNS + column) // B_ROWS).to(tl.int64) * b_scales_row
-    one = tl.full([], 1, tl.int64)
+    unit = tl.full([], 1, tl.int64)
     if WIDE:
         row = row.to(tl.int64)
         column = column.to(tl.int64)
@@ -66,8 +66,8 @@ def _products(
         if BLOCKS:
             tl.static_assert(BLOCK_DEPTH == 128)
             zero = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.float32)
-            scales_at = one * step * b_scales_depth
-            a_scales = tl.load(a_scales_ptr + one * step * a_scales_depth, mask=row_inside, other=0.0)
+            scales_at = unit * step * b_scales_depth
+            a_scales = tl.load(a_scales_ptr + unit * step * a_scales_depth, mask=row_inside, other=0.0)
             b_scales = tl.load(b_scales_ptr + scales_at + b_scales_offsets, mask=column_inside, other=0.0)
             first = _scaled(first, dot(a, b, zero, "ieee"), a_scales, b_scales)
             if other_ptr is not None:
@@ -208,16 +208,11 @@ def _grid(rows: int, columns: int, tile: Tile) -> tuple[int]:
 
 
 def glu_launch(
-    x: tuple[torch.Tensor, torch.Tensor],
-    w_gate: tuple[torch.Tensor, torch.Tensor],
-    w_up: tuple[torch.Tensor, torch.Tensor],
-    z: torch.Tensor,
-    z_scales: torch.Tensor | None,
-    preactivations: tuple[torch.Tensor, torch.Tensor],
-    capability: Capability | None = None,
-    biases: Biases = (None, None),
-    formula: Formula = PLAIN,
-) -> Launch:
+    x: tuple[torch.Tensor, torch.Tensor], w_gate: tuple[torch.Tensor, torch.Tensor],
+    w_up: tuple[torch.Tensor, torch.Tensor], z: torch.Tensor, z_scales: torch.Tensor | None,
+    preactivations: tuple[torch.Tensor, torch.Tensor], capability: Capability | None = None,
+    biases: Biases = (None, None), formula: Formula = PLAIN,
+) -> Launch:  # fmt: skip
     """Describe the launch that makes z of the quantised x and weights.
 
     Args:
@@ -256,15 +251,10 @@ def glu_launch(
 
 
 def hidden_grad_launch(
-    d_out: tuple[torch.Tensor, torch.Tensor],
-    w_down: tuple[torch.Tensor, torch.Tensor],
-    preactivations: tuple[torch.Tensor, torch.Tensor],
-    d_gate: torch.Tensor,
-    d_up: torch.Tensor,
-    h: torch.Tensor | None,
-    capability: Capability | None = None,
-    formula: Formula = PLAIN,
-) -> Launch:
+    d_out: tuple[torch.Tensor, torch.Tensor], w_down: tuple[torch.Tensor, torch.Tensor],
+    preactivations: tuple[torch.Tensor, torch.Tensor], d_gate: torch.Tensor, d_up: torch.Tensor, h: torch.Tensor | None,
+    capability: Capability | None = None, formula: Formula = PLAIN,
+) -> Launch:  # fmt: skip
     """Describe the launch that turns the quantised d_out into d_gate, d_up and h.
 
     Args:
@@ -295,13 +285,10 @@ def hidden_grad_launch(
 
 
 def sum_launch(
-    a: tuple[torch.Tensor, torch.Tensor],
-    b: tuple[torch.Tensor, torch.Tensor],
-    more: tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None,
-    out: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    capability: Capability | None = None,
-) -> Launch:
+    a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Tensor],
+    more: tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None, out: torch.Tensor,
+    bias: torch.Tensor | None = None, capability: Capability | None = None,
+) -> Launch:  # fmt: skip
     """Describe the launch that writes out = a b^T + bias, or with more (a2, b2) a b^T + a2 b2^T + bias.
 
     Args:

@@ -118,14 +118,9 @@ def gate_launch(
 
 
 def gradients_launch(
-    d_h: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor],
-    d_gate: torch.Tensor,
-    d_up: torch.Tensor,
-    h: torch.Tensor | None,
-    maxima: tuple[Maxima, Maxima, Maxima],
-    formula: Formula = PLAIN,
-) -> Launch:
+    d_h: torch.Tensor, preactivations: tuple[torch.Tensor, torch.Tensor], d_gate: torch.Tensor, d_up: torch.Tensor,
+    h: torch.Tensor | None, maxima: tuple[Maxima, Maxima, Maxima], formula: Formula = PLAIN,
+) -> Launch:  # fmt: skip
     """Describe the launch that makes d_gate, d_up and h in 16 bits and finds their largest magnitudes.
 
     Args:

@@ -85,7 +85,7 @@ def _multiply(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
             return
         if short:
             codes, b_codes = (
-                pad(one.view(torch.uint8), (0, short * BLOCK)).view(one.dtype) for one in (codes, b_codes)
+                pad(matrix.view(torch.uint8), (0, short * BLOCK)).view(matrix.dtype) for matrix in (codes, b_codes)
             )
             scales = pad(scales.t(), (0, 0, 0, short)).t()
     internals.scaled_mm(codes, b_codes.t(), scale_a=scales, scale_b=b_scales.t(), out_dtype=torch.bfloat16, out=out)
@@ -120,7 +120,7 @@ def _write_gate_and_up(operands: Operands, preactivations: Pair) -> Pair:
     """Return gate and up by PyTorch, in preactivations unless these are empty."""
     x, *weights = operands
     shape = len(x.codes), len(weights[0].codes)
-    gate, up = (one if one.numel() else one.new_empty(shape) for one in preactivations)
+    gate, up = (product if product.numel() else product.new_empty(shape) for product in preactivations)
     for weight, product in zip(weights, (gate, up), strict=True):
         plan.apply(_multiply, x, weight, product)
     return gate, up

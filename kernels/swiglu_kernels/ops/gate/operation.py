@@ -85,12 +85,9 @@ def _in_rows(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def forward_launch(
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    h: torch.Tensor,
-    formula: Formula = PLAIN,
+    gate: torch.Tensor, up: torch.Tensor, h: torch.Tensor, formula: Formula = PLAIN,
     capability: Capability | None = None,
-) -> Launch:
+) -> Launch:  # fmt: skip
     """Describe the launch of h = silu(gate) * up: gate and up as `_in_rows` returns them, h contiguous, not empty.
 
     capability: of the GPU; None for that of gate's device.
@@ -100,15 +97,9 @@ def forward_launch(
 
 
 def backward_launch(
-    dh: torch.Tensor,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    d_gate: torch.Tensor,
-    d_up: torch.Tensor,
-    formula: Formula = PLAIN,
-    h: torch.Tensor | None = None,
-    capability: Capability | None = None,
-) -> Launch:
+    dh: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, d_gate: torch.Tensor, d_up: torch.Tensor,
+    formula: Formula = PLAIN, h: torch.Tensor | None = None, capability: Capability | None = None,
+) -> Launch:  # fmt: skip
     """Describe the launch that turns dh into d_gate and d_up, and makes h again where it is given.
 
     dh, gate and up are as `_in_rows` returns them; what is written is contiguous and not empty. d_gate may be gate,

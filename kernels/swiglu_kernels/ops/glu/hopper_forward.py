@@ -215,13 +215,9 @@ def why_not(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, capabilit
 
 
 def forward_launch(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    z: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor] | None,
-    tile: Tile | None = None,
-) -> Launch:
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor,
+    preactivations: tuple[torch.Tensor, torch.Tensor] | None, tile: Tile | None = None,
+) -> Launch:  # fmt: skip
     """Describe the launch; ask `why_not` first.
 
     Args:

@@ -369,12 +369,9 @@ def transposed_fills_waves(rows: int, columns: int, processors: int) -> bool:
 
 
 def sum_launch(
-    pairs: Sequence[Pair],
-    out: torch.Tensor,
-    schedule: str | None = None,
-    tile: Tile | None = None,
+    pairs: Sequence[Pair], out: torch.Tensor, schedule: str | None = None, tile: Tile | None = None,
     accumulate: bool = False,
-) -> Launch:
+) -> Launch:  # fmt: skip
     """Describe the launch that writes A_0 B_0, or A_0 B_0 + A_1 B_1; ask `why_not` first.
 
     Args:
@@ -416,14 +413,9 @@ def transposed_launch(pairs: Sequence[Pair], outs: Sequence[torch.Tensor], tile:
 
 
 def gate_backward_launch(
-    d_out: torch.Tensor,
-    w_down: torch.Tensor,
-    preactivations: Pair,
-    d_gate: torch.Tensor,
-    d_up: torch.Tensor,
-    h: torch.Tensor | None,
-    tile: Tile | None = None,
-) -> Launch:
+    d_out: torch.Tensor, w_down: torch.Tensor, preactivations: Pair, d_gate: torch.Tensor, d_up: torch.Tensor,
+    h: torch.Tensor | None, tile: Tile | None = None,
+) -> Launch:  # fmt: skip
     """Describe the launch that makes d_gate, d_up and h of silu(gate) * up from d_out; ask `why_not` first.
 
     Args:
@@ -439,15 +431,10 @@ def gate_backward_launch(
 
 
 def _launch(
-    pairs: Sequence[Pair],
-    outs: Sequence[torch.Tensor],
-    schedule: str,
-    transposed: bool = False,
-    preactivations: Pair | None = None,
-    h: torch.Tensor | None = None,
-    tile: Tile | None = None,
+    pairs: Sequence[Pair], outs: Sequence[torch.Tensor], schedule: str, transposed: bool = False,
+    preactivations: Pair | None = None, h: torch.Tensor | None = None, tile: Tile | None = None,
     accumulate: bool = False,
-) -> Launch:
+) -> Launch:  # fmt: skip
     stages, group = (tile.stages, tile.group) if tile else (STAGES[schedule], GROUP)
     (left, right), (M, N) = pairs[0], outs[0].shape
     K = right.shape[0]
@@ -459,7 +446,7 @@ def _launch(
     lefts = [descriptor(a, *((DEPTH, rows) if a_across else (rows, DEPTH))) for a, _ in pairs]
     rights = [descriptor(b, *((DEPTH, TILE) if b_across else (TILE, DEPTH))) for _, b in pairs]
     last = next((depth for depth in LAST if 0 < K % DEPTH <= depth), 0) if transposed and a_across and b_across else 0
-    lasts = [[descriptor(one, last, TILE) if last else None for one in side] for side in zip(*pairs, strict=True)]
+    lasts = [[descriptor(matrix, last, TILE) if last else None for matrix in side] for side in zip(*pairs, strict=True)]
     stored = {"out_0": outs[0], "out_1": outs[-1]}
     if preactivations:
         stored |= {"gate": preactivations[0], "up": preactivations[1]}

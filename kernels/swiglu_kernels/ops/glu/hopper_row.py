@@ -185,13 +185,9 @@ def _units(columns: int) -> int:
 
 
 def forward_launch(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    z: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor] | None,
-    tile: Tile | None = None,
-) -> Launch:
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor,
+    preactivations: tuple[torch.Tensor, torch.Tensor] | None, tile: Tile | None = None,
+) -> Launch:  # fmt: skip
     """Describe the launch for at most MOST_TOKENS tokens; ask `hopper_forward.why_not` first.
 
     Args:

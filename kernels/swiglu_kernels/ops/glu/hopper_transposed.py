@@ -357,13 +357,9 @@ def tile_for(tokens: int, hidden: int, intermediate: int, processors: int, store
 
 
 def forward_launch(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    z: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor] | None,
-    tile: Tile,
-) -> Launch:
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor,
+    preactivations: tuple[torch.Tensor, torch.Tensor] | None, tile: Tile,
+) -> Launch:  # fmt: skip
     """Describe the launch, for one of `tiles`; ask `hopper_forward.why_not` first.
 
     Args:
@@ -405,15 +401,9 @@ def forward_launch(
 
 
 def _join_launch(
-    sums: torch.Tensor,
-    z: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor] | None,
-    tile: Tile,
-    run: int,
-    whole: int,
-    rest: int,
-    shares: int,
-) -> Launch:
+    sums: torch.Tensor, z: torch.Tensor, preactivations: tuple[torch.Tensor, torch.Tensor] | None, tile: Tile, run: int,
+    whole: int, rest: int, shares: int,
+) -> Launch:  # fmt: skip
     """Describe the launch that adds up the shares of the last wave's tiles and applies the gate."""
     (M, N), runs = z.shape, tile.rows // run
     gate, up = preactivations or (z, z)  # never touched without STORE_PREACT

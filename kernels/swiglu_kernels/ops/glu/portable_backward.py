@@ -219,16 +219,9 @@ def _weight_grad_kernel(
 
 
 def input_grad_launch(
-    dz: torch.Tensor | None,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    dx: torch.Tensor,
-    capability: Capability | None = None,
-    formula: Formula = PLAIN,
-    accumulate: bool = False,
-) -> Launch:
+    dz: torch.Tensor | None, gate: torch.Tensor, up: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor,
+    dx: torch.Tensor, capability: Capability | None = None, formula: Formula = PLAIN, accumulate: bool = False,
+) -> Launch:  # fmt: skip
     """Describe the launch that writes dX.
 
     Args:
@@ -278,15 +271,9 @@ def input_grad_launch(
 
 
 def weight_grad_launch(
-    dz: torch.Tensor | None,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    x: torch.Tensor,
-    d_w_gate: torch.Tensor,
-    d_w_up: torch.Tensor,
-    capability: Capability | None = None,
-    formula: Formula = PLAIN,
-) -> Launch:
+    dz: torch.Tensor | None, gate: torch.Tensor, up: torch.Tensor, x: torch.Tensor, d_w_gate: torch.Tensor,
+    d_w_up: torch.Tensor, capability: Capability | None = None, formula: Formula = PLAIN,
+) -> Launch:  # fmt: skip
     """Describe the launch that writes both weight gradients.
 
     Args:

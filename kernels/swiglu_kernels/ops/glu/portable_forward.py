@@ -248,16 +248,10 @@ def _recompute_kernel(
 
 
 def forward_launch(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    z: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor] | None,
-    capability: Capability | None = None,
-    biases: Biases = NO_BIASES,
-    formula: Formula = PLAIN,
-    chosen: Choice | None = None,
-) -> Launch:
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor,
+    preactivations: tuple[torch.Tensor, torch.Tensor] | None, capability: Capability | None = None,
+    biases: Biases = NO_BIASES, formula: Formula = PLAIN, chosen: Choice | None = None,
+) -> Launch:  # fmt: skip
     """Describe the forward: of a hand-scheduled kernel where one can take these tensors, else of this file's.
 
     Args:
@@ -322,16 +316,9 @@ def _join_launch(parts: torch.Tensor, z: torch.Tensor, gating: dict[str, Any], c
 
 
 def recompute_launch(
-    dz: torch.Tensor,
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    d_gate: torch.Tensor,
-    d_up: torch.Tensor,
-    capability: Capability | None = None,
-    biases: Biases = NO_BIASES,
-    formula: Formula = PLAIN,
-) -> Launch:
+    dz: torch.Tensor, x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, d_gate: torch.Tensor,
+    d_up: torch.Tensor, capability: Capability | None = None, biases: Biases = NO_BIASES, formula: Formula = PLAIN,
+) -> Launch:  # fmt: skip
     """Describe the launch that makes d_gate and d_up [M, N] (contiguous, written) from dz, x, weights and biases."""
     at = here.problem_of(x, (x.shape[0], x.shape[1], w_gate.shape[0]), capability)
     tuned = lookup("recompute", x, at.tokens, at.hidden, at.intermediate)

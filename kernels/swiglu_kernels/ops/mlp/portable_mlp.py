@@ -159,16 +159,10 @@ def _down_weight_grad_kernel(
 
 
 def down_backward_launch(
-    d_out: torch.Tensor,
-    w_down: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor],
-    d_gate: torch.Tensor,
-    d_up: torch.Tensor,
-    h: torch.Tensor | None,
-    capability: Capability | None = None,
-    formula: Formula = PLAIN,
+    d_out: torch.Tensor, w_down: torch.Tensor, preactivations: tuple[torch.Tensor, torch.Tensor], d_gate: torch.Tensor,
+    d_up: torch.Tensor, h: torch.Tensor | None, capability: Capability | None = None, formula: Formula = PLAIN,
     chosen: Choice | None = None,
-) -> Launch:
+) -> Launch:  # fmt: skip
     """Describe the launch that turns d_out into d_gate, d_up and h.
 
     Args:

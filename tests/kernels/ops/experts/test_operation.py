@@ -10,6 +10,7 @@ from swiglu_kernels import backend_for, reference, swiglu_experts
 from swiglu_kernels.ops.experts import operation as experts
 from swiglu_kernels.ops.experts import portable_gemv, portable_pairs
 from swiglu_kernels.ops.experts.routing import ZEROS, Routing, capacity, combine, gather, route
+from swiglu_kernels.ops.gate.formula import Formula
 from swiglu_kernels.tiles.rules import expert_tile_rows
 
 pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")
@@ -226,7 +227,17 @@ def test_gradients_have_the_layout_of_their_weights():
 def test_operator_conventions():
     index = drawn(3, 2, 3)
     x, *weights = [one.requires_grad_() for one in problem(index, 3, 16, 8, torch.float32)]
-    options = (16, True, "portable", True, "silu", 1.702, 7.0, 1.0)
+    options = (
+        None,
+        None,
+        16,
+        True,
+        False,
+        "portable",
+        True,
+        "bf16",
+        Formula(alpha=1.702, limit=7.0, up_offset=1.0).numbers,
+    )
     # What lies behind the last tile in use is not written: outputs compared by test_aot_dispatch would differ there.
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     opcheck(experts._experts._overload, (x, *weights, index, *options), test_utils=checks)

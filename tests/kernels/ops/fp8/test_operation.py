@@ -19,6 +19,7 @@ from swiglu_kernels import (
 )
 from swiglu_kernels.ops.fp8 import operation as fp8
 from swiglu_kernels.ops.fp8 import products
+from swiglu_kernels.ops.gate.formula import PLAIN
 from swiglu_kernels.reference import RECIPES
 from swiglu_kernels.runtime.backend import backend_for
 
@@ -273,7 +274,7 @@ def test_weights_that_were_quantised_before(recipe):
 def test_operator_conventions():
     inputs = problem(3, gradients=True)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    options = ("blockwise", "fp8", True, "silu", 1.0, 1.0, None, 0.0)
+    options = ("blockwise", "fp8", True, PLAIN.numbers)
     opcheck(fp8._mlp._overload, (*inputs, None, None, None, None, *options), test_utils=checks)
     for recipe, weight in (("rowwise", False), ("blockwise", False), ("blockwise", True)):
         opcheck(

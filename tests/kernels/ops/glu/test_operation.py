@@ -197,8 +197,10 @@ def test_without_a_gradient_only_z_is_stored(monkeypatch):
 @pytest.mark.parametrize("options", [VARIANTS[0], VARIANTS[7], VARIANTS[-1]], ids=variant_name)
 def test_operator_registration(options):
     x, w_gate, w_up = leaves(5, 9, 7)
-    formula = ("silu", 1.0, 1.0, None, 0.0)
-    opcheck(torch.ops.swiglu_kernels.glu.default, (x, w_gate, w_up, None, None, *options.values(), *formula))
+    formula = (PLAIN.numbers,)
+    opcheck(
+        torch.ops.swiglu_kernels.glu.default, (x, w_gate, w_up, None, None, "separate", *options.values(), *formula)
+    )
     preactivation = (
         torch.zeros(5, 7, device=DEVICE) if options["save"] == "preact" else torch.zeros(0, 0, device=DEVICE)
     )
@@ -210,7 +212,7 @@ def test_operator_registration(options):
     )
     opcheck(
         torch.ops.swiglu_kernels.glu_backward.default,
-        (*arguments, *options.values(), True, False, None, None, *formula),
+        (*arguments, None, None, True, False, "separate", *options.values(), *formula),
     )
 
 
