@@ -2,8 +2,8 @@
 
 import torch
 
-from swiglu_kernels.ops.experts import fp8_experts, hopper_experts, portable_gemv, portable_pairs
-from swiglu_kernels.ops.experts.choice import why_portable
+from swiglu_kernels.ops.experts import choice as experts_choice
+from swiglu_kernels.ops.experts import fp8_experts, portable_gemv
 from swiglu_kernels.ops.fp8 import hopper_fp8
 from swiglu_kernels.ops.fp8 import operation as fp8
 from swiglu_kernels.ops.fp8.products import splits_glu, why_not_sizes
@@ -17,7 +17,7 @@ from swiglu_kernels.runtime.backend import backend_for, capability_of
 from swiglu_kernels.runtime.checks import check_experts, check_glu, check_option
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.tiles import here
-from swiglu_kernels.tiles.rules import expert_tile_rows, fp8_glu_tile
+from swiglu_kernels.tiles.rules import fp8_glu_tile
 
 NAMES = {
     "hopper_forward": "hand-scheduled ping-pong for Hopper",
@@ -169,8 +169,7 @@ def explain_experts(
     multiplied = w_gate_up, w_down
     if in_fp8 and not trains:
         multiplied = fp8_experts.like_codes(x, *multiplied)
-    why = why_portable(index.numel(), as_matrix(x), *multiplied, activation, trains, in_fp8)
-    rows = expert_tile_rows(index.numel(), w_gate_up.shape[0], x.dtype) if why else hopper_experts.ROWS
+    backend, rows, why = experts_choice.kernels(index, as_matrix(x), multiplied, activation, trains, in_fp8)
     kernels = f"portable Triton ({why})" if why else "hand-scheduled for Hopper, on rows sorted by expert"
     kept = f"; {'x alone is' if recompute else 'gate and up are'} kept" if trains else ""
     again = "gate and up again; " if recompute else ""
@@ -182,7 +181,7 @@ def explain_experts(
             f"backward: {again}in {x.dtype}, d_gate and d_up by one launch; dX and dW by one launch each"
         )
     products = f"the routing and two grouped products, {kernels}, tiles of {rows} rows"
-    if portable_pairs.takes(index, why is not None, trains, in_fp8):
+    if backend == experts_choice.PAIRS:
         which = f"each of an expert with all {len(index)} tokens"
         if portable_gemv.takes(index, w_gate_up.shape[0]):
             which = "each of a token's expert with this token"

@@ -174,7 +174,7 @@ def patch_model(
         taken = [module for _, module, layout in candidates if layout is not None]
         taken += [module for _, module in experts if options.precision in fp8_experts.PRECISIONS]
         _check_fp8_devices(taken)
-    changed, left_alone, without_kernels = [], [], set()
+    changed, left_alone, without_kernels = [], [], set[str]()
     for path, module, layout in candidates:
         name = type(module).__name__
         reason = _why_not_layout(module) if layout is None else _why_not(module, layout, classes, options)
@@ -193,16 +193,22 @@ def patch_model(
             continue
         changed.append(Changed(path, name, f"{name}, {_implementation(module)}"))
         without_kernels |= _without_kernels(module)
+    notes = _notes(model, without_kernels, bool(candidates or experts))
+    return PatchReport(tuple(changed), tuple(left_alone), tuple(notes))
+
+
+def _notes(model: nn.Module, without_kernels: set[str], found: bool) -> list[str]:
+    """Say where nothing is gained, and that nothing was found."""
     notes = []
     if without_kernels:
         notes.append(
             f"nothing is gained on {', '.join(sorted(without_kernels))}: the backend there is torch, PyTorch's own "
             "operations; the kernels run on an NVIDIA GPU of compute capability 8.0 or newer, with Triton"
         )
-    if not candidates and not experts:
+    if not found:
         layouts = "; or ".join(", ".join(layout.projections) for layout in LAYOUTS)
         notes.append(f"no module of {type(model).__name__} has the projections of a gated MLP: {layouts}")
-    return PatchReport(tuple(changed), tuple(left_alone), tuple(notes))
+    return notes
 
 
 def _without_kernels(module: nn.Module) -> set[str]:

@@ -1,13 +1,15 @@
 """Which kernels a mixture of experts takes."""
 
+from typing import NamedTuple
+
 import torch
 
 from swiglu_kernels.hopper import shared
-from swiglu_kernels.ops.experts import hopper_experts
+from swiglu_kernels.ops.experts import hopper_experts, portable_pairs
 from swiglu_kernels.ops.experts.routing import capacity
 from swiglu_kernels.tiles import here
 from swiglu_kernels.tiles.candidates import KERNELS, Kernel, Problem
-from swiglu_kernels.tiles.rules import Tile, expert_tile, expert_weight_grad_tile
+from swiglu_kernels.tiles.rules import Tile, expert_tile, expert_tile_rows, expert_weight_grad_tile
 
 
 def _expert(at: Problem, aligned: bool) -> Tile:
@@ -49,3 +51,47 @@ def why_portable(
     least = hopper_experts.LEAST_ROWS[with_grad]
     few = f"an expert has fewer than {least} rows on average" if pairs < least * w_gate_up.shape[0] else None
     return why_not_hopper(x, w_gate_up, w_down, activation, in_fp8) or few
+
+
+PAIRS = "pairs"
+"""What "portable" is for few tokens and no gradients: no routing is made."""
+
+
+class Kernels(NamedTuple):
+    """Which kernels a mixture takes."""
+
+    backend: str
+    """"portable", "hopper" or PAIRS."""
+    tile_rows: int
+    """Of the routing."""
+    why: str | None
+    """Why not the hand-scheduled ones, or None."""
+
+
+def kernels(
+    index: torch.Tensor, x: torch.Tensor, weights: tuple[torch.Tensor, torch.Tensor], activation: str, with_grad: bool,
+    in_fp8: bool, backend: str | None = None,
+) -> Kernels:  # fmt: skip
+    """Choose the kernels of a mixture.
+
+    Args:
+        index: [T, k], the experts of each token.
+        x: [T, H].
+        weights: w_gate_up and w_down, or what lies in memory like their codes.
+        activation: of the gate.
+        with_grad: whether gradients will be computed.
+        in_fp8: whether the forward's products are.
+        backend: what was asked for. Raises ValueError where the hand-scheduled kernels were, and cannot run.
+    """
+    if backend is None:
+        why = why_portable(index.numel(), x, *weights, activation, with_grad, in_fp8)
+        backend = "portable" if why else "hopper"
+        if portable_pairs.takes(index, why is not None, with_grad, in_fp8):
+            backend = PAIRS
+    else:
+        why = why_not_hopper(x, *weights, activation, in_fp8) if backend == "hopper" else "asked for"
+        if backend == "hopper" and why:
+            raise ValueError(f"backend: expected 'portable' or None, got 'hopper': {why}")
+    by_hand = backend == "hopper"
+    rows = hopper_experts.ROWS if by_hand else expert_tile_rows(index.numel(), weights[0].shape[0], x.dtype)
+    return Kernels(backend, rows, why)

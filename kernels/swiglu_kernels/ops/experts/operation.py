@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
-from swiglu_kernels.ops.experts import definition, fp8_experts, hopper_experts, portable_experts, portable_pairs
-from swiglu_kernels.ops.experts.choice import why_not_hopper, why_portable
+from swiglu_kernels.ops.experts import choice, definition, fp8_experts, hopper_experts, portable_experts, portable_pairs
+from swiglu_kernels.ops.experts.choice import PAIRS
 from swiglu_kernels.ops.experts.portable_experts import row_dots, row_sums, slot_grads
 from swiglu_kernels.ops.experts.routing import Routing, combine, new_routing, route
 from swiglu_kernels.ops.fp8 import operation as fp8
@@ -41,12 +41,9 @@ from swiglu_kernels.runtime.operator import operator
 from swiglu_kernels.runtime.saved import call_and_keep, register, save
 from swiglu_kernels.runtime.shortcuts import plan, repeat
 from swiglu_kernels.runtime.shortcuts.series import Series
-from swiglu_kernels.tiles.rules import expert_tile_rows
 
 KERNELS: dict[str, ModuleType] = {"portable": portable_experts, "hopper": hopper_experts}
 """By what `backend` calls them; `routing.py` says what functions they have."""
-PAIRS = "pairs"
-"""What "portable" is for few tokens and no gradients: no routing is made."""
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """Of the six floating-point tensors."""
@@ -321,15 +318,9 @@ def _first_call(
     multiplied: tuple[torch.Tensor, torch.Tensor] = (gate_up, down)
     if in_fp8 and not with_grad:
         multiplied = fp8_experts.like_codes(rows, *multiplied)
-    if backend is None:
-        portable_because = why_portable(index.numel(), rows, *multiplied, activation, with_grad, in_fp8)
-        backend = "portable" if portable_because else "hopper"
-        if portable_pairs.takes(index, portable_because is not None, with_grad, in_fp8):
-            backend = PAIRS
-    elif backend == "hopper" and (reason := why_not_hopper(rows, *multiplied, activation, in_fp8)):
-        raise ValueError(f"backend: expected 'portable' or None, got 'hopper': {reason}")
-    by_hand = backend == "hopper"
-    tile_rows = hopper_experts.ROWS if by_hand else expert_tile_rows(index.numel(), gate_up.shape[0], x.dtype)
+    backend, tile_rows, _ = choice.kernels(
+        index, rows, multiplied, activation, with_grad, in_fp8, backend
+    )  # fmt: skip
     keep = with_grad and not recompute
     operands = (rows, gate_up, down, weights, b_gate_up, b_down, index.contiguous(), s_gate_up, s_down)
     keep_y = in_fp8 and keep and weights.requires_grad
