@@ -68,7 +68,7 @@ class Kernels(NamedTuple):
     """Why not the hand-scheduled ones, or None."""
 
 
-def kernels(
+def kernels_for(
     index: torch.Tensor, x: torch.Tensor, weights: tuple[torch.Tensor, torch.Tensor], activation: str, with_grad: bool,
     in_fp8: bool, backend: str | None = None,
 ) -> Kernels:  # fmt: skip

@@ -318,7 +318,7 @@ def _first_call(
     multiplied: tuple[torch.Tensor, torch.Tensor] = (gate_up, down)
     if in_fp8 and not with_grad:
         multiplied = fp8_experts.like_codes(rows, *multiplied)
-    backend, tile_rows, _ = choice.kernels(
+    backend, tile_rows, _ = choice.kernels_for(
         index, rows, multiplied, activation, with_grad, in_fp8, backend
     )  # fmt: skip
     keep = with_grad and not recompute

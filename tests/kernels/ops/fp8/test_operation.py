@@ -17,8 +17,8 @@ from swiglu_kernels import (
     swiglu_glu_fp8,
     swiglu_mlp_fp8,
 )
+from swiglu_kernels.ops.fp8 import choice, products
 from swiglu_kernels.ops.fp8 import operation as fp8
-from swiglu_kernels.ops.fp8 import products
 from swiglu_kernels.ops.gate.formula import PLAIN
 from swiglu_kernels.reference import RECIPES
 from swiglu_kernels.runtime.backend import backend_for
@@ -121,9 +121,9 @@ def by_plain_products(monkeypatch):
         first, second = (value(*one) if one.scales.dim() == 2 else reference.dequantise(*one) for one in (a, b))
         out.copy_(first @ second.t())
 
-    monkeypatch.setattr(products, "_by_hand", lambda *_: False)
-    monkeypatch.setattr(products, "why_not_by_torch", lambda *_: None)
-    monkeypatch.setattr(products, "TORCH_FROM", 1)
+    monkeypatch.setattr(choice.hopper_fp8, "why_not", lambda *_: "PyTorch's products are asked for")
+    monkeypatch.setattr(choice, "why_not_by_torch", lambda *_: None)
+    monkeypatch.setattr(choice, "TORCH_FROM", 1)
     monkeypatch.setattr(products, "_multiply", multiply)
 
 
