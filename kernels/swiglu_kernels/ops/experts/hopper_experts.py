@@ -219,6 +219,10 @@ if GLUON_MISSING is None:
         a_ring._keep_alive()  # where rows are copied its address alone is used, and Triton would put others into it
 
 
+Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int]
+"""starts, counts, pair and slots of a routing, for rows that are copied from the tokens; 0 slots: they are sorted."""
+
+
 def why_not(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str) -> str | None:
     """Say why a layer's products cannot take this path on a Hopper GPU, or return None where they can.
 
@@ -278,19 +282,20 @@ def block_descriptor(
 
 def _launch(
     form: str, a: torch.Tensor, b: torch.Tensor, outs: Mapping[str, torch.Tensor | None],
-    routing: tuple[torch.Tensor, torch.Tensor], columns: int, sizes: tuple[int, int, int], formula: Formula = PLAIN,
-    interleaved: bool = False, group: int = GROUP, stages: int = STAGES, slots: int = 0,
+    routed: Routed, columns: int, sizes: tuple[int, int, int], formula: Formula = PLAIN, interleaved: bool = False,
 ) -> Launch:  # fmt: skip
-    starts, counts = routing
+    starts, counts, pair, slots = routed
     M, N, K = sizes
     backward, weights = form == "gate_backward", form == "weights"
+    stages = BACKWARD_STAGES if backward else STAGES
     both = BLOCK if backward and interleaved else PART
     tall = None
     if columns == WIDE and (form == "rows" or (form == "gate_up" and not interleaved and formula == PLAIN)):
         tall = tall_columns(N, *(WIDE, TALL_COLUMNS) if form == "rows" else (WIDE // 2, TALL_COLUMNS // 2))
-    named: dict[str, Any] = dict.fromkeys(
-        ("ones", "pre", "bias", "sums", "weighted_h", "pair", "weights", "dots")
-    ) | dict(outs)
+    named: dict[str, Any] = dict.fromkeys(("ones", "pre", "bias", "sums", "weighted_h", "weights", "dots")) | {
+        "pair": pair,
+        **outs,
+    }
     for name in ("out", "pre"):
         wanted = tall is not None and named[name] is not None
         named[f"tall_{name}"] = block_descriptor(named[name], PART, BLOCK) if wanted else None
@@ -312,7 +317,7 @@ def _launch(
     programs = multiprocessors(a.device)
     width = columns // 2 if form == "gate_up" else columns
     experts = counts.shape[0]
-    P = named["pair"].shape[0] if slots else a.shape[0]
+    P = pair.shape[0] if slots and pair is not None else a.shape[0]
     tokens = a if slots else None
     most = experts * -(-M // ROWS) if weights else P // ROWS
     numbers = formula.arguments()
@@ -334,7 +339,7 @@ def _launch(
             "token_pieces": 0 if tokens is None else tokens.stride(0) // PIECE,
         }
         | {name: numbers[name] for name in ("alpha", "limit", "up_offset", "FORMULA")}
-        | {"COLUMNS": columns, "TALL": tall, "STAGES": stages, "GROUP": group, "FORM": form, "B_ACROSS": across}
+        | {"COLUMNS": columns, "TALL": tall, "STAGES": stages, "GROUP": GROUP, "FORM": form, "B_ACROSS": across}
         | {"INTERLEAVED": interleaved, "EXPERTS": max(32, triton.next_power_of_2(experts))}
         | {"SLOTS": slots},
         num_warps=CONSUMER_WARPS,
@@ -344,9 +349,8 @@ def _launch(
 
 
 def gate_up_launch(
-    x: torch.Tensor, w_gate_up: torch.Tensor, h: torch.Tensor, pre: torch.Tensor | None, starts: torch.Tensor,
-    counts: torch.Tensor, bias: torch.Tensor | None = None, formula: Formula = PLAIN, interleaved: bool = False,
-    pair: torch.Tensor | None = None, slots: int = 0, group: int = GROUP,
+    x: torch.Tensor, w_gate_up: torch.Tensor, h: torch.Tensor, pre: torch.Tensor | None, routed: Routed,
+    bias: torch.Tensor | None = None, formula: Formula = PLAIN, interleaved: bool = False,
 ) -> Launch:  # fmt: skip
     """Describe the launch that writes h, and gate and up where they are kept.
 
@@ -355,24 +359,21 @@ def gate_up_launch(
         w_gate_up: [E, 2 N, K], either of the last two dimensions contiguous.
         h: [P, N], written.
         pre: [P, 2 N], written, in the order of w_gate_up's rows; None: not wanted.
-        starts, counts: of the routing.
+        routed: of the routing.
         bias: [E, 2 N] or None.
         formula: the gate.
         interleaved: rows of w_gate_up are gate and up in turn, not first all of gate and then all of up.
-        pair, slots: of the routing, for rows that are copied from the tokens; 0: they are sorted.
     """
     across = w_gate_up.stride(2) != 1
-    outs = {"out": h, "pre": pre, "bias": bias, "pair": pair}
+    outs = {"out": h, "pre": pre, "bias": bias}
     columns = NARROW if across and not interleaved else WIDE
     sizes = 0, h.shape[1], x.shape[1]
-    return _launch(
-        "gate_up", x, w_gate_up, outs, (starts, counts), columns, sizes, formula, interleaved, group, slots=slots
-    )
+    return _launch("gate_up", x, w_gate_up, outs, routed, columns, sizes, formula, interleaved)
 
 
 def rows_launch(
     a: torch.Tensor, w: torch.Tensor, out: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor,
-    bias: torch.Tensor | None = None, columns: int = WIDE, group: int = GROUP,
+    bias: torch.Tensor | None = None,
 ) -> Launch:  # fmt: skip
     """Describe the launch that writes each row's product with its expert's weights.
 
@@ -384,13 +385,13 @@ def rows_launch(
         bias: [E, N] or None.
     """
     sizes = 0, out.shape[1], a.shape[1]
-    return _launch("rows", a, w, {"out": out, "bias": bias}, (starts, counts), columns, sizes, group=group)
+    return _launch("rows", a, w, {"out": out, "bias": bias}, (starts, counts, None, 0), WIDE, sizes)
 
 
 def gate_backward_launch(
-    dy: torch.Tensor, w_down: torch.Tensor, pre: torch.Tensor, weights: torch.Tensor, d_pre: torch.Tensor,
-    weighted_h: torch.Tensor, dots: torch.Tensor, pair: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor,
-    formula: Formula = PLAIN, interleaved: bool = False, slots: int = 0, group: int = GROUP,
+    dy: torch.Tensor, w_down: torch.Tensor, pre: torch.Tensor, weights: torch.Tensor,
+    made: tuple[torch.Tensor, torch.Tensor, torch.Tensor], routed: Routed, formula: Formula = PLAIN,
+    interleaved: bool = False,
 ) -> Launch:  # fmt: skip
     """Describe the launch that makes d_pre, weight * h and dots from dy.
 
@@ -399,26 +400,20 @@ def gate_backward_launch(
         w_down: [E, N, K] as dy is multiplied: the transpose of what the forward multiplies by.
         pre: [P, 2 N], as `gate_up_launch` wrote it.
         weights: [T, k], contiguous, the routing weights.
-        d_pre: [P, 2 N], written; it may be pre itself.
-        weighted_h: [P, N], written.
-        dots: [ceil(N / WIDE), P], fp32, written: sums over the first axis are the routing weights' gradients.
-        pair: [P], the position in `weights` of a row, -1 for none.
-        starts, counts: of the routing.
+        made: what is written. d_pre [P, 2 N], which may be pre itself, weighted_h [P, N], and dots [ceil(N / WIDE), P],
+            fp32, whose sums over the first axis are the routing weights' gradients.
+        routed: of the routing, with its pairs.
         formula, interleaved: as in the forward.
-        slots: as for `gate_up_launch`.
     """
-    outs = {"out": d_pre, "pre": pre, "weighted_h": weighted_h, "pair": pair, "weights": weights, "dots": dots}
+    d_pre, weighted_h, dots = made
+    outs = {"out": d_pre, "pre": pre, "weighted_h": weighted_h, "weights": weights, "dots": dots}
     sizes = 0, weighted_h.shape[1], dy.shape[1]
-    return _launch(
-        "gate_backward", dy, w_down, outs, (starts, counts), WIDE, sizes, formula, interleaved, group,
-        BACKWARD_STAGES, slots,
-    )  # fmt: skip
+    return _launch("gate_backward", dy, w_down, outs, routed, WIDE, sizes, formula, interleaved)
 
 
 def weights_launch(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor,
-    pair: torch.Tensor | None = None, slots: int = 0, sums: torch.Tensor | None = None,
-    ones: torch.Tensor | None = None, columns: int = WIDE, group: int = GROUP,
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, routed: Routed, sums: torch.Tensor | None = None,
+    ones: torch.Tensor | None = None,
 ) -> Launch:  # fmt: skip
     """Describe the launch that writes a^T b of each expert's rows.
 
@@ -426,15 +421,13 @@ def weights_launch(
         a: [P, M], sorted rows, or with slots [T, M], the tokens.
         b: [P, N], sorted rows.
         out: [E, M, N], one of the last two dimensions contiguous, written; zero for an expert without rows.
-        starts, counts: of the routing.
-        pair, slots: as for `gate_up_launch`.
+        routed: of the routing.
         sums: [E, N], written: sums of b over each expert's rows; only where `has_room_for_sums` says so of M. None:
             not wanted.
         ones: [BLOCK, BLOCK], of ones, with sums; they are b's product with them, in place of rows of a^T behind M.
     """
     sizes = out.shape[1], out.shape[2], a.shape[0]
-    outs = {"out": out, "pair": pair, "sums": sums, "ones": ones}
-    return _launch("weights", a, b, outs, (starts, counts), columns, sizes, group=group, slots=slots)
+    return _launch("weights", a, b, {"out": out, "sums": sums, "ones": ones}, routed, WIDE, sizes)
 
 
 def has_room_for_sums(rows: int) -> bool:
@@ -473,10 +466,8 @@ def gate_up(
     h = x.new_empty((rows, both // 2))
     pre = x.new_empty((rows, both)) if store_pre else None
     x, slots = _rows_of(x, routing)
-    run(
-        gate_up_launch, x, aligned(w_gate_up), h, pre, routing.starts, routing.counts, dense(bias), formula,
-        interleaved, routing.pair, slots,
-    )  # fmt: skip
+    routed = routing.starts, routing.counts, routing.pair, slots
+    run(gate_up_launch, x, aligned(w_gate_up), h, pre, routed, dense(bias), formula, interleaved)
     return h if store_h else None, pre
 
 
@@ -497,10 +488,8 @@ def down_backward(
     wh = pre.new_empty((pre.shape[0], columns))
     dots = pre.new_empty((-(-columns // WIDE), pre.shape[0]), dtype=torch.float32)
     dy, slots = _rows_of(dy, routing)
-    run(
-        gate_backward_launch, dy, aligned(w_down).mT, pre, weights.contiguous(), d_pre, wh, dots, routing.pair,
-        routing.starts, routing.counts, formula, interleaved, slots,
-    )  # fmt: skip
+    routed, made = (routing.starts, routing.counts, routing.pair, slots), (d_pre, wh, dots)
+    run(gate_backward_launch, dy, aligned(w_down).mT, pre, weights.contiguous(), made, routed, formula, interleaved)
     return d_pre, wh if wants_wh else None, dots
 
 
@@ -524,10 +513,8 @@ def weight_grad(
     if with_sums and not of_tokens and has_room_for_sums(target.shape[1]):
         sums, ones = a.new_empty(out.shape[:2]), a.new_empty((BLOCK, BLOCK))
         apply(_fill, ones)
-    run(
-        weights_launch, left, right, target, routing.starts, routing.counts, routing.pair if slots else None, slots,
-        sums, ones,
-    )  # fmt: skip
+    routed = routing.starts, routing.counts, routing.pair if slots else None, slots
+    run(weights_launch, left, right, target, routed, sums, ones)
     return out, sums
 
 

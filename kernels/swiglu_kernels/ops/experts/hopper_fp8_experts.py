@@ -17,7 +17,17 @@ import torch
 from swiglu_kernels.hopper import buffers
 from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING
 from swiglu_kernels.ops.experts.hopper_epilogue import BLOCK, BUFFERS, PART
-from swiglu_kernels.ops.experts.hopper_experts import GROUP, ROWS, STAGES, WIDE, aligned, block_descriptor, dense, flat
+from swiglu_kernels.ops.experts.hopper_experts import (
+    GROUP,
+    ROWS,
+    STAGES,
+    WIDE,
+    Routed,
+    aligned,
+    block_descriptor,
+    dense,
+    flat,
+)
 from swiglu_kernels.ops.experts.routing import Routing, gather
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.runtime.backend import multiprocessors, triton
@@ -132,10 +142,10 @@ if GLUON_MISSING is None:
 
 
 def _launch(
-    form: str, a: Codes, w: Codes, outs: dict[str, torch.Tensor | None], routing: tuple[torch.Tensor, torch.Tensor],
-    pair: torch.Tensor | None, slots: int, columns: int, formula: Formula = PLAIN, interleaved: bool = False,
+    form: str, a: Codes, w: Codes, outs: dict[str, torch.Tensor | None], routed: Routed, columns: int,
+    formula: Formula = PLAIN, interleaved: bool = False,
 ) -> Launch:  # fmt: skip
-    (pairs, a_scales), (of_weights, w_scales), (starts, counts) = a, w, routing
+    (pairs, a_scales), (of_weights, w_scales), (starts, counts, pair, slots) = a, w, routed
     *matrix, each, _ = flat(of_weights)
     rest = form == "gate_up" and not interleaved
     named: dict[str, Any] = dict.fromkeys(("pre", "bias")) | outs
@@ -164,9 +174,8 @@ def _launch(
 
 
 def gate_up_launch(
-    x: Codes, w_gate_up: Codes, h: torch.Tensor, pre: torch.Tensor | None, starts: torch.Tensor, counts: torch.Tensor,
-    pair: torch.Tensor, slots: int, bias: torch.Tensor | None = None, formula: Formula = PLAIN,
-    interleaved: bool = False,
+    x: Codes, w_gate_up: Codes, h: torch.Tensor, pre: torch.Tensor | None, routed: Routed,
+    bias: torch.Tensor | None = None, formula: Formula = PLAIN, interleaved: bool = False,
 ) -> Launch:  # fmt: skip
     """Describe the launch that writes h, and gate and up where they are kept.
 
@@ -175,15 +184,13 @@ def gate_up_launch(
         w_gate_up: [E, 2 N, K / 2] and [E, 2 N], contiguous.
         h: [P, N], written.
         pre: [P, 2 N], written, in the order of w_gate_up's rows; None: not wanted.
-        starts, counts, pair, slots: of the routing.
+        routed: of the routing.
         bias: [E, 2 N], contiguous, or None.
         formula: the gate.
         interleaved: rows of w_gate_up are gate and up in turn, not first all of gate and then all of up.
     """
     outs = {"out": h, "pre": pre, "bias": bias}
-    return _launch(
-        "gate_up", x, w_gate_up, outs, (starts, counts), pair, slots, h.shape[1], formula, interleaved
-    )  # fmt: skip
+    return _launch("gate_up", x, w_gate_up, outs, routed, h.shape[1], formula, interleaved)
 
 
 def rows_launch(
@@ -198,7 +205,7 @@ def rows_launch(
         starts, counts: of the routing.
         bias: [E, N], contiguous, or None.
     """
-    return _launch("rows", a, w, {"out": out, "bias": bias}, (starts, counts), None, 1, out.shape[1])
+    return _launch("rows", a, w, {"out": out, "bias": bias}, (starts, counts, None, 1), out.shape[1])
 
 
 def gate_up_of_codes(
@@ -210,10 +217,9 @@ def gate_up_of_codes(
     pairs = gather(x[0].view(dtype), routing)
     h = pairs.new_empty((rows, both // 2))
     pre = pairs.new_empty((rows, both)) if store_pre else None
-    run(
-        gate_up_launch, (pairs, x[1]), (aligned(w_gate_up[0].view(dtype)), w_gate_up[1]), h, pre, routing.starts,
-        routing.counts, routing.pair, routing.slots, dense(bias), formula, interleaved,
-    )  # fmt: skip
+    weights = aligned(w_gate_up[0].view(dtype)), w_gate_up[1]
+    routed = routing.starts, routing.counts, routing.pair, routing.slots
+    run(gate_up_launch, (pairs, x[1]), weights, h, pre, routed, dense(bias), formula, interleaved)
     return h if store_h else None, pre
 
 

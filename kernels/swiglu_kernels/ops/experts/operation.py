@@ -84,7 +84,8 @@ def _experts(
         return out.zero_(), *others  # type: ignore[return-value]
     formula = formula_of(gate_numbers)
     if backend == PAIRS:
-        out = portable_pairs.forward(x, w_gate_up, w_down, weights, b_gate_up, b_down, index, formula, interleaved)
+        operands = x, w_gate_up, w_down, weights, b_gate_up, b_down, index
+        out = portable_pairs.forward(operands, formula, interleaved)
         return out, *_outputs(x[:0], w_gate_up, w_down, index, tile_rows, keep, keep_y)[1:]
     routing = route(index, w_gate_up.shape[0], tile_rows)
     if precision != "bf16":

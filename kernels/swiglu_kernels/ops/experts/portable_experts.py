@@ -16,6 +16,7 @@ are mapped to these rows when the weights are read.
     d_x[token] = sum over slots of d_pre w_gate_up,   d_w_gate_up = d_pre^T x,   d_w_down = dy^T wh
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -446,8 +447,8 @@ def _tile_for(
 
 
 def gate_up_launch(
-    x: torch.Tensor, w_gate_up: torch.Tensor, h: torch.Tensor | None, pre: torch.Tensor | None, pair: torch.Tensor,
-    tile_expert: torch.Tensor, bias: torch.Tensor | None, slots: int, formula: Formula, interleaved: bool,
+    x: torch.Tensor, w_gate_up: torch.Tensor, outs: tuple[torch.Tensor | None, torch.Tensor | None],
+    routing: Sequence[Any], bias: torch.Tensor | None, formula: Formula, interleaved: bool,
     capability: Capability | None = None, scales: Scales = NO_SCALES,
 ) -> Launch:  # fmt: skip
     """Describe the launch that writes h [P, I] and pre [P, 2I], contiguous, or one of them.
@@ -455,17 +456,15 @@ def gate_up_launch(
     Args:
         x: [T, H] or [P, H], any strides.
         w_gate_up: [E, 2I, H], any strides.
-        h: None: not wanted.
-        pre: None: not wanted.
-        pair: of the routing, as tile_expert and slots.
-        tile_expert: as pair.
+        outs: h and pre, written; None: not wanted.
+        routing: a `Routing`, or what is in it.
         bias: [E, 2I], any strides, or None.
-        slots: as pair.
         formula: the gate.
         interleaved: rows of w_gate_up are gate, up, gate, up, ...; else the gate's come first.
         capability: of the GPU to choose the tile for; None for that of the tensors' device.
         scales: of x and w_gate_up, where these are codes.
     """
+    (h, pre), (pair, _, tile_expert, _, _, slots, _) = outs, routing
     N = w_gate_up.shape[1] // 2
     tile = _tile_for("experts-gate-up", w_gate_up.shape[2], N, pair, tile_expert, capability, x, w_gate_up)
     columns = tile.columns // 2
@@ -511,9 +510,9 @@ def rows_launch(
 
 
 def down_backward_launch(
-    dy: torch.Tensor, w: torch.Tensor, pre: torch.Tensor, weights: torch.Tensor, d_pre: torch.Tensor,
-    wh: torch.Tensor | None, dots: torch.Tensor, pair: torch.Tensor, tile_expert: torch.Tensor, slots: int,
-    formula: Formula, interleaved: bool, capability: Capability | None = None,
+    dy: torch.Tensor, w: torch.Tensor, pre: torch.Tensor, weights: torch.Tensor,
+    outs: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor], routing: Sequence[Any], formula: Formula,
+    interleaved: bool, capability: Capability | None = None,
 ) -> Launch:  # fmt: skip
     """Describe the launch that turns dy into d_pre, wh and dots.
 
@@ -522,16 +521,14 @@ def down_backward_launch(
         w: w_down as [E, I, H], any strides.
         pre: [P, 2I], contiguous.
         weights: [T, k], any strides and dtype.
-        d_pre: [P, 2I], contiguous, written; it may be pre.
-        wh: [P, I], contiguous, written; None: not wanted.
-        dots: [`dots_parts`, P], contiguous, written.
-        pair: of the routing, as tile_expert and slots.
-        tile_expert: as pair.
-        slots: as pair.
+        outs: d_pre [P, 2I], which may be pre, wh [P, I], or None where it is not wanted, and dots [`dots_parts`, P];
+            contiguous, written.
+        routing: a `Routing`, or what is in it.
         formula: the gate.
         interleaved: as for `gate_up_launch`.
         capability: of the GPU to choose the tile for; None for that of the tensors' device.
     """
+    (d_pre, wh, dots), (pair, _, tile_expert, _, _, slots, _) = outs, routing
     N = w.shape[1]
     tile = _tile_for("experts-hidden-grad", w.shape[2], N, pair, tile_expert, capability, dy, w)
     columns = tile.columns // 2
@@ -560,22 +557,18 @@ def dots_parts(dy: torch.Tensor, w: torch.Tensor, routing: Routing, capability: 
 
 
 def weight_grad_launch(
-    a: torch.Tensor, b: torch.Tensor, d_w: torch.Tensor, pair: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor,
-    slots: int, tile_rows: int, capability: Capability | None = None,
-) -> Launch:  # fmt: skip
+    a: torch.Tensor, b: torch.Tensor, d_w: torch.Tensor, routing: Sequence[Any], capability: Capability | None = None
+) -> Launch:
     """Describe the launch that writes d_w [E, M, N], any strides: the sums of a^T b over each expert's rows.
 
     Args:
         a: [P, M] or [T, M], any strides.
         b: [P, N] or [T, N], any strides.
         d_w: written, zeros for an expert without rows.
-        pair: of the routing, as starts, counts, slots and tile_rows.
-        starts: as pair.
-        counts: as pair.
-        slots: as pair.
-        tile_rows: as pair.
+        routing: a `Routing`, or what is in it.
         capability: of the GPU to choose the tile for; None for that of the tensors' device.
     """
+    pair, _, _, starts, counts, slots, tile_rows = routing
     experts, M, N = d_w.shape
     aligned, of_tokens = vectorises(a, b, d_w), a.shape[0] < pair.shape[0]
     # Of w_down the rows of a are those of tokens, and N is the intermediate size; of w_gate_up M is gate and up.
@@ -602,11 +595,9 @@ def weight_grad_launch(
     )  # fmt: skip
 
 
-def row_sums_launch(
-    a: torch.Tensor, weights: torch.Tensor | None, out: torch.Tensor, pair: torch.Tensor, starts: torch.Tensor,
-    counts: torch.Tensor, slots: int,
-) -> Launch:  # fmt: skip
+def row_sums_launch(a: torch.Tensor, weights: torch.Tensor | None, out: torch.Tensor, routing: Sequence[Any]) -> Launch:
     """Describe the launch that writes out [E, N], contiguous: sums of a [P or T, N] over each expert's rows."""
+    pair, _, _, starts, counts, slots, _ = routing
     (experts, N), block = out.shape, 64
     return Launch(
         kernel=_row_sums_kernel,
@@ -624,9 +615,8 @@ def row_sums_launch(
 
 
 def slot_grads_launch(
-    dots: torch.Tensor, dy: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, row: torch.Tensor,
-    tile_expert: torch.Tensor, slots: int,
-) -> Launch:  # fmt: skip
+    dots: torch.Tensor, dy: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, routing: Sequence[Any]
+) -> Launch:
     """Describe the launch that writes the gradient of the routing weights, out [T, k], contiguous.
 
     Args:
@@ -634,10 +624,9 @@ def slot_grads_launch(
         dy: [T, H], any strides.
         bias: of w_down, [E, H], any strides, or None.
         out: written, zeros for pairs without a row.
-        row: of the routing, as tile_expert and slots.
-        tile_expert: as row.
-        slots: as row.
+        routing: a `Routing`, or what is in it.
     """
+    _, row, tile_expert, _, _, slots, _ = routing
     pairs, block = row.shape[0], 16
     return Launch(
         kernel=_slot_grads_kernel,
@@ -654,13 +643,12 @@ def slot_grads_launch(
     )  # fmt: skip
 
 
-def row_dots_launch(
-    dy: torch.Tensor, y: torch.Tensor, dots: torch.Tensor, pair: torch.Tensor, starts: torch.Tensor, slots: int
-) -> Launch:
+def row_dots_launch(dy: torch.Tensor, y: torch.Tensor, dots: torch.Tensor, routing: Sequence[Any]) -> Launch:
     """Describe the launch that writes dots [1, P], contiguous, from dy [T, H], any strides, and y [P, H], contiguous.
 
-    `pair`, `starts` and `slots` are of the routing; dots of rows behind the last in use are not written.
+    Dots of rows behind the last in use are not written.
     """
+    pair, _, _, starts, _, slots, _ = routing
     return Launch(
         kernel=_row_dots_kernel,
         grid=(y.shape[0],),
@@ -687,10 +675,7 @@ def gate_up(
     rows, both = routing.pair.shape[0], w_gate_up.shape[1]
     h = x.new_empty((rows, both // 2)) if store_h else None
     pre = x.new_empty((rows, both)) if store_pre else None
-    run(
-        gate_up_launch, x, w_gate_up, h, pre, routing.pair, routing.tile_expert, bias, routing.slots, formula,
-        interleaved,
-    )  # fmt: skip
+    run(gate_up_launch, x, w_gate_up, (h, pre), routing, bias, formula, interleaved)
     return h, pre
 
 
@@ -703,8 +688,8 @@ def gate_up_of_codes(
     h = x.codes.new_empty((rows, both // 2), dtype=dtype) if store_h else None
     pre = x.codes.new_empty((rows, both), dtype=dtype) if store_pre else None
     run(
-        gate_up_launch, x.codes, w_gate_up.codes, h, pre, routing.pair, routing.tile_expert, bias, routing.slots,
-        formula, interleaved, None, (x.scales, w_gate_up.scales),
+        gate_up_launch, x.codes, w_gate_up.codes, (h, pre), routing, bias, formula, interleaved, None,
+        (x.scales, w_gate_up.scales),
     )  # fmt: skip
     return h, pre
 
@@ -724,7 +709,7 @@ def down_of_codes(
 def row_dots(dy: torch.Tensor, y: torch.Tensor, routing: Routing) -> torch.Tensor:
     """Return dots [1, P], fp32, from dy [T, H] and y [P, H]: those of rows in use."""
     dots = y.new_empty((1, y.shape[0]), dtype=torch.float32)
-    run(row_dots_launch, dy, y, dots, routing.pair, routing.starts, routing.slots)
+    run(row_dots_launch, dy, y, dots, routing)
     return dots
 
 
@@ -755,10 +740,7 @@ def down_backward(
     d_pre = pre if in_place else torch.empty_like(pre)
     wh = pre.new_empty((pre.shape[0], w.shape[1])) if wants_wh else None
     dots = pre.new_empty((dots_parts(dy, w, routing), pre.shape[0]), dtype=torch.float32)
-    run(
-        down_backward_launch, dy, w, pre, weights, d_pre, wh, dots, routing.pair, routing.tile_expert, routing.slots,
-        formula, interleaved,
-    )  # fmt: skip
+    run(down_backward_launch, dy, w, pre, weights, (d_pre, wh, dots), routing, formula, interleaved)
     return d_pre, wh, dots
 
 
@@ -767,14 +749,14 @@ def weight_grad(
 ) -> tuple[torch.Tensor, None]:
     """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`, and never the sums of a."""
     d_w = torch.empty_like(like)
-    run(weight_grad_launch, a, b, d_w, routing.pair, routing.starts, routing.counts, routing.slots, routing.tile_rows)
+    run(weight_grad_launch, a, b, d_w, routing)
     return d_w, None
 
 
 def row_sums(a: torch.Tensor, weights: torch.Tensor | None, routing: Routing, experts: int) -> torch.Tensor:
     """Return the fp32 sums over each expert's rows of a [P or T, N], or of weights [T, k] times a: [E, N], rounded."""
     out = a.new_empty((experts, a.shape[1]))
-    run(row_sums_launch, a, weights, out, routing.pair, routing.starts, routing.counts, routing.slots)
+    run(row_sums_launch, a, weights, out, routing)
     return out
 
 
@@ -783,5 +765,5 @@ def slot_grads(
 ) -> torch.Tensor:
     """Return the gradient of the routing weights, [T, k], from the dots of any set of kernels and dy [T, H]."""
     out = dots.new_empty((dy.shape[0], routing.slots), dtype=dtype)
-    run(slot_grads_launch, dots, dy, bias, out, routing.row, routing.tile_expert, routing.slots)
+    run(slot_grads_launch, dots, dy, bias, out, routing)
     return out

@@ -8,6 +8,8 @@ registers. The second begins while the first runs, and the weights of its first 
 for h.
 """
 
+from typing import Any
+
 import torch
 
 from swiglu_kernels.ops.experts.portable_experts import bias_arguments, both_columns, even_and_odd, weight_arguments
@@ -140,11 +142,11 @@ def _down_kernel(
 
 
 def forward_launch(
-    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, weights: torch.Tensor,
-    b_gate_up: torch.Tensor | None, b_down: torch.Tensor | None, index: torch.Tensor, h: torch.Tensor,
-    out: torch.Tensor, formula: Formula, interleaved: bool, capability: Capability | None = None,
+    operands: tuple[Any, ...], h: torch.Tensor, out: torch.Tensor, formula: Formula, interleaved: bool,
+    capability: Capability | None = None,
 ) -> Launch:  # fmt: skip
     """Describe the launches that write out; arguments as of `pairs.forward_launch`, which has y as well."""
+    x, w_gate_up, w_down, weights, b_gate_up, b_down, index = operands
     (tokens, slots), early = index.shape, starts_early(capability or capability_of(x.device))
     intermediate, hidden, parts = h.shape[1], out.shape[1], triton.cdiv(h.shape[1], DEPTH)
     shared = {"index_ptr": index, "experts": w_gate_up.shape[0], "SLOTS": slots, "EARLY": early}

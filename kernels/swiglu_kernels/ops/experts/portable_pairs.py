@@ -7,6 +7,8 @@ which begins while the one ahead runs: what is older than that, the index and th
 third read before they wait for its end. One token, or few of many experts, are for `portable_gemv.py`.
 """
 
+from typing import Any
+
 import torch
 
 from swiglu_kernels.ops.experts import portable_gemv
@@ -143,20 +145,15 @@ def _weighted_sum_kernel(
 
 
 def forward_launch(
-    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, weights: torch.Tensor,
-    b_gate_up: torch.Tensor | None, b_down: torch.Tensor | None, index: torch.Tensor, h: torch.Tensor, y: torch.Tensor,
-    out: torch.Tensor, formula: Formula, interleaved: bool, capability: Capability | None = None,
+    operands: tuple[Any, ...], h: torch.Tensor, y: torch.Tensor, out: torch.Tensor, formula: Formula,
+    interleaved: bool, capability: Capability | None = None,
 ) -> Launch:  # fmt: skip
     """Describe the launches that write out, of up to MOST_TOKENS tokens.
 
     Args:
-        x: [T, H], any strides.
-        w_gate_up: [E, 2I, H], any strides.
-        w_down: [E, H_out, I], any strides.
-        weights: [T, k], any strides.
-        b_gate_up: [E, 2I], any strides, or None.
-        b_down: [E, H_out], any strides, or None.
-        index: [T, k], contiguous; what names no expert counts for nothing.
+        operands: x [T, H], w_gate_up [E, 2I, H], w_down [E, H_out, I], weights [T, k], b_gate_up [E, 2I] or None and
+            b_down [E, H_out] or None, all of any strides; index [T, k], contiguous: what names no expert counts for
+            nothing.
         h: [T k, I], contiguous, written.
         y: [T k, H_out], contiguous, written.
         out: [T, H_out], contiguous, written.
@@ -164,6 +161,7 @@ def forward_launch(
         interleaved: rows of w_gate_up are gate, up, gate, up, ...; else the gate's come first.
         capability: of the GPU to choose the tile for; None for that of the tensors' device.
     """
+    x, w_gate_up, w_down, weights, b_gate_up, b_down, index = operands
     experts, pairs, capability = w_gate_up.shape[0], index.numel(), capability or capability_of(x.device)
     intermediate, hidden = h.shape[1], y.shape[1]
     (tokens, slots), rows = index.shape, max(16, triton.next_power_of_2(index.shape[0]))
@@ -208,17 +206,13 @@ def forward_launch(
     )
 
 
-def forward(
-    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, weights: torch.Tensor,
-    b_gate_up: torch.Tensor | None, b_down: torch.Tensor | None, index: torch.Tensor, formula: Formula,
-    interleaved: bool,
-) -> torch.Tensor:  # fmt: skip
+def forward(operands: tuple[Any, ...], formula: Formula, interleaved: bool) -> torch.Tensor:
     """Return out [T, H_out]; arguments as of `forward_launch`."""
-    operands = x, w_gate_up, w_down, weights, b_gate_up, b_down, index
+    x, w_gate_up, w_down, _, _, _, index = operands
     h, out = x.new_empty((index.numel(), w_gate_up.shape[1] // 2)), x.new_empty((x.shape[0], w_down.shape[1]))
     if portable_gemv.takes(index, w_gate_up.shape[0]):
-        run(portable_gemv.forward_launch, *operands, h, out, formula, interleaved)
+        run(portable_gemv.forward_launch, operands, h, out, formula, interleaved)
     else:
         y = x.new_empty((index.numel(), w_down.shape[1]))
-        run(forward_launch, *operands, h, y, out, formula, interleaved)
+        run(forward_launch, operands, h, y, out, formula, interleaved)
     return out
