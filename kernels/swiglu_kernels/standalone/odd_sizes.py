@@ -23,7 +23,7 @@ import torch
 
 from swiglu_kernels import reference
 from swiglu_kernels.hopper import admission, shared
-from swiglu_kernels.ops.experts import portable_pairs
+from swiglu_kernels.ops.experts.choice import MOST_TOKENS
 from swiglu_kernels.ops.experts.operation import swiglu_experts
 from swiglu_kernels.ops.fp8 import hopper_fp8
 from swiglu_kernels.ops.fp8.operation import why_not as why_no_fp8
@@ -255,7 +255,7 @@ def _experts(
     exact, eager = run(reference.swiglu_experts, torch.float64), run(reference.swiglu_experts, dtype)
     found = run(swiglu_experts, dtype, device, backend=backend)
     if backend == "portable" and precision == "bf16":
-        few = slice(0, portable_pairs.MOST_TOKENS)
+        few = slice(0, MOST_TOKENS)
         x, w_gate_up, w_down, weights = (leaf.to(device) for leaf in drawn)
         with torch.no_grad():
             found["out of few pairs"] = swiglu_experts(x[few], w_gate_up, w_down, index[few].to(device), weights[few])

@@ -5,11 +5,14 @@ from typing import NamedTuple
 import torch
 
 from swiglu_kernels.hopper import shared
-from swiglu_kernels.ops.experts import hopper_experts, portable_pairs
+from swiglu_kernels.ops.experts import hopper_experts
 from swiglu_kernels.ops.experts.routing import capacity
+from swiglu_kernels.runtime.backend import Capability, capability_of
+from swiglu_kernels.runtime.launch import vectorises
 from swiglu_kernels.tiles import here
 from swiglu_kernels.tiles.candidates import KERNELS, Kernel, Problem
-from swiglu_kernels.tiles.rules import Tile, expert_tile, expert_tile_rows, expert_weight_grad_tile
+from swiglu_kernels.tiles.rules import Tile, expert_tile, expert_tile_rows, expert_weight_grad_tile, fp8_expert_tile
+from swiglu_kernels.tiles.tuning import lookup, portable_tile
 
 
 def _expert(at: Problem, aligned: bool) -> Tile:
@@ -29,6 +32,31 @@ KERNELS |= {
     "experts-weight-grad": Kernel("intermediate", 1, 1, 1, _expert_weight_grad),
     "experts-down-weight-grad": Kernel("hidden", 1, 1, 1, _expert_weight_grad),
 }
+
+
+def tile(kernel: str, sizes: tuple[int, int, int], capability: Capability | None, *matrices: torch.Tensor) -> Tile:
+    """Return the tile of a portable product of sorted rows: the tuned one of a kernel in KERNELS, or the shipped one.
+
+    Args:
+        kernel: its name.
+        sizes: rows of the routing's tiles, hidden and intermediate size.
+        capability: of the GPU to choose for; None for that of the matrices' device.
+        matrices: the operands.
+    """
+    aligned, like, capability = vectorises(*matrices), matrices[0], capability or capability_of(matrices[0].device)
+    if like.dtype == torch.float8_e4m3fn:
+        return fp8_expert_tile(sizes[0], capability)
+    tuned = portable_tile(lookup(kernel, like, *sizes), aligned)
+    return tuned or expert_tile(sizes[0], like.dtype, capability, aligned)
+
+
+def weight_grad_tile(
+    kernel: str, sizes: tuple[int, int, int], rows: int, capability: Capability | None, *matrices: torch.Tensor
+) -> Tile:
+    """Return the tile of a portable gradient of weights; as `tile`, of experts with so many rows in the mean."""
+    aligned, like = vectorises(*matrices), matrices[0]
+    tuned = portable_tile(lookup(kernel, like, *sizes), aligned)
+    return tuned or expert_weight_grad_tile(rows, like.dtype, capability or capability_of(like.device), aligned)
 
 
 def why_not_hopper(
@@ -53,6 +81,8 @@ def why_portable(
     return why_not_hopper(x, w_gate_up, w_down, activation, in_fp8) or few
 
 
+MOST_TOKENS, MOST_PAIRS = 32, 256
+"""Of PAIRS."""
 PAIRS = "pairs"
 """What "portable" is for few tokens and no gradients: no routing is made."""
 
@@ -86,7 +116,7 @@ def kernels_for(
     if backend is None:
         why = why_portable(index.numel(), x, *weights, activation, with_grad, in_fp8)
         backend = "portable" if why else "hopper"
-        if portable_pairs.takes(index, why is not None, with_grad, in_fp8):
+        if why and not with_grad and not in_fp8 and len(index) <= MOST_TOKENS and index.numel() <= MOST_PAIRS:
             backend = PAIRS
     else:
         why = why_not_hopper(x, *weights, activation, in_fp8) if backend == "hopper" else "asked for"

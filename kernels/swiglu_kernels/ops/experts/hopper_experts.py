@@ -329,15 +329,8 @@ def _launch(
         | {"b_rest": block_descriptor(b, PART, BLOCK, shape, strides) if rest else None}
         | named
         | {"starts": starts, "counts": counts}
-        | {
-            "experts": experts,
-            "M": M,
-            "N": N,
-            "K": K,
-            "P": P,
-            "expert_rows": each,
-            "token_pieces": 0 if tokens is None else tokens.stride(0) // PIECE,
-        }
+        | {"experts": experts, "M": M, "N": N, "K": K, "P": P, "expert_rows": each}
+        | {"token_pieces": 0 if tokens is None else tokens.stride(0) // PIECE}
         | {name: numbers[name] for name in ("alpha", "limit", "up_offset", "FORMULA")}
         | {"COLUMNS": columns, "TALL": tall, "STAGES": stages, "GROUP": GROUP, "FORM": form, "B_ACROSS": across}
         | {"INTERLEAVED": interleaved, "EXPERTS": max(32, triton.next_power_of_2(experts))}

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from swiglu_kernels.ops.experts import choice
 from swiglu_kernels.ops.experts.routing import Routing, as_mask
 from swiglu_kernels.ops.fp8.portable_codes import Quantised
 from swiglu_kernels.ops.gate.arithmetic import (
@@ -35,11 +36,10 @@ from swiglu_kernels.ops.gate.arithmetic import (
 from swiglu_kernels.ops.gate.formula import Formula
 from swiglu_kernels.runtime.backend import Capability, capability_of, tl, triton
 from swiglu_kernels.runtime.early import starts_early, wait_for_launch_ahead
-from swiglu_kernels.runtime.launch import Launch, tile_needs_int64, vectorises
+from swiglu_kernels.runtime.launch import Launch, tile_needs_int64
 from swiglu_kernels.runtime.precision import float32_dot_precision, round_to
 from swiglu_kernels.runtime.shortcuts.plan import run
-from swiglu_kernels.tiles.rules import Tile, expert_tile, expert_weight_grad_tile, fp8_expert_tile
-from swiglu_kernels.tiles.tuning import lookup, portable_tile
+from swiglu_kernels.tiles.rules import Tile
 
 
 @triton.jit
@@ -433,19 +433,6 @@ def _routed_arguments(
     return rows | product_arguments(a, w, tile, columns)
 
 
-def _tile_for(
-    kernel: str, hidden: int, intermediate: int, pair: torch.Tensor, tile_expert: torch.Tensor,
-    capability: Capability | None, *matrices: torch.Tensor,
-) -> Tile:  # fmt: skip
-    """Return the tile that was tuned for a kernel of `tiles.candidates`, or the shipped one."""
-    rows, aligned = pair.shape[0] // tile_expert.shape[0], vectorises(*matrices)
-    tuned = portable_tile(lookup(kernel, matrices[0], rows, hidden, intermediate), aligned)
-    capability = capability or capability_of(pair.device)
-    if matrices[0].dtype == torch.float8_e4m3fn:
-        return fp8_expert_tile(rows, capability)
-    return tuned or expert_tile(rows, matrices[0].dtype, capability, aligned)
-
-
 def gate_up_launch(
     x: torch.Tensor, w_gate_up: torch.Tensor, outs: tuple[torch.Tensor | None, torch.Tensor | None],
     routing: Sequence[Any], bias: torch.Tensor | None, formula: Formula, interleaved: bool,
@@ -466,7 +453,8 @@ def gate_up_launch(
     """
     (h, pre), (pair, _, tile_expert, _, _, slots, _) = outs, routing
     N = w_gate_up.shape[1] // 2
-    tile = _tile_for("experts-gate-up", w_gate_up.shape[2], N, pair, tile_expert, capability, x, w_gate_up)
+    rows = pair.shape[0] // tile_expert.shape[0]
+    tile = choice.tile("experts-gate-up", (rows, w_gate_up.shape[2], N), capability, x, w_gate_up)
     columns = tile.columns // 2
     return Launch(
         kernel=_gate_up_kernel,
@@ -496,7 +484,8 @@ def rows_launch(
     these are codes.
     """
     intermediate = w.shape[2] // 2 if kernel == "experts-input-grad" else w.shape[2]
-    tile = _tile_for(kernel, w.shape[1], intermediate, pair, tile_expert, capability, a, w)
+    rows = pair.shape[0] // tile_expert.shape[0]
+    tile = choice.tile(kernel, (rows, w.shape[1], intermediate), capability, a, w)
     return Launch(
         kernel=_rows_kernel,
         grid=(tile_expert.shape[0] * triton.cdiv(w.shape[1], tile.columns),),
@@ -530,7 +519,8 @@ def down_backward_launch(
     """
     (d_pre, wh, dots), (pair, _, tile_expert, _, _, slots, _) = outs, routing
     N = w.shape[1]
-    tile = _tile_for("experts-hidden-grad", w.shape[2], N, pair, tile_expert, capability, dy, w)
+    rows = pair.shape[0] // tile_expert.shape[0]
+    tile = choice.tile("experts-hidden-grad", (rows, w.shape[2], N), capability, dy, w)
     columns = tile.columns // 2
     assert dots.shape[0] == triton.cdiv(N, columns), "a part for each tile of columns"
     return Launch(
@@ -551,8 +541,8 @@ def down_backward_launch(
 
 def dots_parts(dy: torch.Tensor, w: torch.Tensor, routing: Routing, capability: Capability | None = None) -> int:
     """Return how many parts `down_backward_launch` writes of each row's dots; w is w_down as [E, I, H]."""
-    (_, N, K), of = w.shape, (routing.pair, routing.tile_expert)
-    tile = _tile_for("experts-hidden-grad", K, N, *of, capability, dy, w)
+    _, N, K = w.shape
+    tile = choice.tile("experts-hidden-grad", (routing.tile_rows, K, N), capability, dy, w)
     return triton.cdiv(N, tile.columns // 2)
 
 
@@ -570,13 +560,11 @@ def weight_grad_launch(
     """
     pair, _, _, starts, counts, slots, tile_rows = routing
     experts, M, N = d_w.shape
-    aligned, of_tokens = vectorises(a, b, d_w), a.shape[0] < pair.shape[0]
+    of_tokens = a.shape[0] < pair.shape[0]
     # Of w_down the rows of a are those of tokens, and N is the intermediate size; of w_gate_up M is gate and up.
     kernel = "experts-down-weight-grad" if of_tokens else "experts-weight-grad"
-    tuned = lookup(kernel, a, tile_rows, *((M, N) if of_tokens else (N, M // 2)))
-    tile = portable_tile(tuned, aligned) or expert_weight_grad_tile(
-        pair.shape[0] // experts, a.dtype, capability or capability_of(a.device), aligned
-    )
+    sizes = tile_rows, *((M, N) if of_tokens else (N, M // 2))
+    tile = choice.weight_grad_tile(kernel, sizes, pair.shape[0] // experts, capability, a, b, d_w)
     return Launch(
         kernel=_weight_grad_kernel,
         grid=(triton.cdiv(M, tile.rows) * triton.cdiv(N, tile.columns), experts),

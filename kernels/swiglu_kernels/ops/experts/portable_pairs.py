@@ -28,15 +28,8 @@ from swiglu_kernels.runtime.precision import round_to
 from swiglu_kernels.runtime.shortcuts.plan import run
 from swiglu_kernels.tiles.rules import expert_tile
 
-MOST_TOKENS, MOST_PAIRS = 32, 256
 SUM_COLUMNS = 128
 """Of a program, which has all slots of a token at once: after each other, every one waits for memory."""
-
-
-def takes(index: torch.Tensor, portable: bool, with_grad: bool, in_fp8: bool) -> bool:
-    """Tell whether a mixture of index [T, k], for portable kernels or not, is for these."""
-    few = index.shape[0] <= MOST_TOKENS and index.numel() <= MOST_PAIRS
-    return portable and not with_grad and not in_fp8 and few
 
 
 @triton.jit
@@ -148,7 +141,7 @@ def forward_launch(
     operands: tuple[Any, ...], h: torch.Tensor, y: torch.Tensor, out: torch.Tensor, formula: Formula,
     interleaved: bool, capability: Capability | None = None,
 ) -> Launch:  # fmt: skip
-    """Describe the launches that write out, of up to MOST_TOKENS tokens.
+    """Describe the launches that write out, of few tokens.
 
     Args:
         operands: x [T, H], w_gate_up [E, 2I, H], w_down [E, H_out, I], weights [T, k], b_gate_up [E, 2I] or None and

@@ -221,11 +221,7 @@ def forward_launch(
     """Describe the launch; ask `why_not` first.
 
     Args:
-        x: [M, K].
-        w_gate: [N, K].
-        w_up: [N, K].
-        z: [M, N], contiguous, written.
-        preactivations: gate and up, [M, N] and contiguous, written; None stores z alone.
+        x, w_gate, w_up, z, preactivations: as of `portable_forward.forward_launch`.
         tile: its columns, stages and group are taken; rows and depth are the kernel's own. None: `tile_for`.
     """
     (M, K), N = x.shape, w_gate.shape[0]

@@ -419,12 +419,7 @@ def gate_backward_launch(
     """Describe the launch that makes d_gate, d_up and h of silu(gate) * up from d_out; ask `why_not` first.
 
     Args:
-        d_out: [M, H].
-        w_down: [H, N].
-        preactivations: gate and up, [M, N].
-        d_gate: [M, N], written; it may be gate itself.
-        d_up: [M, N], written; it may be up itself.
-        h: [M, N], written; None: not wanted.
+        d_out, w_down, preactivations, d_gate, d_up, h: as of `portable_mlp.down_backward_launch`.
         tile: its stages and its group are taken; None: as shipped.
     """
     return _launch([(d_out, w_down)], [d_gate, d_up], "gate", preactivations=preactivations, h=h, tile=tile)

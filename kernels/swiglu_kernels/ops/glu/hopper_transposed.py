@@ -363,11 +363,7 @@ def forward_launch(
     """Describe the launch, for one of `tiles`; ask `hopper_forward.why_not` first.
 
     Args:
-        x: [M, K].
-        w_gate: [N, K].
-        w_up: [N, K].
-        z: [M, N], contiguous, written.
-        preactivations: gate and up, [M, N] and contiguous, written; None stores z alone.
+        x, w_gate, w_up, z, preactivations: as of `portable_forward.forward_launch`.
         tile: its rows, stages, group and parts are taken; a share has some depth, whatever the parts.
     """
     (M, K), N = x.shape, w_gate.shape[0]

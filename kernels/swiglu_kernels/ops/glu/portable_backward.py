@@ -226,10 +226,8 @@ def input_grad_launch(
 
     Args:
         dz: [M, N], any strides: the kernel forms d_gate and d_up on the fly. None: gate and up are d_gate and d_up.
-        gate: [M, N], contiguous.
-        up: [M, N], contiguous.
-        w_gate: [N, K], any strides.
-        w_up: [N, K], any strides.
+        gate, up: [M, N], contiguous.
+        w_gate, w_up: [N, K], any strides.
         dx: [M, K], contiguous, written; its dtype is that of the tensors, with `accumulate` float32.
         capability: of the GPU to choose the tile for; None for that of dx's device.
         formula: the gate; read on the fly only.
@@ -278,11 +276,9 @@ def weight_grad_launch(
 
     Args:
         dz: [M, N], any strides: the kernel forms d_gate and d_up on the fly. None: gate and up are d_gate and d_up.
-        gate: [M, N], contiguous.
-        up: [M, N], contiguous.
+        gate, up: [M, N], contiguous.
         x: [M, K], any strides.
-        d_w_gate: [N, K], any strides, written.
-        d_w_up: [N, K], strides of d_w_gate, written.
+        d_w_gate, d_w_up: [N, K], any strides, the same of both, written.
         capability: of the GPU to choose the tile for; None for that of x's device.
         formula: the gate; read on the fly only.
     """

@@ -255,9 +255,7 @@ def forward_launch(
     """Describe the forward: of a hand-scheduled kernel where one can take these tensors, else of this file's.
 
     Args:
-        x: [M, K], any strides.
-        w_gate: [N, K], any strides.
-        w_up: [N, K], any strides.
+        x, w_gate, w_up: [M, K], [N, K] and [N, K], any strides.
         z: [M, N], contiguous, written.
         preactivations: gate and up, [M, N] and contiguous, written; None stores z alone.
         capability: of the GPU to choose the tile for; None for that of x's device.

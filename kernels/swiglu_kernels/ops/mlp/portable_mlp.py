@@ -169,8 +169,7 @@ def down_backward_launch(
         d_out: [M, H], any strides.
         w_down: [H, N], any strides.
         preactivations: gate and up, [M, N] and contiguous, biases included.
-        d_gate: [M, N], contiguous, written; it may be gate itself.
-        d_up: [M, N], contiguous, written; it may be up itself.
+        d_gate, d_up: [M, N], contiguous, written; they may be gate and up themselves.
         h: [M, N], contiguous, written; None: not wanted.
         capability: of the GPU to choose the tile for; None for that of d_out's device.
         formula: the gate.

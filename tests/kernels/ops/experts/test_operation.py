@@ -7,8 +7,8 @@ from clamped import keep_off_limit
 from torch.library import opcheck
 
 from swiglu_kernels import backend_for, reference, swiglu_experts
+from swiglu_kernels.ops.experts import choice, portable_gemv, portable_pairs
 from swiglu_kernels.ops.experts import operation as experts
-from swiglu_kernels.ops.experts import portable_gemv, portable_pairs
 from swiglu_kernels.ops.experts.routing import ZEROS, Routing, capacity, combine, gather, route
 from swiglu_kernels.ops.gate.formula import Formula
 from swiglu_kernels.tiles.rules import expert_tile_rows
@@ -77,7 +77,7 @@ FEW = [
     torch.full((3, 2), 4),
     drawn(16, 2, 4, beyond=1),
     drawn(2, 16, 4),
-    drawn(portable_pairs.MOST_TOKENS, 3, 4),
+    drawn(choice.MOST_TOKENS, 3, 4),
 ]
 
 
@@ -123,7 +123,7 @@ def test_rows_of_weights_that_are_long(tokens, slots, experts):
 
 def test_more_pairs_or_gradients_take_a_routing(monkeypatch):
     monkeypatch.setattr(portable_pairs, "forward", None)
-    for tokens, slots in ((portable_pairs.MOST_TOKENS + 1, 2), (17, 1 + portable_pairs.MOST_PAIRS // 17)):
+    for tokens, slots in ((choice.MOST_TOKENS + 1, 2), (17, 1 + choice.MOST_PAIRS // 17)):
         inputs = problem(drawn(tokens, slots, 4), 4, 16, 8, FLOAT16)
         swiglu_experts(inputs[0], *inputs[1:3], drawn(tokens, slots, 4), inputs[3])
     few = problem(drawn(3, 2, 4), 4, 16, 8, FLOAT16)
