@@ -45,7 +45,7 @@ FEW_BYTES = 16
 NEIGHBOURS = 60
 """Lines of assembly within which two wgmmas are of one loop."""
 READ_AHEAD = {"_down_kernel", "_weighted_sum_kernel"}
-"""Kernels that read before they wait, see ops/experts/portable_pairs.py and gemv.py."""
+"""Kernels that read before they wait, see portable_pairs.py and portable_gemv.py."""
 SPILLS = {
     "dX on the fly, 64 tokens, bfloat16": 24,
     "recompute, 128 tokens, bfloat16": 80,

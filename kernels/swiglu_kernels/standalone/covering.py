@@ -37,7 +37,7 @@ from swiglu_kernels.runtime.backend import Capability
 from swiglu_kernels.runtime.launch import Launch
 
 TOKENS = (16, 64, 128, 512, 8192)
-"""The ends of the rows of `tiles.py`."""
+"""The ends of the rows of `rules.py`."""
 WEIGHTS = ((4096, 11008), (7168, 2048), (2048, 2880), (3584, 18944), (8192, 28672))
 """(hidden, intermediate) that take every tile of few tokens on 132 multiprocessors."""
 CLAMPED = Formula(alpha=1.702, limit=7.0, up_offset=1.0)

@@ -15,7 +15,7 @@ not alike drift apart, and no longer read the same weights at the same time (NOT
 So an expert whose rows are an odd number of blocks of 64 has a tall tile for the last three (h and y, and dx): 192 rows
 x 128 columns in place of 128 x 192, which loads and multiplies as much as any other. Rows and columns of it change
 sides: its rows of a go where else columns of b go, it is multiplied by the same wgmmas, and stored transposed. Columns
-that 192 does not divide end in such tiles as well (`experts_tiles.py`).
+that 192 does not divide end in such tiles as well (`hopper_tiles.py`).
 
 A weight's gradient whose last rows of tiles are half empty has room for the sums of the other operand: rows of ones.
 

@@ -12,7 +12,7 @@ x's dtype, for P rows (T k pairs and the padding), hidden H and intermediate I; 
 
 and 4 bytes for each pair and row. In fp8 kernels by hand sort the codes of x: P H / 2 more in the forward.
 
-With precision="fp8-rowwise" the forward is that of `experts_fp8.py`. The backward is the same but for the gradients of
+With precision="fp8-rowwise" the forward is that of `fp8_experts.py`. The backward is the same but for the gradients of
 the routing weights, for which y is kept as well: P H more.
 
 Backward: one product, d_out w_down, never stored, whose epilogue makes the gradients of gate and up (over the saved

@@ -145,7 +145,7 @@ def forward_launch(
     operands: tuple[Any, ...], h: torch.Tensor, out: torch.Tensor, formula: Formula, interleaved: bool,
     capability: Capability | None = None,
 ) -> Launch:  # fmt: skip
-    """Describe the launches that write out; arguments as of `pairs.forward_launch`, which has y as well."""
+    """Describe the launches that write out; arguments as of `portable_pairs.forward_launch`, which has y as well."""
     x, w_gate_up, w_down, weights, b_gate_up, b_down, index = operands
     (tokens, slots), early = index.shape, starts_early(capability or capability_of(x.device))
     intermediate, hidden, parts = h.shape[1], out.shape[1], triton.cdiv(h.shape[1], DEPTH)

@@ -133,7 +133,7 @@ if GLUON_MISSING is None:
         products, codes, h_scales, gate_out, up_out, row, column, buffers, of_codes, M, dtype: gl.constexpr,
         ME: gl.constexpr, STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
-        """Store codes and scales of h, and gate and up if they are wanted; arithmetic as in `fp8_codes.scales_of`."""
+        """Store codes and scales of h as `portable_codes.scales_of` makes them, and gate and up if they are wanted."""
         gate, gate_1, up, up_1 = products
         if STORE_PREACT:
             _store_preact(gate, up, gate_out, up_out, row, column, buffers, 2 * ME)

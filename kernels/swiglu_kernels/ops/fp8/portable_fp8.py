@@ -1,4 +1,4 @@
-"""Products of operands in fp8 (`fp8_codes.py`): SwiGLU's forward and backward.
+"""Products of operands in fp8 (`portable_codes.py`): SwiGLU's forward and backward.
 
 The sum over each 128 of depth is added in fp32 registers (`arithmetic.dot`); blockwise, its scales are applied there.
 """

@@ -3,7 +3,7 @@
 For products that something else made in 16 bits: PyTorch's, or the caller's upstream gradient. h, d_gate and d_up are
 rounded to 16 bits before they are quantised, as everywhere. By blocks, codes of h leave the pass and the 16 bits do
 not. Of d_gate and d_up they do, with the largest magnitudes of rows and columns where scales need these:
-`fp8_codes.tiles_launch` quantises along both, which in this pass would take more registers than there are.
+`portable_codes.tiles_launch` quantises along both, which in this pass would take more registers than there are.
 """
 
 import torch
