@@ -2,14 +2,12 @@
 
 import torch
 
-from swiglu_kernels.ops.experts import fp8_experts, hopper_experts, portable_gemv, portable_pairs
-from swiglu_kernels.ops.experts.choice import why_portable
-from swiglu_kernels.ops.fp8 import hopper_fp8
+from swiglu_kernels.ops.experts import fp8_experts, portable_gemv
+from swiglu_kernels.ops.experts.choice import PAIRS, kernels_for
 from swiglu_kernels.ops.fp8 import operation as fp8
-from swiglu_kernels.ops.fp8.products import splits_glu, why_not_sizes
+from swiglu_kernels.ops.fp8.choice import glu_of_sizes
 from swiglu_kernels.ops.gate.formula import Formula, check_formula
-from swiglu_kernels.ops.glu import choice as glu_choice
-from swiglu_kernels.ops.glu.choice import AUTO, resolve, why_weight_grad
+from swiglu_kernels.ops.glu.choice import AUTO, forward, resolve, why_weight_grad
 from swiglu_kernels.ops.glu.operation import as_matrix, forward_outputs, needs_backward
 from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.ops.glu.portable_forward import forward_launch
@@ -17,7 +15,7 @@ from swiglu_kernels.runtime.backend import backend_for, capability_of
 from swiglu_kernels.runtime.checks import check_experts, check_glu, check_option
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.tiles import here
-from swiglu_kernels.tiles.rules import expert_tile_rows, fp8_glu_tile
+from swiglu_kernels.tiles.rules import fp8_glu_tile
 
 NAMES = {
     "hopper_forward": "hand-scheduled ping-pong for Hopper",
@@ -58,7 +56,7 @@ def explain(
     Raises:
         TypeError, ValueError: as `swiglu_glu` does.
     """
-    formula = Formula(**check_formula(activation, gate_multiplier, alpha, limit, up_offset))
+    formula = check_formula(activation, gate_multiplier, alpha, limit, up_offset)
     x, w_gate, w_up = check_glu(x, w_gate, w_up)
     check_option("precision", precision, fp8.PRECISIONS)
     if precision != "bf16":
@@ -69,7 +67,7 @@ def explain(
         return _all_by_torch(x.device)
     x = as_matrix(x).detach()
     intermediate = w_gate.shape[0]
-    trains = any(one is not None and one.requires_grad for one in (w_gate, w_up, *biases))
+    trains = any(parameter is not None and parameter.requires_grad for parameter in (w_gate, w_up, *biases))
     asked = {"dX": input_grad, "dW": weight_grad}
     weight_grad, save, input_grad = resolve(weight_grad, save, input_grad, x, intermediate)
     z, gate, up = forward_outputs(x, intermediate, save if trains else "input")
@@ -77,7 +75,7 @@ def explain(
     has_bias = bias_gate is not None or bias_up is not None
     unmeasured = here.why_unmeasured(x.device)
     slow_rows = here.why_slow_rows(x.shape[1], intermediate)
-    chosen = glu_choice.forward(x, w_gate, w_up, z, stored=stored is not None, has_bias=has_bias, formula=formula)
+    chosen = forward(x, w_gate, w_up, z, stored=stored is not None, has_bias=has_bias, formula=formula)
     if chosen.schedule == "torch":
         first = f"two products by torch and one elementwise launch ({chosen.why})"
     else:
@@ -112,15 +110,14 @@ def _of_fp8(
     check_option("weight_grad", weight_grad, fp8.WEIGHT_GRADS)
     (intermediate, hidden), blocks = w_gate.shape, recipe == "blockwise"
     fp8.check("x", x, (("hidden", hidden), ("intermediate", intermediate)))
-    tokens = as_matrix(x).shape[0]
-    tile = fp8_glu_tile(tokens, blocks, capability_of(x.device))
-    why = hopper_fp8.why_off(x.device, intermediate, blocks, has_bias, formula)
-    kernel = f"one launch, portable Triton, tiles of {tile.rows} x {tile.columns} ({why})"
-    sizes = tokens, hidden, intermediate
-    if why is None:
-        kernel = "one launch, hand-scheduled for Hopper"
-    elif splits_glu(tokens, blocks) and not why_not_sizes(x.device, sizes, blocks, x.dtype, has_bias):
-        kernel = f"two products by PyTorch, then the gate's pass ({why})"
+    x = as_matrix(x)
+    tile = fp8_glu_tile(x.shape[0], blocks, capability_of(x.device))
+    schedule, why = glu_of_sizes(x, intermediate, blocks, has_bias, formula)
+    kernel = {
+        "hopper": "one launch, hand-scheduled for Hopper",
+        "torch": f"two products by PyTorch, then the gate's pass ({why})",
+        "portable": f"one launch, portable Triton, tiles of {tile.rows} x {tile.columns} ({why})",
+    }[schedule]
     by = "blocks of 1 x 128 (weights 128 x 128)" if blocks else "rows"
     if weight_grad == "none":
         dw = "no dW"
@@ -169,8 +166,7 @@ def explain_experts(
     multiplied = w_gate_up, w_down
     if in_fp8 and not trains:
         multiplied = fp8_experts.like_codes(x, *multiplied)
-    why = why_portable(index.numel(), as_matrix(x), *multiplied, activation, trains, in_fp8)
-    rows = expert_tile_rows(index.numel(), w_gate_up.shape[0], x.dtype) if why else hopper_experts.ROWS
+    backend, rows, why = kernels_for(index, as_matrix(x), multiplied, activation, trains, in_fp8)
     kernels = f"portable Triton ({why})" if why else "hand-scheduled for Hopper, on rows sorted by expert"
     kept = f"; {'x alone is' if recompute else 'gate and up are'} kept" if trains else ""
     again = "gate and up again; " if recompute else ""
@@ -182,7 +178,7 @@ def explain_experts(
             f"backward: {again}in {x.dtype}, d_gate and d_up by one launch; dX and dW by one launch each"
         )
     products = f"the routing and two grouped products, {kernels}, tiles of {rows} rows"
-    if portable_pairs.takes(index, why is not None, trains, in_fp8):
+    if backend == PAIRS:
         which = f"each of an expert with all {len(index)} tokens"
         if portable_gemv.takes(index, w_gate_up.shape[0]):
             which = "each of a token's expert with this token"

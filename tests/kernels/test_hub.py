@@ -44,7 +44,7 @@ def test_it_works_beside_the_installed_package(hub_kernel: ModuleType) -> None:
     torch.testing.assert_close(found, reference.swiglu_glu(x, w_gate, w_up))
     found.sum().backward()
     assert x.grad is not None
-    operators = importlib.import_module(f"{hub_kernel.__name__}.calls.operator").NAMESPACE
+    operators = importlib.import_module(f"{hub_kernel.__name__}.runtime.operator").NAMESPACE
     assert operators == hub_kernel.__name__ != "swiglu_kernels"
 
 

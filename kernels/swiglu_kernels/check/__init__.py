@@ -76,7 +76,7 @@ def check(
         admission.keep(verdicts, place)
     except OSError as error:
         raise RuntimeError(f"{place} cannot be written: {error.strerror}") from error
-    tell(f"{sum(not one['refused'] for one in found.values())} of {len(found)} kernels admitted; kept in {place}")
+    tell(f"{sum(not result['refused'] for result in found.values())} of {len(found)} kernels admitted; kept in {place}")
     return verdicts
 
 

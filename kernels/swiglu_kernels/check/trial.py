@@ -39,11 +39,13 @@ def run(kernel: str, device: torch.device) -> dict[str, Any]:
     """Return how many launches were made, how many roundings the worst was off, and why the kernel is refused or ""."""
     with torch.cuda.device(device), admission.by_hand_aside(None):
         with allocated_as_nan():
-            outcomes = [one for case in by_hand_cases(kernel, device, [DTYPE], few=True) for one in case()]
-        found = {"launches": len(outcomes), "roundings": max(one.roundings for one in outcomes), "refused": ""}
-        wrong = [one for one in outcomes if not one.right]
+            outcomes = [outcome for case in by_hand_cases(kernel, device, [DTYPE], few=True) for outcome in case()]
+        found = {"launches": len(outcomes), "roundings": max(outcome.roundings for outcome in outcomes), "refused": ""}
+        wrong = [outcome for outcome in outcomes if not outcome.right]
         if wrong:
-            found["roundings"] = max((one.roundings for one in wrong if one.roundings == one.roundings), default=0.0)
+            found["roundings"] = max(
+                (outcome.roundings for outcome in wrong if outcome.roundings == outcome.roundings), default=0.0
+            )
             reason = wrong[0].reason or f"{wrong[0].roundings:.1f} roundings off"
             return found | {"refused": f"{len(wrong)} of {len(outcomes)} launches are wrong; {wrong[0].name}: {reason}"}
         for odd in (True, False):

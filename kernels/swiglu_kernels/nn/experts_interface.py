@@ -82,7 +82,7 @@ def _seen(module: Any) -> Gate | str:
     with torch.no_grad():
         reach = 4.0 * float(limits[0] if limits else 5.0)
         numbers = torch.linspace(-reach, reach, 97, dtype=torch.float32, device="cpu")
-        gate, up = (one.reshape(-1, 1) for one in torch.meshgrid(numbers, numbers[::8], indexing="ij"))
+        gate, up = (grid.reshape(-1, 1) for grid in torch.meshgrid(numbers, numbers[::8], indexing="ij"))
         both = torch.stack((gate, up), -1).flatten(1) if not module.is_concatenated else torch.cat((gate, up), -1)
         try:
             shown = module._apply_gate(both)
@@ -100,13 +100,9 @@ def _seen(module: Any) -> Gate | str:
 
 
 def _forward(
-    module: Any,
-    hidden_states: torch.Tensor,
-    top_k_index: torch.Tensor,
-    top_k_weights: torch.Tensor,
-    recompute: bool = False,
-    precision: str = "bf16",
-) -> torch.Tensor:
+    module: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor,
+    recompute: bool = False, precision: str = "bf16",
+) -> torch.Tensor:  # fmt: skip
     """Return what the experts of a module add up to, as transformers calls it."""
     gate = gate_of(module)
     if isinstance(gate, str):

@@ -153,7 +153,7 @@ class KeepsCodes:
         assert self._recipe
         if not all(map(_Codes.are_of, self._codes, weights)) or len(self._codes) != len(weights):
             self._codes[:] = [_Codes(weight, self._recipe) for weight in weights]
-        return [one.quantised for one in self._codes]
+        return [codes.quantised for codes in self._codes]
 
 
 class FusedModule(KeepsCodes, nn.Module):
@@ -270,15 +270,9 @@ class FusedSwiGLU(FusedModule):
     """
 
     def __init__(
-        self,
-        in_features: int,
-        hidden_features: int,
-        *,
-        bias: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: str,
-    ) -> None:
+        self, in_features: int, hidden_features: int, *, bias: bool = False, device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None, **options: str,
+    ) -> None:  # fmt: skip
         super().__init__(**options)
         self.gate_proj = nn.Linear(in_features, hidden_features, bias=bias, device=device, dtype=dtype)
         self.up_proj = nn.Linear(in_features, hidden_features, bias=bias, device=device, dtype=dtype)
@@ -342,15 +336,9 @@ class FusedSwiGLUMLP(FusedModule):
     """
 
     def __init__(
-        self,
-        hidden_size: int,
-        intermediate_size: int,
-        *,
-        bias: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: str,
-    ) -> None:
+        self, hidden_size: int, intermediate_size: int, *, bias: bool = False, device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None, **options: str,
+    ) -> None:  # fmt: skip
         super().__init__(**options)
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias, device=device, dtype=dtype)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias, device=device, dtype=dtype)
@@ -394,15 +382,9 @@ class FusedSwiGLUPackedMLP(FusedModule):
     """
 
     def __init__(
-        self,
-        hidden_size: int,
-        intermediate_size: int,
-        *,
-        bias: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: str,
-    ) -> None:
+        self, hidden_size: int, intermediate_size: int, *, bias: bool = False, device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None, **options: str,
+    ) -> None:  # fmt: skip
         super().__init__(**options)
         self.gate_up_proj = nn.Linear(hidden_size, 2 * intermediate_size, bias=bias, device=device, dtype=dtype)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias, device=device, dtype=dtype)
@@ -455,16 +437,9 @@ class FusedSwiGLUExperts(KeepsCodes, nn.Module):
     """
 
     def __init__(
-        self,
-        hidden_size: int,
-        intermediate_size: int,
-        num_experts: int,
-        *,
-        bias: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Any,
-    ) -> None:
+        self, hidden_size: int, intermediate_size: int, num_experts: int, *, bias: bool = False,
+        device: torch.device | str | None = None, dtype: torch.dtype | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.options = options
 

@@ -105,9 +105,12 @@ class PatchReport:
 
     def __str__(self) -> str:
         lines = [f"changed {len(self.changed)}, left alone {len(self.left_alone)}"]
-        lines += [f"  {one.path or '(the model)'}: {one.old_class} -> {one.new_class}" for one in self.changed]
         lines += [
-            f"  {one.path or '(the model)'}: {one.class_name} left alone: {one.reason}" for one in self.left_alone
+            f"  {change.path or '(the model)'}: {change.old_class} -> {change.new_class}" for change in self.changed
+        ]
+        lines += [
+            f"  {module.path or '(the model)'}: {module.class_name} left alone: {module.reason}"
+            for module in self.left_alone
         ]
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
@@ -171,7 +174,7 @@ def patch_model(
         taken = [module for _, module, layout in candidates if layout is not None]
         taken += [module for _, module in experts if options.precision in fp8_experts.PRECISIONS]
         _check_fp8_devices(taken)
-    changed, left_alone, without_kernels = [], [], set()
+    changed, left_alone, without_kernels = [], [], set[str]()
     for path, module, layout in candidates:
         name = type(module).__name__
         reason = _why_not_layout(module) if layout is None else _why_not(module, layout, classes, options)
@@ -190,16 +193,22 @@ def patch_model(
             continue
         changed.append(Changed(path, name, f"{name}, {_implementation(module)}"))
         without_kernels |= _without_kernels(module)
+    notes = _notes(model, without_kernels, bool(candidates or experts))
+    return PatchReport(tuple(changed), tuple(left_alone), tuple(notes))
+
+
+def _notes(model: nn.Module, without_kernels: set[str], found: bool) -> list[str]:
+    """Say where nothing is gained, and that nothing was found."""
     notes = []
     if without_kernels:
         notes.append(
             f"nothing is gained on {', '.join(sorted(without_kernels))}: the backend there is torch, PyTorch's own "
             "operations; the kernels run on an NVIDIA GPU of compute capability 8.0 or newer, with Triton"
         )
-    if not candidates and not experts:
+    if not found:
         layouts = "; or ".join(", ".join(layout.projections) for layout in LAYOUTS)
         notes.append(f"no module of {type(model).__name__} has the projections of a gated MLP: {layouts}")
-    return PatchReport(tuple(changed), tuple(left_alone), tuple(notes))
+    return notes
 
 
 def _without_kernels(module: nn.Module) -> set[str]:
@@ -290,14 +299,14 @@ def unpatch(model: nn.Module) -> PatchReport:
     """
     _check_model(model)
     changed, left_alone = [], []
-    for _, owner in [one for one in model.named_modules() if _STOCK_EXPERTS in one[1].__dict__]:
+    for _, owner in [named for named in model.named_modules() if _STOCK_EXPERTS in named[1].__dict__]:
         owner.set_experts_implementation(owner.__dict__.pop(_STOCK_EXPERTS))
         changed += [
             Changed(
                 path, f"{type(module).__name__}, swiglu_kernels", f"{type(module).__name__}, {_implementation(module)}"
             )
             for path, module in model.named_modules()
-            if takes_part(module) and any(module is one for one in owner.modules())
+            if takes_part(module) and any(module is part for part in owner.modules())
         ]
     for path, module in model.named_modules():
         stock = module.__dict__.get(_STOCK_CLASS)
@@ -356,7 +365,9 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module, Layout | Non
 def _stacked(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return the module's own weights that hold several experts each."""
     weights: dict[str, torch.Tensor] = {
-        name: one for name, one in module._parameters.items() if one is not None and one.dim() > 2
+        name: parameter
+        for name, parameter in module._parameters.items()
+        if parameter is not None and parameter.dim() > 2
     }
     return weights if "down_proj" in weights or "expert" in type(module).__name__.lower() else {}
 
@@ -523,7 +534,7 @@ def _difference(old: object, new: torch.Tensor, tolerance: float) -> str | None:
     finite = old.isfinite().all(-1)
     if not finite.any() or not old[finite].any():
         return "its output is zero or not finite, which proves nothing; load its weights first, or name it in classes"
-    sizes, errors = (one[finite].double().norm(dim=-1) for one in (old, old.double() - new.double()))
+    sizes, errors = (rows[finite].double().norm(dim=-1) for rows in (old, old.double() - new.double()))
     off = (errors / sizes).max().item()
     if not off <= tolerance:
         return f"its output is off by {off:.2g} of its size from that of the fused module, tolerance {tolerance:.2g}"

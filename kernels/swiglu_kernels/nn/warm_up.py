@@ -145,8 +145,8 @@ def _of_modules(model: nn.Module, top_k: int | None) -> list[Call]:
     found: dict[object, list[Call]] = {}
     for module in model.modules():
         own: list[torch.Tensor] = list(module.parameters())
-        alike: list[object] = [type(module), *((one.shape, one.stride(), one.dtype, one.device, one.requires_grad)
-                               for one in own)]  # fmt: skip
+        alike: list[object] = [type(module)]
+        alike += [(leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad) for leaf in own]
         if isinstance(module, FusedModule):
             found[(*alike, module.options, module.gate_activation)] = [(module, partial(_zeros_like, own[0]), own)]
         elif isinstance(module, FusedSwiGLUExperts) or _runs_on_ours(module):

@@ -6,7 +6,7 @@
     a backward overwrites what its forward saved (`saved.py`)                 it allocates new buffers
     calls that were made before are repeated from a record (`series.py`)      each launch is looked up by its arguments
     tensors are compared with those of such calls (`kinds.py`)                they are compared one property at a time
-    products of fp8 alone are PyTorch's (`fp8_products.py`)                   they are the portable kernels'
+    products of fp8 alone are PyTorch's (`ops/fp8/choice.py`)                 they are the portable kernels'
 
 OFF says which of these are off here, and which names are missing.
 """

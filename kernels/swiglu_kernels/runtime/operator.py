@@ -37,8 +37,10 @@ class Operator:
         self.name = f"{NAMESPACE}::{name}"
         self.function = function
         signature = inspect.signature(function)
-        parameters = [one for one in signature.parameters.values() if one.kind is not one.KEYWORD_ONLY]
-        self._parameters = [one.name for one in parameters]
+        parameters = [
+            parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.KEYWORD_ONLY
+        ]
+        self._parameters = [parameter.name for parameter in parameters]
 
         def functional(*arguments: Any) -> Any:
             return function(*arguments)

@@ -82,13 +82,13 @@ def register(
             increment_version(saved[-preactivations:])
         if repeats:
             # What the forward was known by settles most of it; hooks on saved tensors may have changed the rest.
-            given = [gradient, *[one for one in saved if one is not None]]
+            given = [gradient, *[tensor for tensor in saved if tensor is not None]]
             series = ctx.followers.get(needs, given)
             if series is not None:
                 return series.call(in_place, (gradient, *saved), (needs, ctx.options))
         check(ctx, saved[0], gradient)
-        if not all(one.is_contiguous() for one in saved[-preactivations:]):  # as only a hook makes them
-            saved = *saved[:-preactivations], *(one.contiguous() for one in saved[-preactivations:])
+        if not all(tensor.is_contiguous() for tensor in saved[-preactivations:]):  # as only a hook makes them
+            saved = *saved[:-preactivations], *(tensor.contiguous() for tensor in saved[-preactivations:])
         elif repeats:
             series = Series()
             ctx.followers.add(needs, given, series)
@@ -103,23 +103,20 @@ def register(
 
 
 def save(
-    ctx: Any,
-    x: torch.Tensor | None,
-    parameters: Sequence[torch.Tensor | None],
-    preactivations: Sequence[torch.Tensor],
+    ctx: Any, x: torch.Tensor | None, parameters: Sequence[torch.Tensor | None], preactivations: Sequence[torch.Tensor],
     options: Sequence[Any],
-) -> None:
+) -> None:  # fmt: skip
     """Save these for the backward, in this order; x may be None."""
     ctx.options, ctx.shape_of_x = options, None if x is None else x.shape
     leaves: list[torch.Tensor | None] = []
     kept: list[torch.Tensor | None] = []
-    for one in parameters:
-        if one is not None and one.is_leaf:
-            leaves.append(one)
-            kept.append(one.detach())
+    for parameter in parameters:
+        if parameter is not None and parameter.is_leaf:
+            leaves.append(parameter)
+            kept.append(parameter.detach())
         else:  # what is no leaf is no parameter: the graph alone holds it
             leaves.append(None)
-            kept.append(one)
+            kept.append(parameter)
     ctx.leaves = leaves
     ctx.save_for_backward(x, *kept, *preactivations)
 

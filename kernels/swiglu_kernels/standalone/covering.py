@@ -37,7 +37,7 @@ from swiglu_kernels.runtime.backend import Capability
 from swiglu_kernels.runtime.launch import Launch
 
 TOKENS = (16, 64, 128, 512, 8192)
-"""The ends of the rows of `tiles.py`."""
+"""The ends of the rows of `rules.py`."""
 WEIGHTS = ((4096, 11008), (7168, 2048), (2048, 2880), (3584, 18944), (8192, 28672))
 """(hidden, intermediate) that take every tile of few tokens on 132 multiprocessors."""
 CLAMPED = Formula(alpha=1.702, limit=7.0, up_offset=1.0)
@@ -53,12 +53,12 @@ def covering(capability: Capability) -> list[tuple[str, Launch]]:
     with admission.by_hand_aside("portable kernels are asked for"):
         of_all = _portable(capability), _experts(capability), _fp8(capability), _fp8_experts(capability)
         for name, launch in itertools.chain(*of_all):
-            one: Launch | None = launch
+            launched: Launch | None = launch
             for part in itertools.count(1):
-                if one is None:
+                if launched is None:
                     break
-                found.setdefault(_kind(one), (name if part == 1 else f"{name}, launch {part}", one))
-                one = one.then
+                found.setdefault(_kind(launched), (name if part == 1 else f"{name}, launch {part}", launched))
+                launched = launched.then
     if capability[0] == 9 and shared.GLUON_MISSING is None:
         for name, launch in _by_hand():
             found.setdefault((name, *_kind(launch)), (name, launch))
@@ -72,7 +72,7 @@ def most_demanding(launches: list[tuple[str, Launch]]) -> list[tuple[str, Launch
     """
     met: set[Any] = set()
     found = []
-    for name, launch in sorted(launches, key=lambda one: _demand(one[1]))[::-1]:
+    for name, launch in sorted(launches, key=lambda named: _demand(named[1]))[::-1]:
         kernel, dtypes, *_, compiled_in = _kind(launch)
         choices = {(name, value) for name, value in compiled_in if name != "FORMULA" and type(value) is not int}
         new = {(kernel, dtypes, choice) for choice in (None, *choices)} - met
@@ -213,33 +213,26 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
         rows = pair.shape[0]
         h, pre, y = tensor(rows, intermediate), tensor(rows, 2 * intermediate), tensor(rows, hidden)
         dots = tensor(portable_experts.dots_parts(x, w_down.mT, routing, capability), rows, dtype=torch.float32)
-        gate = (slots, CLAMPED, interleaved, capability)
-        summed = (pair, starts, counts, slots, tile_rows, capability)
+        gate = (CLAMPED, interleaved, capability)
         at = f"tiles of {tile_rows}, {str(dtype).removeprefix('torch.')}{'' if aligned else ', unaligned'}"
         at += ", interleaved" if interleaved else ""
         multiplied = {
-            "experts' gate and up": portable_experts.gate_up_launch(
-                x, w_gate_up, h, pre, pair, tile_expert, b_gate_up, *gate
-            ),
+            "experts' gate and up": portable_experts.gate_up_launch(x, w_gate_up, (h, pre), routing, b_gate_up, *gate),
             "experts' down": portable_experts.rows_launch(h, w_down, y, pair, tile_expert, b_down, capability),
             "experts' d_x": portable_experts.rows_launch(pre, w_gate_up.mT, y, pair, tile_expert, None, capability),
             "experts' d_pre": portable_experts.down_backward_launch(
-                x, w_down.mT, pre, weights, pre, h, dots, pair, tile_expert, *gate
+                x, w_down.mT, pre, weights, (pre, h, dots), routing, *gate
             ),
-            "experts' dW": portable_experts.weight_grad_launch(pre, x, w_gate_up, *summed),
-            "experts' dW_down": portable_experts.weight_grad_launch(x, h, w_down, *summed),
+            "experts' dW": portable_experts.weight_grad_launch(pre, x, w_gate_up, routing, capability),
+            "experts' dW_down": portable_experts.weight_grad_launch(x, h, w_down, routing, capability),
         }
         others = {
             "routing in one launch": route_launch(index, *routing[:5], tile_rows, capability),
             "routing": route_launch(many, *new_routing(many, count, tile_rows)[:5], tile_rows, capability),
             "experts' gather": gather_launch(x, y, row, starts, counts, slots, tile_rows, capability),
-            "experts' bias gradients": portable_experts.row_sums_launch(
-                x, weights, b_down, pair, starts, counts, slots
-            ),
-            "experts' products of rows": portable_experts.row_dots_launch(x, y, dots, pair, starts, slots),
-            "routing weights' gradient": portable_experts.slot_grads_launch(
-                dots, x, b_down, weights, row, tile_expert, slots
-            ),
+            "experts' bias gradients": portable_experts.row_sums_launch(x, weights, b_down, routing),
+            "experts' products of rows": portable_experts.row_dots_launch(x, y, dots, routing),
+            "routing weights' gradient": portable_experts.slot_grads_launch(dots, x, b_down, weights, routing),
             "weighted sum": combine_launch(y, weights, row, x, slots, capability),
         }
         for name, launch in (multiplied | (others if tile_rows == 16 else {})).items():
@@ -249,7 +242,7 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
             yield (
                 f"pairs, {at}",
                 portable_pairs.forward_launch(
-                    some, *layer, index[: len(some)], h, y, some, CLAMPED, interleaved, capability
+                    (some, *layer, index[: len(some)]), h, y, some, CLAMPED, interleaved, capability
                 ),
             )
     for dtype, interleaved, intermediate, slots in (
@@ -267,7 +260,7 @@ def _experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
         yield (
             f"gemv, {slots} slots of {intermediate}, {str(dtype).removeprefix('torch.')}",
             portable_gemv.forward_launch(
-                x, w_gate_up, w_down, weights, b_gate_up, b_down, weights.long(), h.view(slots, -1), x, CLAMPED,
+                (x, w_gate_up, w_down, weights, b_gate_up, b_down, weights.long()), h.view(slots, -1), x, CLAMPED,
                 interleaved, capability,
             ),
         )  # fmt: skip
@@ -292,8 +285,8 @@ def _fp8_experts(capability: Capability) -> Iterator[tuple[str, Launch]]:
         yield (
             f"fp8 experts' gate and up, {at}",
             portable_experts.gate_up_launch(
-                codes(tokens, hidden), codes(count, 2 * intermediate, hidden), h, pre, pair, tile_expert,
-                tensor(count, 2 * intermediate), slots, CLAMPED, interleaved, capability,
+                codes(tokens, hidden), codes(count, 2 * intermediate, hidden), (h, pre), routing,
+                tensor(count, 2 * intermediate), CLAMPED, interleaved, capability,
                 (scales(tokens), scales(count, 2 * intermediate)),
             ),
         )  # fmt: skip
@@ -382,14 +375,14 @@ def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
         name = f"experts by hand, h{', gate and up' if kept is not None else ''}"
         name += f"{', interleaved' if interleaved else ''}{', transposed' if weight is across else ''}"
         name += ", rows copied" if slots else ""
-        routed = starts, counts, bias, formula, interleaved, pair, slots
-        yield name, hopper_experts.gate_up_launch(x, weight, h, kept, *routed)
+        routed = starts, counts, pair, slots
+        yield name, hopper_experts.gate_up_launch(x, weight, h, kept, routed, bias, formula, interleaved)
         if kept is None:
             down = w_down.mT if weight is w_gate_up else w_down.mT.contiguous()
             yield (
                 f"{name}, backward",
                 hopper_experts.gate_backward_launch(
-                    x, down, pre, weights, pre, h, dots, pair, starts, counts, formula, interleaved, slots
+                    x, down, pre, weights, (pre, h, dots), routed, formula, interleaved
                 ),
             )
     yield "experts by hand, y", hopper_experts.rows_launch(h, w_down, x, starts, counts)
@@ -400,9 +393,9 @@ def _experts_by_hand() -> Iterator[tuple[str, Launch]]:
     for copied, like in itertools.product((False, True), (w_gate_up.mT, across.mT)):
         name = f"experts by hand, dW{' transposed' if like.stride(2) > 1 else ''}{', rows copied' if copied else ''}"
         left = tokens if copied else x
-        of_rows = starts, counts, pair, 8 if copied else 0
-        yield name, hopper_experts.weights_launch(left, pre, like, *of_rows)
-        yield f"{name}, sums", hopper_experts.weights_launch(left, pre, like, *of_rows, biases[0], ones)
+        routed = starts, counts, pair, 8 if copied else 0
+        yield name, hopper_experts.weights_launch(left, pre, like, routed)
+        yield f"{name}, sums", hopper_experts.weights_launch(left, pre, like, routed, biases[0], ones)
 
 
 def _fp8_by_hand() -> Iterator[tuple[str, Launch]]:
@@ -442,7 +435,8 @@ def _fp8_experts_by_hand() -> Iterator[tuple[str, Launch]]:
         name = f"fp8 experts by hand, h{', gate and up' if kept is not None else ''}"
         name += ", interleaved" if interleaved else ""
         variant = (bias, CLAMPED, True) if interleaved else (None, PLAIN, False)
-        launch = hopper_fp8_experts.gate_up_launch(x, w_gate_up, h, kept, starts, counts, pair, slots, *variant)
+        routed = starts, counts, pair, slots
+        launch = hopper_fp8_experts.gate_up_launch(x, w_gate_up, h, kept, routed, *variant)
         yield name, launch
     w_down, y = (tensor(count, hidden, intermediate // 2), scales(count, hidden)), tensor(rows, hidden)
     operands = (tensor(rows, intermediate // 2), scales(rows)), w_down, y, starts, counts

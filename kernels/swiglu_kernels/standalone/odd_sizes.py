@@ -23,7 +23,7 @@ import torch
 
 from swiglu_kernels import reference
 from swiglu_kernels.hopper import admission, shared
-from swiglu_kernels.ops.experts import portable_pairs
+from swiglu_kernels.ops.experts.choice import MOST_TOKENS
 from swiglu_kernels.ops.experts.operation import swiglu_experts
 from swiglu_kernels.ops.fp8 import hopper_fp8
 from swiglu_kernels.ops.fp8.operation import why_not as why_no_fp8
@@ -122,9 +122,9 @@ class Sizes:
         return Outcome(name, worst)
 
 
-def fp64(one: torch.Tensor) -> torch.Tensor:
+def fp64(tensor: torch.Tensor) -> torch.Tensor:
     """On the CPU: what is exact needs no kernel of others, which a sanitizer would watch as well."""
-    return one.cpu().double()
+    return tensor.cpu().double()
 
 
 def gradients(dz: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, formula: Formula) -> Tensors:
@@ -164,12 +164,9 @@ Case = Callable[[], Iterator[Outcome]]
 
 
 def outcomes(
-    device: torch.device,
-    few: bool = False,
-    dtypes: Sequence[torch.dtype] = DTYPES,
-    portable: bool = False,
+    device: torch.device, few: bool = False, dtypes: Sequence[torch.dtype] = DTYPES, portable: bool = False,
     share: tuple[int, int] = (0, 1),
-) -> Iterator[Outcome]:
+) -> Iterator[Outcome]:  # fmt: skip
     """Launch everything once for each size and dtype.
 
     few: at one or two sizes, in fp16.
@@ -243,14 +240,14 @@ def _experts(
     tokens, hidden, intermediate = size
     source = torch.Generator().manual_seed(tokens)
     sizes = (tokens, hidden), (5, 2 * intermediate, hidden), (5, hidden, intermediate), (tokens, 3)
-    drawn = [(torch.randn(one, generator=source) * one[-1] ** -0.5).to(dtype) for one in sizes]
+    drawn = [(torch.randn(shape, generator=source) * shape[-1] ** -0.5).to(dtype) for shape in sizes]
     index = torch.randint(-1, 4, (tokens, 3), generator=source)
     d_out = torch.randn(tokens, hidden, generator=source).to(dtype)
 
     def run(
         function: Callable[..., torch.Tensor], dtype: torch.dtype, at: str | torch.device = "cpu", **options: object
     ) -> Tensors:
-        leaves = [one.to(dtype).to(at).requires_grad_() for one in drawn]
+        leaves = [leaf.to(dtype).to(at).requires_grad_() for leaf in drawn]
         out = function(*leaves[:3], index.to(at), leaves[3], precision=precision, **options)
         found = torch.autograd.grad(out, leaves, d_out.to(dtype).to(at))
         return dict(zip(("out", "d_x", "d_w_gate_up", "d_w_down", "d_weights"), (out.detach(), *found), strict=True))
@@ -258,14 +255,14 @@ def _experts(
     exact, eager = run(reference.swiglu_experts, torch.float64), run(reference.swiglu_experts, dtype)
     found = run(swiglu_experts, dtype, device, backend=backend)
     if backend == "portable" and precision == "bf16":
-        few = slice(0, portable_pairs.MOST_TOKENS)
-        x, w_gate_up, w_down, weights = (one.to(device) for one in drawn)
+        few = slice(0, MOST_TOKENS)
+        x, w_gate_up, w_down, weights = (leaf.to(device) for leaf in drawn)
         with torch.no_grad():
             found["out of few pairs"] = swiglu_experts(x[few], w_gate_up, w_down, index[few].to(device), weights[few])
         for outs in (exact, eager):
             outs["out of few pairs"] = outs["out"][few]
     for name, got in found.items():
-        error, allowed = ((fp64(one) - exact[name]).norm() / exact[name].norm() for one in (got, eager[name]))
+        error, allowed = ((fp64(result) - exact[name]).norm() / exact[name].norm() for result in (got, eager[name]))
         # The operands of a gradient are results that were rounded: eager's own loss says what that costs.
         roundings = float(error / (allowed + ROUNDINGS[dtype]))
         label = f"{backend} {size} {precision if precision != 'bf16' else ''} {str(dtype).removeprefix('torch.')}"
@@ -377,7 +374,7 @@ def _portable(at: Sizes, label: str) -> Iterator[Outcome]:
 def _gate_backward(
     at: Sizes, name: str, describe: Callable[..., Launch], *more: object, wants_h: bool = True
 ) -> Outcome:
-    formula = next((one for one in more if isinstance(one, Formula)), PLAIN)
+    formula = next((argument for argument in more if isinstance(argument, Formula)), PLAIN)
     exact = gradients(fp64(at.d_out) @ fp64(at.w_down), at.gate, at.up, formula)
     d_gate, d_up = at.new("d_gate", at.z_like, at.gate), at.new("d_up", at.z_like, at.up)  # in place
     h = at.new("h", at.z_like) if wants_h else None
@@ -436,15 +433,17 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found = []
-    for one in outcomes(device, options.few, portable=options.portable):
-        found.append(one)
+    for outcome in outcomes(device, options.few, portable=options.portable):
+        found.append(outcome)
         print(
-            f"{'ok   ' if one.right else 'WRONG'} {one.roundings:6.2f} roundings  {one.name}  {one.reason}", flush=True
+            f"{'ok   ' if outcome.right else 'WRONG'} {outcome.roundings:6.2f} roundings  "
+            f"{outcome.name}  {outcome.reason}",
+            flush=True,
         )
-    wrong = [one for one in found if not one.right]
+    wrong = [outcome for outcome in found if not outcome.right]
     versions = f"torch {torch.__version__}, Triton {getattr(triton, '__version__', 'none')}"
     print(f"{versions}, {device}: {len(found)} launches, {len(wrong)} wrong")
-    print(*(f"{one.name}: {one.reason or f'{one.roundings:.1f} roundings'}" for one in wrong), sep="\n")
+    print(*(f"{outcome.name}: {outcome.reason or f'{outcome.roundings:.1f} roundings'}" for outcome in wrong), sep="\n")
     hazards.announce()
     sys.exit(bool(wrong))
 

@@ -135,9 +135,8 @@ def _of_experts(kernel: str, problem: Problem, device: torch.device, source: tor
 
     index = torch.rand(problem.tokens, E, generator=source, device=device).topk(k).indices
     routing = route(index, E, problem.kept_for)
-    pair, _, tile_expert, starts, counts, slots, tile_rows = routing
+    pair, _, tile_expert, starts, *_ = routing
     rows, used = pair.shape[0], int(starts[-1])  # what lies behind is not written
-    summed = pair, starts, counts, slots, tile_rows
 
     def made(*out: torch.Tensor, launch: Callable[[], Launch]) -> Workload:
         return Workload(kernel, problem, device, out, launch)
@@ -145,9 +144,7 @@ def _of_experts(kernel: str, problem: Problem, device: torch.device, source: tor
     match kernel:
         case "experts-gate-up":
             x, w, out = draw(problem.tokens, H), draw(E, 2 * I, H), new(rows, I)
-            launch = partial(
-                portable_experts.gate_up_launch, x, w, out, None, pair, tile_expert, None, slots, PLAIN, False
-            )
+            launch = partial(portable_experts.gate_up_launch, x, w, (out, None), routing, None, PLAIN, False)
             return made(out[:used], launch=launch)
         case "experts-down" | "experts-input-grad":
             a, out = draw(rows, I if kernel == "experts-down" else 2 * I), new(rows, H)
@@ -165,7 +162,7 @@ def _of_experts(kernel: str, problem: Problem, device: torch.device, source: tor
                     portable_experts.dots_parts(dy, w, routing), rows, dtype=torch.float32, device=device
                 )
                 return portable_experts.down_backward_launch(
-                    dy, w, pre, weights, d_pre, wh, dots, pair, tile_expert, slots, PLAIN, False
+                    dy, w, pre, weights, (d_pre, wh, dots), routing, PLAIN, False
                 )
 
             return made(d_pre[:used], wh[:used], launch=with_dots)
@@ -173,5 +170,5 @@ def _of_experts(kernel: str, problem: Problem, device: torch.device, source: tor
             of_down = kernel == "experts-down-weight-grad"
             a, b = (draw(problem.tokens, H), draw(rows, I)) if of_down else (draw(rows, 2 * I), draw(problem.tokens, H))
             out = new(E, a.shape[1], b.shape[1])
-            return made(out, launch=partial(portable_experts.weight_grad_launch, a, b, out, *summed))
+            return made(out, launch=partial(portable_experts.weight_grad_launch, a, b, out, routing))
     raise ValueError(f"kernel: expected a name of candidates.KERNELS, got {kernel!r}")

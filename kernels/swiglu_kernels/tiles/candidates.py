@@ -217,10 +217,15 @@ def _configurations(kernel: Kernel, schedule: Schedule, problem: Problem) -> lis
     ]
 
 
-def _distance(one: Tile, other: Tile) -> float:
+def _distance(tile: Tile, other: Tile) -> float:
     """How many halvings, doublings and stages lie between two tiles."""
-    ratios = ((one.rows, other.rows), (one.columns, other.columns), (one.depth, other.depth), (one.warps, other.warps))
-    return sum(abs(math.log2(mine / theirs)) for mine, theirs in ratios) + abs(one.stages - other.stages)
+    ratios = (
+        (tile.rows, other.rows),
+        (tile.columns, other.columns),
+        (tile.depth, other.depth),
+        (tile.warps, other.warps),
+    )
+    return sum(abs(math.log2(mine / theirs)) for mine, theirs in ratios) + abs(tile.stages - other.stages)
 
 
 def bucket(size: int) -> int:

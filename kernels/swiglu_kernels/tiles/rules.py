@@ -167,14 +167,9 @@ def _first_fit(rows: int, table: list[tuple[float, Tile]]) -> Tile:
 
 
 def forward_tile(
-    tokens: int,
-    hidden: int,
-    intermediate: int,
-    dtype: torch.dtype,
-    capability: Capability | None,
-    aligned: bool,
+    tokens: int, hidden: int, intermediate: int, dtype: torch.dtype, capability: Capability | None, aligned: bool,
     processors: int,
-) -> Tile:
+) -> Tile:  # fmt: skip
     """Tile of the forward: rows are tokens, columns intermediate, depth hidden."""
     if tokens <= FEW_TOKENS and family_of(capability) == "hopper" and _special(dtype, aligned) is None:
         tile = few_tokens_tile(tokens, hidden, intermediate, processors)

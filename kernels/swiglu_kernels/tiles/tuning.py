@@ -175,19 +175,19 @@ def _load(device: torch.device) -> dict[Key, Choice]:
     if here is None:
         return {}
     table: dict[Key, Choice] = {}
-    for one in found:
-        if one.machine != here:
+    for entry in found:
+        if entry.machine != here:
             continue
-        dtype = getattr(torch, one.dtype)
-        sizes = one.tokens, one.hidden, one.intermediate
+        dtype = getattr(torch, entry.dtype)
+        sizes = entry.tokens, entry.hidden, entry.intermediate
         problem = Problem(*sizes, dtype, here.major_minor, card=here.gpu)
-        reason = why_illegal(one.kernel, one.choice, problem)
+        reason = why_illegal(entry.kernel, entry.choice, problem)
         if reason:
             file = path()
             assert file is not None, "it has entries"
-            kept.warn_once(file, f"{one.choice} for {one.kernel} cannot run ({reason})", INSTEAD)
+            kept.warn_once(file, f"{entry.choice} for {entry.kernel} cannot run ({reason})", INSTEAD)
             return {}
-        table[one.kernel, dtype, one.tokens, one.hidden, one.intermediate] = one.choice
+        table[entry.kernel, dtype, entry.tokens, entry.hidden, entry.intermediate] = entry.choice
     return table
 
 
@@ -198,7 +198,7 @@ def _entry(machine: dict[str, Any], choice: dict[str, Any], ratio: list[float], 
     sizes = (made.tokens, made.hidden, made.intermediate, *asdict(tile).values())
     if (
         made.kernel not in KERNELS
-        or not all(isinstance(one, str) for one in (made.dtype, made.choice.schedule))
+        or not all(isinstance(text, str) for text in (made.dtype, made.choice.schedule))
         or len(made.ratio) != 3
     ):
         raise ValueError(f"not an entry of a kernel: {plain}")

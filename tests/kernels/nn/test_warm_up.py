@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from swiglu_kernels import FusedSwiGLU, FusedSwiGLUExperts, FusedSwiGLUMLP, FusedSwiGLUPackedMLP, backend_for
-from swiglu_kernels.nn import warm_up
+from swiglu_kernels import FusedSwiGLU, FusedSwiGLUExperts, FusedSwiGLUMLP, FusedSwiGLUPackedMLP, backend_for, warm_up
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.runtime.shortcuts import plan
 

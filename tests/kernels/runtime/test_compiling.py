@@ -12,7 +12,7 @@ from swiglu_kernels.runtime.backend import INTERPRETING, TRITON_AVAILABLE
 
 COMPILE_TWICE = """
 import os, torch
-from swiglu_kernels.hopper import forward, transposed
+from swiglu_kernels.ops.glu import hopper_forward as forward, hopper_transposed as transposed
 from swiglu_kernels.runtime import compiling
 from swiglu_kernels.ops.gate import operation as silu_mul
 

@@ -9,8 +9,9 @@ from accuracy import assert_equal
 from torch.utils.checkpoint import checkpoint
 
 from swiglu_kernels import FusedSwiGLU, FusedSwiGLUMLP, swiglu_glu, swiglu_glu_packed, swiglu_mlp
+from swiglu_kernels.ops.gate.formula import PLAIN
 from swiglu_kernels.runtime import saved
-from swiglu_kernels.runtime.shortcuts import plan, repeat
+from swiglu_kernels.runtime.shortcuts import door, plan, repeat
 
 HIDDEN, INTERMEDIATE = 32, 48
 OPERATIONS = {
@@ -46,7 +47,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[range]:
     """Through the dispatcher, or past it from the second call on."""
     if request.param:
-        monkeypatch.setattr(repeat, "INTERPRETING", False)
+        monkeypatch.setattr(door, "_shut", False)
         monkeypatch.setattr(repeat, "on_gpu", lambda _: True)
     plan.forget()
     yield range(2)
@@ -244,7 +245,7 @@ def test_weights_of_another_shape_are_taken_as_they_are(name: str) -> None:
 def test_what_somebody_else_holds_is_left_alone():
     """The operator itself returns gate and up, as torch.library.opcheck sees them."""
     x, w_gate, w_up = operands(swiglu_glu)
-    options = (None, None, "torch", "preact", "torch", "silu", 1.0, 1.0, None, 0.0)
+    options = (None, None, "separate", "torch", "preact", "torch", PLAIN.numbers)
     z, gate, up = torch.ops.swiglu_kernels.glu(x, w_gate, w_up, *options)
     before = gate.clone(), up.clone()
     z.sum().backward()

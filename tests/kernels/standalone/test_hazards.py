@@ -45,7 +45,11 @@ def test_those_of_this_process_are_announced(capsys: pytest.CaptureFixture[str])
     said = capsys.readouterr().out
     assert said.startswith(hazards.ANNOUNCED)
     source = Path(hopper_forward.__file__).read_text().splitlines()
-    ours = [place for place in said.removeprefix(hazards.ANNOUNCED).strip().split(", ") if place.startswith("forward.")]
+    ours = [
+        place
+        for place in said.removeprefix(hazards.ANNOUNCED).strip().split(", ")
+        if place.startswith("hopper_forward.")
+    ]
     lines = [source[int(place.split(":")[1]) - 1].strip() for place in ours]
     assert lines == ["def _forward_kernel(", "gl.warp_specialize("]
 

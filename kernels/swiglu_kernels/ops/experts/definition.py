@@ -45,11 +45,11 @@ def swiglu_experts(
     if precision != "bf16":
         recipe = precision.removeprefix("fp8-")
         block = functools.partial(swiglu_mlp_fp8, recipe=recipe, fp8_weight_grad=False, fp8_input_grad=False)
-    rows, index, weights = (one.reshape(-1, one.shape[-1]) for one in (x, top_k_index, top_k_weights))
+    rows, index, weights = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, top_k_index, top_k_weights))
     out = rows.new_zeros(rows.shape[0], w_down.shape[1])
     for expert in range(w_down.shape[0]):
         token, slot = torch.where(index == expert)
-        bias, bias_down = (None if one is None else one[expert] for one in (b_gate_up, b_down))
+        bias, bias_down = (None if bias is None else bias[expert] for bias in (b_gate_up, b_down))
         (w_gate, w_up), biases = split_packed(w_gate_up[expert], bias, "interleaved" if interleaved else "packed")
         y = block(rows[token], w_gate, w_up, w_down[expert], *biases, bias_down, **options)
         out = out.index_add(0, token, (y * weights[token, slot, None]).to(out.dtype))

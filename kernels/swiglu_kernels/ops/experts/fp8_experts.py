@@ -38,15 +38,15 @@ def unpack(precision: str, w_gate_up: Any, w_down: Any) -> tuple[Any, Any, torch
     """
     check_option("precision", precision, PRECISIONS)
     pairs = {"w_gate_up": w_gate_up, "w_down": w_down}
-    quantised = [name for name, one in pairs.items() if isinstance(one, tuple)]
+    quantised = [name for name, weight in pairs.items() if isinstance(weight, tuple)]
     if not quantised:
         return w_gate_up, w_down, None, None
     if len(quantised) == 1 or precision == "bf16":
         raise ValueError(
             f"{quantised[0]}: expected both weights quantised, and precision='fp8-rowwise', or both as they are"
         )
-    for name, one in pairs.items():
-        codes, scales = one if len(one) == 2 else (None, None)
+    for name, pair in pairs.items():
+        codes, scales = pair if len(pair) == 2 else (None, None)
         if not (
             isinstance(codes, torch.Tensor)
             and isinstance(scales, torch.Tensor)
@@ -61,7 +61,7 @@ def unpack(precision: str, w_gate_up: Any, w_down: Any) -> tuple[Any, Any, torch
 
 def like_codes(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tensors of x's dtype without data that lie as the codes of both weights do, to choose kernels by."""
-    first, second = (torch.empty(one.shape, dtype=x.dtype, device="meta") for one in (w_gate_up, w_down))
+    first, second = (torch.empty(weight.shape, dtype=x.dtype, device="meta") for weight in (w_gate_up, w_down))
     return first, second
 
 
@@ -71,21 +71,18 @@ def check(x: Any, w_gate_up: torch.Tensor) -> None:
     fp8.check("x", check_tensor("x", x), sizes)
 
 
+Pair = tuple[torch.Tensor | None, torch.Tensor | None]
+
+
 def products(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    w_down: torch.Tensor,
-    s_gate_up: torch.Tensor | None,
-    s_down: torch.Tensor | None,
-    b_gate_up: torch.Tensor | None,
-    b_down: torch.Tensor | None,
-    routing: Routing,
-    formula: Formula,
-    interleaved: bool,
-    keep: bool,
-    backend: str,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return y [P, H] and, with `keep`, pre [P, 2I]; s_* are scales of weights that are codes."""
+    x: torch.Tensor, weights: tuple[torch.Tensor, torch.Tensor], scales: Pair, biases: Pair, routing: Routing,
+    formula: Formula, interleaved: bool, keep: bool, backend: str,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """Return y [P, H] and, with `keep`, pre [P, 2I].
+
+    weights, scales, biases: of gate and up, and of down; weights with scales are codes.
+    """
+    (w_gate_up, w_down), (s_gate_up, s_down), (b_gate_up, b_down) = weights, scales, biases
     kernels = KERNELS[backend]
     codes = quantise_rows(x, "rowwise", False)
     fp8.hand(codes, "x")
@@ -103,6 +100,6 @@ def products(
 
 
 def _of_weights(name: str, weight: torch.Tensor, scales: torch.Tensor | None) -> Quantised:
-    one = quantise_rows(weight, "rowwise", True) if scales is None else Quantised(weight, scales)
-    fp8.hand(one, name)
-    return one
+    quantised = quantise_rows(weight, "rowwise", True) if scales is None else Quantised(weight, scales)
+    fp8.hand(quantised, name)
+    return quantised

@@ -40,17 +40,18 @@ if GLUON_MISSING is None:
         return value
 
     @gluon.jit
-    def _gated(gate, up, alpha, limit, up_offset, FORMULA: gl.constexpr):
+    def _gated(gate, up, numbers, FORMULA: gl.constexpr):
         """Return silu(gate) * up, or what FORMULA says."""
         if FORMULA == "silu":
             value = gate * sigmoid(gate) * up
         else:
+            alpha, limit, up_offset = numbers
             gate, up = bounded(gate, up, limit)
             value = gate * sigmoid(alpha * gate) * (up + up_offset)
         return value
 
     @gluon.jit
-    def _gradients(d_h, gate, up, alpha, limit, up_offset, FORMULA: gl.constexpr):
+    def _gradients(d_h, gate, up, numbers, FORMULA: gl.constexpr):
         """Return d_gate, d_up and h."""
         if FORMULA == "silu":
             slope = sigmoid(gate)
@@ -58,6 +59,7 @@ if GLUON_MISSING is None:
             d_gate = d_h * up * (slope + silu * (1.0 - slope))
             d_up, h = d_h * silu, silu * up
         else:
+            alpha, limit, up_offset = numbers
             g, u = bounded(gate, up, limit)
             u += up_offset
             slope = sigmoid(alpha * g)
@@ -90,14 +92,14 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _put_gated(
-        gate, up, bias, h, pre, row, column, N, bias_at, alpha, limit, up_offset, buffers,
-        FIRST: gl.constexpr, NUMBER: gl.constexpr, TURN: gl.constexpr, FORMULA: gl.constexpr,
-        TALL: gl.constexpr = False,
+        gate, up, operands, row, column, N, bias_at, numbers, buffers, FIRST: gl.constexpr, NUMBER: gl.constexpr,
+        TURN: gl.constexpr, FORMULA: gl.constexpr, TALL: gl.constexpr = False,
     ):  # fmt: skip
         """Store PART columns of h, or rows of it if TALL, and of gate and up where they are kept."""
+        bias, h, pre = operands
         gate = _biased(gate, bias, bias_at, TALL)
         up = _biased(up, bias, bias_at + N, TALL)
-        value = _gated(gate, up, alpha, limit, up_offset, FORMULA)
+        value = _gated(gate, up, numbers, FORMULA)
         if pre is None:
             _write_part(value, h, row, column, buffers.index(FIRST + NUMBER % TURN), TURN)
         else:
@@ -108,13 +110,13 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _put_pairs(
-        block, bias, h, pre, row, column, bias_at, alpha, limit, up_offset, buffers,
+        block, bias, h, pre, row, column, bias_at, numbers, buffers,
         FIRST: gl.constexpr, NUMBER: gl.constexpr, TURN: gl.constexpr, FORMULA: gl.constexpr,
     ):  # fmt: skip
         """Store PART columns of h from a block of gate and up in turn, and the block itself where it is kept."""
         block = _biased(block, bias, bias_at)
         gate, up = block.reshape([_BLOCK, _PART, 2]).split()
-        value = _gated(gate, up, alpha, limit, up_offset, FORMULA)
+        value = _gated(gate, up, numbers, FORMULA)
         if pre is None:
             write(value, h, row, column, buffers.index(FIRST + NUMBER % TURN), TURN - 1)
         else:
@@ -125,51 +127,49 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def finish(
-        one, two, three, out, pre, bias, row, column, N, bias_at, alpha, limit, up_offset, buffers,
-        COLUMNS: gl.constexpr, FIRST: gl.constexpr, FORM: gl.constexpr, INTERLEAVED: gl.constexpr,
-        FORMULA: gl.constexpr,
+        thirds, operands, row, column, N, bias_at, numbers, buffers, COLUMNS: gl.constexpr, FIRST: gl.constexpr,
+        FORM: gl.constexpr, INTERLEAVED: gl.constexpr, FORMULA: gl.constexpr,
     ):  # fmt: skip
         """Store one half of a tile's rows."""
+        out, pre, bias = operands
+        third_0, third_1, third_2 = thirds
         TURN: gl.constexpr = COLUMNS // _BLOCK  # buffers, so that as many parts are a multiple of them
         if FORM != "gate_up":
-            _put(one, bias, out, row, column, bias_at, buffers, FIRST, 0, TURN)
-            _put(two, bias, out, row, column + _BLOCK, bias_at + _BLOCK, buffers, FIRST, 1, TURN)
+            _put(third_0, bias, out, row, column, bias_at, buffers, FIRST, 0, TURN)
+            _put(third_1, bias, out, row, column + _BLOCK, bias_at + _BLOCK, buffers, FIRST, 1, TURN)
             if COLUMNS == 3 * _BLOCK:
-                _put(three, bias, out, row, column + 2 * _BLOCK, bias_at + 2 * _BLOCK, buffers, FIRST, 2, TURN)
+                _put(third_2, bias, out, row, column + 2 * _BLOCK, bias_at + 2 * _BLOCK, buffers, FIRST, 2, TURN)
         elif INTERLEAVED:
+            _put_pairs(third_0, bias, out, pre, row, column, bias_at, numbers, buffers, FIRST, 0, TURN, FORMULA)
             _put_pairs(
-                one, bias, out, pre, row, column, bias_at, alpha, limit, up_offset, buffers, FIRST, 0, TURN, FORMULA
-            )
-            _put_pairs(
-                two, bias, out, pre, row, column + _PART, bias_at + _BLOCK, alpha, limit, up_offset, buffers,
+                third_1, bias, out, pre, row, column + _PART, bias_at + _BLOCK, numbers, buffers,
                 FIRST, 1, TURN, FORMULA,
             )  # fmt: skip
             if COLUMNS == 3 * _BLOCK:
                 _put_pairs(
-                    three, bias, out, pre, row, column + 2 * _PART, bias_at + 2 * _BLOCK, alpha, limit, up_offset,
+                    third_2, bias, out, pre, row, column + 2 * _PART, bias_at + 2 * _BLOCK, numbers,
                     buffers, FIRST, 2, TURN, FORMULA,
                 )  # fmt: skip
         else:
-            gate_0, gate_1 = halves(one, _BLOCK, _PART)
-            up_0, up_1 = halves(two, _BLOCK, _PART)
+            gate_0, gate_1 = halves(third_0, _BLOCK, _PART)
+            up_0, up_1 = halves(third_1, _BLOCK, _PART)
             _put_gated(
-                gate_0, up_0, bias, out, pre, row, column, N, bias_at, alpha, limit, up_offset, buffers,
-                FIRST, 0, TURN, FORMULA,
+                gate_0, up_0, (bias, out, pre), row, column, N, bias_at, numbers, buffers, FIRST, 0, TURN, FORMULA,
             )  # fmt: skip
             _put_gated(
-                gate_1, up_1, bias, out, pre, row, column + _PART, N, bias_at + _PART, alpha, limit, up_offset, buffers,
-                FIRST, 1, TURN, FORMULA,
+                gate_1, up_1, (bias, out, pre), row, column + _PART, N, bias_at + _PART, numbers, buffers, FIRST, 1,
+                TURN, FORMULA,
             )  # fmt: skip
             if COLUMNS == 3 * _BLOCK:
-                gate_2, up_2 = halves(three, _BLOCK, _PART)
+                gate_2, up_2 = halves(third_2, _BLOCK, _PART)
                 _put_gated(
-                    gate_2, up_2, bias, out, pre, row, column + _BLOCK, N, bias_at + _BLOCK, alpha, limit, up_offset,
-                    buffers, FIRST, 2, TURN, FORMULA,
+                    gate_2, up_2, (bias, out, pre), row, column + _BLOCK, N, bias_at + _BLOCK, numbers, buffers, FIRST,
+                    2, TURN, FORMULA,
                 )  # fmt: skip
 
     @gluon.jit
     def _put_tall(
-        upper, lower, out, pre, bias, row, column, N, bias_at, alpha, limit, up_offset, buffers,
+        upper, lower, out, pre, bias, row, column, N, bias_at, numbers, buffers,
         FIRST: gl.constexpr, FORM: gl.constexpr, FORMULA: gl.constexpr,
     ):  # fmt: skip
         """Store two blocks of a tall tile, one above the other; row and column are those of the tile, not of out."""
@@ -177,12 +177,11 @@ if GLUON_MISSING is None:
             gate_0, gate_1 = halves(upper, _BLOCK, _PART)
             up_0, up_1 = halves(lower, _BLOCK, _PART)
             _put_gated(
-                gate_0, up_0, bias, out, pre, row, column, N, bias_at, alpha, limit, up_offset, buffers,
-                FIRST, 0, 2, FORMULA, True,
+                gate_0, up_0, (bias, out, pre), row, column, N, bias_at, numbers, buffers, FIRST, 0, 2, FORMULA, True,
             )  # fmt: skip
             _put_gated(
-                gate_1, up_1, bias, out, pre, row, column + _PART, N, bias_at, alpha, limit, up_offset, buffers,
-                FIRST, 1, 2, FORMULA, True,
+                gate_1, up_1, (bias, out, pre), row, column + _PART, N, bias_at, numbers, buffers, FIRST, 1, 2, FORMULA,
+                True,
             )  # fmt: skip
         else:
             _put(upper, bias, out, row, column, bias_at, buffers, FIRST, 0, 2, True)
@@ -190,32 +189,33 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def finish_tall(
-        one, two, three, one_1, two_1, three_1, out, pre, bias, row, column, N, bias_at, alpha, limit, up_offset,
-        buffers, FIRST: gl.constexpr, FORM: gl.constexpr, FORMULA: gl.constexpr,
+        thirds, out, pre, bias, row, column, N, bias_at, numbers, buffers, FIRST: gl.constexpr, FORM: gl.constexpr,
+        FORMULA: gl.constexpr,
     ):  # fmt: skip
         """Store a tall tile: its columns are rows of out, its upper 64 rows are columns of gate, and its lower of up.
 
         Without a gate, its rows are 128 columns of out. out, pre: descriptors for PART rows and BLOCK columns.
         """
+        third_0, third_1, third_2, lower_0, lower_1, lower_2 = thirds
         LAYOUT: gl.constexpr = out.layout
         across = view(buffers, out.dtype, [2 * _BUFFERS, _PART, _BLOCK], LAYOUT)
         for third in range(3):
             _put_tall(
-                one, one_1, out, pre, bias, column, row + third * _BLOCK, N, bias_at, alpha, limit, up_offset, across,
+                third_0, lower_0, out, pre, bias, column, row + third * _BLOCK, N, bias_at, numbers, across,
                 FIRST, FORM, FORMULA,
             )  # fmt: skip
-            one, two, one_1, two_1 = two, three, two_1, three_1
+            third_0, third_1, lower_0, lower_1 = third_1, third_2, lower_1, lower_2
         tma.store_wait(0)  # other tiles take other buffers in turn
 
     @gluon.jit
-    def put_sums(one, two, three, sums):
+    def put_sums(third_0, third_1, third_2, sums):
         """Store the first row of 64 that are alike."""
-        rows = gl.arange(0, _BLOCK, gl.SliceLayout(1, one.type.layout))[:, None]
-        at = sums + gl.arange(0, _BLOCK, gl.SliceLayout(0, one.type.layout))[None, :] + rows * 0
+        rows = gl.arange(0, _BLOCK, gl.SliceLayout(1, third_0.type.layout))[:, None]
+        at = sums + gl.arange(0, _BLOCK, gl.SliceLayout(0, third_0.type.layout))[None, :] + rows * 0
         for _ in range(_BLOCKS):
-            gl.store(at, one.to(sums.dtype.element_ty), mask=rows == 0)
+            gl.store(at, third_0.to(sums.dtype.element_ty), mask=rows == 0)
             at += _BLOCK
-            one, two = two, three
+            third_0, third_1 = third_1, third_2
 
     @gluon.jit
     def fetch(pre, row, column, N, reads, loaded, SET: gl.constexpr, INTERLEAVED: gl.constexpr):
@@ -230,14 +230,16 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _put_gradients(
-        d_h, weight, dots, pre, d_pre, weighted_h, row, column, next_row, next_column, more, parity, N,
-        alpha, limit, up_offset, reads, buffers, h_buffers, loaded,
-        ME: gl.constexpr, SIDE: gl.constexpr, INTERLEAVED: gl.constexpr, FORMULA: gl.constexpr,
+        d_h, weight, dots, operands, places, more, parity, N, numbers, memory, ME: gl.constexpr, SIDE: gl.constexpr,
+        INTERLEAVED: gl.constexpr, FORMULA: gl.constexpr,
     ):  # fmt: skip
         """Store PART columns of d_pre and weight * h, a SIDE of a block; begin to load gate and up of the next block's.
 
         d_h is still without the routing weight. more: there is a next block. Returns dots with theirs.
         """
+        row, column, next_row, next_column = places
+        reads, buffers, h_buffers, loaded = memory
+        pre, d_pre, weighted_h = operands
         SET: gl.constexpr = 2 * ME + SIDE
         mbarrier.wait(loaded.index(SET), parity)
         if INTERLEAVED:
@@ -248,7 +250,7 @@ if GLUON_MISSING is None:
         else:
             gate = reads.index(2 * SET).load(d_h.type.layout).to(gl.float32)
             up = reads.index(2 * SET + 1).load(d_h.type.layout).to(gl.float32)
-        d_gate, d_up, h = _gradients(d_h * weight[:, None], gate, up, alpha, limit, up_offset, FORMULA)
+        d_gate, d_up, h = _gradients(d_h * weight[:, None], gate, up, numbers, FORMULA)
         dots += gl.sum(d_h * h, 1)
         tma.store_wait(0)
         if INTERLEAVED:
@@ -276,9 +278,8 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def finish_backward(
-        one, two, three, one_1, two_1, three_1, weight, lower_weight, dots_out, pre, d_pre, weighted_h,
-        row, column, skipped, N, alpha, limit, up_offset, reads, buffers, h_buffers, loaded,
-        ME: gl.constexpr, INTERLEAVED: gl.constexpr, FORMULA: gl.constexpr,
+        tile, dots_out, operands, row, column, skipped, N, numbers, memory, ME: gl.constexpr,
+        INTERLEAVED: gl.constexpr, FORMULA: gl.constexpr,
     ):  # fmt: skip
         """Make d_pre, weight * h and the dots of a tile, whose first block's gate and up are fetched.
 
@@ -287,6 +288,7 @@ if GLUON_MISSING is None:
         A loop, though each turn moves what is left through the registers: written out, it has more instructions than
         their cache holds.
         """
+        third_0, third_1, third_2, lower_0, lower_1, lower_2, weight, lower_weight = tile
         LAYOUT: gl.constexpr = weight.type.layout
         dots = gl.zeros([_BLOCK], gl.float32, LAYOUT)
         parity = 0
@@ -298,18 +300,18 @@ if GLUON_MISSING is None:
                 next_row = gl.where(last, row + _BLOCK, here)
                 next_at = gl.where(last, column + skipped * _BLOCK, at + _BLOCK)
                 more = number < 2 * _BLOCKS - 1
-                left, right = halves(one, _BLOCK, _PART)
+                left, right = halves(third_0, _BLOCK, _PART)
                 dots = _put_gradients(
-                    left, weight, dots, pre, d_pre, weighted_h, here, at, next_row, next_at, more, parity, N,
-                    alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 0, INTERLEAVED, FORMULA,
+                    left, weight, dots, operands, (here, at, next_row, next_at), more, parity, N,
+                    numbers, memory, ME, 0, INTERLEAVED, FORMULA,
                 )  # fmt: skip
                 dots = _put_gradients(
-                    right, weight, dots, pre, d_pre, weighted_h, here, at + _PART, next_row, next_at + _PART, more,
-                    parity, N, alpha, limit, up_offset, reads, buffers, h_buffers, loaded, ME, 1, INTERLEAVED, FORMULA,
+                    right, weight, dots, operands, (here, at + _PART, next_row, next_at + _PART), more,
+                    parity, N, numbers, memory, ME, 1, INTERLEAVED, FORMULA,
                 )  # fmt: skip
                 parity ^= 1
                 if last:
                     gl.store(dots_out + here + gl.arange(0, _BLOCK, LAYOUT), dots)
                     dots = gl.zeros([_BLOCK], gl.float32, LAYOUT)
                     weight = lower_weight
-            one, two, three, one_1, two_1 = two, three, one_1, two_1, three_1
+            third_0, third_1, third_2, lower_0, lower_1 = third_1, third_2, lower_0, lower_1, lower_2

@@ -15,7 +15,7 @@ not alike drift apart, and no longer read the same weights at the same time (NOT
 So an expert whose rows are an odd number of blocks of 64 has a tall tile for the last three (h and y, and dx): 192 rows
 x 128 columns in place of 128 x 192, which loads and multiplies as much as any other. Rows and columns of it change
 sides: its rows of a go where else columns of b go, it is multiplied by the same wgmmas, and stored transposed. Columns
-that 192 does not divide end in such tiles as well (`experts_tiles.py`).
+that 192 does not divide end in such tiles as well (`hopper_tiles.py`).
 
 A weight's gradient whose last rows of tiles are half empty has room for the sums of the other operand: rows of ones.
 
@@ -92,7 +92,7 @@ if GLUON_MISSING is None:
     ):  # fmt: skip
         (
             out, pre, tall_out, tall_pre, bias, sums, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers,
-            reads, h_buffers, loaded, counts, units, experts, M, N, K, P, expert_rows, alpha, limit, up_offset,
+            reads, h_buffers, loaded, counts, units, experts, M, N, K, P, expert_rows, numbers,
         ) = given  # fmt: skip
         programs = gl.num_programs(0)
         mine = (units - gl.program_id(0) + programs - 1) // programs
@@ -124,35 +124,35 @@ if GLUON_MISSING is None:
                 weight = weights_of(row, pair, weights, LAYOUT)
                 lower_weight = weights_of(row + _BLOCK, pair, weights, LAYOUT)
             parity = (number // 2 + 1 - ME) & 1  # the first tile's turn passes at once
-            one, two, three, one_1, two_1, three_1 = multiply_blocks(
-                a_at, b_at, barriers_at, step, steps, parity, tall,
-                out.dtype, COLUMNS, ME, STAGES, FORM == "weights", B_ACROSS, TALL is not None, SLOTS > 0,
+            third_0, third_1, third_2, lower_0, lower_1, lower_2 = multiply_blocks(
+                (a_at, b_at, barriers_at), step, steps, parity, tall, out.dtype, COLUMNS, ME, STAGES, FORM == "weights",
+                B_ACROSS, TALL is not None, SLOTS > 0,
             )  # fmt: skip
             step += steps + others
             if FORM == "gate_backward":
                 finish_backward(
-                    one, two, three, one_1, two_1, three_1, weight, lower_weight, dots + column.to(gl.int64) * P, pre,
-                    out, weighted_h, row, first, skipped, N, alpha, limit, up_offset, reads, buffers, h_buffers, loaded,
-                    ME, INTERLEAVED, FORMULA,
+                    (third_0, third_1, third_2, lower_0, lower_1, lower_2, weight, lower_weight),
+                    dots + column.to(gl.int64) * P, (pre, out, weighted_h), row, first, skipped, N, numbers,
+                    (reads, buffers, h_buffers, loaded), ME, INTERLEAVED, FORMULA,
                 )  # fmt: skip
             else:
                 BOTH: gl.constexpr = 2 if FORM == "gate_up" else 1
                 bias_at = BOTH * expert * N + (2 if INTERLEAVED else 1) * first
                 if TALL is not None and tall != 0:
                     finish_tall(
-                        one, two, three, one_1, two_1, three_1, tall_out, tall_pre, bias, row, first, N, bias_at,
-                        alpha, limit, up_offset, buffers, ME * _BUFFERS, FORM, FORMULA,
+                        (third_0, third_1, third_2, lower_0, lower_1, lower_2), tall_out, tall_pre, bias, row, first, N,
+                        bias_at, numbers, buffers, ME * _BUFFERS, FORM, FORMULA,
                     )  # fmt: skip
                 else:
                     for half in range(2):  # written out, it has more instructions than their cache holds
                         if sums is not None and half == 1 and ends:
-                            put_sums(one, two, three, sums + sums_at)
+                            put_sums(third_0, third_1, third_2, sums + sums_at)
                         else:
                             finish(
-                                one, two, three, out, pre, bias, row + half * _BLOCK, first, N, bias_at, alpha, limit,
-                                up_offset, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
+                                (third_0, third_1, third_2), (out, pre, bias), row + half * _BLOCK, first, N, bias_at,
+                                numbers, buffers, COLUMNS, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
                             )  # fmt: skip
-                        one, two, three = one_1, two_1, three_1
+                        third_0, third_1, third_2 = lower_0, lower_1, lower_2
         tma.store_wait(0)
 
     @gluon.jit(do_not_specialize=(*SIZES, "P", "token_pieces"))
@@ -163,6 +163,7 @@ if GLUON_MISSING is None:
         B_ACROSS: gl.constexpr, INTERLEAVED: gl.constexpr, FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
         SLOTS: gl.constexpr,
     ):  # fmt: skip
+        numbers = alpha, limit, up_offset
         BACKWARD: gl.constexpr = FORM == "gate_backward"
         EACH: gl.constexpr = 1 if INTERLEAVED else 2  # buffers for gate and up
         units = tiles_in_all(counts, experts, M, N, COLUMNS, TALL, FORM, EXPERTS, 4)
@@ -187,7 +188,7 @@ if GLUON_MISSING is None:
         synchronize()
         consumed = (
             out, pre, tall_out, tall_pre, bias, sums, weighted_h, pair, weights, dots, a_at, b_at, barriers_at, buffers,
-            reads, h_buffers, loaded, counts, units, experts, M, N, K, P, expert_rows, alpha, limit, up_offset,
+            reads, h_buffers, loaded, counts, units, experts, M, N, K, P, expert_rows, numbers,
         )  # fmt: skip
         produced = (
             a, b, b_rest, ones, a_ring, b_ring, barriers, starts, counts, units, experts, M, N, K, P,
@@ -218,6 +219,10 @@ if GLUON_MISSING is None:
         a_ring._keep_alive()  # where rows are copied its address alone is used, and Triton would put others into it
 
 
+Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int]
+"""starts, counts, pair and slots of a routing, for rows that are copied from the tokens; 0 slots: they are sorted."""
+
+
 def why_not(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, activation: str) -> str | None:
     """Say why a layer's products cannot take this path on a Hopper GPU, or return None where they can.
 
@@ -243,10 +248,15 @@ def why_not(x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, acti
 
 def _is_one_matrix(weights: torch.Tensor) -> bool:
     """Tell whether the experts' [N, K], or all their transposes, lie one after the other."""
-    one = weights if weights.stride(2) == 1 else weights.mT
-    step = one.stride(1)
-    aligned = step * one.element_size() % ALIGNMENT_BYTES == 0
-    return one.stride(2) == 1 and aligned and one.stride(0) % step == 0 and one.stride(0) >= one.shape[1] * step
+    matrix = weights if weights.stride(2) == 1 else weights.mT
+    step = matrix.stride(1)
+    aligned = step * matrix.element_size() % ALIGNMENT_BYTES == 0
+    return (
+        matrix.stride(2) == 1
+        and aligned
+        and matrix.stride(0) % step == 0
+        and matrix.stride(0) >= matrix.shape[1] * step
+    )
 
 
 def flat(weights: torch.Tensor) -> tuple[list[int], list[int], int, bool]:
@@ -271,29 +281,21 @@ def block_descriptor(
 
 
 def _launch(
-    form: str,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    outs: Mapping[str, torch.Tensor | None],
-    routing: tuple[torch.Tensor, torch.Tensor],
-    columns: int,
-    sizes: tuple[int, int, int],
-    formula: Formula = PLAIN,
-    interleaved: bool = False,
-    group: int = GROUP,
-    stages: int = STAGES,
-    slots: int = 0,
-) -> Launch:
-    starts, counts = routing
+    form: str, a: torch.Tensor, b: torch.Tensor, outs: Mapping[str, torch.Tensor | None],
+    routed: Routed, columns: int, sizes: tuple[int, int, int], formula: Formula = PLAIN, interleaved: bool = False,
+) -> Launch:  # fmt: skip
+    starts, counts, pair, slots = routed
     M, N, K = sizes
     backward, weights = form == "gate_backward", form == "weights"
+    stages = BACKWARD_STAGES if backward else STAGES
     both = BLOCK if backward and interleaved else PART
     tall = None
     if columns == WIDE and (form == "rows" or (form == "gate_up" and not interleaved and formula == PLAIN)):
         tall = tall_columns(N, *(WIDE, TALL_COLUMNS) if form == "rows" else (WIDE // 2, TALL_COLUMNS // 2))
-    named: dict[str, Any] = dict.fromkeys(
-        ("ones", "pre", "bias", "sums", "weighted_h", "pair", "weights", "dots")
-    ) | dict(outs)
+    named: dict[str, Any] = dict.fromkeys(("ones", "pre", "bias", "sums", "weighted_h", "weights", "dots")) | {
+        "pair": pair,
+        **outs,
+    }
     for name in ("out", "pre"):
         wanted = tall is not None and named[name] is not None
         named[f"tall_{name}"] = block_descriptor(named[name], PART, BLOCK) if wanted else None
@@ -308,14 +310,14 @@ def _launch(
         shape, strides, across = list(b.shape), list(b.stride()), True
     else:
         for name, part in (("out", both if backward else PART), ("pre", both), ("weighted_h", PART)):
-            if (one := named[name]) is not None:
-                named[name] = block_descriptor(one, BLOCK, part)
+            if (tensor := named[name]) is not None:
+                named[name] = block_descriptor(tensor, BLOCK, part)
         shape, strides, each, across = flat(b)
     rest = form == "gate_up" and not interleaved and columns == WIDE
     programs = multiprocessors(a.device)
     width = columns // 2 if form == "gate_up" else columns
     experts = counts.shape[0]
-    P = named["pair"].shape[0] if slots else a.shape[0]
+    P = pair.shape[0] if slots and pair is not None else a.shape[0]
     tokens = a if slots else None
     most = experts * -(-M // ROWS) if weights else P // ROWS
     numbers = formula.arguments()
@@ -327,17 +329,10 @@ def _launch(
         | {"b_rest": block_descriptor(b, PART, BLOCK, shape, strides) if rest else None}
         | named
         | {"starts": starts, "counts": counts}
-        | {
-            "experts": experts,
-            "M": M,
-            "N": N,
-            "K": K,
-            "P": P,
-            "expert_rows": each,
-            "token_pieces": 0 if tokens is None else tokens.stride(0) // PIECE,
-        }
+        | {"experts": experts, "M": M, "N": N, "K": K, "P": P, "expert_rows": each}
+        | {"token_pieces": 0 if tokens is None else tokens.stride(0) // PIECE}
         | {name: numbers[name] for name in ("alpha", "limit", "up_offset", "FORMULA")}
-        | {"COLUMNS": columns, "TALL": tall, "STAGES": stages, "GROUP": group, "FORM": form, "B_ACROSS": across}
+        | {"COLUMNS": columns, "TALL": tall, "STAGES": stages, "GROUP": GROUP, "FORM": form, "B_ACROSS": across}
         | {"INTERLEAVED": interleaved, "EXPERTS": max(32, triton.next_power_of_2(experts))}
         | {"SLOTS": slots},
         num_warps=CONSUMER_WARPS,
@@ -347,19 +342,9 @@ def _launch(
 
 
 def gate_up_launch(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    h: torch.Tensor,
-    pre: torch.Tensor | None,
-    starts: torch.Tensor,
-    counts: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    formula: Formula = PLAIN,
-    interleaved: bool = False,
-    pair: torch.Tensor | None = None,
-    slots: int = 0,
-    group: int = GROUP,
-) -> Launch:
+    x: torch.Tensor, w_gate_up: torch.Tensor, h: torch.Tensor, pre: torch.Tensor | None, routed: Routed,
+    bias: torch.Tensor | None = None, formula: Formula = PLAIN, interleaved: bool = False,
+) -> Launch:  # fmt: skip
     """Describe the launch that writes h, and gate and up where they are kept.
 
     Args:
@@ -367,31 +352,22 @@ def gate_up_launch(
         w_gate_up: [E, 2 N, K], either of the last two dimensions contiguous.
         h: [P, N], written.
         pre: [P, 2 N], written, in the order of w_gate_up's rows; None: not wanted.
-        starts, counts: of the routing.
+        routed: of the routing.
         bias: [E, 2 N] or None.
         formula: the gate.
         interleaved: rows of w_gate_up are gate and up in turn, not first all of gate and then all of up.
-        pair, slots: of the routing, for rows that are copied from the tokens; 0: they are sorted.
     """
     across = w_gate_up.stride(2) != 1
-    outs = {"out": h, "pre": pre, "bias": bias, "pair": pair}
+    outs = {"out": h, "pre": pre, "bias": bias}
     columns = NARROW if across and not interleaved else WIDE
     sizes = 0, h.shape[1], x.shape[1]
-    return _launch(
-        "gate_up", x, w_gate_up, outs, (starts, counts), columns, sizes, formula, interleaved, group, slots=slots
-    )
+    return _launch("gate_up", x, w_gate_up, outs, routed, columns, sizes, formula, interleaved)
 
 
 def rows_launch(
-    a: torch.Tensor,
-    w: torch.Tensor,
-    out: torch.Tensor,
-    starts: torch.Tensor,
-    counts: torch.Tensor,
+    a: torch.Tensor, w: torch.Tensor, out: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor,
     bias: torch.Tensor | None = None,
-    columns: int = WIDE,
-    group: int = GROUP,
-) -> Launch:
+) -> Launch:  # fmt: skip
     """Describe the launch that writes each row's product with its expert's weights.
 
     Args:
@@ -402,25 +378,14 @@ def rows_launch(
         bias: [E, N] or None.
     """
     sizes = 0, out.shape[1], a.shape[1]
-    return _launch("rows", a, w, {"out": out, "bias": bias}, (starts, counts), columns, sizes, group=group)
+    return _launch("rows", a, w, {"out": out, "bias": bias}, (starts, counts, None, 0), WIDE, sizes)
 
 
 def gate_backward_launch(
-    dy: torch.Tensor,
-    w_down: torch.Tensor,
-    pre: torch.Tensor,
-    weights: torch.Tensor,
-    d_pre: torch.Tensor,
-    weighted_h: torch.Tensor,
-    dots: torch.Tensor,
-    pair: torch.Tensor,
-    starts: torch.Tensor,
-    counts: torch.Tensor,
-    formula: Formula = PLAIN,
+    dy: torch.Tensor, w_down: torch.Tensor, pre: torch.Tensor, weights: torch.Tensor,
+    made: tuple[torch.Tensor, torch.Tensor, torch.Tensor], routed: Routed, formula: Formula = PLAIN,
     interleaved: bool = False,
-    slots: int = 0,
-    group: int = GROUP,
-) -> Launch:
+) -> Launch:  # fmt: skip
     """Describe the launch that makes d_pre, weight * h and dots from dy.
 
     Args:
@@ -428,50 +393,34 @@ def gate_backward_launch(
         w_down: [E, N, K] as dy is multiplied: the transpose of what the forward multiplies by.
         pre: [P, 2 N], as `gate_up_launch` wrote it.
         weights: [T, k], contiguous, the routing weights.
-        d_pre: [P, 2 N], written; it may be pre itself.
-        weighted_h: [P, N], written.
-        dots: [ceil(N / WIDE), P], fp32, written: sums over the first axis are the routing weights' gradients.
-        pair: [P], the position in `weights` of a row, -1 for none.
-        starts, counts: of the routing.
+        made: what is written. d_pre [P, 2 N], which may be pre itself, weighted_h [P, N], and dots [ceil(N / WIDE), P],
+            fp32, whose sums over the first axis are the routing weights' gradients.
+        routed: of the routing, with its pairs.
         formula, interleaved: as in the forward.
-        slots: as for `gate_up_launch`.
     """
-    outs = {"out": d_pre, "pre": pre, "weighted_h": weighted_h, "pair": pair, "weights": weights, "dots": dots}
+    d_pre, weighted_h, dots = made
+    outs = {"out": d_pre, "pre": pre, "weighted_h": weighted_h, "weights": weights, "dots": dots}
     sizes = 0, weighted_h.shape[1], dy.shape[1]
-    return _launch(
-        "gate_backward", dy, w_down, outs, (starts, counts), WIDE, sizes, formula, interleaved, group,
-        BACKWARD_STAGES, slots,
-    )  # fmt: skip
+    return _launch("gate_backward", dy, w_down, outs, routed, WIDE, sizes, formula, interleaved)
 
 
 def weights_launch(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor,
-    starts: torch.Tensor,
-    counts: torch.Tensor,
-    pair: torch.Tensor | None = None,
-    slots: int = 0,
-    sums: torch.Tensor | None = None,
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, routed: Routed, sums: torch.Tensor | None = None,
     ones: torch.Tensor | None = None,
-    columns: int = WIDE,
-    group: int = GROUP,
-) -> Launch:
+) -> Launch:  # fmt: skip
     """Describe the launch that writes a^T b of each expert's rows.
 
     Args:
         a: [P, M], sorted rows, or with slots [T, M], the tokens.
         b: [P, N], sorted rows.
         out: [E, M, N], one of the last two dimensions contiguous, written; zero for an expert without rows.
-        starts, counts: of the routing.
-        pair, slots: as for `gate_up_launch`.
+        routed: of the routing.
         sums: [E, N], written: sums of b over each expert's rows; only where `has_room_for_sums` says so of M. None:
             not wanted.
         ones: [BLOCK, BLOCK], of ones, with sums; they are b's product with them, in place of rows of a^T behind M.
     """
     sizes = out.shape[1], out.shape[2], a.shape[0]
-    outs = {"out": out, "pair": pair, "sums": sums, "ones": ones}
-    return _launch("weights", a, b, outs, (starts, counts), columns, sizes, group=group, slots=slots)
+    return _launch("weights", a, b, {"out": out, "sums": sums, "ones": ones}, routed, WIDE, sizes)
 
 
 def has_room_for_sums(rows: int) -> bool:
@@ -502,24 +451,16 @@ def _rows_of(x: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, int]:
 
 
 def gate_up(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    routing: Routing,
-    bias: torch.Tensor | None,
-    formula: Formula,
-    interleaved: bool,
-    store_h: bool = True,
-    store_pre: bool = False,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    x: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing, bias: torch.Tensor | None, formula: Formula,
+    interleaved: bool, store_h: bool = True, store_pre: bool = False,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Return h [P, I], and pre [P, 2 I] or None."""
     rows, both = routing.pair.shape[0], w_gate_up.shape[1]
     h = x.new_empty((rows, both // 2))
     pre = x.new_empty((rows, both)) if store_pre else None
     x, slots = _rows_of(x, routing)
-    run(
-        gate_up_launch, x, aligned(w_gate_up), h, pre, routing.starts, routing.counts, dense(bias), formula,
-        interleaved, routing.pair, slots,
-    )  # fmt: skip
+    routed = routing.starts, routing.counts, routing.pair, slots
+    run(gate_up_launch, x, aligned(w_gate_up), h, pre, routed, dense(bias), formula, interleaved)
     return h if store_h else None, pre
 
 
@@ -531,26 +472,17 @@ def down(h: torch.Tensor, w_down: torch.Tensor, routing: Routing, bias: torch.Te
 
 
 def down_backward(
-    dy: torch.Tensor,
-    w_down: torch.Tensor,
-    pre: torch.Tensor,
-    weights: torch.Tensor,
-    routing: Routing,
-    formula: Formula,
-    interleaved: bool,
-    wants_wh: bool = True,
-    in_place: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    dy: torch.Tensor, w_down: torch.Tensor, pre: torch.Tensor, weights: torch.Tensor, routing: Routing,
+    formula: Formula, interleaved: bool, wants_wh: bool = True, in_place: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:  # fmt: skip
     """Return d_pre [P, 2 I], over pre where it may be, weight * h [P, I] or None, and the dots."""
     columns = w_down.shape[2]
     d_pre = pre if in_place else torch.empty_like(pre)
     wh = pre.new_empty((pre.shape[0], columns))
     dots = pre.new_empty((-(-columns // WIDE), pre.shape[0]), dtype=torch.float32)
     dy, slots = _rows_of(dy, routing)
-    run(
-        gate_backward_launch, dy, aligned(w_down).mT, pre, weights.contiguous(), d_pre, wh, dots, routing.pair,
-        routing.starts, routing.counts, formula, interleaved, slots,
-    )  # fmt: skip
+    routed, made = (routing.starts, routing.counts, routing.pair, slots), (d_pre, wh, dots)
+    run(gate_backward_launch, dy, aligned(w_down).mT, pre, weights.contiguous(), made, routed, formula, interleaved)
     return d_pre, wh if wants_wh else None, dots
 
 
@@ -574,10 +506,8 @@ def weight_grad(
     if with_sums and not of_tokens and has_room_for_sums(target.shape[1]):
         sums, ones = a.new_empty(out.shape[:2]), a.new_empty((BLOCK, BLOCK))
         apply(_fill, ones)
-    run(
-        weights_launch, left, right, target, routing.starts, routing.counts, routing.pair if slots else None, slots,
-        sums, ones,
-    )  # fmt: skip
+    routed = routing.starts, routing.counts, routing.pair if slots else None, slots
+    run(weights_launch, left, right, target, routed, sums, ones)
     return out, sums
 
 

@@ -17,7 +17,17 @@ import torch
 from swiglu_kernels.hopper import buffers
 from swiglu_kernels.hopper.shared import CONSUMER_WARPS, GLUON_MISSING
 from swiglu_kernels.ops.experts.hopper_epilogue import BLOCK, BUFFERS, PART
-from swiglu_kernels.ops.experts.hopper_experts import GROUP, ROWS, STAGES, WIDE, aligned, block_descriptor, dense, flat
+from swiglu_kernels.ops.experts.hopper_experts import (
+    GROUP,
+    ROWS,
+    STAGES,
+    WIDE,
+    Routed,
+    aligned,
+    block_descriptor,
+    dense,
+    flat,
+)
 from swiglu_kernels.ops.experts.routing import Routing, gather
 from swiglu_kernels.ops.gate.formula import PLAIN, Formula
 from swiglu_kernels.runtime.backend import multiprocessors, triton
@@ -51,23 +61,25 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _consume(
-        out, pre, bias, pair, a_scales, w_scales, a_at, b_at, barriers_at, buffers, counts,
-        units, experts, depth_tiles, N, slots, alpha, limit, up_offset,
-        ME: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, INTERLEAVED: gl.constexpr,
-        FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
+        given, ME: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr,
+        INTERLEAVED: gl.constexpr, FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
     ):  # fmt: skip
+        (
+            out, pre, bias, pair, a_scales, w_scales, a_at, b_at, barriers_at, buffers, counts, units, experts,
+            depth_tiles, N, slots, numbers,
+        ) = given  # fmt: skip
         BOTH: gl.constexpr = 2 if FORM == "gate_up" else 1
         STEP: gl.constexpr = 2 if INTERLEAVED else 1
         step = 0
         for unit in range(gl.program_id(0), units, gl.num_programs(0)):
             row, first, expert, _ = find(unit, rows_of(counts, experts, EXPERTS, 4), 0, N, _WIDE, None, FORM, GROUP)
             row += ME * _BLOCK
-            one, two, three = multiply_fp8(
-                a_at, b_at, barriers_at, step, depth_tiles, row, first, row, a_scales, w_scales, w_scales,
-                _WIDE, ME, STAGES, False,
+            third_0, third_1, third_2 = multiply_fp8(
+                (a_at, b_at, barriers_at), step, depth_tiles, row, first, row, a_scales, w_scales, w_scales, _WIDE, ME,
+                STAGES, False,
             )  # fmt: skip
             step += depth_tiles
-            rows = row + gl.arange(0, _BLOCK, gl.SliceLayout(1, one.type.layout))
+            rows = row + gl.arange(0, _BLOCK, gl.SliceLayout(1, third_0.type.layout))
             if pair is None:
                 of_rows = gl.load(a_scales + rows)
             else:
@@ -75,16 +87,16 @@ if GLUON_MISSING is None:
                 of_rows = gl.load(a_scales + pairs // slots, mask=pairs >= 0, other=0.0)
             at = BOTH * expert * N + STEP * first
             if FORM == "gate_up" and not INTERLEAVED:
-                one = _scaled(one, of_rows, w_scales, at, at)
-                two = _scaled(two, of_rows, w_scales, at + N, at + N)
-                three = _scaled(three, of_rows, w_scales, at + _BLOCK, at + N + _BLOCK - _PART)
+                third_0 = _scaled(third_0, of_rows, w_scales, at, at)
+                third_1 = _scaled(third_1, of_rows, w_scales, at + N, at + N)
+                third_2 = _scaled(third_2, of_rows, w_scales, at + _BLOCK, at + N + _BLOCK - _PART)
             else:
-                one = _scaled(one, of_rows, w_scales, at, at)
-                two = _scaled(two, of_rows, w_scales, at + _BLOCK, at + _BLOCK)
-                three = _scaled(three, of_rows, w_scales, at + 2 * _BLOCK, at + 2 * _BLOCK)
+                third_0 = _scaled(third_0, of_rows, w_scales, at, at)
+                third_1 = _scaled(third_1, of_rows, w_scales, at + _BLOCK, at + _BLOCK)
+                third_2 = _scaled(third_2, of_rows, w_scales, at + 2 * _BLOCK, at + 2 * _BLOCK)
             finish(
-                one, two, three, out, pre, bias, row, first, N, at, alpha, limit, up_offset, buffers,
-                _WIDE, ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
+                (third_0, third_1, third_2), (out, pre, bias), row, first, N, at, numbers, buffers, _WIDE,
+                ME * _BUFFERS, FORM, INTERLEAVED, FORMULA,
             )  # fmt: skip
         tma.store_wait(0)
 
@@ -95,6 +107,7 @@ if GLUON_MISSING is None:
         STAGES: gl.constexpr, GROUP: gl.constexpr, FORM: gl.constexpr, INTERLEAVED: gl.constexpr,
         FORMULA: gl.constexpr, EXPERTS: gl.constexpr,
     ):  # fmt: skip
+        numbers = alpha, limit, up_offset
         depth_tiles = gl.cdiv(K, _BLOCK)
         units = tiles_in_all(counts, experts, 0, N, _WIDE, None, FORM, EXPERTS, 4)
         a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES, _BLOCK, _BLOCK], a.layout)
@@ -103,24 +116,14 @@ if GLUON_MISSING is None:
         a_at, b_at, barriers_at, barriers = set_up(a_ring, b_ring, STAGES, TURNS=False)
         fence_async_shared()
         synchronize()
+        given = (
+            out, pre, bias, pair, a_scales, w_scales, a_at, b_at, barriers_at, buffers, counts, units, experts,
+            depth_tiles, N, slots, numbers,
+        )  # fmt: skip
         gl.warp_specialize(
             [
-                (
-                    _consume,
-                    (
-                        out, pre, bias, pair, a_scales, w_scales, a_at, b_at, barriers_at, buffers, counts,
-                        units, experts, depth_tiles, N, slots, alpha, limit, up_offset,
-                        0, STAGES, GROUP, FORM, INTERLEAVED, FORMULA, EXPERTS,
-                    ),
-                ),
-                (
-                    _consume,
-                    (
-                        out, pre, bias, pair, a_scales, w_scales, a_at, b_at, barriers_at, buffers, counts,
-                        units, experts, depth_tiles, N, slots, alpha, limit, up_offset,
-                        1, STAGES, GROUP, FORM, INTERLEAVED, FORMULA, EXPERTS,
-                    ),
-                ),
+                (_consume, (given, 0, STAGES, GROUP, FORM, INTERLEAVED, FORMULA, EXPERTS)),
+                (_consume, (given, 1, STAGES, GROUP, FORM, INTERLEAVED, FORMULA, EXPERTS)),
                 (
                     produce,
                     (
@@ -139,24 +142,16 @@ if GLUON_MISSING is None:
 
 
 def _launch(
-    form: str,
-    a: Codes,
-    w: Codes,
-    outs: dict[str, torch.Tensor | None],
-    routing: tuple[torch.Tensor, torch.Tensor],
-    pair: torch.Tensor | None,
-    slots: int,
-    columns: int,
-    formula: Formula = PLAIN,
-    interleaved: bool = False,
-) -> Launch:
-    (pairs, a_scales), (of_weights, w_scales), (starts, counts) = a, w, routing
+    form: str, a: Codes, w: Codes, outs: dict[str, torch.Tensor | None], routed: Routed, columns: int,
+    formula: Formula = PLAIN, interleaved: bool = False,
+) -> Launch:  # fmt: skip
+    (pairs, a_scales), (of_weights, w_scales), (starts, counts, pair, slots) = a, w, routed
     *matrix, each, _ = flat(of_weights)
     rest = form == "gate_up" and not interleaved
     named: dict[str, Any] = dict.fromkeys(("pre", "bias")) | outs
     for name in ("out", "pre"):
-        if (one := named[name]) is not None:
-            named[name] = block_descriptor(one, BLOCK, PART)
+        if (tensor := named[name]) is not None:
+            named[name] = block_descriptor(tensor, BLOCK, PART)
     width = WIDE // 2 if form == "gate_up" else WIDE
     experts = counts.shape[0]
     numbers = formula.arguments()
@@ -179,18 +174,9 @@ def _launch(
 
 
 def gate_up_launch(
-    x: Codes,
-    w_gate_up: Codes,
-    h: torch.Tensor,
-    pre: torch.Tensor | None,
-    starts: torch.Tensor,
-    counts: torch.Tensor,
-    pair: torch.Tensor,
-    slots: int,
-    bias: torch.Tensor | None = None,
-    formula: Formula = PLAIN,
-    interleaved: bool = False,
-) -> Launch:
+    x: Codes, w_gate_up: Codes, h: torch.Tensor, pre: torch.Tensor | None, routed: Routed,
+    bias: torch.Tensor | None = None, formula: Formula = PLAIN, interleaved: bool = False,
+) -> Launch:  # fmt: skip
     """Describe the launch that writes h, and gate and up where they are kept.
 
     Args:
@@ -198,15 +184,13 @@ def gate_up_launch(
         w_gate_up: [E, 2 N, K / 2] and [E, 2 N], contiguous.
         h: [P, N], written.
         pre: [P, 2 N], written, in the order of w_gate_up's rows; None: not wanted.
-        starts, counts, pair, slots: of the routing.
+        routed: of the routing.
         bias: [E, 2 N], contiguous, or None.
         formula: the gate.
         interleaved: rows of w_gate_up are gate and up in turn, not first all of gate and then all of up.
     """
     outs = {"out": h, "pre": pre, "bias": bias}
-    return _launch(
-        "gate_up", x, w_gate_up, outs, (starts, counts), pair, slots, h.shape[1], formula, interleaved
-    )  # fmt: skip
+    return _launch("gate_up", x, w_gate_up, outs, routed, h.shape[1], formula, interleaved)
 
 
 def rows_launch(
@@ -221,29 +205,21 @@ def rows_launch(
         starts, counts: of the routing.
         bias: [E, N], contiguous, or None.
     """
-    return _launch("rows", a, w, {"out": out, "bias": bias}, (starts, counts), None, 1, out.shape[1])
+    return _launch("rows", a, w, {"out": out, "bias": bias}, (starts, counts, None, 1), out.shape[1])
 
 
 def gate_up_of_codes(
-    x: Codes,
-    w_gate_up: Codes,
-    routing: Routing,
-    bias: torch.Tensor | None,
-    formula: Formula,
-    interleaved: bool,
-    dtype: torch.dtype,
-    store_h: bool = True,
-    store_pre: bool = False,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    x: Codes, w_gate_up: Codes, routing: Routing, bias: torch.Tensor | None, formula: Formula, interleaved: bool,
+    dtype: torch.dtype, store_h: bool = True, store_pre: bool = False,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Return h [P, I], and pre [P, 2 I] or None, of codes [T, H] and [E, 2 I, H]."""
     rows, both = routing.pair.shape[0], w_gate_up[0].shape[1]
     pairs = gather(x[0].view(dtype), routing)
     h = pairs.new_empty((rows, both // 2))
     pre = pairs.new_empty((rows, both)) if store_pre else None
-    run(
-        gate_up_launch, (pairs, x[1]), (aligned(w_gate_up[0].view(dtype)), w_gate_up[1]), h, pre, routing.starts,
-        routing.counts, routing.pair, routing.slots, dense(bias), formula, interleaved,
-    )  # fmt: skip
+    weights = aligned(w_gate_up[0].view(dtype)), w_gate_up[1]
+    routed = routing.starts, routing.counts, routing.pair, routing.slots
+    run(gate_up_launch, (pairs, x[1]), weights, h, pre, routed, dense(bias), formula, interleaved)
     return h if store_h else None, pre
 
 

@@ -51,13 +51,16 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _load_stage(
-        a, b, b_rest, ones, a_ring, b_ring, full, stage, begin, base, row, first, at, M, N,
-        COLUMNS: gl.constexpr, FORM: gl.constexpr, B_ACROSS: gl.constexpr, INTERLEAVED: gl.constexpr,
+        operands, rings, full, stage, begin, base, row, first, at, sizes, COLUMNS: gl.constexpr, FORM: gl.constexpr,
+        B_ACROSS: gl.constexpr, INTERLEAVED: gl.constexpr,
     ):  # fmt: skip
         """Begin to load a stage by TMA, or what of it is not copied.
 
         ones: loaded where the second block of a would begin at M; None: it never does.
         """
+        M, N = sizes
+        a_ring, b_ring = rings
+        a, b, b_rest, ones = operands
         A_ACROSS: gl.constexpr = FORM == "weights"
         BLOCKS: gl.constexpr = COLUMNS // _BLOCK
         LOADED: gl.constexpr = COLUMNS + (0 if a is None else _ROWS)
@@ -181,7 +184,7 @@ if GLUON_MISSING is None:
                         later, asked, left = _next_rows(later, asked, left, pair, starts, counts, units, per_expert)
                     if WARP == 0:
                         _load_stage(
-                            a, b, b_rest, ones, a_ring, b_ring, full, stage, begin, base, row, first, at, M, N,
+                            (a, b, b_rest, ones), (a_ring, b_ring), full, stage, begin, base, row, first, at, (M, N),
                             COLUMNS, FORM, B_ACROSS, INTERLEAVED,
                         )  # fmt: skip
                     step += 1

@@ -117,8 +117,8 @@ if GLUON_MISSING is None:
         return gl.associative_scan(tiles, 0, _sum)
 
     @gluon.jit
-    def _sum(one, other):
-        return one + other
+    def _sum(first, other):
+        return first + other
 
     @gluon.jit
     def tiles_of_gradient(M, N, COLUMNS: gl.constexpr):

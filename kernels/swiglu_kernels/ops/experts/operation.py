@@ -12,7 +12,7 @@ x's dtype, for P rows (T k pairs and the padding), hidden H and intermediate I; 
 
 and 4 bytes for each pair and row. In fp8 kernels by hand sort the codes of x: P H / 2 more in the forward.
 
-With precision="fp8-rowwise" the forward is that of `experts_fp8.py`. The backward is the same but for the gradients of
+With precision="fp8-rowwise" the forward is that of `fp8_experts.py`. The backward is the same but for the gradients of
 the routing weights, for which y is kept as well: P H more.
 
 Backward: one product, d_out w_down, never stored, whose epilogue makes the gradients of gate and up (over the saved
@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
-from swiglu_kernels.ops.experts import definition, fp8_experts, hopper_experts, portable_experts, portable_pairs
-from swiglu_kernels.ops.experts.choice import why_not_hopper, why_portable
+from swiglu_kernels.ops.experts import choice, definition, fp8_experts, hopper_experts, portable_experts, portable_pairs
+from swiglu_kernels.ops.experts.choice import PAIRS
 from swiglu_kernels.ops.experts.portable_experts import row_dots, row_sums, slot_grads
 from swiglu_kernels.ops.experts.routing import Routing, combine, new_routing, route
 from swiglu_kernels.ops.fp8 import operation as fp8
@@ -41,77 +41,80 @@ from swiglu_kernels.runtime.operator import operator
 from swiglu_kernels.runtime.saved import call_and_keep, register, save
 from swiglu_kernels.runtime.shortcuts import plan, repeat
 from swiglu_kernels.runtime.shortcuts.series import Series
-from swiglu_kernels.tiles.rules import expert_tile_rows
 
 KERNELS: dict[str, ModuleType] = {"portable": portable_experts, "hopper": hopper_experts}
 """By what `backend` calls them; `routing.py` says what functions they have."""
-PAIRS = "pairs"
-"""What "portable" is for few tokens and no gradients: no routing is made."""
+
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Of the six floating-point tensors."""
+Outputs = tuple[
+    torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor
+]  # fmt: skip
+"""out, pre, y and five tensors of the routing."""
 
 # Positions in a list of needs or gradients.
 X, W_GATE_UP, W_DOWN, WEIGHTS, B_GATE_UP, B_DOWN = range(6)
 
 
 def _outputs(
-    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, index: torch.Tensor, tile_rows: int, keep: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Allocate out, pre (empty unless it is kept) and the routing."""
+    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, index: torch.Tensor, tile_rows: int, keep: bool,
+    keep_y: bool,
+) -> Outputs:  # fmt: skip
+    """Allocate out, pre and y (both empty unless they are kept) and the routing."""
     routing = new_routing(index, w_gate_up.shape[0], tile_rows)
-    pre = new(x, routing.pair.shape[0], w_gate_up.shape[1]) if keep else new(x, 0, 0)
-    return new(x, x.shape[0], w_down.shape[1]), pre, *routing[:5]
+    rows = routing.pair.shape[0]
+    pre = new(x, rows, w_gate_up.shape[1]) if keep else new(x, 0, 0)
+    y = new(x, rows, w_down.shape[1]) if keep_y else new(x, 0, 0)
+    return new(x, x.shape[0], w_down.shape[1]), pre, y, *routing[:5]
 
 
 @operator("experts")
 def _experts(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    w_down: torch.Tensor,
-    weights: torch.Tensor,
-    b_gate_up: torch.Tensor | None,
-    b_down: torch.Tensor | None,
-    index: torch.Tensor,
-    tile_rows: int,
-    keep: bool,
-    backend: str,
-    interleaved: bool,
-    activation: str,
-    alpha: float,
-    limit: float | None,
-    up_offset: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return out, pre (empty unless it is kept) and the routing."""
+    x: torch.Tensor, w_gate_up: torch.Tensor, w_down: torch.Tensor, weights: torch.Tensor,
+    b_gate_up: torch.Tensor | None, b_down: torch.Tensor | None, index: torch.Tensor, s_gate_up: torch.Tensor | None,
+    s_down: torch.Tensor | None, tile_rows: int, keep: bool, keep_y: bool, backend: str, interleaved: bool,
+    precision: str, gate_numbers: Sequence[float],
+) -> Outputs:  # fmt: skip
+    """Return out, pre and y (both empty unless kept) and the routing; s_* are scales of weights that are codes.
+
+    y is kept with fp8 products alone, for the gradients of the routing weights.
+    """
     if index.numel() == 0 or w_gate_up.shape[0] == 0:
-        out, *others = _outputs(x, w_gate_up, w_down, index, tile_rows, keep)
+        out, *others = _outputs(x, w_gate_up, w_down, index, tile_rows, keep, keep_y)
         return out.zero_(), *others  # type: ignore[return-value]
-    formula = formula_of(activation, 1.0, alpha, limit, up_offset)
+    formula = formula_of(gate_numbers)
     if backend == PAIRS:
-        out = portable_pairs.forward(x, w_gate_up, w_down, weights, b_gate_up, b_down, index, formula, interleaved)
-        return out, *_outputs(x[:0], w_gate_up, w_down, index, tile_rows, keep)[1:]
-    kernels, routing = KERNELS[backend], route(index, w_gate_up.shape[0], tile_rows)
-    rows = kernels.gather(x, routing)
-    h, pre = kernels.gate_up(rows, w_gate_up, routing, b_gate_up, formula, interleaved, True, keep)
-    del rows
-    y = kernels.down(h, w_down, routing, b_down)
-    del h
-    return combine(y, weights, routing), new(x, 0, 0) if pre is None else pre, *routing[:5]
+        operands = x, w_gate_up, w_down, weights, b_gate_up, b_down, index
+        out = portable_pairs.forward(operands, formula, interleaved)
+        return out, *_outputs(x[:0], w_gate_up, w_down, index, tile_rows, keep, keep_y)[1:]
+    routing = route(index, w_gate_up.shape[0], tile_rows)
+    if precision != "bf16":
+        y, pre = fp8_experts.products(
+            x, (w_gate_up, w_down), (s_gate_up, s_down), (b_gate_up, b_down), routing, formula, interleaved, keep,
+            backend,
+        )  # fmt: skip
+    else:
+        kernels = KERNELS[backend]
+        rows = kernels.gather(x, routing)
+        h, pre = kernels.gate_up(rows, w_gate_up, routing, b_gate_up, formula, interleaved, True, keep)
+        del rows
+        y = kernels.down(h, w_down, routing, b_down)
+        del h
+    out = combine(y, weights, routing)
+    return out, new(x, 0, 0) if pre is None else pre, y if keep_y else new(x, 0, 0), *routing[:5]
 
 
 _experts.register_fake(_outputs)
 
 
 def _gradients(
-    d_out: torch.Tensor,
-    x: torch.Tensor | None,
-    w_gate_up: torch.Tensor,
-    w_down: torch.Tensor,
-    weights: torch.Tensor,
+    d_out: torch.Tensor, x: torch.Tensor | None, w_gate_up: torch.Tensor, w_down: torch.Tensor, weights: torch.Tensor,
     needs: Sequence[bool],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> Gradients:  # fmt: skip
     """Allocate the six gradients; those that are not wanted are empty."""
     experts, both, hidden = w_gate_up.shape
-    nothing = new(d_out, 0)
     return (
-        new(d_out, d_out.shape[0], hidden) if needs[X] else nothing,
+        new(d_out, d_out.shape[0], hidden) if needs[X] else new(d_out, 0),
         torch.empty_like(w_gate_up) if needs[W_GATE_UP] else new(d_out, 0),
         torch.empty_like(w_down) if needs[W_DOWN] else new(d_out, 0),
         weights.new_empty(weights.shape) if needs[WEIGHTS] else new(d_out, 0),
@@ -122,54 +125,49 @@ def _gradients(
 
 @operator("experts_backward")
 def _experts_backward(
-    d_out: torch.Tensor,
-    x: torch.Tensor | None,
-    w_gate_up: torch.Tensor,
-    w_down: torch.Tensor,
-    weights: torch.Tensor,
-    pre: torch.Tensor,
-    b_gate_up: torch.Tensor | None,
-    b_down: torch.Tensor | None,
-    pair: torch.Tensor,
-    row: torch.Tensor,
-    tile_expert: torch.Tensor,
-    starts: torch.Tensor,
-    counts: torch.Tensor,
-    needs: Sequence[bool],
-    tile_rows: int,
-    keep: bool,
-    backend: str,
-    interleaved: bool,
-    activation: str,
-    alpha: float,
-    limit: float | None,
-    up_offset: float,
-    *,
-    in_place: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    d_out: torch.Tensor, x: torch.Tensor | None, w_gate_up: torch.Tensor, w_down: torch.Tensor, weights: torch.Tensor,
+    pre: torch.Tensor, y: torch.Tensor, b_gate_up: torch.Tensor | None, b_down: torch.Tensor | None,
+    pair: torch.Tensor, row: torch.Tensor, tile_expert: torch.Tensor, starts: torch.Tensor, counts: torch.Tensor,
+    needs: Sequence[bool], tile_rows: int, keep: bool, keep_y: bool, backend: str, interleaved: bool, precision: str,
+    gate_numbers: Sequence[float], *, in_place: bool = False,
+) -> Gradients:  # fmt: skip
     """Return the six gradients, empty where not wanted; x may be None where it is not read.
 
-    `in_place` lets it overwrite pre, which the operator, being functional, must not.
+    `in_place` lets it overwrite pre and y, which the operator, being functional, must not.
     """
-    experts = w_gate_up.shape[0]
+    experts, in_fp8 = w_gate_up.shape[0], precision != "bf16"
     if row.shape[0] == 0 or experts == 0:
-        return tuple(one.zero_() for one in _gradients(d_out, x, w_gate_up, w_down, weights, needs))  # type: ignore[return-value]
-    kernels, formula = KERNELS[backend], formula_of(activation, 1.0, alpha, limit, up_offset)
+        zeros = (gradient.zero_() for gradient in _gradients(d_out, x, w_gate_up, w_down, weights, needs))
+        return tuple(zeros)  # type: ignore[return-value]
+    kernels, formula = KERNELS[backend], formula_of(gate_numbers)
     routing = Routing(pair, row, tile_expert, starts, counts, weights.shape[1], tile_rows)
     results = [new(d_out, 0) for _ in range(6)]
     if not keep:
         assert x is not None, "the recomputation starts from x"
-        _, pre = kernels.gate_up(
-            kernels.gather(x, routing), w_gate_up, routing, b_gate_up, formula, interleaved, False, True
-        )
+        if in_fp8:
+            y, made = fp8_experts.products(
+                x, (w_gate_up, w_down), (None, None), (b_gate_up, b_down), routing, formula, interleaved, True, backend
+            )
+        else:
+            rows = kernels.gather(x, routing)
+            _, made = kernels.gate_up(rows, w_gate_up, routing, b_gate_up, formula, interleaved, False, True)
+            del rows
+        assert made is not None, "it is asked for"
+        pre = made
+        del made
     free = in_place or not keep
+    if needs[WEIGHTS] and in_fp8:
+        results[WEIGHTS] = slot_grads(row_dots(d_out, y, routing), d_out, None, routing, weights.dtype)
+        if free:
+            plan.apply(_let_go, y)
+    del y
     d_pre, wh, dots = kernels.down_backward(
         kernels.gather(d_out, routing), w_down, pre, weights, routing, formula, interleaved, needs[W_DOWN], free
     )
     if free and d_pre is not pre:
         plan.apply(_let_go, pre)
     del pre
-    if needs[WEIGHTS]:
+    if needs[WEIGHTS] and not in_fp8:
         results[WEIGHTS] = slot_grads(dots, d_out, b_down, routing, weights.dtype)
     del dots
     if needs[B_DOWN]:
@@ -200,157 +198,22 @@ def _let_go(tensor: torch.Tensor) -> None:
 
 
 def _keep(ctx, tensors, options, output) -> None:
-    x, w_gate_up, w_down, weights, b_gate_up, b_down, _ = tensors
-    _, keep, *_ = options
-    _, pre, *routing = output
-    saved_x = None if keep and not ctx.needs_input_grad[W_GATE_UP] else x
-    save(ctx, saved_x, (w_gate_up, w_down, weights, None if keep else b_gate_up, b_down, *routing), (pre,), options)
-
-
-def _gradients_or_none(backward, d_out, saved, needs, options):
-    x, w_gate_up, w_down, weights, *others, pre = saved
-    needs = needs[:6]
-    gradients = backward(d_out, x, w_gate_up, w_down, weights, pre, *others, needs, *options)
-    return [*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), None]
-
-
-register(_experts, _experts_backward, _keep, _gradients_or_none, tensors=7, preactivations=1)
-
-
-def _fp8_outputs(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    w_down: torch.Tensor,
-    index: torch.Tensor,
-    tile_rows: int,
-    keep: bool,
-    keep_y: bool,
-) -> tuple[torch.Tensor, ...]:
-    """Allocate out, pre, y (both empty unless kept) and the routing."""
-    out, pre, *routing = _outputs(x, w_gate_up, w_down, index, tile_rows, keep)
-    y = new(x, routing[0].shape[0], w_down.shape[1]) if keep_y else new(x, 0, 0)
-    return out, pre, y, *routing
-
-
-@operator("fp8_experts")
-def _fp8_experts(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    w_down: torch.Tensor,
-    weights: torch.Tensor,
-    b_gate_up: torch.Tensor | None,
-    b_down: torch.Tensor | None,
-    index: torch.Tensor,
-    s_gate_up: torch.Tensor | None,
-    s_down: torch.Tensor | None,
-    tile_rows: int,
-    keep: bool,
-    keep_y: bool,
-    backend: str,
-    interleaved: bool,
-    activation: str,
-    alpha: float,
-    limit: float | None,
-    up_offset: float,
-) -> tuple[
-    torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor
-]:  # fmt: skip
-    """Return out, pre, y (both empty unless kept) and the routing; s_* are scales of weights that are codes."""
-    if index.numel() == 0 or w_gate_up.shape[0] == 0:
-        out, *others = _fp8_outputs(x, w_gate_up, w_down, index, tile_rows, keep, keep_y)
-        return out.zero_(), *others  # type: ignore[return-value]
-    formula = formula_of(activation, 1.0, alpha, limit, up_offset)
-    routing = route(index, w_gate_up.shape[0], tile_rows)
-    y, pre = fp8_experts.products(
-        x, w_gate_up, w_down, s_gate_up, s_down, b_gate_up, b_down, routing, formula, interleaved, keep, backend
-    )  # fmt: skip
-    out = combine(y, weights, routing)
-    return out, new(x, 0, 0) if pre is None else pre, y if keep_y else new(x, 0, 0), *routing[:5]
-
-
-_fp8_experts.register_fake(_fp8_outputs)
-
-
-@operator("fp8_experts_backward")
-def _fp8_experts_backward(
-    d_out: torch.Tensor,
-    x: torch.Tensor | None,
-    w_gate_up: torch.Tensor,
-    w_down: torch.Tensor,
-    weights: torch.Tensor,
-    pre: torch.Tensor,
-    y: torch.Tensor,
-    b_gate_up: torch.Tensor | None,
-    b_down: torch.Tensor | None,
-    pair: torch.Tensor,
-    row: torch.Tensor,
-    tile_expert: torch.Tensor,
-    starts: torch.Tensor,
-    counts: torch.Tensor,
-    needs: Sequence[bool],
-    tile_rows: int,
-    keep: bool,
-    keep_y: bool,
-    backend: str,
-    interleaved: bool,
-    activation: str,
-    alpha: float,
-    limit: float | None,
-    up_offset: float,
-    *,
-    in_place: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`_experts_backward` with the gradient of the routing weights from y; `in_place` lets it overwrite pre and y."""
-    if row.shape[0] == 0 or w_gate_up.shape[0] == 0:
-        return tuple(one.zero_() for one in _gradients(d_out, x, w_gate_up, w_down, weights, needs))  # type: ignore[return-value]
-    routing = Routing(pair, row, tile_expert, starts, counts, weights.shape[1], tile_rows)
-    if not keep:
-        assert x is not None, "the recomputation starts from x"
-        formula = formula_of(activation, 1.0, alpha, limit, up_offset)
-        y, made = fp8_experts.products(
-            x, w_gate_up, w_down, None, None, b_gate_up, b_down, routing, formula, interleaved, True, backend
-        )  # fmt: skip
-        assert made is not None
-        pre = made
-    of_weights = None
-    if needs[WEIGHTS]:
-        of_weights = slot_grads(row_dots(d_out, y, routing), d_out, None, routing, weights.dtype)
-        if in_place or not keep:
-            plan.apply(_let_go, y)
-    del y
-    others = [need and at != WEIGHTS for at, need in enumerate(needs)]
-    results = list(
-        _experts_backward.function(
-            d_out, x, w_gate_up, w_down, weights, pre, None, b_down, pair, row, tile_expert, starts, counts, others,
-            tile_rows, True, backend, interleaved, activation, alpha, limit, up_offset, in_place=in_place or not keep,
-        )
-    )  # fmt: skip
-    if of_weights is not None:
-        results[WEIGHTS] = of_weights
-    return tuple(results)
-
-
-_fp8_experts_backward.register_fake(_gradients)
-
-
-def _keep_fp8(ctx, tensors, options, output) -> None:
     x, w_gate_up, w_down, weights, b_gate_up, b_down, *_ = tensors
     _, keep, *_ = options
     _, pre, y, *routing = output
     saved_x = None if keep and not ctx.needs_input_grad[W_GATE_UP] else x
-    save(
-        ctx, saved_x, (w_gate_up, w_down, weights, None if keep else b_gate_up, b_down, *routing), (pre, y), options
-    )  # fmt: skip
+    parameters = w_gate_up, w_down, weights, None if keep else b_gate_up, b_down
+    save(ctx, saved_x, (*parameters, *routing), (pre, y), options)
 
 
-def _fp8_gradients_or_none(backward, d_out, saved, needs, options):
+def _gradients_or_none(backward, d_out, saved, needs, options):
     x, w_gate_up, w_down, weights, *others, pre, y = saved
     needs = needs[:6]
     gradients = backward(d_out, x, w_gate_up, w_down, weights, pre, y, *others, needs, *options)
     return [*(gradient if need else None for gradient, need in zip(gradients, needs, strict=True)), None, None, None]
 
 
-register(_fp8_experts, _fp8_experts_backward, _keep_fp8, _fp8_gradients_or_none, tensors=9, preactivations=2)
+register(_experts, _experts_backward, _keep, _gradients_or_none, tensors=9, preactivations=2)
 
 
 def swiglu_experts(
@@ -411,15 +274,26 @@ def swiglu_experts(
 
     In 16 bits, where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_experts`.
     """
-    kind, again = repeat.find(
-        "experts", (x, w_gate_up, w_down, top_k_weights, top_k_index), (b_gate_up, b_down),
-        (activation, alpha, limit, up_offset, interleaved, recompute, backend, precision),
-    )  # fmt: skip
+    tensors, biases = (x, w_gate_up, w_down, top_k_weights, top_k_index), (b_gate_up, b_down)
+    gate, options = (activation, 1.0, alpha, limit, up_offset), (interleaved, recompute, backend, precision)
+    kind, again = repeat.find("experts", tensors, biases, (*gate, *options))
     if again is not None:
-        return again(x, w_gate_up, w_down, top_k_weights, b_gate_up, b_down, top_k_index)
+        return again(*tensors[:4], *biases, top_k_index)
+    return _first_call(kind, tensors, biases, gate, options)
+
+
+def _first_call(
+    kind: repeat.Kind | None, tensors: tuple[Any, ...], biases: tuple[Any, ...], gate: tuple[Any, ...],
+    options: tuple[bool, bool, str | None, str],
+) -> torch.Tensor:  # fmt: skip
+    """Check the arguments, choose kernels, call the operator, and let calls of this kind be made again."""
+    x, w_gate_up, w_down, top_k_weights, top_k_index = tensors
+    b_gate_up, b_down = biases
+    interleaved, recompute, backend, precision = options
+    activation = gate[0]
     if backend is not None:
         check_option("backend", backend, tuple(KERNELS))
-    formula = check_formula(activation, 1.0, alpha, limit, up_offset)
+    formula = check_formula(*gate)
     gate_up, down, s_gate_up, s_down = fp8_experts.unpack(precision, w_gate_up, w_down)
     x, b_gate_up, b_down = autocast.operands(x, b_gate_up, b_down)
     shapes = gate_up, down  # whose checks know no fp8
@@ -427,7 +301,7 @@ def swiglu_experts(
         x, gate_up, down = autocast.operands(x, gate_up, down)
         shapes = gate_up, down
     elif isinstance(x, torch.Tensor):
-        shapes = tuple(one.new_empty(1, dtype=x.dtype).expand(one.shape) for one in shapes)
+        shapes = tuple(weight.new_empty(1, dtype=x.dtype).expand(weight.shape) for weight in shapes)
     check_experts(x, *shapes, top_k_index, top_k_weights, b_gate_up, b_down)
     in_fp8 = precision != "bf16"
     if in_fp8:
@@ -435,35 +309,26 @@ def swiglu_experts(
     elif backend_for(x) == "torch":
         return definition.swiglu_experts(
             x, gate_up, down, top_k_index, top_k_weights,
-            b_gate_up=b_gate_up, b_down=b_down, interleaved=interleaved, **formula,
+            b_gate_up=b_gate_up, b_down=b_down, interleaved=interleaved, **formula.options,
         )  # fmt: skip
     rows = as_matrix(x)
-    index, weights = (as_matrix(one) for one in (top_k_index, top_k_weights))
+    index, weights = (as_matrix(tensor) for tensor in (top_k_index, top_k_weights))
     with_grad = needs_backward(x, gate_up, down, weights, b_gate_up, b_down)
     if s_gate_up is not None and with_grad:
         raise ValueError("w_gate_up, w_down: expected 16 bits if a gradient is wanted, got fp8; use torch.no_grad()")
     multiplied: tuple[torch.Tensor, torch.Tensor] = (gate_up, down)
     if in_fp8 and not with_grad:
         multiplied = fp8_experts.like_codes(rows, *multiplied)
-    if backend is None:
-        portable_because = why_portable(index.numel(), rows, *multiplied, activation, with_grad, in_fp8)
-        backend = "portable" if portable_because else "hopper"
-        if portable_pairs.takes(index, portable_because is not None, with_grad, in_fp8):
-            backend = PAIRS
-    elif backend == "hopper" and (reason := why_not_hopper(rows, *multiplied, activation, in_fp8)):
-        raise ValueError(f"backend: expected 'portable' or None, got 'hopper': {reason}")
-    by_hand = backend == "hopper"
-    tile_rows = hopper_experts.ROWS if by_hand else expert_tile_rows(index.numel(), gate_up.shape[0], x.dtype)
+    backend, tile_rows, _ = choice.kernels_for(
+        index, rows, multiplied, activation, with_grad, in_fp8, backend
+    )  # fmt: skip
     keep = with_grad and not recompute
-    how = (backend, interleaved, activation, formula["alpha"], formula["limit"], formula["up_offset"])
-    tensors = (rows, gate_up, down, weights, b_gate_up, b_down, index.contiguous())
-    if in_fp8:
-        kept = (keep, keep and weights.requires_grad)
-        return like_leading(call_and_keep(_fp8_experts, *tensors, s_gate_up, s_down, tile_rows, *kept, *how), x)
-    options = (tile_rows, keep, *how)
-    out = call_and_keep(_experts, *tensors, *options)
-    if kind is not None:
-        repeat.remember(kind, of_matrix(x, _again(options, with_grad)))
+    operands = (rows, gate_up, down, weights, b_gate_up, b_down, index.contiguous(), s_gate_up, s_down)
+    keep_y = in_fp8 and keep and weights.requires_grad
+    others = tile_rows, keep, keep_y, backend, interleaved, precision, formula.numbers
+    out = call_and_keep(_experts, *operands, *others)
+    if kind is not None and not in_fp8:
+        repeat.remember(kind, of_matrix(x, _again(others, with_grad)))
     return like_leading(out, x)
 
 
@@ -473,7 +338,8 @@ def _again(options: Sequence[Any], with_grad: bool) -> repeat.Again:
 
     def again(rows: torch.Tensor, *others: Any) -> torch.Tensor:
         w_gate_up, w_down, weights, b_gate_up, b_down, index = others
-        tensors = rows, w_gate_up, w_down, as_matrix(weights), b_gate_up, b_down, as_matrix(index).contiguous()
+        of_routing = as_matrix(weights), b_gate_up, b_down, as_matrix(index).contiguous()
+        tensors = rows, w_gate_up, w_down, *of_routing, None, None
         if with_grad:
             return _experts.first_output(series, tensors, options)
         out: torch.Tensor = series.call(_out_alone, tensors, options)

@@ -16,10 +16,12 @@ are mapped to these rows when the weights are read.
     d_x[token] = sum over slots of d_pre w_gate_up,   d_w_gate_up = d_pre^T x,   d_w_down = dy^T wh
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from swiglu_kernels.ops.experts import choice
 from swiglu_kernels.ops.experts.routing import Routing, as_mask
 from swiglu_kernels.ops.fp8.portable_codes import Quantised
 from swiglu_kernels.ops.gate.arithmetic import (
@@ -34,11 +36,10 @@ from swiglu_kernels.ops.gate.arithmetic import (
 from swiglu_kernels.ops.gate.formula import Formula
 from swiglu_kernels.runtime.backend import Capability, capability_of, tl, triton
 from swiglu_kernels.runtime.early import starts_early, wait_for_launch_ahead
-from swiglu_kernels.runtime.launch import Launch, tile_needs_int64, vectorises
+from swiglu_kernels.runtime.launch import Launch, tile_needs_int64
 from swiglu_kernels.runtime.precision import float32_dot_precision, round_to
 from swiglu_kernels.runtime.shortcuts.plan import run
-from swiglu_kernels.tiles.rules import Tile, expert_tile, expert_weight_grad_tile, fp8_expert_tile
-from swiglu_kernels.tiles.tuning import lookup, portable_tile
+from swiglu_kernels.tiles.rules import Tile
 
 
 @triton.jit
@@ -51,11 +52,11 @@ def _rows(pair_ptr, tile, slots, BLOCK_M: tl.constexpr, OF_TOKENS: tl.constexpr)
 
 @triton.jit
 def product(
-    a_ptr, b_ptr, a_offsets, b_offsets, a_inside, b_inside, K, a_k, b_k,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    a_ptr, b_ptr, a_offsets, b_offsets, inside, K, a_k, b_k, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return the fp32 tile of a b, for the offsets and masks of a's rows [BLOCK_M] and of b's columns [BLOCK_N]."""
+    a_inside, b_inside = inside
     k = tl.arange(0, BLOCK_K)
     if WIDE:
         k = k.to(tl.int64)
@@ -111,7 +112,7 @@ def both_columns(tile, N, BLOCK_N: tl.constexpr, INTERLEAVED: tl.constexpr, WIDE
 
 @triton.jit
 def _store_gated(
-    gate, up, h_ptr, pre_ptr, tile_m, tile_n, rows, N, multiplier, alpha, limit, up_offset,
+    gate, up, h_ptr, pre_ptr, tile_m, tile_n, rows, N, numbers,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     """Store fp32 tiles of gate and up in the two halves of pre, and h; either pointer may be None."""
@@ -120,7 +121,7 @@ def _store_gated(
         tl.store(pre_ptr + position + offsets, round_to(gate, pre_ptr.dtype.element_ty), mask=inside)
         tl.store(pre_ptr + N + position + offsets, round_to(up, pre_ptr.dtype.element_ty), mask=inside)
     if h_ptr is not None:
-        h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+        h = gated(gate, up, numbers, FORMULA)
         position, offsets, inside = output_tile(tile_m, tile_n, rows, N, BLOCK_M, BLOCK_N, WIDE)
         tl.store(h_ptr + position + offsets, round_to(h, h_ptr.dtype.element_ty), mask=inside)
 
@@ -134,6 +135,7 @@ def _gate_up_kernel(
     INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One tile of h [rows, N] and pre [rows, 2 N]; N intermediate, K hidden."""
+    numbers = multiplier, alpha, limit, up_offset
     wait_for_launch_ahead(EARLY)
     tile_m, tile_n = grouped_tile(rows, N, BLOCK_M, BLOCK_N, GROUP)
     expert = tl.load(tile_expert_ptr + tile_m).to(tl.int64)
@@ -142,7 +144,7 @@ def _gate_up_kernel(
     pair, source = _rows(pair_ptr, tile_m, slots, BLOCK_M, OF_TOKENS)
     column, first, inside = both_columns(tile_n, N, BLOCK_N, INTERLEAVED, WIDE)
     pre = product(
-        x_ptr, w_ptr + expert * w_e + first * w_n, source * x_m, column * w_n, pair >= 0, inside, K, x_k, w_k,
+        x_ptr, w_ptr + expert * w_e + first * w_n, source * x_m, column * w_n, (pair >= 0, inside), K, x_k, w_k,
         BLOCK_M, 2 * BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
     pre = _scaled(pre, x_scales_ptr, w_scales_ptr, source, expert * 2 * N + first + column, pair >= 0, inside)
@@ -158,16 +160,16 @@ def _gate_up_kernel(
         left_gate, right_gate = halves(gate)
         left_up, right_up = halves(up)
         _store_gated(
-            left_gate, left_up, h_ptr, halves_ptr, tile_m, 2 * tile_n, rows, N, multiplier, alpha, limit, up_offset,
+            left_gate, left_up, h_ptr, halves_ptr, tile_m, 2 * tile_n, rows, N, numbers,
             BLOCK_M, BLOCK_N // 2, WIDE, FORMULA,
         )  # fmt: skip
         _store_gated(
             right_gate, right_up, h_ptr, halves_ptr, tile_m, 2 * tile_n + 1, rows, N,
-            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, FORMULA,
+            numbers, BLOCK_M, BLOCK_N // 2, WIDE, FORMULA,
         )  # fmt: skip
     else:
         _store_gated(
-            gate, up, h_ptr, halves_ptr, tile_m, tile_n, rows, N, multiplier, alpha, limit, up_offset,
+            gate, up, h_ptr, halves_ptr, tile_m, tile_n, rows, N, numbers,
             BLOCK_M, BLOCK_N, WIDE, FORMULA,
         )  # fmt: skip
 
@@ -192,8 +194,8 @@ def _rows_kernel(
     if WIDE:
         n = n.to(tl.int64)
     out = product(
-        a_ptr, w_ptr + expert * w_e + first * w_n, row * K, n * w_n, pair >= 0, inside, K, 1, w_k,
-        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
+        a_ptr, w_ptr + expert * w_e + first * w_n, row * K, n * w_n, (pair >= 0, inside), K, 1, w_k, BLOCK_M, BLOCK_N,
+        BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
     out = _scaled(out, a_scales_ptr, w_scales_ptr, row, expert * N + first + n, pair >= 0, inside)
     if bias_ptr is not None:
@@ -205,11 +207,11 @@ def _rows_kernel(
 
 @triton.jit
 def _store_gradients(
-    d_h, weight, pre_ptr, d_pre_ptr, wh_ptr, tile_m, tile_n, rows, N, multiplier, alpha, limit, up_offset,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, INTERLEAVED: tl.constexpr,
-    FORMULA: tl.constexpr,
+    d_h, weight, pointers, tile_m, tile_n, rows, N, numbers, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WIDE: tl.constexpr, INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     """Turn one fp32 tile of d_h and the saved gate and up into d_pre and wh; return the sums of h * d_h [BLOCK_M]."""
+    pre_ptr, d_pre_ptr, wh_ptr = pointers
     position, offsets, inside = strided_tile(tile_m, tile_n, rows, N, 2 * N, 1, BLOCK_M, BLOCK_N, WIDE)
     if INTERLEAVED:
         position, offsets, both_inside = output_tile(tile_m, tile_n, rows, 2 * N, BLOCK_M, 2 * BLOCK_N, WIDE)
@@ -217,14 +219,14 @@ def _store_gradients(
     else:
         gate = tl.load(pre_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
         up = tl.load(pre_ptr + N + position + offsets, mask=inside, other=0.0).to(tl.float32)
-    d_gate, d_up = gated_gradients(weight * d_h, gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    d_gate, d_up = gated_gradients(weight * d_h, gate, up, numbers, FORMULA)
     dtype: tl.constexpr = d_pre_ptr.dtype.element_ty
     if INTERLEAVED:
         tl.store(d_pre_ptr + position + offsets, round_to(tl.interleave(d_gate, d_up), dtype), mask=both_inside)
     else:
         tl.store(d_pre_ptr + position + offsets, round_to(d_gate, dtype), mask=inside)
         tl.store(d_pre_ptr + N + position + offsets, round_to(d_up, dtype), mask=inside)
-    h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    h = gated(gate, up, numbers, FORMULA)
     if wh_ptr is not None:
         position, offsets, inside = output_tile(tile_m, tile_n, rows, N, BLOCK_M, BLOCK_N, WIDE)
         tl.store(wh_ptr + position + offsets, round_to(weight * h, wh_ptr.dtype.element_ty), mask=inside)
@@ -233,25 +235,24 @@ def _store_gradients(
 
 @triton.jit
 def _store_halves(
-    d_h, weight, pre_ptr, d_pre_ptr, wh_ptr, tile_m, tile_n, rows, N, multiplier, alpha, limit, up_offset,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, INTERLEAVED: tl.constexpr,
-    FORMULA: tl.constexpr,
+    d_h, weight, pointers, tile_m, tile_n, rows, N, numbers, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WIDE: tl.constexpr, INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     """As `_store_gradients`, in parts of 32 columns, one after the other: whole tiles of six kinds spill registers."""
     if BLOCK_N > 32:
         left, right = halves(d_h)
         dots = _store_halves(
-            left, weight, pre_ptr, d_pre_ptr, wh_ptr, tile_m, 2 * tile_n, rows, N,
-            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, INTERLEAVED, FORMULA,
+            left, weight, pointers, tile_m, 2 * tile_n, rows, N, numbers, BLOCK_M, BLOCK_N // 2, WIDE, INTERLEAVED,
+            FORMULA,
         )  # fmt: skip
         dots += _store_halves(
-            right, weight, pre_ptr, d_pre_ptr, wh_ptr, tile_m, 2 * tile_n + 1, rows, N,
-            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, INTERLEAVED, FORMULA,
+            right, weight, pointers, tile_m, 2 * tile_n + 1, rows, N, numbers, BLOCK_M, BLOCK_N // 2, WIDE, INTERLEAVED,
+            FORMULA,
         )  # fmt: skip
     else:
         dots = _store_gradients(
-            d_h, weight, pre_ptr, d_pre_ptr, wh_ptr, tile_m, tile_n, rows, N,
-            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N, WIDE, INTERLEAVED, FORMULA,
+            d_h, weight, pointers, tile_m, tile_n, rows, N, numbers, BLOCK_M, BLOCK_N, WIDE,
+            INTERLEAVED, FORMULA,
         )  # fmt: skip
     return dots
 
@@ -265,6 +266,7 @@ def _down_backward_kernel(
     INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     """One tile of d_pre [rows, 2 N], wh [rows, N] and its part of dots; N intermediate, K hidden."""
+    numbers = multiplier, alpha, limit, up_offset
     tile_m, tile_n = grouped_tile(rows, N, BLOCK_M, BLOCK_N, GROUP)
     expert = tl.load(tile_expert_ptr + tile_m).to(tl.int64)
     if expert < 0:
@@ -275,14 +277,14 @@ def _down_backward_kernel(
     if WIDE:
         n = n.to(tl.int64)
     d_h = product(
-        dy_ptr, w_ptr + expert * w_e + tile_n.to(tl.int64) * BLOCK_N * w_n, source * dy_m, n * w_n, pair >= 0, inside,
+        dy_ptr, w_ptr + expert * w_e + tile_n.to(tl.int64) * BLOCK_N * w_n, source * dy_m, n * w_n, (pair >= 0, inside),
         K, dy_k, w_k, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
     at_weight = weights_ptr + (pair // slots).to(tl.int64) * weights_token + pair % slots * weights_slot
     weight = tl.load(at_weight, mask=pair >= 0, other=0.0).to(tl.float32)[:, None]
     dots = _store_halves(
-        d_h, weight, pre_ptr, d_pre_ptr, wh_ptr, tile_m, tile_n, rows, N,
-        multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N, WIDE, INTERLEAVED, FORMULA,
+        d_h, weight, (pre_ptr, d_pre_ptr, wh_ptr), tile_m, tile_n, rows, N, numbers, BLOCK_M, BLOCK_N, WIDE,
+        INTERLEAVED, FORMULA,
     )  # fmt: skip
     at_dots = dots_ptr + tile_n.to(tl.int64) * rows + tile_m.to(tl.int64) * BLOCK_M
     tl.store(at_dots + tl.arange(0, BLOCK_M), dots)
@@ -431,56 +433,28 @@ def _routed_arguments(
     return rows | product_arguments(a, w, tile, columns)
 
 
-def _tile_for(
-    kernel: str,
-    hidden: int,
-    intermediate: int,
-    pair: torch.Tensor,
-    tile_expert: torch.Tensor,
-    capability: Capability | None,
-    *matrices: torch.Tensor,
-) -> Tile:
-    """Return the tile that was tuned for a kernel of `tiles.candidates`, or the shipped one."""
-    rows, aligned = pair.shape[0] // tile_expert.shape[0], vectorises(*matrices)
-    tuned = portable_tile(lookup(kernel, matrices[0], rows, hidden, intermediate), aligned)
-    capability = capability or capability_of(pair.device)
-    if matrices[0].dtype == torch.float8_e4m3fn:
-        return fp8_expert_tile(rows, capability)
-    return tuned or expert_tile(rows, matrices[0].dtype, capability, aligned)
-
-
 def gate_up_launch(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    h: torch.Tensor | None,
-    pre: torch.Tensor | None,
-    pair: torch.Tensor,
-    tile_expert: torch.Tensor,
-    bias: torch.Tensor | None,
-    slots: int,
-    formula: Formula,
-    interleaved: bool,
-    capability: Capability | None = None,
-    scales: Scales = NO_SCALES,
-) -> Launch:
+    x: torch.Tensor, w_gate_up: torch.Tensor, outs: tuple[torch.Tensor | None, torch.Tensor | None],
+    routing: Sequence[Any], bias: torch.Tensor | None, formula: Formula, interleaved: bool,
+    capability: Capability | None = None, scales: Scales = NO_SCALES,
+) -> Launch:  # fmt: skip
     """Describe the launch that writes h [P, I] and pre [P, 2I], contiguous, or one of them.
 
     Args:
         x: [T, H] or [P, H], any strides.
         w_gate_up: [E, 2I, H], any strides.
-        h: None: not wanted.
-        pre: None: not wanted.
-        pair: of the routing, as tile_expert and slots.
-        tile_expert: as pair.
+        outs: h and pre, written; None: not wanted.
+        routing: a `Routing`, or what is in it.
         bias: [E, 2I], any strides, or None.
-        slots: as pair.
         formula: the gate.
         interleaved: rows of w_gate_up are gate, up, gate, up, ...; else the gate's come first.
         capability: of the GPU to choose the tile for; None for that of the tensors' device.
         scales: of x and w_gate_up, where these are codes.
     """
+    (h, pre), (pair, _, tile_expert, _, _, slots, _) = outs, routing
     N = w_gate_up.shape[1] // 2
-    tile = _tile_for("experts-gate-up", w_gate_up.shape[2], N, pair, tile_expert, capability, x, w_gate_up)
+    rows = pair.shape[0] // tile_expert.shape[0]
+    tile = choice.tile("experts-gate-up", (rows, w_gate_up.shape[2], N), capability, x, w_gate_up)
     columns = tile.columns // 2
     return Launch(
         kernel=_gate_up_kernel,
@@ -500,23 +474,18 @@ def gate_up_launch(
 
 
 def rows_launch(
-    a: torch.Tensor,
-    w: torch.Tensor,
-    out: torch.Tensor,
-    pair: torch.Tensor,
-    tile_expert: torch.Tensor,
-    bias: torch.Tensor | None,
-    capability: Capability | None = None,
-    kernel: str = "experts-down",
+    a: torch.Tensor, w: torch.Tensor, out: torch.Tensor, pair: torch.Tensor, tile_expert: torch.Tensor,
+    bias: torch.Tensor | None, capability: Capability | None = None, kernel: str = "experts-down",
     scales: Scales = NO_SCALES,
-) -> Launch:
+) -> Launch:  # fmt: skip
     """Describe the launch that writes out [P, N] = a [P, K] w[expert]^T + bias[expert]; w [E, N, K], any strides.
 
     `kernel` is what it is tuned as; of "experts-input-grad" K is both gate and up. `scales` are those of a and w, where
     these are codes.
     """
     intermediate = w.shape[2] // 2 if kernel == "experts-input-grad" else w.shape[2]
-    tile = _tile_for(kernel, w.shape[1], intermediate, pair, tile_expert, capability, a, w)
+    rows = pair.shape[0] // tile_expert.shape[0]
+    tile = choice.tile(kernel, (rows, w.shape[1], intermediate), capability, a, w)
     return Launch(
         kernel=_rows_kernel,
         grid=(tile_expert.shape[0] * triton.cdiv(w.shape[1], tile.columns),),
@@ -530,20 +499,10 @@ def rows_launch(
 
 
 def down_backward_launch(
-    dy: torch.Tensor,
-    w: torch.Tensor,
-    pre: torch.Tensor,
-    weights: torch.Tensor,
-    d_pre: torch.Tensor,
-    wh: torch.Tensor | None,
-    dots: torch.Tensor,
-    pair: torch.Tensor,
-    tile_expert: torch.Tensor,
-    slots: int,
-    formula: Formula,
-    interleaved: bool,
-    capability: Capability | None = None,
-) -> Launch:
+    dy: torch.Tensor, w: torch.Tensor, pre: torch.Tensor, weights: torch.Tensor,
+    outs: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor], routing: Sequence[Any], formula: Formula,
+    interleaved: bool, capability: Capability | None = None,
+) -> Launch:  # fmt: skip
     """Describe the launch that turns dy into d_pre, wh and dots.
 
     Args:
@@ -551,18 +510,17 @@ def down_backward_launch(
         w: w_down as [E, I, H], any strides.
         pre: [P, 2I], contiguous.
         weights: [T, k], any strides and dtype.
-        d_pre: [P, 2I], contiguous, written; it may be pre.
-        wh: [P, I], contiguous, written; None: not wanted.
-        dots: [`dots_parts`, P], contiguous, written.
-        pair: of the routing, as tile_expert and slots.
-        tile_expert: as pair.
-        slots: as pair.
+        outs: d_pre [P, 2I], which may be pre, wh [P, I], or None where it is not wanted, and dots [`dots_parts`, P];
+            contiguous, written.
+        routing: a `Routing`, or what is in it.
         formula: the gate.
         interleaved: as for `gate_up_launch`.
         capability: of the GPU to choose the tile for; None for that of the tensors' device.
     """
+    (d_pre, wh, dots), (pair, _, tile_expert, _, _, slots, _) = outs, routing
     N = w.shape[1]
-    tile = _tile_for("experts-hidden-grad", w.shape[2], N, pair, tile_expert, capability, dy, w)
+    rows = pair.shape[0] // tile_expert.shape[0]
+    tile = choice.tile("experts-hidden-grad", (rows, w.shape[2], N), capability, dy, w)
     columns = tile.columns // 2
     assert dots.shape[0] == triton.cdiv(N, columns), "a part for each tile of columns"
     return Launch(
@@ -583,21 +541,13 @@ def down_backward_launch(
 
 def dots_parts(dy: torch.Tensor, w: torch.Tensor, routing: Routing, capability: Capability | None = None) -> int:
     """Return how many parts `down_backward_launch` writes of each row's dots; w is w_down as [E, I, H]."""
-    (_, N, K), of = w.shape, (routing.pair, routing.tile_expert)
-    tile = _tile_for("experts-hidden-grad", K, N, *of, capability, dy, w)
+    _, N, K = w.shape
+    tile = choice.tile("experts-hidden-grad", (routing.tile_rows, K, N), capability, dy, w)
     return triton.cdiv(N, tile.columns // 2)
 
 
 def weight_grad_launch(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    d_w: torch.Tensor,
-    pair: torch.Tensor,
-    starts: torch.Tensor,
-    counts: torch.Tensor,
-    slots: int,
-    tile_rows: int,
-    capability: Capability | None = None,
+    a: torch.Tensor, b: torch.Tensor, d_w: torch.Tensor, routing: Sequence[Any], capability: Capability | None = None
 ) -> Launch:
     """Describe the launch that writes d_w [E, M, N], any strides: the sums of a^T b over each expert's rows.
 
@@ -605,21 +555,16 @@ def weight_grad_launch(
         a: [P, M] or [T, M], any strides.
         b: [P, N] or [T, N], any strides.
         d_w: written, zeros for an expert without rows.
-        pair: of the routing, as starts, counts, slots and tile_rows.
-        starts: as pair.
-        counts: as pair.
-        slots: as pair.
-        tile_rows: as pair.
+        routing: a `Routing`, or what is in it.
         capability: of the GPU to choose the tile for; None for that of the tensors' device.
     """
+    pair, _, _, starts, counts, slots, tile_rows = routing
     experts, M, N = d_w.shape
-    aligned, of_tokens = vectorises(a, b, d_w), a.shape[0] < pair.shape[0]
+    of_tokens = a.shape[0] < pair.shape[0]
     # Of w_down the rows of a are those of tokens, and N is the intermediate size; of w_gate_up M is gate and up.
     kernel = "experts-down-weight-grad" if of_tokens else "experts-weight-grad"
-    tuned = lookup(kernel, a, tile_rows, *((M, N) if of_tokens else (N, M // 2)))
-    tile = portable_tile(tuned, aligned) or expert_weight_grad_tile(
-        pair.shape[0] // experts, a.dtype, capability or capability_of(a.device), aligned
-    )
+    sizes = tile_rows, *((M, N) if of_tokens else (N, M // 2))
+    tile = choice.weight_grad_tile(kernel, sizes, pair.shape[0] // experts, capability, a, b, d_w)
     return Launch(
         kernel=_weight_grad_kernel,
         grid=(triton.cdiv(M, tile.rows) * triton.cdiv(N, tile.columns), experts),
@@ -638,16 +583,9 @@ def weight_grad_launch(
     )  # fmt: skip
 
 
-def row_sums_launch(
-    a: torch.Tensor,
-    weights: torch.Tensor | None,
-    out: torch.Tensor,
-    pair: torch.Tensor,
-    starts: torch.Tensor,
-    counts: torch.Tensor,
-    slots: int,
-) -> Launch:
+def row_sums_launch(a: torch.Tensor, weights: torch.Tensor | None, out: torch.Tensor, routing: Sequence[Any]) -> Launch:
     """Describe the launch that writes out [E, N], contiguous: sums of a [P or T, N] over each expert's rows."""
+    pair, _, _, starts, counts, slots, _ = routing
     (experts, N), block = out.shape, 64
     return Launch(
         kernel=_row_sums_kernel,
@@ -665,13 +603,7 @@ def row_sums_launch(
 
 
 def slot_grads_launch(
-    dots: torch.Tensor,
-    dy: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
-    row: torch.Tensor,
-    tile_expert: torch.Tensor,
-    slots: int,
+    dots: torch.Tensor, dy: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, routing: Sequence[Any]
 ) -> Launch:
     """Describe the launch that writes the gradient of the routing weights, out [T, k], contiguous.
 
@@ -680,10 +612,9 @@ def slot_grads_launch(
         dy: [T, H], any strides.
         bias: of w_down, [E, H], any strides, or None.
         out: written, zeros for pairs without a row.
-        row: of the routing, as tile_expert and slots.
-        tile_expert: as row.
-        slots: as row.
+        routing: a `Routing`, or what is in it.
     """
+    _, row, tile_expert, _, _, slots, _ = routing
     pairs, block = row.shape[0], 16
     return Launch(
         kernel=_slot_grads_kernel,
@@ -700,13 +631,12 @@ def slot_grads_launch(
     )  # fmt: skip
 
 
-def row_dots_launch(
-    dy: torch.Tensor, y: torch.Tensor, dots: torch.Tensor, pair: torch.Tensor, starts: torch.Tensor, slots: int
-) -> Launch:
+def row_dots_launch(dy: torch.Tensor, y: torch.Tensor, dots: torch.Tensor, routing: Sequence[Any]) -> Launch:
     """Describe the launch that writes dots [1, P], contiguous, from dy [T, H], any strides, and y [P, H], contiguous.
 
-    `pair`, `starts` and `slots` are of the routing; dots of rows behind the last in use are not written.
+    Dots of rows behind the last in use are not written.
     """
+    pair, _, _, starts, _, slots, _ = routing
     return Launch(
         kernel=_row_dots_kernel,
         grid=(y.shape[0],),
@@ -726,44 +656,28 @@ def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
 
 
 def gate_up(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    routing: Routing,
-    bias: torch.Tensor | None,
-    formula: Formula,
-    interleaved: bool,
-    store_h: bool = True,
-    store_pre: bool = False,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    x: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing, bias: torch.Tensor | None, formula: Formula,
+    interleaved: bool, store_h: bool = True, store_pre: bool = False,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Return h [P, I] and pre [P, 2I], each None unless wanted."""
     rows, both = routing.pair.shape[0], w_gate_up.shape[1]
     h = x.new_empty((rows, both // 2)) if store_h else None
     pre = x.new_empty((rows, both)) if store_pre else None
-    run(
-        gate_up_launch, x, w_gate_up, h, pre, routing.pair, routing.tile_expert, bias, routing.slots, formula,
-        interleaved,
-    )  # fmt: skip
+    run(gate_up_launch, x, w_gate_up, (h, pre), routing, bias, formula, interleaved)
     return h, pre
 
 
 def gate_up_of_codes(
-    x: Quantised,
-    w_gate_up: Quantised,
-    routing: Routing,
-    bias: torch.Tensor | None,
-    formula: Formula,
-    interleaved: bool,
-    dtype: torch.dtype,
-    store_h: bool = True,
-    store_pre: bool = False,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    x: Quantised, w_gate_up: Quantised, routing: Routing, bias: torch.Tensor | None, formula: Formula,
+    interleaved: bool, dtype: torch.dtype, store_h: bool = True, store_pre: bool = False,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """`gate_up` of operands in fp8: x of tokens [T, H]; h and pre are in `dtype`."""
     rows, both = routing.pair.shape[0], w_gate_up.codes.shape[1]
     h = x.codes.new_empty((rows, both // 2), dtype=dtype) if store_h else None
     pre = x.codes.new_empty((rows, both), dtype=dtype) if store_pre else None
     run(
-        gate_up_launch, x.codes, w_gate_up.codes, h, pre, routing.pair, routing.tile_expert, bias, routing.slots,
-        formula, interleaved, None, (x.scales, w_gate_up.scales),
+        gate_up_launch, x.codes, w_gate_up.codes, (h, pre), routing, bias, formula, interleaved, None,
+        (x.scales, w_gate_up.scales),
     )  # fmt: skip
     return h, pre
 
@@ -783,7 +697,7 @@ def down_of_codes(
 def row_dots(dy: torch.Tensor, y: torch.Tensor, routing: Routing) -> torch.Tensor:
     """Return dots [1, P], fp32, from dy [T, H] and y [P, H]: those of rows in use."""
     dots = y.new_empty((1, y.shape[0]), dtype=torch.float32)
-    run(row_dots_launch, dy, y, dots, routing.pair, routing.starts, routing.slots)
+    run(row_dots_launch, dy, y, dots, routing)
     return dots
 
 
@@ -806,25 +720,15 @@ def rows_times(d_pre: torch.Tensor, w_gate_up: torch.Tensor, routing: Routing) -
 
 
 def down_backward(
-    dy: torch.Tensor,
-    w_down: torch.Tensor,
-    pre: torch.Tensor,
-    weights: torch.Tensor,
-    routing: Routing,
-    formula: Formula,
-    interleaved: bool,
-    wants_wh: bool = True,
-    in_place: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    dy: torch.Tensor, w_down: torch.Tensor, pre: torch.Tensor, weights: torch.Tensor, routing: Routing,
+    formula: Formula, interleaved: bool, wants_wh: bool = True, in_place: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:  # fmt: skip
     """Return d_pre [P, 2I], wh [P, I] or None, and dots [parts, P]."""
     w = w_down.mT
     d_pre = pre if in_place else torch.empty_like(pre)
     wh = pre.new_empty((pre.shape[0], w.shape[1])) if wants_wh else None
     dots = pre.new_empty((dots_parts(dy, w, routing), pre.shape[0]), dtype=torch.float32)
-    run(
-        down_backward_launch, dy, w, pre, weights, d_pre, wh, dots, routing.pair, routing.tile_expert, routing.slots,
-        formula, interleaved,
-    )  # fmt: skip
+    run(down_backward_launch, dy, w, pre, weights, (d_pre, wh, dots), routing, formula, interleaved)
     return d_pre, wh, dots
 
 
@@ -833,14 +737,14 @@ def weight_grad(
 ) -> tuple[torch.Tensor, None]:
     """Return a^T b over each expert's rows, [E, M, N], with the strides of `like`, and never the sums of a."""
     d_w = torch.empty_like(like)
-    run(weight_grad_launch, a, b, d_w, routing.pair, routing.starts, routing.counts, routing.slots, routing.tile_rows)
+    run(weight_grad_launch, a, b, d_w, routing)
     return d_w, None
 
 
 def row_sums(a: torch.Tensor, weights: torch.Tensor | None, routing: Routing, experts: int) -> torch.Tensor:
     """Return the fp32 sums over each expert's rows of a [P or T, N], or of weights [T, k] times a: [E, N], rounded."""
     out = a.new_empty((experts, a.shape[1]))
-    run(row_sums_launch, a, weights, out, routing.pair, routing.starts, routing.counts, routing.slots)
+    run(row_sums_launch, a, weights, out, routing)
     return out
 
 
@@ -849,5 +753,5 @@ def slot_grads(
 ) -> torch.Tensor:
     """Return the gradient of the routing weights, [T, k], from the dots of any set of kernels and dy [T, H]."""
     out = dots.new_empty((dy.shape[0], routing.slots), dtype=dtype)
-    run(slot_grads_launch, dots, dy, bias, out, routing.row, routing.tile_expert, routing.slots)
+    run(slot_grads_launch, dots, dy, bias, out, routing)
     return out

@@ -8,6 +8,8 @@ registers. The second begins while the first runs, and the weights of its first 
 for h.
 """
 
+from typing import Any
+
 import torch
 
 from swiglu_kernels.ops.experts.portable_experts import bias_arguments, both_columns, even_and_odd, weight_arguments
@@ -71,6 +73,7 @@ def _gate_up_kernel(
     INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N columns of a pair's row of h [pairs, N]; N intermediate, K hidden."""
+    numbers = multiplier, alpha, limit, up_offset
     wait_for_launch_ahead(EARLY)
     pair, tile = tl.program_id(0), tl.program_id(1)
     expert, named = _expert_of(index_ptr, pair, experts)
@@ -89,7 +92,7 @@ def _gate_up_kernel(
         bias = bias_ptr + expert * bias_e + first * bias_n
         pre += tl.load(bias + column * bias_n, mask=inside, other=0.0).to(tl.float32)
     gate, up = even_and_odd(pre[None, :])
-    h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    h = gated(gate, up, numbers, FORMULA)
     n = (tile * BLOCK_N + tl.arange(0, BLOCK_N))[None, :]
     tl.store(h_ptr + pair.to(tl.int64) * N + n, round_to(h, h_ptr.dtype.element_ty), mask=n < N)
 
@@ -139,20 +142,11 @@ def _down_kernel(
 
 
 def forward_launch(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    w_down: torch.Tensor,
-    weights: torch.Tensor,
-    b_gate_up: torch.Tensor | None,
-    b_down: torch.Tensor | None,
-    index: torch.Tensor,
-    h: torch.Tensor,
-    out: torch.Tensor,
-    formula: Formula,
-    interleaved: bool,
+    operands: tuple[Any, ...], h: torch.Tensor, out: torch.Tensor, formula: Formula, interleaved: bool,
     capability: Capability | None = None,
-) -> Launch:
-    """Describe the launches that write out; arguments as of `pairs.forward_launch`, which has y as well."""
+) -> Launch:  # fmt: skip
+    """Describe the launches that write out; arguments as of `portable_pairs.forward_launch`, which has y as well."""
+    x, w_gate_up, w_down, weights, b_gate_up, b_down, index = operands
     (tokens, slots), early = index.shape, starts_early(capability or capability_of(x.device))
     intermediate, hidden, parts = h.shape[1], out.shape[1], triton.cdiv(h.shape[1], DEPTH)
     shared = {"index_ptr": index, "experts": w_gate_up.shape[0], "SLOTS": slots, "EARLY": early}

@@ -7,6 +7,8 @@ which begins while the one ahead runs: what is older than that, the index and th
 third read before they wait for its end. One token, or few of many experts, are for `portable_gemv.py`.
 """
 
+from typing import Any
+
 import torch
 
 from swiglu_kernels.ops.experts import portable_gemv
@@ -26,15 +28,8 @@ from swiglu_kernels.runtime.precision import round_to
 from swiglu_kernels.runtime.shortcuts.plan import run
 from swiglu_kernels.tiles.rules import expert_tile
 
-MOST_TOKENS, MOST_PAIRS = 32, 256
 SUM_COLUMNS = 128
 """Of a program, which has all slots of a token at once: after each other, every one waits for memory."""
-
-
-def takes(index: torch.Tensor, portable: bool, with_grad: bool, in_fp8: bool) -> bool:
-    """Tell whether a mixture of index [T, k], for portable kernels or not, is for these."""
-    few = index.shape[0] <= MOST_TOKENS and index.numel() <= MOST_PAIRS
-    return portable and not with_grad and not in_fp8 and few
 
 
 @triton.jit
@@ -70,6 +65,7 @@ def _gate_up_kernel(
     PRECISION: tl.constexpr, INTERLEAVED: tl.constexpr, FORMULA: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N columns of h [pairs, N] in the rows of one expert; N intermediate, K hidden."""
+    numbers = multiplier, alpha, limit, up_offset
     wait_for_launch_ahead(EARLY)
     expert, mine, pair = _expert_of(index_ptr, tl.program_id(1), tokens, experts, SLOTS, TOKENS, EVERY_EXPERT)
     if expert < 0:
@@ -78,14 +74,14 @@ def _gate_up_kernel(
     column, first, inside = both_columns(tile, N, BLOCK_N, INTERLEAVED, WIDE)
     token = tl.arange(0, TOKENS).to(tl.int64)
     pre = product(
-        x_ptr, w_ptr + expert * w_e + first * w_n, token * x_m, column * w_n, mine, inside, K, x_k, w_k,
-        TOKENS, 2 * BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
+        x_ptr, w_ptr + expert * w_e + first * w_n, token * x_m, column * w_n, (mine, inside), K, x_k, w_k, TOKENS,
+        2 * BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + expert * bias_e + first * bias_n + column * bias_n, mask=inside, other=0.0)
         pre += bias.to(tl.float32)[None, :]
     gate, up = even_and_odd(pre)
-    h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    h = gated(gate, up, numbers, FORMULA)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     at = h_ptr + pair[:, None] * N + n[None, :]
     tl.store(at, round_to(h, h_ptr.dtype.element_ty), mask=mine[:, None] & (n < N)[None, :])
@@ -110,8 +106,8 @@ def _down_kernel(
     if WIDE:
         n = n.to(tl.int64)
     y = product(
-        h_ptr, w_ptr + expert * w_e + first * w_n, pair * K, n * w_n, mine, inside, K, 1, w_k,
-        TOKENS, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
+        h_ptr, w_ptr + expert * w_e + first * w_n, pair * K, n * w_n, (mine, inside), K, 1, w_k, TOKENS, BLOCK_N,
+        BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + expert * bias_e + (first + n) * bias_n, mask=inside, other=0.0)
@@ -142,30 +138,15 @@ def _weighted_sum_kernel(
 
 
 def forward_launch(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    w_down: torch.Tensor,
-    weights: torch.Tensor,
-    b_gate_up: torch.Tensor | None,
-    b_down: torch.Tensor | None,
-    index: torch.Tensor,
-    h: torch.Tensor,
-    y: torch.Tensor,
-    out: torch.Tensor,
-    formula: Formula,
-    interleaved: bool,
-    capability: Capability | None = None,
-) -> Launch:
-    """Describe the launches that write out, of up to MOST_TOKENS tokens.
+    operands: tuple[Any, ...], h: torch.Tensor, y: torch.Tensor, out: torch.Tensor, formula: Formula,
+    interleaved: bool, capability: Capability | None = None,
+) -> Launch:  # fmt: skip
+    """Describe the launches that write out, of few tokens.
 
     Args:
-        x: [T, H], any strides.
-        w_gate_up: [E, 2I, H], any strides.
-        w_down: [E, H_out, I], any strides.
-        weights: [T, k], any strides.
-        b_gate_up: [E, 2I], any strides, or None.
-        b_down: [E, H_out], any strides, or None.
-        index: [T, k], contiguous; what names no expert counts for nothing.
+        operands: x [T, H], w_gate_up [E, 2I, H], w_down [E, H_out, I], weights [T, k], b_gate_up [E, 2I] or None and
+            b_down [E, H_out] or None, all of any strides; index [T, k], contiguous: what names no expert counts for
+            nothing.
         h: [T k, I], contiguous, written.
         y: [T k, H_out], contiguous, written.
         out: [T, H_out], contiguous, written.
@@ -173,6 +154,7 @@ def forward_launch(
         interleaved: rows of w_gate_up are gate, up, gate, up, ...; else the gate's come first.
         capability: of the GPU to choose the tile for; None for that of the tensors' device.
     """
+    x, w_gate_up, w_down, weights, b_gate_up, b_down, index = operands
     experts, pairs, capability = w_gate_up.shape[0], index.numel(), capability or capability_of(x.device)
     intermediate, hidden = h.shape[1], y.shape[1]
     (tokens, slots), rows = index.shape, max(16, triton.next_power_of_2(index.shape[0]))
@@ -217,23 +199,13 @@ def forward_launch(
     )
 
 
-def forward(
-    x: torch.Tensor,
-    w_gate_up: torch.Tensor,
-    w_down: torch.Tensor,
-    weights: torch.Tensor,
-    b_gate_up: torch.Tensor | None,
-    b_down: torch.Tensor | None,
-    index: torch.Tensor,
-    formula: Formula,
-    interleaved: bool,
-) -> torch.Tensor:
+def forward(operands: tuple[Any, ...], formula: Formula, interleaved: bool) -> torch.Tensor:
     """Return out [T, H_out]; arguments as of `forward_launch`."""
-    operands = x, w_gate_up, w_down, weights, b_gate_up, b_down, index
+    x, w_gate_up, w_down, _, _, _, index = operands
     h, out = x.new_empty((index.numel(), w_gate_up.shape[1] // 2)), x.new_empty((x.shape[0], w_down.shape[1]))
     if portable_gemv.takes(index, w_gate_up.shape[0]):
-        run(portable_gemv.forward_launch, *operands, h, out, formula, interleaved)
+        run(portable_gemv.forward_launch, operands, h, out, formula, interleaved)
     else:
         y = x.new_empty((index.numel(), w_down.shape[1]))
-        run(forward_launch, *operands, h, y, out, formula, interleaved)
+        run(forward_launch, operands, h, y, out, formula, interleaved)
     return out

@@ -206,15 +206,9 @@ def _place_kernel(index_ptr, chunk_ptr, pair_ptr, row_ptr, tile_expert_ptr, star
 
 
 def route_launch(
-    index: torch.Tensor,
-    pair: torch.Tensor,
-    row: torch.Tensor,
-    tile_expert: torch.Tensor,
-    starts: torch.Tensor,
-    counts: torch.Tensor,
-    tile_rows: int,
-    capability: Capability | None = None,
-) -> Launch:
+    index: torch.Tensor, pair: torch.Tensor, row: torch.Tensor, tile_expert: torch.Tensor, starts: torch.Tensor,
+    counts: torch.Tensor, tile_rows: int, capability: Capability | None = None,
+) -> Launch:  # fmt: skip
     """Describe the launches that write a routing, of `index` [T, k], contiguous.
 
     capability: of the GPU; None for that of the tensors' device. So it is for the others.
@@ -329,17 +323,9 @@ def gather(x: torch.Tensor, routing: Routing) -> torch.Tensor:
 
 @triton.jit
 def _combine_kernel(
-    y_ptr,
-    weights_ptr,
-    row_ptr,
-    out_ptr,
-    columns,
-    slots,
-    weights_token,
-    weights_slot,
-    BLOCK: tl.constexpr,
+    y_ptr, weights_ptr, row_ptr, out_ptr, columns, slots, weights_token, weights_slot, BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
-):
+):  # fmt: skip
     """BLOCK columns of one token; with four tokens a program 87 us in place of 76 (H200, 8192 tokens, 8 x 2048)."""
     wait_for_launch_ahead(EARLY)
     token = tl.program_id(0).to(tl.int64)
@@ -358,13 +344,9 @@ def _combine_kernel(
 
 
 def combine_launch(
-    y: torch.Tensor,
-    weights: torch.Tensor | None,
-    row: torch.Tensor,
-    out: torch.Tensor,
-    slots: int,
+    y: torch.Tensor, weights: torch.Tensor | None, row: torch.Tensor, out: torch.Tensor, slots: int,
     capability: Capability | None = None,
-) -> Launch:
+) -> Launch:  # fmt: skip
     """Describe the launch that writes out [T, H], each token's sum of its rows of y [P, H], both contiguous."""
     block = min(1024, triton.next_power_of_2(max(y.shape[1], 1)))
     return Launch(

@@ -130,10 +130,11 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _finish_codes(
-        gate, gate_1, up, up_1, codes, h_scales, gate_out, up_out, row, column, buffers, of_codes, M,
-        dtype: gl.constexpr, ME: gl.constexpr, STORE_PREACT: gl.constexpr,
+        products, codes, h_scales, gate_out, up_out, row, column, buffers, of_codes, M, dtype: gl.constexpr,
+        ME: gl.constexpr, STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
-        """Store codes and scales of h, and gate and up if they are wanted; arithmetic as in `fp8_codes.scales_of`."""
+        """Store codes and scales of h as `portable_codes.scales_of` makes them, and gate and up if they are wanted."""
+        gate, gate_1, up, up_1 = products
         if STORE_PREACT:
             _store_preact(gate, up, gate_out, up_out, row, column, buffers, 2 * ME)
             _store_preact(gate_1, up_1, gate_out, up_out, row, column + _WIDE, buffers, 2 * ME)
@@ -152,11 +153,13 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _consume(
-        z, codes, gate_out, up_out, h_scales, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at,
-        buffers, of_codes, scales, M, N, row_tiles, column_tiles, depth_tiles, x, ME: gl.constexpr,
-        COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, STORE_PREACT: gl.constexpr,
-        BLOCKS: gl.constexpr,
+        given, ME: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+        STORE_PREACT: gl.constexpr, BLOCKS: gl.constexpr,
     ):  # fmt: skip
+        (
+            z, codes, gate_out, up_out, h_scales, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at, buffers,
+            of_codes, scales, M, N, row_tiles, column_tiles, depth_tiles, x,
+        ) = given  # fmt: skip
         FIRST: gl.constexpr = ME * _BUFFERS
         WHOLE: gl.constexpr = COLUMNS == 2 * _WIDE
         NEWER: gl.constexpr = _BUFFERS - 1 if STORE_PREACT else 1  # buffers in use are taken in turn
@@ -169,7 +172,7 @@ if GLUON_MISSING is None:
                 of_rows = gl.load(x_scales + rows, mask=rows < M, other=0.0)[:, None]
                 _ask(gate_scales, up_scales, column, scales, N, COLUMNS)
             sums = multiply_fp8(
-                x_at, w_at, barriers_at, step, depth_tiles, row, column, M, x_scales, gate_scales, up_scales,
+                (x_at, w_at, barriers_at), step, depth_tiles, row, column, M, x_scales, gate_scales, up_scales,
                 2 * COLUMNS, ME, STAGES, BLOCKS,
             )  # fmt: skip
             step += depth_tiles
@@ -178,7 +181,7 @@ if GLUON_MISSING is None:
             if codes is not None:
                 gate, gate_1, up, up_1 = sums
                 _finish_codes(
-                    gate, gate_1, up, up_1, codes, h_scales, gate_out, up_out, row, column, buffers, of_codes, M,
+                    (gate, gate_1, up, up_1), codes, h_scales, gate_out, up_out, row, column, buffers, of_codes, M,
                     x.dtype, ME, STORE_PREACT,
                 )  # fmt: skip
             elif WHOLE:
@@ -230,29 +233,23 @@ if GLUON_MISSING is None:
         fence_async_shared()
         synchronize()
         w_gate_rest, w_up_rest = (w_gate_32, w_gate_16, w_gate_8), (w_up_32, w_up_16, w_up_8)
+        given_1 = (
+            z, codes, gate_out, up_out, h_scales, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at, buffers,
+            of_codes, other_scales, M, N, row_tiles, column_tiles, depth_tiles, x,
+        )  # fmt: skip
+        given = (
+            z, codes, gate_out, up_out, h_scales, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at, buffers,
+            of_codes, scales, M, N, row_tiles, column_tiles, depth_tiles, x,
+        )  # fmt: skip
         gl.warp_specialize(
             [
-                (
-                    _consume,
-                    (
-                        z, codes, gate_out, up_out, h_scales, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at,
-                        buffers, of_codes, scales, M, N, row_tiles, column_tiles, depth_tiles, x, 0, COLUMNS, STAGES,
-                        GROUP, STORE_PREACT, BLOCKS,
-                    ),
-                ),
-                (
-                    _consume,
-                    (
-                        z, codes, gate_out, up_out, h_scales, x_scales, gate_scales, up_scales, x_at, w_at, barriers_at,
-                        buffers, of_codes, other_scales, M, N, row_tiles, column_tiles, depth_tiles, x, 1, COLUMNS,
-                        STAGES, GROUP, STORE_PREACT, BLOCKS,
-                    ),
-                ),
+                (_consume, (given, 0, COLUMNS, STAGES, GROUP, STORE_PREACT, BLOCKS)),
+                (_consume, (given_1, 1, COLUMNS, STAGES, GROUP, STORE_PREACT, BLOCKS)),
                 (
                     produce,
                     (
-                        x, w_gate, w_up, w_gate_rest, w_up_rest, x_ring, w_ring, barriers,
-                        M, N, row_tiles, column_tiles, depth_tiles, COLUMNS, STAGES, GROUP,
+                        (x, w_gate, w_up, w_gate_rest, w_up_rest), x_ring, w_ring, barriers, M, N, row_tiles,
+                        column_tiles, depth_tiles, COLUMNS, STAGES, GROUP,
                     ),
                 ),
             ],
@@ -318,19 +315,15 @@ def why_not(x: Operand, w_gate: Operand, w_up: Operand, has_bias: bool, formula:
         return shared.NO_TMA
     if blocks and (scales.stride(0) != 1 or scales.stride(1) != scales.shape[0]):
         return "scales of x have to lie with the tokens last"
-    if not all(one[1].is_contiguous() for one in (w_gate, w_up)):
+    if not all(weight[1].is_contiguous() for weight in (w_gate, w_up)):
         return "scales of weights have to be contiguous"
     return None
 
 
 def forward_launch(
-    x: Operand,
-    w_gate: Operand,
-    w_up: Operand,
-    z: torch.Tensor | Operand,
-    preactivations: tuple[torch.Tensor, torch.Tensor] | None,
-    tile: Tile | None = None,
-) -> Launch:
+    x: Operand, w_gate: Operand, w_up: Operand, z: torch.Tensor | Operand,
+    preactivations: tuple[torch.Tensor, torch.Tensor] | None, tile: Tile | None = None,
+) -> Launch:  # fmt: skip
     """Describe the launch; ask `why_not` first.
 
     Args:

@@ -66,6 +66,9 @@ WEIGHT_GRADS = ("fp8", "triton", "torch", "none", AUTO)
 DTYPES = (torch.bfloat16, torch.float16)
 MINIMUM_CAPABILITY = (8, 9)
 
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Of the seven tensors that an MLP is differentiated by."""
+
 # Positions in a list of needs or gradients: those of the tensors in the op's arguments.
 X, W_GATE, W_UP, W_DOWN, BIAS_GATE, BIAS_UP, BIAS_DOWN = range(7)
 
@@ -108,9 +111,9 @@ def hand_over(into: dict[str, tuple[torch.Tensor, torch.Tensor]] | None) -> None
 def _by_rows(name: str, tensor: torch.Tensor, scales: torch.Tensor | None, recipe: str) -> Quantised:
     """Quantise an operand by its name for a product that sums over its last axis, if there are no scales yet."""
     weight = name.startswith("w_")
-    one = quantise_rows(tensor, recipe, weight) if scales is None else Quantised(tensor, scales)
-    _hand_over(name, one)
-    return one
+    quantised = quantise_rows(tensor, recipe, weight) if scales is None else Quantised(tensor, scales)
+    _hand_over(name, quantised)
+    return quantised
 
 
 def _both(
@@ -126,19 +129,19 @@ def _both(
     return both
 
 
-def _hand_over(name: str, one: Quantised) -> None:
+def _hand_over(name: str, operand: Quantised) -> None:
     if _handed is not None:
-        _handed[name] = one.codes, one.scales if one.scales.dim() == 2 else one.scales[:, None]
+        _handed[name] = operand.codes, operand.scales if operand.scales.dim() == 2 else operand.scales[:, None]
 
 
-def hand(one: Quantised, name: str, row: torch.Tensor | None = None) -> None:
+def hand(operand: Quantised, name: str, row: torch.Tensor | None = None) -> None:
     """Enter "rowwise" codes of an operand of experts, if somebody looks; of sorted rows in the order of pairs.
 
     `row` is that of a routing in which every index names an expert.
     """
     if _handed is None:
         return
-    codes, scales = one.codes, one.scales[..., None]
+    codes, scales = operand.codes, operand.scales[..., None]
     if row is not None:
         codes, scales = codes.view(torch.uint8)[row.long()].view(codes.dtype), scales[row.long()]
     _handed[name] = codes, scales
@@ -146,28 +149,13 @@ def hand(one: Quantised, name: str, row: torch.Tensor | None = None) -> None:
 
 @operator("fp8_mlp")
 def _mlp(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    w_down: torch.Tensor | None,
-    bias_gate: torch.Tensor | None,
-    bias_up: torch.Tensor | None,
-    bias_down: torch.Tensor | None,
-    s_x: torch.Tensor | None,
-    s_gate: torch.Tensor | None,
-    s_up: torch.Tensor | None,
-    s_down: torch.Tensor | None,
-    recipe: str,
-    weight_grad: str,
-    keep: bool,
-    activation: str,
-    gate_multiplier: float,
-    alpha: float,
-    limit: float | None,
-    up_offset: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor | None,
+    bias_gate: torch.Tensor | None, bias_up: torch.Tensor | None, bias_down: torch.Tensor | None,
+    s_x: torch.Tensor | None, s_gate: torch.Tensor | None, s_up: torch.Tensor | None, s_down: torch.Tensor | None,
+    recipe: str, weight_grad: str, keep: bool, gate_numbers: Sequence[float],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return out, or z where w_down is None, and gate and up if they are kept; s_* are scales of what is in fp8."""
-    formula = formula_of(activation, gate_multiplier, alpha, limit, up_offset)
+    formula = formula_of(gate_numbers)
     out, gate, up = _results(x, w_gate, w_down, s_x, keep)
     operands = (
         _by_rows("x", x, s_x, recipe),
@@ -208,36 +196,20 @@ def _gradient_shapes(
 
 @operator("fp8_mlp_backward")
 def _mlp_backward(
-    d_out: torch.Tensor,
-    x: torch.Tensor | None,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    w_down: torch.Tensor | None,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    bias_gate: torch.Tensor | None,
-    bias_up: torch.Tensor | None,
-    needs: Sequence[bool],
-    recipe: str,
-    weight_grad: str,
-    keep: bool,
-    activation: str,
-    gate_multiplier: float,
-    alpha: float,
-    limit: float | None,
-    up_offset: float,
-    *,
+    d_out: torch.Tensor, x: torch.Tensor | None, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor | None,
+    gate: torch.Tensor, up: torch.Tensor, bias_gate: torch.Tensor | None, bias_up: torch.Tensor | None,
+    needs: Sequence[bool], recipe: str, weight_grad: str, keep: bool, gate_numbers: Sequence[float], *,
     in_place: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> Gradients:  # fmt: skip
     """Return the gradients of the seven tensors, empty where not wanted; x may be None where it is not read.
 
     `in_place` lets it overwrite gate and up, which the operator, being functional, must not.
     """
-    formula = formula_of(activation, gate_multiplier, alpha, limit, up_offset)
+    formula = formula_of(gate_numbers)
     results = [new(d_out, *shape) for shape in _gradient_shapes(d_out, w_gate, w_down, needs, weight_grad)]
     tokens, intermediate = d_out.shape[0], w_gate.shape[0]
     if tokens == 0:
-        return tuple(one.zero_() for one in results)  # type: ignore[return-value]
+        return tuple(gradient.zero_() for gradient in results)  # type: ignore[return-value]
     wants_gate_up, wants_down = math.prod(results[W_GATE].shape) > 0, math.prod(results[W_DOWN].shape) > 0
     in_fp8 = weight_grad == "fp8"
     h = None
@@ -386,21 +358,23 @@ def why_not_sizes(sizes: Sequence[tuple[str, int]]) -> str | None:
     return None
 
 
-def _check_quantised(name: str, one: Any, recipe: str, weight: bool) -> Quantised:
+def _check_quantised(name: str, operand: Any, recipe: str, weight: bool) -> Quantised:
     """Return codes and scales if they are those of a recipe."""
     if not (
-        isinstance(one, tuple)
-        and len(one) == 2
-        and all(isinstance(part, torch.Tensor) for part in one)
-        and (one[0].dtype, one[1].dtype, one[0].dim()) == (torch.float8_e4m3fn, torch.float32, 2)
-        and one[0].is_contiguous()
+        isinstance(operand, tuple)
+        and len(operand) == 2
+        and all(isinstance(part, torch.Tensor) for part in operand)
+        and (operand[0].dtype, operand[1].dtype, operand[0].dim()) == (torch.float8_e4m3fn, torch.float32, 2)
+        and operand[0].is_contiguous()
     ):
         raise TypeError(f"{name}: expected what `quantise` returns, contiguous codes and scales")
-    rows, blocks = one[0].shape[0], -(-one[0].shape[1] // BLOCK)
+    rows, blocks = operand[0].shape[0], -(-operand[0].shape[1] // BLOCK)
     shape = (rows,) if recipe == "rowwise" else (-(-rows // BLOCK) if weight else rows, blocks)
-    if one[1].shape != shape:
-        raise ValueError(f"{name}: expected scales {shape} as recipe={recipe!r} has them, got {tuple(one[1].shape)}")
-    return Quantised(*one)
+    if operand[1].shape != shape:
+        raise ValueError(
+            f"{name}: expected scales {shape} as recipe={recipe!r} has them, got {tuple(operand[1].shape)}"
+        )
+    return Quantised(*operand)
 
 
 Operand = torch.Tensor | Quantised
@@ -456,27 +430,36 @@ def swiglu_mlp_fp8(
             hidden, intermediate or hidden_out is no multiple of 16; a gradient is wanted for a tensor that was given
             quantised.
     """
+    gate = activation, gate_multiplier, alpha, limit, up_offset
+    return _checked_call([x, w_gate, w_up, w_down], (bias_gate, bias_up, bias_down), gate, (recipe, weight_grad, save))
+
+
+def _checked_call(
+    given: list[Any], biases_given: tuple[Any, ...], gate: tuple[Any, ...], options: tuple[str, str, str]
+) -> torch.Tensor:
+    """Check the arguments and call the operator."""
+    recipe, weight_grad, save = options
+    bias_gate, bias_up, bias_down = biases_given
     check_option("recipe", recipe, RECIPES)
     check_option("weight_grad", weight_grad, WEIGHT_GRADS)
     check_option("save", save, SAVES)
-    formula = check_formula(activation, gate_multiplier, alpha, limit, up_offset)
+    formula = check_formula(*gate)
     names = ("x", "w_gate", "w_up", "w_down")
-    given: list[Any] = [x, w_gate, w_up, w_down]
     scales: list[torch.Tensor | None] = [None] * 4
-    for at, one in enumerate(given):
-        if isinstance(one, tuple):
-            given[at], scales[at] = _check_quantised(names[at], one, recipe, at != X)
-    of_weights = {scale is not None for scale, one in zip(scales[1:], given[1:], strict=True) if one is not None}
+    for at, operand in enumerate(given):
+        if isinstance(operand, tuple):
+            given[at], scales[at] = _check_quantised(names[at], operand, recipe, at != X)
+    of_weights = {scale is not None for scale, weight in zip(scales[1:], given[1:], strict=True) if weight is not None}
     if len(of_weights) > 1 or (scales[X] is not None and not all(of_weights)):
         raise ValueError("x, w_gate, w_up, w_down: expected all weights quantised, or nothing")
-    in_16_bits = (one if scale is None else None for one, scale in zip(given, scales, strict=True))
+    in_16_bits = (operand if scale is None else None for operand, scale in zip(given, scales, strict=True))
     *cast, bias_gate, bias_up, bias_down = autocast.operands(*in_16_bits, bias_gate, bias_up, bias_down)
-    given = [one if scale is None else codes for one, codes, scale in zip(cast, given, scales, strict=True)]
+    given = [operand if scale is None else codes for operand, codes, scale in zip(cast, given, scales, strict=True)]
     # The checks of shapes and devices know no fp8.
     dtype = torch.bfloat16 if scales[X] is not None else getattr(given[X], "dtype", torch.bfloat16)
     shapes = [
-        one if scale is None else one.new_empty(1, dtype=dtype).expand(one.shape)
-        for one, scale in zip(given, scales, strict=True)
+        operand if scale is None else operand.new_empty(1, dtype=dtype).expand(operand.shape)
+        for operand, scale in zip(given, scales, strict=True)
     ]
     x_like, gate_like, _ = check_glu(*shapes[:3])
     (intermediate, hidden), hidden_out = gate_like.shape, None
@@ -494,17 +477,17 @@ def swiglu_mlp_fp8(
     ]
     weights = given[1:]
     if weight_grad == "none":
-        weights = [None if one is None else one.detach() for one in weights]
+        weights = [None if weight is None else weight.detach() for weight in weights]
         biases = [None if bias is None else bias.detach() for bias in biases]
     with_grad = needs_backward(given[X], *weights, *biases)
     if with_grad and any(scale is not None for scale in scales):
         quantised = ", ".join(name for name, scale in zip(names, scales, strict=True) if scale is not None)
         raise ValueError(f"{quantised}: expected 16 bits if a gradient is wanted, got fp8; use torch.no_grad()")
-    if not any(one is not None and one.requires_grad for one in weights):
+    if not any(weight is not None and weight.requires_grad for weight in weights):
         weight_grad = "none"
     out = call_and_keep(
         _mlp, as_matrix(given[X]), *weights, *biases, *scales, recipe,
-        "fp8" if weight_grad == AUTO else weight_grad, with_grad and save != "input", *formula.values(),
+        "fp8" if weight_grad == AUTO else weight_grad, with_grad and save != "input", formula.numbers,
     )  # fmt: skip
     return like_leading(out, given[X])
 

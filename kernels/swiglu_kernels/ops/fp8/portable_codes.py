@@ -338,7 +338,7 @@ def wide(x: torch.Tensor, block_rows: int = BLOCK, block_columns: int = BLOCK) -
 def strips(x: torch.Tensor, block_columns: int) -> tuple[tuple[int, int], int]:
     """Return the grid of programs that go down a strip of x [R, C] each, and the rows of a strip."""
     across = triton.cdiv(x.shape[1], block_columns)
-    rows = next((one for one in STRIPS if triton.cdiv(x.shape[0], one) * across >= PROGRAMS), STRIPS[-1])
+    rows = next((strip for strip in STRIPS if triton.cdiv(x.shape[0], strip) * across >= PROGRAMS), STRIPS[-1])
     return (triton.cdiv(x.shape[0], rows), across), rows
 
 
@@ -366,15 +366,9 @@ def amax_launch(x: torch.Tensor, row_amax: torch.Tensor | None, column_amax: tor
 
 
 def tiles_launch(
-    x: torch.Tensor,
-    codes: torch.Tensor | None,
-    scales: torch.Tensor | None,
-    turned: torch.Tensor | None,
-    turned_scales: torch.Tensor | None,
-    row_amax: torch.Tensor | None,
-    column_amax: torch.Tensor | None,
-    weight: bool,
-) -> Launch:
+    x: torch.Tensor, codes: torch.Tensor | None, scales: torch.Tensor | None, turned: torch.Tensor | None,
+    turned_scales: torch.Tensor | None, row_amax: torch.Tensor | None, column_amax: torch.Tensor | None, weight: bool,
+) -> Launch:  # fmt: skip
     """Describe the launch that quantises x [R, C], any strides, along its rows, its columns, or both.
 
     Args:
@@ -416,9 +410,9 @@ def quantise_rows(x: torch.Tensor, recipe: str, weight: bool, starts: torch.Tens
     """
     if recipe == "blockwise":
         return quantise_both(x, recipe, weight, turned=False)[0]
-    one = Quantised(_empty(x, *x.shape), _scales(x, *x.shape[:-1]))
-    run(rows_launch, x, *one, starts)
-    return one
+    quantised = Quantised(_empty(x, *x.shape), _scales(x, *x.shape[:-1]))
+    run(rows_launch, x, *quantised, starts)
+    return quantised
 
 
 def quantise_both(
@@ -435,7 +429,7 @@ def quantise_both(
     blocks, other_blocks = -(-C // BLOCK), -(-R // BLOCK)
     if recipe == "rowwise":
         scales, other_scales = _scales(x, R), _scales(x, C)
-        if all(one is None for one in maxima):
+        if all(maximum is None for maximum in maxima):
             maxima = new_maxima(x, rows, turned)
             run(amax_launch, x, *maxima)
     elif weight:
@@ -457,7 +451,7 @@ def new_maxima(x: torch.Tensor, rows: bool, columns: bool) -> Maxima:
     """Zeros for the largest magnitudes of x [R, C] by rows and by columns; None for what is not wanted."""
     found = [x.new_empty(size, dtype=torch.int32) if wanted else None
              for size, wanted in zip(x.shape, (rows, columns), strict=True)]  # fmt: skip
-    for one in found:
-        if one is not None:
-            plan.apply(torch.Tensor.zero_, one)
+    for maxima in found:
+        if maxima is not None:
+            plan.apply(torch.Tensor.zero_, maxima)
     return found[0], found[1]

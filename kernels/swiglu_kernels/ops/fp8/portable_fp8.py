@@ -1,4 +1,4 @@
-"""Products of operands in fp8 (`fp8_codes.py`): SwiGLU's forward and backward.
+"""Products of operands in fp8 (`portable_codes.py`): SwiGLU's forward and backward.
 
 The sum over each 128 of depth is added in fp32 registers (`arithmetic.dot`); blockwise, its scales are applied there.
 """
@@ -23,10 +23,8 @@ def _scaled(accumulator, part, a_scales, b_scales):
 
 @triton.jit
 def _products(
-    a_ptr, b_ptr, other_ptr, a_scales_ptr, b_scales_ptr, other_scales_ptr, tile_row, tile_column, rows, columns, depth,
-    a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth, start,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_DEPTH: tl.constexpr, B_ROWS: tl.constexpr,
-    BLOCKS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
+    pointers, tile_row, tile_column, sizes, strides, start, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    BLOCK_DEPTH: tl.constexpr, B_ROWS: tl.constexpr, BLOCKS: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Return the fp32 tiles of start + a b^T and a other^T, which has the strides of b.
 
@@ -35,6 +33,9 @@ def _products(
     b_scales has a row for B_ROWS rows of b. BLOCKS: scales are those of blocks; else a_scales_depth and b_scales_depth
     are not read.
     """
+    a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth = strides
+    rows, columns, depth = sizes
+    a_ptr, b_ptr, other_ptr, a_scales_ptr, b_scales_ptr, other_scales_ptr = pointers
     row = tl.arange(0, BLOCK_ROWS)
     column = tl.arange(0, BLOCK_COLUMNS)
     k = tl.arange(0, BLOCK_DEPTH)
@@ -42,7 +43,7 @@ def _products(
     column_inside = tile_column * BLOCK_COLUMNS + column < columns
     a_scales_ptr += (tile_row * BLOCK_ROWS + row).to(tl.int64) * a_scales_row
     b_scales_offsets = ((tile_column * BLOCK_COLUMNS + column) // B_ROWS).to(tl.int64) * b_scales_row
-    one = tl.full([], 1, tl.int64)
+    unit = tl.full([], 1, tl.int64)
     if WIDE:
         row = row.to(tl.int64)
         column = column.to(tl.int64)
@@ -65,8 +66,8 @@ def _products(
         if BLOCKS:
             tl.static_assert(BLOCK_DEPTH == 128)
             zero = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.float32)
-            scales_at = one * step * b_scales_depth
-            a_scales = tl.load(a_scales_ptr + one * step * a_scales_depth, mask=row_inside, other=0.0)
+            scales_at = unit * step * b_scales_depth
+            a_scales = tl.load(a_scales_ptr + unit * step * a_scales_depth, mask=row_inside, other=0.0)
             b_scales = tl.load(b_scales_ptr + scales_at + b_scales_offsets, mask=column_inside, other=0.0)
             first = _scaled(first, dot(a, b, zero, "ieee"), a_scales, b_scales)
             if other_ptr is not None:
@@ -98,25 +99,26 @@ def _glu_kernel(
     STORE_PREACT: tl.constexpr, STORE_CODES: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     """Both products and the gate: z rounded to 16 bits; with STORE_CODES that value in fp8, by blocks of 1 x 128."""
+    numbers = multiplier, alpha, limit, up_offset
     tile_row, tile_column = grouped_tile(rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
     gate, up = _products(
-        a_ptr, b_ptr, other_ptr, a_scales_ptr, b_scales_ptr, other_scales_ptr, tile_row, tile_column,
-        rows, columns, depth, a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth, None,
+        (a_ptr, b_ptr, other_ptr, a_scales_ptr, b_scales_ptr, other_scales_ptr), tile_row, tile_column,
+        (rows, columns, depth), (a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth), None,
         BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_DEPTH, B_ROWS, BLOCKS, EVEN, WIDE,
     )  # fmt: skip
     if not STORE_CODES:
         store_gated(
-            gate, up, z_ptr, gate_ptr, up_ptr, tile_column, tile_row, rows, columns,
-            bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
-            BLOCK_ROWS, BLOCK_COLUMNS, WIDE, STORE_PREACT, FORMULA,
+            gate, up, (z_ptr, gate_ptr, up_ptr), tile_column, tile_row, rows, columns,
+            (bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n), numbers, BLOCK_ROWS, BLOCK_COLUMNS, WIDE,
+            STORE_PREACT, FORMULA,
         )  # fmt: skip
     else:
         tl.static_assert(BLOCK_COLUMNS == 128)
         gate, up = biased(
-            gate, up, bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, tile_column, columns, BLOCK_COLUMNS
-        )
+            gate, up, (bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n), tile_column, columns, BLOCK_COLUMNS,
+        )  # fmt: skip
         position, offsets, inside = output_tile(tile_row, tile_column, rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
-        z = round_to(gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA), gate_ptr.dtype.element_ty)
+        z = round_to(gated(gate, up, numbers, FORMULA), gate_ptr.dtype.element_ty)
         z = tl.where(inside, z.to(tl.float32), 0.0)
         if STORE_PREACT:
             tl.store(gate_ptr + position + offsets, round_to(gate, gate_ptr.dtype.element_ty), mask=inside)
@@ -137,17 +139,18 @@ def _hidden_grad_kernel(
     STORE_H: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     """d_h = d_out w_down, never stored: its tile becomes d_gate, d_up and h."""
+    numbers = multiplier, alpha, limit, up_offset
     tile_row, tile_column = grouped_tile(rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
     d_h, _ = _products(
-        a_ptr, b_ptr, None, a_scales_ptr, b_scales_ptr, None, tile_row, tile_column, rows, columns, depth,
-        a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth, None,
-        BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_DEPTH, B_ROWS, BLOCKS, EVEN, WIDE,
+        (a_ptr, b_ptr, None, a_scales_ptr, b_scales_ptr, None), tile_row, tile_column, (rows, columns, depth),
+        (a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth), None, BLOCK_ROWS, BLOCK_COLUMNS,
+        BLOCK_DEPTH, B_ROWS, BLOCKS, EVEN, WIDE,
     )  # fmt: skip
     parts = halves(d_h)
     for half in tl.static_range(2):
         store_gate_gradients(
-            parts[half], gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_row, 2 * tile_column + half, rows, columns,
-            multiplier, alpha, limit, up_offset, BLOCK_ROWS, BLOCK_COLUMNS // 2, WIDE, STORE_H, FORMULA,
+            parts[half], (gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr), tile_row, 2 * tile_column + half, rows,
+            columns, numbers, BLOCK_ROWS, BLOCK_COLUMNS // 2, WIDE, STORE_H, FORMULA,
         )  # fmt: skip
 
 
@@ -162,15 +165,14 @@ def _sum_kernel(
     """out = a b^T + more_a more_b^T + bias, rounded once; the second product and the bias may be None."""
     tile_row, tile_column = grouped_tile(rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, GROUP)
     total, _ = _products(
-        a_ptr, b_ptr, None, a_scales_ptr, b_scales_ptr, None, tile_row, tile_column, rows, columns, depth,
-        a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth, None,
-        BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_DEPTH, B_ROWS, BLOCKS, EVEN, WIDE,
+        (a_ptr, b_ptr, None, a_scales_ptr, b_scales_ptr, None), tile_row, tile_column, (rows, columns, depth),
+        (a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth), None, BLOCK_ROWS, BLOCK_COLUMNS,
+        BLOCK_DEPTH, B_ROWS, BLOCKS, EVEN, WIDE,
     )  # fmt: skip
     if more_a_ptr is not None:
         total, _ = _products(
-            more_a_ptr, more_b_ptr, None, more_a_scales_ptr, more_b_scales_ptr, None,
-            tile_row, tile_column, rows, columns, depth,
-            a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth, total,
+            (more_a_ptr, more_b_ptr, None, more_a_scales_ptr, more_b_scales_ptr, None), tile_row, tile_column,
+            (rows, columns, depth), (a_row, b_row, a_scales_row, a_scales_depth, b_scales_row, b_scales_depth), total,
             BLOCK_ROWS, BLOCK_COLUMNS, BLOCK_DEPTH, B_ROWS, BLOCKS, EVEN, WIDE,
         )  # fmt: skip
     if bias_ptr is not None:
@@ -206,16 +208,11 @@ def _grid(rows: int, columns: int, tile: Tile) -> tuple[int]:
 
 
 def glu_launch(
-    x: tuple[torch.Tensor, torch.Tensor],
-    w_gate: tuple[torch.Tensor, torch.Tensor],
-    w_up: tuple[torch.Tensor, torch.Tensor],
-    z: torch.Tensor,
-    z_scales: torch.Tensor | None,
-    preactivations: tuple[torch.Tensor, torch.Tensor],
-    capability: Capability | None = None,
-    biases: Biases = (None, None),
-    formula: Formula = PLAIN,
-) -> Launch:
+    x: tuple[torch.Tensor, torch.Tensor], w_gate: tuple[torch.Tensor, torch.Tensor],
+    w_up: tuple[torch.Tensor, torch.Tensor], z: torch.Tensor, z_scales: torch.Tensor | None,
+    preactivations: tuple[torch.Tensor, torch.Tensor], capability: Capability | None = None,
+    biases: Biases = (None, None), formula: Formula = PLAIN,
+) -> Launch:  # fmt: skip
     """Describe the launch that makes z of the quantised x and weights.
 
     Args:
@@ -254,15 +251,10 @@ def glu_launch(
 
 
 def hidden_grad_launch(
-    d_out: tuple[torch.Tensor, torch.Tensor],
-    w_down: tuple[torch.Tensor, torch.Tensor],
-    preactivations: tuple[torch.Tensor, torch.Tensor],
-    d_gate: torch.Tensor,
-    d_up: torch.Tensor,
-    h: torch.Tensor | None,
-    capability: Capability | None = None,
-    formula: Formula = PLAIN,
-) -> Launch:
+    d_out: tuple[torch.Tensor, torch.Tensor], w_down: tuple[torch.Tensor, torch.Tensor],
+    preactivations: tuple[torch.Tensor, torch.Tensor], d_gate: torch.Tensor, d_up: torch.Tensor, h: torch.Tensor | None,
+    capability: Capability | None = None, formula: Formula = PLAIN,
+) -> Launch:  # fmt: skip
     """Describe the launch that turns the quantised d_out into d_gate, d_up and h.
 
     Args:
@@ -293,13 +285,10 @@ def hidden_grad_launch(
 
 
 def sum_launch(
-    a: tuple[torch.Tensor, torch.Tensor],
-    b: tuple[torch.Tensor, torch.Tensor],
-    more: tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None,
-    out: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    capability: Capability | None = None,
-) -> Launch:
+    a: tuple[torch.Tensor, torch.Tensor], b: tuple[torch.Tensor, torch.Tensor],
+    more: tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None, out: torch.Tensor,
+    bias: torch.Tensor | None = None, capability: Capability | None = None,
+) -> Launch:  # fmt: skip
     """Describe the launch that writes out = a b^T + bias, or with more (a2, b2) a b^T + a2 b2^T + bias.
 
     Args:

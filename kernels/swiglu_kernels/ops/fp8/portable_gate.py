@@ -3,7 +3,7 @@
 For products that something else made in 16 bits: PyTorch's, or the caller's upstream gradient. h, d_gate and d_up are
 rounded to 16 bits before they are quantised, as everywhere. By blocks, codes of h leave the pass and the 16 bits do
 not. Of d_gate and d_up they do, with the largest magnitudes of rows and columns where scales need these:
-`fp8_codes.tiles_launch` quantises along both, which in this pass would take more registers than there are.
+`portable_codes.tiles_launch` quantises along both, which in this pass would take more registers than there are.
 """
 
 import torch
@@ -34,11 +34,12 @@ def _gate_kernel(
     gate_ptr, up_ptr, codes_ptr, scales_ptr, rows, columns, multiplier, alpha, limit, up_offset,
     BLOCK: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
+    numbers = multiplier, alpha, limit, up_offset
     tile_row, tile_column = tl.program_id(0), tl.program_id(1)
     position, offsets, inside = output_tile(tile_row, tile_column, rows, columns, BLOCK, BLOCK, WIDE)
     gate = tl.load(gate_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
-    h = round_to(gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA), gate_ptr.dtype.element_ty)
+    h = round_to(gated(gate, up, numbers, FORMULA), gate_ptr.dtype.element_ty)
     write_rows(h.to(tl.float32), codes_ptr, scales_ptr, None, tile_row, tile_column, 0, rows, columns, BLOCK, 1, WIDE)
 
 
@@ -51,6 +52,7 @@ def _gradients_kernel(
     FORMULA: tl.constexpr,
 ):  # fmt: skip
     """d_gate, d_up and h in 16 bits, and the largest magnitudes of their rows and columns; what is None is left out."""
+    numbers = multiplier, alpha, limit, up_offset
     tile_column = tl.program_id(1)
     first, tiles = tiles_of_strip(rows, STRIP, BLOCK_ROWS)
     of_gate = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.int32)
@@ -65,10 +67,10 @@ def _gradients_kernel(
         position, offsets, inside = output_tile(tile_row, tile_column, rows, columns, BLOCK_ROWS, BLOCK_COLUMNS, WIDE)
         gate = tl.load(gate_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
         up = tl.load(up_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
-        d_gate, d_up = gated_gradients(d_h, gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+        d_gate, d_up = gated_gradients(d_h, gate, up, numbers, FORMULA)
         d_gate, d_up = round_to(d_gate, gate_ptr.dtype.element_ty), round_to(d_up, gate_ptr.dtype.element_ty)
         if h_ptr is not None:
-            h = round_to(gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA), gate_ptr.dtype.element_ty)
+            h = round_to(gated(gate, up, numbers, FORMULA), gate_ptr.dtype.element_ty)
             tl.store(h_ptr + position + offsets, h, mask=inside)
             if h_column_amax_ptr is not None:
                 of_h = tl.maximum(of_h, magnitudes(h.to(tl.float32)))
@@ -116,14 +118,9 @@ def gate_launch(
 
 
 def gradients_launch(
-    d_h: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor],
-    d_gate: torch.Tensor,
-    d_up: torch.Tensor,
-    h: torch.Tensor | None,
-    maxima: tuple[Maxima, Maxima, Maxima],
-    formula: Formula = PLAIN,
-) -> Launch:
+    d_h: torch.Tensor, preactivations: tuple[torch.Tensor, torch.Tensor], d_gate: torch.Tensor, d_up: torch.Tensor,
+    h: torch.Tensor | None, maxima: tuple[Maxima, Maxima, Maxima], formula: Formula = PLAIN,
+) -> Launch:  # fmt: skip
     """Describe the launch that makes d_gate, d_up and h in 16 bits and finds their largest magnitudes.
 
     Args:

@@ -8,7 +8,8 @@ too; on other GPUs, where neither was measured, all of them are the portable ker
 import torch
 from torch.nn.functional import pad
 
-from swiglu_kernels.ops.fp8 import hopper_fp8
+from swiglu_kernels.ops.fp8 import choice, hopper_fp8
+from swiglu_kernels.ops.fp8.choice import Operands
 from swiglu_kernels.ops.fp8.portable_codes import BLOCK, Maxima, Quantised, new_maxima
 from swiglu_kernels.ops.fp8.portable_fp8 import glu_launch, hidden_grad_launch, sum_launch
 from swiglu_kernels.ops.fp8.portable_gate import gate_launch as gate_codes_launch
@@ -17,18 +18,12 @@ from swiglu_kernels.ops.gate.formula import Formula
 from swiglu_kernels.ops.gate.operation import forward_launch as gate_launch
 from swiglu_kernels.ops.glu.portable_forward import Biases
 from swiglu_kernels.runtime import internals
-from swiglu_kernels.runtime.backend import INTERPRETING, capability_of, multiprocessors
+from swiglu_kernels.runtime.backend import multiprocessors
 from swiglu_kernels.runtime.shortcuts import plan
 from swiglu_kernels.runtime.shortcuts.plan import run
 
-MULTIPLE = 16
-"""Rows, columns and depth of what `_scaled_mm` multiplies are multiples of this."""
-Operands = tuple[Quantised, Quantised, Quantised]
-"""x, w_gate and w_up."""
 SCALES = 4
 """cuBLAS reads the scales of a weight's blocks in rows of a multiple of this, which `_scaled_mm` does not check."""
-TORCH_FROM = 512
-"""Tokens from which two products by PyTorch and a pass are taken for the portable launch, by blocks."""
 Pair = tuple[torch.Tensor, torch.Tensor]
 """gate and up."""
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
@@ -36,40 +31,6 @@ Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 MaximaOf = tuple[Maxima, Maxima, Maxima]
 """Those of d_gate, d_up and h."""
 UNKNOWN: MaximaOf = ((None, None), (None, None), (None, None))
-
-
-def why_not_by_torch(a: Quantised, b: Quantised, dtype: torch.dtype, has_bias: bool) -> str | None:
-    """Say why a b^T is not PyTorch's product, or return None where it is.
-
-    Args:
-        a: [R, D]; blockwise scales with the rows last.
-        b: [C, D].
-        dtype: of the product.
-        has_bias: whether a bias is added.
-    """
-    (rows, depth), columns, blocks = a.codes.shape, b.codes.shape[0], a.scales.dim() == 2
-    if why := why_not_sizes(a.codes.device, (rows, depth, columns), blocks, dtype, has_bias):
-        return why
-    if blocks and a.scales.stride() != (1, rows):
-        return "scales have to lie with the rows last"
-    if blocks and len(b.scales) != columns and not b.scales.is_contiguous():
-        return "scales of weights have to be contiguous"
-    return None
-
-
-def why_not_sizes(
-    device: torch.device, sizes: tuple[int, int, int], blocks: bool, dtype: torch.dtype, has_bias: bool
-) -> str | None:
-    """`why_not_by_torch` of any operands of these rows, depth and columns."""
-    if INTERPRETING or capability_of(device) != (9, 0):
-        return "PyTorch's product was measured on compute capability 9.0 alone"
-    if internals.scaled_mm is None:
-        return "this PyTorch has no torch._scaled_mm"
-    if dtype != torch.bfloat16 or has_bias:
-        return "PyTorch's product is for bfloat16 without a bias"
-    if 0 in sizes or any(size % MULTIPLE for size in sizes) or (blocks and sizes[1] % BLOCK):
-        return f"PyTorch multiplies multiples of {BLOCK if blocks else MULTIPLE}"
-    return None
 
 
 def _multiply(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
@@ -85,7 +46,7 @@ def _multiply(a: Quantised, b: Quantised, out: torch.Tensor) -> None:
             return
         if short:
             codes, b_codes = (
-                pad(one.view(torch.uint8), (0, short * BLOCK)).view(one.dtype) for one in (codes, b_codes)
+                pad(matrix.view(torch.uint8), (0, short * BLOCK)).view(matrix.dtype) for matrix in (codes, b_codes)
             )
             scales = pad(scales.t(), (0, 0, 0, short)).t()
     internals.scaled_mm(codes, b_codes.t(), scale_a=scales, scale_b=b_scales.t(), out_dtype=torch.bfloat16, out=out)
@@ -98,29 +59,15 @@ def _add_products(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantis
     out.add_(more)
 
 
-def splits_glu(tokens: int, blocks: bool) -> bool:
-    """Whether gate and up are two products by PyTorch, where it takes them and the hand-scheduled kernel does not."""
-    return blocks and tokens >= TORCH_FROM
-
-
-def _by_torch(operands: Operands, dtype: torch.dtype, biases: Biases) -> bool:
-    x, w_gate, _ = operands
-    return splits_glu(len(x.codes), x.scales.dim() == 2) and not why_not_by_torch(x, w_gate, dtype, _any(biases))
-
-
 def _any(biases: Biases) -> bool:
     return biases[0] is not None or biases[1] is not None
-
-
-def _by_hand(operands: Operands, biases: Biases, formula: Formula) -> bool:
-    return not INTERPRETING and hopper_fp8.why_not(*operands, _any(biases), formula) is None
 
 
 def _write_gate_and_up(operands: Operands, preactivations: Pair) -> Pair:
     """Return gate and up by PyTorch, in preactivations unless these are empty."""
     x, *weights = operands
     shape = len(x.codes), len(weights[0].codes)
-    gate, up = (one if one.numel() else one.new_empty(shape) for one in preactivations)
+    gate, up = (product if product.numel() else product.new_empty(shape) for product in preactivations)
     for weight, product in zip(weights, (gate, up), strict=True):
         plan.apply(_multiply, x, weight, product)
     return gate, up
@@ -135,9 +82,10 @@ def _launch_by_hand(operands: Operands, out: torch.Tensor | Pair, preactivations
 
 def write_glu(operands: Operands, z: torch.Tensor, preactivations: Pair, biases: Biases, formula: Formula) -> None:
     """Write z, and gate and up unless they are empty; arguments as of `portable_fp8.glu_launch`."""
-    if z.numel() and _by_hand(operands, biases, formula):
+    schedule = choice.glu(operands, z.dtype, _any(biases), formula).schedule
+    if schedule == "hopper":
         _launch_by_hand(operands, z, preactivations)
-    elif _by_torch(operands, z.dtype, biases):
+    elif schedule == "torch":
         run(gate_launch, *_write_gate_and_up(operands, preactivations), z, formula)
     else:
         run(glu_launch, *operands, z, None, preactivations, None, biases, formula)
@@ -152,14 +100,14 @@ def glu_codes(operands: Operands, preactivations: Pair, biases: Biases, formula:
     if x.scales.dim() == 1:
         return None
     tokens, intermediate = len(x.codes), len(w_gate.codes)
-    launches_by_hand = tokens > 0 and _by_hand(operands, biases, formula)
-    if launches_by_hand and not hopper_fp8.makes_codes(tokens, intermediate, multiprocessors(x.codes.device)):
+    schedule = choice.glu(operands, preactivations[0].dtype, _any(biases), formula).schedule
+    if schedule == "hopper" and not hopper_fp8.makes_codes(tokens, intermediate, multiprocessors(x.codes.device)):
         return None
     codes = x.codes.new_empty((tokens, intermediate))
     scales = x.scales.new_empty((-(-intermediate // BLOCK), tokens))
-    if launches_by_hand:
+    if schedule == "hopper":
         _launch_by_hand(operands, (codes, scales), preactivations)
-    elif _by_torch(operands, preactivations[0].dtype, biases):
+    elif schedule == "torch":
         run(gate_codes_launch, _write_gate_and_up(operands, preactivations), codes, scales, formula)
     else:
         run(glu_launch, *operands, codes, scales, preactivations, None, biases, formula)
@@ -168,7 +116,7 @@ def glu_codes(operands: Operands, preactivations: Pair, biases: Biases, formula:
 
 def write_product(a: Quantised, b: Quantised, out: torch.Tensor, bias: torch.Tensor | None = None) -> None:
     """Write a b^T + bias to out [R, C]."""
-    if why_not_by_torch(a, b, out.dtype, bias is not None) is None:
+    if choice.why_not_by_torch(a, b, out.dtype, bias is not None) is None:
         plan.apply(_multiply, a, b, out)
     else:
         run(sum_launch, a, b, None, out, bias)
@@ -176,7 +124,7 @@ def write_product(a: Quantised, b: Quantised, out: torch.Tensor, bias: torch.Ten
 
 def write_sum(a: Quantised, b: Quantised, more_a: Quantised, more_b: Quantised, out: torch.Tensor) -> None:
     """Write a b^T + more_a more_b^T to out [R, C]; the second pair has the first's shapes."""
-    if why_not_by_torch(a, b, out.dtype, False) is None:
+    if choice.why_not_by_torch(a, b, out.dtype, False) is None:
         plan.apply(_add_products, a, b, more_a, more_b, out)
     else:
         run(sum_launch, a, b, (more_a, more_b), out)
@@ -191,7 +139,7 @@ def write_hidden_grad(
     returned, or Nones where they are not found on the way.
     """
     d_gate = gradients[0]
-    if why_not_by_torch(d_out, w_down, d_gate.dtype, False) is None:
+    if choice.why_not_by_torch(d_out, w_down, d_gate.dtype, False) is None:
         d_h = d_gate.new_empty(d_gate.shape)
         plan.apply(_multiply, d_out, w_down, d_h)
         return write_gate_gradients(d_h, preactivations, gradients, formula, maxima)

@@ -15,11 +15,12 @@ from swiglu_kernels.runtime.precision import round_to as round_to
 
 
 @triton.jit
-def gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA: tl.constexpr):
+def gated(gate, up, numbers, FORMULA: tl.constexpr):
     """Return silu(gate) * up for fp32 tiles, or what FORMULA says; the numbers are read by other formulas only."""
     if FORMULA == "silu":
         z = gate / (1.0 + tl.exp(-gate)) * up
     else:
+        multiplier, alpha, limit, up_offset = numbers
         gate, up = bounded(gate * multiplier, up, limit)
         v, _ = _inside_sigmoid(gate, alpha, FORMULA)
         z = gate / (1.0 + tl.exp(-v)) * (up + up_offset)
@@ -27,7 +28,7 @@ def gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA: tl.constexpr):
 
 
 @triton.jit
-def gated_gradients(dz, gate, up, multiplier, alpha, limit, up_offset, FORMULA: tl.constexpr):
+def gated_gradients(dz, gate, up, numbers, FORMULA: tl.constexpr):
     """Return (d_gate, d_up) for fp32 tiles; zeros in give zeros out, which masked loads rely on."""
     if FORMULA == "silu":
         s = tl.sigmoid(gate)
@@ -35,6 +36,7 @@ def gated_gradients(dz, gate, up, multiplier, alpha, limit, up_offset, FORMULA: 
         d_gate = d_f * up * (1.0 + gate * (1.0 - s))
         d_up = d_f * gate
     else:
+        multiplier, alpha, limit, up_offset = numbers
         scaled = gate * multiplier
         g, u = bounded(scaled, up, limit)
         v, dv = _inside_sigmoid(g, alpha, FORMULA)

@@ -23,15 +23,9 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def gate_mul(
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    *,
-    activation: str = "silu",
-    gate_multiplier: float = 1.0,
-    alpha: float = 1.0,
-    limit: float | None = None,
-    up_offset: float = 0.0,
-) -> torch.Tensor:
+    gate: torch.Tensor, up: torch.Tensor, *, activation: str = "silu", gate_multiplier: float = 1.0, alpha: float = 1.0,
+    limit: float | None = None, up_offset: float = 0.0,
+) -> torch.Tensor:  # fmt: skip
     """Return `activation(gate) * up` with the options above; `silu_mul` where all are at their defaults."""
     if gate_multiplier != 1.0:
         gate = gate * gate_multiplier

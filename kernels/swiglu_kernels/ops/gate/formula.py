@@ -15,6 +15,7 @@ short as it can be.
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,6 +39,17 @@ class Formula:
     limit: float | None = None
     up_offset: float = 0.0
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """It by the names that public functions and definitions have."""
+        return dict(vars(self))
+
+    @property
+    def numbers(self) -> tuple[float, float, float, float, float]:
+        """It as numbers, for the schema of an operator; `formula_of` makes it again."""
+        limit = math.inf if self.limit is None else self.limit
+        return float(ACTIVATIONS.index(self.activation)), self.gate_multiplier, self.alpha, limit, self.up_offset
+
     def arguments(self) -> dict[str, float | str | None]:
         """Return the kernel arguments `multiplier`, `alpha`, `limit`, `up_offset` and the constexpr FORMULA."""
         if self == Formula():
@@ -56,24 +68,32 @@ PLAIN = Formula()
 
 def check_formula(
     activation: object, gate_multiplier: object, alpha: object, limit: object, up_offset: object
-) -> dict[str, Any]:
-    """Return the options of the gate by name, numbers as floats."""
+) -> Formula:
+    """Return the gate of the options as a public function takes them."""
     check_option("activation", activation, ACTIVATIONS)
-    numbers = {
-        "gate_multiplier": check_scalar("gate_multiplier", gate_multiplier),
-        "alpha": check_scalar("alpha", alpha),
-        "limit": None if limit is None else check_scalar("limit", limit),
-        "up_offset": check_scalar("up_offset", up_offset),
-    }
-    if numbers["limit"] is not None and numbers["limit"] < 0:
+    formula = Formula(
+        str(activation),
+        check_scalar("gate_multiplier", gate_multiplier),
+        check_scalar("alpha", alpha),
+        None if limit is None else check_scalar("limit", limit),
+        check_scalar("up_offset", up_offset),
+    )
+    if formula.limit is not None and formula.limit < 0:
         raise ValueError(f"limit: expected a number of at least 0, or None, got {limit!r}")
-    if activation != "silu" and numbers["alpha"] != 1.0:
+    if activation != "silu" and formula.alpha != 1.0:
         raise ValueError(f"alpha: expected 1.0 with activation={activation!r} (it belongs to 'silu'), got {alpha!r}")
-    return {"activation": activation, **numbers}
+    return formula
 
 
-formula_of = functools.lru_cache(Formula)
-"""The same object for the same numbers: keys of plans compare it in no time."""
+def formula_of(numbers: Sequence[float]) -> Formula:
+    """Return the gate of `Formula.numbers`: the same object for the same numbers, which keys of plans compare fast."""
+    return _formula_of(*numbers)
+
+
+@functools.lru_cache
+def _formula_of(activation: float, gate_multiplier: float, alpha: float, limit: float, up_offset: float) -> Formula:
+    bound = None if limit == math.inf else limit
+    return Formula(ACTIVATIONS[int(activation)], gate_multiplier, alpha, bound, up_offset)
 
 
 @triton.jit

@@ -41,11 +41,12 @@ def _forward_kernel(
     gate_ptr, up_ptr, h_ptr, columns, gate_row, up_row, multiplier, alpha, limit, up_offset,
     BLOCK: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
+    numbers = multiplier, alpha, limit, up_offset
     wait_for_launch_ahead(EARLY)
     row, column, mask = _element(columns, BLOCK, WIDE)
     gate = tl.load(gate_ptr + row * gate_row + column, mask=mask).to(tl.float32)
     up = tl.load(up_ptr + row * up_row + column, mask=mask).to(tl.float32)
-    h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    h = gated(gate, up, numbers, FORMULA)
     tl.store(h_ptr + row * columns + column, round_to(h, h_ptr.dtype.element_ty), mask=mask)
 
 
@@ -55,16 +56,17 @@ def _backward_kernel(
     multiplier, alpha, limit, up_offset,
     BLOCK: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr, STORE_H: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
+    numbers = multiplier, alpha, limit, up_offset
     wait_for_launch_ahead(EARLY)
     row, column, mask = _element(columns, BLOCK, WIDE)
     dh = tl.load(dh_ptr + row * dh_row + column, mask=mask).to(tl.float32)
     gate = tl.load(gate_ptr + row * gate_row + column, mask=mask).to(tl.float32)
     up = tl.load(up_ptr + row * up_row + column, mask=mask).to(tl.float32)
-    d_gate, d_up = gated_gradients(dh, gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    d_gate, d_up = gated_gradients(dh, gate, up, numbers, FORMULA)
     tl.store(d_gate_ptr + row * columns + column, round_to(d_gate, d_gate_ptr.dtype.element_ty), mask=mask)
     tl.store(d_up_ptr + row * columns + column, round_to(d_up, d_up_ptr.dtype.element_ty), mask=mask)
     if STORE_H:
-        h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+        h = gated(gate, up, numbers, FORMULA)
         tl.store(h_ptr + row * columns + column, round_to(h, h_ptr.dtype.element_ty), mask=mask)
 
 
@@ -83,12 +85,9 @@ def _in_rows(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def forward_launch(
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    h: torch.Tensor,
-    formula: Formula = PLAIN,
+    gate: torch.Tensor, up: torch.Tensor, h: torch.Tensor, formula: Formula = PLAIN,
     capability: Capability | None = None,
-) -> Launch:
+) -> Launch:  # fmt: skip
     """Describe the launch of h = silu(gate) * up: gate and up as `_in_rows` returns them, h contiguous, not empty.
 
     capability: of the GPU; None for that of gate's device.
@@ -98,15 +97,9 @@ def forward_launch(
 
 
 def backward_launch(
-    dh: torch.Tensor,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    d_gate: torch.Tensor,
-    d_up: torch.Tensor,
-    formula: Formula = PLAIN,
-    h: torch.Tensor | None = None,
-    capability: Capability | None = None,
-) -> Launch:
+    dh: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, d_gate: torch.Tensor, d_up: torch.Tensor,
+    formula: Formula = PLAIN, h: torch.Tensor | None = None, capability: Capability | None = None,
+) -> Launch:  # fmt: skip
     """Describe the launch that turns dh into d_gate and d_up, and makes h again where it is given.
 
     dh, gate and up are as `_in_rows` returns them; what is written is contiguous and not empty. d_gate may be gate,

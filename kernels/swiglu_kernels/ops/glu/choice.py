@@ -12,7 +12,7 @@ and products of d_gate and d_up once they are stored, by `hopper_products.py`, r
     dX   0.98-1.00 where its tiles fill their waves; 1.1-1.4 where they do not, as of 1100, 1280 or 2304 tokens
 
 so "auto" is save="preact" wherever memory is not the point (`save_memory`), dX in two steps by Triton where its tiles
-fill their waves (`products.sum_fills_waves`), and dW by Triton, an MLP's d_w_down where it fills its own. What the
+fill their waves (`sum_fills_waves`), and dW by Triton, an MLP's d_w_down where it fills its own. What the
 portable kernels do instead is slower than PyTorch's products from two tokens on, but for narrow layers, and so are the
 hand-scheduled ones where rows do not begin at multiples of 128 bytes and tokens are many
 (`results/nvidia-h200/parts.csv`): "auto" then takes PyTorch's.

@@ -58,13 +58,14 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def produce(
-        x, w_gate, w_up, w_gate_rest, w_up_rest, x_ring, w_ring, barriers,
-        M, N, row_tiles, column_tiles, depth_tiles, COLUMNS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+        operands, x_ring, w_ring, barriers, M, N, row_tiles, column_tiles, depth_tiles, COLUMNS: gl.constexpr,
+        STAGES: gl.constexpr, GROUP: gl.constexpr,
     ):  # fmt: skip
         """Fill the ring with the stages of this program's tiles, in turn.
 
         Of twice WIDE columns a stage has four tiles of weights, two of each.
         """
+        x, w_gate, w_up, w_gate_rest, w_up_rest = operands
         LAST: gl.constexpr = COLUMNS - _WIDE
         WHOLE: gl.constexpr = COLUMNS == 2 * _WIDE
         EACH: gl.constexpr = 4 if WHOLE else 3
@@ -121,10 +122,10 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _consume(
-        z, gate_out, up_out, x_at, w_at, barriers_at, buffers,
-        M, N, row_tiles, column_tiles, depth_tiles, ME: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
-        GROUP: gl.constexpr, STORE_PREACT: gl.constexpr,
+        given, M, N, row_tiles, column_tiles, depth_tiles, ME: gl.constexpr, COLUMNS: gl.constexpr,
+        STAGES: gl.constexpr, GROUP: gl.constexpr, STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
+        z, gate_out, up_out, x_at, w_at, barriers_at, buffers = given
         FIRST: gl.constexpr = ME * _BUFFERS
         programs = gl.num_programs(0)
         tiles = (row_tiles * column_tiles - gl.program_id(0) + programs - 1) // programs  # of this program
@@ -155,27 +156,26 @@ if GLUON_MISSING is None:
         fence_async_shared()
         synchronize()
         w_gate_rest, w_up_rest = (w_gate_32, w_gate_16, w_gate_8), (w_up_32, w_up_16, w_up_8)
+        given = (z, gate_out, up_out, x_at, w_at, barriers_at, buffers)
         gl.warp_specialize(
             [
                 (
                     _consume,
                     (
-                        z, gate_out, up_out, x_at, w_at, barriers_at, buffers,
-                        M, N, row_tiles, column_tiles, depth_tiles, 0, COLUMNS, STAGES, GROUP, STORE_PREACT,
+                        given, M, N, row_tiles, column_tiles, depth_tiles, 0, COLUMNS, STAGES, GROUP, STORE_PREACT,
                     ),
                 ),
                 (
                     _consume,
                     (
-                        z, gate_out, up_out, x_at, w_at, barriers_at, buffers,
-                        M, N, row_tiles, column_tiles, depth_tiles, 1, COLUMNS, STAGES, GROUP, STORE_PREACT,
+                        given, M, N, row_tiles, column_tiles, depth_tiles, 1, COLUMNS, STAGES, GROUP, STORE_PREACT,
                     ),
                 ),
                 (
                     produce,
                     (
-                        x, w_gate, w_up, w_gate_rest, w_up_rest, x_ring, w_ring, barriers,
-                        M, N, row_tiles, column_tiles, depth_tiles, COLUMNS, STAGES, GROUP,
+                        (x, w_gate, w_up, w_gate_rest, w_up_rest), x_ring, w_ring, barriers, M, N, row_tiles,
+                        column_tiles, depth_tiles, COLUMNS, STAGES, GROUP,
                     ),
                 ),
             ],
@@ -215,21 +215,13 @@ def why_not(x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, capabilit
 
 
 def forward_launch(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    z: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor] | None,
-    tile: Tile | None = None,
-) -> Launch:
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor,
+    preactivations: tuple[torch.Tensor, torch.Tensor] | None, tile: Tile | None = None,
+) -> Launch:  # fmt: skip
     """Describe the launch; ask `why_not` first.
 
     Args:
-        x: [M, K].
-        w_gate: [N, K].
-        w_up: [N, K].
-        z: [M, N], contiguous, written.
-        preactivations: gate and up, [M, N] and contiguous, written; None stores z alone.
+        x, w_gate, w_up, z, preactivations: as of `portable_forward.forward_launch`.
         tile: its columns, stages and group are taken; rows and depth are the kernel's own. None: `tile_for`.
     """
     (M, K), N = x.shape, w_gate.shape[0]

@@ -76,11 +76,13 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _produce(
-        a_0, a_1, b_0, b_1, a_0_last, a_1_last, b_0_last, b_1_last, a_ring, b_ring, full, empty,
-        row_tiles, column_tiles, depth_tiles, ROWS: gl.constexpr, TILE: gl.constexpr, DEPTH: gl.constexpr,
-        STAGES: gl.constexpr, GROUP: gl.constexpr, A_ACROSS: gl.constexpr, B_ACROSS: gl.constexpr, TERMS: gl.constexpr,
-        OUTPUTS: gl.constexpr, LAST: gl.constexpr,
+        given, ROWS: gl.constexpr, TILE: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+        A_ACROSS: gl.constexpr, B_ACROSS: gl.constexpr, TERMS: gl.constexpr, OUTPUTS: gl.constexpr, LAST: gl.constexpr,
     ):  # fmt: skip
+        (
+            a_0, a_1, b_0, b_1, a_0_last, a_1_last, b_0_last, b_1_last, a_ring, b_ring, full, empty, row_tiles,
+            column_tiles, depth_tiles,
+        ) = given  # fmt: skip
         step = 0
         for tile in range(gl.program_id(0), OUTPUTS * row_tiles * column_tiles, gl.num_programs(0)):
             row, column = position(tile, OUTPUTS * row_tiles, column_tiles, GROUP)
@@ -178,12 +180,14 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _consume(
-        out_0, out_1, h, gate, up, a_ring, b_ring, buffers, full, empty, turn, loaded,
-        row_tiles, column_tiles, depth_tiles, ME: gl.constexpr,
-        ROWS: gl.constexpr, TILE: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
-        A_ACROSS: gl.constexpr, B_ACROSS: gl.constexpr, TERMS: gl.constexpr, OUTPUTS: gl.constexpr,
+        given, ME: gl.constexpr, ROWS: gl.constexpr, TILE: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr,
+        GROUP: gl.constexpr, A_ACROSS: gl.constexpr, B_ACROSS: gl.constexpr, TERMS: gl.constexpr, OUTPUTS: gl.constexpr,
         GATE: gl.constexpr, STORE_H: gl.constexpr, ADD: gl.constexpr, LAST: gl.constexpr,
     ):  # fmt: skip
+        (
+            out_0, out_1, h, gate, up, a_ring, b_ring, buffers, full, empty, turn, loaded, row_tiles, column_tiles,
+            depth_tiles,
+        ) = given  # fmt: skip
         COOPERATIVE: gl.constexpr = ROWS == 2 * TILE
         LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
         programs, steps = gl.num_programs(0), TERMS * depth_tiles
@@ -273,29 +277,33 @@ if GLUON_MISSING is None:
             mbarrier.init(turn.index(consumer), count=1)
             mbarrier.init(loaded.index(consumer), count=1)
         fence_async_shared()
+        given = (
+            out_0, out_1, h, gate, up, a_ring, b_ring, buffers, full, empty, turn, loaded, row_tiles, column_tiles,
+            depth_tiles,
+        )  # fmt: skip
         gl.warp_specialize(
             [
                 (
                     _consume,
                     (
-                        out_0, out_1, h, gate, up, a_ring, b_ring, buffers, full, empty, turn, loaded,
-                        row_tiles, column_tiles, depth_tiles, 0, ROWS, TILE, PART, STAGES, GROUP,
-                        A_ACROSS, B_ACROSS, TERMS, OUTPUTS, GATE, STORE_H, ADD, LAST,
+                        given, 0, ROWS, TILE, PART, STAGES, GROUP, A_ACROSS, B_ACROSS, TERMS, OUTPUTS, GATE, STORE_H,
+                        ADD, LAST,
                     ),
                 ),
                 (
                     _consume,
                     (
-                        out_0, out_1, h, gate, up, a_ring, b_ring, buffers, full, empty, turn, loaded,
-                        row_tiles, column_tiles, depth_tiles, 1, ROWS, TILE, PART, STAGES, GROUP,
-                        A_ACROSS, B_ACROSS, TERMS, OUTPUTS, GATE, STORE_H, ADD, LAST,
+                        given, 1, ROWS, TILE, PART, STAGES, GROUP, A_ACROSS, B_ACROSS, TERMS, OUTPUTS, GATE, STORE_H,
+                        ADD, LAST,
                     ),
                 ),
                 (
                     _produce,
                     (
-                        a_0, a_1, b_0, b_1, a_0_last, a_1_last, b_0_last, b_1_last, a_ring, b_ring, full, empty,
-                        row_tiles, column_tiles, depth_tiles,
+                        (
+                            a_0, a_1, b_0, b_1, a_0_last, a_1_last, b_0_last, b_1_last, a_ring, b_ring, full, empty,
+                            row_tiles, column_tiles, depth_tiles,
+                        ),
                         ROWS, TILE, DEPTH, STAGES, GROUP, A_ACROSS, B_ACROSS, TERMS, OUTPUTS, LAST,
                     ),
                 ),
@@ -361,12 +369,9 @@ def transposed_fills_waves(rows: int, columns: int, processors: int) -> bool:
 
 
 def sum_launch(
-    pairs: Sequence[Pair],
-    out: torch.Tensor,
-    schedule: str | None = None,
-    tile: Tile | None = None,
+    pairs: Sequence[Pair], out: torch.Tensor, schedule: str | None = None, tile: Tile | None = None,
     accumulate: bool = False,
-) -> Launch:
+) -> Launch:  # fmt: skip
     """Describe the launch that writes A_0 B_0, or A_0 B_0 + A_1 B_1; ask `why_not` first.
 
     Args:
@@ -408,38 +413,23 @@ def transposed_launch(pairs: Sequence[Pair], outs: Sequence[torch.Tensor], tile:
 
 
 def gate_backward_launch(
-    d_out: torch.Tensor,
-    w_down: torch.Tensor,
-    preactivations: Pair,
-    d_gate: torch.Tensor,
-    d_up: torch.Tensor,
-    h: torch.Tensor | None,
-    tile: Tile | None = None,
-) -> Launch:
+    d_out: torch.Tensor, w_down: torch.Tensor, preactivations: Pair, d_gate: torch.Tensor, d_up: torch.Tensor,
+    h: torch.Tensor | None, tile: Tile | None = None,
+) -> Launch:  # fmt: skip
     """Describe the launch that makes d_gate, d_up and h of silu(gate) * up from d_out; ask `why_not` first.
 
     Args:
-        d_out: [M, H].
-        w_down: [H, N].
-        preactivations: gate and up, [M, N].
-        d_gate: [M, N], written; it may be gate itself.
-        d_up: [M, N], written; it may be up itself.
-        h: [M, N], written; None: not wanted.
+        d_out, w_down, preactivations, d_gate, d_up, h: as of `portable_mlp.down_backward_launch`.
         tile: its stages and its group are taken; None: as shipped.
     """
     return _launch([(d_out, w_down)], [d_gate, d_up], "gate", preactivations=preactivations, h=h, tile=tile)
 
 
 def _launch(
-    pairs: Sequence[Pair],
-    outs: Sequence[torch.Tensor],
-    schedule: str,
-    transposed: bool = False,
-    preactivations: Pair | None = None,
-    h: torch.Tensor | None = None,
-    tile: Tile | None = None,
+    pairs: Sequence[Pair], outs: Sequence[torch.Tensor], schedule: str, transposed: bool = False,
+    preactivations: Pair | None = None, h: torch.Tensor | None = None, tile: Tile | None = None,
     accumulate: bool = False,
-) -> Launch:
+) -> Launch:  # fmt: skip
     stages, group = (tile.stages, tile.group) if tile else (STAGES[schedule], GROUP)
     (left, right), (M, N) = pairs[0], outs[0].shape
     K = right.shape[0]
@@ -451,7 +441,7 @@ def _launch(
     lefts = [descriptor(a, *((DEPTH, rows) if a_across else (rows, DEPTH))) for a, _ in pairs]
     rights = [descriptor(b, *((DEPTH, TILE) if b_across else (TILE, DEPTH))) for _, b in pairs]
     last = next((depth for depth in LAST if 0 < K % DEPTH <= depth), 0) if transposed and a_across and b_across else 0
-    lasts = [[descriptor(one, last, TILE) if last else None for one in side] for side in zip(*pairs, strict=True)]
+    lasts = [[descriptor(matrix, last, TILE) if last else None for matrix in side] for side in zip(*pairs, strict=True)]
     stored = {"out_0": outs[0], "out_1": outs[-1]}
     if preactivations:
         stored |= {"gate": preactivations[0], "up": preactivations[1]}

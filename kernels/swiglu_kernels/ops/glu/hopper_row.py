@@ -185,21 +185,13 @@ def _units(columns: int) -> int:
 
 
 def forward_launch(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    z: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor] | None,
-    tile: Tile | None = None,
-) -> Launch:
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor,
+    preactivations: tuple[torch.Tensor, torch.Tensor] | None, tile: Tile | None = None,
+) -> Launch:  # fmt: skip
     """Describe the launch for at most MOST_TOKENS tokens; ask `hopper_forward.why_not` first.
 
     Args:
-        x: [M, K].
-        w_gate: [N, K].
-        w_up: [N, K].
-        z: [M, N], contiguous, written.
-        preactivations: gate and up, [M, N] and contiguous, written; None stores z alone.
+        x, w_gate, w_up, z, preactivations: as of `portable_forward.forward_launch`.
         tile: its columns and stages are taken. None: `tile_for`.
     """
     (M, K), N = x.shape, w_gate.shape[0]

@@ -110,10 +110,10 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _produce(
-        w_gate, w_up, x, x_rest, w_ring, x_ring, barriers,
-        M, N, units, whole, shares, token_tiles, feature_tiles, depth_tiles,
-        TOKENS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SHARED: gl.constexpr,
+        operands, M, N, units, whole, shares, token_tiles, feature_tiles, depth_tiles, TOKENS: gl.constexpr,
+        STAGES: gl.constexpr, GROUP: gl.constexpr, SHARED: gl.constexpr,
     ):  # fmt: skip
+        w_gate, w_up, x, x_rest, w_ring, x_ring, barriers = operands
         RUN: gl.constexpr = _run(TOKENS)
         LAST: gl.constexpr = RUN - _WIDE
         step = 0
@@ -180,10 +180,11 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _put_tile(
-        gate_0, gate_1, gate_2, up_0, up_1, up_2, outs, tails, token_0, token_1, feature, buffers, tail_buffers,
-        TOKENS: gl.constexpr, FIRST: gl.constexpr, STORE_PREACT: gl.constexpr,
+        products, outs, tails, token_0, token_1, feature, buffers, tail_buffers, TOKENS: gl.constexpr,
+        FIRST: gl.constexpr, STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
         """Apply the gate to a tile and store it."""
+        gate_0, gate_1, gate_2, up_0, up_1, up_2 = products
         RUN: gl.constexpr = _run(TOKENS)
         PARTS: gl.constexpr = 6 if TOKENS > 2 * _WIDE else (TOKENS + _PART - 1) // _PART
         COUNT: gl.constexpr = _WIDE if TOKENS > RUN else TOKENS - _WIDE  # columns of the second block
@@ -218,10 +219,13 @@ if GLUON_MISSING is None:
 
     @gluon.jit
     def _consume(
-        z, gate_out, up_out, z_tail, gate_tail, up_tail, sums, w_at, x_at, barriers_at, buffers, tail_buffers,
-        M, N, units, whole, shares, token_tiles, feature_tiles, depth_tiles, ME: gl.constexpr, TOKENS: gl.constexpr,
-        STAGES: gl.constexpr, GROUP: gl.constexpr, SHARED: gl.constexpr, STORE_PREACT: gl.constexpr,
+        given, ME: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, SHARED: gl.constexpr,
+        STORE_PREACT: gl.constexpr,
     ):  # fmt: skip
+        (
+            z, gate_out, up_out, z_tail, gate_tail, up_tail, sums, w_at, x_at, barriers_at, buffers, tail_buffers, M, N,
+            units, whole, shares, token_tiles, feature_tiles, depth_tiles,
+        ) = given  # fmt: skip
         FIRST: gl.constexpr = ME * _BUFFERS
         RUN: gl.constexpr = _run(TOKENS)
         SECOND: gl.constexpr = RUN if TOKENS > RUN else _WIDE  # column of the second block
@@ -242,8 +246,8 @@ if GLUON_MISSING is None:
             if SHARED:
                 if unit < whole:
                     _put_tile(
-                        gate_0, gate_1, gate_2, up_0, up_1, up_2, outs, tails, token_0, token_1, feature,
-                        buffers, tail_buffers, TOKENS, FIRST, STORE_PREACT,
+                        (gate_0, gate_1, gate_2, up_0, up_1, up_2), outs, tails, token_0, token_1, feature, buffers,
+                        tail_buffers, TOKENS, FIRST, STORE_PREACT,
                     )  # fmt: skip
                 else:
                     mine_at = sums + (unit - whole).to(gl.int64) * (2 * _FEATURES * TOKENS)
@@ -257,8 +261,8 @@ if GLUON_MISSING is None:
                         _keep(up_2, mine_at, 1, RUN - _PART, 2 * RUN - _PART, TOKENS)
             else:
                 _put_tile(
-                    gate_0, gate_1, gate_2, up_0, up_1, up_2, outs, tails, token_0, token_1, feature,
-                    buffers, tail_buffers, TOKENS, FIRST, STORE_PREACT,
+                    (gate_0, gate_1, gate_2, up_0, up_1, up_2), outs, tails, token_0, token_1, feature, buffers,
+                    tail_buffers, TOKENS, FIRST, STORE_PREACT,
                 )  # fmt: skip
         tma.store_wait(0)
 
@@ -284,30 +288,19 @@ if GLUON_MISSING is None:
         w_at, x_at, barriers_at, barriers = set_up(w_ring, x_ring, STAGES, TURNS=True)
         fence_async_shared()
         synchronize()
+        given = (
+            z, gate_out, up_out, z_tail, gate_out_tail, up_out_tail, sums, w_at, x_at, barriers_at, buffers,
+            tail_buffers, M, N, units, whole, shares, token_tiles, feature_tiles, depth_tiles,
+        )  # fmt: skip
         gl.warp_specialize(
             [
-                (
-                    _consume,
-                    (
-                        z, gate_out, up_out, z_tail, gate_out_tail, up_out_tail, sums, w_at, x_at, barriers_at,
-                        buffers, tail_buffers, M, N, units, whole, shares, token_tiles, feature_tiles, depth_tiles,
-                        0, TOKENS, STAGES, GROUP, SHARED, STORE_PREACT,
-                    ),
-                ),
-                (
-                    _consume,
-                    (
-                        z, gate_out, up_out, z_tail, gate_out_tail, up_out_tail, sums, w_at, x_at, barriers_at,
-                        buffers, tail_buffers, M, N, units, whole, shares, token_tiles, feature_tiles, depth_tiles,
-                        1, TOKENS, STAGES, GROUP, SHARED, STORE_PREACT,
-                    ),
-                ),
+                (_consume, (given, 0, TOKENS, STAGES, GROUP, SHARED, STORE_PREACT)),
+                (_consume, (given, 1, TOKENS, STAGES, GROUP, SHARED, STORE_PREACT)),
                 (
                     _produce,
                     (
-                        w_gate, w_up, x, (x_32, x_16, x_8), w_ring, x_ring, barriers,
-                        M, N, units, whole, shares, token_tiles, feature_tiles, depth_tiles,
-                        TOKENS, STAGES, GROUP, SHARED,
+                        (w_gate, w_up, x, (x_32, x_16, x_8), w_ring, x_ring, barriers), M, N, units, whole, shares,
+                        token_tiles, feature_tiles, depth_tiles, TOKENS, STAGES, GROUP, SHARED,
                     ),
                 ),
             ],
@@ -364,21 +357,13 @@ def tile_for(tokens: int, hidden: int, intermediate: int, processors: int, store
 
 
 def forward_launch(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    z: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor] | None,
-    tile: Tile,
-) -> Launch:
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor,
+    preactivations: tuple[torch.Tensor, torch.Tensor] | None, tile: Tile,
+) -> Launch:  # fmt: skip
     """Describe the launch, for one of `tiles`; ask `hopper_forward.why_not` first.
 
     Args:
-        x: [M, K].
-        w_gate: [N, K].
-        w_up: [N, K].
-        z: [M, N], contiguous, written.
-        preactivations: gate and up, [M, N] and contiguous, written; None stores z alone.
+        x, w_gate, w_up, z, preactivations: as of `portable_forward.forward_launch`.
         tile: its rows, stages, group and parts are taken; a share has some depth, whatever the parts.
     """
     (M, K), N = x.shape, w_gate.shape[0]
@@ -412,15 +397,9 @@ def forward_launch(
 
 
 def _join_launch(
-    sums: torch.Tensor,
-    z: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor] | None,
-    tile: Tile,
-    run: int,
-    whole: int,
-    rest: int,
-    shares: int,
-) -> Launch:
+    sums: torch.Tensor, z: torch.Tensor, preactivations: tuple[torch.Tensor, torch.Tensor] | None, tile: Tile, run: int,
+    whole: int, rest: int, shares: int,
+) -> Launch:  # fmt: skip
     """Describe the launch that adds up the shares of the last wave's tiles and applies the gate."""
     (M, N), runs = z.shape, tile.rows // run
     gate, up = preactivations or (z, z)  # never touched without STORE_PREACT

@@ -17,6 +17,9 @@ A bias gradient is the sum of d_gate or d_up over the tokens, so these are made 
 in one fixed order.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from swiglu_kernels.ops.gate.formula import Formula, check_formula, formula_of
@@ -24,6 +27,7 @@ from swiglu_kernels.ops.gate.operation import forward_launch as gate_launch
 from swiglu_kernels.ops.gate.operation import gate_gradients
 from swiglu_kernels.ops.glu import choice, definition
 from swiglu_kernels.ops.glu.choice import INPUT_GRADS, SAVES, WEIGHT_GRADS, resolve
+from swiglu_kernels.ops.glu.definition import split_packed
 from swiglu_kernels.ops.glu.portable_backward import input_grad_launch, weight_grad_launch
 from swiglu_kernels.ops.glu.portable_forward import Biases, forward_launch, recompute_launch
 from swiglu_kernels.runtime import autocast
@@ -34,6 +38,12 @@ from swiglu_kernels.runtime.saved import call_and_keep, register, save
 from swiglu_kernels.runtime.shortcuts import plan, repeat
 from swiglu_kernels.runtime.shortcuts.plan import run
 from swiglu_kernels.runtime.shortcuts.series import Series
+
+SEPARATE = "separate"
+"""The layout of two weights; those of one that holds both are `packed.LAYOUTS`."""
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Of gate and up."""
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def new(like: torch.Tensor, *shape: int) -> torch.Tensor:
@@ -58,14 +68,9 @@ def run_forward(
 
 
 def write_forward(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    z: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor] | None,
-    biases: Biases,
-    formula: Formula,
-) -> None:
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor,
+    preactivations: tuple[torch.Tensor, torch.Tensor] | None, biases: Biases, formula: Formula,
+) -> None:  # fmt: skip
     """Write z, and gate and up if they are given, by whatever is fastest for these tensors."""
     has_bias = biases[0] is not None or biases[1] is not None
     chosen = choice.forward(
@@ -78,14 +83,9 @@ def write_forward(
 
 
 def multiply_and_gate(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    z: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor] | None,
-    biases: Biases,
-    formula: Formula,
-) -> None:
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor,
+    preactivations: tuple[torch.Tensor, torch.Tensor] | None, biases: Biases, formula: Formula,
+) -> None:  # fmt: skip
     """Write the same by two products of PyTorch and one elementwise launch."""
     made = preactivations or (z, new(z, *z.shape))  # the gate is written over the product
     for weight, bias, out in zip((w_gate, w_up), biases, made, strict=True):
@@ -104,13 +104,9 @@ def sum_over_tokens(gradient: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def write_input_grad(
-    d_gate: torch.Tensor,
-    d_up: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    dx: torch.Tensor,
+    d_gate: torch.Tensor, d_up: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, dx: torch.Tensor,
     input_grad: str,
-) -> None:
+) -> None:  # fmt: skip
     """Write d_gate w_gate + d_up w_up to dx."""
     if input_grad == "torch":
         plan.apply(add_products, d_gate, w_gate, d_up, w_up, dx, returning=sum_of_products)
@@ -119,12 +115,9 @@ def write_input_grad(
 
 
 def write_weight_grads(
-    d_gate: torch.Tensor,
-    d_up: torch.Tensor,
-    x: torch.Tensor,
-    d_weights: tuple[torch.Tensor, torch.Tensor],
+    d_gate: torch.Tensor, d_up: torch.Tensor, x: torch.Tensor, d_weights: tuple[torch.Tensor, torch.Tensor],
     weight_grad: str,
-) -> None:
+) -> None:  # fmt: skip
     """Write d_gate^T x and d_up^T x to d_weights."""
     if weight_grad != "torch":
         run(weight_grad_launch, None, d_gate, d_up, x, *d_weights)
@@ -162,24 +155,14 @@ def product_of_transposed(left: torch.Tensor, right: torch.Tensor) -> torch.Tens
 
 
 def run_backward(
-    dz: torch.Tensor,
-    x: torch.Tensor | None,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    biases: Biases,
-    formula: Formula,
-    options: tuple[str, str, str],
-    dx: torch.Tensor | None,
-    d_weights: tuple[torch.Tensor, torch.Tensor] | None,
-    d_biases: tuple[torch.Tensor, torch.Tensor] | None,
-    in_place: bool,
-) -> None:
+    dz: torch.Tensor, x: torch.Tensor | None, weights: Pair, preactivations: Pair, biases: Biases, formula: Formula,
+    options: tuple[str, str, str], outs: tuple[torch.Tensor | None, Pair | None, Pair | None], in_place: bool,
+) -> None:  # fmt: skip
     """Write those of dX, the weight gradients and the bias gradients that are given; x may be None if not read.
 
     `in_place` says that gate and up may be overwritten.
     """
+    (w_gate, w_up), (gate, up), (dx, d_weights, d_biases) = weights, preactivations, outs
     weight_grad, save, input_grad = options
     d_gate = d_up = None
     if save == "input":
@@ -212,136 +195,108 @@ def run_backward(
 
 
 def _z_alone(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    bias_gate: torch.Tensor | None,
-    bias_up: torch.Tensor | None,
-    formula: Formula,
-) -> torch.Tensor:
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, bias_gate: torch.Tensor | None,
+    bias_up: torch.Tensor | None, formula: Formula,
+) -> torch.Tensor:  # fmt: skip
     z = new(x, x.shape[0], w_gate.shape[0])
     write_forward(x, w_gate, w_up, z, None, (bias_gate, bias_up), formula)
     return z
 
 
-def _product_outputs(
-    dz: torch.Tensor, w_gate: torch.Tensor, weight_grad: str, needs_dx: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Allocate dX and the gradients of weights; those that are not wanted are empty."""
-    N, K = w_gate.shape
-    dx_shape = (dz.shape[0], K) if needs_dx else (0, 0)
-    weight_shape = (N, K) if weight_grad != "none" else (0, 0)
-    return new(dz, *dx_shape), new(dz, *weight_shape), new(dz, *weight_shape)
+def _intermediate(w_gate: torch.Tensor, layout: str) -> int:
+    if layout == SEPARATE:
+        return w_gate.shape[0]
+    return w_gate.shape[1 if layout == "transposed" else 0] // 2
 
 
-def _bias_outputs(dz: torch.Tensor, w_gate: torch.Tensor, needs_bias: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate the gradients of biases; empty where they are not wanted."""
-    size = w_gate.shape[0] if needs_bias else 0
-    return new(dz, size), new(dz, size)
+def _halves(
+    w_gate: torch.Tensor, w_up: torch.Tensor | None, bias_gate: torch.Tensor | None, bias_up: torch.Tensor | None,
+    layout: str,
+) -> tuple[tuple[torch.Tensor, torch.Tensor], Biases]:  # fmt: skip
+    """Return both weights and both biases: as they are, or as views of packed ones, which come as the gate's."""
+    if w_up is None:
+        return split_packed(w_gate, bias_gate, layout)
+    return (w_gate, w_up), (bias_gate, bias_up)
+
+
+def _backward_outputs(
+    dz: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor | None, needs_dx: bool, needs_bias: bool, layout: str,
+    weight_grad: str,
+) -> Gradients:  # fmt: skip
+    """Allocate dX and the gradients of weights and biases, empty where not wanted; packed ones are the gate's."""
+    hidden = w_gate.shape[0 if layout == "transposed" else 1]
+    dx = new(dz, *((dz.shape[0], hidden) if needs_dx else (0, 0)))
+    size = dz.shape[1] if needs_bias else 0
+    shape = w_gate.shape if weight_grad != "none" else (0, 0)
+    if w_up is not None:
+        return dx, new(dz, *shape), new(dz, *shape), new(dz, size), new(dz, size)
+    d_weight = torch.empty_like(w_gate) if weight_grad != "none" else new(dz, *shape)  # with its strides
+    return dx, d_weight, new(dz, 0, 0), new(dz, 2 * size), new(dz, 0)
 
 
 @operator("glu")
-def _glu(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    bias_gate: torch.Tensor | None,
-    bias_up: torch.Tensor | None,
-    weight_grad: str,
-    save: str,
-    input_grad: str,
-    activation: str,
-    gate_multiplier: float,
-    alpha: float,
-    limit: float | None,
-    up_offset: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return z, and gate and up if they are saved."""
-    formula = formula_of(activation, gate_multiplier, alpha, limit, up_offset)
-    return run_forward(x, w_gate, w_up, (bias_gate, bias_up), formula, save)
+def glu(
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor | None, bias_gate: torch.Tensor | None,
+    bias_up: torch.Tensor | None, layout: str, weight_grad: str, save: str, input_grad: str,
+    gate_numbers: Sequence[float],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return z, and gate and up if they are saved; w_gate and bias_gate hold both halves where w_up is None."""
+    weights, biases = _halves(w_gate, w_up, bias_gate, bias_up, layout)
+    return run_forward(x, *weights, biases, formula_of(gate_numbers), save)
 
 
-@_glu.register_fake
-def _(x: torch.Tensor, w_gate: torch.Tensor, save: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return forward_outputs(x, w_gate.shape[0], save)
+@glu.register_fake
+def _(x: torch.Tensor, w_gate: torch.Tensor, layout: str, save: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return forward_outputs(x, _intermediate(w_gate, layout), save)
 
 
 @operator("glu_backward")
 def _glu_backward(
-    dz: torch.Tensor,
-    x: torch.Tensor | None,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    weight_grad: str,
-    save: str,
-    input_grad: str,
-    needs_dx: bool,
-    needs_bias: bool,
-    bias_gate: torch.Tensor | None,
-    bias_up: torch.Tensor | None,
-    activation: str,
-    gate_multiplier: float,
-    alpha: float,
-    limit: float | None,
-    up_offset: float,
-    *,
+    dz: torch.Tensor, x: torch.Tensor | None, w_gate: torch.Tensor, w_up: torch.Tensor | None, gate: torch.Tensor,
+    up: torch.Tensor, bias_gate: torch.Tensor | None, bias_up: torch.Tensor | None, needs_dx: bool, needs_bias: bool,
+    layout: str, weight_grad: str, save: str, input_grad: str, gate_numbers: Sequence[float], *,
     in_place: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> Gradients:  # fmt: skip
     """Return dX and the gradients of weights and biases, empty where not wanted; x may be None if not read.
 
     `in_place` lets it overwrite gate and up, which the operator, being functional, must not.
     """
-    products = _product_outputs(dz, w_gate, weight_grad, needs_dx)
-    d_biases = _bias_outputs(dz, w_gate, needs_bias)
-    dx, *d_weights = products
+    results = _backward_outputs(dz, w_gate, w_up, needs_dx, needs_bias, layout, weight_grad)
+    dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = results
+    wanted: tuple[Any, Any] = (d_w_gate, d_w_up), (d_bias_gate, d_bias_up)
+    if w_up is None:
+        halves = split_packed(d_w_gate if weight_grad != "none" else w_gate, d_bias_gate, layout)
+        wanted = halves if needs_bias else (halves[0], None)
+    weights, biases = _halves(w_gate, w_up, bias_gate, bias_up, layout)
     run_backward(
-        dz, x, w_gate, w_up, gate, up, (bias_gate, bias_up),
-        formula_of(activation, gate_multiplier, alpha, limit, up_offset), (weight_grad, save, input_grad),
-        dx if needs_dx else None,
-        (d_weights[0], d_weights[1]) if weight_grad != "none" else None,
-        d_biases if needs_bias else None,
+        dz, x, weights, (gate, up), biases, formula_of(gate_numbers), (weight_grad, save, input_grad),
+        (dx if needs_dx else None, wanted[0] if weight_grad != "none" else None, wanted[1] if needs_bias else None),
         in_place,
     )  # fmt: skip
-    return *products, *d_biases
+    return results
 
 
-@_glu_backward.register_fake
-def _(
-    dz: torch.Tensor, w_gate: torch.Tensor, weight_grad: str, needs_dx: bool, needs_bias: bool
-) -> tuple[torch.Tensor, ...]:
-    return *_product_outputs(dz, w_gate, weight_grad, needs_dx), *_bias_outputs(dz, w_gate, needs_bias)
+_glu_backward.register_fake(_backward_outputs)
 
 
 def _keep(ctx, tensors, options, output) -> None:
     x, w_gate, w_up, bias_gate, bias_up = tensors
-    _, gate, up = output
-    if options[1] == "input":
-        save(ctx, x, (w_gate, w_up, bias_gate, bias_up), (gate, up), options)
-    else:
-        save(ctx, None if options[0] == "none" else x, (w_gate, w_up), (gate, up), options)
+    _, weight_grad, kept, *_ = options
+    biases = (bias_gate, bias_up) if kept == "input" else (None, None)
+    save(ctx, None if (weight_grad, kept) == ("none", "preact") else x, (w_gate, w_up, *biases), output[1:], options)
 
 
 def _gradients(backward, dz, saved, needs, options):
-    x, w_gate, w_up, *biases, gate, up = saved
-    needs_x, needs_w_gate, needs_w_up, needs_bias_gate, needs_bias_up = needs
-    weight_grad, kept, input_grad, *formula = options
-    dx, d_w_gate, d_w_up, d_bias_gate, d_bias_up = backward(
-        dz, x, w_gate, w_up, gate, up, weight_grad, kept, input_grad, needs_x, needs_bias_gate or needs_bias_up,
-        *(biases or (None, None)), *formula,
-    )  # fmt: skip
-    frozen = weight_grad == "none"
-    return (
-        dx if needs_x else None,
-        d_w_gate if needs_w_gate and not frozen else None,
-        d_w_up if needs_w_up and not frozen else None,
-        d_bias_gate if needs_bias_gate else None,
-        d_bias_up if needs_bias_up else None,
-    )
+    x, w_gate, w_up, bias_gate, bias_up, gate, up = saved
+    needs_x, *needs_weights, needs_bias_gate, needs_bias_up = needs
+    needs_bias = needs_bias_gate or needs_bias_up
+    made = backward(dz, x, w_gate, w_up, gate, up, bias_gate, bias_up, needs_x, needs_bias, *options)
+    frozen = options[1] == "none"
+    wanted = needs_x, *(need and not frozen for need in needs_weights), needs_bias_gate, needs_bias_up
+    return tuple(gradient if want else None for gradient, want in zip(made, wanted, strict=True))
 
 
-register(_glu, _glu_backward, _keep, _gradients, tensors=5, preactivations=2)
+register(glu, _glu_backward, _keep, _gradients, tensors=5, preactivations=2)
 
 
 def as_matrix(x: torch.Tensor) -> torch.Tensor:
@@ -421,16 +376,22 @@ def swiglu_glu(
     Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_glu`; of the options that choose
     how gradients are made, weight_grad="none" keeps its meaning.
     """
-    kind, again = repeat.find(
-        "glu", (x, w_gate, w_up), (bias_gate, bias_up),
-        (activation, gate_multiplier, alpha, limit, up_offset, weight_grad, save, input_grad),
-    )  # fmt: skip
-    if again is not None:
-        return again(x, w_gate, w_up, bias_gate, bias_up)
+    tensors = x, w_gate, w_up, bias_gate, bias_up
+    gate, options = (activation, gate_multiplier, alpha, limit, up_offset), (weight_grad, save, input_grad)
+    kind, again = repeat.find("glu", tensors[:3], tensors[3:], (*gate, *options))
+    return _first_call(kind, tensors, gate, options) if again is None else again(*tensors)
+
+
+def _first_call(
+    kind: repeat.Kind | None, tensors: tuple[Any, ...], gate: tuple[Any, ...], options: tuple[str, str, str]
+) -> torch.Tensor:
+    """Check the arguments, call the operator, and let calls of this kind be made again."""
+    x, w_gate, w_up, bias_gate, bias_up = tensors
+    weight_grad, save, input_grad = options
     check_option("weight_grad", weight_grad, WEIGHT_GRADS)
     check_option("save", save, SAVES)
     check_option("input_grad", input_grad, INPUT_GRADS)
-    formula = check_formula(activation, gate_multiplier, alpha, limit, up_offset)
+    formula = check_formula(*gate)
     x, w_gate, w_up, bias_gate, bias_up = autocast.operands(x, w_gate, w_up, bias_gate, bias_up)
     x, w_gate, w_up = check_glu(x, w_gate, w_up)
     intermediate = w_gate.shape[0]
@@ -441,7 +402,7 @@ def swiglu_glu(
         bias_gate = None if bias_gate is None else bias_gate.detach()
         bias_up = None if bias_up is None else bias_up.detach()
     if backend_for(x) == "torch":
-        return definition.swiglu_glu(x, w_gate, w_up, bias_gate, bias_up, **formula)
+        return definition.swiglu_glu(x, w_gate, w_up, bias_gate, bias_up, **formula.options)
     rows = as_matrix(x)
     weight_grad, save, input_grad = resolve(weight_grad, save, input_grad, rows, intermediate)
     frozen = weight_grad == "none"  # and so these weights and biases are not those that were given
@@ -450,16 +411,16 @@ def swiglu_glu(
     with_grad = needs_backward(x, w_gate, w_up, bias_gate, bias_up)
     if not with_grad:
         save = "input"
-    tensors = rows, w_gate, w_up, bias_gate, bias_up
-    others = weight_grad, save, input_grad, *formula.values()
-    z = call_and_keep(_glu, *tensors, *others)
+    given = rows, w_gate, w_up, bias_gate, bias_up
+    others = SEPARATE, weight_grad, save, input_grad, formula.numbers
+    z = call_and_keep(glu, *given, *others)
     if kind is not None and not (frozen and with_grad):
-        series, gate = Series(), Formula(**formula)
+        series = Series()
 
         def again(*tensors: torch.Tensor | None) -> torch.Tensor:
             if with_grad:
-                return _glu.first_output(series, tensors, others)
-            return series.call(_z_alone, tensors, (gate,))
+                return glu.first_output(series, tensors, others)
+            return series.call(_z_alone, tensors, (formula,))
 
         repeat.remember(kind, of_matrix(x, again))
     return like_leading(z, x)

@@ -33,7 +33,7 @@ from swiglu_kernels.tiles.rules import FORMULA_DEPTH
 
 @triton.jit
 def _load_gradients(
-    dz_ptrs, gate_ptrs, up_ptrs, inside, multiplier, alpha, limit, up_offset,
+    dz_ptrs, gate_ptrs, up_ptrs, inside, numbers,
     ON_THE_FLY: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     """Return tiles (d_gate, d_up): formed from dZ, gate and up, or read from where gate_ptrs and up_ptrs point."""
@@ -41,9 +41,7 @@ def _load_gradients(
     up = tl.load(up_ptrs, mask=inside, other=0.0)
     if ON_THE_FLY:
         dz = tl.load(dz_ptrs, mask=inside, other=0.0)
-        d_gate, d_up = gated_gradients(
-            dz.to(tl.float32), gate.to(tl.float32), up.to(tl.float32), multiplier, alpha, limit, up_offset, FORMULA
-        )
+        d_gate, d_up = gated_gradients(dz.to(tl.float32), gate.to(tl.float32), up.to(tl.float32), numbers, FORMULA)
         gate = round_to(d_gate, gate.dtype)
         up = round_to(d_up, up.dtype)
     return gate, up
@@ -51,11 +49,11 @@ def _load_gradients(
 
 @triton.jit
 def _product(
-    accumulator, d_ptr, w_ptr, tile_m, tile_k, M, N, K, w_n, w_k,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
-    EVEN_N: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    accumulator, d_ptr, w_ptr, tile_m, tile_k, sizes, w_n, w_k, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, EVEN_N: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return accumulator + d w for d [M, N], contiguous, and w [N, K]."""
+    M, N, K = sizes
     m = tl.arange(0, BLOCK_M)
     n = tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -84,12 +82,13 @@ def _product(
 
 @triton.jit
 def _two_products_on_the_fly(
-    dz_ptr, gate_ptr, up_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_k, M, N, K,
-    dz_m, dz_n, w_gate_n, w_gate_k, w_up_n, w_up_k, multiplier, alpha, limit, up_offset,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
-    EVEN_N: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, FORMULA: tl.constexpr,
+    pointers, tile_m, tile_k, sizes, strides, numbers, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, EVEN_N: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     """Return d_gate w_gate + d_up w_up with d_gate and d_up formed tile by tile."""
+    dz_ptr, gate_ptr, up_ptr, w_gate_ptr, w_up_ptr = pointers
+    dz_m, dz_n, w_gate_n, w_gate_k, w_up_n, w_up_k = strides
+    M, N, K = sizes
     m = tl.arange(0, BLOCK_M)
     n = tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -117,9 +116,7 @@ def _two_products_on_the_fly(
         if not EVEN_N:
             n_inside = first_n + tl.arange(0, BLOCK_N) < N
             d_inside, w_inside = m_inside & n_inside[None, :], n_inside[:, None] & k_inside
-        d_gate, d_up = _load_gradients(
-            dz_ptrs, gate_ptrs, up_ptrs, d_inside, multiplier, alpha, limit, up_offset, True, FORMULA
-        )
+        d_gate, d_up = _load_gradients(dz_ptrs, gate_ptrs, up_ptrs, d_inside, numbers, True, FORMULA)
         w_gate = tl.load(w_gate_ptrs, mask=w_inside, other=0.0)
         w_up = tl.load(w_up_ptrs, mask=w_inside, other=0.0)
         from_gate = dot(d_gate, w_gate, from_gate, PRECISION)
@@ -140,22 +137,23 @@ def _input_grad_kernel(
     EVEN_N: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, ON_THE_FLY: tl.constexpr,
     FORMULA: tl.constexpr, ACCUMULATE: tl.constexpr,
 ):  # fmt: skip
+    numbers = multiplier, alpha, limit, up_offset
     tile_m, tile_k = grouped_tile(M, K, BLOCK_M, BLOCK_K, GROUP)
     if ON_THE_FLY:
         dx = _two_products_on_the_fly(
-            dz_ptr, gate_ptr, up_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_k, M, N, K,
-            dz_m, dz_n, w_gate_n, w_gate_k, w_up_n, w_up_k, multiplier, alpha, limit, up_offset,
-            BLOCK_M, BLOCK_K, BLOCK_N, EVEN_N, WIDE, PRECISION, FORMULA,
+            (dz_ptr, gate_ptr, up_ptr, w_gate_ptr, w_up_ptr), tile_m, tile_k, (M, N, K),
+            (dz_m, dz_n, w_gate_n, w_gate_k, w_up_n, w_up_k), numbers, BLOCK_M, BLOCK_K, BLOCK_N, EVEN_N, WIDE,
+            PRECISION, FORMULA,
         )  # fmt: skip
     else:
         dx = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
         dx = _product(
-            dx, gate_ptr, w_gate_ptr, tile_m, tile_k, M, N, K, w_gate_n, w_gate_k,
-            BLOCK_M, BLOCK_K, BLOCK_N, EVEN_N, WIDE, PRECISION,
+            dx, gate_ptr, w_gate_ptr, tile_m, tile_k, (M, N, K), w_gate_n, w_gate_k, BLOCK_M, BLOCK_K, BLOCK_N, EVEN_N,
+            WIDE, PRECISION,
         )  # fmt: skip
         dx = _product(
-            dx, up_ptr, w_up_ptr, tile_m, tile_k, M, N, K, w_up_n, w_up_k,
-            BLOCK_M, BLOCK_K, BLOCK_N, EVEN_N, WIDE, PRECISION,
+            dx, up_ptr, w_up_ptr, tile_m, tile_k, (M, N, K), w_up_n, w_up_k, BLOCK_M, BLOCK_K, BLOCK_N, EVEN_N, WIDE,
+            PRECISION,
         )  # fmt: skip
     position, offsets, inside = output_tile(tile_m, tile_k, M, K, BLOCK_M, BLOCK_K, WIDE)
     store_sum(dx_ptr + position + offsets, dx, inside, ACCUMULATE)
@@ -169,6 +167,7 @@ def _weight_grad_kernel(
     EVEN_M: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, ON_THE_FLY: tl.constexpr,
     FORMULA: tl.constexpr,
 ):  # fmt: skip
+    numbers = multiplier, alpha, limit, up_offset
     tile_n, tile_k = grouped_tile(N, K, BLOCK_N, BLOCK_K, GROUP)
     m = tl.arange(0, BLOCK_M)
     n = tl.arange(0, BLOCK_N)
@@ -194,14 +193,12 @@ def _weight_grad_kernel(
     d_w_up = tl.zeros((BLOCK_K, BLOCK_N), dtype=tl.float32)
     for first_m in range(0, M, BLOCK_M):
         if EVEN_M:
-            d_gate, d_up = _load_gradients(
-                dz_ptrs, gate_ptrs, up_ptrs, n_inside, multiplier, alpha, limit, up_offset, ON_THE_FLY, FORMULA
-            )
+            d_gate, d_up = _load_gradients(dz_ptrs, gate_ptrs, up_ptrs, n_inside, numbers, ON_THE_FLY, FORMULA)
             x = tl.load(x_ptrs, mask=k_inside, other=0.0)
         else:
             m_inside = (first_m + tl.arange(0, BLOCK_M) < M)[:, None]
             d_gate, d_up = _load_gradients(
-                dz_ptrs, gate_ptrs, up_ptrs, m_inside & n_inside, multiplier, alpha, limit, up_offset,
+                dz_ptrs, gate_ptrs, up_ptrs, m_inside & n_inside, numbers,
                 ON_THE_FLY, FORMULA,
             )  # fmt: skip
             x = tl.load(x_ptrs, mask=m_inside & k_inside, other=0.0)
@@ -222,24 +219,15 @@ def _weight_grad_kernel(
 
 
 def input_grad_launch(
-    dz: torch.Tensor | None,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    dx: torch.Tensor,
-    capability: Capability | None = None,
-    formula: Formula = PLAIN,
-    accumulate: bool = False,
-) -> Launch:
+    dz: torch.Tensor | None, gate: torch.Tensor, up: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor,
+    dx: torch.Tensor, capability: Capability | None = None, formula: Formula = PLAIN, accumulate: bool = False,
+) -> Launch:  # fmt: skip
     """Describe the launch that writes dX.
 
     Args:
         dz: [M, N], any strides: the kernel forms d_gate and d_up on the fly. None: gate and up are d_gate and d_up.
-        gate: [M, N], contiguous.
-        up: [M, N], contiguous.
-        w_gate: [N, K], any strides.
-        w_up: [N, K], any strides.
+        gate, up: [M, N], contiguous.
+        w_gate, w_up: [N, K], any strides.
         dx: [M, K], contiguous, written; its dtype is that of the tensors, with `accumulate` float32.
         capability: of the GPU to choose the tile for; None for that of dx's device.
         formula: the gate; read on the fly only.
@@ -281,24 +269,16 @@ def input_grad_launch(
 
 
 def weight_grad_launch(
-    dz: torch.Tensor | None,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    x: torch.Tensor,
-    d_w_gate: torch.Tensor,
-    d_w_up: torch.Tensor,
-    capability: Capability | None = None,
-    formula: Formula = PLAIN,
-) -> Launch:
+    dz: torch.Tensor | None, gate: torch.Tensor, up: torch.Tensor, x: torch.Tensor, d_w_gate: torch.Tensor,
+    d_w_up: torch.Tensor, capability: Capability | None = None, formula: Formula = PLAIN,
+) -> Launch:  # fmt: skip
     """Describe the launch that writes both weight gradients.
 
     Args:
         dz: [M, N], any strides: the kernel forms d_gate and d_up on the fly. None: gate and up are d_gate and d_up.
-        gate: [M, N], contiguous.
-        up: [M, N], contiguous.
+        gate, up: [M, N], contiguous.
         x: [M, K], any strides.
-        d_w_gate: [N, K], any strides, written.
-        d_w_up: [N, K], strides of d_w_gate, written.
+        d_w_gate, d_w_up: [N, K], any strides, the same of both, written.
         capability: of the GPU to choose the tile for; None for that of x's device.
         formula: the gate; read on the fly only.
     """

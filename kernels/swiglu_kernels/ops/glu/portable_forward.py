@@ -34,11 +34,12 @@ NO_BIASES: Biases = (None, None)
 
 @triton.jit
 def two_products(
-    x_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_n, M, N, K, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    x_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_n, sizes, strides, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return the fp32 tiles (x w_gate^T, x w_up^T)."""
+    x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k = strides
+    M, N, K = sizes
     m = tl.arange(0, BLOCK_M)
     n = tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -80,8 +81,9 @@ def two_products(
 
 
 @triton.jit
-def biased(gate, up, bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, tile_n, N, BLOCK_N: tl.constexpr):
+def biased(gate, up, biases, tile_n, N, BLOCK_N: tl.constexpr):
     """Return (gate + bias_gate, up + bias_up) for fp32 tiles; a bias that is None costs nothing."""
+    bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n = biases
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     if bias_gate_ptr is not None:
         bias = tl.load(bias_gate_ptr + n.to(tl.int64) * bias_gate_n, mask=n < N, other=0.0)
@@ -94,14 +96,14 @@ def biased(gate, up, bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, tile_n,
 
 @triton.jit
 def _store_gated(
-    gate, up, z_ptr, gate_ptr, up_ptr, tile_n, tile_m, M, N,
-    bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, STORE_PREACT: tl.constexpr, FORMULA: tl.constexpr,
+    gate, up, outs, tile_n, tile_m, M, N, biases, numbers, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WIDE: tl.constexpr, STORE_PREACT: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     """Turn fp32 tiles of the two products into z, and store it; with STORE_PREACT gate and up as well."""
-    gate, up = biased(gate, up, bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, tile_n, N, BLOCK_N)
+    z_ptr, gate_ptr, up_ptr = outs
+    gate, up = biased(gate, up, biases, tile_n, N, BLOCK_N)
     position, offsets, inside = output_tile(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, WIDE)
-    z = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    z = gated(gate, up, numbers, FORMULA)
     tl.store(z_ptr + position + offsets, round_to(z, z_ptr.dtype.element_ty), mask=inside)
     if STORE_PREACT:
         tl.store(gate_ptr + position + offsets, round_to(gate, gate_ptr.dtype.element_ty), mask=inside)
@@ -110,24 +112,23 @@ def _store_gated(
 
 @triton.jit
 def store_gated(
-    gate, up, z_ptr, gate_ptr, up_ptr, tile_n, tile_m, M, N,
-    bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, STORE_PREACT: tl.constexpr, FORMULA: tl.constexpr,
+    gate, up, outs, tile_n, tile_m, M, N, biases, numbers, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WIDE: tl.constexpr, STORE_PREACT: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     """As `_store_gated`, in halves, one after the other: whole tiles spill registers."""
     if BLOCK_N >= 64:
         gates, ups = halves(gate), halves(up)
         for half in tl.static_range(2):
             _store_gated(
-                gates[half], ups[half], z_ptr, gate_ptr, up_ptr, 2 * tile_n + half, tile_m, M, N,
-                bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
-                BLOCK_M, BLOCK_N // 2, WIDE, STORE_PREACT, FORMULA,
+                gates[half], ups[half], outs, 2 * tile_n + half, tile_m, M, N,
+                biases, numbers, BLOCK_M, BLOCK_N // 2, WIDE,
+                STORE_PREACT, FORMULA,
             )  # fmt: skip
     else:
         _store_gated(
-            gate, up, z_ptr, gate_ptr, up_ptr, tile_n, tile_m, M, N,
-            bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
-            BLOCK_M, BLOCK_N, WIDE, STORE_PREACT, FORMULA,
+            gate, up, outs, tile_n, tile_m, M, N,
+            biases, numbers, BLOCK_M, BLOCK_N, WIDE, STORE_PREACT,
+            FORMULA,
         )  # fmt: skip
 
 
@@ -139,15 +140,15 @@ def _forward_kernel(
     EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, STORE_PREACT: tl.constexpr,
     FORMULA: tl.constexpr,
 ):  # fmt: skip
+    numbers = multiplier, alpha, limit, up_offset
     tile_m, tile_n = grouped_tile(M, N, BLOCK_M, BLOCK_N, GROUP)
     gate, up = two_products(
-        x_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_n, M, N, K, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
-        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
+        x_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_n, (M, N, K), (x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k), BLOCK_M,
+        BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
     store_gated(
-        gate, up, z_ptr, gate_ptr, up_ptr, tile_n, tile_m, M, N,
-        bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
-        BLOCK_M, BLOCK_N, WIDE, STORE_PREACT, FORMULA,
+        gate, up, (z_ptr, gate_ptr, up_ptr), tile_n, tile_m, M, N, (bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n),
+        numbers, BLOCK_M, BLOCK_N, WIDE, STORE_PREACT, FORMULA,
     )  # fmt: skip
 
 
@@ -163,9 +164,8 @@ def _parts_kernel(
     first = part * share
     length = tl.minimum(K - tl.program_id(1) * share, share)
     gate, up = two_products(
-        x_ptr + first * x_k, w_gate_ptr + first * w_gate_k, w_up_ptr + first * w_up_k, tile_m, tile_n,
-        M, N, length, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
-        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
+        x_ptr + first * x_k, w_gate_ptr + first * w_gate_k, w_up_ptr + first * w_up_k, tile_m, tile_n, (M, N, length),
+        (x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k), BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
     position, offsets, inside = output_tile(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, WIDE)
     parts_ptr += position
@@ -180,6 +180,7 @@ def _join_kernel(
     PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
     STORE_PREACT: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
+    numbers = multiplier, alpha, limit, up_offset
     wait_for_launch_ahead(EARLY)
     tile_m, tile_n = tl.program_id(0), tl.program_id(1)
     position, offsets, inside = output_tile(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, WIDE)
@@ -191,20 +192,20 @@ def _join_kernel(
         gate += tl.load(parts_ptr + 2 * part * size + offsets, mask=inside, other=0.0)
         up += tl.load(parts_ptr + (2 * part + 1) * size + offsets, mask=inside, other=0.0)
     _store_gated(
-        gate, up, z_ptr, gate_ptr, up_ptr, tile_n, tile_m, M, N,
-        bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
-        BLOCK_M, BLOCK_N, WIDE, STORE_PREACT, FORMULA,
+        gate, up, (z_ptr, gate_ptr, up_ptr), tile_n, tile_m, M, N, (bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n),
+        numbers, BLOCK_M, BLOCK_N, WIDE, STORE_PREACT, FORMULA,
     )  # fmt: skip
 
 
 @triton.jit
 def _store_gradients(
-    gate, up, dz_ptr, d_gate_ptr, d_up_ptr, tile_n, tile_m, M, N, dz_m, dz_n,
-    bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, FORMULA: tl.constexpr,
+    gate, up, dz_and_strides, outs, tile_n, tile_m, M, N, biases, numbers, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WIDE: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     """Turn fp32 tiles of the two products and the tile of dz into d_gate and d_up, and store them."""
-    gate, up = biased(gate, up, bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, tile_n, N, BLOCK_N)
+    d_gate_ptr, d_up_ptr = outs
+    dz_ptr, dz_m, dz_n = dz_and_strides
+    gate, up = biased(gate, up, biases, tile_n, N, BLOCK_N)
     position, offsets, inside = output_tile(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, WIDE)
     m = tl.arange(0, BLOCK_M)
     n = tl.arange(0, BLOCK_N)
@@ -213,7 +214,7 @@ def _store_gradients(
         n = n.to(tl.int64)
     dz_ptr += tile_m.to(tl.int64) * BLOCK_M * dz_m + tile_n.to(tl.int64) * BLOCK_N * dz_n
     dz = tl.load(dz_ptr + (m[:, None] * dz_m + n[None, :] * dz_n), mask=inside, other=0.0).to(tl.float32)
-    d_gate, d_up = gated_gradients(dz, gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    d_gate, d_up = gated_gradients(dz, gate, up, numbers, FORMULA)
     tl.store(d_gate_ptr + position + offsets, round_to(d_gate, d_gate_ptr.dtype.element_ty), mask=inside)
     tl.store(d_up_ptr + position + offsets, round_to(d_up, d_up_ptr.dtype.element_ty), mask=inside)
 
@@ -226,44 +227,35 @@ def _recompute_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     EVEN_K: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
+    numbers = multiplier, alpha, limit, up_offset
     tile_m, tile_n = grouped_tile(M, N, BLOCK_M, BLOCK_N, GROUP)
     gate, up = two_products(
-        x_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_n, M, N, K, x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k,
-        BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
+        x_ptr, w_gate_ptr, w_up_ptr, tile_m, tile_n, (M, N, K), (x_m, x_k, w_gate_n, w_gate_k, w_up_n, w_up_k), BLOCK_M,
+        BLOCK_N, BLOCK_K, EVEN_K, WIDE, PRECISION,
     )  # fmt: skip
     if BLOCK_N >= 64:  # in halves, one after the other: whole tiles spill registers
         gates, ups = halves(gate), halves(up)
         for half in tl.static_range(2):
             _store_gradients(
-                gates[half], ups[half], dz_ptr, d_gate_ptr, d_up_ptr, 2 * tile_n + half, tile_m, M, N, dz_m, dz_n,
-                bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
-                BLOCK_M, BLOCK_N // 2, WIDE, FORMULA,
+                gates[half], ups[half], (dz_ptr, dz_m, dz_n), (d_gate_ptr, d_up_ptr), 2 * tile_n + half, tile_m, M, N,
+                (bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n), numbers, BLOCK_M, BLOCK_N // 2, WIDE, FORMULA,
             )  # fmt: skip
     else:
         _store_gradients(
-            gate, up, dz_ptr, d_gate_ptr, d_up_ptr, tile_n, tile_m, M, N, dz_m, dz_n,
-            bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n, multiplier, alpha, limit, up_offset,
-            BLOCK_M, BLOCK_N, WIDE, FORMULA,
+            gate, up, (dz_ptr, dz_m, dz_n), (d_gate_ptr, d_up_ptr), tile_n, tile_m, M, N,
+            (bias_gate_ptr, bias_up_ptr, bias_gate_n, bias_up_n), numbers, BLOCK_M, BLOCK_N, WIDE, FORMULA,
         )  # fmt: skip
 
 
 def forward_launch(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    z: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor] | None,
-    capability: Capability | None = None,
-    biases: Biases = NO_BIASES,
-    formula: Formula = PLAIN,
-    chosen: Choice | None = None,
-) -> Launch:
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, z: torch.Tensor,
+    preactivations: tuple[torch.Tensor, torch.Tensor] | None, capability: Capability | None = None,
+    biases: Biases = NO_BIASES, formula: Formula = PLAIN, chosen: Choice | None = None,
+) -> Launch:  # fmt: skip
     """Describe the forward: of a hand-scheduled kernel where one can take these tensors, else of this file's.
 
     Args:
-        x: [M, K], any strides.
-        w_gate: [N, K], any strides.
-        w_up: [N, K], any strides.
+        x, w_gate, w_up: [M, K], [N, K] and [N, K], any strides.
         z: [M, N], contiguous, written.
         preactivations: gate and up, [M, N] and contiguous, written; None stores z alone.
         capability: of the GPU to choose the tile for; None for that of x's device.
@@ -322,16 +314,9 @@ def _join_launch(parts: torch.Tensor, z: torch.Tensor, gating: dict[str, Any], c
 
 
 def recompute_launch(
-    dz: torch.Tensor,
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    d_gate: torch.Tensor,
-    d_up: torch.Tensor,
-    capability: Capability | None = None,
-    biases: Biases = NO_BIASES,
-    formula: Formula = PLAIN,
-) -> Launch:
+    dz: torch.Tensor, x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, d_gate: torch.Tensor,
+    d_up: torch.Tensor, capability: Capability | None = None, biases: Biases = NO_BIASES, formula: Formula = PLAIN,
+) -> Launch:  # fmt: skip
     """Describe the launch that makes d_gate and d_up [M, N] (contiguous, written) from dz, x, weights and biases."""
     at = here.problem_of(x, (x.shape[0], x.shape[1], w_gate.shape[0]), capability)
     tuned = lookup("recompute", x, at.tokens, at.hidden, at.intermediate)

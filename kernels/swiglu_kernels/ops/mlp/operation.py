@@ -71,6 +71,9 @@ from swiglu_kernels.tiles.rules import waves
 TILE = 128
 """A slice of the intermediate dimension has a multiple of so many columns: no tile of any kernel is cut."""
 
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+"""Of the seven tensors that an MLP is differentiated by."""
+
 # Positions in a list of needs or gradients: those of the tensors in the op's arguments.
 X, W_GATE, W_UP, W_DOWN, BIAS_GATE, BIAS_UP, BIAS_DOWN = range(7)
 
@@ -107,14 +110,9 @@ def _forward_outputs(
 
 
 def write_hidden_grads(
-    d_out: torch.Tensor,
-    w_down: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor],
-    d_gate: torch.Tensor,
-    d_up: torch.Tensor,
-    h: torch.Tensor | None,
-    formula: Formula,
-) -> None:
+    d_out: torch.Tensor, w_down: torch.Tensor, preactivations: tuple[torch.Tensor, torch.Tensor], d_gate: torch.Tensor,
+    d_up: torch.Tensor, h: torch.Tensor | None, formula: Formula,
+) -> None:  # fmt: skip
     """Write d_gate, d_up and, if it is given, h; arguments as of `down_backward_launch`."""
     chosen = choice.hidden_grad(d_out, w_down, [*preactivations, d_gate, d_up, *([] if h is None else [h])], formula)
     if chosen.schedule != "torch":
@@ -124,14 +122,9 @@ def write_hidden_grads(
 
 
 def multiply_and_gate_backward(
-    d_out: torch.Tensor,
-    w_down: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor],
-    d_gate: torch.Tensor,
-    d_up: torch.Tensor,
-    h: torch.Tensor | None,
-    formula: Formula,
-) -> None:
+    d_out: torch.Tensor, w_down: torch.Tensor, preactivations: tuple[torch.Tensor, torch.Tensor], d_gate: torch.Tensor,
+    d_up: torch.Tensor, h: torch.Tensor | None, formula: Formula,
+) -> None:  # fmt: skip
     """Write the same by a product of PyTorch and one elementwise launch."""
     d_h = new(d_out, *d_gate.shape) if h is None else h  # written over d_h
     plan.apply(multiply_plainly, d_out, w_down, d_h, returning=torch.mm)
@@ -154,25 +147,12 @@ def _gradient_shapes(
 
 @operator("mlp")
 def _mlp(
-    x: torch.Tensor,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    w_down: torch.Tensor,
-    bias_gate: torch.Tensor | None,
-    bias_up: torch.Tensor | None,
-    bias_down: torch.Tensor | None,
-    weight_grad: str,
-    save: str,
-    input_grad: str,
-    chunk_tokens: int,
-    activation: str,
-    gate_multiplier: float,
-    alpha: float,
-    limit: float | None,
-    up_offset: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor, bias_gate: torch.Tensor | None,
+    bias_up: torch.Tensor | None, bias_down: torch.Tensor | None, weight_grad: str, save: str, input_grad: str,
+    chunk_tokens: int, gate_numbers: Sequence[float],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return out, and gate and up if they are saved."""
-    formula = formula_of(activation, gate_multiplier, alpha, limit, up_offset)
+    formula = formula_of(gate_numbers)
     out, gate, up = _forward_outputs(x, w_gate, w_down, save)
     for rows in _chunks(x.shape[0], chunk_tokens):
         h = new(x, rows.stop - rows.start, w_gate.shape[0])
@@ -187,33 +167,16 @@ _mlp.register_fake(_forward_outputs)
 
 @operator("mlp_backward")
 def _mlp_backward(
-    d_out: torch.Tensor,
-    x: torch.Tensor | None,
-    w_gate: torch.Tensor,
-    w_up: torch.Tensor,
-    w_down: torch.Tensor,
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    bias_gate: torch.Tensor | None,
-    bias_up: torch.Tensor | None,
-    needs: Sequence[bool],
-    weight_grad: str,
-    save: str,
-    input_grad: str,
-    chunk_tokens: int,
-    activation: str,
-    gate_multiplier: float,
-    alpha: float,
-    limit: float | None,
-    up_offset: float,
-    *,
-    in_place: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    d_out: torch.Tensor, x: torch.Tensor | None, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor,
+    gate: torch.Tensor, up: torch.Tensor, bias_gate: torch.Tensor | None, bias_up: torch.Tensor | None,
+    needs: Sequence[bool], weight_grad: str, save: str, input_grad: str, chunk_tokens: int,
+    gate_numbers: Sequence[float], *, in_place: bool = False,
+) -> Gradients:  # fmt: skip
     """Return the gradients of the seven tensors, empty where not wanted; x may be None where it is not read.
 
     `in_place` lets it overwrite gate and up, which the operator, being functional, must not.
     """
-    formula = formula_of(activation, gate_multiplier, alpha, limit, up_offset)
+    formula = formula_of(gate_numbers)
     shapes = _gradient_shapes(d_out, w_gate, needs, weight_grad)
     results: dict[int, torch.Tensor] = {}
 
@@ -367,22 +330,26 @@ def swiglu_mlp(
     Where no kernel can run (`backend_for(x) == "torch"`), this is `reference.swiglu_mlp`, all tokens at once; of the
     options that choose how gradients are made, weight_grad="none" keeps its meaning.
     """
-    kind, again = repeat.find(
-        "mlp", (x, w_gate, w_up, w_down), (bias_gate, bias_up, bias_down),
-        (activation, gate_multiplier, alpha, limit, up_offset, weight_grad, save, input_grad, chunk_tokens),
-    )  # fmt: skip
-    if again is not None:
-        return again(x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down)
+    tensors = x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down
+    gate, options = (activation, gate_multiplier, alpha, limit, up_offset), (weight_grad, save, input_grad)
+    kind, again = repeat.find("mlp", tensors[:4], tensors[4:], (*gate, *options, chunk_tokens))
+    return _first_call(kind, tensors, gate, options, chunk_tokens) if again is None else again(*tensors)
+
+
+def _first_call(
+    kind: repeat.Kind | None, tensors: tuple[Any, ...], gate: tuple[Any, ...], options: tuple[str, str, str],
+    chunk_tokens: int | None,
+) -> torch.Tensor:  # fmt: skip
+    """Check the arguments, call the operator, and let calls of this kind be made again."""
+    weight_grad, save, input_grad = options
     check_option("weight_grad", weight_grad, WEIGHT_GRADS)
     check_option("save", save, SAVES)
     check_option("input_grad", input_grad, INPUT_GRADS)
     chunk = check_chunk(chunk_tokens)
     if chunk and save == "preact":
         raise ValueError(f"save: expected 'input' or 'auto' with chunk_tokens={chunk_tokens}, got {save!r}")
-    formula = check_formula(activation, gate_multiplier, alpha, limit, up_offset)
-    x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down = autocast.operands(
-        x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down
-    )
+    formula = check_formula(*gate)
+    x, w_gate, w_up, w_down, bias_gate, bias_up, bias_down = autocast.operands(*tensors)
     x, w_gate, w_up = check_glu(x, w_gate, w_up)
     w_down = check_down(w_down, w_gate, x)
     weights = [w_gate, w_up, w_down]
@@ -396,7 +363,7 @@ def swiglu_mlp(
         weights = [weight.detach() for weight in weights]
         biases = [None if bias is None else bias.detach() for bias in biases]
     if backend_for(x) == "torch":
-        return definition.swiglu_mlp(x, *weights, *biases, **formula)
+        return definition.swiglu_mlp(x, *weights, *biases, **formula.options)
     rows = as_matrix(x)
     asked = weight_grad
     weight_grad, save, input_grad = resolve(weight_grad, save, input_grad, rows, intermediate, chunk)
@@ -408,16 +375,15 @@ def swiglu_mlp(
     with_grad = needs_backward(x, *weights, *biases)
     if not with_grad:
         save = "input"
-    options = weight_grad, save, input_grad, chunk, *formula.values()
-    tensors = rows, *weights, *biases
-    out = call_and_keep(_mlp, *tensors, *options)
+    others = weight_grad, save, input_grad, chunk, formula.numbers
+    out = call_and_keep(_mlp, rows, *weights, *biases, *others)
     if kind is not None and not (frozen and with_grad):
         series = Series()
 
         def again(*tensors: torch.Tensor | None) -> torch.Tensor:
             if with_grad:
-                return _mlp.first_output(series, tensors, options)
-            return series.call(_out_alone, tensors, options)
+                return _mlp.first_output(series, tensors, others)
+            return series.call(_out_alone, tensors, others)
 
         if with_grad or not chunk:
             repeat.remember(kind, of_matrix(x, again))

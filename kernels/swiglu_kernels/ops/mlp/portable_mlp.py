@@ -30,11 +30,12 @@ from swiglu_kernels.tiles.candidates import Choice
 
 @triton.jit
 def _one_product(
-    a_ptr, b_ptr, tile_row, tile_column, rows, columns, depth, a_row, a_depth, b_depth, b_column,
-    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, BLOCK_DEPTH: tl.constexpr,
-    EVEN: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    a_ptr, b_ptr, tile_row, tile_column, sizes, strides, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
+    BLOCK_DEPTH: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return the fp32 tile of a b for a [rows, depth] and b [depth, columns]."""
+    a_row, a_depth, b_depth, b_column = strides
+    rows, columns, depth = sizes
     row = tl.arange(0, BLOCK_ROWS)
     column = tl.arange(0, BLOCK_COLUMNS)
     k = tl.arange(0, BLOCK_DEPTH)
@@ -66,58 +67,59 @@ def _one_product(
 
 @triton.jit
 def _store_gradients(
-    d_h, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, tile_n, M, N, multiplier, alpha, limit, up_offset,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, STORE_H: tl.constexpr, FORMULA: tl.constexpr,
+    d_h, pointers, tile_m, tile_n, M, N, numbers, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr,
+    STORE_H: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     """Turn one fp32 tile of d_h and the saved gate and up into d_gate, d_up and h."""
+    gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr = pointers
     position, offsets, inside = output_tile(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, WIDE)
     gate = tl.load(gate_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + position + offsets, mask=inside, other=0.0).to(tl.float32)
-    d_gate, d_up = gated_gradients(d_h, gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+    d_gate, d_up = gated_gradients(d_h, gate, up, numbers, FORMULA)
     tl.store(d_gate_ptr + position + offsets, round_to(d_gate, d_gate_ptr.dtype.element_ty), mask=inside)
     tl.store(d_up_ptr + position + offsets, round_to(d_up, d_up_ptr.dtype.element_ty), mask=inside)
     if STORE_H:
-        h = gated(gate, up, multiplier, alpha, limit, up_offset, FORMULA)
+        h = gated(gate, up, numbers, FORMULA)
         tl.store(h_ptr + position + offsets, round_to(h, h_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _store_half(
-    d_h, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, tile_n, M, N, multiplier, alpha, limit, up_offset,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, STORE_H: tl.constexpr, FORMULA: tl.constexpr,
+    d_h, pointers, tile_m, tile_n, M, N, numbers, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr,
+    STORE_H: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     """As `_store_gradients`; halved once more where the formula is a long one that makes h as well."""
     if STORE_H and FORMULA != "silu":
         parts = halves(d_h)
         for half in tl.static_range(2):
             _store_gradients(
-                parts[half], gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, 2 * tile_n + half, M, N,
-                multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, STORE_H, FORMULA,
+                parts[half], pointers, tile_m, 2 * tile_n + half, M, N, numbers,
+                BLOCK_M, BLOCK_N // 2, WIDE, STORE_H, FORMULA,
             )  # fmt: skip
     else:
         _store_gradients(
-            d_h, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, tile_n, M, N,
-            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N, WIDE, STORE_H, FORMULA,
+            d_h, pointers, tile_m, tile_n, M, N, numbers, BLOCK_M, BLOCK_N, WIDE,
+            STORE_H, FORMULA,
         )  # fmt: skip
 
 
 @triton.jit
 def store_gate_gradients(
-    d_h, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, tile_n, M, N, multiplier, alpha, limit, up_offset,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr, STORE_H: tl.constexpr, FORMULA: tl.constexpr,
+    d_h, pointers, tile_m, tile_n, M, N, numbers, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WIDE: tl.constexpr,
+    STORE_H: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
     """As `_store_gradients`, in halves, one after the other: five whole tiles at once spill registers."""
     if BLOCK_N >= 64:
         parts = halves(d_h)
         for half in tl.static_range(2):
             _store_half(
-                parts[half], gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, 2 * tile_n + half, M, N,
-                multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N // 2, WIDE, STORE_H, FORMULA,
+                parts[half], pointers, tile_m, 2 * tile_n + half, M, N, numbers,
+                BLOCK_M, BLOCK_N // 2, WIDE, STORE_H, FORMULA,
             )  # fmt: skip
     else:
         _store_gradients(
-            d_h, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, tile_n, M, N,
-            multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N, WIDE, STORE_H, FORMULA,
+            d_h, pointers, tile_m, tile_n, M, N, numbers, BLOCK_M, BLOCK_N, WIDE,
+            STORE_H, FORMULA,
         )  # fmt: skip
 
 
@@ -129,14 +131,15 @@ def _down_backward_kernel(
     EVEN_H: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     STORE_H: tl.constexpr, FORMULA: tl.constexpr,
 ):  # fmt: skip
+    numbers = multiplier, alpha, limit, up_offset
     tile_m, tile_n = grouped_tile(M, N, BLOCK_M, BLOCK_N, GROUP)
     d_h = _one_product(
-        d_out_ptr, w_down_ptr, tile_m, tile_n, M, N, H, d_out_m, d_out_h, w_down_h, w_down_n,
-        BLOCK_M, BLOCK_N, BLOCK_H, EVEN_H, WIDE, PRECISION,
+        d_out_ptr, w_down_ptr, tile_m, tile_n, (M, N, H), (d_out_m, d_out_h, w_down_h, w_down_n), BLOCK_M, BLOCK_N,
+        BLOCK_H, EVEN_H, WIDE, PRECISION,
     )  # fmt: skip
     store_gate_gradients(
-        d_h, gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr, tile_m, tile_n, M, N,
-        multiplier, alpha, limit, up_offset, BLOCK_M, BLOCK_N, WIDE, STORE_H, FORMULA,
+        d_h, (gate_ptr, up_ptr, d_gate_ptr, d_up_ptr, h_ptr), tile_m, tile_n, M, N, numbers, BLOCK_M, BLOCK_N, WIDE,
+        STORE_H, FORMULA,
     )  # fmt: skip
 
 
@@ -148,32 +151,25 @@ def _down_weight_grad_kernel(
 ):  # fmt: skip
     tile_h, tile_n = grouped_tile(H, N, BLOCK_H, BLOCK_N, GROUP)
     d_w = _one_product(
-        d_out_ptr, h_ptr, tile_h, tile_n, H, N, M, d_out_h, d_out_m, N, 1,
-        BLOCK_H, BLOCK_N, BLOCK_M, EVEN_M, WIDE, PRECISION,
+        d_out_ptr, h_ptr, tile_h, tile_n, (H, N, M), (d_out_h, d_out_m, N, 1), BLOCK_H, BLOCK_N, BLOCK_M, EVEN_M, WIDE,
+        PRECISION,
     )  # fmt: skip
     position, offsets, inside = strided_tile(tile_h, tile_n, H, N, d_w_h, d_w_n, BLOCK_H, BLOCK_N, WIDE)
     tl.store(d_w_ptr + position + offsets, round_to(d_w, d_w_ptr.dtype.element_ty), mask=inside)
 
 
 def down_backward_launch(
-    d_out: torch.Tensor,
-    w_down: torch.Tensor,
-    preactivations: tuple[torch.Tensor, torch.Tensor],
-    d_gate: torch.Tensor,
-    d_up: torch.Tensor,
-    h: torch.Tensor | None,
-    capability: Capability | None = None,
-    formula: Formula = PLAIN,
+    d_out: torch.Tensor, w_down: torch.Tensor, preactivations: tuple[torch.Tensor, torch.Tensor], d_gate: torch.Tensor,
+    d_up: torch.Tensor, h: torch.Tensor | None, capability: Capability | None = None, formula: Formula = PLAIN,
     chosen: Choice | None = None,
-) -> Launch:
+) -> Launch:  # fmt: skip
     """Describe the launch that turns d_out into d_gate, d_up and h.
 
     Args:
         d_out: [M, H], any strides.
         w_down: [H, N], any strides.
         preactivations: gate and up, [M, N] and contiguous, biases included.
-        d_gate: [M, N], contiguous, written; it may be gate itself.
-        d_up: [M, N], contiguous, written; it may be up itself.
+        d_gate, d_up: [M, N], contiguous, written; they may be gate and up themselves.
         h: [M, N], contiguous, written; None: not wanted.
         capability: of the GPU to choose the tile for; None for that of d_out's device.
         formula: the gate.

@@ -76,14 +76,9 @@ def hooked() -> bool:
 
 
 def direct(
-    compiled: Any,
-    grid: tuple[int, ...],
-    tensors: list[torch.Tensor],
-    pointers: Places,
-    descriptors: Places,
-    arguments: Callable[[list[torch.Tensor]], list[Any]],
-    again: Launcher,
-) -> Launcher | None:
+    compiled: Any, grid: tuple[int, ...], tensors: list[torch.Tensor], pointers: Places, descriptors: Places,
+    arguments: Callable[[list[torch.Tensor]], list[Any]], again: Launcher,
+) -> Launcher | None:  # fmt: skip
     """Return what launches a compiled kernel directly, or None where this Triton is not as known.
 
     Args:

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from swiglu_kernels.runtime.backend import INTERPRETING
 from swiglu_kernels.runtime.launch import Launch, bind, on_device
 from swiglu_kernels.runtime.precision import float32_dot_precision
+from swiglu_kernels.runtime.shortcuts import door
 from swiglu_kernels.runtime.shortcuts.direct import Launcher, direct
 from swiglu_kernels.runtime.shortcuts.kinds import Kinds, keep
 
@@ -110,7 +110,7 @@ def _maker(descriptor: Any) -> Callable[[torch.Tensor], Any]:
     def constructed(base: torch.Tensor) -> Any:
         return of_type(**fields, base=base)
 
-    known = vars(descriptor).keys() <= DESCRIBES and not any("__slots__" in vars(one) for one in of_type.__mro__)
+    known = vars(descriptor).keys() <= DESCRIBES and not any("__slots__" in vars(base) for base in of_type.__mro__)
     return copied if known else constructed
 
 
@@ -161,7 +161,7 @@ def run(describe: Callable[..., Launch], *arguments: Any) -> None:
     if survey is not None:
         _describe_all(describe, arguments)
         return
-    if INTERPRETING:
+    if not door.is_open():
         describe(*arguments).run()
         return
     key, tensors = key_of((describe, *arguments))
@@ -201,8 +201,8 @@ def _describe_all(describe: Callable[..., Launch], arguments: tuple[Any, ...]) -
 
 
 def recordable() -> bool:
-    """Tell whether a series may record what this thread does: kernels are compiled, and no other series records it."""
-    return not INTERPRETING and current.recorder is None
+    """Tell whether a series may record what this thread does: shortcuts are taken, and no other series records it."""
+    return door.is_open() and current.recorder is None
 
 
 def known(describe: Callable[..., Launch], *arguments: Any) -> Plan | None:

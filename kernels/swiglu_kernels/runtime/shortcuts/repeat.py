@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from swiglu_kernels.runtime.backend import INTERPRETING
 from swiglu_kernels.runtime.internals import watched
-from swiglu_kernels.runtime.shortcuts import plan
+from swiglu_kernels.runtime.shortcuts import door, plan
 
 Kind = tuple[tuple[Any, ...], list[torch.Tensor]]
 """What calls are looked up by, and the tensors that are compared then."""
@@ -35,17 +34,17 @@ def find(
         optional: what it was given as tensors, or None; unchecked.
         options: what else it was given; unchecked.
     """
-    if INTERPRETING or plan.survey is not None or torch.compiler.is_compiling() or watched():
+    if not door.is_open() or plan.survey is not None or torch.compiler.is_compiling() or watched():
         return None, None
     x, weight = tensors[:2]
     if type(x) not in _PLAIN or type(weight) not in _PLAIN or x.layout is not torch.strided:
         return None, None
     given, which = list(tensors), 1
-    for one in optional:
+    for tensor in optional:
         which *= 2
-        if one is not None:
+        if tensor is not None:
             which += 1
-            given.append(one)
+            given.append(tensor)
     # With types, because True equals 1 and is no number here. Some of the sizes, so that few kinds have the same key.
     types = tuple(map(type, options))
     key = name, torch.is_grad_enabled(), which, options, types, x.shape, weight.shape, x.data_ptr() % 16
@@ -62,8 +61,8 @@ def on_gpu(tensor: torch.Tensor) -> bool:
 
 def remember(kind: Kind, again: Again) -> None:
     """Keep what makes a call of a kind again; it may hold no tensor."""
-    for one in kind[1]:
+    for tensor in kind[1]:
         # Kernels read the memory of these, which holds their elements as they are.
-        if type(one) not in _PLAIN or not on_gpu(one) or one.is_neg() or one.layout is not torch.strided:
+        if type(tensor) not in _PLAIN or not on_gpu(tensor) or tensor.is_neg() or tensor.layout is not torch.strided:
             return
     plan.calls.add(*kind, again)

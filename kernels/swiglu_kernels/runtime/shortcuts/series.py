@@ -97,7 +97,7 @@ class _Step:
     @property
     def numbers(self) -> list[int]:
         """Of all that it uses."""
-        return [one.number for one in self.places]
+        return [place.number for place in self.places]
 
 
 class _Source:
@@ -118,7 +118,9 @@ class _Source:
 
     def add(self, step: _Step) -> None:
         """Write a step, with what it allocates before and releases after."""
-        if step.returning is not None and [step.arguments[-1]] == [_Place(one.number) for one in step.allocates]:
+        if step.returning is not None and [step.arguments[-1]] == [
+            _Place(allocation.number) for allocation in step.allocates
+        ]:
             self._make(step.allocates[0].number, f"{self._bound(step.returning)}({self._list(step.arguments[:-1])})")
         else:
             self.allocate(step.allocates)
@@ -131,11 +133,11 @@ class _Source:
 
     def allocate(self, made: list[_Allocation]) -> None:
         """Write allocations: contiguous ones, on the device of those that were given."""
-        for one in made:
+        for allocation in made:
             # A dtype that is named takes half a microsecond.
-            dtype = "" if one.like_first else f", dtype={self._bound(one.dtype)}"
-            new = f"t0.new_empty({one.shape}{dtype})"
-            self._make(one.number, new if one.model is None else f"empty_like(t{one.model})")
+            dtype = "" if allocation.like_first else f", dtype={self._bound(allocation.dtype)}"
+            new = f"t0.new_empty({allocation.shape}{dtype})"
+            self._make(allocation.number, new if allocation.model is None else f"empty_like(t{allocation.model})")
 
     def function(self, results: _Place | tuple[_Place | None, ...]) -> Callable[..., Any]:
         """Return the function."""
@@ -245,19 +247,19 @@ class _Recorder(internals.DispatchMode):
 
     def place_of(self, tensor: torch.Tensor) -> _Place:
         """Find a tensor among those that were given and allocated, and are still there."""
-        there = [(number, one) for number, found in enumerate(self.pool) if (one := found()) is not None]
-        same = [number for number, one in there if one is tensor]
+        there = [(number, kept) for number, found in enumerate(self.pool) if (kept := found()) is not None]
+        same = [number for number, other in there if other is tensor]
         if same:
             return _Place(same[0])
-        around = [(number, one) for number, one in there if _holds(one, tensor)]
-        same = [number for number, one in around if _layout(one) == _layout(tensor)]
+        around = [(number, other) for number, other in there if _holds(other, tensor)]
+        same = [number for number, other in around if _layout(other) == _layout(tensor)]
         if len(same) == 1:
             return _Place(same[0])
         if len(around) != 1:
             self.sound = False
             return _Place(0)
-        number, one = around[0]
-        return _Place(number, _View.between(one, tensor))
+        number, kept = around[0]
+        return _Place(number, _View.between(kept, tensor))
 
     def note(
         self, function: Callable[..., Any], arguments: tuple[Any, ...], *, launched: bool = False,
@@ -296,9 +298,9 @@ class _Recorder(internals.DispatchMode):
     def _find_models(self, made: list[_Allocation], there: set[int]) -> None:
         """Let allocations that are made one after the other be like others that are there."""
         known = [self.allocations[number] for number in sorted(there)]
-        for one in made:
-            one.model = next((other.number for other in known if one.is_like(other)), None)
-            known.append(one)
+        for allocation in made:
+            allocation.model = next((other.number for other in known if allocation.is_like(other)), None)
+            known.append(allocation)
 
 
 class Series:
@@ -331,23 +333,25 @@ class Series:
 
     def _record(self, function: Callable[..., Any], tensors: tuple[Any, ...], others: Sequence[Any]) -> Any:
         given: list[torch.Tensor] = []
-        apart = [plan.apart(one, given) for one in tensors]
+        apart = [plan.apart(argument, given) for argument in tensors]
         plan.current.recorder = recorder = _Recorder(given)
         try:
             with recorder:
                 results = function(*apart, *others)
         finally:
             plan.current.recorder = None
-        one = isinstance(results, torch.Tensor)
-        places = [None if result is None else recorder.place_of(result) for result in ((results,) if one else results)]
+        is_tensor = isinstance(results, torch.Tensor)
+        places = [
+            None if result is None else recorder.place_of(result) for result in ((results,) if is_tensor else results)
+        ]
         self._sound = recorder.sound
         if recorder.sound and recorder.complete:
             unused = recorder.share_out(len(given), {place.number for place in places if place})
-            source = _Source([one is not None for one in tensors], recorder)
+            source = _Source([argument is not None for argument in tensors], recorder)
             for step in recorder.steps:
                 source.add(step)
             source.allocate(unused)
-            self._replay = source.function(places[0] if one and places[0] else tuple(places))
+            self._replay = source.function(places[0] if is_tensor and places[0] else tuple(places))
         return results
 
 

@@ -12,6 +12,7 @@ from swiglu_kernels import FusedSwiGLUExperts, reference, swiglu_experts
 from swiglu_kernels.ops.experts import operation as experts
 from swiglu_kernels.ops.fp8 import operation as fp8
 from swiglu_kernels.ops.fp8.operation import quantise
+from swiglu_kernels.ops.gate.formula import PLAIN
 
 pytestmark = pytest.mark.skipif(fp8.why_not(DEVICE) is not None, reason=f"{fp8.why_not(DEVICE)}")
 
@@ -138,9 +139,9 @@ def test_tokens_without_experts_and_none_at_all(tokens: int) -> None:
 
 def test_operators_keep_their_contracts() -> None:
     index, inputs = drawn(5), [operand.requires_grad_() for operand in problem(5)]
-    arguments = (*inputs, index, None, None, 16, True, True, "portable", False, "silu", 1.0, None, 0.0)
+    arguments = (*inputs, index, None, None, 16, True, True, "portable", False, "fp8-rowwise", PLAIN.numbers)
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
-    opcheck(torch.ops.swiglu_kernels.fp8_experts.default, arguments, test_utils=tests)
+    opcheck(torch.ops.swiglu_kernels.experts.default, arguments, test_utils=tests)
 
 
 @pytest.mark.parametrize(
@@ -169,14 +170,14 @@ def test_bad_input_is_refused_in_one_sentence(change: dict[str, Any], error: typ
 def test_another_expert_s_scales_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     index, inputs = drawn(30), problem(30)[:4]
     right = call(reference.swiglu_experts, index, [operand.double() for operand in inputs])
-    products = experts.experts_fp8.portable.down_of_codes
+    products = experts.fp8_experts.portable_experts.down_of_codes
 
     def first(h: Any, w_down: Any, *others: Any) -> torch.Tensor:
         scales = w_down.scales[:1].expand_as(w_down.scales).contiguous()
         return products(h, w_down._replace(scales=scales), *others)
 
     assert (call(swiglu_experts, index, inputs).double() - right).norm() <= 0.02 * right.norm()
-    monkeypatch.setattr(experts.experts_fp8.portable, "down_of_codes", first)
+    monkeypatch.setattr(experts.fp8_experts.portable_experts, "down_of_codes", first)
     assert (call(swiglu_experts, index, inputs).double() - right).norm() > 0.3 * right.norm()
 
 

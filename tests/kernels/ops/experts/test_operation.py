@@ -7,9 +7,10 @@ from clamped import keep_off_limit
 from torch.library import opcheck
 
 from swiglu_kernels import backend_for, reference, swiglu_experts
+from swiglu_kernels.ops.experts import choice, portable_gemv, portable_pairs
 from swiglu_kernels.ops.experts import operation as experts
-from swiglu_kernels.ops.experts import portable_gemv, portable_pairs
 from swiglu_kernels.ops.experts.routing import ZEROS, Routing, capacity, combine, gather, route
+from swiglu_kernels.ops.gate.formula import Formula
 from swiglu_kernels.tiles.rules import expert_tile_rows
 
 pytestmark = pytest.mark.skipif(backend_for(DEVICE) == "torch", reason="no kernel can run here: no Triton")
@@ -74,7 +75,7 @@ FEW = [
     torch.full((3, 2), 4),
     drawn(16, 2, 4, beyond=1),
     drawn(2, 16, 4),
-    drawn(portable_pairs.MOST_TOKENS, 3, 4),
+    drawn(choice.MOST_TOKENS, 3, 4),
 ]
 
 
@@ -123,7 +124,7 @@ def test_rows_of_weights_that_are_long(tokens, slots, experts, hidden, intermedi
 
 def test_more_pairs_or_gradients_take_a_routing(monkeypatch):
     monkeypatch.setattr(portable_pairs, "forward", None)
-    for tokens, slots in ((portable_pairs.MOST_TOKENS + 1, 2), (17, 1 + portable_pairs.MOST_PAIRS // 17)):
+    for tokens, slots in ((choice.MOST_TOKENS + 1, 2), (17, 1 + choice.MOST_PAIRS // 17)):
         inputs = problem(drawn(tokens, slots, 4), 4, 16, 8, FLOAT16)
         swiglu_experts(inputs[0], *inputs[1:3], drawn(tokens, slots, 4), inputs[3])
     few = problem(drawn(3, 2, 4), 4, 16, 8, FLOAT16)
@@ -221,7 +222,17 @@ def test_gradients_have_the_layout_of_their_weights():
 def test_operator_conventions():
     index = drawn(3, 2, 3)
     x, *weights = [operand.requires_grad_() for operand in problem(index, 3, 16, 8, torch.float32)]
-    options = (16, True, "portable", True, "silu", 1.702, 7.0, 1.0)
+    options = (
+        None,
+        None,
+        16,
+        True,
+        False,
+        "portable",
+        True,
+        "bf16",
+        Formula(alpha=1.702, limit=7.0, up_offset=1.0).numbers,
+    )
     # What lies behind the last tile in use is not written: outputs compared by test_aot_dispatch would differ there.
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     opcheck(experts._experts._overload, (x, *weights, index, *options), test_utils=checks)

@@ -24,8 +24,9 @@ from swiglu_kernels import (
     swiglu_glu_fp8,
     swiglu_mlp_fp8,
 )  # fmt: skip
+from swiglu_kernels.ops.fp8 import choice, products
 from swiglu_kernels.ops.fp8 import operation as fp8
-from swiglu_kernels.ops.fp8 import products
+from swiglu_kernels.ops.gate.formula import PLAIN
 from swiglu_kernels.reference import RECIPES
 from swiglu_kernels.runtime.backend import backend_for
 
@@ -120,9 +121,9 @@ def by_plain_products(monkeypatch):
         first, second = (value(*q) if q.scales.dim() == 2 else reference.dequantise(*q) for q in (a, b))
         out.copy_(first @ second.t())
 
-    monkeypatch.setattr(products, "_by_hand", lambda *_: False)
-    monkeypatch.setattr(products, "why_not_by_torch", lambda *_: None)
-    monkeypatch.setattr(products, "TORCH_FROM", 1)
+    monkeypatch.setattr(choice.hopper_fp8, "why_not", lambda *_: "PyTorch's products are asked for")
+    monkeypatch.setattr(choice, "why_not_by_torch", lambda *_: None)
+    monkeypatch.setattr(choice, "TORCH_FROM", 1)
     monkeypatch.setattr(products, "_multiply", multiply)
 
 
@@ -243,7 +244,7 @@ def test_weights_that_were_quantised_before(recipe):
 def test_operator_conventions():
     inputs = problem(3, gradients=True)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    options = ("blockwise", "fp8", True, "silu", 1.0, 1.0, None, 0.0)
+    options = ("blockwise", "fp8", True, PLAIN.numbers)
     opcheck(fp8._mlp._overload, (*inputs, None, None, None, None, *options), test_utils=checks)
     for recipe, weight in (("rowwise", False), ("blockwise", False), ("blockwise", True)):
         opcheck(

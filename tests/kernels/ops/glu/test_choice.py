@@ -89,7 +89,6 @@ def test_rows_of_odd_lengths(
         (8192, 4096, 11008, False),
         (8192, 4104, 11008, True),
         (8192, 4096, 11040, True),
-        (0, 4096, 11008, False),
     ],
 )
 def test_hidden_gradients(

@@ -191,12 +191,13 @@ def test_without_a_gradient_only_z_is_stored(monkeypatch):
 @pytest.mark.parametrize("options", [VARIANTS[0], VARIANTS[-1]], ids=variant_name)
 def test_operator_registration(options):
     inputs = leaves(5, 9, 7)
-    formula = ("silu", 1.0, 1.0, None, 0.0)
-    opcheck(torch.ops.swiglu_kernels.glu.default, (*inputs, None, None, *options.values(), *formula))
+    formula = (PLAIN.numbers,)
+    opcheck(torch.ops.swiglu_kernels.glu.default, (*inputs, None, None, "separate", *options.values(), *formula))
     kept = torch.zeros((5, 7) if options["save"] == "preact" else (0, 0), device=DEVICE)
     given = (torch.ones(5, 7, device=DEVICE), *(leaf.detach() for leaf in inputs), kept, kept)
     opcheck(
-        torch.ops.swiglu_kernels.glu_backward.default, (*given, *options.values(), True, False, None, None, *formula)
+        torch.ops.swiglu_kernels.glu_backward.default,
+        (*given, None, None, True, False, "separate", *options.values(), *formula),
     )
 
 

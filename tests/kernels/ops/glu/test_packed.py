@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.library import opcheck
 
 from swiglu_kernels import backend_for, reference, swiglu_glu, swiglu_glu_packed
+from swiglu_kernels.ops.gate.formula import PLAIN
 from swiglu_kernels.ops.glu import operation as glu
 from swiglu_kernels.ops.glu.choice import INPUT_GRADS, SAVES, WEIGHT_GRADS
 from swiglu_kernels.ops.glu.packed import LAYOUTS as PACKINGS
@@ -22,7 +23,7 @@ VARIANTS = [
     dict(zip(("weight_grad", "save", "input_grad"), values, strict=True))
     for values in itertools.product(WEIGHT_GRADS, SAVES, INPUT_GRADS)
 ]
-FORMULA = ("silu", 1.0, 1.0, None, 0.0)
+FORMULA = (PLAIN.numbers,)
 
 
 def problem(
@@ -138,8 +139,10 @@ def test_nothing_is_copied(packing, weight_grad, monkeypatch):
 @PACKING
 def test_operator_registration(packing):
     inputs = leaves(5, 9, 7, packing)
-    opcheck(torch.ops.swiglu_kernels.glu_packed.default, (*inputs, packing, "triton", "preact", "fused", *FORMULA))
+    x, weight, bias = inputs
+    options = packing, "triton", "preact", "fused", *FORMULA
+    opcheck(torch.ops.swiglu_kernels.glu.default, (x, weight, None, bias, None, *options))
     x, weight, bias = (tensor.detach() for tensor in inputs)
     z = torch.ones(5, 7, device=DEVICE)
-    arguments = (z, x, weight, z, z, bias, True, True, packing, "torch", "preact", "torch", *FORMULA)
-    opcheck(torch.ops.swiglu_kernels.glu_packed_backward.default, arguments)
+    arguments = (z, x, weight, None, z, z, bias, None, True, True, packing, "torch", "preact", "torch", *FORMULA)
+    opcheck(torch.ops.swiglu_kernels.glu_backward.default, arguments)

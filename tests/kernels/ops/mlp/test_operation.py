@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.library import opcheck
 
 from swiglu_kernels import backend_for, reference, swiglu_mlp
+from swiglu_kernels.ops.gate.formula import PLAIN
 from swiglu_kernels.ops.glu.choice import INPUT_GRADS, SAVES, WEIGHT_GRADS
 from swiglu_kernels.ops.glu.portable_backward import input_grad_launch
 from swiglu_kernels.ops.mlp import operation as mlp
@@ -36,7 +37,7 @@ ESSENTIAL = [
     {"weight_grad": "none"},
     *CHUNKED,
 ]
-FORMULA = ("silu", 1.0, 1.0, None, 0.0)
+FORMULA = (PLAIN.numbers,)
 
 
 def variant_name(options: dict) -> str:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from swiglu_kernels.runtime.launch import Launch
-from swiglu_kernels.runtime.shortcuts import direct, plan
+from swiglu_kernels.runtime.shortcuts import direct, door, plan
 from swiglu_kernels.runtime.shortcuts.plan import Plan
 from swiglu_kernels.runtime.shortcuts.series import Series
 
@@ -117,7 +117,7 @@ def test_what_needs_more_goes_triton_s_way(sent: SimpleNamespace, change: Any, m
 def test_a_series_launches_by_itself(sent: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the addresses of tensors and of their parts; by their plans where a hook sees launches."""
     compiled = Compiled()
-    monkeypatch.setattr(plan, "INTERPRETING", False)
+    monkeypatch.setattr(door, "_shut", False)
     monkeypatch.setattr(Launch, "run_alone", lambda _: compiled)
     plan.forget()
 

@@ -14,7 +14,7 @@ from swiglu_kernels.ops.glu.portable_forward import NO_BIASES, forward_launch, r
 from swiglu_kernels.ops.mlp.portable_mlp import down_backward_launch, down_weight_grad_launch
 from swiglu_kernels.runtime import backend, internals
 from swiglu_kernels.runtime.launch import Launch
-from swiglu_kernels.runtime.shortcuts import kinds, plan, series
+from swiglu_kernels.runtime.shortcuts import door, kinds, plan, series
 from swiglu_kernels.runtime.shortcuts.series import Series
 
 
@@ -51,7 +51,7 @@ class Descriptor:
 
 @pytest.fixture
 def kernel(monkeypatch):
-    monkeypatch.setattr(plan, "INTERPRETING", False)
+    monkeypatch.setattr(door, "_shut", False)
     plan.forget()
     yield Kernel()
     plan.forget()

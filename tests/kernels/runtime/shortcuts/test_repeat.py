@@ -21,7 +21,7 @@ from swiglu_kernels.ops.mlp import operation as mlp
 from swiglu_kernels.runtime import backend
 from swiglu_kernels.runtime.launch import Launch
 from swiglu_kernels.runtime.operator import Operator
-from swiglu_kernels.runtime.shortcuts import plan, repeat
+from swiglu_kernels.runtime.shortcuts import door, plan, repeat
 from swiglu_kernels.runtime.shortcuts.series import Series
 from swiglu_kernels.tiles.candidates import BY_TORCH, Choice
 
@@ -84,8 +84,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     monkeypatch.setattr(glu.choice, "forward", lambda *_, **__: PORTABLE)
     for module in (glu, mlp):
         monkeypatch.setattr(module, "backend_for", lambda _: "triton")
-    for module in (plan, repeat):
-        monkeypatch.setattr(module, "INTERPRETING", False)
+    monkeypatch.setattr(door, "_shut", False)
     monkeypatch.setattr(repeat, "on_gpu", lambda _: True)
     plan.forget()
     yield made
@@ -95,6 +94,17 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
 def tensors(tokens: int = 5, bias: bool = False) -> list[torch.Tensor | None]:
     weights = [torch.randn(8, 4), torch.randn(8, 4)]
     return [torch.randn(tokens, 4), *weights, *([torch.randn(8), torch.randn(8)] if bias else [None, None])]
+
+
+def test_with_the_door_closed_nothing_is_remembered(kernel: Kernel) -> None:
+    for count in range(1, 4):
+        given = tensors()
+        with door.closed():
+            out = swiglu_glu(*given)
+        assert torch.allclose(out, reference.swiglu_glu(*given), atol=1e-6)
+        assert (kernel.bound, kernel.launched, len(plan.calls), len(plan._plans)) == (count, 0, 0, 0)
+    swiglu_glu(*given)
+    assert len(plan.calls) == len(plan._plans) == 1
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["", "biases"])
@@ -235,8 +245,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     first_output = Operator.first_output
     monkeypatch.setattr(Operator, "first_output", noted)
-    for module in (plan, repeat):
-        monkeypatch.setattr(module, "INTERPRETING", False)
+    monkeypatch.setattr(door, "_shut", False)
     monkeypatch.setattr(plan, "Plan", Interpreted)
     monkeypatch.setattr(plan, "_run_and_keep_launchers", lambda launch, *_: launch.run() or True)
     monkeypatch.setattr(repeat, "on_gpu", lambda _: True)
@@ -501,3 +510,19 @@ def test_experts_on_a_gpu(tokens: int, wanted: bool) -> None:
     for number, short in enumerate(found):
         plan.forget()  # the long way
         assert all(map(torch.equal, short, results(number)))
+
+
+@needs_interpreter
+def test_with_the_door_closed_gradients_are_the_same(short: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> list[torch.Tensor | None]:
+        return gradients(swiglu_mlp, leaves(True, True, True, bias=True, down=True))
+
+    expected = found()
+    assert len(short) == 0
+    assert len(plan.calls) == 1
+    plan.forget()
+    made = series_made(monkeypatch)
+    with door.closed():
+        assert all(map(torch.equal, found(), expected))
+        assert all(map(torch.equal, found(), expected))
+    assert (made, short, len(plan.calls), len(plan._plans)) == ([], [], 0, 0)
